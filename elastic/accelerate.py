@@ -17,7 +17,7 @@ from elastic.agent import ScalingAgent
 from elastic.state.learning_rates import scale_scheduler
 from elastic.state.portions import decode_metadata, encode_metadata
 from elastic.state.tracked_states import copy_to_host
-from elastic.step.batch_loader import options_of
+from elastic.step.batch_loader import loader_options
 from elastic.training_errors import UsageError
 
 
@@ -139,7 +139,7 @@ class ElasticAccelerator(Accelerator):
         loader: DataLoader[Any],
         schedulers: list[LRScheduler],
     ) -> Any:
-        agent, options = self.agent, options_of(loader, self.agent.device)
+        agent, options = self.agent, loader_options(loader, self.agent.device)
         size = int(loader.batch_size or 1)
         rates = [float(each.defaults["lr"]) for each in optimizers]
         _, _, elastic = agent.load(

@@ -13,23 +13,23 @@ from torch import nn
 from torch.utils.data import Dataset, IterableDataset
 
 from elastic import fault_points
-from elastic.agent_properties import ScriptQuestions
+from elastic.agent_properties import AgentProperties
 from elastic.collectives.backends import slot_device
 from elastic.group.membership import Membership
 from elastic.group.order_listener import OrderListener
 from elastic.group.transitions import GroupTransitions
 from elastic.hooks import hold_device, track_grad_scalers, track_lr_schedulers, warm_up
 from elastic.metrics import describe_rule
-from elastic.reporting import SampleRecords, WorkerVoice
+from elastic.reporting import SampleRecords, WorkerReporter
 from elastic.sample_stream import SampleStream
 from elastic.state import checkpoints
 from elastic.state.carried_state import CarriedState
 from elastic.state.epoch_reports import EpochReports, steps_report
-from elastic.state.initial_batch_and_rate import begin_batch_and_rate
+from elastic.state.initial_batch_and_rate import set_initial_batch_and_rate
 from elastic.state.learning_rates import DOUBLING_STEPS
 from elastic.state.random_state import JobSeed
 from elastic.state.state_tensors import Optimizers, TensorState, optimizers_by_name
-from elastic.state.training_state import training_of
+from elastic.state.training_state import initial_training_state
 from elastic.step.batch_loader import ElasticLoader
 from elastic.step.carried_rows import LINE, CarriedRows
 from elastic.step.gradient_bucket import Reducer
@@ -39,15 +39,15 @@ from elastic.training_errors import UsageError
 from elastic.usage_checks import (
     build,
     dataset_size,
-    least_samples,
     metric_value,
     metric_values,
+    min_step_samples,
     refuse_columns,
     refuse_lazy,
     refuse_sharded,
     refuse_single_samples,
     refuse_unreduced,
-    without_choice,
+    without_sampling_options,
 )
 from schemas.codec import ASSIGNMENT
 from schemas.ids import Version
@@ -58,7 +58,7 @@ from schemas.wire.worker import Assignment
 WORKER: Final = "ONES_WORKER"  # the worker's folder, set by the node's agent
 
 
-class ScalingAgent(ScriptQuestions):
+class ScalingAgent(AgentProperties):
     """Worker of a job; the job file overrides the script where both state a value.
 
     Args:
@@ -68,11 +68,11 @@ class ScalingAgent(ScriptQuestions):
 
     def __init__(self, assignment: Assignment | None, folder: Path | None) -> None:
         self._folder = folder
-        training = training_of(assignment)
+        training = initial_training_state(assignment)
         membership = Membership.begin(assignment, slot_device())
-        self._voice = WorkerVoice(assignment, lambda: self.rank == 0)
-        self._doubt = ""  # warning about the loss of the previous epoch
-        report = self._voice.report
+        self._reporter = WorkerReporter(assignment, lambda: self.rank == 0)
+        self._last_warning = ""  # warning about the loss of the previous epoch
+        report = self._reporter.report
         self._epochs = EpochReports(training, report)
         granted = assignment is None or assignment.granted
         self._listener = OrderListener(membership, report, granted=granted)
@@ -89,7 +89,7 @@ class ScalingAgent(ScriptQuestions):
         )
         executor = StepExecutor(membership, transitions, training, self._records)
         super().__init__(assignment, training, membership, executor)
-        self._voice.open(folder, self._listener.receive)
+        self._reporter.open(folder, self._listener.receive)
         self._reducer: Reducer | None = None
         self._seed = JobSeed(assignment.spec.stated_seed if assignment else None)
         self._parameters = 0
@@ -111,7 +111,7 @@ class ScalingAgent(ScriptQuestions):
         if folder is not None:
             assignment = ASSIGNMENT.decode((folder / "assignment").read_bytes())
         agent = cls(assignment, folder)
-        agent._voice.say_wins("seed", agent._seed.begin(seed), agent._seed.value)
+        agent._reporter.log_override("seed", agent._seed.begin(seed), agent._seed.value)
         return agent
 
     # --- load
@@ -177,17 +177,17 @@ class ScalingAgent(ScriptQuestions):
             raise UsageError("load() was called twice", hint)
         fault_points.reach("load", rank=self.rank, version=self._version)
         size = dataset_size(train_set)
-        self._voice.say_wins("seed", self._seed.follow(), self._seed.value)
-        model, built = build(build_model, build_optimizer, self._place)
+        self._reporter.log_override("seed", self._seed.follow(), self._seed.value)
+        model, built = build(build_model, build_optimizer, self._place_model)
         tensors = TensorState(model, optimizers_by_name(built, model))
         refuse_unreduced(tensors.parameters())
         drop_last = bool(loader_options.get("drop_last"))
         shuffled = not isinstance(train_set, IterableDataset) and columns is None
-        stream = SampleStream(self._seed.value, size, least_samples(model), drop_last, shuffled)
-        self._training.use(tensors, stream)
-        self._training.own_schedule_batch = schedule_batch
-        self._records.use(self._training.stream)
-        for both in begin_batch_and_rate(
+        stream = SampleStream(self._seed.value, size, min_step_samples(model), drop_last, shuffled)
+        self._training.set_tensors(tensors, stream)
+        self._training.script_schedule_batch = schedule_batch
+        self._records.set_stream(self._training.stream)
+        for both in set_initial_batch_and_rate(
             self._training,
             tensors.optimizers,
             self._assignment,
@@ -196,15 +196,15 @@ class ScalingAgent(ScriptQuestions):
             scaling=lr_scaling,
             doubling=lr_doubling_steps,
         ):
-            self._voice.say_wins(*both)
+            self._reporter.log_override(*both)
         largest = self._assignment.spec.batch_limit if self._assignment else batch_size
         refuse_columns(columns, largest)
         if columns is not None:
             self._training.carried = CarriedState(columns, carried_dim, self.device)
             self._executor.carried = CarriedRows(self._training.carried)
-        bound = self._pass_limit(max_local_batch, batch_size + stream.least - 1)
-        refuse_single_samples(min(self.batch_size, size), bound, stream.least)
-        options = without_choice(loader_options, shuffled=shuffled)
+        bound = self._pass_limit(max_local_batch, batch_size + stream.min_samples - 1)
+        refuse_single_samples(min(self.batch_size, size), bound, stream.min_samples)
+        options = without_sampling_options(loader_options, shuffled=shuffled)
         self._reducer, loader = hook_training(
             self._training,
             self._transitions,
@@ -219,11 +219,11 @@ class ScalingAgent(ScriptQuestions):
         self._resume()
         self._parameters = sum(p.numel() for p in model.parameters() if p.requires_grad)
         track_lr_schedulers(tensors.optimizers, self.track, self._executor.schedule_steps)
-        track_grad_scalers(self._training.found_scaler)
+        track_grad_scalers(self._training.track_scaler)
         self._training.begin_timing()
         return model, built, loader
 
-    def _place(self, model: nn.Module) -> nn.Module:
+    def _place_model(self, model: nn.Module) -> nn.Module:
         """Check the model and move it to the slot's device once the slot is granted."""
         refuse_sharded(model)
         refuse_lazy(model)
@@ -236,7 +236,7 @@ class ScalingAgent(ScriptQuestions):
             raise UsageError(f"max_local_batch {script} is below 1", "raise it", "max_local_batch")
         spec = self._assignment.spec if self._assignment else None
         if spec is not None and spec.max_local_batch is not None:
-            self._voice.say_wins("max_local_batch", script, spec.max_local_batch)
+            self._reporter.log_override("max_local_batch", script, spec.max_local_batch)
             return spec.max_local_batch
         if script is not None:
             return script
@@ -264,7 +264,7 @@ class ScalingAgent(ScriptQuestions):
         Raises:
             UsageError: outside of the loop over the loader, or if `items` is not a number >= 0.
         """
-        self._executor.weigh(metric_value("items", items))
+        self._executor.set_items(metric_value("items", items))
 
     @property
     def carried(self) -> Any:
@@ -278,15 +278,15 @@ class ScalingAgent(ScriptQuestions):
         Raises:
             UsageError: outside of the loop over the loader, or without `load(columns=...)`.
         """
-        return self._carried_rows().give()
+        return self._carried_rows().current()
 
     @carried.setter
     def carried(self, state: Any) -> None:
         """Set the state after the batch: a tensor, or tuples, lists and dicts of tensors."""
-        self._carried_rows().take(state)
+        self._carried_rows().set_next(state)
 
     def _carried_rows(self) -> CarriedRows:
-        self._loaded("carried")
+        self._require_loaded("carried")
         if self._executor.carried is None:
             what = "agent.carried was used without columns"
             raise UsageError(what, f"call agent.load(..., columns=N), then {LINE}")
@@ -301,7 +301,7 @@ class ScalingAgent(ScriptQuestions):
         position = training.position
         if position.step:
             at = f"step {position.step}, samples {position.samples_done}"
-            self._voice.say(f"resumes after epoch {self._resumed_epoch}, {at}")
+            self._reporter.log(f"resumes after epoch {self._resumed_epoch}, {at}")
 
     @property
     def _version(self) -> int | None:
@@ -309,24 +309,28 @@ class ScalingAgent(ScriptQuestions):
 
     def _join(self) -> None:
         """Report that this worker is ready and wait until it is a member of its group."""
-        assignment, channel, training = self._assignment, self._voice.channel, self._training
+        assignment, connection, training = (
+            self._assignment,
+            self._reporter.connection,
+            self._training,
+        )
         self._joined = True
-        if assignment is None or channel is None or self._folder is None:
+        if assignment is None or connection is None or self._folder is None:
             self._executor.check_tracked()
             return
         self._epochs.open(Path(assignment.checkpoints))
         atexit.register(checkpoints.drain_checkpoints)  # for scripts that leave their loop
         if assignment.spec.record_samples:
             self._records.open(self._folder / "samples")
-        if training.put_back():
-            self._voice.say(
+        if training.restore_loaded():
+            self._reporter.log(
                 "the script changed the model after agent.load(); the checkpoint's model was "
                 "restored; set initial weights in build_model"
             )
         self._executor.check_tracked()
         warm_up(self.device)
         fault_points.reach("ready", rank=assignment.rank, version=assignment.version)
-        self._voice.report(
+        self._reporter.report(
             WorkerReady,
             epoch_samples=training.stream.size,
             resumed_epoch=self._resumed_epoch,
@@ -334,12 +338,12 @@ class ScalingAgent(ScriptQuestions):
             store_port=self._store_port(assignment),
         )
         if assignment.rank == 0:
-            self._epochs.report_unheard()
+            self._epochs.report_missing_epochs()
         self._transitions.join()
-        self._records.use(training.stream)  # which has rank 0's seed now
+        self._records.set_stream(training.stream)  # which has rank 0's seed now
         if assignment.kind != JOIN:
             training.lr_state.follow_batch(self.batch_size, training.position.step)
-        channel.tell_steps(self._steps)
+        connection.set_telemetry(self._telemetry)
         training.begin_timing()
 
     def _store_port(self, assignment: Assignment) -> int:
@@ -371,7 +375,7 @@ class ScalingAgent(ScriptQuestions):
                 since `load`, or if a tracked state cannot be transferred.
             LeftGroup: if this worker is not in the group any more; it ends the script.
         """
-        training = self._loaded("epochs()")
+        training = self._require_loaded("epochs()")
         if self._joined:
             raise UsageError("epochs() was called twice", "use one loop over all epochs of the job")
         if training.stop_rule is None:
@@ -380,7 +384,7 @@ class ScalingAgent(ScriptQuestions):
         elif training.stop_rule.epochs != count:
             described = describe_rule(training.stop_rule)
             own = f"{count}" if samples is None else f"{samples} samples"
-            self._voice.say(f"stop {described} of the job file overrides the script's {own}")
+            self._reporter.log(f"stop {described} of the job file overrides the script's {own}")
         self._join()
         while not training.why_done:
             self._executor.check_trained()
@@ -413,13 +417,13 @@ class ScalingAgent(ScriptQuestions):
         now = time.monotonic()
         training = self._training
         if left := training.left_early():
-            self._voice.say(left)
+            self._reporter.log(left)
         numbers = metric_values(metrics)
         loss = numbers.pop("loss", training.losses.take())
-        doubt = training.loss_doubt(loss) if training.position.cursor else ""
-        if doubt and doubt != self._doubt:  # not again in each epoch
-            self._voice.say(f"epoch {training.position.epoch}: {doubt}")
-        self._doubt = doubt
+        warning = training.loss_warning(loss) if training.position.cursor else ""
+        if warning and warning != self._last_warning:  # not again in each epoch
+            self._reporter.log(f"epoch {training.position.epoch}: {warning}")
+        self._last_warning = warning
         summary = self._executor.end_epoch(self._epochs.summary(numbers, loss))
         training.epoch_open = False
         version = self._membership.version
@@ -431,17 +435,17 @@ class ScalingAgent(ScriptQuestions):
         Args:
             why: one line, for the job's history.
         """
-        self._training.stop_wish = why
+        self._training.stop_request = why
 
     def _finish(self) -> None:
         if self._epochs.close() and self.rank == 0:
-            self._voice.report(TrainingFinished, why=self._training.why_done)
+            self._reporter.report(TrainingFinished, why=self._training.why_done)
         if self._reducer is not None:
             self._reducer.close()
 
     # --- steps
 
-    def _steps(self) -> StepsReported | None:
+    def _telemetry(self) -> StepsReported | None:
         assignment, training = self._assignment, self._training
         if assignment is None or not training.epoch_open or self.rank:
             return None

@@ -30,7 +30,7 @@ class StepView:
     @property
     def batch(self) -> MicroBatch | None:
         """Latest batch of the loader, until the loop has finished it; None outside of the loop."""
-        return self._executor.present
+        return self._executor.current_batch
 
     @property
     def is_dropped(self) -> bool:
@@ -58,7 +58,7 @@ class StepView:
         own = data if batch.count else b""
         try:
             found = [
-                group.broadcast_bytes(own, self._executor.called_off, rank)
+                group.broadcast_bytes(own, self._executor.cancelled, rank)
                 for rank in range(group.size)
             ]
         except (BrokenGroupError, CancelledError):  # the next reduction raises it too, and recovers
@@ -152,7 +152,7 @@ class StepView:
             ends.append(epochs * whole + (stream.steps(rest, base) if rest else 0))
         return min(ends, default=None)
 
-    def steps_to_come(self) -> int | None:
+    def remaining_steps(self) -> int | None:
         """Return the steps after the one under way at the current batch size; None if unknown."""
         rule, stream, position = self.stop_rule, self._training.stream, self._training.position
         if rule is None or (rule.epochs is None and rule.samples is None):
@@ -160,10 +160,10 @@ class StepView:
         batch = self.batch
         cursor = batch.cursor_after if batch is not None else position.cursor
         size = max(1, self._training.schedule.at(position.step + 2).batch)
-        whole, here = stream.steps_left(0, size), stream.steps_left(cursor, size)
+        whole, in_epoch = stream.steps_left(0, size), stream.steps_left(cursor, size)
         ends = []
         if rule.epochs is not None:
-            ends.append(here + max(0, rule.epochs - position.epoch) * whole)
+            ends.append(in_epoch + max(0, rule.epochs - position.epoch) * whole)
         if rule.samples is not None:
             left = rule.samples - position.samples_done - (cursor - position.cursor)
             beyond = left - (stream.size - cursor)
@@ -171,11 +171,11 @@ class StepView:
                 ends.append(max(0, -(-left // size)))
             else:
                 epochs, rest = divmod(beyond, stream.size)
-                ends.append(here + epochs * whole + -(-rest // size))
+                ends.append(in_epoch + epochs * whole + -(-rest // size))
         return min(ends)
 
 
-class ScriptQuestions:
+class AgentProperties:
     """Read-only properties of one worker: rank, progress, batch size and device.
 
     Args:
@@ -218,7 +218,7 @@ class ScriptQuestions:
     @property
     def step(self) -> int:
         """Steps done since the start of the job; raises UsageError before `load`."""
-        return self._loaded("step").position.step
+        return self._require_loaded("step").position.step
 
     @property
     def device(self) -> torch.device:
@@ -228,7 +228,7 @@ class ScriptQuestions:
     @property
     def progress(self) -> Progress:
         """Finished shares of the epoch and of the job, 0 to 1; raises UsageError before `load`."""
-        training = self._loaded("progress")
+        training = self._require_loaded("progress")
         if training.why_done:
             return Progress(1.0, 1.0)
         return progress_of(training.position, training.stream.size, training.stop_rule)
@@ -246,14 +246,14 @@ class ScriptQuestions:
     @property
     def batch_size(self) -> int:
         """Current global batch, samples per step; raises UsageError before `load`."""
-        return self._loaded("batch_size").global_batch
+        return self._require_loaded("batch_size").global_batch
 
     @property
     def view(self) -> StepView:
         """View of the step under way, for a framework's training loop."""
         return StepView(self._training, self._membership, self._executor)
 
-    def _loaded(self, asked: str) -> TrainingState:
+    def _require_loaded(self, name: str) -> TrainingState:
         if not self._training.is_loaded:
-            raise UsageError(f"agent.{asked} was used before load()", "call agent.load(...) first")
+            raise UsageError(f"agent.{name} was used before load()", "call agent.load(...) first")
         return self._training

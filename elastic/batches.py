@@ -60,16 +60,16 @@ def split(batch: int, workers: int) -> tuple[int, ...]:
     return tuple(each + (rank < rest) for rank in range(workers))
 
 
-def passes(count: int, bound: int, least: int = 1) -> tuple[int, ...]:
+def passes(count: int, bound: int, min_samples: int = 1) -> tuple[int, ...]:
     """Split `count` samples into as few passes as `bound` allows, of nearly equal size.
 
-    With several passes, gradients are accumulated before the reduction. A pass has at least `least`
-    (<= `bound`) samples if `count` has so many. If `bound` equals `least` and `count` is no
-    multiple of it, the first passes have one sample more.
+    With several passes, gradients are accumulated before the reduction. A pass has at least
+    `min_samples` (<= `bound`) samples if `count` has so many. If `bound` equals `min_samples` and
+    `count` is no multiple of it, the first passes have one sample more.
     """
     if count <= bound:
         return (count,)
-    return split(count, min(-(-count // bound), max(1, count // least)))
+    return split(count, min(-(-count // bound), max(1, count // min_samples)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ class StepOutcome(Enum):
     ROLLED_BACK = "rolled back"  # no worker finished it: its samples are drawn again
 
 
-REMEMBERED: Final = 4  # steps that a lost member may not have recorded
+RECENT_STEPS: Final = 4  # steps that a lost member may not have recorded
 
 
 class DealtStep(msgspec.Struct, frozen=True):

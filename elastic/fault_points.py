@@ -54,7 +54,7 @@ class Fault:
     step: int | None = None
     version: int | None = None
 
-    def meets(self, point: str, rank: int | None, step: int | None, version: int | None) -> bool:
+    def matches(self, point: str, rank: int | None, step: int | None, version: int | None) -> bool:
         """True if this fault applies here; a fault with a step also applies to later steps.
 
         A point without rank, step or version (None) matches only faults without that condition.
@@ -108,14 +108,14 @@ def reach(
     if not _plan:
         return False
     with _lock:
-        found = next((fault for fault in _plan if fault.meets(point, rank, step, version)), None)
+        found = next((fault for fault in _plan if fault.matches(point, rank, step, version)), None)
         if found is None:
             return False
         _plan.remove(found)
-    return _carry_out(found)
+    return _execute(found)
 
 
-def _carry_out(fault: Fault) -> bool:
+def _execute(fault: Fault) -> bool:
     action, _, seconds = fault.action.partition(" ")
     match action:
         case "kill":

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 
 @contextlib.contextmanager
-def imports_uncollected() -> Iterator[None]:
+def gc_free_import() -> Iterator[None]:
     """Disable the garbage collector inside; imported objects stay, so traversing them is wasted.
 
     The collector takes a tenth of the processor time of `import torch` and of its compiler.

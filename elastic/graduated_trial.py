@@ -61,10 +61,10 @@ def train_graduated(assignment: Assignment, trial: TrialSpec) -> None:
     """
     functions = import_functions(trial.functions)
     runner = UnitRunner(functions, trial.partitions, torch.device("cpu"))
-    data = _whole(runner, trial.partitions)
-    trained = _built(functions, trial)
+    data = _all_partitions(runner, trial.partitions)
+    trained = _build_trained(functions, trial)
     if assignment.kind == START and assignment.rank == 0 and assignment.group.resume is None:
-        trained.load(_state(trial))  # other workers receive rank 0's, or load a checkpoint
+        trained.load(_fetch_trial_state(trial))  # others receive rank 0's, or a checkpoint
     agent = ScalingAgent.from_env()
     batch = assignment.spec.batch_size
     _, _, loader = agent.load(
@@ -88,11 +88,11 @@ def train_graduated(assignment: Assignment, trial: TrialSpec) -> None:
         )
         metrics = dict(functions.train_fn(trained, data, unit) or {})
         if functions.eval_fn is not None:
-            metrics |= _scores(functions.eval_fn, trained, runner.data(None), unit)
+            metrics |= _evaluate(functions.eval_fn, trained, runner.data(None), unit)
         agent.report(**{name: float(value) for name, value in metrics.items()})
 
 
-def _built(functions: UserFunctions, trial: TrialSpec) -> Trained:
+def _build_trained(functions: UserFunctions, trial: TrialSpec) -> Trained:
     seed_generators(keyed_seed(trial.seed, str(trial.trial)))
     trained = as_trained(functions.model_fn(dict(trial.values)))
     if "optimizer" not in list(trained):
@@ -101,7 +101,7 @@ def _built(functions: UserFunctions, trial: TrialSpec) -> Trained:
     return trained
 
 
-def _scores(
+def _evaluate(
     eval_fn: EvalFunction, trained: Trained, held_out: Any, unit: WholeUnit
 ) -> dict[str, float]:
     trained.model.eval()
@@ -111,7 +111,7 @@ def _scores(
     return found
 
 
-def _whole(runner: UnitRunner, partitions: int) -> ConcatDataset[Any]:
+def _all_partitions(runner: UnitRunner, partitions: int) -> ConcatDataset[Any]:
     parts = [runner.data(one) for one in range(partitions)]
     for part in parts:
         if not isinstance(part, Dataset):
@@ -124,7 +124,7 @@ def _whole(runner: UnitRunner, partitions: int) -> ConcatDataset[Any]:
     return ConcatDataset(parts)
 
 
-def _state(trial: TrialSpec) -> dict[str, Any]:
+def _fetch_trial_state(trial: TrialSpec) -> dict[str, Any]:
     """Fetch and verify the trial's state from a node that has it."""
     target = MemoryTarget()
     asked = AskState(

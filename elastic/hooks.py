@@ -30,7 +30,7 @@ from torch.utils.data._utils import worker
 class StepGate(Protocol):
     """Decides about each call of `optimizer.step`."""
 
-    def passes_over(self) -> bool:
+    def must_skip(self) -> bool:
         """Return True if the optimizer must skip its step in the current batch."""
         ...
 
@@ -61,7 +61,7 @@ def patch_optimizer_step(optimizer: torch.optim.Optimizer, gate: StepGate) -> No
         if closure is not None:  # its backward pass reduces the gradients
             with torch.enable_grad():
                 loss = closure()
-        if gate.passes_over():
+        if gate.must_skip():
             return loss
         if closure is not None:
             options["closure"] = _evaluated(closure, loss, gate)
@@ -120,10 +120,10 @@ def _refuse_others(gate: StepGate) -> None:
     """Refuse steps of other optimizers during a batch from now on."""
     _gates[:] = [gate]
     if not _hooked:
-        _hooked.append(register_optimizer_step_pre_hook(_before_any))
+        _hooked.append(register_optimizer_step_pre_hook(_refuse_foreign_step))
 
 
-def _before_any(optimizer: torch.optim.Optimizer, _: Any, __: Any) -> None:
+def _refuse_foreign_step(optimizer: torch.optim.Optimizer, _: Any, __: Any) -> None:
     if _stepping:  # the agent's optimizer, or one inside of it
         return
     for gate in _gates:
@@ -139,9 +139,9 @@ _trackers: weakref.WeakKeyDictionary[torch.optim.Optimizer, Callable[[LRSchedule
     weakref.WeakKeyDictionary()
 )
 _watched: weakref.WeakSet[type] = weakref.WeakSet()
-_being_made: list[int] = []  # schedulers whose constructor is running
+_constructing: list[int] = []  # schedulers whose constructor is running
 _scheduling: list[LRScheduler] = []  # schedulers whose step is running
-_counts: weakref.WeakKeyDictionary[torch.optim.Optimizer, Callable[[], int]] = (
+_step_counts: weakref.WeakKeyDictionary[torch.optim.Optimizer, Callable[[], int]] = (
     weakref.WeakKeyDictionary()
 )
 
@@ -158,11 +158,11 @@ def track_lr_schedulers(
     """
     count = itertools.count(1)
     for optimizer in optimizers:
-        _counts[optimizer] = steps
+        _step_counts[optimizer] = steps
         _trackers[optimizer] = lambda made: track(**{f"scheduler {next(count)}": made})
     if LRScheduler in _watched:
         return
-    for kind in [*_below(LRScheduler)]:
+    for kind in [*_subclasses(LRScheduler)]:
         _watch(kind)
 
     def derive(cls: type) -> None:
@@ -172,11 +172,11 @@ def track_lr_schedulers(
     LRScheduler.__init_subclass__ = later  # type: ignore[method-assign]
 
 
-def _below(kind: type) -> Iterator[type]:
+def _subclasses(kind: type) -> Iterator[type]:
     yield kind
     derived: list[type] = kind.__subclasses__()
     for each in derived:
-        yield from _below(each)
+        yield from _subclasses(each)
 
 
 def _watch(kind: type) -> None:
@@ -190,12 +190,12 @@ def _watch(kind: type) -> None:
 
     @functools.wraps(original)
     def made(self: LRScheduler, *args: Any, **options: Any) -> None:
-        outermost = id(self) not in _being_made
-        _being_made.append(id(self))
+        outermost = id(self) not in _constructing
+        _constructing.append(id(self))
         try:
             original(self, *args, **options)
         finally:
-            _being_made.remove(id(self))
+            _constructing.remove(id(self))
         optimizer = _optimizer_of(self) if outermost else None
         tracker = _trackers.get(optimizer) if optimizer is not None else None
         if tracker is not None:
@@ -211,11 +211,11 @@ def _watch_steps(kind: type) -> None:
 
     @functools.wraps(original)
     def step(self: LRScheduler, *args: Any, **options: Any) -> None:
-        if args or options or _scheduling or _being_made:
+        if args or options or _scheduling or _constructing:
             original(self, *args, **options)
             return
         optimizer = _optimizer_of(self)
-        count = _counts.get(optimizer) if optimizer is not None else None
+        count = _step_counts.get(optimizer) if optimizer is not None else None
         _scheduling.append(self)
         try:
             for _ in range(1 if count is None else count()):
@@ -239,20 +239,20 @@ def _optimizer_of(made: LRScheduler) -> torch.optim.Optimizer | None:
     return None
 
 
-_seen: list[Callable[[GradScaler], None]] = []  # callback of the latest agent in this process
+_scaler_callbacks: list[Callable[[GradScaler], None]] = []  # of the latest agent
 
 
 def track_grad_scalers(track: Callable[[GradScaler], None]) -> None:
     """Call `track` with each scaler before it scales a loss; replaces an earlier callback."""
-    _seen[:] = [track]
+    _scaler_callbacks[:] = [track]
     if GradScaler.scale.__name__ == "scale_tracked":
         return
     original: Any = GradScaler.scale
 
     def scale_tracked(self: GradScaler, outputs: Any) -> torch.Tensor | Any:
         if self.is_enabled():
-            for tell in _seen:
-                tell(self)
+            for callback in _scaler_callbacks:
+                callback(self)
         return original(self, outputs)
 
     GradScaler.scale = scale_tracked  # type: ignore[method-assign, assignment]
@@ -262,9 +262,9 @@ class BackwardListener(Protocol):
     """Receiver of notifications about outermost backward passes."""
 
     losses: list[torch.Tensor]  # scalars that `backward` was called on, detached
-    judge: Callable[[torch.Tensor], None] | None  # checks each such scalar before its pass
+    check_loss: Callable[[torch.Tensor], None] | None  # checks each such scalar before its pass
 
-    def backward_over(self) -> None:
+    def backward_finished(self) -> None:
         """Called at the end of an outermost backward pass."""
         ...
 
@@ -307,7 +307,7 @@ def _backward(tensors: Any, *args: Any, **options: Any) -> None:
         _depth -= 1
     if _depth == 0:
         for listener in _listeners:
-            listener.backward_over()
+            listener.backward_finished()
 
 
 def _note_loss(tensors: Any, *, by_itself: bool) -> None:
@@ -318,12 +318,12 @@ def _note_loss(tensors: Any, *, by_itself: bool) -> None:
     if isinstance(loss, torch.Tensor) and loss.numel() == 1:
         for listener in _listeners:
             listener.losses.append(loss.detach().reshape(()))
-            if listener.judge is not None and by_itself:
-                listener.judge(loss)
+            if listener.check_loss is not None and by_itself:
+                listener.check_loss(loss)
 
 
 CUDA: Final[Any] = torch.cuda  # has no type hints in part
-TOO_LATE: Final = (
+GPU_USED_EARLY: Final = (
     "[ones] the GPU was used before ScalingAgent.from_env(), while another worker has it\n"
 )
 
@@ -336,7 +336,7 @@ def hold_device(await_slot: Callable[[], None]) -> None:
     device memory is taken before. If the device is open already, a log line says so.
     """
     if CUDA.is_initialized():
-        sys.stderr.write(TOO_LATE)
+        sys.stderr.write(GPU_USED_EARLY)
         return
     CUDA._lazy_call(await_slot)  # noqa: SLF001 - no public name
 

@@ -27,7 +27,7 @@ from torch.utils.data import DataLoader
 from elastic.agent import ScalingAgent
 from elastic.batches import MicroBatch
 from elastic.state.learning_rates import scale_scheduler
-from elastic.step.batch_loader import ElasticLoader, options_of
+from elastic.step.batch_loader import ElasticLoader, loader_options
 from elastic.training_errors import UsageError
 from schemas.jobs import StopRule
 
@@ -261,7 +261,7 @@ class TrackedLoops:
 
     def begin_batch(self) -> None:
         """Note a batch that the loop has received and has not counted yet."""
-        before, batch = self._present(), self._agent.view.batch
+        before, batch = self._current_state(), self._agent.view.batch
         if batch is not None and not batch.first and self._before is not None:
             before["sums"] = self._before["sums"]  # a dropped step loses all its passes
         self._before, self._batch = before, batch
@@ -269,24 +269,24 @@ class TrackedLoops:
     def state_dict(self) -> dict[str, Any]:
         """Return numbers, text, tensors and their containers, as before the current step."""
         before = self._before if self._in_batch() else None
-        return before if before is not None else self._present()
+        return before if before is not None else self._current_state()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load the result of `state_dict`, of here or another worker."""
         counts = state["counts"]
         sums: Mapping[str, Any] = state["sums"]
         if self._in_batch() and self._before is not None:
-            now = self._present()
-            counts = _moved(counts, now["counts"], self._before["counts"])
-            sums = _moved_sums(sums, now["sums"], self._before["sums"])
+            now = self._current_state()
+            counts = _advanced(counts, now["counts"], self._before["counts"])
+            sums = _advanced_sums(sums, now["sums"], self._before["sums"])
             self._before = {**self._before, "counts": state["counts"], "sums": state["sums"]}
         for name, progress in self._progresses().items():
             progress.load_state_dict(counts[name])
         self._trainer.fit_loop.epoch_loop._batches_that_stepped = counts["stepped"]  # noqa: SLF001
         results = self._trainer.fit_loop.epoch_loop._results  # noqa: SLF001
-        passes_over = not self._in_batch() and self._batch is not None and not self._batch.last
+        after_pass = not self._in_batch() and self._batch is not None and not self._batch.last
         for key, (value, samples) in sums.items():
-            if key in results and not passes_over:  # after a pass only its counts are undone
+            if key in results and not after_pass:  # after a pass only its counts are undone
                 results[key].value = torch.as_tensor(value).to(results[key].value)
                 results[key].cumulated_batch_size = torch.as_tensor(samples)
             elif key not in results:
@@ -308,7 +308,7 @@ class TrackedLoops:
             "optimizer": epoch.automatic_optimization.optim_progress,
         }
 
-    def _present(self) -> dict[str, Any]:
+    def _current_state(self) -> dict[str, Any]:
         epoch = self._trainer.fit_loop.epoch_loop
         counts = {
             name: copy.deepcopy(progress.state_dict())
@@ -324,19 +324,19 @@ class TrackedLoops:
         return {"counts": counts, "sums": sums, "callbacks": callbacks}
 
 
-def _moved(state: Any, now: Any, before: Any) -> Any:
+def _advanced(state: Any, now: Any, before: Any) -> Any:
     """Return `state` plus the difference of `now` and `before`."""
     if isinstance(state, Mapping):
-        return {key: _moved(state[key], now[key], before[key]) for key in state}
+        return {key: _advanced(state[key], now[key], before[key]) for key in state}
     if isinstance(state, bool):
         return now
     return state + now - before
 
 
-def _moved_sums(
+def _advanced_sums(
     state: Mapping[str, Any], now: Mapping[str, Any], before: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return sums moved as in `_moved`; a newcomer has none before its first step."""
+    """Return sums moved as in `_advanced`; a newcomer has none before its first step."""
     moved = {}
     for key, (value, samples) in now.items():
         was = before.get(key, (0.0, 0))
@@ -431,7 +431,7 @@ class ElasticStrategy(SingleDeviceStrategy):
             UsageError: if the agent cannot train it exactly.
         """
         agent, size = self.agent, int(data.batch_size or 1)
-        options = options_of(data, agent.device)
+        options = loader_options(data, agent.device)
         script_lr = float(self.optimizers[0].defaults["lr"])
         _, _, self.loader = agent.load(
             lambda: self.lightning_module,

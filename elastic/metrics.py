@@ -26,7 +26,7 @@ from elastic.training_errors import MissingMetricError
 from schemas.jobs import StopRule
 
 WINDOW_S: Final = 2.0
-LEAST_S: Final = 0.5  # minimum of the first, incomplete window
+FIRST_WINDOW_S: Final = 0.5  # minimum of the first, incomplete window
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,20 +107,20 @@ class RecentSteps:
         """Start an epoch; the time since the last step does not count."""
         self._step_began, self._epoch = now, _WholeSteps()
 
-    def of_epoch(self) -> PassTimes | None:
+    def over_epoch(self) -> PassTimes | None:
         """Return the means over the epoch's whole steps in the current group; None without any."""
         return self._epoch.times()
 
-    def reduced(self, seconds: float) -> None:
+    def add_reduction(self, seconds: float) -> None:
         """Add seconds of a reduction, of which the step under way may have several."""
         self._sync_s += seconds
 
-    def usual(self) -> tuple[float, float]:
+    def average_step(self) -> tuple[float, float]:
         """Return the last measured seconds of a step, and of its reductions; zeros before that."""
         times = self.means.times if self.means is not None else None
         return (times.step_s, times.sync_s) if times is not None else (0.0, 0.0)
 
-    def synced_s(self) -> float:
+    def reduction_s(self) -> float:
         """Return the seconds that the step under way has spent in reductions."""
         return self._sync_s
 
@@ -155,7 +155,7 @@ class RecentSteps:
             self._window.add(took_s, sync_s, share, passes)
             self._epoch.add(took_s, sync_s, share, passes)
         elapsed = now - self._began
-        if elapsed >= (LEAST_S if self._is_first else WINDOW_S):
+        if elapsed >= (FIRST_WINDOW_S if self._is_first else WINDOW_S):
             speed, times = self._samples / elapsed, self._window.times() or means.times
             self.means = StepMeans(version, shares, speed, times)
         if elapsed >= WINDOW_S:
@@ -175,7 +175,7 @@ class LossMeter:
         self._count = 0
         self.last: torch.Tensor | float | None = None  # of the step under way, once known
 
-    def of_pass(self, losses: Sequence[torch.Tensor]) -> torch.Tensor | None:
+    def pass_loss(self, losses: Sequence[torch.Tensor]) -> torch.Tensor | None:
         """Return the unscaled loss of one backward pass; None without scalars in `losses`."""
         if not losses:
             return None
@@ -199,9 +199,9 @@ class LossMeter:
         return mean
 
 
-EVERY: Final = 4  # steps between measurements
+MEASURE_INTERVAL: Final = 4  # steps between measurements
 SMOOTHING: Final = 0.1  # weight of the newest measurement
-LEAST: Final = 16  # measurements before the first estimate
+MIN_MEASUREMENTS: Final = 16  # measurements before the first estimate
 
 
 class NoiseMeter:
@@ -219,7 +219,7 @@ class NoiseMeter:
         """Start a step that is measured."""
         self._squares, self._inverse_sizes, self._parts = 0.0, 0.0, 0
 
-    def before(self, share: torch.Tensor, own: int, whole: int) -> None:
+    def add_pass(self, share: torch.Tensor, own: int, whole: int) -> None:
         """Measure one pass's part of the step's sum.
 
         `share` has shape (scalars,): the pass's mean gradient times own / whole, both in samples.
@@ -229,7 +229,7 @@ class NoiseMeter:
         self._inverse_sizes += 1.0 / own
         self._parts += 1
 
-    def after(self, total: torch.Tensor, whole: int) -> None:
+    def add_total(self, total: torch.Tensor, whole: int) -> None:
         """Measure the reduced sum, and update the estimates.
 
         `total` has shape (scalars,): the mean gradient of the batch of `whole` samples. If one pass
@@ -256,7 +256,7 @@ class NoiseMeter:
     def scale(self) -> float | None:
         """Return the noise scale in samples; None while it cannot be estimated. Thread-safe."""
         signal, noise = self._means
-        if self._count < LEAST or signal <= 0 or noise <= 0:
+        if self._count < MIN_MEASUREMENTS or signal <= 0 or noise <= 0:
             return None
         return noise / signal
 
@@ -285,9 +285,9 @@ class UsageMeter:
         self._mark: tuple[float, float, float] | None = None  # time, CPU seconds, bytes
         self._latest: Usage | None = None
 
-    def exchanged(self, many: int, members: int) -> None:
+    def count_all_reduce(self, sum_bytes: int, members: int) -> None:
         """Count a ring all-reduce of `many` bytes: each of w members sends 2 (w - 1)/w of that."""
-        self._sent += 2.0 * (members - 1) / members * many
+        self._sent += 2.0 * (members - 1) / members * sum_bytes
 
     def usage(self, cpu_s: float, now: float) -> Usage | None:
         """Return the means over the last complete window; None before the first one ends."""
@@ -336,7 +336,7 @@ class SpeedMeter:
         """Count the samples of a step, over all workers."""
         self._epoch_samples += samples
 
-    def of_epoch(self, now: float) -> tuple[float, float]:
+    def over_epoch(self, now: float) -> tuple[float, float]:
         """Return samples per second over the epoch so far, and its seconds."""
         seconds = max(now - self._epoch_began, 1e-9)
         return self._epoch_samples / seconds, seconds

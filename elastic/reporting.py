@@ -27,7 +27,7 @@ from schemas.transport import ThreadDealer
 from schemas.wire.agent import JOIN, ScriptReport, StepsReported
 from schemas.wire.worker import Assignment, Reported, ToWorker, WorkerHello
 
-LIMIT: Final = 64 << 20  # limit of waiting records
+MAX_WAITING_BYTES: Final = 64 << 20  # limit of waiting records
 
 
 class AppendFile:
@@ -55,7 +55,7 @@ class AppendFile:
             try:
                 self._write()
             except OSError:
-                if len(self._waiting) > LIMIT:
+                if len(self._waiting) > MAX_WAITING_BYTES:
                     raise
 
     def flush(self) -> bool:
@@ -119,19 +119,19 @@ def _frames(data: bytes) -> int:
     return count
 
 
-TELEMETRY_S: Final = 1.0
+TELEMETRY_INTERVAL_S: Final = 1.0
 Telemetry = Callable[[], StepsReported | None]
 
 
-class Channel:
+class AgentConnection:
     """Connection of one worker to its agent; continues silently while the agent is unreachable."""
 
     def __init__(
-        self, assignment: Assignment, folder: Path, hear: Callable[[ToWorker], None]
+        self, assignment: Assignment, folder: Path, on_message: Callable[[ToWorker], None]
     ) -> None:
         """Start the connection; `on_message` runs in its thread and must not wait."""
         self._assignment = assignment
-        self._hear = hear
+        self._on_message = on_message
         self._reports = report_file(folder / "reports")
         self._telemetry: Telemetry = lambda: None
         self._stop = threading.Event()
@@ -150,7 +150,7 @@ class Channel:
         self._reports.append(make)
         self._wake()
 
-    def tell_steps(self, telemetry: Telemetry) -> None:
+    def set_telemetry(self, telemetry: Telemetry) -> None:
         """Call `telemetry` about once a second in the connection's thread; None sends nothing."""
         self._telemetry = telemetry
 
@@ -166,73 +166,75 @@ class Channel:
         self._started.set()
         hinted, greeted = 0, False
         while not self._stop.is_set():
-            messages, connected = dealer.poll(TELEMETRY_S)
+            messages, connected = dealer.poll(TELEMETRY_INTERVAL_S)
             if connected or not greeted:
                 hinted = 0
-                hello = WorkerHello(pid=os.getpid(), token=self._assignment.token, **self._who())
+                hello = WorkerHello(
+                    pid=os.getpid(), token=self._assignment.token, **self._identity()
+                )
                 greeted = dealer.send(encode(hello))
             for data in messages:
-                self._heard(data)
+                self._deliver(data)
             count = self._reports.count if self._reports.flush() else hinted
-            if count > hinted and dealer.send(encode(Reported(count=count, **self._who()))):
+            if count > hinted and dealer.send(encode(Reported(count=count, **self._identity()))):
                 hinted = count
             if (steps := self._telemetry()) is not None:
                 dealer.send(encode(steps))
         dealer.close()
 
-    def _heard(self, data: bytes) -> None:
+    def _deliver(self, data: bytes) -> None:
         try:
             message = TO_WORKER.decode(data)
         except OnesError:
             return
-        self._hear(message)
+        self._on_message(message)
 
-    def _who(self) -> dict[str, Any]:
+    def _identity(self) -> dict[str, Any]:
         a = self._assignment
         return {"job": a.job, "version": a.version, "rank": a.rank}
 
 
-class WorkerVoice:
+class WorkerReporter:
     """Reports and output lines of one worker; without an assignment, reports are discarded.
 
     `is_leader` returns whether this worker prints for its group.
     """
 
-    def __init__(self, assignment: Assignment | None, leads: Callable[[], bool]) -> None:
+    def __init__(self, assignment: Assignment | None, is_leader: Callable[[], bool]) -> None:
         self._assignment = assignment
-        self._leads = leads
-        self.channel: Channel | None = None
+        self._is_leader = is_leader
+        self.connection: AgentConnection | None = None
 
-    def open(self, folder: Path | None, hear: Callable[[ToWorker], None]) -> None:
+    def open(self, folder: Path | None, on_message: Callable[[ToWorker], None]) -> None:
         """Connect to the node's agent until the process exits; does nothing without a folder.
 
         `on_message` gets the agent's messages in another thread and must not wait.
         """
         if self._assignment is not None and folder is not None:
-            self.channel = Channel(self._assignment, folder, hear)
-            atexit.register(self.channel.close)
+            self.connection = AgentConnection(self._assignment, folder, on_message)
+            atexit.register(self.connection.close)
 
     def report(self, kind: type[ScriptReport], **fields: Any) -> None:
         """Append a report that survives the worker's exit; adds job, version, rank and index."""
-        assignment, channel = self._assignment, self.channel
-        if assignment is None or channel is None:
+        assignment, connection = self._assignment, self.connection
+        if assignment is None or connection is None:
             return
         job, version, rank = assignment.job, assignment.version, assignment.rank
-        channel.report(
+        connection.report(
             lambda index: kind(job=job, version=version, rank=rank, index=index, **fields)
         )
 
-    def say(self, text: str) -> None:
+    def log(self, text: str) -> None:
         """Write a line to the job's output, once for the group."""
-        if self._leads():
+        if self._is_leader():
             sys.stderr.write(f"[ones] {text}\n")
             sys.stderr.flush()
 
-    def say_wins(self, name: str, script: Any, job: Any) -> None:
+    def log_override(self, name: str, script: Any, job: Any) -> None:
         """State that the job file overrides the script's value; None: the script has none."""
         joins = self._assignment is not None and self._assignment.kind == JOIN
         if script is not None and script != job and not joins:
-            self.say(f"{name} {job} of the job file overrides the script's {script}")
+            self.log(f"{name} {job} of the job file overrides the script's {script}")
 
 
 class Report(Protocol):
@@ -257,7 +259,7 @@ class SampleRecords:
         self._recent = recent
         self._unwritten: deque[tuple[DealtStep, int, list[int] | None]] = deque()
 
-    def use(self, stream: SampleStream) -> None:
+    def set_stream(self, stream: SampleStream) -> None:
         """Set the job's stream, from which shares of lost members are computed."""
         self._stream = stream
 
@@ -300,10 +302,10 @@ class SampleRecords:
         for dealt in self._recent:
             self._write_for_others(dealt, now)
 
-    def write_last_step(self, me: WorkerId) -> None:
+    def write_last_step(self, own_id: WorkerId) -> None:
         """Write what the other workers took in the last step, which all ranks have committed."""
         if self._recent:
-            self._write_for_others(self._recent[-1], frozenset({me}))
+            self._write_for_others(self._recent[-1], frozenset({own_id}))
 
     def _write_for_others(self, dealt: DealtStep, now: frozenset[WorkerId]) -> None:
         if self._file is None:
@@ -315,7 +317,7 @@ class SampleRecords:
     def _share(self, dealt: DealtStep, rank: int) -> list[int]:
         order = self._stream.order(dealt.epoch)
         ids = order[dealt.cursor_before : dealt.cursor_after]
-        return share(ids, dealt.local_batches, rank, self._stream.least)
+        return share(ids, dealt.local_batches, rank, self._stream.min_samples)
 
     def _append(self, dealt: DealtStep, rank: int, ids: list[int]) -> None:
         if self._file is not None:

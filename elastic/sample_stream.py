@@ -26,15 +26,15 @@ class SampleStream:
     Attributes:
         seed: of the job.
         size: ||D||, samples of one pass over the training set.
-        least: fewest samples of a step and of a rank that takes part in it: a smaller remainder is
-            added to the step before.
+        min_samples: of a step and of a rank that takes part in it; a smaller remainder is added to
+            the step before.
         drop_last: leaves out a remainder that is no whole step, unless it is the whole epoch.
         shuffled: by seed and epoch; else ids are positions in data that has its own order.
     """
 
     seed: int
     size: int
-    least: int = 1
+    min_samples: int = 1
     drop_last: bool = False
     shuffled: bool = True
 
@@ -59,7 +59,7 @@ class SampleStream:
         left = max(0, self.size - cursor)
         if self.drop_last:
             return batch if batch <= left else 0 if cursor else left
-        return left if left - batch < self.least else batch
+        return left if left - batch < self.min_samples else batch
 
     def steps(self, cursor: int, batch: int) -> int:
         """Return the steps before `cursor` if all had this global batch, rounded up.
@@ -68,8 +68,8 @@ class SampleStream:
         """
         if self.drop_last:
             total = max(1, self.size // batch)
-        else:  # the last step takes a remainder below `least`
-            total = 1 + max(0, (self.size - self.least) // batch)
+        else:  # the last step takes a remainder below `min_samples`
+            total = 1 + max(0, (self.size - self.min_samples) // batch)
         return total if cursor >= self.size else min(total, -(-cursor // batch))
 
     def steps_left(self, cursor: int, batch: int) -> int:
@@ -79,7 +79,7 @@ class SampleStream:
             return 0
         if self.drop_last:
             return max(1, left // batch)
-        return 1 + max(0, (left - self.least) // batch)
+        return 1 + max(0, (left - self.min_samples) // batch)
 
     def batches(
         self, epoch: int, cursor: int, local_batches: Sequence[int], rank: int
@@ -93,35 +93,37 @@ class SampleStream:
         while taken := self.taken(cursor, sum(local_batches)):
             step = order[cursor : cursor + taken]
             cursor += len(step)
-            yield cursor, share(step, local_batches, rank, self.least)
+            yield cursor, share(step, local_batches, rank, self.min_samples)
 
 
 def share(
-    step: Sequence[int], local_batches: Sequence[int], rank: int, least: int = 1
+    step: Sequence[int], local_batches: Sequence[int], rank: int, min_samples: int = 1
 ) -> list[int]:
     """Return the ids of a step that `rank` takes; the parts of all ranks in order are the step.
 
     See `share_sizes` for the arguments.
     """
-    sizes = share_sizes(len(step), local_batches, least)
+    sizes = share_sizes(len(step), local_batches, min_samples)
     start = sum(sizes[:rank])
     return list(step[start : start + sizes[rank]])
 
 
-def share_sizes(samples: int, local_batches: Sequence[int], least: int = 1) -> tuple[int, ...]:
+def share_sizes(
+    samples: int, local_batches: Sequence[int], min_samples: int = 1
+) -> tuple[int, ...]:
     """Return how many samples of a step each rank takes, shape (ranks,), summing to `samples`.
 
     In a whole step, a rank takes its local batch (0 for newcomers without the full state). A step
     of another size, the last one, is split with differences of at most one sample, low ranks first,
     over as many ranks as can have two samples: batch normalisation refuses a single one. So is a
-    whole step in which a rank would have fewer than `least` samples but not 0. Newcomers, and high
+    whole step in which a rank would have fewer than `min_samples` but not 0. Newcomers, and high
     ranks if there is not enough for all, get 0.
     """
     whole = samples == sum(local_batches)
-    if whole and not any(0 < batch < least for batch in local_batches):
+    if whole and not any(0 < batch < min_samples for batch in local_batches):
         return tuple(local_batches)
     able = [rank for rank, batch in enumerate(local_batches) if batch]
-    takers = able[: max(1, samples // max(2, least))]
+    takers = able[: max(1, samples // max(2, min_samples))]
     sizes = dict(zip(takers, split(samples, len(takers)), strict=True))
     return tuple(sizes.get(rank, 0) for rank in range(len(local_batches)))
 
@@ -177,7 +179,7 @@ def progress_of(position: TrainingPosition, size: int, rule: StopRule | None) ->
     return Progress(epoch, min(1.0, max(shares)))
 
 
-PLACEHOLDER_SAMPLES: Final = 2  # size of a batch that only keeps the script's loop running
+PLACEHOLDER_BATCH: Final = 2  # size of a batch that only keeps the script's loop running
 
 
 def rest_of_epoch(
@@ -199,31 +201,31 @@ def rest_of_epoch(
         taken = stream.taken(cursor, row.batch)
         if row.rank is None or not taken:
             return  # this worker will have left, or the epoch is over
-        refuse_single_samples(taken, bound, stream.least)
+        refuse_single_samples(taken, bound, stream.min_samples)
         ids = order[cursor : cursor + taken]
-        mine = share(ids, row.local_batches, row.rank, stream.least)
-        counts = passes(len(mine), bound, stream.least) if mine else (0,)
-        here = TrainingPosition(position.epoch, cursor, step)
-        yield from _micro_batches(ids, mine, counts, row, here)
+        own_ids = share(ids, row.local_batches, row.rank, stream.min_samples)
+        counts = passes(len(own_ids), bound, stream.min_samples) if own_ids else (0,)
+        step_start = TrainingPosition(position.epoch, cursor, step)
+        yield from _micro_batches(ids, own_ids, counts, row, step_start)
         cursor += len(ids)
 
 
 def _micro_batches(
     ids: Sequence[int],
-    mine: list[int],
+    own_ids: list[int],
     counts: tuple[int, ...],
     row: ScheduleRow,
-    here: TrainingPosition,
+    step_start: TrainingPosition,
 ) -> Iterator[MicroBatch]:
     """Yield a worker's share of a step, in as many passes as `counts` says."""
     start = 0
     for place, count in enumerate(counts):
         yield MicroBatch(
-            step=here.step,
-            epoch=here.epoch,
-            cursor_before=here.cursor,
-            cursor_after=here.cursor + len(ids),
-            ids=mine[start : start + count] or list(ids[:PLACEHOLDER_SAMPLES]),
+            step=step_start.step,
+            epoch=step_start.epoch,
+            cursor_before=step_start.cursor,
+            cursor_after=step_start.cursor + len(ids),
+            ids=own_ids[start : start + count] or list(ids[:PLACEHOLDER_BATCH]),
             count=count,
             total=len(ids),
             first=place == 0,

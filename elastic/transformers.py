@@ -119,7 +119,7 @@ class FirstCallback(TrainerCallback):
         if view.batch is not None:
             state.global_step = view.batch.step
         state.epoch = view.epochs_done
-        to_come = view.steps_to_come()
+        to_come = view.remaining_steps()
         # The data end the job, because the last step may have to be repeated.
         state.max_steps = state.global_step + max(1, 1 if to_come is None else to_come)
 
@@ -133,7 +133,7 @@ class FirstCallback(TrainerCallback):
         """Commit the last step; after the job's last one, request evaluation and checkpoint."""
         view = self._trainer.agent.view
         self._trainer.end_batches()
-        if view.steps_to_come() == 0 and view.has_state:
+        if view.remaining_steps() == 0 and view.has_state:
             due = state.global_step % max(1, int(state.eval_steps or 1)) != 0
             if args.eval_strategy == STEPS and due and args.eval_delay <= state.global_step:
                 control.should_evaluate = True
@@ -248,8 +248,8 @@ def _plain(value: Any) -> Any:
     return value.item() if hasattr(value, "item") else value
 
 
-NO_METRICS: Final = ("_runtime", "_samples_per_second", "_steps_per_second")
-IGNORED: Final = -100  # label that losses ignore
+TIMING_SUFFIXES: Final = ("_runtime", "_samples_per_second", "_steps_per_second")
+IGNORED_LABEL: Final = -100  # label that losses ignore
 END: Final = object()
 
 
@@ -289,8 +289,8 @@ class ElasticMixin(Mixed):
         self._evaluated: dict[str, float] = {}
         super().__init__(*args, **options)
         refuse_options(self)
-        self._at_once = self._train_batch_size
-        self._batch = self._at_once * self.args.gradient_accumulation_steps
+        self._pass_size = self._train_batch_size
+        self._batch = self._pass_size * self.args.gradient_accumulation_steps
         if self.agent.is_managed:  # a later rank 0 would have no progress bar, and logs need lines
             self.pop_callback(ProgressCallback)
             if not self.args.disable_tqdm:
@@ -316,7 +316,7 @@ class ElasticMixin(Mixed):
             lambda _: self.create_optimizer(),
             self.train_dataset,
             batch_size=self._batch,
-            max_local_batch=self._at_once,
+            max_local_batch=self._pass_size,
             lr_scaling=self._lr_scaling,
             **self._loader_options(),
         )
@@ -437,7 +437,7 @@ class ElasticMixin(Mixed):
         """
         view = self.agent.view
         while True:
-            items = self._weigh(inputs)
+            items = self._set_weight(inputs)
             own: torch.Tensor = super().training_step(model, inputs, items)
             batch = view.batch
             if batch is None or batch.last:
@@ -450,7 +450,7 @@ class ElasticMixin(Mixed):
             return own
         return torch.as_tensor(loss, dtype=own.dtype, device=own.device)
 
-    def _weigh(self, inputs: Any) -> Any:
+    def _set_weight(self, inputs: Any) -> Any:
         """State what the loss of this pass is a mean over; return its divisor, or None."""
         counted = self._get_num_items_in_batch([inputs], self.args.device)
         labels = inputs.get("labels") if isinstance(inputs, Mapping) else None
@@ -461,13 +461,13 @@ class ElasticMixin(Mixed):
         items = counted
         if items is None and not labels.is_floating_point():
             shifted = self._loss_shifts_labels
-            items = (labels[..., 1:] if shifted else labels).ne(IGNORED).sum()
+            items = (labels[..., 1:] if shifted else labels).ne(IGNORED_LABEL).sum()
         if items is None:
             return None
         if labels.dim() > 1:
             self.agent.weight(items)
         elif int(items) != len(labels):
-            what = f"a sample has no label ({IGNORED})"
+            what = f"a sample has no label ({IGNORED_LABEL})"
             raise UsageError(
                 what, "leave it out of the dataset: its batch counts samples", "labels"
             )
@@ -479,7 +479,11 @@ class ElasticMixin(Mixed):
         """Evaluate like `Trainer.evaluate`, on all data in every worker; kept for the report."""
         metrics: dict[str, float] = super().evaluate(*args, **options)
         for name, value in metrics.items():
-            if isinstance(value, int | float) and name != "epoch" and not name.endswith(NO_METRICS):
+            if (
+                isinstance(value, int | float)
+                and name != "epoch"
+                and not name.endswith(TIMING_SUFFIXES)
+            ):
                 self._evaluated[name] = float(value)
         return metrics
 

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, IterDataPipe
 from elastic.training_errors import UsageError
 from schemas.sweeps import MAX_EPOCH_METRICS, MAX_METRIC
 
-FORM: Final = (
+LOAD_EXAMPLE: Final = (
     "write agent.load(lambda: Net(), lambda parameters: torch.optim.SGD(parameters, lr=0.1), "
     "train_set, ...)"
 )
@@ -35,12 +35,12 @@ def build(
     """
     if isinstance(build_model, torch.optim.Optimizer) or isinstance(build_optimizer, nn.Module):
         what = "load() got build_model and build_optimizer in the wrong order"
-        raise UsageError(what, FORM, "build_model")
+        raise UsageError(what, LOAD_EXAMPLE, "build_model")
     _refuse_call("build_model", build_model)
     model: Any = build_model()
     if not isinstance(model, nn.Module):
         what = f"build_model() returned {_kind(model)}, not one torch.nn.Module"
-        raise UsageError(what, f"return the model, several as one nn.ModuleDict; {FORM}")
+        raise UsageError(what, f"return the model, several as one nn.ModuleDict; {LOAD_EXAMPLE}")
     model = place(model)
     parameters = list(model.parameters())
     _refuse_call("build_optimizer", build_optimizer, parameters)
@@ -50,13 +50,13 @@ def build(
         if error.obj is not parameters:
             raise
         what = f"build_optimizer reads {error.name!r} of its argument, which is no model"
-        raise UsageError(what, FORM, "build_optimizer") from error
+        raise UsageError(what, LOAD_EXAMPLE, "build_optimizer") from error
 
 
 def _refuse_call(name: str, function: Any, *arguments: Any) -> None:
     if isinstance(function, nn.Module | torch.optim.Optimizer) or not callable(function):
         what = f"{name} is {_kind(function)}, not a function that builds one"
-        raise UsageError(what, FORM, name)
+        raise UsageError(what, LOAD_EXAMPLE, name)
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):  # not written in Python
@@ -66,7 +66,7 @@ def _refuse_call(name: str, function: Any, *arguments: Any) -> None:
     except TypeError as error:
         given = "the model's parameters" if arguments else "nothing"
         what = f"{name}({', '.join(signature.parameters)}) is called with {given}: {error}"
-        raise UsageError(what, FORM, name) from None
+        raise UsageError(what, LOAD_EXAMPLE, name) from None
 
 
 def _kind(value: Any) -> str:
@@ -119,7 +119,7 @@ def refuse_unreduced(parameters: Iterable[torch.Tensor]) -> None:
         raise UsageError(what, "keep the real view (torch.view_as_real) as the parameter")
 
 
-def without_choice(options: Mapping[str, Any], *, shuffled: bool) -> dict[str, Any]:
+def without_sampling_options(options: Mapping[str, Any], *, shuffled: bool) -> dict[str, Any]:
     """Return DataLoader options without those that only restate what the agent does anyway.
 
     Raises:
@@ -140,27 +140,30 @@ def without_choice(options: Mapping[str, Any], *, shuffled: bool) -> dict[str, A
     return {name: value for name, value in options.items() if name not in happens}
 
 
-def least_samples(model: nn.Module) -> int:
+def min_step_samples(model: nn.Module) -> int:
     """Return the fewest samples of a step or a rank's share: 2 with batch normalisation, else 1."""
     whole = any(isinstance(part, _BatchNorm) for part in model.modules())
     return 2 if whole else 1
 
 
-def refuse_single_samples(samples: int, bound: int, least: int) -> None:
+def refuse_single_samples(samples: int, bound: int, min_samples: int) -> None:
     """Refuse single samples for models with batch normalisation, which cannot be trained on one.
 
     `samples` is the size of the step, `bound` the most samples of one pass.
 
     Raises:
-        UsageError: if a pass would have fewer than `least` samples.
+        UsageError: if a pass would have fewer than `min_samples`.
     """
-    if min(samples, bound) >= least:
+    if min(samples, bound) >= min_samples:
         return
-    name = "batch_size" if samples < least else "max_local_batch"
+    name = "batch_size" if samples < min_samples else "max_local_batch"
     what = (
-        f"a step of {samples} samples, at most {bound} at once: batch normalisation needs {least}"
+        f"a step of {samples} samples, at most {bound} at once: "
+        f"batch normalisation needs {min_samples}"
     )
-    hint = f"raise {name} to {least} or more, or normalise each sample by itself (nn.GroupNorm)"
+    hint = (
+        f"raise {name} to {min_samples} or more, or normalise each sample by itself (nn.GroupNorm)"
+    )
     raise UsageError(what, hint, name)
 
 

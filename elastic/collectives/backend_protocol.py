@@ -15,7 +15,7 @@ from elastic.training_errors import CancelledError
 
 
 @dataclass(frozen=True, slots=True)
-class Meeting:
+class RendezvousInfo:
     """Parameters for connecting a backend to the other ranks."""
 
     store: PrefixStore  # separate client and key prefix
@@ -74,10 +74,10 @@ class Backend(Protocol):
         ...
 
 
-LOOK_S: Final = 0.02  # poll interval of cancellable waits
-BUILD_LIMIT_S: Final = 30.0  # for connecting to the other members
-OPERATION_LIMIT_S: Final = 1800.0  # long, since a rank may evaluate while the others wait
-LONG: Final = timedelta(seconds=OPERATION_LIMIT_S)
+POLL_S: Final = 0.02  # poll interval of cancellable waits
+BUILD_TIMEOUT_S: Final = 30.0  # for connecting to the other members
+OPERATION_TIMEOUT_S: Final = 1800.0  # long, since a rank may evaluate while the others wait
+OPERATION_TIMEOUT: Final = timedelta(seconds=OPERATION_TIMEOUT_S)
 
 
 def wait_for(ready: threading.Event, cancel: threading.Event, limit_s: float | None = None) -> None:
@@ -87,7 +87,7 @@ def wait_for(ready: threading.Event, cancel: threading.Event, limit_s: float | N
         CancelledError: if `cancel` was set first, or the limit is over.
     """
     deadline = None if limit_s is None else time.monotonic() + limit_s
-    while not ready.wait(LOOK_S):
+    while not ready.wait(POLL_S):
         if cancel.is_set() or (deadline is not None and time.monotonic() > deadline):
             raise CancelledError
 

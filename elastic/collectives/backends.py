@@ -11,11 +11,11 @@ import torch
 import torch.distributed as dist
 
 from elastic.collectives.backend_protocol import (
-    BUILD_LIMIT_S,
-    LOOK_S,
-    OPERATION_LIMIT_S,
+    BUILD_TIMEOUT_S,
+    OPERATION_TIMEOUT_S,
+    POLL_S,
     Backend,
-    Meeting,
+    RendezvousInfo,
 )
 from elastic.collectives.nccl import NcclBackend
 
@@ -36,7 +36,7 @@ class GlooOperation:
             RuntimeError: if a peer is lost.
         """
         try:
-            self._work.wait(timedelta(seconds=LOOK_S))
+            self._work.wait(timedelta(seconds=POLL_S))
         except RuntimeError:
             if not self._work.is_completed():
                 return False
@@ -50,8 +50,8 @@ class GlooBackend:
     The sockets are bound to the address of this host, because gloo would advertise 127.0.0.1.
     """
 
-    def __init__(self, meeting: Meeting) -> None:
-        self._meeting = meeting
+    def __init__(self, info: RendezvousInfo) -> None:
+        self._info = info
         self._group: Any = None
 
     def connect(self) -> None:
@@ -60,14 +60,14 @@ class GlooBackend:
         Raises:
             RuntimeError: if a rank did not connect.
         """
-        meeting = self._meeting
+        info = self._info
         options = GLOO._Options()  # noqa: SLF001 - no public name
-        options._timeout = timedelta(seconds=BUILD_LIMIT_S)  # noqa: SLF001 - for connecting
+        options._timeout = timedelta(seconds=BUILD_TIMEOUT_S)  # noqa: SLF001 - for connecting
         options._threads = 2  # noqa: SLF001
-        options._devices = [GLOO.create_device(hostname=meeting.address)]  # noqa: SLF001
-        group = GLOO(meeting.store, meeting.rank, meeting.size, options)
+        options._devices = [GLOO.create_device(hostname=info.address)]  # noqa: SLF001
+        group = GLOO(info.store, info.rank, info.size, options)
         with contextlib.suppress(RuntimeError, AttributeError):
-            group._set_default_timeout(timedelta(seconds=OPERATION_LIMIT_S))  # noqa: SLF001
+            group._set_default_timeout(timedelta(seconds=OPERATION_TIMEOUT_S))  # noqa: SLF001
         self._group = group
 
     def _connected(self) -> Any:
@@ -110,10 +110,10 @@ class GlooBackend:
 
 
 CPU: Final = torch.device("cpu")
-_makers: dict[str, Callable[[Meeting], Backend]] = {"cpu": GlooBackend, "cuda": NcclBackend}
+_makers: dict[str, Callable[[RendezvousInfo], Backend]] = {"cpu": GlooBackend, "cuda": NcclBackend}
 
 
-def register(kind: str, make: Callable[[Meeting], Backend]) -> None:
+def register(kind: str, make: Callable[[RendezvousInfo], Backend]) -> None:
     """Train on devices of this kind, if available; `make` returns their backend, not connected."""
     _makers[kind] = make
 
@@ -142,6 +142,6 @@ def finish_device_work(device: torch.device) -> None:
         torch.accelerator.synchronize(device)
 
 
-def backend_for(meeting: Meeting) -> Backend:
+def backend_for(info: RendezvousInfo) -> Backend:
     """Return the backend for tensors on the device, not connected yet."""
-    return _makers[meeting.device.type](meeting)
+    return _makers[info.device.type](info)

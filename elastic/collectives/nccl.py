@@ -28,9 +28,14 @@ from typing import Any, Final
 import torch
 import torch.distributed as dist
 
-from elastic.collectives.backend_protocol import BUILD_LIMIT_S, LOOK_S, OPERATION_LIMIT_S, Meeting
+from elastic.collectives.backend_protocol import (
+    BUILD_TIMEOUT_S,
+    OPERATION_TIMEOUT_S,
+    POLL_S,
+    RendezvousInfo,
+)
 
-RELIED_ON: Final[Mapping[str, str]] = MappingProxyType(
+REQUIRED_VARIABLES: Final[Mapping[str, str]] = MappingProxyType(
     {
         # torch's watchdog thread would kill the process after a peer's death, also after abort().
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
@@ -48,13 +53,13 @@ RELIED_ON: Final[Mapping[str, str]] = MappingProxyType(
         "NCCL_COMM_BLOCKING": "0",  # overrides the group's configuration
     }
 )
-DEFAULTS: Final[Mapping[str, str]] = MappingProxyType(
+DEFAULT_VARIABLES: Final[Mapping[str, str]] = MappingProxyType(
     {
         # Connect all peers while the group is built, not in its first all-reduce, during training.
         "NCCL_RUNTIME_CONNECT": "0",
     }
 )
-INTERFACE: Final = "NCCL_SOCKET_IFNAME"
+INTERFACE_VARIABLE: Final = "NCCL_SOCKET_IFNAME"
 
 
 def interface_of(address: str) -> str:
@@ -94,16 +99,18 @@ def nccl_environment(
     NCCL's sockets use the interface of `address`, like gloo's. Only differences from `present` are
     returned: required variables replace present values, defaults do not.
     """
-    wanted = {name: value for name, value in RELIED_ON.items() if present.get(name) != value}
-    wanted |= {name: value for name, value in DEFAULTS.items() if name not in present}
-    if not present.get(INTERFACE) and (name := interface(address)):
-        wanted[INTERFACE] = f"={name}"  # without `=` it would match eth0 and eth01
+    wanted = {
+        name: value for name, value in REQUIRED_VARIABLES.items() if present.get(name) != value
+    }
+    wanted |= {name: value for name, value in DEFAULT_VARIABLES.items() if name not in present}
+    if not present.get(INTERFACE_VARIABLE) and (name := interface(address)):
+        wanted[INTERFACE_VARIABLE] = f"={name}"  # without `=` it would match eth0 and eth01
     return wanted
 
 
 SPIN_S: Final = 0.0001  # first poll interval
-LONGEST_SPIN_S: Final = 0.001
-IDLE_LIMIT_S: Final = 30.0  # wait for operations of a retired communicator
+MAX_SPIN_S: Final = 0.001
+IDLE_TIMEOUT_S: Final = 30.0  # wait for operations of a retired communicator
 ABORTED: Final = "the group was aborted"
 
 
@@ -124,14 +131,14 @@ class NcclOperation:
         Raises:
             RuntimeError: if it failed or was aborted.
         """
-        end, pause = time.monotonic() + LOOK_S, SPIN_S
+        end, pause = time.monotonic() + POLL_S, SPIN_S
         while not self.is_complete():
             if self._aborted.is_set():
                 raise RuntimeError(ABORTED)
             if time.monotonic() > end:
                 return False
             time.sleep(pause)
-            pause = min(2 * pause, LONGEST_SPIN_S)
+            pause = min(2 * pause, MAX_SPIN_S)
         if self._aborted.is_set():
             raise RuntimeError(ABORTED)
         if (error := self._work.exception()) is not None:
@@ -146,8 +153,8 @@ class NcclBackend:
     `make` is torch's class or a substitute.
     """
 
-    def __init__(self, meeting: Meeting, make: Any = None) -> None:
-        self._meeting = meeting
+    def __init__(self, info: RendezvousInfo, make: Any = None) -> None:
+        self._info = info
         self._make = make if make is not None else dist.ProcessGroupNCCL
         self._group: Any = None
         self._aborted = threading.Event()
@@ -161,24 +168,24 @@ class NcclBackend:
             RuntimeError: if a rank did not connect, or the backend was aborted.
             ValueError: if there is no GPU.
         """
-        meeting = self._meeting
-        os.environ.update(nccl_environment(meeting.address, os.environ))
-        torch.accelerator.set_device_index(meeting.device.index)
+        info = self._info
+        os.environ.update(nccl_environment(info.address, os.environ))
+        torch.accelerator.set_device_index(info.device.index)
         options = self._make.Options()
-        options._timeout = timedelta(seconds=OPERATION_LIMIT_S)  # noqa: SLF001 - no public name
+        options._timeout = timedelta(seconds=OPERATION_TIMEOUT_S)  # noqa: SLF001 - no public name
         options.config.blocking = 0
-        group = self._make(meeting.store, meeting.rank, meeting.size, options)
+        group = self._make(info.store, info.rank, info.size, options)
         with self._lock:
             self._group = group  # can be aborted from here on
         self._check_wanted()
-        group.eager_connect_single_device(meeting.device)
-        end = time.monotonic() + BUILD_LIMIT_S
+        group.eager_connect_single_device(info.device)
+        end = time.monotonic() + BUILD_TIMEOUT_S
         while not group._is_initialized():  # noqa: SLF001 - no public name
             self._check_wanted()
             if time.monotonic() > end:
                 self.abort()
-                raise RuntimeError(f"not all ranks connected within {BUILD_LIMIT_S:.0f} s")
-            time.sleep(LONGEST_SPIN_S)
+                raise RuntimeError(f"not all ranks connected within {BUILD_TIMEOUT_S:.0f} s")
+            time.sleep(MAX_SPIN_S)
         self._check_wanted()
 
     def _check_wanted(self) -> None:
@@ -224,9 +231,9 @@ class NcclBackend:
 
     def retire(self) -> None:
         """Wait up to `IDLE_TIMEOUT_S` until nothing is under way, then abort the communicator."""
-        last, end = self._last, time.monotonic() + IDLE_LIMIT_S
+        last, end = self._last, time.monotonic() + IDLE_TIMEOUT_S
         while last is not None and not last.is_complete() and time.monotonic() < end:
-            time.sleep(LOOK_S)
+            time.sleep(POLL_S)
         self.abort()
         with self._lock:
             self._group = None

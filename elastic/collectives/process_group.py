@@ -12,7 +12,7 @@ import torch
 
 from elastic.collectives.backend_protocol import Backend, Operation, first_line
 from elastic.collectives.backends import GlooBackend
-from elastic.collectives.rendezvous_store import GroupWords
+from elastic.collectives.rendezvous_store import GroupStore
 from elastic.training_errors import BrokenGroupError, CancelledError
 
 
@@ -27,22 +27,22 @@ def as_byte_row(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.view(-1).view(torch.uint8)
 
 
-ABORT_LIMIT_S: Final = 20.0  # wait of a recovery for a device of the broken group
+ABORT_TIMEOUT_S: Final = 20.0  # wait of a recovery for a device of the broken group
 
 
 @dataclass(frozen=True, slots=True)
-class Links:
+class GroupBackends:
     """Separate backends of a group, so that the failure of one leaves the others usable."""
 
     training: Backend  # gradients, and the state while training waits; on the device
     transfers: GlooBackend  # the state beside training, from helper threads; on the host
-    words: Backend  # messages of the training thread between steps; on the host
-    store: GroupWords  # messages before the first common step
+    control: Backend  # messages of the training thread between steps; on the host
+    store: GroupStore  # messages before the first common step
 
-    def backends(self) -> list[Backend]:
+    def distinct(self) -> list[Backend]:
         """Return each backend once; groups on CPUs share one for gradients and control messages."""
         found: list[Backend] = [self.training, self.transfers]
-        return found if self.words is self.training else [*found, self.words]
+        return found if self.control is self.training else [*found, self.control]
 
 
 class ProcessGroup:
@@ -54,26 +54,26 @@ class ProcessGroup:
         rank: int,
         size: int,
         device: torch.device,
-        links: Links | None = None,
+        backends: GroupBackends | None = None,
         *,
-        drawn_ahead: int = 0,
+        prefetched_steps: int = 0,
     ) -> None:
         self.version = version
         self.rank = rank
         self.size = size
         self.device = device
-        self.drawn_ahead = drawn_ahead
-        self._links = links
+        self.prefetched_steps = prefetched_steps
+        self._backends = backends
 
-    def _linked(self) -> Links:
-        if self._links is None:
+    def _require_backends(self) -> GroupBackends:
+        if self._backends is None:
             raise BrokenGroupError("the group was closed")
-        return self._links
+        return self._backends
 
     @property
-    def store(self) -> GroupWords:
+    def store(self) -> GroupStore:
         """Store for messages beside the collectives; of a group of more than one."""
-        return self._linked().store
+        return self._require_backends().store
 
     def all_reduce(self, tensor: torch.Tensor, cancel: threading.Event) -> None:
         """Sum a device tensor over all ranks, in place.
@@ -83,8 +83,8 @@ class ProcessGroup:
             BrokenGroupError: if a peer is lost; the operation still owns `tensor`.
         """
         if self.size > 1:
-            training = self._linked().training
-            _finish(lambda: training.all_reduce(tensor), cancel)
+            training = self._require_backends().training
+            _complete(lambda: training.all_reduce(tensor), cancel)
 
     def broadcast(self, tensor: torch.Tensor, source: int, cancel: threading.Event) -> None:
         """Broadcast a device tensor of rank `source`, in place.
@@ -94,8 +94,8 @@ class ProcessGroup:
             BrokenGroupError: if a peer is lost; the operation still owns `tensor`.
         """
         if self.size > 1:
-            training = self._linked().training
-            _finish(lambda: training.broadcast(tensor, source), cancel)
+            training = self._require_backends().training
+            _complete(lambda: training.broadcast(tensor, source), cancel)
 
     def broadcast_bytes(self, data: bytes, cancel: threading.Event, source: int = 0) -> bytes:
         """Return the `data` of rank `source`, of any length, on every rank; not over the device.
@@ -106,15 +106,15 @@ class ProcessGroup:
         """
         if self.size == 1:
             return data
-        words = self._linked().words
+        control = self._require_backends().control
         length = torch.tensor([len(data)], dtype=torch.int64)
-        _finish(lambda: words.broadcast(length, source), cancel)
+        _complete(lambda: control.broadcast(length, source), cancel)
         if not int(length):
             return b""
         row = torch.empty(int(length), dtype=torch.uint8)
         if self.rank == source:
             row = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-        _finish(lambda: words.broadcast(row, source), cancel)
+        _complete(lambda: control.broadcast(row, source), cancel)
         return as_bytes(row)
 
     def send(self, tensor: torch.Tensor, to: int) -> Any:
@@ -122,48 +122,48 @@ class ProcessGroup:
 
         Wait for the returned work in a helper thread.
         """
-        return self._linked().transfers.send(tensor, to)
+        return self._require_backends().transfers.send(tensor, to)
 
     def receive(self, tensor: torch.Tensor, source: int) -> Any:
         """Start to receive into a contiguous host tensor, unread until torch's work is over.
 
         Wait for the returned work in a helper thread.
         """
-        return self._linked().transfers.receive(tensor, source)
+        return self._require_backends().transfers.receive(tensor, source)
 
-    def abort(self, limit_s: float = ABORT_LIMIT_S) -> None:
+    def abort(self, limit_s: float = ABORT_TIMEOUT_S) -> None:
         """Free the device of operations under way, before it gets other work.
 
         Runs in a second thread, while the training thread is in no collective. After `limit_s` a
         device that is not free is left alone.
         """
-        links = self._links
-        if links is None:
+        backends = self._backends
+        if backends is None:
             return
 
-        def end() -> None:
-            for backend in links.backends():
+        def abort_all() -> None:
+            for backend in backends.distinct():
                 backend.abort()
 
-        ending = threading.Thread(target=end, name="abort", daemon=True)
-        ending.start()
-        ending.join(limit_s)
+        thread = threading.Thread(target=abort_all, name="abort", daemon=True)
+        thread.start()
+        thread.join(limit_s)
 
     def retire(self) -> None:
         """Close the group in another thread, which waits for the backends' own threads."""
-        links, self._links = self._links, None
-        if links is not None:
+        backends, self._backends = self._backends, None
+        if backends is not None:
             threading.Thread(
-                target=_take_apart, args=([links],), name="retire", daemon=True
+                target=_close_backends, args=([backends],), name="retire", daemon=True
             ).start()
 
 
-def _take_apart(held: list[Links]) -> None:
-    for backend in held.pop().backends():
+def _close_backends(held: list[GroupBackends]) -> None:
+    for backend in held.pop().distinct():
         backend.retire()
 
 
-def _finish(begin: Callable[[], Operation], cancel: threading.Event) -> None:
+def _complete(begin: Callable[[], Operation], cancel: threading.Event) -> None:
     if cancel.is_set():
         raise CancelledError
     try:

@@ -8,10 +8,10 @@ from collections.abc import Callable
 import torch
 from torch._C._distributed_c10d import PrefixStore
 
-from elastic.collectives.backend_protocol import Backend, Meeting, first_line
+from elastic.collectives.backend_protocol import Backend, RendezvousInfo, first_line
 from elastic.collectives.backends import CPU, GlooBackend, backend_for, use_device
-from elastic.collectives.process_group import Links, ProcessGroup
-from elastic.collectives.rendezvous_store import GroupWords, connect_store
+from elastic.collectives.process_group import GroupBackends, ProcessGroup
+from elastic.collectives.rendezvous_store import GroupStore, connect_store
 from elastic.training_errors import BrokenGroupError
 
 
@@ -23,7 +23,7 @@ def build_process_group(
     size: int,
     address: str,
     device: torch.device,
-    drawn_ahead: int = 0,
+    prefetched_steps: int = 0,
     publish: Callable[[ProcessGroup], None] = lambda _: None,
 ) -> ProcessGroup:
     """Connect to the other members; blocks up to `BUILD_TIMEOUT_S` for each backend.
@@ -34,37 +34,37 @@ def build_process_group(
         BrokenGroupError: if a member did not connect, or the group was aborted.
     """
     if size == 1:
-        return ProcessGroup(version, rank, size, device, drawn_ahead=drawn_ahead)
+        return ProcessGroup(version, rank, size, device, prefetched_steps=prefetched_steps)
 
-    def meeting(name: str, where: torch.device) -> Meeting:
+    def rendezvous_info(name: str, backend_device: torch.device) -> RendezvousInfo:
         client = PrefixStore(name, connect_store(store, version))
-        return Meeting(client, rank, size, address, where)
+        return RendezvousInfo(client, rank, size, address, backend_device)
 
-    training: Backend = backend_for(meeting("train", device))
-    transfers = GlooBackend(meeting("state", CPU))
-    words = training if device == CPU else GlooBackend(meeting("words", CPU))
-    links = Links(training, transfers, words, GroupWords(store, version))
-    group = ProcessGroup(version, rank, size, device, links)
+    training: Backend = backend_for(rendezvous_info("train", device))
+    transfers = GlooBackend(rendezvous_info("state", CPU))
+    control = training if device == CPU else GlooBackend(rendezvous_info("words", CPU))
+    backends = GroupBackends(training, transfers, control, GroupStore(store, version))
+    group = ProcessGroup(version, rank, size, device, backends)
     publish(group)
     try:
         use_device(device)
-        for backend in links.backends():
+        for backend in backends.distinct():
             backend.connect()
-        group.drawn_ahead = _most(words, rank, size, drawn_ahead)
+        group.prefetched_steps = _max_over_ranks(control, rank, size, prefetched_steps)
     except (RuntimeError, ValueError) as error:
         group.abort()
         raise BrokenGroupError(first_line(error)) from None
     return group
 
 
-def _most(words: Backend, rank: int, size: int, mine: int) -> int:
+def _max_over_ranks(control: Backend, rank: int, size: int, own: int) -> int:
     """Return the largest number of all ranks, which have all connected by then."""
-    said = torch.zeros(size, dtype=torch.int64)
-    said[rank] = mine
-    operation = words.all_reduce(said)
+    values = torch.zeros(size, dtype=torch.int64)
+    values[rank] = own
+    operation = control.all_reduce(values)
     while not operation.is_over():
         pass
-    return int(said.max())
+    return int(values.max())
 
 
 class BackgroundBuild:
@@ -83,7 +83,7 @@ class BackgroundBuild:
         self._failed = failed
         self.group: ProcessGroup | None = None
         self.over = threading.Event()  # set when the group is built, or failed
-        self._meeting: ProcessGroup | None = None
+        self._connecting: ProcessGroup | None = None
         self._dropped = False
         self._lock = threading.Lock()
         threading.Thread(target=self._run, name="build", daemon=True).start()
@@ -97,23 +97,23 @@ class BackgroundBuild:
         """Drop the group, and abort its rendezvous."""
         with self._lock:
             self._dropped = True
-            built, meeting = self.group, self._meeting
+            built, connecting = self.group, self._connecting
             self.group = None
-        if meeting is not None:
-            meeting.abort(limit_s=0)  # unused, so the caller need not wait
+        if connecting is not None:
+            connecting.abort(limit_s=0)  # unused, so the caller need not wait
         if built is not None:
             built.retire()
 
-    def _show(self, group: ProcessGroup) -> None:
+    def _publish(self, group: ProcessGroup) -> None:
         with self._lock:
-            self._meeting = group
+            self._connecting = group
             if not self._dropped:
                 return
         raise BrokenGroupError("the group was dropped")
 
     def _run(self) -> None:
         try:
-            group = self._make(self._show)
+            group = self._make(self._publish)
         except Exception as error:  # noqa: BLE001 - any error is reported, not lost with the thread
             if not self._dropped:
                 self._failed(str(error) or type(error).__name__)

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
-from elastic.collectives.backend_protocol import BUILD_LIMIT_S, LONG, first_line
+from elastic.collectives.backend_protocol import BUILD_TIMEOUT_S, OPERATION_TIMEOUT, first_line
 from elastic.training_errors import BrokenGroupError
 
 
@@ -29,7 +29,7 @@ class StoreServer:
         self.port: int = listener.getsockname()[1]
         self._store = TCPStore(
             address, self.port, is_master=True, wait_for_workers=False,
-            timeout=timedelta(seconds=BUILD_LIMIT_S), master_listen_fd=listener.detach(),
+            timeout=timedelta(seconds=BUILD_TIMEOUT_S), master_listen_fd=listener.detach(),
         )  # fmt: skip
 
 
@@ -59,7 +59,7 @@ class StoreServers:
         return self._servers[version].port
 
 
-def connect_store(address: str, version: int, limit_s: float = BUILD_LIMIT_S) -> PrefixStore:
+def connect_store(address: str, version: int, limit_s: float = BUILD_TIMEOUT_S) -> PrefixStore:
     """Return a new client of the store at HOST:PORT; each thread needs its own.
 
     Raises:
@@ -76,7 +76,7 @@ def connect_store(address: str, version: int, limit_s: float = BUILD_LIMIT_S) ->
     return PrefixStore(f"v{version}", store)
 
 
-class GroupWords:
+class GroupStore:
     """Messages between the members of one version, beside their collectives.
 
     Every message uses its own client: a waiting client would block others that share it.
@@ -89,15 +89,15 @@ class GroupWords:
     def post(self, key: str, make: Callable[[], bytes]) -> None:
         """Post the result of `make` under `key`, in a thread named `key`."""
 
-        def put() -> None:
+        def post_value() -> None:
             # the reader may be lost, which the next reduction detects
             with contextlib.suppress(RuntimeError, BrokenGroupError):
                 store: Any = connect_store(self._address, self._version)  # typed for text only
                 store.set(key, make())
 
-        threading.Thread(target=put, name=key, daemon=True).start()
+        threading.Thread(target=post_value, name=key, daemon=True).start()
 
-    def ask(self, key: str) -> bytes:
+    def fetch(self, key: str) -> bytes:
         """Wait until `key` is posted and return its value; not on the training thread.
 
         Raises:
@@ -105,5 +105,5 @@ class GroupWords:
             RuntimeError: if the store disappears meanwhile.
         """
         store = connect_store(self._address, self._version)
-        store.wait([key], LONG)
+        store.wait([key], OPERATION_TIMEOUT)
         return bytes(store.get(key))

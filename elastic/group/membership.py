@@ -29,30 +29,30 @@ class LeftGroup(SystemExit):
 class Membership:
     """The current group, as it was last joined, resized or recovered."""
 
-    me: WorkerId
-    born: int  # version of the group that the worker was started for
+    own_id: WorkerId
+    start_version: int  # version of the group that the worker was started for
     address: str  # of this host, for connections from the other members
     device: torch.device
     workers: tuple[WorkerId, ...]  # by rank
     group: ProcessGroup
-    drawn_ahead: int = 0  # steps that the loader prefetches at most
+    prefetched_steps: int = 0  # steps that the loader prefetches at most
     has_full_state: bool = True  # False for a newcomer until the state has arrived
 
     @classmethod
     def begin(cls, assignment: Assignment | None, device: torch.device) -> Membership:
         """Return the initial membership; without an assignment the worker always trains alone."""
         if assignment is None:
-            me = WorkerId("")
-            return cls(me, 0, "127.0.0.1", device, (me,), _alone(0, device))
+            own_id = WorkerId("")
+            return cls(own_id, 0, "127.0.0.1", device, (own_id,), _single_member_group(0, device))
         rank = assignment.rank
         members = assignment.group.members
         return cls(
-            me=worker_id(assignment.job, assignment.version, rank),
-            born=assignment.version,
+            own_id=worker_id(assignment.job, assignment.version, rank),
+            start_version=assignment.version,
             address=assignment.address,
             device=device,
             workers=tuple(member.worker for member in members),
-            group=_alone(rank, device),  # until the worker joins
+            group=_single_member_group(rank, device),  # until the worker joins
         )
 
     @property
@@ -78,7 +78,7 @@ class Membership:
         self.workers = tuple(member.worker for member in order.group.members)
 
 
-def _alone(rank: int, device: torch.device) -> ProcessGroup:
+def _single_member_group(rank: int, device: torch.device) -> ProcessGroup:
     return ProcessGroup(0, rank, 1, device)
 
 
@@ -115,7 +115,7 @@ def form_group(
     Raises:
         BrokenGroupError: if a member did not connect in time.
     """
-    member = order.group.member(membership.me)
+    member = order.group.member(membership.own_id)
     rank = member.rank if member else 0
     fault_points.reach("build", rank=rank, version=order.version)
     group = build_process_group(
@@ -125,7 +125,7 @@ def form_group(
         size=len(order.group.members),
         address=membership.address,
         device=membership.device,
-        drawn_ahead=membership.drawn_ahead,
+        prefetched_steps=membership.prefetched_steps,
         publish=publish,
     )
     fault_points.reach("built", rank=rank, version=order.version)
@@ -133,7 +133,7 @@ def form_group(
 
 
 def await_group(
-    order: GroupOrder, membership: Membership, called_off: threading.Event
+    order: GroupOrder, membership: Membership, cancelled: threading.Event
 ) -> ProcessGroup:
     """Build the process group of `order` in the background and wait for it.
 
@@ -146,7 +146,7 @@ def await_group(
         lambda publish: form_group(order, membership, publish), failures.append
     )
     try:
-        wait_for(building.over, called_off)
+        wait_for(building.over, cancelled)
     except CancelledError:
         building.drop()
         raise

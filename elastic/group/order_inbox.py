@@ -30,7 +30,7 @@ class PendingGroup:
     """The next group, from its order to its boundary."""
 
     order: GroupOrder
-    builds: bool  # False: same processes, or this worker leaves
+    needs_build: bool  # False: same processes, or this worker leaves
     boundary: int | None = None  # last step of the current group; None: not agreed yet
     transfer_steps: int = 0  # steps of the state's transfer to newcomers
     withdrawn: bool = False  # while its vote counts in a reduction under way
@@ -42,7 +42,7 @@ class PendingGroup:
 
 
 @dataclass(frozen=True, slots=True)
-class CallOffWaits:
+class CancelWaits:
     """Cancel all waits of the training thread for the current group."""
 
 
@@ -67,7 +67,7 @@ class DropBuild:
     version: int
 
 
-Effect = CallOffWaits | OpenStore | BuildGroup | DropBuild
+Effect = CancelWaits | OpenStore | BuildGroup | DropBuild
 
 
 class OrderInbox:
@@ -76,13 +76,13 @@ class OrderInbox:
     `start_version` is the version of the group that the worker was started for.
     """
 
-    def __init__(self, me: WorkerId, born: int) -> None:
-        self._me = me
-        self._born = born
+    def __init__(self, own_id: WorkerId, start_version: int) -> None:
+        self._own_id = own_id
+        self._start_version = start_version
         self._latest = (0, 0)  # version, stage
         self._orders: deque[GroupOrder] = deque()  # for the training thread
         self.pending: PendingGroup | None = None
-        self._flagged: PendingGroup | None = None  # voted for in the reduction under way
+        self._voted_for: PendingGroup | None = None  # voted for in the reduction under way
 
     # --- orders in
 
@@ -95,7 +95,7 @@ class OrderInbox:
         self._latest = (order.version, order.stage)
         if order.kind == RECOVER and order.stage < SETTLED:
             self._orders.append(order)
-            return (CallOffWaits(),) if order.stage == PREPARE else ()
+            return (CancelWaits(),) if order.stage == PREPARE else ()
         if order.stage >= SETTLED:
             return self._withdraw(order.version, version)
         if order.kind == START:
@@ -103,27 +103,27 @@ class OrderInbox:
                 self._orders.append(order)
             return ()
         if order.stage == SWITCH and order.version > version:
-            return self._follow(order, version, workers)
-        if order.stage == PREPARE and order.kind == JOIN and self._serves(order):
+            return self._set_pending(order, version, workers)
+        if order.stage == PREPARE and order.kind == JOIN and self._hosts_store(order):
             return (OpenStore(order.version),)
         return ()
 
-    def _serves(self, order: GroupOrder) -> bool:
+    def _hosts_store(self, order: GroupOrder) -> bool:
         members = order.group.members
         first = members[0].worker if members else None
-        return first == self._me and order.version != self._born
+        return first == self._own_id and order.version != self._start_version
 
-    def _follow(
+    def _set_pending(
         self, order: GroupOrder, version: int, workers: tuple[WorkerId, ...]
     ) -> tuple[Effect, ...]:
-        if order.version == self._born and order.kind == JOIN:
+        if order.version == self._start_version and order.kind == JOIN:
             self._orders.append(order)
             return ()
         effects = self._withdraw(order.version, version)
         same = tuple(member.worker for member in order.group.members) == workers
-        builds = order.group.member(self._me) is not None and not same
-        self.pending = PendingGroup(order, builds)
-        return (*effects, BuildGroup(order)) if builds else effects
+        needs_build = order.group.member(self._own_id) is not None and not same
+        self.pending = PendingGroup(order, needs_build)
+        return (*effects, BuildGroup(order)) if needs_build else effects
 
     def _withdraw(self, up_to: int, version: int) -> tuple[Effect, ...]:
         """Drop the pending group, unless its boundary is agreed."""
@@ -133,22 +133,22 @@ class OrderInbox:
         if pending.boundary is not None or version >= pending.version:
             return ()
         pending.withdrawn = True
-        if pending is self._flagged:
+        if pending is self._voted_for:
             return ()  # its vote counts in a reduction under way
         return self._drop(pending)
 
     def _drop(self, pending: PendingGroup) -> tuple[Effect, ...]:
         if self.pending is pending:
             self.pending = None
-        return (DropBuild(pending.version),) if pending.builds else ()
+        return (DropBuild(pending.version),) if pending.needs_build else ()
 
     # --- orders out
 
-    def first(self) -> GroupOrder | None:
+    def peek(self) -> GroupOrder | None:
         """Return the oldest waiting order without removing it."""
         return self._orders[0] if self._orders else None
 
-    def take(self) -> GroupOrder:
+    def pop(self) -> GroupOrder:
         """Remove and return the oldest waiting order.
 
         Raises:
@@ -158,7 +158,7 @@ class OrderInbox:
 
     # --- the ready flag, in each reduction
 
-    def raise_flag(self, built: Callable[[int], bool]) -> bool:
+    def vote_ready(self, built: Callable[[int], bool]) -> bool:
         """Return whether this worker votes "ready" in the coming reduction.
 
         `built` tells whether the process group of a version is complete.
@@ -167,12 +167,12 @@ class OrderInbox:
         ready = (
             pending is not None
             and pending.boundary is None
-            and (not pending.builds or built(pending.version))
+            and (not pending.needs_build or built(pending.version))
         )
-        self._flagged = pending if ready else None
+        self._voted_for = pending if ready else None
         return ready
 
-    def lower_flag(
+    def close_vote(
         self, *, unanimous: bool, boundary: int
     ) -> tuple[PendingGroup | None, tuple[Effect, ...]]:
         """Process the result of the vote in the reduction that just ended.
@@ -180,26 +180,26 @@ class OrderInbox:
         Returns the pending group if the vote was unanimous, with its boundary (the last step of the
         current group) fixed, and the effects.
         """
-        flagged, self._flagged = self._flagged, None
-        if flagged is None:
+        voted_for, self._voted_for = self._voted_for, None
+        if voted_for is None:
             return None, ()
         if not unanimous:
-            return None, self._drop(flagged) if flagged.withdrawn else ()
+            return None, self._drop(voted_for) if voted_for.withdrawn else ()
         effects: tuple[Effect, ...] = ()
-        if self.pending is not flagged:
+        if self.pending is not voted_for:
             effects = self._drop(self.pending) if self.pending is not None else ()
-            self.pending = flagged
-        flagged.boundary = boundary
-        return flagged, effects
+            self.pending = voted_for
+        voted_for.boundary = boundary
+        return voted_for, effects
 
     # --- the end of what is pending
 
-    def cross(self, pending: PendingGroup) -> None:
+    def switch(self, pending: PendingGroup) -> None:
         """Forget `pending`, which became the current group; a newer pending group stays."""
         if self.pending is pending:
             self.pending = None
 
     def abandon(self) -> tuple[Effect, ...]:
         """Drop the pending group: the current group broke, and recovery decides its successor."""
-        pending, self.pending, self._flagged = self.pending, None, None
-        return (DropBuild(pending.version),) if pending is not None and pending.builds else ()
+        pending, self.pending, self._voted_for = self.pending, None, None
+        return (DropBuild(pending.version),) if pending is not None and pending.needs_build else ()

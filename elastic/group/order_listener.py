@@ -15,7 +15,7 @@ from elastic.collectives.rendezvous_store import StoreServers
 from elastic.group.membership import Membership, form_group
 from elastic.group.order_inbox import (
     BuildGroup,
-    CallOffWaits,
+    CancelWaits,
     DropBuild,
     Effect,
     OpenStore,
@@ -26,25 +26,25 @@ from elastic.reporting import Report
 from schemas.wire.agent import RECOVER, JoinFailed, SlotAwaited, StoreOpened
 from schemas.wire.worker import GroupOrder, SlotGranted, ToWorker
 
-ERROR_CHARACTERS = 500  # limit of a report
+MAX_ERROR_CHARACTERS = 500  # limit of a report
 
 
 class OrderListener:
     """Receives orders in one thread and hands them to another."""
 
     def __init__(self, membership: Membership, report: Report, *, granted: bool) -> None:
-        self.called_off = threading.Event()  # set to cancel waits of the training thread
+        self.cancelled = threading.Event()  # set to cancel waits of the training thread
         self.stores = StoreServers(membership.address)
         self._membership = membership
         self._report = report
-        self._inbox = OrderInbox(membership.me, membership.born)
+        self._inbox = OrderInbox(membership.own_id, membership.start_version)
         self._changed = threading.Condition()
         self._builds: dict[int, BackgroundBuild] = {}  # by version
         self._granted = threading.Event()
         if granted:
             self._granted.set()
 
-    # --- the channel's thread
+    # --- the connection's thread
 
     def receive(self, message: ToWorker) -> None:
         """Process a message of the agent without waiting for training; unit orders are ignored."""
@@ -59,16 +59,16 @@ class OrderListener:
             )
             for effect in effects:
                 if not isinstance(effect, OpenStore):
-                    self._carry_out(effect)
+                    self._apply(effect)
             self._changed.notify_all()
         for effect in effects:
             if isinstance(effect, OpenStore):
                 self._open_store(effect.version)
 
-    def _carry_out(self, effect: Effect) -> None:
+    def _apply(self, effect: Effect) -> None:
         match effect:
-            case CallOffWaits():
-                self.called_off.set()
+            case CancelWaits():
+                self.cancelled.set()
             case BuildGroup(order):
                 self._builds[order.version] = self._build(order)
             case DropBuild(version):
@@ -83,7 +83,7 @@ class OrderListener:
 
     def report_join_failed(self, version: int, error: str) -> None:
         """Report that the group of `version` cannot be built; truncates the error."""
-        self._report(JoinFailed, group=version, error=error[:ERROR_CHARACTERS])
+        self._report(JoinFailed, group=version, error=error[:MAX_ERROR_CHARACTERS])
 
     def _open_store(self, version: int) -> None:
         if version in self.stores:
@@ -106,28 +106,28 @@ class OrderListener:
     def await_order(self) -> GroupOrder:
         """Wait for an order and return it without removing it."""
         with self._changed:
-            self._changed.wait_for(lambda: self._inbox.first() is not None)
-            order = self._inbox.first()
+            self._changed.wait_for(lambda: self._inbox.peek() is not None)
+            order = self._inbox.peek()
             assert order is not None  # noqa: S101 - the condition holds under the lock
             return order
 
-    def take(self) -> GroupOrder:
+    def pop(self) -> GroupOrder:
         """Remove and return the oldest waiting order."""
         with self._changed:
-            return self._inbox.take()
+            return self._inbox.pop()
 
     def await_recovery(self) -> GroupOrder:
         """Wait for an order to quiesce or recover; other orders are invalid by then."""
         with self._changed:
             while True:
-                self._changed.wait_for(lambda: self._inbox.first() is not None)
-                order = self._inbox.take()
+                self._changed.wait_for(lambda: self._inbox.peek() is not None)
+                order = self._inbox.pop()
                 if order.kind == RECOVER:
-                    if self._inbox.first() is None:
-                        self.called_off.clear()
+                    if self._inbox.peek() is None:
+                        self.cancelled.clear()
                     return order
 
-    # --- the training thread looks, and goes on
+    # --- the training thread reads without waiting
 
     @property
     def pending(self) -> PendingGroup | None:
@@ -143,26 +143,26 @@ class OrderListener:
         build = self._builds.get(version)
         return build.group if build is not None else None
 
-    def raise_flag(self) -> bool:
+    def vote_ready(self) -> bool:
         """Return whether this worker votes "ready" for the pending group in this reduction."""
         with self._changed:
-            return self._inbox.raise_flag(lambda version: self.built(version) is not None)
+            return self._inbox.vote_ready(lambda version: self.built(version) is not None)
 
-    def lower_flag(self, *, unanimous: bool, boundary: int) -> PendingGroup | None:
+    def close_vote(self, *, unanimous: bool, boundary: int) -> PendingGroup | None:
         """Process the vote of the last reduction; return the group whose boundary is fixed now."""
         with self._changed:
-            agreed, effects = self._inbox.lower_flag(unanimous=unanimous, boundary=boundary)
+            agreed, effects = self._inbox.close_vote(unanimous=unanimous, boundary=boundary)
             for effect in effects:
-                self._carry_out(effect)
+                self._apply(effect)
         return agreed
 
-    def cross(self, pending: PendingGroup) -> ProcessGroup | None:
+    def switch(self, pending: PendingGroup) -> ProcessGroup | None:
         """Forget `pending`, which becomes the current group, and return its process group.
 
         None if the same processes continue with another batch, or this worker leaves.
         """
         with self._changed:
-            self._inbox.cross(pending)
+            self._inbox.switch(pending)
             build = self._builds.pop(pending.version, None)
         return build.group if build is not None else None
 
@@ -170,4 +170,4 @@ class OrderListener:
         """Drop the pending group; only recovery decides the successor of the current group."""
         with self._changed:
             for effect in self._inbox.abandon():
-                self._carry_out(effect)
+                self._apply(effect)

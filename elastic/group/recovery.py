@@ -9,7 +9,7 @@ from elastic import fault_points
 from elastic.batches import Schedule, ScheduleRow
 from elastic.collectives.process_group import ProcessGroup
 from elastic.group.membership import Membership, await_group, report_formed
-from elastic.group.order_listener import ERROR_CHARACTERS, OrderListener
+from elastic.group.order_listener import MAX_ERROR_CHARACTERS, OrderListener
 from elastic.reporting import Report
 from elastic.state.broadcast import broadcast_training
 from elastic.state.training_state import TrainingState
@@ -24,13 +24,13 @@ class Recovered:
 
     step: int  # last finished step of the new group
     metadata: dict[str, Any] | None  # of the received state; None if the own state was kept
-    became_first: bool  # True if this worker has just become rank 0
+    became_rank_0: bool  # True if this worker has just become rank 0
 
-    def behind(self, earlier: Recovered | None) -> Recovered:
+    def merged_with(self, earlier: Recovered | None) -> Recovered:
         """Return this recovery with the open duties of `earlier`, which no step followed."""
         if earlier is None:
             return self
-        return replace(self, became_first=self.became_first or earlier.became_first)
+        return replace(self, became_rank_0=self.became_rank_0 or earlier.became_rank_0)
 
 
 class Recovery:
@@ -59,14 +59,14 @@ class Recovery:
         """
         membership, listener = self._membership, self._listener
         if isinstance(error, BrokenGroupError | fault_points.InjectedError):
-            self._report_broken(membership.version, str(error)[:ERROR_CHARACTERS])
+            self._report_broken(membership.version, str(error)[:MAX_ERROR_CHARACTERS])
         listener.abandon_pending()
         while True:
             order = listener.await_recovery()
             if order.stage == PREPARE:
                 self._quiesce(order)
                 continue
-            if order.group.member(membership.me) is None:
+            if order.group.member(membership.own_id) is None:
                 return None
             try:
                 return self._recover(order)
@@ -100,12 +100,12 @@ class Recovery:
         """
         membership, training = self._membership, self._training
         fault_points.reach("recover", rank=membership.rank, version=order.version)
-        called_off = self._listener.called_off
-        group = await_group(order, membership, called_off)
+        cancelled = self._listener.cancelled
+        group = await_group(order, membership, cancelled)
         try:
-            metadata = self._level(order, group)
+            metadata = self._synchronise(order, group)
             lr_state = group.broadcast_bytes(
-                training.lr_state.encode(), called_off, int(order.source or 0)
+                training.lr_state.encode(), cancelled, int(order.source or 0)
             )
         except (CancelledError, BrokenGroupError):
             group.abort()
@@ -114,18 +114,18 @@ class Recovery:
         step = training.position.step if metadata is None else int(metadata["step"])
         training.lr_state.decode(lr_state)
         training.lr_state.follow_batch(order.group.global_batch, step)
-        was = membership.rank
+        former_rank = membership.rank
         self._enter(order, group)
         fault_points.reach("recovered", rank=group.rank, version=order.version)
         report_formed(self._report, membership, training.position)
-        return Recovered(step, metadata, became_first=group.rank == 0 and was != 0)
+        return Recovered(step, metadata, became_rank_0=group.rank == 0 and former_rank != 0)
 
-    def _level(self, order: GroupOrder, group: ProcessGroup) -> dict[str, Any] | None:
+    def _synchronise(self, order: GroupOrder, group: ProcessGroup) -> dict[str, Any] | None:
         """Receive the state that is furthest ahead; return its metadata, or None without need."""
         if order.source is None:
             return None
-        training, called_off = self._training, self._listener.called_off
-        metadata = broadcast_training(training, group, order.source, called_off)
+        training, cancelled = self._training, self._listener.cancelled
+        metadata = broadcast_training(training, group, order.source, cancelled)
         if metadata is not None and training.carried is not None:
             training.carried.load(metadata["carried"])
         return metadata

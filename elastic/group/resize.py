@@ -29,8 +29,8 @@ from elastic.training_errors import BrokenGroupError
 from schemas.wire.worker import GroupOrder
 
 BOUNDARY_LEAD: Final = 2  # minimum steps from the agreement to the boundary
-BYTES_PER_S: Final = 400e6  # rate of a transfer beside training, over sockets
-JOIN_PLAN: Final = "join plan"  # key in the new group's store
+TRANSFER_BYTES_PER_S: Final = 400e6  # rate of a transfer beside training, over sockets
+JOIN_PLAN_KEY: Final = "join plan"  # key in the new group's store
 
 
 class JoinPlan(msgspec.Struct, frozen=True):
@@ -53,7 +53,7 @@ class Resize:
         self._listener = listener
         self._training = training
 
-    def announce(
+    def schedule_switch(
         self, pending: PendingGroup, boundary: int, micro_batch: MicroBatch, step_s: float
     ) -> None:
         """Deal out the samples after the boundary to the new group; all members are ready.
@@ -65,7 +65,7 @@ class Resize:
         fault_points.reach(
             "announce", rank=membership.rank, step=micro_batch.step, version=order.version
         )
-        member = order.group.member(membership.me)
+        member = order.group.member(membership.own_id)
         rank = member.rank if member else None
         new = tuple(m.local_batch for m in order.group.members)
         old = micro_batch.row.local_batches
@@ -76,16 +76,16 @@ class Resize:
             zeros = ScheduleRow(boundary + 1, (*old, *(0,) * newcomers), rank)
             rows = [zeros, ScheduleRow(boundary + 1 + pending.transfer_steps, new, rank)]
             if membership.rank == 0:
-                self._tell_newcomers(pending, boundary, micro_batch, new)
+                self._post_join_plan(pending, boundary, micro_batch, new)
         self._training.schedule.forget(self._training.position.step)
         self._training.schedule.announce(rows)
 
     def _transfer_steps(self, step_s: float) -> int:
         state = self._training.tensors()
         sizes = [unit.size for unit in state.units(self._membership.device)]
-        return transfer_steps(sum(sizes), step_s, BYTES_PER_S, len(sizes))
+        return transfer_steps(sum(sizes), step_s, TRANSFER_BYTES_PER_S, len(sizes))
 
-    def _tell_newcomers(
+    def _post_join_plan(
         self,
         pending: PendingGroup,
         boundary: int,
@@ -96,24 +96,24 @@ class Resize:
         if group is None:
             return
         training, old = self._training, micro_batch.row.local_batches
-        here = TrainingPosition(
+        position = TrainingPosition(
             micro_batch.epoch,
             micro_batch.cursor_before,
             micro_batch.step - 1,
             training.position.samples_done,
         )
-        steps = boundary - here.step
-        there = here.advanced(steps, sum(old), training.stream)
-        plan = JoinPlan(there, pending.transfer_steps, old, new, training.stream.seed)
-        group.store.post(JOIN_PLAN, lambda: msgspec.msgpack.encode(plan))
+        steps = boundary - position.step
+        start = position.advanced(steps, sum(old), training.stream)
+        plan = JoinPlan(start, pending.transfer_steps, old, new, training.stream.seed)
+        group.store.post(JOIN_PLAN_KEY, lambda: msgspec.msgpack.encode(plan))
 
-    def cross(self, pending: PendingGroup) -> OutgoingState | None:
+    def switch(self, pending: PendingGroup) -> OutgoingState | None:
         """Switch to the pending group; return the state's transfer to its newcomers, if any.
 
         The boundary step is done, and this worker stays a member.
         """
         membership, training, order = self._membership, self._training, pending.order
-        built = self._listener.cross(pending)
+        built = self._listener.switch(pending)
         senders = len(membership.workers)
         newcomers = [m.rank for m in order.group.members if m.worker not in membership.workers]
         if built is None:  # same processes, another batch
@@ -138,7 +138,7 @@ def start_together(
     group: ProcessGroup,
     membership: Membership,
     training: TrainingState,
-    called_off: threading.Event,
+    cancelled: threading.Event,
 ) -> None:
     """Start in a new group: every rank takes the state of rank 0.
 
@@ -148,13 +148,13 @@ def start_together(
     """
     membership.group = group
     if group.size > 1:
-        metadata = broadcast_training(training, group, 0, called_off)
+        metadata = broadcast_training(training, group, 0, cancelled)
         if metadata is not None:
             training.load_metadata(metadata)
 
 
 def await_join_plan(
-    group: ProcessGroup, called_off: threading.Event, failed: Callable[[str], None]
+    group: ProcessGroup, cancelled: threading.Event, report_failure: Callable[[str], None]
 ) -> JoinPlan:
     """Receive the join plan from the incumbents.
 
@@ -164,18 +164,18 @@ def await_join_plan(
         CancelledError: if `cancelled` is set.
     """
     plans: list[JoinPlan] = []
-    there = threading.Event()
+    received = threading.Event()
 
-    def ask() -> None:
+    def receive() -> None:
         try:
-            plans.append(msgspec.msgpack.decode(group.store.ask(JOIN_PLAN), type=JoinPlan))
+            plans.append(msgspec.msgpack.decode(group.store.fetch(JOIN_PLAN_KEY), type=JoinPlan))
         except (RuntimeError, BrokenGroupError) as error:
-            failed(str(error).partition("\n")[0])
+            report_failure(str(error).partition("\n")[0])
             return
-        there.set()
+        received.set()
 
-    threading.Thread(target=ask, name=JOIN_PLAN, daemon=True).start()
-    wait_for(there, called_off)
+    threading.Thread(target=receive, name=JOIN_PLAN_KEY, daemon=True).start()
+    wait_for(received, cancelled)
     return plans[0]
 
 
@@ -191,7 +191,7 @@ def enter_at_boundary(
     Returns the incoming state, which waits for its first portion already.
     """
     training.position = plan.position
-    training.take_seed(plan.seed)
+    training.set_seed(plan.seed)
     first = plan.position.step + 1
     zeros = (*plan.old, *(0,) * (group.size - len(plan.old)))
     training.schedule = Schedule(ScheduleRow(first, zeros, group.rank))

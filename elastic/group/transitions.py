@@ -18,7 +18,7 @@ from elastic.collectives.control_words import AgreedWords
 from elastic.collectives.process_group import ProcessGroup
 from elastic.group.membership import LeftGroup, Membership, await_group, report_formed
 from elastic.group.order_inbox import PendingGroup
-from elastic.group.order_listener import ERROR_CHARACTERS, OrderListener
+from elastic.group.order_listener import MAX_ERROR_CHARACTERS, OrderListener
 from elastic.group.recovery import Recovered, Recovery
 from elastic.group.resize import (
     BOUNDARY_LEAD,
@@ -44,7 +44,7 @@ class StateCheck:
     """Schedule of checksum comparisons; depends on step numbers alone, so all workers agree."""
 
     def __init__(self) -> None:
-        self.differs = False  # states differ: rank 0's has to be broadcast
+        self.mismatch = False  # states differ: rank 0's has to be broadcast
         self._at = 0  # scheduled step; 0: none
 
     def schedule(self, step: int) -> None:
@@ -61,7 +61,7 @@ class StateCheck:
             not transferring and (rates_may_differ or step % CHECK_EVERY == 0)
         )
 
-    def passed(self, step: int) -> bool:
+    def finish_scheduled(self, step: int) -> bool:
         """Return whether `step` was the scheduled one, and unschedule it."""
         if step != self._at:
             return False
@@ -70,7 +70,7 @@ class StateCheck:
 
     def reset(self) -> None:
         """Forget the schedule and the result, after the group broke."""
-        self._at, self.differs = 0, False
+        self._at, self.mismatch = 0, False
 
 
 LINGER_S: Final = 0.1  # keeps a leaver's sockets until its peers have read them
@@ -81,11 +81,11 @@ class ReductionTerms:
     """Parts of a reduction that the transitions request."""
 
     ready: bool  # vote for the pending group
-    compares: bool  # reduce checksums of the states; equal on every rank
+    compare_checksums: bool  # reduce checksums of the states; equal on every rank
 
 
 @dataclass(frozen=True, slots=True)
-class _Swap:
+class _SwitchCost:
     """Costs in seconds of a boundary with newcomers, kept until the first step after it ends."""
 
     took_s: float
@@ -118,21 +118,21 @@ class GroupTransitions:
         self._retired: ProcessGroup | None = None  # former group, until the states are compared
         self._new_batch: tuple[int, int] | None = None  # first step, global batch
         self._recovered: Recovered | None = None  # records of its lost members are due
-        self._stale = False  # prefetched batches are invalid
+        self._discard_prefetched = False  # prefetched batches are invalid
         self._left = False
-        self._swap: _Swap | None = None  # the pause lasts until the newcomers' first step
+        self._switch_cost: _SwitchCost | None = None  # until the newcomers' first step
 
     @property
-    def called_off(self) -> threading.Event:
+    def cancelled(self) -> threading.Event:
         """Event that cancels waits for peers."""
-        return self._listener.called_off
+        return self._listener.cancelled
 
-    def use(self, depth: int) -> None:
+    def set_prefetch_depth(self, depth: int) -> None:
         """Set how many steps the loader prefetches: a boundary is never nearer.
 
         The members agree on the largest value at the rendezvous.
         """
-        self._membership.drawn_ahead = depth
+        self._membership.prefetched_steps = depth
 
     # --- in
 
@@ -143,12 +143,12 @@ class GroupTransitions:
         if order.kind == RECOVER:  # this worker has no state and reports so
             self.recover(None)
             return
-        self._listener.take()
+        self._listener.pop()
         try:
-            group = await_group(order, self._membership, self.called_off)
+            group = await_group(order, self._membership, self.cancelled)
         except BrokenGroupError as error:
             kind = JoinFailed if order.kind == JOIN else GroupBroken
-            self._report(kind, group=order.version, error=error.message[:ERROR_CHARACTERS])
+            self._report(kind, group=order.version, error=error.message[:MAX_ERROR_CHARACTERS])
             self.recover(None)  # the controller stops this worker, or starts a recovery
         except CancelledError:
             self.recover(None)
@@ -160,7 +160,7 @@ class GroupTransitions:
 
     def _start(self, order: GroupOrder, group: ProcessGroup) -> None:
         try:
-            start_together(group, self._membership, self._training, self.called_off)
+            start_together(group, self._membership, self._training, self.cancelled)
         except (BrokenGroupError, CancelledError) as error:
             self._report(GroupBroken, group=order.version, error=error.message)
             threading.Event().wait()  # maybe partly overwritten: the controller stops this worker
@@ -170,7 +170,7 @@ class GroupTransitions:
         try:
             plan = await_join_plan(
                 group,
-                self.called_off,
+                self.cancelled,
                 lambda error: self._listener.report_join_failed(order.version, error),
             )
         except CancelledError:
@@ -192,51 +192,51 @@ class GroupTransitions:
         """
         if self._left:
             raise LeftGroup(0)
-        if self.called_off.is_set():
+        if self.cancelled.is_set():
             self.recover(None)
         if self._recovered is not None:
-            self._stand_in_for_lost(self._recovered)
+            self._write_for_lost(self._recovered)
         step = self._training.position.step
         try:
-            if self._check.differs:
+            if self._check.mismatch:
                 self._resynchronise()
             pending = self._listener.pending
             if pending is not None and pending.boundary == step:
-                self._cross(pending)
+                self._switch(pending)
         except (CancelledError, BrokenGroupError) as error:
             self.recover(error)
         if self._training.transfer is not None:
             self._advance_transfer(self._training.transfer)
         if self._new_batch is not None:
             self._follow_batch(*self._new_batch)
-        stale, self._stale = self._stale, False
-        return stale
+        discard_prefetched, self._discard_prefetched = self._discard_prefetched, False
+        return discard_prefetched
 
     def _resynchronise(self) -> None:
         """Broadcast the state of rank 0, because the checksums differ; all workers wait."""
-        self._check.differs = False
+        self._check.mismatch = False
         membership, training = self._membership, self._training
         if membership.rank == 0:
             sys.stderr.write(
                 "[ones] workers have different states: sending rank 0's state to all\n"
             )
-        metadata = broadcast_training(training, membership.group, 0, self.called_off)
+        metadata = broadcast_training(training, membership.group, 0, self.cancelled)
         if metadata is not None:
             training.load_metadata(metadata)
 
-    def _cross(self, pending: PendingGroup) -> None:
+    def _switch(self, pending: PendingGroup) -> None:
         """Switch to the pending group at the boundary, or leave."""
-        began, (step_s, sync_s) = time.perf_counter(), self._training.recent_steps.usual()
+        began, (step_s, sync_s) = time.perf_counter(), self._training.recent_steps.average_step()
         membership, order = self._membership, pending.order
         step = self._training.position.step
         fault_points.reach("boundary", rank=membership.rank, step=step, version=order.version)
-        member = order.group.member(membership.me)
+        member = order.group.member(membership.own_id)
         if member is None:
-            self._listener.cross(pending)
-            self._leave_by(order)
+            self._listener.switch(pending)
+            self._leave_on_order(order)
             return
         former, old = membership.workers, membership.group
-        transfer = self._training.transfer = self._resize.cross(pending)
+        transfer = self._training.transfer = self._resize.switch(pending)
         last = step + pending.transfer_steps
         self._new_batch = (last + 1, order.group.global_batch)
         if transfer is not None:
@@ -251,17 +251,17 @@ class GroupTransitions:
         position = self._training.position
         report_formed(self._report, membership, position, pause_s=took_s, step_s=step_s)
         if set(membership.workers) - set(former):
-            self._swap = _Swap(took_s, step_s, sync_s)
+            self._switch_cost = _SwitchCost(took_s, step_s, sync_s)
 
-    def _report_whole_pause(self) -> None:
+    def _report_full_pause(self) -> None:
         """Report again if members waited for a newcomer in the first step of the new group.
 
         The first report cannot wait for that step, which may not end if a newcomer is lost.
         """
-        swap, self._swap = self._swap, None
+        swap, self._switch_cost = self._switch_cost, None
         if swap is None:
             return
-        waited_s = self._training.recent_steps.synced_s() - swap.sync_s
+        waited_s = self._training.recent_steps.reduction_s() - swap.sync_s
         if waited_s > 0.0:
             report_formed(
                 self._report,
@@ -296,8 +296,8 @@ class GroupTransitions:
         """Return what this worker reduces together with the gradients of `step`."""
         listener, transferring = self._listener, self._training.transfer is not None
         return ReductionTerms(
-            ready=listener.pending is not None and listener.raise_flag(),
-            compares=self._check.is_due(
+            ready=listener.pending is not None and listener.vote_ready(),
+            compare_checksums=self._check.is_due(
                 step,
                 transferring=transferring,
                 rates_may_differ=self._training.rates_may_differ,
@@ -315,27 +315,27 @@ class GroupTransitions:
             CancelledError: if the wait was cancelled.
             BrokenGroupError: if the portion did not arrive.
         """
-        self._report_whole_pause()
-        if agreed.skipped > 0 or (terms.compares and not agreed.same):
-            self._check.differs = True
+        self._report_full_pause()
+        if agreed.skipped > 0 or (terms.compare_checksums and not agreed.same):
+            self._check.mismatch = True
         self._records.write()
         if terms.ready:
             self._agree(micro_batch, agreed)
-        if self._check.passed(micro_batch.step):
+        if self._check.finish_scheduled(micro_batch.step):
             self._retire_former()
         transfer = self._training.transfer
         if isinstance(transfer, IncomingState) and not self._membership.has_full_state:
             load = self._training.load_metadata
-            transfer.take_portion(micro_batch.step, self.called_off, load)
+            transfer.take_portion(micro_batch.step, self.cancelled, load)
 
     def _agree(self, micro_batch: MicroBatch, agreed: AgreedWords) -> None:
         """Close the vote, and schedule the switch if it was unanimous."""
         group = self._membership.group
-        boundary = micro_batch.step + max(BOUNDARY_LEAD, group.drawn_ahead)
+        boundary = micro_batch.step + max(BOUNDARY_LEAD, group.prefetched_steps)
         unanimous = agreed.ready == group.size
-        pending = self._listener.lower_flag(unanimous=unanimous, boundary=boundary)
+        pending = self._listener.close_vote(unanimous=unanimous, boundary=boundary)
         if pending is not None:
-            self._resize.announce(pending, boundary, micro_batch, agreed.seconds)
+            self._resize.schedule_switch(pending, boundary, micro_batch, agreed.seconds)
 
     def _retire_former(self) -> None:
         if self._retired is not None:
@@ -345,7 +345,7 @@ class GroupTransitions:
     # --- a member was lost
 
     def recover(
-        self, error: Exception | None, take_back: Callable[[], None] | None = None
+        self, error: Exception | None, roll_back: Callable[[], None] | None = None
     ) -> Recovered:
         """Continue in the group that the controller forms of the survivors.
 
@@ -355,10 +355,10 @@ class GroupTransitions:
         Raises:
             LeftGroup: if this worker is not in that group.
         """
-        self._swap = None
+        self._switch_cost = None
         self._abort_groups()
-        if take_back is not None:
-            take_back()
+        if roll_back is not None:
+            roll_back()
         recovered = self._recovery.run(error)
         if recovered is None:
             self._leave()
@@ -366,8 +366,8 @@ class GroupTransitions:
         self._check.reset()
         self._check.schedule(recovered.step)
         self._retire_former()
-        self._recovered = recovered.behind(self._recovered)
-        self._stale = True
+        self._recovered = recovered.merged_with(self._recovered)
+        self._discard_prefetched = True
         return recovered
 
     def _abort_groups(self) -> None:
@@ -376,19 +376,19 @@ class GroupTransitions:
             if group is not None:
                 group.abort()
 
-    def _stand_in_for_lost(self, recovered: Recovered) -> None:
+    def _write_for_lost(self, recovered: Recovered) -> None:
         """Write the records that lost members did not write."""
         self._recovered = None
         self._records.write()
         if self._membership.rank == 0:
             workers = frozenset(self._membership.workers)
             self._records.write_for_lost(workers)
-            if recovered.became_first:
+            if recovered.became_rank_0:
                 self._epochs.report_again(self._membership.version)
 
     # --- out
 
-    def _leave_by(self, order: GroupOrder) -> None:
+    def _leave_on_order(self, order: GroupOrder) -> None:
         """Leave the group as `order` says, after writing a checkpoint if the job is suspended.
 
         Raises:
@@ -405,11 +405,11 @@ class GroupTransitions:
         """Write the checkpoint on rank 0, while the others wait."""
         membership = self._membership
         if membership.rank == 0:
-            self._records.write_for_lost(frozenset({membership.me}))
+            self._records.write_for_lost(frozenset({membership.own_id}))
             fault_points.reach("suspend", rank=0, version=version)
             self._epochs.suspend(version)
             fault_points.reach("suspended", rank=0, version=version)
-        membership.group.broadcast_bytes(b"", self.called_off)
+        membership.group.broadcast_bytes(b"", self.cancelled)
 
     def _leave(self) -> NoReturn:
         """Leave the group; unwinds the script from where it is."""

@@ -9,7 +9,12 @@ import torch
 
 from elastic.collectives.backends import finish_device_work
 from elastic.collectives.process_group import ProcessGroup, as_byte_row
-from elastic.state.portions import IN_PLACE, contiguous_pairs, decode_metadata, encode_metadata
+from elastic.state.portions import (
+    MIN_IN_PLACE_BYTES,
+    contiguous_pairs,
+    decode_metadata,
+    encode_metadata,
+)
 from elastic.state.state_tensors import TensorState
 from elastic.state.training_state import TrainingState
 
@@ -48,7 +53,7 @@ def broadcast_state(
     tensors = [tensor for unit in state.units(group.device) for tensor in unit.tensors]
     small: list[torch.Tensor] = []
     for travelling, tensor in contiguous_pairs([*tensors, *state.buffers()]):
-        if as_byte_row(travelling).numel() < IN_PLACE:
+        if as_byte_row(travelling).numel() < MIN_IN_PLACE_BYTES:
             small.append(tensor)
             continue
         fresh = travelling.clone()  # an abandoned operation keeps its tensor

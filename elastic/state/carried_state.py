@@ -14,7 +14,7 @@ import torch
 from elastic.collectives.process_group import as_byte_row
 from elastic.training_errors import UsageError
 
-TENSOR: Final = "row"  # key of a tensor's description: shape of one sample's row
+ROW_SHAPE_KEY: Final = "row"  # key of a tensor's description: shape of one sample's row
 
 
 class CarriedState:
@@ -30,7 +30,7 @@ class CarriedState:
         self._layout: Any = None  # of one sample's row; None: nothing was carried yet
         self._rows: torch.Tensor | None = None  # (columns, bytes)
 
-    def before(self, samples: Sequence[int]) -> Any:
+    def state_before(self, samples: Sequence[int]) -> Any:
         """Return the state that `samples` (positions in the data) continue, detached, in order.
 
         Samples at the start of their column get zeros. None if all start their columns, or nothing
@@ -41,9 +41,9 @@ class CarriedState:
         if self._rows is None or not any(place >= self.columns for place in samples):
             return None
         rows = self._rows[places % self.columns] * begun[:, None]
-        return self._unpacked(self._layout, rows, _Cursor())
+        return self._unpack(self._layout, rows, _Cursor())
 
-    def packed(self, state: Any, samples: int) -> torch.Tensor:
+    def pack(self, state: Any, samples: int) -> torch.Tensor:
         """Return the script's state as rows of bytes, shape (samples, bytes).
 
         Raises:
@@ -51,7 +51,7 @@ class CarriedState:
                 one row per sample, or changed its shape.
         """
         parts: list[torch.Tensor] = []
-        layout = self._described(state, samples, parts.append)
+        layout = self._describe(state, samples, parts.append)
         if not parts:
             raise UsageError("agent.carried got no tensor", "assign the state after the batch")
         if self._layout is None:
@@ -61,7 +61,7 @@ class CarriedState:
             raise UsageError(what, "give tensors of the same shape and type for every sample")
         return torch.cat(parts, dim=1)
 
-    def take(self, first: int, rows: torch.Tensor) -> None:
+    def store(self, first: int, rows: torch.Tensor) -> None:
         """Store the rows of a finished step's samples, shape (samples, bytes)."""
         if self._rows is None:
             self._rows = rows.new_zeros(self.columns, rows.shape[1])
@@ -79,7 +79,7 @@ class CarriedState:
         if state:
             self._layout, self._rows = state["layout"], state["rows"].to(self.device)
 
-    def _described(self, state: Any, samples: int, add: Callable[[torch.Tensor], None]) -> Any:
+    def _describe(self, state: Any, samples: int, add: Callable[[torch.Tensor], None]) -> Any:
         if isinstance(state, torch.Tensor):
             if state.dim() <= self._dim or state.shape[self._dim] != samples:
                 what = f"agent.carried got shape {tuple(state.shape)} for {samples} samples"
@@ -89,27 +89,27 @@ class CarriedState:
                 raise UsageError(what, hint)
             rows = state.detach().to(self.device).movedim(self._dim, 0).contiguous()
             add(as_byte_row(rows).view(samples, -1))
-            return {TENSOR: list(rows.shape[1:]), "dtype": str(rows.dtype).partition(".")[2]}
+            return {ROW_SHAPE_KEY: list(rows.shape[1:]), "dtype": str(rows.dtype).partition(".")[2]}
         if isinstance(state, Mapping):
-            return {"dict": [[k, self._described(v, samples, add)] for k, v in state.items()]}
+            return {"dict": [[k, self._describe(v, samples, add)] for k, v in state.items()]}
         if isinstance(state, list | tuple):
             kind = "list" if isinstance(state, list) else "tuple"
-            return {kind: [self._described(part, samples, add) for part in state]}
+            return {kind: [self._describe(part, samples, add) for part in state]}
         what = f"agent.carried got {type(state).__name__}"
         raise UsageError(what, "give a tensor, or tuples, lists and dicts of tensors")
 
-    def _unpacked(self, layout: Any, rows: torch.Tensor, cursor: _Cursor) -> Any:
-        if TENSOR in layout:
+    def _unpack(self, layout: Any, rows: torch.Tensor, cursor: _Cursor) -> Any:
+        if ROW_SHAPE_KEY in layout:
             dtype = getattr(torch, layout["dtype"])
-            shape = torch.Size(layout[TENSOR])
+            shape = torch.Size(layout[ROW_SHAPE_KEY])
             width = shape.numel() * dtype.itemsize
             part = cursor.next(rows, width).view(dtype).view(len(rows), *shape)
             return part.movedim(0, self._dim).contiguous()
         if "dict" in layout:
-            return {k: self._unpacked(v, rows, cursor) for k, v in layout["dict"]}
+            return {k: self._unpack(v, rows, cursor) for k, v in layout["dict"]}
         kind = list if "list" in layout else tuple
         parts = layout.get("list", layout.get("tuple"))
-        return kind(self._unpacked(part, rows, cursor) for part in parts)
+        return kind(self._unpack(part, rows, cursor) for part in parts)
 
 
 class _Cursor:

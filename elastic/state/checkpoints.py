@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 FORMAT: Final = 1
-KEPT: Final = 2  # epochs: the newest, and the one before
+KEPT_EPOCHS: Final = 2  # epochs: the newest, and the one before
 
 
 def checkpoint_path(folder: Path, point: ResumePoint) -> Path:
@@ -130,8 +130,8 @@ def _save_archive(content: dict[str, Any], file: _ArchiveFile) -> None:
         raise (file.error or error) from None
 
 
-RETRY_S: Final = 1.0
-CLOSE_S: Final = 30.0  # wait at the script's end for a full disk
+RETRY_INTERVAL_S: Final = 1.0
+CLOSE_TIMEOUT_S: Final = 30.0  # wait at the script's end for a full disk
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,7 +246,7 @@ class CheckpointWriter:
 
     def _persist(self, order: _Order) -> None:
         """Write `order`, or the newer one that replaced it once the disk accepts data again."""
-        given_up_at: float | None = None
+        deadline: float | None = None
         while True:
             try:
                 self._store(order)
@@ -258,12 +258,12 @@ class CheckpointWriter:
                 with self._changed:
                     self._failing = True
                     self._changed.notify_all()
-                    self._changed.wait_for(lambda: self._next is not None, timeout=RETRY_S)
+                    self._changed.wait_for(lambda: self._next is not None, timeout=RETRY_INTERVAL_S)
                     if self._next is not None:
                         order, self._next = self._next.after(order), None
                     if self._closing:
-                        given_up_at = given_up_at or time.monotonic() + CLOSE_S
-                if given_up_at is not None and time.monotonic() > given_up_at:
+                        deadline = deadline or time.monotonic() + CLOSE_TIMEOUT_S
+                if deadline is not None and time.monotonic() > deadline:
                     raise
             else:
                 self._failing = False
@@ -293,5 +293,5 @@ class CheckpointWriter:
     def _prune(self, point: ResumePoint) -> None:
         """Delete checkpoints older than the last two epochs, but none of a later group."""
         for path, other in list_checkpoints(self._folder):
-            if other.epoch <= point.epoch - KEPT and other.version <= point.version:
+            if other.epoch <= point.epoch - KEPT_EPOCHS and other.version <= point.version:
                 path.unlink(missing_ok=True)

@@ -21,7 +21,7 @@ from schemas.nodes import ResumePoint
 from schemas.wire.agent import EpochReported, StepsReported, Suspended
 from schemas.wire.worker import Assignment
 
-KEPT_REPORTS: Final = 50  # epochs that a group may train before it is lost with its reports
+MAX_KEPT_REPORTS: Final = 50  # epochs that a group may train before it is lost with its reports
 
 
 class EpochSummary(msgspec.Struct, frozen=True):
@@ -45,11 +45,11 @@ class EpochReports:
         self._report = report
         self._writer: CheckpointWriter | None = None
         self._durable = 0  # last epoch whose checkpoint this worker wrote and reported
-        self._unheard: list[dict[str, Any]] = []
+        self._missing_reports: list[dict[str, Any]] = []
 
     def summary(self, metrics: dict[str, float], loss: float | None) -> bytes:
         """Return this worker's encoded summary; a `loss` of None was not seen."""
-        wish = self._training.stop_wish
+        wish = self._training.stop_request
         return EpochSummary(metrics, loss, self._durable, wish).encode()
 
     def open(self, folder: Path) -> None:
@@ -75,14 +75,14 @@ class EpochReports:
         """
         content = load_checkpoint(find_checkpoint(folder, point, version))
         self._training.load_checkpoint(content)
-        self._unheard = [r for r in self._training.reported if r["epoch"] > point.epoch]
+        self._missing_reports = [r for r in self._training.reported if r["epoch"] > point.epoch]
         return int(content["epoch"])
 
-    def report_unheard(self) -> None:
+    def report_missing_epochs(self) -> None:
         """Report the epochs before the resume that the controller did not receive."""
-        for values in self._unheard:
+        for values in self._missing_reports:
             self._report(EpochReported, **values)
-        self._unheard = []
+        self._missing_reports = []
 
     def end_epoch(
         self, summary: bytes, now: float, *, version: int, first: bool
@@ -94,17 +94,17 @@ class EpochReports:
         Raises:
             MissingMetricError: if the stop rule needs a metric that is missing.
         """
-        word = msgspec.msgpack.decode(summary, type=EpochSummary)
+        agreed = msgspec.msgpack.decode(summary, type=EpochSummary)
         training = self._training
         training.epoch_summary = summary
         epoch, trained = training.position.epoch, training.position.cursor
         left_early = bool(training.left_early())
         training.position = position = training.position.next_epoch()
         rule = training.stop_rule or StopRule(epochs=epoch)
-        why_done = stop_reason(rule, training.stop, epoch, position.samples_done, word.metrics)
-        training.why_done = why_done or word.stop
-        samples_per_s, seconds = training.speed.of_epoch(now)
-        times = training.recent_steps.of_epoch()
+        why_done = stop_reason(rule, training.stop, epoch, position.samples_done, agreed.metrics)
+        training.why_done = why_done or agreed.stop
+        samples_per_s, seconds = training.speed.over_epoch(now)
+        times = training.recent_steps.over_epoch()
         values = {
             "epoch": epoch,
             "step": position.step,
@@ -113,8 +113,10 @@ class EpochReports:
             "epochs": rule.epochs,
             "samples_per_s": samples_per_s,
             "duration_s": seconds,
-            "train_loss": word.loss if word.loss is not None and math.isfinite(word.loss) else None,
-            "metrics": {k: v for k, v in word.metrics.items() if math.isfinite(v)},
+            "train_loss": agreed.loss
+            if agreed.loss is not None and math.isfinite(agreed.loss)
+            else None,
+            "metrics": {k: v for k, v in agreed.metrics.items() if math.isfinite(v)},
             "global_batch": training.global_batch,
             "lr": training.learning_rate(),
             "noise_scale": training.noise.scale(),
@@ -122,12 +124,12 @@ class EpochReports:
             "left_early": left_early,
             **(asdict(times) if times is not None else {}),
         }
-        waiting = [known for known in training.unreported if known["epoch"] > word.durable]
+        waiting = [known for known in training.unreported if known["epoch"] > agreed.durable]
         training.unreported = [*waiting, values]
-        training.reported = [*training.reported, {**values, "group": version}][-KEPT_REPORTS:]
+        training.reported = [*training.reported, {**values, "group": version}][-MAX_KEPT_REPORTS:]
         if first:
             self._write([values], version)
-        return word.metrics
+        return agreed.metrics
 
     def report_again(self, version: int) -> None:
         """Repeat reports that the former rank 0 may not have sent.

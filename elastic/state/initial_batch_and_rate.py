@@ -14,7 +14,7 @@ from elastic.training_errors import UsageError
 from schemas.wire.worker import Assignment
 
 
-def begin_batch_and_rate(
+def set_initial_batch_and_rate(
     training: TrainingState,
     optimizers: Sequence[torch.optim.Optimizer],
     assignment: Assignment | None,

@@ -62,7 +62,7 @@ class LrRamp:
         return LrRamp(self.at(step), to, step, self.doubling)
 
 
-DIVIDES_BY_GRADIENT: Final = frozenset(
+ADAM_LIKE: Final = frozenset(
     {"Adam", "AdamW", "Adamax", "NAdam", "RAdam", "Adagrad", "Adadelta", "RMSprop", "SparseAdam"}
 )
 
@@ -164,7 +164,7 @@ def choose_lr_scaling(optimizer: torch.optim.Optimizer, asked: str) -> LrScaling
     """
     if asked == "auto":
         kinds = {kind.__name__ for kind in type(optimizer).__mro__}
-        return "sqrt" if kinds & DIVIDES_BY_GRADIENT else "linear"
+        return "sqrt" if kinds & ADAM_LIKE else "linear"
     if asked not in {"linear", "sqrt", "none"}:
         what = f"lr_scaling {asked!r} is unknown"
         raise UsageError(what, 'choose "auto", "linear", "sqrt" or "none"', "lr_scaling")

@@ -15,7 +15,7 @@ import torch
 from elastic.collectives.process_group import as_byte_row
 from elastic.state.tracked_states import plain_containers
 
-IN_PLACE: Final = 16 << 10  # bytes; smaller pieces are copied and sent together
+MIN_IN_PLACE_BYTES: Final = 16 << 10  # bytes; smaller pieces are copied and sent together
 MIN_BYTES_A_STEP: Final = 1 << 20  # minimum bytes sent in one step
 
 
@@ -52,7 +52,7 @@ class ByteShare:
     large: list[torch.Tensor]  # views of bytes
     small: list[torch.Tensor]
 
-    def and_then(self, other: ByteShare) -> ByteShare:
+    def joined_with(self, other: ByteShare) -> ByteShare:
         """Return both shares, this one first."""
         return ByteShare([*self.large, *other.large], [*self.small, *other.small])
 
@@ -73,7 +73,7 @@ def byte_share(tensors: Sequence[torch.Tensor], member: int, members: int) -> By
         low, high = max(begin - at, 0), min(end - at, chunk.numel())
         at += chunk.numel()
         if low < high:
-            (large if high - low >= IN_PLACE else small).append(chunk[low:high])
+            (large if high - low >= MIN_IN_PLACE_BYTES else small).append(chunk[low:high])
     return ByteShare(large, small)
 
 

@@ -49,7 +49,7 @@ def restore_random_state(state: Mapping[str, Any]) -> None:
         np.random.set_state((name, keys.numpy().astype("uint32"), *rest))  # noqa: NPY002
 
 
-def seed_apart(state: torch.Tensor, rank: int) -> None:
+def seed_by_rank(state: torch.Tensor, rank: int) -> None:
     """Seed the generators from rank 0's torch generator state, differently on each rank.
 
     `rank` is that of this worker when it started.
@@ -77,12 +77,12 @@ def seed_numpy(seed: int) -> None:
         numpy.random.seed(seed % 2**32)
 
 
-DEFAULT: Final = 0
-SMALL: Final = 2**32  # torch starts with 64 random bits; seeds of scripts are smaller
-APART: Final = 2**62  # larger seeds are not used by scripts
+DEFAULT_SEED: Final = 0
+MAX_USER_SEED: Final = 2**32  # torch starts with 64 random bits; seeds of scripts are smaller
+MIN_LIBRARY_SEED: Final = 2**62  # larger seeds are not used by scripts
 
 
-class _Marks:
+class _GeneratorMarks:
     """State of the generators when the library last looked."""
 
     def __init__(self) -> None:
@@ -91,7 +91,7 @@ class _Marks:
         self.python: object = None
         self.numpy: object = None
         self.set()
-        if torch.initial_seed() < SMALL:
+        if torch.initial_seed() < MAX_USER_SEED:
             self.torch = None
 
     def set(self) -> None:
@@ -108,19 +108,19 @@ def _numpy() -> object:
     return name, keys.tobytes(), *rest
 
 
-_marks: Final = _Marks()
+_marks: Final = _GeneratorMarks()
 
 
-def begin_generators(stated: int | None) -> None:
+def seed_initial_generators(stated: int | None) -> None:
     """Seed a process before a script runs, so that every worker draws the same numbers.
 
     The seeds follow from the job file's (`stated`), but are none that a script would use itself.
     """
-    seed = DEFAULT if stated is None else stated
-    torch.default_generator.manual_seed(APART + seed % APART)  # does not use the slot's device yet
-    random.seed(APART + seed % APART)
+    seed = DEFAULT_SEED if stated is None else stated
+    torch.default_generator.manual_seed(MIN_LIBRARY_SEED + seed % MIN_LIBRARY_SEED)
+    random.seed(MIN_LIBRARY_SEED + seed % MIN_LIBRARY_SEED)
     if (numpy := sys.modules.get("numpy")) is not None:
-        numpy.random.seed([seed % SMALL, 1])
+        numpy.random.seed([seed % MAX_USER_SEED, 1])
     _marks.set()
 
 
@@ -132,7 +132,7 @@ class JobSeed:
 
     def __init__(self, stated: int | None) -> None:
         self._stated = stated
-        self.value = DEFAULT if stated is None else stated
+        self.value = DEFAULT_SEED if stated is None else stated
 
     def begin(self, given: int | None) -> int | None:
         """Seed all generators, except those that the script seeded itself if its seed is used.
@@ -140,13 +140,13 @@ class JobSeed:
         `given` is the script's argument; None: the script may have seeded torch. Returns the
         script's seed if the job file overrides it.
         """
-        found = _found() if given is None else given
-        ruling = given if self._stated is None else self._stated
-        if ruling is not None:
-            self.value = ruling
-            seed_generators(ruling)
+        found = _script_seed() if given is None else given
+        explicit = given if self._stated is None else self._stated
+        if explicit is not None:
+            self.value = explicit
+            seed_generators(explicit)
         else:
-            self.value = DEFAULT if found is None else found
+            self.value = DEFAULT_SEED if found is None else found
             if found is None:
                 torch.manual_seed(self.value)
             if random.getstate() == _marks.python:
@@ -158,10 +158,10 @@ class JobSeed:
 
     def follow(self) -> int | None:
         """Repeat `begin` if the script seeded torch since; same result."""
-        return None if _found() is None else self.begin(None)
+        return None if _script_seed() is None else self.begin(None)
 
 
-def _found() -> int | None:
+def _script_seed() -> int | None:
     """Return the seed that the script gave torch since the library last looked, or None."""
     seed = torch.initial_seed()
     return None if seed == _marks.torch else seed

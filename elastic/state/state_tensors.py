@@ -19,7 +19,7 @@ from elastic.collectives.control_words import DIGEST_BYTES
 from elastic.collectives.process_group import as_byte_row, as_bytes
 from elastic.training_errors import CheckpointError, ElasticError, UsageError
 
-SAMPLED: Final = 1024  # sampled numbers of a tensor in its checksum
+DIGEST_SAMPLES: Final = 1024  # sampled numbers of a tensor in its checksum
 
 
 @dataclass(slots=True)
@@ -77,7 +77,7 @@ class TensorState:
         """
         units = []
         for parameter in self.parameters():
-            kept = self._kept(parameter)
+            kept = self._optimizer_state(parameter)
             tensors = [kept[key] for key in sorted(kept) if _travels(kept[key], device)]
             units.append(ParameterState([parameter.data, *tensors]))
         return units
@@ -94,7 +94,7 @@ class TensorState:
         described = []
         for parameter in self.parameters():
             entry: dict[str, Any] = {}
-            for key, value in sorted(self._kept(parameter).items()):
+            for key, value in sorted(self._optimizer_state(parameter).items()):
                 if _travels(value, device):
                     entry[key] = {
                         "shape": list(value.shape),
@@ -128,7 +128,7 @@ class TensorState:
                     described["shape"], described["strides"], dtype=dtype, device=device
                 )
                 kept[key] = room.zero_()  # for steps before the state arrives
-            self._keep(parameter, kept)
+            self._set_optimizer_state(parameter, kept)
 
     def hyperparameters(self) -> list[dict[str, Any]]:
         """Return the hyperparameters of the optimizers' groups."""
@@ -136,7 +136,7 @@ class TensorState:
             {key: value for key, value in group.items() if key != "params"} for group in self.groups
         ]
 
-    def take_hyperparameters(self, groups: Sequence[Mapping[str, Any]]) -> None:
+    def load_hyperparameters(self, groups: Sequence[Mapping[str, Any]]) -> None:
         """Load the result of `hyperparameters`."""
         for group, was in zip(self.groups, groups, strict=True):
             group.update(was)
@@ -153,7 +153,7 @@ class TensorState:
         for unit in self.units(self.parameters()[0].device):
             for tensor in unit.tensors:
                 flat = tensor.reshape(-1)
-                stride = max(1, flat.numel() // SAMPLED)
+                stride = max(1, flat.numel() // DIGEST_SAMPLES)
                 picked.setdefault(tensor.dtype, []).append(flat[::stride])
         for dtype in sorted(picked, key=str):
             joined = torch.cat(picked[dtype]).cpu().contiguous()
@@ -162,7 +162,7 @@ class TensorState:
         hashed.update(repr(rates).encode())  # a scheduler may use values that differ by rank
         return hashed.digest()
 
-    def _kept(self, parameter: torch.Tensor) -> dict[str, Any]:
+    def _optimizer_state(self, parameter: torch.Tensor) -> dict[str, Any]:
         """Return a parameter's optimizer state; with several, keys start with the optimizer."""
         if len(self.optimizers) == 1:
             return dict(self.optimizer.state.get(parameter, {}))
@@ -172,8 +172,8 @@ class TensorState:
             for key, value in optimizer.state.get(parameter, {}).items()
         }
 
-    def _keep(self, parameter: torch.Tensor, kept: dict[str, Any]) -> None:
-        """Set a parameter's optimizer state; the inverse of `_kept`."""
+    def _set_optimizer_state(self, parameter: torch.Tensor, kept: dict[str, Any]) -> None:
+        """Set a parameter's optimizer state; the inverse of `_optimizer_state`."""
         parts: list[dict[str, Any]] = [{} for _ in self.optimizers]
         if len(parts) == 1:
             parts = [kept]

@@ -14,13 +14,13 @@ import msgspec
 import torch
 from torch.amp.grad_scaler import GradScaler
 
-from elastic.batches import REMEMBERED, DealtStep, Schedule, ScheduleRow
+from elastic.batches import RECENT_STEPS, DealtStep, Schedule, ScheduleRow
 from elastic.metrics import LossMeter, NoiseMeter, RecentSteps, SpeedMeter, StopState, UsageMeter
 from elastic.sample_stream import SampleStream, TrainingPosition
 from elastic.state.carried_state import CarriedState
 from elastic.state.learning_rates import LrState
 from elastic.state.portions import decode_metadata, encode_metadata
-from elastic.state.random_state import random_state, restore_random_state, seed_apart
+from elastic.state.random_state import random_state, restore_random_state, seed_by_rank
 from elastic.state.state_tensors import TensorState, load_optimizer_states, optimizer_states
 from elastic.state.tracked_states import TrackedStates, copy_to_host
 from elastic.state.transfer import IncomingState, OutgoingState
@@ -43,17 +43,17 @@ class TrainingState:
         self.stop_rule = stop_rule
         self.stop = StopState()
         self.why_done = ""
-        self.own_schedule_batch: int | None = (
+        self.script_schedule_batch: int | None = (
             None  # of schedulers created before the job's batch was known
         )
-        self.stop_wish = ""  # why the script ends the job with this epoch
+        self.stop_request = ""  # why the script ends the job with this epoch
         self.epoch_open = False  # an epoch has started and was not reported
         self.unreported: list[
             dict[str, Any]
         ] = []  # epochs whose reports may not have been sent yet
         self.reported: list[dict[str, Any]] = []  # the latest epochs, received or not
         self.recent: deque[DealtStep] = deque(
-            maxlen=REMEMBERED
+            maxlen=RECENT_STEPS
         )  # steps that may be missing in records
         self.epoch_summary = b""  # rank 0's latest summary of an epoch
         self.lr_state = LrState()
@@ -73,11 +73,11 @@ class TrainingState:
         self._resumed_groups: list[dict[str, Any]] = []  # parameter groups of the optimizers
         self._loaded: dict[str, Any] | None = None  # the checkpoint, until training starts
 
-    def use(self, tensors: TensorState, stream: SampleStream) -> None:
+    def set_tensors(self, tensors: TensorState, stream: SampleStream) -> None:
         """Set the tensors to train and the stream of samples."""
         self._tensors, self.stream = tensors, stream
 
-    def take_seed(self, seed: int) -> None:
+    def set_seed(self, seed: int) -> None:
         """Set the seed of the order of samples, as rank 0 or the checkpoint has it."""
         self.stream = replace(self.stream, seed=seed)
 
@@ -126,7 +126,7 @@ class TrainingState:
         of = f"{position.cursor} of {self.stream.size} samples"
         return f"epoch {position.epoch} ends with {of}: the script left its loop"
 
-    def loss_doubt(self, loss: float | None) -> str:
+    def loss_warning(self, loss: float | None) -> str:
         """Return a warning if an epoch's mean loss shows no training, else ""; None: not seen."""
         if loss is None:
             return (
@@ -143,7 +143,7 @@ class TrainingState:
     @property
     def schedule_batch(self) -> int:
         """Samples of one step as schedules count steps: the batch that the script's rate is for."""
-        return self.own_schedule_batch or max(1, self.lr_state.base_batch)
+        return self.script_schedule_batch or max(1, self.lr_state.base_batch)
 
     def schedule_steps(self, cursor_before: int, cursor_after: int) -> int:
         """Return how many steps a scheduler takes for the training step under way.
@@ -177,14 +177,14 @@ class TrainingState:
         limit = self.stop_rule.samples if self.stop_rule is not None else None
         return limit is None or self.position.samples_done < limit
 
-    def before_update(self, called_off: threading.Event, optimizer: torch.optim.Optimizer) -> float:
+    def before_update(self, cancelled: threading.Event, optimizer: torch.optim.Optimizer) -> float:
         """Wait until the current portion is sent, before parameters change.
 
         Returns the factor of the optimizer's learning rates in this step.
         """
         if isinstance(self.transfer, OutgoingState):
             with contextlib.suppress(CancelledError):  # the receiver is not needed any more
-                self.transfer.await_sent(called_off)
+                self.transfer.await_sent(cancelled)
         places = [id(each) for each in self.tensors().optimizers]
         return self.lr_state.at(self.position.step + 1, places.index(id(optimizer)))
 
@@ -206,12 +206,12 @@ class TrainingState:
             self._tracked.add(name, thing)
         if self._tensors is not None and self._resumed_groups:
             # a scheduler's constructor resets the rates
-            self._tensors.take_hyperparameters(self._resumed_groups)
+            self._tensors.load_hyperparameters(self._resumed_groups)
         scaler = stateful.get("scaler")
         if scaler is not None:
             self.losses.scale = scaler.get_scale
 
-    def found_scaler(self, scaler: GradScaler) -> None:
+    def track_scaler(self, scaler: GradScaler) -> None:
         """Track a scaler that is about to scale a loss."""
         if scaler in self._tracked:
             return
@@ -234,7 +234,7 @@ class TrainingState:
         """Restore the result of `snapshot`."""
         self._tracked.load(snapshot["tracked"])
         if self._tensors is not None:
-            self._tensors.take_hyperparameters(snapshot["hyper"])
+            self._tensors.load_hyperparameters(snapshot["hyper"])
 
     # --- metadata: travels to newcomers
 
@@ -287,11 +287,11 @@ class TrainingState:
         self.recent.extend(msgspec.convert(metadata["recent"], list[DealtStep]))
         self.lr_state.load_state_list(metadata["ramp"])
         self._tracked.load(metadata["tracked"])
-        self._tensors.take_hyperparameters(metadata["hyper"])
+        self._tensors.load_hyperparameters(metadata["hyper"])
         if self.carried is not None:
             self.carried.load(metadata["carried"])
-        self.take_seed(metadata["seed"])
-        seed_apart(metadata["random"]["torch"], self._rank)
+        self.set_seed(metadata["seed"])
+        seed_by_rank(metadata["random"]["torch"], self._rank)
 
     def check_metadata(self) -> None:
         """Check that all tracked state can be transferred.
@@ -300,9 +300,11 @@ class TrainingState:
             UsageError: if a `state_dict` holds objects that cannot be read back without executing
                 code.
         """
-        if _can_travel(self.metadata()):
+        if _is_transferable(self.metadata()):
             return
-        names = [name for name, state in self._tracked.states().items() if not _can_travel(state)]
+        names = [
+            name for name, state in self._tracked.states().items() if not _is_transferable(state)
+        ]
         what = f"the tracked state of {', '.join(names) or 'the optimizer'} cannot be transferred"
         raise UsageError(
             what, "return only tensors, numbers, text and their containers from state_dict()"
@@ -334,7 +336,7 @@ class TrainingState:
         load_optimizer_states(tensors.named, content)
         self._resumed_groups = tensors.hyperparameters()
         self._loaded = content
-        self.take_seed(content.get("seed", self.stream.seed))
+        self.set_seed(content.get("seed", self.stream.seed))
         cursor = content.get("cursor", 0)
         self.position = TrainingPosition(
             epoch=content["epoch"] + 1,
@@ -353,7 +355,7 @@ class TrainingState:
             self.carried.load(content.get("carried", {}))
         restore_random_state(content["random"])
 
-    def put_back(self) -> bool:
+    def restore_loaded(self) -> bool:
         """Reload model and optimizer from the checkpoint if the script changed the model since.
 
         A script that sets initial weights after `load` does so in a resumed job, too. Returns True
@@ -371,11 +373,11 @@ class TrainingState:
         groups = tensors.hyperparameters()
         tensors.model.load_state_dict(loaded)
         load_optimizer_states(tensors.named, content)
-        tensors.take_hyperparameters(groups)
+        tensors.load_hyperparameters(groups)
         return True
 
 
-def _can_travel(state: Any) -> bool:
+def _is_transferable(state: Any) -> bool:
     """Return whether `state` can be read back without executing it."""
     try:
         decode_metadata(encode_metadata({"state": state}))
@@ -384,7 +386,7 @@ def _can_travel(state: Any) -> bool:
     return True
 
 
-def training_of(assignment: Assignment | None) -> TrainingState:
+def initial_training_state(assignment: Assignment | None) -> TrainingState:
     """Return the initial state of a worker; without an assignment, `load` sets the batch."""
     if assignment is None:
         return TrainingState(Schedule(ScheduleRow(1, (1,), 0)), stop_rule=None, rank=0)

@@ -16,7 +16,7 @@ from typing import Any, Final
 import torch
 
 from elastic import fault_points
-from elastic.collectives.backend_protocol import LONG, wait_for
+from elastic.collectives.backend_protocol import OPERATION_TIMEOUT, wait_for
 from elastic.collectives.backends import finish_device_work, use_device
 from elastic.collectives.process_group import ProcessGroup
 from elastic.state.portions import (
@@ -47,12 +47,12 @@ class HostStaging:
         self._on_host = device.type == "cpu"
         self._beside: Any = None if self._on_host else torch.Stream(device=device)
         self._training = self._updates = self._current()
-        self.settle()  # on any stream of the script
+        self.synchronize()  # on any stream of the script
 
     def _current(self) -> Any:
         return None if self._on_host else torch.accelerator.current_stream(self.device)
 
-    def settle(self) -> None:
+    def synchronize(self) -> None:
         """Wait until the device has finished all its work."""
         finish_device_work(self.device)
 
@@ -89,7 +89,7 @@ class HostStaging:
             self._beside.synchronize()
         return copies
 
-    def as_training(self) -> contextlib.AbstractContextManager[Any]:
+    def on_training_stream(self) -> contextlib.AbstractContextManager[Any]:
         """Return a context, for helper threads, whose device work follows that of training."""
         if self._on_host:
             return contextlib.nullcontext()
@@ -140,7 +140,7 @@ class Sending(Transfer):
         if group.rank == 0:
             own = [travelling for travelling, _ in contiguous_pairs(buffers)]
             held += own
-            mine = mine.and_then(byte_share(own, 0, 1))
+            mine = mine.joined_with(byte_share(own, 0, 1))
         together = torch.cat(mine.small) if mine.small else None
         corrupt = fault_points.reach("handover.send", rank=group.rank, version=group.version)
         if corrupt and together is not None:
@@ -154,7 +154,7 @@ class Sending(Transfer):
                 self.released.set()  # the copies are sent, so the originals may change
             for to in newcomers:
                 for pending in [group.send(copy, to) for copy in copies]:
-                    pending.wait(LONG)
+                    pending.wait(OPERATION_TIMEOUT)
             held.clear()
 
         self._start(work, "send")
@@ -183,7 +183,7 @@ class Receiving(Transfer):
         device = group.device
         direct = device.type == "cpu"
         of_first = list(contiguous_pairs(buffers))
-        received[0] = received[0].and_then(byte_share([to for to, _ in of_first], 0, 1))
+        received[0] = received[0].joined_with(byte_share([to for to, _ in of_first], 0, 1))
         pairs += of_first
         together = [
             host_buffer(sum(p.numel() for p in part.small), torch.uint8, device)
@@ -201,16 +201,16 @@ class Receiving(Transfer):
             for member, part in enumerate(received):
                 chunks = [*landing[member], *([together[member]] if part.small else [])]
                 for pending in [group.receive(chunk, member) for chunk in chunks]:
-                    pending.wait(LONG)
+                    pending.wait(OPERATION_TIMEOUT)
 
         self._start(work, "receive")
 
     def put_in_place(self) -> None:
         """Copy what was received together into its place; on the training thread, when `done`."""
         for part, landed in zip(self._received, self._landing, strict=True):
-            for chunk, came in zip(part.large, landed, strict=True):
-                if chunk is not came:
-                    chunk.copy_(came, non_blocking=True)
+            for chunk, arrived in zip(part.large, landed, strict=True):
+                if chunk is not arrived:
+                    chunk.copy_(arrived, non_blocking=True)
         for part, together in zip(self._received, self._together, strict=True):
             start = 0
             for chunk in part.small:
@@ -221,7 +221,7 @@ class Receiving(Transfer):
                 stands_for.copy_(travelled)
 
 
-METADATA: Final = "metadata"  # key in the group's store
+METADATA_KEY: Final = "metadata"  # key in the group's store
 
 
 class StateTransfer:
@@ -280,7 +280,7 @@ class OutgoingState(StateTransfer):
 
     def post_metadata(self, metadata: dict[str, Any]) -> None:
         """Post the metadata for the newcomers, on rank 0; it must not change any more."""
-        self._group.store.post(METADATA, lambda: encode_metadata(metadata))
+        self._group.store.post(METADATA_KEY, lambda: encode_metadata(metadata))
 
     def begin_portion(self, step: int) -> None:
         """Start to send the portion of the coming step."""
@@ -294,7 +294,7 @@ class OutgoingState(StateTransfer):
             buffers=self._buffers_of(place),
         )
 
-    def await_sent(self, called_off: threading.Event) -> None:
+    def await_sent(self, cancelled: threading.Event) -> None:
         """Wait until this step's portion is sent, because the optimizer is about to change it.
 
         Raises:
@@ -302,7 +302,7 @@ class OutgoingState(StateTransfer):
         """
         self._staging.note_update()
         if self._sending is not None:
-            wait_for(self._sending.released, called_off)
+            wait_for(self._sending.released, cancelled)
 
 
 class IncomingState(StateTransfer):
@@ -314,23 +314,23 @@ class IncomingState(StateTransfer):
         """Wait for the metadata in a thread, allocate the state, and start to receive."""
         super().__init__(group, state, senders=senders, first=first, steps=steps)
         self._metadata: dict[str, Any] | None = None
-        self._described = threading.Event()  # set on metadata or error
+        self._metadata_ready = threading.Event()  # set on metadata or error
         self._error = ""
         self._receiving: Receiving | None = None
         self._received = 0  # last step whose portion was taken
-        threading.Thread(target=self._take_metadata, name=METADATA, daemon=True).start()
+        threading.Thread(target=self._take_metadata, name=METADATA_KEY, daemon=True).start()
 
     def _take_metadata(self) -> None:
         try:
-            metadata = decode_metadata(self._group.store.ask(METADATA))
-            with self._staging.as_training():
+            metadata = decode_metadata(self._group.store.fetch(METADATA_KEY))
+            with self._staging.on_training_stream():
                 self._state.adopt(metadata["structure"], self._group.device)
                 self._plan()
                 self._metadata = metadata
                 self._receive_portion(0)
         except Exception as error:  # noqa: BLE001 - raised again in the training thread
             self._error = str(error).partition("\n")[0] or type(error).__name__
-        self._described.set()
+        self._metadata_ready.set()
 
     def begin_portion(self, step: int) -> None:
         """Start to receive the portion of the coming step; the first one starts automatically."""
@@ -347,7 +347,7 @@ class IncomingState(StateTransfer):
     def take_portion(
         self,
         step: int,
-        called_off: threading.Event,
+        cancelled: threading.Event,
         take_metadata: Callable[[dict[str, Any]], None],
     ) -> None:
         """Wait for the portion of `step`, which the optimizer needs, and put it in place.
@@ -361,16 +361,16 @@ class IncomingState(StateTransfer):
         if self._received == step:
             return
         self._received = step
-        wait_for(self._described, called_off)
+        wait_for(self._metadata_ready, cancelled)
         receiving = self._receiving
         if receiving is not None:
-            wait_for(receiving.done, called_off)
+            wait_for(receiving.done, cancelled)
         error = self._error or (receiving.error if receiving else "nothing came")
         if error or receiving is None:
             raise BrokenGroupError(f"the state did not arrive: {error}")
         receiving.put_in_place()
         if step == self._first and self._metadata is not None:
-            for buffer, came in zip(self._state.buffers(), self._buffers, strict=True):
-                buffer.copy_(came)
+            for buffer, arrived in zip(self._state.buffers(), self._buffers, strict=True):
+                buffer.copy_(arrived)
             take_metadata(self._metadata)
-        self._staging.settle()  # a script may train on its own stream
+        self._staging.synchronize()  # a script may train on its own stream

@@ -151,7 +151,7 @@ def _dataclass_to(batch: Any, device: torch.device) -> Any:
     return moved
 
 
-OPTIONS: Final = frozenset({
+READABLE_OPTIONS: Final = frozenset({
     "collate_fn", "in_order", "multiprocessing_context", "num_workers", "persistent_workers",
     "pin_memory", "prefetch_factor", "timeout", "worker_init_fn",
 })  # fmt: skip
@@ -195,8 +195,10 @@ class _MicroBatchSampler:
             cursor, left = cursor + taken, left + 1
         mine = 0
         if row.rank is not None and row.local_batches:
-            mine = share_sizes(row.batch, row.local_batches, stream.least)[row.rank]
-        return position.epoch_step + left * len(passes(max(1, mine), self._bound, stream.least))
+            mine = share_sizes(row.batch, row.local_batches, stream.min_samples)[row.rank]
+        return position.epoch_step + left * len(
+            passes(max(1, mine), self._bound, stream.min_samples)
+        )
 
 
 class ElasticLoader:
@@ -235,7 +237,7 @@ class ElasticLoader:
 
     def __getattr__(self, name: str) -> Any:
         """Return an option of torch's DataLoader, except options that select samples."""
-        if name in OPTIONS:
+        if name in READABLE_OPTIONS:
             return getattr(self._loader, name)
         what = f"{type(self).__name__!r} object has no attribute {name!r}"
         remedy = f": {REMEDIES[name]}" if name in REMEDIES else ""
@@ -254,13 +256,13 @@ class ElasticLoader:
             hint = "loop over it in `for epoch in agent.epochs(...)`, before report(); elsewhere "
             raise UsageError(what, f"{hint}use train_set, or a DataLoader of your own")
         source: Iterator[Any] | None = None
-        whole = True  # True between two steps
+        between_steps = True  # True between two steps
         while True:
-            if whole:
+            if between_steps:
                 if self._training.epoch_is_over:
                     return  # the group that trained the epoch reports it first
-                stale = self._transitions.before_step()
-                source = self._begin() if source is None or stale else source
+                discard_prefetched = self._transitions.before_step()
+                source = self._begin() if source is None or discard_prefetched else source
             if source is None:
                 return
             try:
@@ -269,14 +271,14 @@ class ElasticLoader:
                 return
             micro_batch = self._sampler.handed_out.popleft()
             self._executor.begin(micro_batch)
-            go_on = False
+            proceed = False
             try:
                 yield batch
             finally:
-                go_on = self._executor.finish(micro_batch)
-            if not go_on:
+                proceed = self._executor.finish(micro_batch)
+            if not proceed:
                 return
-            whole = micro_batch.last
+            between_steps = micro_batch.last
 
     def _begin(self) -> Iterator[Any]:
         """Iterate over the rest of the epoch; the stream's seed may have changed at the join."""
@@ -293,7 +295,7 @@ class ElasticLoader:
         return len(self._sampler)
 
 
-def options_of(loader: DataLoader[Any], device: torch.device) -> dict[str, Any]:
+def loader_options(loader: DataLoader[Any], device: torch.device) -> dict[str, Any]:
     """Return options of `ScalingAgent.load` that produce the batches of `loader`.
 
     Raises:

@@ -26,7 +26,7 @@ class CarriedRows:
     def __init__(self, state: CarriedState) -> None:
         self._state = state
         self._micro_batch: MicroBatch | None = None
-        self._mine: list[
+        self._own_rows: list[
             tuple[list[int], torch.Tensor]
         ] = []  # positions of samples, and their rows
         self._width: int | None = None  # bytes of a row; None: nothing was carried in this step
@@ -36,39 +36,39 @@ class CarriedRows:
         """Prepare for `micro_batch`."""
         self._micro_batch = micro_batch
         if micro_batch.first:
-            self._mine, self._width, self._summed = [], None, None
+            self._own_rows, self._width, self._summed = [], None, None
 
-    def give(self) -> Any:
+    def current(self) -> Any:
         """Return the state that the current batch continues.
 
         Raises:
             UsageError: outside of the loop, or if the step has two samples of one column.
         """
-        micro_batch = self._present()
+        micro_batch = self._current_batch()
         if micro_batch.total > self._state.columns:
             what = f"a step of {micro_batch.total} samples exceeds {self._state.columns} columns"
             raise UsageError(what, "lower the batch, or cut the data into more columns")
-        return self._state.before(micro_batch.ids)
+        return self._state.state_before(micro_batch.ids)
 
-    def take(self, carried: Any) -> None:
+    def set_next(self, carried: Any) -> None:
         """Store the state after the current batch: tensors with one row per sample.
 
         Raises:
             UsageError: outside of the loop, or if the shape changed.
         """
-        micro_batch = self._present()
-        rows = self._state.packed(carried, len(micro_batch.ids))
+        micro_batch = self._current_batch()
+        rows = self._state.pack(carried, len(micro_batch.ids))
         self._width = rows.shape[1]
         if micro_batch.count:
-            self._mine.append((micro_batch.ids, rows))
+            self._own_rows.append((micro_batch.ids, rows))
 
-    def _present(self) -> MicroBatch:
+    def _current_batch(self) -> MicroBatch:
         if self._micro_batch is None:
             what = "agent.carried was used outside of the loop over the loader"
             raise UsageError(what, "evaluate with a separate state that starts as None")
         return self._micro_batch
 
-    def exchange(self, group: ProcessGroup, called_off: threading.Event, *, skipped: bool) -> None:
+    def exchange(self, group: ProcessGroup, cancelled: threading.Event, *, skipped: bool) -> None:
         """Reduce the rows of all workers, after their gradients.
 
         `skipped` means that a worker skipped its batch.
@@ -78,7 +78,7 @@ class CarriedRows:
             CancelledError: if the wait was cancelled.
             UsageError: if the script carried nothing in this batch, or skipped it in a group.
         """
-        micro_batch = self._present()
+        micro_batch = self._current_batch()
         if skipped or self._width is None:
             what = (
                 "a batch did not set agent.carried, which load(columns=...) requires in every batch"
@@ -88,11 +88,11 @@ class CarriedRows:
         rows = torch.zeros(
             micro_batch.total, self._width, dtype=torch.uint8, device=self._state.device
         )
-        for samples, mine in self._mine:
+        for samples, mine in self._own_rows:
             first = samples[0] - micro_batch.cursor_before
             rows[first : first + len(mine)] = mine
         fault_points.reach("carry", **place)
-        group.all_reduce(rows, called_off)  # peers have zeros there; sums of bytes are exact
+        group.all_reduce(rows, cancelled)  # peers have zeros there; sums of bytes are exact
         fault_points.reach("carried", **place)
         self._summed = rows
 
@@ -100,5 +100,5 @@ class CarriedRows:
         """Take over the rows of a committed step; rows of an adopted step came with its state."""
         self._micro_batch = None
         if self._summed is not None and outcome is StepOutcome.COMMITTED:
-            self._state.take(micro_batch.cursor_before, self._summed)
+            self._state.store(micro_batch.cursor_before, self._summed)
         self._summed = None

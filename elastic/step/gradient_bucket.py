@@ -37,11 +37,11 @@ class Reducer:
         self._views: list[torch.Tensor] = []
         self._used_before: dict[int, list[bool]] = {}  # in earlier passes, by place
         self.active = False  # False in a group of one with a single pass
-        self.watches = False  # look for nonzero gradients that the script kept
+        self.watch_kept = False  # look for nonzero gradients that the script kept
         self.found_kept = False
-        self._looks = True  # look for sparse gradients
+        self._check_sparse = True  # look for sparse gradients
         self.losses: list[torch.Tensor] = []  # of this step, as `backward` saw them
-        self.judge: Callable[[torch.Tensor], None] | None = None  # checks losses before their pass
+        self.check_loss: Callable[[torch.Tensor], None] | None = None  # called before their pass
         for index, parameter in enumerate(self.parameters):
             parameter.register_hook(self._before(index))  # type: ignore[no-untyped-call]
             parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
@@ -57,7 +57,7 @@ class Reducer:
     def _before(self, index: int) -> Callable[[torch.Tensor], None]:
         def before(_: torch.Tensor) -> None:
             kept = self.parameters[index].grad
-            if self.watches and not self.found_kept and kept is not None:
+            if self.watch_kept and not self.found_kept and kept is not None:
                 self.found_kept = bool(kept.any())
             if self.active and not self._fired[index]:
                 self._set_aside(index)
@@ -86,21 +86,21 @@ class Reducer:
             and tensor.untyped_storage().data_ptr() == flat.untyped_storage().data_ptr()
         )
 
-    def backward_over(self) -> None:
+    def backward_finished(self) -> None:
         """Call `finished` if the outermost backward pass reached a parameter."""
         if self._any:
             self._any = False
             self._finished()
 
     def stop_watching(self) -> bool:
-        """Return whether kept gradients were found since `watches` was set."""
-        found, self.found_kept, self.watches = self.found_kept, False, False
+        """Return whether kept gradients were found since `watch_kept` was set."""
+        found, self.found_kept, self.watch_kept = self.found_kept, False, False
         return found
 
     def is_sparse(self) -> bool:
         """Return whether a gradient is sparse; checks once."""
-        looks, self._looks = self._looks, False
-        grads = [parameter.grad for parameter in self.parameters] if looks else []
+        check, self._check_sparse = self._check_sparse, False
+        grads = [parameter.grad for parameter in self.parameters] if check else []
         return any(grad is not None and grad.layout is not torch.strided for grad in grads)
 
     # --- what a step's reduction does with it

@@ -21,12 +21,12 @@ from elastic.collectives.control_words import (
 )
 from elastic.collectives.process_group import ProcessGroup
 from elastic.group.transitions import ReductionTerms
-from elastic.metrics import EVERY, StepTimer
+from elastic.metrics import MEASURE_INTERVAL, StepTimer
 from elastic.state.training_state import TrainingState
 from elastic.step.gradient_bucket import Reducer
 from elastic.training_errors import UsageError
 
-POINTS: Final = (("reduce", "reduced"), ("reduce.later", "reduced.later"))
+FAULT_POINTS: Final = (("reduce", "reduced"), ("reduce.later", "reduced.later"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +54,10 @@ class Contribution:
     @property
     def weight(self) -> float:
         """Weight of the gradients; 0 excludes them."""
-        return 0.0 if self.skipped else weight_of(self.micro_batch, self.items)
+        return 0.0 if self.skipped else pass_weight(self.micro_batch, self.items)
 
 
-def weight_of(micro_batch: MicroBatch, items: float | None) -> float:
+def pass_weight(micro_batch: MicroBatch, items: float | None) -> float:
     """Return the weight of a pass's gradients: `items`, or its samples over the global batch.
 
     With `items`, the sum is divided by all items after the reduction.
@@ -71,11 +71,11 @@ class StepReduction:
     """Reduces one worker's gradients and words with its peers', once in each step."""
 
     def __init__(
-        self, reducer: Reducer, training: TrainingState, called_off: threading.Event
+        self, reducer: Reducer, training: TrainingState, cancelled: threading.Event
     ) -> None:
         self._reducer = reducer
         self._training = training
-        self._called_off = called_off
+        self._called_off = cancelled
         self._timer = StepTimer()
         self._loss_sum: torch.Tensor | float | None = None  # sum over samples or items so far
         self._samples = 0  # samples of the step's earlier passes
@@ -90,15 +90,15 @@ class StepReduction:
         self._add_loss(micro_batch, items, place)
         if place == 0:
             self._samples = micro_batch.count + (0 if micro_batch.first else self._samples)
-        gradients = self._reducer.accumulate(weight_of(micro_batch, items), place)
+        gradients = self._reducer.accumulate(pass_weight(micro_batch, items), place)
         if measures and _measures_noise(micro_batch, items, place):
             if micro_batch.first:
                 self._training.noise.begin()
-            self._training.noise.before(gradients, micro_batch.count, micro_batch.total)
+            self._training.noise.add_pass(gradients, micro_batch.count, micro_batch.total)
 
     def _add_loss(self, micro_batch: MicroBatch, items: float | None, place: int) -> None:
         """Add the losses of a pass, means over samples or `items`; only of the first place."""
-        loss = self._training.losses.of_pass(self._reducer.losses)
+        loss = self._training.losses.pass_loss(self._reducer.losses)
         self._reducer.losses.clear()
         weight = micro_batch.count if items is None else items
         if loss is not None and micro_batch.count and place == 0:
@@ -121,27 +121,27 @@ class StepReduction:
         loss_sum, self._loss_sum = self._loss_sum, None
         seconds = 0.0 if contribution.place else self._timer.lap(time.monotonic())
         if group.size == 1:
-            return self._alone(contribution, loss_sum, seconds)
+            return self._finish_alone(contribution, loss_sum, seconds)
         measured = group.rank == 0 and contribution.measures_noise
         bucket, tail = self._fill(contribution, loss_sum, seconds)
         gradients = bucket[: bucket.numel() - tail.numel()]
         micro_batch, noise = contribution.micro_batch, self._training.noise
         if measured and micro_batch.first:  # else its earlier passes were measured
             noise.begin()
-            noise.before(gradients, micro_batch.count, micro_batch.total)
-        step, points = micro_batch.step, POINTS[contribution.place > 0]
+            noise.add_pass(gradients, micro_batch.count, micro_batch.total)
+        step, points = micro_batch.step, FAULT_POINTS[contribution.place > 0]
         fault_points.reach(points[0], rank=group.rank, step=step, version=group.version)
         began = time.monotonic()  # copying the words waited for the device
         group.all_reduce(bucket, self._called_off)
-        self._training.recent_steps.reduced(time.monotonic() - began)
-        self._training.usage.exchanged(bucket.nbytes, group.size)
+        self._training.recent_steps.add_reduction(time.monotonic() - began)
+        self._training.usage.count_all_reduce(bucket.nbytes, group.size)
         fault_points.reach(points[1], rank=group.rank, step=step, version=group.version)
         agreed = read_agreed_words(tail.tolist(), group.size)
         agreed.check_in_step(group.size, step)
         if contribution.place == 0:
             agreed.check_shares(micro_batch.total)
         if measured and not agreed.skipped:
-            noise.after(gradients, micro_batch.total)
+            noise.add_total(gradients, micro_batch.total)
         scale = _scale(contribution, agreed) if agreed.items > 0.0 else 1.0
         self._reducer.unpack(agreed.used, scale)
         if agreed.samples and contribution.place == 0:
@@ -154,7 +154,7 @@ class StepReduction:
         """Return the bucket, and its tail with this worker's words."""
         micro_batch = contribution.micro_batch
         digest = bytes(DIGEST_BYTES)
-        if contribution.terms.compares and contribution.has_full_state:
+        if contribution.terms.compare_checksums and contribution.has_full_state:
             digest = self._training.tensors().digest()
         weight, place, counts = contribution.weight, contribution.place, contribution.counts
         bucket, tail = self._reducer.pack(weight, FIXED_WORDS, place, counts=counts)
@@ -172,7 +172,7 @@ class StepReduction:
         tail[1:FIXED_WORDS] = torch.tensor(words.encode(), dtype=tail.dtype)
         return bucket, tail
 
-    def _alone(
+    def _finish_alone(
         self, contribution: Contribution, loss_sum: torch.Tensor | float | None, seconds: float
     ) -> AgreedWords:
         """Finish a step without peers; gradients of a single pass stay in place."""
@@ -181,7 +181,7 @@ class StepReduction:
             bucket, tail = self._fill(contribution, None, seconds)
             if contribution.measures_noise:
                 gradients = bucket[: bucket.numel() - tail.numel()]
-                self._training.noise.after(gradients, micro_batch.total)
+                self._training.noise.add_total(gradients, micro_batch.total)
             agreed = read_agreed_words(tail.tolist(), 1)
             scale = _scale(contribution, agreed) if agreed.items > 0.0 else 1.0
             self._reducer.unpack(agreed.used, scale)
@@ -232,4 +232,4 @@ def _scale(contribution: Contribution, agreed: AgreedWords) -> float:
 def _measures_noise(micro_batch: MicroBatch, items: float | None, place: int) -> bool:
     if items is not None or place:
         return False  # weighted differently, or of another loss
-    return micro_batch.count > 0 and micro_batch.step % EVERY == 0
+    return micro_batch.count > 0 and micro_batch.step % MEASURE_INTERVAL == 0

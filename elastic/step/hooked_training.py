@@ -38,9 +38,9 @@ def hook_training(
         patch_optimizer_step(optimizer, executor)
     if len(tensors.optimizers) > 1:
         if managed:  # a remainder must not cause several passes
-            bound += training.stream.least - 1
+            bound += training.stream.min_samples - 1
         turns = OptimizerTurns(training, GradientOrigins(tensors.trained()))
-    reducer = Reducer(tensors.trained(), executor.backward_over)
+    reducer = Reducer(tensors.trained(), executor.backward_finished)
     loader = ElasticLoader(
         train_set,
         training=training,
@@ -50,5 +50,5 @@ def hook_training(
         device=device,
         options=options,
     )
-    executor.use(reducer, loader.depth, turns)
+    executor.set_reducer(reducer, loader.depth, turns)
     return reducer, loader

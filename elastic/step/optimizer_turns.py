@@ -46,7 +46,7 @@ class GradientOrigins:
         self._batch += 1
         self._fired.clear()
 
-    def backward_over(self) -> None:
+    def backward_finished(self) -> None:
         """Note the end of an outermost backward pass."""
         self._fired.clear()
 
@@ -68,7 +68,7 @@ class GradientOrigins:
 
         return before
 
-    def are_earlier(self, optimizer: torch.optim.Optimizer) -> bool:
+    def include_earlier(self, optimizer: torch.optim.Optimizer) -> bool:
         """Return whether gradients that `optimizer` will use are partly of earlier batches."""
         doubtful = []
         for parameter in (p for group in optimizer.param_groups for p in group["params"]):
@@ -96,22 +96,22 @@ class StepUndo:
         self._copies: list[_OptimizerCopy] = []  # ordered by their first steps
         self.is_complete = True  # no optimizer stepped without a copy
 
-    def keep(self, optimizer: torch.optim.Optimizer) -> None:
+    def save_copy(self, optimizer: torch.optim.Optimizer) -> None:
         """Copy an optimizer before its first step, because another reduction may follow."""
         if all(known.optimizer is not optimizer for known in self._copies):
             self._copies.append(_OptimizerCopy.of(optimizer))
 
-    def take_back(self) -> None:
+    def roll_back(self) -> None:
         """Restore the state before the step."""
         for known in reversed(self._copies):  # a parameter may be in two optimizers
-            known.put_back()
+            known.restore()
         self.restore_buffers()
         self._training.restore(self._snapshot)
 
     def restore_buffers(self) -> None:
         """Restore buffers, which forward passes after a rollback may have changed."""
-        for buffer, was in zip(self._training.tensors().buffers(), self._buffers, strict=True):
-            buffer.copy_(was)
+        for buffer, saved in zip(self._training.tensors().buffers(), self._buffers, strict=True):
+            buffer.copy_(saved)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,25 +132,25 @@ class _OptimizerCopy:
         }
         return cls(optimizer, [(p, p.clone()) for p in held], state)
 
-    def put_back(self) -> None:
-        for parameter, was in self.parameters:
-            parameter.copy_(was)
+    def restore(self) -> None:
+        for parameter, saved in self.parameters:
+            parameter.copy_(saved)
         state = self.optimizer.state
         for key in [k for k, e in state.items() if isinstance(e, dict) and k not in self.state]:
             del state[key]
         for key, entry in self.state.items():
-            state[key] = {name: _put_back(value, was) for name, (value, was) in entry.items()}
+            state[key] = {name: _restored(value, saved) for name, (value, saved) in entry.items()}
 
 
 def _copied(value: Any) -> Any:
     return value.detach().clone() if isinstance(value, torch.Tensor) else copy.deepcopy(value)
 
 
-def _put_back(value: Any, was: Any) -> Any:
+def _restored(value: Any, saved: Any) -> Any:
     """Return the same tensor with its former values; other values as they were."""
     if not isinstance(value, torch.Tensor):
-        return was
-    value.detach().copy_(was)
+        return saved
+    value.detach().copy_(saved)
     return value
 
 
@@ -161,11 +161,11 @@ class OptimizerTurns:
         self._training = training
         self._origins = origins
         self._passes = 0  # backward passes of the current batch
-        self._most = 0  # most backward passes of a batch; 0: unknown yet
+        self._max_passes = 0  # most backward passes of a batch; 0: unknown yet
         self._stepped = False  # an optimizer stepped or skipped in the current batch
         self._undo: StepUndo | None = None
         self._broken = False  # the group broke during the current step
-        self._reached: dict[str, Any] | None = None  # snapshot before the rollback
+        self._before_rollback: dict[str, Any] | None = None  # snapshot before the rollback
 
     def begin(self, micro_batch: MicroBatch, *, may_break: bool) -> None:
         """Prepare for `micro_batch`; `may_break`: there are peers, and full state to restore."""
@@ -173,16 +173,16 @@ class OptimizerTurns:
         if not micro_batch.first:
             return
         self._undo = StepUndo(self._training) if may_break else None
-        self._broken, self._reached = False, None
+        self._broken, self._before_rollback = False, None
         self._origins.begin()
 
-    def backward_over(self, micro_batch: MicroBatch) -> int:
+    def backward_finished(self, micro_batch: MicroBatch) -> int:
         """Note an outermost backward pass; return its place in the batch, from 0.
 
         Raises:
             UsageError: if an optimizer stepped before it, and the share takes several passes.
         """
-        self._origins.backward_over()
+        self._origins.backward_finished()
         if self._stepped and not (micro_batch.first and micro_batch.last):
             what = (
                 "an optimizer steps between two backward passes of a batch, and this worker takes "
@@ -197,11 +197,11 @@ class OptimizerTurns:
         self._passes += 1
         return self._passes - 1
 
-    def has_turn(self) -> None:
+    def note_step(self) -> None:
         """Note that an optimizer steps, or skips its step."""
         self._stepped = True
 
-    def keep(self, optimizer: torch.optim.Optimizer) -> None:
+    def save_copy(self, optimizer: torch.optim.Optimizer) -> None:
         """Copy an optimizer that is about to step, if another reduction may follow.
 
         None follows after as many backward passes as an earlier batch had at most.
@@ -209,23 +209,23 @@ class OptimizerTurns:
         undo = self._undo
         if undo is None:
             return
-        if self._passes < self._most or not self._most:
-            undo.keep(optimizer)
+        if self._passes < self._max_passes or not self._max_passes:
+            undo.save_copy(optimizer)
         else:
             undo.is_complete = False
 
-    def takes_earlier(self, optimizer: torch.optim.Optimizer) -> bool:
+    def uses_earlier_gradients(self, optimizer: torch.optim.Optimizer) -> bool:
         """Return whether `optimizer` is about to use gradients of earlier batches."""
-        return self._origins.are_earlier(optimizer)
+        return self._origins.include_earlier(optimizer)
 
-    def take_back(self) -> bool:
+    def roll_back(self) -> bool:
         """Roll the step back; True if the state before the step is restored."""
         undo, self._broken = self._undo, True
         if undo is None or not undo.is_complete:
             return False
-        if self._reached is None:
-            self._reached = self._training.snapshot()
-        undo.take_back()
+        if self._before_rollback is None:
+            self._before_rollback = self._training.snapshot()
+        undo.roll_back()
         return True
 
     def adopt(self) -> None:
@@ -233,9 +233,9 @@ class OptimizerTurns:
 
         The script's schedulers and scalers had started the step already, and will end it.
         """
-        if self._reached is not None:
-            self._training.restore(self._reached)
-            self._reached = None
+        if self._before_rollback is not None:
+            self._training.restore(self._before_rollback)
+            self._before_rollback = None
 
     def check_skipped(self, skipped: int, ranks: int) -> None:
         """Check that all workers took the batch, or none.
@@ -257,10 +257,10 @@ class OptimizerTurns:
             UsageError: if the last pass of the step had fewer backward passes than another.
         """
         if not self._broken:
-            self._most = max(self._most, self._passes)
+            self._max_passes = max(self._max_passes, self._passes)
         if not micro_batch.last:
             return
-        if self._reached is not None and self._undo is not None:
+        if self._before_rollback is not None and self._undo is not None:
             self._undo.restore_buffers()
         self._undo = None
         if unused:

@@ -1,9 +1,9 @@
 """Execution of training steps in the worker's current group.
 
 The loader hands out a micro-batch (`begin`) and reports when the script has finished it (`finish`);
-between two steps the group may change. In between the hooks call `backward_over`, where gradients
-are reduced, and `before_optimizer_step`, where parameters change. All of it runs on the training
-thread.
+between two steps the group may change. In between the hooks call `backward_finished`, where
+gradients are reduced, and `before_optimizer_step`, where parameters change. All of it runs on the
+training thread.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from elastic.state.training_state import TrainingState
 from elastic.step.carried_rows import CarriedRows
 from elastic.step.gradient_bucket import SPARSE, Reducer
 from elastic.step.gradient_reduction import Contribution, StepReduction
-from elastic.step.loss_reduction_check import Summed, how_summed
+from elastic.step.loss_reduction_check import SumCertainty, sum_certainty
 from elastic.step.optimizer_turns import OptimizerTurns
 from elastic.training_errors import BrokenGroupError, CancelledError, UsageError
 
@@ -60,18 +60,20 @@ class StepExecutor:
         self._step_items: dict[int, float] = {}  # the same for the step's earlier passes, by place
         self._pass_items: dict[int, float] = {}  # the same for the current pass, by place
         self._passes = 0  # passes of the step under way, so far
-        self._updated = True  # the optimizer stepped since the last backward pass
+        self._stepped = True  # the optimizer stepped since the last backward pass
         self._undo: dict[str, Any] | None = None  # schedulers and scalers before a pass
-        self._judges = True  # check losses, until the first batch of two samples
+        self._checks_losses = True  # check losses, until the first batch of two samples
         self.counts_steps = True  # schedulers count steps; False: epochs
-        self._unclear = False  # a loss ended in a sum
+        self._sum_warned = False  # a loss ended in a sum
         self._warned: set[str] = set()  # warnings already printed
 
-    def use(self, reducer: Reducer, depth: int, turns: OptimizerTurns | None = None) -> None:
+    def set_reducer(
+        self, reducer: Reducer, depth: int, turns: OptimizerTurns | None = None
+    ) -> None:
         """Set what is trained; `depth`: prefetched steps; `turns`: None with one optimizer."""
         self._reducer, self._turns = reducer, turns
-        self._reduction = StepReduction(reducer, self._training, self._transitions.called_off)
-        self._transitions.use(depth)
+        self._reduction = StepReduction(reducer, self._training, self._transitions.cancelled)
+        self._transitions.set_prefetch_depth(depth)
 
     def check_trained(self) -> None:
         """Check at the start of an epoch that the trained parameters are those that are reduced.
@@ -83,10 +85,10 @@ class StepExecutor:
             return
         trained = [id(p) for p in self._training.tensors().trained()]
         summed = [id(p) for p in self._reducer.parameters]
-        for_a_while = self._turns is not None and set(trained) <= set(
+        temporarily_frozen = self._turns is not None and set(trained) <= set(
             summed
         )  # temporarily frozen for another optimizer
-        if trained != summed and not for_a_while:
+        if trained != summed and not temporarily_frozen:
             what = "the trained parameters changed after load()"
             self._refuse_in_group(what, "freeze, unfreeze and add parameters in build_model")
 
@@ -99,21 +101,21 @@ class StepExecutor:
         try:
             self._training.check_metadata()
         except UsageError as error:
-            if self._membership.me:
+            if self._membership.own_id:
                 raise
             self._warn("a cluster", error.message, error.hint)
 
     # --- what a framework's own loop asks
 
     @property
-    def present(self) -> MicroBatch | None:
+    def current_batch(self) -> MicroBatch | None:
         """Micro-batch that the script has and has not finished."""
         return self._micro_batch
 
     @property
-    def called_off(self) -> threading.Event:
+    def cancelled(self) -> threading.Event:
         """Event that cancels waits for peers."""
-        return self._transitions.called_off
+        return self._transitions.cancelled
 
     @property
     def is_dropped(self) -> bool:
@@ -142,9 +144,11 @@ class StepExecutor:
             several = not (micro_batch.first and micro_batch.last)
             self._reducer.active = grouped or several
             self._reducer.losses.clear()
-            self._reducer.watches = micro_batch.first and not self._updated and self._turns is None
-            judges = self._judges and len(micro_batch.ids) > 1
-            self._reducer.judge = self._judge_loss if judges else None
+            self._reducer.watch_kept = (
+                micro_batch.first and not self._stepped and self._turns is None
+            )
+            checks = self._checks_losses and len(micro_batch.ids) > 1
+            self._reducer.check_loss = self._check_loss if checks else None
         if self._turns is not None:
             full = self._membership.has_full_state
             self._turns.begin(micro_batch, may_break=grouped and full)
@@ -213,7 +217,7 @@ class StepExecutor:
             optimizer.step()
             optimizer.zero_grad()
 
-    def weigh(self, items: float) -> None:
+    def set_items(self, items: float) -> None:
         """Set what the current batch's losses are means over: `items` instead of samples.
 
         Raises:
@@ -228,7 +232,7 @@ class StepExecutor:
 
     # --- the hooks
 
-    def backward_over(self) -> None:
+    def backward_finished(self) -> None:
         """Reduce or accumulate gradients after an outermost backward pass over the model."""
         micro_batch, reduction = self._micro_batch, self._reduction
         if micro_batch is None or reduction is None:
@@ -241,7 +245,7 @@ class StepExecutor:
         if self._reducer is not None and not self._reducer.active and self._reducer.is_sparse():
             self._refuse_in_group(*SPARSE)
         self._skips = not micro_batch.last
-        place = self._turns.backward_over(micro_batch) if self._turns is not None else 0
+        place = self._turns.backward_finished(micro_batch) if self._turns is not None else 0
         if micro_batch.last:
             self._reduce(micro_batch, place)
         else:
@@ -249,10 +253,10 @@ class StepExecutor:
             measures = self._membership.rank == 0
             reduction.accumulate(micro_batch, self._items, place, measures=measures)
 
-    def passes_over(self) -> bool:
+    def must_skip(self) -> bool:
         """Return True if the optimizer must skip its step in the current batch."""
         if self._turns is not None:
-            self._turns.has_turn()
+            self._turns.note_step()
         return self._skips
 
     def schedule_steps(self) -> int:
@@ -270,7 +274,7 @@ class StepExecutor:
         """
         if self._micro_batch is None:
             return
-        if self._membership.me:
+        if self._membership.own_id:
             raise UsageError(what, remedy)
         self._warn("a cluster", what, remedy)
 
@@ -285,7 +289,7 @@ class StepExecutor:
             self._warned.add(what)
             sys.stderr.write(f"[ones] {who} refuses this: {what}; {remedy}\n")
 
-    def _judge_loss(self, loss: torch.Tensor) -> None:
+    def _check_loss(self, loss: torch.Tensor) -> None:
         """Refuse losses that are sums: they weigh a worker's samples more, the more it has.
 
         Checked in the first batch of two samples or more: of one sample, a sum is a mean. Uncertain
@@ -294,21 +298,21 @@ class StepExecutor:
         micro_batch = self._micro_batch
         if micro_batch is None:
             return
-        self._judges = False  # only the first batch is checked
-        found = how_summed(loss, len(micro_batch.ids), self._training.losses.scale())
-        if found is Summed.SURELY:
+        self._checks_losses = False  # only the first batch is checked
+        found = sum_certainty(loss, len(micro_batch.ids), self._training.losses.scale())
+        if found is SumCertainty.CERTAIN:
             what = "the loss is a sum over the batch"
             remedy = "divide it by len(inputs), or by the number that agent.weight gets"
             self.refuse(what, f"{remedy}; with SGD, multiply the learning rate by batch_size")
-        if found is Summed.PERHAPS and not self._unclear and self._membership.rank == 0:
+        if found is SumCertainty.POSSIBLE and not self._sum_warned and self._membership.rank == 0:
             sys.stderr.write(f"[ones] {UNCLEAR_SUM}\n")
-            self._unclear = True
+            self._sum_warned = True
 
     def _refuse_accumulation(self) -> None:
         """Refuse gradients of earlier batches, which joining or recovering workers cannot have."""
-        self._updated = False
+        self._stepped = False
         reducer = self._reducer
-        if reducer is not None and reducer.watches and reducer.stop_watching():
+        if reducer is not None and reducer.watch_kept and reducer.stop_watching():
             self.refuse(
                 "the script accumulates gradients over several batches",
                 "raise batch_size (`max_local_batch` is the device's limit: larger shares are "
@@ -321,18 +325,18 @@ class StepExecutor:
         Raises:
             UsageError: if one of several optimizers uses gradients of earlier batches.
         """
-        self._updated = True
-        factor = self._training.before_update(self._transitions.called_off, optimizer)
+        self._stepped = True
+        factor = self._training.before_update(self._transitions.cancelled, optimizer)
         turns = self._turns
         if turns is not None and self._micro_batch is not None:
-            if turns.takes_earlier(optimizer):
+            if turns.uses_earlier_gradients(optimizer):
                 self.refuse(
                     f"an optimizer ({type(optimizer).__name__}) steps on gradients of earlier "
                     "batches",
                     "zero its gradients in every batch, step it after a backward pass of the "
                     "same batch, and raise batch_size instead of accumulating",
                 )
-            turns.keep(optimizer)
+            turns.save_copy(optimizer)
         return factor
 
     def _reduce(self, micro_batch: MicroBatch, place: int, *, skipped: bool = False) -> None:
@@ -341,7 +345,7 @@ class StepExecutor:
             return
         self._reduced = True
         terms = ReductionTerms(
-            ready=False, compares=False
+            ready=False, compare_checksums=False
         )  # later reductions of a step have no terms
         if place == 0:
             terms = self._transitions.before_reduction(micro_batch.step)
@@ -366,8 +370,8 @@ class StepExecutor:
             return
         try:
             if self.carried is not None:
-                called_off, skipped = self._transitions.called_off, agreed.skipped > 0
-                self.carried.exchange(membership.group, called_off, skipped=skipped)
+                cancelled, skipped = self._transitions.cancelled, agreed.skipped > 0
+                self.carried.exchange(membership.group, cancelled, skipped=skipped)
             self._transitions.after_reduction(micro_batch, terms, agreed)
         except (CancelledError, BrokenGroupError, fault_points.InjectedError) as error:
             self._recover(micro_batch, error)
@@ -375,7 +379,7 @@ class StepExecutor:
     def _recover(self, micro_batch: MicroBatch, error: Exception) -> None:
         """Recover after the group broke in the step of `micro_batch`; adopt or drop the step."""
         self._skips = True
-        recovered = self._transitions.recover(error, self._take_back)
+        recovered = self._transitions.recover(error, self._roll_back)
         if micro_batch.step <= recovered.step:
             self._outcome = StepOutcome.ADOPTED
             if self._turns is not None:
@@ -384,9 +388,9 @@ class StepExecutor:
             self._outcome = StepOutcome.ROLLED_BACK
             self._undo = self._training.snapshot()
 
-    def _take_back(self) -> None:
+    def _roll_back(self) -> None:
         """Restore the state of the last finished step, or note that this worker's is incomplete."""
-        if self._turns is not None and not self._turns.take_back():
+        if self._turns is not None and not self._turns.roll_back():
             self._membership.has_full_state = False
 
     # --- the end of an epoch
@@ -400,7 +404,7 @@ class StepExecutor:
                 fault_points.reach("report", rank=membership.rank, version=membership.version)
                 if reduction is not None:
                     reduction.end_epoch(membership.group)
-                first = membership.group.broadcast_bytes(summary, self._transitions.called_off)
+                first = membership.group.broadcast_bytes(summary, self._transitions.cancelled)
             except (CancelledError, BrokenGroupError, fault_points.InjectedError) as error:
                 metadata = self._transitions.recover(error).metadata
                 if metadata is not None and metadata["epoch"] >= self._training.position.epoch:
@@ -409,5 +413,5 @@ class StepExecutor:
                 fault_points.reach("agreed", rank=membership.rank, version=membership.version)
                 self._records.write()
                 if membership.rank == 0:  # its checkpoint may soon be the only state
-                    self._records.write_last_step(membership.me)
+                    self._records.write_last_step(membership.own_id)
                 return first

@@ -29,7 +29,7 @@ import torch
 from elastic.collectives.backends import slot_device, use_device
 from elastic.hooks import hold_device, warm_up
 from elastic.metrics import UsageMeter, cpu_seconds
-from elastic.reporting import Channel
+from elastic.reporting import AgentConnection
 from elastic.sweep_worker.staged_data import StagedData
 from elastic.sweep_worker.state_store import StateStore
 from elastic.sweep_worker.unit import UnitSpeed, import_functions
@@ -58,15 +58,15 @@ from schemas.wire.agent import (
 from schemas.wire.sweeps import UnitOrder, UnitTask
 from schemas.wire.worker import Assignment, GroupOrder, SlotGranted, ToWorker
 
-Answer = tuple[type[ScriptReport], dict[str, Any]]  # type and fields of a report
+Reply = tuple[type[ScriptReport], dict[str, Any]]  # type and fields of a report
 
 
-class HopperOrders:
+class SweepWorkerOrders:
     """Latest order of the group, and the waiting unit."""
 
-    def __init__(self, me: WorkerId, born: Version, rank: Rank) -> None:
-        self._me = me
-        self._born = born
+    def __init__(self, own_id: WorkerId, start_version: Version, rank: Rank) -> None:
+        self._own_id = own_id
+        self._start_version = start_version
         self._latest = (0, 0)  # version, stage
         self._attempt = 0  # latest accepted
         self._waiting: UnitOrder | None = None
@@ -78,12 +78,12 @@ class HopperOrders:
         self.group = Version(0)  # version of the current group; 0: none yet
         self.leaving = False
 
-    def receive(self, order: GroupOrder) -> tuple[Answer, ...]:
+    def receive(self, order: GroupOrder) -> tuple[Reply, ...]:
         """Process an order and return the replies; an order that is not newer changes nothing."""
         if (order.version, order.stage) <= self._latest:
             return ()
         self._latest = (order.version, order.stage)
-        member = order.group.member(self._me)
+        member = order.group.member(self._own_id)
         if order.stage == PREPARE:
             return self._prepare(order)
         if order.stage >= SETTLED:
@@ -102,55 +102,59 @@ class HopperOrders:
         self.batch = order.group.global_batch
         return ((GroupFormed, {"group": order.version, "epoch": 0, "step": 0}),)
 
-    def _prepare(self, order: GroupOrder) -> tuple[Answer, ...]:
+    def _prepare(self, order: GroupOrder) -> tuple[Reply, ...]:
         if order.kind == RECOVER:
-            still = {"step": 0, "epoch": 0, "full": True, "port": self.port}
-            return ((Quiesced, {"group": order.version, **still}),)
+            quiesced = {"step": 0, "epoch": 0, "full": True, "port": self.port}
+            return ((Quiesced, {"group": order.version, **quiesced}),)
         members = order.group.members
         first = members[0].worker if members else None
-        if order.kind in {START, JOIN} and first == self._me and order.version != self._born:
+        if (
+            order.kind in {START, JOIN}
+            and first == self._own_id
+            and order.version != self._start_version
+        ):
             return ((StoreOpened, {"group": order.version, "port": self.port}),)
         return ()
 
     def assign(self, unit: UnitOrder) -> bool:
         """Accept a unit; True if it is new. Each attempt is made once."""
-        if unit.worker != self._me or unit.attempt <= self._attempt:
+        if unit.worker != self._own_id or unit.attempt <= self._attempt:
             return False
         self._attempt, self._waiting = unit.attempt, unit
         return True
 
-    def take(self) -> UnitOrder | None:
+    def pop(self) -> UnitOrder | None:
         """Remove and return the waiting unit, to run it now."""
         unit, self._waiting = self._waiting, None
         return unit
 
 
-FUNCTIONS: Final = ("input_fn", "model_fn", "train_fn", "eval_fn")
-DATA: Final = "data"  # folder of staged data below the states
+FUNCTION_FIELDS: Final = ("input_fn", "model_fn", "train_fn", "eval_fn")
+DATA_FOLDER: Final = "data"  # folder of staged data below the states
 
 
-def run_hopper(assignment: Assignment, folder: Path, sweep: SweepSpec) -> None:
+def run_sweep_worker(assignment: Assignment, folder: Path, sweep: SweepSpec) -> None:
     """Run a worker of a sweep until it is in no group any more.
 
     Raises:
         UsageError: if a user function cannot be imported; names the field and the remedy.
     """
-    hopper = Hopper(assignment, folder, sweep)
+    worker = SweepWorker(assignment, folder, sweep)
     try:
-        hopper.run()
+        worker.run()
     finally:
-        hopper.close()
+        worker.close()
 
 
-class Hopper:
+class SweepWorker:
     """Process of a sweep worker."""
 
     def __init__(self, assignment: Assignment, folder: Path, sweep: SweepSpec) -> None:
         """Connect to the agent."""
         self._assignment = assignment
         self._sweep = sweep
-        me = worker_id(assignment.job, assignment.version, assignment.rank)
-        self._orders = HopperOrders(me, assignment.version, assignment.rank)
+        own_id = worker_id(assignment.job, assignment.version, assignment.rank)
+        self._orders = SweepWorkerOrders(own_id, assignment.version, assignment.rank)
         self._changed = threading.Condition()
         self._granted = threading.Event()
         if assignment.granted:
@@ -159,18 +163,18 @@ class Hopper:
         self._store = StateStore(assignment.job, self._states)
         self._speed, self._usage = UnitSpeed(), UsageMeter()
         self._server: StateServer | None = None
-        self._channel = Channel(assignment, folder, self._hear)
+        self._connection = AgentConnection(assignment, folder, self._on_message)
 
     def run(self) -> None:
         """Import the functions, report ready, and train the units that arrive."""
         hold_device(self._await_slot)
-        given = {name: getattr(self._sweep, name) for name in FUNCTIONS}
+        given = {name: getattr(self._sweep, name) for name in FUNCTION_FIELDS}
         functions = import_functions({name: path for name, path in given.items() if path})
         self._serve()
         self._await_slot()
         device = slot_device()
         _warm_up(device)
-        staged = StagedData(self._states / DATA)
+        staged = StagedData(self._states / DATA_FOLDER)
         runner = UnitRunner(functions, self._sweep.partitions, device, staged)
         attempts = UnitAttempts(self._sweep, runner, self._store, self._report, self._speed)
         self._report(
@@ -181,13 +185,13 @@ class Hopper:
             store_port=self._orders.port,
         )
         self._report(HopperOpened, address=self._server.address if self._server else "")
-        self._channel.tell_steps(self._steps)
+        self._connection.set_telemetry(self._steps)
         while (unit := self._next()) is not None:
             attempts.make(unit)
 
     def close(self) -> None:
         """Disconnect from the agent and from other nodes."""
-        self._channel.close()
+        self._connection.close()
         if self._server is not None:
             self._server.close()
 
@@ -209,15 +213,15 @@ class Hopper:
         """Wait for the next unit; None when this worker leaves."""
         with self._changed:
             while True:
-                if (unit := self._orders.take()) is not None:
+                if (unit := self._orders.pop()) is not None:
                     return unit
                 if self._orders.leaving:
                     return None
                 self._changed.wait()
 
-    # --- the channel's thread
+    # --- the connection's thread
 
-    def _hear(self, message: ToWorker) -> None:
+    def _on_message(self, message: ToWorker) -> None:
         match message:
             case SlotGranted():
                 self._granted.set()
@@ -255,7 +259,7 @@ class Hopper:
 
     def _report(self, kind: type[ScriptReport], **fields: Any) -> None:
         a = self._assignment
-        self._channel.report(
+        self._connection.report(
             lambda index: kind(job=a.job, version=a.version, rank=a.rank, index=index, **fields)
         )
 

@@ -28,7 +28,7 @@ from elastic.training_errors import ElasticError
 MAGIC: Final = b"ONESdt\x00\x01"
 PREFIX: Final = struct.Struct(">8sQ")  # magic, bytes of the header that follows
 ALIGNED: Final = 64  # alignment of tensors, bytes
-_PLAIN: Final = (type(None), bool, int, float, str, bytes)
+_PLAIN_TYPES: Final = (type(None), bool, int, float, str, bytes)
 _NUMBERS: Final = "biufc"  # kinds of numpy types that can be mapped
 
 
@@ -81,11 +81,11 @@ class StagedData:
         path = self._folder / f"{name}.data"
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with _locked(self._folder / f"{name}.lock"):
-            staged = _mapped(path)
+            staged = _map_file(path)
             if staged is None:
                 return self._stage(path, read())
         data, samples = staged
-        if data is not _OWN:
+        if data is not _NOT_STAGED:
             return data
         found = read()
         if count_samples(found) != samples:
@@ -96,13 +96,13 @@ class StagedData:
     def _stage(path: Path, found: Any) -> Any:
         """Stage the data and return the mapped copy, so that all workers compute alike."""
         try:
-            _write(path, *_described(found, count_samples(found)))
+            _write(path, *_encode_data(found, count_samples(found)))
         except OSError as error:
             text = f"cannot stage {path.name} for the node's other workers: {error.strerror}"
             sys.stderr.write(f"[ones] {text}; each worker reads its own data\n")
             return found
-        staged = _mapped(path)
-        return found if staged is None or staged[0] is _OWN else staged[0]
+        staged = _map_file(path)
+        return found if staged is None or staged[0] is _NOT_STAGED else staged[0]
 
 
 def count_samples(data: Any) -> int:
@@ -122,7 +122,7 @@ def count_samples(data: Any) -> int:
         return 1
 
 
-_OWN: Final = object()  # placeholder: each process reads its own data
+_NOT_STAGED: Final = object()  # placeholder: each process reads its own data
 
 
 @contextlib.contextmanager
@@ -139,10 +139,10 @@ def _locked(path: Path) -> Iterator[None]:
 # --- data as bytes
 
 
-def _described(data: Any, samples: int) -> tuple[_Header, list[_Block]]:
+def _encode_data(data: Any, samples: int) -> tuple[_Header, list[_Block]]:
     blocks: list[_Block] = []
     try:
-        content = _plain(data, blocks)
+        content = _encode(data, blocks)
     except _NotStagedError:
         return _Header(["o"], [], samples), []
     places, place = [], 0
@@ -153,21 +153,21 @@ def _described(data: Any, samples: int) -> tuple[_Header, list[_Block]]:
     return _Header(content, places, samples), blocks
 
 
-def _plain(value: Any, blocks: list[_Block]) -> Any:
+def _encode(value: Any, blocks: list[_Block]) -> Any:
     """Convert to values of msgpack; other values become a list that starts with their kind."""
     kind = type(value)
-    if kind in _PLAIN:
+    if kind in _PLAIN_TYPES:
         if kind is int and not -(2**63) <= value < 2**64:
             raise _NotStagedError
         return value
     if kind is torch.Tensor:
         return ["x", *_block(value, blocks)]
     if kind is TensorDataset:
-        return ["d", *(_plain(one, blocks) for one in value.tensors)]
+        return ["d", *(_encode(one, blocks) for one in value.tensors)]
     if kind is tuple or kind is list:
-        return ["t" if kind is tuple else "l", *(_plain(one, blocks) for one in value)]
+        return ["t" if kind is tuple else "l", *(_encode(one, blocks) for one in value)]
     if kind is dict:
-        pairs = [[_plain(k, blocks), _plain(v, blocks)] for k, v in value.items()]
+        pairs = [[_encode(k, blocks), _encode(v, blocks)] for k, v in value.items()]
         return ["m", *pairs]
     numpy = sys.modules.get("numpy")
     if numpy is not None and kind is numpy.ndarray and value.dtype.kind in _NUMBERS:
@@ -197,7 +197,7 @@ def _write(path: Path, header: _Header, blocks: list[_Block]) -> None:
     """Write durably and atomically."""
     encoded = msgspec.msgpack.encode(header)
     fresh = path.with_suffix(".new")
-    start = _start(len(encoded))
+    start = _content_offset(len(encoded))
     try:
         with fresh.open("wb") as file:
             file.write(PREFIX.pack(MAGIC, len(encoded)) + encoded)
@@ -222,7 +222,7 @@ def _bytes_of(tensor: torch.Tensor) -> memoryview | bytes:
     return memoryview((ctypes.c_char * size).from_address(tensor.data_ptr())).cast("B")
 
 
-def _start(header: int) -> int:
+def _content_offset(header: int) -> int:
     """Return where the tensors begin."""
     return (PREFIX.size + header + ALIGNED - 1) // ALIGNED * ALIGNED
 
@@ -230,8 +230,11 @@ def _start(header: int) -> int:
 # --- and back
 
 
-def _mapped(path: Path) -> tuple[Any, int] | None:
-    """Return data and their number of samples, `_OWN` if each process reads its own, or None."""
+def _map_file(path: Path) -> tuple[Any, int] | None:
+    """Return data and their number of samples; None without a file.
+
+    The data are `_NOT_STAGED` if each process reads its own.
+    """
     try:
         with path.open("rb") as file:
             magic, length = PREFIX.unpack(file.read(PREFIX.size))
@@ -242,10 +245,10 @@ def _mapped(path: Path) -> tuple[Any, int] | None:
     except (OSError, struct.error, ValueError, msgspec.MsgspecError):
         return None
     if header.content == ["o"]:
-        return _OWN, header.samples
-    start = _start(length)
+        return _NOT_STAGED, header.samples
+    start = _content_offset(length)
     places = [(start + place, size) for place, size in header.blocks]
-    return _data(header.content, _Mapped(content, places)), header.samples
+    return _decode(header.content, _Mapped(content, places)), header.samples
 
 
 class _Mapped:
@@ -273,7 +276,7 @@ class _Mapped:
         return np.ndarray(shape, dtype=np.dtype(name), buffer=self._content, offset=place)
 
 
-def _data(content: Any, mapped: _Mapped) -> Any:
+def _decode(content: Any, mapped: _Mapped) -> Any:
     if not isinstance(content, list):
         return content
     kind, *rest = content
@@ -285,10 +288,10 @@ def _data(content: Any, mapped: _Mapped) -> Any:
         case "a":
             return mapped.array(*rest)
         case "d":
-            return TensorDataset(*(_data(one, mapped) for one in rest))
+            return TensorDataset(*(_decode(one, mapped) for one in rest))
         case "t":
-            return tuple(_data(one, mapped) for one in rest)
+            return tuple(_decode(one, mapped) for one in rest)
         case "l":
-            return [_data(one, mapped) for one in rest]
+            return [_decode(one, mapped) for one in rest]
         case _:
-            return {_data(key, mapped): _data(value, mapped) for key, value in rest}
+            return {_decode(key, mapped): _decode(value, mapped) for key, value in rest}

@@ -31,9 +31,9 @@ from schemas.transport import MemoryTarget, fetch_state
 from schemas.wire.files import AskState
 from schemas.wire.sweeps import StateRef, StateSource, UnitOrder
 
-KEPT_BYTES: Final = 256 << 20  # limit of states in memory; the newest is kept at any size
-DISK_S: Final = 30.0  # retry time of a full disk, seconds
-RETRY_S: Final = 0.5
+MAX_CACHED_BYTES: Final = 256 << 20  # limit of states in memory; the newest is kept at any size
+DISK_TIMEOUT_S: Final = 30.0  # retry time of a full disk, seconds
+RETRY_INTERVAL_S: Final = 0.5
 
 
 class StateLostError(ElasticError):
@@ -51,23 +51,23 @@ class StateStore:
         self._job = job
         self._folder = folder
         self._lock = threading.Lock()  # the server has a thread of its own
-        self._came = MemoryTarget()  # receive buffer, reused for each state
+        self._receive_buffer = MemoryTarget()  # receive buffer, reused for each state
         self._damaged: set[Path] = set()  # files
-        self._kept: OrderedDict[str, tuple[bytes, Frames]] = OrderedDict()  # by digest
+        self._cache: OrderedDict[str, tuple[bytes, Frames]] = OrderedDict()  # by digest
 
     # --- what others ask for
 
-    def find(self, asked: AskState) -> Sequence[bytes | bytearray | memoryview] | None:
+    def find(self, request: AskState) -> Sequence[bytes | bytearray | memoryview] | None:
         """Return a state's file as bytes, from memory, else from disk, for a request of any peer.
 
         The requested digest has to match.
         """
-        if asked.job != self._job:
+        if request.job != self._job:
             return None
         with self._lock:
-            if (kept := self._kept.get(asked.digest)) is not None:
-                return (kept[0], *kept[1])
-        path = find_state(self._folder, asked.trial, asked.version, asked.digest)
+            if (cached := self._cache.get(request.digest)) is not None:
+                return (cached[0], *cached[1])
+        path = find_state(self._folder, request.trial, request.version, request.digest)
         return None if path is None else [map_state(path)]
 
     # --- what this worker needs
@@ -79,21 +79,21 @@ class StateStore:
             StateLostError: if no source provided it.
         """
         with self._lock:
-            if (kept := self._kept.get(state.digest)) is not None:
-                return FoundState(kept[1])
+            if (cached := self._cache.get(state.digest)) is not None:
+                return FoundState(cached[1])
         if (found := self._on_disk(state)) is not None:
             return found
         frames: Frames = ()
 
         def check() -> None:
             nonlocal frames
-            frames = self._came.frames(state.digest)
+            frames = self._receive_buffer.frames(state.digest)
 
         asked = AskState(
             job=self._job, trial=state.trial, version=state.version, digest=state.digest, offset=0
         )
         try:
-            fetch_state([source.address for source in sources], asked, self._came, check)
+            fetch_state([source.address for source in sources], asked, self._receive_buffer, check)
         except (OnesError, MemoryError) as error:
             what = (
                 error.message
@@ -119,7 +119,7 @@ class StateStore:
         with contextlib.suppress(OSError):
             path.unlink()
 
-    def put(self, unit: UnitOrder, result: UnitResult, limit_s: float = DISK_S) -> None:
+    def put(self, unit: UnitOrder, result: UnitResult, limit_s: float = DISK_TIMEOUT_S) -> None:
         """Store a unit's state in memory, and durably on disk, retrying for `limit_s` seconds.
 
         Raises:
@@ -136,20 +136,20 @@ class StateStore:
                     what = f"cannot write a state of {_size(result.frames)} to {self._folder}"
                     hint = "free space there"
                     raise DiskFullError(f"{what}: {error.strerror}", hint) from None
-                time.sleep(RETRY_S)
+                time.sleep(RETRY_INTERVAL_S)
             else:
                 break
-        self._keep(result.digest, result.frames)
+        self._cache_state(result.digest, result.frames)
 
-    def _keep(self, digest: str, frames: Frames) -> None:
+    def _cache_state(self, digest: str, frames: Frames) -> None:
         with self._lock:
-            self._kept[digest] = (header_of(frames, digest), frames)
-            self._kept.move_to_end(digest)
-            while len(self._kept) > 1 and self._bytes() > KEPT_BYTES:
-                self._kept.popitem(last=False)
+            self._cache[digest] = (header_of(frames, digest), frames)
+            self._cache.move_to_end(digest)
+            while len(self._cache) > 1 and self._bytes() > MAX_CACHED_BYTES:
+                self._cache.popitem(last=False)
 
     def _bytes(self) -> int:
-        return sum(len(frame) for _, frames in self._kept.values() for frame in frames)
+        return sum(len(frame) for _, frames in self._cache.values() for frame in frames)
 
 
 class FoundState:
@@ -158,7 +158,7 @@ class FoundState:
     def __init__(self, frames: Frames) -> None:
         self.frames = frames
 
-    def is_sound(self) -> bool:
+    def is_valid(self) -> bool:
         """Return whether the state has the expected digest; may wait."""
         return True
 
@@ -180,7 +180,7 @@ class FileState(FoundState):
             whole.update(frame)
         self._sound = whole.hexdigest() == self._wanted
 
-    def is_sound(self) -> bool:
+    def is_valid(self) -> bool:
         """Wait for the verification and return its result; an invalid file is dropped."""
         self._thread.join()
         if not self._sound:

@@ -16,7 +16,7 @@ from elastic.sweep_worker.unit_runner import UnitRunner
 from elastic.training_errors import ElasticError, UsageError
 
 USAGE: Final = 2
-LONG_S: Final = 60.0  # a longer unit is not repeated for a better estimate
+LONG_UNIT_S: Final = 60.0  # a longer unit is not repeated for a better estimate
 
 
 def try_unit(task: dict[str, Any]) -> dict[str, Any]:
@@ -40,7 +40,7 @@ def try_unit(task: dict[str, Any]) -> dict[str, Any]:
     state = runner.begin("0", task["values"], task["seed"])
     first = runner.run(unit, state)
     seconds = time.perf_counter() - staged
-    if seconds < LONG_S:  # in a long unit, costs before the first step matter little
+    if seconds < LONG_UNIT_S:  # in a long unit, costs before the first step matter little
         begin = time.perf_counter()
         runner.run(unit, state)
         seconds = time.perf_counter() - begin

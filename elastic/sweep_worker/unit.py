@@ -123,7 +123,7 @@ def _function(field: str, path: str) -> Callable[..., Any]:
     return found  # type: ignore[no-any-return]
 
 
-RECENT: Final = 8  # units
+RECENT_UNITS: Final = 8  # units
 
 
 class UnitSpeed:
@@ -133,7 +133,7 @@ class UnitSpeed:
     """
 
     def __init__(self) -> None:
-        self._recent: deque[tuple[int, float]] = deque(maxlen=RECENT)
+        self._recent: deque[tuple[int, float]] = deque(maxlen=RECENT_UNITS)
         self.units = 0
         self.samples = 0  # since the start
 
@@ -174,7 +174,7 @@ def to_frames(state: Mapping[str, Any]) -> list[bytes]:
             bytes and None; names the place.
     """
     tensors: list[torch.Tensor] = []
-    header = _FramesHeader(FORMAT, _plain(state, tensors, "state"), [])
+    header = _FramesHeader(FORMAT, _encode(state, tensors, "state"), [])
     frames = [as_bytes(as_byte_row(tensor)) if tensor.numel() else b"" for tensor in tensors]
     header.sizes += map(len, frames)
     return [msgspec.msgpack.encode(header), *frames]
@@ -200,7 +200,7 @@ def from_frames(frames: Frames) -> dict[str, Any]:
     if header.sizes != [len(frame) for frame in frames[1:]]:
         raise StateFramesError("the tensors of the state are truncated", "send it again")
     try:
-        found = _state(header.content, [bytearray(frame) for frame in frames[1:]])
+        found = _decode(header.content, [bytearray(frame) for frame in frames[1:]])
     except (IndexError, KeyError, TypeError, ValueError, RuntimeError, RecursionError) as error:
         raise StateFramesError(f"cannot decode the state: {error}", "send it again") from None
     if not isinstance(found, dict):
@@ -227,17 +227,17 @@ class _FramesHeader(msgspec.Struct, array_like=True):
     sizes: list[int]  # of the tensors' frames, bytes
 
 
-def _plain(value: Any, tensors: list[torch.Tensor], where: str) -> Any:
+def _encode(value: Any, tensors: list[torch.Tensor], where: str) -> Any:
     """Convert to values of msgpack; other values become a list that starts with their kind."""
     if value is None or isinstance(value, bool | str | bytes | float):
         return value
     if isinstance(value, torch.Tensor):
-        return [_TENSOR, *_described(value, tensors, where)]
+        return [_TENSOR, *_encode_tensor(value, tensors, where)]
     if isinstance(value, int):
         return value if -(2**63) <= value < 2**63 else [_LARGE, str(value)]
     if isinstance(value, Mapping):
         pairs = [
-            [_plain(k, tensors, where), _plain(v, tensors, f"{where}[{k!r}]")]
+            [_encode(k, tensors, where), _encode(v, tensors, f"{where}[{k!r}]")]
             for k, v in value.items()
         ]
         return [_MAPPING, *pairs]
@@ -245,7 +245,7 @@ def _plain(value: Any, tensors: list[torch.Tensor], where: str) -> Any:
         return [_SIZE, *value]
     if isinstance(value, list | tuple):
         kind = _LIST if isinstance(value, list) else _TUPLE
-        return [kind, *(_plain(one, tensors, f"{where}[{at}]") for at, one in enumerate(value))]
+        return [kind, *(_encode(one, tensors, f"{where}[{at}]") for at, one in enumerate(value))]
     if isinstance(value, torch.dtype):
         return [_DTYPE, str(value).removeprefix("torch.")]
     what = f"{where} is a {type(value).__module__}.{type(value).__qualname__}"
@@ -253,7 +253,7 @@ def _plain(value: Any, tensors: list[torch.Tensor], where: str) -> Any:
     raise UsageError(what, hint, "model_fn")
 
 
-def _described(tensor: torch.Tensor, tensors: list[torch.Tensor], where: str) -> list[Any]:
+def _encode_tensor(tensor: torch.Tensor, tensors: list[torch.Tensor], where: str) -> list[Any]:
     name = str(tensor.dtype).removeprefix("torch.")
     if name not in _DTYPES or tensor.layout != torch.strided:
         what = f"{where} is a tensor of {name}, {tensor.layout}"
@@ -264,17 +264,17 @@ def _described(tensor: torch.Tensor, tensors: list[torch.Tensor], where: str) ->
     return [len(tensors) - 1, name, list(tensor.shape)]
 
 
-def _state(content: Any, tensors: list[bytearray]) -> Any:
+def _decode(content: Any, tensors: list[bytearray]) -> Any:
     if not isinstance(content, list):
         return content
     kind, *rest = content
     match kind:
         case "m":
-            return {_state(key, tensors): _state(value, tensors) for key, value in rest}
+            return {_decode(key, tensors): _decode(value, tensors) for key, value in rest}
         case "l":
-            return [_state(one, tensors) for one in rest]
+            return [_decode(one, tensors) for one in rest]
         case "t":
-            return tuple(_state(one, tensors) for one in rest)
+            return tuple(_decode(one, tensors) for one in rest)
         case "i":
             return int(rest[0])
         case "d":
@@ -283,12 +283,12 @@ def _state(content: Any, tensors: list[bytearray]) -> Any:
             return torch.Size(rest)
         case "x":
             at, name, shape = rest
-            return _tensor(tensors[at], _DTYPES[name], shape)
+            return _decode_tensor(tensors[at], _DTYPES[name], shape)
         case _:
             raise ValueError(f"kind {kind!r}")
 
 
-def _tensor(raw: bytearray, dtype: torch.dtype, shape: list[int]) -> torch.Tensor:
+def _decode_tensor(raw: bytearray, dtype: torch.dtype, shape: list[int]) -> torch.Tensor:
     if math.prod(shape) * dtype.itemsize != len(raw) or min(shape, default=0) < 0:
         raise ValueError(f"{len(raw)} bytes for {shape} of {dtype}")
     if not raw:

@@ -27,7 +27,7 @@ from schemas.sweeps import SweepSpec
 from schemas.wire.agent import UnitBegun, UnitEnded, UnitFailed
 from schemas.wire.sweeps import UnitOrder
 
-WHY_CHARACTERS: Final = 2000  # limit of a report
+MAX_REASON_CHARACTERS: Final = 2000  # limit of a report
 TRIAL, STATE, DATA, DISK = "trial", "state", "data", "disk"  # causes of a failure
 
 
@@ -51,10 +51,10 @@ class UnitAttempts:
     def make(self, order: UnitOrder) -> None:
         """Train a unit and report the result; after a failure the worker continues."""
         try:
-            self._make(order)
+            self._run_attempt(order)
         except Exception as error:  # noqa: BLE001 - the worker continues after any error
             fault, why = fault_of(error)
-            _say(order, f"failed: {why}")
+            _log(order, f"failed: {why}")
             if isinstance(error, UnitFailedError):
                 traceback.print_exception(error.__cause__)
         else:
@@ -64,7 +64,7 @@ class UnitAttempts:
             torch.accelerator.empty_cache()
         self._report(UnitFailed, attempt=order.attempt, why=why, fault=fault)
 
-    def _make(self, order: UnitOrder) -> None:
+    def _run_attempt(self, order: UnitOrder) -> None:
         began = time.monotonic()
         wait = None if order.state is None else StateWait(partial(self._state_of, order))
         data = self._runner.data(order.partition)
@@ -73,7 +73,7 @@ class UnitAttempts:
         staged_s, samples = time.monotonic() - began, count_samples(data)
         state = wait.state() if wait else None
         waited_s = wait.seconds if wait else 0.0
-        _say(order, f"{samples} samples")
+        _log(order, f"{samples} samples")
         begun = {"samples": samples, "waited_s": waited_s, "staged_s": staged_s}
         self._report(UnitBegun, attempt=order.attempt, **begun)
         started = time.monotonic()
@@ -115,10 +115,10 @@ class UnitAttempts:
         try:
             result = self._runner.run(unit, state.frames, evaluate=order.evaluate)
         except Exception:
-            if state.is_sound():
+            if state.is_valid():
                 raise
             return None
-        return result if state.is_sound() else None
+        return result if state.is_valid() else None
 
 
 def fault_of(error: Exception) -> tuple[str, str]:
@@ -141,9 +141,9 @@ def fault_of(error: Exception) -> tuple[str, str]:
     if "out of memory" in text.lower() or isinstance(error.__cause__, MemoryError):
         text += "; use a smaller batch or model"
     line = " ".join(text.split())
-    return fault, "".join(c if c.isprintable() else " " for c in line)[:WHY_CHARACTERS]
+    return fault, "".join(c if c.isprintable() else " " for c in line)[:MAX_REASON_CHARACTERS]
 
 
-def _say(order: UnitOrder, text: str) -> None:
+def _log(order: UnitOrder, text: str) -> None:
     place = f"epoch {order.epoch}, partition {order.partition}, attempt {order.attempt}"
     sys.stderr.write(f"[ones] trial {order.trial}, {place}: {text}\n")

@@ -24,7 +24,7 @@ from elastic.sweep_worker.unit import (
 from elastic.training_errors import ElasticError, UsageError
 from schemas.host.state_files import Frames
 
-FORMS = (
+RETURN_FORMS = (
     "return the model, (model, optimizer), (model, optimizer, scheduler) or "
     "Trained(model=..., optimizer=..., scheduler=..., scaler=...)"
 )
@@ -45,7 +45,7 @@ class Trained:
         """
         self._objects = {name: one for name, one in objects.items() if one is not None}
         if not isinstance(self._objects.get("model"), nn.Module):
-            raise UsageError("model_fn returned no model", FORMS, "model_fn")
+            raise UsageError("model_fn returned no model", RETURN_FORMS, "model_fn")
         for name, one in self._objects.items():
             if not (hasattr(one, "state_dict") and hasattr(one, "load_state_dict")):
                 what = f"model_fn: {name} ({type(one).__name__}) has no state_dict"
@@ -107,7 +107,7 @@ def as_trained(built: Any) -> Trained:
         return Trained(**built)
     if isinstance(built, tuple) and 1 <= len(built) <= 3:  # noqa: PLR2004 - see FORMS
         return Trained(**dict(zip(("model", "optimizer", "scheduler"), built, strict=False)))
-    raise UsageError(f"model_fn returned a {type(built).__name__}", FORMS, "model_fn")
+    raise UsageError(f"model_fn returned a {type(built).__name__}", RETURN_FORMS, "model_fn")
 
 
 MAX_METRICS: Final = 100
@@ -218,7 +218,9 @@ class UnitRunner:
         eval_fn = self._functions.eval_fn
         scores = self._scores(eval_fn, trained, unit) if evaluate and eval_fn else {}
         samples = count_samples(data)
-        return UnitResult(frames, digest(frames), _numbers("train_fn", metrics), samples, scores)
+        return UnitResult(
+            frames, digest(frames), _check_metrics("train_fn", metrics), samples, scores
+        )
 
     def _build(self, config: str, values: Mapping[str, Any], seed: int) -> Trained:
         seed_generators(keyed_seed(seed, config))
@@ -243,10 +245,10 @@ class UnitRunner:
             raise UnitFailedError("eval_fn", error) from error
         finally:
             trained.model.train(training)
-        return _numbers("eval_fn", found)
+        return _check_metrics("eval_fn", found)
 
 
-def _numbers(where: str, metrics: Any) -> dict[str, float]:
+def _check_metrics(where: str, metrics: Any) -> dict[str, float]:
     if metrics is None:
         return {}
     if not isinstance(metrics, Mapping):

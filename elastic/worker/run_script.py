@@ -24,23 +24,23 @@ from elastic.collectives.nccl import nccl_environment
 from elastic.graduated_trial import train_graduated
 from elastic.reporting import report_file
 from elastic.state.checkpoints import drain_checkpoints
-from elastic.state.random_state import begin_generators
-from elastic.sweep_worker.process import run_hopper
+from elastic.state.random_state import seed_initial_generators
+from elastic.sweep_worker.process import run_sweep_worker
 from elastic.training_errors import MissingMetricError, UsageError
 from schemas.codec import ASSIGNMENT
 from schemas.errors import in_one_line, root_cause
 from schemas.wire.agent import ScriptFailed
 from schemas.wire.worker import Assignment
 
-USAGE = 2
+USAGE_ERROR = 2
 
 
 def main() -> None:
     """Run the script that the command line names."""
-    if len(sys.argv) < USAGE:
+    if len(sys.argv) < USAGE_ERROR:
         sys.stderr.write("usage: python -P -m elastic.launch SCRIPT [ARGS]\n")
-        sys.exit(USAGE)
-    begin_generators(None)
+        sys.exit(USAGE_ERROR)
+    seed_initial_generators(None)
     script = Path(sys.argv[1])
     sys.exit(_run_source(script, _source(script), sys.argv[2:], None))
 
@@ -64,15 +64,15 @@ def prepare_worker(folder: Path) -> Callable[[], int]:
     threads = assignment.env.get("OMP_NUM_THREADS", "")
     if threads.isdigit() and int(threads) > 0:
         torch.set_num_threads(int(threads))  # torch read the variable before the fork
-    begin_generators(assignment.spec.stated_seed)
+    seed_initial_generators(assignment.spec.stated_seed)
     workdir = Path(assignment.workdir)
     os.chdir(workdir)
-    failures = _Failures(folder, assignment)
+    failures = _FailureReporter(folder, assignment)
     if assignment.spec.record_samples:
         (folder / "samples").touch(mode=0o600)
     if (sweep := assignment.spec.stated_sweep) is not None:
         return lambda: _run_functions(
-            assignment, lambda: run_hopper(assignment, folder, sweep), failures
+            assignment, lambda: run_sweep_worker(assignment, folder, sweep), failures
         )
     if (trial := assignment.spec.stated_trial) is not None:
         return lambda: _run_functions(
@@ -83,7 +83,9 @@ def prepare_worker(folder: Path) -> Callable[[], int]:
     return lambda: _run_source(script, source, assignment.spec.args, failures)
 
 
-def _run_functions(assignment: Assignment, run: Callable[[], None], failures: _Failures) -> int:
+def _run_functions(
+    assignment: Assignment, run: Callable[[], None], failures: _FailureReporter
+) -> int:
     """Run a worker of a sweep, or of a trial that continues as a job, with user functions."""
     workdir = Path(assignment.workdir)
     sys.argv = [str(workdir / assignment.spec.script), *assignment.spec.args]
@@ -92,20 +94,20 @@ def _run_functions(assignment: Assignment, run: Callable[[], None], failures: _F
         run()
     except BaseException as error:  # noqa: BLE001 - any error ends the worker
         traceback.print_exception(error)
-        place = _where(error.__cause__ or root_cause(error), workdir / "sweep")
-        failures.tell(error, place)
+        place = _location(error.__cause__ or root_cause(error), workdir / "sweep")
+        failures.report(error, place)
         return 130 if isinstance(error, KeyboardInterrupt) else 1
     return 0
 
 
-class _Failures:
+class _FailureReporter:
     """Reports the failure of a script to the cluster."""
 
     def __init__(self, folder: Path, assignment: Assignment) -> None:
         self._reports = report_file(folder / "reports")
         self._assignment = assignment
 
-    def tell(self, error: BaseException | str, where: str) -> None:
+    def report(self, error: BaseException | str, where: str) -> None:
         """Write the last report of this worker."""
         a = self._assignment
         cause = root_cause(error) if isinstance(error, BaseException) else None
@@ -129,7 +131,7 @@ def _source(script: Path) -> bytes | None:
 
 
 def _run_source(
-    script: Path, source: bytes | None, args: Sequence[str], failures: _Failures | None
+    script: Path, source: bytes | None, args: Sequence[str], failures: _FailureReporter | None
 ) -> int:
     """Run `source` as `__main__`; return its exit code, after printing a traceback if it raised.
 
@@ -139,8 +141,8 @@ def _run_source(
     if source is None:
         sys.stderr.write(f"[ones] script {script.name} does not exist\n")
         if failures:
-            failures.tell(f"script {script.name!r} is not in the working directory", "")
-        return USAGE
+            failures.report(f"script {script.name!r} is not in the working directory", "")
+        return USAGE_ERROR
     script = script.resolve()
     sys.argv = [str(script), *args]
     sys.path.insert(0, str(script.parent))
@@ -152,15 +154,15 @@ def _run_source(
         exec(code, module.__dict__)  # noqa: S102 - running the user's script is the purpose
     except SystemExit as leaving:
         if failures and not isinstance(leaving.code, int | None):
-            failures.tell(leaving, _where(leaving, script))
+            failures.report(leaving, _location(leaving, script))
         return _exit_code(leaving)
     except BaseException as error:  # noqa: BLE001 - any error ends the script
         shown = _script_part(error, script)
         shown = shown or error.__traceback__
         traceback.print_exception(type(error), error, shown)
         if failures:
-            place = _where(root_cause(error), script) or _where(error, script)
-            failures.tell(error, place)
+            place = _location(root_cause(error), script) or _location(error, script)
+            failures.report(error, place)
         return 130 if isinstance(error, KeyboardInterrupt) else 1
     return 0
 
@@ -182,7 +184,7 @@ def _script_part(error: BaseException, script: Path) -> types.TracebackType | No
     return frame
 
 
-def _where(error: BaseException, script: Path) -> str:
+def _location(error: BaseException, script: Path) -> str:
     """Return FILE:LINE of the innermost frame below the script's folder."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{Path(error.filename).name}:{error.lineno}"
@@ -197,7 +199,7 @@ def _where(error: BaseException, script: Path) -> str:
     return place
 
 
-FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO})
+DISK_ERRNOS: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO})
 
 
 class LossyOutput(io.RawIOBase):
@@ -239,7 +241,7 @@ class LossyOutput(io.RawIOBase):
             while view:
                 view = view[os.write(self._descriptor, view) :]
         except OSError as error:
-            if error.errno not in FULL:
+            if error.errno not in DISK_ERRNOS:
                 raise
             self._lost += view.nbytes
         return size

@@ -31,7 +31,7 @@ import torch
 import torch.utils.data
 from setproctitle import setproctitle
 
-from elastic.gc_free_import import imports_uncollected
+from elastic.gc_free_import import gc_free_import
 from elastic.worker import run_script
 from elastic.worker.run_script import LossyOutput
 from schemas.codec import TO_ZYGOTE, encode
@@ -49,18 +49,18 @@ from schemas.wire.worker import (
     ZygoteReady,
 )
 
-with imports_uncollected():
+with gc_free_import():
     import torch._dynamo  # imported by the first optimizer: 1.5 s in every worker
 
 FRAME: Final = struct.Struct(">I")
 RECEIVE: Final = 65536
-LOOK_S: Final = 1.0  # interval of checks of the socket's file
+CHECK_INTERVAL_S: Final = 1.0  # interval of checks of the socket's file
 GO: Final = b"\0"  # message over a gate; anything else is an error
-LONGEST_ERROR: Final = 1000  # characters; smaller than an atomic write to a pipe
+MAX_ERROR_CHARACTERS: Final = 1000  # characters; smaller than an atomic write to a pipe
 
 
 @dataclass(frozen=True, slots=True)
-class Newborn:
+class WorkerStart:
     """Folder and pipes of a forked child."""
 
     folder: Path  # of the worker
@@ -75,10 +75,10 @@ class _Child:
     forked: Forked
     folder: Path
     pidfd: int
-    asked: socket.socket  # connection of the agent that requested the fork
+    requester: socket.socket  # connection of the agent that requested the fork
     line: int | None  # None after the script has started
     gate: int | None = None  # None unless the child is held
-    said: bytearray = field(default_factory=bytearray)  # error received over the line
+    error_text: bytearray = field(default_factory=bytearray)  # error received over the line
 
 
 class Zygote:
@@ -95,21 +95,21 @@ class Zygote:
         self._buffers: dict[socket.socket, bytearray] = {}
         self._children: set[_Child] = set()
 
-    def serve(self) -> Newborn:
+    def serve(self) -> WorkerStart:
         """Fork and reap; returns only in a forked child."""
         while True:
-            self._keep_name()
-            for key, _ in self._selector.select(LOOK_S):
+            self._restore_socket_file()
+            for key, _ in self._selector.select(CHECK_INTERVAL_S):
                 if key.fileobj is self._listener:
                     self._accept()
                 elif isinstance(key.fileobj, socket.socket):
-                    newborn = self._read(key.fileobj)
-                    if newborn is not None:
-                        return newborn
+                    worker_start = self._read(key.fileobj)
+                    if worker_start is not None:
+                        return worker_start
                 elif key.data in self._children:
-                    self._look_at(key.data)
+                    self._handle_child(key.data)
 
-    def _keep_name(self) -> None:
+    def _restore_socket_file(self) -> None:
         """Recreate the socket's file if it was deleted: agents find the zygote by this file."""
         if os.path.lexists(self._path):
             return
@@ -132,7 +132,7 @@ class Zygote:
         )  # fmt: skip
         self._send(connection, ready)
 
-    def _read(self, connection: socket.socket) -> Newborn | None:
+    def _read(self, connection: socket.socket) -> WorkerStart | None:
         try:
             data = connection.recv(RECEIVE)
         except OSError:
@@ -142,8 +142,8 @@ class Zygote:
             del self._buffers[connection]
             connection.close()
             for child in self._children:
-                if child.asked is connection:
-                    self._let_go(child, "its agent is gone")
+                if child.requester is connection:
+                    self._release(child, "its agent is gone")
             return None
         buffer = self._buffers[connection]
         buffer.extend(data)
@@ -159,30 +159,30 @@ class Zygote:
                 sys.stderr.write(f"dropped: {error}\n")
                 continue
             if isinstance(message, Fork):
-                if (newborn := self._fork(connection, message)) is not None:
-                    return newborn
+                if (worker_start := self._fork(connection, message)) is not None:
+                    return worker_start
             elif isinstance(message, LetGo):
                 for child in self._children:
                     if str(child.folder) == message.folder:
-                        self._let_go(child, message.error)
+                        self._release(child, message.error)
         return None
 
     @staticmethod
-    def _let_go(child: _Child, error: str) -> None:
+    def _release(child: _Child, error: str) -> None:
         """Let a held child start, or exit with an error."""
         if child.gate is None:
             return
         with contextlib.suppress(OSError):  # the child was killed
-            os.write(child.gate, error[:LONGEST_ERROR].encode() or GO)
+            os.write(child.gate, error[:MAX_ERROR_CHARACTERS].encode() or GO)
         os.close(child.gate)
         child.gate = None
 
-    def _fork(self, connection: socket.socket, asked: Fork) -> Newborn | None:
+    def _fork(self, connection: socket.socket, request: Fork) -> WorkerStart | None:
         """Fork the worker of a folder; returns a value only in the child."""
-        folder = Path(asked.folder)
+        folder = Path(request.folder)
         try:
             line, childs_end = os.pipe()
-            childs_gate, gate = os.pipe() if asked.held else (None, None)
+            childs_gate, gate = os.pipe() if request.held else (None, None)
             try:
                 pid = os.fork()
             except OSError:
@@ -197,8 +197,8 @@ class Zygote:
             os.setsid()
             os.close(line)
             _close(gate)
-            self._forget_all()
-            return Newborn(folder, childs_end, childs_gate)
+            self._close_inherited()
+            return WorkerStart(folder, childs_end, childs_gate)
         os.close(childs_end)
         _close(childs_gate)
         os.set_blocking(line, False)
@@ -207,11 +207,11 @@ class Zygote:
         self._children.add(child)
         for descriptor in (child.pidfd, line):
             self._selector.register(descriptor, selectors.EVENT_READ, child)
-        if asked.held:
-            self._send(connection, Held(folder=asked.folder, pid=pid))
+        if request.held:
+            self._send(connection, Held(folder=request.folder, pid=pid))
         return None
 
-    def _forget_all(self) -> None:
+    def _close_inherited(self) -> None:
         """Close the zygote's connections and descriptors in a child."""
         self._listener.close()
         for connection in self._buffers:
@@ -222,38 +222,38 @@ class Zygote:
             _close(child.gate)
         self._selector.close()
 
-    def _look_at(self, child: _Child) -> None:
+    def _handle_child(self, child: _Child) -> None:
         """Handle an event of a child: its script starts, cannot start, or the child exited."""
         pid, status, usage = os.wait4(child.forked.pid, os.WNOHANG)
         ended = pid != 0
         if child.line is not None:
-            self._listen(child, child.line, ended=ended)
+            self._read_error(child, child.line, ended=ended)
         if ended:
             self._children.remove(child)
             self._selector.unregister(child.pidfd)
             os.close(child.pidfd)
             _close(child.gate)
-            if not child.said:
-                self._write_end(child.folder, status, usage)
+            if not child.error_text:
+                self._write_exit(child.folder, status, usage)
 
-    def _listen(self, child: _Child, line: int, *, ended: bool) -> None:
+    def _read_error(self, child: _Child, line: int, *, ended: bool) -> None:
         with contextlib.suppress(BlockingIOError):
             while data := os.read(line, RECEIVE):
-                child.said += data
+                child.error_text += data
             ended = True
         if not ended:
             return
         self._selector.unregister(line)
         os.close(line)
         child.line = None
-        if child.said:
-            failed = ForkFailed(folder=str(child.folder), error=child.said.decode())
-            self._send(child.asked, failed)
+        if child.error_text:
+            failed = ForkFailed(folder=str(child.folder), error=child.error_text.decode())
+            self._send(child.requester, failed)
         else:
-            self._send(child.asked, child.forked)
+            self._send(child.requester, child.forked)
 
     @staticmethod
-    def _write_end(folder: Path, status: int, usage: resource.struct_rusage) -> None:
+    def _write_exit(folder: Path, status: int, usage: resource.struct_rusage) -> None:
         code = os.waitstatus_to_exitcode(status)
         ended = ExitStatus(
             code=code if code >= 0 else None,
@@ -314,19 +314,19 @@ def main() -> None:
     torch.save({}, io.BytesIO())  # imports what the first checkpoint needs
     gc.collect()
     gc.freeze()  # collectors of children should not write to shared pages
-    newborn = Zygote(path).serve()
-    folder = newborn.folder
+    worker_start = Zygote(path).serve()
+    folder = worker_start.folder
     try:
-        _await_go(newborn.gate)
-        _enter(folder)
+        _await_start(worker_start.gate)
+        _become_worker(folder)
         run = run_script.prepare_worker(folder)
     except BaseException as error:  # noqa: BLE001 - no line of the script has run
-        _cannot_begin(newborn.line, error)
-    os.close(newborn.line)
-    _leave(run(), folder)
+        _report_start_failure(worker_start.line, error)
+    os.close(worker_start.line)
+    _exit_worker(run(), folder)
 
 
-def _await_go(gate: int | None) -> None:
+def _await_start(gate: int | None) -> None:
     """Wait until the agent has placed this process, e.g. in its cgroup.
 
     Raises:
@@ -334,13 +334,13 @@ def _await_go(gate: int | None) -> None:
     """
     if gate is None:
         return
-    said = os.read(gate, LONGEST_ERROR)
+    error_text = os.read(gate, MAX_ERROR_CHARACTERS)
     os.close(gate)
-    if said != GO:
-        raise OSError(said.decode(errors="replace") or "its zygote is gone")
+    if error_text != GO:
+        raise OSError(error_text.decode(errors="replace") or "its zygote is gone")
 
 
-def _enter(folder: Path) -> None:
+def _become_worker(folder: Path) -> None:
     """Set up a worker's process: output, signals, process mark."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -364,7 +364,7 @@ def _enter(folder: Path) -> None:
     _write(folder / "process", mark)
 
 
-def _cannot_begin(line: int, error: BaseException) -> NoReturn:
+def _report_start_failure(line: int, error: BaseException) -> NoReturn:
     """Report the error over the line, the only way on a full disk, and exit."""
     if isinstance(error, OSError):
         what = f" {error.filename}:" if error.filename else ""
@@ -372,11 +372,11 @@ def _cannot_begin(line: int, error: BaseException) -> NoReturn:
     else:
         text = f"cannot start a worker: {error!r}"
     with contextlib.suppress(OSError):  # the zygote is gone
-        os.write(line, text[:LONGEST_ERROR].encode(errors="replace"))
+        os.write(line, text[:MAX_ERROR_CHARACTERS].encode(errors="replace"))
     os._exit(1)
 
 
-def _leave(code: int, folder: Path) -> NoReturn:
+def _exit_worker(code: int, folder: Path) -> NoReturn:
     """Exit like the interpreter, but without tearing down imported modules (2.8 s).
 
     The worker writes its own exit status first, in case its zygote is dead; a living zygote
