@@ -347,7 +347,6 @@ class ScalingAgent(AgentProperties):
         training.begin_timing()
 
     def _store_port(self, assignment: Assignment) -> int:
-        """Serve the store of the starting group if this worker is its rank 0."""
         if assignment.rank or len(assignment.group.members) == 1:
             return 0
         oldest = self._membership.version

@@ -125,7 +125,6 @@ def _all_partitions(runner: UnitRunner, partitions: int) -> ConcatDataset[Any]:
 
 
 def _fetch_trial_state(trial: TrialSpec) -> dict[str, Any]:
-    """Fetch and verify the trial's state from a node that has it."""
     target = MemoryTarget()
     asked = AskState(
         job=trial.sweep, trial=trial.trial, version=trial.version, digest=trial.digest, offset=0

@@ -93,7 +93,6 @@ def patch_optimizer_step(optimizer: torch.optim.Optimizer, gate: StepGate) -> No
 def _closure_of(
     args: tuple[Any, ...], options: dict[str, Any]
 ) -> tuple[Callable[[], Any] | None, tuple[Any, ...], dict[str, Any]]:
-    """Return the closure that `step` was called with, and the other arguments."""
     if args:
         return args[0], args[1:], options
     others = {name: value for name, value in options.items() if name != "closure"}
@@ -117,7 +116,6 @@ def _evaluated(closure: Callable[[], Any], loss: Any, gate: StepGate) -> Callabl
 
 
 def _refuse_others(gate: StepGate) -> None:
-    """Refuse steps of other optimizers during a batch from now on."""
     _gates[:] = [gate]
     if not _hooked:
         _hooked.append(register_optimizer_step_pre_hook(_refuse_foreign_step))
@@ -227,7 +225,6 @@ def _watch_steps(kind: type) -> None:
 
 
 def _optimizer_of(made: LRScheduler) -> torch.optim.Optimizer | None:
-    """Return the optimizer of a scheduler, or of the schedulers that it consists of."""
     parts = list(vars(made).values())
     for part in parts:
         if isinstance(part, torch.optim.Optimizer):

@@ -138,7 +138,6 @@ class ElasticFitLoop(_FitLoop):
         super().on_run_start()
 
     def _own_rule(self, agent: ScalingAgent) -> StopRule:
-        """Return the stop rule that the trainer's options describe."""
         size, batch = agent.epoch_samples, agent.view.schedule_batch
         if self.max_steps > 0:
             epochs, rest = divmod(self.max_steps, agent.view.planned_steps(StopRule(epochs=1)) or 1)
@@ -325,7 +324,6 @@ class TrackedLoops:
 
 
 def _advanced(state: Any, now: Any, before: Any) -> Any:
-    """Return `state` plus the difference of `now` and `before`."""
     if isinstance(state, Mapping):
         return {key: _advanced(state[key], now[key], before[key]) for key in state}
     if isinstance(state, bool):

@@ -317,7 +317,6 @@ def cpu_seconds() -> float:
 
 
 def _seconds_of(pid: str) -> float:
-    """Return the processor seconds of a process; 0 if it has exited."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
         fields = stat.rpartition(")")[2].split()

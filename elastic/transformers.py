@@ -369,7 +369,6 @@ class ElasticMixin(Mixed):
         return sys.maxsize, per_epoch, examples, samples, self.agent.batch_size, steps, planned
 
     def _own_rule(self, per_epoch: int, examples: int) -> StopRule:
-        """Return the stop rule of the arguments, in samples if they state a part of an epoch."""
         args = self.args
         if args.max_steps > 0:
             epochs, rest = divmod(args.max_steps, per_epoch)

@@ -79,7 +79,6 @@ class Recovery:
         self._report(GroupBroken, group=version, error=error)
 
     def _quiesce(self, order: GroupOrder) -> None:
-        """Report the last finished step and whether this worker has the full state."""
         membership, position = self._membership, self._training.position
         fault_points.reach("quiesce", rank=membership.rank, version=order.version)
         self._report(

@@ -225,7 +225,6 @@ class GroupTransitions:
             training.load_metadata(metadata)
 
     def _switch(self, pending: PendingGroup) -> None:
-        """Switch to the pending group at the boundary, or leave."""
         began, (step_s, sync_s) = time.perf_counter(), self._training.recent_steps.average_step()
         membership, order = self._membership, pending.order
         step = self._training.position.step
@@ -272,7 +271,6 @@ class GroupTransitions:
             )
 
     def _advance_transfer(self, transfer: OutgoingState | IncomingState) -> None:
-        """Start the portion of the coming step, or end the transfer."""
         membership, position = self._membership, self._training.position
         if not transfer.is_over(position.step + 1):
             transfer.begin_portion(position.step + 1)
@@ -377,7 +375,6 @@ class GroupTransitions:
                 group.abort()
 
     def _write_for_lost(self, recovered: Recovered) -> None:
-        """Write the records that lost members did not write."""
         self._recovered = None
         self._records.write()
         if self._membership.rank == 0:
@@ -402,7 +399,6 @@ class GroupTransitions:
         self._leave()
 
     def _suspend(self, version: int) -> None:
-        """Write the checkpoint on rank 0, while the others wait."""
         membership = self._membership
         if membership.rank == 0:
             self._records.write_for_lost(frozenset({membership.own_id}))
@@ -412,7 +408,6 @@ class GroupTransitions:
         membership.group.broadcast_bytes(b"", self.cancelled)
 
     def _leave(self) -> NoReturn:
-        """Leave the group; unwinds the script from where it is."""
         self._records.write()
         if self._membership.group.size > 1 and not self._left:
             time.sleep(LINGER_S)

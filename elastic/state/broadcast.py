@@ -69,7 +69,6 @@ def broadcast_state(
 def _broadcast_together(
     tensors: list[torch.Tensor], group: ProcessGroup, source: int, cancel: threading.Event
 ) -> None:
-    """Broadcast small tensors in one operation."""
     together = torch.cat([as_byte_row(tensor.contiguous()) for tensor in tensors])
     group.broadcast(together, source, cancel)
     if group.rank == source:

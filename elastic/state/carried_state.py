@@ -113,8 +113,6 @@ class CarriedState:
 
 
 class _Cursor:
-    """Reads the bytes of one tensor after the other."""
-
     def __init__(self) -> None:
         self._at = 0
 

@@ -139,7 +139,6 @@ class EpochReports:
         self._write(self._training.unreported, version)
 
     def _write(self, reports: list[dict[str, Any]], version: int) -> None:
-        """Write a checkpoint of the current state, and send `reports` when it is durable."""
         if self._writer is None or not reports:
             return
         reports = [dict(values, group=Version(version)) for values in reports]

@@ -83,7 +83,7 @@ class TrainingState:
 
     @property
     def is_loaded(self) -> bool:
-        """True after `use`."""
+        """True after `set_tensors`."""
         return self._tensors is not None
 
     def tensors(self) -> TensorState:
@@ -378,7 +378,6 @@ class TrainingState:
 
 
 def _is_transferable(state: Any) -> bool:
-    """Return whether `state` can be read back without executing it."""
     try:
         decode_metadata(encode_metadata({"state": state}))
     except Exception:  # noqa: BLE001 - a state_dict may hold anything

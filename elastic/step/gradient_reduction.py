@@ -151,7 +151,6 @@ class StepReduction:
     def _fill(
         self, contribution: Contribution, loss_sum: torch.Tensor | float | None, seconds: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the bucket, and its tail with this worker's words."""
         micro_batch = contribution.micro_batch
         digest = bytes(DIGEST_BYTES)
         if contribution.terms.compare_checksums and contribution.has_full_state:

@@ -68,7 +68,6 @@ def _terms(root: Any, scale: float) -> Iterator[Any]:
 
 
 def _term_certainty(node: Any, samples: int) -> SumCertainty:
-    """Return whether a term is a sum over the batch."""
     reduction = _saved(node, "_saved_reduction")
     if reduction == SUM:
         return _samples_certainty(node, samples)

@@ -210,7 +210,6 @@ class SweepWorker:
         self._granted.wait()
 
     def _next(self) -> UnitOrder | None:
-        """Wait for the next unit; None when this worker leaves."""
         with self._changed:
             while True:
                 if (unit := self._orders.pop()) is not None:

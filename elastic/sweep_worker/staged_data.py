@@ -194,7 +194,6 @@ def _block(tensor: torch.Tensor, blocks: list[_Block]) -> list[Any]:
 
 
 def _write(path: Path, header: _Header, blocks: list[_Block]) -> None:
-    """Write durably and atomically."""
     encoded = msgspec.msgpack.encode(header)
     fresh = path.with_suffix(".new")
     start = _content_offset(len(encoded))
@@ -215,7 +214,6 @@ def _write(path: Path, header: _Header, blocks: list[_Block]) -> None:
 
 
 def _bytes_of(tensor: torch.Tensor) -> memoryview | bytes:
-    """Return the memory of a contiguous host tensor, without a copy, while it lives."""
     size = tensor.numel() * tensor.element_size()
     if not size:
         return b""
@@ -223,7 +221,6 @@ def _bytes_of(tensor: torch.Tensor) -> memoryview | bytes:
 
 
 def _content_offset(header: int) -> int:
-    """Return where the tensors begin."""
     return (PREFIX.size + header + ALIGNED - 1) // ALIGNED * ALIGNED
 
 
@@ -252,8 +249,6 @@ def _map_file(path: Path) -> tuple[Any, int] | None:
 
 
 class _Mapped:
-    """Pages that are shared with other processes until this process writes to them."""
-
     def __init__(self, content: mmap.mmap, places: list[tuple[int, int]]) -> None:
         self._content = content
         self._places = places

@@ -126,7 +126,6 @@ class _FailureReporter:
 
 
 def _source(script: Path) -> bytes | None:
-    """Return the content of a script; None if there is no such file."""
     return script.read_bytes() if script.is_file() else None
 
 
@@ -177,7 +176,6 @@ def _exit_code(leaving: SystemExit) -> int:
 
 
 def _script_part(error: BaseException, script: Path) -> types.TracebackType | None:
-    """Return the traceback from the script's first frame on, without the library's."""
     frame = error.__traceback__
     while frame is not None and frame.tb_frame.f_code.co_filename != str(script):
         frame = frame.tb_next

@@ -70,8 +70,6 @@ class WorkerStart:
 
 @dataclass(eq=False, slots=True)
 class _Child:
-    """A forked process, as its zygote knows it."""
-
     forked: Forked
     folder: Path
     pidfd: int
@@ -169,7 +167,6 @@ class Zygote:
 
     @staticmethod
     def _release(child: _Child, error: str) -> None:
-        """Let a held child start, or exit with an error."""
         if child.gate is None:
             return
         with contextlib.suppress(OSError):  # the child was killed
@@ -178,7 +175,6 @@ class Zygote:
         child.gate = None
 
     def _fork(self, connection: socket.socket, request: Fork) -> WorkerStart | None:
-        """Fork the worker of a folder; returns a value only in the child."""
         folder = Path(request.folder)
         try:
             line, childs_end = os.pipe()
@@ -212,7 +208,6 @@ class Zygote:
         return None
 
     def _close_inherited(self) -> None:
-        """Close the zygote's connections and descriptors in a child."""
         self._listener.close()
         for connection in self._buffers:
             connection.close()
@@ -341,7 +336,6 @@ def _await_start(gate: int | None) -> None:
 
 
 def _become_worker(folder: Path) -> None:
-    """Set up a worker's process: output, signals, process mark."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
