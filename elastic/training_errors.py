@@ -51,4 +51,4 @@ class CancelledError(ElasticError):
     """A wait was cancelled because the controller wants this worker to quiesce."""
 
     def __init__(self) -> None:
-        super().__init__("called off")
+        super().__init__("the wait was cancelled")

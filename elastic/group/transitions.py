@@ -163,7 +163,7 @@ class GroupTransitions:
             start_together(group, self._membership, self._training, self.cancelled)
         except (BrokenGroupError, CancelledError) as error:
             self._report(GroupBroken, group=order.version, error=error.message)
-            threading.Event().wait()  # maybe partly overwritten: the controller stops this worker
+            threading.Event().wait()  # the state may be mixed; the controller stops this worker
         report_formed(self._report, self._membership, self._training.position)
 
     def _join_at_boundary(self, order: GroupOrder, group: ProcessGroup) -> None:
@@ -257,17 +257,17 @@ class GroupTransitions:
 
         The first report cannot wait for that step, which may not end if a newcomer is lost.
         """
-        swap, self._switch_cost = self._switch_cost, None
-        if swap is None:
+        cost, self._switch_cost = self._switch_cost, None
+        if cost is None:
             return
-        waited_s = self._training.recent_steps.reduction_s() - swap.sync_s
+        waited_s = self._training.recent_steps.reduction_s() - cost.sync_s
         if waited_s > 0.0:
             report_formed(
                 self._report,
                 self._membership,
                 self._training.position,
-                pause_s=swap.took_s + waited_s,
-                step_s=swap.step_s,
+                pause_s=cost.took_s + waited_s,
+                step_s=cost.step_s,
             )
 
     def _advance_transfer(self, transfer: OutgoingState | IncomingState) -> None:

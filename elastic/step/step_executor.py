@@ -54,7 +54,7 @@ class StepExecutor:
         self._micro_batch: MicroBatch | None = None  # micro-batch that the script has
         self._workers = membership.workers  # members when the micro-batch was handed out
         self._outcome = StepOutcome.COMMITTED  # of the step under way
-        self._skips = False
+        self._skip_steps = False
         self._reduced = False
         self._items: float | None = None  # that the current batch's losses are means over
         self._step_items: dict[int, float] = {}  # the same for the step's earlier passes, by place
@@ -177,7 +177,7 @@ class StepExecutor:
     def _conclude(self, micro_batch: MicroBatch) -> StepOutcome:
         if not self._reduced and micro_batch.last and self._membership.group.size > 1:
             self._contribute_nothing(micro_batch)
-        self._skips, self._micro_batch = False, None
+        self._skip_steps, self._micro_batch = False, None
         if self._reducer is not None:
             self._reducer.active = False  # gradients between batches are not reduced
         if self._undo is not None:
@@ -244,7 +244,7 @@ class StepExecutor:
         self._refuse_accumulation()
         if self._reducer is not None and not self._reducer.active and self._reducer.is_sparse():
             self._refuse_in_group(*SPARSE)
-        self._skips = not micro_batch.last
+        self._skip_steps = not micro_batch.last
         place = self._turns.backward_finished(micro_batch) if self._turns is not None else 0
         if micro_batch.last:
             self._reduce(micro_batch, place)
@@ -257,7 +257,7 @@ class StepExecutor:
         """Return True if the optimizer must skip its step in the current batch."""
         if self._turns is not None:
             self._turns.note_step()
-        return self._skips
+        return self._skip_steps
 
     def schedule_steps(self) -> int:
         """Return how many steps a scheduler takes; in the loop, by the samples of the batch."""
@@ -378,7 +378,7 @@ class StepExecutor:
 
     def _recover(self, micro_batch: MicroBatch, error: Exception) -> None:
         """Recover after the group broke in the step of `micro_batch`; adopt or drop the step."""
-        self._skips = True
+        self._skip_steps = True
         recovered = self._transitions.recover(error, self._roll_back)
         if micro_batch.step <= recovered.step:
             self._outcome = StepOutcome.ADOPTED
