@@ -7,7 +7,7 @@ share nothing and never connect, so each is a member as soon as it receives the 
 are decided without thread, clock or socket:
 
     order                      stage     reply
-    JOIN, this worker is rank 0 PREPARE   StoreOpened: the others could connect
+    JOIN (to rank 0)           PREPARE   StoreOpened: the others could connect
     START, JOIN, RECOVER       SWITCH    GroupFormed if it is a member; else it leaves
     RECOVER                    PREPARE   Quiesced: no operation of the group is ever under way
     SUSPEND                    SWITCH    Suspended, from rank 0; all leave
