@@ -178,11 +178,11 @@ def test_a_worker_that_waits_to_join_gets_its_order() -> None:
     starts, joins = Inbox(C, start_version=1), Inbox(C, start_version=2)
 
     assert starts.hear(order(1, PREPARE, START), version=0) == ()
-    assert starts.first() is None
+    assert starts.peek() is None
     assert starts.hear(order(1, SWITCH, START), version=0) == ()
     assert starts.pop() == order(1, SWITCH, START)
     assert joins.hear(order(2), version=0) == ()
-    assert joins.first() == order(2)
+    assert joins.peek() == order(2)
     assert joins.pending is None
 
 
@@ -197,5 +197,5 @@ def test_recovery_calls_waits_off_and_leaves_nothing_pending() -> None:
     assert inbox.pending is None
     assert inbox.close_vote(unanimous=True, boundary=12) == (None, ())
     assert [inbox.pop().stage, inbox.pop().stage] == [PREPARE, SWITCH]
-    assert inbox.first() is None
+    assert inbox.peek() is None
     assert inbox.hear(order(3, SETTLED, RECOVER)) == ()

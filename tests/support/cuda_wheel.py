@@ -217,14 +217,14 @@ def check_variables() -> Iterator[Result]:
     """Every variable that a group relies on is still read by torch or NCCL."""
     import torch  # noqa: PLC0415
 
-    from elastic.collectives.nccl import DEFAULTS, INTERFACE, RELIED_ON  # noqa: PLC0415
+    from elastic.collectives.nccl import DEFAULT_VARIABLES, INTERFACE_VARIABLE, REQUIRED_VARIABLES  # noqa: PLC0415
 
     home = Path(torch.__file__).parent
     libraries = [
         *(home / "lib").glob("libtorch_cuda.so"),
         *home.parent.glob("nvidia/**/libnccl.so.2"),
     ]
-    for name in (*RELIED_ON, *DEFAULTS, INTERFACE):
+    for name in (*REQUIRED_VARIABLES, *DEFAULT_VARIABLES, INTERFACE_VARIABLE):
         readers = [path.name for path in libraries if _holds(path, name.encode() + b"\0")]
         yield Result(f"{name} is read by", bool(readers), " and ".join(readers) or "NOBODY")
 
