@@ -97,8 +97,8 @@ class ElasticAccelerator(Accelerator):
         options.setdefault("cpu", self.agent.device.type == "cpu")
         super().__init__(*args, **options)
         if self.distributed_type != DistributedType.NO:
-            what = f"Accelerate distributes the training itself ({self.distributed_type.value})"
-            raise UsageError(what, "leave its plugins out: the agent's group reduces gradients")
+            problem = f"Accelerate distributes the training itself ({self.distributed_type.value})"
+            raise UsageError(problem, "leave its plugins out: the agent's group reduces gradients")
         self._passes = max(1, int(self.gradient_state.num_steps))
         self.gradient_accumulation_steps = 1  # the agent weighs passes, so losses are not divided
 
@@ -121,9 +121,9 @@ class ElasticAccelerator(Accelerator):
         models = [each for each in args if isinstance(each, nn.Module)]
         loaders = [each for each in args if isinstance(each, DataLoader)]
         if len(models) != 1 or not loaders or self._trains:
-            what = "prepare() got an optimizer, but not one model and its training loader"
+            problem = "prepare() got an optimizer, but not one model and its training loader"
             remedy = "give all in one call; several models as one nn.ModuleDict"
-            raise UsageError(what, remedy)
+            raise UsageError(problem, remedy)
         self._trains = True
         schedulers = [each for each in args if isinstance(each, LRScheduler)]
         loader = self._load(models[0], optimizers, loaders[0], schedulers)
@@ -303,11 +303,11 @@ class ElasticAccelerator(Accelerator):
         Raises:
             UsageError: always.
         """
-        what = "save_state() would store the state of one worker only"
+        problem = "save_state() would store the state of one worker only"
         remedy = (
             "leave it out: the job's state is saved at each epoch's end, and when the job is paused"
         )
-        raise UsageError(what, f"{remedy}; use save_model() to export a model")
+        raise UsageError(problem, f"{remedy}; use save_model() to export a model")
 
     def load_state(self, *_: Any, **__: Any) -> NoReturn:
         """Refuse: the job restores its own state.
@@ -315,8 +315,8 @@ class ElasticAccelerator(Accelerator):
         Raises:
             UsageError: always.
         """
-        what = "load_state() would change the state of one worker only"
-        raise UsageError(what, "leave it out: a job resumes automatically")
+        problem = "load_state() would change the state of one worker only"
+        raise UsageError(problem, "leave it out: a job resumes automatically")
 
     def skip_first_batches(self, *_: Any, **__: Any) -> NoReturn:
         """Refuse: a resumed job continues at its position automatically.
@@ -324,9 +324,9 @@ class ElasticAccelerator(Accelerator):
         Raises:
             UsageError: always.
         """
-        what = "skip_first_batches() would leave out samples of the epoch"
+        problem = "skip_first_batches() would leave out samples of the epoch"
         raise UsageError(
-            what, "leave it out: a resumed job continues at its position automatically"
+            problem, "leave it out: a resumed job continues at its position automatically"
         )
 
     def check_trigger(self) -> NoReturn:
@@ -335,9 +335,9 @@ class ElasticAccelerator(Accelerator):
         Raises:
             UsageError: always.
         """
-        what = "check_trigger() would leave the loop within an epoch"
+        problem = "check_trigger() would leave the loop within an epoch"
         raise UsageError(
-            what, "use accelerator.stop(why), which ends the job with the epoch on all workers"
+            problem, "use accelerator.stop(why), which ends the job with the epoch on all workers"
         )
 
 

@@ -187,7 +187,7 @@ class ScalingAgent(AgentProperties):
         self._training.set_tensors(tensors, stream)
         self._training.script_schedule_batch = schedule_batch
         self._records.set_stream(self._training.stream)
-        for both in set_initial_batch_and_rate(
+        for override in set_initial_batch_and_rate(
             self._training,
             tensors.optimizers,
             self._assignment,
@@ -196,7 +196,7 @@ class ScalingAgent(AgentProperties):
             scaling=lr_scaling,
             doubling=lr_doubling_steps,
         ):
-            self._reporter.log_override(*both)
+            self._reporter.log_override(*override)
         largest = self._assignment.spec.batch_limit if self._assignment else batch_size
         refuse_columns(columns, largest)
         if columns is not None:
@@ -288,8 +288,8 @@ class ScalingAgent(AgentProperties):
     def _carried_rows(self) -> CarriedRows:
         self._require_loaded("carried")
         if self._executor.carried is None:
-            what = "agent.carried was used without columns"
-            raise UsageError(what, f"call agent.load(..., columns=N), then {LINE}")
+            problem = "agent.carried was used without columns"
+            raise UsageError(problem, f"call agent.load(..., columns=N), then {LINE}")
         return self._executor.carried
 
     def _resume(self) -> None:

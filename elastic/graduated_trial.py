@@ -112,12 +112,12 @@ def _evaluate(
 
 
 def _all_partitions(runner: UnitRunner, partitions: int) -> ConcatDataset[Any]:
-    parts = [runner.data(one) for one in range(partitions)]
+    parts = [runner.data(partition) for partition in range(partitions)]
     for part in parts:
         if not isinstance(part, Dataset):
-            what = f"input_fn returned a {type(part).__name__}"
+            problem = f"input_fn returned a {type(part).__name__}"
             raise UsageError(
-                what,
+                problem,
                 "return a torch Dataset: a trial that continues as a job needs one",
                 "input_fn",
             )

@@ -34,7 +34,7 @@ class StepGate(Protocol):
         """Return True if the optimizer must skip its step in the current batch."""
         ...
 
-    def refuse(self, what: str, remedy: str) -> None:
+    def refuse(self, problem: str, remedy: str) -> None:
         """Raise an error for what a group cannot do exactly, unless the worker trains alone."""
         ...
 

@@ -115,8 +115,8 @@ class ElasticFitLoop(_FitLoop):
             return
         loaders = self._combined_loader.flattened
         if len(loaders) != 1 or not isinstance(loaders[0], DataLoader):
-            what = "fit() got several training loaders, or not a DataLoader"
-            raise UsageError(what, "give one DataLoader: put several datasets into one")
+            problem = "fit() got several training loaders, or not a DataLoader"
+            raise UsageError(problem, "give one DataLoader: put several datasets into one")
         strategy.load(trainer, loaders[0])
         if trainer.val_check_interval == 1.0:
             trainer.val_check_batch = math.inf  # after the last batch, whatever its number
@@ -337,9 +337,9 @@ def _advanced_sums(
     """Return sums moved as in `_advanced`; a newcomer has none before its first step."""
     moved = {}
     for key, (value, samples) in now.items():
-        was = before.get(key, (0.0, 0))
+        base = before.get(key, (0.0, 0))
         sent = state.get(key, (0.0, 0))
-        moved[key] = (sent[0] + value - was[0], sent[1] + samples - was[1])
+        moved[key] = (sent[0] + value - base[0], sent[1] + samples - base[1])
     return moved
 
 
@@ -414,8 +414,8 @@ class ElasticStrategy(SingleDeviceStrategy):
         """
         module = self.lightning_module
         if module is not None and module.trainer.state.fn == TrainerFn.FITTING:
-            what, remedy = "fit(ckpt_path=...)", "leave it out: a job resumes by itself"
-            raise UsageError(what, remedy, "ckpt_path")
+            problem, remedy = "fit(ckpt_path=...)", "leave it out: a job resumes by itself"
+            raise UsageError(problem, remedy, "ckpt_path")
         return super().load_checkpoint(checkpoint_path, weights_only)
 
     def load(self, trainer: Trainer, data: DataLoader[Any]) -> ElasticLoader:

@@ -34,9 +34,9 @@ class CheckpointError(ElasticError):
 class OutOfStepError(ElasticError):
     """The workers of a group executed different operations at the same time."""
 
-    def __init__(self, what: str) -> None:
+    def __init__(self, problem: str) -> None:
         super().__init__(
-            f"the workers of the group are out of step: {what}",
+            f"the workers of the group are out of step: {problem}",
             "take every batch of the loader once, with the same number of backward passes on all "
             "workers; let the data or a stop rule end epochs, not a count of batches in the "
             "script",

@@ -301,15 +301,15 @@ class ElasticMixin(Mixed):
     def get_train_dataloader(self) -> ElasticLoader:
         """Return the job's loader; from here on the agent has model and optimizer."""
         if self._epochs is not None:
-            what = "train() was called twice"
+            problem = "train() was called twice"
             raise UsageError(
-                what, "raise num_train_epochs or the job's stop rule: a job trains once"
+                problem, "raise num_train_epochs or the job's stop rule: a job trains once"
             )
         args = self.args
         if args.device != self.agent.device:
-            what = f"the arguments say {args.device}, the slot is {self.agent.device}"
+            problem = f"the arguments say {args.device}, the slot is {self.agent.device}"
             raise UsageError(
-                what, "set use_cpu=True, or make one GPU visible to the worker", "use_cpu"
+                problem, "set use_cpu=True, or make one GPU visible to the worker", "use_cpu"
             )
         _, _, loader = self.agent.load(
             lambda: self.model,
@@ -466,9 +466,9 @@ class ElasticMixin(Mixed):
         if labels.dim() > 1:
             self.agent.weight(items)
         elif int(items) != len(labels):
-            what = f"a sample has no label ({IGNORED_LABEL})"
+            problem = f"a sample has no label ({IGNORED_LABEL})"
             raise UsageError(
-                what, "leave it out of the dataset: its batch counts samples", "labels"
+                problem, "leave it out of the dataset: its batch counts samples", "labels"
             )
         return None if counted is None else counted.clamp(min=1)
 
@@ -531,9 +531,9 @@ class ElasticMixin(Mixed):
             LeftGroup: if this worker is not in the job's group any more.
         """
         if resume_from_checkpoint:
-            what = "train(resume_from_checkpoint=...)"
+            problem = "train(resume_from_checkpoint=...)"
             remedy = "leave it out: a job resumes from its last finished epoch automatically"
-            raise UsageError(what, remedy, "resume_from_checkpoint")
+            raise UsageError(problem, remedy, "resume_from_checkpoint")
         handler = self.callback_handler
         others = [c for c in handler.callbacks if c not in (self._first, self._last)]
         handler.callbacks = [self._first, *others, self._last]

@@ -34,13 +34,13 @@ def build(
         UsageError: if an argument is not a function of this form, or returns another type.
     """
     if isinstance(build_model, torch.optim.Optimizer) or isinstance(build_optimizer, nn.Module):
-        what = "load() got build_model and build_optimizer in the wrong order"
-        raise UsageError(what, LOAD_EXAMPLE, "build_model")
+        problem = "load() got build_model and build_optimizer in the wrong order"
+        raise UsageError(problem, LOAD_EXAMPLE, "build_model")
     _refuse_call("build_model", build_model)
     model: Any = build_model()
     if not isinstance(model, nn.Module):
-        what = f"build_model() returned {_kind(model)}, not one torch.nn.Module"
-        raise UsageError(what, f"return the model, several as one nn.ModuleDict; {LOAD_EXAMPLE}")
+        problem = f"build_model() returned {_kind(model)}, not one torch.nn.Module"
+        raise UsageError(problem, f"return the model, several as one nn.ModuleDict; {LOAD_EXAMPLE}")
     model = place(model)
     parameters = list(model.parameters())
     _refuse_call("build_optimizer", build_optimizer, parameters)
@@ -49,14 +49,14 @@ def build(
     except AttributeError as error:
         if error.obj is not parameters:
             raise
-        what = f"build_optimizer reads {error.name!r} of its argument, which is no model"
-        raise UsageError(what, LOAD_EXAMPLE, "build_optimizer") from error
+        problem = f"build_optimizer reads {error.name!r} of its argument, which is no model"
+        raise UsageError(problem, LOAD_EXAMPLE, "build_optimizer") from error
 
 
 def _refuse_call(name: str, function: Any, *arguments: Any) -> None:
     if isinstance(function, nn.Module | torch.optim.Optimizer) or not callable(function):
-        what = f"{name} is {_kind(function)}, not a function that builds one"
-        raise UsageError(what, LOAD_EXAMPLE, name)
+        problem = f"{name} is {_kind(function)}, not a function that builds one"
+        raise UsageError(problem, LOAD_EXAMPLE, name)
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):  # not written in Python
@@ -65,8 +65,8 @@ def _refuse_call(name: str, function: Any, *arguments: Any) -> None:
         signature.bind(*arguments)
     except TypeError as error:
         given = "the model's parameters" if arguments else "nothing"
-        what = f"{name}({', '.join(signature.parameters)}) is called with {given}: {error}"
-        raise UsageError(what, LOAD_EXAMPLE, name) from None
+        problem = f"{name}({', '.join(signature.parameters)}) is called with {given}: {error}"
+        raise UsageError(problem, LOAD_EXAMPLE, name) from None
 
 
 def _kind(value: Any) -> str:
@@ -83,8 +83,8 @@ def refuse_sharded(model: nn.Module) -> None:
     for part in model.modules():
         found = others & {kind.__name__ for kind in type(part).__mro__}
         if found or any(type(p).__name__ == "DTensor" for p in part.parameters(recurse=False)):
-            what = f"build_model() returned a model that {min(found or {'DTensor'})} distributes"
-            raise UsageError(what, "give the plain module: the agent's group reduces gradients")
+            problem = f"build_model() returned a model that {min(found or {'DTensor'})} distributes"
+            raise UsageError(problem, "give the plain module: the agent's group reduces gradients")
 
 
 def refuse_lazy(model: nn.Module) -> None:
@@ -96,11 +96,11 @@ def refuse_lazy(model: nn.Module) -> None:
     for name, part in model.named_modules():
         own = (*part.parameters(recurse=False), *part.buffers(recurse=False))
         if any(is_lazy(tensor) for tensor in own):
-            what = (
+            problem = (
                 f"layer {name or 'itself'!r} of the model ({type(part).__name__}) has no shape yet"
             )
             hint = "run one batch through the model in build_model, before it returns it"
-            raise UsageError(what, f"{hint}, or give the layer's sizes", "build_model")
+            raise UsageError(problem, f"{hint}, or give the layer's sizes", "build_model")
 
 
 def refuse_unreduced(parameters: Iterable[torch.Tensor]) -> None:
@@ -112,11 +112,11 @@ def refuse_unreduced(parameters: Iterable[torch.Tensor]) -> None:
     held = list(parameters)
     places = sorted({str(parameter.device) for parameter in held})
     if len(places) > 1:
-        what = f"parameters lie on several devices: {', '.join(places)}"
-        raise UsageError(what, "leave them on the device of build_model: load() moves the model")
+        problem = f"parameters lie on several devices: {', '.join(places)}"
+        raise UsageError(problem, "leave them on the device of build_model: load() moves the model")
     if any(parameter.is_complex() for parameter in held):
-        what = "the model has complex parameters"
-        raise UsageError(what, "keep the real view (torch.view_as_real) as the parameter")
+        problem = "the model has complex parameters"
+        raise UsageError(problem, "keep the real view (torch.view_as_real) as the parameter")
 
 
 def without_sampling_options(options: Mapping[str, Any], *, shuffled: bool) -> dict[str, Any]:
@@ -133,10 +133,12 @@ def without_sampling_options(options: Mapping[str, Any], *, shuffled: bool) -> d
         if name in options and not any(options[name] is value for value in values)
     )
     if chosen:
-        what = f"load() got {', '.join(chosen)}: the agent decides the order of samples"
+        problem = f"load() got {', '.join(chosen)}: the agent decides the order of samples"
         order = "shuffled by the job's seed" if shuffled else "in the order of train_set's __iter__"
         hint = f"leave it out: every epoch has every sample once, {order}; put weights and filters"
-        raise UsageError(what, f"{hint}{'' if shuffled else ', and shuffling,'} into the dataset")
+        raise UsageError(
+            problem, f"{hint}{'' if shuffled else ', and shuffling,'} into the dataset"
+        )
     return {name: value for name, value in options.items() if name not in happens}
 
 
@@ -157,14 +159,14 @@ def refuse_single_samples(samples: int, bound: int, min_samples: int) -> None:
     if min(samples, bound) >= min_samples:
         return
     name = "batch_size" if samples < min_samples else "max_local_batch"
-    what = (
+    problem = (
         f"a step of {samples} samples, at most {bound} at once: "
         f"batch normalisation needs {min_samples}"
     )
     hint = (
         f"raise {name} to {min_samples} or more, or normalise each sample by itself (nn.GroupNorm)"
     )
-    raise UsageError(what, hint, name)
+    raise UsageError(problem, hint, name)
 
 
 def refuse_columns(columns: int | None, batch: int) -> None:
@@ -176,9 +178,9 @@ def refuse_columns(columns: int | None, batch: int) -> None:
         UsageError: if `batch` exceeds `columns`.
     """
     if columns is not None and not 1 <= batch <= columns:
-        what = f"batches may have {batch} samples, the data has {columns} columns"
+        problem = f"batches may have {batch} samples, the data has {columns} columns"
         hint = f'set {columns} or "keep" in the job file, or cut the data into {batch} columns'
-        raise UsageError(what, hint, "max_batch_size")
+        raise UsageError(problem, hint, "max_batch_size")
 
 
 def dataset_size(dataset: Dataset[Any]) -> int:
@@ -188,9 +190,9 @@ def dataset_size(dataset: Dataset[Any]) -> int:
         UsageError: if `dataset` has no length or is empty, or is a loader or a data pipe.
     """
     if isinstance(dataset, IterDataPipe | DataLoader):
-        what = f"train_set is a {type(dataset).__name__}, which selects samples itself"
+        problem = f"train_set is a {type(dataset).__name__}, which selects samples itself"
         hint = "give a map-style dataset or an IterableDataset, and load() its options"
-        raise UsageError(what, hint, "train_set")
+        raise UsageError(problem, hint, "train_set")
     try:
         size = len(dataset)  # type: ignore[arg-type] # most have a length
     except (TypeError, NotImplementedError):
@@ -213,12 +215,12 @@ def metric_values(metrics: Mapping[str, Any]) -> dict[str, float]:
             printable, or if there are too many.
     """
     if len(metrics) > MAX_EPOCH_METRICS:
-        what = f"report() got {len(metrics)} metrics"
-        raise UsageError(what, f"give {MAX_EPOCH_METRICS} at most")
+        problem = f"report() got {len(metrics)} metrics"
+        raise UsageError(problem, f"give {MAX_EPOCH_METRICS} at most")
     for name in metrics:
         if not (0 < len(name) <= MAX_METRIC and name.isprintable()):
-            what = f"report() got a metric named {name[:MAX_METRIC]!r}"
-            raise UsageError(what, f"name it with 1 to {MAX_METRIC} printable characters")
+            problem = f"report() got a metric named {name[:MAX_METRIC]!r}"
+            raise UsageError(problem, f"name it with 1 to {MAX_METRIC} printable characters")
     return {name: metric_value(name, value) for name, value in metrics.items()}
 
 
@@ -231,5 +233,5 @@ def metric_value(name: str, value: Any) -> float:
     try:
         return float(value)
     except (TypeError, ValueError, OverflowError):
-        what = f"report({name}=...) got {type(value).__name__}"
-        raise UsageError(what, "give a number or a tensor with one element", name) from None
+        problem = f"report({name}=...) got {type(value).__name__}"
+        raise UsageError(problem, "give a number or a tensor with one element", name) from None

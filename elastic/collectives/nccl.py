@@ -76,7 +76,7 @@ def interface_of(address: str) -> str:
                 _addresses(entry.address) & wanted
             ):
                 return str(name)
-    return "lo" if any(one.is_loopback for one in wanted) else ""
+    return "lo" if any(entry.is_loopback for entry in wanted) else ""
 
 
 def _addresses(text: str) -> set[ipaddress.IPv4Address | ipaddress.IPv6Address]:

@@ -57,8 +57,8 @@ class CarriedState:
         if self._layout is None:
             self._layout = layout
         if layout != self._layout:
-            what = f"agent.carried got {layout}, before it was {self._layout}"
-            raise UsageError(what, "give tensors of the same shape and type for every sample")
+            problem = f"agent.carried got {layout}, before it was {self._layout}"
+            raise UsageError(problem, "give tensors of the same shape and type for every sample")
         return torch.cat(parts, dim=1)
 
     def store(self, first: int, rows: torch.Tensor) -> None:
@@ -82,11 +82,11 @@ class CarriedState:
     def _describe(self, state: Any, samples: int, add: Callable[[torch.Tensor], None]) -> Any:
         if isinstance(state, torch.Tensor):
             if state.dim() <= self._dim or state.shape[self._dim] != samples:
-                what = f"agent.carried got shape {tuple(state.shape)} for {samples} samples"
+                problem = f"agent.carried got shape {tuple(state.shape)} for {samples} samples"
                 hint = (
                     f"samples are in dimension {self._dim}; set another with load(carried_dim=...)"
                 )
-                raise UsageError(what, hint)
+                raise UsageError(problem, hint)
             rows = state.detach().to(self.device).movedim(self._dim, 0).contiguous()
             add(as_byte_row(rows).view(samples, -1))
             return {ROW_SHAPE_KEY: list(rows.shape[1:]), "dtype": str(rows.dtype).partition(".")[2]}
@@ -95,8 +95,8 @@ class CarriedState:
         if isinstance(state, list | tuple):
             kind = "list" if isinstance(state, list) else "tuple"
             return {kind: [self._describe(part, samples, add) for part in state]}
-        what = f"agent.carried got {type(state).__name__}"
-        raise UsageError(what, "give a tensor, or tuples, lists and dicts of tensors")
+        problem = f"agent.carried got {type(state).__name__}"
+        raise UsageError(problem, "give a tensor, or tuples, lists and dicts of tensors")
 
     def _unpack(self, layout: Any, rows: torch.Tensor, cursor: _Cursor) -> Any:
         if ROW_SHAPE_KEY in layout:

@@ -224,8 +224,8 @@ class CheckpointWriter:
             hint = (
                 f"free space at {self._folder}" if full else "track only states that can be pickled"
             )
-            what = f"cannot write a checkpoint: {self._error}"
-            raise CheckpointError(what, hint) from self._error
+            problem = f"cannot write a checkpoint: {self._error}"
+            raise CheckpointError(problem, hint) from self._error
 
     def _run(self) -> None:
         while (order := self._take()) is not None:

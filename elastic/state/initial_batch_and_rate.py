@@ -39,17 +39,17 @@ def set_initial_batch_and_rate(
         raise UsageError(f"batch_size {batch_size} is below 1", "raise it", "batch_size")
     rules = [choose_lr_scaling(optimizer, scaling) for optimizer in optimizers]
     base_batch = batch_size
-    both: list[tuple[str, Any, Any]] = []
+    overrides: list[tuple[str, Any, Any]] = []
     if assignment is None:
         training.schedule.announce([ScheduleRow(1, split(batch_size, 1), 0)])
     else:
         group = assignment.group
         base_batch = group.base_batch or group.global_batch
-        both.append(("batch_size", batch_size, assignment.spec.batch_size))
+        overrides.append(("batch_size", batch_size, assignment.spec.batch_size))
         if group.lr is not None:
-            both.append(("lr", lr, group.lr))
+            overrides.append(("lr", lr, group.lr))
             lr = group.lr
     if lr is not None:
         set_learning_rate(optimizers, lr)
     training.lr_state.begin(rules, base_batch, training.global_batch, doubling)
-    return both
+    return overrides

@@ -149,8 +149,10 @@ def scale_scheduler(scheduler: LRScheduler, factor: float) -> None:
         return
     rates = getattr(scheduler, "base_lrs", None)
     if rates is None or hasattr(scheduler, "_schedulers"):
-        what = f"the job file sets lr, but {type(scheduler).__name__} was created with another"
-        raise UsageError(what, "leave lr out of the job file, or create one plain scheduler", "lr")
+        problem = f"the job file sets lr, but {type(scheduler).__name__} was created with another"
+        raise UsageError(
+            problem, "leave lr out of the job file, or create one plain scheduler", "lr"
+        )
     scheduler.base_lrs = [rate * factor for rate in rates]
     for group in scheduler.optimizer.param_groups:
         group["initial_lr"] *= factor
@@ -166,6 +168,6 @@ def choose_lr_scaling(optimizer: torch.optim.Optimizer, asked: str) -> LrScaling
         kinds = {kind.__name__ for kind in type(optimizer).__mro__}
         return "sqrt" if kinds & ADAM_LIKE else "linear"
     if asked not in {"linear", "sqrt", "none"}:
-        what = f"lr_scaling {asked!r} is unknown"
-        raise UsageError(what, 'choose "auto", "linear", "sqrt" or "none"', "lr_scaling")
+        problem = f"lr_scaling {asked!r} is unknown"
+        raise UsageError(problem, 'choose "auto", "linear", "sqrt" or "none"', "lr_scaling")
     return asked  # type: ignore[return-value] # it is one of the rule's literals

@@ -115,8 +115,8 @@ class TensorState:
         """
         parameters = self.parameters()
         if len(structure) != len(parameters):
-            what = f"the group trains {len(structure)} parameters, this worker {len(parameters)}"
-            raise ElasticError(what, "build_model must build the same model in every worker")
+            problem = f"the group trains {len(structure)} parameters, this worker {len(parameters)}"
+            raise ElasticError(problem, "build_model must build the same model in every worker")
         for parameter, entry in zip(parameters, structure, strict=True):
             kept: dict[str, Any] = {}
             for key, described in entry.items():
@@ -138,8 +138,8 @@ class TensorState:
 
     def load_hyperparameters(self, groups: Sequence[Mapping[str, Any]]) -> None:
         """Load the result of `hyperparameters`."""
-        for group, was in zip(self.groups, groups, strict=True):
-            group.update(was)
+        for group, values in zip(self.groups, groups, strict=True):
+            group.update(values)
 
     def size(self) -> int:
         """Return the bytes that a newcomer receives."""
@@ -224,17 +224,17 @@ def optimizers_by_name(built: Any, model: nn.Module) -> dict[str, torch.optim.Op
         named = {"0": built}
     others = sorted({type(v).__name__ for v in named.values() if not _is_optimizer(v)})
     if others or len({id(each) for each in named.values()}) != max(1, len(named)):
-        what = f"build_optimizer() returned {', '.join(others) or 'none, or one twice'}"
-        raise UsageError(what, "return one optimizer, or a tuple, list or dict of them")
+        problem = f"build_optimizer() returned {', '.join(others) or 'none, or one twice'}"
+        raise UsageError(problem, "return one optimizer, or a tuple, list or dict of them")
     known = {id(parameter) for parameter in model.parameters()}
     for name, each in named.items():
         held = [p for group in each.param_groups for p in group["params"]]
         if len(named) > 1 and any(id(parameter) not in known for parameter in held):
-            what = (
+            problem = (
                 f"optimizer {name} ({type(each).__name__}) trains parameters outside of the model"
             )
             raise UsageError(
-                what,
+                problem,
                 "return one module with all trained parameters from build_model",
             )
     return named
@@ -263,9 +263,9 @@ def load_optimizer_states(
         states = {next(iter(optimizers)): content["optimizer"]}
     if set(states) != set(optimizers):
         has = "one optimizer" if "optimizer" in content else f"optimizers {', '.join(states)}"
-        what = f"the checkpoint has {has}, build_optimizer() returned {', '.join(optimizers)}"
+        problem = f"the checkpoint has {has}, build_optimizer() returned {', '.join(optimizers)}"
         raise CheckpointError(
-            what, "return the optimizers that the job started with, by the same names"
+            problem, "return the optimizers that the job started with, by the same names"
         )
     for name, each in optimizers.items():
         each.load_state_dict(states[name])

@@ -120,9 +120,9 @@ def _load(thing: Any, state: Any) -> None:
     kinds = [{key: type(value) for key, value in held.items()} for held in parts]
     thing.load_state_dict(state)
     for held, kind in zip(parts, kinds, strict=True):
-        for key, was in kind.items():
-            if was in {Counter, OrderedDict} and type(held.get(key)) is dict:
-                held[key] = was(held[key])
+        for key, container in kind.items():
+            if container in {Counter, OrderedDict} and type(held.get(key)) is dict:
+                held[key] = container(held[key])
 
 
 def _schedulers(thing: Any) -> list[LRScheduler]:

@@ -305,9 +305,11 @@ class TrainingState:
         names = [
             name for name, state in self._tracked.states().items() if not _is_transferable(state)
         ]
-        what = f"the tracked state of {', '.join(names) or 'the optimizer'} cannot be transferred"
+        problem = (
+            f"the tracked state of {', '.join(names) or 'the optimizer'} cannot be transferred"
+        )
         raise UsageError(
-            what, "return only tensors, numbers, text and their containers from state_dict()"
+            problem, "return only tensors, numbers, text and their containers from state_dict()"
         )
 
     # --- checkpoints

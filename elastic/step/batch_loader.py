@@ -100,9 +100,9 @@ class StreamReader(Dataset[Any]):
             raise self._miscounted(f"more than {self._stream.size}")
 
     def _miscounted(self, given: str) -> UsageError:
-        what = f"train_set returned {given} samples in epoch {self._epoch - 1}"
+        problem = f"train_set returned {given} samples in epoch {self._epoch - 1}"
         hint = f"its len() is {self._stream.size}: every pass through __iter__ must return as many"
-        return UsageError(what, hint, "train_set")
+        return UsageError(problem, hint, "train_set")
 
 
 def to_device(batch: Any, device: torch.device) -> Any:
@@ -239,9 +239,9 @@ class ElasticLoader:
         """Return an option of torch's DataLoader, except options that select samples."""
         if name in READABLE_OPTIONS:
             return getattr(self._loader, name)
-        what = f"{type(self).__name__!r} object has no attribute {name!r}"
+        problem = f"{type(self).__name__!r} object has no attribute {name!r}"
         remedy = f": {REMEDIES[name]}" if name in REMEDIES else ""
-        raise AttributeError(f"{what}{remedy}", name=name, obj=self)
+        raise AttributeError(f"{problem}{remedy}", name=name, obj=self)
 
     def __iter__(self) -> Iterator[Any]:
         """Yield batches to the end of the epoch, or until the job is done.
@@ -252,9 +252,9 @@ class ElasticLoader:
             UsageError: outside of an epoch.
         """
         if not self._training.epoch_open:
-            what = "loader used outside of an epoch: before agent.epochs(...) or after report()"
+            problem = "loader used outside of an epoch: before agent.epochs(...) or after report()"
             hint = "loop over it in `for epoch in agent.epochs(...)`, before report(); elsewhere "
-            raise UsageError(what, f"{hint}use train_set, or a DataLoader of your own")
+            raise UsageError(problem, f"{hint}use train_set, or a DataLoader of your own")
         source: Iterator[Any] | None = None
         between_steps = True  # True between two steps
         while True:
@@ -302,13 +302,15 @@ def loader_options(loader: DataLoader[Any], device: torch.device) -> dict[str, A
         UsageError: if `loader` selects samples differently than the agent does.
     """
     if loader.batch_size is None:
-        what = "the training loader has its own batch sampler, or none"
-        raise UsageError(what, "use DataLoader(data, batch_size=..., shuffle=True)", "batch_size")
+        problem = "the training loader has its own batch sampler, or none"
+        raise UsageError(
+            problem, "use DataLoader(data, batch_size=..., shuffle=True)", "batch_size"
+        )
     streams = isinstance(loader.dataset, IterableDataset)
     if not streams and type(loader.sampler) is not RandomSampler:
-        what = f"the training loader has a {type(loader.sampler).__name__}"
+        problem = f"the training loader has a {type(loader.sampler).__name__}"
         remedy = "use shuffle=True: an epoch has every sample once, shuffled by the job's seed"
-        raise UsageError(what, remedy, "shuffle")
+        raise UsageError(problem, remedy, "shuffle")
     options: dict[str, Any] = {
         "collate_fn": loader.collate_fn,
         "num_workers": loader.num_workers,

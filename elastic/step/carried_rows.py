@@ -46,8 +46,8 @@ class CarriedRows:
         """
         micro_batch = self._current_batch()
         if micro_batch.total > self._state.columns:
-            what = f"a step of {micro_batch.total} samples exceeds {self._state.columns} columns"
-            raise UsageError(what, "lower the batch, or cut the data into more columns")
+            problem = f"a step of {micro_batch.total} samples exceeds {self._state.columns} columns"
+            raise UsageError(problem, "lower the batch, or cut the data into more columns")
         return self._state.state_before(micro_batch.ids)
 
     def set_next(self, carried: Any) -> None:
@@ -64,8 +64,8 @@ class CarriedRows:
 
     def _current_batch(self) -> MicroBatch:
         if self._micro_batch is None:
-            what = "agent.carried was used outside of the loop over the loader"
-            raise UsageError(what, "evaluate with a separate state that starts as None")
+            problem = "agent.carried was used outside of the loop over the loader"
+            raise UsageError(problem, "evaluate with a separate state that starts as None")
         return self._micro_batch
 
     def exchange(self, group: ProcessGroup, cancelled: threading.Event, *, skipped: bool) -> None:
@@ -80,10 +80,10 @@ class CarriedRows:
         """
         micro_batch = self._current_batch()
         if skipped or self._width is None:
-            what = (
+            problem = (
                 "a batch did not set agent.carried, which load(columns=...) requires in every batch"
             )
-            raise UsageError(what, f"assign it before backward(), in every batch: {LINE}")
+            raise UsageError(problem, f"assign it before backward(), in every batch: {LINE}")
         place = {"rank": group.rank, "step": micro_batch.step, "version": group.version}
         rows = torch.zeros(
             micro_batch.total, self._width, dtype=torch.uint8, device=self._state.device

@@ -223,8 +223,8 @@ def _scale(contribution: Contribution, agreed: AgreedWords) -> float:
         UsageError: if this worker's losses have no weights, but others' have.
     """
     if contribution.counts and contribution.items is None:
-        what = "agent.weight(n) was called for some batches of a step and not for others"
-        raise UsageError(what, "call it for every batch, before backward()")
+        problem = "agent.weight(n) was called for some batches of a step and not for others"
+        raise UsageError(problem, "call it for every batch, before backward()")
     return 1.0 / agreed.items
 
 

@@ -184,13 +184,13 @@ class OptimizerTurns:
         """
         self._origins.backward_finished()
         if self._stepped and not (micro_batch.first and micro_batch.last):
-            what = (
+            problem = (
                 "an optimizer steps between two backward passes of a batch, and this worker takes "
                 "its share of the batch in several passes: the later gradients would be those of "
                 "parameters that have not stepped yet"
             )
             raise UsageError(
-                what,
+                problem,
                 "lower batch_size or raise max_local_batch, so that shares fit the device at once; "
                 "or step all optimizers after the last backward pass",
             )
@@ -244,9 +244,9 @@ class OptimizerTurns:
             UsageError: otherwise, since a worker that skips does not know which optimizers step.
         """
         if 0 < skipped < ranks:
-            what = f"{skipped} of {ranks} workers skipped a batch, with several optimizers"
+            problem = f"{skipped} of {ranks} workers skipped a batch, with several optimizers"
             raise UsageError(
-                what,
+                problem,
                 "call backward() and step in every batch; multiply the loss by 0 to skip one",
             )
 
@@ -264,5 +264,5 @@ class OptimizerTurns:
             self._undo.restore_buffers()
         self._undo = None
         if unused:
-            what = "the passes of a step call backward() a different number of times"
-            raise UsageError(what, "call backward() equally often for each batch of the loader")
+            problem = "the passes of a step call backward() a different number of times"
+            raise UsageError(problem, "call backward() equally often for each batch of the loader")

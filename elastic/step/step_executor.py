@@ -89,8 +89,8 @@ class StepExecutor:
             summed
         )  # temporarily frozen for another optimizer
         if trained != summed and not temporarily_frozen:
-            what = "the trained parameters changed after load()"
-            self._refuse_in_group(what, "freeze, unfreeze and add parameters in build_model")
+            problem = "the trained parameters changed after load()"
+            self._refuse_in_group(problem, "freeze, unfreeze and add parameters in build_model")
 
     def check_tracked(self) -> None:
         """Check at the start of training that all tracked state can be transferred.
@@ -225,8 +225,8 @@ class StepExecutor:
         """
         micro_batch = self._micro_batch
         if micro_batch is None or not items >= 0.0:
-            what = f"weight({items}) was called outside of the loop, or is negative"
-            raise UsageError(what, "call it in the loop over the loader, before backward()")
+            problem = f"weight({items}) was called outside of the loop, or is negative"
+            raise UsageError(problem, "call it in the loop over the loader, before backward()")
         if micro_batch.count:
             self._items = items
 
@@ -266,7 +266,7 @@ class StepExecutor:
             return 1  # counts epochs, or is undone after the pass
         return self._training.schedule_steps(micro_batch.cursor_before, micro_batch.cursor_after)
 
-    def refuse(self, what: str, remedy: str) -> None:
+    def refuse(self, problem: str, remedy: str) -> None:
         """Raise for something in the loop that a group cannot do exactly.
 
         Raises:
@@ -275,19 +275,19 @@ class StepExecutor:
         if self._micro_batch is None:
             return
         if self._membership.own_id:
-            raise UsageError(what, remedy)
-        self._warn("a cluster", what, remedy)
+            raise UsageError(problem, remedy)
+        self._warn("a cluster", problem, remedy)
 
-    def _refuse_in_group(self, what: str, remedy: str) -> None:
+    def _refuse_in_group(self, problem: str, remedy: str) -> None:
         """Raise a UsageError in a group of several workers; warn once in a group of one."""
         if self._membership.group.size > 1:
-            raise UsageError(what, remedy)
-        self._warn("a group of workers", what, remedy)
+            raise UsageError(problem, remedy)
+        self._warn("a group of workers", problem, remedy)
 
-    def _warn(self, who: str, what: str, remedy: str) -> None:
-        if what not in self._warned:
-            self._warned.add(what)
-            sys.stderr.write(f"[ones] {who} refuses this: {what}; {remedy}\n")
+    def _warn(self, context: str, problem: str, remedy: str) -> None:
+        if problem not in self._warned:
+            self._warned.add(problem)
+            sys.stderr.write(f"[ones] {context} refuses this: {problem}; {remedy}\n")
 
     def _check_loss(self, loss: torch.Tensor) -> None:
         """Refuse losses that are sums: they weigh a worker's samples more, the more it has.
@@ -301,9 +301,9 @@ class StepExecutor:
         self._checks_losses = False  # only the first batch is checked
         found = sum_certainty(loss, len(micro_batch.ids), self._training.losses.scale())
         if found is SumCertainty.CERTAIN:
-            what = "the loss is a sum over the batch"
+            problem = "the loss is a sum over the batch"
             remedy = "divide it by len(inputs), or by the number that agent.weight gets"
-            self.refuse(what, f"{remedy}; with SGD, multiply the learning rate by batch_size")
+            self.refuse(problem, f"{remedy}; with SGD, multiply the learning rate by batch_size")
         if found is SumCertainty.POSSIBLE and not self._sum_warned and self._membership.rank == 0:
             sys.stderr.write(f"[ones] {UNCLEAR_SUM}\n")
             self._sum_warned = True

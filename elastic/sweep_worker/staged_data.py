@@ -35,9 +35,9 @@ _NUMBERS: Final = "biufc"  # kinds of numpy types that can be mapped
 class DataDiffersError(ElasticError):
     """`input_fn` returned another number of samples than before on this node."""
 
-    def __init__(self, whose: str, found: int, staged: int) -> None:
+    def __init__(self, part: str, found: int, staged: int) -> None:
         super().__init__(
-            f"input_fn returned {found} samples of {whose}, but {staged} in an earlier call",
+            f"input_fn returned {found} samples of {part}, but {staged} in an earlier call",
             "return the same data for the same partition in each call",
             "input_fn",
         )
@@ -163,9 +163,9 @@ def _encode(value: Any, blocks: list[_Block]) -> Any:
     if kind is torch.Tensor:
         return ["x", *_block(value, blocks)]
     if kind is TensorDataset:
-        return ["d", *(_encode(one, blocks) for one in value.tensors)]
+        return ["d", *(_encode(item, blocks) for item in value.tensors)]
     if kind is tuple or kind is list:
-        return ["t" if kind is tuple else "l", *(_encode(one, blocks) for one in value)]
+        return ["t" if kind is tuple else "l", *(_encode(item, blocks) for item in value)]
     if kind is dict:
         pairs = [[_encode(k, blocks), _encode(v, blocks)] for k, v in value.items()]
         return ["m", *pairs]
@@ -283,10 +283,10 @@ def _decode(content: Any, mapped: _Mapped) -> Any:
         case "a":
             return mapped.array(*rest)
         case "d":
-            return TensorDataset(*(_decode(one, mapped) for one in rest))
+            return TensorDataset(*(_decode(item, mapped) for item in rest))
         case "t":
-            return tuple(_decode(one, mapped) for one in rest)
+            return tuple(_decode(item, mapped) for item in rest)
         case "l":
-            return [_decode(one, mapped) for one in rest]
+            return [_decode(item, mapped) for item in rest]
         case _:
             return {_decode(key, mapped): _decode(value, mapped) for key, value in rest}

@@ -95,12 +95,12 @@ class StateStore:
         try:
             fetch_state([source.address for source in sources], asked, self._receive_buffer, check)
         except (OnesError, MemoryError) as error:
-            what = (
+            problem = (
                 error.message
                 if isinstance(error, OnesError)
                 else f"no memory for the state: {error}"
             )
-            raise StateLostError(what, "the unit is trained again") from None
+            raise StateLostError(problem, "the unit is trained again") from None
         return FoundState(frames)
 
     def _on_disk(self, state: StateRef) -> FoundState | None:
@@ -133,9 +133,9 @@ class StateStore:
                 write_state(self._folder, file, result.frames, result.digest)
             except OSError as error:
                 if time.monotonic() >= deadline:
-                    what = f"cannot write a state of {_size(result.frames)} to {self._folder}"
+                    problem = f"cannot write a state of {_size(result.frames)} to {self._folder}"
                     hint = "free space there"
-                    raise DiskFullError(f"{what}: {error.strerror}", hint) from None
+                    raise DiskFullError(f"{problem}: {error.strerror}", hint) from None
                 time.sleep(RETRY_INTERVAL_S)
             else:
                 break

@@ -53,8 +53,8 @@ def try_unit(task: dict[str, Any]) -> dict[str, Any]:
         metrics |= result.scores
     if task["metric"] not in metrics:
         known = ", ".join(sorted(metrics)) or "nothing"
-        what = f"no function returned the metric {task['metric']!r}, only {known}"
-        raise UsageError(what, "return it from eval_fn or train_fn", "metric")
+        problem = f"no function returned the metric {task['metric']!r}, only {known}"
+        raise UsageError(problem, "return it from eval_fn or train_fn", "metric")
     return {
         "seconds": seconds,
         "input_s": staged - began,

@@ -111,12 +111,12 @@ def _function(field: str, path: str) -> Callable[..., Any]:
         hint = f"{module} must be importable in the sweep's workdir, with all that it imports"
         raise UsageError(f"{field} = {path!r}: {error}", hint, field) from error
     except AttributeError:
-        what = f"{field} = {path!r}: module {module} has no {name}"
-        raise UsageError(what, "name a function at its top level", field) from None
+        problem = f"{field} = {path!r}: module {module} has no {name}"
+        raise UsageError(problem, "name a function at its top level", field) from None
     except Exception as error:
-        what = f"{field} = {path!r}: importing {module} raised {type(error).__name__}: {error}"
+        problem = f"{field} = {path!r}: importing {module} raised {type(error).__name__}: {error}"
         raise UsageError(
-            what, "importing a module of functions must not run anything", field
+            problem, "importing a module of functions must not run anything", field
         ) from error
     if not callable(found):
         raise UsageError(f"{field} = {path!r} is not a function", "name a function", field)
@@ -195,8 +195,8 @@ def from_frames(frames: Frames) -> dict[str, Any]:
             f"cannot decode the state's header: {error}", "send it again"
         ) from None
     if header.format != FORMAT:
-        what = f"the state has format {header.format}, this worker expects {FORMAT}"
-        raise StateFramesError(what, "run the same version everywhere")
+        problem = f"the state has format {header.format}, this worker expects {FORMAT}"
+        raise StateFramesError(problem, "run the same version everywhere")
     if header.sizes != [len(frame) for frame in frames[1:]]:
         raise StateFramesError("the tensors of the state are truncated", "send it again")
     try:
@@ -245,19 +245,19 @@ def _encode(value: Any, tensors: list[torch.Tensor], where: str) -> Any:
         return [_SIZE, *value]
     if isinstance(value, list | tuple):
         kind = _LIST if isinstance(value, list) else _TUPLE
-        return [kind, *(_encode(one, tensors, f"{where}[{at}]") for at, one in enumerate(value))]
+        return [kind, *(_encode(item, tensors, f"{where}[{at}]") for at, item in enumerate(value))]
     if isinstance(value, torch.dtype):
         return [_DTYPE, str(value).removeprefix("torch.")]
-    what = f"{where} is a {type(value).__module__}.{type(value).__qualname__}"
+    problem = f"{where} is a {type(value).__module__}.{type(value).__qualname__}"
     hint = "keep tensors, numbers, texts, lists, tuples and mappings in states"
-    raise UsageError(what, hint, "model_fn")
+    raise UsageError(problem, hint, "model_fn")
 
 
 def _encode_tensor(tensor: torch.Tensor, tensors: list[torch.Tensor], where: str) -> list[Any]:
     name = str(tensor.dtype).removeprefix("torch.")
     if name not in _DTYPES or tensor.layout != torch.strided:
-        what = f"{where} is a tensor of {name}, {tensor.layout}"
-        raise UsageError(what, "use dense tensors of the usual types", "model_fn")
+        problem = f"{where} is a tensor of {name}, {tensor.layout}"
+        raise UsageError(problem, "use dense tensors of the usual types", "model_fn")
     host = tensor.detach().cpu()
     dense = host.contiguous()
     tensors.append(dense.resolve_conj().resolve_neg())
@@ -272,9 +272,9 @@ def _decode(content: Any, tensors: list[bytearray]) -> Any:
         case "m":
             return {_decode(key, tensors): _decode(value, tensors) for key, value in rest}
         case "l":
-            return [_decode(one, tensors) for one in rest]
+            return [_decode(item, tensors) for item in rest]
         case "t":
-            return tuple(_decode(one, tensors) for one in rest)
+            return tuple(_decode(item, tensors) for item in rest)
         case "i":
             return int(rest[0])
         case "d":

@@ -43,14 +43,14 @@ class Trained:
         Raises:
             UsageError: if an object has no state, or there is no `model`.
         """
-        self._objects = {name: one for name, one in objects.items() if one is not None}
+        self._objects = {name: entry for name, entry in objects.items() if entry is not None}
         if not isinstance(self._objects.get("model"), nn.Module):
             raise UsageError("model_fn returned no model", RETURN_FORMS, "model_fn")
-        for name, one in self._objects.items():
-            if not (hasattr(one, "state_dict") and hasattr(one, "load_state_dict")):
-                what = f"model_fn: {name} ({type(one).__name__}) has no state_dict"
+        for name, entry in self._objects.items():
+            if not (hasattr(entry, "state_dict") and hasattr(entry, "load_state_dict")):
+                problem = f"model_fn: {name} ({type(entry).__name__}) has no state_dict"
                 raise UsageError(
-                    what,
+                    problem,
                     "return objects with a state_dict, which travels with the trial",
                     "model_fn",
                 )
@@ -68,7 +68,7 @@ class Trained:
 
     def state(self) -> dict[str, Any]:
         """Return the state of each object."""
-        return {name: one.state_dict() for name, one in self._objects.items()}
+        return {name: entry.state_dict() for name, entry in self._objects.items()}
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Load the result of `state`.
@@ -77,20 +77,20 @@ class Trained:
             UsageError: if it has other objects.
         """
         if state.keys() != self._objects.keys():
-            what = (
+            problem = (
                 f"model_fn returned {', '.join(self._objects)}, the received state has "
                 f"{', '.join(state)}"
             )
             hint = "return the same objects for the same configuration"
-            raise UsageError(what, hint, "model_fn")
-        for name, one in self._objects.items():
-            one.load_state_dict(state[name])
+            raise UsageError(problem, hint, "model_fn")
+        for name, entry in self._objects.items():
+            entry.load_state_dict(state[name])
 
     def to(self, device: torch.device) -> None:
         """Move the modules; optimizers follow, because parameters stay the same objects."""
-        for one in self._objects.values():
-            if isinstance(one, nn.Module):
-                one.to(device)
+        for entry in self._objects.values():
+            if isinstance(entry, nn.Module):
+                entry.to(device)
 
 
 def as_trained(built: Any) -> Trained:
@@ -180,10 +180,10 @@ class UnitRunner:
         except (Exception, SystemExit) as error:
             raise UnitFailedError("input_fn", error) from error
         if found is None or (isinstance(found, Sized) and not len(found)):
-            whose = "the evaluation" if partition is None else f"partition {partition}"
-            what = f"input_fn returned no data for {whose} of {self._partitions}"
+            part = "the evaluation" if partition is None else f"partition {partition}"
+            problem = f"input_fn returned no data for {part} of {self._partitions}"
             raise UsageError(
-                what,
+                problem,
                 "return data for each partition, or lower the number of partitions",
                 "input_fn",
             )
@@ -252,19 +252,19 @@ def _check_metrics(where: str, metrics: Any) -> dict[str, float]:
     if metrics is None:
         return {}
     if not isinstance(metrics, Mapping):
-        what = f"{where} returned a {type(metrics).__name__}"
-        raise UsageError(what, "return numbers by name, such as {'loss': 0.5}", where)
+        problem = f"{where} returned a {type(metrics).__name__}"
+        raise UsageError(problem, "return numbers by name, such as {'loss': 0.5}", where)
     if len(metrics) > MAX_METRICS:
-        what = f"{where} returned {len(metrics)} metrics"
-        raise UsageError(what, f"return {MAX_METRICS} at most", where)
+        problem = f"{where} returned {len(metrics)} metrics"
+        raise UsageError(problem, f"return {MAX_METRICS} at most", where)
     found: dict[str, float] = {}
     for name, value in metrics.items():
         if not (isinstance(name, str) and 0 < len(name) <= MAX_NAME and name.isprintable()):
-            what = f"{where} returned a metric named {str(name)[:MAX_NAME]!r}"
-            raise UsageError(what, f"name it with 1 to {MAX_NAME} printable characters", where)
+            problem = f"{where} returned a metric named {str(name)[:MAX_NAME]!r}"
+            raise UsageError(problem, f"name it with 1 to {MAX_NAME} printable characters", where)
         try:
             found[name] = float(value)
         except (TypeError, ValueError) as error:
-            what = f"{where} returned {name} = {value!r}"
-            raise UsageError(what, "return numbers", where) from error
+            problem = f"{where} returned {name} = {value!r}"
+            raise UsageError(problem, "return numbers", where) from error
     return found

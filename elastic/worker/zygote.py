@@ -361,8 +361,8 @@ def _become_worker(folder: Path) -> None:
 def _report_start_failure(line: int, error: BaseException) -> NoReturn:
     """Report the error over the line, the only way on a full disk, and exit."""
     if isinstance(error, OSError):
-        what = f" {error.filename}:" if error.filename else ""
-        text = f"cannot start a worker:{what} {error.strerror or error}"
+        problem = f" {error.filename}:" if error.filename else ""
+        text = f"cannot start a worker:{problem} {error.strerror or error}"
     else:
         text = f"cannot start a worker: {error!r}"
     with contextlib.suppress(OSError):  # the zygote is gone

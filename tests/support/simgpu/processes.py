@@ -74,7 +74,7 @@ def on_ranks(
     """What `scene` returns on each rank, with a device each.
 
     Args:
-        scene: given the module `nccl_double`, its `Meeting` and `arguments`.
+        scene: given the module `nccl_double`, its `RendezvousInfo` and `arguments`.
         size: ranks.
         arguments: of the scene.
         environment: variables of the processes.
