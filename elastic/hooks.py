@@ -28,7 +28,7 @@ from torch.utils.data._utils import worker
 
 
 class StepGate(Protocol):
-    """Decides about each call of `optimizer.step`."""
+    """Decisions about calls of `optimizer.step`."""
 
     def must_skip(self) -> bool:
         """Return True if the optimizer must skip its step in the current batch."""

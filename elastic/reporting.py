@@ -31,7 +31,7 @@ MAX_WAITING_BYTES: Final = 64 << 20  # limit of waiting records
 
 
 class AppendFile:
-    """Appends whole records to a file, in order; records that find no room wait in memory.
+    """File of whole records, in order; records that find no room wait in memory.
 
     The file is created if missing, readable for its owner only.
 

@@ -30,7 +30,7 @@ MAX_ERROR_CHARACTERS = 500  # limit of a report
 
 
 class OrderListener:
-    """Receives orders in one thread and hands them to another."""
+    """Handover of orders from the connection's thread to the training thread."""
 
     def __init__(self, membership: Membership, report: Report, *, granted: bool) -> None:
         self.cancelled = threading.Event()  # set to cancel waits of the training thread

@@ -94,7 +94,7 @@ class _SwitchCost:
 
 
 class GroupTransitions:
-    """Acts on orders at points that do not disturb the script, and on lost peers."""
+    """Reactions to orders, at points that do not disturb the script, and to lost peers."""
 
     def __init__(
         self,

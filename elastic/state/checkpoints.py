@@ -158,7 +158,7 @@ def drain_checkpoints() -> None:
 
 
 class CheckpointWriter:
-    """Writes checkpoints in a thread of its own, in order, at most one behind.
+    """Thread that writes checkpoints in order, at most one behind.
 
     The training thread waits only when two epochs have ended since the disk took the last one. If
     the disk accepts nothing (full, unavailable), training continues: the newest state is retried

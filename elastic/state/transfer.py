@@ -117,7 +117,7 @@ class Transfer:
 
 
 class Sending(Transfer):
-    """Sends this member's part of a portion to every newcomer; rank 0 also sends buffers.
+    """Transfer of this member's part of a portion to every newcomer, on rank 0 with buffers.
 
     Ranks below `members` send about as many bytes each.
     """
@@ -165,7 +165,7 @@ class Sending(Transfer):
 
 
 class Receiving(Transfer):
-    """Receives a portion from all members, into its place where possible."""
+    """Transfer of a portion from all members, into its place where possible."""
 
     def __init__(
         self,

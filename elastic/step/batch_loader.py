@@ -202,7 +202,7 @@ class _MicroBatchSampler:
 
 
 class ElasticLoader:
-    """Iterates over the rest of the running epoch, with tensors on the worker's device."""
+    """Loader of the rest of the running epoch, with tensors on the worker's device."""
 
     def __init__(
         self,

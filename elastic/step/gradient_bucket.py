@@ -23,7 +23,7 @@ SPARSE: Final = (
 
 
 class Reducer:
-    """Collects the gradients of the backward passes of some parameters in one bucket."""
+    """Collector of the gradients of some parameters in one bucket."""
 
     def __init__(self, parameters: Iterable[nn.Parameter], finished: Callable[[], None]) -> None:
         """Hook the parameters; `finished` is called after an outermost pass that reached any."""

@@ -68,7 +68,7 @@ def pass_weight(micro_batch: MicroBatch, items: float | None) -> float:
 
 
 class StepReduction:
-    """Reduces one worker's gradients and words with its peers', once in each step."""
+    """Reduction of one worker's gradients and words with those of its peers."""
 
     def __init__(
         self, reducer: Reducer, training: TrainingState, cancelled: threading.Event

@@ -26,7 +26,7 @@ from elastic.training_errors import UsageError
 
 
 class GradientOrigins:
-    """Follows the gradients of parameters over the batches.
+    """Record of the batch in which each parameter's gradient started.
 
     Create it before other hooks on the gradients.
     """
@@ -155,7 +155,7 @@ def _restored(value: Any, saved: Any) -> Any:
 
 
 class OptimizerTurns:
-    """Follows backward passes and optimizers through a step, and rolls the step back."""
+    """Order of backward passes and optimizers in a step, and the rollback of the step."""
 
     def __init__(self, training: TrainingState, origins: GradientOrigins) -> None:
         self._training = training

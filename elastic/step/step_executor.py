@@ -34,7 +34,7 @@ UNCLEAR_SUM: Final = (
 
 
 class StepExecutor:
-    """Executes micro-batches; between steps and on failures the transitions act."""
+    """Executor of micro-batches; between steps and on failures it calls the transitions."""
 
     def __init__(
         self,

@@ -32,7 +32,7 @@ TRIAL, STATE, DATA, DISK = "trial", "state", "data", "disk"  # causes of a failu
 
 
 class UnitAttempts:
-    """Makes attempts at units, each of which ends in a report."""
+    """Executor of attempts at units, each of which ends in a report."""
 
     def __init__(
         self,

@@ -140,7 +140,7 @@ class UnitResult:
 
 
 class UnitRunner:
-    """Runs units one after the other; keeps the data of each partition in memory.
+    """Executor of units, one after the other; keeps the data of each partition in memory.
 
     `staged` holds data that other processes of the node may have read; None: this process reads its
     own.

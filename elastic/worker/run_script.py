@@ -101,7 +101,7 @@ def _run_functions(
 
 
 class _FailureReporter:
-    """Reports the failure of a script to the cluster."""
+    """Report of a script's failure to the cluster."""
 
     def __init__(self, folder: Path, assignment: Assignment) -> None:
         self._reports = report_file(folder / "reports")
