@@ -564,7 +564,7 @@ def test_what_a_cluster_refuses_is_an_error_on_one() -> None:
     ("loss_of", "said"),
     [
         (lambda out: out.mean() * float("nan"), ["epoch 1: the training loss is nan"]),
-        (None, ["epoch 1: no backward() of a loss"]),
+        (None, ["epoch 1: no backward() of a scalar loss"]),
         (lambda out: out.mean(), []),
     ],
 )
