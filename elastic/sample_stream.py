@@ -115,9 +115,9 @@ def share_sizes(
 
     In a whole step, a rank takes its local batch (0 for newcomers without the full state). A step
     of another size, the last one, is split with differences of at most one sample, low ranks first,
-    over as many ranks as can have two samples: batch normalisation refuses a single one. So is a
-    whole step in which a rank would have fewer than `min_samples` but not 0. Newcomers, and high
-    ranks if there is not enough for all, get 0.
+    over as many ranks as can have two samples: batch normalisation refuses a single one. A whole
+    step is split in the same way if a rank would have fewer than `min_samples`, but not 0.
+    Newcomers get 0, and so do high ranks if there is not enough for all.
     """
     whole = samples == sum(local_batches)
     if whole and not any(0 < batch < min_samples for batch in local_batches):
