@@ -1,8 +1,8 @@
-"""What a training script imports: `ScalingAgent`, and what it may raise."""
+"""Elastic training library: `ScalingAgent` and the base of its errors."""
 
-from elastic.gc_free_import import imports_uncollected
+from elastic.gc_free_import import gc_free_import
 
-with imports_uncollected():
+with gc_free_import():
     from elastic.agent import ScalingAgent
     from elastic.training_errors import ElasticError
 

@@ -1,7 +1,4 @@
-"""Accelerate's `Accelerator`, whose batches, gradients and epochs are the agent's.
-
-Values of several workers, put together; pure.
-"""
+"""Accelerate's `Accelerator` for elastic jobs: the agent provides batches, gradients and epochs."""
 
 from __future__ import annotations
 
@@ -20,33 +17,24 @@ from elastic.agent import ScalingAgent
 from elastic.state.learning_rates import scale_scheduler
 from elastic.state.portions import decode_metadata, encode_metadata
 from elastic.state.tracked_states import copy_to_host
-from elastic.step.batch_loader import options_of
+from elastic.step.batch_loader import loader_options
 from elastic.training_errors import UsageError
 
 
 def encoded(value: Any) -> bytes:
-    """Bytes of tensors, numbers, text and their containers, which nothing executes.
-
-    Args:
-        value: on any device.
-    """
+    """Encode tensors, numbers, text and their containers, from any device."""
     return encode_metadata({"value": copy_to_host(value)})
 
 
 def decoded(data: bytes) -> Any:
-    """The reverse, on the host.
-
-    Args:
-        data: what `encoded` gave on some worker.
-    """
+    """Decode the result of `encoded` on the host, without executing anything."""
     return decode_metadata(data)["value"]
 
 
 def concatenated(parts: Sequence[Any], device: torch.device) -> Any:
-    """Tensors of all parts one behind the other, in the containers that each part has.
+    """Concatenate the tensors of all ranks, in the containers that each part has.
 
-    Args:
-        parts: by rank, alike but for the tensors' first dimension; scalars become one row each.
+    Parts are alike but for the tensors' first dimension; scalars become one row each.
     """
 
     def join(values: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -56,12 +44,7 @@ def concatenated(parts: Sequence[Any], device: torch.device) -> Any:
 
 
 def reduced(parts: Sequence[tuple[int, Any]], reduction: str, device: torch.device) -> Any:
-    """Sum over all parts, or mean over their samples, in the containers that each part has.
-
-    Args:
-        parts: (samples, value) by rank.
-        reduction: "sum" or "mean".
-    """
+    """Reduce (samples, value) of all ranks to a "sum", or a "mean" over samples, in containers."""
     counts = [count for count, _ in parts]
 
     def join(values: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -87,18 +70,18 @@ def _over(parts: Sequence[Any], join: Callable[[Sequence[torch.Tensor]], torch.T
 class ElasticAccelerator(Accelerator):
     """`Accelerator` in a group that changes; to a script it looks like one process.
 
-    The global batch is the training loader's times `gradient_accumulation_steps` to begin with;
-    under a cluster the job file's wins. Larger shares than the loader's batch (the job file's
-    `max_local_batch`) are taken in passes, in which `sync_gradients` is false.
+    The initial global batch is the training loader's times `gradient_accumulation_steps`; under a
+    cluster the job file overrides it. Shares larger than the loader's batch (the job file's
+    `max_local_batch`) are taken in several passes, in which `sync_gradients` is false.
 
     Args:
         args: of `Accelerator`.
-        agent: of this process; None: made here.
+        agent: of this process; None: created here.
         lr_scaling: how the rate follows the batch, as in `ScalingAgent.load`.
         options: of `Accelerator`, by name.
 
     Raises:
-        UsageError: if something else distributes the training.
+        UsageError: if the training is distributed by another library.
     """
 
     def __init__(
@@ -114,23 +97,23 @@ class ElasticAccelerator(Accelerator):
         options.setdefault("cpu", self.agent.device.type == "cpu")
         super().__init__(*args, **options)
         if self.distributed_type != DistributedType.NO:
-            what = f"Accelerate distributes the training itself ({self.distributed_type.value})"
-            raise UsageError(what, "leave its plugins out: the agent's group reduces gradients")
+            problem = f"Accelerate distributes the training itself ({self.distributed_type.value})"
+            raise UsageError(problem, "leave its plugins out: the agent's group reduces gradients")
         self._passes = max(1, int(self.gradient_state.num_steps))
-        self.gradient_accumulation_steps = 1  # the agent weighs passes, so nothing divides losses
+        self.gradient_accumulation_steps = 1  # the agent weighs passes, so losses are not divided
 
     # --- prepare
 
     def prepare(self, *args: Any, **options: Any) -> Any:
-        """As `Accelerator.prepare`: model, optimizers and the training loader come in one call.
+        """Prepare like `Accelerator.prepare`; model, optimizers and training loader in one call.
 
         Args:
-            args: the first loader beside an optimizer is the one that is trained on; others give
+            args: the first loader beside an optimizer is the training loader; other loaders give
                 all of their data to every worker.
             options: of `Accelerator.prepare`.
 
         Raises:
-            UsageError: if something is missing, or the agent cannot train it exactly.
+            UsageError: if an object is missing, or the agent cannot train it exactly.
         """
         optimizers = [each for each in args if isinstance(each, torch.optim.Optimizer)]
         if not optimizers:
@@ -138,9 +121,9 @@ class ElasticAccelerator(Accelerator):
         models = [each for each in args if isinstance(each, nn.Module)]
         loaders = [each for each in args if isinstance(each, DataLoader)]
         if len(models) != 1 or not loaders or self._trains:
-            what = "prepare() got an optimizer, but not one model and its training loader"
+            problem = "prepare() got an optimizer, but not one model and its training loader"
             remedy = "give all in one call; several models as one nn.ModuleDict"
-            raise UsageError(what, remedy)
+            raise UsageError(problem, remedy)
         self._trains = True
         schedulers = [each for each in args if isinstance(each, LRScheduler)]
         loader = self._load(models[0], optimizers, loaders[0], schedulers)
@@ -156,7 +139,7 @@ class ElasticAccelerator(Accelerator):
         loader: DataLoader[Any],
         schedulers: list[LRScheduler],
     ) -> Any:
-        agent, options = self.agent, options_of(loader, self.agent.device)
+        agent, options = self.agent, loader_options(loader, self.agent.device)
         size = int(loader.batch_size or 1)
         rates = [float(each.defaults["lr"]) for each in optimizers]
         _, _, elastic = agent.load(
@@ -176,7 +159,7 @@ class ElasticAccelerator(Accelerator):
         return elastic
 
     def register_for_checkpointing(self, *objects: Any) -> None:
-        """Keep these with the job: they come back after a pause and reach workers that join.
+        """Keep objects with the job: they are restored after a pause and sent to newcomers.
 
         Args:
             objects: each has `state_dict` and `load_state_dict`.
@@ -188,26 +171,24 @@ class ElasticAccelerator(Accelerator):
     # --- the loop
 
     def epochs(self, count: int, *, samples: int | None = None) -> Iterator[int]:
-        """In the place of `range(count)`: see `ScalingAgent.epochs`.
+        """Run up to `count` epochs of the whole job, in place of `range(count)`.
 
-        Args:
-            count: of the whole job; the job file's stop rule wins.
+        See `ScalingAgent.epochs`; the job file's stop rule overrides `count`.
         """
         return self.agent.epochs(count, samples=samples)
 
     def report(self, **metrics: Any) -> dict[str, float]:
-        """End the epoch with what it achieved: see `ScalingAgent.report`.
+        """End the epoch with its metrics: numbers, or tensors with one element.
 
-        Args:
-            metrics: numbers, or tensors with one element.
+        See `ScalingAgent.report`.
         """
         return self.agent.report(**metrics)
 
     def weight(self, items: Any) -> None:
-        """Say what the loss of this batch is a mean over, if not its samples.
+        """State what the loss of this batch is a mean over, if not its samples, e.g. tokens.
 
         Args:
-            items: tokens, say; a number, or a tensor with one element.
+            items: a number, or a tensor with one element.
         """
         self.agent.weight(items)
 
@@ -220,40 +201,40 @@ class ElasticAccelerator(Accelerator):
         self.agent.stop(why)
 
     def _do_sync(self) -> None:
-        """A step's last pass is the one that counts."""
+        """Set `sync_gradients` in the last pass of a step."""
         batch = self.agent.view.batch
         self.gradient_state._set_sync_gradients(batch is None or batch.last)  # noqa: SLF001
 
     # --- values of all workers
 
     def gather(self, tensor: Any) -> Any:
-        """In a training batch the values of all workers, in the order of ranks; else as it is.
+        """Return, in a training batch, the values of all workers by rank; else `tensor` itself.
 
         Args:
             tensor: or containers of tensors; workers may have different lengths in the first
-                dimension, and those without samples of the step give none.
+                dimension, and workers without samples of the step contribute none.
         """
         parts = [decoded(part) for part in self.agent.view.gather(encoded(tensor))]
         return concatenated(parts, self.device) if parts else tensor
 
     def gather_for_metrics(self, input_data: Any, use_gather_object: bool = False) -> Any:  # noqa: FBT001, FBT002
-        """The same; outside of a training batch every worker has all of the data.
+        """Gather as `gather` does; outside of a training batch every worker has all of the data.
 
         Args:
             input_data: tensors, or containers of them.
-            use_gather_object: passed over outside of a training batch.
+            use_gather_object: used outside of a training batch only.
         """
         if self.agent.view.batch is not None:
             return self.gather(input_data)
         return super().gather_for_metrics(input_data, use_gather_object)
 
     def reduce(self, tensor: Any, reduction: str = "sum", scale: float = 1.0) -> Any:
-        """In a training batch over all workers; "mean" is one over all samples of the step.
+        """Reduce over all workers in a training batch; "mean" is over all samples of the step.
 
         Args:
             tensor: or containers of tensors, of equal shapes on all workers.
             reduction: "sum", "mean" or "none".
-            scale: passed over.
+            scale: ignored.
         """
         batch = self.agent.view.batch
         if batch is None or reduction == "none":
@@ -265,20 +246,16 @@ class ElasticAccelerator(Accelerator):
 
     @property
     def is_main_process(self) -> bool:
-        """Whether this worker prints and saves; another one may, later."""
+        """True if this worker prints and saves; another worker may do so later."""
         return self.agent.rank == 0
 
     @property
     def is_local_main_process(self) -> bool:
-        """The same: a job's output is one."""
+        """True if this worker prints and saves: a job has one output over all nodes."""
         return self.agent.rank == 0
 
     def on_main_process(self, function: Callable[..., Any] | None = None) -> Any:
-        """Decorate `function` to run where `is_main_process` is true when it is called.
-
-        Args:
-            function: gives None elsewhere.
-        """
+        """Decorate `function` to run only if `is_main_process` at the call; else return None."""
 
         def inner(*args: Any, **options: Any) -> Any:
             return function(*args, **options) if function and self.is_main_process else None
@@ -286,94 +263,82 @@ class ElasticAccelerator(Accelerator):
         return inner
 
     def print(self, *args: Any, **options: Any) -> None:
-        """Once for the job.
-
-        Args:
-            args: of `print`.
-            options: of `print`.
-        """
+        """Print once for the job."""
         if self.is_main_process:
-            print(*args, **options)  # noqa: T201 - its name says it
+            print(*args, **options)  # noqa: T201 - required by the interface
 
     def log(self, values: dict[str, Any], step: int | None = None, **options: Any) -> None:
-        """To trackers, once for the job.
-
-        Args:
-            values: by name.
-            options: of `Accelerator.log`.
-        """
+        """Log to trackers, once for the job."""
         if self.is_main_process:
             super().log(values, step=step, **options)
 
     def save(self, *args: Any, **options: Any) -> None:
-        """Once for the job.
-
-        Args:
-            args: of `Accelerator.save`.
-        """
+        """Save once for the job."""
         if self.is_main_process:
             super().save(*args, **options)
 
     def save_model(self, *args: Any, **options: Any) -> None:
-        """Once for the job.
-
-        Args:
-            args: of `Accelerator.save_model`.
-        """
+        """Save the model once for the job."""
         if self.is_main_process:
             super().save_model(*args, **options)
 
     def wait_for_everyone(self) -> None:
-        """Nothing: each step and each report is a meeting, and others could not be left."""
+        """Do nothing: steps and reports synchronise; a worker could not leave another barrier."""
 
     @contextlib.contextmanager
     def main_process_first(self) -> Iterator[None]:
-        """Nothing, for the same reason: data that are made once are made before the job."""
+        """Do nothing: data that are created once must be created before the job."""
         yield
 
     @contextlib.contextmanager
     def join_uneven_inputs(self, *_: Any, **__: Any) -> Iterator[None]:
-        """Nothing: uneven shares are exact."""
+        """Do nothing: uneven shares are exact."""
         yield
 
     # --- refused
 
     def save_state(self, *_: Any, **__: Any) -> NoReturn:
-        """Refused.
+        """Refuse: the job keeps its own state.
 
         Raises:
             UsageError: always.
         """
-        what = "save_state() keeps what one of several workers has"
-        remedy = "leave it out: the job's state is kept at each epoch's end, and when it is paused"
-        raise UsageError(what, f"{remedy}; save_model() for a model to take away")
+        problem = "save_state() would store the state of one worker only"
+        remedy = (
+            "leave it out: the job's state is saved at each epoch's end, and when the job is paused"
+        )
+        raise UsageError(problem, f"{remedy}; use save_model() to export a model")
 
     def load_state(self, *_: Any, **__: Any) -> NoReturn:
-        """Refused.
+        """Refuse: the job restores its own state.
 
         Raises:
             UsageError: always.
         """
-        what = "load_state() changes what one of several workers has"
-        raise UsageError(what, "leave it out: a job goes on from where it was by itself")
+        problem = "load_state() would change the state of one worker only"
+        raise UsageError(problem, "leave it out: a job resumes automatically")
 
     def skip_first_batches(self, *_: Any, **__: Any) -> NoReturn:
-        """Refused.
+        """Refuse: a resumed job continues at its position automatically.
 
         Raises:
             UsageError: always.
         """
-        what = "skip_first_batches() leaves out samples of the epoch"
-        raise UsageError(what, "leave it out: a resumed job begins where it was by itself")
+        problem = "skip_first_batches() would leave out samples of the epoch"
+        raise UsageError(
+            problem, "leave it out: a resumed job continues at its position automatically"
+        )
 
     def check_trigger(self) -> NoReturn:
-        """Refused.
+        """Refuse: use `stop`, which ends the job with the epoch.
 
         Raises:
             UsageError: always.
         """
-        what = "check_trigger() leaves the loop in the midst of an epoch"
-        raise UsageError(what, "accelerator.stop(why): the job ends with the epoch, for all")
+        problem = "check_trigger() would leave the loop within an epoch"
+        raise UsageError(
+            problem, "use accelerator.stop(why), which ends the job with the epoch on all workers"
+        )
 
 
 __all__ = ["ElasticAccelerator"]

@@ -1,6 +1,6 @@
-"""`python -P -m elastic.export_state CHECKPOINT FILE` writes the model's plain `state_dict`.
+"""Export of a model's plain `state_dict`: `python -P -m elastic.export_state CHECKPOINT FILE`.
 
-Of a checkpoint, or of the file that has the state of a sweep's trial.
+The input is a checkpoint of a job or the state file of a sweep's trial.
 """
 
 from __future__ import annotations
@@ -20,18 +20,15 @@ USAGE: Final = 2
 
 
 def export_state(checkpoint: Path, target: Path) -> int:
-    """Write the model's state out of a checkpoint, whole or not at all.
+    """Write a checkpoint's model state to `target`, atomically; return its number of tensors.
 
     Args:
         checkpoint: of a job, or a state of a sweep.
-        target: for `torch.load(target, weights_only=True)`; one that is there is replaced.
-
-    Returns:
-        How many tensors it has.
+        target: for `torch.load(target, weights_only=True)`; an existing file is replaced.
 
     Raises:
         CheckpointError: if `checkpoint` cannot be read.
-        DamagedStateError: if it is a state of a sweep and its digest is another one.
+        DamagedStateError: if `checkpoint` is a state of a sweep and its digest differs.
         OSError: if `target` cannot be written.
     """
     state = _model_of(checkpoint)
@@ -54,7 +51,7 @@ def _model_of(path: Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Do what the command line says; exit 1 and one line where it cannot be done."""
+    """Run the command line; on errors print one line and exit with 1."""
     if len(sys.argv) != USAGE + 1:
         sys.stderr.write("usage: python -P -m elastic.export_state CHECKPOINT FILE\n")
         sys.exit(USAGE)

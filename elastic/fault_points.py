@@ -1,7 +1,7 @@
-"""Named fault points: a test says in the job's environment where which worker meets its end.
+"""Named fault points: a test states in the job's environment where which worker fails.
 
 `ELASTIC_FAULTS="reduce:rank=1:step=40=kill; handover.send:version=3=stall 2.5"`: at each point that
-a worker reaches, the first fault whose conditions hold is carried out, once in each process.
+a worker reaches, the first fault whose conditions hold is executed, once in each process.
 """
 
 from __future__ import annotations
@@ -17,36 +17,36 @@ VARIABLE: Final = "ELASTIC_FAULTS"
 POINTS: Final = frozenset(
     {
         "load",  # before the model is built
-        "ready",  # before the worker says that it is
+        "ready",  # before the worker reports that it is ready
         "build",  # in the thread that builds the group
-        "built",  # in the same, when the group is there
-        "announce",  # the boundary was agreed on
-        "boundary",  # before the swap
+        "built",  # in the same thread, when the group is built
+        "announce",  # the boundary is agreed
+        "boundary",  # before the switch
         "swapped",  # after it
         "handover.send",  # in the thread that sends the state
         "handover.receive",  # in the thread that receives it
-        "handed_over",  # a newcomer has the whole state
+        "handed_over",  # a newcomer has the full state
         "reduce",  # before a step's reduction
-        "reduced",  # after it, before anybody knows
-        "carry",  # before the rows of state that a script carries are summed
+        "reduced",  # after it, before its result is read
+        "carry",  # before the rows of carried state are reduced
         "carried",  # after it
-        "reduce.later",  # before a reduction of a step behind its first, with several optimizers
+        "reduce.later",  # before a later reduction of a step, with several optimizers
         "reduced.later",  # after it
         "step",  # after the optimizer's step
-        "report",  # before the epoch's report is agreed on
+        "report",  # before the epoch's summary is broadcast
         "agreed",  # after it, before the worker records its last samples
-        "quiesce",  # before the worker says that it is at rest
+        "quiesce",  # before the worker reports that it has quiesced
         "recover",  # before the survivors' group is built
         "recovered",  # after it
-        "suspend",  # before a pause's checkpoint
-        "suspended",  # after it, before it is said
+        "suspend",  # before the checkpoint of a suspended job
+        "suspended",  # after it, before the others leave
     }
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What happens at a point, and to whom."""
+    """An action at a fault point, and the conditions for it."""
 
     point: str
     action: str  # kill, stop, fail, stall SECONDS, corrupt
@@ -54,11 +54,10 @@ class Fault:
     step: int | None = None
     version: int | None = None
 
-    def meets(self, point: str, rank: int | None, step: int | None, version: int | None) -> bool:
-        """Whether this is the place.
+    def matches(self, point: str, rank: int | None, step: int | None, version: int | None) -> bool:
+        """True if this fault applies here; a fault with a step also applies to later steps.
 
-        Args:
-            step: 1-based, the fault's or a later one counts; None: the point knows of no step.
+        A point without rank, step or version (None) matches only faults without that condition.
         """
         return (
             self.point == point
@@ -69,17 +68,14 @@ class Fault:
 
 
 class InjectedError(Exception):
-    """What the action `fail` raises."""
+    """Raised by the action `fail`."""
 
 
 def parse(text: str) -> list[Fault]:
-    """The faults of `text`.
-
-    Args:
-        text: as in the module's docstring; empty: no faults.
+    """Parse the faults of `text` (format: see the module); empty text gives none.
 
     Raises:
-        ValueError: naming the part that cannot be read.
+        ValueError: naming the part that cannot be parsed.
     """
     faults = []
     for part in filter(None, (part.strip() for part in text.split(";"))):
@@ -99,30 +95,27 @@ _lock = threading.Lock()
 def reach(
     point: str, *, rank: int | None = None, step: int | None = None, version: int | None = None
 ) -> bool:
-    """A worker comes to `point`; True asks the caller to corrupt what it is about to send.
+    """Execute the fault at `point`, if any; True asks the caller to corrupt what it sends next.
 
-    Args:
-        rank: of this worker; None fits only faults without a rank.
-        step: 1-based; None fits only faults without a step.
-        version: of the group; None fits only faults without a version.
+    Rank, step (1-based) or version None matches only faults without that condition.
 
     Raises:
-        InjectedError: if the fault is to fail.
+        InjectedError: if the fault's action is `fail`.
     """
-    global _plan  # noqa: PLW0603 - one plan in a process
+    global _plan  # noqa: PLW0603 - one list of faults per process
     if _plan is None:
         _plan = parse(os.environ.get(VARIABLE, ""))
     if not _plan:
         return False
     with _lock:
-        found = next((fault for fault in _plan if fault.meets(point, rank, step, version)), None)
+        found = next((fault for fault in _plan if fault.matches(point, rank, step, version)), None)
         if found is None:
             return False
         _plan.remove(found)
-    return _carry_out(found)
+    return _execute(found)
 
 
-def _carry_out(fault: Fault) -> bool:
+def _execute(fault: Fault) -> bool:
     action, _, seconds = fault.action.partition(" ")
     match action:
         case "kill":

@@ -1,4 +1,4 @@
-"""Imports without the garbage collector, which would look through all that torch defines, often."""
+"""Imports without the garbage collector, which would traverse all objects of torch many times."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from collections.abc import Iterator
 
 
 @contextlib.contextmanager
-def imports_uncollected() -> Iterator[None]:
-    """No garbage is collected inside: what an import makes stays, so looking through it is in vain.
+def gc_free_import() -> Iterator[None]:
+    """Disable the garbage collector inside; imported objects stay, so traversing them is wasted.
 
-    A tenth of the processor time of `import torch` and of its compiler is the collector's.
+    The collector takes a tenth of the processor time of `import torch` and of its compiler.
     """
     was_on = gc.isenabled()
     gc.disable()

@@ -1,8 +1,8 @@
-"""A trial of a sweep that goes on as an elastic job, over all partitions at once.
+"""Trial of a sweep that continues as an elastic job over all partitions at once.
 
-The user's functions are those of the sweep, and it begins with the state that hopping left.
-`unit.loader` gives the elastic loader of all partitions together, so `train_fn` trains an epoch of
-the whole data, in a group that grows and shrinks.
+The job uses the user functions of the sweep and starts with the state that the sweep left.
+`unit.loader` returns the elastic loader of all partitions together, so `train_fn` trains one epoch
+of the whole data set, in a group that grows and shrinks.
 """
 
 from __future__ import annotations
@@ -32,22 +32,21 @@ from schemas.wire.agent import START
 from schemas.wire.files import AskState
 from schemas.wire.worker import Assignment
 
-LOADED: Final = frozenset({"model", "optimizer"})  # the agent's from `load` on; others are tracked
+LOADED: Final = frozenset({"model", "optimizer"})  # handled by `load`; others are tracked
 
 
 @dataclass(frozen=True, slots=True)
 class WholeUnit(Unit):
-    """An epoch over all partitions, as `train_fn` and `eval_fn` see it."""
+    """An epoch over all partitions, as passed to `train_fn` and `eval_fn`."""
 
     elastic_loader: Any = None
 
     def loader(
         self, data: Any, batch_size: int, *, shuffle: bool = True, **options: Any
     ) -> DataLoader[Any]:
-        """The job's own, of all partitions; its batch is the job's.
+        """Return the loader of the job, which covers all partitions and has the job's batch.
 
-        Args:
-            shuffle: counts for nothing: the job's samples come in an order of their own.
+        `shuffle` has no effect: the job's samples have an order of their own.
         """
         return self.elastic_loader  # type: ignore[no-any-return]
 
@@ -56,16 +55,16 @@ def train_graduated(assignment: Assignment, trial: TrialSpec) -> None:
     """Train a trial to its last epoch, as a member of its job's group.
 
     Raises:
-        UsageError: if a function cannot be imported, or what it gives cannot be trained so.
+        UsageError: if a function cannot be imported, or its result cannot be trained this way.
         UnitFailedError: if `input_fn` raised.
         StateUnavailableError: if no node has the trial's state any more.
     """
     functions = import_functions(trial.functions)
     runner = UnitRunner(functions, trial.partitions, torch.device("cpu"))
-    data = _whole(runner, trial.partitions)
-    trained = _built(functions, trial)
+    data = _all_partitions(runner, trial.partitions)
+    trained = _build_trained(functions, trial)
     if assignment.kind == START and assignment.rank == 0 and assignment.group.resume is None:
-        trained.load(_state(trial))  # the others take that of rank 0, or a checkpoint
+        trained.load(_fetch_trial_state(trial))  # others receive rank 0's, or a checkpoint
     agent = ScalingAgent.from_env()
     batch = assignment.spec.batch_size
     _, _, loader = agent.load(
@@ -89,20 +88,20 @@ def train_graduated(assignment: Assignment, trial: TrialSpec) -> None:
         )
         metrics = dict(functions.train_fn(trained, data, unit) or {})
         if functions.eval_fn is not None:
-            metrics |= _scores(functions.eval_fn, trained, runner.data(None), unit)
+            metrics |= _evaluate(functions.eval_fn, trained, runner.data(None), unit)
         agent.report(**{name: float(value) for name, value in metrics.items()})
 
 
-def _built(functions: UserFunctions, trial: TrialSpec) -> Trained:
+def _build_trained(functions: UserFunctions, trial: TrialSpec) -> Trained:
     seed_generators(keyed_seed(trial.seed, str(trial.trial)))
     trained = as_trained(functions.model_fn(dict(trial.values)))
     if "optimizer" not in list(trained):
-        hint = "a trial that graduates needs (model, optimizer)"
-        raise UsageError("model_fn gave no optimizer", hint, "model_fn")
+        hint = "return (model, optimizer): a trial that continues as a job needs both"
+        raise UsageError("model_fn returned no optimizer", hint, "model_fn")
     return trained
 
 
-def _scores(
+def _evaluate(
     eval_fn: EvalFunction, trained: Trained, held_out: Any, unit: WholeUnit
 ) -> dict[str, float]:
     trained.model.eval()
@@ -112,17 +111,20 @@ def _scores(
     return found
 
 
-def _whole(runner: UnitRunner, partitions: int) -> ConcatDataset[Any]:
-    parts = [runner.data(one) for one in range(partitions)]
+def _all_partitions(runner: UnitRunner, partitions: int) -> ConcatDataset[Any]:
+    parts = [runner.data(partition) for partition in range(partitions)]
     for part in parts:
         if not isinstance(part, Dataset):
-            what = f"input_fn gave a {type(part).__name__}"
-            raise UsageError(what, "a trial that graduates needs torch's Datasets", "input_fn")
+            problem = f"input_fn returned a {type(part).__name__}"
+            raise UsageError(
+                problem,
+                "return a torch Dataset: a trial that continues as a job needs one",
+                "input_fn",
+            )
     return ConcatDataset(parts)
 
 
-def _state(trial: TrialSpec) -> dict[str, Any]:
-    """From a node that has it, checked."""
+def _fetch_trial_state(trial: TrialSpec) -> dict[str, Any]:
     target = MemoryTarget()
     asked = AskState(
         job=trial.sweep, trial=trial.trial, version=trial.version, digest=trial.digest, offset=0

@@ -1,22 +1,11 @@
-"""Let an optimizer's step wait, scale its rates, or pass over what is no step.
+"""Patches of torch: optimizer steps, schedulers, scalers, backward passes, device use, loaders.
 
-`optimizer.step` is replaced on the one object, so schedulers and scalers find what they expect.
-
-See every scheduler of torch that a script makes for its optimizers, and scale its steps.
-
-Some call their base class's constructor, some do not, some are made of others: so the constructor
-of every class is wrapped, and the outermost one tells.
-
-See every gradient scaler that a script scales losses with.
-
-See the losses of outermost backward passes, and where these passes end.
-
-The engine's own callback ends with the innermost pass, which is too early when a checkpointed
-block runs a pass of its own inside. So `torch.autograd.backward` itself is wrapped.
-
-The first use of a GPU waits until the slot is granted.
-
-Let a dataset read as it would without loader workers, inside of one.
+- `optimizer.step` is replaced on the one object, so that schedulers and scalers find what they
+  expect.
+- Schedulers: some call their base class's constructor, some do not, some consist of others. So the
+  constructor of every class is wrapped, and the outermost one reports the scheduler.
+- Backward passes: the engine's own callback ends with the innermost pass, which is too early when a
+  checkpointed block runs a pass inside. So `torch.autograd.backward` itself is wrapped.
 """
 
 from __future__ import annotations
@@ -39,45 +28,40 @@ from torch.utils.data._utils import worker
 
 
 class StepGate(Protocol):
-    """Who decides about each call of `optimizer.step`."""
+    """Decisions about calls of `optimizer.step`."""
 
-    def passes_over(self) -> bool:
-        """An optimizer is to step; whether it must pass over the present batch."""
+    def must_skip(self) -> bool:
+        """Return True if the optimizer must skip its step in the current batch."""
         ...
 
-    def refuse(self, what: str, remedy: str) -> None:
-        """The script does what a group cannot do exactly: an error, unless it is alone for ever."""
+    def refuse(self, problem: str, remedy: str) -> None:
+        """Raise an error for what a group cannot do exactly, unless the worker trains alone."""
         ...
 
     def before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> float:
-        """Wait until its parameters may change; what rates are multiplied with in this step."""
+        """Wait until parameters may change; return the factor of the rates in this step."""
         ...
 
 
-_stepping: list[torch.optim.Optimizer] = []  # the agent's, while it steps
-_gates: list[StepGate] = []  # of the last agent in this process
+_stepping: list[torch.optim.Optimizer] = []  # the agent's optimizers during their steps
+_gates: list[StepGate] = []  # of the latest agent in this process
 _hooked: list[Any] = []
 
 
 def patch_optimizer_step(optimizer: torch.optim.Optimizer, gate: StepGate) -> None:
-    """Ask `gate` before each step of `optimizer`.
-
-    Args:
-        optimizer: this object only; others of its class keep their step.
-        gate: asked in the thread that calls `step`; its factor holds for that call.
-    """
+    """Consult `gate` before each step of this optimizer object, in the thread that calls `step`."""
     original = type(optimizer).step
-    scheduled = hasattr(optimizer.step, "_wrapped_by_lr_sched")  # by a scheduler made before
+    scheduled = hasattr(optimizer.step, "_wrapped_by_lr_sched")  # wrapped by an earlier scheduler
 
     def step(self: torch.optim.Optimizer, *args: Any, **options: Any) -> Any:
         if scheduled:
             self._opt_called = True  # type: ignore[attr-defined] # or its scheduler complains
         closure, args, options = _closure_of(args, options)
         loss = None
-        if closure is not None:  # its backward pass is where the group sums
+        if closure is not None:  # its backward pass reduces the gradients
             with torch.enable_grad():
                 loss = closure()
-        if gate.passes_over():
+        if gate.must_skip():
             return loss
         if closure is not None:
             options["closure"] = _evaluated(closure, loss, gate)
@@ -109,7 +93,6 @@ def patch_optimizer_step(optimizer: torch.optim.Optimizer, gate: StepGate) -> No
 def _closure_of(
     args: tuple[Any, ...], options: dict[str, Any]
 ) -> tuple[Callable[[], Any] | None, tuple[Any, ...], dict[str, Any]]:
-    """The closure that `step` was called with, and the other arguments."""
     if args:
         return args[0], args[1:], options
     others = {name: value for name, value in options.items() if name != "closure"}
@@ -117,15 +100,15 @@ def _closure_of(
 
 
 def _evaluated(closure: Callable[[], Any], loss: Any, gate: StepGate) -> Callable[[], Any]:
-    """`closure`, whose first evaluation is over already."""
+    """Return `closure` with its first evaluation, whose result is `loss`, done already."""
     losses = [loss]
 
     def evaluate() -> Any:
         if losses:
             return losses.pop()
         gate.refuse(
-            "the optimizer evaluates its closure several times in a step, each worker for itself",
-            "use an optimizer that evaluates it once; LBFGS is none",
+            "the optimizer evaluates its closure several times a step, separately on each worker",
+            "use an optimizer that evaluates it once, unlike LBFGS",
         )
         return closure()
 
@@ -133,21 +116,20 @@ def _evaluated(closure: Callable[[], Any], loss: Any, gate: StepGate) -> Callabl
 
 
 def _refuse_others(gate: StepGate) -> None:
-    """From now on, refuse steps of other optimizers while a batch is trained on."""
     _gates[:] = [gate]
     if not _hooked:
-        _hooked.append(register_optimizer_step_pre_hook(_before_any))
+        _hooked.append(register_optimizer_step_pre_hook(_refuse_foreign_step))
 
 
-def _before_any(optimizer: torch.optim.Optimizer, _: Any, __: Any) -> None:
-    if _stepping:  # the agent's, or one inside of it
+def _refuse_foreign_step(optimizer: torch.optim.Optimizer, _: Any, __: Any) -> None:
+    if _stepping:  # the agent's optimizer, or one inside of it
         return
     for gate in _gates:
         gate.refuse(
-            f"a second optimizer ({type(optimizer).__name__}) steps in the loop, which "
-            "build_optimizer() did not give",
-            "return all optimizers from build_optimizer, as a tuple, list or dict: what others "
-            "keep does not reach workers that join",
+            f"an optimizer ({type(optimizer).__name__}) steps in the loop, but "
+            "build_optimizer() did not return it",
+            "return all optimizers from build_optimizer, as a tuple, list or dict: the state of "
+            "others does not reach workers that join",
         )
 
 
@@ -155,9 +137,9 @@ _trackers: weakref.WeakKeyDictionary[torch.optim.Optimizer, Callable[[LRSchedule
     weakref.WeakKeyDictionary()
 )
 _watched: weakref.WeakSet[type] = weakref.WeakSet()
-_being_made: list[int] = []  # schedulers whose constructor is running
-_scheduling: list[LRScheduler] = []  # those whose step is running
-_counts: weakref.WeakKeyDictionary[torch.optim.Optimizer, Callable[[], int]] = (
+_constructing: list[int] = []  # schedulers whose constructor is running
+_scheduling: list[LRScheduler] = []  # schedulers whose step is running
+_step_counts: weakref.WeakKeyDictionary[torch.optim.Optimizer, Callable[[], int]] = (
     weakref.WeakKeyDictionary()
 )
 
@@ -167,20 +149,18 @@ def track_lr_schedulers(
     track: Callable[..., None],
     steps: Callable[[], int],
 ) -> None:
-    """Track every scheduler that is made for one of `optimizers` from now on.
+    """Track every scheduler that is created for one of `optimizers` from now on.
 
-    Args:
-        track: gets each as a keyword argument, named `scheduler N`: in the order in which the
-            script makes them, for whichever optimizer.
-        steps: how many a call of `step()` without arguments is to be, asked at each.
+    `track` gets each as a keyword argument named `scheduler N`, numbered in the order of creation
+    over all optimizers. A call of `step()` without arguments becomes `steps()` steps.
     """
     count = itertools.count(1)
     for optimizer in optimizers:
-        _counts[optimizer] = steps
+        _step_counts[optimizer] = steps
         _trackers[optimizer] = lambda made: track(**{f"scheduler {next(count)}": made})
     if LRScheduler in _watched:
         return
-    for kind in [*_below(LRScheduler)]:
+    for kind in [*_subclasses(LRScheduler)]:
         _watch(kind)
 
     def derive(cls: type) -> None:
@@ -190,11 +170,11 @@ def track_lr_schedulers(
     LRScheduler.__init_subclass__ = later  # type: ignore[method-assign]
 
 
-def _below(kind: type) -> Iterator[type]:
+def _subclasses(kind: type) -> Iterator[type]:
     yield kind
     derived: list[type] = kind.__subclasses__()
     for each in derived:
-        yield from _below(each)
+        yield from _subclasses(each)
 
 
 def _watch(kind: type) -> None:
@@ -208,12 +188,12 @@ def _watch(kind: type) -> None:
 
     @functools.wraps(original)
     def made(self: LRScheduler, *args: Any, **options: Any) -> None:
-        outermost = id(self) not in _being_made
-        _being_made.append(id(self))
+        outermost = id(self) not in _constructing
+        _constructing.append(id(self))
         try:
             original(self, *args, **options)
         finally:
-            _being_made.remove(id(self))
+            _constructing.remove(id(self))
         optimizer = _optimizer_of(self) if outermost else None
         tracker = _trackers.get(optimizer) if optimizer is not None else None
         if tracker is not None:
@@ -229,11 +209,11 @@ def _watch_steps(kind: type) -> None:
 
     @functools.wraps(original)
     def step(self: LRScheduler, *args: Any, **options: Any) -> None:
-        if args or options or _scheduling or _being_made:
+        if args or options or _scheduling or _constructing:
             original(self, *args, **options)
             return
         optimizer = _optimizer_of(self)
-        count = _counts.get(optimizer) if optimizer is not None else None
+        count = _step_counts.get(optimizer) if optimizer is not None else None
         _scheduling.append(self)
         try:
             for _ in range(1 if count is None else count()):
@@ -245,7 +225,6 @@ def _watch_steps(kind: type) -> None:
 
 
 def _optimizer_of(made: LRScheduler) -> torch.optim.Optimizer | None:
-    """Its own, or that of the schedulers that it is made of."""
     parts = list(vars(made).values())
     for part in parts:
         if isinstance(part, torch.optim.Optimizer):
@@ -257,37 +236,33 @@ def _optimizer_of(made: LRScheduler) -> torch.optim.Optimizer | None:
     return None
 
 
-_seen: list[Callable[[GradScaler], None]] = []  # told of each; the last agent's in this process
+_scaler_callbacks: list[Callable[[GradScaler], None]] = []  # of the latest agent
 
 
 def track_grad_scalers(track: Callable[[GradScaler], None]) -> None:
-    """Tell `track` of each scaler before it scales a loss, also of those that it knows.
-
-    Args:
-        track: takes the place of what was told before.
-    """
-    _seen[:] = [track]
+    """Call `track` with each scaler before it scales a loss; replaces an earlier callback."""
+    _scaler_callbacks[:] = [track]
     if GradScaler.scale.__name__ == "scale_tracked":
         return
     original: Any = GradScaler.scale
 
     def scale_tracked(self: GradScaler, outputs: Any) -> torch.Tensor | Any:
         if self.is_enabled():
-            for tell in _seen:
-                tell(self)
+            for callback in _scaler_callbacks:
+                callback(self)
         return original(self, outputs)
 
     GradScaler.scale = scale_tracked  # type: ignore[method-assign, assignment]
 
 
 class BackwardListener(Protocol):
-    """Who is notified of outermost backward passes."""
+    """Receiver of notifications about outermost backward passes."""
 
     losses: list[torch.Tensor]  # scalars that `backward` was called on, detached
-    judge: Callable[[torch.Tensor], None] | None  # looks at each such scalar before its pass
+    check_loss: Callable[[torch.Tensor], None] | None  # checks each such scalar before its pass
 
-    def backward_over(self) -> None:
-        """An outermost backward pass is over."""
+    def backward_finished(self) -> None:
+        """Called at the end of an outermost backward pass."""
         ...
 
 
@@ -297,12 +272,7 @@ _original: Any = None
 
 
 def listen(listener: BackwardListener) -> None:
-    """From now on, notify `listener` of every outermost backward pass.
-
-    Args:
-        listener: is called in the order in which listeners came; one that comes twice is called
-            twice.
-    """
+    """Notify `listener` of every outermost backward pass, after the listeners added before."""
     global _original  # noqa: PLW0603 - one engine in a process
     _listeners.append(listener)
     if _original is None:
@@ -311,17 +281,13 @@ def listen(listener: BackwardListener) -> None:
 
 
 def unlisten(listener: BackwardListener) -> None:
-    """Tell it no more.
-
-    Args:
-        listener: one that does not listen is passed over.
-    """
+    """Stop notifying `listener`; unknown listeners are ignored."""
     if listener in _listeners:
         _listeners.remove(listener)
 
 
 def warm_up(device: torch.device) -> None:
-    """A first backward pass starts threads and libraries: let that be before the others wait."""
+    """Run a first backward pass, which starts threads and libraries, before peers wait for it."""
     weight = torch.ones(8, 8, device=device, requires_grad=True)
     torch.autograd.grad((weight @ weight).sum(), weight)
 
@@ -338,44 +304,43 @@ def _backward(tensors: Any, *args: Any, **options: Any) -> None:
         _depth -= 1
     if _depth == 0:
         for listener in _listeners:
-            listener.backward_over()
+            listener.backward_finished()
 
 
 def _note_loss(tensors: Any, *, by_itself: bool) -> None:
-    """Tell of a loss; it is judged unless `backward` multiplies it with a gradient."""
+    """Pass a scalar loss to the listeners; it is judged unless `backward` multiplies a gradient."""
     loss = tensors if isinstance(tensors, torch.Tensor) else None
     if loss is None and isinstance(tensors, Sequence) and len(tensors) == 1:
         loss = tensors[0]
     if isinstance(loss, torch.Tensor) and loss.numel() == 1:
         for listener in _listeners:
             listener.losses.append(loss.detach().reshape(()))
-            if listener.judge is not None and by_itself:
-                listener.judge(loss)
+            if listener.check_loss is not None and by_itself:
+                listener.check_loss(loss)
 
 
-CUDA: Final[Any] = torch.cuda  # some of it has no types
-TOO_LATE: Final = "[ones] the GPU was used before ScalingAgent.from_env(), beside another worker\n"
+CUDA: Final[Any] = torch.cuda  # has no type hints in part
+GPU_USED_EARLY: Final = (
+    "[ones] the GPU was used before ScalingAgent.from_env(), while another worker has it\n"
+)
 
 
 def hold_device(await_slot: Callable[[], None]) -> None:
-    """From now on, whoever uses CUDA first in this process waits for `await_slot` before it.
+    """Make the first use of CUDA in this process wait for `await_slot`.
 
-    torch opens the device in the first call that needs it, and then makes up for the calls that
-    waited for that: `await_slot` is one of them. No memory of the device is taken before. Where
-    the device is open already, the log says so.
-
-    Args:
-        await_slot: returns when the device is free; called once, in the thread that came first.
+    torch opens the device in the first call that needs it and then runs the calls that were
+    deferred until then: `await_slot` is one of them, called once, in the thread that came first. No
+    device memory is taken before. If the device is open already, a log line says so.
     """
     if CUDA.is_initialized():
-        sys.stderr.write(TOO_LATE)
+        sys.stderr.write(GPU_USED_EARLY)
         return
     CUDA._lazy_call(await_slot)  # noqa: SLF001 - no public name
 
 
 @contextlib.contextmanager
 def without_worker_info() -> Iterator[None]:
-    """`torch.utils.data.get_worker_info()` gives None meanwhile: who asks gives every sample."""
+    """Let `torch.utils.data.get_worker_info()` return None, so a dataset reads every sample."""
     info = get_worker_info()
     worker._worker_info = None  # noqa: SLF001 - what get_worker_info() reads
     try:

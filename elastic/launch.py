@@ -1,6 +1,6 @@
-"""`python -P -m elastic.launch SCRIPT ARGS` runs a script stand-alone as a worker would run it.
+"""Stand-alone run of a script as a worker would run it: `python -P -m elastic.launch SCRIPT ARGS`.
 
-With `-P` no file of the user's can hide a module of ours before ours are imported.
+With `-P`, files of the user cannot shadow the library's modules before these are imported.
 """
 
 from __future__ import annotations

@@ -1,12 +1,8 @@
-"""The strategy that makes Lightning's `Trainer` one of several workers that look like one.
+"""Lightning strategy for elastic jobs: a `Trainer` is one of several workers that look like one.
 
-Lightning's loops, whose epochs end where the job's data do.
-
-What a module logs in training, over all workers, whatever `sync_dist` says.
-
-Options of Lightning's trainer that an elastic job cannot keep exact.
-
-What Lightning counts beside the model: it travels to newcomers, and lies in checkpoints.
+Lightning's loops end an epoch with the job's data. Values that a module logs in training are means
+over all workers, whatever `sync_dist` says. Lightning's counts are sent to newcomers and kept in
+checkpoints.
 """
 
 from __future__ import annotations
@@ -31,32 +27,27 @@ from torch.utils.data import DataLoader
 from elastic.agent import ScalingAgent
 from elastic.batches import MicroBatch
 from elastic.state.learning_rates import scale_scheduler
-from elastic.step.batch_loader import ElasticLoader, options_of
+from elastic.step.batch_loader import ElasticLoader, loader_options
 from elastic.training_errors import UsageError
 from schemas.jobs import StopRule
 
 
 class ElasticFetcher(_DataFetcher):
-    """Gives the batches of the agent's loader, and knows the last one of an epoch."""
+    """Data fetcher over the agent's loader that knows the last batch of an epoch."""
 
     def __init__(self, strategy: ElasticStrategy) -> None:
-        """Begin with nothing.
-
-        Args:
-            strategy: has the loader.
-        """
         super().__init__()
         self._strategy = strategy
         self._batches: Iterator[Any] = iter(())
 
     def __iter__(self) -> ElasticFetcher:
-        """Begin the rest of the running epoch."""
+        """Start the rest of the running epoch."""
         self.fetched, self.done = 0, False
         self._batches = iter(self._strategy.loader or ())
         return self
 
     def __next__(self) -> tuple[Any, int, int]:
-        """The next batch, in Lightning's form."""
+        """Return the next batch, in Lightning's form."""
         batch = next(self._batches)
         if self._strategy.tracked is not None:
             self._strategy.tracked.begin_batch()
@@ -64,7 +55,7 @@ class ElasticFetcher(_DataFetcher):
         return batch, self.fetched, 0
 
     def end(self) -> bool:
-        """The last step counts; whether it is taken anew instead."""
+        """Commit the last step; True if the step was dropped and has to be repeated."""
         dropped = self._strategy.agent.view.is_dropped
         close = getattr(self._batches, "close", None)
         if close is not None:
@@ -73,16 +64,16 @@ class ElasticFetcher(_DataFetcher):
 
 
 class ElasticEpochLoop(_TrainingEpochLoop):
-    """One epoch of the job."""
+    """Loop over one training epoch of the job."""
 
     def on_run_start(self, data_fetcher: Any) -> None:
-        """Each epoch has batches of its own, the first one too."""
+        """Start a new iteration for each epoch, also for the first one."""
         iter(data_fetcher)
         data_fetcher._start_profiler = self._on_before_fetch  # noqa: SLF001
         data_fetcher._stop_profiler = self._on_after_fetch  # noqa: SLF001
 
     def on_advance_end(self, data_fetcher: Any) -> None:
-        """In a group a job that is stopped ends with its epoch, by rank 0's word."""
+        """Request a stop through the agent: in a group rank 0 ends the job with its epoch."""
         super().on_advance_end(data_fetcher)
         agent = self.trainer.strategy.agent
         if self.trainer.should_stop and agent.world_size > 1:
@@ -90,18 +81,18 @@ class ElasticEpochLoop(_TrainingEpochLoop):
             self.trainer.should_stop = False
 
     def _update_learning_rates(self, interval: str, update_plateau_schedulers: bool) -> None:  # noqa: FBT001
-        """Those that count epochs step once, whatever the step is that ends the epoch."""
+        """Step schedulers that count epochs once, whatever the size of the epoch's last step."""
         view = self.trainer.strategy.agent.view
         with view.counting_steps(interval == "step"):
             super()._update_learning_rates(interval, update_plateau_schedulers)
 
 
 class ElasticFitLoop(_FitLoop):
-    """All epochs of the job; its class replaces that of a trainer's own loop."""
+    """Loop over all epochs of the job; its class replaces that of a trainer's own loop."""
 
     @property
     def max_batches(self) -> int | float:
-        """Steps of the running epoch, as planned now; never reached before the epoch's last one."""
+        """Steps of the running epoch as currently planned; only its last step reaches them."""
         planned: int | float = self.__dict__.get("max_batches", math.inf)
         strategy = self.trainer.strategy
         if strategy.loader is None or planned == 0:
@@ -113,41 +104,40 @@ class ElasticFitLoop(_FitLoop):
 
     @max_batches.setter
     def max_batches(self, value: float) -> None:
-        """Before there is a job: of the script's loader."""
+        """Set the batches of the script's loader, which count until the job starts."""
         self.__dict__["max_batches"] = value
 
     def setup_data(self) -> None:
-        """The agent's loader takes the place of the script's, once there is an optimizer."""
+        """Replace the script's loader by the agent's, once there is an optimizer."""
         super().setup_data()
         strategy, trainer = self.trainer.strategy, self.trainer
         if strategy.loader is not None or not strategy.optimizers or self._combined_loader is None:
             return
         loaders = self._combined_loader.flattened
         if len(loaders) != 1 or not isinstance(loaders[0], DataLoader):
-            what = "fit() got several training loaders, or one of its own kind"
-            raise UsageError(what, "give one DataLoader: put several datasets into one")
+            problem = "fit() got several training loaders, or not a DataLoader"
+            raise UsageError(problem, "give one DataLoader: put several datasets into one")
         strategy.load(trainer, loaders[0])
         if trainer.val_check_interval == 1.0:
-            trainer.val_check_batch = math.inf  # behind the last batch, whichever it is
+            trainer.val_check_batch = math.inf  # after the last batch, whatever its number
         self._data_fetcher = ElasticFetcher(strategy)
         self._data_fetcher.setup(self._combined_loader)
 
     def on_run_start(self) -> None:
-        """Join the group; in a resumed job the loops have their counts back."""
+        """Join the group; in a resumed job, restore the counts of the loops."""
         agent: ScalingAgent = self.trainer.strategy.agent
         own = self._own_rule(agent)
         agent.track(loops=self.trainer.strategy.tracked)
-        self.epoch_loop.max_steps = -1  # in samples: it is no count of steps
+        self.epoch_loop.max_steps = -1  # the limit is in samples
         self._epochs = agent.epochs(own.epochs or 1, samples=own.samples)
         self._epoch = next(self._epochs, None)
         rule = agent.view.stop_rule
         self.max_epochs = rule.epochs if rule is not None and rule.epochs else -1
-        current = self.epoch_progress.current  # of an epoch that was under way: it begins again
+        current = self.epoch_progress.current  # restart the interrupted epoch
         current.ready = current.started = current.completed = current.processed
         super().on_run_start()
 
     def _own_rule(self, agent: ScalingAgent) -> StopRule:
-        """What the trainer's options say."""
         size, batch = agent.epoch_samples, agent.view.schedule_batch
         if self.max_steps > 0:
             epochs, rest = divmod(self.max_steps, agent.view.planned_steps(StopRule(epochs=1)) or 1)
@@ -157,14 +147,14 @@ class ElasticFitLoop(_FitLoop):
         return StopRule(epochs=self.max_epochs if self.max_epochs and self.max_epochs > 0 else 1000)
 
     def advance(self) -> None:
-        """One epoch; if its last step is dropped, with the group that broke, that step again."""
+        """Run one epoch; repeat its last step if the group broke and the step was dropped."""
         while True:
             super().advance()
             if not self._data_fetcher.end():
                 return
 
     def on_advance_end(self) -> None:
-        """The epoch's hooks, then its report: rank 0 says whether the job ends."""
+        """Run the epoch's hooks, then report it: rank 0 decides whether the job ends."""
         agent = self.trainer.strategy.agent
         super().on_advance_end()
         if self.trainer.should_stop:
@@ -176,33 +166,25 @@ class ElasticFitLoop(_FitLoop):
 
     @property
     def done(self) -> bool:
-        """Whether the job is."""
+        """True if the job is done."""
         begun = "_epochs" in vars(self)
         return self._epoch is None if begun else bool(vars(self).get("max_batches") == 0)
 
 
 class SharedResults(_ResultCollection):
-    """Means over samples are taken over those of the global batch, in every step.
+    """Logged results averaged over the samples of the global batch, in every step.
 
-    So all workers have the same numbers, and one that leaves takes nothing of the epoch with it.
+    So all workers have the same numbers, and a worker that leaves takes no part of the epoch with
+    it.
     """
 
     def __init__(self, agent: ScalingAgent) -> None:
-        """Begin with nothing.
-
-        Args:
-            agent: knows the batch that is trained on.
-        """
         super().__init__(training=True)
         self._agent = agent
-        self.owed: dict[str, tuple[Any, Any]] = {}  # sums of an epoch that a paused job was in
+        self.owed: dict[str, tuple[Any, Any]] = {}  # sums of the epoch that a paused job was in
 
     def update_metrics(self, key: str, value: Any, batch_size: int) -> None:
-        """Take in one logged value.
-
-        Args:
-            value: that this worker logs.
-        """
+        """Add one value that this worker logs."""
         metric, batch = self[key], self._agent.view.batch
         if key in self.owed:
             value_owed, samples_owed = self.owed.pop(key)
@@ -215,7 +197,7 @@ class SharedResults(_ResultCollection):
             super().update_metrics(key, *self._over_workers(value, batch.count))
         elif batch.count:
             super().update_metrics(key, value, batch_size)
-        else:  # a batch that counts nothing
+        else:  # the batch counts no samples
             super().update_metrics(key, torch.zeros_like(value), 0)
 
     def _over_workers(self, value: torch.Tensor, count: int) -> tuple[torch.Tensor, int]:
@@ -231,13 +213,10 @@ class SharedResults(_ResultCollection):
 
 
 def refuse_options(trainer: Any) -> None:
-    """See to it that the group can train what the trainer's options say.
-
-    Args:
-        trainer: about to fit.
+    """Refuse trainer options that the group cannot train exactly.
 
     Raises:
-        UsageError: otherwise; it names the option and what to do.
+        UsageError: names the option and the remedy.
     """
     every = trainer.val_check_interval
     whole = "leave it out: an epoch has every sample once"
@@ -248,12 +227,12 @@ def refuse_options(trainer: Any) -> None:
         (
             trainer.reload_dataloaders_every_n_epochs > 0,
             "reload_dataloaders_every_n_epochs",
-            "leave it out: the job's loader lives as long as the job",
+            "leave it out: a job has one loader",
         ),
         (
             isinstance(every, float) and every != 1.0,
             f"val_check_interval={every}",
-            "1.0, or a whole number of steps: a part of an epoch has other steps when it grows",
+            "set 1.0 or a whole number of steps: the steps of a part change with the batch",
         ),
         (
             not trainer.lightning_module.automatic_optimization,
@@ -266,57 +245,47 @@ def refuse_options(trainer: Any) -> None:
 
 
 class TrackedLoops:
-    """Counts of the loops, sums of what is logged, and what callbacks remember.
+    """Tracked state of the loops' counts, sums of logged values, and callbacks.
 
-    Lightning counts in the midst of a step, the agent keeps and sends states of between two steps.
-    So what was counted in the present step is told apart: it is no part of the state, and a state
-    that comes in the midst of a step is added to it.
+    Lightning counts within a step, while the agent keeps and sends states between two steps. So the
+    counts of the current step are kept apart: they are not part of the state, and are added to a
+    state that arrives within a step.
     """
 
     def __init__(self, trainer: Trainer, agent: ScalingAgent) -> None:
-        """Look at `trainer`.
-
-        Args:
-            trainer: that fits.
-            agent: knows the step under way.
-        """
         self._trainer: Any = trainer
         self._agent = agent
-        self._before: dict[str, Any] | None = None  # the present batch
+        self._before: dict[str, Any] | None = None  # before the current batch
         self._batch: MicroBatch | None = None
 
     def begin_batch(self) -> None:
-        """The loop has got a batch, and has not counted it yet."""
-        before, batch = self._present(), self._agent.view.batch
+        """Note a batch that the loop has received and has not counted yet."""
+        before, batch = self._current_state(), self._agent.view.batch
         if batch is not None and not batch.first and self._before is not None:
-            before["sums"] = self._before["sums"]  # a step that is dropped loses all its passes
+            before["sums"] = self._before["sums"]  # a dropped step loses all its passes
         self._before, self._batch = before, batch
 
     def state_dict(self) -> dict[str, Any]:
-        """Numbers, text, tensors and their containers, as they were before the present step."""
+        """Return numbers, text, tensors and their containers, as before the current step."""
         before = self._before if self._in_batch() else None
-        return before if before is not None else self._present()
+        return before if before is not None else self._current_state()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """The reverse.
-
-        Args:
-            state: what `state_dict` gave here or on another worker.
-        """
+        """Load the result of `state_dict`, of here or another worker."""
         counts = state["counts"]
         sums: Mapping[str, Any] = state["sums"]
         if self._in_batch() and self._before is not None:
-            now = self._present()
-            counts = _moved(counts, now["counts"], self._before["counts"])
-            sums = _moved_sums(sums, now["sums"], self._before["sums"])
+            now = self._current_state()
+            counts = _advanced(counts, now["counts"], self._before["counts"])
+            sums = _advanced_sums(sums, now["sums"], self._before["sums"])
             self._before = {**self._before, "counts": state["counts"], "sums": state["sums"]}
         for name, progress in self._progresses().items():
             progress.load_state_dict(counts[name])
         self._trainer.fit_loop.epoch_loop._batches_that_stepped = counts["stepped"]  # noqa: SLF001
         results = self._trainer.fit_loop.epoch_loop._results  # noqa: SLF001
-        passes_over = not self._in_batch() and self._batch is not None and not self._batch.last
+        after_pass = not self._in_batch() and self._batch is not None and not self._batch.last
         for key, (value, samples) in sums.items():
-            if key in results and not passes_over:  # behind a pass only its counts are undone
+            if key in results and not after_pass:  # after a pass only its counts are undone
                 results[key].value = torch.as_tensor(value).to(results[key].value)
                 results[key].cumulated_batch_size = torch.as_tensor(samples)
             elif key not in results:
@@ -338,7 +307,7 @@ class TrackedLoops:
             "optimizer": epoch.automatic_optimization.optim_progress,
         }
 
-    def _present(self) -> dict[str, Any]:
+    def _current_state(self) -> dict[str, Any]:
         epoch = self._trainer.fit_loop.epoch_loop
         counts = {
             name: copy.deepcopy(progress.state_dict())
@@ -354,36 +323,35 @@ class TrackedLoops:
         return {"counts": counts, "sums": sums, "callbacks": callbacks}
 
 
-def _moved(state: Any, now: Any, before: Any) -> Any:
-    """`state`, moved on by what came from `before` to `now`."""
+def _advanced(state: Any, now: Any, before: Any) -> Any:
     if isinstance(state, Mapping):
-        return {key: _moved(state[key], now[key], before[key]) for key in state}
+        return {key: _advanced(state[key], now[key], before[key]) for key in state}
     if isinstance(state, bool):
         return now
     return state + now - before
 
 
-def _moved_sums(
+def _advanced_sums(
     state: Mapping[str, Any], now: Mapping[str, Any], before: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The same for sums, of which a newcomer has none before its first step."""
+    """Return sums moved as in `_advanced`; a newcomer has none before its first step."""
     moved = {}
     for key, (value, samples) in now.items():
-        was = before.get(key, (0.0, 0))
+        base = before.get(key, (0.0, 0))
         sent = state.get(key, (0.0, 0))
-        moved[key] = (sent[0] + value - was[0], sent[1] + samples - was[1])
+        moved[key] = (sent[0] + value - base[0], sent[1] + samples - base[1])
     return moved
 
 
 class ElasticStrategy(SingleDeviceStrategy):
-    """`Trainer(strategy=ElasticStrategy(), devices=1, ...)`: `fit` is elastic.
+    """Strategy for `Trainer(strategy=ElasticStrategy(), devices=1, ...)`: `fit` is elastic.
 
-    The global batch is the loader's times `accumulate_grad_batches` to begin with; under a cluster
-    that, the rate and the end of the job are the job file's.
+    The initial global batch is the loader's times `accumulate_grad_batches`; under a cluster the
+    job file overrides it, the learning rate and the end of the job.
 
     Args:
-        agent: of this process; None: made here. On a GPU that another job is about to leave, make
-            it before anything uses the GPU.
+        agent: of this process; None: created here. On a GPU that another job is about to leave,
+            create it before the first use of the GPU.
         lr_scaling: how the rate follows the batch, as in `ScalingAgent.load`.
         options: of `SingleDeviceStrategy`, by name.
     """
@@ -404,31 +372,26 @@ class ElasticStrategy(SingleDeviceStrategy):
 
     @property
     def is_global_zero(self) -> bool:
-        """Whether this worker prints and saves; another one may, later."""
+        """True if this worker prints and saves; another worker may do so later."""
         return self.agent.rank == 0
 
     @property
     def global_rank(self) -> int:
-        """The present one."""
+        """Rank in the current group."""
         return self.agent.rank
 
     @global_rank.setter
     def global_rank(self, _: int) -> None:
-        """The agent knows it."""
+        """Ignore assignments: the rank is the agent's."""
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        """Whoever is rank 0 now says and saves.
-
-        Args:
-            batch: passed over.
-            batch_idx: passed over.
-        """
+        """Let the current rank 0 print and save."""
         rank_zero_only.rank = self.agent.rank
 
     # --- what is trained
 
     def setup(self, trainer: Trainer) -> None:
-        """As in any strategy; `fit` gets loops whose epochs the data end.
+        """Set up like any strategy; for `fit`, install loops whose epochs end with the data.
 
         Raises:
             UsageError: if the trainer's options cannot be kept exact.
@@ -441,32 +404,32 @@ class ElasticStrategy(SingleDeviceStrategy):
         super().setup(trainer)
         if trainer.state.fn == TrainerFn.FITTING:
             self._passes = trainer.accumulate_grad_batches
-            trainer.accumulate_grad_batches = 1  # passes of a step, which the agent weighs
+            trainer.accumulate_grad_batches = 1  # the agent weighs the passes of a step
 
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> Any:  # noqa: FBT001
-        """Of a trainer that does not fit.
+        """Load a checkpoint outside of `fit`.
 
         Raises:
             UsageError: in `fit`.
         """
         module = self.lightning_module
         if module is not None and module.trainer.state.fn == TrainerFn.FITTING:
-            what, remedy = "fit(ckpt_path=...)", "leave it out: a job resumes by itself"
-            raise UsageError(what, remedy, "ckpt_path")
+            problem, remedy = "fit(ckpt_path=...)", "leave it out: a job resumes by itself"
+            raise UsageError(problem, remedy, "ckpt_path")
         return super().load_checkpoint(checkpoint_path, weights_only)
 
     def load(self, trainer: Trainer, data: DataLoader[Any]) -> ElasticLoader:
-        """Model, optimizer and loader are the agent's from here on.
+        """Give model, optimizer and loader to the agent.
 
         Args:
-            trainer: with all that it configured.
-            data: that the script gave to train on.
+            trainer: after its configuration.
+            data: the script's training loader.
 
         Raises:
             UsageError: if the agent cannot train it exactly.
         """
         agent, size = self.agent, int(data.batch_size or 1)
-        options = options_of(data, agent.device)
+        options = loader_options(data, agent.device)
         script_lr = float(self.optimizers[0].defaults["lr"])
         _, _, self.loader = agent.load(
             lambda: self.lightning_module,

@@ -1,21 +1,10 @@
-"""How fast the present group goes, and how its steps divide into passes and reduction.
+"""Measurements of training: step times, loss, gradient noise, host usage, speed; and stop rules.
 
-The training loss, as seen in `backward()`: the script need not hand it over.
-
-The gradient noise scale: how large a batch can be before its samples say the same.
-
-McCandlish et al. 2018, appendix A.1: the squared norms of the gradients of a small and of a large
-batch differ by the noise. One worker's share is the small one, the group's batch the large one.
-Where a worker takes its share in several passes, each pass but the last is a small one: so a worker
-that is alone measures, too.
-
-What a worker takes of its host beside a GPU: processor time, and gradients that it sends.
-
-How fast a job goes.
-
-How long a step takes.
-
-When a job is done.
+All clocks are arguments. The gradient noise scale is how large a batch can be before its samples
+become redundant (McCandlish et al. 2018, appendix A.1): the squared norms of the gradients of a
+small and of a large batch differ by the noise. A worker's share is the small batch, the group's
+batch the large one. If a worker takes its share in several passes, each pass but the last is a
+small batch, so a worker that trains alone measures, too.
 """
 
 from __future__ import annotations
@@ -37,15 +26,15 @@ from elastic.training_errors import MissingMetricError
 from schemas.jobs import StopRule
 
 WINDOW_S: Final = 2.0
-LEAST_S: Final = 0.5  # of a first window that is not complete
+FIRST_WINDOW_S: Final = 0.5  # minimum of the first, incomplete window
 
 
 @dataclass(frozen=True, slots=True)
 class PassTimes:
-    """How one worker's steps divide: a step takes `passes` passes, the last one with reduction."""
+    """Times of a worker's steps: a step has `passes` passes, the last includes the reduction."""
 
     pass_s: float  # seconds of a step's last pass, with its reduction
-    sync_s: float  # of these, in the reduction, waits for slower peers too; 0 alone
+    sync_s: float  # part in the reduction, including waits for peers; 0 alone
     local_batch: int  # samples of a pass, the largest of the step
     passes: int  # in a step
 
@@ -57,17 +46,17 @@ class PassTimes:
 
 @dataclass(frozen=True, slots=True)
 class StepMeans:
-    """Of steps that one group did with the same shares, and nothing before them."""
+    """Means over recent steps of one group with the same shares."""
 
     version: int  # of the group
     shares: tuple[int, ...]  # samples of a step, by rank
-    samples_per_s: float = 0.0  # of late, all workers, pauses between epochs included; 0: not yet
-    times: PassTimes | None = None  # of whole steps of late, without such pauses; None: not yet
+    samples_per_s: float = 0.0  # recent, all workers, including pauses; 0: unknown yet
+    times: PassTimes | None = None  # recent whole steps, without pauses; None: unknown yet
 
 
 @dataclass(slots=True)
 class _WholeSteps:
-    """Sums over steps of one group and share that took all of their batch."""
+    """Sums over complete steps of one group with the same shares."""
 
     steps: int = 0
     seconds: float = 0.0
@@ -76,12 +65,12 @@ class _WholeSteps:
     passes: int = 1
 
     def add(self, took_s: float, sync_s: float, share: int, passes: int) -> None:
-        """One more."""
+        """Add one step."""
         self.steps, self.share, self.passes = self.steps + 1, share, passes
         self.seconds, self.sync_s = self.seconds + took_s, self.sync_s + sync_s
 
     def times(self) -> PassTimes | None:
-        """Means; all passes alike but for the last one's reduction. None: there was no step."""
+        """Return the means, all passes equal but for the last one's reduction; None if empty."""
         if not self.steps:
             return None
         step_s, sync_s = self.seconds / self.steps, self.sync_s / self.steps
@@ -94,20 +83,19 @@ class _WholeSteps:
 
 
 class RecentSteps:
-    """Windows of whole steps; time comes in from outside, in seconds of any origin.
+    """Windows of whole steps of one group; times are seconds of any origin.
 
-    It begins anew with each group, and with each change of the shares. The first step of either is
-    passed over: it has the change in it. While somebody has no share, because the state is still on
-    its way to him, nothing is measured.
+    Each group, and each change of the shares, starts a new window without its first step, which
+    contains the change. While a member has no share, because its state is still arriving, nothing
+    is measured.
     """
 
     def __init__(self, now: float) -> None:
-        """Begin with nothing measured."""
         self.means: StepMeans | None = None  # replaced as a whole: another thread reads it
-        self.steps = 0  # that the present group did with the present shares
+        self.steps = 0  # of the current group with the current shares
         self._step_began = now
-        self._sync_s = 0.0  # of the step that is under way
-        self._is_first = True  # window of its group: it is looked at before it is complete
+        self._sync_s = 0.0  # of the step under way
+        self._is_first = True  # first window of its group, read before it is complete
         self._epoch = _WholeSteps()
         self._begin_window(now)
 
@@ -116,32 +104,24 @@ class RecentSteps:
         self._samples, self._window = 0, _WholeSteps()
 
     def begin_epoch(self, now: float) -> None:
-        """What the script did since the last step is no part of the next one.
-
-        Args:
-            now: seconds.
-        """
+        """Start an epoch; the time since the last step does not count."""
         self._step_began, self._epoch = now, _WholeSteps()
 
-    def of_epoch(self) -> PassTimes | None:
-        """Of the epoch's whole steps so far in the present group; None: there was none."""
+    def over_epoch(self) -> PassTimes | None:
+        """Return the means over the epoch's whole steps in the current group; None without any."""
         return self._epoch.times()
 
-    def reduced(self, seconds: float) -> None:
-        """The step under way spent so long in a reduction, one of maybe several.
-
-        Args:
-            seconds: by the training thread's clock.
-        """
+    def add_reduction(self, seconds: float) -> None:
+        """Add seconds of a reduction, of which the step under way may have several."""
         self._sync_s += seconds
 
-    def usual(self) -> tuple[float, float]:
-        """Seconds of a step, and of its reductions, as measured last; zeros before that."""
+    def average_step(self) -> tuple[float, float]:
+        """Return the last measured seconds of a step, and of its reductions; zeros before that."""
         times = self.means.times if self.means is not None else None
         return (times.step_s, times.sync_s) if times is not None else (0.0, 0.0)
 
-    def synced_s(self) -> float:
-        """Seconds that the step under way spent in reductions so far."""
+    def reduction_s(self) -> float:
+        """Return the seconds that the step under way has spent in reductions."""
         return self._sync_s
 
     def step_over(
@@ -154,14 +134,10 @@ class RecentSteps:
         samples: int,
         passes: int,
     ) -> None:
-        """A step is done.
+        """Record a finished step.
 
-        Args:
-            now: seconds.
-            shares: samples of a step by rank, as they are dealt out at present.
-            rank: of this worker; None: it has no share.
-            samples: of this step; less than the sum of `shares` where it ended an epoch.
-            passes: that this worker took its share in.
+        `shares` are the current samples of a step by rank. `rank` None means that this worker has
+        no share. `samples` is below the sum of `shares` if the step ended an epoch.
         """
         took_s, self._step_began = now - self._step_began, now
         sync_s, self._sync_s = min(self._sync_s, took_s), 0.0
@@ -179,7 +155,7 @@ class RecentSteps:
             self._window.add(took_s, sync_s, share, passes)
             self._epoch.add(took_s, sync_s, share, passes)
         elapsed = now - self._began
-        if elapsed >= (LEAST_S if self._is_first else WINDOW_S):
+        if elapsed >= (FIRST_WINDOW_S if self._is_first else WINDOW_S):
             speed, times = self._samples / elapsed, self._window.times() or means.times
             self.means = StepMeans(version, shares, speed, times)
         if elapsed >= WINDOW_S:
@@ -188,86 +164,76 @@ class RecentSteps:
 
 
 class LossMeter:
-    """Mean over the steps since the last `take`.
+    """Mean training loss since the last `take`, as seen in `backward()`.
 
-    Nothing is synchronised: the sum stays a tensor on its device until somebody reads it.
+    It does not synchronise: the sum stays a tensor on its device until it is read.
     """
 
     def __init__(self) -> None:
         self.scale: Callable[[], float] = lambda: 1.0  # of a gradient scaler, if one is tracked
         self._sum: torch.Tensor | float | None = None
         self._count = 0
-        self.last: torch.Tensor | float | None = None  # of the step under way, once it is known
+        self.last: torch.Tensor | float | None = None  # of the step under way, once known
 
-    def of_pass(self, losses: Sequence[torch.Tensor]) -> torch.Tensor | None:
-        """The loss of one backward pass, unscaled; None when no scalar was seen.
-
-        Args:
-            losses: scalars that `backward` was called on in this pass.
-        """
+    def pass_loss(self, losses: Sequence[torch.Tensor]) -> torch.Tensor | None:
+        """Return the unscaled loss of one backward pass; None without scalars in `losses`."""
         if not losses:
             return None
         total = losses[0] if len(losses) == 1 else torch.stack(list(losses)).mean()
         return total / self.scale()
 
     def add(self, loss: torch.Tensor | float) -> None:
-        """Count one step's loss.
-
-        Args:
-            loss: mean over the step's samples, or over what they weigh; a tensor has one element.
-        """
+        """Add a step's loss, its mean over samples or weighted items; a tensor has one element."""
         self._sum = loss if self._sum is None else self._sum + loss
         self.last = loss
         self._count += 1
 
     def mean(self) -> float | None:
-        """The mean so far; None when nothing was seen."""
+        """Return the mean so far; None without losses."""
         total, count = self._sum, self._count
         return float(total) / count if total is not None and count else None
 
     def take(self) -> float | None:
-        """The mean so far, and begin anew."""
+        """Return the mean so far and reset it."""
         mean, self._sum, self._count = self.mean(), None, 0
         return mean
 
 
-EVERY: Final = 4  # steps between measurements
-SMOOTHING: Final = 0.1  # weight of the newest
-LEAST: Final = 16  # measurements before anything is said
+MEASURE_INTERVAL: Final = 4  # steps between measurements
+SMOOTHING: Final = 0.1  # weight of the newest measurement
+MIN_MEASUREMENTS: Final = 16  # measurements before the first estimate
 
 
 class NoiseMeter:
     """Running estimates of |G|^2 and tr(Sigma), whose ratio is the noise scale in samples."""
 
     def __init__(self) -> None:
-        # Of the step under way: squared norms of mean gradients of small batches, and the inverse
-        # sizes of these batches; sums.
+        # Sums over the step under way: squared norms of the mean gradients of small batches, and
+        # the inverse sizes of these batches.
         self._squares = 0.0
         self._inverse_sizes, self._parts = 0.0, 0
         self._means = (0.0, 0.0)  # |G|^2 and tr(Sigma); one pair, because another thread reads it
         self._count = 0
 
     def begin(self) -> None:
-        """A step begins that is measured."""
+        """Start a step that is measured."""
         self._squares, self._inverse_sizes, self._parts = 0.0, 0.0, 0
 
-    def before(self, share: torch.Tensor, own: int, whole: int) -> None:
-        """Look at one pass's part of the step's sum.
+    def add_pass(self, share: torch.Tensor, own: int, whole: int) -> None:
+        """Measure one pass's part of the step's sum.
 
-        Args:
-            share: shape (scalars,), its mean gradient times own / whole.
+        `share` has shape (scalars,): the pass's mean gradient times own / whole, both in samples.
         """
-        # A number at once: the device is through with `share`, which is summed and given away next.
+        # Converted at once, because `share` is reduced in place next.
         self._squares += float(torch.dot(share, share)) * (whole / own) ** 2
         self._inverse_sizes += 1.0 / own
         self._parts += 1
 
-    def after(self, total: torch.Tensor, whole: int) -> None:
-        """Look at the sum after the reduction, and take in what both say of the noise.
+    def add_total(self, total: torch.Tensor, whole: int) -> None:
+        """Measure the reduced sum, and update the estimates.
 
-        Args:
-            total: shape (scalars,), the mean gradient of the batch.
-            whole: samples of the step; where one pass took all of it, nothing is measured.
+        `total` has shape (scalars,): the mean gradient of the batch of `whole` samples. If one pass
+        took all of it, nothing is measured.
         """
         squares, inverse, parts = self._squares, self._inverse_sizes, self._parts
         self.begin()
@@ -278,7 +244,7 @@ class NoiseMeter:
         signal = (whole * large - own * small) / (whole - own)
         noise = (small - large) / (1.0 / own - 1.0 / whole)
         if not (math.isfinite(signal) and math.isfinite(noise)):
-            return  # a step that overflowed
+            return  # overflow in this step
         self._count += 1
         weight = max(SMOOTHING, 1.0 / self._count)
         old_signal, old_noise = self._means
@@ -288,18 +254,15 @@ class NoiseMeter:
         )
 
     def scale(self) -> float | None:
-        """The ratio of noise and signal, in samples; None while it cannot be estimated.
-
-        Any thread may ask.
-        """
+        """Return the noise scale in samples; None while it cannot be estimated. Thread-safe."""
         signal, noise = self._means
-        if self._count < LEAST or signal <= 0 or noise <= 0:
+        if self._count < MIN_MEASUREMENTS or signal <= 0 or noise <= 0:
             return None
         return noise / signal
 
 
 USAGE_WINDOW_S: Final = 5.0
-USER_TICKS, SYSTEM_TICKS = 11, 12  # places in a process's stat, behind its name
+USER_TICKS, SYSTEM_TICKS = 11, 12  # fields of /proc/PID/stat after the name
 TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
 
 
@@ -312,53 +275,38 @@ class Usage:
 
 
 class UsageMeter:
-    """Rates of what is counted elsewhere; time comes in from outside.
+    """Processor and network rates of a worker; times are seconds of any origin.
 
-    Steps count in one thread what they send, and another one asks.
+    The training thread counts sent bytes, another thread calls `usage`.
     """
 
     def __init__(self) -> None:
-        """Begin with nothing counted."""
         self._sent = 0.0  # bytes in all
         self._mark: tuple[float, float, float] | None = None  # time, CPU seconds, bytes
         self._latest: Usage | None = None
 
-    def exchanged(self, many: int, members: int) -> None:
-        """A ring summed so many bytes: each member sends 2 (w - 1)/w times as much.
-
-        Args:
-            many: bytes of the sum.
-        """
-        self._sent += 2.0 * (members - 1) / members * many
+    def count_all_reduce(self, sum_bytes: int, members: int) -> None:
+        """Count a ring all-reduce of `many` bytes: each of w members sends 2 (w - 1)/w of that."""
+        self._sent += 2.0 * (members - 1) / members * sum_bytes
 
     def usage(self, cpu_s: float, now: float) -> Usage | None:
-        """Means over the last whole window; None before the first one is over.
-
-        Args:
-            cpu_s: processor time so far, seconds, any origin.
-            now: seconds, any origin.
-        """
+        """Return the means over the last complete window; None before the first one ends."""
         if self._mark is None:
             self._mark = (now, cpu_s, self._sent)
         began, cpu_then, sent_then = self._mark
         elapsed = now - began
         if elapsed >= USAGE_WINDOW_S:
-            cores = (
-                max(0.0, cpu_s - cpu_then) / elapsed
-            )  # a child that ended may take its time away
+            cores = max(0.0, cpu_s - cpu_then) / elapsed  # times of an exited child may vanish
             self._latest = Usage(cores, (self._sent - sent_then) / elapsed)
             self._mark = (now, cpu_s, self._sent)
         return self._latest
 
 
 def cpu_seconds() -> float:
-    """Processor time of this process and its children, such as those that load data.
+    """Return processor seconds of this process and its children, such as loader workers.
 
-    Children that run are asked of /proc, where it has them; those that ended and were waited for
-    are remembered by the kernel.
-
-    Returns:
-        Seconds since it began.
+    Running children are read from /proc; for children that were waited for, the kernel keeps the
+    sum.
     """
     ended = resource.getrusage(resource.RUSAGE_CHILDREN)
     seconds = time.process_time() + ended.ru_utime + ended.ru_stime
@@ -369,7 +317,6 @@ def cpu_seconds() -> float:
 
 
 def _seconds_of(pid: str) -> float:
-    """Of a process that may just have ended."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
         fields = stat.rpartition(")")[2].split()
@@ -378,55 +325,35 @@ def _seconds_of(pid: str) -> float:
 
 
 class SpeedMeter:
-    """Samples per second over the epoch; time comes in from outside.
-
-    Args:
-        now: seconds, any origin; the epoch begins.
-    """
+    """Samples per second over the epoch; times are seconds of any origin."""
 
     def __init__(self, now: float) -> None:
         self._epoch_began = now
         self._epoch_samples = 0
 
     def add(self, samples: int) -> None:
-        """A step over `samples` ended.
-
-        Args:
-            samples: of the step, over all workers.
-        """
+        """Count the samples of a step, over all workers."""
         self._epoch_samples += samples
 
-    def of_epoch(self, now: float) -> tuple[float, float]:
-        """Samples per second over the epoch so far, and its seconds.
-
-        Args:
-            now: seconds, any origin.
-        """
+    def over_epoch(self, now: float) -> tuple[float, float]:
+        """Return samples per second over the epoch so far, and its seconds."""
         seconds = max(now - self._epoch_began, 1e-9)
         return self._epoch_samples / seconds, seconds
 
     def begin_epoch(self, now: float) -> None:
-        """The next epoch begins.
-
-        Args:
-            now: seconds, any origin.
-        """
+        """Start the next epoch."""
         self._epoch_began, self._epoch_samples = now, 0
 
 
 class StepTimer:
-    """How long a step takes, without the pauses that are no steps; time comes in from outside."""
+    """Duration of a step without pauses."""
 
     def __init__(self) -> None:
         self._mark = 0.0
         self._seconds = 0.0
 
     def lap(self, now: float) -> float:
-        """Seconds since the last lap, but at most twice what the lap before took.
-
-        Args:
-            now: seconds, any origin.
-        """
+        """Return the seconds since the last lap, at most twice the previous result."""
         took = now - self._mark if self._mark else 0.0
         self._seconds = min(took, 2 * self._seconds) if self._seconds else took
         self._mark = now
@@ -434,7 +361,7 @@ class StepTimer:
 
 
 class StopState(msgspec.Struct, kw_only=True):
-    """What a stop rule has to remember between epochs; part of every checkpoint."""
+    """State of a stop rule between epochs; part of every checkpoint."""
 
     in_a_row: int = 0  # epochs at or above `at_least`
     best: float | None = None
@@ -444,12 +371,7 @@ class StopState(msgspec.Struct, kw_only=True):
 def stop_reason(
     rule: StopRule, state: StopState, epoch: int, samples: int, metrics: Mapping[str, float]
 ) -> str:
-    """Take in a finished epoch; why the job is done, or nothing.
-
-    Args:
-        state: updated in place.
-        epoch: finished, 1-based.
-        metrics: what the script reported for this epoch.
+    """Update `state` with a finished epoch (1-based); return why the job is done, or "".
 
     Raises:
         MissingMetricError: if the rule's metric was not reported.
@@ -485,12 +407,7 @@ def _metric_reason(rule: StopRule, state: StopState, metrics: Mapping[str, float
 
 
 def describe_rule(rule: StopRule) -> str:
-    """What a rule says, in the words of a job file.
-
-    Args:
-        rule: its fields that are None are left out, and so is a `consecutive` that says
-            nothing.
-    """
+    """Describe a rule in the words of a job file, without fields that have no effect."""
     fields = {k: v for k, v in msgspec.to_builtins(rule).items() if v is not None}
     if rule.metric is None or rule.consecutive == 1:
         fields.pop("consecutive", None)

@@ -1,20 +1,8 @@
-"""What a worker says: reports to the controller, and lines to whoever reads the job's output.
+"""Reports of a worker to the controller, lines in the job's output, and records of samples.
 
-Conversation with the node agent, off the training thread.
-
-Reports go to a file first. The socket only carries hints that the file grew, telemetry, and the
-orders of the group.
-
-Records at the end of a file, on a disk that may be full: what finds no room waits.
-
-A worker's reports, in a file: still there when the agent or the worker has exited.
-
-How the rest of the library reports to the controller, without knowing how reports travel.
-
-Which samples committed steps took, written down if the job asked for it.
-
-A step is recorded when the next reduction proves that all ranks committed it. Survivors write what
-a lost member did not come to write.
+Reports are appended to a file first, which survives the exits of agent and worker. The connection
+to the node agent runs in a thread of its own and carries only hints that the file grew, telemetry,
+and the orders for the group. Records that a full disk does not accept wait in memory.
 """
 
 from __future__ import annotations
@@ -39,14 +27,13 @@ from schemas.transport import ThreadDealer
 from schemas.wire.agent import JOIN, ScriptReport, StepsReported
 from schemas.wire.worker import Assignment, Reported, ToWorker, WorkerHello
 
-LIMIT: Final = 64 << 20  # bytes that wait for room
+MAX_WAITING_BYTES: Final = 64 << 20  # limit of waiting records
 
 
 class AppendFile:
-    """Whole records at the end of a file, in order; those that find no room wait in memory.
+    """File of whole records, in order; records that find no room wait in memory.
 
-    Args:
-        path: of the file; made if it is not there, for its owner only.
+    The file is created if missing, readable for its owner only.
 
     Raises:
         OSError: if it cannot be opened.
@@ -58,25 +45,21 @@ class AppendFile:
         self._lock = threading.Lock()
 
     def append(self, record: bytes) -> None:
-        """Write `record`, now or when there is room.
-
-        Args:
-            record: bytes with whatever tells them from the next; never written in part only,
-                unless the process ends while it waits.
+        """Write `record` now or when there is room; in part only if the process exits before.
 
         Raises:
-            OSError: when more than `LIMIT` bytes wait.
+            OSError: when more than `MAX_WAITING_BYTES` wait.
         """
         with self._lock:
             self._waiting += record
             try:
                 self._write()
             except OSError:
-                if len(self._waiting) > LIMIT:
+                if len(self._waiting) > MAX_WAITING_BYTES:
                     raise
 
     def flush(self) -> bool:
-        """Try again; whether nothing waits any more."""
+        """Try to write waiting records; True if none waits any more."""
         with self._lock:
             try:
                 self._write()
@@ -94,11 +77,7 @@ FRAME: Final = struct.Struct(">I")
 
 
 class ReportFile:
-    """The worker's own append-only file of reports.
-
-    Args:
-        path: of the file; reports that are there already are counted.
-    """
+    """Append-only file of one worker's reports; `count` includes reports of earlier processes."""
 
     def __init__(self, path: Path) -> None:
         self._file = AppendFile(path)
@@ -107,13 +86,10 @@ class ReportFile:
         self.count = _frames(path.read_bytes())
 
     def append(self, make: Callable[[int], ScriptReport]) -> None:
-        """Append the report that `make` builds for the next index; not in a forked child.
-
-        Args:
-            make: builds the report from its index, 1-based; what an earlier process wrote counts.
+        """Append the report that `make` builds for the next index, 1-based; not in a forked child.
 
         Raises:
-            OSError: if the disk takes nothing, and more waits than `append_file.LIMIT` bytes.
+            OSError: if the disk accepts nothing and more than `MAX_WAITING_BYTES` wait.
         """
         if os.getpid() != self._pid:
             return
@@ -123,7 +99,7 @@ class ReportFile:
             self.count += 1
 
     def flush(self) -> bool:
-        """Write what found no room before; whether all is written."""
+        """Write what found no room before; True if all is written."""
         return self._file.flush()
 
 
@@ -131,11 +107,7 @@ _files: dict[Path, ReportFile] = {}
 
 
 def report_file(path: Path) -> ReportFile:
-    """The one `ReportFile` of this process for `path`: two would count apart.
-
-    Args:
-        path: compared as it is written, not as the file it names.
-    """
+    """Return this process's only `ReportFile` for `path`: two would count separately."""
     return _files.setdefault(path, ReportFile(path)) if path not in _files else _files[path]
 
 
@@ -147,23 +119,19 @@ def _frames(data: bytes) -> int:
     return count
 
 
-TELEMETRY_S: Final = 1.0
+TELEMETRY_INTERVAL_S: Final = 1.0
 Telemetry = Callable[[], StepsReported | None]
 
 
-class Channel:
-    """One worker's line to its agent; works on, in silence, while there is none."""
+class AgentConnection:
+    """Connection of one worker to its agent; continues silently while the agent is unreachable."""
 
     def __init__(
-        self, assignment: Assignment, folder: Path, hear: Callable[[ToWorker], None]
+        self, assignment: Assignment, folder: Path, on_message: Callable[[ToWorker], None]
     ) -> None:
-        """Begin to talk.
-
-        Args:
-            hear: takes what the agent says, in the channel's thread; must not wait.
-        """
+        """Start the connection; `on_message` runs in its thread and must not wait."""
         self._assignment = assignment
-        self._hear = hear
+        self._on_message = on_message
         self._reports = report_file(folder / "reports")
         self._telemetry: Telemetry = lambda: None
         self._stop = threading.Event()
@@ -174,27 +142,20 @@ class Channel:
         self._started.wait()
 
     def report(self, make: Callable[[int], ScriptReport]) -> None:
-        """Write a report that nothing can lose, and hint at it.
-
-        Args:
-            make: builds the report from its index, 1-based, in the calling thread.
+        """Append a report to the file and send a hint; `make` builds it from its index (1-based).
 
         Raises:
-            OSError: if the disk takes nothing, and more waits than `append_file.LIMIT` bytes.
+            OSError: if the disk accepts nothing and more than `MAX_WAITING_BYTES` wait.
         """
         self._reports.append(make)
         self._wake()
 
-    def tell_steps(self, telemetry: Telemetry) -> None:
-        """Ask `telemetry` about once a second, from the channel's thread.
-
-        Args:
-            telemetry: gives what is to be sent; None: nothing now.
-        """
+    def set_telemetry(self, telemetry: Telemetry) -> None:
+        """Call `telemetry` about once a second in the connection's thread; None sends nothing."""
         self._telemetry = telemetry
 
     def close(self) -> None:
-        """End the conversation."""
+        """Close the connection."""
         self._stop.set()
         self._wake()
         self._thread.join(timeout=2.0)
@@ -205,135 +166,111 @@ class Channel:
         self._started.set()
         hinted, greeted = 0, False
         while not self._stop.is_set():
-            messages, connected = dealer.poll(TELEMETRY_S)
+            messages, connected = dealer.poll(TELEMETRY_INTERVAL_S)
             if connected or not greeted:
                 hinted = 0
-                hello = WorkerHello(pid=os.getpid(), token=self._assignment.token, **self._who())
+                hello = WorkerHello(
+                    pid=os.getpid(), token=self._assignment.token, **self._identity()
+                )
                 greeted = dealer.send(encode(hello))
             for data in messages:
-                self._heard(data)
+                self._deliver(data)
             count = self._reports.count if self._reports.flush() else hinted
-            if count > hinted and dealer.send(encode(Reported(count=count, **self._who()))):
+            if count > hinted and dealer.send(encode(Reported(count=count, **self._identity()))):
                 hinted = count
             if (steps := self._telemetry()) is not None:
                 dealer.send(encode(steps))
         dealer.close()
 
-    def _heard(self, data: bytes) -> None:
+    def _deliver(self, data: bytes) -> None:
         try:
             message = TO_WORKER.decode(data)
         except OnesError:
             return
-        self._hear(message)
+        self._on_message(message)
 
-    def _who(self) -> dict[str, Any]:
+    def _identity(self) -> dict[str, Any]:
         a = self._assignment
         return {"job": a.job, "version": a.version, "rank": a.rank}
 
 
-class WorkerVoice:
-    """One worker's; a report of a worker that is alone goes nowhere.
+class WorkerReporter:
+    """Reports and output lines of one worker; without an assignment, reports are discarded.
 
-    Args:
-        assignment: of the worker; None: it is alone.
-        leads: whether it is the one of its group that prints.
+    `is_leader` returns whether this worker prints for its group.
     """
 
-    def __init__(self, assignment: Assignment | None, leads: Callable[[], bool]) -> None:
+    def __init__(self, assignment: Assignment | None, is_leader: Callable[[], bool]) -> None:
         self._assignment = assignment
-        self._leads = leads
-        self.channel: Channel | None = None
+        self._is_leader = is_leader
+        self.connection: AgentConnection | None = None
 
-    def open(self, folder: Path | None, hear: Callable[[ToWorker], None]) -> None:
-        """Talk with the node's agent until the process ends.
+    def open(self, folder: Path | None, on_message: Callable[[ToWorker], None]) -> None:
+        """Connect to the node's agent until the process exits; does nothing without a folder.
 
-        Args:
-            folder: of the worker; None: there is no agent.
-            hear: takes what the agent says, in a thread of its own; must not wait.
+        `on_message` gets the agent's messages in another thread and must not wait.
         """
         if self._assignment is not None and folder is not None:
-            self.channel = Channel(self._assignment, folder, hear)
-            atexit.register(self.channel.close)
+            self.connection = AgentConnection(self._assignment, folder, on_message)
+            atexit.register(self.connection.close)
 
     def report(self, kind: type[ScriptReport], **fields: Any) -> None:
-        """Report something that nothing may lose.
-
-        Args:
-            fields: its own; job, version, rank and index are added.
-        """
-        assignment, channel = self._assignment, self.channel
-        if assignment is None or channel is None:
+        """Append a report that survives the worker's exit; adds job, version, rank and index."""
+        assignment, connection = self._assignment, self.connection
+        if assignment is None or connection is None:
             return
         job, version, rank = assignment.job, assignment.version, assignment.rank
-        channel.report(
+        connection.report(
             lambda index: kind(job=job, version=version, rank=rank, index=index, **fields)
         )
 
-    def say(self, text: str) -> None:
-        """A line in the job's output, once for the group."""
-        if self._leads():
+    def log(self, text: str) -> None:
+        """Write a line to the job's output, once for the group."""
+        if self._is_leader():
             sys.stderr.write(f"[ones] {text}\n")
             sys.stderr.flush()
 
-    def say_wins(self, name: str, script: Any, job: Any) -> None:
-        """Say that the job file has the last word, where the script says something else.
-
-        Args:
-            script: what the script says; None: nothing.
-        """
+    def log_override(self, name: str, script: Any, job: Any) -> None:
+        """State that the job file overrides the script's value; None: the script has none."""
         joins = self._assignment is not None and self._assignment.kind == JOIN
         if script is not None and script != job and not joins:
-            self.say(f"{name} {job} of the job file wins over the script's {script}")
+            self.log(f"{name} {job} of the job file overrides the script's {script}")
 
 
 class Report(Protocol):
-    """Reports something that nothing may lose."""
+    """Callback that reports to the controller; a report survives the exit of its worker."""
 
     def __call__(self, kind: type[ScriptReport], **fields: Any) -> None:
-        """Report.
-
-        Args:
-            fields: its own; job, version, rank and index are added.
-        """
+        """Report; job, version, rank and index are added to `fields`."""
         ...
 
 
 class SampleRecords:
-    """One worker's records, and those of lost members."""
+    """Records of the samples that committed steps took, if the job asked for them.
+
+    A step is recorded when the next reduction proves that all ranks committed it. Survivors write
+    the records that a lost member did not write. `recent` holds the last steps, which newcomers
+    receive.
+    """
 
     def __init__(self, recent: deque[DealtStep]) -> None:
-        """Begin with nothing to write.
-
-        Args:
-            recent: the last steps, which newcomers are told of; new ones are added here.
-        """
         self._stream = SampleStream(0, 0)
         self._file: AppendFile | None = None
         self._recent = recent
         self._unwritten: deque[tuple[DealtStep, int, list[int] | None]] = deque()
 
-    def use(self, stream: SampleStream) -> None:
-        """The samples are those of `stream`.
-
-        Args:
-            stream: of the job; tells which samples a lost member took.
-        """
+    def set_stream(self, stream: SampleStream) -> None:
+        """Set the job's stream, from which shares of lost members are computed."""
         self._stream = stream
 
     def open(self, path: Path) -> None:
-        """From now on, write records to `path`.
-
-        Args:
-            path: of the file, one JSON object a line; made if it is not there.
-        """
+        """Start writing records to `path`, one JSON object per line."""
         self._file = AppendFile(path)
 
     def add(self, last: MicroBatch, workers: tuple[WorkerId, ...]) -> None:
-        """A step is over; `last` is the last of its micro-batches and stands for all.
+        """Record a finished step by its last micro-batch, which has the cursors of the whole step.
 
-        Args:
-            last: has the cursors, and the split over the ranks, of the whole step.
-            workers: by rank, of the group in which the step began.
+        `workers` are the members, by rank, of the group in which the step started.
         """
         dealt = DealtStep(
             epoch=last.epoch,
@@ -343,14 +280,14 @@ class SampleRecords:
             local_batches=last.row.local_batches,
             workers=workers,
         )
-        if not self._recent or self._recent[-1].step < last.step:  # else another one told of it
+        if not self._recent or self._recent[-1].step < last.step:  # else known from a peer
             self._recent.append(dealt)
         if last.count:
-            ids = last.ids if last.first else None  # else all passes' together
+            ids = last.ids if last.first else None  # else the ids of all passes
             self._unwritten.append((dealt, last.row.rank or 0, ids))
 
     def write(self) -> None:
-        """Write what this worker took in the steps that are surely committed."""
+        """Write what this worker took in the steps that are known to be committed."""
         if self._file is None:
             self._unwritten.clear()
         while self._unwritten:
@@ -358,21 +295,17 @@ class SampleRecords:
             self._append(dealt, rank, self._share(dealt, rank) if ids is None else ids)
 
     def write_for_lost(self, now: frozenset[WorkerId]) -> None:
-        """Write what lost members took in the last steps, in case they did not.
+        """Write what lost members took in the recent steps, in case they did not.
 
         Members may have been lost in several groups since the last step.
         """
         for dealt in self._recent:
             self._write_for_others(dealt, now)
 
-    def write_last_step(self, me: WorkerId) -> None:
-        """Write what others took in the last step, which all ranks are known to have done.
-
-        Args:
-            me: this worker, which writes for itself.
-        """
+    def write_last_step(self, own_id: WorkerId) -> None:
+        """Write what the other workers took in the last step, which all ranks have committed."""
         if self._recent:
-            self._write_for_others(self._recent[-1], frozenset({me}))
+            self._write_for_others(self._recent[-1], frozenset({own_id}))
 
     def _write_for_others(self, dealt: DealtStep, now: frozenset[WorkerId]) -> None:
         if self._file is None:
@@ -384,7 +317,7 @@ class SampleRecords:
     def _share(self, dealt: DealtStep, rank: int) -> list[int]:
         order = self._stream.order(dealt.epoch)
         ids = order[dealt.cursor_before : dealt.cursor_after]
-        return share(ids, dealt.local_batches, rank, self._stream.least)
+        return share(ids, dealt.local_batches, rank, self._stream.min_samples)
 
     def _append(self, dealt: DealtStep, rank: int, ids: list[int]) -> None:
         if self._file is not None:

@@ -1,14 +1,8 @@
-"""Every sample once per epoch, whatever the batch size and the number of workers.
+"""Stream of samples: every sample once per epoch, for any batch size and number of workers.
 
-The order of an epoch is a pure function of (seed, epoch, size), or that of the data; a step takes
-the next B ids of it and deals them out by rank. So any cursor can be continued with any global
+The order of an epoch is a pure function of (seed, epoch, size), or the order of the data. A step
+takes the next B ids and deals them out by rank. So any cursor can be continued with any global
 batch and any split.
-
-Where training stands in its stream of samples.
-
-How much of a job is done.
-
-The micro-batches that one worker takes in the rest of an epoch, as the schedule deals it out.
 """
 
 from __future__ import annotations
@@ -32,24 +26,20 @@ class SampleStream:
     Attributes:
         seed: of the job.
         size: ||D||, samples of one pass over the training set.
-        least: samples that a step, and a rank that takes any of it, must have: a smaller remainder
-            goes to the step before it.
-        drop_last: a remainder that is no whole step is left out, unless it is the whole epoch.
-        shuffled: by seed and epoch; else ids are places in data that have an order of their own.
+        min_samples: of a step and of a rank that takes part in it; a smaller remainder is added to
+            the step before.
+        drop_last: leaves out a remainder that is no whole step, unless it is the whole epoch.
+        shuffled: by seed and epoch; else ids are positions in data that has its own order.
     """
 
     seed: int
     size: int
-    least: int = 1
+    min_samples: int = 1
     drop_last: bool = False
     shuffled: bool = True
 
     def order(self, epoch: int) -> Sequence[int]:
-        """All ids of `epoch` (1-based), shape (size,), each exactly once.
-
-        Args:
-            epoch: 1-based; with seed and size it decides alone.
-        """
+        """Return all ids of `epoch` (1-based), shape (size,), each exactly once."""
         if not self.shuffled:
             return range(self.size)
         generator = torch.Generator().manual_seed(self.epoch_seed(epoch))
@@ -57,148 +47,109 @@ class SampleStream:
         return ids
 
     def epoch_seed(self, epoch: int) -> int:
-        """What the random numbers of an epoch's data begin with; below 2^63.
-
-        Args:
-            epoch: 1-based.
-        """
+        """Return the seed of the random numbers for an epoch's data (1-based), below 2^63."""
         digest = hashlib.blake2b(f"{self.seed}/{epoch}".encode(), digest_size=8).digest()
         return int.from_bytes(digest, "big") >> 1
 
     def taken(self, cursor: int, batch: int) -> int:
-        """Samples of the step that begins at `cursor`; 0 where the epoch is over.
+        """Return the samples of the step that starts at `cursor`; 0 if the epoch is over.
 
-        Args:
-            cursor: samples of the epoch that are done.
-            batch: global, samples per step.
+        `cursor` is the number of samples done in the epoch, `batch` the global batch.
         """
         left = max(0, self.size - cursor)
         if self.drop_last:
             return batch if batch <= left else 0 if cursor else left
-        return left if left - batch < self.least else batch
+        return left if left - batch < self.min_samples else batch
 
     def steps(self, cursor: int, batch: int) -> int:
-        """Steps from the beginning of an epoch to `cursor`, if all had the same batch; rounded up.
+        """Return the steps before `cursor` if all had this global batch, rounded up.
 
-        Args:
-            cursor: samples of the epoch that are done; `size` or more: the whole epoch's steps.
-            batch: global, samples per step.
+        A cursor of `size` or more gives the steps of the whole epoch.
         """
         if self.drop_last:
             total = max(1, self.size // batch)
-        else:  # the last one begins where less than `least` would be left behind it
-            total = 1 + max(0, (self.size - self.least) // batch)
+        else:  # the last step takes a remainder below `min_samples`
+            total = 1 + max(0, (self.size - self.min_samples) // batch)
         return total if cursor >= self.size else min(total, -(-cursor // batch))
 
     def steps_left(self, cursor: int, batch: int) -> int:
-        """Steps from `cursor` to the end of the epoch, if all have the same batch.
-
-        Args:
-            cursor: samples of the epoch that are done.
-            batch: global, samples per step.
-        """
+        """Return the steps from `cursor` to the end of the epoch if all have this global batch."""
         left = self.size - cursor
         if not self.taken(cursor, batch):
             return 0
         if self.drop_last:
             return max(1, left // batch)
-        return 1 + max(0, (left - self.least) // batch)
+        return 1 + max(0, (left - self.min_samples) // batch)
 
     def batches(
         self, epoch: int, cursor: int, local_batches: Sequence[int], rank: int
     ) -> Iterator[tuple[int, list[int]]]:
-        """What `rank` trains on from `cursor` to the end of `epoch`.
+        """Yield the cursor after each step and the ids of `rank`, until `epoch` ends.
 
-        Args:
-            epoch: 1-based.
-            cursor: samples of the epoch that are done, over all ranks.
-            local_batches: b_j^i by rank, samples per step.
-
-        Yields:
-            The cursor behind each step, and the rank's ids; the last step is never padded, and may
-            leave a rank with none.
+        `local_batches` are b_j^i by rank, samples per step. The last step is never padded, and may
+        leave a rank without samples.
         """
         order = self.order(epoch)
         while taken := self.taken(cursor, sum(local_batches)):
             step = order[cursor : cursor + taken]
             cursor += len(step)
-            yield cursor, share(step, local_batches, rank, self.least)
+            yield cursor, share(step, local_batches, rank, self.min_samples)
 
 
 def share(
-    step: Sequence[int], local_batches: Sequence[int], rank: int, least: int = 1
+    step: Sequence[int], local_batches: Sequence[int], rank: int, min_samples: int = 1
 ) -> list[int]:
-    """The part of a step's ids that `rank` takes, as `share_sizes` deals it out.
+    """Return the ids of a step that `rank` takes; the parts of all ranks in order are the step.
 
-    Args:
-        step: ids of the step, in the order of the epoch.
-        local_batches: by rank, samples per step; 0 for a newcomer without the whole state.
-        least: samples that a rank must have if it has any.
-
-    Returns:
-        Ids of this rank; the parts of all ranks, one behind the other, are the step.
+    See `share_sizes` for the arguments.
     """
-    sizes = share_sizes(len(step), local_batches, least)
+    sizes = share_sizes(len(step), local_batches, min_samples)
     start = sum(sizes[:rank])
     return list(step[start : start + sizes[rank]])
 
 
-def share_sizes(samples: int, local_batches: Sequence[int], least: int = 1) -> tuple[int, ...]:
-    """How many samples of a step each rank takes.
+def share_sizes(
+    samples: int, local_batches: Sequence[int], min_samples: int = 1
+) -> tuple[int, ...]:
+    """Return how many samples of a step each rank takes, shape (ranks,), summing to `samples`.
 
-    In a whole step, its local batch. A step of another size, the last one, is dealt out with
-    differences of at most one sample, low ranks first, to as many ranks as can have two: layers
-    that look at a batch as a whole refuse a single one. So is a whole step in which a rank would
-    have some samples but less than `least`: no rank then has more than it must.
-
-    Args:
-        local_batches: by rank, samples per step; 0 for a newcomer without the whole state.
-        least: samples that a rank must have if it has any.
-
-    Returns:
-        By rank, shape (ranks,), summing up to `samples`; 0 for newcomers, and for high ranks where
-        there is not enough for all.
+    In a whole step, a rank takes its local batch (0 for newcomers without the full state). A step
+    of another size, the last one, is split with differences of at most one sample, low ranks first,
+    over as many ranks as can have two samples: batch normalisation refuses a single one. A whole
+    step is split in the same way if a rank would have fewer than `min_samples`, but not 0.
+    Newcomers get 0, and so do high ranks if there is not enough for all.
     """
     whole = samples == sum(local_batches)
-    if whole and not any(0 < batch < least for batch in local_batches):
+    if whole and not any(0 < batch < min_samples for batch in local_batches):
         return tuple(local_batches)
     able = [rank for rank, batch in enumerate(local_batches) if batch]
-    takers = able[: max(1, samples // max(2, least))]
+    takers = able[: max(1, samples // max(2, min_samples))]
     sizes = dict(zip(takers, split(samples, len(takers)), strict=True))
     return tuple(sizes.get(rank, 0) for rank in range(len(local_batches)))
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingPosition:
-    """What is done of a job: a value, the same on every worker behind the same step."""
+    """Position of a job in its samples; equal on every worker after the same step."""
 
-    epoch: int = 1  # the running one, 1-based
-    cursor: int = 0  # samples of it that are done
+    epoch: int = 1  # running epoch, 1-based
+    cursor: int = 0  # samples of the epoch that are done
     step: int = 0  # steps that are done, of all epochs
     samples_done: int = 0  # of all epochs
     epoch_step: int = 0  # steps of the running epoch that are done
 
     def after_step(self, step: int, cursor: int) -> TrainingPosition:
-        """The same epoch, behind one more step.
-
-        Args:
-            cursor: samples of the epoch that are done with it.
-        """
+        """Return the position after one more step, with `cursor` samples of the epoch done."""
         done = self.samples_done + cursor - self.cursor
         within = self.epoch_step + 1
         return replace(self, step=step, cursor=cursor, samples_done=done, epoch_step=within)
 
     def next_epoch(self) -> TrainingPosition:
-        """The beginning of the next epoch."""
+        """Return the start of the next epoch."""
         return replace(self, epoch=self.epoch + 1, cursor=0, epoch_step=0)
 
     def advanced(self, steps: int, batch: int, stream: SampleStream) -> TrainingPosition:
-        """Where training stands `steps` steps of `batch` samples further on.
-
-        Args:
-            batch: global, samples per step.
-            stream: says how the last step of an epoch is.
-        """
+        """Return the position after `steps` more steps of `batch` samples (global)."""
         epoch, cursor, done, within = self.epoch, self.cursor, self.samples_done, self.epoch_step
         for _ in range(steps):
             if not stream.taken(cursor, batch):
@@ -211,19 +162,14 @@ class TrainingPosition:
 
 
 class Progress(NamedTuple):
-    """Shares, from 0 to 1; they follow the samples that are done, whatever the batch is."""
+    """Finished shares, from 0 to 1, by samples: independent of the batch size."""
 
     epoch: float
-    job: float  # of the stop rule's epochs or samples; 0 where only a metric ends the job
+    job: float  # share of the stop rule's epochs or samples; 0 if only a metric ends the job
 
 
 def progress_of(position: TrainingPosition, size: int, rule: StopRule | None) -> Progress:
-    """Where `position` is in its epoch and in its job.
-
-    Args:
-        position: behind the last step that is done.
-        rule: that ends the job; None: not known yet.
-    """
+    """Return the progress at `position`; a rule of None is not known yet."""
     epoch = min(1.0, position.cursor / size) if size else 0.0
     shares = [0.0]
     if rule is not None and rule.epochs:
@@ -233,24 +179,19 @@ def progress_of(position: TrainingPosition, size: int, rule: StopRule | None) ->
     return Progress(epoch, min(1.0, max(shares)))
 
 
-PLACEHOLDER_SAMPLES: Final = 2  # samples of a batch that only keeps the script's loop going
+PLACEHOLDER_BATCH: Final = 2  # size of a batch that only keeps the script's loop running
 
 
 def rest_of_epoch(
     position: TrainingPosition, stream: SampleStream, schedule: Schedule, bound: int
 ) -> Iterator[MicroBatch]:
-    """What comes, drawn lazily: rows that are announced meanwhile count.
+    """Yield the micro-batches to the end of the epoch, or of this worker's part in the job.
 
-    Args:
-        position: behind which the plan begins.
-        schedule: who takes how many samples of a step; read again for each step.
-        bound: samples that fit the device at once; larger shares are taken in passes.
-
-    Returns:
-        Micro-batches to the end of the epoch, or of this worker's part in the job.
+    They are computed lazily: schedule rows that are announced meanwhile count. A share above
+    `bound` samples, which fit the device at once, is taken in several passes.
 
     Raises:
-        UsageError: where a step has fewer samples than the model can be trained on.
+        UsageError: if a step has fewer samples than the model can be trained on.
     """
     cursor, step = position.cursor, position.step
     order = stream.order(position.epoch)
@@ -259,32 +200,32 @@ def rest_of_epoch(
         row = schedule.at(step)
         taken = stream.taken(cursor, row.batch)
         if row.rank is None or not taken:
-            return  # this worker has left by then, or the epoch is over
-        refuse_single_samples(taken, bound, stream.least)
+            return  # this worker will have left, or the epoch is over
+        refuse_single_samples(taken, bound, stream.min_samples)
         ids = order[cursor : cursor + taken]
-        mine = share(ids, row.local_batches, row.rank, stream.least)
-        counts = passes(len(mine), bound, stream.least) if mine else (0,)
-        here = TrainingPosition(position.epoch, cursor, step)
-        yield from _micro_batches(ids, mine, counts, row, here)
+        own_ids = share(ids, row.local_batches, row.rank, stream.min_samples)
+        counts = passes(len(own_ids), bound, stream.min_samples) if own_ids else (0,)
+        step_start = TrainingPosition(position.epoch, cursor, step)
+        yield from _micro_batches(ids, own_ids, counts, row, step_start)
         cursor += len(ids)
 
 
 def _micro_batches(
     ids: Sequence[int],
-    mine: list[int],
+    own_ids: list[int],
     counts: tuple[int, ...],
     row: ScheduleRow,
-    here: TrainingPosition,
+    step_start: TrainingPosition,
 ) -> Iterator[MicroBatch]:
-    """A worker's share of a step, in as many passes as it takes."""
+    """Yield a worker's share of a step, in as many passes as `counts` says."""
     start = 0
     for place, count in enumerate(counts):
         yield MicroBatch(
-            step=here.step,
-            epoch=here.epoch,
-            cursor_before=here.cursor,
-            cursor_after=here.cursor + len(ids),
-            ids=mine[start : start + count] or list(ids[:PLACEHOLDER_SAMPLES]),
+            step=step_start.step,
+            epoch=step_start.epoch,
+            cursor_before=step_start.cursor,
+            cursor_after=step_start.cursor + len(ids),
+            ids=own_ids[start : start + count] or list(ids[:PLACEHOLDER_BATCH]),
             count=count,
             total=len(ids),
             first=place == 0,

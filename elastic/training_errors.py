@@ -6,7 +6,7 @@ from schemas.errors import OnesError
 
 
 class ElasticError(OnesError):
-    """Base of what the library raises on purpose."""
+    """Base of the errors that the library raises on purpose."""
 
     code = "elastic"
 
@@ -16,33 +16,29 @@ class UsageError(ElasticError):
 
 
 class MissingMetricError(ElasticError):
-    """The stop rule looks at a metric that the script did not report.
-
-    Args:
-        reported: names of the metrics that came.
-    """
+    """The stop rule needs a metric that the script did not report."""
 
     def __init__(self, metric: str, reported: tuple[str, ...]) -> None:
         known = ", ".join(reported) or "nothing"
         super().__init__(
-            f"the stop rule looks at {metric!r}, the script reported {known}",
+            f"the stop rule needs the metric {metric!r}, the script reported {known}",
             f"pass it to agent.report({metric}=...), or change stop.metric",
             "stop.metric",
         )
 
 
 class CheckpointError(ElasticError):
-    """A checkpoint that a worker should start from cannot be used."""
+    """A worker cannot use the checkpoint that it should start from."""
 
 
 class OutOfStepError(ElasticError):
-    """The workers of a group do different things at the same time."""
+    """The workers of a group executed different operations at the same time."""
 
-    def __init__(self, what: str) -> None:
+    def __init__(self, problem: str) -> None:
         super().__init__(
-            f"the workers of the group are out of step: {what}",
-            "every worker takes every batch of the loader, once, with as many backward passes as "
-            "the others: let the data or a stop rule end epochs, not a count of batches in the "
+            f"the workers of the group are out of step: {problem}",
+            "take every batch of the loader once, with the same number of backward passes on all "
+            "workers; let the data or a stop rule end epochs, not a count of batches in the "
             "script",
         )
 
@@ -52,7 +48,7 @@ class BrokenGroupError(ElasticError):
 
 
 class CancelledError(ElasticError):
-    """A wait was called off: the controller wants this worker at rest."""
+    """A wait was cancelled because the controller wants this worker to quiesce."""
 
     def __init__(self) -> None:
-        super().__init__("called off")
+        super().__init__("the wait was cancelled")

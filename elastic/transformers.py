@@ -1,10 +1,6 @@
-"""Hugging Face's `Trainer`, fed by the agent: samples, passes, steps and epochs are the job's.
+"""Hugging Face's `Trainer` for elastic jobs: samples, passes, steps and epochs are the agent's.
 
-Options of a trainer that an elastic job cannot keep exact.
-
-What has to happen before and behind all other callbacks of a trainer.
-
-What a trainer counts beside the model: it travels to newcomers, and lies in checkpoints.
+The trainer's own counts are sent to newcomers and kept in checkpoints.
 """
 
 from __future__ import annotations
@@ -39,10 +35,10 @@ if TYPE_CHECKING:
 
 
 def refuse_options(trainer: ElasticMixin) -> None:
-    """See to it that the group can train what the arguments say.
+    """Refuse arguments that the group cannot train exactly.
 
     Raises:
-        UsageError: otherwise; it names the option and what to do.
+        UsageError: names the option and the remedy.
     """
     made: Any = trainer
     args = made.args
@@ -74,14 +70,13 @@ def refuse_options(trainer: ElasticMixin) -> None:
         raise UsageError("the model is an nn.DataParallel", "give the plain module", "model")
 
 
-STEPS = "steps"  # the strategies' value
+STEPS = "steps"  # value of the strategies
 
 
 class FirstCallback(TrainerCallback):
-    """Sets the counts that others look at."""
+    """Callback before all others: sets the counts that they read."""
 
     def __init__(self, trainer: ElasticMixin) -> None:
-        """Begin."""
         self._trainer = trainer
 
     def on_train_begin(
@@ -91,12 +86,12 @@ class FirstCallback(TrainerCallback):
         control: TrainerControl,
         **_: Any,
     ) -> None:
-        """Join the group, before anybody is told that training begins."""
+        """Join the group, before the other callbacks see the start of training."""
         self._trainer.begin_job()
         agent = self._trainer.agent
         state.num_train_epochs = self._planned_epochs(args)
         if state.global_step or not agent.view.has_state:
-            args.eval_on_start = False  # it is not the start
+            args.eval_on_start = False  # training has started before
 
     def _planned_epochs(self, args: TrainingArguments) -> int:
         rule = self._trainer.agent.view.stop_rule
@@ -109,7 +104,7 @@ class FirstCallback(TrainerCallback):
         control: TrainerControl,
         **_: Any,
     ) -> None:
-        """Whoever is rank 0 now says and saves."""
+        """Let the current rank 0 print and save."""
         state.is_world_process_zero = state.is_local_process_zero = self._trainer.agent.rank == 0
 
     def on_step_end(
@@ -119,13 +114,13 @@ class FirstCallback(TrainerCallback):
         control: TrainerControl,
         **_: Any,
     ) -> None:
-        """The job's own counts; as many steps are planned as the batch of the moment takes."""
+        """Set the job's counts, and plan as many steps as the current batch needs."""
         view = self._trainer.agent.view
         if view.batch is not None:
             state.global_step = view.batch.step
         state.epoch = view.epochs_done
-        to_come = view.steps_to_come()
-        # The data end the job: its last step may have to be taken anew.
+        to_come = view.remaining_steps()
+        # The data end the job, because the last step may have to be repeated.
         state.max_steps = state.global_step + max(1, 1 if to_come is None else to_come)
 
     def on_epoch_end(
@@ -135,10 +130,10 @@ class FirstCallback(TrainerCallback):
         control: TrainerControl,
         **_: Any,
     ) -> None:
-        """The last step counts; behind the job's last one come evaluation and checkpoint."""
+        """Commit the last step; after the job's last one, request evaluation and checkpoint."""
         view = self._trainer.agent.view
         self._trainer.end_batches()
-        if view.steps_to_come() == 0 and view.has_state:
+        if view.remaining_steps() == 0 and view.has_state:
             due = state.global_step % max(1, int(state.eval_steps or 1)) != 0
             if args.eval_strategy == STEPS and due and args.eval_delay <= state.global_step:
                 control.should_evaluate = True
@@ -147,10 +142,9 @@ class FirstCallback(TrainerCallback):
 
 
 class LastCallback(TrainerCallback):
-    """Takes back what others asked for where it cannot be: nobody but rank 0 ends a job."""
+    """Callback after all others: withdraws requests that cannot be met in a group."""
 
     def __init__(self, trainer: ElasticMixin) -> None:
-        """Begin."""
         self._trainer = trainer
 
     def on_step_end(
@@ -160,7 +154,7 @@ class LastCallback(TrainerCallback):
         control: TrainerControl,
         **_: Any,
     ) -> None:
-        """Nothing is looked at or kept of a step that is taken anew, or of half a state."""
+        """Skip logs and checkpoints of a dropped step or a partial state; agree on stops."""
         self._pass_over(control)
         self._agree_on_stop(control)
 
@@ -171,7 +165,7 @@ class LastCallback(TrainerCallback):
         control: TrainerControl,
         **_: Any,
     ) -> None:
-        """The same."""
+        """Skip logs and checkpoints of a dropped step or a partial state; agree on stops."""
         self._pass_over(control)
         self._agree_on_stop(control)
 
@@ -182,7 +176,7 @@ class LastCallback(TrainerCallback):
         control: TrainerControl,
         **_: Any,
     ) -> None:
-        """A worker's numbers may differ from another's: rank 0's say whether the job ends."""
+        """Agree on stops: workers' numbers may differ, and rank 0's decide whether the job ends."""
         self._agree_on_stop(control)
 
     def _pass_over(self, control: TrainerControl) -> None:
@@ -191,7 +185,7 @@ class LastCallback(TrainerCallback):
             control.should_log = control.should_evaluate = control.should_save = False
 
     def _agree_on_stop(self, control: TrainerControl) -> None:
-        """In a group the job ends with its epoch; alone at once, as in `Trainer`."""
+        """End the job with its epoch in a group; alone at once, as in `Trainer`."""
         agent = self._trainer.agent
         if control.should_training_stop and agent.view.epoch_is_open:
             agent.stop("a callback of the trainer stopped it")
@@ -206,19 +200,14 @@ TOTALS: Final = ("_total_loss_scalar", "_globalstep_last_logged")
 
 
 class TrackedTrainer:
-    """State, history, losses so far, and what callbacks remember, of one trainer."""
+    """Tracked state of a trainer: counts, history, losses so far, and callbacks."""
 
     def __init__(self, trainer: ElasticMixin) -> None:
-        """Look at `trainer`.
-
-        Args:
-            trainer: whose state it is; changed by `load_state_dict`.
-        """
         self._trainer: Any = trainer
-        self._lines: list[str] = []  # of the history, so that each is encoded once
+        self._lines: list[str] = []  # history, each entry encoded once
 
     def state_dict(self) -> dict[str, Any]:
-        """Numbers, text and their containers."""
+        """Return numbers, text and their containers."""
         trainer = self._trainer
         state, history = trainer.state, trainer.state.log_history
         del self._lines[len(history) :]
@@ -226,18 +215,14 @@ class TrackedTrainer:
         return {
             "counts": {name: _plain(getattr(state, name)) for name in COUNTS},
             "history": list(self._lines),
-            "loss": trainer._tr_loss,  # noqa: SLF001 - so it is called there
+            "loss": trainer._tr_loss,  # noqa: SLF001 - name in `Trainer`
             "totals": {name: getattr(trainer, name) for name in TOTALS},
             "evaluated": dict(trainer._evaluated),  # noqa: SLF001
             "callbacks": [callback.state()["attributes"] for callback in self._callbacks()],
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """The reverse.
-
-        Args:
-            state: what `state_dict` gave here or on another worker.
-        """
+        """Load the result of `state_dict`, of here or another worker."""
         trainer = self._trainer
         for name, value in state["counts"].items():
             setattr(trainer.state, name, value)
@@ -259,26 +244,26 @@ class TrackedTrainer:
 
 
 def _plain(value: Any) -> Any:
-    """A number of numpy's as Python's: what travels is read back without numpy."""
+    """Return a numpy number as Python's, since metadata are read back without numpy."""
     return value.item() if hasattr(value, "item") else value
 
 
-NO_METRICS: Final = ("_runtime", "_samples_per_second", "_steps_per_second")
-IGNORED: Final = -100  # label that losses pass over
+TIMING_SUFFIXES: Final = ("_runtime", "_samples_per_second", "_steps_per_second")
+IGNORED_LABEL: Final = -100  # label that losses ignore
 END: Final = object()
 
 
 class ElasticMixin(Mixed):
-    """Put it before `Trainer`: `class ElasticTrainer(ElasticMixin, Trainer)`.
+    """Mixin before `Trainer`: `class ElasticTrainer(ElasticMixin, Trainer)`.
 
-    The global batch is `per_device_train_batch_size * gradient_accumulation_steps` to begin with;
-    under a cluster that, the rate and the end of the job are the job file's. A share that is larger
-    than `per_device_train_batch_size` (the job file's `max_local_batch`) is taken in passes.
+    The initial global batch is `per_device_train_batch_size * gradient_accumulation_steps`; under a
+    cluster the job file overrides it, the learning rate and the end of the job. A share larger than
+    `per_device_train_batch_size` (the job file's `max_local_batch`) is taken in several passes.
 
     Args:
         args: of `Trainer`.
-        agent: of this process; None: made here. On a GPU that another job is about to leave, make
-            it before anything uses the GPU.
+        agent: of this process; None: created here. On a GPU that another job is about to leave,
+            create it before the first use of the GPU.
         lr_scaling: how the rate follows the batch, as in `ScalingAgent.load`.
         options: of `Trainer`, by name.
 
@@ -286,7 +271,7 @@ class ElasticMixin(Mixed):
         UsageError: if an option cannot be kept exact.
     """
 
-    _batches: Iterator[Any]  # of the running epoch
+    _batches: Iterator[Any]  # batches of the running epoch
 
     def __init__(
         self,
@@ -304,9 +289,9 @@ class ElasticMixin(Mixed):
         self._evaluated: dict[str, float] = {}
         super().__init__(*args, **options)
         refuse_options(self)
-        self._at_once = self._train_batch_size
-        self._batch = self._at_once * self.args.gradient_accumulation_steps
-        if self.agent.is_managed:  # a bar is no log, and whoever is rank 0 later has none
+        self._pass_size = self._train_batch_size
+        self._batch = self._pass_size * self.args.gradient_accumulation_steps
+        if self.agent.is_managed:  # a later rank 0 would have no progress bar, and logs need lines
             self.pop_callback(ProgressCallback)
             if not self.args.disable_tqdm:
                 self.add_callback(PrinterCallback)
@@ -314,25 +299,29 @@ class ElasticMixin(Mixed):
     # --- what is loaded
 
     def get_train_dataloader(self) -> ElasticLoader:
-        """The job's loader; model and optimizer are the agent's from here on."""
+        """Return the job's loader; from here on the agent has model and optimizer."""
         if self._epochs is not None:
-            what = "train() was called a second time"
-            raise UsageError(what, "a job trains once: raise num_train_epochs, or the job's stop")
+            problem = "train() was called twice"
+            raise UsageError(
+                problem, "raise num_train_epochs or the job's stop rule: a job trains once"
+            )
         args = self.args
         if args.device != self.agent.device:
-            what = f"the arguments say {args.device}, the slot is {self.agent.device}"
-            raise UsageError(what, "set use_cpu=True, or make the worker see one GPU", "use_cpu")
+            problem = f"the arguments say {args.device}, the slot is {self.agent.device}"
+            raise UsageError(
+                problem, "set use_cpu=True, or make one GPU visible to the worker", "use_cpu"
+            )
         _, _, loader = self.agent.load(
             lambda: self.model,
             lambda _: self.create_optimizer(),
             self.train_dataset,
             batch_size=self._batch,
-            max_local_batch=self._at_once,
+            max_local_batch=self._pass_size,
             lr_scaling=self._lr_scaling,
             **self._loader_options(),
         )
         self._loader = loader
-        args.gradient_accumulation_steps = 1  # a step's passes are taken in `training_step`
+        args.gradient_accumulation_steps = 1  # `training_step` runs all passes of a step
         return loader
 
     def _loader_options(self) -> dict[str, Any]:
@@ -353,10 +342,9 @@ class ElasticMixin(Mixed):
         return options
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
-        """A scheduler of the very optimizer that the agent knows, so it travels with it.
+        """Create a scheduler of the agent's own optimizer, so that it is tracked.
 
-        Args:
-            optimizer: None: the trainer's.
+        `optimizer` None uses the trainer's.
         """
         inner = optimizer or self.optimizer
         while hasattr(inner, "optimizer"):
@@ -368,21 +356,19 @@ class ElasticMixin(Mixed):
     def set_initial_training_values(
         self, args: TrainingArguments, dataloader: Any
     ) -> tuple[Any, ...]:
-        """As the job's end says; schedules count steps of the batch that the rate is meant for.
+        """Plan the job by its stop rule; schedules count steps of the batch that the rate is for.
 
-        Args:
-            args: the script's: they say when the job ends if the job file does not.
+        Without a stop rule in the job file, the script's `args` say when the job ends.
         """
         values = super().set_initial_training_values(args, dataloader)
         _, per_epoch, examples, _, _, steps, planned = values
         rule = self.agent.view.stop_rule or self._own_rule(per_epoch, examples)
         planned = self.agent.view.planned_steps(rule) or planned
         samples = rule.samples or examples * (rule.epochs or math.ceil(args.num_train_epochs))
-        # The agent ends the job: epochs and batches are not counted beside it.
+        # The agent ends the job, so the trainer does not count epochs and batches.
         return sys.maxsize, per_epoch, examples, samples, self.agent.batch_size, steps, planned
 
     def _own_rule(self, per_epoch: int, examples: int) -> StopRule:
-        """What the arguments say, in samples where they mean a part of an epoch."""
         args = self.args
         if args.max_steps > 0:
             epochs, rest = divmod(args.max_steps, per_epoch)
@@ -392,20 +378,20 @@ class ElasticMixin(Mixed):
         return StopRule(samples=round(args.num_train_epochs * examples))
 
     def begin_job(self) -> None:
-        """Join the group; in a resumed job the trainer has its state back."""
+        """Join the group; in a resumed job, restore the trainer's state."""
         agent, loader = self.agent, self._loader
         rule = self._own_rule(len(loader), agent.epoch_samples)
         agent.track(trainer=TrackedTrainer(self))
         if self.lr_scheduler is not None and not self._created_lr_scheduler:
             agent.track(lr_scheduler=self.lr_scheduler)
-        self._initial_global_step = 0  # the loss that `train` returns is that of the whole job
+        self._initial_global_step = 0  # `train` returns the loss of the whole job
         self._epochs = agent.epochs(rule.epochs or 1, samples=rule.samples)
         self._epoch = next(self._epochs, None)
 
     # --- the loop
 
     def _run_epoch(self, **values: Any) -> None:
-        """One epoch of the job: its batches end it, and its report comes behind the evaluation."""
+        """Run one epoch until its batches end, and report it after the evaluation."""
         control = self.control
         if self._epoch is None or self._epochs is None:
             control.should_training_stop = True
@@ -423,11 +409,9 @@ class ElasticMixin(Mixed):
     def get_batch_samples(
         self, epoch_iterator: Iterator[Any], num_batches: int, device: Any
     ) -> tuple[list[Any], Any]:
-        """The first pass of the next step; its other passes are drawn in `training_step`.
+        """Return the first pass of the next step; `training_step` draws the other passes.
 
-        Args:
-            epoch_iterator: over the agent's loader; where it ends, the epoch does.
-            num_batches: 1.
+        The epoch ends with `epoch_iterator`, which iterates over the agent's loader.
         """
         self._batches = epoch_iterator
         inputs = next(epoch_iterator, END)
@@ -437,7 +421,7 @@ class ElasticMixin(Mixed):
         return [inputs], None
 
     def end_batches(self) -> None:
-        """The last step counts, also if a callback ended the epoch behind it."""
+        """Commit the last step, also if a callback ended the epoch after it."""
         close = getattr(getattr(self, "_batches", None), "close", None)
         if close is not None:
             close()
@@ -445,17 +429,14 @@ class ElasticMixin(Mixed):
     def training_step(
         self, model: Any, inputs: Any, num_items_in_batch: Any = None
     ) -> torch.Tensor:
-        """All passes of a step; gradients are those of the global batch behind it.
+        """Run all passes of a step; afterwards gradients are those of the global batch.
 
-        Args:
-            num_items_in_batch: passed over: each pass counts its own.
-
-        Returns:
-            The loss over the global batch, of all workers; shape ().
+        `num_items_in_batch` is ignored: each pass counts its own. Returns the loss over the global
+        batch of all workers, shape ().
         """
         view = self.agent.view
         while True:
-            items = self._weigh(inputs)
+            items = self._set_weight(inputs)
             own: torch.Tensor = super().training_step(model, inputs, items)
             batch = view.batch
             if batch is None or batch.last:
@@ -468,8 +449,8 @@ class ElasticMixin(Mixed):
             return own
         return torch.as_tensor(loss, dtype=own.dtype, device=own.device)
 
-    def _weigh(self, inputs: Any) -> Any:
-        """Say what the loss of this pass is a mean over; what it is to be divided by, or None."""
+    def _set_weight(self, inputs: Any) -> Any:
+        """State what the loss of this pass is a mean over; return its divisor, or None."""
         counted = self._get_num_items_in_batch([inputs], self.args.device)
         labels = inputs.get("labels") if isinstance(inputs, Mapping) else None
         if not isinstance(labels, torch.Tensor):
@@ -479,51 +460,47 @@ class ElasticMixin(Mixed):
         items = counted
         if items is None and not labels.is_floating_point():
             shifted = self._loss_shifts_labels
-            items = (labels[..., 1:] if shifted else labels).ne(IGNORED).sum()
+            items = (labels[..., 1:] if shifted else labels).ne(IGNORED_LABEL).sum()
         if items is None:
             return None
         if labels.dim() > 1:
             self.agent.weight(items)
         elif int(items) != len(labels):
-            what = f"a sample has no label ({IGNORED})"
+            problem = f"a sample has no label ({IGNORED_LABEL})"
             raise UsageError(
-                what, "leave it out of the dataset: its batch counts samples", "labels"
+                problem, "leave it out of the dataset: its batch counts samples", "labels"
             )
         return None if counted is None else counted.clamp(min=1)
 
     # --- what is said and kept
 
     def evaluate(self, *args: Any, **options: Any) -> dict[str, float]:
-        """As `Trainer.evaluate`, on the whole of the data in every worker; kept for the report.
-
-        Args:
-            args: of `Trainer.evaluate`.
-        """
+        """Evaluate like `Trainer.evaluate`, on all data in every worker; kept for the report."""
         metrics: dict[str, float] = super().evaluate(*args, **options)
         for name, value in metrics.items():
-            if isinstance(value, int | float) and name != "epoch" and not name.endswith(NO_METRICS):
+            if (
+                isinstance(value, int | float)
+                and name != "epoch"
+                and not name.endswith(TIMING_SUFFIXES)
+            ):
                 self._evaluated[name] = float(value)
         return metrics
 
     def is_world_process_zero(self) -> bool:
-        """Whether this worker prints and saves; another one may, later."""
+        """Return whether this worker prints and saves; another worker may do so later."""
         return self.agent.rank == 0
 
     def is_local_process_zero(self) -> bool:
-        """The same: a job's output is one."""
+        """Return whether this worker prints and saves: a job has one output over all nodes."""
         return self.agent.rank == 0
 
     def save_model(self, *args: Any, **options: Any) -> None:
-        """Of rank 0 only.
-
-        Args:
-            args: of `Trainer.save_model`.
-        """
+        """Save the model on rank 0."""
         if self.is_world_process_zero():
             super().save_model(*args, **options)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        """Of rank 0 only; all know where the best one is."""
+        """Save on rank 0; the other ranks only record where the best checkpoint is."""
         if self.is_world_process_zero():
             super()._save_checkpoint(model, trial)
             return
@@ -533,30 +510,30 @@ class ElasticMixin(Mixed):
             state.best_model_checkpoint = f"{folder}/checkpoint-{state.best_global_step}"
 
     def _get_learning_rate(self) -> float:
-        """The rate in force, which follows the batch."""
+        """Return the rate in force, which follows the batch."""
         return float(super()._get_learning_rate()) * self.agent.view.rate_factor
 
     def floating_point_ops(self, inputs: Mapping[str, Any]) -> float:
-        """Of the whole step, from what this worker's part takes."""
+        """Return the operations of the whole step, extrapolated from this worker's part."""
         flops = float(super().floating_point_ops(inputs))
         batch = self.agent.view.batch
         return flops if batch is None else flops * batch.total / max(1, len(batch.ids))
 
     def train(self, resume_from_checkpoint: Any = None, *args: Any, **options: Any) -> Any:
-        """As `Trainer.train`; it resumes by itself, from where the job was.
+        """Train like `Trainer.train`; resumes the job automatically.
 
         Args:
-            resume_from_checkpoint: None.
+            resume_from_checkpoint: must be None.
             args: of `Trainer.train`.
 
         Raises:
             UsageError: if it should resume from the trainer's own checkpoints.
-            LeftGroup: where this worker is not in the job's group any more.
+            LeftGroup: if this worker is not in the job's group any more.
         """
         if resume_from_checkpoint:
-            what = "train(resume_from_checkpoint=...)"
-            remedy = "leave it out: a job goes on from its last finished epoch by itself"
-            raise UsageError(what, remedy, "resume_from_checkpoint")
+            problem = "train(resume_from_checkpoint=...)"
+            remedy = "leave it out: a job resumes from its last finished epoch automatically"
+            raise UsageError(problem, remedy, "resume_from_checkpoint")
         handler = self.callback_handler
         others = [c for c in handler.callbacks if c not in (self._first, self._last)]
         handler.callbacks = [self._first, *others, self._last]

@@ -1,4 +1,4 @@
-"""What a script may get wrong, said in words that help."""
+"""Checks of the script's use of the library; each error says what to change."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, IterDataPipe
 from elastic.training_errors import UsageError
 from schemas.sweeps import MAX_EPOCH_METRICS, MAX_METRIC
 
-FORM: Final = (
+LOAD_EXAMPLE: Final = (
     "write agent.load(lambda: Net(), lambda parameters: torch.optim.SGD(parameters, lr=0.1), "
     "train_set, ...)"
 )
@@ -26,23 +26,21 @@ def build(
     build_optimizer: Callable[[list[nn.Parameter]], Any],
     place: Callable[[nn.Module], nn.Module],
 ) -> tuple[nn.Module, Any]:
-    """Return the model that `build_model` gives, and what `build_optimizer` makes for it.
+    """Return the model of `build_model` and the result of `build_optimizer` for its parameters.
 
-    Args:
-        build_optimizer: called with the model's parameters.
-        place: checks the model and moves it to its device, in between.
+    In between, `place` checks the model and moves it to its device.
 
     Raises:
-        UsageError: if one is no function of this form, or gives something else.
+        UsageError: if an argument is not a function of this form, or returns another type.
     """
     if isinstance(build_model, torch.optim.Optimizer) or isinstance(build_optimizer, nn.Module):
-        what = "load() got build_model and build_optimizer in the wrong order"
-        raise UsageError(what, FORM, "build_model")
+        problem = "load() got build_model and build_optimizer in the wrong order"
+        raise UsageError(problem, LOAD_EXAMPLE, "build_model")
     _refuse_call("build_model", build_model)
     model: Any = build_model()
     if not isinstance(model, nn.Module):
-        what = f"build_model() gave {_kind(model)}, not one torch.nn.Module"
-        raise UsageError(what, f"return the model, several as one nn.ModuleDict; {FORM}")
+        problem = f"build_model() returned {_kind(model)}, not one torch.nn.Module"
+        raise UsageError(problem, f"return the model, several as one nn.ModuleDict; {LOAD_EXAMPLE}")
     model = place(model)
     parameters = list(model.parameters())
     _refuse_call("build_optimizer", build_optimizer, parameters)
@@ -51,84 +49,81 @@ def build(
     except AttributeError as error:
         if error.obj is not parameters:
             raise
-        what = f"build_optimizer takes {error.name!r} of its argument, which is no model"
-        raise UsageError(what, FORM, "build_optimizer") from error
+        problem = f"build_optimizer reads {error.name!r} of its argument, which is no model"
+        raise UsageError(problem, LOAD_EXAMPLE, "build_optimizer") from error
 
 
 def _refuse_call(name: str, function: Any, *arguments: Any) -> None:
     if isinstance(function, nn.Module | torch.optim.Optimizer) or not callable(function):
-        what = f"{name} is {_kind(function)}, not a function that builds one"
-        raise UsageError(what, FORM, name)
+        problem = f"{name} is {_kind(function)}, not a function that builds one"
+        raise UsageError(problem, LOAD_EXAMPLE, name)
     try:
         signature = inspect.signature(function)
-    except (TypeError, ValueError):  # one that is not written in Python
+    except (TypeError, ValueError):  # not written in Python
         return
     try:
         signature.bind(*arguments)
     except TypeError as error:
         given = "the model's parameters" if arguments else "nothing"
-        what = f"{name}({', '.join(signature.parameters)}) is called with {given}: {error}"
-        raise UsageError(what, FORM, name) from None
+        problem = f"{name}({', '.join(signature.parameters)}) is called with {given}: {error}"
+        raise UsageError(problem, LOAD_EXAMPLE, name) from None
 
 
 def _kind(value: Any) -> str:
-    return "None" if value is None else f"of {type(value).__name__}"
+    return "None" if value is None else f"a {type(value).__name__}"
 
 
 def refuse_sharded(model: nn.Module) -> None:
-    """Workers hold whole models: gradients are reduced here, and nowhere else.
+    """Refuse models that torch distributes: workers hold whole models and reduce gradients here.
 
     Raises:
-        UsageError: if something else of torch distributes the model already.
+        UsageError: if another class of torch distributes the model already.
     """
     others = {"DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule"}
     for part in model.modules():
         found = others & {kind.__name__ for kind in type(part).__mro__}
         if found or any(type(p).__name__ == "DTensor" for p in part.parameters(recurse=False)):
-            what = f"build_model() gave a model that {min(found or {'DTensor'})} distributes"
-            raise UsageError(what, "give the plain module: the agent's group reduces gradients")
+            problem = f"build_model() returned a model that {min(found or {'DTensor'})} distributes"
+            raise UsageError(problem, "give the plain module: the agent's group reduces gradients")
 
 
 def refuse_lazy(model: nn.Module) -> None:
     """Refuse layers whose parameters get their shapes in the first pass.
 
     Raises:
-        UsageError: if some have no shape yet.
+        UsageError: if a parameter has no shape yet.
     """
     for name, part in model.named_modules():
         own = (*part.parameters(recurse=False), *part.buffers(recurse=False))
         if any(is_lazy(tensor) for tensor in own):
-            what = (
+            problem = (
                 f"layer {name or 'itself'!r} of the model ({type(part).__name__}) has no shape yet"
             )
             hint = "run one batch through the model in build_model, before it returns it"
-            raise UsageError(what, f"{hint}, or give the layer's sizes", "build_model")
+            raise UsageError(problem, f"{hint}, or give the layer's sizes", "build_model")
 
 
 def refuse_unreduced(parameters: Iterable[torch.Tensor]) -> None:
-    """Gradients are summed as real numbers, in one piece of memory.
+    """Refuse parameters that cannot be reduced as real numbers in one bucket.
 
     Raises:
-        UsageError: if they lie on several devices, or some are complex.
+        UsageError: if they are on several devices, or some are complex.
     """
     held = list(parameters)
     places = sorted({str(parameter.device) for parameter in held})
     if len(places) > 1:
-        what = f"parameters lie on several devices: {', '.join(places)}"
-        raise UsageError(what, "leave them where build_model makes them: load() moves the model")
+        problem = f"parameters lie on several devices: {', '.join(places)}"
+        raise UsageError(problem, "leave them on the device of build_model: load() moves the model")
     if any(parameter.is_complex() for parameter in held):
-        what = "the model has complex parameters"
-        raise UsageError(what, "keep the real view (torch.view_as_real) as the parameter")
+        problem = "the model has complex parameters"
+        raise UsageError(problem, "keep the real view (torch.view_as_real) as the parameter")
 
 
-def without_choice(options: Mapping[str, Any], *, shuffled: bool) -> dict[str, Any]:
-    """Options of torch's DataLoader, without those that say what happens anyway.
-
-    Args:
-        shuffled: the agent shuffles; else samples come in the order of the data.
+def without_sampling_options(options: Mapping[str, Any], *, shuffled: bool) -> dict[str, Any]:
+    """Return DataLoader options without those that only restate what the agent does anyway.
 
     Raises:
-        UsageError: if one chooses samples in another way than the agent does.
+        UsageError: if an option selects samples differently than the agent does.
     """
     happens = {"shuffle": (shuffled, None), "sampler": (None,), "batch_sampler": (None,)}
     happens |= {"drop_last": (False, True), "in_order": (True,)}
@@ -138,78 +133,72 @@ def without_choice(options: Mapping[str, Any], *, shuffled: bool) -> dict[str, A
         if name in options and not any(options[name] is value for value in values)
     )
     if chosen:
-        what = f"load() got {', '.join(chosen)}: which samples come when is the agent's"
+        problem = f"load() got {', '.join(chosen)}: the agent decides the order of samples"
         order = "shuffled by the job's seed" if shuffled else "in the order of train_set's __iter__"
         hint = f"leave it out: every epoch has every sample once, {order}; put weights and filters"
-        raise UsageError(what, f"{hint}{'' if shuffled else ', and shuffling,'} into the dataset")
+        raise UsageError(
+            problem, f"{hint}{'' if shuffled else ', and shuffling,'} into the dataset"
+        )
     return {name: value for name, value in options.items() if name not in happens}
 
 
-def least_samples(model: nn.Module) -> int:
-    """Samples that a step must have at least, and whoever takes any of it.
-
-    Args:
-        model: batch normalisation cannot be trained on one sample.
-    """
+def min_step_samples(model: nn.Module) -> int:
+    """Return the fewest samples of a step or a rank's share: 2 with batch normalisation, else 1."""
     whole = any(isinstance(part, _BatchNorm) for part in model.modules())
     return 2 if whole else 1
 
 
-def refuse_single_samples(samples: int, bound: int, least: int) -> None:
-    """A model that looks at a batch as a whole cannot be trained on single samples.
+def refuse_single_samples(samples: int, bound: int, min_samples: int) -> None:
+    """Refuse single samples for models with batch normalisation, which cannot be trained on one.
 
-    Args:
-        bound: samples that a worker takes at once.
-        least: samples that the model needs at once.
+    `samples` is the size of the step, `bound` the most samples of one pass.
 
     Raises:
-        UsageError: if there are too few.
+        UsageError: if a pass would have fewer than `min_samples`.
     """
-    if min(samples, bound) >= least:
+    if min(samples, bound) >= min_samples:
         return
-    name = "batch_size" if samples < least else "max_local_batch"
-    what = (
-        f"a step of {samples} samples, at most {bound} at once: batch normalisation needs {least}"
+    name = "batch_size" if samples < min_samples else "max_local_batch"
+    problem = (
+        f"a step of {samples} samples, at most {bound} at once: "
+        f"batch normalisation needs {min_samples}"
     )
-    hint = f"raise {name} to {least} or more, or normalise each sample by itself (nn.GroupNorm)"
-    raise UsageError(what, hint, name)
+    hint = (
+        f"raise {name} to {min_samples} or more, or normalise each sample by itself (nn.GroupNorm)"
+    )
+    raise UsageError(problem, hint, name)
 
 
 def refuse_columns(columns: int | None, batch: int) -> None:
-    """A step must not have two samples of one column: the second goes on from the first.
+    """Refuse batches with two samples of one column: the second continues the first.
 
-    Args:
-        columns: that the data is read in, side by side; None: samples stand for themselves.
-        batch: the largest that a step may have, over all workers.
+    `batch` is the largest global batch that a step may have.
 
     Raises:
-        UsageError: if it may.
+        UsageError: if `batch` exceeds `columns`.
     """
     if columns is not None and not 1 <= batch <= columns:
-        what = f"batches may have {batch} samples, the data has {columns} columns"
-        hint = f'say {columns} or "keep" in the job file, or cut the data into {batch} columns'
-        raise UsageError(what, hint, "max_batch_size")
+        problem = f"batches may have {batch} samples, the data has {columns} columns"
+        hint = f'set {columns} or "keep" in the job file, or cut the data into {batch} columns'
+        raise UsageError(problem, hint, "max_batch_size")
 
 
 def dataset_size(dataset: Dataset[Any]) -> int:
-    """||D||, samples.
-
-    Args:
-        dataset: map-style, or iterable with a length.
+    """Return ||D||, the samples of a map-style dataset or of an iterable dataset with a length.
 
     Raises:
         UsageError: if `dataset` has no length or is empty, or is a loader or a data pipe.
     """
     if isinstance(dataset, IterDataPipe | DataLoader):
-        what = f"train_set is of {type(dataset).__name__}, which chooses its samples itself"
+        problem = f"train_set is a {type(dataset).__name__}, which selects samples itself"
         hint = "give a map-style dataset or an IterableDataset, and load() its options"
-        raise UsageError(what, hint, "train_set")
+        raise UsageError(problem, hint, "train_set")
     try:
         size = len(dataset)  # type: ignore[arg-type] # most have a length
     except (TypeError, NotImplementedError):
         hint = "give a map-style dataset, with __len__ and __getitem__"
         if inspect.isroutine(dataset) or isinstance(dataset, type):
-            hint = f"it is a function or class: {hint}, that it builds"
+            hint = f"it is a function or class: call it, and {hint}"
         if isinstance(dataset, IterableDataset):
             hint = "give it __len__: the number of samples of one pass through __iter__"
         raise UsageError("train_set has no length", hint, "train_set") from None
@@ -219,35 +208,30 @@ def dataset_size(dataset: Dataset[Any]) -> int:
 
 
 def metric_values(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """Metrics of an epoch as numbers.
-
-    Args:
-        metrics: numbers, or tensors with one element, by name.
+    """Return the metrics of an epoch as numbers.
 
     Raises:
-        UsageError: if one is neither, or has a name that nobody can read; or if there are too many.
+        UsageError: if a value is neither a number nor a tensor with one element, if a name is not
+            printable, or if there are too many.
     """
     if len(metrics) > MAX_EPOCH_METRICS:
-        what = f"report() got {len(metrics)} metrics"
-        raise UsageError(what, f"give {MAX_EPOCH_METRICS} at most")
+        problem = f"report() got {len(metrics)} metrics"
+        raise UsageError(problem, f"give {MAX_EPOCH_METRICS} at most")
     for name in metrics:
         if not (0 < len(name) <= MAX_METRIC and name.isprintable()):
-            what = f"report() got a metric named {name[:MAX_METRIC]!r}"
-            raise UsageError(what, f"name it with 1 to {MAX_METRIC} printable characters")
+            problem = f"report() got a metric named {name[:MAX_METRIC]!r}"
+            raise UsageError(problem, f"name it with 1 to {MAX_METRIC} printable characters")
     return {name: metric_value(name, value) for name, value in metrics.items()}
 
 
 def metric_value(name: str, value: Any) -> float:
-    """A metric as a number.
-
-    Args:
-        value: a number, or a tensor with one element.
+    """Return a metric as a number.
 
     Raises:
-        UsageError: if `value` is neither.
+        UsageError: if `value` is neither a number nor a tensor with one element.
     """
     try:
         return float(value)
     except (TypeError, ValueError, OverflowError):
-        what = f"report({name}=...) got {type(value).__name__}"
-        raise UsageError(what, "give a number or a tensor with one element", name) from None
+        problem = f"report({name}=...) got {type(value).__name__}"
+        raise UsageError(problem, "give a number or a tensor with one element", name) from None

@@ -1,1 +1,1 @@
-"""Process groups of one version each, and what rides beside the gradients in them."""
+"""Process groups of one version each, and the control words reduced with the gradients."""

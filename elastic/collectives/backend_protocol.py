@@ -1,7 +1,4 @@
-"""What carries a group's collectives: the protocol that each backend keeps.
-
-Waits that end when they are called off.
-"""
+"""Protocol of a backend for a group's collectives, and waits that can be cancelled."""
 
 from __future__ import annotations
 
@@ -18,24 +15,24 @@ from elastic.training_errors import CancelledError
 
 
 @dataclass(frozen=True, slots=True)
-class Meeting:
-    """What a backend needs to meet the other ranks."""
+class RendezvousInfo:
+    """Parameters for connecting a backend to the other ranks."""
 
-    store: PrefixStore  # a client of its own, with keys of its own
+    store: PrefixStore  # separate client and key prefix
     rank: int
     size: int  # ranks
-    address: str  # of this host, where the others reach it
-    device: torch.device  # where the tensors of its operations live, with its index
+    address: str  # of this host, for connections from the other ranks
+    device: torch.device  # of the operations' tensors, with index
 
 
 class Operation(Protocol):
-    """A collective that is under way; it owns its tensor until it is over."""
+    """A collective under way; it owns its tensor until it is over."""
 
     def is_over(self) -> bool:
-        """Wait a little; whether its result can be used by what the calling thread does next.
+        """Wait briefly; True if the calling thread's next operation may use the result.
 
         Raises:
-            RuntimeError: if a peer is gone or the backend was aborted; the result is garbage.
+            RuntimeError: if a peer is lost or the backend was aborted; the result is invalid.
         """
         ...
 
@@ -44,72 +41,58 @@ class Backend(Protocol):
     """Connected ranks. Operations come from one thread, in the same order on every rank."""
 
     def connect(self) -> None:
-        """Meet the other ranks; blocks, and ends early with an error when it is aborted.
+        """Connect to the other ranks; blocks, and raises early if it is aborted.
 
         Raises:
-            RuntimeError: if they did not all come.
+            RuntimeError: if a rank did not connect.
             ValueError: if the device is missing.
         """
         ...
 
     def all_reduce(self, tensor: torch.Tensor) -> Operation:
-        """Begin to sum `tensor` over all ranks, in place.
-
-        Args:
-            tensor: dense and contiguous, of the same shape and type on every rank.
+        """Start to sum a dense, contiguous tensor over all ranks, in place.
 
         Raises:
-            RuntimeError: if it cannot begin.
+            RuntimeError: if it cannot start.
         """
         ...
 
     def broadcast(self, tensor: torch.Tensor, source: int) -> Operation:
-        """Begin to give all ranks the `tensor` of rank `source`.
-
-        Args:
-            tensor: dense and contiguous, of the same shape and type on every rank.
-            source: rank whose values count.
+        """Start to broadcast a dense, contiguous tensor of rank `source`.
 
         Raises:
-            RuntimeError: if it cannot begin.
+            RuntimeError: if it cannot start.
         """
         ...
 
     def abort(self) -> None:
-        """Free the device of what is under way, whatever the other ranks do; from any thread."""
+        """Free the device of operations under way, whatever the other ranks do; from any thread."""
         ...
 
     def retire(self) -> None:
-        """Take it apart when nothing is under way any more; may block, off the training thread."""
+        """Close the backend when nothing is under way; may block, so not on the training thread."""
         ...
 
 
-LOOK_S: Final = 0.02  # how often a wait looks whether it was called off
-BUILD_LIMIT_S: Final = 30.0  # meeting the other members
-OPERATION_LIMIT_S: Final = 1800.0  # a rank may evaluate for long while the others wait
-LONG: Final = timedelta(seconds=OPERATION_LIMIT_S)
+POLL_S: Final = 0.02  # poll interval of cancellable waits
+BUILD_TIMEOUT_S: Final = 30.0  # for connecting to the other members
+OPERATION_TIMEOUT_S: Final = 1800.0  # long, since a rank may evaluate while the others wait
+OPERATION_TIMEOUT: Final = timedelta(seconds=OPERATION_TIMEOUT_S)
 
 
 def wait_for(ready: threading.Event, cancel: threading.Event, limit_s: float | None = None) -> None:
-    """Wait for `ready`.
-
-    Args:
-        limit_s: how long, seconds; None: for ever.
+    """Wait for `ready`; a limit of None waits without limit.
 
     Raises:
-        CancelledError: if `cancel` was set first, or `limit_s` is over.
+        CancelledError: if `cancel` was set first, or the limit is over.
     """
     deadline = None if limit_s is None else time.monotonic() + limit_s
-    while not ready.wait(LOOK_S):
+    while not ready.wait(POLL_S):
         if cancel.is_set() or (deadline is not None and time.monotonic() > deadline):
             raise CancelledError
 
 
 def first_line(error: BaseException) -> str:
-    """What a backend's error says, without its source lines and stack; at most 300 characters.
-
-    Args:
-        error: of torch or a backend of it; one without text gives the name of its class.
-    """
+    """Return the first line of a backend's error (at most 300 characters), without a stack."""
     line = next((part for part in str(error).splitlines() if part.strip()), type(error).__name__)
     return line.rpartition("] ")[2].partition(". This is")[0][:300]

@@ -1,7 +1,4 @@
-"""Which device a worker trains on, and which backend carries its gradients.
-
-Gloo, for tensors on the host.
-"""
+"""Device of a worker, the backend of its gradients, and gloo for tensors on the host."""
 
 from __future__ import annotations
 
@@ -14,65 +11,63 @@ import torch
 import torch.distributed as dist
 
 from elastic.collectives.backend_protocol import (
-    BUILD_LIMIT_S,
-    LOOK_S,
-    OPERATION_LIMIT_S,
+    BUILD_TIMEOUT_S,
+    OPERATION_TIMEOUT_S,
+    POLL_S,
     Backend,
-    Meeting,
+    RendezvousInfo,
 )
 from elastic.collectives.nccl import NcclBackend
 
-GLOO: Final[Any] = dist.ProcessGroupGloo  # its options have no types
-NOT_CONNECTED: Final = "the group is not connected any more"
+GLOO: Final[Any] = dist.ProcessGroupGloo  # has no type hints
+NOT_CONNECTED: Final = "the group is closed"
 
 
 class GlooOperation:
-    """A collective of gloo: a look is a wait with a short limit, which does no harm."""
+    """A gloo collective; it is polled with short waits, which do no harm."""
 
     def __init__(self, work: Any) -> None:
         self._work = work
 
     def is_over(self) -> bool:
-        """Wait a little; whether it is over.
+        """Wait briefly; True if it is over.
 
         Raises:
-            RuntimeError: if a peer is gone.
+            RuntimeError: if a peer is lost.
         """
         try:
-            self._work.wait(timedelta(seconds=LOOK_S))
+            self._work.wait(timedelta(seconds=POLL_S))
         except RuntimeError:
             if not self._work.is_completed():
                 return False
-            self._work.wait()  # completed between the two: its own outcome counts
+            self._work.wait()  # completed meanwhile: raises its own error
         return True
 
 
 class GlooBackend:
-    """Ranks that are connected by sockets.
+    """Ranks connected by sockets.
 
-    Args:
-        meeting: where and whom to meet; its address binds the sockets, because gloo would
-            advertise 127.0.0.1 without it.
+    The sockets are bound to the address of this host, because gloo would advertise 127.0.0.1.
     """
 
-    def __init__(self, meeting: Meeting) -> None:
-        self._meeting = meeting
+    def __init__(self, info: RendezvousInfo) -> None:
+        self._info = info
         self._group: Any = None
 
     def connect(self) -> None:
-        """Meet the other ranks, within `BUILD_LIMIT_S`.
+        """Connect to the other ranks, within `BUILD_TIMEOUT_S`.
 
         Raises:
-            RuntimeError: if they did not all come.
+            RuntimeError: if a rank did not connect.
         """
-        meeting = self._meeting
+        info = self._info
         options = GLOO._Options()  # noqa: SLF001 - no public name
-        options._timeout = timedelta(seconds=BUILD_LIMIT_S)  # noqa: SLF001 - of connecting, at first
+        options._timeout = timedelta(seconds=BUILD_TIMEOUT_S)  # noqa: SLF001 - for connecting
         options._threads = 2  # noqa: SLF001
-        options._devices = [GLOO.create_device(hostname=meeting.address)]  # noqa: SLF001
-        group = GLOO(meeting.store, meeting.rank, meeting.size, options)
+        options._devices = [GLOO.create_device(hostname=info.address)]  # noqa: SLF001
+        group = GLOO(info.store, info.rank, info.size, options)
         with contextlib.suppress(RuntimeError, AttributeError):
-            group._set_default_timeout(timedelta(seconds=OPERATION_LIMIT_S))  # noqa: SLF001
+            group._set_default_timeout(timedelta(seconds=OPERATION_TIMEOUT_S))  # noqa: SLF001
         self._group = group
 
     def _connected(self) -> Any:
@@ -82,69 +77,52 @@ class GlooBackend:
         return group
 
     def all_reduce(self, tensor: torch.Tensor) -> GlooOperation:
-        """Begin to sum `tensor` over all ranks, in place.
-
-        Args:
-            tensor: on the host, the same shape and type on every rank.
-        """
+        """Start to sum a host tensor over all ranks, in place."""
         return GlooOperation(self._connected().allreduce([tensor]))
 
     def broadcast(self, tensor: torch.Tensor, source: int) -> GlooOperation:
-        """Begin to give all ranks the `tensor` of rank `source`.
-
-        Args:
-            tensor: on the host, the same shape and type on every rank.
-            source: rank whose values count.
-        """
+        """Start to broadcast a host tensor of rank `source`."""
         options = dist.BroadcastOptions()
         options.rootRank = source
         options.rootTensor = 0
         return GlooOperation(self._connected().broadcast([tensor], options))
 
     def send(self, tensor: torch.Tensor, to: int) -> Any:
-        """Begin to send `tensor`; returns torch's work, to be waited for in a helper thread.
+        """Start to send a contiguous host tensor, unchanged until torch's work is over.
 
-        Args:
-            tensor: on the host, contiguous; not to be changed until the work is over.
-            to: rank that receives it.
+        Wait for the returned work in a helper thread.
         """
         return self._connected().send([tensor], to, 0)
 
     def receive(self, tensor: torch.Tensor, source: int) -> Any:
-        """Begin to receive into `tensor`; the same.
+        """Start to receive into a contiguous host tensor, unread until torch's work is over.
 
-        Args:
-            tensor: on the host, contiguous; not to be read until the work is over.
-            source: rank that sends it.
+        Wait for the returned work in a helper thread.
         """
         return self._connected().recv([tensor], source, 0)
 
     def abort(self) -> None:
-        """Nothing holds a device; operations that were given up end in gloo's own threads."""
+        """Do nothing: no device is held, and abandoned operations end in gloo's own threads."""
 
     def retire(self) -> None:
-        """Take it apart; waits for gloo's own threads."""
+        """Close the group; waits for gloo's own threads."""
         self._group = None
 
 
 CPU: Final = torch.device("cpu")
-_makers: dict[str, Callable[[Meeting], Backend]] = {"cpu": GlooBackend, "cuda": NcclBackend}
+_makers: dict[str, Callable[[RendezvousInfo], Backend]] = {"cpu": GlooBackend, "cuda": NcclBackend}
 
 
-def register(kind: str, make: Callable[[Meeting], Backend]) -> None:
-    """From now on, workers of this process train on devices of this kind where there are some.
-
-    Args:
-        make: gives the backend that carries gradients on such a device; not connected yet.
-    """
+def register(kind: str, make: Callable[[RendezvousInfo], Backend]) -> None:
+    """Train on devices of this kind, if available; `make` returns their backend, not connected."""
     _makers[kind] = make
 
 
 def slot_device() -> torch.device:
-    """The device of this worker's slot: index 0 of what it may see, or the CPU.
+    """Return the device of this worker's slot: index 0 of the visible ones, or the CPU.
 
-    The index is always said: `cuda` and `cuda:0` are not equal, so a tensor's device would not be
-    known as the worker's own.
+    The index is always set: `cuda` and `cuda:0` are not equal, so a tensor's device would not match
+    the worker's.
     """
     found = torch.accelerator.current_accelerator(check_available=True)
     if found is None or found.type not in _makers:
@@ -153,17 +131,17 @@ def slot_device() -> torch.device:
 
 
 def use_device(device: torch.device) -> None:
-    """Make `device` the current one of the calling thread; each thread has its own."""
+    """Make `device` current in the calling thread; each thread has its own."""
     if device.type != "cpu":
         torch.accelerator.set_device_index(device.index or 0)
 
 
 def finish_device_work(device: torch.device) -> None:
-    """Wait until `device` is through with all that it was given, on every stream."""
+    """Wait until `device` has finished its work on every stream."""
     if device.type != "cpu":
         torch.accelerator.synchronize(device)
 
 
-def backend_for(meeting: Meeting) -> Backend:
-    """What carries collectives of tensors on the meeting's device; not connected yet."""
-    return _makers[meeting.device.type](meeting)
+def backend_for(info: RendezvousInfo) -> Backend:
+    """Return the backend for tensors on the device, not connected yet."""
+    return _makers[info.device.type](info)

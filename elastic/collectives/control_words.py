@@ -1,7 +1,7 @@
-"""Agreement without a message of its own: a few numbers at the tail of the gradients.
+"""Control words: numbers that are reduced together with the gradients, so that ranks agree.
 
-Every step's reduction sums them over the ranks, so all ranks learn the same at the same step: when
-each of them is ready for a new group, that one is in force `lead` steps later, on all at once.
+Every step's reduction sums them over the ranks, so all ranks learn the same in the same step. When
+all are ready for a new group, it takes effect `lead` steps later, on all at once.
 """
 
 from __future__ import annotations
@@ -12,26 +12,26 @@ from typing import Final
 
 from elastic.training_errors import OutOfStepError
 
-DIGEST_BYTES: Final = 4  # bytes of a state's checksum; each rides with its square
+DIGEST_BYTES: Final = 4  # bytes of a state's checksum; each is reduced with its square
 FIXED_WORDS: Final = 4 + 2 * DIGEST_BYTES + 4
-STEP_MODULUS: Final = 1024  # a step is said modulo this, which any float adds up exactly
+STEP_MODULUS: Final = 1024  # steps are sent modulo this, so that float sums are exact
 
 
 @dataclass(frozen=True, slots=True)
 class ControlWords:
-    """What one rank says."""
+    """Control words of one rank."""
 
     samples: int = 0
-    ready: bool = False  # for the group that was ordered last
-    seconds: float = 0.0  # of its last step
+    ready: bool = False  # vote for the pending group
+    seconds: float = 0.0  # duration of this rank's last step
     digest: bytes = bytes(DIGEST_BYTES)
-    step: int = 0  # that this rank is in
-    ends: bool = False  # it is through with the epoch instead
-    skipped: bool = False  # its script passed over the batch
-    items: float = 0.0  # that its losses are means over, if the script weighs them
+    step: int = 0  # step of this rank
+    ends: bool = False  # this rank has finished the epoch instead
+    skipped: bool = False  # the script skipped the batch
+    items: float = 0.0  # that the losses are means over, if the script states them
 
     def encode(self) -> list[float]:
-        """Shape (FIXED_WORDS - 1,): all but the loss sum, which is a tensor and comes first."""
+        """Return shape (FIXED_WORDS - 1,): all but the loss sum, a tensor, which comes first."""
         parts = [float(part) for part in self.digest]
         return [
             float(self.samples),
@@ -48,7 +48,7 @@ class ControlWords:
 
 @dataclass(frozen=True, slots=True)
 class AgreedWords:
-    """What all ranks know after a step's reduction."""
+    """Sums and means of the control words, known to all ranks after the reduction."""
 
     loss_sum: float
     samples: int
@@ -56,16 +56,13 @@ class AgreedWords:
     seconds: float  # mean over ranks
     same: bool  # all digests are equal
     step: float  # mean over ranks, modulo STEP_MODULUS
-    ends: int  # ranks that are through with the epoch
-    skipped: int  # ranks whose script passed over the batch
-    items: float  # that the losses are means over; 0 where no script weighs them
-    used: tuple[bool, ...]  # by parameter: some rank has a gradient for it
+    ends: int  # ranks that have finished the epoch
+    skipped: int  # ranks whose script skipped the batch
+    items: float  # that the losses are means over; 0 if not stated
+    used: tuple[bool, ...]  # by parameter: True if any rank has a gradient
 
     def check_in_step(self, ranks: int, step: int | None) -> None:
-        """See to it that all ranks reduced the same.
-
-        Args:
-            step: that this rank is in, 1-based; None: it is through with the epoch.
+        """Check that all ranks reduced the same step; None: this rank has finished the epoch.
 
         Raises:
             OutOfStepError: if they did not.
@@ -76,21 +73,17 @@ class AgreedWords:
             raise OutOfStepError(f"not all are in step {step}")
 
     def check_shares(self, total: int) -> None:
-        """See to it that the ranks together took the step's samples.
+        """Check that the ranks together took the step's samples.
 
         Raises:
-            OutOfStepError: if they took more or less.
+            OutOfStepError: if they took more or fewer.
         """
         if self.samples != total:
             raise OutOfStepError(f"they took {self.samples} samples of a step of {total}")
 
 
 def read_agreed_words(numbers: Sequence[float], ranks: int) -> AgreedWords:
-    """Read the summed tail; equal on all ranks to the last bit.
-
-    Args:
-        numbers: shape (FIXED_WORDS + parameters,).
-    """
+    """Decode the reduced words, shape (FIXED_WORDS + parameters,); bit-identical on all ranks."""
     parts = numbers[4 : 4 + DIGEST_BYTES]
     squares = numbers[4 + DIGEST_BYTES : 4 + 2 * DIGEST_BYTES]
     step, ends, skipped, items = numbers[4 + 2 * DIGEST_BYTES : FIXED_WORDS]

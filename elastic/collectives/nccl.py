@@ -1,16 +1,16 @@
-"""NCCL, for gradients on GPUs, as it really behaves (PyTorch 2.13, NCCL 2.29).
+"""NCCL backend for gradients on GPUs, and the environment that it needs.
 
-- A `wait` with a limit counts from the operation's beginning and aborts the communicator when it
-  is over: so an operation is looked at, and waited for only when it is complete.
-- After an abort an operation is complete without an error, and its tensor is garbage: so the own
-  flag is looked at before the result counts.
-- Communicators connect lazily and block: they are connected eagerly, without blocking, and the
-  object is there before, so that another thread can abort it.
+Observed behaviour (PyTorch 2.13, NCCL 2.29):
 
-The variables that NCCL and torch's process group of it read, as a group that changes needs them.
+- A `wait` with a limit counts from the operation's start and aborts the communicator when it
+  expires. So an operation is polled, and waited for only when it is complete.
+- After an abort an operation is complete without an error, and its tensor is invalid. So the
+  backend's own flag is checked before the result is used.
+- Communicators connect lazily and block. They are connected eagerly, without blocking, and the
+  object exists before, so that another thread can abort it.
 
-They have to be set before the first process group of the process is made, and while the process has
-one thread: C libraries read the environment without a lock.
+The environment variables have to be set before the first process group of the process is created,
+and while the process has one thread: C libraries read the environment without a lock.
 """
 
 from __future__ import annotations
@@ -28,43 +28,44 @@ from typing import Any, Final
 import torch
 import torch.distributed as dist
 
-from elastic.collectives.backend_protocol import BUILD_LIMIT_S, LOOK_S, OPERATION_LIMIT_S, Meeting
+from elastic.collectives.backend_protocol import (
+    BUILD_TIMEOUT_S,
+    OPERATION_TIMEOUT_S,
+    POLL_S,
+    RendezvousInfo,
+)
 
-RELIED_ON: Final[Mapping[str, str]] = MappingProxyType(
+REQUIRED_VARIABLES: Final[Mapping[str, str]] = MappingProxyType(
     {
-        # torch's watchdog thread would end the process after another's death, also after abort().
+        # torch's watchdog thread would kill the process after a peer's death, also after abort().
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
-        "TORCH_NCCL_DESYNC_DEBUG": "0",  # would turn the line above on again
-        "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0",  # the script meets the error, and says where
-        "TORCH_NCCL_BLOCKING_WAIT": "0",  # would make wait() hold the thread, and end with an abort
-        # Its monitor thread ends the process if the watchdog is slow, or if another rank asks.
+        "TORCH_NCCL_DESYNC_DEBUG": "0",  # would enable the option above again
+        "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0",  # the script raises the error, with its location
+        "TORCH_NCCL_BLOCKING_WAIT": "0",  # would make wait() block, and then abort
+        # Its monitor thread kills the process if the watchdog is slow, or on request of a peer.
         "TORCH_NCCL_ENABLE_MONITORING": "0",
         "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
-        "TORCH_NCCL_PROPAGATE_ERROR": "0",  # through the group's store, which may be gone
+        "TORCH_NCCL_PROPAGATE_ERROR": "0",  # uses the group's store, which may be gone
         # After an error the watchdog sleeps four times as long, under the lock that an abort needs.
         "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "0",
-        # Seconds that torch waits for a communicator to be connected: as long as gloo is given.
+        # Seconds that torch waits for a communicator to connect, as for gloo.
         "TORCH_NCCL_NONBLOCKING_TIMEOUT": "30",
-        "NCCL_COMM_BLOCKING": "0",  # wins over the group's own configuration
+        "NCCL_COMM_BLOCKING": "0",  # overrides the group's configuration
     }
 )
-DEFAULTS: Final[Mapping[str, str]] = MappingProxyType(
+DEFAULT_VARIABLES: Final[Mapping[str, str]] = MappingProxyType(
     {
-        # Connect all peers while the group is built: else its first all-reduce does, in training.
+        # Connect all peers while the group is built, not in its first all-reduce, during training.
         "NCCL_RUNTIME_CONNECT": "0",
     }
 )
-INTERFACE: Final = "NCCL_SOCKET_IFNAME"
+INTERFACE_VARIABLE: Final = "NCCL_SOCKET_IFNAME"
 
 
 def interface_of(address: str) -> str:
-    """The network interface that has `address`; NCCL wants it by name.
+    """Return the network interface of an address or name of this host; NCCL needs its name.
 
-    Args:
-        address: an IPv4 or IPv6 address or a name of this host, as text.
-
-    Returns:
-        Its name; `lo` for all of 127.0.0.0/8; empty where no interface has the address.
+    `lo` for all of 127.0.0.0/8; empty if no interface has the address.
     """
     import psutil  # noqa: PLC0415 - only where NCCL is used
 
@@ -75,7 +76,7 @@ def interface_of(address: str) -> str:
                 _addresses(entry.address) & wanted
             ):
                 return str(name)
-    return "lo" if any(one.is_loopback for one in wanted) else ""
+    return "lo" if any(entry.is_loopback for entry in wanted) else ""
 
 
 def _addresses(text: str) -> set[ipaddress.IPv4Address | ipaddress.IPv6Address]:
@@ -93,59 +94,51 @@ def _addresses(text: str) -> set[ipaddress.IPv4Address | ipaddress.IPv6Address]:
 def nccl_environment(
     address: str, present: Mapping[str, str], interface: Callable[[str], str] = interface_of
 ) -> dict[str, str]:
-    """What has to be set before the first NCCL process group is made.
+    """Return the variables to set before the first NCCL process group is created.
 
-    Args:
-        address: of this host, where the other members reach it; NCCL's sockets go over its
-            interface, as gloo's do.
-        interface: finds the interface of an address.
-
-    Returns:
-        Only what differs: empty where all is set already. What a group relies on replaces what is
-        there, the rest gives way to it.
+    NCCL's sockets use the interface of `address`, like gloo's. Only differences from `present` are
+    returned: required variables replace present values, defaults do not.
     """
-    wanted = {name: value for name, value in RELIED_ON.items() if present.get(name) != value}
-    wanted |= {name: value for name, value in DEFAULTS.items() if name not in present}
-    if not present.get(INTERFACE) and (name := interface(address)):
-        wanted[INTERFACE] = f"={name}"  # without `=` it would fit eth0 and eth01
+    wanted = {
+        name: value for name, value in REQUIRED_VARIABLES.items() if present.get(name) != value
+    }
+    wanted |= {name: value for name, value in DEFAULT_VARIABLES.items() if name not in present}
+    if not present.get(INTERFACE_VARIABLE) and (name := interface(address)):
+        wanted[INTERFACE_VARIABLE] = f"={name}"  # without `=` it would match eth0 and eth01
     return wanted
 
 
-SPIN_S: Final = 0.0001  # a look at an operation that has just begun
-LONGEST_SPIN_S: Final = 0.001
-IDLE_LIMIT_S: Final = 30.0  # a communicator that is retired may have something under way so long
+SPIN_S: Final = 0.0001  # first poll interval
+MAX_SPIN_S: Final = 0.001
+IDLE_TIMEOUT_S: Final = 30.0  # wait for operations of a retired communicator
 ABORTED: Final = "the group was aborted"
 
 
 class NcclOperation:
-    """A collective on the device.
-
-    Args:
-        aborted: set when the communicator is aborted.
-    """
+    """A collective on the device; `aborted` is set when the communicator is aborted."""
 
     def __init__(self, work: Any, aborted: threading.Event) -> None:
         self._work = work
         self._aborted = aborted
 
     def is_complete(self) -> bool:
-        """Whether the device is through with it, however it ended."""
+        """True if the device has finished it, with any outcome."""
         return bool(self._work.is_completed())
 
     def is_over(self) -> bool:
-        """Look for a little while; then what follows on the current stream follows it.
+        """Poll briefly; if True, later work on the current stream follows the operation.
 
         Raises:
             RuntimeError: if it failed or was aborted.
         """
-        end, pause = time.monotonic() + LOOK_S, SPIN_S
+        end, pause = time.monotonic() + POLL_S, SPIN_S
         while not self.is_complete():
             if self._aborted.is_set():
                 raise RuntimeError(ABORTED)
             if time.monotonic() > end:
                 return False
             time.sleep(pause)
-            pause = min(2 * pause, LONGEST_SPIN_S)
+            pause = min(2 * pause, MAX_SPIN_S)
         if self._aborted.is_set():
             raise RuntimeError(ABORTED)
         if (error := self._work.exception()) is not None:
@@ -157,13 +150,11 @@ class NcclOperation:
 class NcclBackend:
     """Ranks whose devices are connected; one operation at a time.
 
-    Args:
-        meeting: where and whom to meet, and the device with its index.
-        make: torch's class, or what behaves like it.
+    `make` is torch's class or a substitute.
     """
 
-    def __init__(self, meeting: Meeting, make: Any = None) -> None:
-        self._meeting = meeting
+    def __init__(self, info: RendezvousInfo, make: Any = None) -> None:
+        self._info = info
         self._make = make if make is not None else dist.ProcessGroupNCCL
         self._group: Any = None
         self._aborted = threading.Event()
@@ -171,57 +162,50 @@ class NcclBackend:
         self._lock = threading.Lock()
 
     def connect(self) -> None:
-        """Meet the other ranks, within `BUILD_LIMIT_S`.
+        """Connect to the other ranks, within `BUILD_TIMEOUT_S`.
 
         Raises:
-            RuntimeError: if they did not all come, or it was aborted meanwhile.
+            RuntimeError: if a rank did not connect, or the backend was aborted.
             ValueError: if there is no GPU.
         """
-        meeting = self._meeting
-        os.environ.update(nccl_environment(meeting.address, os.environ))
-        torch.accelerator.set_device_index(meeting.device.index)
+        info = self._info
+        os.environ.update(nccl_environment(info.address, os.environ))
+        torch.accelerator.set_device_index(info.device.index)
         options = self._make.Options()
-        options._timeout = timedelta(seconds=OPERATION_LIMIT_S)  # noqa: SLF001 - no public name
+        options._timeout = timedelta(seconds=OPERATION_TIMEOUT_S)  # noqa: SLF001 - no public name
         options.config.blocking = 0
-        group = self._make(meeting.store, meeting.rank, meeting.size, options)
+        group = self._make(info.store, info.rank, info.size, options)
         with self._lock:
-            self._group = group  # from here on it can be aborted
+            self._group = group  # can be aborted from here on
         self._check_wanted()
-        group.eager_connect_single_device(meeting.device)
-        end = time.monotonic() + BUILD_LIMIT_S
+        group.eager_connect_single_device(info.device)
+        end = time.monotonic() + BUILD_TIMEOUT_S
         while not group._is_initialized():  # noqa: SLF001 - no public name
             self._check_wanted()
             if time.monotonic() > end:
                 self.abort()
-                raise RuntimeError(f"not all ranks came within {BUILD_LIMIT_S:.0f} s")
-            time.sleep(LONGEST_SPIN_S)
+                raise RuntimeError(f"not all ranks connected within {BUILD_TIMEOUT_S:.0f} s")
+            time.sleep(MAX_SPIN_S)
         self._check_wanted()
 
     def _check_wanted(self) -> None:
         if self._aborted.is_set():
-            self.abort()  # it may have come after the object was made and before it was known
+            self.abort()  # the abort may have missed the object
             raise RuntimeError(ABORTED)
 
     def all_reduce(self, tensor: torch.Tensor) -> NcclOperation:
-        """Begin to sum `tensor` over all ranks, in place, behind the current stream.
-
-        Args:
-            tensor: on the device, dense and contiguous.
+        """Start to sum a dense, contiguous device tensor in place, after the current stream.
 
         Raises:
-            RuntimeError: if it was aborted.
+            RuntimeError: if the backend was aborted.
         """
         return self._begun(self._connected().allreduce([tensor]))
 
     def broadcast(self, tensor: torch.Tensor, source: int) -> NcclOperation:
-        """Begin to give all ranks the `tensor` of rank `source`, behind the current stream.
-
-        Args:
-            tensor: on the device, dense and contiguous.
-            source: rank whose values count.
+        """Start to broadcast a dense, contiguous device tensor, after the current stream.
 
         Raises:
-            RuntimeError: if it was aborted.
+            RuntimeError: if the backend was aborted.
         """
         options = dist.BroadcastOptions()
         options.rootRank = source
@@ -239,17 +223,17 @@ class NcclBackend:
         return self._last
 
     def abort(self) -> None:
-        """End what is under way; a peer that is gone would keep it on the device for ever."""
+        """End operations under way, which would stay on the device forever after a peer is lost."""
         self._aborted.set()
         with self._lock:
             if self._group is not None:
                 self._group.abort()
 
     def retire(self) -> None:
-        """Wait until nothing is under way, then give up the communicator; aborts it in the end."""
-        last, end = self._last, time.monotonic() + IDLE_LIMIT_S
+        """Wait up to `IDLE_TIMEOUT_S` until nothing is under way, then abort the communicator."""
+        last, end = self._last, time.monotonic() + IDLE_TIMEOUT_S
         while last is not None and not last.is_complete() and time.monotonic() < end:
-            time.sleep(LOOK_S)
+            time.sleep(POLL_S)
         self.abort()
         with self._lock:
             self._group = None

@@ -1,7 +1,4 @@
-"""One version of a job's process group, beside others, never torch's default group.
-
-Tensors seen as bytes.
-"""
+"""Process group of one version of a job, beside others; never torch's default group."""
 
 from __future__ import annotations
 
@@ -15,49 +12,41 @@ import torch
 
 from elastic.collectives.backend_protocol import Backend, Operation, first_line
 from elastic.collectives.backends import GlooBackend
-from elastic.collectives.rendezvous_store import GroupWords
+from elastic.collectives.rendezvous_store import GroupStore
 from elastic.training_errors import BrokenGroupError, CancelledError
 
 
 def as_bytes(data: torch.Tensor) -> bytes:
-    """The content of a tensor of bytes, without numpy.
-
-    Args:
-        data: uint8, of any shape, on any device.
-    """
+    """Return the content of a uint8 tensor of any shape and device, without numpy."""
     host = data.cpu().contiguous()
     return ctypes.string_at(host.data_ptr(), host.numel())
 
 
 def as_byte_row(tensor: torch.Tensor) -> torch.Tensor:
-    """A view of a contiguous tensor, shape (bytes,), of uint8.
-
-    Args:
-        tensor: contiguous, of any type and shape.
-    """
+    """Return a uint8 view of a contiguous tensor, shape (bytes,)."""
     return tensor.view(-1).view(torch.uint8)
 
 
-ABORT_LIMIT_S: Final = 20.0  # that recovery waits for a device to be free of the broken group
+ABORT_TIMEOUT_S: Final = 20.0  # wait of a recovery for a device of the broken group
 
 
 @dataclass(frozen=True, slots=True)
-class Links:
-    """What connects the members: apart, so that one that fails leaves the others alone."""
+class GroupBackends:
+    """Separate backends of a group, so that the failure of one leaves the others usable."""
 
-    training: Backend  # gradients, and the state while training waits; tensors on the device
+    training: Backend  # gradients, and the state while training waits; on the device
     transfers: GlooBackend  # the state beside training, from helper threads; on the host
-    words: Backend  # of the training thread between steps; on the host
-    store: GroupWords  # before there is a step in common
+    control: Backend  # messages of the training thread between steps; on the host
+    store: GroupStore  # messages before the first common step
 
-    def backends(self) -> list[Backend]:
-        """Each once; words and gradients of a group on CPUs share one."""
+    def distinct(self) -> list[Backend]:
+        """Return each backend once; groups on CPUs share one for gradients and control messages."""
         found: list[Backend] = [self.training, self.transfers]
-        return found if self.words is self.training else [*found, self.words]
+        return found if self.control is self.training else [*found, self.control]
 
 
 class ProcessGroup:
-    """The members of one version. A group of one needs no sockets."""
+    """Members of one version. A group of one needs no sockets."""
 
     def __init__(
         self,
@@ -65,142 +54,116 @@ class ProcessGroup:
         rank: int,
         size: int,
         device: torch.device,
-        links: Links | None = None,
+        backends: GroupBackends | None = None,
         *,
-        drawn_ahead: int = 0,
+        prefetched_steps: int = 0,
     ) -> None:
-        """Wrap what connects the members.
-
-        Args:
-            size: ranks.
-            device: where gradients live, with its index.
-            links: to the others; None for a group of one.
-            drawn_ahead: steps whose samples the loader of some member may have drawn already.
-        """
         self.version = version
         self.rank = rank
         self.size = size
         self.device = device
-        self.drawn_ahead = drawn_ahead
-        self._links = links
+        self.prefetched_steps = prefetched_steps
+        self._backends = backends
 
-    def _linked(self) -> Links:
-        if self._links is None:
-            raise BrokenGroupError("the group was taken apart")
-        return self._links
+    def _require_backends(self) -> GroupBackends:
+        if self._backends is None:
+            raise BrokenGroupError("the group was closed")
+        return self._backends
 
     @property
-    def store(self) -> GroupWords:
-        """For words beside the collectives; of a group of more than one."""
-        return self._linked().store
+    def store(self) -> GroupStore:
+        """Store for messages beside the collectives; of a group of more than one."""
+        return self._require_backends().store
 
     def all_reduce(self, tensor: torch.Tensor, cancel: threading.Event) -> None:
-        """Sum `tensor` over all ranks, in place.
-
-        Args:
-            tensor: on the device, of the same shape and type on every rank.
+        """Sum a device tensor over all ranks, in place.
 
         Raises:
-            CancelledError: `cancel` was set meanwhile; the operation still owns `tensor`.
-            BrokenGroupError: a peer is gone; the same.
+            CancelledError: if `cancel` was set; the operation still owns `tensor`.
+            BrokenGroupError: if a peer is lost; the operation still owns `tensor`.
         """
         if self.size > 1:
-            training = self._linked().training
-            _finish(lambda: training.all_reduce(tensor), cancel)
+            training = self._require_backends().training
+            _complete(lambda: training.all_reduce(tensor), cancel)
 
     def broadcast(self, tensor: torch.Tensor, source: int, cancel: threading.Event) -> None:
-        """Give all ranks the `tensor` of rank `source`; errors as `all_reduce`.
-
-        Args:
-            tensor: on the device, of the same shape and type on every rank; written in place on
-                all but `source`.
-            source: rank whose values count.
+        """Broadcast a device tensor of rank `source`, in place.
 
         Raises:
-            CancelledError: `cancel` was set meanwhile; the operation still owns `tensor`.
-            BrokenGroupError: a peer is gone; the same.
+            CancelledError: if `cancel` was set; the operation still owns `tensor`.
+            BrokenGroupError: if a peer is lost; the operation still owns `tensor`.
         """
         if self.size > 1:
-            training = self._linked().training
-            _finish(lambda: training.broadcast(tensor, source), cancel)
+            training = self._require_backends().training
+            _complete(lambda: training.broadcast(tensor, source), cancel)
 
     def broadcast_bytes(self, data: bytes, cancel: threading.Event, source: int = 0) -> bytes:
-        """The `data` of rank `source`, on every rank; never over the device.
-
-        Args:
-            data: of this rank; only that of `source` counts, and may have any length.
+        """Return the `data` of rank `source`, of any length, on every rank; not over the device.
 
         Raises:
-            CancelledError: `cancel` was set meanwhile.
-            BrokenGroupError: a peer is gone.
+            CancelledError: if `cancel` was set.
+            BrokenGroupError: if a peer is lost.
         """
         if self.size == 1:
             return data
-        words = self._linked().words
+        control = self._require_backends().control
         length = torch.tensor([len(data)], dtype=torch.int64)
-        _finish(lambda: words.broadcast(length, source), cancel)
+        _complete(lambda: control.broadcast(length, source), cancel)
         if not int(length):
             return b""
         row = torch.empty(int(length), dtype=torch.uint8)
         if self.rank == source:
             row = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-        _finish(lambda: words.broadcast(row, source), cancel)
+        _complete(lambda: control.broadcast(row, source), cancel)
         return as_bytes(row)
 
     def send(self, tensor: torch.Tensor, to: int) -> Any:
-        """Begin to send `tensor`; returns torch's work, to be waited for in a helper thread.
+        """Start to send a contiguous host tensor, unchanged until torch's work is over.
 
-        Args:
-            tensor: on the host, contiguous; not to be changed until the work is over.
-            to: rank that receives it.
+        Wait for the returned work in a helper thread.
         """
-        return self._linked().transfers.send(tensor, to)
+        return self._require_backends().transfers.send(tensor, to)
 
     def receive(self, tensor: torch.Tensor, source: int) -> Any:
-        """Begin to receive into `tensor`; the same.
+        """Start to receive into a contiguous host tensor, unread until torch's work is over.
 
-        Args:
-            tensor: on the host, contiguous, of the shape and type that is sent; not to be read
-                until the work is over.
-            source: rank that sends it.
+        Wait for the returned work in a helper thread.
         """
-        return self._linked().transfers.receive(tensor, source)
+        return self._require_backends().transfers.receive(tensor, source)
 
-    def abort(self, limit_s: float = ABORT_LIMIT_S) -> None:
-        """Free the device of what is under way, before anything else is asked of it.
+    def abort(self, limit_s: float = ABORT_TIMEOUT_S) -> None:
+        """Free the device of operations under way, before it gets other work.
 
-        It happens in a second thread, while the training thread is in no collective.
-
-        Args:
-            limit_s: how long to wait for it; a device that does not let go is left to itself.
+        Runs in a second thread, while the training thread is in no collective. After `limit_s` a
+        device that is not free is left alone.
         """
-        links = self._links
-        if links is None:
+        backends = self._backends
+        if backends is None:
             return
 
-        def end() -> None:
-            for backend in links.backends():
+        def abort_all() -> None:
+            for backend in backends.distinct():
                 backend.abort()
 
-        ending = threading.Thread(target=end, name="abort", daemon=True)
-        ending.start()
-        ending.join(limit_s)
+        thread = threading.Thread(target=abort_all, name="abort", daemon=True)
+        thread.start()
+        thread.join(limit_s)
 
     def retire(self) -> None:
-        """Take it apart, off the training thread: that waits for the backends' own threads."""
-        links, self._links = self._links, None
-        if links is not None:
+        """Close the group in another thread, which waits for the backends' own threads."""
+        backends, self._backends = self._backends, None
+        if backends is not None:
             threading.Thread(
-                target=_take_apart, args=([links],), name="retire", daemon=True
+                target=_close_backends, args=([backends],), name="retire", daemon=True
             ).start()
 
 
-def _take_apart(held: list[Links]) -> None:
-    for backend in held.pop().backends():
+def _close_backends(held: list[GroupBackends]) -> None:
+    for backend in held.pop().distinct():
         backend.retire()
 
 
-def _finish(begin: Callable[[], Operation], cancel: threading.Event) -> None:
+def _complete(begin: Callable[[], Operation], cancel: threading.Event) -> None:
     if cancel.is_set():
         raise CancelledError
     try:

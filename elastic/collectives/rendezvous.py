@@ -1,7 +1,4 @@
-"""How the members of one version meet: at a store, then by every backend of their group.
-
-A process group that is built in a thread, while training goes on.
-"""
+"""Rendezvous of the members of one version: at a store, then by every backend of the group."""
 
 from __future__ import annotations
 
@@ -11,10 +8,10 @@ from collections.abc import Callable
 import torch
 from torch._C._distributed_c10d import PrefixStore
 
-from elastic.collectives.backend_protocol import Backend, Meeting, first_line
+from elastic.collectives.backend_protocol import Backend, RendezvousInfo, first_line
 from elastic.collectives.backends import CPU, GlooBackend, backend_for, use_device
-from elastic.collectives.process_group import Links, ProcessGroup
-from elastic.collectives.rendezvous_store import GroupWords, connect_store
+from elastic.collectives.process_group import GroupBackends, ProcessGroup
+from elastic.collectives.rendezvous_store import GroupStore, connect_store
 from elastic.training_errors import BrokenGroupError
 
 
@@ -26,62 +23,55 @@ def build_process_group(
     size: int,
     address: str,
     device: torch.device,
-    drawn_ahead: int = 0,
+    prefetched_steps: int = 0,
     publish: Callable[[ProcessGroup], None] = lambda _: None,
 ) -> ProcessGroup:
-    """Meet the other members; blocks up to `BUILD_LIMIT_S` for each backend.
+    """Connect to the other members; blocks up to `BUILD_TIMEOUT_S` for each backend.
 
-    Args:
-        version: of the group; names its keys in the store.
-        address: of this host, where the others reach it; binds the sockets.
-        device: where gradients live, which chooses their backend.
-        drawn_ahead: steps whose samples this worker's loader may have drawn already.
-        publish: called with the group before it meets anybody, so that it can be aborted.
+    `publish` is called with the group before it connects, so that it can be aborted.
 
     Raises:
-        BrokenGroupError: if they did not all come, or it was aborted.
+        BrokenGroupError: if a member did not connect, or the group was aborted.
     """
     if size == 1:
-        return ProcessGroup(version, rank, size, device, drawn_ahead=drawn_ahead)
+        return ProcessGroup(version, rank, size, device, prefetched_steps=prefetched_steps)
 
-    def meeting(name: str, where: torch.device) -> Meeting:
+    def rendezvous_info(name: str, backend_device: torch.device) -> RendezvousInfo:
         client = PrefixStore(name, connect_store(store, version))
-        return Meeting(client, rank, size, address, where)
+        return RendezvousInfo(client, rank, size, address, backend_device)
 
-    training: Backend = backend_for(meeting("train", device))
-    transfers = GlooBackend(meeting("state", CPU))
-    words = training if device == CPU else GlooBackend(meeting("words", CPU))
-    links = Links(training, transfers, words, GroupWords(store, version))
-    group = ProcessGroup(version, rank, size, device, links)
+    training: Backend = backend_for(rendezvous_info("train", device))
+    transfers = GlooBackend(rendezvous_info("state", CPU))
+    control = training if device == CPU else GlooBackend(rendezvous_info("words", CPU))
+    backends = GroupBackends(training, transfers, control, GroupStore(store, version))
+    group = ProcessGroup(version, rank, size, device, backends)
     publish(group)
     try:
         use_device(device)
-        for backend in links.backends():
+        for backend in backends.distinct():
             backend.connect()
-        group.drawn_ahead = _most(words, rank, size, drawn_ahead)
+        group.prefetched_steps = _max_over_ranks(control, rank, size, prefetched_steps)
     except (RuntimeError, ValueError) as error:
         group.abort()
         raise BrokenGroupError(first_line(error)) from None
     return group
 
 
-def _most(words: Backend, rank: int, size: int, mine: int) -> int:
-    """The largest number of all ranks; they all have connected when it is known."""
-    said = torch.zeros(size, dtype=torch.int64)
-    said[rank] = mine
-    operation = words.all_reduce(said)
+def _max_over_ranks(control: Backend, rank: int, size: int, own: int) -> int:
+    """Return the largest number of all ranks, which have all connected by then."""
+    values = torch.zeros(size, dtype=torch.int64)
+    values[rank] = own
+    operation = control.all_reduce(values)
     while not operation.is_over():
         pass
-    return int(said.max())
+    return int(values.max())
 
 
 class BackgroundBuild:
-    """A group that is built in a thread of its own, while training goes on.
+    """Group that is built in a thread of its own, while training continues.
 
-    Args:
-        make: builds the group, in the new thread; may wait. It shows the group to what it is given
-            before it meets anybody, so that it can be aborted while it does.
-        failed: told why, in the same thread, unless the group was dropped before.
+    `make` may wait, and publishes the group to its argument before it connects, so that it can be
+    aborted. `failed` gets the reason in the same thread, unless the group was dropped.
     """
 
     def __init__(
@@ -92,39 +82,39 @@ class BackgroundBuild:
         self._make = make
         self._failed = failed
         self.group: ProcessGroup | None = None
-        self.over = threading.Event()  # it is there, or has failed
-        self._meeting: ProcessGroup | None = None
+        self.over = threading.Event()  # set when the group is built, or failed
+        self._connecting: ProcessGroup | None = None
         self._dropped = False
         self._lock = threading.Lock()
         threading.Thread(target=self._run, name="build", daemon=True).start()
 
     @property
     def done(self) -> bool:
-        """Whether the group can be used."""
+        """True if the group can be used."""
         return self.group is not None
 
     def drop(self) -> None:
-        """The group is not wanted any more; whoever meets in it is freed."""
+        """Drop the group, and abort its rendezvous."""
         with self._lock:
             self._dropped = True
-            built, meeting = self.group, self._meeting
+            built, connecting = self.group, self._connecting
             self.group = None
-        if meeting is not None:
-            meeting.abort(limit_s=0)  # nobody uses it: whoever drops it need not wait
+        if connecting is not None:
+            connecting.abort(limit_s=0)  # unused, so the caller need not wait
         if built is not None:
             built.retire()
 
-    def _show(self, group: ProcessGroup) -> None:
+    def _publish(self, group: ProcessGroup) -> None:
         with self._lock:
-            self._meeting = group
+            self._connecting = group
             if not self._dropped:
                 return
-        raise BrokenGroupError("the group is not wanted any more")
+        raise BrokenGroupError("the group was dropped")
 
     def _run(self) -> None:
         try:
-            group = self._make(self._show)
-        except Exception as error:  # noqa: BLE001 - a thread's end that nobody hears of is worse
+            group = self._make(self._publish)
+        except Exception as error:  # noqa: BLE001 - any error is reported, not lost with the thread
             if not self._dropped:
                 self._failed(str(error) or type(error).__name__)
             self.over.set()

@@ -1,4 +1,4 @@
-"""The store that the members of one version meet at: served by one worker, asked by all."""
+"""Store for the rendezvous of the members of one version: one worker serves it, all read it."""
 
 from __future__ import annotations
 
@@ -11,18 +11,15 @@ from typing import Any
 
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
-from elastic.collectives.backend_protocol import BUILD_LIMIT_S, LONG, first_line
+from elastic.collectives.backend_protocol import BUILD_TIMEOUT_S, OPERATION_TIMEOUT, first_line
 from elastic.training_errors import BrokenGroupError
 
 
 class StoreServer:
-    """The TCPStore that the members of one version meet at, on this worker's address only.
-
-    Args:
-        address: of this host, IPv4 or IPv6; the system chooses the port.
+    """TCPStore of one version, on this worker's address only; the system chooses the port.
 
     Raises:
-        OSError: if this host has no such address, or no port left.
+        OSError: if this host does not have the address, or no port is free.
         RuntimeError: if torch cannot serve it.
     """
 
@@ -32,33 +29,26 @@ class StoreServer:
         self.port: int = listener.getsockname()[1]
         self._store = TCPStore(
             address, self.port, is_master=True, wait_for_workers=False,
-            timeout=timedelta(seconds=BUILD_LIMIT_S), master_listen_fd=listener.detach(),
+            timeout=timedelta(seconds=BUILD_TIMEOUT_S), master_listen_fd=listener.detach(),
         )  # fmt: skip
 
 
 class StoreServers:
-    """The stores that this worker serves, by version of the group that meets at them.
-
-    Args:
-        address: of this host, IPv4 or IPv6, where the other members reach it.
-    """
+    """Stores that this worker serves, by version of the group."""
 
     def __init__(self, address: str) -> None:
         self._address = address
         self._servers: dict[int, StoreServer] = {}
 
     def __contains__(self, version: int) -> bool:
-        """Whether the store of `version` is served."""
+        """Return whether the store of `version` is served."""
         return version in self._servers
 
     def serve(self, version: int, *, oldest: int) -> int:
-        """The port of the store of `version`, which is opened if it is not there.
-
-        Args:
-            oldest: stores of groups before this one are closed.
+        """Return the port of the store of `version`, opened if needed; close older than `oldest`.
 
         Raises:
-            OSError: if this host has no port left.
+            OSError: if no port is free.
             RuntimeError: if torch cannot serve it.
         """
         if version not in self._servers:
@@ -69,14 +59,11 @@ class StoreServers:
         return self._servers[version].port
 
 
-def connect_store(address: str, version: int, limit_s: float = BUILD_LIMIT_S) -> PrefixStore:
-    """One client of the store at HOST:PORT; each thread needs its own.
-
-    Args:
-        limit_s: how long an answer may take, seconds.
+def connect_store(address: str, version: int, limit_s: float = BUILD_TIMEOUT_S) -> PrefixStore:
+    """Return a new client of the store at HOST:PORT; each thread needs its own.
 
     Raises:
-        BrokenGroupError: if nobody serves it.
+        BrokenGroupError: if the store cannot be reached.
     """
     host, _, port = address.rpartition(":")
     try:
@@ -89,10 +76,10 @@ def connect_store(address: str, version: int, limit_s: float = BUILD_LIMIT_S) ->
     return PrefixStore(f"v{version}", store)
 
 
-class GroupWords:
-    """Words between the members of one version, beside their collectives.
+class GroupStore:
+    """Messages between the members of one version, beside their collectives.
 
-    Every word has a client of its own: one that waits would hold up whoever shares it.
+    Every message uses its own client: a waiting client would block others that share it.
     """
 
     def __init__(self, address: str, version: int) -> None:
@@ -100,28 +87,23 @@ class GroupWords:
         self._version = version
 
     def post(self, key: str, make: Callable[[], bytes]) -> None:
-        """Say what `make` returns, off the calling thread.
+        """Post the result of `make` under `key`, in a thread named `key`."""
 
-        Args:
-            key: name of the word, and of the thread.
-            make: gives the value, in a thread of its own.
-        """
-
-        def put() -> None:
-            # who should read it may be gone, which the next reduction finds out
+        def post_value() -> None:
+            # the reader may be lost, which the next reduction detects
             with contextlib.suppress(RuntimeError, BrokenGroupError):
-                store: Any = connect_store(self._address, self._version)  # its types know text only
+                store: Any = connect_store(self._address, self._version)  # typed for text only
                 store.set(key, make())
 
-        threading.Thread(target=put, name=key, daemon=True).start()
+        threading.Thread(target=post_value, name=key, daemon=True).start()
 
-    def ask(self, key: str) -> bytes:
-        """Wait until somebody has said `key`, and return it; off the training thread.
+    def fetch(self, key: str) -> bytes:
+        """Wait until `key` is posted and return its value; not on the training thread.
 
         Raises:
             BrokenGroupError: if the store is gone.
-            RuntimeError: the same, while it waits.
+            RuntimeError: if the store disappears meanwhile.
         """
         store = connect_store(self._address, self._version)
-        store.wait([key], LONG)
+        store.wait([key], OPERATION_TIMEOUT)
         return bytes(store.get(key))

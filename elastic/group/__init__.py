@@ -1,1 +1,1 @@
-"""This worker's place in its job's group, and the change to the next one."""
+"""This worker's place in its job's group, and changes of the group."""

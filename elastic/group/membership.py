@@ -1,7 +1,4 @@
-"""Which group this worker is a member of.
-
-How a worker meets the other members of a group that was ordered.
-"""
+"""Membership of this worker in a group, and the formation of the groups that are ordered."""
 
 from __future__ import annotations
 
@@ -25,69 +22,63 @@ from schemas.wire.worker import Assignment, GroupOrder
 
 
 class LeftGroup(SystemExit):
-    """This worker is not in the job's group any more; its script ends here, with exit code 0."""
+    """Raised in the script when this worker leaves its group; exits the process with code 0."""
 
 
 @dataclass(slots=True)
 class Membership:
-    """The present group, as it was joined, resized or recovered last."""
+    """The current group, as it was last joined, resized or recovered."""
 
-    me: WorkerId
-    born: int  # version of the group that this worker was started for
-    address: str  # of this host, where the other members reach it
+    own_id: WorkerId
+    start_version: int  # version of the group that the worker was started for
+    address: str  # of this host, for connections from the other members
     device: torch.device
     workers: tuple[WorkerId, ...]  # by rank
     group: ProcessGroup
-    drawn_ahead: int = 0  # steps whose samples this worker's loader may have drawn already
-    has_full_state: bool = True  # False for a newcomer until the state has come
+    prefetched_steps: int = 0  # steps that the loader prefetches at most
+    has_full_state: bool = True  # False for a newcomer until the state has arrived
 
     @classmethod
     def begin(cls, assignment: Assignment | None, device: torch.device) -> Membership:
-        """What a worker starts with: its part in the group that it is to join.
-
-        Args:
-            assignment: of this worker; None: it is alone for ever.
-        """
+        """Return the initial membership; without an assignment the worker always trains alone."""
         if assignment is None:
-            me = WorkerId("")
-            return cls(me, 0, "127.0.0.1", device, (me,), _alone(0, device))
+            own_id = WorkerId("")
+            return cls(own_id, 0, "127.0.0.1", device, (own_id,), _single_member_group(0, device))
         rank = assignment.rank
         members = assignment.group.members
         return cls(
-            me=worker_id(assignment.job, assignment.version, rank),
-            born=assignment.version,
+            own_id=worker_id(assignment.job, assignment.version, rank),
+            start_version=assignment.version,
             address=assignment.address,
             device=device,
             workers=tuple(member.worker for member in members),
-            group=_alone(rank, device),  # until it joins
+            group=_single_member_group(rank, device),  # until the worker joins
         )
 
     @property
     def rank(self) -> int:
-        """In the present group."""
+        """Rank in the current group."""
         return self.group.rank
 
     @property
     def version(self) -> int:
-        """Of the present group."""
+        """Version of the current group."""
         return self.group.version
 
     def enter(self, order: GroupOrder, group: ProcessGroup) -> None:
-        """Be a member of the group that `order` describes.
+        """Become a member of the group that `order` describes.
 
-        Args:
-            order: names the members, by rank.
-            group: of these members; the present one if only the batch changes.
+        `group` is the current process group if only the batch changes.
         """
         if group.rank != self.group.rank:
             owner, rank, _ = getproctitle().rpartition(" rank ")
-            if rank and owner.startswith("ones: "):  # not a title of the script's own
+            if rank and owner.startswith("ones: "):  # unless the script set its own title
                 setproctitle(f"{owner}{rank}{group.rank}")
         self.group = group
         self.workers = tuple(member.worker for member in order.group.members)
 
 
-def _alone(rank: int, device: torch.device) -> ProcessGroup:
+def _single_member_group(rank: int, device: torch.device) -> ProcessGroup:
     return ProcessGroup(0, rank, 1, device)
 
 
@@ -99,12 +90,10 @@ def report_formed(
     pause_s: float = 0.0,
     step_s: float = 0.0,
 ) -> None:
-    """Say that this worker trains in its present group, with the whole state or without.
+    """Report that this worker trains in its current group, with or without the full state.
 
-    Args:
-        position: where it begins in the group.
-        pause_s: how long its training stood still for it.
-        step_s: of a usual step before that; 0: not measured.
+    `position` is where it starts in the group, `pause_s` how long training paused for the change,
+    `step_s` the duration of an average step before it; 0 if not measured.
     """
     report(
         GroupFormed,
@@ -119,17 +108,14 @@ def report_formed(
 def form_group(
     order: GroupOrder, membership: Membership, publish: Callable[[ProcessGroup], None]
 ) -> ProcessGroup:
-    """The process group of `order`; blocks until all its members have come.
+    """Build the process group of `order`; blocks until all members have connected.
 
-    Args:
-        order: names the members and their store.
-        membership: of this worker; is not changed.
-        publish: gets the group before it meets anybody, so that it can be aborted.
+    `publish` gets the group before the first connection, so that it can be aborted.
 
     Raises:
-        BrokenGroupError: if they did not all come in time.
+        BrokenGroupError: if a member did not connect in time.
     """
-    member = order.group.member(membership.me)
+    member = order.group.member(membership.own_id)
     rank = member.rank if member else 0
     fault_points.reach("build", rank=rank, version=order.version)
     group = build_process_group(
@@ -139,7 +125,7 @@ def form_group(
         size=len(order.group.members),
         address=membership.address,
         device=membership.device,
-        drawn_ahead=membership.drawn_ahead,
+        prefetched_steps=membership.prefetched_steps,
         publish=publish,
     )
     fault_points.reach("built", rank=rank, version=order.version)
@@ -147,25 +133,20 @@ def form_group(
 
 
 def await_group(
-    order: GroupOrder, membership: Membership, called_off: threading.Event
+    order: GroupOrder, membership: Membership, cancelled: threading.Event
 ) -> ProcessGroup:
-    """The process group of `order`, which the training thread has to wait for.
-
-    Args:
-        order: names the members and their store.
-        membership: of this worker; is not changed.
-        called_off: set when the wait is to end; the group is dropped then.
+    """Build the process group of `order` in the background and wait for it.
 
     Raises:
         BrokenGroupError: if it could not be built.
-        CancelledError: if the wait was called off.
+        CancelledError: if `cancelled` was set; the group is dropped then.
     """
     failures: list[str] = []
     building = BackgroundBuild(
         lambda publish: form_group(order, membership, publish), failures.append
     )
     try:
-        wait_for(building.over, called_off)
+        wait_for(building.over, cancelled)
     except CancelledError:
         building.drop()
         raise

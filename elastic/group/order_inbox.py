@@ -1,16 +1,17 @@
-"""The controller's orders as a state machine: orders in, what is to be done about them out.
+"""State machine of the controller's orders: orders in, effects out.
 
-No thread, no clock, no socket: `order_listener` is the shell around it. Orders come in on the
-channel's thread; the training thread takes them out where a step begins or gradients are summed.
+It has no thread, clock or socket: `order_listener` is the shell around it. Orders arrive in the
+connection's thread; the training thread takes them out where a step starts or gradients are
+reduced.
 
-    order            stage     what happens
-    START            SWITCH    kept for the training thread, which waits to join
-    JOIN, born for   SWITCH    the same
-    JOIN             PREPARE   rank 0 opens the store that the new group meets at
-    JOIN, SUSPEND    SWITCH    replaces what was pending; the next group is built in the background
-    RECOVER          PREPARE   waits are called off; kept for the training thread
-    RECOVER          SWITCH    kept for the training thread
-    any              SETTLED   what is pending up to this version is withdrawn
+    order                     stage     effect
+    START                     SWITCH    kept for the training thread, which waits to join
+    JOIN of the start version SWITCH    the same
+    JOIN                      PREPARE   rank 0 opens the store for the rendezvous of the new group
+    JOIN, SUSPEND             SWITCH    replaces the pending group, which is built in the background
+    RECOVER                   PREPARE   waits are cancelled; kept for the training thread
+    RECOVER                   SWITCH    kept for the training thread
+    any                       SETTLED   a group pending up to this version is withdrawn
 """
 
 from __future__ import annotations
@@ -26,77 +27,75 @@ from schemas.wire.worker import GroupOrder
 
 @dataclass(slots=True)
 class PendingGroup:
-    """The group that follows, from its order to its boundary."""
+    """The next group, from its order to its boundary."""
 
     order: GroupOrder
-    builds: bool  # a process group; else the processes stay as they are, or this worker leaves
-    boundary: int | None = None  # last step of the present group; None: not agreed on yet
-    transfer_steps: int = 0  # in which the state goes to newcomers
-    withdrawn: bool = False  # while its ready flag counts in a reduction that is under way
+    needs_build: bool  # False: same processes, or this worker leaves
+    boundary: int | None = None  # last step of the current group; None: not agreed yet
+    transfer_steps: int = 0  # steps of the state's transfer to newcomers
+    withdrawn: bool = False  # while its vote counts in a reduction under way
 
     @property
     def version(self) -> int:
-        """Of the group; never used again."""
+        """Version of the group; never reused."""
         return self.order.version
 
 
 @dataclass(frozen=True, slots=True)
-class CallOffWaits:
-    """The training thread must not wait for the present group any longer."""
+class CancelWaits:
+    """Cancel all waits of the training thread for the current group."""
 
 
 @dataclass(frozen=True, slots=True)
 class OpenStore:
-    """Serve the store that the members of this version meet at."""
+    """Serve the store for the rendezvous of this version."""
 
     version: int
 
 
 @dataclass(frozen=True, slots=True)
 class BuildGroup:
-    """Begin to meet the members of `order`, while training goes on."""
+    """Start to connect to the members of `order`, while training continues."""
 
     order: GroupOrder
 
 
 @dataclass(frozen=True, slots=True)
 class DropBuild:
-    """The process group of this version is not wanted any more."""
+    """Drop the process group of this version, which is no longer needed."""
 
     version: int
 
 
-Effect = CallOffWaits | OpenStore | BuildGroup | DropBuild
+Effect = CancelWaits | OpenStore | BuildGroup | DropBuild
 
 
 class OrderInbox:
-    """Orders that were heard, and the group that follows."""
+    """Received orders and the pending group.
 
-    def __init__(self, me: WorkerId, born: int) -> None:
-        """Begin without orders.
+    `start_version` is the version of the group that the worker was started for.
+    """
 
-        Args:
-            born: version of the group that it was started for.
-        """
-        self._me = me
-        self._born = born
+    def __init__(self, own_id: WorkerId, start_version: int) -> None:
+        self._own_id = own_id
+        self._start_version = start_version
         self._latest = (0, 0)  # version, stage
-        self._orders: deque[GroupOrder] = deque()  # for the training thread, when it waits
+        self._orders: deque[GroupOrder] = deque()  # for the training thread
         self.pending: PendingGroup | None = None
-        self._flagged: PendingGroup | None = None  # a reduction says that this one is ready
+        self._voted_for: PendingGroup | None = None  # voted for in the reduction under way
 
     # --- orders in
 
     def receive(
         self, order: GroupOrder, *, version: int, workers: tuple[WorkerId, ...]
     ) -> tuple[Effect, ...]:
-        """Take in an order; one that is older than the last, or the same, changes nothing."""
+        """Process an order; an order that is not newer than the last changes nothing."""
         if (order.version, order.stage) <= self._latest:
             return ()
         self._latest = (order.version, order.stage)
         if order.kind == RECOVER and order.stage < SETTLED:
             self._orders.append(order)
-            return (CallOffWaits(),) if order.stage == PREPARE else ()
+            return (CancelWaits(),) if order.stage == PREPARE else ()
         if order.stage >= SETTLED:
             return self._withdraw(order.version, version)
         if order.kind == START:
@@ -104,53 +103,53 @@ class OrderInbox:
                 self._orders.append(order)
             return ()
         if order.stage == SWITCH and order.version > version:
-            return self._follow(order, version, workers)
-        if order.stage == PREPARE and order.kind == JOIN and self._serves(order):
+            return self._set_pending(order, version, workers)
+        if order.stage == PREPARE and order.kind == JOIN and self._hosts_store(order):
             return (OpenStore(order.version),)
         return ()
 
-    def _serves(self, order: GroupOrder) -> bool:
+    def _hosts_store(self, order: GroupOrder) -> bool:
         members = order.group.members
         first = members[0].worker if members else None
-        return first == self._me and order.version != self._born
+        return first == self._own_id and order.version != self._start_version
 
-    def _follow(
+    def _set_pending(
         self, order: GroupOrder, version: int, workers: tuple[WorkerId, ...]
     ) -> tuple[Effect, ...]:
-        if order.version == self._born and order.kind == JOIN:
+        if order.version == self._start_version and order.kind == JOIN:
             self._orders.append(order)
             return ()
         effects = self._withdraw(order.version, version)
         same = tuple(member.worker for member in order.group.members) == workers
-        builds = order.group.member(self._me) is not None and not same
-        self.pending = PendingGroup(order, builds)
-        return (*effects, BuildGroup(order)) if builds else effects
+        needs_build = order.group.member(self._own_id) is not None and not same
+        self.pending = PendingGroup(order, needs_build)
+        return (*effects, BuildGroup(order)) if needs_build else effects
 
     def _withdraw(self, up_to: int, version: int) -> tuple[Effect, ...]:
-        """Forget what is pending, unless its boundary is agreed on."""
+        """Drop the pending group, unless its boundary is agreed."""
         pending = self.pending
         if pending is None or pending.version > up_to:
             return ()
         if pending.boundary is not None or version >= pending.version:
             return ()
         pending.withdrawn = True
-        if pending is self._flagged:
-            return ()  # it counts in a reduction that is under way
+        if pending is self._voted_for:
+            return ()  # its vote counts in a reduction under way
         return self._drop(pending)
 
     def _drop(self, pending: PendingGroup) -> tuple[Effect, ...]:
         if self.pending is pending:
             self.pending = None
-        return (DropBuild(pending.version),) if pending.builds else ()
+        return (DropBuild(pending.version),) if pending.needs_build else ()
 
     # --- orders out
 
-    def first(self) -> GroupOrder | None:
-        """The oldest order that waits, left where it is."""
+    def peek(self) -> GroupOrder | None:
+        """Return the oldest waiting order without removing it."""
         return self._orders[0] if self._orders else None
 
-    def take(self) -> GroupOrder:
-        """The oldest order that waits.
+    def pop(self) -> GroupOrder:
+        """Remove and return the oldest waiting order.
 
         Raises:
             IndexError: if there is none.
@@ -159,57 +158,48 @@ class OrderInbox:
 
     # --- the ready flag, in each reduction
 
-    def raise_flag(self, built: Callable[[int], bool]) -> bool:
-        """Whether this worker says in the coming reduction that it is ready.
+    def vote_ready(self, built: Callable[[int], bool]) -> bool:
+        """Return whether this worker votes "ready" in the coming reduction.
 
-        Args:
-            built: whether the process group of a version is there.
+        `built` tells whether the process group of a version is complete.
         """
         pending = self.pending
         ready = (
             pending is not None
             and pending.boundary is None
-            and (not pending.builds or built(pending.version))
+            and (not pending.needs_build or built(pending.version))
         )
-        self._flagged = pending if ready else None
+        self._voted_for = pending if ready else None
         return ready
 
-    def lower_flag(
+    def close_vote(
         self, *, unanimous: bool, boundary: int
     ) -> tuple[PendingGroup | None, tuple[Effect, ...]]:
-        """The reduction is over.
+        """Process the result of the vote in the reduction that just ended.
 
-        Args:
-            unanimous: every rank said that it is ready.
-            boundary: the last step of the present group, if they did.
-
-        Returns:
-            The group whose boundary is agreed on now, if any, and what is to be done.
+        Returns the pending group if the vote was unanimous, with its boundary (the last step of the
+        current group) fixed, and the effects.
         """
-        flagged, self._flagged = self._flagged, None
-        if flagged is None:
+        voted_for, self._voted_for = self._voted_for, None
+        if voted_for is None:
             return None, ()
         if not unanimous:
-            return None, self._drop(flagged) if flagged.withdrawn else ()
+            return None, self._drop(voted_for) if voted_for.withdrawn else ()
         effects: tuple[Effect, ...] = ()
-        if self.pending is not flagged:
+        if self.pending is not voted_for:
             effects = self._drop(self.pending) if self.pending is not None else ()
-            self.pending = flagged
-        flagged.boundary = boundary
-        return flagged, effects
+            self.pending = voted_for
+        voted_for.boundary = boundary
+        return voted_for, effects
 
     # --- the end of what is pending
 
-    def cross(self, pending: PendingGroup) -> None:
-        """The boundary is reached: `pending` is present.
-
-        Args:
-            pending: whose boundary was agreed on; a newer one that follows it stays.
-        """
+    def switch(self, pending: PendingGroup) -> None:
+        """Forget `pending`, which became the current group; a newer pending group stays."""
         if self.pending is pending:
             self.pending = None
 
     def abandon(self) -> tuple[Effect, ...]:
-        """The present group broke: nothing follows it but what recovery brings."""
-        pending, self.pending, self._flagged = self.pending, None, None
-        return (DropBuild(pending.version),) if pending is not None and pending.builds else ()
+        """Drop the pending group: the current group broke, and recovery decides its successor."""
+        pending, self.pending, self._voted_for = self.pending, None, None
+        return (DropBuild(pending.version),) if pending is not None and pending.needs_build else ()

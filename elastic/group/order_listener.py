@@ -1,8 +1,8 @@
-"""Orders on their way from the channel's thread to the training thread.
+"""Thread-safe shell around `OrderInbox`, between the connection's thread and the training thread.
 
-The shell around `OrderInbox`: it holds the lock, opens stores and builds groups in the background.
-The channel's thread never waits for training; the training thread acts on orders where a step
-begins or gradients are summed, so nothing changes under the script's hands.
+It holds the lock, opens stores and builds groups in the background. The connection's thread never
+waits for training; the training thread acts on orders where a step starts or gradients are reduced,
+so nothing changes while the script runs.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from elastic.collectives.rendezvous_store import StoreServers
 from elastic.group.membership import Membership, form_group
 from elastic.group.order_inbox import (
     BuildGroup,
-    CallOffWaits,
+    CancelWaits,
     DropBuild,
     Effect,
     OpenStore,
@@ -26,33 +26,28 @@ from elastic.reporting import Report
 from schemas.wire.agent import RECOVER, JoinFailed, SlotAwaited, StoreOpened
 from schemas.wire.worker import GroupOrder, SlotGranted, ToWorker
 
-ERROR_CHARACTERS = 500  # of a report
+MAX_ERROR_CHARACTERS = 500  # limit of a report
 
 
 class OrderListener:
-    """Hears orders in one thread and hands them out in another."""
+    """Handover of orders from the connection's thread to the training thread."""
 
     def __init__(self, membership: Membership, report: Report, *, granted: bool) -> None:
-        """Begin without orders."""
-        self.called_off = threading.Event()  # waits of the training thread are called off
+        self.cancelled = threading.Event()  # set to cancel waits of the training thread
         self.stores = StoreServers(membership.address)
         self._membership = membership
         self._report = report
-        self._inbox = OrderInbox(membership.me, membership.born)
+        self._inbox = OrderInbox(membership.own_id, membership.start_version)
         self._changed = threading.Condition()
         self._builds: dict[int, BackgroundBuild] = {}  # by version
         self._granted = threading.Event()
         if granted:
             self._granted.set()
 
-    # --- the channel's thread
+    # --- the connection's thread
 
     def receive(self, message: ToWorker) -> None:
-        """Take in what the agent says; never waits for training.
-
-        Args:
-            message: an order, or the word that the slot's device is free; units are for sweeps.
-        """
+        """Process a message of the agent without waiting for training; unit orders are ignored."""
         if isinstance(message, SlotGranted):
             self._granted.set()
         if not isinstance(message, GroupOrder):
@@ -64,16 +59,16 @@ class OrderListener:
             )
             for effect in effects:
                 if not isinstance(effect, OpenStore):
-                    self._carry_out(effect)
+                    self._apply(effect)
             self._changed.notify_all()
         for effect in effects:
             if isinstance(effect, OpenStore):
                 self._open_store(effect.version)
 
-    def _carry_out(self, effect: Effect) -> None:
+    def _apply(self, effect: Effect) -> None:
         match effect:
-            case CallOffWaits():
-                self.called_off.set()
+            case CancelWaits():
+                self.cancelled.set()
             case BuildGroup(order):
                 self._builds[order.version] = self._build(order)
             case DropBuild(version):
@@ -87,12 +82,8 @@ class OrderListener:
         )
 
     def report_join_failed(self, version: int, error: str) -> None:
-        """The group of `version` cannot be met.
-
-        Args:
-            error: why; cut at `ERROR_CHARACTERS`.
-        """
-        self._report(JoinFailed, group=version, error=error[:ERROR_CHARACTERS])
+        """Report that the group of `version` cannot be built; truncates the error."""
+        self._report(JoinFailed, group=version, error=error[:MAX_ERROR_CHARACTERS])
 
     def _open_store(self, version: int) -> None:
         if version in self.stores:
@@ -100,93 +91,83 @@ class OrderListener:
         try:
             port = self.stores.serve(version, oldest=self._membership.version)
         except (OSError, RuntimeError) as error:
-            self.report_join_failed(version, f"no store: {error}")
+            self.report_join_failed(version, f"cannot open the group's store: {error}")
             return
         self._report(StoreOpened, group=version, port=port)
 
     # --- the training thread waits
 
     def await_slot(self) -> None:
-        """Wait until the process that had the slot before is gone, and let the controller know."""
+        """Wait until the slot's previous process is gone; report the wait to the controller."""
         if not self._granted.is_set():
             self._report(SlotAwaited)
         self._granted.wait()
 
     def await_order(self) -> GroupOrder:
-        """Wait for an order, and leave it where it is."""
+        """Wait for an order and return it without removing it."""
         with self._changed:
-            self._changed.wait_for(lambda: self._inbox.first() is not None)
-            order = self._inbox.first()
+            self._changed.wait_for(lambda: self._inbox.peek() is not None)
+            order = self._inbox.peek()
             assert order is not None  # noqa: S101 - the condition holds under the lock
             return order
 
-    def take(self) -> GroupOrder:
-        """The oldest order that waits."""
+    def pop(self) -> GroupOrder:
+        """Remove and return the oldest waiting order."""
         with self._changed:
-            return self._inbox.take()
+            return self._inbox.pop()
 
     def await_recovery(self) -> GroupOrder:
-        """Wait for an order to quiesce or to recover; others are void by now."""
+        """Wait for an order to quiesce or recover; other orders are invalid by then."""
         with self._changed:
             while True:
-                self._changed.wait_for(lambda: self._inbox.first() is not None)
-                order = self._inbox.take()
+                self._changed.wait_for(lambda: self._inbox.peek() is not None)
+                order = self._inbox.pop()
                 if order.kind == RECOVER:
-                    if self._inbox.first() is None:
-                        self.called_off.clear()
+                    if self._inbox.peek() is None:
+                        self.cancelled.clear()
                     return order
 
-    # --- the training thread looks, and goes on
+    # --- the training thread reads without waiting
 
     @property
     def pending(self) -> PendingGroup | None:
-        """The group that follows."""
+        """The pending group."""
         return self._inbox.pending
 
     def built(self, version: int) -> ProcessGroup | None:
-        """The process group that follows, if it is there.
+        """Return the process group of a pending version.
 
-        Returns:
-            None while it is being built, if that failed, and if it was dropped, crossed or never
-            begun.
+        None while it is being built, if that failed, and if it was dropped, entered or never
+        started.
         """
         build = self._builds.get(version)
         return build.group if build is not None else None
 
-    def raise_flag(self) -> bool:
-        """Whether this worker says in the coming reduction that it is ready for what follows."""
+    def vote_ready(self) -> bool:
+        """Return whether this worker votes "ready" for the pending group in this reduction."""
         with self._changed:
-            return self._inbox.raise_flag(lambda version: self.built(version) is not None)
+            return self._inbox.vote_ready(lambda version: self.built(version) is not None)
 
-    def lower_flag(self, *, unanimous: bool, boundary: int) -> PendingGroup | None:
-        """The reduction is over; the group whose boundary is agreed on now, if any.
-
-        Args:
-            unanimous: every rank said that it is ready.
-            boundary: the last step of the present group, if they did.
-        """
+    def close_vote(self, *, unanimous: bool, boundary: int) -> PendingGroup | None:
+        """Process the vote of the last reduction; return the group whose boundary is fixed now."""
         with self._changed:
-            agreed, effects = self._inbox.lower_flag(unanimous=unanimous, boundary=boundary)
+            agreed, effects = self._inbox.close_vote(unanimous=unanimous, boundary=boundary)
             for effect in effects:
-                self._carry_out(effect)
+                self._apply(effect)
         return agreed
 
-    def cross(self, pending: PendingGroup) -> ProcessGroup | None:
-        """The boundary is reached: `pending` is present; its process group, if it has a new one.
+    def switch(self, pending: PendingGroup) -> ProcessGroup | None:
+        """Forget `pending`, which becomes the current group, and return its process group.
 
-        Args:
-            pending: whose boundary was agreed on; a newer one that follows it stays.
-
-        Returns:
-            None if the same processes go on with another batch, or this worker leaves.
+        None if the same processes continue with another batch, or this worker leaves.
         """
         with self._changed:
-            self._inbox.cross(pending)
+            self._inbox.switch(pending)
             build = self._builds.pop(pending.version, None)
         return build.group if build is not None else None
 
     def abandon_pending(self) -> None:
-        """Nothing follows the present group but what recovery brings."""
+        """Drop the pending group; only recovery decides the successor of the current group."""
         with self._changed:
             for effect in self._inbox.abandon():
-                self._carry_out(effect)
+                self._apply(effect)

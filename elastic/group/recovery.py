@@ -1,4 +1,4 @@
-"""What survivors do when their group broke: quiesce, say where they are, go on in a new group."""
+"""Recovery of a group that lost a member: quiesce, report the position, continue in a new group."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from elastic import fault_points
 from elastic.batches import Schedule, ScheduleRow
 from elastic.collectives.process_group import ProcessGroup
 from elastic.group.membership import Membership, await_group, report_formed
-from elastic.group.order_listener import ERROR_CHARACTERS, OrderListener
+from elastic.group.order_listener import MAX_ERROR_CHARACTERS, OrderListener
 from elastic.reporting import Report
 from elastic.state.broadcast import broadcast_training
 from elastic.state.training_state import TrainingState
@@ -20,30 +20,24 @@ from schemas.wire.worker import GroupOrder
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """Where the new group goes on."""
+    """Continuation point of the new group."""
 
-    step: int  # that is done
-    metadata: dict[str, Any] | None  # of the furthest member, if its state was taken
-    became_first: bool  # this worker is rank 0 now, and was not
+    step: int  # last finished step of the new group
+    metadata: dict[str, Any] | None  # of the received state; None if the own state was kept
+    became_rank_0: bool  # True if this worker has just become rank 0
 
-    def behind(self, earlier: Recovered | None) -> Recovered:
-        """The same, with what `earlier` left to do.
-
-        Args:
-            earlier: a recovery behind which no step was begun.
-        """
+    def merged_with(self, earlier: Recovered | None) -> Recovered:
+        """Return this recovery with the open duties of `earlier`, which no step followed."""
         if earlier is None:
             return self
-        return replace(self, became_first=self.became_first or earlier.became_first)
+        return replace(self, became_rank_0=self.became_rank_0 or earlier.became_rank_0)
 
 
 class Recovery:
-    """A survivor's part in the recovery of its group.
+    """Survivor's part in the recovery of its group.
 
-    Args:
-        membership: of this worker; enters the new group.
-        listener: hears the controller's orders, and serves a store for the new group.
-        training: takes the state of whoever came furthest.
+    `training` takes over the state that is furthest ahead; `listener` also serves the store of the
+    new group.
     """
 
     def __init__(
@@ -59,24 +53,20 @@ class Recovery:
         self._report = report
 
     def run(self, error: Exception | None) -> Recovered | None:
-        """Stand still until the controller has made a group of those who are left.
+        """Wait until the controller has formed a group of the survivors; None if this worker left.
 
-        Args:
-            error: what was met, if nobody called this worker off.
-
-        Returns:
-            Where that group goes on; None if this worker is not in it.
+        `error` is what revealed the loss; None if the controller cancelled the waits.
         """
         membership, listener = self._membership, self._listener
         if isinstance(error, BrokenGroupError | fault_points.InjectedError):
-            self._report_broken(membership.version, str(error)[:ERROR_CHARACTERS])
+            self._report_broken(membership.version, str(error)[:MAX_ERROR_CHARACTERS])
         listener.abandon_pending()
         while True:
             order = listener.await_recovery()
             if order.stage == PREPARE:
                 self._quiesce(order)
                 continue
-            if order.group.member(membership.me) is None:
+            if order.group.member(membership.own_id) is None:
                 return None
             try:
                 return self._recover(order)
@@ -89,7 +79,6 @@ class Recovery:
         self._report(GroupBroken, group=version, error=error)
 
     def _quiesce(self, order: GroupOrder) -> None:
-        """Say which step is done, and whether the whole state is here."""
         membership, position = self._membership, self._training.position
         fault_points.reach("quiesce", rank=membership.rank, version=order.version)
         self._report(
@@ -102,40 +91,40 @@ class Recovery:
         )
 
     def _recover(self, order: GroupOrder) -> Recovered:
-        """Meet the others and take the furthest state.
+        """Connect to the survivors and synchronise the state.
 
         Raises:
-            BrokenGroupError: if a peer is gone.
-            CancelledError: if the wait was called off.
+            BrokenGroupError: if a peer is lost.
+            CancelledError: if the wait was cancelled.
         """
         membership, training = self._membership, self._training
         fault_points.reach("recover", rank=membership.rank, version=order.version)
-        called_off = self._listener.called_off
-        group = await_group(order, membership, called_off)
+        cancelled = self._listener.cancelled
+        group = await_group(order, membership, cancelled)
         try:
-            metadata = self._level(order, group)
+            metadata = self._synchronise(order, group)
             lr_state = group.broadcast_bytes(
-                training.lr_state.encode(), called_off, int(order.source or 0)
+                training.lr_state.encode(), cancelled, int(order.source or 0)
             )
         except (CancelledError, BrokenGroupError):
             group.abort()
-            group.retire()  # not here: what is under way in it would hold this thread up
+            group.retire()  # in the background: operations under way would block this thread
             raise
         step = training.position.step if metadata is None else int(metadata["step"])
         training.lr_state.decode(lr_state)
         training.lr_state.follow_batch(order.group.global_batch, step)
-        was = membership.rank
+        former_rank = membership.rank
         self._enter(order, group)
         fault_points.reach("recovered", rank=group.rank, version=order.version)
         report_formed(self._report, membership, training.position)
-        return Recovered(step, metadata, became_first=group.rank == 0 and was != 0)
+        return Recovered(step, metadata, became_rank_0=group.rank == 0 and former_rank != 0)
 
-    def _level(self, order: GroupOrder, group: ProcessGroup) -> dict[str, Any] | None:
-        """Take the furthest state, if not all are at the same step; its metadata, if it came."""
+    def _synchronise(self, order: GroupOrder, group: ProcessGroup) -> dict[str, Any] | None:
+        """Receive the state that is furthest ahead; return its metadata, or None without need."""
         if order.source is None:
             return None
-        training, called_off = self._training, self._listener.called_off
-        metadata = broadcast_training(training, group, order.source, called_off)
+        training, cancelled = self._training, self._listener.cancelled
+        metadata = broadcast_training(training, group, order.source, cancelled)
         if metadata is not None and training.carried is not None:
             training.carried.load(metadata["carried"])
         return metadata

@@ -1,6 +1,8 @@
-"""From the present group to the pending one: the boundary is announced, then crossed.
+"""Switch from the current group to the pending one, for incumbents and newcomers.
 
-How a worker becomes a member: with others that start too, or at a running group's boundary.
+Incumbents are members of the current group: they fix the boundary (the last step of the current
+group) in advance and switch behind it. Newcomers join a running group at the boundary, or start
+together with all others.
 """
 
 from __future__ import annotations
@@ -26,29 +28,23 @@ from elastic.state.transfer import IncomingState, OutgoingState
 from elastic.training_errors import BrokenGroupError
 from schemas.wire.worker import GroupOrder
 
-BOUNDARY_LEAD: Final = 2  # steps from the agreement to the boundary, at least
-BYTES_PER_S: Final = 400e6  # of a transfer beside training, over sockets
-JOIN_PLAN: Final = "join plan"  # key in the new group's store
+BOUNDARY_LEAD: Final = 2  # minimum steps from the agreement to the boundary
+TRANSFER_BYTES_PER_S: Final = 400e6  # rate of a transfer beside training, over sockets
+JOIN_PLAN_KEY: Final = "join plan"  # key in the new group's store
 
 
 class JoinPlan(msgspec.Struct, frozen=True):
-    """What newcomers have to know of the boundary."""
+    """Facts about the boundary that newcomers need."""
 
-    position: TrainingPosition  # that the new group begins at
-    transfer_steps: int  # in which the state comes
+    position: TrainingPosition  # at the boundary
+    transfer_steps: int  # steps of the state's transfer
     old: tuple[int, ...]  # local batches of the former group, by rank
-    new: tuple[int, ...]  # and those of the group, once the state is there
+    new: tuple[int, ...]  # local batches of the new group, after the transfer
     seed: int  # of the order of samples
 
 
 class Resize:
-    """An incumbent's part in the change to the pending group.
-
-    Args:
-        membership: of this worker; enters the pending group.
-        listener: has the process group that was built meanwhile.
-        training: whose schedule changes, and whose state goes to newcomers.
-    """
+    """Incumbent's part in the switch to the pending group."""
 
     def __init__(
         self, membership: Membership, listener: OrderListener, training: TrainingState
@@ -57,21 +53,19 @@ class Resize:
         self._listener = listener
         self._training = training
 
-    def announce(
+    def schedule_switch(
         self, pending: PendingGroup, boundary: int, micro_batch: MicroBatch, step_s: float
     ) -> None:
-        """All members are ready: deal out the samples behind the boundary anew.
+        """Deal out the samples after the boundary to the new group; all members are ready.
 
-        Args:
-            boundary: last step of the present group, some steps ahead, where nothing is drawn yet.
-            micro_batch: of the step in which all agreed.
-            step_s: mean duration of a step, seconds.
+        `boundary` is far enough ahead that none of its samples are prefetched. `micro_batch`
+        belongs to the step of the vote; `step_s` is the mean duration of a step.
         """
         membership, order = self._membership, pending.order
         fault_points.reach(
             "announce", rank=membership.rank, step=micro_batch.step, version=order.version
         )
-        member = order.group.member(membership.me)
+        member = order.group.member(membership.own_id)
         rank = member.rank if member else None
         new = tuple(m.local_batch for m in order.group.members)
         old = micro_batch.row.local_batches
@@ -82,16 +76,16 @@ class Resize:
             zeros = ScheduleRow(boundary + 1, (*old, *(0,) * newcomers), rank)
             rows = [zeros, ScheduleRow(boundary + 1 + pending.transfer_steps, new, rank)]
             if membership.rank == 0:
-                self._tell_newcomers(pending, boundary, micro_batch, new)
+                self._post_join_plan(pending, boundary, micro_batch, new)
         self._training.schedule.forget(self._training.position.step)
         self._training.schedule.announce(rows)
 
     def _transfer_steps(self, step_s: float) -> int:
         state = self._training.tensors()
         sizes = [unit.size for unit in state.units(self._membership.device)]
-        return transfer_steps(sum(sizes), step_s, BYTES_PER_S, len(sizes))
+        return transfer_steps(sum(sizes), step_s, TRANSFER_BYTES_PER_S, len(sizes))
 
-    def _tell_newcomers(
+    def _post_join_plan(
         self,
         pending: PendingGroup,
         boundary: int,
@@ -102,32 +96,27 @@ class Resize:
         if group is None:
             return
         training, old = self._training, micro_batch.row.local_batches
-        here = TrainingPosition(
+        position = TrainingPosition(
             micro_batch.epoch,
             micro_batch.cursor_before,
             micro_batch.step - 1,
             training.position.samples_done,
         )
-        steps = boundary - here.step
-        there = here.advanced(steps, sum(old), training.stream)
-        plan = JoinPlan(there, pending.transfer_steps, old, new, training.stream.seed)
-        group.store.post(JOIN_PLAN, lambda: msgspec.msgpack.encode(plan))
+        steps = boundary - position.step
+        start = position.advanced(steps, sum(old), training.stream)
+        plan = JoinPlan(start, pending.transfer_steps, old, new, training.stream.seed)
+        group.store.post(JOIN_PLAN_KEY, lambda: msgspec.msgpack.encode(plan))
 
-    def cross(self, pending: PendingGroup) -> OutgoingState | None:
-        """Be a member of the pending group from the coming step on.
+    def switch(self, pending: PendingGroup) -> OutgoingState | None:
+        """Switch to the pending group; return the state's transfer to its newcomers, if any.
 
-        Args:
-            pending: announced before; its boundary is the step that is done, and this worker
-                stays.
-
-        Returns:
-            The state's transfer to newcomers, if there are any.
+        The boundary step is done, and this worker stays a member.
         """
         membership, training, order = self._membership, self._training, pending.order
-        built = self._listener.cross(pending)
+        built = self._listener.switch(pending)
         senders = len(membership.workers)
         newcomers = [m.rank for m in order.group.members if m.worker not in membership.workers]
-        if built is None:  # the same processes, with another batch
+        if built is None:  # same processes, another batch
             membership.group.version = order.version
         membership.enter(order, built or membership.group)
         if not newcomers:
@@ -149,49 +138,44 @@ def start_together(
     group: ProcessGroup,
     membership: Membership,
     training: TrainingState,
-    called_off: threading.Event,
+    cancelled: threading.Event,
 ) -> None:
-    """Begin in a group that starts: every rank takes the state of rank 0.
-
-    Args:
-        membership: takes `group`; its workers are known already.
-        training: of this worker; rank 0's replaces it.
+    """Start in a new group: every rank takes the state of rank 0.
 
     Raises:
-        BrokenGroupError: if a peer is gone.
-        CancelledError: if `called_off` is set.
+        BrokenGroupError: if a peer is lost.
+        CancelledError: if `cancelled` is set.
     """
     membership.group = group
     if group.size > 1:
-        metadata = broadcast_training(training, group, 0, called_off)
+        metadata = broadcast_training(training, group, 0, cancelled)
         if metadata is not None:
             training.load_metadata(metadata)
 
 
 def await_join_plan(
-    group: ProcessGroup, called_off: threading.Event, failed: Callable[[str], None]
+    group: ProcessGroup, cancelled: threading.Event, report_failure: Callable[[str], None]
 ) -> JoinPlan:
-    """Learn from the incumbents where the newcomers' first step is.
+    """Receive the join plan from the incumbents.
 
-    Args:
-        failed: told why nothing will come; the controller calls the wait off then.
+    `failed` gets the reason why no plan will come; the controller then cancels the wait.
 
     Raises:
-        CancelledError: if `called_off` is set.
+        CancelledError: if `cancelled` is set.
     """
     plans: list[JoinPlan] = []
-    there = threading.Event()
+    received = threading.Event()
 
-    def ask() -> None:
+    def receive() -> None:
         try:
-            plans.append(msgspec.msgpack.decode(group.store.ask(JOIN_PLAN), type=JoinPlan))
+            plans.append(msgspec.msgpack.decode(group.store.fetch(JOIN_PLAN_KEY), type=JoinPlan))
         except (RuntimeError, BrokenGroupError) as error:
-            failed(str(error).partition("\n")[0])
+            report_failure(str(error).partition("\n")[0])
             return
-        there.set()
+        received.set()
 
-    threading.Thread(target=ask, name=JOIN_PLAN, daemon=True).start()
-    wait_for(there, called_off)
+    threading.Thread(target=receive, name=JOIN_PLAN_KEY, daemon=True).start()
+    wait_for(received, cancelled)
     return plans[0]
 
 
@@ -202,19 +186,12 @@ def enter_at_boundary(
     membership: Membership,
     training: TrainingState,
 ) -> IncomingState:
-    """Be a newcomer in a running group: no samples until the state is there.
+    """Join a running group, without samples until the state has arrived.
 
-    Args:
-        group: of incumbents and newcomers, which was built meanwhile.
-        plan: what the incumbents say of the boundary.
-        membership: enters `group`, without the whole state.
-        training: begins at the plan's position, with samples from the end of the transfer on.
-
-    Returns:
-        The state's transfer, which waits for its first portion already.
+    Returns the incoming state, which waits for its first portion already.
     """
     training.position = plan.position
-    training.take_seed(plan.seed)
+    training.set_seed(plan.seed)
     first = plan.position.step + 1
     zeros = (*plan.old, *(0,) * (group.size - len(plan.old)))
     training.schedule = Schedule(ScheduleRow(first, zeros, group.rank))

@@ -1,8 +1,6 @@
-"""Every change of this worker's group: it joins, resizes, recovers, leaves.
+"""Changes of this worker's group: join, resize, recovery, leaving, and checks of equal states.
 
-All of it runs on the training thread, between two steps or where gradients are summed.
-
-In which steps the workers compare checksums of their states, and what came of it.
+All of it runs on the training thread, between two steps or during the reduction.
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ from elastic.collectives.control_words import AgreedWords
 from elastic.collectives.process_group import ProcessGroup
 from elastic.group.membership import LeftGroup, Membership, await_group, report_formed
 from elastic.group.order_inbox import PendingGroup
-from elastic.group.order_listener import ERROR_CHARACTERS, OrderListener
+from elastic.group.order_listener import MAX_ERROR_CHARACTERS, OrderListener
 from elastic.group.recovery import Recovered, Recovery
 from elastic.group.resize import (
     BOUNDARY_LEAD,
@@ -38,74 +36,65 @@ from elastic.training_errors import BrokenGroupError, CancelledError
 from schemas.wire.agent import JOIN, RECOVER, START, SUSPEND, GroupBroken, JoinFailed
 from schemas.wire.worker import GroupOrder
 
-CHECK_AFTER: Final = 2  # steps behind a transfer or a recovery
-CHECK_EVERY: Final = 256  # steps: against scripts that let workers drift apart
+CHECK_AFTER: Final = 2  # steps after a transfer or a recovery
+CHECK_EVERY: Final = 256  # steps; detects scripts that let workers diverge
 
 
 class StateCheck:
-    """Decides by step numbers alone, so all workers decide alike."""
+    """Schedule of checksum comparisons; depends on step numbers alone, so all workers agree."""
 
     def __init__(self) -> None:
-        self.differs = False  # the states are not equal: rank 0's is to be sent to all
-        self._at = 0  # step; 0: none
+        self.mismatch = False  # states differ: rank 0's has to be broadcast
+        self._at = 0  # scheduled step; 0: none
 
     def schedule(self, step: int) -> None:
-        """Compare some steps behind `step`, in which the last change comes to its end.
-
-        Args:
-            step: 1-based; a check that was scheduled before is forgotten.
-        """
+        """Schedule a comparison `CHECK_AFTER` steps after `step`, instead of an earlier one."""
         self._at = step + CHECK_AFTER
 
     def is_due(self, step: int, *, transferring: bool, rates_may_differ: bool) -> bool:
-        """Whether checksums ride in the reduction of `step`.
+        """Return whether checksums are reduced together with the gradients of `step`.
 
-        Args:
-            transferring: some members have not the whole state yet.
-            rates_may_differ: the scripts have just chosen rates by numbers of their own.
+        `transferring`: some members lack the full state. `rates_may_differ`: a scheduler just set
+        rates by metrics, whose values may differ between workers.
         """
         return step == self._at or (
             not transferring and (rates_may_differ or step % CHECK_EVERY == 0)
         )
 
-    def passed(self, step: int) -> bool:
-        """Whether `step` was the one that was scheduled; none is then.
-
-        Args:
-            step: that was reduced, 1-based.
-        """
+    def finish_scheduled(self, step: int) -> bool:
+        """Return whether `step` was the scheduled one, and unschedule it."""
         if step != self._at:
             return False
         self._at = 0
         return True
 
     def reset(self) -> None:
-        """The group broke: nothing is scheduled and nothing known."""
-        self._at, self.differs = 0, False
+        """Forget the schedule and the result, after the group broke."""
+        self._at, self.mismatch = 0, False
 
 
-LINGER_S: Final = 0.1  # a leaver's sockets stay until the others have read what it sent last
+LINGER_S: Final = 0.1  # keeps a leaver's sockets until its peers have read them
 
 
 @dataclass(frozen=True, slots=True)
 class ReductionTerms:
-    """What rides with the gradients of a step, beside what the step itself has to say."""
+    """Parts of a reduction that the transitions request."""
 
-    ready: bool  # this worker is ready for the group that is pending
-    compares: bool  # checksums of the states, on every rank alike
+    ready: bool  # vote for the pending group
+    compare_checksums: bool  # reduce checksums of the states; equal on every rank
 
 
 @dataclass(frozen=True, slots=True)
-class _Swap:
-    """Costs of a boundary behind which newcomers train, until its first step is over; seconds."""
+class _SwitchCost:
+    """Costs in seconds of a boundary with newcomers, kept until the first step after it ends."""
 
     took_s: float
-    step_s: float  # of a usual step before it
-    sync_s: float  # of that, in reductions
+    step_s: float  # average step before the boundary
+    sync_s: float  # part of the step in reductions
 
 
 class GroupTransitions:
-    """Acts on orders where it does not disturb the script, and on peers that are gone."""
+    """Reactions to orders, at points that do not disturb the script, and to lost peers."""
 
     def __init__(
         self,
@@ -117,14 +106,6 @@ class GroupTransitions:
         records: SampleRecords,
         report: Report,
     ) -> None:
-        """Begin outside of any group.
-
-        Args:
-            membership: of this worker; replaced with each change.
-            listener: hears orders.
-            training: what travels to newcomers and is recovered.
-            records: of samples; written where it is sure that all committed them.
-        """
         self._membership = membership
         self._listener = listener
         self._training = training
@@ -134,42 +115,41 @@ class GroupTransitions:
         self._resize = Resize(membership, listener, training)
         self._recovery = Recovery(membership, listener, training, report)
         self._check = StateCheck()
-        self._retired: ProcessGroup | None = None  # the former group, until the state is checked
-        self._new_batch: tuple[int, int] | None = None  # step from which on, global batch
-        self._recovered: Recovered | None = None  # whose lost members' records are to be written
-        self._stale = False  # what the loader drew ahead is void
+        self._retired: ProcessGroup | None = None  # former group, until the states are compared
+        self._new_batch: tuple[int, int] | None = None  # first step, global batch
+        self._recovered: Recovered | None = None  # records of its lost members are due
+        self._discard_prefetched = False  # prefetched batches are invalid
         self._left = False
-        self._swap: _Swap | None = None  # its pause lasts until the newcomers' first step
+        self._switch_cost: _SwitchCost | None = None  # until the newcomers' first step
 
     @property
-    def called_off(self) -> threading.Event:
-        """Set when waits for peers are to end."""
-        return self._listener.called_off
+    def cancelled(self) -> threading.Event:
+        """Event that cancels waits for peers."""
+        return self._listener.cancelled
 
-    def use(self, depth: int) -> None:
-        """A boundary must not be nearer than `depth` steps; members agree on it when they meet.
+    def set_prefetch_depth(self, depth: int) -> None:
+        """Set how many steps the loader prefetches: a boundary is never nearer.
 
-        Args:
-            depth: steps whose samples may have been drawn already.
+        The members agree on the largest value at the rendezvous.
         """
-        self._membership.drawn_ahead = depth
+        self._membership.prefetched_steps = depth
 
     # --- in
 
     def join(self) -> None:
-        """Wait for the order to become a member, and become one."""
+        """Wait for the order to become a member, and carry it out."""
         order = self._listener.await_order()
         self._membership.has_full_state = order.kind == START
-        if order.kind == RECOVER:  # it is asked whether it has the state, which it has not
+        if order.kind == RECOVER:  # this worker has no state and reports so
             self.recover(None)
             return
-        self._listener.take()
+        self._listener.pop()
         try:
-            group = await_group(order, self._membership, self.called_off)
+            group = await_group(order, self._membership, self.cancelled)
         except BrokenGroupError as error:
             kind = JoinFailed if order.kind == JOIN else GroupBroken
-            self._report(kind, group=order.version, error=error.message[:ERROR_CHARACTERS])
-            self.recover(None)  # the controller ends it, or asks first what it has
+            self._report(kind, group=order.version, error=error.message[:MAX_ERROR_CHARACTERS])
+            self.recover(None)  # the controller stops this worker, or starts a recovery
         except CancelledError:
             self.recover(None)
         else:
@@ -180,17 +160,17 @@ class GroupTransitions:
 
     def _start(self, order: GroupOrder, group: ProcessGroup) -> None:
         try:
-            start_together(group, self._membership, self._training, self.called_off)
+            start_together(group, self._membership, self._training, self.cancelled)
         except (BrokenGroupError, CancelledError) as error:
             self._report(GroupBroken, group=order.version, error=error.message)
-            threading.Event().wait()  # the state may be half another's: the controller ends this
+            threading.Event().wait()  # the state may be mixed; the controller stops this worker
         report_formed(self._report, self._membership, self._training.position)
 
     def _join_at_boundary(self, order: GroupOrder, group: ProcessGroup) -> None:
         try:
             plan = await_join_plan(
                 group,
-                self.called_off,
+                self.cancelled,
                 lambda error: self._listener.report_join_failed(order.version, error),
             )
         except CancelledError:
@@ -205,56 +185,57 @@ class GroupTransitions:
     # --- between two steps
 
     def before_step(self) -> bool:
-        """The next step is about to begin; whether what was drawn ahead is void.
+        """Prepare the next step; return whether prefetched batches are invalid.
 
         Raises:
             LeftGroup: if this worker is not in the group any more.
         """
         if self._left:
             raise LeftGroup(0)
-        if self.called_off.is_set():
+        if self.cancelled.is_set():
             self.recover(None)
         if self._recovered is not None:
-            self._stand_in_for_lost(self._recovered)
+            self._write_for_lost(self._recovered)
         step = self._training.position.step
         try:
-            if self._check.differs:
+            if self._check.mismatch:
                 self._resynchronise()
             pending = self._listener.pending
             if pending is not None and pending.boundary == step:
-                self._cross(pending)
+                self._switch(pending)
         except (CancelledError, BrokenGroupError) as error:
             self.recover(error)
         if self._training.transfer is not None:
             self._advance_transfer(self._training.transfer)
         if self._new_batch is not None:
             self._follow_batch(*self._new_batch)
-        stale, self._stale = self._stale, False
-        return stale
+        discard_prefetched, self._discard_prefetched = self._discard_prefetched, False
+        return discard_prefetched
 
     def _resynchronise(self) -> None:
-        """The checksums differ: give everybody the state of rank 0, while all wait."""
-        self._check.differs = False
+        """Broadcast the state of rank 0, because the checksums differ; all workers wait."""
+        self._check.mismatch = False
         membership, training = self._membership, self._training
         if membership.rank == 0:
-            sys.stderr.write("[ones] the state of the workers differs: it is sent again\n")
-        metadata = broadcast_training(training, membership.group, 0, self.called_off)
+            sys.stderr.write(
+                "[ones] workers have different states: sending rank 0's state to all\n"
+            )
+        metadata = broadcast_training(training, membership.group, 0, self.cancelled)
         if metadata is not None:
             training.load_metadata(metadata)
 
-    def _cross(self, pending: PendingGroup) -> None:
-        """The boundary: from here on this worker is in the pending group, or in none."""
-        began, (step_s, sync_s) = time.perf_counter(), self._training.recent_steps.usual()
+    def _switch(self, pending: PendingGroup) -> None:
+        began, (step_s, sync_s) = time.perf_counter(), self._training.recent_steps.average_step()
         membership, order = self._membership, pending.order
         step = self._training.position.step
         fault_points.reach("boundary", rank=membership.rank, step=step, version=order.version)
-        member = order.group.member(membership.me)
+        member = order.group.member(membership.own_id)
         if member is None:
-            self._listener.cross(pending)
-            self._leave_by(order)
+            self._listener.switch(pending)
+            self._leave_on_order(order)
             return
         former, old = membership.workers, membership.group
-        transfer = self._training.transfer = self._resize.cross(pending)
+        transfer = self._training.transfer = self._resize.switch(pending)
         last = step + pending.transfer_steps
         self._new_batch = (last + 1, order.group.global_batch)
         if transfer is not None:
@@ -269,28 +250,27 @@ class GroupTransitions:
         position = self._training.position
         report_formed(self._report, membership, position, pause_s=took_s, step_s=step_s)
         if set(membership.workers) - set(former):
-            self._swap = _Swap(took_s, step_s, sync_s)
+            self._switch_cost = _SwitchCost(took_s, step_s, sync_s)
 
-    def _report_whole_pause(self) -> None:
+    def _report_full_pause(self) -> None:
         """Report again if members waited for a newcomer in the first step of the new group.
 
         The first report cannot wait for that step, which may not end if a newcomer is lost.
         """
-        swap, self._swap = self._swap, None
-        if swap is None:
+        cost, self._switch_cost = self._switch_cost, None
+        if cost is None:
             return
-        waited_s = self._training.recent_steps.synced_s() - swap.sync_s
+        waited_s = self._training.recent_steps.reduction_s() - cost.sync_s
         if waited_s > 0.0:
             report_formed(
                 self._report,
                 self._membership,
                 self._training.position,
-                pause_s=swap.took_s + waited_s,
-                step_s=swap.step_s,
+                pause_s=cost.took_s + waited_s,
+                step_s=cost.step_s,
             )
 
     def _advance_transfer(self, transfer: OutgoingState | IncomingState) -> None:
-        """Begin with the portion of the coming step, or end."""
         membership, position = self._membership, self._training.position
         if not transfer.is_over(position.step + 1):
             transfer.begin_portion(position.step + 1)
@@ -302,7 +282,7 @@ class GroupTransitions:
             report_formed(self._report, membership, position)
 
     def _follow_batch(self, first: int, batch: int) -> None:
-        """The learning rate follows the batch from the step on in which all have the state."""
+        """Adapt the learning rate to the batch, from the step in which all have the state."""
         step = self._training.position.step
         if step + 1 >= first:
             self._training.lr_state.follow_batch(batch, step)
@@ -311,15 +291,11 @@ class GroupTransitions:
     # --- where gradients are summed
 
     def before_reduction(self, step: int) -> ReductionTerms:
-        """What this worker says in the reduction of `step`, and hears from the others.
-
-        Args:
-            step: that is under way, 1-based.
-        """
+        """Return what this worker reduces together with the gradients of `step`."""
         listener, transferring = self._listener, self._training.transfer is not None
         return ReductionTerms(
-            ready=listener.pending is not None and listener.raise_flag(),
-            compares=self._check.is_due(
+            ready=listener.pending is not None and listener.vote_ready(),
+            compare_checksums=self._check.is_due(
                 step,
                 transferring=transferring,
                 rates_may_differ=self._training.rates_may_differ,
@@ -329,36 +305,35 @@ class GroupTransitions:
     def after_reduction(
         self, micro_batch: MicroBatch, terms: ReductionTerms, agreed: AgreedWords
     ) -> None:
-        """Act on what all ranks know now, at the same step.
+        """Act on the agreed words, in the same step on all ranks.
 
-        A newcomer then waits for the step's portion of the state, which the optimizer is to work
-        on.
+        A newcomer then waits for the step's portion of the state, which the optimizer needs.
 
         Raises:
-            CancelledError: if the wait was called off.
+            CancelledError: if the wait was cancelled.
             BrokenGroupError: if the portion did not arrive.
         """
-        self._report_whole_pause()
-        if agreed.skipped > 0 or (terms.compares and not agreed.same):
-            self._check.differs = True
+        self._report_full_pause()
+        if agreed.skipped > 0 or (terms.compare_checksums and not agreed.same):
+            self._check.mismatch = True
         self._records.write()
         if terms.ready:
             self._agree(micro_batch, agreed)
-        if self._check.passed(micro_batch.step):
+        if self._check.finish_scheduled(micro_batch.step):
             self._retire_former()
         transfer = self._training.transfer
         if isinstance(transfer, IncomingState) and not self._membership.has_full_state:
             load = self._training.load_metadata
-            transfer.take_portion(micro_batch.step, self.called_off, load)
+            transfer.take_portion(micro_batch.step, self.cancelled, load)
 
     def _agree(self, micro_batch: MicroBatch, agreed: AgreedWords) -> None:
-        """If all are ready for what this worker is ready for, its boundary lies ahead now."""
+        """Close the vote, and schedule the switch if it was unanimous."""
         group = self._membership.group
-        boundary = micro_batch.step + max(BOUNDARY_LEAD, group.drawn_ahead)
+        boundary = micro_batch.step + max(BOUNDARY_LEAD, group.prefetched_steps)
         unanimous = agreed.ready == group.size
-        pending = self._listener.lower_flag(unanimous=unanimous, boundary=boundary)
+        pending = self._listener.close_vote(unanimous=unanimous, boundary=boundary)
         if pending is not None:
-            self._resize.announce(pending, boundary, micro_batch, agreed.seconds)
+            self._resize.schedule_switch(pending, boundary, micro_batch, agreed.seconds)
 
     def _retire_former(self) -> None:
         if self._retired is not None:
@@ -368,21 +343,20 @@ class GroupTransitions:
     # --- a member was lost
 
     def recover(
-        self, error: Exception | None, take_back: Callable[[], None] | None = None
+        self, error: Exception | None, roll_back: Callable[[], None] | None = None
     ) -> Recovered:
-        """Go on in the group that the controller makes of those who are left.
+        """Continue in the group that the controller forms of the survivors.
 
-        Args:
-            error: what was met, if nobody called this worker off.
-            take_back: called first: brings the state back to the last step that is done.
+        `error` is what revealed the loss; None if the controller cancelled the waits. `roll_back`
+        runs first and restores the state of the last finished step.
 
         Raises:
-            LeftGroup: if this worker is not in it.
+            LeftGroup: if this worker is not in that group.
         """
-        self._swap = None
+        self._switch_cost = None
         self._abort_groups()
-        if take_back is not None:
-            take_back()
+        if roll_back is not None:
+            roll_back()
         recovered = self._recovery.run(error)
         if recovered is None:
             self._leave()
@@ -390,34 +364,33 @@ class GroupTransitions:
         self._check.reset()
         self._check.schedule(recovered.step)
         self._retire_former()
-        self._recovered = recovered.behind(self._recovered)
-        self._stale = True
+        self._recovered = recovered.merged_with(self._recovered)
+        self._discard_prefetched = True
         return recovered
 
     def _abort_groups(self) -> None:
-        """The device has to be free of what will never end before anything else is asked of it."""
+        """Abort the groups, whose operations never end and would block later device work."""
         for group in (self._membership.group, self._retired):
             if group is not None:
                 group.abort()
 
-    def _stand_in_for_lost(self, recovered: Recovered) -> None:
-        """Write what those who are gone did not come to write."""
+    def _write_for_lost(self, recovered: Recovered) -> None:
         self._recovered = None
         self._records.write()
         if self._membership.rank == 0:
             workers = frozenset(self._membership.workers)
             self._records.write_for_lost(workers)
-            if recovered.became_first:
+            if recovered.became_rank_0:
                 self._epochs.report_again(self._membership.version)
 
     # --- out
 
-    def _leave_by(self, order: GroupOrder) -> None:
-        """This worker is not in the group of `order`.
+    def _leave_on_order(self, order: GroupOrder) -> None:
+        """Leave the group as `order` says, after writing a checkpoint if the job is suspended.
 
         Raises:
-            CancelledError: a suspended job's checkpoint was called off.
-            BrokenGroupError: a peer is gone before it was written.
+            CancelledError: if a suspended job's checkpoint was cancelled.
+            BrokenGroupError: if a peer was lost before it was written.
             LeftGroup: otherwise.
         """
         self._records.write()
@@ -426,25 +399,23 @@ class GroupTransitions:
         self._leave()
 
     def _suspend(self, version: int) -> None:
-        """Rank 0 writes the checkpoint, the others wait for it."""
         membership = self._membership
         if membership.rank == 0:
-            self._records.write_for_lost(frozenset({membership.me}))
+            self._records.write_for_lost(frozenset({membership.own_id}))
             fault_points.reach("suspend", rank=0, version=version)
             self._epochs.suspend(version)
             fault_points.reach("suspended", rank=0, version=version)
-        membership.group.broadcast_bytes(b"", self.called_off)
+        membership.group.broadcast_bytes(b"", self.cancelled)
 
     def _leave(self) -> NoReturn:
-        """End this worker's part; its script unwinds from where it is."""
         self._records.write()
         if self._membership.group.size > 1 and not self._left:
             time.sleep(LINGER_S)
-        self._left = True  # should the script's loop swallow it
+        self._left = True  # in case the script's loop swallows the exception
         raise LeftGroup(0)
 
     def check_left(self) -> None:
-        """Raise once more if the script's loop swallowed it.
+        """Raise `LeftGroup` again if the script's loop swallowed it.
 
         Raises:
             LeftGroup: if this worker is not in the group any more.

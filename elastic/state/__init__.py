@@ -1,1 +1,1 @@
-"""What a job trains and remembers: tensors, their transfer, checkpoints, everything else."""
+"""State of a job's training: tensors, transfers, checkpoints, schedules, random numbers."""

@@ -1,4 +1,4 @@
-"""A job's whole state to every rank at once, while training waits."""
+"""Broadcast of a job's whole state to all ranks at once, while training waits."""
 
 from __future__ import annotations
 
@@ -9,7 +9,12 @@ import torch
 
 from elastic.collectives.backends import finish_device_work
 from elastic.collectives.process_group import ProcessGroup, as_byte_row
-from elastic.state.portions import IN_PLACE, contiguous_pairs, decode_metadata, encode_metadata
+from elastic.state.portions import (
+    MIN_IN_PLACE_BYTES,
+    contiguous_pairs,
+    decode_metadata,
+    encode_metadata,
+)
 from elastic.state.state_tensors import TensorState
 from elastic.state.training_state import TrainingState
 
@@ -17,15 +22,9 @@ from elastic.state.training_state import TrainingState
 def broadcast_training(
     training: TrainingState, group: ProcessGroup, source: int, cancel: threading.Event
 ) -> dict[str, Any] | None:
-    """Give every rank the tensors and the metadata of rank `source`.
+    """Broadcast tensors and metadata of rank `source`; returns the metadata, None on the source.
 
-    Args:
-        training: of this worker; its tensors are overwritten on all but `source`.
-        source: rank whose state counts.
-        cancel: set when the wait is to end; the tensors may be half overwritten then.
-
-    Returns:
-        The metadata, which is not loaded; None on the source itself.
+    The metadata is not loaded. If `cancel` is set, tensors may be partly overwritten.
 
     Raises:
         BrokenGroupError: if a peer is lost.
@@ -39,16 +38,9 @@ def broadcast_training(
 def broadcast_state(
     state: TensorState, group: ProcessGroup, source: int, metadata: bytes, cancel: threading.Event
 ) -> bytes:
-    """Give every rank the tensors of rank `source`, and its `metadata` first.
+    """Broadcast the encoded `metadata` of rank `source`, then its tensors; returns the metadata.
 
-    Args:
-        state: of this worker; overwritten on all but `source`.
-        source: rank whose state counts.
-        metadata: encoded; read on `source` only.
-        cancel: set when the wait is to end; the tensors may be half overwritten then.
-
-    Returns:
-        The metadata of `source`, encoded.
+    If `cancel` is set, tensors may be partly overwritten.
 
     Raises:
         BrokenGroupError: if a peer is lost.
@@ -57,14 +49,14 @@ def broadcast_state(
     encoded = group.broadcast_bytes(metadata, cancel, source)
     if group.rank != source:
         state.adopt(decode_metadata(encoded)["structure"], group.device)
-    finish_device_work(group.device)  # on whatever stream the script trains
+    finish_device_work(group.device)  # on any stream of the script
     tensors = [tensor for unit in state.units(group.device) for tensor in unit.tensors]
     small: list[torch.Tensor] = []
     for travelling, tensor in contiguous_pairs([*tensors, *state.buffers()]):
-        if as_byte_row(travelling).numel() < IN_PLACE:
+        if as_byte_row(travelling).numel() < MIN_IN_PLACE_BYTES:
             small.append(tensor)
             continue
-        fresh = travelling.clone()  # an operation that is given up keeps what it was given
+        fresh = travelling.clone()  # an abandoned operation keeps its tensor
         group.broadcast(as_byte_row(fresh), source, cancel)
         if group.rank != source:
             tensor.copy_(fresh)
@@ -77,7 +69,6 @@ def broadcast_state(
 def _broadcast_together(
     tensors: list[torch.Tensor], group: ProcessGroup, source: int, cancel: threading.Event
 ) -> None:
-    """Small ones, in one operation of the group."""
     together = torch.cat([as_byte_row(tensor.contiguous()) for tensor in tensors])
     group.broadcast(together, source, cancel)
     if group.rank == source:

@@ -1,7 +1,7 @@
-"""State that lives from batch to batch, such as a recurrent model's: a row for each column.
+"""State carried from batch to batch, such as a recurrent model's hidden state: a row per column.
 
-Sample i of the data goes on where sample i - columns ended. Every worker has the rows of all
-columns behind the last step that is done, so a column may be taken by anybody next.
+Sample i of the data continues sample i - columns. Every worker has the rows of all columns after
+the last finished step, so any worker may take a column next.
 """
 
 from __future__ import annotations
@@ -14,130 +14,110 @@ import torch
 from elastic.collectives.process_group import as_byte_row
 from elastic.training_errors import UsageError
 
-TENSOR: Final = "row"  # key of a leaf's description: the shape of one sample's part
+ROW_SHAPE_KEY: Final = "row"  # key of a tensor's description: shape of one sample's row
 
 
 class CarriedState:
-    """Rows of bytes, and how they make up what the script carries.
+    """Rows of bytes, and the layout of the tensors that the script carries.
 
-    Args:
-        columns: texts, or other sequences, that are read side by side.
-        dim: of the script's tensors, in which its samples lie.
+    `dim` is the dimension of the script's tensors that holds the samples.
     """
 
     def __init__(self, columns: int, dim: int, device: torch.device) -> None:
         self.columns = columns
         self.device = device
         self._dim = dim
-        self._layout: Any = None  # of one sample's part; None: nothing was carried yet
+        self._layout: Any = None  # of one sample's row; None: nothing was carried yet
         self._rows: torch.Tensor | None = None  # (columns, bytes)
 
-    def before(self, samples: Sequence[int]) -> Any:
-        """What the samples go on from; zeros for those at the beginning of their column.
+    def state_before(self, samples: Sequence[int]) -> Any:
+        """Return the state that `samples` (positions in the data) continue, detached, in order.
 
-        Args:
-            samples: places in the data, each of another column.
-
-        Returns:
-            What the script carried, detached, with the samples' parts in their order. None if all
-            are at their beginning, or nothing is known yet.
+        Samples at the start of their column get zeros. None if all start their columns, or nothing
+        was carried yet.
         """
         places = torch.tensor(samples, device=self.device)
         begun = places >= self.columns
         if self._rows is None or not any(place >= self.columns for place in samples):
             return None
         rows = self._rows[places % self.columns] * begun[:, None]
-        return self._unpacked(self._layout, rows, _Cursor())
+        return self._unpack(self._layout, rows, _Cursor())
 
-    def packed(self, state: Any, samples: int) -> torch.Tensor:
-        """What the script carries on, as rows of bytes.
-
-        Args:
-            state: a tensor, or tuples, lists and dicts of tensors.
-
-        Returns:
-            Shape (samples, bytes).
+    def pack(self, state: Any, samples: int) -> torch.Tensor:
+        """Return the script's state as rows of bytes, shape (samples, bytes).
 
         Raises:
-            UsageError: if it is anything else, or has not one part for each sample, or not the
-                shape that it had before.
+            UsageError: if the state is not a tensor or tuples, lists and dicts of tensors, has not
+                one row per sample, or changed its shape.
         """
         parts: list[torch.Tensor] = []
-        layout = self._described(state, samples, parts.append)
+        layout = self._describe(state, samples, parts.append)
         if not parts:
-            raise UsageError("agent.carried got no tensor", "give the state behind the batch")
+            raise UsageError("agent.carried got no tensor", "assign the state after the batch")
         if self._layout is None:
             self._layout = layout
         if layout != self._layout:
-            what = f"agent.carried got {layout}, before it was {self._layout}"
-            raise UsageError(what, "give tensors of the same shape and type for every sample")
+            problem = f"agent.carried got {layout}, before it was {self._layout}"
+            raise UsageError(problem, "give tensors of the same shape and type for every sample")
         return torch.cat(parts, dim=1)
 
-    def take(self, first: int, rows: torch.Tensor) -> None:
-        """A step is done.
-
-        Args:
-            rows: of all its samples, shape (samples, bytes).
-        """
+    def store(self, first: int, rows: torch.Tensor) -> None:
+        """Store the rows of a finished step's samples, shape (samples, bytes)."""
         if self._rows is None:
             self._rows = rows.new_zeros(self.columns, rows.shape[1])
         places = torch.arange(first, first + len(rows), device=self.device)
         self._rows[places % self.columns] = rows
 
     def state(self) -> dict[str, Any]:
-        """All of it, copied to the host; empty if nothing was carried yet."""
+        """Return the state copied to the host; empty if nothing was carried yet."""
         if self._rows is None:
             return {}
         return {"layout": self._layout, "rows": self._rows.to("cpu", copy=True)}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """The reverse.
-
-        Args:
-            state: what `state` gave, here or on another worker.
-        """
+        """Load the result of `state`, from here or another worker."""
         if state:
             self._layout, self._rows = state["layout"], state["rows"].to(self.device)
 
-    def _described(self, state: Any, samples: int, add: Callable[[torch.Tensor], None]) -> Any:
+    def _describe(self, state: Any, samples: int, add: Callable[[torch.Tensor], None]) -> Any:
         if isinstance(state, torch.Tensor):
             if state.dim() <= self._dim or state.shape[self._dim] != samples:
-                what = f"agent.carried got shape {tuple(state.shape)} for {samples} samples"
-                hint = f"samples lie in dimension {self._dim}; load(carried_dim=...) says another"
-                raise UsageError(what, hint)
+                problem = f"agent.carried got shape {tuple(state.shape)} for {samples} samples"
+                hint = (
+                    f"samples are in dimension {self._dim}; set another with load(carried_dim=...)"
+                )
+                raise UsageError(problem, hint)
             rows = state.detach().to(self.device).movedim(self._dim, 0).contiguous()
             add(as_byte_row(rows).view(samples, -1))
-            return {TENSOR: list(rows.shape[1:]), "dtype": str(rows.dtype).partition(".")[2]}
+            return {ROW_SHAPE_KEY: list(rows.shape[1:]), "dtype": str(rows.dtype).partition(".")[2]}
         if isinstance(state, Mapping):
-            return {"dict": [[k, self._described(v, samples, add)] for k, v in state.items()]}
+            return {"dict": [[k, self._describe(v, samples, add)] for k, v in state.items()]}
         if isinstance(state, list | tuple):
             kind = "list" if isinstance(state, list) else "tuple"
-            return {kind: [self._described(part, samples, add) for part in state]}
-        what = f"agent.carried got {type(state).__name__}"
-        raise UsageError(what, "give a tensor, or tuples, lists and dicts of tensors")
+            return {kind: [self._describe(part, samples, add) for part in state]}
+        problem = f"agent.carried got {type(state).__name__}"
+        raise UsageError(problem, "give a tensor, or tuples, lists and dicts of tensors")
 
-    def _unpacked(self, layout: Any, rows: torch.Tensor, cursor: _Cursor) -> Any:
-        if TENSOR in layout:
+    def _unpack(self, layout: Any, rows: torch.Tensor, cursor: _Cursor) -> Any:
+        if ROW_SHAPE_KEY in layout:
             dtype = getattr(torch, layout["dtype"])
-            shape = torch.Size(layout[TENSOR])
+            shape = torch.Size(layout[ROW_SHAPE_KEY])
             width = shape.numel() * dtype.itemsize
             part = cursor.next(rows, width).view(dtype).view(len(rows), *shape)
             return part.movedim(0, self._dim).contiguous()
         if "dict" in layout:
-            return {k: self._unpacked(v, rows, cursor) for k, v in layout["dict"]}
+            return {k: self._unpack(v, rows, cursor) for k, v in layout["dict"]}
         kind = list if "list" in layout else tuple
         parts = layout.get("list", layout.get("tuple"))
-        return kind(self._unpacked(part, rows, cursor) for part in parts)
+        return kind(self._unpack(part, rows, cursor) for part in parts)
 
 
 class _Cursor:
-    """Takes the bytes of one tensor after the other."""
-
     def __init__(self) -> None:
         self._at = 0
 
     def next(self, rows: torch.Tensor, width: int) -> torch.Tensor:
-        """A copy, which is aligned for any type."""
+        """Return a copy, which is aligned for any type."""
         part = rows[:, self._at : self._at + width]
         self._at += width
         return part.clone(memory_format=torch.contiguous_format)

@@ -1,6 +1,6 @@
-"""Checkpoints in a folder: their names, how they are written and read.
+"""Checkpoints in a folder: names, reading, and writing in a thread.
 
-Checkpoints are written by a thread: training waits only for the copy.
+Training waits only for the copy of the state.
 """
 
 from __future__ import annotations
@@ -28,27 +28,16 @@ if TYPE_CHECKING:
 
 
 FORMAT: Final = 1
-KEPT: Final = 2  # the newest, and the one before it
+KEPT_EPOCHS: Final = 2  # epochs: the newest, and the one before
 
 
 def checkpoint_path(folder: Path, point: ResumePoint) -> Path:
-    """Where the checkpoint of an epoch lies.
-
-    Args:
-        point: epochs that are done, and version of the group that wrote it.
-    """
+    """Return the path of the checkpoint of an epoch."""
     return folder / f"epoch-{point.epoch:06d}.v{point.version}.pt"
 
 
 def list_checkpoints(folder: Path) -> list[tuple[Path, ResumePoint]]:
-    """All checkpoints in `folder`, oldest first.
-
-    Args:
-        folder: of the job's checkpoints; one that is not there has none.
-
-    Returns:
-        Files and what their names say, by epoch, then by version.
-    """
+    """Return all checkpoints in `folder` by epoch, then version; none if the folder is missing."""
     found = []
     for path in folder.glob("epoch-*.v*.pt"):
         epoch, _, version = path.stem.removeprefix("epoch-").partition(".v")
@@ -58,14 +47,12 @@ def list_checkpoints(folder: Path) -> list[tuple[Path, ResumePoint]]:
 
 
 def find_checkpoint(folder: Path, point: ResumePoint, version: int) -> Path:
-    """The file to resume from: the one of `point`, or the furthest of what went on from it.
+    """Return the checkpoint to resume from: that of `point`, or the latest that continued it.
 
-    A group whose nodes are cut off goes on and drops old epochs, while its reports wait, or are
-    lost with a node. Every group since `point` went on from there. Of several, the latest group's
-    counts: an older one may be training on, where nobody reaches it.
-
-    Returns:
-        The file; if there is none, the one of `point`, which is not there.
+    A group whose nodes are cut off trains on and drops old epochs, while its reports wait, or are
+    lost with a node. Every group since `point` continued from there. Of several, the latest group's
+    counts: an older group may still train where it cannot be reached. If there is none, the path of
+    `point` is returned, which does not exist.
     """
     later = [
         (other.version, other.epoch, path)
@@ -83,46 +70,39 @@ def find_checkpoint(folder: Path, point: ResumePoint, version: int) -> Path:
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:
-    """The checkpoint in `path`; nothing in it is executed.
-
-    Args:
-        path: of the file; its tensors come to the host.
+    """Load a checkpoint to the host, without executing anything.
 
     Raises:
-        CheckpointError: if it is not there or damaged.
+        CheckpointError: if it is missing or damaged.
     """
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
-        hint = "let `checkpoints` of every agent be the same shared folder"
+        hint = "set `checkpoints` of every agent to the same shared folder"
         raise CheckpointError(f"no checkpoint {path.name} on this node", hint) from None
     except Exception as error:
-        hint = "an earlier one may be whole"
+        hint = "try an earlier checkpoint"
         first = str(error).partition("\n")[0][:300]
         raise CheckpointError(f"checkpoint {path.name} cannot be read: {first}", hint) from error
     if not isinstance(content, dict) or content.get("format") != FORMAT:
-        raise CheckpointError(f"checkpoint {path.name} is of another format")
+        raise CheckpointError(f"checkpoint {path.name} has another format")
     return content
 
 
 def save_checkpoint(content: dict[str, Any], path: Path) -> None:
     """Write `content` durably, with as little of the training thread's time as torch allows.
 
-    Without the archive's own checksums: they cost half of the write or more, under the lock that
-    the training thread needs, and the rename keeps half a file from being taken for a whole.
-
-    Args:
-        content: tensors, numbers, text and their containers, `format` among them; a named tuple
-            is read back as a tuple.
-        path: of the file, which is replaced in place; the caller renames it.
+    The archive has no checksums of its own: they cost half of the write or more, under the lock
+    that the training thread needs, and the caller's rename prevents partial files. Named tuples are
+    read back as tuples; `format` is part of `content`.
 
     Raises:
-        OSError: if the disk does not take it.
+        OSError: if the disk does not accept it.
     """
     checksums = torch.serialization.get_crc32_options()
     torch.serialization.set_crc32_options(False)
     try:
-        with _ArchiveFile(FileIO(path, "wb")) as file:  # a raw file takes 2 GiB a call at most
+        with _ArchiveFile(FileIO(path, "wb")) as file:  # a raw file writes at most 2 GiB per call
             _save_archive(content, file)
             file.flush()
             os.fsync(file.fileno())
@@ -131,7 +111,7 @@ def save_checkpoint(content: dict[str, Any], path: Path) -> None:
 
 
 class _ArchiveFile(BufferedWriter):
-    """Takes all that is written; it keeps the disk's error, which torch may not raise."""
+    """File that keeps the disk's first error, which torch may not raise."""
 
     error: OSError | None = None
 
@@ -146,30 +126,30 @@ class _ArchiveFile(BufferedWriter):
 def _save_archive(content: dict[str, Any], file: _ArchiveFile) -> None:
     try:
         torch.save(plain_containers(content), file)
-    except RuntimeError as error:  # torch ends the archive all the same and finds that it is short
+    except RuntimeError as error:  # torch still closes the archive and finds it truncated
         raise (file.error or error) from None
 
 
-RETRY_S: Final = 1.0
-CLOSE_S: Final = 30.0  # how long a script's end waits for a disk that takes nothing
+RETRY_INTERVAL_S: Final = 1.0
+CLOSE_TIMEOUT_S: Final = 30.0  # wait at the script's end for a full disk
 
 
 @dataclass(frozen=True, slots=True)
 class _Order:
     point: ResumePoint
     content: dict[str, Any]
-    durable: tuple[Callable[[], None], ...]  # of this epoch, and of those that it stands for
+    durable: tuple[Callable[[], None], ...]  # of this epoch, and of those that it replaces
 
     def after(self, earlier: _Order) -> _Order:
-        """This order in place of an `earlier` one that could not be written."""
+        """Return this order in place of an `earlier` one that could not be written."""
         return _Order(self.point, self.content, earlier.durable + self.durable)
 
 
-_open: set[CheckpointWriter] = set()  # of this process
+_open: set[CheckpointWriter] = set()  # open writers of this process
 
 
 def drain_checkpoints() -> None:
-    """Let writes that are under way come to an end, as a process that leaves should."""
+    """Wait for writes under way, before the process exits."""
     for writer in list(_open):
         try:
             writer.close()
@@ -178,14 +158,11 @@ def drain_checkpoints() -> None:
 
 
 class CheckpointWriter:
-    """Writes checkpoints in a thread of its own, in order, at most one behind.
+    """Thread that writes checkpoints in order, at most one behind.
 
-    The training thread waits only when two epochs have ended since the disk took the last one. A
-    disk that takes nothing (full, away) does not stop training: the newest state is tried again
-    and stands for those before it, whose epochs are reported with it.
-
-    Args:
-        folder: of the job's checkpoints; made with the first of them.
+    The training thread waits only when two epochs have ended since the disk took the last one. If
+    the disk accepts nothing (full, unavailable), training continues: the newest state is retried
+    and replaces those before it, whose epochs are reported with it.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -203,15 +180,13 @@ class CheckpointWriter:
     def write(
         self, point: ResumePoint, content: dict[str, Any], durable: Callable[[], None]
     ) -> None:
-        """Write `content`, already copied, and call `durable` in the writer's thread.
+        """Write `content`, copied to the host, which must not change any more.
 
-        Args:
-            point: epochs that are done, and version of the group that writes.
-            content: all tensors on the host; nobody changes it any more.
-            durable: called in the writer's thread, once this state or a newer one is on the disk.
+        `durable` is called in the writer's thread, once this state or a newer one is on the disk.
 
         Raises:
-            CheckpointError: if an earlier state could not be written, whatever the disk.
+            CheckpointError: if an earlier state could not be written for another reason than the
+                disk.
         """
         order = _Order(point, {"format": FORMAT, **content}, (durable,))
         with self._changed:
@@ -221,19 +196,20 @@ class CheckpointWriter:
             self._changed.notify_all()
 
     def check(self) -> None:
-        """Raise what came between a state and the disk, unless it is only full.
+        """Raise an error of the writer, unless the disk is only full.
 
         Raises:
-            CheckpointError: if an earlier state could not be written, whatever the disk.
+            CheckpointError: if an earlier state could not be written for another reason than the
+                disk.
         """
         with self._changed:
             self._raise()
 
     def close(self) -> None:
-        """Wait for what is under way.
+        """Wait for writes under way.
 
         Raises:
-            CheckpointError: if the last state could not be written within `CLOSE_S`.
+            CheckpointError: if the last state could not be written within `CLOSE_TIMEOUT_S`.
         """
         _open.discard(self)
         with self._changed:
@@ -245,9 +221,11 @@ class CheckpointWriter:
     def _raise(self) -> None:
         if self._error is not None:
             full = isinstance(self._error, OSError)
-            hint = f"free space at {self._folder}" if full else "track only plain states"
-            what = f"cannot write a checkpoint: {self._error}"
-            raise CheckpointError(what, hint) from self._error
+            hint = (
+                f"free space at {self._folder}" if full else "track only states that can be pickled"
+            )
+            problem = f"cannot write a checkpoint: {self._error}"
+            raise CheckpointError(problem, hint) from self._error
 
     def _run(self) -> None:
         while (order := self._take()) is not None:
@@ -267,23 +245,25 @@ class CheckpointWriter:
             return order
 
     def _persist(self, order: _Order) -> None:
-        """Write `order`, or what has replaced it by the time the disk takes something again."""
-        given_up_at: float | None = None
+        """Write `order`, or the newer one that replaced it once the disk accepts data again."""
+        deadline: float | None = None
         while True:
             try:
                 self._store(order)
             except OSError as error:
                 if not self._failing:
-                    sys.stderr.write(f"[ones] checkpoint: {error}; tried again, training goes on\n")
+                    sys.stderr.write(
+                        f"[ones] cannot write a checkpoint: {error}; retrying, training continues\n"
+                    )
                 with self._changed:
                     self._failing = True
                     self._changed.notify_all()
-                    self._changed.wait_for(lambda: self._next is not None, timeout=RETRY_S)
+                    self._changed.wait_for(lambda: self._next is not None, timeout=RETRY_INTERVAL_S)
                     if self._next is not None:
                         order, self._next = self._next.after(order), None
                     if self._closing:
-                        given_up_at = given_up_at or time.monotonic() + CLOSE_S
-                if given_up_at is not None and time.monotonic() > given_up_at:
+                        deadline = deadline or time.monotonic() + CLOSE_TIMEOUT_S
+                if deadline is not None and time.monotonic() > deadline:
                     raise
             else:
                 self._failing = False
@@ -305,13 +285,13 @@ class CheckpointWriter:
         self._prune(order.point)
 
     def _check(self, path: Path) -> None:
-        """Read the first checkpoint back: one that cannot be read is no checkpoint."""
+        """Read the first checkpoint back, to find states that cannot be read."""
         if not self._checked:
             load_checkpoint(path)
             self._checked = True
 
     def _prune(self, point: ResumePoint) -> None:
-        """Drop what is older than the last two epochs, but nothing of a later group."""
+        """Delete checkpoints older than the last two epochs, but none of a later group."""
         for path, other in list_checkpoints(self._folder):
-            if other.epoch <= point.epoch - KEPT and other.version <= point.version:
+            if other.epoch <= point.epoch - KEPT_EPOCHS and other.version <= point.version:
                 path.unlink(missing_ok=True)

@@ -1,7 +1,4 @@
-"""The end of an epoch: its report leaves when its checkpoint is durable.
-
-Where training is between two epochs, for those who look on.
-"""
+"""Reports of epochs, sent once the epoch's checkpoint is durable, and telemetry in between."""
 
 from __future__ import annotations
 
@@ -24,55 +21,43 @@ from schemas.nodes import ResumePoint
 from schemas.wire.agent import EpochReported, StepsReported, Suspended
 from schemas.wire.worker import Assignment
 
-KEPT_REPORTS: Final = 50  # epochs that a group may train before it is lost with all it would say
+MAX_KEPT_REPORTS: Final = 50  # epochs that a group may train before it is lost with its reports
 
 
 class EpochSummary(msgspec.Struct, frozen=True):
-    """What a worker would say of an epoch; rank 0's word is everybody's."""
+    """A worker's results of an epoch; rank 0's summary is broadcast."""
 
     metrics: dict[str, float]
     loss: float | None
-    durable: int = 0  # last epoch whose report has left, as this worker knows
-    stop: str = ""  # why its script wants the job to end here
+    durable: int = 0  # last epoch reported, as far as this worker knows
+    stop: str = ""  # why the script ends the job here
 
     def encode(self) -> bytes:
-        """For the others, and for metadata."""
+        """Encode for other workers and metadata."""
         return msgspec.msgpack.encode(self)
 
 
 class EpochReports:
-    """Checkpoints and reports of one worker's epochs.
-
-    Args:
-        training: whose position and stop state go on with each epoch.
-    """
+    """Checkpoints and reports of one worker's epochs."""
 
     def __init__(self, training: TrainingState, report: Report) -> None:
         self._training = training
         self._report = report
         self._writer: CheckpointWriter | None = None
         self._durable = 0  # last epoch whose checkpoint this worker wrote and reported
-        self._unheard: list[dict[str, Any]] = []
+        self._missing_reports: list[dict[str, Any]] = []
 
     def summary(self, metrics: dict[str, float], loss: float | None) -> bytes:
-        """What this worker says at the end of an epoch, encoded.
-
-        Args:
-            loss: mean over the epoch; None: nothing was seen.
-        """
-        wish = self._training.stop_wish
+        """Return this worker's encoded summary; a `loss` of None was not seen."""
+        wish = self._training.stop_request
         return EpochSummary(metrics, loss, self._durable, wish).encode()
 
     def open(self, folder: Path) -> None:
-        """Checkpoints go to `folder`.
-
-        Args:
-            folder: of the job's checkpoints; made with the first of them.
-        """
+        """Write checkpoints to `folder`, which is created with the first of them."""
         self._writer = CheckpointWriter(folder)
 
     def close(self) -> bool:
-        """Wait for what is under way; whether there was anything open.
+        """Wait for writes under way; True if checkpoints were open.
 
         Raises:
             CheckpointError: if the last state could not be written.
@@ -83,52 +68,43 @@ class EpochReports:
         return writer is not None
 
     def resume(self, folder: Path, point: ResumePoint, version: int) -> int:
-        """Go back to the checkpoint of `point`, or to what went on from it; returns its epoch.
-
-        Returns:
-            Epochs that are done.
+        """Load the checkpoint of `point`, or the latest that continued it; return its epoch.
 
         Raises:
             CheckpointError: if it cannot be used.
         """
         content = load_checkpoint(find_checkpoint(folder, point, version))
         self._training.load_checkpoint(content)
-        self._unheard = [r for r in self._training.reported if r["epoch"] > point.epoch]
+        self._missing_reports = [r for r in self._training.reported if r["epoch"] > point.epoch]
         return int(content["epoch"])
 
-    def report_unheard(self) -> None:
-        """Say of the epochs that this job goes on from what the controller had not heard."""
-        for values in self._unheard:
+    def report_missing_epochs(self) -> None:
+        """Report the epochs before the resume that the controller did not receive."""
+        for values in self._missing_reports:
             self._report(EpochReported, **values)
-        self._unheard = []
+        self._missing_reports = []
 
     def end_epoch(
         self, summary: bytes, now: float, *, version: int, first: bool
     ) -> dict[str, float]:
-        """The running epoch is over.
+        """End the running epoch with rank 0's encoded `summary`; return rank 0's metrics.
 
-        Args:
-            summary: rank 0's, encoded.
-            now: seconds, monotonic.
-            first: this is rank 0, which keeps and reports it.
-
-        Returns:
-            Rank 0's metrics.
+        `now` is in monotonic seconds. `first` means that this is rank 0, which writes and reports.
 
         Raises:
-            MissingMetricError: if the stop rule looks at a metric that is not there.
+            MissingMetricError: if the stop rule needs a metric that is missing.
         """
-        word = msgspec.msgpack.decode(summary, type=EpochSummary)
+        agreed = msgspec.msgpack.decode(summary, type=EpochSummary)
         training = self._training
         training.epoch_summary = summary
         epoch, trained = training.position.epoch, training.position.cursor
         left_early = bool(training.left_early())
         training.position = position = training.position.next_epoch()
         rule = training.stop_rule or StopRule(epochs=epoch)
-        why_done = stop_reason(rule, training.stop, epoch, position.samples_done, word.metrics)
-        training.why_done = why_done or word.stop
-        samples_per_s, seconds = training.speed.of_epoch(now)
-        times = training.recent_steps.of_epoch()
+        why_done = stop_reason(rule, training.stop, epoch, position.samples_done, agreed.metrics)
+        training.why_done = why_done or agreed.stop
+        samples_per_s, seconds = training.speed.over_epoch(now)
+        times = training.recent_steps.over_epoch()
         values = {
             "epoch": epoch,
             "step": position.step,
@@ -137,8 +113,10 @@ class EpochReports:
             "epochs": rule.epochs,
             "samples_per_s": samples_per_s,
             "duration_s": seconds,
-            "train_loss": word.loss if word.loss is not None and math.isfinite(word.loss) else None,
-            "metrics": {k: v for k, v in word.metrics.items() if math.isfinite(v)},
+            "train_loss": agreed.loss
+            if agreed.loss is not None and math.isfinite(agreed.loss)
+            else None,
+            "metrics": {k: v for k, v in agreed.metrics.items() if math.isfinite(v)},
             "global_batch": training.global_batch,
             "lr": training.learning_rate(),
             "noise_scale": training.noise.scale(),
@@ -146,22 +124,21 @@ class EpochReports:
             "left_early": left_early,
             **(asdict(times) if times is not None else {}),
         }
-        waiting = [known for known in training.unreported if known["epoch"] > word.durable]
+        waiting = [known for known in training.unreported if known["epoch"] > agreed.durable]
         training.unreported = [*waiting, values]
-        training.reported = [*training.reported, {**values, "group": version}][-KEPT_REPORTS:]
+        training.reported = [*training.reported, {**values, "group": version}][-MAX_KEPT_REPORTS:]
         if first:
             self._write([values], version)
-        return word.metrics
+        return agreed.metrics
 
     def report_again(self, version: int) -> None:
-        """Make the reports that the former rank 0 may not have come to make.
+        """Repeat reports that the former rank 0 may not have sent.
 
-        One checkpoint, of the present state, stands for all of them.
+        One checkpoint, of the current state, covers all of them.
         """
         self._write(self._training.unreported, version)
 
     def _write(self, reports: list[dict[str, Any]], version: int) -> None:
-        """Write a checkpoint of the present state, and make `reports` when it is durable."""
         if self._writer is None or not reports:
             return
         reports = [dict(values, group=Version(version)) for values in reports]
@@ -176,7 +153,7 @@ class EpochReports:
         self._writer.write(point, self._training.checkpoint(), durable)
 
     def suspend(self, version: int) -> None:
-        """Write a checkpoint of this very step, wait until it is durable, and say so.
+        """Write a checkpoint of the current step, wait until it is durable, and report it.
 
         Raises:
             CheckpointError: if it could not be written.
@@ -199,12 +176,9 @@ class EpochReports:
 
 
 def steps_report(training: TrainingState, assignment: Assignment, group: Version) -> StepsReported:
-    """What rank 0 reports of the steps that were done lately.
+    """Return rank 0's telemetry of recent steps.
 
-    Args:
-        training: read from another thread than the one that trains: its figures may be of two
-            steps that follow each other.
-        group: version of the group that trains.
+    It runs in another thread than training, so its figures may belong to two successive steps.
     """
     position, batch = training.position, training.global_batch
     usage = training.usage.usage(cpu_seconds(), time.monotonic())
@@ -213,7 +187,7 @@ def steps_report(training: TrainingState, assignment: Assignment, group: Version
         training.schedule.at(position.step + 1).local_batches,
     )
     if means is not None and (means.version, means.shares) != (group, shares):
-        means = None  # of the group or the batch before
+        means = None  # of the previous group or batch
     times = means.times if means is not None else None
     return StepsReported(
         job=assignment.job,

@@ -1,4 +1,4 @@
-"""The batch and the learning rate that a job begins with: the job file's win over the script's."""
+"""Initial batch and learning rate of a job; the job file overrides the script."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from elastic.training_errors import UsageError
 from schemas.wire.worker import Assignment
 
 
-def begin_batch_and_rate(
+def set_initial_batch_and_rate(
     training: TrainingState,
     optimizers: Sequence[torch.optim.Optimizer],
     assignment: Assignment | None,
@@ -26,35 +26,30 @@ def begin_batch_and_rate(
 ) -> list[tuple[str, Any, Any]]:
     """Set the optimizers' rates, and how they follow the batch.
 
-    Args:
-        training: of this worker; its schedule begins with the batch.
-        assignment: of this worker; None: the script decides everything.
-        batch_size: the script's, samples per step.
-        lr: the script's, of the first optimizer; None: the optimizers' own.
-        scaling: rule that rates follow the batch by.
-        doubling: steps in which it grows by at most 2x; 0: all at once.
+    `batch_size` and `lr` are the script's; `lr` None keeps the optimizers' own rates. `doubling` is
+    the number of steps in which a rate grows by at most 2x; 0: at once.
 
     Returns:
-        (name, the script's, the job's) of what the job file may win.
+        (name, the script's value, the job's value) of the values that the job file may override.
 
     Raises:
-        UsageError: if the batch is below 1, or the rule is none.
+        UsageError: if the batch is below 1, or the rule is unknown.
     """
     if batch_size < 1:
         raise UsageError(f"batch_size {batch_size} is below 1", "raise it", "batch_size")
     rules = [choose_lr_scaling(optimizer, scaling) for optimizer in optimizers]
     base_batch = batch_size
-    both: list[tuple[str, Any, Any]] = []
+    overrides: list[tuple[str, Any, Any]] = []
     if assignment is None:
         training.schedule.announce([ScheduleRow(1, split(batch_size, 1), 0)])
     else:
         group = assignment.group
         base_batch = group.base_batch or group.global_batch
-        both.append(("batch_size", batch_size, assignment.spec.batch_size))
+        overrides.append(("batch_size", batch_size, assignment.spec.batch_size))
         if group.lr is not None:
-            both.append(("lr", lr, group.lr))
+            overrides.append(("lr", lr, group.lr))
             lr = group.lr
     if lr is not None:
         set_learning_rate(optimizers, lr)
     training.lr_state.begin(rules, base_batch, training.global_batch, doubling)
-    return both
+    return overrides

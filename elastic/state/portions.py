@@ -1,6 +1,6 @@
-"""Which bytes of the state each member sends in which step.
+"""Division of the state into portions: which member sends which bytes in which step.
 
-What travels beside the tensors, as bytes that nothing executes when they are read.
+Metadata, the state beside the tensors, is encoded such that reading it executes nothing.
 """
 
 from __future__ import annotations
@@ -15,16 +15,15 @@ import torch
 from elastic.collectives.process_group import as_byte_row
 from elastic.state.tracked_states import plain_containers
 
-IN_PLACE: Final = 16 << 10  # bytes; smaller pieces travel together, copied
-MIN_BYTES_A_STEP: Final = 1 << 20  # that are sent in one step however short it is
+MIN_IN_PLACE_BYTES: Final = 16 << 10  # bytes; smaller pieces are copied and sent together
+MIN_BYTES_A_STEP: Final = 1 << 20  # minimum bytes sent in one step
 
 
 def transfer_steps(state_bytes: int, step_s: float, bytes_per_s: float, units: int) -> int:
-    """Over how many steps the state is sent, so that none waits for it.
+    """Return over how many steps the state is sent, so that no step waits for it.
 
-    Args:
-        bytes_per_s: that the transfer reaches beside training.
-        units: pieces that cannot be divided; more steps than these make no sense.
+    `bytes_per_s` is the transfer rate beside training; more steps than `units`, the indivisible
+    pieces, are useless.
     """
     in_a_step = max(MIN_BYTES_A_STEP, 0.5 * step_s * bytes_per_s)
     wanted = -(-state_bytes // int(in_a_step)) if state_bytes else 1
@@ -32,13 +31,10 @@ def transfer_steps(state_bytes: int, step_s: float, bytes_per_s: float, units: i
 
 
 def portions(sizes: Sequence[int], steps: int) -> list[list[int]]:
-    """Which units go in each of `steps` steps, of about equal bytes, in order.
+    """Return which units are sent in each of `steps` steps: about equal bytes, in order.
 
-    Parameters of one portion are sent in one step, after which the newcomer's optimizer keeps
-    them: so each portion is of one moment, and needs not be that of the others.
-
-    Args:
-        sizes: bytes of each unit.
+    Parameters of one portion are sent in one step, after which the newcomer's optimizer updates
+    them. So each portion is consistent, and portions may be of different steps.
     """
     total = sum(sizes) or 1
     found: list[list[int]] = [[] for _ in range(steps)]
@@ -51,22 +47,20 @@ def portions(sizes: Sequence[int], steps: int) -> list[list[int]]:
 
 @dataclass(frozen=True, slots=True)
 class ByteShare:
-    """What one member sends of a portion: large pieces as they lie, small ones together."""
+    """Part of a portion that one member sends: large pieces in place, small ones together."""
 
     large: list[torch.Tensor]  # views of bytes
     small: list[torch.Tensor]
 
-    def and_then(self, other: ByteShare) -> ByteShare:
-        """Both, this one first."""
+    def joined_with(self, other: ByteShare) -> ByteShare:
+        """Return both shares, this one first."""
         return ByteShare([*self.large, *other.large], [*self.small, *other.small])
 
 
 def byte_share(tensors: Sequence[torch.Tensor], member: int, members: int) -> ByteShare:
-    """The part of `tensors`, seen as one row of bytes, that one member sends.
+    """Return the part of `tensors`, as one row of bytes, that the member of this rank sends.
 
-    Args:
-        tensors: contiguous, in the order that all members agree on.
-        member: rank of the sender.
+    The tensors are contiguous, in an order that all members agree on.
     """
     flat = [as_byte_row(tensor) for tensor in tensors]
     total = sum(chunk.numel() for chunk in flat)
@@ -79,28 +73,22 @@ def byte_share(tensors: Sequence[torch.Tensor], member: int, members: int) -> By
         low, high = max(begin - at, 0), min(end - at, chunk.numel())
         at += chunk.numel()
         if low < high:
-            (large if high - low >= IN_PLACE else small).append(chunk[low:high])
+            (large if high - low >= MIN_IN_PLACE_BYTES else small).append(chunk[low:high])
     return ByteShare(large, small)
 
 
 def contiguous_pairs(
     tensors: Sequence[torch.Tensor],
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """(what travels, what it stands for): the same, but for tensors with gaps.
-
-    Yields:
-        A contiguous tensor, and the one of `tensors` that it is, or is a copy of.
-    """
+    """Yield (contiguous tensor, original): a copy for tensors with gaps, else the tensor itself."""
     for tensor in tensors:
         yield (tensor if tensor.is_contiguous() else tensor.contiguous()), tensor
 
 
 def encode_metadata(metadata: Mapping[str, Any]) -> bytes:
-    """Bytes of `metadata`: tensors, numbers, text and their containers.
+    """Encode tensors, numbers, text and their containers; named tuples become tuples.
 
-    Args:
-        metadata: a named tuple in it is decoded as a tuple; what else can be pickled is encoded
-            too, but `decode_metadata` refuses it.
+    Other objects that can be pickled are encoded too, but `decode_metadata` refuses them.
     """
     out = io.BytesIO()
     torch.save(plain_containers(metadata), out)
@@ -108,13 +96,6 @@ def encode_metadata(metadata: Mapping[str, Any]) -> bytes:
 
 
 def decode_metadata(data: bytes) -> dict[str, Any]:
-    """The reverse of `encode_metadata`.
-
-    Args:
-        data: of another worker; nothing in it is executed.
-
-    Returns:
-        The metadata, its tensors on the host.
-    """
+    """Decode another worker's metadata without executing anything; tensors are on the host."""
     metadata: dict[str, Any] = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
     return metadata

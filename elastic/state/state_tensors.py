@@ -1,6 +1,8 @@
-"""The tensors of a job, in an order that all workers agree on without a word.
+"""Tensors of a job: parameters, buffers and optimizer state, in the same order on all workers.
 
-What `build_optimizer` gave: one optimizer, or several in a container of the script's choice.
+The order is that of the model and of the optimizers' groups, so workers that ran the same script
+agree on it without communication. A script may have several optimizers, in a container of its
+choice.
 """
 
 from __future__ import annotations
@@ -17,30 +19,25 @@ from elastic.collectives.control_words import DIGEST_BYTES
 from elastic.collectives.process_group import as_byte_row, as_bytes
 from elastic.training_errors import CheckpointError, ElasticError, UsageError
 
-SAMPLED: Final = 1024  # numbers of a tensor that its checksum looks at
+DIGEST_SAMPLES: Final = 1024  # sampled numbers of a tensor in its checksum
 
 
 @dataclass(slots=True)
 class ParameterState:
-    """What belongs to one parameter: itself and what the optimizer keeps for it."""
+    """Tensors of one parameter: itself and its optimizer state."""
 
     tensors: list[torch.Tensor]
 
     @property
     def size(self) -> int:
-        """Bytes."""
+        """Size in bytes."""
         return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors)
 
 
 class TensorState:
-    """The tensors of a job: parameters, buffers, and what the optimizers keep.
+    """Tensors of a job: parameters, buffers, and optimizer state.
 
-    The order of everything is that of the model and of the optimizers' groups, so two workers that
-    ran the same script agree on it without a word.
-
-    Args:
-        model: whole, on the device that it is trained on.
-        optimizers: of its parameters, maybe of others too; one, or several by name.
+    `optimizers` is one, or several by name; they may hold parameters outside of the model.
     """
 
     def __init__(
@@ -57,54 +54,47 @@ class TensorState:
 
     @property
     def groups(self) -> list[dict[str, Any]]:
-        """Of all optimizers."""
+        """Parameter groups of all optimizers."""
         return [group for optimizer in self.optimizers for group in optimizer.param_groups]
 
     def parameters(self) -> list[torch.Tensor]:
-        """Of the model, then what only the optimizers know; each once."""
+        """Return the parameters of the model, then those that only optimizers have, each once."""
         found: dict[int, torch.Tensor] = {id(p): p for p in self.model.parameters()}
         for group in self.groups:
             found.update({id(p): p for p in group["params"] if id(p) not in found})
         return list(found.values())
 
     def trained(self) -> list[nn.Parameter]:
-        """Parameters that gradients are made for."""
+        """Return the parameters that have gradients."""
         return [p for p in self.parameters() if isinstance(p, nn.Parameter) and p.requires_grad]
 
     def units(self, device: torch.device) -> list[ParameterState]:
-        """One for each parameter: itself and its optimizer state that lives on `device`.
+        """Return each parameter with its optimizer state on `device`; other state is metadata.
 
-        What is written to them is not noticed by a graph that the script holds: a state that comes
-        between two backward passes of a batch leaves the second one possible, which counts nothing.
-
-        Args:
-            device: of the group's transfers; state elsewhere travels as metadata.
+        Writing to these tensors does not invalidate a graph that the script holds: if a state
+        arrives between two backward passes of a batch, the second one, which counts nothing, stays
+        possible.
         """
         units = []
         for parameter in self.parameters():
-            kept = self._kept(parameter)
+            kept = self._optimizer_state(parameter)
             tensors = [kept[key] for key in sorted(kept) if _travels(kept[key], device)]
             units.append(ParameterState([parameter.data, *tensors]))
         return units
 
     def buffers(self) -> list[torch.Tensor]:
-        """Of the model, in its order; written to unnoticed, as `units`."""
+        """Return the model's buffers; writing to them does not invalidate a graph (see `units`)."""
         return [buffer.data for buffer in self.model.buffers()]
 
     def structure(self, device: torch.device) -> list[dict[str, Any]]:
-        """What the optimizers keep for each parameter, with values of what does not travel.
+        """Return what the optimizers keep for each parameter, in the order of `parameters`.
 
-        Args:
-            device: of the group's transfers; what lives there is described by shape,
-                strides and type.
-
-        Returns:
-            One entry for each parameter, in the order of `parameters`.
+        State on `device` is described by shape, strides and type; other state is included.
         """
         described = []
         for parameter in self.parameters():
             entry: dict[str, Any] = {}
-            for key, value in sorted(self._kept(parameter).items()):
+            for key, value in sorted(self._optimizer_state(parameter).items()):
                 if _travels(value, device):
                     entry[key] = {
                         "shape": list(value.shape),
@@ -118,19 +108,15 @@ class TensorState:
         return described
 
     def adopt(self, structure: Sequence[Mapping[str, Any]], device: torch.device) -> None:
-        """Make room for the state that `structure` describes.
-
-        Args:
-            structure: what `structure` gave on another member.
-            device: where the room is made; it holds zeros until the values come.
+        """Allocate the optimizer state that another member's `structure` describes, with zeros.
 
         Raises:
-            ElasticError: if this worker's model is not that of the others.
+            ElasticError: if this worker's model differs from the group's.
         """
         parameters = self.parameters()
         if len(structure) != len(parameters):
-            what = f"the group trains {len(structure)} parameters, this worker {len(parameters)}"
-            raise ElasticError(what, "build_model must build the same model in every worker")
+            problem = f"the group trains {len(structure)} parameters, this worker {len(parameters)}"
+            raise ElasticError(problem, "build_model must build the same model in every worker")
         for parameter, entry in zip(parameters, structure, strict=True):
             kept: dict[str, Any] = {}
             for key, described in entry.items():
@@ -141,47 +127,43 @@ class TensorState:
                 room = torch.empty_strided(
                     described["shape"], described["strides"], dtype=dtype, device=device
                 )
-                kept[key] = room.zero_()  # steps before it comes
-            self._keep(parameter, kept)
+                kept[key] = room.zero_()  # for steps before the state arrives
+            self._set_optimizer_state(parameter, kept)
 
     def hyperparameters(self) -> list[dict[str, Any]]:
-        """Of the optimizers' groups."""
+        """Return the hyperparameters of the optimizers' groups."""
         return [
             {key: value for key, value in group.items() if key != "params"} for group in self.groups
         ]
 
-    def take_hyperparameters(self, groups: Sequence[Mapping[str, Any]]) -> None:
-        """The reverse.
-
-        Args:
-            groups: what `hyperparameters` gave, one for each of the optimizers' groups.
-        """
-        for group, was in zip(self.groups, groups, strict=True):
-            group.update(was)
+    def load_hyperparameters(self, groups: Sequence[Mapping[str, Any]]) -> None:
+        """Load the result of `hyperparameters`."""
+        for group, values in zip(self.groups, groups, strict=True):
+            group.update(values)
 
     def size(self) -> int:
-        """Bytes that a newcomer needs."""
+        """Return the bytes that a newcomer receives."""
         device = self.parameters()[0].device
         return sum(unit.size for unit in self.units(device))
 
     def digest(self) -> bytes:
-        """A checksum of a sample of everything; equal where the state is equal."""
+        """Return a checksum of a sample of the state; equal states have equal checksums."""
         hashed = hashlib.blake2b(digest_size=DIGEST_BYTES)
         picked: dict[torch.dtype, list[torch.Tensor]] = {}
         for unit in self.units(self.parameters()[0].device):
             for tensor in unit.tensors:
                 flat = tensor.reshape(-1)
-                stride = max(1, flat.numel() // SAMPLED)
+                stride = max(1, flat.numel() // DIGEST_SAMPLES)
                 picked.setdefault(tensor.dtype, []).append(flat[::stride])
         for dtype in sorted(picked, key=str):
             joined = torch.cat(picked[dtype]).cpu().contiguous()
             hashed.update(as_bytes(as_byte_row(joined)))
         rates = [float(group["lr"]) for group in self.groups]
-        hashed.update(repr(rates).encode())  # a scheduler may look at what differs by rank
+        hashed.update(repr(rates).encode())  # a scheduler may use values that differ by rank
         return hashed.digest()
 
-    def _kept(self, parameter: torch.Tensor) -> dict[str, Any]:
-        """What the optimizers keep for it; of several, keys begin with the optimizer's place."""
+    def _optimizer_state(self, parameter: torch.Tensor) -> dict[str, Any]:
+        """Return a parameter's optimizer state; with several, keys start with the optimizer."""
         if len(self.optimizers) == 1:
             return dict(self.optimizer.state.get(parameter, {}))
         return {
@@ -190,8 +172,8 @@ class TensorState:
             for key, value in optimizer.state.get(parameter, {}).items()
         }
 
-    def _keep(self, parameter: torch.Tensor, kept: dict[str, Any]) -> None:
-        """The reverse."""
+    def _set_optimizer_state(self, parameter: torch.Tensor, kept: dict[str, Any]) -> None:
+        """Set a parameter's optimizer state; the inverse of `_optimizer_state`."""
         parts: list[dict[str, Any]] = [{} for _ in self.optimizers]
         if len(parts) == 1:
             parts = [kept]
@@ -207,11 +189,7 @@ class TensorState:
 
 
 def dense_strides(tensor: torch.Tensor) -> tuple[int, ...]:
-    """The strides of what belongs to `tensor`, element by element: fused optimizers look at memory.
-
-    Args:
-        tensor: of any layout; where it has gaps, what belongs to it has none.
-    """
+    """Return the strides of a dense tensor like `tensor`, as fused optimizers require of state."""
     return torch.empty_like(tensor, device="meta").stride()
 
 
@@ -219,7 +197,7 @@ def _travels(value: Any, device: torch.device) -> bool:
     return isinstance(value, torch.Tensor) and value.device == device
 
 
-Optimizers = TypeVar(  # one, or several in the script's own container
+Optimizers = TypeVar(  # one, or several in the script's container
     "Optimizers",
     bound=torch.optim.Optimizer
     | Sequence[torch.optim.Optimizer]
@@ -228,18 +206,13 @@ Optimizers = TypeVar(  # one, or several in the script's own container
 
 
 def optimizers_by_name(built: Any, model: nn.Module) -> dict[str, torch.optim.Optimizer]:
-    """All optimizers, in the script's order.
+    """Return all optimizers in the script's order, by key of a mapping, else by place from "0".
 
-    Args:
-        built: one optimizer, or a tuple, list or mapping of them.
-        model: what they train; several may train nothing beside it, which no checkpoint has.
-
-    Returns:
-        By key of a mapping, else by place from "0".
+    Several optimizers must train parameters of `model` only: checkpoints have no others.
 
     Raises:
-        UsageError: if a container holds nothing, something else or an optimizer twice, or several
-            train what is no part of `model`.
+        UsageError: if a container is empty, holds another object or an optimizer twice, or if one
+            of several optimizers trains parameters outside of `model`.
     """
     if _is_optimizer(built):
         return {"0": built}
@@ -251,17 +224,18 @@ def optimizers_by_name(built: Any, model: nn.Module) -> dict[str, torch.optim.Op
         named = {"0": built}
     others = sorted({type(v).__name__ for v in named.values() if not _is_optimizer(v)})
     if others or len({id(each) for each in named.values()}) != max(1, len(named)):
-        what = f"build_optimizer() gave {', '.join(others) or 'none, or one twice'}"
-        raise UsageError(what, "return one optimizer, or a tuple, list or dict of them")
+        problem = f"build_optimizer() returned {', '.join(others) or 'none, or one twice'}"
+        raise UsageError(problem, "return one optimizer, or a tuple, list or dict of them")
     known = {id(parameter) for parameter in model.parameters()}
     for name, each in named.items():
         held = [p for group in each.param_groups for p in group["params"]]
         if len(named) > 1 and any(id(parameter) not in known for parameter in held):
-            what = (
-                f"optimizer {name} ({type(each).__name__}) trains what build_model's does not hold"
+            problem = (
+                f"optimizer {name} ({type(each).__name__}) trains parameters outside of the model"
             )
             raise UsageError(
-                what, "build_model returns one module with all that is trained, as nn.ModuleDict"
+                problem,
+                "return one module with all trained parameters from build_model",
             )
     return named
 
@@ -271,11 +245,7 @@ def _is_optimizer(value: Any) -> bool:
 
 
 def optimizer_states(optimizers: Mapping[str, torch.optim.Optimizer]) -> dict[str, Any]:
-    """What a checkpoint has of them.
-
-    Returns:
-        `optimizer`: the state of one; `optimizers`: those of several, by name.
-    """
+    """Return the checkpoint entry: `optimizer` for one, `optimizers` by name for several."""
     states = {name: each.state_dict() for name, each in optimizers.items()}
     return {"optimizers": states} if len(states) > 1 else {"optimizer": next(iter(states.values()))}
 
@@ -283,17 +253,19 @@ def optimizer_states(optimizers: Mapping[str, torch.optim.Optimizer]) -> dict[st
 def load_optimizer_states(
     optimizers: Mapping[str, torch.optim.Optimizer], content: Mapping[str, Any]
 ) -> None:
-    """The reverse.
+    """Load the result of `optimizer_states`.
 
     Raises:
-        CheckpointError: if it is of other optimizers.
+        CheckpointError: if it has other optimizers.
     """
     states = content.get("optimizers")
     if states is None:
         states = {next(iter(optimizers)): content["optimizer"]}
     if set(states) != set(optimizers):
         has = "one optimizer" if "optimizer" in content else f"optimizers {', '.join(states)}"
-        what = f"the checkpoint has {has}, build_optimizer() gave {', '.join(optimizers)}"
-        raise CheckpointError(what, "return those that the job began with, by the same names")
+        problem = f"the checkpoint has {has}, build_optimizer() returned {', '.join(optimizers)}"
+        raise CheckpointError(
+            problem, "return the optimizers that the job started with, by the same names"
+        )
     for name, each in optimizers.items():
         each.load_state_dict(states[name])

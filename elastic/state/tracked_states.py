@@ -1,7 +1,4 @@
-"""The states of what stands beside model and optimizer: schedulers, scalers, a script's own.
-
-Copies of a state on the host, so that training may go on while they are written.
-"""
+"""States of tracked objects beside model and optimizer: schedulers, scalers, the script's own."""
 
 from __future__ import annotations
 
@@ -15,41 +12,31 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 
 def copy_to_host(state: Any) -> Any:
-    """`state` with every tensor copied to the host, so that training may go on meanwhile.
+    """Return `state` with every tensor copied to the host, so that training may continue.
 
-    Args:
-        state: mappings, lists and tuples of tensors, numpy's arrays and scalars, and anything
-            else.
-
-    Returns:
-        The same containers, named tuples too, with mappings as dicts; arrays become tensors,
-        numpy's scalars Python's. What is neither is not copied.
+    Containers keep their type, mappings become dicts, numpy arrays tensors, and numpy scalars
+    Python numbers. Other objects are not copied.
     """
     if isinstance(state, torch.Tensor):
         return state.detach().to("cpu", copy=True)
     numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(state, numpy.generic):
-        return state.item()  # a checkpoint is read back without executing anything, numpy included
+        return state.item()  # checkpoints are read back without numpy
     if numpy is not None and isinstance(state, numpy.ndarray):
         return torch.from_numpy(state.copy())
     if isinstance(state, Mapping):
         return {key: copy_to_host(value) for key, value in state.items()}
     if isinstance(state, list | tuple):
         copies = (copy_to_host(value) for value in state)
-        make = getattr(state, "_make", type(state))  # a named tuple's class wants one by one
+        make = getattr(
+            state, "_make", type(state)
+        )  # the class of a named tuple takes separate arguments
         return make(copies)
     return state
 
 
 def plain_containers(state: Any) -> Any:
-    """`state` with named tuples as tuples, since what reads it back knows no class of a script.
-
-    Args:
-        state: a copy of `copy_to_host`, or containers of such.
-
-    Returns:
-        Dicts, lists and tuples of the same values; nothing is copied.
-    """
+    """Return `state` with named tuples as tuples, because readers do not know their classes."""
     if isinstance(state, Mapping):
         return {key: plain_containers(value) for key, value in state.items()}
     if isinstance(state, list):
@@ -60,20 +47,20 @@ def plain_containers(state: Any) -> Any:
 
 
 class TrackedStates:
-    """By name; what is tracked later than its state came gets it then."""
+    """Tracked objects by name; an object that is tracked after its state arrived gets it then."""
 
     def __init__(self) -> None:
         self._things: dict[str, Any] = {}
-        self._waiting: dict[str, Any] = {}  # states of what is tracked later
-        self._copy: dict[str, Any] = {}  # that was given last
+        self._waiting: dict[str, Any] = {}  # states of objects that are tracked later
+        self._copy: dict[str, Any] = {}  # last result of `states`
 
     def __contains__(self, thing: Any) -> bool:
-        """Whether `thing` is tracked, under whatever name."""
+        """Return whether `thing` is tracked, under any name."""
         return any(known is thing for known in self._things.values())
 
     @property
     def follow_metrics(self) -> bool:
-        """Whether some choose rates by a number that the script computes."""
+        """True if a scheduler chooses rates by a number that the script computes."""
         return any(
             isinstance(part, ReduceLROnPlateau)
             for thing in self._things.values()
@@ -81,22 +68,20 @@ class TrackedStates:
         )
 
     def add(self, name: str, thing: Any) -> None:
-        """Track `thing`; if its state came before, it has it when this returns.
+        """Track `thing`; if its state arrived before, load it.
 
-        Args:
-            name: the same on every worker, and in a resumed job.
-            thing: has `state_dict` and `load_state_dict`.
+        The name must be the same on every worker, and in a resumed job.
         """
         self._things[name] = thing
         if name in self._waiting:
             _load(thing, self._waiting.pop(name))
-        self._copy.setdefault(name, copy_to_host(_state(thing)))  # its state when it began here
+        self._copy.setdefault(name, copy_to_host(_state(thing)))  # initial state
 
     def states(self) -> dict[str, Any]:
-        """Copies on the host, by name.
+        """Return copies on the host, by name.
 
-        What is tracked later is added to the copies that were given last, as it was then: it is
-        new, and whoever goes back goes back to that.
+        An object that is tracked later is added to the last copies with its initial state: a
+        rollback returns it to that.
         """
         copies: dict[str, Any] = copy_to_host(
             {name: _state(thing) for name, thing in self._things.items()}
@@ -105,11 +90,7 @@ class TrackedStates:
         return copies
 
     def load(self, states: Mapping[str, Any]) -> None:
-        """The reverse; what is tracked later gets its state then.
-
-        Args:
-            states: what `states` gave, here, on another worker or in an earlier one.
-        """
+        """Load the result of `states`; objects that are tracked later get their state then."""
         for name, state in states.items():
             if name in self._things:
                 _load(self._things[name], state)
@@ -118,7 +99,7 @@ class TrackedStates:
 
 
 def _state(thing: Any) -> Any:
-    """Its state; of a scheduler that keeps others in attributes, without them: they have theirs."""
+    """Return the state of an object; a scheduler's without other objects in its attributes."""
     state = thing.state_dict()
     if isinstance(thing, LRScheduler) and type(thing).state_dict is LRScheduler.state_dict:
         return {key: value for key, value in state.items() if not _is_object(value)}
@@ -134,18 +115,18 @@ def _is_object(value: Any) -> bool:
 
 
 def _load(thing: Any, state: Any) -> None:
-    """Give it its state, with the containers that it had: copies hold plain ones."""
+    """Load a state and restore the container types, because copies hold plain containers."""
     parts = [vars(part) for part in _schedulers(thing)]
     kinds = [{key: type(value) for key, value in held.items()} for held in parts]
     thing.load_state_dict(state)
     for held, kind in zip(parts, kinds, strict=True):
-        for key, was in kind.items():
-            if was in {Counter, OrderedDict} and type(held.get(key)) is dict:
-                held[key] = was(held[key])
+        for key, container in kind.items():
+            if container in {Counter, OrderedDict} and type(held.get(key)) is dict:
+                held[key] = container(held[key])
 
 
 def _schedulers(thing: Any) -> list[LRScheduler]:
-    """`thing` and those that it is made of, if it is a scheduler."""
+    """Return `thing` and the schedulers that it consists of; empty if it is no scheduler."""
     if isinstance(thing, list | tuple):
         return [found for part in thing for found in _schedulers(part)]
     if not isinstance(thing, LRScheduler):

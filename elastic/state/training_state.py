@@ -1,4 +1,4 @@
-"""What a job's training consists of, in one worker."""
+"""State of one worker's training."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ import msgspec
 import torch
 from torch.amp.grad_scaler import GradScaler
 
-from elastic.batches import REMEMBERED, DealtStep, Schedule, ScheduleRow
+from elastic.batches import RECENT_STEPS, DealtStep, Schedule, ScheduleRow
 from elastic.metrics import LossMeter, NoiseMeter, RecentSteps, SpeedMeter, StopState, UsageMeter
 from elastic.sample_stream import SampleStream, TrainingPosition
 from elastic.state.carried_state import CarriedState
 from elastic.state.learning_rates import LrState
 from elastic.state.portions import decode_metadata, encode_metadata
-from elastic.state.random_state import random_state, restore_random_state, seed_apart
+from elastic.state.random_state import random_state, restore_random_state, seed_by_rank
 from elastic.state.state_tensors import TensorState, load_optimizer_states, optimizer_states
 from elastic.state.tracked_states import TrackedStates, copy_to_host
 from elastic.state.transfer import IncomingState, OutgoingState
@@ -30,31 +30,37 @@ from schemas.wire.worker import Assignment
 
 
 class TrainingState:
-    """All that travels to newcomers or lies in a checkpoint, and the meters beside it."""
+    """State that is sent to newcomers and kept in checkpoints, and the meters of training.
+
+    `stop_rule` is the job file's; None: the script's. `rank`, that of the worker when it started,
+    makes its random numbers different.
+    """
 
     def __init__(self, schedule: Schedule, *, stop_rule: StopRule | None, rank: int) -> None:
-        """Begin at the job's first step.
-
-        Args:
-            stop_rule: of the job file; None: the script's.
-            rank: of this worker when it started; tells its random numbers apart.
-        """
         self.position = TrainingPosition()
         self.schedule = schedule
         self.stream = SampleStream(0, 0)
         self.stop_rule = stop_rule
         self.stop = StopState()
         self.why_done = ""
-        self.own_schedule_batch: int | None = None  # where schedules were made before the job's
-        self.stop_wish = ""  # why the script wants the job to end with this epoch
-        self.epoch_open = False  # the script is in the loop of an epoch
-        self.unreported: list[dict[str, Any]] = []  # epochs whose reports may not have left yet
-        self.reported: list[dict[str, Any]] = []  # the latest epochs, whether they arrived or not
-        self.recent: deque[DealtStep] = deque(maxlen=REMEMBERED)  # maybe not in all records yet
-        self.epoch_summary = b""  # what rank 0 said last at the end of an epoch
+        self.script_schedule_batch: int | None = (
+            None  # of schedulers created before the job's batch was known
+        )
+        self.stop_request = ""  # why the script ends the job with this epoch
+        self.epoch_open = False  # an epoch has started and was not reported
+        self.unreported: list[
+            dict[str, Any]
+        ] = []  # epochs whose reports may not have been sent yet
+        self.reported: list[dict[str, Any]] = []  # the latest epochs, received or not
+        self.recent: deque[DealtStep] = deque(
+            maxlen=RECENT_STEPS
+        )  # steps that may be missing in records
+        self.epoch_summary = b""  # rank 0's latest summary of an epoch
         self.lr_state = LrState()
-        self.carried: CarriedState | None = None  # from batch to batch, if the script does
-        self.transfer: OutgoingState | IncomingState | None = None  # of the state, under way
+        self.carried: CarriedState | None = None  # None: the script carries no state
+        self.transfer: OutgoingState | IncomingState | None = (
+            None  # transfer of the state under way
+        )
         self.losses = LossMeter()
         self.noise = NoiseMeter()
         self.usage = UsageMeter()
@@ -63,116 +69,99 @@ class TrainingState:
         self._rank = rank
         self._tensors: TensorState | None = None
         self._tracked = TrackedStates()
-        self._scalers = 0  # that were found
-        self._resumed_groups: list[dict[str, Any]] = []  # of the optimizers
-        self._loaded: dict[str, Any] | None = None  # from a checkpoint, until training begins
+        self._scalers = 0  # number of scalers found
+        self._resumed_groups: list[dict[str, Any]] = []  # parameter groups of the optimizers
+        self._loaded: dict[str, Any] | None = None  # the checkpoint, until training starts
 
-    def use(self, tensors: TensorState, stream: SampleStream) -> None:
-        """There is something to train, and something to train on.
-
-        Args:
-            stream: of the training set's samples.
-        """
+    def set_tensors(self, tensors: TensorState, stream: SampleStream) -> None:
+        """Set the tensors to train and the stream of samples."""
         self._tensors, self.stream = tensors, stream
 
-    def take_seed(self, seed: int) -> None:
-        """The order of samples is that of the whole job.
-
-        Args:
-            seed: of rank 0, or of the checkpoint that the job goes on from.
-        """
+    def set_seed(self, seed: int) -> None:
+        """Set the seed of the order of samples, as rank 0 or the checkpoint has it."""
         self.stream = replace(self.stream, seed=seed)
 
     @property
     def is_loaded(self) -> bool:
-        """Whether there is something to train."""
+        """True after `set_tensors`."""
         return self._tensors is not None
 
     def tensors(self) -> TensorState:
-        """What is trained.
+        """Return the tensors to train.
 
         Raises:
             UsageError: if nothing is loaded yet.
         """
         if self._tensors is None:
-            raise UsageError("nothing to train yet", "call agent.load(...) first")
+            raise UsageError("nothing is loaded yet", "call agent.load(...) first")
         return self._tensors
 
     # --- steps
 
     def begin_timing(self) -> None:
-        """Nothing that was done so far is part of a step, or of an epoch."""
+        """Start the time of the next step and epoch now."""
         now = time.monotonic()
         self.speed = SpeedMeter(now)
         self.recent_steps.begin_epoch(now)
 
     @property
     def global_batch(self) -> int:
-        """Samples of the step that comes or is under way, over all workers."""
+        """Samples of the next step or of the step under way, over all workers."""
         return self.schedule.at(self.position.step + 1).batch
 
     @property
     def epoch_is_over(self) -> bool:
-        """Whether no step of the running epoch is left."""
+        """True if no step of the running epoch is left."""
         left = self.stream.size - self.position.cursor
         if left <= 0 or not self.stream.drop_last:
             return left <= 0
-        batch = max(1, self.global_batch)  # 0 where a suspended job is about to leave
+        batch = max(1, self.global_batch)  # 0 if a suspended job is about to leave
         return not self.stream.taken(self.position.cursor, batch)
 
     def left_early(self) -> str:
-        """What to say of an epoch that the script reports before its end; nothing at its end."""
+        """Return a warning if the script ends an epoch before its last sample, else ""."""
         position, limit = self.position, self.stop_rule.samples if self.stop_rule else None
         if self.epoch_is_over or (limit is not None and position.samples_done >= limit):
             return ""
         of = f"{position.cursor} of {self.stream.size} samples"
         return f"epoch {position.epoch} ends with {of}: the script left its loop"
 
-    def loss_doubt(self, loss: float | None) -> str:
-        """What to say of a running epoch's loss that shows no training; nothing of any other.
-
-        Args:
-            loss: mean over the epoch; None: none was seen.
-        """
+    def loss_warning(self, loss: float | None) -> str:
+        """Return a warning if an epoch's mean loss shows no training, else ""; None: not seen."""
         if loss is None:
             return (
-                "no backward() of a loss, one number, was seen: a loop without one trains nothing; "
-                "report(loss=...) tells a loss that it cannot see"
+                "no backward() of a scalar loss was seen: a loop without one trains nothing; "
+                "use report(loss=...) for a loss that backward() does not show"
             )
         if math.isfinite(loss):
             return ""
         return (
-            f"the training loss is {loss:g}: lower lr, clip gradients, or look for such values in "
+            f"the training loss is {loss:g}: lower lr, clip gradients, or check for such values in "
             "the data"
         )
 
     @property
     def schedule_batch(self) -> int:
-        """Samples of a step as schedules count them: what the script's rate is meant for."""
-        return self.own_schedule_batch or max(1, self.lr_state.base_batch)
+        """Samples of one step as schedules count steps: the batch that the script's rate is for."""
+        return self.script_schedule_batch or max(1, self.lr_state.base_batch)
 
     def schedule_steps(self, cursor_before: int, cursor_after: int) -> int:
-        """How often a scheduler that counts steps is to step behind the one that is under way.
+        """Return how many steps a scheduler takes for the training step under way.
 
-        Schedules are in terms of the batch that the script's rate is meant for: a step of twice as
-        many samples counts as two of it, and half as many as every other one.
-
-        Args:
-            cursor_before: samples of the epoch that are done before the step.
+        Schedules count steps of the batch that the script's rate is meant for: a step of twice as
+        many samples counts as two, and of two steps with half as many only one counts.
         """
         stream, base = self.stream, self.schedule_batch
         following = max(1, self.schedule.at(self.position.step + 2).batch)
         if not stream.taken(cursor_after, following):
-            cursor_after = stream.size  # what is left out counts as done
+            cursor_after = stream.size  # a remainder that is left out counts as done
         return stream.steps(cursor_after, base) - stream.steps(cursor_before, base)
 
     def commit_step(self, step: int, cursor: int, version: int, passes: int = 1) -> bool:
-        """A step is done; whether the job goes on behind it.
+        """Record a finished step; True if the job continues.
 
-        Args:
-            step: 1-based, of all epochs.
-            cursor: samples of the epoch that are done with it.
-            passes: that this worker took its share in.
+        `cursor` is the samples of the epoch done with the step, `passes` how many passes this
+        worker took.
         """
         before, self.position = self.position, self.position.after_step(step, cursor)
         samples, row = self.position.samples_done - before.samples_done, self.schedule.at(step)
@@ -188,20 +177,19 @@ class TrainingState:
         limit = self.stop_rule.samples if self.stop_rule is not None else None
         return limit is None or self.position.samples_done < limit
 
-    def before_update(self, called_off: threading.Event, optimizer: torch.optim.Optimizer) -> float:
-        """Parameters are about to change: what is being sent of them is on its way first.
+    def before_update(self, cancelled: threading.Event, optimizer: torch.optim.Optimizer) -> float:
+        """Wait until the current portion is sent, before parameters change.
 
-        Returns:
-            What learning rates are multiplied with in the step that is under way.
+        Returns the factor of the optimizer's learning rates in this step.
         """
         if isinstance(self.transfer, OutgoingState):
-            with contextlib.suppress(CancelledError):  # whoever waits for it is not wanted any more
-                self.transfer.await_sent(called_off)
+            with contextlib.suppress(CancelledError):  # the receiver is not needed any more
+                self.transfer.await_sent(cancelled)
         places = [id(each) for each in self.tensors().optimizers]
         return self.lr_state.at(self.position.step + 1, places.index(id(optimizer)))
 
     def learning_rate(self) -> float:
-        """The rate in force, of the first optimizer's first group."""
+        """Return the rate in force of the first optimizer's first group."""
         if self._tensors is None:
             return 0.0
         rate = float(self._tensors.optimizer.param_groups[0]["lr"])
@@ -210,27 +198,21 @@ class TrainingState:
     # --- what the script tracks: schedulers, scalers
 
     def track(self, stateful: dict[str, Any]) -> None:
-        """Keep these too; in a resumed job they have their state back when this returns.
+        """Track more objects; in a resumed job they have their state back when this returns.
 
-        Args:
-            stateful: by name; each has `state_dict` and `load_state_dict`. One named `scaler`
-                tells what losses are multiplied with.
+        An object named `scaler` provides the scale of losses.
         """
         for name, thing in stateful.items():
             self._tracked.add(name, thing)
         if self._tensors is not None and self._resumed_groups:
-            # a scheduler's constructor sets rates as if it were new
-            self._tensors.take_hyperparameters(self._resumed_groups)
+            # a scheduler's constructor resets the rates
+            self._tensors.load_hyperparameters(self._resumed_groups)
         scaler = stateful.get("scaler")
         if scaler is not None:
             self.losses.scale = scaler.get_scale
 
-    def found_scaler(self, scaler: GradScaler) -> None:
-        """The script is about to scale a loss.
-
-        Args:
-            scaler: tracked from now on, if it is not yet.
-        """
+    def track_scaler(self, scaler: GradScaler) -> None:
+        """Track a scaler that is about to scale a loss."""
         if scaler in self._tracked:
             return
         self._scalers += 1
@@ -240,24 +222,24 @@ class TrainingState:
 
     @property
     def rates_may_differ(self) -> bool:
-        """Whether the workers' schedulers may have chosen rates by numbers that are not equal."""
+        """True if schedulers may just have chosen rates by metrics that differ between workers."""
         return self.position.epoch_step == 0 and self._tracked.follow_metrics
 
     def snapshot(self) -> dict[str, Any]:
-        """Schedulers, scalers and rates as they are, to undo a step that is rolled back."""
+        """Return copies of schedulers, scalers and rates, to roll a step back."""
         hyper = self._tensors.hyperparameters() if self._tensors else []
         return {"tracked": self._tracked.states(), "hyper": copy_to_host(hyper)}
 
     def restore(self, snapshot: dict[str, Any]) -> None:
-        """The reverse."""
+        """Restore the result of `snapshot`."""
         self._tracked.load(snapshot["tracked"])
         if self._tensors is not None:
-            self._tensors.take_hyperparameters(snapshot["hyper"])
+            self._tensors.load_hyperparameters(snapshot["hyper"])
 
     # --- metadata: travels to newcomers
 
     def metadata(self) -> dict[str, Any]:
-        """All state that is no tensor."""
+        """Return all state except tensors."""
         tensors = self._tensors
         if tensors is None:
             return {}
@@ -267,7 +249,7 @@ class TrainingState:
             "random": random_state(),
             "unreported": [dict(values) for values in self.unreported],
             "recent": msgspec.to_builtins(list(self.recent)),
-            "report": self.epoch_summary.decode("latin-1"),  # bytes would not be read back
+            "report": self.epoch_summary.decode("latin-1"),  # the decoder refuses bytes
             **self._facts(),
         }
 
@@ -290,16 +272,11 @@ class TrainingState:
         }
 
     def _carried_state(self) -> dict[str, Any]:
-        """Empty where the next step begins an epoch: its columns begin too."""
+        """Return the carried state; empty before an epoch, which starts all columns."""
         return {} if self.carried is None or self.epoch_is_over else self.carried.state()
 
     def load_metadata(self, metadata: dict[str, Any]) -> None:
-        """Take over what the others have; tensors come beside it.
-
-        Args:
-            metadata: what `metadata` gave on another member; position and batch in it are passed
-                over.
-        """
+        """Load another member's metadata, except position and batch; tensors arrive separately."""
         if self._tensors is None:
             return
         self.stop = msgspec.convert(metadata["stop"], StopState)
@@ -310,28 +287,35 @@ class TrainingState:
         self.recent.extend(msgspec.convert(metadata["recent"], list[DealtStep]))
         self.lr_state.load_state_list(metadata["ramp"])
         self._tracked.load(metadata["tracked"])
-        self._tensors.take_hyperparameters(metadata["hyper"])
+        self._tensors.load_hyperparameters(metadata["hyper"])
         if self.carried is not None:
             self.carried.load(metadata["carried"])
-        self.take_seed(metadata["seed"])
-        seed_apart(metadata["random"]["torch"], self._rank)
+        self.set_seed(metadata["seed"])
+        seed_by_rank(metadata["random"]["torch"], self._rank)
 
     def check_metadata(self) -> None:
-        """See to it that what is tracked can travel.
+        """Check that all tracked state can be transferred.
 
         Raises:
-            UsageError: if a `state_dict` holds what cannot be read back without executing it.
+            UsageError: if a `state_dict` holds objects that cannot be read back without executing
+                code.
         """
-        if _can_travel(self.metadata()):
+        if _is_transferable(self.metadata()):
             return
-        names = [name for name, state in self._tracked.states().items() if not _can_travel(state)]
-        what = f"the tracked state of {', '.join(names) or 'the optimizer'} cannot be handed over"
-        raise UsageError(what, "let state_dict() hold tensors, numbers, text and their containers")
+        names = [
+            name for name, state in self._tracked.states().items() if not _is_transferable(state)
+        ]
+        problem = (
+            f"the tracked state of {', '.join(names) or 'the optimizer'} cannot be transferred"
+        )
+        raise UsageError(
+            problem, "return only tensors, numbers, text and their containers from state_dict()"
+        )
 
     # --- checkpoints
 
     def checkpoint(self) -> dict[str, Any]:
-        """All state, tensors too, copied to the host."""
+        """Return all state including tensors, copied to the host."""
         tensors = self._tensors
         if tensors is None:
             return {}
@@ -343,22 +327,18 @@ class TrainingState:
         return {**facts, "random": random_state(), **copy_to_host(states)}
 
     def load_checkpoint(self, content: dict[str, Any]) -> None:
-        """The reverse.
-
-        Args:
-            content: what `checkpoint` gave; states of what is not tracked yet are kept for
-                `track`.
+        """Load the result of `checkpoint`; states of objects not tracked yet wait for `track`.
 
         Raises:
             UsageError: if nothing is loaded yet.
-            CheckpointError: if it is of other optimizers.
+            CheckpointError: if it has other optimizers.
         """
         tensors = self.tensors()
         tensors.model.load_state_dict(content["model"])
         load_optimizer_states(tensors.named, content)
         self._resumed_groups = tensors.hyperparameters()
         self._loaded = content
-        self.take_seed(content.get("seed", self.stream.seed))
+        self.set_seed(content.get("seed", self.stream.seed))
         cursor = content.get("cursor", 0)
         self.position = TrainingPosition(
             epoch=content["epoch"] + 1,
@@ -377,13 +357,11 @@ class TrainingState:
             self.carried.load(content.get("carried", {}))
         restore_random_state(content["random"])
 
-    def put_back(self) -> bool:
-        """Load the checkpoint's model and optimizer state again if the script changed the model.
+    def restore_loaded(self) -> bool:
+        """Reload model and optimizer from the checkpoint if the script changed the model since.
 
-        A script that sets its first weights behind `load` does so in a resumed job, too.
-
-        Returns:
-            True if it changed it.
+        A script that sets initial weights after `load` does so in a resumed job, too. Returns True
+        if the model had changed.
         """
         content, self._loaded = self._loaded, None
         if content is None:
@@ -397,12 +375,11 @@ class TrainingState:
         groups = tensors.hyperparameters()
         tensors.model.load_state_dict(loaded)
         load_optimizer_states(tensors.named, content)
-        tensors.take_hyperparameters(groups)
+        tensors.load_hyperparameters(groups)
         return True
 
 
-def _can_travel(state: Any) -> bool:
-    """Return whether `state` can be read back without executing it."""
+def _is_transferable(state: Any) -> bool:
     try:
         decode_metadata(encode_metadata({"state": state}))
     except Exception:  # noqa: BLE001 - a state_dict may hold anything
@@ -410,12 +387,8 @@ def _can_travel(state: Any) -> bool:
     return True
 
 
-def training_of(assignment: Assignment | None) -> TrainingState:
-    """What a worker begins with.
-
-    Args:
-        assignment: of this worker; None: it is alone, and `load` says with which batch.
-    """
+def initial_training_state(assignment: Assignment | None) -> TrainingState:
+    """Return the initial state of a worker; without an assignment, `load` sets the batch."""
     if assignment is None:
         return TrainingState(Schedule(ScheduleRow(1, (1,), 0)), stop_rule=None, rank=0)
     shares = tuple(member.local_batch for member in assignment.group.members)

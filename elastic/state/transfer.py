@@ -1,14 +1,9 @@
-"""A job's state on its way to newcomers, over some steps, a portion in each.
+"""Transfer of a job's state to newcomers, beside training: one portion in each of some steps.
 
-Between two steps the state of all full members is equal. So the members share the work: each sends
-its part, while the next step's forward and backward passes run, which do not change it. What is
-small or no tensor travels as metadata through the group's store.
-
-One portion of the state on its way, in a thread beside training.
-
-Copies of a device's tensors on the host, made beside training: the state travels over sockets.
-
-On the CPU there is nothing to copy: a tensor is its own copy.
+Between two steps the state of all full members is equal, so the members share the work: each sends
+its part during the next step's forward and backward passes, which do not change it. Small tensors
+and other state travel as metadata through the group's store. Transfers use sockets: device tensors
+are first copied to the host, on a stream of their own; on the CPU nothing is copied.
 """
 
 from __future__ import annotations
@@ -21,7 +16,7 @@ from typing import Any, Final
 import torch
 
 from elastic import fault_points
-from elastic.collectives.backend_protocol import LONG, wait_for
+from elastic.collectives.backend_protocol import OPERATION_TIMEOUT, wait_for
 from elastic.collectives.backends import finish_device_work, use_device
 from elastic.collectives.process_group import ProcessGroup
 from elastic.state.portions import (
@@ -36,19 +31,15 @@ from elastic.training_errors import BrokenGroupError
 
 
 def host_buffer(numbers: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Room on the host, shape (numbers,), that `device` can copy to and from by itself.
-
-    Args:
-        device: CUDA's copies run beside the host only where the host's memory is pinned.
-    """
+    """Return a host tensor, shape (numbers,), pinned for CUDA so that copies run asynchronously."""
     return torch.empty(numbers, dtype=dtype, pin_memory=device.type == "cuda")
 
 
 class HostStaging:
-    """One transfer's copies, on a stream of their own.
+    """Copies of one transfer between device and host, on a stream of their own.
 
-    The training thread marks what the copies have to follow: the stream that is current, and the
-    one that parameters were changed on last, which a script may choose.
+    The training thread marks what the copies have to follow: the current stream, and the stream of
+    the last parameter update, which a script may choose.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -56,21 +47,21 @@ class HostStaging:
         self._on_host = device.type == "cpu"
         self._beside: Any = None if self._on_host else torch.Stream(device=device)
         self._training = self._updates = self._current()
-        self.settle()  # whatever stream the script used so far
+        self.synchronize()  # on any stream of the script
 
     def _current(self) -> Any:
         return None if self._on_host else torch.accelerator.current_stream(self.device)
 
-    def settle(self) -> None:
-        """Wait until the device is through with all that it was given."""
+    def synchronize(self) -> None:
+        """Wait until the device has finished all its work."""
         finish_device_work(self.device)
 
     def note_update(self) -> None:
-        """Parameters are about to change, on the stream that is current now."""
+        """Note the current stream as the one of the parameter update."""
         self._updates = self._current()
 
     def mark(self) -> list[Any]:
-        """Events behind all that the training thread has given the device so far."""
+        """Return events after all device work that the training thread has started."""
         if self._on_host:
             return []
         marks = []
@@ -81,11 +72,10 @@ class HostStaging:
         return marks
 
     def to_host(self, tensors: Sequence[torch.Tensor], marks: Sequence[Any]) -> list[torch.Tensor]:
-        """The tensors' content on the host; blocks until it is there, in a helper thread.
+        """Return the tensors' content on the host; blocks, so call it in a helper thread.
 
-        Args:
-            tensors: contiguous, of one dimension; they must not change before this returns.
-            marks: what `mark` gave when they had their content.
+        The tensors are contiguous, one-dimensional, and must not change before this returns.
+        `marks` were taken when they had their content.
         """
         if self._on_host:
             return list(tensors)
@@ -99,8 +89,8 @@ class HostStaging:
             self._beside.synchronize()
         return copies
 
-    def as_training(self) -> contextlib.AbstractContextManager[Any]:
-        """In a helper thread: what it gives the device follows what training gave it."""
+    def on_training_stream(self) -> contextlib.AbstractContextManager[Any]:
+        """Return a context, for helper threads, whose device work follows that of training."""
         if self._on_host:
             return contextlib.nullcontext()
         use_device(self.device)
@@ -109,7 +99,7 @@ class HostStaging:
 
 
 class Transfer:
-    """One portion on its way, in a thread of its own."""
+    """Transfer of one portion, in a thread of its own."""
 
     def __init__(self) -> None:
         self.done = threading.Event()
@@ -127,14 +117,9 @@ class Transfer:
 
 
 class Sending(Transfer):
-    """This member's part of a portion, to every newcomer; buffers are rank 0's alone.
+    """Transfer of this member's part of a portion to every newcomer, on rank 0 with buffers.
 
-    Args:
-        group: which members and newcomers are in.
-        portion: parameters with what the optimizer keeps for them.
-        members: ranks below this one send, about as many bytes each.
-        newcomers: their ranks; each gets the whole portion.
-        buffers: of the model, which travel with this portion; none: they travel with another.
+    Ranks below `members` send about as many bytes each.
     """
 
     def __init__(
@@ -148,28 +133,28 @@ class Sending(Transfer):
         buffers: Sequence[torch.Tensor] = (),
     ) -> None:
         super().__init__()
-        self.released = threading.Event()  # what is sent may change
+        self.released = threading.Event()  # the sent tensors may change
         tensors = [tensor for unit in portion for tensor in unit.tensors]
         held = [travelling for travelling, _ in contiguous_pairs(tensors)]
         mine = byte_share(held, group.rank, members)
         if group.rank == 0:
             own = [travelling for travelling, _ in contiguous_pairs(buffers)]
             held += own
-            mine = mine.and_then(byte_share(own, 0, 1))
+            mine = mine.joined_with(byte_share(own, 0, 1))
         together = torch.cat(mine.small) if mine.small else None
         corrupt = fault_points.reach("handover.send", rank=group.rank, version=group.version)
         if corrupt and together is not None:
-            together = -together - 1  # whatever it is, it is something else now
+            together = -together - 1  # a different value
         marks = staging.mark()
 
         def work() -> None:
             chunks = [*mine.large, *([] if together is None else [together])]
             copies = staging.to_host(chunks, marks)
             if group.device.type != "cpu":
-                self.released.set()  # before anybody has it: the copies are what travels
+                self.released.set()  # the copies are sent, so the originals may change
             for to in newcomers:
                 for pending in [group.send(copy, to) for copy in copies]:
-                    pending.wait(LONG)
+                    pending.wait(OPERATION_TIMEOUT)
             held.clear()
 
         self._start(work, "send")
@@ -180,14 +165,7 @@ class Sending(Transfer):
 
 
 class Receiving(Transfer):
-    """A portion from all members, as far as possible into its place.
-
-    Args:
-        group: which members and newcomers are in.
-        portion: parameters with what the optimizer keeps for them, to be written to.
-        members: ranks below this one send, about as many bytes each.
-        buffers: that rank 0 sends with this portion, to be written to.
-    """
+    """Transfer of a portion from all members, into its place where possible."""
 
     def __init__(
         self,
@@ -205,7 +183,7 @@ class Receiving(Transfer):
         device = group.device
         direct = device.type == "cpu"
         of_first = list(contiguous_pairs(buffers))
-        received[0] = received[0].and_then(byte_share([to for to, _ in of_first], 0, 1))
+        received[0] = received[0].joined_with(byte_share([to for to, _ in of_first], 0, 1))
         pairs += of_first
         together = [
             host_buffer(sum(p.numel() for p in part.small), torch.uint8, device)
@@ -223,16 +201,16 @@ class Receiving(Transfer):
             for member, part in enumerate(received):
                 chunks = [*landing[member], *([together[member]] if part.small else [])]
                 for pending in [group.receive(chunk, member) for chunk in chunks]:
-                    pending.wait(LONG)
+                    pending.wait(OPERATION_TIMEOUT)
 
         self._start(work, "receive")
 
     def put_in_place(self) -> None:
-        """Deal out what came together; on the training thread, when `done`."""
+        """Copy what was received together into its place; on the training thread, when `done`."""
         for part, landed in zip(self._received, self._landing, strict=True):
-            for chunk, came in zip(part.large, landed, strict=True):
-                if chunk is not came:
-                    chunk.copy_(came, non_blocking=True)
+            for chunk, arrived in zip(part.large, landed, strict=True):
+                if chunk is not arrived:
+                    chunk.copy_(arrived, non_blocking=True)
         for part, together in zip(self._received, self._together, strict=True):
             start = 0
             for chunk in part.small:
@@ -243,24 +221,18 @@ class Receiving(Transfer):
                 stands_for.copy_(travelled)
 
 
-METADATA: Final = "metadata"  # key in the group's store
+METADATA_KEY: Final = "metadata"  # key in the group's store
 
 
 class StateTransfer:
-    """What both sides know of it: the group, the steps, and which portion goes in which."""
+    """Facts that both sides know: the group, the steps, and the portion of each step.
+
+    Ranks below `senders` send; `first` is the step of the first of `steps` portions.
+    """
 
     def __init__(
         self, group: ProcessGroup, state: TensorState, *, senders: int, first: int, steps: int
     ) -> None:
-        """Describe a transfer.
-
-        Args:
-            group: which incumbents and newcomers are members of.
-            state: that is sent, or that the state is received into.
-            senders: ranks below this one send.
-            first: step in which the first portion travels.
-            steps: how many, one portion in each.
-        """
         self._group = group
         self._state = state
         self._senders = senders
@@ -271,11 +243,7 @@ class StateTransfer:
         self._buffers: list[torch.Tensor] = []
 
     def is_over(self, step: int) -> bool:
-        """Whether nothing travels in `step` any more.
-
-        Args:
-            step: 1-based, of all epochs.
-        """
+        """True if nothing is transferred in `step` (1-based) any more."""
         return step - self._first >= self._steps
 
     def _plan(self) -> None:
@@ -291,7 +259,7 @@ class StateTransfer:
 
 
 class OutgoingState(StateTransfer):
-    """The side of a member that has the whole state."""
+    """Transfer from a member that has the full state."""
 
     def __init__(
         self,
@@ -303,14 +271,7 @@ class OutgoingState(StateTransfer):
         first: int,
         steps: int,
     ) -> None:
-        """Describe a transfer, and copy what forward passes change.
-
-        Args:
-            group: which incumbents and newcomers are members of.
-            newcomers: their ranks.
-            first: step in which the first portion travels.
-            steps: how many, one portion in each.
-        """
+        """Plan a transfer, and copy the buffers, which forward passes change."""
         super().__init__(group, state, senders=senders, first=first, steps=steps)
         self._newcomers = list(newcomers)
         self._sending: Sending | None = None
@@ -318,19 +279,11 @@ class OutgoingState(StateTransfer):
         self._buffers = [buffer.clone() for buffer in state.buffers()]
 
     def post_metadata(self, metadata: dict[str, Any]) -> None:
-        """Give the newcomers what is no tensor; rank 0 does.
-
-        Args:
-            metadata: what `TrainingState.metadata` gave; nobody changes it any more.
-        """
-        self._group.store.post(METADATA, lambda: encode_metadata(metadata))
+        """Post the metadata for the newcomers, on rank 0; it must not change any more."""
+        self._group.store.post(METADATA_KEY, lambda: encode_metadata(metadata))
 
     def begin_portion(self, step: int) -> None:
-        """Begin to send what travels in `step`.
-
-        Args:
-            step: that comes, 1-based; one of the transfer's.
-        """
+        """Start to send the portion of the coming step."""
         place = step - self._first
         self._sending = Sending(
             self._group,
@@ -341,58 +294,46 @@ class OutgoingState(StateTransfer):
             buffers=self._buffers_of(place),
         )
 
-    def await_sent(self, called_off: threading.Event) -> None:
+    def await_sent(self, cancelled: threading.Event) -> None:
         """Wait until this step's portion is sent, because the optimizer is about to change it.
 
         Raises:
-            CancelledError: if the wait was called off.
+            CancelledError: if the wait was cancelled.
         """
         self._staging.note_update()
         if self._sending is not None:
-            wait_for(self._sending.released, called_off)
+            wait_for(self._sending.released, cancelled)
 
 
 class IncomingState(StateTransfer):
-    """The side of a newcomer."""
+    """Transfer to a newcomer; replaces its optimizer state."""
 
     def __init__(
         self, group: ProcessGroup, state: TensorState, *, senders: int, first: int, steps: int
     ) -> None:
-        """Wait for the metadata in a thread, make room, and begin to receive.
-
-        Args:
-            group: which incumbents and newcomers are members of.
-            state: that is written to; its optimizer's state is replaced.
-            senders: ranks below this one send.
-            first: step in which the first portion travels.
-            steps: how many, one portion in each.
-        """
+        """Wait for the metadata in a thread, allocate the state, and start to receive."""
         super().__init__(group, state, senders=senders, first=first, steps=steps)
         self._metadata: dict[str, Any] | None = None
-        self._described = threading.Event()  # the metadata is there, or an error
+        self._metadata_ready = threading.Event()  # set on metadata or error
         self._error = ""
         self._receiving: Receiving | None = None
-        self._received = 0  # step whose portion was taken
-        threading.Thread(target=self._take_metadata, name=METADATA, daemon=True).start()
+        self._received = 0  # last step whose portion was taken
+        threading.Thread(target=self._take_metadata, name=METADATA_KEY, daemon=True).start()
 
     def _take_metadata(self) -> None:
         try:
-            metadata = decode_metadata(self._group.store.ask(METADATA))
-            with self._staging.as_training():
+            metadata = decode_metadata(self._group.store.fetch(METADATA_KEY))
+            with self._staging.on_training_stream():
                 self._state.adopt(metadata["structure"], self._group.device)
                 self._plan()
                 self._metadata = metadata
                 self._receive_portion(0)
-        except Exception as error:  # noqa: BLE001 - the training thread waits, and says it
+        except Exception as error:  # noqa: BLE001 - raised again in the training thread
             self._error = str(error).partition("\n")[0] or type(error).__name__
-        self._described.set()
+        self._metadata_ready.set()
 
     def begin_portion(self, step: int) -> None:
-        """Begin to receive what travels in `step`; the first portion began by itself.
-
-        Args:
-            step: that comes, 1-based; one of the transfer's.
-        """
+        """Start to receive the portion of the coming step; the first one starts automatically."""
         if step > self._first:
             self._receive_portion(step - self._first)
 
@@ -406,31 +347,30 @@ class IncomingState(StateTransfer):
     def take_portion(
         self,
         step: int,
-        called_off: threading.Event,
+        cancelled: threading.Event,
         take_metadata: Callable[[dict[str, Any]], None],
     ) -> None:
-        """Wait for the portion of `step`, which the optimizer is to work on, and put it in place.
+        """Wait for the portion of `step`, which the optimizer needs, and put it in place.
 
-        Args:
-            take_metadata: gets what is no tensor, behind the first portion.
+        `take_metadata` gets the metadata after the first portion.
 
         Raises:
-            CancelledError: if the wait was called off.
-            BrokenGroupError: if it did not arrive.
+            CancelledError: if the wait was cancelled.
+            BrokenGroupError: if the portion did not arrive.
         """
         if self._received == step:
             return
         self._received = step
-        wait_for(self._described, called_off)
+        wait_for(self._metadata_ready, cancelled)
         receiving = self._receiving
         if receiving is not None:
-            wait_for(receiving.done, called_off)
+            wait_for(receiving.done, cancelled)
         error = self._error or (receiving.error if receiving else "nothing came")
         if error or receiving is None:
             raise BrokenGroupError(f"the state did not arrive: {error}")
         receiving.put_in_place()
         if step == self._first and self._metadata is not None:
-            for buffer, came in zip(self._state.buffers(), self._buffers, strict=True):
-                buffer.copy_(came)
+            for buffer, arrived in zip(self._state.buffers(), self._buffers, strict=True):
+                buffer.copy_(arrived)
             take_metadata(self._metadata)
-        self._staging.settle()  # a script may train on a stream of its own
+        self._staging.synchronize()  # a script may train on its own stream

@@ -1,1 +1,1 @@
-"""One training step: what is loaded, summed over the group, and committed."""
+"""Training steps: batches, gradients reduced over the group, commit."""

@@ -1,10 +1,7 @@
-"""The loader that a script iterates: the sample stream through torch's own DataLoader.
+"""Loader that a script iterates: the sample stream through torch's own DataLoader.
 
-Samples of an iterable dataset by their places in it, so that any worker can take any of them.
-
-A batch of the loader, moved to the worker's device.
-
-What a `DataLoader` that somebody else made says of its batches, for the agent's own.
+Iterable datasets are read by position, so that any worker can take any sample. Batches are moved to
+the worker's device.
 """
 
 from __future__ import annotations
@@ -33,44 +30,31 @@ from elastic.training_errors import UsageError
 
 
 class StreamReader(Dataset[Any]):
-    """A map-style dataset that reads an iterable one, once in each process, from its beginning.
+    """Map-style dataset that reads an iterable one from its start, once in each process.
 
-    Samples that belong to others are read and passed over, and a place behind what was read means
-    to begin anew. So every process sees the same stream, whatever became of the group. It reads
-    as if it were alone: no worker info, and random numbers that follow from seed and epoch.
+    Samples of other workers are read and skipped; a position before the current one restarts the
+    reading. So every process sees the same stream, whatever changes in the group. The source sees
+    no worker info, and random numbers that follow from seed and epoch.
     """
 
     def __init__(self, source: IterableDataset[Any], stream: SampleStream) -> None:
-        """Begin with nothing read.
-
-        Args:
-            source: the script's; its `set_epoch`, if it has one, hears the epoch, from 0, before
-                each reading.
-            stream: has the length of one reading, and the seeds.
-        """
+        """Start with nothing read; `source.set_epoch`, if present, gets the epoch from 0."""
         self._source = source
         self._stream = stream
         self._samples: Iterator[Any] | None = None
-        self._epoch = 0  # 1-based, of the reading
-        self._place = 0  # of the sample that comes next
-        self._random: dict[str, Any] | None = None  # as the reading left it
+        self._epoch = 0  # epoch of the reading, 1-based
+        self._place = 0  # position of the next sample
+        self._random: dict[str, Any] | None = None  # generators as the reading left them
 
     def follow(self, stream: SampleStream) -> None:
-        """Read as `stream` says from the next reading on.
-
-        Args:
-            stream: may have another seed than before; its length is the same.
-        """
+        """Use another stream of the same length, maybe with another seed, from the next reading."""
         self._stream = stream
 
     def __getitems__(self, ids: Sequence[tuple[int, int]]) -> list[Any]:
-        """The samples of a batch.
-
-        Args:
-            ids: (epoch, place) of each, 1-based and 0-based; reading forward is the fast way.
+        """Return the samples at (epoch from 1, position from 0); reading forward is fast.
 
         Raises:
-            UsageError: if a reading has other than the stream's number of samples.
+            UsageError: if a reading does not have the stream's number of samples.
         """
         outside = host_random_state()
         try:
@@ -116,20 +100,16 @@ class StreamReader(Dataset[Any]):
             raise self._miscounted(f"more than {self._stream.size}")
 
     def _miscounted(self, given: str) -> UsageError:
-        what = f"train_set gave {given} samples in epoch {self._epoch - 1}"
-        hint = (
-            f"its len() is {self._stream.size}: every pass through its __iter__ has to give so many"
-        )
-        return UsageError(what, hint, "train_set")
+        problem = f"train_set returned {given} samples in epoch {self._epoch - 1}"
+        hint = f"its len() is {self._stream.size}: every pass through __iter__ must return as many"
+        return UsageError(problem, hint, "train_set")
 
 
 def to_device(batch: Any, device: torch.device) -> Any:
-    """`batch` with its tensors on `device`; on the CPU it stays as it is.
+    """Return `batch` with its tensors on `device`; on the CPU it is unchanged.
 
-    Args:
-        batch: what a collate function gave: tensors, objects with a method `to`, and mappings,
-            lists, (named) tuples and dataclasses of them, which keep their type; anything else is
-            passed on.
+    Handles tensors, objects with a method `to`, and mappings, lists, (named) tuples and dataclasses
+    of them, which keep their type; other objects are returned unchanged.
     """
     if device.type == "cpu":
         return batch
@@ -141,7 +121,9 @@ def to_device(batch: Any, device: torch.device) -> Any:
         return _mapping_to(batch, device)
     if isinstance(batch, list | tuple):
         moved = [to_device(value, device) for value in batch]
-        make: Any = getattr(batch, "_make", type(batch))  # a named tuple's class wants one by one
+        make: Any = getattr(
+            batch, "_make", type(batch)
+        )  # the class of a named tuple takes separate arguments
         return make(moved)
     if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
         return _dataclass_to(batch, device)
@@ -151,13 +133,13 @@ def to_device(batch: Any, device: torch.device) -> Any:
 def _mapping_to(batch: Mapping[Any, Any], device: torch.device) -> Mapping[Any, Any]:
     moved = {key: to_device(value, device) for key, value in batch.items()}
     if isinstance(batch, MutableMapping):
-        kept = copy.copy(batch)  # with whatever else the script's class has
+        kept = copy.copy(batch)  # keeps other attributes of the script's class
         kept.update(moved)
         return kept
     make: Any = type(batch)
     try:
         made: Mapping[Any, Any] = make(moved)
-    except TypeError:  # its constructor wants something else
+    except TypeError:  # its constructor takes other arguments
         return moved
     return made
 
@@ -169,27 +151,27 @@ def _dataclass_to(batch: Any, device: torch.device) -> Any:
     return moved
 
 
-OPTIONS: Final = frozenset({
+READABLE_OPTIONS: Final = frozenset({
     "collate_fn", "in_order", "multiprocessing_context", "num_workers", "persistent_workers",
     "pin_memory", "prefetch_factor", "timeout", "worker_init_fn",
 })  # fmt: skip
-_ORDER: Final = "the agent shuffles, each epoch in an order of its own: leave set_epoch out"
+_ORDER: Final = "the agent shuffles each epoch differently: leave set_epoch out"
 REMEDIES: Final = {
     "sampler": _ORDER,
     "batch_sampler": _ORDER,
     "batch_size": "agent.batch_size is the global batch, len(targets) a worker's part of it",
-    "drop_last": "say agent.load(..., drop_last=True); len(loader) counts the batches",
+    "drop_last": "call agent.load(..., drop_last=True); len(loader) counts the batches",
     "generator": "the job's seed decides: `seed` in the job file, or from_env(seed=...)",
 }
 
 
 class _MicroBatchSampler:
-    """The batch sampler: the rest of the running epoch, and who was given what of it."""
+    """Batch sampler: the rest of the running epoch, and the micro-batches handed out."""
 
     def __init__(self, training: TrainingState, bound: int, *, reads: bool) -> None:
         self._training = training
         self._bound = bound
-        self._reads = reads  # an iterable dataset, whose places are counted anew in each epoch
+        self._reads = reads  # an iterable dataset, whose positions restart in each epoch
         self.handed_out: deque[MicroBatch] = deque()  # prefetched ones included
 
     def __iter__(self) -> Iterator[list[Any]]:
@@ -202,7 +184,7 @@ class _MicroBatchSampler:
             yield [(epoch, place) for place in ids] if self._reads else ids
 
     def __len__(self) -> int:
-        """Micro-batches of the epoch, as planned now."""
+        """Return the micro-batches of the epoch, as currently planned."""
         training = self._training
         stream, position = training.stream, training.position
         if not training.epoch_open:
@@ -213,12 +195,14 @@ class _MicroBatchSampler:
             cursor, left = cursor + taken, left + 1
         mine = 0
         if row.rank is not None and row.local_batches:
-            mine = share_sizes(row.batch, row.local_batches, stream.least)[row.rank]
-        return position.epoch_step + left * len(passes(max(1, mine), self._bound, stream.least))
+            mine = share_sizes(row.batch, row.local_batches, stream.min_samples)[row.rank]
+        return position.epoch_step + left * len(
+            passes(max(1, mine), self._bound, stream.min_samples)
+        )
 
 
 class ElasticLoader:
-    """Iterates the rest of the running epoch; tensors come on the worker's device."""
+    """Loader of the rest of the running epoch, with tensors on the worker's device."""
 
     def __init__(
         self,
@@ -231,21 +215,15 @@ class ElasticLoader:
         device: torch.device,
         options: Mapping[str, Any],
     ) -> None:
-        """Wrap `dataset`.
+        """Wrap `dataset`; `options` are torch's, without those that select samples.
 
-        Args:
-            dataset: map-style, or iterable; the training state's stream says in which order.
-            training: the ids of every epoch, whose they are, and where an iteration begins.
-            transitions: change the group between two steps.
-            executor: hears of each micro-batch, before and after the script has it.
-            bound: samples that fit the device at once; larger shares are taken in passes.
-            options: of torch's DataLoader, but for those that choose samples.
+        Shares larger than `bound` samples are taken in several passes.
         """
         workers = int(options.get("num_workers", 0))
         if workers:
             options = {"persistent_workers": True, **options}
         self.dataset = dataset
-        self.depth = workers * int(options.get("prefetch_factor") or 2)  # batches drawn ahead
+        self.depth = workers * int(options.get("prefetch_factor") or 2)  # prefetched batches
         self._training = training
         reads = isinstance(dataset, IterableDataset)
         self._sampler = _MicroBatchSampler(training, bound, reads=reads)
@@ -258,33 +236,33 @@ class ElasticLoader:
         self._loader: DataLoader[Any] = DataLoader(dataset, batch_sampler=self._sampler, **options)
 
     def __getattr__(self, name: str) -> Any:
-        """An option of torch's DataLoader; those that choose samples are the agent's."""
-        if name in OPTIONS:
+        """Return an option of torch's DataLoader, except options that select samples."""
+        if name in READABLE_OPTIONS:
             return getattr(self._loader, name)
-        what = f"{type(self).__name__!r} object has no attribute {name!r}"
+        problem = f"{type(self).__name__!r} object has no attribute {name!r}"
         remedy = f": {REMEDIES[name]}" if name in REMEDIES else ""
-        raise AttributeError(f"{what}{remedy}", name=name, obj=self)
+        raise AttributeError(f"{problem}{remedy}", name=name, obj=self)
 
     def __iter__(self) -> Iterator[Any]:
-        """Batches to the end of the epoch, or until the job is done.
+        """Yield batches to the end of the epoch, or until the job is done.
 
-        A second loop in the same epoch goes on where the first one was left.
+        A second loop in the same epoch continues where the first one stopped.
 
         Raises:
             UsageError: outside of an epoch.
         """
         if not self._training.epoch_open:
-            what = "the loader outside of an epoch: before agent.epochs(...) or after report()"
+            problem = "loader used outside of an epoch: before agent.epochs(...) or after report()"
             hint = "loop over it in `for epoch in agent.epochs(...)`, before report(); elsewhere "
-            raise UsageError(what, f"{hint}use train_set, or a DataLoader of your own")
+            raise UsageError(problem, f"{hint}use train_set, or a DataLoader of your own")
         source: Iterator[Any] | None = None
-        whole = True  # no step is under way
+        between_steps = True  # True between two steps
         while True:
-            if whole:
+            if between_steps:
                 if self._training.epoch_is_over:
-                    return  # the epoch's report comes first, in the group that trained it
-                stale = self._transitions.before_step()
-                source = self._begin() if source is None or stale else source
+                    return  # the group that trained the epoch reports it first
+                discard_prefetched = self._transitions.before_step()
+                source = self._begin() if source is None or discard_prefetched else source
             if source is None:
                 return
             try:
@@ -293,48 +271,46 @@ class ElasticLoader:
                 return
             micro_batch = self._sampler.handed_out.popleft()
             self._executor.begin(micro_batch)
-            go_on = False
+            proceed = False
             try:
                 yield batch
             finally:
-                go_on = self._executor.finish(micro_batch)
-            if not go_on:
+                proceed = self._executor.finish(micro_batch)
+            if not proceed:
                 return
-            whole = micro_batch.last
+            between_steps = micro_batch.last
 
     def _begin(self) -> Iterator[Any]:
-        """The rest of the epoch; the job's seed may be known only since this worker joined."""
+        """Iterate over the rest of the epoch; the stream's seed may have changed at the join."""
         if self._reader is not None:
             self._reader.follow(self._training.stream)
         return iter(self._loader)
 
     def __len__(self) -> int:
-        """Batches of the running epoch, done and to come, as planned now.
+        """Return the batches of the running epoch, done and remaining, as currently planned.
 
-        Before the first epoch: those of an epoch with the batch that the script's rate is meant
-        for, which is what schedules count in.
+        Before the first epoch: the batches of an epoch at the batch size that the script's rate is
+        meant for, which schedules count in.
         """
         return len(self._sampler)
 
 
-def options_of(loader: DataLoader[Any], device: torch.device) -> dict[str, Any]:
-    """Options of `ScalingAgent.load` that give the batches of `loader`.
-
-    Args:
-        loader: shuffled by torch's own sampler; one of an iterable dataset is in its order.
-        device: of the worker; on the CPU nothing is pinned.
+def loader_options(loader: DataLoader[Any], device: torch.device) -> dict[str, Any]:
+    """Return options of `ScalingAgent.load` that produce the batches of `loader`.
 
     Raises:
-        UsageError: if `loader` chooses samples in another way than the agent does.
+        UsageError: if `loader` selects samples differently than the agent does.
     """
     if loader.batch_size is None:
-        what = "the training loader has a batch sampler of its own, or none"
-        raise UsageError(what, "give DataLoader(data, batch_size=..., shuffle=True)", "batch_size")
+        problem = "the training loader has its own batch sampler, or none"
+        raise UsageError(
+            problem, "use DataLoader(data, batch_size=..., shuffle=True)", "batch_size"
+        )
     streams = isinstance(loader.dataset, IterableDataset)
     if not streams and type(loader.sampler) is not RandomSampler:
-        what = f"the training loader has a {type(loader.sampler).__name__}"
-        remedy = "shuffle=True: an epoch has every sample once, shuffled by the job's seed"
-        raise UsageError(what, remedy, "shuffle")
+        problem = f"the training loader has a {type(loader.sampler).__name__}"
+        remedy = "use shuffle=True: an epoch has every sample once, shuffled by the job's seed"
+        raise UsageError(problem, remedy, "shuffle")
     options: dict[str, Any] = {
         "collate_fn": loader.collate_fn,
         "num_workers": loader.num_workers,

@@ -1,7 +1,8 @@
-"""Gradients of a step, summed over the group in one flat bucket, inside `backward()`.
+"""Flat bucket of a step's gradients, reduced over the group inside `backward()`.
 
-The script stays as it was: after `loss.backward()` every parameter's gradient is that of the global
-batch. DistributedDataParallel is not used, because it cannot change its group (see the README).
+After `loss.backward()` every parameter's gradient is that of the global batch, so the script needs
+no changes. DistributedDataParallel is not used, because it cannot change its group (see the
+README).
 """
 
 from __future__ import annotations
@@ -17,19 +18,15 @@ from elastic.state.state_tensors import dense_strides
 from elastic.training_errors import UsageError
 
 SPARSE: Final = (
-    "the script makes sparse gradients", "use sparse=False: groups reduce dense ones"
+    "the model has sparse gradients", "use sparse=False: groups reduce dense gradients"
 )  # fmt: skip
 
 
 class Reducer:
-    """Sees every backward pass of some parameters, and hands its gradients over as one bucket."""
+    """Collector of the gradients of some parameters in one bucket."""
 
     def __init__(self, parameters: Iterable[nn.Parameter], finished: Callable[[], None]) -> None:
-        """Begin to watch.
-
-        Args:
-            finished: called when an outermost backward pass has reached any of them.
-        """
+        """Hook the parameters; `finished` is called after an outermost pass that reached any."""
         self.parameters = [p for p in parameters if p.requires_grad]
         self._finished = finished
         self._fired = [False] * len(self.parameters)
@@ -39,12 +36,12 @@ class Reducer:
         self._flat: torch.Tensor | None = None
         self._views: list[torch.Tensor] = []
         self._used_before: dict[int, list[bool]] = {}  # in earlier passes, by place
-        self.active = False  # a group of one needs nothing of all this
-        self.watches = False  # for gradients that the script had kept, other than zeros
+        self.active = False  # False in a group of one with a single pass
+        self.watch_kept = False  # look for nonzero gradients that the script kept
         self.found_kept = False
-        self._looks = True  # for sparse gradients
+        self._check_sparse = True  # look for sparse gradients
         self.losses: list[torch.Tensor] = []  # of this step, as `backward` saw them
-        self.judge: Callable[[torch.Tensor], None] | None = None  # of losses, before their pass
+        self.check_loss: Callable[[torch.Tensor], None] | None = None  # called before their pass
         for index, parameter in enumerate(self.parameters):
             parameter.register_hook(self._before(index))  # type: ignore[no-untyped-call]
             parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
@@ -53,14 +50,14 @@ class Reducer:
         listen(self)
 
     def close(self) -> None:
-        """Stop watching."""
+        """Stop collecting."""
         self.active = False
         unlisten(self)
 
     def _before(self, index: int) -> Callable[[torch.Tensor], None]:
         def before(_: torch.Tensor) -> None:
             kept = self.parameters[index].grad
-            if self.watches and not self.found_kept and kept is not None:
+            if self.watch_kept and not self.found_kept and kept is not None:
                 self.found_kept = bool(kept.any())
             if self.active and not self._fired[index]:
                 self._set_aside(index)
@@ -68,7 +65,7 @@ class Reducer:
         return before
 
     def _set_aside(self, index: int) -> None:
-        """What the script had kept of this parameter's gradient is no part of this step's."""
+        """Set aside the gradient that the script had kept: it is not part of this step's."""
         parameter = self.parameters[index]
         kept = parameter.grad
         if kept is not None:
@@ -89,34 +86,31 @@ class Reducer:
             and tensor.untyped_storage().data_ptr() == flat.untyped_storage().data_ptr()
         )
 
-    def backward_over(self) -> None:
-        """An outermost backward pass is over."""
+    def backward_finished(self) -> None:
+        """Call `finished` if the outermost backward pass reached a parameter."""
         if self._any:
             self._any = False
             self._finished()
 
     def stop_watching(self) -> bool:
-        """Whether gradients were found that the script had kept, since `watches` was set."""
-        found, self.found_kept, self.watches = self.found_kept, False, False
+        """Return whether kept gradients were found since `watch_kept` was set."""
+        found, self.found_kept, self.watch_kept = self.found_kept, False, False
         return found
 
     def is_sparse(self) -> bool:
-        """Return whether a gradient is sparse; looks at them once."""
-        looks, self._looks = self._looks, False
-        grads = [parameter.grad for parameter in self.parameters] if looks else []
+        """Return whether a gradient is sparse; checks once."""
+        check, self._check_sparse = self._check_sparse, False
+        grads = [parameter.grad for parameter in self.parameters] if check else []
         return any(grad is not None and grad.layout is not torch.strided for grad in grads)
 
     # --- what a step's reduction does with it
 
     def accumulate(self, weight: float, place: int = 0) -> torch.Tensor:
-        """Add this pass's gradients to the step's, and leave nothing for the optimizer to see.
+        """Add this pass's gradients to the step's, and leave zeros for the optimizer.
 
-        Args:
-            weight: of this pass: its samples over the global batch.
-            place: what is packed with the same place adds up.
-
-        Returns:
-            Shape (scalars,): this pass's gradients times `weight`, until the next pass.
+        `weight` is the pass's samples over the global batch. Gradients of the same `place` are
+        added up. Returns shape (scalars,), valid until the next pass: this pass's gradients times
+        `weight`.
         """
         flat = self._filled(weight)
         self._kept[place] = self._kept[place].add_(flat) if place in self._kept else flat.clone()
@@ -132,24 +126,19 @@ class Reducer:
 
     @property
     def has_kept(self) -> bool:
-        """Whether something was accumulated that was not packed since."""
+        """True if accumulated gradients were not packed yet."""
         return bool(self._kept)
 
     def pack(
         self, weight: float, extra: int, place: int = 0, *, counts: bool | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """All gradients of the step times `weight`, and room for `extra` numbers, in one tensor.
+        """Return the bucket with the step's gradients times `weight`, and a view of its tail.
 
-        Args:
-            weight: of this pass: its samples over the global batch; 0 takes nothing of it.
-            extra: numbers behind the gradients, before one number for each parameter.
-            place: takes what was accumulated with the same place.
-            counts: whether this pass is one of the step, even if it weighs nothing: its zeros are
-                gradients then. None: if it weighs anything.
-
-        Returns:
-            The bucket, shape (scalars + extra + parameters,), and a view of its last
-            `extra + parameters` numbers.
+        The bucket has shape (scalars + extra + parameters,); the tail is the last `extra +
+        parameters` numbers. `weight` is the pass's samples over the global batch; 0 excludes its
+        gradients. Gradients accumulated at the same `place` are added. `counts` says whether the
+        pass belongs to the step even with weight 0: its zeros are gradients then. None: if the
+        weight is not 0.
         """
         flat = self._filled(weight, extra)
         kept = self._kept.pop(place, None)
@@ -164,24 +153,14 @@ class Reducer:
         return flat, flat[end:]
 
     def pack_nothing(self, extra: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """What `pack` gives, empty, and apart from the gradients.
-
-        Args:
-            extra: numbers behind the gradients, before one number for each parameter.
-
-        Returns:
-            Zeros, shape (scalars + extra + parameters,), and a view of the last `extra +
-            parameters`.
-        """
+        """Return a bucket and tail of zeros, separate from the gradients, shaped as by `pack`."""
         flat = torch.zeros_like(self._allocated(extra))
         return flat, flat[sum(p.numel() for p in self.parameters) :]
 
     def unpack(self, used: Sequence[bool], scale: float = 1.0) -> None:
-        """Give every used parameter its part of the reduced bucket.
+        """Give each used parameter its part of the reduced bucket, times `scale`.
 
-        Args:
-            used: shape (parameters,): some rank has a gradient for it.
-            scale: what the sums are multiplied with.
+        `used`, shape (parameters,), is True if some rank has a gradient for the parameter.
         """
         if scale != 1.0 and self._flat is not None:
             self._flat[: sum(p.numel() for p in self.parameters)].mul_(scale)
@@ -197,7 +176,7 @@ class Reducer:
         self._clear()
 
     def discard(self) -> None:
-        """Forget this step's gradients; an operation that was given up keeps its bucket."""
+        """Discard this step's gradients; an abandoned operation keeps its bucket."""
         self._kept, self._flat, self._views = {}, None, []
         self._used_before = {}
         self._empty_grads()
@@ -207,7 +186,7 @@ class Reducer:
         self._fired = [False] * len(self.parameters)
 
     def _empty_grads(self) -> None:
-        """Zeros, not None: a gradient scaler looks for some, and the step is passed over anyway."""
+        """Set gradients to zeros, not None, which a gradient scaler needs; the step is skipped."""
         for index, parameter in enumerate(self.parameters):
             if index in self._prior:
                 parameter.grad = self._prior[index]
@@ -220,7 +199,7 @@ class Reducer:
         sources, targets = [], []
         for index, parameter in enumerate(self.parameters):
             if not self._fired[index]:
-                self._set_aside(index)  # before its old place in the bucket is written again
+                self._set_aside(index)  # before its place in the bucket is overwritten
             grad = parameter.grad
             if weight and self._fired[index] and grad is not None:
                 if grad.layout is not torch.strided:

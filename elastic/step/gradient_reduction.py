@@ -1,4 +1,4 @@
-"""What one step's backward passes come to: gradients and control words, summed over the group."""
+"""Reduction of one step: gradients and control words, summed over the group."""
 
 from __future__ import annotations
 
@@ -21,48 +21,46 @@ from elastic.collectives.control_words import (
 )
 from elastic.collectives.process_group import ProcessGroup
 from elastic.group.transitions import ReductionTerms
-from elastic.metrics import EVERY, StepTimer
+from elastic.metrics import MEASURE_INTERVAL, StepTimer
 from elastic.state.training_state import TrainingState
 from elastic.step.gradient_bucket import Reducer
 from elastic.training_errors import UsageError
 
-POINTS: Final = (("reduce", "reduced"), ("reduce.later", "reduced.later"))
+FAULT_POINTS: Final = (("reduce", "reduced"), ("reduce.later", "reduced.later"))
 
 
 @dataclass(frozen=True, slots=True)
 class Contribution:
-    """What this worker brings to the sum, beside its gradients."""
+    """Contribution of this worker to a reduction, beside its gradients."""
 
-    micro_batch: MicroBatch  # the step's last one
+    micro_batch: MicroBatch  # last micro-batch of the step
     terms: ReductionTerms
-    has_full_state: bool  # so its checksum counts
-    skipped: bool = False  # the script passed over the batch
-    items: float | None = None  # that this pass's losses are means over, if the script says so
-    step_items: float = 0.0  # the same, of all passes of the step
-    place: int = 0  # of the backward pass among those of its batch: 0 where they add up
+    has_full_state: bool  # include its checksum
+    skipped: bool = False  # the script skipped the batch
+    items: float | None = None  # that this pass's losses are means over, if stated
+    step_items: float = 0.0  # sum over all passes of the step
+    place: int = 0  # number of the backward pass in its batch, from 0
 
     @property
     def counts(self) -> bool:
-        """Whether it has samples of the step, whatever they weigh."""
+        """True if it has samples of the step, whatever their weight."""
         return self.micro_batch.count > 0 and not self.skipped
 
     @property
     def measures_noise(self) -> bool:
-        """Whether its gradients tell of their noise."""
+        """True if its gradients can be used to estimate the noise scale."""
         return not self.skipped and _measures_noise(self.micro_batch, self.items, self.place)
 
     @property
     def weight(self) -> float:
-        """Of the gradients; 0 takes nothing of them."""
-        return 0.0 if self.skipped else weight_of(self.micro_batch, self.items)
+        """Weight of the gradients; 0 excludes them."""
+        return 0.0 if self.skipped else pass_weight(self.micro_batch, self.items)
 
 
-def weight_of(micro_batch: MicroBatch, items: float | None) -> float:
-    """Of a pass's gradients in the step's sum.
+def pass_weight(micro_batch: MicroBatch, items: float | None) -> float:
+    """Return the weight of a pass's gradients: `items`, or its samples over the global batch.
 
-    Args:
-        items: that its losses are means over: the sum is divided by all items afterwards; None:
-            its samples over the global batch.
+    With `items`, the sum is divided by all items after the reduction.
     """
     if items is None or not micro_batch.count:
         return micro_batch.weight
@@ -70,90 +68,80 @@ def weight_of(micro_batch: MicroBatch, items: float | None) -> float:
 
 
 class StepReduction:
-    """Sums what one worker and its peers have, once in each step."""
+    """Reduction of one worker's gradients and words with those of its peers."""
 
     def __init__(
-        self, reducer: Reducer, training: TrainingState, called_off: threading.Event
+        self, reducer: Reducer, training: TrainingState, cancelled: threading.Event
     ) -> None:
-        """Begin with nothing.
-
-        Args:
-            training: has the state whose checksums are compared, and the meters.
-            called_off: set when a wait for peers is to end.
-        """
         self._reducer = reducer
         self._training = training
-        self._called_off = called_off
+        self._called_off = cancelled
         self._timer = StepTimer()
-        self._loss_sum: torch.Tensor | float | None = None  # over samples or items so far
-        self._samples = 0  # of the step's earlier passes
+        self._loss_sum: torch.Tensor | float | None = None  # sum over samples or items so far
+        self._samples = 0  # samples of the step's earlier passes
 
     def accumulate(
         self, micro_batch: MicroBatch, items: float | None, place: int = 0, *, measures: bool
     ) -> None:
-        """Keep what a pass gave that is not the step's last one.
+        """Accumulate a pass that is not the step's last one.
 
-        Args:
-            items: that its losses are means over, if the script says so.
-            place: of the backward pass among those of its batch.
-            measures: this worker is the one that measures the noise scale.
+        `place` numbers the backward pass in its batch; `measures`: this worker measures noise.
         """
         self._add_loss(micro_batch, items, place)
         if place == 0:
             self._samples = micro_batch.count + (0 if micro_batch.first else self._samples)
-        gradients = self._reducer.accumulate(weight_of(micro_batch, items), place)
+        gradients = self._reducer.accumulate(pass_weight(micro_batch, items), place)
         if measures and _measures_noise(micro_batch, items, place):
             if micro_batch.first:
                 self._training.noise.begin()
-            self._training.noise.before(gradients, micro_batch.count, micro_batch.total)
+            self._training.noise.add_pass(gradients, micro_batch.count, micro_batch.total)
 
     def _add_loss(self, micro_batch: MicroBatch, items: float | None, place: int) -> None:
-        """Take in the losses of a pass, means over its samples or `items`; of the first place."""
-        loss = self._training.losses.of_pass(self._reducer.losses)
+        """Add the losses of a pass, means over samples or `items`; only of the first place."""
+        loss = self._training.losses.pass_loss(self._reducer.losses)
         self._reducer.losses.clear()
         weight = micro_batch.count if items is None else items
         if loss is not None and micro_batch.count and place == 0:
-            total = loss * weight if weight else torch.zeros_like(loss)  # a mean of nothing is NaN
+            total = (
+                loss * weight if weight else torch.zeros_like(loss)
+            )  # a mean over nothing is NaN
             self._loss_sum = total if self._loss_sum is None else self._loss_sum + total
 
     def run(self, group: ProcessGroup, contribution: Contribution) -> AgreedWords:
-        """Sum over `group`, and leave the summed gradients where the optimizer looks.
-
-        Returns:
-            What all ranks know now.
+        """Reduce over `group`, set the parameters' gradients, and return the agreed words.
 
         Raises:
-            BrokenGroupError: a peer is gone.
-            CancelledError: the wait was called off.
-            OutOfStepError: the ranks are not in the same step.
-            UsageError: some weigh their losses and others do not.
+            BrokenGroupError: if a peer is lost.
+            CancelledError: if the wait was cancelled.
+            OutOfStepError: if the ranks are not in the same step.
+            UsageError: if some workers weigh their losses and others do not.
         """
         if not contribution.skipped:
             self._add_loss(contribution.micro_batch, contribution.items, contribution.place)
         loss_sum, self._loss_sum = self._loss_sum, None
         seconds = 0.0 if contribution.place else self._timer.lap(time.monotonic())
         if group.size == 1:
-            return self._alone(contribution, loss_sum, seconds)
+            return self._finish_alone(contribution, loss_sum, seconds)
         measured = group.rank == 0 and contribution.measures_noise
         bucket, tail = self._fill(contribution, loss_sum, seconds)
         gradients = bucket[: bucket.numel() - tail.numel()]
         micro_batch, noise = contribution.micro_batch, self._training.noise
-        if measured and micro_batch.first:  # else its earlier passes were looked at
+        if measured and micro_batch.first:  # else its earlier passes were measured
             noise.begin()
-            noise.before(gradients, micro_batch.count, micro_batch.total)
-        step, points = micro_batch.step, POINTS[contribution.place > 0]
+            noise.add_pass(gradients, micro_batch.count, micro_batch.total)
+        step, points = micro_batch.step, FAULT_POINTS[contribution.place > 0]
         fault_points.reach(points[0], rank=group.rank, step=step, version=group.version)
-        began = time.monotonic()  # the words went in: the device is through with this pass
+        began = time.monotonic()  # copying the words waited for the device
         group.all_reduce(bucket, self._called_off)
-        self._training.recent_steps.reduced(time.monotonic() - began)
-        self._training.usage.exchanged(bucket.nbytes, group.size)
+        self._training.recent_steps.add_reduction(time.monotonic() - began)
+        self._training.usage.count_all_reduce(bucket.nbytes, group.size)
         fault_points.reach(points[1], rank=group.rank, step=step, version=group.version)
         agreed = read_agreed_words(tail.tolist(), group.size)
         agreed.check_in_step(group.size, step)
         if contribution.place == 0:
             agreed.check_shares(micro_batch.total)
         if measured and not agreed.skipped:
-            noise.after(gradients, micro_batch.total)
+            noise.add_total(gradients, micro_batch.total)
         scale = _scale(contribution, agreed) if agreed.items > 0.0 else 1.0
         self._reducer.unpack(agreed.used, scale)
         if agreed.samples and contribution.place == 0:
@@ -163,10 +151,9 @@ class StepReduction:
     def _fill(
         self, contribution: Contribution, loss_sum: torch.Tensor | float | None, seconds: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The bucket, and its tail with this worker's words in it."""
         micro_batch = contribution.micro_batch
         digest = bytes(DIGEST_BYTES)
-        if contribution.terms.compares and contribution.has_full_state:
+        if contribution.terms.compare_checksums and contribution.has_full_state:
             digest = self._training.tensors().digest()
         weight, place, counts = contribution.weight, contribution.place, contribution.counts
         bucket, tail = self._reducer.pack(weight, FIXED_WORDS, place, counts=counts)
@@ -184,16 +171,16 @@ class StepReduction:
         tail[1:FIXED_WORDS] = torch.tensor(words.encode(), dtype=tail.dtype)
         return bucket, tail
 
-    def _alone(
+    def _finish_alone(
         self, contribution: Contribution, loss_sum: torch.Tensor | float | None, seconds: float
     ) -> AgreedWords:
-        """The same without peers: of one pass, gradients stay where they are."""
+        """Finish a step without peers; gradients of a single pass stay in place."""
         micro_batch = contribution.micro_batch
         if self._reducer.active:
             bucket, tail = self._fill(contribution, None, seconds)
             if contribution.measures_noise:
                 gradients = bucket[: bucket.numel() - tail.numel()]
-                self._training.noise.after(gradients, micro_batch.total)
+                self._training.noise.add_total(gradients, micro_batch.total)
             agreed = read_agreed_words(tail.tolist(), 1)
             scale = _scale(contribution, agreed) if agreed.items > 0.0 else 1.0
             self._reducer.unpack(agreed.used, scale)
@@ -214,15 +201,12 @@ class StepReduction:
         )
 
     def end_epoch(self, group: ProcessGroup) -> None:
-        """See to it that all ranks are through with the epoch.
-
-        Args:
-            group: the present one, of which all ranks call this.
+        """Check that all ranks of the current group have finished the epoch.
 
         Raises:
-            BrokenGroupError: a peer is gone.
-            CancelledError: the wait was called off.
-            OutOfStepError: if some are in a step instead.
+            BrokenGroupError: if a peer is lost.
+            CancelledError: if the wait was cancelled.
+            OutOfStepError: if some ranks are in a step instead.
         """
         if group.size == 1:
             return
@@ -233,18 +217,18 @@ class StepReduction:
 
 
 def _scale(contribution: Contribution, agreed: AgreedWords) -> float:
-    """What the summed gradients of weighed losses are multiplied with.
+    """Return the factor of the summed gradients of weighted losses.
 
     Raises:
-        UsageError: if this worker's losses are no means over items, but others' are.
+        UsageError: if this worker's losses have no weights, but others' have.
     """
     if contribution.counts and contribution.items is None:
-        what = "agent.weight(n) was called for some batches of a step and not for others"
-        raise UsageError(what, "call it for every batch, before backward()")
+        problem = "agent.weight(n) was called for some batches of a step and not for others"
+        raise UsageError(problem, "call it for every batch, before backward()")
     return 1.0 / agreed.items
 
 
 def _measures_noise(micro_batch: MicroBatch, items: float | None, place: int) -> bool:
     if items is not None or place:
-        return False  # its gradients weigh otherwise than samples do, or are of another loss
-    return micro_batch.count > 0 and micro_batch.step % EVERY == 0
+        return False  # weighted differently, or of another loss
+    return micro_batch.count > 0 and micro_batch.step % MEASURE_INTERVAL == 0

@@ -1,4 +1,4 @@
-"""From here on gradients and optimizer steps of a script are seen, and batches given to it."""
+"""Hooks that connect a script's model, optimizers and loader to the step executor."""
 
 from __future__ import annotations
 
@@ -29,24 +29,18 @@ def hook_training(
     device: torch.device,
     options: dict[str, Any],
 ) -> tuple[Reducer, ElasticLoader]:
-    """Patch the optimizers, take the gradients, make the loader.
+    """Patch the optimizers, hook the gradients, and create the loader.
 
-    Args:
-        training: of this worker, with its stream.
-        bound: samples that fit the device at once.
-        managed: it may have a group some day.
-
-    Returns:
-        Who has the gradients, and the loader.
+    `bound` is the most samples of a pass; `managed` means that the worker may get a group.
     """
     turns = None
     for optimizer in tensors.optimizers:
         patch_optimizer_step(optimizer, executor)
     if len(tensors.optimizers) > 1:
-        if managed:  # a remainder must not make it several passes
-            bound += training.stream.least - 1
+        if managed:  # a remainder must not cause several passes
+            bound += training.stream.min_samples - 1
         turns = OptimizerTurns(training, GradientOrigins(tensors.trained()))
-    reducer = Reducer(tensors.trained(), executor.backward_over)
+    reducer = Reducer(tensors.trained(), executor.backward_finished)
     loader = ElasticLoader(
         train_set,
         training=training,
@@ -56,5 +50,5 @@ def hook_training(
         device=device,
         options=options,
     )
-    executor.use(reducer, loader.depth, turns)
+    executor.set_reducer(reducer, loader.depth, turns)
     return reducer, loader

@@ -1,16 +1,13 @@
-"""A step in which several optimizers take turns.
+"""Steps of several optimizers: their backward passes, stale gradients, and rollback.
 
-Each backward pass of a batch is reduced for itself, and an optimizer may step between two of them.
-So the group may break under a step that some optimizers have made already: it is taken back, whole.
+Each backward pass of a batch is reduced separately, and an optimizer may step between two of them.
+So the group may break during a step that some optimizers have made already; the whole step is then
+rolled back from copies.
 
-Which gradients an optimizer would take that were made in an earlier batch.
-
-With one optimizer, a batch without its step tells. Of several one may step while another's
-gradients go on adding up, so each parameter's gradient is followed from where it was empty. Those
-that are left over and emptied before they are used are no harm: a generator's backward pass leaves
-some in its critic.
-
-What a step of several optimizers changes before it is sure to be done, as it was before.
+With one optimizer, a batch without its step shows accumulation. Of several optimizers, one may step
+while another's gradients accumulate, so each parameter's gradient is followed from where it was
+empty. Gradients that are left over and cleared before use are harmless: a generator's backward pass
+leaves some in its critic.
 """
 
 from __future__ import annotations
@@ -29,28 +26,28 @@ from elastic.training_errors import UsageError
 
 
 class GradientOrigins:
-    """Follows the gradients of some parameters over the batches.
+    """Record of the batch in which each parameter's gradient started.
 
-    Args:
-        parameters: those that are trained; this is made before whoever else looks at their
-            gradients.
+    Create it before other hooks on the gradients.
     """
 
     def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
         self._batch = 0
-        self._fired: set[int] = set()  # in the present backward pass
-        self._origins: dict[int, int] = {}  # batch in which a gradient began, by id
-        self._stale: dict[int, torch.Tensor] = {}  # whether one has earlier batches' in it
+        self._fired: set[int] = set()  # in the current backward pass
+        self._origins: dict[int, int] = {}  # batch in which a gradient started, by id
+        self._stale: dict[
+            int, torch.Tensor
+        ] = {}  # whether a gradient includes earlier batches, by id
         for parameter in parameters:
             parameter.register_hook(self._before(parameter))  # type: ignore[no-untyped-call]
 
     def begin(self) -> None:
-        """Another step begins."""
+        """Start the next step."""
         self._batch += 1
         self._fired.clear()
 
-    def backward_over(self) -> None:
-        """An outermost backward pass is over."""
+    def backward_finished(self) -> None:
+        """Note the end of an outermost backward pass."""
         self._fired.clear()
 
     def _before(self, parameter: nn.Parameter) -> Callable[[torch.Tensor], None]:
@@ -71,8 +68,8 @@ class GradientOrigins:
 
         return before
 
-    def are_earlier(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Whether a gradient that `optimizer` is about to take is of an earlier batch, in part."""
+    def include_earlier(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Return whether gradients that `optimizer` will use are partly of earlier batches."""
         doubtful = []
         for parameter in (p for group in optimizer.param_groups for p in group["params"]):
             key, grad = id(parameter), parameter.grad
@@ -86,42 +83,35 @@ class GradientOrigins:
 
 
 class StepUndo:
-    """Takes a step back whose group broke when an optimizer had stepped already.
+    """Rollback of a step whose group broke after an optimizer had stepped.
 
     An optimizer's parameters and state are copied before its first step; buffers, schedulers and
-    scalers when the step begins.
-
-    Args:
-        training: of this worker, before the step.
+    scalers when the step starts.
     """
 
     def __init__(self, training: TrainingState) -> None:
         self._training = training
         self._snapshot = training.snapshot()
         self._buffers = [buffer.clone() for buffer in training.tensors().buffers()]
-        self._copies: list[_OptimizerCopy] = []  # in the order of their first steps
+        self._copies: list[_OptimizerCopy] = []  # ordered by their first steps
         self.is_complete = True  # no optimizer stepped without a copy
 
-    def keep(self, optimizer: torch.optim.Optimizer) -> None:
-        """It is about to step, and another reduction of the step may come behind it.
-
-        Args:
-            optimizer: copied unless it was in this step already.
-        """
+    def save_copy(self, optimizer: torch.optim.Optimizer) -> None:
+        """Copy an optimizer before its first step, because another reduction may follow."""
         if all(known.optimizer is not optimizer for known in self._copies):
             self._copies.append(_OptimizerCopy.of(optimizer))
 
-    def take_back(self) -> None:
-        """All is as it was before the step."""
-        for known in reversed(self._copies):  # a parameter may have two optimizers
-            known.put_back()
+    def roll_back(self) -> None:
+        """Restore the state before the step."""
+        for known in reversed(self._copies):  # a parameter may be in two optimizers
+            known.restore()
         self.restore_buffers()
         self._training.restore(self._snapshot)
 
     def restore_buffers(self) -> None:
-        """Forward passes behind `take_back` may have changed them again."""
-        for buffer, was in zip(self._training.tensors().buffers(), self._buffers, strict=True):
-            buffer.copy_(was)
+        """Restore buffers, which forward passes after a rollback may have changed."""
+        for buffer, saved in zip(self._training.tensors().buffers(), self._buffers, strict=True):
+            buffer.copy_(saved)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,151 +132,137 @@ class _OptimizerCopy:
         }
         return cls(optimizer, [(p, p.clone()) for p in held], state)
 
-    def put_back(self) -> None:
-        for parameter, was in self.parameters:
-            parameter.copy_(was)
+    def restore(self) -> None:
+        for parameter, saved in self.parameters:
+            parameter.copy_(saved)
         state = self.optimizer.state
         for key in [k for k, e in state.items() if isinstance(e, dict) and k not in self.state]:
             del state[key]
         for key, entry in self.state.items():
-            state[key] = {name: _put_back(value, was) for name, (value, was) in entry.items()}
+            state[key] = {name: _restored(value, saved) for name, (value, saved) in entry.items()}
 
 
 def _copied(value: Any) -> Any:
     return value.detach().clone() if isinstance(value, torch.Tensor) else copy.deepcopy(value)
 
 
-def _put_back(value: Any, was: Any) -> Any:
-    """The same tensor with the values that it had; what is none as it was."""
+def _restored(value: Any, saved: Any) -> Any:
+    """Return the same tensor with its former values; other values as they were."""
     if not isinstance(value, torch.Tensor):
-        return was
-    value.detach().copy_(was)
+        return saved
+    value.detach().copy_(saved)
     return value
 
 
 class OptimizerTurns:
-    """Follows backward passes and optimizers through a step, and takes it back."""
+    """Order of backward passes and optimizers in a step, and the rollback of the step."""
 
     def __init__(self, training: TrainingState, origins: GradientOrigins) -> None:
         self._training = training
         self._origins = origins
-        self._passes = 0  # backward passes of the present batch
-        self._most = 0  # of a batch so far; 0: there was none yet
-        self._stepped = False  # an optimizer had its turn in the present batch
+        self._passes = 0  # backward passes of the current batch
+        self._max_passes = 0  # most backward passes of a batch; 0: unknown yet
+        self._stepped = False  # an optimizer stepped or skipped in the current batch
         self._undo: StepUndo | None = None
-        self._broken = False  # the group broke under the present step
-        self._reached: dict[str, Any] | None = None  # before the step was taken back
+        self._broken = False  # the group broke during the current step
+        self._before_rollback: dict[str, Any] | None = None  # snapshot before the rollback
 
     def begin(self, micro_batch: MicroBatch, *, may_break: bool) -> None:
-        """The script gets `micro_batch`.
-
-        Args:
-            micro_batch: of the step that is under way.
-            may_break: this worker has peers, and the whole state to take back to.
-        """
+        """Prepare for `micro_batch`; `may_break`: there are peers, and full state to restore."""
         self._passes, self._stepped = 0, False
         if not micro_batch.first:
             return
         self._undo = StepUndo(self._training) if may_break else None
-        self._broken, self._reached = False, None
+        self._broken, self._before_rollback = False, None
         self._origins.begin()
 
-    def backward_over(self, micro_batch: MicroBatch) -> int:
-        """An outermost backward pass is over; its place among those of the batch, from 0.
+    def backward_finished(self, micro_batch: MicroBatch) -> int:
+        """Note an outermost backward pass; return its place in the batch, from 0.
 
         Raises:
-            UsageError: if an optimizer had its turn before it, and the step takes several passes.
+            UsageError: if an optimizer stepped before it, and the share takes several passes.
         """
-        self._origins.backward_over()
+        self._origins.backward_finished()
         if self._stepped and not (micro_batch.first and micro_batch.last):
-            what = (
+            problem = (
                 "an optimizer steps between two backward passes of a batch, and this worker takes "
                 "its share of the batch in several passes: the later gradients would be those of "
                 "parameters that have not stepped yet"
             )
             raise UsageError(
-                what,
+                problem,
                 "lower batch_size or raise max_local_batch, so that shares fit the device at once; "
-                "or step all optimizers behind the last backward pass",
+                "or step all optimizers after the last backward pass",
             )
         self._passes += 1
         return self._passes - 1
 
-    def has_turn(self) -> None:
-        """An optimizer steps, or passes over its step."""
+    def note_step(self) -> None:
+        """Note that an optimizer steps, or skips its step."""
         self._stepped = True
 
-    def keep(self, optimizer: torch.optim.Optimizer) -> None:
-        """It is about to step: what it changes can be put back.
+    def save_copy(self, optimizer: torch.optim.Optimizer) -> None:
+        """Copy an optimizer that is about to step, if another reduction may follow.
 
-        Behind as many backward passes as no batch had more of, nothing is copied: nothing follows.
-
-        Args:
-            optimizer: whose parameters and state are copied.
+        None follows after as many backward passes as an earlier batch had at most.
         """
         undo = self._undo
         if undo is None:
             return
-        if self._passes < self._most or not self._most:
-            undo.keep(optimizer)
+        if self._passes < self._max_passes or not self._max_passes:
+            undo.save_copy(optimizer)
         else:
             undo.is_complete = False
 
-    def takes_earlier(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Whether `optimizer` is about to take gradients of earlier batches."""
-        return self._origins.are_earlier(optimizer)
+    def uses_earlier_gradients(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Return whether `optimizer` is about to use gradients of earlier batches."""
+        return self._origins.include_earlier(optimizer)
 
-    def take_back(self) -> bool:
-        """Undo the step, as far as it got; whether the state of the step before is here again."""
+    def roll_back(self) -> bool:
+        """Roll the step back; True if the state before the step is restored."""
         undo, self._broken = self._undo, True
         if undo is None or not undo.is_complete:
             return False
-        if self._reached is None:
-            self._reached = self._training.snapshot()
-        undo.take_back()
+        if self._before_rollback is None:
+            self._before_rollback = self._training.snapshot()
+        undo.roll_back()
         return True
 
     def adopt(self) -> None:
-        """The others finished the step, and their tensors are here: the script goes on with it.
+        """Continue a step that the other workers finished, with their tensors.
 
-        Its schedulers and scalers had begun the step already, and will end it.
+        The script's schedulers and scalers had started the step already, and will end it.
         """
-        if self._reached is not None:
-            self._training.restore(self._reached)
-            self._reached = None
+        if self._before_rollback is not None:
+            self._training.restore(self._before_rollback)
+            self._before_rollback = None
 
     def check_skipped(self, skipped: int, ranks: int) -> None:
-        """See to it that all workers took the batch, or none.
-
-        Args:
-            skipped: workers whose scripts passed over it.
+        """Check that all workers took the batch, or none.
 
         Raises:
-            UsageError: otherwise: which optimizers the others step is not known to those.
+            UsageError: otherwise, since a worker that skips does not know which optimizers step.
         """
         if 0 < skipped < ranks:
-            what = f"{skipped} of {ranks} workers passed over a batch, with several optimizers"
+            problem = f"{skipped} of {ranks} workers skipped a batch, with several optimizers"
             raise UsageError(
-                what,
-                "call backward() and step in every batch: a loss times 0 takes nothing of it",
+                problem,
+                "call backward() and step in every batch; multiply the loss by 0 to skip one",
             )
 
     def conclude(self, micro_batch: MicroBatch, *, unused: bool) -> None:
-        """The script is through with the batch.
-
-        Args:
-            unused: gradients of earlier passes were not reduced.
+        """Conclude a batch; `unused` means that gradients of earlier passes were not reduced.
 
         Raises:
             UsageError: if the last pass of the step had fewer backward passes than another.
         """
         if not self._broken:
-            self._most = max(self._most, self._passes)
+            self._max_passes = max(self._max_passes, self._passes)
         if not micro_batch.last:
             return
-        if self._reached is not None and self._undo is not None:
+        if self._before_rollback is not None and self._undo is not None:
             self._undo.restore_buffers()
         self._undo = None
         if unused:
-            what = "the passes of a batch make different numbers of backward passes"
-            raise UsageError(what, "make as many in each batch that the loader gives")
+            problem = "the passes of a step call backward() a different number of times"
+            raise UsageError(problem, "call backward() equally often for each batch of the loader")

@@ -1,8 +1,8 @@
-"""One training step after the other, in whatever group the worker is in at the time.
+"""Execution of training steps in the worker's current group.
 
-The loader gives out a micro-batch (`begin`) and says when the script is through with it
-(`finish`); between two steps the group may change. In between the hooks call: `backward_over` where
-gradients are summed, `before_optimizer_step` where parameters change. All of it runs on the
+The loader hands out a micro-batch (`begin`) and reports when the script has finished it (`finish`);
+between two steps the group may change. In between the hooks call `backward_finished`, where
+gradients are reduced, and `before_optimizer_step`, where parameters change. All of it runs on the
 training thread.
 """
 
@@ -23,18 +23,18 @@ from elastic.state.training_state import TrainingState
 from elastic.step.carried_rows import CarriedRows
 from elastic.step.gradient_bucket import SPARSE, Reducer
 from elastic.step.gradient_reduction import Contribution, StepReduction
-from elastic.step.loss_reduction_check import Summed, how_summed
+from elastic.step.loss_reduction_check import SumCertainty, sum_certainty
 from elastic.step.optimizer_turns import OptimizerTurns
 from elastic.training_errors import BrokenGroupError, CancelledError, UsageError
 
 UNCLEAR_SUM: Final = (
-    "the loss ends in a sum; if it is one over the batch, and no weights in it add up to one, then "
-    "divide it by what it sums over: a group takes it as a mean (docs/exactness.md)"
+    "the loss ends in a sum; if it sums over the batch, without weights that add up to one, "
+    "divide it by the number of its terms: a group takes it as a mean (docs/exactness.md)"
 )
 
 
 class StepExecutor:
-    """Carries micro-batches through a step; between steps and in trouble the transitions act."""
+    """Executor of micro-batches; between steps and on failures it calls the transitions."""
 
     def __init__(
         self,
@@ -43,99 +43,89 @@ class StepExecutor:
         training: TrainingState,
         records: SampleRecords,
     ) -> None:
-        """Begin with nothing to train.
-
-        Args:
-            membership: whose samples and peers the step has.
-        """
         self._membership = membership
         self._transitions = transitions
         self._training = training
         self._records = records
         self._reducer: Reducer | None = None
         self._reduction: StepReduction | None = None
-        self._turns: OptimizerTurns | None = None  # where there are several optimizers
-        self.carried: CarriedRows | None = None  # where state lives from batch to batch
-        self._micro_batch: MicroBatch | None = None  # that the script has
-        self._workers = membership.workers  # when it got it
-        self._outcome = StepOutcome.COMMITTED  # of the step that is under way
-        self._skips = False
+        self._turns: OptimizerTurns | None = None  # None: one optimizer
+        self.carried: CarriedRows | None = None  # None: no carried state
+        self._micro_batch: MicroBatch | None = None  # micro-batch that the script has
+        self._workers = membership.workers  # members when the micro-batch was handed out
+        self._outcome = StepOutcome.COMMITTED  # of the step under way
+        self._skip_steps = False
         self._reduced = False
-        self._items: float | None = None  # that the present batch's losses are means over
-        self._step_items: dict[int, float] = {}  # the same, of the step's earlier passes, by place
-        self._pass_items: dict[int, float] = {}  # and of the present one
-        self._passes = 0  # of the step that is under way, so far
-        self._updated = True  # the optimizer stepped since the last batch that counted
+        self._items: float | None = None  # that the current batch's losses are means over
+        self._step_items: dict[int, float] = {}  # the same for the step's earlier passes, by place
+        self._pass_items: dict[int, float] = {}  # the same for the current pass, by place
+        self._passes = 0  # passes of the step under way, so far
+        self._stepped = True  # the optimizer stepped since the last backward pass
         self._undo: dict[str, Any] | None = None  # schedulers and scalers before a pass
-        self._judges = True  # losses, in the process's first batch
-        self.counts_steps = True  # schedulers that step in the loop; else epochs, for a while
-        self._unclear = False  # one of them ended in a sum
-        self._warned: set[str] = set()  # what a worker that is alone was told
+        self._checks_losses = True  # check losses, until the first batch of two samples
+        self.counts_steps = True  # schedulers count steps; False: epochs
+        self._sum_warned = False  # a loss ended in a sum
+        self._warned: set[str] = set()  # warnings already printed
 
-    def use(self, reducer: Reducer, depth: int, turns: OptimizerTurns | None = None) -> None:
-        """From now on there is something to train.
-
-        Args:
-            depth: steps that a loader draws ahead.
-            turns: of several optimizers; None: there is one.
-        """
+    def set_reducer(
+        self, reducer: Reducer, depth: int, turns: OptimizerTurns | None = None
+    ) -> None:
+        """Set what is trained; `depth`: prefetched steps; `turns`: None with one optimizer."""
         self._reducer, self._turns = reducer, turns
-        self._reduction = StepReduction(reducer, self._training, self._transitions.called_off)
-        self._transitions.use(depth)
+        self._reduction = StepReduction(reducer, self._training, self._transitions.cancelled)
+        self._transitions.set_prefetch_depth(depth)
 
     def check_trained(self) -> None:
-        """An epoch begins: what is trained must be what gradients are summed for.
+        """Check at the start of an epoch that the trained parameters are those that are reduced.
 
         Raises:
-            UsageError: if it is not.
+            UsageError: if they are not.
         """
         if self._reducer is None:
             return
         trained = [id(p) for p in self._training.tensors().trained()]
         summed = [id(p) for p in self._reducer.parameters]
-        for_a_while = self._turns is not None and set(trained) <= set(summed)  # frozen for another
-        if trained != summed and not for_a_while:
-            what = "the parameters that are trained changed after load()"
-            self._refuse_in_group(what, "freeze, unfreeze and add parameters in build_model")
+        temporarily_frozen = self._turns is not None and set(trained) <= set(
+            summed
+        )  # temporarily frozen for another optimizer
+        if trained != summed and not temporarily_frozen:
+            problem = "the trained parameters changed after load()"
+            self._refuse_in_group(problem, "freeze, unfreeze and add parameters in build_model")
 
     def check_tracked(self) -> None:
-        """Training begins: what is tracked must be able to travel.
+        """Check at the start of training that all tracked state can be transferred.
 
         Raises:
-            UsageError: if it is not, unless this worker is alone for ever.
+            UsageError: if it cannot, unless this worker always trains alone.
         """
         try:
             self._training.check_metadata()
         except UsageError as error:
-            if self._membership.me:
+            if self._membership.own_id:
                 raise
             self._warn("a cluster", error.message, error.hint)
 
     # --- what a framework's own loop asks
 
     @property
-    def present(self) -> MicroBatch | None:
-        """What the script has got and is not through with."""
+    def current_batch(self) -> MicroBatch | None:
+        """Micro-batch that the script has and has not finished."""
         return self._micro_batch
 
     @property
-    def called_off(self) -> threading.Event:
-        """Set when waits for peers are to end."""
-        return self._transitions.called_off
+    def cancelled(self) -> threading.Event:
+        """Event that cancels waits for peers."""
+        return self._transitions.cancelled
 
     @property
     def is_dropped(self) -> bool:
-        """Whether the step under way is one that nobody finished: it is taken anew."""
+        """True if no worker finished the step under way, which is rolled back and repeated."""
         return self._outcome is StepOutcome.ROLLED_BACK
 
     # --- the loader
 
     def begin(self, micro_batch: MicroBatch) -> None:
-        """The script gets `micro_batch`.
-
-        Args:
-            micro_batch: of the step that is under way.
-        """
+        """Prepare for `micro_batch`, which the script gets next."""
         self._micro_batch, self._outcome = micro_batch, StepOutcome.COMMITTED
         if self.carried is not None:
             self.carried.begin(micro_batch)
@@ -154,21 +144,22 @@ class StepExecutor:
             several = not (micro_batch.first and micro_batch.last)
             self._reducer.active = grouped or several
             self._reducer.losses.clear()
-            self._reducer.watches = micro_batch.first and not self._updated and self._turns is None
-            judges = self._judges and len(micro_batch.ids) > 1
-            self._reducer.judge = self._judge_loss if judges else None
+            self._reducer.watch_kept = (
+                micro_batch.first and not self._stepped and self._turns is None
+            )
+            checks = self._checks_losses and len(micro_batch.ids) > 1
+            self._reducer.check_loss = self._check_loss if checks else None
         if self._turns is not None:
             full = self._membership.has_full_state
             self._turns.begin(micro_batch, may_break=grouped and full)
         if not micro_batch.last:
-            self._undo = self._training.snapshot()  # a script steps its schedulers in every pass
+            self._undo = self._training.snapshot()  # the script steps its schedulers in every pass
 
     def finish(self, micro_batch: MicroBatch) -> bool:
-        """The script is through with `micro_batch`; whether it should go on.
+        """Conclude `micro_batch`; True if the script should continue.
 
-        Returns:
-            False where the epoch is over: the script reported, the group is in another epoch by
-            now, or the job has all its samples.
+        False if the epoch is over: the script reported it, the group is in another epoch by now, or
+        the job has all its samples.
         """
         outcome = self._conclude(micro_batch)
         training = self._training
@@ -186,9 +177,9 @@ class StepExecutor:
     def _conclude(self, micro_batch: MicroBatch) -> StepOutcome:
         if not self._reduced and micro_batch.last and self._membership.group.size > 1:
             self._contribute_nothing(micro_batch)
-        self._skips, self._micro_batch = False, None
+        self._skip_steps, self._micro_batch = False, None
         if self._reducer is not None:
-            self._reducer.active = False  # what the script does between batches is its own
+            self._reducer.active = False  # gradients between batches are not reduced
         if self._undo is not None:
             self._training.restore(self._undo)
             self._undo = None
@@ -205,46 +196,44 @@ class StepExecutor:
         return outcome
 
     def _contribute_nothing(self, micro_batch: MicroBatch) -> None:
-        """The script passed over its batch, and the others wait for this worker's gradients.
+        """Take part in the reduction of a batch that the script skipped, for which the peers wait.
 
-        What they agree on is then applied here too, as the optimizer's step was passed over; the
-        state is sent again to all, because the script's clipping and scaling was passed over too.
+        The agreed gradients are then applied here too, because the script skipped the optimizer's
+        step. The state is broadcast afterwards, because the script's clipping and scaling was
+        skipped, too.
         """
         reducer = self._reducer
         if reducer is None:
             return
         reducer.active = True
         for parameter in reducer.parameters:
-            parameter.grad = None  # the others emptied what the batch before had left
+            parameter.grad = None  # the peers cleared the previous batch's gradients
         self._reduce(micro_batch, 0, skipped=True)
         if self._turns is not None:
-            return  # nobody had gradients, or that was an error
+            return  # no worker had gradients, or an error was raised
         gradients = any(parameter.grad is not None for parameter in reducer.parameters)
         if self._outcome is StepOutcome.COMMITTED and gradients:
             optimizer = self._training.tensors().optimizer
             optimizer.step()
             optimizer.zero_grad()
 
-    def weigh(self, items: float) -> None:
-        """The losses of the present batch are means over `items`, not over its samples.
-
-        Args:
-            items: 0 or more.
+    def set_items(self, items: float) -> None:
+        """Set what the current batch's losses are means over: `items` instead of samples.
 
         Raises:
             UsageError: outside of the loop over the loader, or if `items` is below 0.
         """
         micro_batch = self._micro_batch
         if micro_batch is None or not items >= 0.0:
-            what = f"weight({items}) outside of the loop, or no number of items"
-            raise UsageError(what, "call it in the loop over the loader, before backward()")
+            problem = f"weight({items}) was called outside of the loop, or is negative"
+            raise UsageError(problem, "call it in the loop over the loader, before backward()")
         if micro_batch.count:
             self._items = items
 
     # --- the hooks
 
-    def backward_over(self) -> None:
-        """An outermost backward pass reached the model."""
+    def backward_finished(self) -> None:
+        """Reduce or accumulate gradients after an outermost backward pass over the model."""
         micro_batch, reduction = self._micro_batch, self._reduction
         if micro_batch is None or reduction is None:
             return
@@ -255,8 +244,8 @@ class StepExecutor:
         self._refuse_accumulation()
         if self._reducer is not None and not self._reducer.active and self._reducer.is_sparse():
             self._refuse_in_group(*SPARSE)
-        self._skips = not micro_batch.last
-        place = self._turns.backward_over(micro_batch) if self._turns is not None else 0
+        self._skip_steps = not micro_batch.last
+        place = self._turns.backward_finished(micro_batch) if self._turns is not None else 0
         if micro_batch.last:
             self._reduce(micro_batch, place)
         else:
@@ -264,90 +253,90 @@ class StepExecutor:
             measures = self._membership.rank == 0
             reduction.accumulate(micro_batch, self._items, place, measures=measures)
 
-    def passes_over(self) -> bool:
-        """An optimizer is to step; whether it must pass over the present batch."""
+    def must_skip(self) -> bool:
+        """Return True if the optimizer must skip its step in the current batch."""
         if self._turns is not None:
-            self._turns.has_turn()
-        return self._skips
+            self._turns.note_step()
+        return self._skip_steps
 
     def schedule_steps(self) -> int:
-        """How often a scheduler's step is one: in the loop, as its batch of samples says."""
+        """Return how many steps a scheduler takes; in the loop, by the samples of the batch."""
         micro_batch = self._micro_batch
         if micro_batch is None or not micro_batch.last or not self.counts_steps:
-            return 1  # one that counts epochs; or of a pass, undone behind it
+            return 1  # counts epochs, or is undone after the pass
         return self._training.schedule_steps(micro_batch.cursor_before, micro_batch.cursor_after)
 
-    def refuse(self, what: str, remedy: str) -> None:
-        """The script does what a group cannot do exactly, in the loop.
+    def refuse(self, problem: str, remedy: str) -> None:
+        """Raise for something in the loop that a group cannot do exactly.
 
         Raises:
-            UsageError: unless this worker is alone for ever, which is told of it once.
+            UsageError: unless this worker always trains alone, which warns once.
         """
         if self._micro_batch is None:
             return
-        if self._membership.me:
-            raise UsageError(what, remedy)
-        self._warn("a cluster", what, remedy)
+        if self._membership.own_id:
+            raise UsageError(problem, remedy)
+        self._warn("a cluster", problem, remedy)
 
-    def _refuse_in_group(self, what: str, remedy: str) -> None:
-        """Raise a UsageError in a group of several workers; tell a single one once."""
+    def _refuse_in_group(self, problem: str, remedy: str) -> None:
+        """Raise a UsageError in a group of several workers; warn once in a group of one."""
         if self._membership.group.size > 1:
-            raise UsageError(what, remedy)
-        self._warn("a group of workers", what, remedy)
+            raise UsageError(problem, remedy)
+        self._warn("a group of workers", problem, remedy)
 
-    def _warn(self, who: str, what: str, remedy: str) -> None:
-        if what not in self._warned:
-            self._warned.add(what)
-            sys.stderr.write(f"[ones] {who} refuses this: {what}; {remedy}\n")
+    def _warn(self, context: str, problem: str, remedy: str) -> None:
+        if problem not in self._warned:
+            self._warned.add(problem)
+            sys.stderr.write(f"[ones] {context} refuses this: {problem}; {remedy}\n")
 
-    def _judge_loss(self, loss: torch.Tensor) -> None:
-        """A loss that is a sum would count a worker's samples more, the more it has.
+    def _check_loss(self, loss: torch.Tensor) -> None:
+        """Refuse losses that are sums: they weigh a worker's samples more, the more it has.
 
-        Looked at in the first batch of two samples or more, of one of which a sum is a mean. What
-        cannot be told for certain is said in the log.
+        Checked in the first batch of two samples or more: of one sample, a sum is a mean. Uncertain
+        cases are logged.
         """
         micro_batch = self._micro_batch
         if micro_batch is None:
             return
-        self._judges = False  # of later batches
-        found = how_summed(loss, len(micro_batch.ids), self._training.losses.scale())
-        if found is Summed.SURELY:
-            what = "the loss is a sum over the batch"
-            remedy = "divide it by what it sums over: len(inputs), or a number for agent.weight too"
-            self.refuse(what, f"{remedy}; for SGD, multiply the learning rate with batch_size")
-        if found is Summed.PERHAPS and not self._unclear and self._membership.rank == 0:
+        self._checks_losses = False  # only the first batch is checked
+        found = sum_certainty(loss, len(micro_batch.ids), self._training.losses.scale())
+        if found is SumCertainty.CERTAIN:
+            problem = "the loss is a sum over the batch"
+            remedy = "divide it by len(inputs), or by the number that agent.weight gets"
+            self.refuse(problem, f"{remedy}; with SGD, multiply the learning rate by batch_size")
+        if found is SumCertainty.POSSIBLE and not self._sum_warned and self._membership.rank == 0:
             sys.stderr.write(f"[ones] {UNCLEAR_SUM}\n")
-            self._unclear = True
+            self._sum_warned = True
 
     def _refuse_accumulation(self) -> None:
-        """Gradients of earlier batches are no state that workers who join or recover could have."""
-        self._updated = False
+        """Refuse gradients of earlier batches, which joining or recovering workers cannot have."""
+        self._stepped = False
         reducer = self._reducer
-        if reducer is not None and reducer.watches and reducer.stop_watching():
+        if reducer is not None and reducer.watch_kept and reducer.stop_watching():
             self.refuse(
                 "the script accumulates gradients over several batches",
-                "raise batch_size (`max_local_batch` is what fits a device: larger shares are "
-                "taken in passes), and step and empty the gradients in every batch",
+                "raise batch_size (`max_local_batch` is the device's limit: larger shares are "
+                "taken in passes), and step and zero the gradients in every batch",
             )
 
     def before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> float:
-        """Wait until parameters may change; what the learning rates are multiplied with.
+        """Wait until parameters may change; return the factor of the learning rates.
 
         Raises:
-            UsageError: if it is one of several, and takes gradients of earlier batches.
+            UsageError: if one of several optimizers uses gradients of earlier batches.
         """
-        self._updated = True
-        factor = self._training.before_update(self._transitions.called_off, optimizer)
+        self._stepped = True
+        factor = self._training.before_update(self._transitions.cancelled, optimizer)
         turns = self._turns
         if turns is not None and self._micro_batch is not None:
-            if turns.takes_earlier(optimizer):
+            if turns.uses_earlier_gradients(optimizer):
                 self.refuse(
                     f"an optimizer ({type(optimizer).__name__}) steps on gradients of earlier "
                     "batches",
-                    "empty its gradients in every batch, step it behind a backward pass of the "
+                    "zero its gradients in every batch, step it after a backward pass of the "
                     "same batch, and raise batch_size instead of accumulating",
                 )
-            turns.keep(optimizer)
+            turns.save_copy(optimizer)
         return factor
 
     def _reduce(self, micro_batch: MicroBatch, place: int, *, skipped: bool = False) -> None:
@@ -355,7 +344,9 @@ class StepExecutor:
         if reducer is None or reduction is None:
             return
         self._reduced = True
-        terms = ReductionTerms(ready=False, compares=False)  # all but a step's first ask nothing
+        terms = ReductionTerms(
+            ready=False, compare_checksums=False
+        )  # later reductions of a step have no terms
         if place == 0:
             terms = self._transitions.before_reduction(micro_batch.step)
         contribution = Contribution(
@@ -379,16 +370,16 @@ class StepExecutor:
             return
         try:
             if self.carried is not None:
-                called_off, skipped = self._transitions.called_off, agreed.skipped > 0
-                self.carried.exchange(membership.group, called_off, skipped=skipped)
+                cancelled, skipped = self._transitions.cancelled, agreed.skipped > 0
+                self.carried.exchange(membership.group, cancelled, skipped=skipped)
             self._transitions.after_reduction(micro_batch, terms, agreed)
         except (CancelledError, BrokenGroupError, fault_points.InjectedError) as error:
             self._recover(micro_batch, error)
 
     def _recover(self, micro_batch: MicroBatch, error: Exception) -> None:
-        """The group broke in the step of `micro_batch`, which the others finished or nobody did."""
-        self._skips = True
-        recovered = self._transitions.recover(error, self._take_back)
+        """Recover after the group broke in the step of `micro_batch`; adopt or drop the step."""
+        self._skip_steps = True
+        recovered = self._transitions.recover(error, self._roll_back)
         if micro_batch.step <= recovered.step:
             self._outcome = StepOutcome.ADOPTED
             if self._turns is not None:
@@ -397,15 +388,15 @@ class StepExecutor:
             self._outcome = StepOutcome.ROLLED_BACK
             self._undo = self._training.snapshot()
 
-    def _take_back(self) -> None:
-        """The state is that of the last step that is done, or not whole any more."""
-        if self._turns is not None and not self._turns.take_back():
+    def _roll_back(self) -> None:
+        """Restore the state of the last finished step, or note that this worker's is incomplete."""
+        if self._turns is not None and not self._turns.roll_back():
             self._membership.has_full_state = False
 
     # --- the end of an epoch
 
     def end_epoch(self, summary: bytes) -> bytes:
-        """What rank 0 says at the end of an epoch, on every rank, whatever is lost meanwhile."""
+        """Return rank 0's summary of the epoch on every rank, whatever is lost meanwhile."""
         membership, reduction = self._membership, self._reduction
         while True:
             self._transitions.check_left()
@@ -413,7 +404,7 @@ class StepExecutor:
                 fault_points.reach("report", rank=membership.rank, version=membership.version)
                 if reduction is not None:
                     reduction.end_epoch(membership.group)
-                first = membership.group.broadcast_bytes(summary, self._transitions.called_off)
+                first = membership.group.broadcast_bytes(summary, self._transitions.cancelled)
             except (CancelledError, BrokenGroupError, fault_points.InjectedError) as error:
                 metadata = self._transitions.recover(error).metadata
                 if metadata is not None and metadata["epoch"] >= self._training.position.epoch:
@@ -421,6 +412,6 @@ class StepExecutor:
             else:
                 fault_points.reach("agreed", rank=membership.rank, version=membership.version)
                 self._records.write()
-                if membership.rank == 0:  # its checkpoint may soon be all that is left
-                    self._records.write_last_step(membership.me)
+                if membership.rank == 0:  # its checkpoint may soon be the only state
+                    self._records.write_last_step(membership.own_id)
                 return first

@@ -1,4 +1,4 @@
-"""Model hopping: units of training whose state travels and whose data stays (Cerebro)."""
+"""Model hopping (Cerebro): units of training whose state travels while data stay in place."""
 
 from elastic.sweep_worker.unit import Unit
 from elastic.sweep_worker.unit_runner import Trained

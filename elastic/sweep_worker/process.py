@@ -1,20 +1,19 @@
-"""A worker of a sweep: trains one unit after the other, of whichever configuration it is given.
+"""Worker of a sweep: trains one unit (a trial's pass over a partition) after the other.
 
-The main thread trains. Others talk with the agent, hand out states, and bring the next one here.
+The main thread trains. Other threads connect to the agent, serve states, and fetch the next one.
 
-What a hopper hears of its job's group, and what it answers: at once, whatever unit runs.
+A sweep worker replies to the orders of its job's group at once, whatever unit runs. Its workers
+share nothing and never connect, so each is a member as soon as it receives the order. The replies
+are decided without thread, clock or socket:
 
-No thread, no clock, no socket. A group of hoppers meets nowhere and shares nothing, so each is a
-member as soon as it hears of it.
+    order                      stage     reply
+    JOIN (to rank 0)           PREPARE   StoreOpened: the others could connect
+    START, JOIN, RECOVER       SWITCH    GroupFormed if it is a member; else it leaves
+    RECOVER                    PREPARE   Quiesced: no operation of the group is ever under way
+    SUSPEND                    SWITCH    Suspended, from rank 0; all leave
+    any                        SETTLED   a member of the settled group stays
 
-    order                      stage     answer
-    JOIN, this worker first    PREPARE   StoreOpened: the others could meet, if they had to
-    START, JOIN, RECOVER       SWITCH    GroupFormed, if it is a member; else it leaves
-    RECOVER                    PREPARE   Quiesced: nothing of the group is under way, ever
-    SUSPEND                    SWITCH    Suspended, of the group's first; all leave
-    any                        SETTLED   who is a member after all stays
-
-Leaving means: after the unit at hand.
+A worker leaves after its current unit.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ import torch
 from elastic.collectives.backends import slot_device, use_device
 from elastic.hooks import hold_device, warm_up
 from elastic.metrics import UsageMeter, cpu_seconds
-from elastic.reporting import Channel
+from elastic.reporting import AgentConnection
 from elastic.sweep_worker.staged_data import StagedData
 from elastic.sweep_worker.state_store import StateStore
 from elastic.sweep_worker.unit import UnitSpeed, import_functions
@@ -59,37 +58,32 @@ from schemas.wire.agent import (
 from schemas.wire.sweeps import UnitOrder, UnitTask
 from schemas.wire.worker import Assignment, GroupOrder, SlotGranted, ToWorker
 
-Answer = tuple[type[ScriptReport], dict[str, Any]]  # a report, and its own fields
+Reply = tuple[type[ScriptReport], dict[str, Any]]  # type and fields of a report
 
 
-class HopperOrders:
-    """The newest order of the group, and the unit that waits."""
+class SweepWorkerOrders:
+    """Latest order of the group, and the waiting unit."""
 
-    def __init__(self, me: WorkerId, born: Version, rank: Rank) -> None:
-        """Begin without orders.
-
-        Args:
-            born: version of the group that it was started for.
-        """
-        self._me = me
-        self._born = born
+    def __init__(self, own_id: WorkerId, start_version: Version, rank: Rank) -> None:
+        self._own_id = own_id
+        self._start_version = start_version
         self._latest = (0, 0)  # version, stage
-        self._attempt = 0  # the newest that was taken in
+        self._attempt = 0  # latest accepted
         self._waiting: UnitOrder | None = None
-        self.port = 0  # that a store would have
+        self.port = 0  # reported as the store's port
         self.samples_done = 0
         self.rank = rank
-        self.size = 1  # of the present group
-        self.batch = 1  # of it
-        self.group = Version(0)  # the present one; 0: none yet
+        self.size = 1  # of the current group
+        self.batch = 1  # global batch of the current group
+        self.group = Version(0)  # version of the current group; 0: none yet
         self.leaving = False
 
-    def receive(self, order: GroupOrder) -> tuple[Answer, ...]:
-        """Take in an order; one that is older than the last, or the same, changes nothing."""
+    def receive(self, order: GroupOrder) -> tuple[Reply, ...]:
+        """Process an order and return the replies; an order that is not newer changes nothing."""
         if (order.version, order.stage) <= self._latest:
             return ()
         self._latest = (order.version, order.stage)
-        member = order.group.member(self._me)
+        member = order.group.member(self._own_id)
         if order.stage == PREPARE:
             return self._prepare(order)
         if order.stage >= SETTLED:
@@ -108,55 +102,59 @@ class HopperOrders:
         self.batch = order.group.global_batch
         return ((GroupFormed, {"group": order.version, "epoch": 0, "step": 0}),)
 
-    def _prepare(self, order: GroupOrder) -> tuple[Answer, ...]:
+    def _prepare(self, order: GroupOrder) -> tuple[Reply, ...]:
         if order.kind == RECOVER:
-            still = {"step": 0, "epoch": 0, "full": True, "port": self.port}
-            return ((Quiesced, {"group": order.version, **still}),)
+            quiesced = {"step": 0, "epoch": 0, "full": True, "port": self.port}
+            return ((Quiesced, {"group": order.version, **quiesced}),)
         members = order.group.members
         first = members[0].worker if members else None
-        if order.kind in {START, JOIN} and first == self._me and order.version != self._born:
+        if (
+            order.kind in {START, JOIN}
+            and first == self._own_id
+            and order.version != self._start_version
+        ):
             return ((StoreOpened, {"group": order.version, "port": self.port}),)
         return ()
 
     def assign(self, unit: UnitOrder) -> bool:
-        """Take in a unit; whether it is new. An attempt is made once."""
-        if unit.worker != self._me or unit.attempt <= self._attempt:
+        """Accept a unit; True if it is new. Each attempt is made once."""
+        if unit.worker != self._own_id or unit.attempt <= self._attempt:
             return False
         self._attempt, self._waiting = unit.attempt, unit
         return True
 
-    def take(self) -> UnitOrder | None:
-        """The unit that waits; it is made now."""
+    def pop(self) -> UnitOrder | None:
+        """Remove and return the waiting unit, to run it now."""
         unit, self._waiting = self._waiting, None
         return unit
 
 
-FUNCTIONS: Final = ("input_fn", "model_fn", "train_fn", "eval_fn")
-DATA: Final = "data"  # folder of staged data, among the states
+FUNCTION_FIELDS: Final = ("input_fn", "model_fn", "train_fn", "eval_fn")
+DATA_FOLDER: Final = "data"  # folder of staged data below the states
 
 
-def run_hopper(assignment: Assignment, folder: Path, sweep: SweepSpec) -> None:
-    """Be a worker of a sweep until it is in no group any more.
+def run_sweep_worker(assignment: Assignment, folder: Path, sweep: SweepSpec) -> None:
+    """Run a worker of a sweep until it is in no group any more.
 
     Raises:
-        UsageError: if a function of the user cannot be imported; names the field and the remedy.
+        UsageError: if a user function cannot be imported; names the field and the remedy.
     """
-    hopper = Hopper(assignment, folder, sweep)
+    worker = SweepWorker(assignment, folder, sweep)
     try:
-        hopper.run()
+        worker.run()
     finally:
-        hopper.close()
+        worker.close()
 
 
-class Hopper:
-    """One worker of a sweep."""
+class SweepWorker:
+    """Process of a sweep worker."""
 
     def __init__(self, assignment: Assignment, folder: Path, sweep: SweepSpec) -> None:
-        """Begin to listen to the agent."""
+        """Connect to the agent."""
         self._assignment = assignment
         self._sweep = sweep
-        me = worker_id(assignment.job, assignment.version, assignment.rank)
-        self._orders = HopperOrders(me, assignment.version, assignment.rank)
+        own_id = worker_id(assignment.job, assignment.version, assignment.rank)
+        self._orders = SweepWorkerOrders(own_id, assignment.version, assignment.rank)
         self._changed = threading.Condition()
         self._granted = threading.Event()
         if assignment.granted:
@@ -165,35 +163,35 @@ class Hopper:
         self._store = StateStore(assignment.job, self._states)
         self._speed, self._usage = UnitSpeed(), UsageMeter()
         self._server: StateServer | None = None
-        self._channel = Channel(assignment, folder, self._hear)
+        self._connection = AgentConnection(assignment, folder, self._on_message)
 
     def run(self) -> None:
-        """Import, get ready, and train what comes."""
+        """Import the functions, report ready, and train the units that arrive."""
         hold_device(self._await_slot)
-        given = {name: getattr(self._sweep, name) for name in FUNCTIONS}
+        given = {name: getattr(self._sweep, name) for name in FUNCTION_FIELDS}
         functions = import_functions({name: path for name, path in given.items() if path})
         self._serve()
         self._await_slot()
         device = slot_device()
         _warm_up(device)
-        staged = StagedData(self._states / DATA)
+        staged = StagedData(self._states / DATA_FOLDER)
         runner = UnitRunner(functions, self._sweep.partitions, device, staged)
         attempts = UnitAttempts(self._sweep, runner, self._store, self._report, self._speed)
         self._report(
             WorkerReady,
-            epoch_samples=1,  # not known yet
+            epoch_samples=1,  # unknown yet
             resumed_epoch=0,
             parameters=0,
             store_port=self._orders.port,
         )
         self._report(HopperOpened, address=self._server.address if self._server else "")
-        self._channel.tell_steps(self._steps)
+        self._connection.set_telemetry(self._steps)
         while (unit := self._next()) is not None:
             attempts.make(unit)
 
     def close(self) -> None:
-        """Let go of the agent and of other nodes."""
-        self._channel.close()
+        """Disconnect from the agent and from other nodes."""
+        self._connection.close()
         if self._server is not None:
             self._server.close()
 
@@ -204,7 +202,7 @@ class Hopper:
             self._orders.port = self._server.port
         except OSError as error:
             text = f"cannot listen on {address}: {error.strerror}"
-            sys.stderr.write(f"[ones] {text}; other nodes take states from the agent's disk\n")
+            sys.stderr.write(f"[ones] {text}; other nodes read states from the agent's disk\n")
 
     def _await_slot(self) -> None:
         if not self._granted.is_set():
@@ -212,18 +210,17 @@ class Hopper:
         self._granted.wait()
 
     def _next(self) -> UnitOrder | None:
-        """Wait for the next unit; None: this worker leaves."""
         with self._changed:
             while True:
-                if (unit := self._orders.take()) is not None:
+                if (unit := self._orders.pop()) is not None:
                     return unit
                 if self._orders.leaving:
                     return None
                 self._changed.wait()
 
-    # --- the channel's thread
+    # --- the connection's thread
 
-    def _hear(self, message: ToWorker) -> None:
+    def _on_message(self, message: ToWorker) -> None:
         match message:
             case SlotGranted():
                 self._granted.set()
@@ -239,7 +236,7 @@ class Hopper:
                     self._changed.notify_all()
 
     def _steps(self) -> StepsReported | None:
-        """Rank 0 speaks for all: hoppers share nothing, so a group is as fast as their sum."""
+        """Return telemetry, on rank 0 for all: a group is as fast as the sum of its workers."""
         orders, speed = self._orders, self._speed.samples_per_s()
         if orders.rank or not orders.group or speed is None:
             return None
@@ -261,13 +258,13 @@ class Hopper:
 
     def _report(self, kind: type[ScriptReport], **fields: Any) -> None:
         a = self._assignment
-        self._channel.report(
+        self._connection.report(
             lambda index: kind(job=a.job, version=a.version, rank=a.rank, index=index, **fields)
         )
 
 
 def _warm_up(device: torch.device) -> None:
-    """The first backward pass and the first optimizer of a process are slow: before it is ready."""
+    """Run a first backward pass and optimizer step, which are slow, before this worker is ready."""
     use_device(device)
     warm_up(device)
     weight = torch.nn.Parameter(torch.ones(8, device=device))

@@ -1,4 +1,4 @@
-"""Train a trial again, alone, and compare digests."""
+"""Replay of a trial: train it again, alone, and compare digests."""
 
 from __future__ import annotations
 
@@ -20,12 +20,11 @@ USAGE: Final = 2
 def replay(task: dict[str, Any]) -> dict[str, Any]:
     """Train over the same partitions in the same order.
 
-    Args:
-        task: `functions` (paths by field), `partitions`, `seed`, `model` (a file, or None), and
-            `visits`: `config`, `values`, `epoch`, `partition`, `version` and `digest` of each.
+    `task` has `functions` (paths by field), `partitions`, `seed`, `model` (a file, or None), and
+    `visits`: `config`, `values`, `epoch`, `partition`, `version` and `digest` of each.
 
     Returns:
-        `equal`; `first_difference`: the visit whose state was another one, or None; `units`.
+        `equal`; `first_difference`: the first visit with another state, or None; `units`.
 
     Raises:
         ElasticError: if a function fails.
@@ -61,12 +60,12 @@ def replay(task: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Do what the task says; exit 1 and one line where it cannot be done."""
+    """Run the task; on errors print one line and exit with 1."""
     if len(sys.argv) != USAGE:
         sys.stderr.write("usage: python -P -m elastic.sweep_worker.replay TASK\n")
         sys.exit(USAGE)
     task = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
-    sys.path.insert(0, os.getcwd())  # noqa: PTH109 - as workers have it
+    sys.path.insert(0, os.getcwd())  # noqa: PTH109 - as in workers
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     try:
         result = replay(task)

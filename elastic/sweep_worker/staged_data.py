@@ -1,8 +1,7 @@
-"""Data of a partition, read once on a node: a file that all of its workers map.
+"""Data of a partition, read once per node into a file that all of its workers map.
 
-What `input_fn` gives is staged if it is made of tensors, arrays, numbers, texts, and tuples,
-lists, mappings and `TensorDataset`s of them. Anything else stays in its process, and each process
-reads its own.
+The result of `input_fn` is staged if it consists of tensors, arrays, numbers, texts, and tuples,
+lists, mappings and `TensorDataset`s of them. Otherwise each process reads its own data.
 """
 
 from __future__ import annotations
@@ -28,26 +27,25 @@ from elastic.training_errors import ElasticError
 
 MAGIC: Final = b"ONESdt\x00\x01"
 PREFIX: Final = struct.Struct(">8sQ")  # magic, bytes of the header that follows
-ALIGNED: Final = 64  # bytes; where a tensor begins
-_PLAIN: Final = (type(None), bool, int, float, str, bytes)
-_NUMBERS: Final = "biufc"  # kinds of numpy's types that are plain
+ALIGNED: Final = 64  # alignment of tensors, bytes
+_PLAIN_TYPES: Final = (type(None), bool, int, float, str, bytes)
+_NUMBERS: Final = "biufc"  # kinds of numpy types that can be mapped
 
 
 class DataDiffersError(ElasticError):
-    """`input_fn` gave another number of samples than it gave on this node before."""
+    """`input_fn` returned another number of samples than before on this node."""
 
-    def __init__(self, whose: str, found: int, staged: int) -> None:
-        """Say which."""
+    def __init__(self, part: str, found: int, staged: int) -> None:
         super().__init__(
-            f"input_fn gave {found} samples of {whose}, and {staged} when it was called before",
-            "give the same data for the same partition at each call",
+            f"input_fn returned {found} samples of {part}, but {staged} in an earlier call",
+            "return the same data for the same partition in each call",
             "input_fn",
         )
 
 
 class _Header(msgspec.Struct, array_like=True):
     content: Any
-    blocks: list[tuple[int, int]]  # of each tensor: where it begins behind the header, bytes
+    blocks: list[tuple[int, int]]  # by tensor: offset behind the header, size in bytes
     samples: int
 
 
@@ -61,42 +59,33 @@ class _Block:
 
 
 class _NotStagedError(Exception):
-    """Something in the data is of a kind that stays in its process."""
+    """The data contain an object that cannot be staged."""
 
 
 class StagedData:
-    """The staged data of one job on one node."""
+    """Staged data of one job on one node; `folder` is created when data are staged."""
 
     def __init__(self, folder: Path) -> None:
-        """Begin with what is there.
-
-        Args:
-            folder: of the job's data on the node; made when something is staged.
-        """
         self._folder = folder
 
     def get(self, partition: int | None, read: Callable[[], Any]) -> Any:
-        """The data of a partition, as this node has them.
+        """Return the data of a partition (from 0; None: the evaluation's), as this node has them.
 
-        One worker of the node reads at a time; the others then find what it left.
-
-        Args:
-            partition: 0-based; None: of the evaluation.
-            read: gives the data; what it raises is raised.
+        One worker of the node calls `read` at a time; the others then map its result.
 
         Raises:
-            DataDiffersError: if they are not as many samples as before.
+            DataDiffersError: if the number of samples differs from before.
             OSError: if the folder cannot be used.
         """
         name = "evaluation" if partition is None else f"partition-{partition}"
         path = self._folder / f"{name}.data"
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with _locked(self._folder / f"{name}.lock"):
-            staged = _mapped(path)
+            staged = _map_file(path)
             if staged is None:
                 return self._stage(path, read())
         data, samples = staged
-        if data is not _OWN:
+        if data is not _NOT_STAGED:
             return data
         found = read()
         if count_samples(found) != samples:
@@ -105,22 +94,22 @@ class StagedData:
 
     @staticmethod
     def _stage(path: Path, found: Any) -> Any:
-        """Leave the data for the others; this worker uses the same, so that all compute alike."""
+        """Stage the data and return the mapped copy, so that all workers compute alike."""
         try:
-            _write(path, *_described(found, count_samples(found)))
+            _write(path, *_encode_data(found, count_samples(found)))
         except OSError as error:
-            text = f"{path.name} cannot be kept for the node's other workers: {error.strerror}"
-            sys.stderr.write(f"[ones] {text}; each reads its own\n")
+            text = f"cannot stage {path.name} for the node's other workers: {error.strerror}"
+            sys.stderr.write(f"[ones] {text}; each worker reads its own data\n")
             return found
-        staged = _mapped(path)
-        return found if staged is None or staged[0] is _OWN else staged[0]
+        staged = _map_file(path)
+        return found if staged is None or staged[0] is _NOT_STAGED else staged[0]
 
 
 def count_samples(data: Any) -> int:
-    """How many samples a user's data are; at least 1.
+    """Return how many samples a user's data have, at least 1.
 
-    Tuples and mappings are columns, whose first says how many; lists are samples; a loader has
-    those of its dataset. What has no length counts once.
+    Tuples and mappings are columns, whose first one is counted; lists are samples; a loader has
+    those of its dataset. Data without a length count as one.
     """
     if isinstance(data, Mapping) and data:
         return count_samples(next(iter(data.values())))
@@ -133,12 +122,12 @@ def count_samples(data: Any) -> int:
         return 1
 
 
-_OWN: Final = object()  # instead of data: each process reads its own
+_NOT_STAGED: Final = object()  # placeholder: each process reads its own data
 
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """One process at a time; one that is killed lets go."""
+    """Hold a file lock, which the kernel releases if the process is killed."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -150,10 +139,10 @@ def _locked(path: Path) -> Iterator[None]:
 # --- data as bytes
 
 
-def _described(data: Any, samples: int) -> tuple[_Header, list[_Block]]:
+def _encode_data(data: Any, samples: int) -> tuple[_Header, list[_Block]]:
     blocks: list[_Block] = []
     try:
-        content = _plain(data, blocks)
+        content = _encode(data, blocks)
     except _NotStagedError:
         return _Header(["o"], [], samples), []
     places, place = [], 0
@@ -164,21 +153,21 @@ def _described(data: Any, samples: int) -> tuple[_Header, list[_Block]]:
     return _Header(content, places, samples), blocks
 
 
-def _plain(value: Any, blocks: list[_Block]) -> Any:
-    """What msgpack keeps; all else is a list with its kind first."""
+def _encode(value: Any, blocks: list[_Block]) -> Any:
+    """Convert to values of msgpack; other values become a list that starts with their kind."""
     kind = type(value)
-    if kind in _PLAIN:
+    if kind in _PLAIN_TYPES:
         if kind is int and not -(2**63) <= value < 2**64:
             raise _NotStagedError
         return value
     if kind is torch.Tensor:
         return ["x", *_block(value, blocks)]
     if kind is TensorDataset:
-        return ["d", *(_plain(one, blocks) for one in value.tensors)]
+        return ["d", *(_encode(item, blocks) for item in value.tensors)]
     if kind is tuple or kind is list:
-        return ["t" if kind is tuple else "l", *(_plain(one, blocks) for one in value)]
+        return ["t" if kind is tuple else "l", *(_encode(item, blocks) for item in value)]
     if kind is dict:
-        pairs = [[_plain(k, blocks), _plain(v, blocks)] for k, v in value.items()]
+        pairs = [[_encode(k, blocks), _encode(v, blocks)] for k, v in value.items()]
         return ["m", *pairs]
     numpy = sys.modules.get("numpy")
     if numpy is not None and kind is numpy.ndarray and value.dtype.kind in _NUMBERS:
@@ -190,7 +179,7 @@ def _plain(value: Any, blocks: list[_Block]) -> Any:
 
 
 def _block(tensor: torch.Tensor, blocks: list[_Block]) -> list[Any]:
-    """Its bytes as they lie, in the order of its strides: some results depend on that order."""
+    """Store a tensor's bytes in the order of its strides, which some results depend on."""
     plain = tensor.layout == torch.strided and tensor.device.type == "cpu"
     if not plain or tensor.requires_grad or tensor.is_quantized:
         raise _NotStagedError
@@ -205,10 +194,9 @@ def _block(tensor: torch.Tensor, blocks: list[_Block]) -> list[Any]:
 
 
 def _write(path: Path, header: _Header, blocks: list[_Block]) -> None:
-    """Durably: a file that is there is whole."""
     encoded = msgspec.msgpack.encode(header)
     fresh = path.with_suffix(".new")
-    start = _start(len(encoded))
+    start = _content_offset(len(encoded))
     try:
         with fresh.open("wb") as file:
             file.write(PREFIX.pack(MAGIC, len(encoded)) + encoded)
@@ -226,23 +214,24 @@ def _write(path: Path, header: _Header, blocks: list[_Block]) -> None:
 
 
 def _bytes_of(tensor: torch.Tensor) -> memoryview | bytes:
-    """Of a contiguous tensor on the host, without a copy, as long as it lives."""
     size = tensor.numel() * tensor.element_size()
     if not size:
         return b""
     return memoryview((ctypes.c_char * size).from_address(tensor.data_ptr())).cast("B")
 
 
-def _start(header: int) -> int:
-    """Where tensors begin."""
+def _content_offset(header: int) -> int:
     return (PREFIX.size + header + ALIGNED - 1) // ALIGNED * ALIGNED
 
 
 # --- and back
 
 
-def _mapped(path: Path) -> tuple[Any, int] | None:
-    """Data and how many samples; `_OWN`: they are read by each process. None: nothing is there."""
+def _map_file(path: Path) -> tuple[Any, int] | None:
+    """Return data and their number of samples; None without a file.
+
+    The data are `_NOT_STAGED` if each process reads its own.
+    """
     try:
         with path.open("rb") as file:
             magic, length = PREFIX.unpack(file.read(PREFIX.size))
@@ -253,21 +242,19 @@ def _mapped(path: Path) -> tuple[Any, int] | None:
     except (OSError, struct.error, ValueError, msgspec.MsgspecError):
         return None
     if header.content == ["o"]:
-        return _OWN, header.samples
-    start = _start(length)
+        return _NOT_STAGED, header.samples
+    start = _content_offset(length)
     places = [(start + place, size) for place, size in header.blocks]
-    return _data(header.content, _Mapped(content, places)), header.samples
+    return _decode(header.content, _Mapped(content, places)), header.samples
 
 
 class _Mapped:
-    """Pages that this process shares with the others, until it writes into one of them."""
-
     def __init__(self, content: mmap.mmap, places: list[tuple[int, int]]) -> None:
         self._content = content
         self._places = places
 
     def tensor(self, at: int, name: str, shape: list[int]) -> torch.Tensor:
-        """Of that type and shape."""
+        """Return a tensor of that type and shape."""
         dtype = getattr(torch, name)
         place, _ = self._places[at]
         count = math.prod(shape)
@@ -277,14 +264,14 @@ class _Mapped:
         return flat.view(shape)
 
     def array(self, at: int, name: str, shape: list[int]) -> Any:
-        """The same for numpy."""
+        """Return a numpy array of that type and shape."""
         import numpy as np  # noqa: PLC0415 - only where the data had arrays
 
         place, _ = self._places[at]
         return np.ndarray(shape, dtype=np.dtype(name), buffer=self._content, offset=place)
 
 
-def _data(content: Any, mapped: _Mapped) -> Any:
+def _decode(content: Any, mapped: _Mapped) -> Any:
     if not isinstance(content, list):
         return content
     kind, *rest = content
@@ -296,10 +283,10 @@ def _data(content: Any, mapped: _Mapped) -> Any:
         case "a":
             return mapped.array(*rest)
         case "d":
-            return TensorDataset(*(_data(one, mapped) for one in rest))
+            return TensorDataset(*(_decode(item, mapped) for item in rest))
         case "t":
-            return tuple(_data(one, mapped) for one in rest)
+            return tuple(_decode(item, mapped) for item in rest)
         case "l":
-            return [_data(one, mapped) for one in rest]
+            return [_decode(item, mapped) for item in rest]
         case _:
-            return {_data(key, mapped): _data(value, mapped) for key, value in rest}
+            return {_decode(key, mapped): _decode(value, mapped) for key, value in rest}

@@ -1,4 +1,4 @@
-"""States of this worker: from its node's disk, another's memory or disk; to both of its own."""
+"""States that a sweep worker reads from memory, its node's disk or other nodes, and writes."""
 
 from __future__ import annotations
 
@@ -31,77 +31,76 @@ from schemas.transport import MemoryTarget, fetch_state
 from schemas.wire.files import AskState
 from schemas.wire.sweeps import StateRef, StateSource, UnitOrder
 
-KEPT_BYTES: Final = 256 << 20  # of states in memory; the newest is kept whatever its size
-DISK_S: Final = 30.0  # how long a disk may take nothing
-RETRY_S: Final = 0.5
+MAX_CACHED_BYTES: Final = 256 << 20  # limit of states in memory; the newest is kept at any size
+DISK_TIMEOUT_S: Final = 30.0  # retry time of a full disk, seconds
+RETRY_INTERVAL_S: Final = 0.5
 
 
 class StateLostError(ElasticError):
-    """Nobody gave a state that is right."""
+    """A valid state could not be obtained from any source."""
 
 
 class DiskFullError(ElasticError):
-    """The node's disk does not take a state."""
+    """The node's disk does not accept a state."""
 
 
 class StateStore:
-    """Keeps what this worker trained last, and finds what it is to train next."""
+    """Cache of the states that this worker trained last; finds the states it trains next."""
 
     def __init__(self, job: JobId, folder: Path) -> None:
-        """Begin with nothing in memory."""
         self._job = job
         self._folder = folder
         self._lock = threading.Lock()  # the server has a thread of its own
-        self._came = MemoryTarget()  # its memory serves one state after the other
+        self._receive_buffer = MemoryTarget()  # receive buffer, reused for each state
         self._damaged: set[Path] = set()  # files
-        self._kept: OrderedDict[str, tuple[bytes, Frames]] = OrderedDict()  # by digest
+        self._cache: OrderedDict[str, tuple[bytes, Frames]] = OrderedDict()  # by digest
 
     # --- what others ask for
 
-    def find(self, asked: AskState) -> Sequence[bytes | bytearray | memoryview] | None:
-        """A state's file as bytes, from memory, else from the disk.
+    def find(self, request: AskState) -> Sequence[bytes | bytearray | memoryview] | None:
+        """Return a state's file as bytes, from memory, else from disk, for a request of any peer.
 
-        Args:
-            asked: of whoever; its digest has to be right.
+        The requested digest has to match.
         """
-        if asked.job != self._job:
+        if request.job != self._job:
             return None
         with self._lock:
-            if (kept := self._kept.get(asked.digest)) is not None:
-                return (kept[0], *kept[1])
-        path = find_state(self._folder, asked.trial, asked.version, asked.digest)
+            if (cached := self._cache.get(request.digest)) is not None:
+                return (cached[0], *cached[1])
+        path = find_state(self._folder, request.trial, request.version, request.digest)
         return None if path is None else [map_state(path)]
 
     # --- what this worker needs
 
     def get(self, state: StateRef, sources: Sequence[StateSource]) -> FoundState:
-        """A state; blocks. It may be overwritten by the next one.
-
-        Args:
-            sources: who has it, beside this node's disk.
+        """Return a state, from memory, disk or `sources`; blocks. The next call may overwrite it.
 
         Raises:
-            StateLostError: if nobody gave it.
+            StateLostError: if no source provided it.
         """
         with self._lock:
-            if (kept := self._kept.get(state.digest)) is not None:
-                return FoundState(kept[1])
+            if (cached := self._cache.get(state.digest)) is not None:
+                return FoundState(cached[1])
         if (found := self._on_disk(state)) is not None:
             return found
         frames: Frames = ()
 
         def check() -> None:
             nonlocal frames
-            frames = self._came.frames(state.digest)
+            frames = self._receive_buffer.frames(state.digest)
 
         asked = AskState(
             job=self._job, trial=state.trial, version=state.version, digest=state.digest, offset=0
         )
         try:
-            fetch_state([source.address for source in sources], asked, self._came, check)
+            fetch_state([source.address for source in sources], asked, self._receive_buffer, check)
         except (OnesError, MemoryError) as error:
-            what = error.message if isinstance(error, OnesError) else f"no memory for it: {error}"
-            raise StateLostError(what, "it is trained again") from None
+            problem = (
+                error.message
+                if isinstance(error, OnesError)
+                else f"no memory for the state: {error}"
+            )
+            raise StateLostError(problem, "the unit is trained again") from None
         return FoundState(frames)
 
     def _on_disk(self, state: StateRef) -> FoundState | None:
@@ -110,24 +109,21 @@ class StateStore:
             return None
         try:
             _, frames = split_frames(map_state(path))
-        except (OSError, ValueError, DamagedStateError):  # it has just gone
+        except (OSError, ValueError, DamagedStateError):  # the file was deleted meanwhile
             return None
         return FileState(frames, state.digest, partial(self._drop, path))
 
     def _drop(self, path: Path) -> None:
-        sys.stderr.write(f"[ones] {path.name} is damaged; another copy is looked for\n")
+        sys.stderr.write(f"[ones] {path.name} is damaged; looking for another copy\n")
         self._damaged.add(path)
         with contextlib.suppress(OSError):
             path.unlink()
 
-    def put(self, unit: UnitOrder, result: UnitResult, limit_s: float = DISK_S) -> None:
-        """Keep a unit's state: in memory, and durably on the node's disk.
-
-        Args:
-            limit_s: how long a disk that takes nothing is tried again, seconds.
+    def put(self, unit: UnitOrder, result: UnitResult, limit_s: float = DISK_TIMEOUT_S) -> None:
+        """Store a unit's state in memory, and durably on disk, retrying for `limit_s` seconds.
 
         Raises:
-            DiskFullError: if the disk did not take it.
+            DiskFullError: if the disk did not accept it.
         """
         name = unit.result
         file = StateFile(name.trial, name.version, unit.attempt)
@@ -137,42 +133,40 @@ class StateStore:
                 write_state(self._folder, file, result.frames, result.digest)
             except OSError as error:
                 if time.monotonic() >= deadline:
-                    what = f"cannot write a state of {_size(result.frames)} to {self._folder}"
+                    problem = f"cannot write a state of {_size(result.frames)} to {self._folder}"
                     hint = "free space there"
-                    raise DiskFullError(f"{what}: {error.strerror}", hint) from None
-                time.sleep(RETRY_S)
+                    raise DiskFullError(f"{problem}: {error.strerror}", hint) from None
+                time.sleep(RETRY_INTERVAL_S)
             else:
                 break
-        self._keep(result.digest, result.frames)
+        self._cache_state(result.digest, result.frames)
 
-    def _keep(self, digest: str, frames: Frames) -> None:
+    def _cache_state(self, digest: str, frames: Frames) -> None:
         with self._lock:
-            self._kept[digest] = (header_of(frames, digest), frames)
-            self._kept.move_to_end(digest)
-            while len(self._kept) > 1 and self._bytes() > KEPT_BYTES:
-                self._kept.popitem(last=False)
+            self._cache[digest] = (header_of(frames, digest), frames)
+            self._cache.move_to_end(digest)
+            while len(self._cache) > 1 and self._bytes() > MAX_CACHED_BYTES:
+                self._cache.popitem(last=False)
 
     def _bytes(self) -> int:
-        return sum(len(frame) for _, frames in self._kept.values() for frame in frames)
+        return sum(len(frame) for _, frames in self._cache.values() for frame in frames)
 
 
 class FoundState:
-    """A state that was checked when it came."""
+    """A state that was verified when it was received."""
 
     def __init__(self, frames: Frames) -> None:
-        """Keep it."""
         self.frames = frames
 
-    def is_sound(self) -> bool:
-        """Whether it is what it should be; may wait."""
+    def is_valid(self) -> bool:
+        """Return whether the state has the expected digest; may wait."""
         return True
 
 
 class FileState(FoundState):
-    """A state on this node's disk, which is checked while it is trained on."""
+    """A state on this node's disk, which is verified in a thread while it is trained on."""
 
     def __init__(self, frames: Frames, digest: str, reject: Callable[[], None]) -> None:
-        """Begin to check it."""
         super().__init__(frames)
         self._wanted = digest
         self._reject = reject
@@ -186,8 +180,8 @@ class FileState(FoundState):
             whole.update(frame)
         self._sound = whole.hexdigest() == self._wanted
 
-    def is_sound(self) -> bool:
-        """Whether it is what it should be; waits until that is known."""
+    def is_valid(self) -> bool:
+        """Wait for the verification and return its result; an invalid file is dropped."""
         self._thread.join()
         if not self._sound:
             self._reject()
@@ -195,18 +189,14 @@ class FileState(FoundState):
 
 
 class StateWait:
-    """A state on its way, received in a thread of its own."""
+    """A state that is fetched in a thread of its own."""
 
     def __init__(self, get: Callable[[], FoundState]) -> None:
-        """Begin.
-
-        Args:
-            get: gives it; what it raises is raised again by `state`.
-        """
+        """Start to fetch; `state` raises what `get` raises."""
         self._get = get
         self._state: FoundState | None = None
         self._error: Exception | None = None
-        self.seconds = 0.0  # that it took
+        self.seconds = 0.0  # duration of the fetch
         self._thread = threading.Thread(target=self._run, name="state", daemon=True)
         self._thread.start()
 
@@ -214,16 +204,16 @@ class StateWait:
         began = time.monotonic()
         try:
             self._state = self._get()
-        except Exception as error:  # noqa: BLE001 - for the thread that waits
+        except Exception as error:  # noqa: BLE001 - raised again in the waiting thread
             self._error = error
         self.seconds = time.monotonic() - began
 
     def state(self) -> FoundState:
-        """Wait for it."""
+        """Wait for the state."""
         self._thread.join()
         if self._error is not None:
             raise self._error
-        assert self._state is not None  # noqa: S101 - one of the two is there
+        assert self._state is not None  # noqa: S101 - set if there was no error
         return self._state
 
 

@@ -1,4 +1,4 @@
-"""Train one unit of a sweep in this process and measure it."""
+"""Trial run of one unit of a sweep in this process, with measurements."""
 
 from __future__ import annotations
 
@@ -16,20 +16,19 @@ from elastic.sweep_worker.unit_runner import UnitRunner
 from elastic.training_errors import ElasticError, UsageError
 
 USAGE: Final = 2
-LONG_S: Final = 60.0  # a unit that is not trained a second time to know its time better
+LONG_UNIT_S: Final = 60.0  # a longer unit is not repeated for a better estimate
 
 
 def try_unit(task: dict[str, Any]) -> dict[str, Any]:
     """Train the first unit of a configuration, and evaluate it.
 
-    Args:
-        task: `functions` (paths by field), `partitions`, `seed`, `values`, `metric`.
+    `task` has `functions` (paths by field), `partitions`, `seed`, `values` and `metric`.
 
     Returns:
         `seconds` of user code, `input_s`, `eval_s`, `state_bytes`, `samples`, and `metrics`.
 
     Raises:
-        ElasticError: if a function fails, or the metric that is searched for is not among theirs.
+        ElasticError: if a function fails, or does not return the metric of the search.
     """
     functions = import_functions(task["functions"])
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -41,7 +40,7 @@ def try_unit(task: dict[str, Any]) -> dict[str, Any]:
     state = runner.begin("0", task["values"], task["seed"])
     first = runner.run(unit, state)
     seconds = time.perf_counter() - staged
-    if seconds < LONG_S:  # else what comes once, before the first step, does not count for much
+    if seconds < LONG_UNIT_S:  # in a long unit, costs before the first step matter little
         begin = time.perf_counter()
         runner.run(unit, state)
         seconds = time.perf_counter() - begin
@@ -54,8 +53,8 @@ def try_unit(task: dict[str, Any]) -> dict[str, Any]:
         metrics |= result.scores
     if task["metric"] not in metrics:
         known = ", ".join(sorted(metrics)) or "nothing"
-        what = f"no function gave the metric {task['metric']!r}, only {known}"
-        raise UsageError(what, "return it from eval_fn or train_fn", "metric")
+        problem = f"no function returned the metric {task['metric']!r}, only {known}"
+        raise UsageError(problem, "return it from eval_fn or train_fn", "metric")
     return {
         "seconds": seconds,
         "input_s": staged - began,
@@ -67,12 +66,12 @@ def try_unit(task: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Do what the task says; exit 1 and one line where it cannot be done."""
+    """Run the task; on errors print one line and exit with 1."""
     if len(sys.argv) != USAGE:
         sys.stderr.write("usage: python -P -m elastic.sweep_worker.try_unit TASK\n")
         sys.exit(USAGE)
     task = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
-    sys.path.insert(0, os.getcwd())  # noqa: PTH109 - as workers have it
+    sys.path.insert(0, os.getcwd())  # noqa: PTH109 - as in workers
     try:
         result = try_unit(task)
     except ElasticError as error:

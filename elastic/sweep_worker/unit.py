@@ -1,13 +1,9 @@
-"""One unit: a configuration's pass over one partition, with randomness of its own.
+"""Unit of a sweep: one pass of a configuration over one partition, with its own random numbers.
 
-The functions of a sweep, by module path: never pickled, imported where units run.
-
-How fast a hopper goes; time comes in from outside.
-
-A state as frames of raw bytes: a header, and each tensor as it lies.
-
-No pickle: a state comes from other workers and from files, and reading it executes nothing. Equal
-states give equal bytes, so the digest of the frames says whether two trainings are equal.
+User functions are imported by module path where units run, never pickled. A state travels as frames
+of raw bytes: a header, and the content of each tensor. Frames contain no pickle, since a state
+comes from other workers and files: reading it executes nothing. Equal states have equal bytes, so
+the frames' digest says whether two trainings are equal.
 """
 
 from __future__ import annotations
@@ -31,44 +27,41 @@ from schemas.host.state_files import Frames
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """What `train_fn` and `eval_fn` may want to know of what they do.
+    """Facts for `train_fn` and `eval_fn` about the unit they process.
 
-    Everything random in a unit follows from (seed, config, epoch, partition), never from a worker
-    or a time: before user code runs torch's, Python's and numpy's generators begin at `seed`.
+    All random numbers of a unit follow from (seed, config, epoch, partition), never from a worker
+    or a time: before user code runs, the generators of torch, Python and numpy are seeded with
+    `seed`.
     """
 
-    config: str  # of the sweep, such as "7"
+    config: str  # name in the sweep, such as "7"
     values: Mapping[str, Any]  # of the configuration
     epoch: int  # 1-based
-    partition: int  # 0-based; in an evaluation the last one that was visited
+    partition: int  # 0-based; in an evaluation the last one trained on
     partitions: int
     sweep_seed: int
     device: torch.device
 
     @property
     def seed(self) -> int:
-        """Of this unit, not negative, below 2^63."""
+        """Seed of this unit, 0 <= seed < 2^63."""
         return keyed_seed(self.sweep_seed, self.config, self.epoch, self.partition)
 
     def loader(
         self, data: Any, batch_size: int, *, shuffle: bool = True, **options: Any
     ) -> DataLoader[Any]:
-        """A loader over the partition, in an order that follows from the unit alone.
+        """Return a loader over the partition, in an order that follows from the unit alone.
 
         Args:
-            batch_size: samples a step; partitions of a multiple of it have no short last step.
-            shuffle: in another order in each unit.
+            batch_size: samples per step; if it divides the partition, no step is short.
+            shuffle: in a different order in each unit.
         """
         generator = torch.Generator().manual_seed(self.seed)
         return DataLoader(data, batch_size, shuffle=shuffle, generator=generator, **options)
 
 
 def keyed_seed(*key: int | str) -> int:
-    """The seed of a key, the same on every machine; not negative, below 2^63.
-
-    Args:
-        key: of whom the random numbers are for.
-    """
+    """Return the seed of a key, the same on every machine; 0 <= seed < 2^63."""
     text = "/".join(map(str, key)).encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") >> 1
 
@@ -79,14 +72,14 @@ EvalFunction = Callable[[Any, Any, Unit], Metrics]
 
 @dataclass(frozen=True, slots=True)
 class UserFunctions:
-    """What a user writes for a sweep.
+    """User functions of a sweep.
 
     Attributes:
-        input_fn: the data of one partition, from its number and how many there are; called once in
-            each process. A number of None asks for the data that every epoch is evaluated on.
-        model_fn: what is trained, from a configuration; see `trained_objects`.
-        train_fn: one pass over a partition's data; may return metrics.
-        eval_fn: metrics of a trained model on the evaluation's data; None: nothing is evaluated.
+        input_fn: returns the data of one partition, from its number and the number of partitions;
+            called once in each process. The number None requests the data for evaluation.
+        model_fn: returns what is trained, from a configuration; see `Trained`.
+        train_fn: makes one pass over a partition's data; may return metrics.
+        eval_fn: returns metrics of a trained model on the evaluation data; None: no evaluation.
     """
 
     input_fn: Callable[[int | None, int], Any]
@@ -96,10 +89,7 @@ class UserFunctions:
 
 
 def import_functions(paths: Mapping[str, str]) -> UserFunctions:
-    """Import them.
-
-    Args:
-        paths: `input_fn`, `model_fn`, `train_fn` and maybe `eval_fn`, each `module:function`.
+    """Import `input_fn`, `model_fn`, `train_fn` and optionally `eval_fn` from `module:function`.
 
     Raises:
         UsageError: if one cannot be imported or called; names the field.
@@ -121,42 +111,39 @@ def _function(field: str, path: str) -> Callable[..., Any]:
         hint = f"{module} must be importable in the sweep's workdir, with all that it imports"
         raise UsageError(f"{field} = {path!r}: {error}", hint, field) from error
     except AttributeError:
-        what = f"{field} = {path!r}: module {module} has no {name}"
-        raise UsageError(what, "name a function at its top level", field) from None
+        problem = f"{field} = {path!r}: module {module} has no {name}"
+        raise UsageError(problem, "name a function at its top level", field) from None
     except Exception as error:
-        what = f"{field} = {path!r}: importing {module} raised {type(error).__name__}: {error}"
-        raise UsageError(what, "a module of functions does nothing when imported", field) from error
+        problem = f"{field} = {path!r}: importing {module} raised {type(error).__name__}: {error}"
+        raise UsageError(
+            problem, "importing a module of functions must not run anything", field
+        ) from error
     if not callable(found):
-        raise UsageError(f"{field} = {path!r} is no function", "name a function", field)
+        raise UsageError(f"{field} = {path!r} is not a function", "name a function", field)
     return found  # type: ignore[no-any-return]
 
 
-RECENT: Final = 8  # units
+RECENT_UNITS: Final = 8  # units
 
 
 class UnitSpeed:
-    """Samples per second over the last units, with their waits; without idle time between them.
+    """Samples per second over recent units, including waits but not idle time between units.
 
-    One thread adds, another one asks.
+    One thread adds, another one reads.
     """
 
     def __init__(self) -> None:
-        """Begin with nothing measured."""
-        self._recent: deque[tuple[int, float]] = deque(maxlen=RECENT)
+        self._recent: deque[tuple[int, float]] = deque(maxlen=RECENT_UNITS)
         self.units = 0
-        self.samples = 0  # in all
+        self.samples = 0  # since the start
 
     def add(self, samples: int, seconds: float) -> None:
-        """A unit is through.
-
-        Args:
-            seconds: from its order to its end.
-        """
+        """Record a finished unit, with the seconds from its order to its end."""
         self._recent.append((samples, seconds))
         self.units, self.samples = self.units + 1, self.samples + samples
 
     def samples_per_s(self) -> float | None:
-        """Of this worker; None before its first unit is through."""
+        """Return the speed of this worker; None before its first unit is finished."""
         recent = list(self._recent)
         seconds = sum(took for _, took in recent)
         return sum(samples for samples, _ in recent) / seconds if seconds > 0.0 else None
@@ -176,56 +163,53 @@ _MAPPING, _LIST, _TUPLE, _TENSOR, _LARGE, _DTYPE, _SIZE = "m", "l", "t", "x", "i
 
 
 class StateFramesError(ElasticError):
-    """Frames that are no state: cut, mixed up, or of another version."""
+    """Frames that are no state: truncated, mixed up, or of another version."""
 
 
 def to_frames(state: Mapping[str, Any]) -> list[bytes]:
-    """A header and the bytes of each tensor, copied.
-
-    Args:
-        state: mappings, lists and tuples of tensors, numbers, texts, bytes and None.
+    """Encode a state as a header and copies of the tensors' bytes.
 
     Raises:
-        UsageError: if something else is in it; names the place.
+        UsageError: if it has other values than mappings, lists, tuples, tensors, numbers, texts,
+            bytes and None; names the place.
     """
     tensors: list[torch.Tensor] = []
-    header = _FramesHeader(FORMAT, _plain(state, tensors, "state"), [])
+    header = _FramesHeader(FORMAT, _encode(state, tensors, "state"), [])
     frames = [as_bytes(as_byte_row(tensor)) if tensor.numel() else b"" for tensor in tensors]
     header.sizes += map(len, frames)
     return [msgspec.msgpack.encode(header), *frames]
 
 
 def from_frames(frames: Frames) -> dict[str, Any]:
-    """The state; its tensors are copies on the host.
-
-    Args:
-        frames: as `to_frames` gave them, from whoever.
+    """Decode untrusted frames; tensors are copies on the host.
 
     Raises:
         StateFramesError: if they are no state.
     """
     if not frames or len(frames[0]) > MAX_HEADER:
-        raise StateFramesError("a state has a header", "send the state again")
+        raise StateFramesError("the state has no header", "send the state again")
     try:
         header = msgspec.msgpack.decode(frames[0], type=_FramesHeader)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise StateFramesError(f"no header of a state: {error}", "send it again") from None
+        raise StateFramesError(
+            f"cannot decode the state's header: {error}", "send it again"
+        ) from None
     if header.format != FORMAT:
-        what = f"a state of format {header.format}, this is {FORMAT}"
-        raise StateFramesError(what, "run the same version everywhere")
+        problem = f"the state has format {header.format}, this worker expects {FORMAT}"
+        raise StateFramesError(problem, "run the same version everywhere")
     if header.sizes != [len(frame) for frame in frames[1:]]:
-        raise StateFramesError("a state whose tensors are cut", "send it again")
+        raise StateFramesError("the tensors of the state are truncated", "send it again")
     try:
-        found = _state(header.content, [bytearray(frame) for frame in frames[1:]])
+        found = _decode(header.content, [bytearray(frame) for frame in frames[1:]])
     except (IndexError, KeyError, TypeError, ValueError, RuntimeError, RecursionError) as error:
-        raise StateFramesError(f"no state: {error}", "send it again") from None
+        raise StateFramesError(f"cannot decode the state: {error}", "send it again") from None
     if not isinstance(found, dict):
-        raise StateFramesError("no state: it is no mapping", "send it again")
+        raise StateFramesError("the state is not a mapping", "send it again")
     return found
 
 
 def digest(frames: Frames) -> str:
-    """SHA-256 of a state, in hexadecimal; the same for the same state."""
+    """Return the SHA-256 of a state, in hexadecimal; equal for equal states."""
     found = hashlib.sha256()
     for frame in frames:
         found.update(frame)
@@ -233,7 +217,7 @@ def digest(frames: Frames) -> str:
 
 
 def size(frames: Frames) -> int:
-    """Bytes of a state that hops."""
+    """Return the bytes of a state."""
     return sum(map(len, frames))
 
 
@@ -243,17 +227,17 @@ class _FramesHeader(msgspec.Struct, array_like=True):
     sizes: list[int]  # of the tensors' frames, bytes
 
 
-def _plain(value: Any, tensors: list[torch.Tensor], where: str) -> Any:
-    """Values as msgpack keeps them; what it would not keep is a list with its kind first."""
+def _encode(value: Any, tensors: list[torch.Tensor], where: str) -> Any:
+    """Convert to values of msgpack; other values become a list that starts with their kind."""
     if value is None or isinstance(value, bool | str | bytes | float):
         return value
     if isinstance(value, torch.Tensor):
-        return [_TENSOR, *_described(value, tensors, where)]
+        return [_TENSOR, *_encode_tensor(value, tensors, where)]
     if isinstance(value, int):
         return value if -(2**63) <= value < 2**63 else [_LARGE, str(value)]
     if isinstance(value, Mapping):
         pairs = [
-            [_plain(k, tensors, where), _plain(v, tensors, f"{where}[{k!r}]")]
+            [_encode(k, tensors, where), _encode(v, tensors, f"{where}[{k!r}]")]
             for k, v in value.items()
         ]
         return [_MAPPING, *pairs]
@@ -261,36 +245,36 @@ def _plain(value: Any, tensors: list[torch.Tensor], where: str) -> Any:
         return [_SIZE, *value]
     if isinstance(value, list | tuple):
         kind = _LIST if isinstance(value, list) else _TUPLE
-        return [kind, *(_plain(one, tensors, f"{where}[{at}]") for at, one in enumerate(value))]
+        return [kind, *(_encode(item, tensors, f"{where}[{at}]") for at, item in enumerate(value))]
     if isinstance(value, torch.dtype):
         return [_DTYPE, str(value).removeprefix("torch.")]
-    what = f"{where} is a {type(value).__module__}.{type(value).__qualname__}"
-    hint = "a state that hops is made of tensors, numbers, texts, lists, tuples and mappings"
-    raise UsageError(what, hint, "model_fn")
+    problem = f"{where} is a {type(value).__module__}.{type(value).__qualname__}"
+    hint = "keep tensors, numbers, texts, lists, tuples and mappings in states"
+    raise UsageError(problem, hint, "model_fn")
 
 
-def _described(tensor: torch.Tensor, tensors: list[torch.Tensor], where: str) -> list[Any]:
+def _encode_tensor(tensor: torch.Tensor, tensors: list[torch.Tensor], where: str) -> list[Any]:
     name = str(tensor.dtype).removeprefix("torch.")
     if name not in _DTYPES or tensor.layout != torch.strided:
-        what = f"{where} is a tensor of {name}, {tensor.layout}"
-        raise UsageError(what, "dense tensors of the usual types hop", "model_fn")
+        problem = f"{where} is a tensor of {name}, {tensor.layout}"
+        raise UsageError(problem, "use dense tensors of the usual types", "model_fn")
     host = tensor.detach().cpu()
     dense = host.contiguous()
     tensors.append(dense.resolve_conj().resolve_neg())
     return [len(tensors) - 1, name, list(tensor.shape)]
 
 
-def _state(content: Any, tensors: list[bytearray]) -> Any:
+def _decode(content: Any, tensors: list[bytearray]) -> Any:
     if not isinstance(content, list):
         return content
     kind, *rest = content
     match kind:
         case "m":
-            return {_state(key, tensors): _state(value, tensors) for key, value in rest}
+            return {_decode(key, tensors): _decode(value, tensors) for key, value in rest}
         case "l":
-            return [_state(one, tensors) for one in rest]
+            return [_decode(item, tensors) for item in rest]
         case "t":
-            return tuple(_state(one, tensors) for one in rest)
+            return tuple(_decode(item, tensors) for item in rest)
         case "i":
             return int(rest[0])
         case "d":
@@ -299,12 +283,12 @@ def _state(content: Any, tensors: list[bytearray]) -> Any:
             return torch.Size(rest)
         case "x":
             at, name, shape = rest
-            return _tensor(tensors[at], _DTYPES[name], shape)
+            return _decode_tensor(tensors[at], _DTYPES[name], shape)
         case _:
             raise ValueError(f"kind {kind!r}")
 
 
-def _tensor(raw: bytearray, dtype: torch.dtype, shape: list[int]) -> torch.Tensor:
+def _decode_tensor(raw: bytearray, dtype: torch.dtype, shape: list[int]) -> torch.Tensor:
     if math.prod(shape) * dtype.itemsize != len(raw) or min(shape, default=0) < 0:
         raise ValueError(f"{len(raw)} bytes for {shape} of {dtype}")
     if not raw:

@@ -1,4 +1,4 @@
-"""One attempt at a unit: its data, its state, the user's functions, and what is said of it."""
+"""Attempt at a unit: its data, its state, the user's functions, its reports."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from schemas.sweeps import SweepSpec
 from schemas.wire.agent import UnitBegun, UnitEnded, UnitFailed
 from schemas.wire.sweeps import UnitOrder
 
-WHY_CHARACTERS: Final = 2000  # of a report
-TRIAL, STATE, DATA, DISK = "trial", "state", "data", "disk"  # what is at fault
+MAX_REASON_CHARACTERS: Final = 2000  # limit of a report
+TRIAL, STATE, DATA, DISK = "trial", "state", "data", "disk"  # causes of a failure
 
 
 class UnitAttempts:
-    """Makes units, each of which ends in a report."""
+    """Executor of attempts at units, each of which ends in a report."""
 
     def __init__(
         self,
@@ -42,7 +42,6 @@ class UnitAttempts:
         report: Report,
         speed: UnitSpeed,
     ) -> None:
-        """Begin with no unit."""
         self._sweep = sweep
         self._runner = runner
         self._store = store
@@ -50,12 +49,12 @@ class UnitAttempts:
         self._speed = speed
 
     def make(self, order: UnitOrder) -> None:
-        """Train a unit and report what came of it; a failure is its own, the next one goes on."""
+        """Train a unit and report the result; after a failure the worker continues."""
         try:
-            self._make(order)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the worker goes on
+            self._run_attempt(order)
+        except Exception as error:  # noqa: BLE001 - the worker continues after any error
             fault, why = fault_of(error)
-            _say(order, f"failed: {why}")
+            _log(order, f"failed: {why}")
             if isinstance(error, UnitFailedError):
                 traceback.print_exception(error.__cause__)
         else:
@@ -65,7 +64,7 @@ class UnitAttempts:
             torch.accelerator.empty_cache()
         self._report(UnitFailed, attempt=order.attempt, why=why, fault=fault)
 
-    def _make(self, order: UnitOrder) -> None:
+    def _run_attempt(self, order: UnitOrder) -> None:
         began = time.monotonic()
         wait = None if order.state is None else StateWait(partial(self._state_of, order))
         data = self._runner.data(order.partition)
@@ -74,7 +73,7 @@ class UnitAttempts:
         staged_s, samples = time.monotonic() - began, count_samples(data)
         state = wait.state() if wait else None
         waited_s = wait.seconds if wait else 0.0
-        _say(order, f"{samples} samples")
+        _log(order, f"{samples} samples")
         begun = {"samples": samples, "waited_s": waited_s, "staged_s": staged_s}
         self._report(UnitBegun, attempt=order.attempt, **begun)
         started = time.monotonic()
@@ -95,11 +94,11 @@ class UnitAttempts:
         )
 
     def _state_of(self, order: UnitOrder) -> FoundState:
-        assert order.state is not None  # noqa: S101 - who has none is not asked
+        assert order.state is not None  # noqa: S101 - the caller checked
         return self._store.get(order.state, order.sources)
 
     def _train(self, order: UnitOrder, state: FoundState | None) -> UnitResult | None:
-        """Run the user's functions; None: on a state that turned out to be damaged."""
+        """Run the user's functions; None if the state turned out to be damaged."""
         seed, name = self._sweep.search.seed, str(order.trial)
         unit = Unit(
             config=name,
@@ -116,18 +115,14 @@ class UnitAttempts:
         try:
             result = self._runner.run(unit, state.frames, evaluate=order.evaluate)
         except Exception:
-            if state.is_sound():
+            if state.is_valid():
                 raise
             return None
-        return result if state.is_sound() else None
+        return result if state.is_valid() else None
 
 
 def fault_of(error: Exception) -> tuple[str, str]:
-    """What is at fault when a unit comes to nothing, and why in one line.
-
-    Args:
-        error: that was raised; what the library does not know is the trial's own.
-    """
+    """Return the cause of a failed unit and a one-line reason; unknown errors blame the trial."""
     match error:
         case StateLostError() | StateFramesError():
             fault = STATE
@@ -139,16 +134,16 @@ def fault_of(error: Exception) -> tuple[str, str]:
             fault = DATA if error.field == "input_fn" else TRIAL
         case OSError():
             fault = DISK
-            error = DiskFullError(f"the node's folder of states cannot be used: {error}")
+            error = DiskFullError(f"cannot use the node's folder of states: {error}")
         case _:
             fault = TRIAL
     text = str(error) or type(error).__name__
     if "out of memory" in text.lower() or isinstance(error.__cause__, MemoryError):
-        text += "; a smaller batch or model fits this device"
+        text += "; use a smaller batch or model"
     line = " ".join(text.split())
-    return fault, "".join(c if c.isprintable() else " " for c in line)[:WHY_CHARACTERS]
+    return fault, "".join(c if c.isprintable() else " " for c in line)[:MAX_REASON_CHARACTERS]
 
 
-def _say(order: UnitOrder, text: str) -> None:
+def _log(order: UnitOrder, text: str) -> None:
     place = f"epoch {order.epoch}, partition {order.partition}, attempt {order.attempt}"
     sys.stderr.write(f"[ones] trial {order.trial}, {place}: {text}\n")

@@ -1,7 +1,4 @@
-"""Runs units in one process: data stay here, states come and go.
-
-What `model_fn` gives: everything that is trained, and so has to hop.
-"""
+"""Execution of units in one process: data stay here, states arrive and leave."""
 
 from __future__ import annotations
 
@@ -27,82 +24,77 @@ from elastic.sweep_worker.unit import (
 from elastic.training_errors import ElasticError, UsageError
 from schemas.host.state_files import Frames
 
-FORMS = (
+RETURN_FORMS = (
     "return the model, (model, optimizer), (model, optimizer, scheduler) or "
     "Trained(model=..., optimizer=..., scheduler=..., scaler=...)"
 )
 
 
 class Trained:
-    """Objects by name, each with `state_dict` and `load_state_dict`.
+    """Result of `model_fn`: named objects with `state_dict` and `load_state_dict`.
 
-    `train_fn` finds them as attributes: `trained.model`, `trained.optimizer`. What is not in one of
-    their states does not hop.
+    `train_fn` uses them as attributes: `trained.model`, `trained.optimizer`. State outside of these
+    objects does not travel with the trial.
     """
 
     def __init__(self, **objects: Any) -> None:
-        """Keep them.
-
-        Args:
-            objects: by name; None is left out.
+        """Store the objects by name; None is left out.
 
         Raises:
-            UsageError: if one has no state, or there is no `model`.
+            UsageError: if an object has no state, or there is no `model`.
         """
-        self._objects = {name: one for name, one in objects.items() if one is not None}
+        self._objects = {name: entry for name, entry in objects.items() if entry is not None}
         if not isinstance(self._objects.get("model"), nn.Module):
-            raise UsageError("model_fn gave no model", FORMS, "model_fn")
-        for name, one in self._objects.items():
-            if not (hasattr(one, "state_dict") and hasattr(one, "load_state_dict")):
-                what = f"model_fn: {name} ({type(one).__name__}) has no state_dict"
-                raise UsageError(what, "what is trained has to hop: give it one", "model_fn")
+            raise UsageError("model_fn returned no model", RETURN_FORMS, "model_fn")
+        for name, entry in self._objects.items():
+            if not (hasattr(entry, "state_dict") and hasattr(entry, "load_state_dict")):
+                problem = f"model_fn: {name} ({type(entry).__name__}) has no state_dict"
+                raise UsageError(
+                    problem,
+                    "return objects with a state_dict, which travels with the trial",
+                    "model_fn",
+                )
 
     def __getattr__(self, name: str) -> Any:
-        """The object of that name."""
+        """Return the object of that name."""
         objects = self.__dict__.get("_objects", {})
         if name in objects:
             return objects[name]
-        raise AttributeError(f"model_fn gave no {name!r}, only {', '.join(objects)}")
+        raise AttributeError(f"model_fn returned no {name!r}, only {', '.join(objects)}")
 
     def __iter__(self) -> Iterator[str]:
-        """Their names."""
+        """Iterate over the names."""
         return iter(self._objects)
 
     def state(self) -> dict[str, Any]:
-        """The state of each."""
-        return {name: one.state_dict() for name, one in self._objects.items()}
+        """Return the state of each object."""
+        return {name: entry.state_dict() for name, entry in self._objects.items()}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state.
-
-        Args:
-            state: as `state` gave it, of the same objects.
+        """Load the result of `state`.
 
         Raises:
-            UsageError: if it is of others.
+            UsageError: if it has other objects.
         """
         if state.keys() != self._objects.keys():
-            what = (
-                f"model_fn gave {', '.join(self._objects)}, the state that came has "
+            problem = (
+                f"model_fn returned {', '.join(self._objects)}, the received state has "
                 f"{', '.join(state)}"
             )
-            hint = "model_fn has to build the same objects for the same configuration"
-            raise UsageError(what, hint, "model_fn")
-        for name, one in self._objects.items():
-            one.load_state_dict(state[name])
+            hint = "return the same objects for the same configuration"
+            raise UsageError(problem, hint, "model_fn")
+        for name, entry in self._objects.items():
+            entry.load_state_dict(state[name])
 
     def to(self, device: torch.device) -> None:
         """Move the modules; optimizers follow, because parameters stay the same objects."""
-        for one in self._objects.values():
-            if isinstance(one, nn.Module):
-                one.to(device)
+        for entry in self._objects.values():
+            if isinstance(entry, nn.Module):
+                entry.to(device)
 
 
 def as_trained(built: Any) -> Trained:
-    """What `model_fn` returned, in one form.
-
-    Args:
-        built: a model, a tuple of model, optimizer and scheduler, a mapping, or a `Trained`.
+    """Convert the result of `model_fn`: a model, a tuple, a mapping, or a `Trained`.
 
     Raises:
         UsageError: if it is none of these.
@@ -115,7 +107,7 @@ def as_trained(built: Any) -> Trained:
         return Trained(**built)
     if isinstance(built, tuple) and 1 <= len(built) <= 3:  # noqa: PLR2004 - see FORMS
         return Trained(**dict(zip(("model", "optimizer", "scheduler"), built, strict=False)))
-    raise UsageError(f"model_fn gave a {type(built).__name__}", FORMS, "model_fn")
+    raise UsageError(f"model_fn returned a {type(built).__name__}", RETURN_FORMS, "model_fn")
 
 
 MAX_METRICS: Final = 100
@@ -123,7 +115,7 @@ MAX_NAME: Final = 100  # characters
 
 
 class UnitFailedError(ElasticError):
-    """A function of the user raised, or gave what cannot be used."""
+    """A user function raised, or returned an unusable value."""
 
     code = "unit_failed"
 
@@ -131,24 +123,28 @@ class UnitFailedError(ElasticError):
         self.where = where
         super().__init__(
             f"{where} raised {type(error).__name__}: {error}",
-            "this configuration ends; the others go on",
+            "this configuration ends; the others continue",
             where,
         )
 
 
 @dataclass(frozen=True, slots=True)
 class UnitResult:
-    """What a unit leaves."""
+    """Result of a unit."""
 
-    frames: list[bytes]  # of the state after it, copied
-    digest: str  # SHA-256 of them
+    frames: list[bytes]  # copy of the state after the unit
+    digest: str  # SHA-256 of the frames
     metrics: dict[str, float]  # means over the partition's samples
-    samples: int  # that they count for
-    scores: dict[str, float]  # of the evaluation; empty: none
+    samples: int  # samples behind the metrics
+    scores: dict[str, float]  # metrics of the evaluation; empty: none
 
 
 class UnitRunner:
-    """Runs units one after the other; keeps the data of each partition that it has seen."""
+    """Executor of units, one after the other; keeps the data of each partition in memory.
+
+    `staged` holds data that other processes of the node may have read; None: this process reads its
+    own.
+    """
 
     def __init__(
         self,
@@ -157,28 +153,20 @@ class UnitRunner:
         device: torch.device,
         staged: StagedData | None = None,
     ) -> None:
-        """Begin without data.
-
-        Args:
-            staged: what other processes of the node may have read; None: this one reads for itself.
-        """
         self._staged = staged
         self._functions = functions
         self._partitions = partitions
-        self.device = device  # of the slot
+        self.device = device  # device of the slot
         self._data: dict[int | None, Any] = {}
 
     def data(self, partition: int | None) -> Any:
-        """The data of a partition, read at the first call; None: of the evaluation.
-
-        Args:
-            partition: 0-based.
+        """Return the data of a partition (from 0), read at the first call; None: the evaluation's.
 
         Raises:
             UnitFailedError: if `input_fn` raised.
-            UsageError: if it gave nothing.
-            DataDiffersError: if it gave another number of samples than before on this node.
-            OSError: if data that are staged cannot be had.
+            UsageError: if it returned nothing.
+            DataDiffersError: if the number of samples differs from earlier on this node.
+            OSError: if staged data cannot be read.
         """
         if partition not in self._data:
             read = partial(self._read, partition)
@@ -192,31 +180,31 @@ class UnitRunner:
         except (Exception, SystemExit) as error:
             raise UnitFailedError("input_fn", error) from error
         if found is None or (isinstance(found, Sized) and not len(found)):
-            whose = "the evaluation" if partition is None else f"partition {partition}"
-            what = f"input_fn gave no data of {whose} of {self._partitions}"
-            raise UsageError(what, "give each partition some, or make fewer", "input_fn")
+            part = "the evaluation" if partition is None else f"partition {partition}"
+            problem = f"input_fn returned no data for {part} of {self._partitions}"
+            raise UsageError(
+                problem,
+                "return data for each partition, or lower the number of partitions",
+                "input_fn",
+            )
         return found
 
     def begin(self, config: str, values: Mapping[str, Any], seed: int) -> list[bytes]:
-        """The state of a configuration before its first unit.
+        """Return the state of a configuration before its first unit.
 
         Raises:
             UnitFailedError: if `model_fn` raised.
-            UsageError: if it gave what cannot hop.
+            UsageError: if its result cannot travel.
         """
         return to_frames(self._build(config, values, seed).state())
 
     def run(self, unit: Unit, state: Frames, *, evaluate: bool = False) -> UnitResult:
-        """Train over the partition from `state`.
-
-        Args:
-            state: that the configuration has now.
-            evaluate: afterwards, too: its epoch ends here.
+        """Train over the unit's partition from `state`; `evaluate` afterwards if its epoch ends.
 
         Raises:
-            UnitFailedError: if a function of the user raised.
-            UsageError: if one gave what cannot be used.
-            StateFramesError: if `state` is none.
+            UnitFailedError: if a user function raised.
+            UsageError: if it returned an unusable value.
+            StateFramesError: if `state` is invalid.
         """
         data = self.data(unit.partition)
         trained = self._build(unit.config, unit.values, unit.sweep_seed)
@@ -230,7 +218,9 @@ class UnitRunner:
         eval_fn = self._functions.eval_fn
         scores = self._scores(eval_fn, trained, unit) if evaluate and eval_fn else {}
         samples = count_samples(data)
-        return UnitResult(frames, digest(frames), _numbers("train_fn", metrics), samples, scores)
+        return UnitResult(
+            frames, digest(frames), _check_metrics("train_fn", metrics), samples, scores
+        )
 
     def _build(self, config: str, values: Mapping[str, Any], seed: int) -> Trained:
         seed_generators(keyed_seed(seed, config))
@@ -243,7 +233,7 @@ class UnitRunner:
         return trained
 
     def _scores(self, eval_fn: EvalFunction, trained: Trained, unit: Unit) -> dict[str, float]:
-        """After the state was taken: an evaluation changes nothing that hops."""
+        """Evaluate after the state was copied, so that evaluation changes no state that travels."""
         data = self.data(None)
         seed_generators(keyed_seed(unit.seed, "evaluation"))
         training = trained.model.training
@@ -255,26 +245,26 @@ class UnitRunner:
             raise UnitFailedError("eval_fn", error) from error
         finally:
             trained.model.train(training)
-        return _numbers("eval_fn", found)
+        return _check_metrics("eval_fn", found)
 
 
-def _numbers(where: str, metrics: Any) -> dict[str, float]:
+def _check_metrics(where: str, metrics: Any) -> dict[str, float]:
     if metrics is None:
         return {}
     if not isinstance(metrics, Mapping):
-        what = f"{where} gave a {type(metrics).__name__}"
-        raise UsageError(what, "return numbers by name, such as {'loss': 0.5}", where)
+        problem = f"{where} returned a {type(metrics).__name__}"
+        raise UsageError(problem, "return numbers by name, such as {'loss': 0.5}", where)
     if len(metrics) > MAX_METRICS:
-        what = f"{where} gave {len(metrics)} metrics"
-        raise UsageError(what, f"give {MAX_METRICS} at most", where)
+        problem = f"{where} returned {len(metrics)} metrics"
+        raise UsageError(problem, f"return {MAX_METRICS} at most", where)
     found: dict[str, float] = {}
     for name, value in metrics.items():
         if not (isinstance(name, str) and 0 < len(name) <= MAX_NAME and name.isprintable()):
-            what = f"{where} gave a metric named {str(name)[:MAX_NAME]!r}"
-            raise UsageError(what, f"name it with 1 to {MAX_NAME} printable characters", where)
+            problem = f"{where} returned a metric named {str(name)[:MAX_NAME]!r}"
+            raise UsageError(problem, f"name it with 1 to {MAX_NAME} printable characters", where)
         try:
             found[name] = float(value)
         except (TypeError, ValueError) as error:
-            what = f"{where} gave {name} = {value!r}"
-            raise UsageError(what, "give numbers", where) from error
+            problem = f"{where} returned {name} = {value!r}"
+            raise UsageError(problem, "return numbers", where) from error
     return found

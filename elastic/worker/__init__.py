@@ -1,1 +1,1 @@
-"""A worker's process: forked by the zygote, it runs the user's script."""
+"""Process of a worker: forked by the zygote, it runs the user's script."""

@@ -1,6 +1,6 @@
-"""Run a user's script as `__main__`: our library imported first, then its folder on the path.
+"""Run of a user's script as `__main__`, and its output on a disk that may be full.
 
-A script's output on a disk that may be full: lost, counted, never raised.
+The library is imported first; then the script's folder is added to the path.
 """
 
 from __future__ import annotations
@@ -19,40 +19,39 @@ from typing import Final
 import torch
 from setproctitle import setproctitle
 
-import elastic  # noqa: F401 - ours comes first, whatever lies beside the script
+import elastic  # noqa: F401 - before the script's folder is on the path
 from elastic.collectives.nccl import nccl_environment
 from elastic.graduated_trial import train_graduated
 from elastic.reporting import report_file
 from elastic.state.checkpoints import drain_checkpoints
-from elastic.state.random_state import begin_generators
-from elastic.sweep_worker.process import run_hopper
+from elastic.state.random_state import seed_initial_generators
+from elastic.sweep_worker.process import run_sweep_worker
 from elastic.training_errors import MissingMetricError, UsageError
 from schemas.codec import ASSIGNMENT
 from schemas.errors import in_one_line, root_cause
 from schemas.wire.agent import ScriptFailed
 from schemas.wire.worker import Assignment
 
-USAGE = 2
+USAGE_ERROR = 2
 
 
 def main() -> None:
     """Run the script that the command line names."""
-    if len(sys.argv) < USAGE:
+    if len(sys.argv) < USAGE_ERROR:
         sys.stderr.write("usage: python -P -m elastic.launch SCRIPT [ARGS]\n")
-        sys.exit(USAGE)
-    begin_generators(None)
+        sys.exit(USAGE_ERROR)
+    seed_initial_generators(None)
     script = Path(sys.argv[1])
     sys.exit(_run_source(script, _source(script), sys.argv[2:], None))
 
 
 def prepare_worker(folder: Path) -> Callable[[], int]:
-    """Get ready to be the worker of `folder`, whose process this already is.
+    """Prepare this process as the worker of `folder`; return a function that runs user code.
 
-    Returns:
-        Runs the user's code, and gives the exit code.
+    The function returns the exit code.
 
     Raises:
-        OSError: for a file that cannot be read or made; no line of the user's ran.
+        OSError: if a file cannot be read or created; no user code has run.
     """
     assignment = ASSIGNMENT.decode((folder / "assignment").read_bytes())
     owner = f"{assignment.user}/" if assignment.user else ""
@@ -64,16 +63,16 @@ def prepare_worker(folder: Path) -> Callable[[], int]:
     os.environ["ONES_JOB"] = assignment.job
     threads = assignment.env.get("OMP_NUM_THREADS", "")
     if threads.isdigit() and int(threads) > 0:
-        torch.set_num_threads(int(threads))  # the variable is read before the fork
-    begin_generators(assignment.spec.stated_seed)
+        torch.set_num_threads(int(threads))  # torch read the variable before the fork
+    seed_initial_generators(assignment.spec.stated_seed)
     workdir = Path(assignment.workdir)
     os.chdir(workdir)
-    failures = _Failures(folder, assignment)
+    failures = _FailureReporter(folder, assignment)
     if assignment.spec.record_samples:
         (folder / "samples").touch(mode=0o600)
     if (sweep := assignment.spec.stated_sweep) is not None:
         return lambda: _run_functions(
-            assignment, lambda: run_hopper(assignment, folder, sweep), failures
+            assignment, lambda: run_sweep_worker(assignment, folder, sweep), failures
         )
     if (trial := assignment.spec.stated_trial) is not None:
         return lambda: _run_functions(
@@ -84,33 +83,35 @@ def prepare_worker(folder: Path) -> Callable[[], int]:
     return lambda: _run_source(script, source, assignment.spec.args, failures)
 
 
-def _run_functions(assignment: Assignment, run: Callable[[], None], failures: _Failures) -> int:
-    """Be a worker of a sweep, or of a trial of it: what is imported is the user's."""
+def _run_functions(
+    assignment: Assignment, run: Callable[[], None], failures: _FailureReporter
+) -> int:
+    """Run a worker of a sweep, or of a trial that continues as a job, with user functions."""
     workdir = Path(assignment.workdir)
     sys.argv = [str(workdir / assignment.spec.script), *assignment.spec.args]
     sys.path.insert(0, str(workdir))
     try:
         run()
-    except BaseException as error:  # noqa: BLE001 - whatever it is, it ends the worker
+    except BaseException as error:  # noqa: BLE001 - any error ends the worker
         traceback.print_exception(error)
-        place = _where(error.__cause__ or root_cause(error), workdir / "sweep")
-        failures.tell(error, place)
+        place = _location(error.__cause__ or root_cause(error), workdir / "sweep")
+        failures.report(error, place)
         return 130 if isinstance(error, KeyboardInterrupt) else 1
     return 0
 
 
-class _Failures:
-    """Tells the cluster what a script died of."""
+class _FailureReporter:
+    """Report of a script's failure to the cluster."""
 
     def __init__(self, folder: Path, assignment: Assignment) -> None:
         self._reports = report_file(folder / "reports")
         self._assignment = assignment
 
-    def tell(self, error: BaseException | str, where: str) -> None:
+    def report(self, error: BaseException | str, where: str) -> None:
         """Write the last report of this worker."""
         a = self._assignment
         cause = root_cause(error) if isinstance(error, BaseException) else None
-        drain_checkpoints()  # an epoch that was finished before is reported before
+        drain_checkpoints()  # epochs finished before are reported first
         self._reports.append(
             lambda index: ScriptFailed(
                 job=a.job,
@@ -125,28 +126,22 @@ class _Failures:
 
 
 def _source(script: Path) -> bytes | None:
-    """What is in the file of a script; None if there is no such file."""
     return script.read_bytes() if script.is_file() else None
 
 
 def _run_source(
-    script: Path, source: bytes | None, args: Sequence[str], failures: _Failures | None
+    script: Path, source: bytes | None, args: Sequence[str], failures: _FailureReporter | None
 ) -> int:
-    """Run `source` as `__main__`; returns its exit code, with a traceback printed if it raised.
+    """Run `source` as `__main__`; return its exit code, after printing a traceback if it raised.
 
-    Args:
-        source: what the file held; None: there is none.
-        failures: notified of what it died of; None: nobody is.
-
-    Returns:
-        2 if it is not there, 130 for a KeyboardInterrupt, 1 for any other exception, else its
-        own.
+    The code is 2 if `source` is None (no such file), 130 for a KeyboardInterrupt, 1 for any other
+    exception, else the script's own.
     """
     if source is None:
-        sys.stderr.write(f"[ones] script {script.name} is not there\n")
+        sys.stderr.write(f"[ones] script {script.name} does not exist\n")
         if failures:
-            failures.tell(f"script {script.name!r} is not in the working directory", "")
-        return USAGE
+            failures.report(f"script {script.name!r} is not in the working directory", "")
+        return USAGE_ERROR
     script = script.resolve()
     sys.argv = [str(script), *args]
     sys.path.insert(0, str(script.parent))
@@ -158,15 +153,15 @@ def _run_source(
         exec(code, module.__dict__)  # noqa: S102 - running the user's script is the purpose
     except SystemExit as leaving:
         if failures and not isinstance(leaving.code, int | None):
-            failures.tell(leaving, _where(leaving, script))
+            failures.report(leaving, _location(leaving, script))
         return _exit_code(leaving)
-    except BaseException as error:  # noqa: BLE001 - whatever it is, it ends the script
+    except BaseException as error:  # noqa: BLE001 - any error ends the script
         shown = _script_part(error, script)
         shown = shown or error.__traceback__
         traceback.print_exception(type(error), error, shown)
         if failures:
-            place = _where(root_cause(error), script) or _where(error, script)
-            failures.tell(error, place)
+            place = _location(root_cause(error), script) or _location(error, script)
+            failures.report(error, place)
         return 130 if isinstance(error, KeyboardInterrupt) else 1
     return 0
 
@@ -181,15 +176,14 @@ def _exit_code(leaving: SystemExit) -> int:
 
 
 def _script_part(error: BaseException, script: Path) -> types.TracebackType | None:
-    """The traceback from the script's first frame on, without ours."""
     frame = error.__traceback__
     while frame is not None and frame.tb_frame.f_code.co_filename != str(script):
         frame = frame.tb_next
     return frame
 
 
-def _where(error: BaseException, script: Path) -> str:
-    """FILE:LINE of the innermost frame below the script's folder."""
+def _location(error: BaseException, script: Path) -> str:
+    """Return FILE:LINE of the innermost frame below the script's folder."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{Path(error.filename).name}:{error.lineno}"
     place = ""
@@ -203,14 +197,13 @@ def _where(error: BaseException, script: Path) -> str:
     return place
 
 
-FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO})
+DISK_ERRNOS: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO})
 
 
 class LossyOutput(io.RawIOBase):
-    """A script's stdout: where there is no room, output is dropped and counted, not raised.
+    """Output stream that drops and counts what a full disk does not accept, instead of raising.
 
-    Args:
-        descriptor: open for writing; not closed here.
+    The descriptor stays open.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -219,26 +212,22 @@ class LossyOutput(io.RawIOBase):
         self._lost = 0
 
     def writable(self) -> bool:
-        """It is."""
+        """Return True."""
         return True
 
     def fileno(self) -> int:
-        """The descriptor beneath."""
+        """Return the underlying descriptor."""
         return self._descriptor
 
     def write(self, data: object) -> int:
-        """Write what there is room for; the rest is lost, and the next line that fits says so.
+        """Write what there is room for; the next line that fits reports the lost bytes.
 
-        Args:
-            data: anything with the buffer protocol.
-
-        Returns:
-            Bytes of `data`, those that were lost among them.
+        Returns the length of `data`, lost bytes included.
 
         Raises:
             OSError: for any other reason than a full or broken disk.
         """
-        view = memoryview(data)  # type: ignore[arg-type] # whatever the text layer hands down
+        view = memoryview(data)  # type: ignore[arg-type] # any buffer of the text layer
         size = view.nbytes
         try:
             if self._lost:
@@ -250,7 +239,7 @@ class LossyOutput(io.RawIOBase):
             while view:
                 view = view[os.write(self._descriptor, view) :]
         except OSError as error:
-            if error.errno not in FULL:
+            if error.errno not in DISK_ERRNOS:
                 raise
             self._lost += view.nbytes
         return size

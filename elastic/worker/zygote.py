@@ -1,9 +1,10 @@
-"""Forks workers from a process with torch imported, and reaps them.
+"""Zygote: a process with torch imported that forks workers and reaps them.
 
-One zygote for each interpreter on a node. It starts no thread, touches no device and never runs
-backward, because a fork would inherit the wreck of either. It outlives the agent that started it:
-an agent that comes back connects again. When a worker ends it writes how into the worker's folder.
-Until a worker's script begins, what goes wrong there is no end of a worker: it was not started.
+A node has one zygote for each interpreter. It starts no thread, uses no device and never runs
+backward, because forked processes would inherit a broken copy of either. It outlives the agent that
+started it: a new agent connects again. When a worker exits, the zygote writes its exit status into
+the worker's folder. A failure before a worker's script starts is no exit of the worker: the worker
+was not started.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ import torch
 import torch.utils.data
 from setproctitle import setproctitle
 
-from elastic.gc_free_import import imports_uncollected
+from elastic.gc_free_import import gc_free_import
 from elastic.worker import run_script
 from elastic.worker.run_script import LossyOutput
 from schemas.codec import TO_ZYGOTE, encode
@@ -48,43 +49,40 @@ from schemas.wire.worker import (
     ZygoteReady,
 )
 
-with imports_uncollected():
-    import torch._dynamo  # the first optimizer imports it: 1.5 s that every worker would pay
+with gc_free_import():
+    import torch._dynamo  # imported by the first optimizer: 1.5 s in every worker
 
 FRAME: Final = struct.Struct(">I")
 RECEIVE: Final = 65536
-LOOK_S: Final = 1.0  # at most between two looks at the socket's file
-GO: Final = b"\0"  # over a gate; anything else is why not
-LONGEST_ERROR: Final = 1000  # characters; with its frame less than a pipe takes at once
+CHECK_INTERVAL_S: Final = 1.0  # interval of checks of the socket's file
+GO: Final = b"\0"  # message over a gate; anything else is an error
+MAX_ERROR_CHARACTERS: Final = 1000  # characters; smaller than an atomic write to a pipe
 
 
 @dataclass(frozen=True, slots=True)
-class Newborn:
-    """What a forked child begins with."""
+class WorkerStart:
+    """Folder and pipes of a forked child."""
 
-    folder: Path  # of its worker
-    line: int  # to the zygote: closed when the script begins, written to if it cannot
-    gate: int | None = None  # says when to begin; None: at once
+    folder: Path  # of the worker
+    line: int  # pipe to the zygote: closed when the script starts, or gets an error
+    gate: int | None = None  # pipe with the signal to start; None: start at once
 
 
 @dataclass(eq=False, slots=True)
 class _Child:
-    """A forked process, as its zygote knows it."""
-
     forked: Forked
     folder: Path
     pidfd: int
-    asked: socket.socket  # who wants to hear of it
-    line: int | None  # until its script begins
-    gate: int | None = None  # while it is held
-    said: bytearray = field(default_factory=bytearray)  # over the line: why it cannot
+    requester: socket.socket  # connection of the agent that requested the fork
+    line: int | None  # None after the script has started
+    gate: int | None = None  # None unless the child is held
+    error_text: bytearray = field(default_factory=bytearray)  # error received over the line
 
 
 class Zygote:
-    """The zygote's loop: fork requests in, children's ends out.
+    """Loop of the zygote: receives fork requests, reports exits of children.
 
-    Args:
-        path: of its Unix socket; one that is there is replaced.
+    An existing socket file at `path` is replaced.
     """
 
     def __init__(self, path: Path) -> None:
@@ -95,27 +93,27 @@ class Zygote:
         self._buffers: dict[socket.socket, bytearray] = {}
         self._children: set[_Child] = set()
 
-    def serve(self) -> Newborn:
-        """Fork and reap; only a child returns from it."""
+    def serve(self) -> WorkerStart:
+        """Fork and reap; returns only in a forked child."""
         while True:
-            self._keep_name()
-            for key, _ in self._selector.select(LOOK_S):
+            self._restore_socket_file()
+            for key, _ in self._selector.select(CHECK_INTERVAL_S):
                 if key.fileobj is self._listener:
                     self._accept()
                 elif isinstance(key.fileobj, socket.socket):
-                    newborn = self._read(key.fileobj)
-                    if newborn is not None:
-                        return newborn
+                    worker_start = self._read(key.fileobj)
+                    if worker_start is not None:
+                        return worker_start
                 elif key.data in self._children:
-                    self._look_at(key.data)
+                    self._handle_child(key.data)
 
-    def _keep_name(self) -> None:
-        """Have a file of the socket again where somebody deleted it: no agent finds us without."""
+    def _restore_socket_file(self) -> None:
+        """Recreate the socket's file if it was deleted: agents find the zygote by this file."""
         if os.path.lexists(self._path):
             return
         try:
             fresh = _listen_at(self._path)
-        except OSError:  # no room, no folder: the next look finds it so, too
+        except OSError:  # no room or no folder: the next check retries
             return
         self._selector.unregister(self._listener)
         self._listener.close()
@@ -132,7 +130,7 @@ class Zygote:
         )  # fmt: skip
         self._send(connection, ready)
 
-    def _read(self, connection: socket.socket) -> Newborn | None:
+    def _read(self, connection: socket.socket) -> WorkerStart | None:
         try:
             data = connection.recv(RECEIVE)
         except OSError:
@@ -142,8 +140,8 @@ class Zygote:
             del self._buffers[connection]
             connection.close()
             for child in self._children:
-                if child.asked is connection:
-                    self._let_go(child, "its agent is gone")
+                if child.requester is connection:
+                    self._release(child, "its agent is gone")
             return None
         buffer = self._buffers[connection]
         buffer.extend(data)
@@ -159,30 +157,28 @@ class Zygote:
                 sys.stderr.write(f"dropped: {error}\n")
                 continue
             if isinstance(message, Fork):
-                if (newborn := self._fork(connection, message)) is not None:
-                    return newborn
+                if (worker_start := self._fork(connection, message)) is not None:
+                    return worker_start
             elif isinstance(message, LetGo):
                 for child in self._children:
                     if str(child.folder) == message.folder:
-                        self._let_go(child, message.error)
+                        self._release(child, message.error)
         return None
 
     @staticmethod
-    def _let_go(child: _Child, error: str) -> None:
-        """Have a child that is held begin, or end."""
+    def _release(child: _Child, error: str) -> None:
         if child.gate is None:
             return
-        with contextlib.suppress(OSError):  # it was killed
-            os.write(child.gate, error[:LONGEST_ERROR].encode() or GO)
+        with contextlib.suppress(OSError):  # the child was killed
+            os.write(child.gate, error[:MAX_ERROR_CHARACTERS].encode() or GO)
         os.close(child.gate)
         child.gate = None
 
-    def _fork(self, connection: socket.socket, asked: Fork) -> Newborn | None:
-        """Fork the worker of a folder; only the child is given something."""
-        folder = Path(asked.folder)
+    def _fork(self, connection: socket.socket, request: Fork) -> WorkerStart | None:
+        folder = Path(request.folder)
         try:
             line, childs_end = os.pipe()
-            childs_gate, gate = os.pipe() if asked.held else (None, None)
+            childs_gate, gate = os.pipe() if request.held else (None, None)
             try:
                 pid = os.fork()
             except OSError:
@@ -197,8 +193,8 @@ class Zygote:
             os.setsid()
             os.close(line)
             _close(gate)
-            self._forget_all()
-            return Newborn(folder, childs_end, childs_gate)
+            self._close_inherited()
+            return WorkerStart(folder, childs_end, childs_gate)
         os.close(childs_end)
         _close(childs_gate)
         os.set_blocking(line, False)
@@ -207,12 +203,11 @@ class Zygote:
         self._children.add(child)
         for descriptor in (child.pidfd, line):
             self._selector.register(descriptor, selectors.EVENT_READ, child)
-        if asked.held:
-            self._send(connection, Held(folder=asked.folder, pid=pid))
+        if request.held:
+            self._send(connection, Held(folder=request.folder, pid=pid))
         return None
 
-    def _forget_all(self) -> None:
-        """A child has nothing to do with those who ask its zygote, nor with other children."""
+    def _close_inherited(self) -> None:
         self._listener.close()
         for connection in self._buffers:
             connection.close()
@@ -222,38 +217,38 @@ class Zygote:
             _close(child.gate)
         self._selector.close()
 
-    def _look_at(self, child: _Child) -> None:
-        """Something happened to a child: its script begins, or cannot, or it ended."""
+    def _handle_child(self, child: _Child) -> None:
+        """Handle an event of a child: its script starts, cannot start, or the child exited."""
         pid, status, usage = os.wait4(child.forked.pid, os.WNOHANG)
         ended = pid != 0
         if child.line is not None:
-            self._listen(child, child.line, ended=ended)
+            self._read_error(child, child.line, ended=ended)
         if ended:
             self._children.remove(child)
             self._selector.unregister(child.pidfd)
             os.close(child.pidfd)
             _close(child.gate)
-            if not child.said:
-                self._write_end(child.folder, status, usage)
+            if not child.error_text:
+                self._write_exit(child.folder, status, usage)
 
-    def _listen(self, child: _Child, line: int, *, ended: bool) -> None:
+    def _read_error(self, child: _Child, line: int, *, ended: bool) -> None:
         with contextlib.suppress(BlockingIOError):
             while data := os.read(line, RECEIVE):
-                child.said += data
+                child.error_text += data
             ended = True
         if not ended:
             return
         self._selector.unregister(line)
         os.close(line)
         child.line = None
-        if child.said:
-            failed = ForkFailed(folder=str(child.folder), error=child.said.decode())
-            self._send(child.asked, failed)
+        if child.error_text:
+            failed = ForkFailed(folder=str(child.folder), error=child.error_text.decode())
+            self._send(child.requester, failed)
         else:
-            self._send(child.asked, child.forked)
+            self._send(child.requester, child.forked)
 
     @staticmethod
-    def _write_end(folder: Path, status: int, usage: resource.struct_rusage) -> None:
+    def _write_exit(folder: Path, status: int, usage: resource.struct_rusage) -> None:
         code = os.waitstatus_to_exitcode(status)
         ended = ExitStatus(
             code=code if code >= 0 else None,
@@ -268,7 +263,7 @@ class Zygote:
     @staticmethod
     def _send(connection: socket.socket, message: Message) -> None:
         data = encode(message)
-        with contextlib.suppress(OSError):  # the agent died; its successor looks at the folders
+        with contextlib.suppress(OSError):  # the agent is gone; its successor reads the folders
             connection.sendall(FRAME.pack(len(data)) + data)
 
 
@@ -289,7 +284,7 @@ def _ticks(pid: int) -> int:
 
 
 def _listen_at(path: Path) -> socket.socket:
-    """A socket that who sees the name can connect to."""
+    """Return a listening socket whose file appears only when it accepts connections."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     fresh = path.with_suffix(".new")
     try:
@@ -305,43 +300,42 @@ def _listen_at(path: Path) -> socket.socket:
 
 
 def main() -> None:
-    """Serve; a forked child leaves the loop and becomes its worker."""
+    """Run the zygote; a forked child leaves the loop and becomes its worker."""
     parser = argparse.ArgumentParser(prog="elastic.worker.zygote", description=__doc__)
     parser.add_argument("--socket", type=Path, required=True)
     path = parser.parse_args().socket
     setproctitle(f"{ZYGOTE_TITLE} {path}")
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    torch.save({}, io.BytesIO())  # imports what the first checkpoint would import
+    torch.save({}, io.BytesIO())  # imports what the first checkpoint needs
     gc.collect()
-    gc.freeze()  # what is shared with children should not be written to by their collectors
-    newborn = Zygote(path).serve()
-    folder = newborn.folder
+    gc.freeze()  # collectors of children should not write to shared pages
+    worker_start = Zygote(path).serve()
+    folder = worker_start.folder
     try:
-        _await_go(newborn.gate)
-        _enter(folder)
+        _await_start(worker_start.gate)
+        _become_worker(folder)
         run = run_script.prepare_worker(folder)
-    except BaseException as error:  # noqa: BLE001 - whatever it is, no line of the script ran
-        _cannot_begin(newborn.line, error)
-    os.close(newborn.line)
-    _leave(run(), folder)
+    except BaseException as error:  # noqa: BLE001 - no line of the script has run
+        _report_start_failure(worker_start.line, error)
+    os.close(worker_start.line)
+    _exit_worker(run(), folder)
 
 
-def _await_go(gate: int | None) -> None:
-    """Wait until the agent put this process where it belongs.
+def _await_start(gate: int | None) -> None:
+    """Wait until the agent has placed this process, e.g. in its cgroup.
 
     Raises:
-        OSError: if it could not, or is gone.
+        OSError: if the agent could not, or is gone.
     """
     if gate is None:
         return
-    said = os.read(gate, LONGEST_ERROR)
+    error_text = os.read(gate, MAX_ERROR_CHARACTERS)
     os.close(gate)
-    if said != GO:
-        raise OSError(said.decode(errors="replace") or "its zygote is gone")
+    if error_text != GO:
+        raise OSError(error_text.decode(errors="replace") or "its zygote is gone")
 
 
-def _enter(folder: Path) -> None:
-    """Be the process of a worker: its output, its signals, its mark."""
+def _become_worker(folder: Path) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
@@ -364,23 +358,23 @@ def _enter(folder: Path) -> None:
     _write(folder / "process", mark)
 
 
-def _cannot_begin(line: int, error: BaseException) -> NoReturn:
-    """Say why over the line: on a full disk nothing else arrives."""
+def _report_start_failure(line: int, error: BaseException) -> NoReturn:
+    """Report the error over the line, the only way on a full disk, and exit."""
     if isinstance(error, OSError):
-        what = f" {error.filename}:" if error.filename else ""
-        text = f"cannot begin a worker:{what} {error.strerror or error}"
+        problem = f" {error.filename}:" if error.filename else ""
+        text = f"cannot start a worker:{problem} {error.strerror or error}"
     else:
-        text = f"cannot begin a worker: {error!r}"
-    with contextlib.suppress(OSError):  # its zygote died
-        os.write(line, text[:LONGEST_ERROR].encode(errors="replace"))
+        text = f"cannot start a worker: {error!r}"
+    with contextlib.suppress(OSError):  # the zygote is gone
+        os.write(line, text[:MAX_ERROR_CHARACTERS].encode(errors="replace"))
     os._exit(1)
 
 
-def _leave(code: int, folder: Path) -> NoReturn:
-    """Exit as the interpreter would, but for taking every imported module apart (2.8 s).
+def _exit_worker(code: int, folder: Path) -> NoReturn:
+    """Exit like the interpreter, but without tearing down imported modules (2.8 s).
 
-    The worker writes its own exit status first, in case its zygote is dead; if it lives, it
-    writes it again with what the kernel says.
+    The worker writes its own exit status first, in case its zygote is dead; a living zygote
+    overwrites it with the kernel's numbers.
     """
     threading._shutdown()  # type: ignore[attr-defined] # noqa: SLF001 - waits for a script's threads
     atexit._run_exitfuncs()  # noqa: SLF001 - the interpreter's own order of leaving

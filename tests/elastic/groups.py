@@ -689,4 +689,4 @@ def _work(folder: Path) -> None:
     from elastic.worker import run_script as launch  # noqa: PLC0415 - in the process that was forked
     from elastic.worker import zygote  # noqa: PLC0415
 
-    zygote._leave(launch.prepare_worker(folder)(), folder)
+    zygote._exit_worker(launch.prepare_worker(folder)(), folder)

@@ -13,7 +13,7 @@ from elastic.state.broadcast import broadcast_state
 from elastic.state.portions import decode_metadata, encode_metadata, portions
 from elastic.state.state_tensors import ParameterState, TensorState
 from elastic.state.transfer import HostStaging, Receiving, Sending
-from tests.elastic.peers import CPU, Meeting
+from tests.elastic.peers import CPU, RendezvousInfo
 
 LIMIT_S: Final = 120.0
 
@@ -96,7 +96,7 @@ def written(state: TensorState) -> list[tuple[str, list[float]]]:
 
 
 def hand_over(
-    meeting: Meeting, name: str, members: int, steps: int
+    meeting: RendezvousInfo, name: str, members: int, steps: int
 ) -> list[tuple[str, list[float]]]:
     """Members send their state to the newcomers, a portion at a time."""
     group = meeting.group()
@@ -109,7 +109,7 @@ def hand_over(
         header = encode_metadata({"structure": state.structure(CPU)})
         group.store.post("header", lambda: header)
     if not full:
-        state.adopt(decode_metadata(group.store.ask("header"))["structure"], CPU)
+        state.adopt(decode_metadata(group.store.fetch("header"))["structure"], CPU)
     units, staging = state.units(CPU), HostStaging(CPU)
     for place, portion in enumerate(portions([unit.size for unit in units], steps)):
         part = [units[index] for index in portion]
@@ -129,7 +129,7 @@ def hand_over(
 
 
 def give_all(
-    meeting: Meeting, name: str, source: int
+    meeting: RendezvousInfo, name: str, source: int
 ) -> tuple[bytes, list[tuple[str, list[float]]]]:
     """One rank gives its state to all."""
     group = meeting.group()

@@ -198,7 +198,7 @@ class Training:
     leave: tuple[str, ...] = ()  # out of every kind
 
     @property
-    def least(self) -> int:
+    def min_samples(self) -> int:
         """Samples that a share must have."""
         return 2 if self.model == "batch norm" else 1
 
@@ -343,9 +343,9 @@ class Replay:
 
     def _schedule_steps(self, before: int, after: int) -> int:
         """Steps of an epoch of equal batches that begin in these samples."""
-        size, least = self.training.size, self.training.least
+        size, min_samples = self.training.size, self.training.min_samples
         begins = [0]
-        while size - begins[-1] - BASE_BATCH >= least:
+        while size - begins[-1] - BASE_BATCH >= min_samples:
             begins.append(begins[-1] + BASE_BATCH)
         return sum(before <= begin < after for begin in begins)
 

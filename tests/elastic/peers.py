@@ -41,7 +41,7 @@ def fork_with(*modules: str) -> None:
 fork_with()
 
 
-class Meeting:
+class RendezvousInfo:
     """What a peer needs to build groups with the others."""
 
     def __init__(self, rank: int, size: int, store: str, port: int) -> None:
@@ -69,7 +69,7 @@ class Peers:
         self._ends: list[Connection] = []
         for rank in range(size):
             ours, theirs = FORKS.Pipe()
-            meeting = Meeting(rank, size, store, os.getpid())
+            meeting = RendezvousInfo(rank, size, store, os.getpid())
             process = FORKS.Process(target=_run, args=(theirs, function, meeting, *arguments))
             process.start()
             theirs.close()

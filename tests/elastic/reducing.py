@@ -18,7 +18,7 @@ from elastic.collectives.control_words import FIXED_WORDS, ControlWords, read_ag
 from elastic.collectives.process_group import ProcessGroup
 from elastic.collectives.rendezvous_store import connect_store
 from elastic.step.gradient_bucket import Reducer
-from tests.elastic.peers import Meeting
+from tests.elastic.peers import RendezvousInfo
 
 STEPS: Final = 5
 SHARES: Final = {1: (7,), 2: (5, 2), 3: (4, 0, 3), 4: (1, 3, 0, 2)}  # by number of ranks
@@ -210,7 +210,7 @@ def furthest(ours: Sequence[torch.Tensor], theirs: Sequence[torch.Tensor]) -> fl
     return max(float((a - b).abs().max()) for a, b in zip(ours, theirs, strict=True))
 
 
-def differences(meeting: Meeting) -> dict[str, float]:
+def differences(meeting: RendezvousInfo) -> dict[str, float]:
     """How far this rank's parameters are from those of one process, by case."""
     group = meeting.group()
     shares = SHARES[meeting.size]
@@ -220,7 +220,7 @@ def differences(meeting: Meeting) -> dict[str, float]:
     }
 
 
-def against_ddp(meeting: Meeting) -> float:
+def against_ddp(meeting: RendezvousInfo) -> float:
     """How far this rank's parameters are from those of torch's own way, for equal shares."""
     case = Case("", clip=1.0)
     group = meeting.group()

@@ -52,7 +52,7 @@ def test_records_that_find_no_room_wait_and_come_whole(disk: Disk, tmp_path: Pat
 def test_more_than_memory_should_hold_is_refused(
     disk: Disk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reporting, "LIMIT", 10)
+    monkeypatch.setattr(reporting, "MAX_WAITING_BYTES", 10)
     file = AppendFile(tmp_path / "samples")
     disk.room = 0
     file.append(b"x" * 10)

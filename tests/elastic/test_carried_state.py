@@ -134,14 +134,14 @@ def test_a_loop_is_refused_that(tmp_path: Path, said: str, instead: str, text: s
 
 def test_samples_at_the_beginning_of_a_column_go_on_from_nothing() -> None:
     state = CarriedState(3, 1, CPU)
-    assert state.before([0, 1, 2]) is None
-    state.take(0, state.packed(torch.tensor([[1.0, 2.0, 3.0]]), 3))
+    assert state.state_before([0, 1, 2]) is None
+    state.store(0, state.pack(torch.tensor([[1.0, 2.0, 3.0]]), 3))
 
-    assert state.before([3, 5]).tolist() == [[1.0, 3.0]]
-    assert state.before([2, 3]).tolist() == [[0.0, 1.0]]
-    state.take(3, state.packed(torch.tensor([[4.0, 5.0]]), 2))
-    assert state.before([5, 6]).tolist() == [[3.0, 4.0]]
-    assert state.before([0, 2]) is None
+    assert state.state_before([3, 5]).tolist() == [[1.0, 3.0]]
+    assert state.state_before([2, 3]).tolist() == [[0.0, 1.0]]
+    state.store(3, state.pack(torch.tensor([[4.0, 5.0]]), 2))
+    assert state.state_before([5, 6]).tolist() == [[3.0, 4.0]]
+    assert state.state_before([0, 2]) is None
 
 
 def test_what_is_carried_keeps_its_types_and_containers_on_its_way_to_another_worker() -> None:
@@ -151,12 +151,12 @@ def test_what_is_carried_keeps_its_types_and_containers_on_its_way_to_another_wo
         "narrow": (torch.tensor([[0.5], [-0.0]], dtype=torch.bfloat16),),
     }
     here, there = CarriedState(2, 0, CPU), CarriedState(2, 0, CPU)
-    here.take(0, here.packed(carried, 2))
+    here.store(0, here.pack(carried, 2))
     there.load(here.state())
-    came = there.before([2, 3])
+    came = there.state_before([2, 3])
 
     assert str(came) == str({**carried, "sums": [carried["sums"][0].contiguous()]})
-    assert here.before([3])["sums"][0].tolist() == [[1.0, 3.0, 5.0]]
+    assert here.state_before([3])["sums"][0].tolist() == [[1.0, 3.0, 5.0]]
 
 
 @pytest.mark.parametrize(
@@ -170,10 +170,10 @@ def test_what_is_carried_keeps_its_types_and_containers_on_its_way_to_another_wo
 )
 def test_a_state_without_a_part_for_each_sample_is_an_error(given: Any, text: str) -> None:
     state = CarriedState(2, 1, CPU)
-    state.packed(torch.zeros(1, 2, 4), 2)
+    state.pack(torch.zeros(1, 2, 4), 2)
 
     with pytest.raises(UsageError, match=text):
-        state.packed(given, 2)
+        state.pack(given, 2)
 
 
 def agent_with(columns: int | None) -> tuple[ScalingAgent, Any]:

@@ -130,7 +130,7 @@ def test_a_full_disk_does_not_stop_training_and_no_epoch_is_lost(
         save(content, path)
 
     monkeypatch.setattr(checkpoints, "save_checkpoint", full)
-    monkeypatch.setattr(checkpoints, "RETRY_S", 0.01)
+    monkeypatch.setattr(checkpoints, "RETRY_INTERVAL_S", 0.01)
     durable: list[int] = []
     writer = CheckpointWriter(tmp_path)
     for epoch in (1, 2, 3, 4):
@@ -184,8 +184,8 @@ def test_a_worker_says_of_the_epochs_that_nobody_had_heard_of(tmp_path: Path) ->
     epochs = EpochReports(training, lambda _, **what: said.append(what))  # type: ignore[arg-type]
 
     assert epochs.resume(tmp_path, point(3), 7) == 6
-    epochs.report_unheard()
-    epochs.report_unheard()
+    epochs.report_missing_epochs()
+    epochs.report_missing_epochs()
 
     assert said == [{"epoch": epoch, "group": 5} for epoch in (4, 5, 6)]
 
@@ -236,7 +236,7 @@ class Disk:
                 return super().write(taken)
 
         monkeypatch.setattr(checkpoints, "FileIO", File)
-        monkeypatch.setattr(checkpoints, "RETRY_S", 0.01)
+        monkeypatch.setattr(checkpoints, "RETRY_INTERVAL_S", 0.01)
 
 
 @pytest.mark.parametrize("room", [0, 1000, 100_000], ids=["nothing", "a header", "a part"])
@@ -249,7 +249,7 @@ def test_on_a_disk_that_fills_up_the_old_checkpoint_stays_and_the_new_one_is_not
     writer.write(point(1), {"epoch": 1, "w": weights}, partial(durable.append, 1))
     writer.close()
     Disk(monkeypatch, room)
-    monkeypatch.setattr(checkpoints, "CLOSE_S", 0.05)
+    monkeypatch.setattr(checkpoints, "CLOSE_TIMEOUT_S", 0.05)
     writer = CheckpointWriter(tmp_path)
     writer.write(point(2), {"epoch": 2, "w": weights}, partial(durable.append, 2))
 
@@ -287,14 +287,14 @@ def test_a_state_that_cannot_be_read_back_is_told(tmp_path: Path) -> None:
     writer = CheckpointWriter(tmp_path)
     writer.write(point(1), {"tracked": {"scheduler": Path("a class that torch refuses")}}, print)
 
-    with pytest.raises(CheckpointError, match="track only plain states"):
+    with pytest.raises(CheckpointError, match="track only states that can be pickled"):
         writer.close()
     assert list(tmp_path.glob("*.pt")) == []
 
 
 def test_a_damaged_or_missing_checkpoint_says_which_and_why(tmp_path: Path) -> None:
     path = checkpoint_path(tmp_path, point(1))
-    with pytest.raises(CheckpointError, match="let `checkpoints` of every agent be the same"):
+    with pytest.raises(CheckpointError, match="set `checkpoints` of every agent to the same"):
         load_checkpoint(path)
     save_checkpoint({"format": FORMAT}, path)
     path.write_bytes(path.read_bytes()[:100])
@@ -328,7 +328,7 @@ def resumed_training() -> tuple[TrainingState, nn.Module, torch.optim.Optimizer]
     training = TrainingState(Schedule(ScheduleRow(1, (1,), 0)), stop_rule=None, rank=0)
     model = nn.Linear(1, 1, bias=False)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
-    training.use(TensorState(model, optimizer), SampleStream(0, 4))
+    training.set_tensors(TensorState(model, optimizer), SampleStream(0, 4))
     nn.init.ones_(model.weight)
     optimizer.state[model.weight]["momentum_buffer"] = torch.full((1, 1), 2.0)
     training.load_checkpoint(training.checkpoint())
@@ -341,14 +341,14 @@ def test_weights_that_a_script_sets_behind_load_do_not_replace_those_of_a_checkp
     optimizer.state.clear()
     optimizer.param_groups[0]["lr"] = 0.25
 
-    put_back = [training.put_back(), training.put_back()]
+    restore_loaded = [training.restore_loaded(), training.restore_loaded()]
 
     kept = optimizer.state[model.weight]["momentum_buffer"].item()
-    assert put_back == [True, False]
+    assert restore_loaded == [True, False]
     assert (model.weight.item(), kept, optimizer.param_groups[0]["lr"]) == (1.0, 2.0, 0.25)
 
 
 def test_a_script_that_leaves_the_model_as_it_was_loaded_hears_nothing() -> None:
     training, _, _ = resumed_training()
 
-    assert not training.put_back()
+    assert not training.restore_loaded()

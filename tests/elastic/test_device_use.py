@@ -16,7 +16,7 @@ import torch._dynamo  # looks for what a GPU needs as it is imported, so before 
 from torch import nn
 
 from elastic.agent import ScalingAgent
-from elastic.hooks import TOO_LATE, hold_device
+from elastic.hooks import GPU_USED_EARLY, hold_device
 from schemas.codec import encode
 from schemas.wire.agent import ScriptReport, SlotAwaited
 from schemas.wire.worker import SlotGranted
@@ -110,4 +110,4 @@ def test_a_device_that_is_in_use_already_is_told_of(
 
     hold_device(lambda: None)
 
-    assert capsys.readouterr().err == TOO_LATE
+    assert capsys.readouterr().err == GPU_USED_EARLY

@@ -12,14 +12,16 @@ from elastic.sample_stream import SampleStream
 from elastic.state.epoch_reports import EpochReports, EpochSummary
 from elastic.state.portions import decode_metadata, encode_metadata
 from elastic.state.state_tensors import TensorState
-from elastic.state.training_state import TrainingState, training_of
+from elastic.state.training_state import TrainingState, initial_training_state
 from schemas.wire.agent import EpochReported
 
 
 def training() -> TrainingState:
-    made = training_of(None)
+    made = initial_training_state(None)
     model = nn.Linear(1, 1)
-    made.use(TensorState(model, torch.optim.SGD(model.parameters(), lr=0.1)), SampleStream(0, 10))
+    made.set_tensors(
+        TensorState(model, torch.optim.SGD(model.parameters(), lr=0.1)), SampleStream(0, 10)
+    )
     return made
 
 

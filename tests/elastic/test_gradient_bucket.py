@@ -51,7 +51,7 @@ def test_a_loss_is_judged_before_its_pass_unless_the_pass_weighs_it() -> None:
             raise UsageError("it is too large", "")
 
     reducer = Reducer(layer.parameters(), lambda: None)
-    reducer.judge = refuse
+    reducer.check_loss = refuse
     loss = layer(torch.ones(1, 2)).sum() * 0
     loss.backward(retain_graph=True)
     loss.backward(torch.tensor(0.5), retain_graph=True)

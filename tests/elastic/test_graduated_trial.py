@@ -146,7 +146,7 @@ def test_it_goes_on_from_its_state_to_its_last_epoch_over_all_partitions(
 def test_a_model_without_an_optimizer_is_told_what_is_missing(tmp_path: Path) -> None:
     paths = {**FUNCTIONS, "model_fn": "graduated_functions:no_optimizer"}
     one = trial((), "", functions=paths)
-    with pytest.raises(UsageError, match="needs \\(model, optimizer\\)"):
+    with pytest.raises(UsageError, match="return \\(model, optimizer\\)"):
         train_graduated(assignment(one, tmp_path), one)
 
 
@@ -155,7 +155,7 @@ def test_a_state_that_nobody_has_is_said(tmp_path: Path) -> None:
     server = StateServer("127.0.0.1", lambda _: None)
     try:
         one = trial((server.address,), "0" * 64)
-        with pytest.raises(StateUnavailableError, match="state 2 of trial 3 cannot be had"):
+        with pytest.raises(StateUnavailableError, match="state 2 of trial 3 is not available"):
             train_graduated(assignment(one, tmp_path), one)
     finally:
         server.close()

@@ -376,7 +376,7 @@ def test_a_state_that_arrives_damaged_is_noticed_and_sent_again(tmp_path: Path) 
         job.finish()
 
         every_sample_once(job)
-        assert "is sent again" in job.said()
+        assert "sending rank 0's state" in job.said()
 
 
 LOSSES = [

@@ -226,16 +226,16 @@ def test_a_function_that_raises_is_named(functions: dict[str, Any], where: str) 
 @pytest.mark.parametrize(
     ("functions", "what"),
     [
-        ({"input_fn": lambda *_: []}, "input_fn gave no data of partition 0 of 4"),
-        ({"model_fn": lambda _: 3}, "model_fn gave a int"),
-        ({"model_fn": lambda _: Trained(model=None)}, "model_fn gave no model"),
+        ({"input_fn": lambda *_: []}, "input_fn returned no data for partition 0 of 4"),
+        ({"model_fn": lambda _: 3}, "model_fn returned a int"),
+        ({"model_fn": lambda _: Trained(model=None)}, "model_fn returned no model"),
         ({"model_fn": lambda _: (nn.Linear(1, 1), 3)}, "optimizer (int) has no state_dict"),
-        ({"model_fn": lambda _: nn.Linear(1, 1)}, "the state that came has model, optimizer"),
-        ({"train_fn": lambda *_: 3}, "train_fn gave a int"),
-        ({"train_fn": lambda *_: {"loss": "low"}}, "train_fn gave loss = 'low'"),
-        ({"train_fn": lambda *_: {7: 0.5}}, "train_fn gave a metric named '7'"),
-        ({"train_fn": lambda *_: {"a\nb": 0.5}}, "train_fn gave a metric named 'a\\nb'"),
-        ({"train_fn": lambda *_: dict.fromkeys(map(str, range(101)), 0)}, "gave 101 metrics"),
+        ({"model_fn": lambda _: nn.Linear(1, 1)}, "the received state has model, optimizer"),
+        ({"train_fn": lambda *_: 3}, "train_fn returned a int"),
+        ({"train_fn": lambda *_: {"loss": "low"}}, "train_fn returned loss = 'low'"),
+        ({"train_fn": lambda *_: {7: 0.5}}, "train_fn returned a metric named '7'"),
+        ({"train_fn": lambda *_: {"a\nb": 0.5}}, "train_fn returned a metric named 'a\\nb'"),
+        ({"train_fn": lambda *_: dict.fromkeys(map(str, range(101)), 0)}, "returned 101 metrics"),
     ],
 )
 def test_what_a_function_gives_that_cannot_be_used_is_named(
@@ -258,7 +258,7 @@ def test_what_a_function_gives_that_cannot_be_used_is_named(
         ("train", "is no module:function"),
         ("no_such_module:load", "No module named 'no_such_module'"),
         ("math:no_such", "module math has no no_such"),
-        ("math:pi", "is no function"),
+        ("math:pi", "is not a function"),
     ],
 )
 def test_a_function_that_cannot_be_imported_is_named(path: str, what: str) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elastic.sweep_worker.process import HopperOrders
+from elastic.sweep_worker.process import SweepWorkerOrders
 from schemas.ids import Rank, SlotId, Version, WorkerId
 from schemas.nodes import Group, Member
 from schemas.wire.agent import (
@@ -46,8 +46,10 @@ def unit(attempt: int, worker: WorkerId = ME) -> UnitOrder:
     )  # fmt: skip
 
 
-def hopper(*heard: GroupOrder, me: WorkerId = ME, born: int = 1, rank: int = 0) -> HopperOrders:
-    orders = HopperOrders(me, Version(born), Rank(rank))
+def hopper(
+    *heard: GroupOrder, own_id: WorkerId = ME, start_version: int = 1, rank: int = 0
+) -> SweepWorkerOrders:
+    orders = SweepWorkerOrders(own_id, Version(start_version), Rank(rank))
     orders.port = 29000
     for one in heard:
         orders.receive(one)
@@ -74,7 +76,7 @@ def test_who_hears_of_a_group_is_a_member_of_it() -> None:
 
 
 def test_a_newcomer_is_a_member_of_the_group_that_it_was_born_for() -> None:
-    orders = hopper(me=OTHER, born=2, rank=1)
+    orders = hopper(own_id=OTHER, start_version=2, rank=1)
 
     assert orders.receive(order(2, PREPARE, JOIN, ME, OTHER)) == ()
     assert orders.receive(order(2, SWITCH, JOIN, ME, OTHER)) == formed(2)
@@ -110,7 +112,7 @@ def test_who_is_not_in_the_group_any_more_leaves_unless_the_change_is_given_up()
 
 def test_the_first_of_a_group_that_is_paused_says_so_and_all_leave() -> None:
     orders = hopper(order(2, SWITCH, JOIN, ME, OTHER))
-    other = hopper(order(2, SWITCH, JOIN, ME, OTHER), me=OTHER, born=2, rank=1)
+    other = hopper(order(2, SWITCH, JOIN, ME, OTHER), own_id=OTHER, start_version=2, rank=1)
     orders.samples_done = 48
 
     paused = orders.receive(order(3, SWITCH, SUSPEND))
@@ -126,11 +128,11 @@ def test_a_unit_is_taken_once_and_an_older_attempt_never() -> None:
     orders = hopper(STARTED)
 
     assert orders.assign(unit(5))
-    assert orders.take() == unit(5)
+    assert orders.pop() == unit(5)
     assert not orders.assign(unit(5))
     assert not orders.assign(unit(4))
     assert not orders.assign(unit(6, OTHER))
-    assert orders.take() is None
+    assert orders.pop() is None
     assert orders.assign(unit(7))
 
 

@@ -163,9 +163,14 @@ def test_a_state_that_nobody_has_is_the_states_fault_and_the_next_unit_goes_on(
     [
         ('values["lr"]', 'values["rate"]', "trial", "model_fn raised KeyError: 'rate'; "),
         ("total = 0.0", "raise SystemExit(3)", "trial", "train_fn raised SystemExit: 3; "),
-        ("total = 0.0", "raise MemoryError", "trial", "a smaller batch or model fits this device"),
-        ('{"loss": total / 3}', "[1]", "trial", "train_fn gave a list; return numbers by name"),
-        ("torch.randn(24, 5,", "torch.randn(0, 5,", "data", "input_fn gave no data of partition 1"),
+        ("total = 0.0", "raise MemoryError", "trial", "use a smaller batch or model"),
+        ('{"loss": total / 3}', "[1]", "trial", "train_fn returned a list; return numbers by name"),
+        (
+            "torch.randn(24, 5,",
+            "torch.randn(0, 5,",
+            "data",
+            "input_fn returned no data for partition 1",
+        ),
         ("x = torch.randn(", "x = torch.rand_(", "data", "input_fn raised AttributeError: "),
     ],
 )

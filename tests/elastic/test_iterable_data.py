@@ -72,11 +72,13 @@ def test_samples_of_others_are_passed_over_and_a_place_behind_is_read_anew() -> 
 
 
 def test_a_stream_of_another_length_is_an_error_with_both_numbers() -> None:
-    with pytest.raises(UsageError, match=r"gave 8 samples in epoch 0; its len\(\) is 10"):
+    with pytest.raises(UsageError, match=r"returned 8 samples in epoch 0; its len\(\) is 10"):
         read(reader(Numbers(gives=8)), 1, 5, 9)
     longer = reader(Numbers(gives=11))
     assert read(longer, 1, 8) == [8]
-    with pytest.raises(UsageError, match=r"gave more than 10 samples in epoch 0; its len\(\) is"):
+    with pytest.raises(
+        UsageError, match=r"returned more than 10 samples in epoch 0; its len\(\) is"
+    ):
         read(longer, 1, 9)
 
 

@@ -14,7 +14,12 @@ import torch
 
 from elastic.sample_stream import SampleStream
 from elastic.state import random_state as job_seed
-from elastic.state.random_state import JobSeed, begin_generators, random_state, restore_random_state
+from elastic.state.random_state import (
+    JobSeed,
+    random_state,
+    restore_random_state,
+    seed_initial_generators,
+)
 from tests.elastic.groups import LOOP, PLAIN, SEED, SIZE, Alone, alone, crew, furthest, script
 from tests.elastic.test_iterable_data import InOrder
 
@@ -89,7 +94,7 @@ def test_the_job_file_s_seed_wins_over_an_argument_and_that_over_what_the_script
     seeds: tuple[int, int, int],
 ) -> None:
     stated, given = told
-    begin_generators(stated)
+    seed_initial_generators(stated)
     script_does()
     seed = JobSeed(stated)
 
@@ -99,7 +104,7 @@ def test_the_job_file_s_seed_wins_over_an_argument_and_that_over_what_the_script
 
 
 def test_a_seed_that_the_script_gives_later_counts_as_well() -> None:
-    begin_generators(None)
+    seed_initial_generators(None)
     torch.manual_seed(3)
     seed = JobSeed(None)
     seed.begin(None)
@@ -111,7 +116,7 @@ def test_a_seed_that_the_script_gives_later_counts_as_well() -> None:
 
 
 def test_the_job_file_s_seed_wins_over_a_later_one_too() -> None:
-    begin_generators(11)
+    seed_initial_generators(11)
     seed = JobSeed(11)
     seed.begin(None)
     all_three()
@@ -120,7 +125,7 @@ def test_the_job_file_s_seed_wins_over_a_later_one_too() -> None:
 
 
 def test_generators_that_the_script_seeded_go_on_where_it_left_them() -> None:
-    begin_generators(None)
+    seed_initial_generators(None)
     all_three()
     first = drawn()
     JobSeed(None).begin(None)
@@ -130,22 +135,22 @@ def test_generators_that_the_script_seeded_go_on_where_it_left_them() -> None:
 
 
 def test_what_workers_draw_before_they_have_a_seed_is_equal() -> None:
-    begin_generators(None)
+    seed_initial_generators(None)
     first = drawn()
-    begin_generators(None)
+    seed_initial_generators(None)
 
     assert first == drawn()
-    begin_generators(1)
+    seed_initial_generators(1)
     assert not set(first) & set(drawn())
 
 
 def test_a_seed_from_before_the_library_was_imported_is_the_script_s() -> None:
     torch.manual_seed(5)
-    marks = job_seed._Marks()
+    marks = job_seed._GeneratorMarks()
     assert marks.torch is None
     torch.seed()  # as torch begins
 
-    assert job_seed._Marks().torch == torch.initial_seed()
+    assert job_seed._GeneratorMarks().torch == torch.initial_seed()
 
 
 # --- real workers
@@ -222,6 +227,6 @@ def test_the_job_file_s_seed_wins_over_the_script_s_and_one_line_of_the_log_says
         plain = UNSEEDED.replace("BEGIN", str(SEED))
         assert furthest(job.final(), alone(plain, len(epochs), 12)) < 1e-9
         logs = [(worker.folder / "log").read_text() for worker in job.workers.values()]
-        said = f"[ones] seed {SEED} of the job file wins over the script's 7"
+        said = f"[ones] seed {SEED} of the job file overrides the script's 7"
         lines = [line for log in logs for line in log.splitlines()]
         assert [line for line in lines if "seed" in line] == [said]

@@ -15,7 +15,7 @@ import pytest
 
 from elastic import launch
 from elastic.worker import run_script
-from elastic.worker.run_script import _where
+from elastic.worker.run_script import _location
 from schemas.errors import in_one_line
 from tests.elastic.peers import FORKS
 from tests.support.cluster import TOY
@@ -90,7 +90,7 @@ def test_a_line_of_a_script_is_told_whatever_folder_the_script_lies_in(tmp_path:
     with pytest.raises(ZeroDivisionError) as raised:
         runpy.run_path(str(folder / "train.py"))
 
-    assert _where(raised.value, folder / "train.py") == "train.py:2"
+    assert _location(raised.value, folder / "train.py") == "train.py:2"
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,13 @@ import msgspec
 import psutil
 import pytest
 
-from elastic.collectives.nccl import DEFAULTS, INTERFACE, RELIED_ON, interface_of, nccl_environment
+from elastic.collectives.nccl import (
+    DEFAULT_VARIABLES,
+    INTERFACE_VARIABLE,
+    REQUIRED_VARIABLES,
+    interface_of,
+    nccl_environment,
+)
 from elastic.worker import run_script
 from schemas.codec import encode
 from schemas.jobs import CLUSTER_VARIABLES
@@ -28,7 +34,7 @@ def wanted(**present: str) -> dict[str, str]:
 
 
 def test_a_bare_environment_gets_everything() -> None:
-    assert wanted() == {**RELIED_ON, **DEFAULTS, INTERFACE: "=eth0"}
+    assert wanted() == {**REQUIRED_VARIABLES, **DEFAULT_VARIABLES, INTERFACE_VARIABLE: "=eth0"}
 
 
 def test_what_is_set_already_is_not_set_again() -> None:
@@ -44,17 +50,17 @@ def test_what_a_group_relies_on_wins_over_what_is_there() -> None:
 
 
 def test_the_rest_gives_way_to_what_is_there() -> None:
-    chosen = {INTERFACE: "ib0,ib1", "NCCL_RUNTIME_CONNECT": "1"}
+    chosen = {INTERFACE_VARIABLE: "ib0,ib1", "NCCL_RUNTIME_CONNECT": "1"}
 
-    assert {**chosen, **wanted(**chosen)} == {**RELIED_ON, **chosen}
+    assert {**chosen, **wanted(**chosen)} == {**REQUIRED_VARIABLES, **chosen}
 
 
 def test_an_address_that_no_interface_has_leaves_the_choice_to_nccl() -> None:
-    assert INTERFACE not in nccl_environment("192.0.2.1", {}, lambda _: "")
+    assert INTERFACE_VARIABLE not in nccl_environment("192.0.2.1", {}, lambda _: "")
 
 
 def test_a_job_file_cannot_set_what_a_group_relies_on() -> None:
-    assert RELIED_ON.keys() <= CLUSTER_VARIABLES.keys()
+    assert REQUIRED_VARIABLES.keys() <= CLUSTER_VARIABLES.keys()
 
 
 # --- the interface
@@ -117,8 +123,8 @@ def found_by_script(folder: Path, device: str) -> dict[str, str]:
 def test_a_worker_on_a_gpu_has_it_before_its_script_begins(tmp_path: Path) -> None:
     found = found_by_script(tmp_path, "GPU-aa11")
 
-    assert {name: found.get(name) for name in RELIED_ON} == RELIED_ON
-    assert found[INTERFACE] == f"={interface_of('127.0.0.1')}"
+    assert {name: found.get(name) for name in REQUIRED_VARIABLES} == REQUIRED_VARIABLES
+    assert found[INTERFACE_VARIABLE] == f"={interface_of('127.0.0.1')}"
 
 
 @pytest.mark.slow

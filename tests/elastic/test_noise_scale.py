@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from elastic.metrics import LEAST, NoiseMeter
+from elastic.metrics import MIN_MEASUREMENTS, NoiseMeter
 
 SCALARS = 2000
 
@@ -20,8 +20,8 @@ def measured(own: int, whole: int, times: int, *, signal: float = 0.05) -> tuple
         others = whole - own
         rest = (gradient + torch.randn(SCALARS) / others**0.5) * (others / whole)
         meter.begin()
-        meter.before(share, own, whole)
-        meter.after(share + rest, whole)
+        meter.add_pass(share, own, whole)
+        meter.add_total(share + rest, whole)
     return meter, SCALARS / float(torch.dot(gradient, gradient))
 
 
@@ -33,25 +33,25 @@ def test_the_noise_scale_is_found_from_any_share_of_the_batch(own: int, whole: i
 
 
 def test_nothing_is_said_before_enough_was_seen() -> None:
-    assert measured(16, 64, LEAST - 1)[0].scale() is None
-    assert measured(16, 64, LEAST)[0].scale() is not None
+    assert measured(16, 64, MIN_MEASUREMENTS - 1)[0].scale() is None
+    assert measured(16, 64, MIN_MEASUREMENTS)[0].scale() is not None
 
 
 def test_a_step_that_overflowed_is_passed_over() -> None:
-    meter, _ = measured(16, 64, LEAST)
+    meter, _ = measured(16, 64, MIN_MEASUREMENTS)
     before = meter.scale()
 
-    meter.before(torch.full((SCALARS,), float("inf")), 16, 64)
-    meter.after(torch.full((SCALARS,), float("inf")), 64)
+    meter.add_pass(torch.full((SCALARS,), float("inf")), 16, 64)
+    meter.add_total(torch.full((SCALARS,), float("inf")), 64)
 
     assert meter.scale() == before
 
 
 def test_a_signal_that_is_lost_in_noise_has_no_scale() -> None:
     meter = NoiseMeter()
-    for _ in range(2 * LEAST):
-        meter.before(torch.ones(SCALARS) * 0.5, 32, 64)
-        meter.after(torch.zeros(SCALARS), 64)
+    for _ in range(2 * MIN_MEASUREMENTS):
+        meter.add_pass(torch.ones(SCALARS) * 0.5, 32, 64)
+        meter.add_total(torch.zeros(SCALARS), 64)
 
     assert meter.scale() is None
 
@@ -64,8 +64,8 @@ def test_one_worker_finds_it_from_the_passes_of_its_steps(passes: tuple[int, ...
         parts = [(gradient + torch.randn(SCALARS) / own**0.5) * (own / whole) for own in passes]
         meter.begin()
         for part, own in zip(parts[:-1], passes, strict=False):
-            meter.before(part, own, whole)
-        meter.after(torch.stack(parts).sum(0), whole)
+            meter.add_pass(part, own, whole)
+        meter.add_total(torch.stack(parts).sum(0), whole)
 
     true = SCALARS / float(torch.dot(gradient, gradient))
     assert meter.scale() == pytest.approx(true, rel=0.25)
@@ -74,21 +74,21 @@ def test_one_worker_finds_it_from_the_passes_of_its_steps(passes: tuple[int, ...
 def test_passes_of_a_step_that_nobody_finished_do_not_count() -> None:
     torch.manual_seed(0)
     meter = NoiseMeter()
-    for _ in range(2 * LEAST):
+    for _ in range(2 * MIN_MEASUREMENTS):
         meter.begin()
-        meter.before(torch.full((SCALARS,), float("nan")), 16, 64)
+        meter.add_pass(torch.full((SCALARS,), float("nan")), 16, 64)
         share, rest = torch.ones(SCALARS) * 0.3, torch.ones(SCALARS) * 0.7
         meter.begin()
-        meter.before(share, 16, 64)
-        meter.after(share + rest, 64)
+        meter.add_pass(share, 16, 64)
+        meter.add_total(share + rest, 64)
 
     assert meter.scale() is not None
 
 
 def test_one_worker_alone_in_one_pass_measures_nothing() -> None:
     meter = NoiseMeter()
-    for _ in range(2 * LEAST):
-        meter.before(torch.ones(SCALARS), 64, 64)
-        meter.after(torch.ones(SCALARS), 64)
+    for _ in range(2 * MIN_MEASUREMENTS):
+        meter.add_pass(torch.ones(SCALARS), 64, 64)
+        meter.add_total(torch.ones(SCALARS), 64)
 
     assert meter.scale() is None

@@ -93,8 +93,8 @@ def test_a_script_gets_back_what_it_built(agent: ScalingAgent, container: Any) -
     [
         (lambda _: (), "none, or one twice"),
         (lambda model: (two(model)[0],) * 2, "none, or one twice"),
-        (lambda model: {"body": two(model)[0], "other": model}, "gave Pair"),
-        (lambda model: (two(model)[0], two(pair())[1]), "nn.ModuleDict"),
+        (lambda model: {"body": two(model)[0], "other": model}, "returned Pair"),
+        (lambda model: (two(model)[0], two(pair())[1]), "outside of the model"),
     ],
 )
 def test_what_is_no_set_of_optimizers_of_the_model_is_refused(
@@ -170,8 +170,8 @@ def test_a_checkpoint_has_all_optimizers_by_name_and_one_as_ever(agent: ScalingA
     assert again._training.tensors().digest() == agent._training.tensors().digest()
     assert str(back["optimizers"]) == str(several["optimizers"])
     for other, text in (
-        (two, "has optimizers body, head, .* gave 0, 1"),
-        (lambda m: two(m)[0], "gave 0"),
+        (two, "has optimizers body, head, .* returned 0, 1"),
+        (lambda m: two(m)[0], "returned 0"),
     ):
         different = ScalingAgent.from_env()
         loaded(different, other)
@@ -214,11 +214,11 @@ def test_what_is_taken_back_is_as_it_was_to_the_last_bit(agent: ScalingAgent, st
     for loss in losses(model, x):
         loss.backward(retain_graph=True)  # type: ignore[no-untyped-call]
     for optimizer in (*optimizers, optimizers[0]):
-        undo.keep(optimizer)
+        undo.save_copy(optimizer)
         optimizer.step()
     assert written(agent) != before
 
-    undo.take_back()
+    undo.roll_back()
 
     assert written(agent) == before
 
@@ -243,12 +243,12 @@ def batch_of(turns: OptimizerTurns, step: int, sequence: str, optimizers: Any) -
     back = None
     for event in sequence:
         if event == "b":
-            turns.backward_over(batch)
+            turns.backward_finished(batch)
         elif event == "x":
-            back = turns.take_back()
+            back = turns.roll_back()
         else:
-            turns.has_turn()
-            turns.keep(optimizers[int(event)])
+            turns.note_step()
+            turns.save_copy(optimizers[int(event)])
     turns.conclude(batch, unused=False)
     return back
 
@@ -258,7 +258,9 @@ def test_only_what_another_reduction_may_follow_is_copied(
 ) -> None:
     _, optimizers, _ = loaded(agent, two)
     kept: list[int] = []
-    monkeypatch.setattr(StepUndo, "keep", lambda _, which: kept.append(optimizers.index(which)))
+    monkeypatch.setattr(
+        StepUndo, "save_copy", lambda _, which: kept.append(optimizers.index(which))
+    )
     turns = OptimizerTurns(agent._training, GradientOrigins([]))
 
     def copied(step: int, sequence: str) -> tuple[list[int], bool | None]:
@@ -302,11 +304,11 @@ def test_gradients_of_earlier_batches_are_found_where_they_are_used(
         for what, *which in events.split():
             if what == "b":
                 losses(model, DATA.tensors[0])[1].backward()  # type: ignore[no-untyped-call]
-                origins.backward_over()
+                origins.backward_finished()
                 continue
             place = int(which[0])
             if what == "s":
-                seen |= {place} if origins.are_earlier(optimizers[place]) else set()
+                seen |= {place} if origins.include_earlier(optimizers[place]) else set()
                 optimizers[place].step()
             else:
                 optimizers[place].zero_grad(set_to_none=what == "z")
@@ -321,7 +323,7 @@ def test_workers_whose_numbers_of_backward_passes_differ_are_out_of_step() -> No
         agreed = read_agreed_words(total[:FIXED_WORDS], 3)
 
         for own in (7, 8):
-            with pytest.raises(OutOfStepError, match="as many backward passes"):
+            with pytest.raises(OutOfStepError, match="the same number of backward passes"):
                 agreed.check_in_step(3, own)
 
 

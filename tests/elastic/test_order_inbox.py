@@ -8,7 +8,7 @@ import pytest
 
 from elastic.group.order_inbox import (
     BuildGroup,
-    CallOffWaits,
+    CancelWaits,
     DropBuild,
     OpenStore,
     OrderInbox,
@@ -38,8 +38,8 @@ def order(
 class Inbox(OrderInbox):
     """That of worker A in version 1, unless told otherwise."""
 
-    def __init__(self, me: WorkerId = A, born: int = 1) -> None:
-        super().__init__(me, born)
+    def __init__(self, own_id: WorkerId = A, start_version: int = 1) -> None:
+        super().__init__(own_id, start_version)
 
     def hear(self, heard: GroupOrder, version: int = 1) -> tuple[object, ...]:
         return self.receive(heard, version=version, workers=NOW)
@@ -50,7 +50,7 @@ def built(_: int) -> bool:
 
 
 def agreed(inbox: Inbox, boundary: int = 12) -> PendingGroup | None:
-    pending, effects = inbox.lower_flag(unanimous=True, boundary=boundary)
+    pending, effects = inbox.close_vote(unanimous=True, boundary=boundary)
     assert effects == ()
     return pending
 
@@ -59,15 +59,15 @@ def test_a_group_that_is_ordered_is_built_and_its_boundary_agreed_on() -> None:
     inbox = Inbox()
 
     assert inbox.hear(order(2)) == (BuildGroup(order(2)),)
-    assert not inbox.raise_flag(lambda _: False)
-    assert inbox.lower_flag(unanimous=False, boundary=0) == (None, ())
-    assert inbox.raise_flag(built)
+    assert not inbox.vote_ready(lambda _: False)
+    assert inbox.close_vote(unanimous=False, boundary=0) == (None, ())
+    assert inbox.vote_ready(built)
     pending = agreed(inbox)
     assert pending is inbox.pending
     assert pending is not None
     assert (pending.version, pending.boundary) == (2, 12)
-    assert not inbox.raise_flag(built)  # the others know it by now
-    inbox.cross(pending)
+    assert not inbox.vote_ready(built)  # the others know it by now
+    inbox.switch(pending)
     assert inbox.pending is None
 
 
@@ -80,7 +80,7 @@ def test_what_needs_no_process_group_of_this_worker_is_ready_at_once(heard: Grou
     inbox = Inbox()
 
     assert inbox.hear(heard) == ()
-    assert inbox.raise_flag(lambda _: False)
+    assert inbox.vote_ready(lambda _: False)
 
 
 def test_rank_0_opens_the_store_that_the_new_group_meets_at() -> None:
@@ -88,7 +88,7 @@ def test_rank_0_opens_the_store_that_the_new_group_meets_at() -> None:
 
     assert Inbox().hear(prepare) == (OpenStore(2),)
     assert Inbox(B).hear(prepare) == ()
-    assert Inbox(A, born=2).hear(prepare) == ()  # it says its port when it is ready
+    assert Inbox(A, start_version=2).hear(prepare) == ()  # it says its port when it is ready
 
 
 @pytest.mark.parametrize(
@@ -125,13 +125,13 @@ def test_a_group_that_is_given_up_is_dropped() -> None:
 
     assert inbox.hear(order(2, SETTLED)) == (DropBuild(2),)
     assert inbox.pending is None
-    assert not inbox.raise_flag(built)
+    assert not inbox.vote_ready(built)
 
 
 def test_a_group_that_is_given_up_behind_its_agreement_stays() -> None:
     inbox = Inbox()
     inbox.hear(order(2))
-    inbox.raise_flag(built)
+    inbox.vote_ready(built)
     pending = agreed(inbox)
 
     assert inbox.hear(order(2, SETTLED)) == ()
@@ -142,10 +142,10 @@ def test_a_group_that_is_given_up_while_its_flag_is_out_waits_for_the_sum() -> N
     dropped, kept = Inbox(), Inbox()
     for inbox in (dropped, kept):
         inbox.hear(order(2))
-        inbox.raise_flag(built)
+        inbox.vote_ready(built)
         assert inbox.hear(order(2, SETTLED)) == ()
 
-    assert dropped.lower_flag(unanimous=False, boundary=0) == (None, (DropBuild(2),))
+    assert dropped.close_vote(unanimous=False, boundary=0) == (None, (DropBuild(2),))
     assert dropped.pending is None
     pending = agreed(kept)  # all others go there
     assert pending is not None
@@ -155,47 +155,47 @@ def test_a_group_that_is_given_up_while_its_flag_is_out_waits_for_the_sum() -> N
 def test_what_all_agreed_on_wins_over_an_order_that_came_meanwhile() -> None:
     inbox = Inbox()
     inbox.hear(order(2))
-    flagged = inbox.pending
-    inbox.raise_flag(built)
+    voted_for = inbox.pending
+    inbox.vote_ready(built)
     assert inbox.hear(order(3)) == (BuildGroup(order(3)),)
 
-    assert inbox.lower_flag(unanimous=True, boundary=12) == (flagged, (DropBuild(3),))
-    assert inbox.pending is flagged
+    assert inbox.close_vote(unanimous=True, boundary=12) == (voted_for, (DropBuild(3),))
+    assert inbox.pending is voted_for
 
 
 def test_an_order_that_came_meanwhile_stays_if_the_others_were_not_ready() -> None:
     inbox = Inbox()
     inbox.hear(order(2))
-    inbox.raise_flag(built)
+    inbox.vote_ready(built)
     inbox.hear(order(3))
 
-    assert inbox.lower_flag(unanimous=False, boundary=0) == (None, (DropBuild(2),))
+    assert inbox.close_vote(unanimous=False, boundary=0) == (None, (DropBuild(2),))
     assert inbox.pending is not None
     assert inbox.pending.version == 3
 
 
 def test_a_worker_that_waits_to_join_gets_its_order() -> None:
-    starts, joins = Inbox(C, born=1), Inbox(C, born=2)
+    starts, joins = Inbox(C, start_version=1), Inbox(C, start_version=2)
 
     assert starts.hear(order(1, PREPARE, START), version=0) == ()
-    assert starts.first() is None
+    assert starts.peek() is None
     assert starts.hear(order(1, SWITCH, START), version=0) == ()
-    assert starts.take() == order(1, SWITCH, START)
+    assert starts.pop() == order(1, SWITCH, START)
     assert joins.hear(order(2), version=0) == ()
-    assert joins.first() == order(2)
+    assert joins.peek() == order(2)
     assert joins.pending is None
 
 
 def test_recovery_calls_waits_off_and_leaves_nothing_pending() -> None:
     inbox = Inbox()
     inbox.hear(order(2))
-    inbox.raise_flag(built)
+    inbox.vote_ready(built)
 
-    assert inbox.hear(order(3, PREPARE, RECOVER)) == (CallOffWaits(),)
+    assert inbox.hear(order(3, PREPARE, RECOVER)) == (CancelWaits(),)
     assert inbox.hear(order(3, SWITCH, RECOVER)) == ()
     assert inbox.abandon() == (DropBuild(2),)
     assert inbox.pending is None
-    assert inbox.lower_flag(unanimous=True, boundary=12) == (None, ())
-    assert [inbox.take().stage, inbox.take().stage] == [PREPARE, SWITCH]
-    assert inbox.first() is None
+    assert inbox.close_vote(unanimous=True, boundary=12) == (None, ())
+    assert [inbox.pop().stage, inbox.pop().stage] == [PREPARE, SWITCH]
+    assert inbox.peek() is None
     assert inbox.hear(order(3, SETTLED, RECOVER)) == ()

@@ -10,14 +10,14 @@ import torch
 
 from elastic.collectives.backend_protocol import wait_for
 from elastic.collectives.backends import GlooBackend
-from elastic.collectives.process_group import Links, ProcessGroup
+from elastic.collectives.process_group import GroupBackends, ProcessGroup
 from elastic.collectives.rendezvous import BackgroundBuild
-from elastic.collectives.rendezvous_store import GroupWords, StoreServer, connect_store
+from elastic.collectives.rendezvous_store import GroupStore, StoreServer, connect_store
 from elastic.training_errors import BrokenGroupError, CancelledError
-from tests.elastic.peers import CPU, LIMIT_S, Meeting, Parent, each, peers
+from tests.elastic.peers import CPU, LIMIT_S, Parent, RendezvousInfo, each, peers
 
 
-def _two_versions(meeting: Meeting) -> list[list[float]]:
+def _two_versions(meeting: RendezvousInfo) -> list[list[float]]:
     """Sums over two groups that exist at once, used in turns."""
     first = meeting.group(1)
     second = meeting.group(2, size=2) if meeting.rank < 2 else None
@@ -41,7 +41,7 @@ def test_several_versions_of_a_group_work_beside_each_other() -> None:
     ]
 
 
-def _reduce_until_it_breaks(meeting: Meeting) -> str:
+def _reduce_until_it_breaks(meeting: RendezvousInfo) -> str:
     group = meeting.group()
     Parent.hears("met")
     try:
@@ -60,7 +60,7 @@ def test_a_peer_that_is_killed_breaks_the_group_of_the_others_at_once() -> None:
         assert made.said(0)
 
 
-def _wait_for_nobody(meeting: Meeting) -> str:
+def _wait_for_nobody(meeting: RendezvousInfo) -> str:
     group = meeting.group()
     if meeting.rank:
         return str(Parent.says())
@@ -91,7 +91,7 @@ def test_a_wait_for_a_peer_that_does_not_come_can_be_called_off() -> None:
         assert made.said(1) == "bye"
 
 
-def _agree(meeting: Meeting) -> list[object]:
+def _agree(meeting: RendezvousInfo) -> list[object]:
     group = meeting.group()
     cancel = threading.Event()
     words = [
@@ -110,7 +110,7 @@ def test_all_ranks_hear_what_one_says() -> None:
     assert each(_agree, 3) == [said, said, said]
 
 
-def _retire(meeting: Meeting) -> list[float]:
+def _retire(meeting: RendezvousInfo) -> list[float]:
     old, new = meeting.group(1), meeting.group(2)
     cancel = threading.Event()
     old.all_reduce(torch.ones(1 << 16), cancel)
@@ -143,7 +143,7 @@ class _Idle(GlooBackend):
 
 
 def _unconnected(training: _Idle) -> ProcessGroup:
-    links = Links(training, _Idle(), training, GroupWords("127.0.0.1:1", 1))
+    links = GroupBackends(training, _Idle(), training, GroupStore("127.0.0.1:1", 1))
     return ProcessGroup(1, 0, 2, CPU, links)
 
 
@@ -162,7 +162,7 @@ def test_a_group_that_was_taken_apart_says_so() -> None:
     group = _unconnected(_Idle())
     group.retire()
 
-    with pytest.raises(BrokenGroupError, match="taken apart"):
+    with pytest.raises(BrokenGroupError, match="was closed"):
         group.all_reduce(torch.ones(1), threading.Event())
 
 
@@ -186,14 +186,14 @@ def test_a_store_that_nobody_serves_is_told() -> None:
 
 def test_a_word_that_is_waited_for_holds_up_no_other() -> None:
     served = StoreServer("127.0.0.1")
-    words, heard = GroupWords(f"127.0.0.1:{served.port}", 1), list[bytes]()
-    late = threading.Thread(target=lambda: heard.append(words.ask("late")), daemon=True)
+    words, heard = GroupStore(f"127.0.0.1:{served.port}", 1), list[bytes]()
+    late = threading.Thread(target=lambda: heard.append(words.fetch("late")), daemon=True)
     late.start()
 
     def speak() -> None:
         for word in ("first", "second", "third"):  # the last of them while `late` is waited for
             words.post(word, word.encode)
-            heard.append(words.ask(word))
+            heard.append(words.fetch(word))
 
     speaks = threading.Thread(target=speak, daemon=True)
     speaks.start()

@@ -27,7 +27,7 @@ class Clock:
     ) -> StepMeans | None:
         self.now += took_s
         if sync_s:
-            self.meter.reduced(sync_s)
+            self.meter.add_reduction(sync_s)
         self.meter.step_over(
             self.now,
             version=version,
@@ -131,21 +131,21 @@ def test_an_epoch_has_the_means_of_its_whole_steps_in_the_last_group() -> None:
     for took_s in (1.0, 8.0):
         clock.step(took_s)
     clock.meter.begin_epoch(clock.now)
-    assert clock.meter.of_epoch() is None
+    assert clock.meter.over_epoch() is None
 
     clock.step(2.0)
     clock.step(3.0)
     clock.step(0.5, samples=16)
-    assert clock.meter.of_epoch() == PassTimes(2.5, 0.0, 64, 1)
+    assert clock.meter.over_epoch() == PassTimes(2.5, 0.0, 64, 1)
 
     clock.step(9.0, version=2)
-    assert clock.meter.of_epoch() is None
+    assert clock.meter.over_epoch() is None
 
 
 def test_a_reduction_that_failed_is_no_part_of_the_steps_of_the_next_group() -> None:
     clock = Clock()
     clock.step(1.0, shares=(32, 32))
-    clock.meter.reduced(30.0)  # until somebody was given up
+    clock.meter.add_reduction(30.0)  # until somebody was given up
     clock.step(31.0, version=2)
 
     means = clock.step(2.0, version=2)
@@ -156,11 +156,11 @@ def test_a_reduction_that_failed_is_no_part_of_the_steps_of_the_next_group() -> 
 
 def test_a_pause_is_held_against_a_usual_step_and_its_usual_wait_for_peers() -> None:
     clock = Clock()
-    assert clock.meter.usual() == (0.0, 0.0)
+    assert clock.meter.average_step() == (0.0, 0.0)
     for _ in range(3):
         clock.step(1.0, sync_s=0.25, shares=(32, 32), passes=2)
-    clock.meter.reduced(0.5)
-    clock.meter.reduced(0.25)
+    clock.meter.add_reduction(0.5)
+    clock.meter.add_reduction(0.25)
 
-    assert clock.meter.usual() == (1.0, 0.25)
-    assert clock.meter.synced_s() == 0.75
+    assert clock.meter.average_step() == (1.0, 0.25)
+    assert clock.meter.reduction_s() == 0.75

@@ -14,10 +14,10 @@ from elastic.metrics import USAGE_WINDOW_S, Usage, UsageMeter, cpu_seconds
 def test_usage_is_the_mean_of_the_last_whole_window() -> None:
     """Four workers: each sends 2 x 3/4 of what a ring sums."""
     meter = UsageMeter()
-    meter.exchanged(1000, members=4)  # before anybody asks
+    meter.count_all_reduce(1000, members=4)  # before anybody asks
 
     assert meter.usage(cpu_s=7.0, now=100.0) is None
-    meter.exchanged(4000, members=4)
+    meter.count_all_reduce(4000, members=4)
     assert meter.usage(cpu_s=9.0, now=100.0 + USAGE_WINDOW_S / 2) is None
     assert meter.usage(cpu_s=17.0, now=100.0 + USAGE_WINDOW_S) == Usage(2.0, 6000 / USAGE_WINDOW_S)
     assert meter.usage(cpu_s=90.0, now=101.0 + USAGE_WINDOW_S) == Usage(2.0, 6000 / USAGE_WINDOW_S)

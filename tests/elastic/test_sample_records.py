@@ -15,11 +15,11 @@ A, B, C = (WorkerId(name) for name in "abc")
 
 
 def test_survivors_write_what_the_lost_took_of_a_step_that_was_dealt_anew(tmp_path: Path) -> None:
-    stream = SampleStream(seed=1, size=12, least=2)
+    stream = SampleStream(seed=1, size=12, min_samples=2)
     schedule = Schedule(ScheduleRow(1, (2, 1, 1), 1))
     first = next(rest_of_epoch(TrainingPosition(), stream, schedule, bound=4))
     records = SampleRecords(deque())
-    records.use(stream)
+    records.set_stream(stream)
     records.open(tmp_path / "samples")
     records.add(first, (A, B, C))
     records.write()

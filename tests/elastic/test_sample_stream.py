@@ -65,26 +65,26 @@ ROWS = st.lists(st.integers(0, 6), min_size=1, max_size=6).filter(lambda row: su
 
 @given(ROWS, st.integers(1, 3), st.integers(-40, 3))
 @example([2, 1, 1, 1], 2, 0)
-def test_nobody_takes_less_than_a_model_needs(row: list[int], least: int, more: int) -> None:
-    step = list(range(max(least, sum(row) + more)))
-    shares = [share(step, row, rank, least) for rank in range(len(row))]
+def test_nobody_takes_less_than_a_model_needs(row: list[int], min_samples: int, more: int) -> None:
+    step = list(range(max(min_samples, sum(row) + more)))
+    shares = [share(step, row, rank, min_samples) for rank in range(len(row))]
     sizes = [len(part) for part in shares]
 
     assert [sample for part in shares for sample in part] == step
-    assert [size for size in sizes if 0 < size < least] == []
+    assert [size for size in sizes if 0 < size < min_samples] == []
     assert all(size == 0 for size, batch in zip(sizes, row, strict=True) if not batch)
 
 
 @given(ROWS, st.integers(1, 3))
 def test_a_whole_step_is_dealt_anew_only_where_somebody_has_too_little(
-    row: list[int], least: int
+    row: list[int], min_samples: int
 ) -> None:
-    sizes = share_sizes(sum(row), row, least)
+    sizes = share_sizes(sum(row), row, min_samples)
 
-    if min(batch for batch in row if batch) >= least:
+    if min(batch for batch in row if batch) >= min_samples:
         assert list(sizes) == row
-    elif sum(row) >= least:
-        takers = min(sum(1 for batch in row if batch), sum(row) // max(2, least))
+    elif sum(row) >= min_samples:
+        takers = min(sum(1 for batch in row if batch), sum(row) // max(2, min_samples))
         assert sum(1 for size in sizes if size) == max(1, takers)
         assert max(sizes) == -(-sum(row) // max(1, takers))  # the least that this many can have
 

@@ -276,7 +276,7 @@ def test_options_of_a_loader_that_choose_no_samples_can_be_asked_for(agent: Scal
         ("sampler", "leave set_epoch out"),
         ("batch_sampler", "leave set_epoch out"),
         ("batch_size", "agent.batch_size is the global batch, len("),
-        ("drop_last", "say agent.load(..., drop_last=True)"),
+        ("drop_last", "call agent.load(..., drop_last=True)"),
         ("generator", "the job's seed decides"),
         ("other", "no attribute 'other'"),
     ],
@@ -304,30 +304,36 @@ def test_an_attribute_that_a_loader_does_not_have_names_the_remedy(
             ),
             "torch.view_as_real",
         ),
-        (lambda agent: list(agent.epochs(1)), r"agent.epochs\(\) before load.*call agent.load"),
-        (lambda agent: agent.step, r"agent.step before load.*call agent.load"),
-        (lambda agent: agent.batch_size, r"agent.batch_size before load.*call agent.load"),
-        (lambda agent: agent.progress, r"agent.progress before load.*call agent.load"),
-        (lambda agent: agent.carried, "agent.carried before load.*call agent.load"),
+        (
+            lambda agent: list(agent.epochs(1)),
+            r"agent.epochs\(\) was used before load.*call agent.load",
+        ),
+        (lambda agent: agent.step, r"agent.step was used before load.*call agent.load"),
+        (lambda agent: agent.batch_size, r"agent.batch_size was used before load.*call agent.load"),
+        (lambda agent: agent.progress, r"agent.progress was used before load.*call agent.load"),
+        (lambda agent: agent.carried, "agent.carried was used before load.*call agent.load"),
         (lambda agent: agent.weight(1), "outside of the loop"),
         (lambda agent: next(iter(loaded(agent)[2])), "loop over it in `for epoch in agent.epochs"),
-        (lambda agent: (loaded(agent), loaded(agent)), r"load\(\) a second time"),
+        (lambda agent: (loaded(agent), loaded(agent)), r"load\(\) was called twice"),
         (
             lambda agent: (loaded(agent), list(agent.epochs(1)), list(agent.epochs(1))),
-            r"epochs\(\) a second time",
+            r"epochs\(\) was called twice",
         ),
         (lambda agent: agent.report(), "outside of an epoch"),
         (lambda agent: loaded(agent, Endless()), "give it __len__"),
-        (lambda agent: loaded(agent, Pipe()), "of Pipe, .* or an IterableDataset"),
+        (lambda agent: loaded(agent, Pipe()), "a Pipe, .* or an IterableDataset"),
         (lambda agent: loaded(agent, TensorDataset(torch.zeros(0, 1))), "at least one sample"),
         (
             lambda agent: epoch_sizes(agent, nn.Linear(1, 1), 2, data=Counted(), shuffle=True),
             "shuffle=True.* in the order of train_set's __iter__; put weights and filters, and shu",
         ),
         (lambda agent: loaded(agent, DataLoader(IDS)), "load.. its options"),
-        (lambda agent: load(agent, model=nn.Linear(1, 1)), "build_model is of Linear, not a fun"),
+        (lambda agent: load(agent, model=nn.Linear(1, 1)), "build_model is a Linear, not a fun"),
         (lambda agent: load(agent, model=lambda p: p), r"build_model\(p\) is called with nothing"),
-        (lambda agent: load(agent, model=lambda: None), "gave None, not one torch.nn.Module"),
+        (
+            lambda agent: load(agent, model=lambda: None),
+            "returned None, not one torch.nn.Module",
+        ),
         (
             lambda agent: load(agent, model=sgd, optimizer=linear),
             r"build_model\(parameters.*\) is called with nothing",
@@ -338,17 +344,20 @@ def test_an_attribute_that_a_loader_does_not_have_names_the_remedy(
         ),
         (
             lambda agent: load(agent, optimizer=sgd(linear().parameters())),
-            "build_optimizer is of SGD, not a function",
+            "build_optimizer is a SGD, not a function",
         ),
         (
             lambda agent: load(agent, optimizer=lambda model: sgd(model.parameters())),
-            r"takes 'parameters' of its argument, which is no model; write .*lambda parameters:",
+            r"reads 'parameters' of its argument, which is no model; write .*lambda parameters:",
         ),
         (
             lambda agent: load(agent, optimizer=lambda: None),
             r"build_optimizer\(\) is called with the model's parameters",
         ),
-        (lambda agent: load(agent, optimizer=lambda _: None), r"build_optimizer\(\) gave NoneType"),
+        (
+            lambda agent: load(agent, optimizer=lambda _: None),
+            r"build_optimizer\(\) returned NoneType",
+        ),
         (lambda agent: load(agent, data=TensorDataset), "function or class: give a map-style data"),
         (
             lambda agent: loaded(agent, of=lambda: nn.Sequential(nn.LazyLinear(1), nn.ReLU())),
@@ -407,7 +416,7 @@ def passes_and_state(
         (None, None, [8, 2], ""),
         (3, None, [3, 3, 2, 2], ""),
         (None, 3, [3, 3, 2, 2], ""),
-        (4, 3, [3, 3, 2, 2], "[ones] max_local_batch 3 of the job file wins over the script's 4\n"),
+        (4, 3, [3, 3, 2, 2], "[ones] max_local_batch 3 of the job file overrides the script's 4\n"),
     ],
 )
 def test_a_batch_above_what_fits_is_taken_in_passes_whoever_states_it(
@@ -535,11 +544,11 @@ def test_what_a_cluster_refuses_is_said_once_to_a_script_that_is_alone(
     in_groups = "[ones] a group of workers refuses this:"
     lines = capsys.readouterr().err.splitlines()
     assert [line.partition(";")[0] for line in lines] == [
-        "[ones] a cluster refuses this: the tracked state of odd cannot be handed over",
+        "[ones] a cluster refuses this: the tracked state of odd cannot be transferred",
         "[ones] a cluster refuses this: the loss is a sum over the batch",
-        f"{in_groups} the script makes sparse gradients",
+        f"{in_groups} the model has sparse gradients",
         "[ones] a cluster refuses this: the script accumulates gradients over several batches",
-        f"{in_groups} the parameters that are trained changed after load()",
+        f"{in_groups} the trained parameters changed after load()",
     ]
 
 
@@ -555,7 +564,7 @@ def test_what_a_cluster_refuses_is_an_error_on_one() -> None:
     ("loss_of", "said"),
     [
         (lambda out: out.mean() * float("nan"), ["epoch 1: the training loss is nan"]),
-        (None, ["epoch 1: no backward() of a loss"]),
+        (None, ["epoch 1: no backward() of a scalar loss"]),
         (lambda out: out.mean(), []),
     ],
 )

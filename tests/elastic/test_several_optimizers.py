@@ -101,7 +101,7 @@ class TakingTurns(Alone):
 def as_alone(job: Crew, source: str = TURNS) -> None:
     every_sample_once(job)
     all_ranks_equal(job)
-    assert "is sent again" not in job.said()
+    assert "sending rank 0's state" not in job.said()
     one = alone(source, job.epochs()[-1].epoch, 12, kind=TakingTurns)
     assert furthest(job.final(), one) < 1e-9
 
@@ -221,13 +221,13 @@ REFUSED = {
     "a worker that passes over a batch": (
         "if agent.rank or agent.step != 2: train(model, optimizers, beside, x, y)",
         12,
-        "1 of 2 workers passed over a batch",
+        "1 of 2 workers skipped a batch",
     ),
     "workers that differ in their backward passes": (
         """train(model, optimizers, beside, x, y)
         if agent.rank and agent.step == 2: model['critic'](x.new_ones(1, 7)).sum().backward()""",
         12,
-        "as many backward passes as the others",
+        "the same number of backward passes",
     ),
 }
 

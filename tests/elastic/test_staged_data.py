@@ -89,7 +89,7 @@ def test_other_data_are_read_by_each_process_and_have_to_be_as_many(tmp_path: Pa
     StagedData(tmp_path).get(0, Lazy)
 
     assert len(StagedData(tmp_path).get(0, Lazy)) == 3
-    with pytest.raises(DataDiffersError, match="4 samples of partition 0, and 3 when"):
+    with pytest.raises(DataDiffersError, match="4 samples of partition 0, but 3 in"):
         StagedData(tmp_path).get(0, lambda: Lazy(4))
 
 

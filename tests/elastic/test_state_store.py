@@ -54,7 +54,7 @@ def test_a_state_is_handed_out_from_memory_and_from_the_disk(tmp_path: Path) -> 
 def test_memory_holds_the_newest_states_up_to_a_bound(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(state_store, "KEPT_BYTES", 250)
+    monkeypatch.setattr(state_store, "MAX_CACHED_BYTES", 250)
     states = [result(bytes([at]) * 100) for at in range(3)]
     store = StateStore(JOB, tmp_path)
     for at, state in enumerate(states, start=1):

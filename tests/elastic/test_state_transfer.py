@@ -29,7 +29,7 @@ def test_a_newcomer_makes_room_for_what_the_optimizer_keeps(name: str) -> None:
             to.copy_(came)
     for to, came in zip(new.buffers(), old.buffers(), strict=True):
         to.copy_(came)
-    new.take_hyperparameters(old.hyperparameters())
+    new.load_hyperparameters(old.hyperparameters())
 
     assert written(new) == written(old)
     assert new.digest() == old.digest()

@@ -55,7 +55,7 @@ def test_speed_is_measured_over_the_epoch() -> None:
     for samples in (100, 300, 10):
         speed.add(samples)
 
-    assert speed.of_epoch(2.5) == (164.0, 2.5)
+    assert speed.over_epoch(2.5) == (164.0, 2.5)
     speed.begin_epoch(3.0)
     speed.add(50)
-    assert speed.of_epoch(4.0) == (50.0, 1.0)
+    assert speed.over_epoch(4.0) == (50.0, 1.0)

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812 - as everybody writes it
 from torch.utils.checkpoint import checkpoint
 
-from elastic.step.loss_reduction_check import Summed, how_summed
+from elastic.step.loss_reduction_check import SumCertainty, sum_certainty
 
 SAMPLES: Final = 8
 SCALE: Final = 2.0**16
@@ -156,14 +156,14 @@ def marked(kinds: dict[str, Loss]) -> list[Any]:
 
 @pytest.mark.parametrize("kind", marked(SUMS))
 def test_a_sum_over_the_batch_is_known_as_one(kind: str) -> None:
-    assert how_summed(SUMS[kind](Batch()), SAMPLES, SCALE) is Summed.SURELY
+    assert sum_certainty(SUMS[kind](Batch()), SAMPLES, SCALE) is SumCertainty.CERTAIN
 
 
 @pytest.mark.parametrize("kind", UNCLEAR)
 def test_what_may_be_divided_somewhere_is_not_taken_for_a_sum(kind: str) -> None:
-    assert how_summed(UNCLEAR[kind](Batch()), SAMPLES, SCALE) is Summed.PERHAPS
+    assert sum_certainty(UNCLEAR[kind](Batch()), SAMPLES, SCALE) is SumCertainty.POSSIBLE
 
 
 @pytest.mark.parametrize("kind", marked(RIGHT))
 def test_right_losses_are_left_alone(kind: str) -> None:
-    assert how_summed(RIGHT[kind](Batch()), SAMPLES, SCALE) is Summed.NO
+    assert sum_certainty(RIGHT[kind](Batch()), SAMPLES, SCALE) is SumCertainty.NO

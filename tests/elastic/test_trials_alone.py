@@ -105,7 +105,7 @@ def test_a_unit_is_measured_and_its_metric_looked_up() -> None:
     assert found["samples"] == 6
     assert found["state_bytes"] > 3 * 3 * 4  # Adam has two more of each parameter
     assert found["metrics"].keys() == {"score"}
-    with pytest.raises(UsageError, match="no function gave the metric 'skore', only score"):
+    with pytest.raises(UsageError, match="no function returned the metric 'skore', only score"):
         try_unit({**asked, "metric": "skore"})
 
 

@@ -113,7 +113,7 @@ async def test_a_disk_without_room_as_a_worker_begins_is_its_nodes_fault(tmp_pat
         said = await here.fork()
 
     mark = here.folder.path / "process"
-    assert said == f"cannot begin a worker: {mark}: No space left on device"
+    assert said == f"cannot start a worker: {mark}: No space left on device"
     assert here.folder.exit() is None
     assert (here.folder.path / "log").read_text() == ""
 
@@ -140,7 +140,7 @@ async def test_whatever_cannot_be_read_or_made_before_the_first_line_is_the_node
         else:
             path.rename(tmp_path / "elsewhere")
 
-        assert await here.fork() == f"cannot begin a worker: {path}: {why}"
+        assert await here.fork() == f"cannot start a worker: {path}: {why}"
         assert here.folder.exit() is None
 
 
@@ -232,7 +232,7 @@ async def test_a_worker_that_cannot_be_put_there_does_not_begin(tmp_path: Path) 
         said = await here.fork(no_group)
 
     assert said == (
-        "cannot begin a worker: its control group: [Errno 28] No space left on device: "
+        "cannot start a worker: its control group: [Errno 28] No space left on device: "
         "'cgroup.procs'"
     )
     assert (here.folder.mark(), here.folder.exit()) == (None, None)
@@ -242,7 +242,7 @@ async def test_a_worker_that_is_held_as_its_agent_dies_does_not_begin(tmp_path: 
     held: list[int] = []
     async with node(tmp_path, "print('began')") as here:
         asked = asyncio.create_task(here.fork(held.append))
-        here.zygote._let_go = lambda message: asyncio.sleep(held.append(message.pid) or 0)  # type: ignore[assignment, func-returns-value]
+        here.zygote._release = lambda message: asyncio.sleep(held.append(message.pid) or 0)  # type: ignore[assignment, func-returns-value]
         async with asyncio.timeout(LIMIT_S):
             while not held:
                 await asyncio.sleep(0.005)

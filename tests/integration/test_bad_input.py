@@ -162,7 +162,7 @@ def test_a_missing_metric_of_the_stop_rule_is_named(cluster: Cluster) -> None:
     cluster.wait(job)
 
     assert cluster.show(job)["reason"].startswith(
-        "MissingMetricError: the stop rule looks at 'accuracy', the script reported mse"
+        "MissingMetricError: the stop rule needs the metric 'accuracy', the script reported mse"
     )
 
 

@@ -135,9 +135,9 @@ def test_the_job_file_wins_over_the_script_and_the_log_says_so(cluster: Cluster)
 
     notes = [line for line in cluster.ones("logs", job).out.splitlines() if "wins" in line]
     assert notes == [
-        "[ones] batch_size 50 of the job file wins over the script's 20",
-        "[ones] lr 0.01 of the job file wins over the script's 0.05",
-        "[ones] stop epochs 2 of the job file wins over the script's 4",
+        "[ones] batch_size 50 of the job file overrides the script's 20",
+        "[ones] lr 0.01 of the job file overrides the script's 0.05",
+        "[ones] stop epochs 2 of the job file overrides the script's 4",
     ]
     epochs = cluster.show(job)["epochs"]
     assert [(e["step"], e["global_batch"], e["lr"]) for e in epochs] == [

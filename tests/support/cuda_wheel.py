@@ -189,7 +189,7 @@ def check_behaviour() -> Iterator[Result]:
     import torch.distributed as dist  # noqa: PLC0415
     from torch._C._distributed_c10d import HashStore, PrefixStore  # noqa: PLC0415
 
-    from elastic.collectives.backend_protocol import Meeting  # noqa: PLC0415
+    from elastic.collectives.backend_protocol import RendezvousInfo  # noqa: PLC0415
     from elastic.collectives.backends import backend_for, slot_device  # noqa: PLC0415
 
     options = dist.ProcessGroupNCCL.Options()
@@ -203,7 +203,7 @@ def check_behaviour() -> Iterator[Result]:
     yield Result("cuda is not cuda:0", not same, str(same))
     yield Result("no GPU: a worker trains on", slot_device().type == "cpu", str(slot_device()))
     store = PrefixStore("check", HashStore())
-    backend = backend_for(Meeting(store, 0, 1, "127.0.0.1", torch.device("cuda", 0)))
+    backend = backend_for(RendezvousInfo(store, 0, 1, "127.0.0.1", torch.device("cuda", 0)))
     said: Exception | None = None
     try:
         backend.connect()
@@ -217,14 +217,14 @@ def check_variables() -> Iterator[Result]:
     """Every variable that a group relies on is still read by torch or NCCL."""
     import torch  # noqa: PLC0415
 
-    from elastic.collectives.nccl import DEFAULTS, INTERFACE, RELIED_ON  # noqa: PLC0415
+    from elastic.collectives.nccl import DEFAULT_VARIABLES, INTERFACE_VARIABLE, REQUIRED_VARIABLES  # noqa: PLC0415
 
     home = Path(torch.__file__).parent
     libraries = [
         *(home / "lib").glob("libtorch_cuda.so"),
         *home.parent.glob("nvidia/**/libnccl.so.2"),
     ]
-    for name in (*RELIED_ON, *DEFAULTS, INTERFACE):
+    for name in (*REQUIRED_VARIABLES, *DEFAULT_VARIABLES, INTERFACE_VARIABLE):
         readers = [path.name for path in libraries if _holds(path, name.encode() + b"\0")]
         yield Result(f"{name} is read by", bool(readers), " and ".join(readers) or "NOBODY")
 

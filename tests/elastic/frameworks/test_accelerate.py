@@ -220,9 +220,13 @@ REFUSED = {
     "kept states": (
         "accelerator.report(error=error)",
         "accelerator.save_state('x')",
-        "kept at each epoch's end",
+        "saved at each epoch's end",
     ),
-    "skipped batches": ("in loader:", "in accelerator.skip_first_batches(loader):", "by itself"),
+    "skipped batches": (
+        "in loader:",
+        "in accelerator.skip_first_batches(loader):",
+        "automatically",
+    ),
     "another order": ("shuffle=True", "shuffle=False", "shuffled by the job's seed"),
     "a trigger": ("accelerator.report(error=error)", "accelerator.check_trigger()", "stop(why)"),
     "an optimizer alone": (

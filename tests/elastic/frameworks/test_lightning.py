@@ -263,8 +263,16 @@ def test_a_callback_that_stops_the_job_stops_it_for_all(tmp_path: Path) -> None:
 
 REFUSED = {
     "a part of an epoch": ("max_epochs=6", "max_epochs=6, limit_train_batches=3", "every sample"),
-    "checks within an epoch": ("max_epochs=6", "max_epochs=6, val_check_interval=0.5", "1.0, or"),
-    "its own checkpoints": ("loader, held_out)", "loader, held_out, ckpt_path='x')", "by itself"),
+    "checks within an epoch": (
+        "max_epochs=6",
+        "max_epochs=6, val_check_interval=0.5",
+        "set 1.0 or",
+    ),
+    "its own checkpoints": (
+        "loader, held_out)",
+        "loader, held_out, ckpt_path='x')",
+        "automatically",
+    ),
     "another order": ("shuffle=True", "shuffle=False", "shuffled by the job's seed"),
 }
 

@@ -358,8 +358,8 @@ def test_a_callback_that_stops_the_job_stops_it_for_all_by_rank_0_s_word(tmp_pat
 
 
 REFUSED = {
-    "its own checkpoints": ("train()", "train(resume_from_checkpoint=True)", {}, "by itself"),
-    "a second training": ("result.t", "trainer.train() and result.t", {}, "a second time"),
+    "its own checkpoints": ("train()", "train(resume_from_checkpoint=True)", {}, "automatically"),
+    "a second training": ("result.t", "trainer.train() and result.t", {}, "called twice"),
     "another order": ("", "", {"train_sampling_strategy": "sequential"}, "shuffled by the job's"),
     "a batch that is searched": ("", "", {"auto_find_batch_size": True}, "max_local_batch"),
     "tokens of one worker": ("", "", {"include_num_input_tokens_seen": "all"}, "its own share"),

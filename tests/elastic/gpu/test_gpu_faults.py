@@ -20,7 +20,7 @@ from elastic.state.transfer import HostStaging
 from elastic.step.batch_loader import to_device
 from elastic.training_errors import BrokenGroupError, CancelledError
 from tests.elastic.groups import LOOP, PLAIN, WIDE, Slots, crew, script
-from tests.elastic.peers import HERE, Meeting, Parent, peers
+from tests.elastic.peers import HERE, Parent, RendezvousInfo, peers
 from tests.elastic.test_group_changes import as_alone
 from tests.support.simgpu.processes import MODES, on_device, on_ranks, play, require_library
 
@@ -108,7 +108,7 @@ def test_a_script_that_trains_on_a_stream_of_its_own_hands_its_state_over_whole(
 # --- a group
 
 
-def meet(meeting: Meeting, version: int = 1, **words: Any) -> ProcessGroup:
+def meet(meeting: RendezvousInfo, version: int = 1, **words: Any) -> ProcessGroup:
     importlib.import_module("tests.support.simgpu.worker")
     return build_process_group(
         version=version, store=meeting.store, rank=meeting.rank, size=meeting.size, address=HERE,
@@ -116,7 +116,7 @@ def meet(meeting: Meeting, version: int = 1, **words: Any) -> ProcessGroup:
     )  # fmt: skip
 
 
-def reduces_with_a_late_peer(_double: Any, meeting: Meeting) -> list[float]:
+def reduces_with_a_late_peer(_double: Any, meeting: RendezvousInfo) -> list[float]:
     group = meet(meeting)
     if meeting.rank == 1:
         time.sleep(0.3)  # many times as long as one look at an operation takes
@@ -129,7 +129,7 @@ def test_a_late_peer_costs_the_group_nothing(mode: str) -> None:
     assert on_ranks(reduces_with_a_late_peer, 2, NCCL_DOUBLE=mode) == [[3.0] * 4] * 2
 
 
-def connects_before_it_trains(double: Any, meeting: Meeting) -> tuple[bool, int]:
+def connects_before_it_trains(double: Any, meeting: RendezvousInfo) -> tuple[bool, int]:
     made: list[Any] = []
     begin = double.Communicator.__init__
 
@@ -149,7 +149,7 @@ def test_a_group_is_connected_before_its_first_step() -> None:
     assert on_ranks(connects_before_it_trains, 2) == [(True, 1)] * 2
 
 
-def is_called_off(_double: Any, meeting: Meeting) -> str:
+def is_called_off(_double: Any, meeting: RendezvousInfo) -> str:
     if meeting.rank == 1:
         return str(Parent.says())  # never comes
     shown: list[ProcessGroup] = []
@@ -181,7 +181,7 @@ def test_a_build_that_is_called_off_ends(mode: str) -> None:
         assert ranks.said(0) == "the group was aborted"
 
 
-def is_aborted(double: Any, meeting: Meeting) -> str:
+def is_aborted(double: Any, meeting: RendezvousInfo) -> str:
     group = meet(meeting)
     if meeting.rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -221,7 +221,7 @@ def test_a_broken_group_frees_the_device_and_its_sum_does_not_count(mode: str) -
         assert ranks.said(0) == "broken, then [7.0, 7.0, 7.0, 7.0]"
 
 
-def sends_state_beside_a_reduction(_double: Any, meeting: Meeting) -> bool:
+def sends_state_beside_a_reduction(_double: Any, meeting: RendezvousInfo) -> bool:
     """The ranks begin the two in different orders."""
     group = meet(meeting)
     state = torch.full((8,), 5.0 if meeting.rank == 0 else 0.0)
@@ -276,7 +276,7 @@ def test_a_copy_of_the_state_follows_what_computes_it(simgpu: Any) -> None:
     assert [copy.tolist() for copy in copies] == [[3.0] * 4]
 
 
-def has_no_gpu(_double: Any, meeting: Meeting, opened: bool) -> str:  # noqa: FBT001
+def has_no_gpu(_double: Any, meeting: RendezvousInfo, opened: bool) -> str:  # noqa: FBT001
     group_error = ""
     if opened:  # NCCL's own word is a ValueError
         torch.accelerator.set_device_index = lambda _: None

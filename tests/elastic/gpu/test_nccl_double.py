@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
-from tests.elastic.peers import Meeting, Parent, peers
+from tests.elastic.peers import Parent, RendezvousInfo, peers
 from tests.support.simgpu.processes import MODES, on_ranks, play, require_library
 
 pytestmark = pytest.mark.slow  # a cluster or devices of its own
@@ -37,7 +37,7 @@ def row(value: float) -> torch.Tensor:
 
 
 def made(
-    double: Any, meeting: Meeting, name: str = "one", *, blocking: bool = True,
+    double: Any, meeting: RendezvousInfo, name: str = "one", *, blocking: bool = True,
     eager: bool = False, limit_s: float = 600.0,
 ) -> Any:  # fmt: skip
     """A group of all ranks."""
@@ -68,7 +68,7 @@ def finished(work: Any) -> None:
 # --- what succeeds
 
 
-def sums_and_broadcasts(double: Any, meeting: Meeting) -> list[list[float]]:
+def sums_and_broadcasts(double: Any, meeting: RendezvousInfo) -> list[list[float]]:
     group = made(double, meeting, eager=True, blocking=False)
     summed, sent = row(meeting.rank + 1.0), row(float(meeting.rank))
     finished(group.allreduce([summed]))
@@ -87,7 +87,7 @@ def test_ranks_sum_and_broadcast(mode: str) -> None:
     assert found == [[[6.0] * 4, [1.0] * 4]] * 3
 
 
-def alone_in_a_group(double: Any, meeting: Meeting) -> list[float]:
+def alone_in_a_group(double: Any, meeting: RendezvousInfo) -> list[float]:
     group = made(double, meeting, eager=True)
     kept = row(3.0)
     group.allreduce([kept]).wait()
@@ -98,7 +98,11 @@ def test_a_group_of_one_changes_nothing() -> None:
     assert on_ranks(alone_in_a_group, 1) == [[3.0] * 4]
 
 
-def passes_a_row_on(double: Any, meeting: Meeting, eager: bool) -> tuple[list[float], list[str]]:  # noqa: FBT001
+def passes_a_row_on(
+    double: Any,
+    meeting: RendezvousInfo,
+    eager: bool,  # noqa: FBT001
+) -> tuple[list[float], list[str]]:
     group = made(double, meeting, eager=eager)
     kept = row(float(meeting.rank))
     if meeting.rank == 0:
@@ -124,7 +128,7 @@ def test_a_lone_send_has_a_communicator_of_two_unless_connected_eagerly(
 # --- what waits for what
 
 
-def comes_later(double: Any, meeting: Meeting) -> list[bool]:
+def comes_later(double: Any, meeting: RendezvousInfo) -> list[bool]:
     group = made(double, meeting, eager=True)
     kept = row(1.0)
     seen = []
@@ -154,7 +158,7 @@ def test_a_wait_blocks_the_current_stream_and_no_other() -> None:
         assert ranks.said(0) == [False, False, True, True, True, True]
 
 
-def reads_at_once(double: Any, meeting: Meeting) -> bool:
+def reads_at_once(double: Any, meeting: RendezvousInfo) -> bool:
     group = made(double, meeting, eager=True)
     kept, gate = row(1.0), double.Gate()
     own = torch.Stream(device=here())
@@ -173,7 +177,7 @@ def test_an_operation_waits_for_what_is_before_it_on_the_stream() -> None:
     assert on_ranks(reads_at_once, 2) == [False, False]
 
 
-def crosses(double: Any, meeting: Meeting) -> list[bool]:
+def crosses(double: Any, meeting: RendezvousInfo) -> list[bool]:
     """Two groups, whose operations the ranks launch in different orders."""
     groups = [made(double, meeting, name, eager=True) for name in ("one", "two")]
     order = groups if meeting.rank == 0 else groups[::-1]
@@ -189,7 +193,7 @@ def test_a_full_device_wants_one_order_of_launches(mode: str, over: bool) -> Non
     assert on_ranks(crosses, 2, NCCL_DOUBLE=mode, **SPARING) == [[over, over]] * 2
 
 
-def times_out(double: Any, meeting: Meeting) -> tuple[str, list[bool], str]:
+def times_out(double: Any, meeting: RendezvousInfo) -> tuple[str, list[bool], str]:
     group = made(double, meeting, eager=True)
     if meeting.rank == 1:
         assert Parent.says() == "end"
@@ -215,7 +219,7 @@ def test_a_wait_with_a_limit_aborts_the_communicator() -> None:
 # --- connections
 
 
-def connects_lazily(double: Any, meeting: Meeting, blocking: bool) -> list[object]:  # noqa: FBT001
+def connects_lazily(double: Any, meeting: RendezvousInfo, blocking: bool) -> list[object]:  # noqa: FBT001
     group = made(double, meeting, blocking=blocking)
     early = bool(group._is_initialized())
     if meeting.rank == 1:
@@ -248,7 +252,7 @@ def test_connecting_blocks_unless_configured_otherwise(blocking: bool, returned:
         assert [ranks.said(0), ranks.said(1)] == [[True], [True]]
 
 
-def is_called_off(double: Any, meeting: Meeting) -> str:
+def is_called_off(double: Any, meeting: RendezvousInfo) -> str:
     group = made(double, meeting, blocking=False)
     if meeting.rank == 1:
         return str(Parent.says())
@@ -268,7 +272,7 @@ def test_a_connection_that_does_not_block_can_be_aborted() -> None:
 # --- refusals
 
 
-def is_refused(double: Any, meeting: Meeting) -> list[str]:
+def is_refused(double: Any, meeting: RendezvousInfo) -> list[str]:
     group = made(double, meeting, eager=True)
     said = []
     for tensor in (
@@ -293,7 +297,7 @@ def test_tensors_that_nccl_refuses_are_refused() -> None:
     ]
 
 
-def has_no_device(double: Any, meeting: Meeting) -> str:
+def has_no_device(double: Any, meeting: RendezvousInfo) -> str:
     with pytest.raises(ValueError, match="no GPUs found") as refused:
         made(double, meeting)
     return type(refused.value).__name__
@@ -306,7 +310,7 @@ def test_a_host_without_a_device_is_refused() -> None:
 # --- deaths
 
 
-def loses_a_peer(double: Any, meeting: Meeting, learns: bool) -> list[object]:  # noqa: FBT001
+def loses_a_peer(double: Any, meeting: RendezvousInfo, learns: bool) -> list[object]:  # noqa: FBT001
     group = made(double, meeting, eager=True, blocking=False)
     kept = row(1.0)
     finished(group.allreduce([kept]))
@@ -338,7 +342,7 @@ def test_an_abort_ends_what_is_under_way_and_leaves_garbage(mode: str) -> None:
         assert (after, right, garbage) == (True, False, True)
 
 
-def survives_or_not(double: Any, meeting: Meeting) -> str:
+def survives_or_not(double: Any, meeting: RendezvousInfo) -> str:
     group = made(double, meeting, eager=True, limit_s=0.3)
     Parent.hears("ready")
     if meeting.rank == 1:

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import pytest
 
-from tests.elastic.peers import Meeting, Parent, Peers, each, peers
+from tests.elastic.peers import Parent, Peers, RendezvousInfo, each, peers
 from tests.support.simgpu.build import NoCompilerError, library
 
 DEVICE: Final = "tests.support.simgpu.device"
@@ -74,7 +74,7 @@ def on_ranks(
     """What `scene` returns on each rank, with a device each.
 
     Args:
-        scene: given the module `nccl_double`, its `Meeting` and `arguments`.
+        scene: given the module `nccl_double`, its `RendezvousInfo` and `arguments`.
         size: ranks.
         arguments: of the scene.
         environment: variables of the processes.
@@ -84,7 +84,7 @@ def on_ranks(
 
 
 def play(
-    meeting: Meeting,
+    meeting: RendezvousInfo,
     scene: Callable[..., Any],
     arguments: Sequence[Any],
     environment: dict[str, str],
@@ -94,7 +94,7 @@ def play(
     return scene(importlib.import_module(DOUBLE), meeting, *arguments)
 
 
-def _serve(_: Meeting) -> None:
+def _serve(_: RendezvousInfo) -> None:
     device = importlib.import_module(DEVICE)
     while True:
         test = Parent.says()
