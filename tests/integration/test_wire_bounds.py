@@ -56,9 +56,9 @@ def test_each_row_of_the_table_is_what_the_constants_say() -> None:
         (
             "times that connections of one key to one port are cut off like this",
             (
-                f"{backoff.FREE}, until {backoff.FORGOTTEN_S:g} s passed without one. After each "
-                f"further one it gets no handshake there: {backoff.FIRST_S:g} s, then twice as long "
-                f"each time, {backoff.MOST_S:g} s at most. Who is refused hears nothing: libzmq "
+                f"{backoff.FREE_CUTS}, until {backoff.FORGET_AFTER_S:g} s passed without one. After each "
+                f"further one it gets no handshake there: {backoff.FIRST_DELAY_S:g} s, then twice as long "
+                f"each time, {backoff.MAX_DELAY_S:g} s at most. Who is refused hears nothing: libzmq "
                 "tries again when its own time for a handshake is over, 30 s by default"
             ),
         ),

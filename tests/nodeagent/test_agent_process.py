@@ -259,6 +259,6 @@ async def test_settings_that_may_change_hold_at_once(agent: Agent, tmp_path: Pat
     assert (now.keep_work_s, now.keep_work_bytes) == (7.0, 8)
     assert (now.keep_checkpoints_s, now.keep_checkpoints_bytes) == (9.0, 10)
     assert agent._shipper.max_bytes == 11
-    limits = {look.place.setting: look.place.reserve_bytes for look in agent._health._looks[1:]}
+    limits = {look.place.setting: look.place.reserve_bytes for look in agent._health._checks[1:]}
     assert limits == {"run": 0, "work": 5, "checkpoints": 5}
     assert (agent._settings.slots, len(agent._spec.slots)) == (4, 4)

@@ -143,7 +143,7 @@ async def test_a_uid_is_no_other_jobs_before_everything_of_the_first_is_gone(
         await accounts.prepare(job, "ann")
         accounts.forget(job)
 
-    with pytest.raises(NodeStartError, match="all 2 uids of jobs are taken"):
+    with pytest.raises(NodeStartError, match="all 2 uids of jobs are used"):
         await accounts.prepare(JobId("c-3"), "ann")
 
     for root in (folders.checkpoints, folders.all_states):

@@ -78,7 +78,7 @@ def test_a_lock_of_an_open_file_has_an_unknown_owner(path: Path) -> None:
         fcntl.fcntl(file, fcntl.F_OFD_SETLK, lock)
 
         assert pid_of(path) == 0
-        with pytest.raises(SettingsError, match="is held by an unknown process; stop that one"):
+        with pytest.raises(SettingsError, match="is held by an unknown process; stop that process"):
             take_pid_file(path)
 
 

@@ -95,7 +95,7 @@ def test_a_search_is_read_as_its_user_writes_it() -> None:
             "epochs",
             "hyperband tries 1111429 configurations in 1000000 epochs with eta 2",
         ),
-        (search({"lr": log_uniform(0, 1)}), "space.lr", "begins at 0"),
+        (search({"lr": log_uniform(0, 1)}), "space.lr", "starts at 0"),
         (search({"lr": Parameter(uniform=(0, 1), when={"x": (1,)})}), "space.lr.when", "names 'x'"),
         (
             search(
@@ -108,7 +108,7 @@ def test_a_search_is_read_as_its_user_writes_it() -> None:
             "depends on itself",
         ),
         (search(epochs=0), "epochs", "epochs = 0 is outside"),
-        (search(searcher=Grid()), "space.lr", "grid cannot list space.lr.log_uniform"),
+        (search(searcher=Grid()), "space.lr", "grid cannot enumerate space.lr.log_uniform"),
         (search({"n": integer(1, 10**6)}, Grid()), "space", "1000000 configurations"),
         (search(searcher=RandomSearch(0)), "searcher.configurations", "configurations = 0"),
         (search(searcher=Asha(9, eta=1)), "searcher.eta", "eta = 1 is outside 2 to 100"),

@@ -42,7 +42,7 @@ async def test_subscriptions_without_number_cost_their_sender_the_connection(
             while not refused:
                 await asyncio.sleep(0)
         assert refused[0] == ("flood", "user:bob")
-        assert max(watch.keys._said.values()) <= 4096 + event_feed.MAX_TOPIC + 1
+        assert max(watch.keys._kept_bytes.values()) <= 4096 + event_feed.MAX_TOPIC + 1
         assert isinstance(await other.ask(GetCluster()), Cluster)
         await heard_by(house, other)
     finally:
