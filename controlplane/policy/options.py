@@ -69,9 +69,6 @@ def refuse(name: str, what: str, remedy: str) -> None:
 
 
 Search = Literal["auto", "evolution", "climb", "greedy"]
-GrowthBy = Literal["steps", "epochs"]
-OnesScaleDown = Literal["off", "literal", "contended", "composed"]  # see search/batch_limits
-
 LengthModelName = Literal["residual", "beta", "mixture"]  # see lengths/length_models
 
 
@@ -96,27 +93,17 @@ class OnesOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     pause_margin: float = 1.5  # of a job's worth on one slot, that stopping it costs beyond that
     batch_margin: float = 0.03  # of its goodput, that a new batch on the same slots must bring
     rebatch: bool = True  # on the same slots at any time; else at plans, once a gate is open
-    growth_by: GrowthBy = "steps"  # what lets a batch double: steps with the last one, or epochs
     growth_steps: int = 10  # that a job trains with a batch before it may double
-    limit_values: bool = False  # sizes are worth what R allows now, not what it will allow soon
     batch_caps: bool = True  # stay below a batch that lost on its slots, for a while
     place_trials: bool = True  # leave a place that loses to a closer one of as many slots
     batches_per_doubling: int = 6  # that are tried between a job's first batch and its limit
     size_exponent: float = 0.55  # how much short jobs are preferred
     speedup_exponent: float = 0.8  # how much a further slot is worth
-    lone_jobs: bool = False  # where no length is shared or stated, go by the next four
-    lone_size_exponent: float = 0.2  # instead of `size_exponent`
-    lone_speedup_exponent: float = 0.4  # instead of `speedup_exponent`
-    lone_residual: float = 3.0  # times what is done, that is left
-    lone_least_s: float = 1200.0  # on one slot, that is left at least
     ageing: float = 0.0  # exponent of the response ratio in a job's weight; 0: it may starve
     max_stretch: float = 0.0  # times a job's fair-share time, that it may take; 0: any
     patience_s: float = 300.0  # added to every remaining time; at most a quarter of their mean
     growth: float = 2.0  # times the largest size a family has run, in one change
     passes: bool = True  # what a worker takes in several passes is modelled as that
-    sync_times: bool = False  # computing and reductions are fitted apart, where workers tell both
-    smooth_noise: bool = False  # noise scales once more, though workers smooth what they measure
-    noise_trust: float = 1.0  # then: epochs of measurement that weigh as much as the prior
     noise_scale_prior: float = 4.0  # times the job's first batch, if it reports none
     length_model: LengthModelName = "residual"  # of work that no rule states
     gain_correction: bool = True  # learn what comes of speed-ups that are promised for new sizes
@@ -126,12 +113,6 @@ class OnesOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     gpu_types: bool = True  # learn how fast each type of GPU is
     migration: bool = True  # move small jobs away where others need whole nodes
     swaps: bool = True  # where GPU types differ, let jobs trade places; else nobody ever does
-    scale_down: OnesScaleDown = "off"
-
-    @property
-    def grows_by_steps(self) -> bool:
-        """Whether steps alone move R; readings of scale-down need the epochs of the paper."""
-        return self.growth_by == "steps" and self.scale_down == "off"
 
     def __post_init__(self) -> None:
         """Refuse what makes no sense."""
@@ -149,7 +130,6 @@ def _check(options: OnesOptions) -> None:
         "settle_s": 0.0,
         "ageing": 0.0,
         "max_stretch": 0.0,
-        "noise_trust": 0.0,
         "rescale_stall_s": 0.0,
         "start_stall_s": 0.0,
         "change_margin": 0.0,
@@ -159,10 +139,6 @@ def _check(options: OnesOptions) -> None:
         "size_exponent": 0.0,
         "speedup_exponent": 0.05,
         "patience_s": 0.0,
-        "lone_size_exponent": 0.0,
-        "lone_speedup_exponent": 0.05,
-        "lone_residual": 0.0,
-        "lone_least_s": 0.0,
         "growth": 1.0,
         "noise_scale_prior": 0.01,
         "seed": 0,

@@ -41,21 +41,11 @@ LEVELS: Final[Mapping[str, Mapping[str, Any]]] = {
     "native": NATIVE,
 }
 SWITCHES: Final[Mapping[str, Mapping[str, Any]]] = {
-    "free_values": {"limit_values": True},
     "rebatch": {"rebatch": False},
-    "growth_by_steps": {"growth_by": "epochs"},
     "passes": {"passes": False},
-    "noise_once": {"smooth_noise": True},
-    "sync_times": {"sync_times": True},  # is off
     "batch_caps": {"batch_caps": False},
     "place_trials": {"place_trials": False},
-    "all": {
-        "limit_values": True,
-        "rebatch": False,
-        "growth_by": "epochs",
-        "passes": False,
-        "smooth_noise": True,
-    },
+    "all": {"rebatch": False, "passes": False},
 }
 
 

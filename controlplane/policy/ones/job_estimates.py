@@ -10,7 +10,6 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
-import msgspec
 import numpy as np
 
 from controlplane.policy.api import (
@@ -40,7 +39,6 @@ from controlplane.policy.search.observed_families import (
     FamilyHistories,
     FamilyHistory,
 )
-from controlplane.policy.search.observed_jobs import ArrivalRate
 from controlplane.prediction import FloatArray, IntArray
 from schemas.ids import JobId, Seconds, SlotId
 
@@ -85,30 +83,6 @@ class GainCorrections:
         return np.where(beyond, self.factor(family), np.nan)
 
 
-def is_lone(job: JobView, options: OnesOptions) -> bool:
-    """True if nothing but the job itself tells how long it lasts, and `lone_jobs` is on."""
-    return options.lone_jobs and not options.share_lengths and job.stop_samples is None
-
-
-def lone_remaining_s(
-    job: JobView, one_s: float, options: OnesOptions, now: Seconds, *, known: bool
-) -> float:
-    """Return T1 of a lone job, seconds on one slot: the guess, but at least `lone_least_s`."""
-    guess = one_s if known and math.isfinite(one_s) else job.served(now)
-    return max(guess, options.lone_least_s)
-
-
-def for_jobs(jobs: Iterable[JobView], options: OnesOptions) -> OnesOptions:
-    """Return the options, with the exponents of lone jobs if all jobs are lone."""
-    if options.share_lengths or not all(is_lone(job, options) for job in jobs):
-        return options
-    return msgspec.structs.replace(
-        options,
-        size_exponent=options.lone_size_exponent,
-        speedup_exponent=options.lone_speedup_exponent,
-    )
-
-
 OWN_NOISE: Final = -1  # noise count of a job with measurements of its own
 
 
@@ -137,8 +111,6 @@ class Estimates:
         self._placement = PlacementIndex()
         self._measurements = Measurements(self._families, self._placement, options)
         self._histories: dict[JobId, OnesJobHistory] = {}
-        self._known: set[JobId] = set()
-        self.arrivals = ArrivalRate()
         self.lengths = JobLengths(options.length_model)
         self._gains = GainCorrections()
         self._caps = BatchCaps()
@@ -163,7 +135,6 @@ class Estimates:
                     self._services.append(event.slot_s)
                 family.reached = max(family.reached, event.samples_done)
                 self._histories.pop(event.job, None)
-                self._known.discard(event.job)
                 self._caps.forget(event.job)
             case GainSeen():
                 self._gains.observe(event)
@@ -184,8 +155,8 @@ class Estimates:
     def _epoch(self, event: EpochSeen, now: Seconds) -> None:
         history = self._history(event.job)
         history.edition += 1
-        history.epoch_due, history.counted_at = True, now
-        if event.whole or not self._options.grows_by_steps:
+        history.counted_at, history.due_at = now, 0.0
+        if event.whole:
             history.limit = max(history.limit, event.global_batch)
         history.epoch = max(history.epoch, event.epoch)
         self._measurements.epoch(event, history)
@@ -196,60 +167,39 @@ class Estimates:
         family = self.family(event.family)
         family.reached = max(family.reached, event.samples_done)
         counts = history.observe_steps(event)
-        if self._options.grows_by_steps:
-            history.grow_limit(self._options.growth_steps)
+        history.grow_limit(self._options.growth_steps)
         self._measurements.steps(event, history, counts=counts)
         if counts and self._options.batch_caps and (view := history.view) is not None:
             self._caps.observe(view, history.trial, self.noise_scale(view), now)
 
     def update(self, view: ClusterView, *, contended: bool, now: Seconds) -> None:
-        """Record new jobs, and update the limits of jobs that reported an epoch.
+        """Update placements and limits from a view.
 
         Args:
             contended: a job waits that would fit.
         """
-        jobs = list(view.jobs.values())
         self._placement.update(view)
         self.lengths.forget(view.jobs)
         self._caps.expire(now)
         self._families.priors.types = self._placement.types
-        for job in jobs:  # all jobs first, because limits depend on the arrival rate
-            if job.job not in self._known:
-                self._known.add(job.job)
-                self.arrivals.add(job.submitted_at)
-        for job in jobs:
+        for job in view.jobs.values():
             history = self._history(job.job)
-            waits_on = not history.epoch_due and now < history.due_at
-            if history.view is not job or (job.running_on and not waits_on):
-                self._follow(job, history, contended=contended, now=now)
-
-    def _follow(
-        self, job: JobView, history: OnesJobHistory, *, contended: bool, now: Seconds
-    ) -> None:
-        """Update R if an epoch or a report interval ended, and record returned slots."""
-        before = (history.limit, history.gave_back_at)
-        if history.follow(job, self._options, now, contended=contended, warm=self.warm(job)):
-            history.count_epoch(
-                job,
-                now,
-                self._options.scale_down,
-                self.arrivals.per_s,
-                contended=contended,
-                gradual=True,
-            )
-        history.edition += before != (history.limit, history.gave_back_at)
+            if history.view is not job or (job.running_on and now >= history.due_at):
+                before = (history.limit, history.gave_back_at)
+                history.follow(job, self._options, now, contended=contended, warm=self.warm(job))
+                history.edition += before != (history.limit, history.gave_back_at)
 
     # --- estimates
 
     def standing(self, job: JobView, now: Seconds) -> Standing | None:
         """Return the version of a job's estimates; None if they depend on more than that."""
         history, options = self._histories.get(job.job), self._options
-        if history is None or job.job in self._caps or is_lone(job, options):
+        if history is None or job.job in self._caps:
             return None
         if not self.lengths.is_settled(job):
             return None
         family = self.family(job.family)
-        own = history.last_noise is not None and not options.smooth_noise
+        own = history.last_noise is not None
         gate, kept_until = self.gate(job), history.gave_back_at + options.report_interval_s
         until = min(gate if now < gate else math.inf, kept_until if now <= kept_until else math.inf)
         return Standing(
@@ -356,10 +306,6 @@ class Estimates:
 
     def remaining(self, job: JobView) -> float | None:
         """Return the samples that a job has left; None if nothing is known."""
-        if is_lone(job, self._options):
-            history = self._histories.get(job.job)
-            done = max(job.samples_done, history.samples if history else 0)
-            return self._options.lone_residual * done if done else None
         return self.lengths.remaining(job)
 
     def noise_scale(self, job: JobView) -> float:

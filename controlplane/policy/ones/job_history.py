@@ -19,7 +19,6 @@ from controlplane.policy.search.batch_limits import LimitBounds
 from controlplane.policy.search.observed_families import (
     Colocation,
     FamilyHistories,
-    SmoothedNoise,
     believable,
 )
 from controlplane.policy.search.observed_jobs import JobHistory
@@ -59,18 +58,13 @@ class OnesJobHistory(JobHistory):
     gave_back: int = 0  # slots before it last gave some up although no job waited
     gave_back_at: Seconds = Seconds(-1e9)
     epoch: int = 0  # last finished epoch
-    noise: SmoothedNoise = field(default_factory=SmoothedNoise)
     last_noise: float | None = None  # last measurement; None: none
     view: JobView | None = None  # as in the last view
-    due_at: float = 0.0  # end of its report interval
+    counted_at: Seconds = Seconds(0.0)  # when an epoch or a report interval last ended
+    due_at: float = 0.0  # when `follow` is due although the view of the job is unchanged
     edition: int = 0  # counts changes that matter to plans
     trial: GrowthTrial = field(default_factory=GrowthTrial)
     move: HalfMove | None = None  # migration started by the last plan that changed the job
-
-    def observe_noise(self, noise_scale: float) -> None:
-        """Record phi, samples, a plausible value."""
-        self.noise.add(noise_scale)
-        self.last_noise = noise_scale
 
     def observe_steps(self, event: StepsSeen) -> bool:
         """Count the steps of a group; return True if the speed belongs to this group alone.
@@ -93,10 +87,8 @@ class OnesJobHistory(JobHistory):
 
     def follow(
         self, job: JobView, options: OnesOptions, now: Seconds, *, contended: bool, warm: bool
-    ) -> bool:
+    ) -> None:
         """Update bounds, R and returned slots from a view.
-
-        Returns True if an epoch, or a report interval of a long epoch, is to be counted.
 
         Args:
             contended: a job waits that would fit.
@@ -105,11 +97,10 @@ class OnesJobHistory(JobHistory):
         self.view = job
         self.bounds = limit_bounds(job)
         self.limit = max(self.limit, job.batch_size)
-        if options.grows_by_steps:
-            self.follow_batch(job)
+        self.follow_batch(job)
         if not job.running_on:
             self.slots = 0
-            return False
+            return
         slots = len(job.running_on)
         moved = self.move is not None and self.move.to == job.running_on.keys()
         if slots < self.slots and not contended and not moved:
@@ -117,10 +108,8 @@ class OnesJobHistory(JobHistory):
         self.slots = slots
         self.due_at = max(self.counted_at, job.moved_at) + options.report_interval_s
         if now > self.due_at and warm:
-            self.epoch_due, self.counted_at = True, now
+            self.counted_at = now
             self.due_at = now + options.report_interval_s
-        due, self.epoch_due = self.epoch_due, False
-        return due and not options.grows_by_steps
 
     def follow_batch(self, job: JobView) -> None:
         """Clamp R between the present batch and twice that batch.
@@ -146,23 +135,12 @@ def noise_estimate(
     Args:
         relatives: phi of the family after a number of epochs; None if there is no family.
     """
-    if not options.smooth_noise:
-        own = history.last_noise if history is not None else None
-        own = own if believable(own) else job.noise_scale
-        if believable(own):
-            return _rounded(own)
-    before = (relatives(job.epoch) if relatives else None) or options.noise_scale_prior * (
-        job.batch_size
-    )
-    if not options.smooth_noise:
-        return _rounded(before)
-    measured = history.noise.count if history else 0
-    value = history.noise.value if history and measured else job.noise_scale
-    if not believable(value):
-        return _rounded(before)
-    measured = max(measured, job.noise_epochs)
-    trust = measured / (measured + options.noise_trust) if measured else 1.0
-    return _rounded(before * (value / before) ** trust)
+    own = history.last_noise if history is not None else None
+    own = own if believable(own) else job.noise_scale
+    if believable(own):
+        return _rounded(own)
+    shared = relatives(job.epoch) if relatives else None
+    return _rounded(shared or options.noise_scale_prior * job.batch_size)
 
 
 def limit_bounds(job: JobView) -> LimitBounds:
@@ -222,20 +200,13 @@ class Measurements:
         family = self._families.of(event.family)
         if self._options.passes and event.passes and event.pass_s is not None:
             family.observe_passes(event.slots, event.local_batch, event.passes)
-            share = _sync_share(event) if self._options.sync_times else None
-            self._measured(event, event.local_batch, event.pass_s, share)
+            self._measured(event, event.local_batch, event.pass_s)
             return
         local = max(1, round(event.global_batch / max(1, event.slots)))
         if family.passes.limits.one_is_enough(event.slots, local):
             self._measured(event, local, event.global_batch / event.samples_per_s)
 
-    def _measured(
-        self,
-        event: EpochSeen | StepsSeen,
-        local: int,
-        step_s: float,
-        sync_share: float | None = None,
-    ) -> None:
+    def _measured(self, event: EpochSeen | StepsSeen, local: int, step_s: float) -> None:
         options, family = self._options, self._families.of(event.family)
         if (options.gpu_types or options.interference) and self._placement.is_changing(event.job):
             return  # the view shows the future place, not that of the measurement
@@ -253,7 +224,6 @@ class Measurements:
             step_s,
             gpu_type=gpu_type,
             colocation=colocation,
-            sync_share=sync_share,
         )
 
     def _alone_s(self, event: StepsSeen, step_s: float) -> float:
@@ -267,12 +237,5 @@ class Measurements:
     ) -> None:
         if not believable(noise_scale):
             return
-        history.observe_noise(noise_scale)
+        history.last_noise = noise_scale
         self._families.of(family).observe_noise(epoch, noise_scale)
-
-
-def _sync_share(event: EpochSeen | StepsSeen) -> float | None:
-    """Return the share of a pass spent in the reduction; None if not reported."""
-    if event.pass_s is None or event.sync_s is None:
-        return None
-    return event.sync_s / event.pass_s if 0.0 <= event.sync_s <= event.pass_s > 0.0 else None

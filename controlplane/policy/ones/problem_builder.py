@@ -13,13 +13,7 @@ import numpy as np
 
 from controlplane.policy.api import ClusterView, JobView
 from controlplane.policy.ones.fairness import FairShares
-from controlplane.policy.ones.job_estimates import (
-    Estimates,
-    Standing,
-    for_jobs,
-    is_lone,
-    lone_remaining_s,
-)
+from controlplane.policy.ones.job_estimates import Estimates, Standing
 from controlplane.policy.ones.problem import CLOSED, FREE, InterferenceModel, JobRow, Problem
 from controlplane.policy.ones.size_table import SizeTable, size_table
 from controlplane.policy.ones.size_values import (
@@ -116,7 +110,6 @@ class JobRowBuilder:
             job,
             sizes,
             noise,
-            supply.now,
             limit=limit,
             samples=samples,
             others=others,
@@ -132,7 +125,6 @@ class JobRowBuilder:
         job: JobView,
         sizes: IntArray,
         noise: float,
-        now: Seconds,
         *,
         limit: int,
         samples: float | None,
@@ -150,8 +142,6 @@ class JobRowBuilder:
         table = self._table(job, (family.edition, limit, keep_batch), noise, sizes, nodes)
         due = losing[1] if losing else len(moves_to) if moves_to else None
         one_s = remaining_s(samples, table.one_speed, known=table.known)
-        if is_lone(job, self._options):
-            one_s = lone_remaining_s(job, one_s, self._options, now, known=table.known)
         if others is not None:
             one_s = others if math.isnan(one_s) else max(one_s, others)
         return JobRow(
@@ -289,8 +279,7 @@ class ProblemBuilder:
         self._estimates.update(view, contended=found.supply.contended, now=now)
         self._rows.update(cluster, view.jobs, len(view.jobs))
         job_rows = [self._rows.row(job, found.supply) for job in found.jobs.values()]
-        options = for_jobs(found.jobs.values(), self._options)
-        table = value_table(job_rows, found.supply, options)
+        table = value_table(job_rows, found.supply, self._options)
         families = [row.job.family for row in job_rows]
         return Problem(
             version=view.version,
@@ -312,7 +301,7 @@ class ProblemBuilder:
             gates=tuple(self._estimates.gate(row.job) for row in job_rows if row.gated),
             too_large=found.too_large,
             capacity=found.supply.capacity,
-            speedup_exponent=options.speedup_exponent,
+            speedup_exponent=self._options.speedup_exponent,
             evacuates=self._options.migration,
             swaps=self._options.swaps,
             slow=self._estimates.type_slowdowns(cluster.types, families),

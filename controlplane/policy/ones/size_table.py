@@ -77,10 +77,9 @@ def size_table(
     if held is not None and margin is not None:
         _prefer_present(goodputs, held, useful[held, -1], margin)
     rows, best = np.arange(len(every)), goodputs.argmax(axis=1)
-    good = worth = goodputs[rows, best]
-    if not options.limit_values:
-        free = _grid(job, every, job.batch_limit, per_doubling)
-        worth = np.maximum(good, rater.rate(free)[2].max(axis=1))
+    good = goodputs[rows, best]
+    free = _grid(job, every, job.batch_limit, per_doubling)
+    worth = np.maximum(good, rater.rate(free)[2].max(axis=1))
     return SizeTable(
         sizes=sizes,
         nodes=nodes,

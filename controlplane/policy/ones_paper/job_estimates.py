@@ -16,8 +16,8 @@ from numpy.random import Generator
 
 from controlplane.policy.api import EpochSeen, JobEnded, JobView, PlanTaken, PolicyEvent, StepsSeen
 from controlplane.policy.options import OnesPaperOptions
-from controlplane.policy.search.batch_limits import LimitBounds, resumed
-from controlplane.policy.search.observed_jobs import ArrivalRate, JobHistory
+from controlplane.policy.search.batch_limits import LimitBounds, after_epoch, resumed
+from controlplane.policy.search.observed_jobs import JobHistory
 from controlplane.prediction import FloatArray
 from controlplane.prediction.progress_distribution import (
     FEATURES,
@@ -75,15 +75,37 @@ class Speeds:
         return self._model
 
 
+KEPT_ARRIVALS: Final = 200  # latest submissions, which determine lambda
 KEPT_RELATIVES: Final = 200  # totals of finished jobs; bounds memory
 KEPT_EPOCHS: Final = 1000  # entries of one log; bounds memory
 MANY_SAMPLES: Final = 100  # assumed epoch in first batches, if not reported
+
+
+class ArrivalRate:
+    """Lambda: mean submission rate of the latest jobs."""
+
+    def __init__(self) -> None:
+        self._submitted: deque[Seconds] = deque(maxlen=KEPT_ARRIVALS)
+
+    def add(self, submitted_at: Seconds) -> None:
+        """Record the submission of one job."""
+        self._submitted.append(submitted_at)
+
+    @property
+    def per_s(self) -> float:
+        """Jobs per second; 0 until two jobs were submitted at different times."""
+        if len(self._submitted) < 2:  # noqa: PLR2004 - an interval has two ends
+            return 0.0
+        first, last = min(self._submitted), max(self._submitted)
+        return (len(self._submitted) - 1) / (last - first) if last > first else 0.0
 
 
 @dataclass(slots=True)
 class PaperJobHistory(JobHistory):
     """History of an active job, with its losses and its log of epochs."""
 
+    epoch_due: bool = False  # an epoch ended since R was last updated
+    counted_at: Seconds = Seconds(0.0)  # last time that an epoch or a report interval was counted
     first_loss: float | None = None
     loss: float | None = None
     epoch_samples: int = 0  # ||D||
@@ -201,13 +223,14 @@ class Estimates:
             history.epoch_due, history.counted_at = True, now
         if not history.epoch_due:
             return
-        history.count_epoch(
-            job,
-            now,
+        history.epoch_due = False
+        history.limit = after_epoch(
+            history.limit,
+            history.bounds,
             self._options.scale_down,
-            self.arrivals.per_s,
+            ran_s=job.ran_s + max(0.0, now - job.moved_at),
+            arrivals_per_s=self.arrivals.per_s,
             contended=contended,
-            gradual=False,
         )
 
     def learn(self, rng: Generator) -> None:

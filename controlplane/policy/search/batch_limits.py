@@ -51,7 +51,6 @@ def after_epoch(
     ran_s: float,
     arrivals_per_s: float,
     contended: bool,
-    gradual: bool = False,
 ) -> int:
     """Return R of a running job after an epoch, or after a report interval of a long epoch.
 
@@ -65,13 +64,12 @@ def after_epoch(
         limit: R, samples per step.
         ran_s: T_processed, seconds.
         arrivals_per_s: lambda, jobs per second.
-        gradual: at most halve R with `literal` too, and double R where the divisor is 1.
     """
     divisor = math.ceil(arrivals_per_s * ran_s + 1.0)
     new: float
     match reading:
         case "literal":
-            new = 2 * limit / max(1 if gradual else 2, divisor)
+            new = 2 * limit / max(2, divisor)
         case "contended":
             long = contended and arrivals_per_s * ran_s > 1.0
             new = 2 * limit / divisor if long else 2 * limit
@@ -81,6 +79,6 @@ def after_epoch(
             new = min(2 * limit, AUTHORS_CAP * bounds.first)
         case "off":
             new = 2 * limit
-    if gradual or reading in {"contended", "composed"}:
+    if reading in {"contended", "composed"}:
         new = max(new, limit / 2)
     return bounds.clip(new)

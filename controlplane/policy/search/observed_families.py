@@ -124,7 +124,6 @@ class FamilyHistory:
         *,
         gpu_type: str = "",
         colocation: Colocation | None = None,
-        sync_share: float | None = None,
     ) -> None:
         """Record a measured step time; discard the model if the measurement adds information.
 
@@ -133,13 +132,12 @@ class FamilyHistory:
             step_s: mean seconds of a step.
             gpu_type: type of the job's GPUs; empty if all types are alike.
             colocation: class of the worst neighbour; None if the job was alone on its nodes.
-            sync_share: share of the step spent in the reduction, 0 to 1; None: not reported.
         """
         if not 0.0 < step_s < LONGEST_S:
             return
         self.largest = max(self.largest, slots)
         key = (nodes, slots, local_batch, gpu_type, colocation)
-        if self.step_times.add(key, step_s, sync_share):
+        if self.step_times.add(key, step_s):
             self.model = None
 
     def speed_model(self, first_batch: int) -> SpeedModel:
@@ -185,7 +183,7 @@ class FamilyHistory:
         if plain and len(gpu_types) <= 1 and not gpu_types & self.priors.gpu_types.keys():
             self.parts = NO_PARTS
             return [
-                Sample(nodes, slots, local, mean.step_s, mean.weight, _sync_s(mean))
+                Sample(nodes, slots, local, mean.step_s, mean.weight)
                 for (nodes, slots, local, _, _), mean in self.means.items()
             ]
         seen = [
@@ -196,29 +194,18 @@ class FamilyHistory:
         self.parts = separate(seen, self.priors.gpu_types, self.priors.colocations)
         base, fastest = self.parts.base, min(self.costs(self.priors.types), default=0.0)
         samples: list[Sample] = []
-        for size, (weight, share) in _weights(self.means).items():
+        for size, weight in _weights(self.means).items():
             step_s = float(np.exp(base[size] + fastest))
-            sync_s = None if share is None else step_s * share
-            samples.append(Sample(*size, step_s, min(FULL_WEIGHT, weight), sync_s))
+            samples.append(Sample(*size, step_s, min(FULL_WEIGHT, weight)))
         return samples
 
 
-def _sync_s(mean: MeanStepTime) -> float | None:
-    return None if mean.sync_share is None else mean.step_s * mean.sync_share
-
-
-def _weights(means: Mapping[Place, MeanStepTime]) -> dict[Size, tuple[float, float | None]]:
-    """Return the weight and the reduction's share of each size, over all places."""
-    found: dict[Size, tuple[float, float | None]] = {}
-    told: dict[Size, float] = {}
+def _weights(means: Mapping[Place, MeanStepTime]) -> dict[Size, float]:
+    """Return the weight of each size, over all places."""
+    found: dict[Size, float] = {}
     for (nodes, slots, local, _, colocation), mean in means.items():
-        size, sure = (nodes, slots, local), mean.weight * (1.0 if colocation is None else BESIDE)
-        weight, share = found.get(size, (0.0, None))
-        if mean.sync_share is not None:
-            told[size] = told.get(size, 0.0) + sure
-            share = mean.sync_share if share is None else share
-            share += (mean.sync_share - share) * sure / told[size]
-        found[size] = (weight + sure, share)
+        size, alone = (nodes, slots, local), colocation is None
+        found[size] = found.get(size, 0.0) + mean.weight * (1.0 if alone else BESIDE)
     return found
 
 

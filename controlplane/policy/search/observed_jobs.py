@@ -1,4 +1,4 @@
-"""Observations of single jobs, of the arrival rate, and of step times of jobs with fixed batches.
+"""Observations of single jobs, and step times of jobs with fixed batches.
 
 `RingSpeeds` models step times by family; the policies with fixed batches use it.
 """
@@ -6,16 +6,13 @@
 from __future__ import annotations
 
 import math
-from collections import deque
 from dataclasses import dataclass, field
 from typing import Final
 
 from controlplane.policy.api import EpochSeen, JobView, StepsSeen
-from controlplane.policy.search.batch_limits import LimitBounds, ScaleDown, after_epoch
+from controlplane.policy.search.batch_limits import LimitBounds
 from controlplane.prediction.step_times import StepModel, StepSample, fit_steps
-from schemas.ids import JobId, Seconds
-
-KEPT_ARRIVALS: Final = 200  # latest submissions, which determine lambda
+from schemas.ids import JobId
 
 
 @dataclass(slots=True)
@@ -26,49 +23,6 @@ class JobHistory:
     limit: int = 0  # R, samples per step; 0: not in a view yet
     steps: int = 0  # by telemetry
     samples: int = 0  # Y_processed, by telemetry
-    epoch_due: bool = False  # an epoch ended since R was last updated
-    counted_at: Seconds = Seconds(0.0)  # last time that an epoch or a report interval was counted
-
-    def count_epoch(
-        self,
-        job: JobView,
-        now: Seconds,
-        reading: ScaleDown,
-        arrivals_per_s: float,
-        *,
-        contended: bool,
-        gradual: bool,
-    ) -> None:
-        """Update R for a finished epoch and clear `epoch_due`."""
-        self.epoch_due = False
-        self.limit = after_epoch(
-            self.limit,
-            self.bounds,
-            reading,
-            ran_s=job.ran_s + max(0.0, now - job.moved_at),
-            arrivals_per_s=arrivals_per_s,
-            contended=contended,
-            gradual=gradual,
-        )
-
-
-class ArrivalRate:
-    """Lambda: mean submission rate of the latest jobs."""
-
-    def __init__(self) -> None:
-        self._submitted: deque[Seconds] = deque(maxlen=KEPT_ARRIVALS)
-
-    def add(self, submitted_at: Seconds) -> None:
-        """Record the submission of one job."""
-        self._submitted.append(submitted_at)
-
-    @property
-    def per_s(self) -> float:
-        """Jobs per second; 0 until two jobs were submitted at different times."""
-        if len(self._submitted) < 2:  # noqa: PLR2004 - an interval has two ends
-            return 0.0
-        first, last = min(self._submitted), max(self._submitted)
-        return (len(self._submitted) - 1) / (last - first) if last > first else 0.0
 
 
 SMOOTHING: Final = 0.3  # weight of the newest sample at one size

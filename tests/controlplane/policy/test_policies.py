@@ -379,11 +379,11 @@ def test_a_policy_is_made_by_name(name: str, type_: type) -> None:
 
 
 def test_a_policy_is_made_with_its_options_and_defaults_for_the_rest() -> None:
-    made = make("ones", {"population": 4, "scale_down": "off"})
+    made = make("ones", {"population": 4, "batch_caps": False})
 
     assert isinstance(made, RestoringPolicy)
     assert isinstance(made.policy, Ones)
-    assert made.policy.options == OnesOptions(population=4, scale_down="off")
+    assert made.policy.options == OnesOptions(population=4, batch_caps=False)
 
 
 def test_only_a_policy_that_searches_is_given_a_process() -> None:
@@ -424,7 +424,7 @@ def test_an_unknown_option_or_value_is_refused_with_the_known_ones() -> None:
     [
         ({"speed": 1}, "policy.options", r"unknown field `speed`; known: seed, search, population"),
         ({"population": "many"}, "policy.options", r"\$\.population"),
-        ({"scale_down": "up"}, "policy.options", r"\$\.scale_down"),
+        ({"length_model": "up"}, "policy.options", r"\$\.length_model"),
         ({"population": 1}, "policy.options.population", "population: 1 is below 2; raise it"),
         ({"growth": 0.5}, "policy.options.growth", "growth: 0.5 is below 1.0; raise it"),
         ({"mutation_rate": 1.5}, "policy.options.mutation_rate", "1.5 is above 1; lower it"),

@@ -409,10 +409,8 @@ def tiny(rng: Generator, *nodes: int) -> Problem:
         for speed, power in [(10 ** rng.uniform(1, 3), rng.uniform(-0.3, 1.0))]
         for event in pace(family, *(float(speed * many**power) for many in (1, 2, 3)))
     ]
-    uneven = OnesOptions(
-        search="evolution", limit_values=True, growth_by="epochs"
-    )  # where greedy can be wrong
-    return problem_of(view_of(row_of(*nodes), *jobs), events=events, options=uneven)
+    options = OnesOptions(search="evolution")
+    return problem_of(view_of(row_of(*nodes), *jobs), events=events, options=options)
 
 
 def optimum(problem: Problem) -> float:

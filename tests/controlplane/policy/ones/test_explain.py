@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -27,7 +27,9 @@ def on(job: JobId, *slots: SlotId, family: str = "f", limit: int = 64) -> JobVie
     )  # fmt: skip
 
 
-def posed(*jobs: JobView, options: OnesOptions | None = None) -> Problem:
+def posed(
+    *jobs: JobView, options: OnesOptions | None = None, reported: Sequence[EpochSeen] = ()
+) -> Problem:
     """Two nodes of two slots; relatives were measured on one and two slots, and on two nodes."""
     events = [
         EpochSeen(job=JobId("old-9"), family=job.family, slots=slots, nodes=nodes,
@@ -36,6 +38,7 @@ def posed(*jobs: JobView, options: OnesOptions | None = None) -> Problem:
         for slots, nodes, speed in ((1, 1, 1000.0), (2, 1, 1800.0), (2, 2, 1200.0))
     ]  # fmt: skip
     view = view_of(row_of(2, 2), *jobs)
+    events += reported
     return problem_of(view, events=[(1.0, event) for event in events], now=NOW, options=options)
 
 
@@ -133,7 +136,9 @@ def test_a_job_that_makes_room_is_said_to() -> None:
 
 
 def test_a_job_that_gets_another_batch_where_it_goes_is_said_to() -> None:
-    problem = posed(on(A, S0, T0, limit=256), options=OnesOptions(growth_by="epochs"))
+    grown = EpochSeen(job=A, family="other", slots=2, nodes=2, global_batch=128,
+                      samples_per_s=1.0, whole=True)  # fmt: skip
+    problem = posed(on(A, S0, T0, limit=256), reported=[grown])
 
     reason = why(problem, {A: (S0, S1)})
 

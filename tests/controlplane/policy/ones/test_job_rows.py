@@ -60,14 +60,13 @@ def _noisy(event: PolicyEvent, noise_scale: float | None) -> PolicyEvent:
 
 
 @settings(max_examples=examples(40), deadline=None)
-@given(histories(), st.booleans(), st.booleans())
+@given(histories(), st.booleans())
 def test_rows_that_are_remembered_are_those_that_would_be_made_anew(
     history: tuple[ClusterView, list[tuple[float, list[PolicyEvent]]]],
     shared: bool,  # noqa: FBT001 - drawn
-    smooth: bool,  # noqa: FBT001 - drawn
 ) -> None:
     view, steps = history
-    options = OnesOptions(share_lengths=shared, smooth_noise=smooth)
+    options = OnesOptions(share_lengths=shared)
     estimates, now = Estimates(options), NOW
     remembering, clusters = JobRowBuilder(estimates, options), ClusterIndexCache()
     for pause_s, events in steps:

@@ -26,7 +26,7 @@ from controlplane.prediction import FloatArray
 from schemas.ids import Seconds, SlotId
 from tests.support.builders import S0, S1, A, B, job_view
 
-OPTIONS = OnesOptions(batch_margin=0.1, limit_values=True, smooth_noise=True)
+OPTIONS = OnesOptions(batch_margin=0.1)
 
 
 def measured(slots: int, batch: int, step_s: float) -> EpochSeen:
@@ -65,7 +65,7 @@ def on(*slots: SlotId, batch: int) -> dict[SlotId, int]:
 
 
 def test_each_size_is_offered_at_the_speed_that_was_measured() -> None:
-    seen = table(a_job(), measured(1, 64, 0.1), measured(2, 64, 0.08))
+    seen = table(a_job(batch_limit=64), measured(1, 64, 0.1), measured(2, 64, 0.08))
 
     assert seen.known
     assert seen.batches.tolist() == [64, 64]
@@ -75,7 +75,7 @@ def test_each_size_is_offered_at_the_speed_that_was_measured() -> None:
 
 
 def test_a_family_that_never_ran_gains_by_the_prior() -> None:
-    seen = table(a_job())
+    seen = table(a_job(batch_limit=64))
 
     # a step of 32 samples a slot takes 0.3 + 0.7 / 2 of one of 64, times 2 ** 0.1
     assert not seen.known
@@ -169,7 +169,7 @@ MARGIN = 0.02
 
 def share(one_s: float, stall_s: float, now_slots: int) -> FloatArray:
     """What is left after a change to one slot, and to two at twice the goodput."""
-    seen = table(a_job(), measured(1, 64, 0.1), measured(2, 64, 0.05))
+    seen = table(a_job(batch_limit=64), measured(1, 64, 0.1), measured(2, 64, 0.05))
     return kept_share(seen, one_s, stall_s, MARGIN, now_slots)
 
 
@@ -287,21 +287,19 @@ def test_a_job_with_nothing_left_has_a_finite_weight() -> None:
 def test_a_job_that_has_not_ramped_up_is_worth_as_much_as_one_that_has() -> None:
     steps = (measured(1, 64, 0.1), measured(2, 128, 0.1), measured(2, 256, 0.12))
     noisy = a_job(noise_scale=1e6, running_on=on(S0, batch=64))
-    found = {}
-    for limited in (False, True):
-        options = OnesOptions(limit_values=limited)
-        estimates = Estimates(options)
-        for event in steps:
-            estimates.observe(event, Seconds(1.0))
-        sizes = np.array([1, 2])
-        begun = size_table(noisy, estimates, options, sizes, np.ones_like(sizes), keep_batch=False)
-        estimates.observe(
-            msgspec.structs.replace(measured(1, 256, 1.0), job=A, family="other"), Seconds(1.0)
-        )
-        ramped = msgspec.structs.replace(noisy, running_on=on(S0, batch=256))
-        grown = size_table(ramped, estimates, options, sizes, np.ones_like(sizes), keep_batch=False)
-        same = begun.gains.tolist() == pytest.approx(grown.gains.tolist())
-        assert begun.batches.max() <= 128
-        found[limited] = same and begun.one_speed == pytest.approx(grown.one_speed)
+    options = OnesOptions()
+    estimates = Estimates(options)
+    for event in steps:
+        estimates.observe(event, Seconds(1.0))
+    sizes = np.array([1, 2])
+    begun = size_table(noisy, estimates, options, sizes, np.ones_like(sizes), keep_batch=False)
+    estimates.observe(
+        msgspec.structs.replace(measured(1, 256, 1.0), job=A, family="other"), Seconds(1.0)
+    )
+    ramped = msgspec.structs.replace(noisy, running_on=on(S0, batch=256))
 
-    assert found == {False: True, True: False}
+    grown = size_table(ramped, estimates, options, sizes, np.ones_like(sizes), keep_batch=False)
+
+    assert begun.batches.max() <= 128
+    assert begun.gains.tolist() == pytest.approx(grown.gains.tolist())
+    assert begun.one_speed == pytest.approx(grown.one_speed)

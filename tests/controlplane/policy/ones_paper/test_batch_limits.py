@@ -6,7 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from controlplane.policy.ones_paper.job_estimates import ArrivalRate
 from controlplane.policy.search.batch_limits import LimitBounds, ScaleDown, after_epoch, resumed
+from schemas.ids import Seconds
 
 BOUNDS = LimitBounds(first=64, least=64, most=1024)
 LAMBDA = 1 / 30.0
@@ -71,3 +73,18 @@ def test_a_job_that_is_rejected_asks_for_half_of_it_down_to_its_floor() -> None:
 
     assert to_first == [256, 64, 64, 64]
     assert to_one == [256, 32, 1]
+
+
+@pytest.mark.parametrize(
+    ("submitted_at", "per_s"),
+    [([], 0.0), ([3.0], 0.0), ([3.0, 3.0], 0.0), ([10.0, 0.0, 5.0], 0.2)],
+    ids=["no job", "one job", "one moment", "in any order"],
+)
+def test_the_arrival_rate_is_the_mean_rate_of_submissions(
+    submitted_at: list[float], per_s: float
+) -> None:
+    rate = ArrivalRate()
+    for at in submitted_at:
+        rate.add(Seconds(at))
+
+    assert rate.per_s == per_s

@@ -55,26 +55,6 @@ def test_a_model_says_what_was_measured() -> None:
     assert family.largest == 2
 
 
-def test_two_slots_that_wait_for_half_a_step_tell_how_long_one_alone_computes() -> None:
-    family = FamilyHistory()
-    family.add(1, 2, 64, 0.2, sync_share=0.5)
-
-    assert step_s(family) == pytest.approx(0.1, rel=0.01)
-    assert step_s(family, 2) == pytest.approx(0.2)
-
-
-def test_waits_of_one_size_on_several_types_of_gpu_are_averaged_by_how_sure_they_are() -> None:
-    """Beside a neighbour counts less; who does not tell counts for nothing."""
-    family = FamilyHistory()
-    family.add(1, 2, 64, 0.2, gpu_type="V100", sync_share=0.5)
-    family.add(1, 2, 64, 0.4, gpu_type="V100", colocation=HUNGRY, sync_share=0.24)
-    family.add(1, 2, 64, 0.3, gpu_type="K80")
-
-    (sample,) = family._alone()
-    assert sample.sync_s is not None
-    assert sample.sync_s / sample.step_s == pytest.approx((0.5 + 0.3 * 0.24) / 1.3)
-
-
 @pytest.mark.parametrize("seconds", [0.0, -1.0, 1e7, math.inf, math.nan])
 def test_a_step_that_nobody_can_have_taken_teaches_nothing(seconds: float) -> None:
     family = taught(seconds)
