@@ -10,8 +10,8 @@ import numpy as np
 from hypothesis import strategies as st
 
 from controlplane.policy.api import EpochSeen, JobView, PolicyEvent
-from controlplane.policy.ones_paper.job_estimates import Estimates
-from controlplane.policy.ones_paper.problem import IDLE, Genes, Problem, ProblemBuilder
+from controlplane.policy.ones_paper.job_estimates import PaperEstimates
+from controlplane.policy.ones_paper.problem import IDLE, Genes, PaperProblem, ProblemBuilder
 from controlplane.policy.options import OnesPaperOptions
 from controlplane.prediction import FloatArray
 from schemas.ids import JobId, NodeId, Seconds, slot_id
@@ -43,7 +43,7 @@ def a_problem(
     spread: float = 1.0,
     local: int = 8,
     start_s: float = 10.0,
-) -> Problem:
+) -> PaperProblem:
     """A problem.
 
     Args:
@@ -65,7 +65,7 @@ def a_problem(
         table[row] = 0.0
         table[row, 1 : 1 + len(values)] = values[:width]
     now = genes(list(present))[0] if present else np.zeros(0, dtype=np.int16)
-    return Problem(
+    return PaperProblem(
         version=1,
         jobs=tuple(job_view(JobId(f"j-{row + 1}")) for row in range(jobs)),
         slots=tuple(
@@ -94,7 +94,7 @@ def a_problem(
 
 
 @st.composite
-def any_problem(draw: st.DrawFn) -> Problem:
+def any_problem(draw: st.DrawFn) -> PaperProblem:
     """Up to six jobs on up to twelve slots, of which some run, whatever R says of that."""
     jobs, slots = draw(st.integers(1, 6)), draw(st.integers(1, 12))
     least = [draw(st.integers(1, 3)) for _ in range(jobs)]
@@ -141,10 +141,10 @@ def seen(slots: int = 1, batch: int = 64, rate: float = 100.0, job: JobId = A) -
 
 def problem_of(
     *jobs: JobView, events: tuple[PolicyEvent, ...] = (), now: float = NOW, **options: Any
-) -> Problem:
+) -> PaperProblem:
     """What is made of a view after `events`."""
     chosen = OnesPaperOptions(**{"gate": "off", **options})
-    estimates = Estimates(chosen)
+    estimates = PaperEstimates(chosen)
     builder = ProblemBuilder(estimates, chosen)
     view = view_of(SLOTS, *jobs)
     estimates.update(view.jobs.values(), Seconds(0.0), contended=False)

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.random import Generator
 
 from controlplane.policy.api import SearchStats
-from controlplane.policy.ones.greedy import baselines, exchanged, filled, sparing
+from controlplane.policy.ones.greedy import baselines, core_limited, exchanged, filled
 from controlplane.policy.ones.operators import (
     Candidate,
     crossed,
@@ -28,7 +28,7 @@ from controlplane.prediction import IntArray
 from schemas.ids import JobId
 
 KINDS = 4  # kinds of children: crossed, mutated, resized, moved; traded is a fifth
-BETTER = 1e-9  # relative; a smaller gain is no progress
+MIN_IMPROVEMENT = 1e-9  # relative; a smaller gain is no progress
 RELEVANT_CHANGE = 0.02  # relative change of a value that starts a new search
 
 
@@ -50,9 +50,9 @@ class EvolutionarySearch(Evolution):
         self.population: list[Candidate] = []
         self.incumbent: Candidate | None = None
         self._former: list[_Former] = []  # candidates of earlier problems, not refreshed yet
-        self._others: list[IntArray] | None = []  # levels by baselines; None: not computed yet
+        self._baselines: list[IntArray] | None = []  # levels by baselines; None: not computed yet
         self._children: list[Candidate | None] = []  # of the incomplete generation
-        self._born = 0
+        self._bred_count = 0
         self._seen: dict[bytes, Candidate | None] = {}  # layouts for the present problem
 
     @property
@@ -78,12 +78,12 @@ class EvolutionarySearch(Evolution):
         seeds += [exchanged(problem, levels) for levels in seeds]
         seeds.append(refreshed(problem, problem.present))
         if problem.cores < problem.capacity and problem.job_rows:
-            seeds.append(sparing(problem))
+            seeds.append(core_limited(problem))
         found = [self.incumbent, *(self._child(problem, levels) for levels in seeds)]
         self._former = former[1:] if how == "evolution" else []
-        self._others = None if how == "evolution" else []
-        self._children, self._born = [], 0
-        found += [self._renewed(problem, one) for one in former[:1]]
+        self._baselines = None if how == "evolution" else []
+        self._children, self._bred_count = [], 0
+        found += [self._refresh_former(problem, one) for one in former[:1]]
         self._select(found)
         if self.population:
             self._select([*self.population, with_places_exchanged(problem, self.population[0])])
@@ -113,24 +113,24 @@ class EvolutionarySearch(Evolution):
         """Run one step of a generation: lay out one baseline or former candidate, or one child."""
         problem = self._problem
         if problem is None or not problem.job_rows or not self.population:
-            self._give_up()
-        elif self._others is None:
-            self._others = baselines(problem)
-        elif self._others:
-            self._children.append(self._child(problem, self._others.pop()))
+            self._stop()
+        elif self._baselines is None:
+            self._baselines = baselines(problem)
+        elif self._baselines:
+            self._children.append(self._child(problem, self._baselines.pop()))
         elif self._former:
-            self._children.append(self._renewed(problem, self._former.pop()))
-        elif self._born < self._options.population:
-            self._children.append(self._bred(problem, rng))
-            self._born += 1
+            self._children.append(self._refresh_former(problem, self._former.pop()))
+        elif self._bred_count < self._options.population:
+            self._children.append(self._make_child(problem, rng))
+            self._bred_count += 1
         else:
-            self._succeed()
+            self._finish_generation()
 
-    def _bred(self, problem: Problem, rng: Generator) -> Candidate | None:
+    def _make_child(self, problem: Problem, rng: Generator) -> Candidate | None:
         climbs = self._options.search == "climb"
         many = 1 if climbs else len(self.population)
         one = self.population[int(rng.integers(many))]
-        match self._born % (KINDS + problem.seeks_trades):
+        match self._bred_count % (KINDS + problem.seeks_trades):
             case 0 if not climbs:
                 other = self.population[int(rng.integers(many))]
                 levels = crossed(problem, one.levels, other.levels, rng)
@@ -167,14 +167,16 @@ class EvolutionarySearch(Evolution):
             self._seen[key] = laid_out(problem, parent, levels)
         return self._seen[key]
 
-    def _succeed(self) -> None:
+    def _finish_generation(self) -> None:
         """Complete the generation: the fittest of parents and children survive."""
         before = self.population[0].fitness
         self._select([*self.population, *self._children])
-        self._children, self._born = [], 0
-        self._end_generation(better=self.population[0].fitness > before * (1.0 + BETTER) + BETTER)
+        self._children, self._bred_count = [], 0
+        self._end_generation(
+            better=self.population[0].fitness > before * (1.0 + MIN_IMPROVEMENT) + MIN_IMPROVEMENT
+        )
 
-    def _renewed(self, problem: Problem, former: _Former) -> Candidate | None:
+    def _refresh_former(self, problem: Problem, former: _Former) -> Candidate | None:
         levels = _levels(problem, _genes(*former))
         return self._child(problem, refreshed(problem, levels))
 

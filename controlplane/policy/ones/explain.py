@@ -13,7 +13,7 @@ from controlplane.policy.ones.problem import JobRow, Problem, Trades
 from controlplane.prediction import FloatArray, IntArray
 from schemas.ids import JobId, SlotId
 
-SHOWN = 3  # names in a sentence
+MAX_NAMES = 3  # names in a sentence
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +35,8 @@ class SlotOwners:
 def slot_owners(problem: Problem, best: Candidate) -> SlotOwners:
     """Return the owners of slots now and under the schedule `best`."""
     plans = ((problem.present, problem.owner), (best.levels, best.owner))
-    before, after = (_pace(problem, *plan) for plan in plans)
-    alone, beside = (_beside(problem, owner) for _, owner in plans)
+    before, after = (_place_share(problem, *plan) for plan in plans)
+    alone, beside = (_neighbour_share(problem, owner) for _, owner in plans)
     return SlotOwners(
         before={slot: row for row, job_row in enumerate(problem.job_rows) for slot in job_row.now},
         after={slot: row for slot, row in enumerate(best.owner.tolist()) if row >= 0},
@@ -55,7 +55,7 @@ def for_change(
     Args:
         placed: the job's local batches in the plan, samples per slot and step.
     """
-    reason = _with_dues(problem, best, row, _alone(problem, best, owners, row, placed))
+    reason = _with_fairness(problem, best, row, _own_reason(problem, best, owners, row, placed))
     partners = owners.trades.partners(row)
     if not partners:
         return reason
@@ -63,23 +63,23 @@ def for_change(
     return Reason("trade", f"trades places with {others}: {reason.text}", reason.numbers)
 
 
-def _with_dues(problem: Problem, best: Candidate, row: int, reason: Reason) -> Reason:
+def _with_fairness(problem: Problem, best: Candidate, row: int, reason: Reason) -> Reason:
     """Add the effect of `max_stretch` to a reason."""
-    dues = problem.dues
-    if dues is None or not dues.level[row]:
+    floors = problem.floors
+    if floors is None or not floors.level[row]:
         return reason
-    expected = f"{dues.expected[row]:.1f} x the time of its fair share expected"
-    if not dues.is_kept(row):
-        least = f"{dues.at_best[row]:.1f} x the time of its fair share"
-        text = f"max_stretch {dues.limit:g} cannot be kept, it takes {least} or more"
-    elif int(best.levels[row]) >= int(dues.level[row]):
-        text = f"its due by max_stretch {dues.limit:g} ({expected})"
+    expected = f"{floors.expected[row]:.1f} x the time of its fair share expected"
+    if not floors.is_feasible(row):
+        least = f"{floors.at_best[row]:.1f} x the time of its fair share"
+        text = f"max_stretch {floors.limit:g} cannot be kept, it takes {least} or more"
+    elif int(best.levels[row]) >= int(floors.level[row]):
+        text = f"its due by max_stretch {floors.limit:g} ({expected})"
     else:
-        text = f"other jobs are further behind, max_stretch is {dues.limit:g} ({expected})"
+        text = f"other jobs are further behind, max_stretch is {floors.limit:g} ({expected})"
     return Reason(reason.code, f"{reason.text}; {text}", reason.numbers)
 
 
-def _alone(
+def _own_reason(
     problem: Problem, best: Candidate, owners: SlotOwners, row: int, placed: Mapping[SlotId, int]
 ) -> Reason:
     """Return why a job changes, without regard to trades."""
@@ -87,8 +87,8 @@ def _alone(
     numbers = _numbers(problem, best, row, owners)
     was, now = len(job_row.now), len(placed)
     if not now:
-        heirs = _heirs(owners, problem, row) or "other jobs"
-        return Reason("pause", f"paused: {heirs} can use its {_slots(was)} better", numbers)
+        recipients = _recipients(owners, problem, row) or "other jobs"
+        return Reason("pause", f"paused: {recipients} can use its {_slots(was)} better", numbers)
     if not was:
         return _start(job_row, numbers, now)
     ratio = numbers["speed_then"] / max(numbers["speed_now"], 1e-9)
@@ -97,25 +97,27 @@ def _alone(
     to = _slots(now) if batch == numbers["batch_now"] else f"{_slots(now)} and batch {batch}"
     if now > was:
         text = f"grows to {to} ({speedup})"
-        return Reason("grow", f"{text}: {_room(owners, best, row)}", numbers)
+        return Reason("grow", f"{text}: {_slot_sources(owners, best, row)}", numbers)
     if now < was:
-        heirs = _heirs(owners, problem, row)
+        recipients = _recipients(owners, problem, row)
         if job_row.moves_to and {problem.slots[at] for at in job_row.moves_to} == placed.keys():
             return Reason("move", f"has moved: leaves its former slots, goes on with {to}", numbers)
         if job_row.growth_loss is not None:
             said = f"{job_row.growth_loss:.2f} x the progress of before"
             text = f"undoes its growth, which made {said}; goes on with {to}"
-        elif heirs:
-            text = f"gives {_slots(was - now)} to {heirs}, goes on with {to} ({speedup})"
+        elif recipients:
+            text = f"gives {_slots(was - now)} to {recipients}, goes on with {to} ({speedup})"
         else:
             text = f"is better off with {to} ({speedup})"
         return Reason("shrink", text, numbers)
     if set(placed) != set(job_row.job.running_on):
         fewer = _nodes(problem, best.slots(row)) < _nodes(problem, job_row.now)
         fresh = "" if batch == numbers["batch_now"] else f", with batch {batch}"
-        text = f"{_whither(problem, best, owners, row)}{fresh} ({speedup})"
+        text = f"{_move_reason(problem, best, owners, row)}{fresh} ({speedup})"
         return Reason("pack" if fewer else "move", text, numbers)
-    return Reason("batch", _rebatched(batch, numbers["batch_now"], job_row.limit, speedup), numbers)
+    return Reason(
+        "batch", _batch_text(batch, numbers["batch_now"], job_row.limit, speedup), numbers
+    )
 
 
 def for_batch(job_row: JobRow) -> Reason:
@@ -136,11 +138,11 @@ def for_batch(job_row: JobRow) -> Reason:
         "goodput_then": float(table.goodputs[at]),
     }
     ratio = numbers["speed_then"] / max(speed, 1e-9)
-    text = _rebatched(batch, before, job_row.limit, f"{ratio:.2f} x the speed expected")
+    text = _batch_text(batch, before, job_row.limit, f"{ratio:.2f} x the speed expected")
     return Reason("batch", text, numbers)
 
 
-def _rebatched(batch: int, before: float, limit: int, speedup: str) -> str:
+def _batch_text(batch: int, before: float, limit: int, speedup: str) -> str:
     if batch > before:
         return f"batch up to {batch} ({speedup}), its limit is {limit}"
     if limit < before:
@@ -168,7 +170,7 @@ def waits(problem: Problem, best: Candidate, row: int, least: float) -> Reason:
     if np.isfinite(least):
         numbers["least_value_of_a_slot"] = least
     reason = Reason("waits", f"{text}: other jobs gain more from them", numbers)
-    return _with_dues(problem, best, row, reason)
+    return _with_fairness(problem, best, row, reason)
 
 
 def _start(job_row: JobRow, numbers: dict[str, float], size: int) -> Reason:
@@ -179,7 +181,7 @@ def _start(job_row: JobRow, numbers: dict[str, float], size: int) -> Reason:
     return Reason("start", f"starts on {_slots(size)}", numbers)
 
 
-def _whither(problem: Problem, best: Candidate, owners: SlotOwners, row: int) -> str:
+def _move_reason(problem: Problem, best: Candidate, owners: SlotOwners, row: int) -> str:
     """Return why a job moves at the same size: the first reason that holds."""
     was, now = list(problem.job_rows[row].now), list(best.slots(row))
     if _nodes(problem, now) < _nodes(problem, was):
@@ -191,8 +193,10 @@ def _whither(problem: Problem, best: Candidate, owners: SlotOwners, row: int) ->
     before, after = owners.kept
     if after[row] > before[row]:
         return "moved to better neighbours"
-    if heirs := _heirs(owners, problem, row):
-        return "makes room" if owners.trades.partners(row) else f"moved to make room for {heirs}"
+    if recipients := _recipients(owners, problem, row):
+        return (
+            "makes room" if owners.trades.partners(row) else f"moved to make room for {recipients}"
+        )
     left = set(problem.node_of[was].tolist()) - set(problem.node_of[now].tolist())
     there = {owner for slot, owner in owners.before.items() if problem.node_of[slot] in left}
     relieved = [other for other in there - {row} if after[other] > before[other]]
@@ -205,7 +209,7 @@ def _nodes(problem: Problem, slots: Sequence[int]) -> int:
     return len(set(problem.node_of[list(slots)].tolist()))
 
 
-def _pace(problem: Problem, levels: IntArray, owner: IntArray) -> FloatArray:
+def _place_share(problem: Problem, levels: IntArray, owner: IntArray) -> FloatArray:
     """Return the share of each job's speed that nodes, GPU types and neighbours leave, (J,)."""
     value, moved = problem.placed_value(levels, owner)
     plain = problem.value[problem.rows, levels]
@@ -218,7 +222,7 @@ def _pace(problem: Problem, levels: IntArray, owner: IntArray) -> FloatArray:
     return np.asarray(np.where(stalled, pace / problem.move_factor, pace))
 
 
-def _beside(problem: Problem, owner: IntArray) -> FloatArray:
+def _neighbour_share(problem: Problem, owner: IntArray) -> FloatArray:
     """Return the share of the speed that neighbours leave each job, shape (J,)."""
     if problem.interference is None:
         return np.ones(len(problem.job_rows))
@@ -228,21 +232,21 @@ def _beside(problem: Problem, owner: IntArray) -> FloatArray:
     return problem.interference.kept(pairs[:, 0], pairs[:, 1], spans)
 
 
-def _room(owners: SlotOwners, best: Candidate, row: int) -> str:
+def _slot_sources(owners: SlotOwners, best: Candidate, row: int) -> str:
     """Return where the slots of a growing job come from."""
     donors = {owners.before.get(slot, row) for slot in best.slots(row)} - {row}
     return f"from {_names(owners.names(donors))}" if donors else "no other job needs them more"
 
 
-def _heirs(owners: SlotOwners, problem: Problem, row: int) -> str:
+def _recipients(owners: SlotOwners, problem: Problem, row: int) -> str:
     """Return the jobs that get the slots of a job."""
-    heirs = {owners.after.get(slot, row) for slot in problem.job_rows[row].now} - {row}
-    return _names(owners.names(heirs))
+    recipients = {owners.after.get(slot, row) for slot in problem.job_rows[row].now} - {row}
+    return _names(owners.names(recipients))
 
 
 def _names(names: Sequence[str]) -> str:
-    shown = ", ".join(names[:SHOWN])
-    return f"{shown} and {len(names) - SHOWN} more" if len(names) > SHOWN else shown
+    shown = ", ".join(names[:MAX_NAMES])
+    return f"{shown} and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else shown
 
 
 def _slots(many: int) -> str:
@@ -264,9 +268,9 @@ def _numbers(
         "value_now": float(problem.value[row, was]) if was else 0.0,
         "value_then": float(problem.value[row, now]),
     }
-    if problem.dues is not None:
-        numbers["stretch"] = float(problem.dues.expected[row])
-        numbers["max_stretch"] = problem.dues.limit
+    if problem.floors is not None:
+        numbers["stretch"] = float(problem.floors.expected[row])
+        numbers["max_stretch"] = problem.floors.limit
     if np.isfinite(job_row.remaining_s):
         numbers["remaining_on_one_slot_s"] = job_row.remaining_s
     if now:

@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 
 from controlplane.policy.api import ClusterView, JobView
-from controlplane.policy.ones.problem import Dues, JobRow
+from controlplane.policy.ones.problem import FairnessFloors, JobRow
 from controlplane.policy.ones.size_values import UNKNOWN_S, ValueTable
 from controlplane.policy.options import OnesOptions
 from controlplane.prediction import FloatArray, IntArray
@@ -23,29 +23,29 @@ from schemas.ids import JobId, Seconds
 
 
 @dataclass(frozen=True, slots=True)
-class _Seen:
+class _FirstSeen:
     """State of the counts when a job was first seen."""
 
     at: Seconds  # when the job was first seen
     area: float  # job seconds up to that time
-    beside: int  # active jobs at that time
+    active_jobs: int  # active jobs at that time
 
 
-class Contention:
+class LoadAverage:
     """Mean number of active jobs over the life of each job."""
 
     def __init__(self) -> None:
         self._area = 0.0  # job seconds
         self._jobs = 0
         self._now = Seconds(0.0)
-        self._seen: dict[JobId, _Seen] = {}
+        self._seen: dict[JobId, _FirstSeen] = {}
 
     def update(self, jobs: Mapping[JobId, JobView], now: Seconds) -> None:
         """Record the active jobs; a second call with the same arguments changes nothing."""
         self._area += self._jobs * max(0.0, now - self._now)
         self._jobs, self._now = len(jobs), max(now, self._now)
         self._seen = {
-            name: self._seen.get(name) or _Seen(now, self._area, len(jobs)) for name in jobs
+            name: self._seen.get(name) or _FirstSeen(now, self._area, len(jobs)) for name in jobs
         }
 
     def mean(self, job: JobView) -> float:
@@ -59,13 +59,13 @@ class Contention:
         life = before + self._now - seen.at
         if life <= 0.0:
             return float(max(1, self._jobs))
-        return max(1.0, (before * seen.beside + self._area - seen.area) / life)
+        return max(1.0, (before * seen.active_jobs + self._area - seen.area) / life)
 
 
-DUE_FROM: Final = 0.9  # share of the limit; predictions err and slots free late; a judgement
-OUTWEIGHS: Final = 2.0  # times the highest value of a slot; a judgement
+DUE_RATIO: Final = 0.9  # share of the limit; predictions err and slots free late; a judgement
+PENALTY_RATIO: Final = 2.0  # times the highest value of a slot; a judgement
 ROUNDING: Final = 1e-6  # relative tolerance of speeds
-LEAST_S: Final = 1e-6  # lower bound of a fair-share time, and of a speed
+MIN_S: Final = 1e-6  # lower bound of a fair-share time, and of a speed
 
 
 class FairShares:
@@ -73,35 +73,35 @@ class FairShares:
 
     def __init__(self, options: OnesOptions) -> None:
         self._options = options
-        self._contention = Contention()
+        self._load = LoadAverage()
 
-    def dues(
+    def floors(
         self, job_rows: Sequence[JobRow], table: ValueTable, view: ClusterView, now: Seconds
-    ) -> Dues | None:
+    ) -> FairnessFloors | None:
         """Return what each job is due in this view; None without a limit."""
         limit = self._options.max_stretch
         if not limit:
             return None
-        self._contention.update(view.jobs, now)
+        self._load.update(view.jobs, now)
         if not job_rows:
             return None
         left_s, all_s = _lengths(job_rows)
         speed = self._fair_speeds(job_rows, len(view.slots))
         start_s = np.array([self._start_s(row) for row in job_rows])
-        fair_s = np.maximum(start_s + all_s / speed, LEAST_S)
+        fair_s = np.maximum(start_s + all_s / speed, MIN_S)
         begins_s = np.array([0.0 if row.now else start for row, start in zip(
             job_rows, start_s.tolist(), strict=True)])  # fmt: skip
         so_far = np.array([max(0.0, now - row.job.submitted_at) for row in job_rows]) + begins_s
         expected = (so_far + left_s / speed) / fair_s
         most = np.array([float(row.table.gains.max()) for row in job_rows])
         at_best = (so_far + left_s / np.maximum(most, speed)) / fair_s
-        level = np.where(expected >= DUE_FROM * limit, _levels(job_rows, table, speed), 0)
-        return Dues(
+        level = np.where(expected >= DUE_RATIO * limit, _levels(job_rows, table, speed), 0)
+        return FairnessFloors(
             limit=limit,
             expected=expected,
             at_best=at_best,
             level=level,
-            missing=_missing(table, level, np.maximum(1.0, expected / limit)),
+            penalty=_penalties(table, level, np.maximum(1.0, expected / limit)),
         )
 
     def _fair_speeds(self, job_rows: Sequence[JobRow], slots: int) -> FloatArray:
@@ -113,9 +113,9 @@ class FairShares:
         for at, row in enumerate(job_rows):
             sizes = row.table.sizes
             usual = max(0, int(np.searchsorted(sizes, row.job.wanted, side="right")) - 1)
-            share = slots / (self._contention.mean(row.job) * float(sizes[usual]))
+            share = slots / (self._load.mean(row.job) * float(sizes[usual]))
             found[at] = float(row.table.gains[usual]) * min(1.0, share)
-        return np.maximum(found, LEAST_S)
+        return np.maximum(found, MIN_S)
 
     def _start_s(self, row: JobRow) -> float:
         known = row.job.start_s
@@ -152,7 +152,7 @@ def _levels(job_rows: Sequence[JobRow], table: ValueTable, speed: FloatArray) ->
     return np.asarray(np.where(fast.any(axis=1), fast.argmax(axis=1), highest), dtype=np.int64)
 
 
-def _missing(table: ValueTable, level: IntArray, urgency: FloatArray) -> FloatArray:
+def _penalties(table: ValueTable, level: IntArray, urgency: FloatArray) -> FloatArray:
     """Return the penalty of each level below the one that is due, shape (J, 1 + L).
 
     The penalty exceeds, for each slot, what any slot is worth to any job. It grows without bound
@@ -162,6 +162,6 @@ def _missing(table: ValueTable, level: IntArray, urgency: FloatArray) -> FloatAr
     base = np.where(np.isfinite(value[:, 0]), value[:, 0], 0.0)[:, None]
     allowed = np.isfinite(value) & (sizes > 0)
     slopes = np.divide(value - base, sizes, out=np.zeros(value.shape), where=allowed)
-    claim = sizes[np.arange(len(level)), level] * OUTWEIGHS * float(slopes.max()) * urgency
+    claim = sizes[np.arange(len(level)), level] * PENALTY_RATIO * float(slopes.max()) * urgency
     below = np.arange(sizes.shape[1]) < level[:, None]
     return np.where(below, claim[:, None], 0.0)

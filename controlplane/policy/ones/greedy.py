@@ -89,7 +89,7 @@ def repaired(problem: Problem, levels: IntArray, order: IntArray) -> IntArray:
     return np.asarray(np.where(fits, levels, low), dtype=np.int64)
 
 
-def sparing(problem: Problem) -> IntArray:
+def core_limited(problem: Problem) -> IntArray:
     """Return levels with the least size for each job, and more only while cores are left."""
     least = np.maximum(problem.lowest, np.where(problem.allowed[:, 1], 1, problem.lowest))
     order = np.argsort([row.job.submitted_at for row in problem.job_rows], kind="stable")

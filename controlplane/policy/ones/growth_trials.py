@@ -16,9 +16,9 @@ from controlplane.prediction.speed_model import statistical_efficiency
 from controlplane.prediction.step_times import SMOOTHING
 from schemas.ids import JobId, Seconds
 
-LOOKS: Final = 2  # measurements of the new group before it is judged
-BESIDE_LOOKS: Final = 3  # of both groups, if they have the same size
-LOSS: Final = 0.1  # relative; a growth that loses less progress is within the noise
+GROWTH_SAMPLES: Final = 2  # measurements of the new group before it is judged
+SAME_SIZE_SAMPLES: Final = 3  # of both groups, if they have the same size
+LOSS_THRESHOLD: Final = 0.1  # relative; a growth that loses less progress is within the noise
 
 
 @dataclass(slots=True)
@@ -30,12 +30,12 @@ class GroupPace:
     batch: int  # global, samples per step
     nodes: int = 1
     step_s: float = 0.0
-    looks: int = 0  # measurements
+    count: int = 0  # measurements
 
     def add(self, step_s: float) -> None:
         """Record the seconds of a step."""
-        self.looks += 1
-        share = max(SMOOTHING, 1.0 / self.looks)
+        self.count += 1
+        share = max(SMOOTHING, 1.0 / self.count)
         self.step_s += share * (step_s - self.step_s)
 
 
@@ -45,7 +45,7 @@ class GrowthTrial:
 
     now: GroupPace | None = None
     before: GroupPace | None = None  # last group with fewer slots
-    beside: GroupPace | None = None  # previous group, same size, smaller batch or fewer nodes
+    previous: GroupPace | None = None  # previous group, same size, smaller batch or fewer nodes
 
     def add(self, version: int, slots: int, batch: int, step_s: float, nodes: int = 1) -> None:
         """Record a step time; another group, or another batch, starts a new trial.
@@ -57,19 +57,19 @@ class GrowthTrial:
         if now is None or (now.version, now.batch) != (version, batch):
             self.before = self._smaller_than(slots)
             new = GroupPace(version, slots, batch, nodes)
-            self.beside = now if now is not None and _as_large(now, new) else None
+            self.previous = now if now is not None and _is_comparable(now, new) else None
             now = self.now = new
         now.add(step_s)
 
     def _smaller_than(self, slots: int) -> GroupPace | None:
         """Return the last group with fewer slots."""
-        found = (one for one in (self.now, self.before) if one is not None and one.looks > 0)
+        found = (one for one in (self.now, self.before) if one is not None and one.count > 0)
         return next((one for one in found if one.slots < slots), None)
 
     @property
     def compares(self) -> bool:
         """True if there are two groups to compare."""
-        return self.now is not None and (self.before is not None or self.beside is not None)
+        return self.now is not None and (self.before is not None or self.previous is not None)
 
     def ratio(self, progress: Callable[[int], float]) -> float | None:
         """Return the progress over that before the growth; None if unknown, or without growth.
@@ -77,24 +77,24 @@ class GrowthTrial:
         Args:
             progress: value of one step with a given batch.
         """
-        return _ratio(self.now, self.before, progress, LOOKS)
+        return _ratio(self.now, self.before, progress, GROWTH_SAMPLES)
 
     def loss(self, progress: Callable[[int], float]) -> float | None:
         """Return the ratio if the growth lost progress; None otherwise."""
         return _lost(self.ratio(progress))
 
-    def beside_loss(self, progress: Callable[[int], float]) -> float | None:
+    def same_size_loss(self, progress: Callable[[int], float]) -> float | None:
         """Return the ratio to the previous group of this size if it lost progress, otherwise None.
 
         A batch and a place make less difference than a size, so that one more measurement is
         needed.
         """
-        if self.beside is None or self.beside.looks < BESIDE_LOOKS:
+        if self.previous is None or self.previous.count < SAME_SIZE_SAMPLES:
             return None  # with fewer, noise would decide about half of all changes
-        return _lost(_ratio(self.now, self.beside, progress, BESIDE_LOOKS))
+        return _lost(_ratio(self.now, self.previous, progress, SAME_SIZE_SAMPLES))
 
 
-def _as_large(before: GroupPace, now: GroupPace) -> bool:
+def _is_comparable(before: GroupPace, now: GroupPace) -> bool:
     """True if `now` has as many slots, and either a larger batch or more nodes, but not both."""
     if before.slots != now.slots:
         return False
@@ -103,16 +103,16 @@ def _as_large(before: GroupPace, now: GroupPace) -> bool:
 
 
 def _ratio(
-    now: GroupPace | None, before: GroupPace | None, progress: Callable[[int], float], looks: int
+    now: GroupPace | None, before: GroupPace | None, progress: Callable[[int], float], count: int
 ) -> float | None:
-    if now is None or before is None or now.looks < looks:
+    if now is None or before is None or now.count < count:
         return None
     then = progress(before.batch) / before.step_s
     return progress(now.batch) / now.step_s / then
 
 
 def _lost(ratio: float | None) -> float | None:
-    return ratio if ratio is not None and ratio < 1.0 - LOSS else None
+    return ratio if ratio is not None and ratio < 1.0 - LOSS_THRESHOLD else None
 
 
 class Loss(NamedTuple):
@@ -128,7 +128,7 @@ def last_loss(trial: GrowthTrial, job: JobView, noise_scale: float) -> Loss | No
 
     None also if too little was measured, or if the trial is of another group than the job has now.
     """
-    now, before, beside = trial.now, trial.before, trial.beside
+    now, before, previous = trial.now, trial.before, trial.previous
     present = (len(job.running_on), sum(job.running_on.values()))
     if now is None or (now.slots, now.batch) != present:
         return None
@@ -140,14 +140,14 @@ def last_loss(trial: GrowthTrial, job: JobView, noise_scale: float) -> Loss | No
     loss = trial.loss(progress)
     if loss is not None and before is not None:
         return Loss(loss, before.slots)
-    loss = trial.beside_loss(progress)
-    if loss is None or beside is None:
+    loss = trial.same_size_loss(progress)
+    if loss is None or previous is None:
         return None
-    return Loss(loss, beside.slots, beside.batch if now.batch > beside.batch else None)
+    return Loss(loss, previous.slots, previous.batch if now.batch > previous.batch else None)
 
 
-GROWN: Final = 2.0  # a larger batch may pay once phi has grown by this factor
-KEPT_S: Final = 600.0  # a loss may have had another cause, so caps expire
+NOISE_GROWTH: Final = 2.0  # a larger batch may pay once phi has grown by this factor
+CAP_DURATION_S: Final = 600.0  # a loss may have had another cause, so caps expire
 
 
 class _Cap(NamedTuple):
@@ -170,7 +170,7 @@ class BatchCaps:
         """Add a cap if the trial, with the latest telemetry, shows that a batch lost progress."""
         loss = last_loss(trial, job, noise_scale)
         if loss is not None and loss.batch is not None:
-            until = Seconds(now + KEPT_S)
+            until = Seconds(now + CAP_DURATION_S)
             self._caps[job.job] = _Cap(loss.batch, len(job.running_on), noise_scale, until)
 
     def __contains__(self, job: JobId) -> bool:
@@ -191,4 +191,4 @@ class BatchCaps:
         cap = self._caps.get(job.job)
         if cap is None or len(job.running_on) != cap.slots:
             return limit
-        return limit if noise_scale >= GROWN * cap.noise_scale else min(limit, cap.batch)
+        return limit if noise_scale >= NOISE_GROWTH * cap.noise_scale else min(limit, cap.batch)

@@ -26,32 +26,32 @@ from controlplane.policy.ones.growth_trials import BatchCaps, last_loss
 from controlplane.policy.ones.job_history import (
     Measurements,
     OnesJobHistory,
-    half_move,
+    migration_between,
     noise_estimate,
 )
 from controlplane.policy.ones.job_lengths import JobLengths
-from controlplane.policy.ones.length_evidence import LearntErrors
-from controlplane.policy.ones.slowdowns import LearntSlowdowns, PlacementIndex
+from controlplane.policy.ones.length_evidence import ErrorStatistics
+from controlplane.policy.ones.slowdowns import LearnedSlowdowns, PlacementIndex
 from controlplane.policy.options import OnesOptions
 from controlplane.policy.search.batch_limits import resumed
 from controlplane.policy.search.observed_families import (
-    KEPT_RELATIVES,
+    MAX_RELATIVES,
     FamilyHistories,
     FamilyHistory,
 )
 from controlplane.prediction import FloatArray, IntArray
 from schemas.ids import JobId, Seconds, SlotId
 
-TRUST: Final = 0.5  # weight of the model in outcomes; a judgement
-SPREAD: Final = 0.3  # prior spread of log errors
-LEAST, MOST = 0.4, 1.5  # bounds of the factor; beyond them the cause is another one
+MODEL_WEIGHT: Final = 0.5  # weight of the model in outcomes; a judgement
+PRIOR_SPREAD: Final = 0.3  # prior spread of log errors
+MIN_FACTOR, MAX_FACTOR = 0.4, 1.5  # bounds of the factor; beyond them the cause is another one
 
 
 class GainCorrections:
     """Corrections of speeds beyond the measured sizes, where a family's model may be biased."""
 
     def __init__(self) -> None:
-        self._errors = LearntErrors(SPREAD, TRUST)
+        self._errors = ErrorStatistics(PRIOR_SPREAD, MODEL_WEIGHT)
 
     def observe(self, event: GainSeen) -> None:
         """Record the outcome of a prediction at a size that had not been measured."""
@@ -64,7 +64,7 @@ class GainCorrections:
     def factor(self, family: str) -> float:
         """Return the factor of speeds beyond the measured sizes; 1 without outcomes."""
         bias, _ = self._errors.of((family,))
-        return min(max(math.exp(bias), LEAST), MOST)
+        return min(max(math.exp(bias), MIN_FACTOR), MAX_FACTOR)
 
     def corrections(
         self, family: str, measured: Iterable[tuple[int, int]], nodes: IntArray, slots: IntArray
@@ -86,7 +86,7 @@ class GainCorrections:
 OWN_NOISE: Final = -1  # noise count of a job with measurements of its own
 
 
-class Standing(NamedTuple):
+class EstimateVersion(NamedTuple):
     """Version of all inputs of a job's estimates.
 
     Of the family it contains only what affects this job.
@@ -107,14 +107,14 @@ class Estimates:
     def __init__(self, options: OnesOptions) -> None:
         self._options = options
         self._families = FamilyHistories()
-        self._slowdowns = LearntSlowdowns(self._families)
+        self._slowdowns = LearnedSlowdowns(self._families)
         self._placement = PlacementIndex()
         self._measurements = Measurements(self._families, self._placement, options)
         self._histories: dict[JobId, OnesJobHistory] = {}
         self.lengths = JobLengths(options.length_model)
         self._gains = GainCorrections()
         self._caps = BatchCaps()
-        self._services: deque[float] = deque(maxlen=KEPT_RELATIVES)  # slot seconds of finished jobs
+        self._services: deque[float] = deque(maxlen=MAX_RELATIVES)  # slot seconds of finished jobs
         self._ends = 0  # ended jobs
 
     # --- events and views
@@ -149,7 +149,7 @@ class Estimates:
                 for name, placed in slots.items():
                     history = self._histories.get(name)
                     if history is not None and history.view is not None:
-                        history.move = half_move(history.view.running_on, placed)
+                        history.move = migration_between(history.view.running_on, placed)
                         history.edition += 1
 
     def _epoch(self, event: EpochSeen, now: Seconds) -> None:
@@ -185,13 +185,13 @@ class Estimates:
         for job in view.jobs.values():
             history = self._history(job.job)
             if history.view is not job or (job.running_on and now >= history.due_at):
-                before = (history.limit, history.gave_back_at)
+                before = (history.limit, history.returned_at)
                 history.follow(job, self._options, now, contended=contended, warm=self.warm(job))
-                history.edition += before != (history.limit, history.gave_back_at)
+                history.edition += before != (history.limit, history.returned_at)
 
     # --- estimates
 
-    def standing(self, job: JobView, now: Seconds) -> Standing | None:
+    def version(self, job: JobView, now: Seconds) -> EstimateVersion | None:
         """Return the version of a job's estimates; None if they depend on more than that."""
         history, options = self._histories.get(job.job), self._options
         if history is None or job.job in self._caps:
@@ -200,9 +200,9 @@ class Estimates:
             return None
         family = self.family(job.family)
         own = history.last_noise is not None
-        gate, kept_until = self.gate(job), history.gave_back_at + options.report_interval_s
+        gate, kept_until = self.gate(job), history.returned_at + options.report_interval_s
         until = min(gate if now < gate else math.inf, kept_until if now <= kept_until else math.inf)
-        return Standing(
+        return EstimateVersion(
             history.edition,
             family.edition,
             family.largest,
@@ -212,22 +212,22 @@ class Estimates:
             until,
         )
 
-    def stands(self, job: JobView, standing: Standing, now: Seconds) -> bool:
-        """True if the job's estimates still have this version; ten times faster than `standing`.
+    def is_current(self, job: JobView, version: EstimateVersion, now: Seconds) -> bool:
+        """True if the job's estimates still have this version; ten times faster than `version`.
 
         `now` must not be before the time of the version.
         """
         history, family = self._histories.get(job.job), self._families.of(job.family)
         return (
             history is not None
-            and history.edition == standing.edition
-            and now < standing.until
-            and family.edition == standing.family_edition
+            and history.edition == version.edition
+            and now < version.until
+            and family.edition == version.family_edition
             and family.model is not None
-            and family.largest == standing.largest
-            and standing.noise_count in {OWN_NOISE, family.noise_count}
-            and bool(family.means) == standing.measured
-            and self._ends == standing.ends
+            and family.largest == version.largest
+            and version.noise_count in {OWN_NOISE, family.noise_count}
+            and bool(family.means) == version.measured
+            and self._ends == version.ends
             and job.job not in self._caps
         )
 
@@ -288,7 +288,9 @@ class Estimates:
         """Return the slots that a half-migrated job will keep; None for other jobs."""
         history = self._histories.get(job.job)
         move = history.move if history else None
-        return move.to if move is not None and move.through == job.running_on.keys() else None
+        return (
+            move.new_slots if move is not None and move.all_slots == job.running_on.keys() else None
+        )
 
     def gate(self, job: JobView) -> Seconds:
         """Return when a gated job may be moved again if no epoch ends before."""
@@ -297,12 +299,12 @@ class Estimates:
         wait_s = options.settle_s if job.epoch_at > moved_at else options.report_interval_s
         return Seconds(moved_at + wait_s)
 
-    def may_have(self, job: JobView, now: Seconds) -> int | None:
+    def max_slots_after_return(self, job: JobView, now: Seconds) -> int | None:
         """Return the most slots of a job that lately returned some; None: no limit."""
         history = self._histories.get(job.job)
-        if history is None or now - history.gave_back_at > self._options.report_interval_s:
+        if history is None or now - history.returned_at > self._options.report_interval_s:
             return None
-        return history.gave_back - 1
+        return history.slots_before_return - 1
 
     def remaining(self, job: JobView) -> float | None:
         """Return the samples that a job has left; None if nothing is known."""
@@ -329,14 +331,14 @@ class Estimates:
         return sum(longer) / len(longer) - served if longer else None
 
     def type_slowdowns(self, types: Sequence[str], families: Sequence[str]) -> FloatArray | None:
-        """Return factors by GPU type, shape (J, types), at least 1; see `LearntSlowdowns.by_type`.
+        """Return factors by GPU type, shape (J, types), at least 1; see `LearnedSlowdowns.by_type`.
 
         None if types are not distinguished, or no type is slower.
         """
         return self._slowdowns.by_type(types, families) if self._options.gpu_types else None
 
     def log_slowdowns(self, families: Sequence[str]) -> FloatArray | None:
-        """Return slow-downs by neighbours, shape (2 F, 2 F); see `LearntSlowdowns.by_neighbour`.
+        """Return slow-downs by neighbours, shape (2 F, 2 F); see `LearnedSlowdowns.by_neighbour`.
 
         None if neighbours are not considered, or none slows a job down.
         """

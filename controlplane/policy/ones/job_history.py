@@ -19,7 +19,7 @@ from controlplane.policy.search.batch_limits import LimitBounds
 from controlplane.policy.search.observed_families import (
     Colocation,
     FamilyHistories,
-    believable,
+    is_plausible_noise,
 )
 from controlplane.policy.search.observed_jobs import JobHistory
 from controlplane.prediction.slowdowns import stretch
@@ -27,17 +27,17 @@ from schemas.ids import Seconds, SlotId
 
 
 @dataclass(frozen=True, slots=True)
-class HalfMove:
+class Migration:
     """Migration of a running job, which first grows to the old and the new slots together.
 
     That is no growth: the size in between was not chosen, and the speed at it predicts nothing.
     """
 
-    through: frozenset[SlotId]  # old and new slots
-    to: frozenset[SlotId]  # new slots
+    all_slots: frozenset[SlotId]  # old and new slots
+    new_slots: frozenset[SlotId]  # new slots
 
 
-def half_move(have: Iterable[SlotId], to: Iterable[SlotId]) -> HalfMove | None:
+def migration_between(have: Iterable[SlotId], to: Iterable[SlotId]) -> Migration | None:
     """Return the migration between two sets of slots.
 
     None if the job only grows, shrinks, starts or stops.
@@ -45,7 +45,7 @@ def half_move(have: Iterable[SlotId], to: Iterable[SlotId]) -> HalfMove | None:
     before, after = frozenset(have), frozenset(to)
     if before <= after or after <= before:
         return None
-    return HalfMove(before | after, after)
+    return Migration(before | after, after)
 
 
 @dataclass(slots=True)
@@ -55,8 +55,8 @@ class OnesJobHistory(JobHistory):
     group: tuple[int, int] = (-1, 0)  # version and global batch of the last telemetry
     group_step: int = 0  # step of the job at which this group started with this batch
     slots: int = 0  # in the last view
-    gave_back: int = 0  # slots before it last gave some up although no job waited
-    gave_back_at: Seconds = Seconds(-1e9)
+    slots_before_return: int = 0  # slots before it last gave some up although no job waited
+    returned_at: Seconds = Seconds(-1e9)
     epoch: int = 0  # last finished epoch
     last_noise: float | None = None  # last measurement; None: none
     view: JobView | None = None  # as in the last view
@@ -64,7 +64,7 @@ class OnesJobHistory(JobHistory):
     due_at: float = 0.0  # when `follow` is due although the view of the job is unchanged
     edition: int = 0  # counts changes that matter to plans
     trial: GrowthTrial = field(default_factory=GrowthTrial)
-    move: HalfMove | None = None  # migration started by the last plan that changed the job
+    move: Migration | None = None  # migration started by the last plan that changed the job
 
     def observe_steps(self, event: StepsSeen) -> bool:
         """Count the steps of a group; return True if the speed belongs to this group alone.
@@ -102,9 +102,9 @@ class OnesJobHistory(JobHistory):
             self.slots = 0
             return
         slots = len(job.running_on)
-        moved = self.move is not None and self.move.to == job.running_on.keys()
+        moved = self.move is not None and self.move.new_slots == job.running_on.keys()
         if slots < self.slots and not contended and not moved:
-            self.gave_back, self.gave_back_at = self.slots, now
+            self.slots_before_return, self.returned_at = self.slots, now
         self.slots = slots
         self.due_at = max(self.counted_at, job.moved_at) + options.report_interval_s
         if now > self.due_at and warm:
@@ -136,8 +136,8 @@ def noise_estimate(
         relatives: phi of the family after a number of epochs; None if there is no family.
     """
     own = history.last_noise if history is not None else None
-    own = own if believable(own) else job.noise_scale
-    if believable(own):
+    own = own if is_plausible_noise(own) else job.noise_scale
+    if is_plausible_noise(own):
         return _rounded(own)
     shared = relatives(job.epoch) if relatives else None
     return _rounded(shared or options.noise_scale_prior * job.batch_size)
@@ -235,7 +235,7 @@ class Measurements:
     def _observe_noise(
         self, history: OnesJobHistory, family: str, epoch: int, noise_scale: float | None
     ) -> None:
-        if not believable(noise_scale):
+        if not is_plausible_noise(noise_scale):
             return
         history.last_noise = noise_scale
         self._families.of(family).observe_noise(epoch, noise_scale)

@@ -12,7 +12,7 @@ from statistics import median
 from typing import Final, NamedTuple
 
 from controlplane.policy.api import EpochSeen, JobEnded, JobView, PolicyEvent, StepsSeen
-from controlplane.policy.ones.length_evidence import FamilyLengths, OwnEvidence, WorkLeft, exactly
+from controlplane.policy.ones.length_evidence import FamilyLengths, JobEvidence, WorkLeft, exactly
 from controlplane.policy.ones.length_models import (
     BetaProgress,
     LengthMixture,
@@ -22,10 +22,10 @@ from controlplane.policy.ones.length_models import (
 from controlplane.policy.options import LengthModelName
 from schemas.ids import JobId
 
-STEP: Final = 1.25  # factor of work done between kept predictions
-KEPT: Final = 60  # kept predictions of one job
-KEPT_ERRORS: Final = 2000  # kept outcomes
-LEAST_LEFT: Final = 0.02  # share of the total; shorter remainders do not count
+KEEP_RATIO: Final = 1.25  # factor of work done between kept predictions
+MAX_KEPT: Final = 60  # kept predictions of one job
+MAX_OUTCOMES: Final = 2000  # kept outcomes
+MIN_LEFT: Final = 0.02  # share of the total; shorter remainders do not count
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,30 +59,30 @@ class LengthCalibration:
 
     def __init__(self) -> None:
         self._predictions: dict[JobId, _Predictions] = {}
-        self.outcomes: deque[Outcome] = deque(maxlen=KEPT_ERRORS)
+        self.outcomes: deque[Outcome] = deque(maxlen=MAX_OUTCOMES)
 
     def due(self, job: JobId, done: float) -> bool:
         """True if a prediction would be kept now."""
         known = self._predictions.get(job)
-        return known is None or (done >= known.next_at and len(known.made) < KEPT)
+        return known is None or (done >= known.next_at and len(known.made) < MAX_KEPT)
 
     def add(self, job: JobId, done: float, left: WorkLeft) -> None:
         """Keep a prediction."""
         known = self._predictions.setdefault(job, _Predictions())
         known.made.append((done, left))
-        known.next_at = max(done, 1.0) * STEP
+        known.next_at = max(done, 1.0) * KEEP_RATIO
 
     def ended(self, job: JobId, total: float, *, succeeded: bool) -> None:
         """Compare a job's predictions with its total, if it succeeded."""
         known = self._predictions.pop(job, None)
         if known is None or not succeeded:
             return
-        for done, said in known.made:
+        for done, predicted in known.made:
             left = total - done
-            if left > LEAST_LEFT * total:
-                wide, narrow = said.within(left)
-                error = abs(said.mean - left) / left
-                self.outcomes.append(Outcome(error, said.mean / left, wide, narrow))
+            if left > MIN_LEFT * total:
+                wide, narrow = predicted.within(left)
+                error = abs(predicted.mean - left) / left
+                self.outcomes.append(Outcome(error, predicted.mean / left, wide, narrow))
 
     def forget(self, active: set[JobId]) -> None:
         """Drop the predictions of jobs that are not active."""
@@ -107,10 +107,10 @@ MODELS: Final[dict[LengthModelName, Callable[[], LengthModel]]] = {
     "mixture": LengthMixture,
 }
 
-SPARE: Final = 100  # ended jobs whose state may be kept
+MAX_INACTIVE: Final = 100  # ended jobs whose state may be kept
 
 
-class _Said(NamedTuple):
+class _Cached(NamedTuple):
     """Cached prediction, valid while the job and its inputs stay the same."""
 
     view: JobView
@@ -124,9 +124,9 @@ class JobLengths:
     def __init__(self, model: LengthModelName) -> None:
         self._model = MODELS[model]()
         self._families: dict[str, FamilyLengths] = {}
-        self._own = OwnEvidence()
+        self._own = JobEvidence()
         self._calibration = LengthCalibration()
-        self._said: dict[JobId, _Said] = {}  # last prediction of each job
+        self._cache: dict[JobId, _Cached] = {}  # last prediction of each job
         self._edition = 0  # ended jobs, which change predictions
 
     def observe(self, event: PolicyEvent) -> None:
@@ -144,7 +144,7 @@ class JobLengths:
                 family.ended(event.job, total, succeeded=event.succeeded)
                 self._own.ended(event.job, event.family, total, succeeded=event.succeeded)
                 self._model.ended(event, family)
-                self._said.pop(event.job, None)
+                self._cache.pop(event.job, None)
                 self._edition += 1
                 self._calibration.ended(event.job, total, succeeded=event.succeeded)
             case _:
@@ -152,13 +152,13 @@ class JobLengths:
 
     def forget(self, active: Collection[JobId]) -> None:
         """Drop the state of jobs that are not active, if there are many of them."""
-        if self._own.known <= 2 * len(active) + SPARE:
+        if self._own.known <= 2 * len(active) + MAX_INACTIVE:
             return
         there = set(active)
         self._own.forget(there)
         self._model.forget(there)
         self._calibration.forget(there)
-        self._said = {job: said for job, said in self._said.items() if job in there}
+        self._cache = {job: cached for job, cached in self._cache.items() if job in there}
         for family in self._families.values():
             family.at_work = {job: done for job, done in family.at_work.items() if job in there}
 
@@ -183,12 +183,12 @@ class JobLengths:
         if certain is not None:
             return exactly(certain)
         key = (done, self._edition, 0 if family.finished else family.reached)
-        said = self._said.get(job.job)
-        if said is not None and said.view is job and said.key == key and not bounds:
-            return said.left
+        cached = self._cache.get(job.job)
+        if cached is not None and cached.view is job and cached.key == key and not bounds:
+            return cached.left
         due = self._calibration.due(job.job, done)
         found = self._model.left(job, family, done, self._own, bounds=bounds or due)
-        self._said[job.job] = _Said(job, key, found)
+        self._cache[job.job] = _Cached(job, key, found)
         if found is not None and due:
             self._calibration.add(job.job, done, found)
         return found
@@ -206,8 +206,8 @@ class JobLengths:
 
     def informed(self, job: JobId) -> bool:
         """True if the last prediction rests on more than the job's age."""
-        said = self._said.get(job)
-        return said is not None and said.left is not None and said.left.informed
+        cached = self._cache.get(job)
+        return cached is not None and cached.left is not None and cached.left.informed
 
     @property
     def calibration(self) -> Calibration | None:

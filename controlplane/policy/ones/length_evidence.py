@@ -20,7 +20,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from controlplane.policy.api import EpochSeen, JobView
-from controlplane.policy.search.observed_families import KEPT_RELATIVES
+from controlplane.policy.search.observed_families import MAX_RELATIVES
 from controlplane.prediction.convergence_curves import KEPT_REPORTS, ConvergenceCurves, job_curve
 from controlplane.prediction.lengths import Evidence, pooled_spread
 from schemas.ids import JobId
@@ -35,13 +35,13 @@ COMMON_TRUST: Final = 4.0  # weight of the common spread in relatives; a judgeme
 class FamilyLengths:
     """Totals and progress of a family's jobs, in samples."""
 
-    finished: deque[int] = field(default_factory=lambda: deque(maxlen=KEPT_RELATIVES))
-    given_up: deque[int] = field(default_factory=lambda: deque(maxlen=KEPT_RELATIVES))
+    finished: deque[int] = field(default_factory=lambda: deque(maxlen=MAX_RELATIVES))
+    given_up: deque[int] = field(default_factory=lambda: deque(maxlen=MAX_RELATIVES))
     at_work: dict[JobId, int] = field(default_factory=dict)  # samples done by active jobs
     reached: int = 0  # samples done by the job furthest ahead
     epoch_samples: int = 0  # ||D||, last report
 
-    def outlived(self, job: JobId) -> list[int]:
+    def censored(self, job: JobId) -> list[int]:
         """Return the progress of relatives that were given up or are still running.
 
         `job` itself is left out.
@@ -82,8 +82,8 @@ class SpreadOfLengths:
         return self._of[name]
 
 
-FORGETTING: Final = 0.98  # factor of the old weights at each new error
-TRUST: Final = 2.0  # weight of the wider scope in observations; a judgement
+DECAY: Final = 0.98  # factor of the old weights at each new error
+SCOPE_WEIGHT: Final = 2.0  # weight of the wider scope in observations; a judgement
 
 
 @dataclass(slots=True)
@@ -93,20 +93,20 @@ class _Sums:
     second: float = 0.0  # sum of squared errors
 
     def add(self, error: float) -> None:
-        self.count = FORGETTING * self.count + 1.0
-        self.first = FORGETTING * self.first + error
-        self.second = FORGETTING * self.second + error * error
+        self.count = DECAY * self.count + 1.0
+        self.first = DECAY * self.first + error
+        self.second = DECAY * self.second + error * error
 
 
 @dataclass(slots=True)
-class LearntErrors:
+class ErrorStatistics:
     """Bias and spread of errors; a scope with few errors is drawn towards the next wider scope."""
 
     prior_spread: float  # before the first error
-    trust: float = TRUST
+    trust: float = SCOPE_WEIGHT
     _sums: dict[str, _Sums] = field(default_factory=dict)
 
-    def add(self, circles: Sequence[str], error: float) -> None:
+    def add(self, scopes: Sequence[str], error: float) -> None:
         """Record an error in each of its scopes, such as all jobs, a user's jobs, a family's jobs.
 
         Args:
@@ -114,14 +114,14 @@ class LearntErrors:
         """
         if not math.isfinite(error):
             return
-        for circle in circles:
-            self._sums.setdefault(circle, _Sums()).add(error)
+        for scope in scopes:
+            self._sums.setdefault(scope, _Sums()).add(error)
 
-    def of(self, circles: Sequence[str]) -> tuple[float, float]:
+    def of(self, scopes: Sequence[str]) -> tuple[float, float]:
         """Return the expected bias and spread of the next error."""
         bias, square = 0.0, self.prior_spread**2
-        for circle in circles:
-            seen = self._sums.get(circle)
+        for scope in scopes:
+            seen = self._sums.get(scope)
             if seen is None:
                 continue
             weight = self.trust + seen.count
@@ -131,7 +131,7 @@ class LearntErrors:
         return bias, math.sqrt(square)
 
 
-def circles_of(family: str) -> tuple[str, ...]:
+def scopes_of(family: str) -> tuple[str, ...]:
     """Return the scopes of a family, widest first: all jobs, its user's jobs, its own jobs.
 
     The name of a family starts with the user's name, up to a slash.
@@ -140,8 +140,8 @@ def circles_of(family: str) -> tuple[str, ...]:
     return ("", f"{user}/", family) if slash else ("", family)
 
 
-LEAST_EPOCHS: Final = 4  # reports needed for a curve: one more than its coefficients
-FURTHEST: Final = 20.0  # a curve is extrapolated to this multiple of its epochs
+MIN_EPOCHS: Final = 4  # reports needed for a curve: one more than its coefficients
+MAX_EXTRAPOLATION: Final = 20.0  # a curve is extrapolated to this multiple of its epochs
 FLAT_WITHIN: Final = 1.0  # a plateau may rise by this share of the reports' scatter
 NO_DECAY: Final = 1.0  # early reports show the shape as well as late ones
 
@@ -200,13 +200,13 @@ class MetricLog:
         epoch, target = self.epoch, rule.at_least
         if target is not None and (streak := self.streak(target)):
             return float(epoch + max(1, rule.consecutive - streak))
-        if len(self.epochs) < LEAST_EPOCHS:
+        if len(self.epochs) < MIN_EPOCHS:
             return None
         falling = [-value if math.isfinite(value) else None for value in self.values]
         curve = job_curve([float(at) for at in self.epochs], falling, decay=NO_DECAY)
         if target is not None:
             crosses = float(curve.reaches(np.array([-target]))[0])
-            if not crosses <= FURTHEST * epoch:
+            if not crosses <= MAX_EXTRAPOLATION * epoch:
                 return None
             return max(math.ceil(crosses), epoch + 1) + rule.consecutive - 1.0
         return _plateau_end(curve, epoch, rule.plateau or 1, epoch - self.since_best)
@@ -214,7 +214,7 @@ class MetricLog:
 
 def _plateau_end(curve: ConvergenceCurves, epoch: int, wait: int, best: int) -> float | None:
     """Return the first epoch from which the curve rises less than reports scatter, plus `wait`."""
-    ahead = np.arange(best, math.ceil(FURTHEST * epoch) + 1, dtype=np.float64)
+    ahead = np.arange(best, math.ceil(MAX_EXTRAPOLATION * epoch) + 1, dtype=np.float64)
     now, later = curve.at(ahead[None, :])[0], curve.at(ahead[None, :] + wait)[0]
     with np.errstate(invalid="ignore"):
         flat = now - later < FLAT_WITHIN * float(curve.error[0])
@@ -226,10 +226,10 @@ def _plateau_end(curve: ConvergenceCurves, epoch: int, wait: int, best: int) -> 
 STATED_PRIOR: Final = 0.5  # prior spread of log(actual / stated)
 CURVE_PRIOR: Final = 0.5  # prior spread of a curve's errors, per e-fold ahead
 HELD_PRIOR: Final = 0.1  # the same for a target that is met and must be held
-KEPT_ENDS: Final = 40  # kept predictions of one job's curve
-EARLY: Final = 0.98  # a job below this share of its statement left early
+MAX_PREDICTIONS: Final = 40  # kept predictions of one job's curve
+EARLY_RATIO: Final = 0.98  # a job below this share of its statement left early
 EARLY_SHARE: Final = 0.05  # no rule is certain above this share of early leavers
-LEAST_AHEAD: Final = 0.02  # e-folds; lower bound of the distance to an end
+MIN_AHEAD: Final = 0.02  # e-folds; lower bound of the distance to an end
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,7 +242,7 @@ class _End:
 
 
 @dataclass(slots=True)
-class _Own:
+class _JobRecord:
     """Evidence on one active job."""
 
     family: str = ""
@@ -250,17 +250,17 @@ class _Own:
     stated: float | None = None  # samples, by the last known rule or bound
     ends: list[_End] = field(default_factory=list)  # predictions by its metric
     rule: StopRule | None = None  # last known
-    asked_at: int = -1  # epochs at the last prediction
+    predicted_at: int = -1  # epochs at the last prediction
 
 
-class OwnEvidence:
+class JobEvidence:
     """Evidence from the metrics and users of active jobs."""
 
     def __init__(self) -> None:
-        self._jobs: dict[JobId, _Own] = {}
-        self._stated = LearntErrors(STATED_PRIOR)
-        self._ends = {False: LearntErrors(CURVE_PRIOR), True: LearntErrors(HELD_PRIOR)}
-        self._left_early = LearntErrors(0.0)  # 1: a job succeeded before its rule
+        self._jobs: dict[JobId, _JobRecord] = {}
+        self._stated = ErrorStatistics(STATED_PRIOR)
+        self._ends = {False: ErrorStatistics(CURVE_PRIOR), True: ErrorStatistics(HELD_PRIOR)}
+        self._left_early = ErrorStatistics(0.0)  # 1: a job succeeded before its rule
         self._early: dict[str, bool] = {}  # cache by family, cleared when a job ends
 
     @property
@@ -272,7 +272,7 @@ class OwnEvidence:
 
     def epoch(self, event: EpochSeen) -> None:
         """Record a finished epoch, with its metric if the job's stop rule has one."""
-        own = self._jobs.setdefault(event.job, _Own())
+        own = self._jobs.setdefault(event.job, _JobRecord())
         own.family = event.family
         if event.stop_metric is not None:
             own.metric.add(event.epoch, event.stop_metric)
@@ -282,15 +282,15 @@ class OwnEvidence:
         own = self._jobs.pop(job, None)
         if own is None or not succeeded or total <= 0.0:
             return
-        circles = circles_of(family)
-        before_stated = own.stated is not None and total < EARLY * own.stated
+        scopes = scopes_of(family)
+        before_stated = own.stated is not None and total < EARLY_RATIO * own.stated
         before_rule = own.rule is not None and own.metric.least_left(own.rule) > 0
         self._early.clear()
-        self._left_early.add(circles, float(before_rule if own.rule else before_stated))
+        self._left_early.add(scopes, float(before_rule if own.rule else before_stated))
         if own.stated is not None and own.stated > 0.0:
-            self._stated.add(circles, math.log(total / own.stated))
+            self._stated.add(scopes, math.log(total / own.stated))
         for end in own.ends:
-            self._ends[end.held].add(circles, math.log(total / end.total) / _ahead(end))
+            self._ends[end.held].add(scopes, math.log(total / end.total) / _ahead(end))
 
     def forget(self, active: set[JobId]) -> None:
         """Drop the evidence on jobs that are not active."""
@@ -305,7 +305,7 @@ class OwnEvidence:
         """
         if job.stop_samples is None:
             return None
-        self._jobs.setdefault(job.job, _Own(job.family)).stated = float(job.stop_samples)
+        self._jobs.setdefault(job.job, _JobRecord(job.family)).stated = float(job.stop_samples)
         return None if self.leaves_early(job.family) else max(0.0, job.stop_samples - done)
 
     def bounds(self, job: JobView, done: float) -> tuple[float, float]:
@@ -327,27 +327,27 @@ class OwnEvidence:
         """True if scripts of this family are known to leave before their rules are met."""
         found = self._early.get(family)
         if found is None:
-            share, _ = self._left_early.of(circles_of(family))
+            share, _ = self._left_early.of(scopes_of(family))
             found = self._early[family] = share > EARLY_SHARE
         return found
 
     def evidence(self, job: JobView, done: float) -> list[Evidence]:
         """Return the evidence from the user's statement and from the metric."""
-        own = self._jobs.setdefault(job.job, _Own(job.family))
-        circles = circles_of(job.family)
+        own = self._jobs.setdefault(job.job, _JobRecord(job.family))
+        scopes = scopes_of(job.family)
         found = []
         if (bound := _bound(job)) is not None and bound > 0.0:
             own.stated = bound
-            bias, spread = self._stated.of(circles)
+            bias, spread = self._stated.of(scopes)
             found.append(Evidence(math.log(bound) + bias, spread))
         end = self._end(job, own)
         if end is not None:
-            bias, spread = self._ends[end.held].of(circles)
+            bias, spread = self._ends[end.held].of(scopes)
             ahead = _ahead(end)
             found.append(Evidence(math.log(end.total) + bias * ahead, spread * ahead))
         return found
 
-    def _end(self, job: JobView, own: _Own) -> _End | None:
+    def _end(self, job: JobView, own: _JobRecord) -> _End | None:
         """Return the total that the metric predicts at the end of the last epoch, if any."""
         rule, metric = job.stop, own.metric
         if rule is None or rule.metric is None or not job.epoch_samples or not job.samples_done:
@@ -358,16 +358,16 @@ class OwnEvidence:
         total = job.samples_done + (epoch - metric.epoch) * job.epoch_samples
         held = rule.at_least is not None and metric.streak(rule.at_least) > 0
         end = _End(float(job.samples_done), total, held)
-        if metric.epoch != own.asked_at:
-            own.asked_at = metric.epoch
-            if len(own.ends) < KEPT_ENDS:
+        if metric.epoch != own.predicted_at:
+            own.predicted_at = metric.epoch
+            if len(own.ends) < MAX_PREDICTIONS:
                 own.ends.append(end)
         return end
 
 
 def _ahead(end: _End) -> float:
     """Return how far the prediction reached, in e-folds of the work done at that time."""
-    return max(math.log(max(end.total / end.done, 1.0)), LEAST_AHEAD)
+    return max(math.log(max(end.total / end.done, 1.0)), MIN_AHEAD)
 
 
 def _bound(job: JobView) -> float | None:

@@ -20,11 +20,11 @@ from controlplane.policy.api import EpochSeen, JobEnded, JobView
 from controlplane.policy.ones.length_evidence import (
     SHARES,
     FamilyLengths,
-    OwnEvidence,
+    JobEvidence,
     SpreadOfLengths,
     WorkLeft,
 )
-from controlplane.policy.search.observed_families import KEPT_RELATIVES
+from controlplane.policy.search.observed_families import MAX_RELATIVES
 from controlplane.prediction import FloatArray
 from controlplane.prediction.lengths import (
     LengthDistribution,
@@ -42,8 +42,8 @@ from controlplane.prediction.progress_distribution import (
 )
 from schemas.ids import JobId
 
-LEAST_STRANGERS: Final = 3  # finished jobs of other families, before they are used
-LEAST_STRANGE: Final = 0.3  # lower bound of the spread of their log epochs
+MIN_OTHER_JOBS: Final = 3  # finished jobs of other families, before they are used
+MIN_OTHER_SPREAD: Final = 0.3  # lower bound of the spread of their log epochs
 
 
 class LengthModel(Protocol):
@@ -62,7 +62,7 @@ class LengthModel(Protocol):
         ...
 
     def left(
-        self, job: JobView, family: FamilyLengths, done: float, own: OwnEvidence, *, bounds: bool
+        self, job: JobView, family: FamilyLengths, done: float, own: JobEvidence, *, bounds: bool
     ) -> WorkLeft | None:
         """Return the work that a job without a certain end has left; None if nothing is known.
 
@@ -85,7 +85,7 @@ class ResidualLife:
         """Do nothing: there is no state of single jobs."""
 
     def left(
-        self, job: JobView, family: FamilyLengths, done: float, own: OwnEvidence, *, bounds: bool
+        self, job: JobView, family: FamilyLengths, done: float, own: JobEvidence, *, bounds: bool
     ) -> WorkLeft | None:
         """Return the mean and quantiles over relatives that trained for longer than this job."""
         if not family.finished and not max(done, family.reached):
@@ -96,7 +96,7 @@ class ResidualLife:
             return WorkLeft(mean, informed=informed)
         longer = [total - done for total in family.finished if total > done]
         if not longer:
-            as_old = _as_old_as_it_gets(max(done, family.reached), done)
+            as_old = _quantiles_beyond(max(done, family.reached), done)
             return WorkLeft(mean, as_old, informed=informed)
         return WorkLeft(mean, tuple(np.quantile(longer, SHARES).tolist()), informed=informed)
 
@@ -108,7 +108,7 @@ class LengthMixture:
         self._before = ResidualLife()
         self._spread = SpreadOfLengths()
         self._epochs: dict[JobId, int] = {}  # finished epochs of active jobs
-        self._strangers: deque[int] = deque(maxlen=KEPT_RELATIVES)  # epochs of finished jobs
+        self._other_epochs: deque[int] = deque(maxlen=MAX_RELATIVES)  # epochs of finished jobs
         self._families: dict[str, FamilyLengths] = {}
 
     def epoch(self, event: EpochSeen, family: FamilyLengths) -> None:
@@ -122,17 +122,17 @@ class LengthMixture:
         if event.succeeded:
             self._spread.update(self._families.values())
             if epochs:
-                self._strangers.append(epochs)
+                self._other_epochs.append(epochs)
 
     def forget(self, active: set[JobId]) -> None:
         """Drop the epoch counts of jobs that are not active."""
         self._epochs = {job: many for job, many in self._epochs.items() if job in active}
 
     def left(
-        self, job: JobView, family: FamilyLengths, done: float, own: OwnEvidence, *, bounds: bool
+        self, job: JobView, family: FamilyLengths, done: float, own: JobEvidence, *, bounds: bool
     ) -> WorkLeft | None:
         """Return the mean residual life of the mixture, clamped to the certain bounds."""
-        likely = self._relatives(job, family) or self._like_strangers(job)
+        likely = self._relatives(job, family) or self._from_other_families(job)
         for evidence in own.evidence(job, done):
             likely = likely.given(evidence) if likely is not None else one_length(evidence)
         if likely is None:
@@ -149,26 +149,26 @@ class LengthMixture:
         if not family.finished:
             return None
         spread = self._spread.of(job.family, family)
-        return of_relatives(family.finished, family.outlived(job.job), spread)
+        return of_relatives(family.finished, family.censored(job.job), spread)
 
-    def _like_strangers(self, job: JobView) -> LengthDistribution | None:
+    def _from_other_families(self, job: JobView) -> LengthDistribution | None:
         """Assume as many epochs as jobs of other families took; None if too few have finished."""
-        if not job.epoch_samples or len(self._strangers) < LEAST_STRANGERS:
+        if not job.epoch_samples or len(self._other_epochs) < MIN_OTHER_JOBS:
             return None
-        totals = [float(epochs * job.epoch_samples) for epochs in self._strangers]
-        return of_relatives(totals, [], max(LEAST_STRANGE, float(np.std(np.log(totals)))))
+        totals = [float(epochs * job.epoch_samples) for epochs in self._other_epochs]
+        return of_relatives(totals, [], max(MIN_OTHER_SPREAD, float(np.std(np.log(totals)))))
 
 
-def _as_old_as_it_gets(reached: float, done: float) -> tuple[float, ...]:
+def _quantiles_beyond(reached: float, done: float) -> tuple[float, ...]:
     """Return quantiles if no relative trained for longer: half of such jobs last twice as long."""
     return tuple(reached / (1.0 - share) - done for share in SHARES)
 
 
-KEPT_LOGS: Final = 20  # logs of one family
-KEPT_EPOCHS: Final = 100  # entries of one log
-KEPT_COMMON: Final = 40  # logs of all families, for new families
-LEAST_PROGRESS: Final = 1e-6  # lower bound of a divisor
-LEAST_LEFT: Final = 1e-3  # lower bound of the remaining share of the work done
+MAX_LOGS: Final = 20  # logs of one family
+MAX_LOG_EPOCHS: Final = 100  # entries of one log
+MAX_COMMON_LOGS: Final = 40  # logs of all families, for new families
+MIN_PROGRESS: Final = 1e-6  # lower bound of a divisor
+MIN_LEFT: Final = 1e-3  # lower bound of the remaining share of the work done
 
 
 @dataclass(slots=True)
@@ -211,7 +211,7 @@ class BetaProgress:
     def __init__(self) -> None:
         self._logs: dict[JobId, _Log] = {}
         self._families: dict[str, _Regression] = {}
-        self._common = _Regression(deque(maxlen=KEPT_COMMON))
+        self._common = _Regression(deque(maxlen=MAX_COMMON_LOGS))
         self._before = ResidualLife()
 
     def epoch(self, event: EpochSeen, family: FamilyLengths) -> None:
@@ -219,7 +219,7 @@ class BetaProgress:
         log = self._logs.setdefault(event.job, _Log())
         if log.first_loss is None:
             log.first_loss = event.train_loss
-        if len(log.rows) < KEPT_EPOCHS and event.epoch > 0:
+        if len(log.rows) < MAX_LOG_EPOCHS and event.epoch > 0:
             log.rows[event.epoch] = self._features(
                 family, log, event.samples_done, event.train_loss, event.stop_metric
             )
@@ -229,7 +229,7 @@ class BetaProgress:
         log = self._logs.pop(event.job, None)
         if log is None or not event.succeeded:
             return
-        own = self._families.setdefault(event.family, _Regression(deque(maxlen=KEPT_LOGS)))
+        own = self._families.setdefault(event.family, _Regression(deque(maxlen=MAX_LOGS)))
         points = log.points()
         own.add(points)
         self._common.add(points)
@@ -239,7 +239,7 @@ class BetaProgress:
         self._logs = {job: log for job, log in self._logs.items() if job in active}
 
     def left(
-        self, job: JobView, family: FamilyLengths, done: float, own: OwnEvidence, *, bounds: bool
+        self, job: JobView, family: FamilyLengths, done: float, own: JobEvidence, *, bounds: bool
     ) -> WorkLeft | None:
         """Return what the mean progress leaves; the residual life if there is no regression yet."""
         log = self._logs.get(job.job, _Log())
@@ -252,11 +252,11 @@ class BetaProgress:
         epochs = np.array([float(max(last, 1))])
         alpha, beta = model.shapes(row[None, :], epochs)
         came = float(epochs[0]) * epoch_samples
-        least = LEAST_LEFT * max(done, 1.0)
+        least = MIN_LEFT * max(done, 1.0)
         mean = max(came * float((alpha + beta)[0] / alpha[0]) - done, least)
         if not bounds:
             return WorkLeft(mean)
-        progress = np.maximum(betaincinv(alpha, beta, 1.0 - np.array(SHARES)), LEAST_PROGRESS)
+        progress = np.maximum(betaincinv(alpha, beta, 1.0 - np.array(SHARES)), MIN_PROGRESS)
         return WorkLeft(mean, tuple(np.maximum(came / progress - done, least).tolist()))
 
     def _model(self, family: str) -> ProgressModel | None:

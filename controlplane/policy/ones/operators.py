@@ -55,11 +55,11 @@ def score(problem: Problem, levels: IntArray, owner: IntArray) -> Candidate:
     """Return the candidate with the sum of the jobs' values in a layout.
 
     The values of the table hold for the fewest nodes of the best type without neighbours; see
-    `Problem.placed_value`. A job that lacks what it is due counts for less (`Problem.dues`).
+    `Problem.placed_value`. A job that lacks what it is due counts for less (`Problem.floors`).
     """
     value, moved = problem.placed_value(levels, owner)
-    if problem.dues is not None:
-        value = value - problem.dues.missing[problem.rows, levels]
+    if problem.floors is not None:
+        value = value - problem.floors.penalty[problem.rows, levels]
     return Candidate(levels, owner, value, float(value.sum()), int(moved.sum()))
 
 
@@ -86,8 +86,8 @@ def laid_out(
 
 NOISE = 0.3  # sigma of the log factors of a random draw; a judgement
 PAIR = 2
-TRIOS = 0.25  # share of trades of three jobs; a judgement
-NODE_JITTER = 0.2  # sigma of the random costs of nodes; a judgement
+TRIO_SHARE = 0.25  # share of trades of three jobs; a judgement
+JITTER_SIGMA = 0.2  # sigma of the random costs of nodes; a judgement
 
 
 def refreshed(problem: Problem, levels: IntArray) -> IntArray:
@@ -193,7 +193,7 @@ def traded(problem: Problem, parent: Candidate, rng: Generator) -> PlacementHint
     Only where GPU types differ.
     """
     able = np.flatnonzero(problem.free_to_move & (parent.levels > 0))
-    many = PAIR + int(rng.random() < TRIOS)
+    many = PAIR + int(rng.random() < TRIO_SHARE)
     if not problem.seeks_trades or len(able) < many:
         return None
     rows = rng.choice(able, size=many, replace=False)
@@ -204,7 +204,7 @@ def node_jitter(problem: Problem, rng: Generator) -> FloatArray | None:
     """Return random costs of nodes, shape (N,), on log step times; None if places are equal."""
     if not problem.places_matter:
         return None
-    return np.asarray(rng.normal(0.0, NODE_JITTER, len(problem.slots_on)))
+    return np.asarray(rng.normal(0.0, JITTER_SIGMA, len(problem.slots_on)))
 
 
 LOSERS: Final = 4  # jobs tried in each round

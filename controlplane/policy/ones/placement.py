@@ -15,9 +15,9 @@ import numpy as np
 from controlplane.policy.ones.problem import FREE, Problem
 from controlplane.prediction import FloatArray, IntArray
 
-FAR_OFF: Final = 1e6  # weight of a node's cost, compared with the fit
-TIGHT: Final = 1e3  # weight of the fit, compared with slots that the job has there
-EVACUEES: Final = 4  # jobs that may be moved to empty one node; each costs a stall
+COST_WEIGHT: Final = 1e6  # weight of a node's cost, compared with the fit
+FIT_WEIGHT: Final = 1e3  # weight of the fit, compared with slots that the job has there
+MAX_EVACUEES: Final = 4  # jobs that may be moved to empty one node; each costs a stall
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,15 +59,15 @@ def lay_out(
         layout.shrink(row, int(sizes[row]))
     takers = changed[sizes[changed] > have[changed]].tolist()
     takers += [row for row in hints.movers if levels[row] == before[row] and levels[row]]
-    for row in _in_turn(problem, takers, sizes):
+    for row in _by_priority(problem, takers, sizes):
         if not layout.settle(row, int(sizes[row])):
             return None
-    if hints.traders and not layout.deal_anew(hints.traders, sizes):
+    if hints.traders and not layout.redistribute(hints.traders, sizes):
         return None
     return layout.owner
 
 
-def _in_turn(problem: Problem, takers: list[int], sizes: IntArray) -> list[int]:
+def _by_priority(problem: Problem, takers: list[int], sizes: IntArray) -> list[int]:
     """Sort rows: whole nodes first, then starts.
 
     Running jobs come last because their newcomers can be prepared beside a job that leaves.
@@ -92,7 +92,7 @@ class _Layout:
         self.owner = owner.copy()
         free = np.flatnonzero(owner == FREE)
         many = len(problem.slots_on)
-        self._rooms = np.bincount(problem.node_of[free], minlength=many)
+        self._free_slots = np.bincount(problem.node_of[free], minlength=many)
         early = free[problem.early[free]]
         self._early = np.bincount(problem.node_of[early], minlength=many)
         self._moved: set[int] = set()
@@ -104,52 +104,52 @@ class _Layout:
         have = self._slots(row)
         moves_to = self._problem.job_rows[row].moves_to
         if size and size == len(moves_to) and np.isin(moves_to, have).all():
-            self._give(have[~np.isin(have, moves_to)])
+            self._release(have[~np.isin(have, moves_to)])
             return
         nodes = self._problem.node_of[have]
         if size:
             # Keep slots where the job has most, which leaves whole nodes to other jobs.
-            many = np.bincount(nodes, minlength=len(self._rooms))[nodes]
+            many = np.bincount(nodes, minlength=len(self._free_slots))[nodes]
             have = have[np.lexsort((have, nodes, -many))]
-        self._give(have[size:])
+        self._release(have[size:])
 
     def settle(self, row: int, size: int) -> bool:
         """Find slots for a job that grows, starts or moves; return False if there are too few."""
         mine = self._slots(row)
-        rooms = self._rooms
-        own = np.bincount(self._problem.node_of[mine], minlength=len(rooms))
+        free_slots = self._free_slots
+        own = np.bincount(self._problem.node_of[mine], minlength=len(free_slots))
         if not len(mine):
             return self._start(row, size, own)
         if row in self._hints.movers:
-            fresh = self._chosen(row, rooms + own, own, size)
+            fresh = self._choose_nodes(row, free_slots + own, own, size)
             if fresh is not None:
-                self._rehouse(row, mine, fresh)
+                self._move_to(row, mine, fresh)
             return fresh is not None
-        further = self._grown(row, own, size - len(mine))
+        further = self._added_slots(row, own, size - len(mine))
         if further is None:
             return False
         spans = int(np.count_nonzero(own + further))
         if spans > self._least_nodes(size) and self._may_move(row, size + len(mine)):
-            fresh = self._chosen(row, rooms + own, own, size)
+            fresh = self._choose_nodes(row, free_slots + own, own, size)
             if fresh is not None and len(fresh) < spans:
-                self._rehouse(row, mine, fresh)
+                self._move_to(row, mine, fresh)
                 return True
-            if self._hints.evacuate and self._evacuated(row, size, own):
+            if self._hints.evacuate and self._evacuate(row, size, own):
                 return True
         for node in np.flatnonzero(further).tolist():
             self._take(row, node, int(further[node]))
         return True
 
-    def deal_anew(self, rows: Sequence[int], sizes: IntArray) -> bool:
+    def redistribute(self, rows: Sequence[int], sizes: IntArray) -> bool:
         """Let these jobs choose among their slots, one after the other.
 
         A job that returns to a node keeps its slots there.
         """
         for row in rows:
-            self._give(self._slots(row))
-        nowhere = np.zeros_like(self._rooms)
+            self._release(self._slots(row))
+        nowhere = np.zeros_like(self._free_slots)
         for row in rows:
-            chosen = self._chosen(row, self._rooms, nowhere, int(sizes[row]))
+            chosen = self._choose_nodes(row, self._free_slots, nowhere, int(sizes[row]))
             if chosen is None:
                 return False
             for node, many in chosen:
@@ -172,43 +172,48 @@ class _Layout:
 
     def _start(self, row: int, size: int, own: IntArray) -> bool:
         """Find slots for a start; slots that are free now if they are as close together."""
-        every = self._chosen(row, self._rooms, own, size)
+        every = self._choose_nodes(row, self._free_slots, own, size)
         if every is None:
             return False
         crowded = len(every) > self._least_nodes(size)
-        if crowded and self._hints.evacuate and self._evacuated(row, size, own):
+        if crowded and self._hints.evacuate and self._evacuate(row, size, own):
             return True
-        early = self._chosen(row, self._early, own, size)
+        early = self._choose_nodes(row, self._early, own, size)
         chosen = early if early is not None and len(early) <= len(every) else every
         for node, many in chosen:
             self._take(row, node, many)
         return True
 
-    def _evacuated(self, row: int, size: int, own: IntArray) -> bool:
+    def _evacuate(self, row: int, size: int, own: IntArray) -> bool:
         """Move small jobs away to make room on a node; return False if nothing was changed."""
         problem = self._problem
         widest = problem.widest
         need = min(size, widest)
-        rooms = self._rooms + own
-        order = np.argsort(-rooms, kind="stable")
+        free_slots = self._free_slots + own
+        order = np.argsort(-free_slots, kind="stable")
         for node in order[: 2 * self._least_nodes(size)].tolist():
-            if rooms[node] >= need or rooms[node] == 0:
+            if free_slots[node] >= need or free_slots[node] == 0:
                 continue
             small_jobs = self._small_jobs_on(node, row)
-            if small_jobs is None or sum(many for _, many in small_jobs) + rooms[node] < need:
+            if small_jobs is None or sum(many for _, many in small_jobs) + free_slots[node] < need:
                 continue
-            saved = (self.owner.copy(), self._rooms.copy(), self._early.copy(), set(self._moved))
-            if self._cleared(node, small_jobs):
-                fresh = self._chosen(row, self._rooms + own, own, size)
+            saved = (
+                self.owner.copy(),
+                self._free_slots.copy(),
+                self._early.copy(),
+                set(self._moved),
+            )
+            if self._clear(node, small_jobs):
+                fresh = self._choose_nodes(row, self._free_slots + own, own, size)
                 if fresh is not None and len(fresh) <= self._least_nodes(size):
-                    self._rehouse(row, self._slots(row), fresh)
+                    self._move_to(row, self._slots(row), fresh)
                     return True
-            self.owner, self._rooms, self._early, self._moved = saved
+            self.owner, self._free_slots, self._early, self._moved = saved
         return False
 
-    def _cleared(self, node: int, small_jobs: list[tuple[int, int]]) -> bool:
+    def _clear(self, node: int, small_jobs: list[tuple[int, int]]) -> bool:
         for small_job, many in small_jobs:
-            elsewhere = self._rooms.copy()
+            elsewhere = self._free_slots.copy()
             elsewhere[node] = 0
             fits = np.flatnonzero(elsewhere >= many)
             if not len(fits):
@@ -216,7 +221,7 @@ class _Layout:
             to = int(fits[elsewhere[fits].argmin()])
             mine = self._slots(small_job)
             self._take(small_job, to, many)
-            self._give(mine)
+            self._release(mine)
             self._moved.add(small_job)
         return True
 
@@ -228,7 +233,7 @@ class _Layout:
         for row, count in zip(rows.tolist(), many.tolist(), strict=True):
             if row in {FREE, but}:
                 continue
-            if row < 0 or len(found) >= EVACUEES or row in self._moved:
+            if row < 0 or len(found) >= MAX_EVACUEES or row in self._moved:
                 return None
             if not problem.free_to_move[row] or len(self._slots(row)) != count:
                 return None
@@ -239,13 +244,13 @@ class _Layout:
 
     # --- choice of nodes
 
-    def _chosen(
-        self, row: int, rooms: IntArray, own: IntArray, size: int
+    def _choose_nodes(
+        self, row: int, free_slots: IntArray, own: IntArray, size: int
     ) -> list[tuple[int, int]] | None:
         """Return as few nodes as possible, with the slots on each; None if slots are missing."""
-        if int(rooms.sum()) < size:
+        if int(free_slots.sum()) < size:
             return None
-        left = rooms.astype(np.float64)
+        left = free_slots.astype(np.float64)
         cost = self._node_costs(row)
         found: list[tuple[int, int]] = []
         while size > 0:
@@ -253,7 +258,7 @@ class _Layout:
             some = bool(fits.any())
             among = np.flatnonzero(fits if some else left > 0)
             room = left[among]
-            key = cost[among] * FAR_OFF + (room if some else -room) * TIGHT - own[among]
+            key = cost[among] * COST_WEIGHT + (room if some else -room) * FIT_WEIGHT - own[among]
             node = int(among[key.argmin()])
             many = int(min(size, left[node]))
             found.append((node, many))
@@ -261,15 +266,15 @@ class _Layout:
             size -= many
         return found
 
-    def _grown(self, row: int, own: IntArray, more: int) -> IntArray | None:
+    def _added_slots(self, row: int, own: IntArray, more: int) -> IntArray | None:
         """Return slots to add on each node, own nodes first, shape (N,); None if too few."""
         further = np.zeros_like(own)
         for node in np.argsort(-own, kind="stable")[: np.count_nonzero(own)].tolist():
-            many = min(more, int(self._rooms[node]))
+            many = min(more, int(self._free_slots[node]))
             further[node] = many
             more -= many
         if more:
-            rest = self._chosen(row, np.where(own > 0, 0, self._rooms), own, more)
+            rest = self._choose_nodes(row, np.where(own > 0, 0, self._free_slots), own, more)
             if rest is None:
                 return None
             for node, many in rest:
@@ -296,17 +301,17 @@ class _Layout:
     def _slots(self, row: int) -> IntArray:
         return np.flatnonzero(self.owner == row)
 
-    def _rehouse(self, row: int, mine: IntArray, fresh: list[tuple[int, int]]) -> None:
+    def _move_to(self, row: int, mine: IntArray, fresh: list[tuple[int, int]]) -> None:
         """Move to these nodes; keep slots that the job already has there."""
         node_of = self._problem.node_of
         for node, many in fresh:
             here = mine[node_of[mine] == node]
             if len(here) > many:
-                self._give(here[many:])
+                self._release(here[many:])
             else:
                 self._take(row, node, many - len(here))
         gone = ~np.isin(node_of[mine], [node for node, _ in fresh])
-        self._give(mine[gone])
+        self._release(mine[gone])
 
     def _take(self, row: int, node: int, many: int) -> None:
         """Take free slots of a node, first those that are free now."""
@@ -317,12 +322,12 @@ class _Layout:
         early = self._problem.early[slots]
         chosen = np.concatenate([slots[early], slots[~early]])[:many]
         self.owner[chosen] = row
-        self._rooms[node] -= many
+        self._free_slots[node] -= many
         self._early[node] -= int(self._problem.early[chosen].sum())
 
-    def _give(self, slots: IntArray | Iterable[int]) -> None:
+    def _release(self, slots: IntArray | Iterable[int]) -> None:
         slots = np.asarray(slots, dtype=np.int64)
         self.owner[slots] = FREE
-        np.add.at(self._rooms, self._problem.node_of[slots], 1)
+        np.add.at(self._free_slots, self._problem.node_of[slots], 1)
         early = slots[self._problem.early[slots]]
         np.add.at(self._early, self._problem.node_of[early], 1)

@@ -51,7 +51,7 @@ class Ones(SearchPolicy[Problem]):
         self._search = EvolutionarySearch(self.options)
         self._core_demand = CoreDemand()
         self._forecasts = StartForecasts() if self.options.forecast_starts else None
-        self._news: dict[JobId, None] = {}  # jobs that reported since batches were last chosen
+        self._reported: dict[JobId, None] = {}  # jobs that reported since batches were last chosen
         super().__init__(self.estimates, self._search)
 
     def observe(self, event: PolicyEvent, now: Seconds) -> None:
@@ -59,12 +59,12 @@ class Ones(SearchPolicy[Problem]):
         super().observe(event, now)
         self._core_demand.observe(event)
         if self.options.rebatch and isinstance(event, EpochSeen | StepsSeen):
-            self._news[event.job] = None
+            self._reported[event.job] = None
 
     def plan(self, view: ClusterView, now: Seconds) -> Plan:
         """Return the fittest candidate, with a reason for every job that changes or waits."""
-        problem = self._problem_of(view, now)
-        self._news.clear()  # a full plan chooses all batches
+        problem = self._current_problem(view, now)
+        self._reported.clear()  # a full plan chooses all batches
         best = self._search.best
         local_batch = {name: dict(placed) for name, placed in problem.kept.items()}
         reasons: dict[JobId, Reason] = {}
@@ -75,7 +75,7 @@ class Ones(SearchPolicy[Problem]):
             least, owners = least_value(problem, best), slot_owners(problem, best)
             for row, places in enumerate(best.by_row()):
                 job_row = problem.job_rows[row]
-                placed = _dealt(problem, best, row, places)
+                placed = _local_batches(problem, best, row, places)
                 if placed:
                     local_batch[job_row.job.job] = placed
                 if placed != dict(job_row.job.running_on):
@@ -114,16 +114,16 @@ class Ones(SearchPolicy[Problem]):
         """
         local_batch: dict[JobId, dict[SlotId, int]] = {}
         reasons: dict[JobId, Reason] = {}
-        for job_row in self.builder.rows(self._core_demand.shown(view), self._news, now):
+        for job_row in self.builder.rows(self._core_demand.shown(view), self._reported, now):
             job, batch = job_row.job, int(job_row.table.batches[job_row.level - 1])
             if job_row.moves_to or batch == sum(job.running_on.values()):
                 continue
             local_batch[job.job] = split(batch, list(job.running_on))
             reasons[job.job] = for_batch(job_row)
-        self._news.clear()
+        self._reported.clear()
         return Plan(based_on=view.version, local_batch=local_batch, reasons=reasons)
 
-    def _pose(self, view: ClusterView, now: Seconds) -> Problem:
+    def _build_problem(self, view: ClusterView, now: Seconds) -> Problem:
         problem = self.builder.build(self._core_demand.shown(view), now)
         self._search.update(problem)
         if self._forecasts is not None:
@@ -139,7 +139,9 @@ class Ones(SearchPolicy[Problem]):
         return min((at for at in times if at > now), default=None)
 
 
-def _dealt(problem: Problem, best: Candidate, row: int, places: Sequence[int]) -> dict[SlotId, int]:
+def _local_batches(
+    problem: Problem, best: Candidate, row: int, places: Sequence[int]
+) -> dict[SlotId, int]:
     """Return a job's local batches; the present ones if slots and batch stay the same."""
     job_row = problem.job_rows[row]
     level = int(best.levels[row])

@@ -51,7 +51,7 @@ class InterferenceModel:
         found = np.zeros(len(self.family))
         if not len(rows):
             return np.ones(len(found))
-        here = self._there(rows, nodes, mine)[nodes]
+        here = self._jobs_per_class(rows, nodes, mine)[nodes]
         here[np.arange(len(rows)), mine[rows]] -= 1.0
         worst = np.where(here > 0.0, self.log_slowdowns[mine[rows]], 0.0).max(axis=1)
         np.maximum.at(found, rows, worst)
@@ -66,19 +66,19 @@ class InterferenceModel:
         spans = np.bincount(rows, minlength=len(self.family))
         mine = 2 * self.family + (spans > 1)
         others = rows != row
-        there = self._there(rows[others], nodes[others], mine) > 0.0
+        there = self._jobs_per_class(rows[others], nodes[others], mine) > 0.0
         own = int(2 * self.family[row])
         both = np.maximum(self.log_slowdowns[own], 0.0), self.log_slowdowns[:, own]
         return np.asarray(sum(np.where(there, cost, 0.0).max(axis=1) for cost in both))
 
-    def _there(self, rows: IntArray, nodes: IntArray, mine: IntArray) -> FloatArray:
+    def _jobs_per_class(self, rows: IntArray, nodes: IntArray, mine: IntArray) -> FloatArray:
         """Return the number of jobs of each class on each node, shape (N, C)."""
         there = self.fixed.copy()
         np.add.at(there, (nodes, mine[rows]), 1.0)
         return there
 
 
-class Way(IntEnum):
+class YieldMode(IntEnum):
     """Way in which a job yields its slots; cheaper ways first."""
 
     DETOUR = 0  # it goes to free slots, or keeps some of its own: one more change
@@ -90,7 +90,7 @@ class Trades:
     """Groups of rows of jobs that take each other's slots."""
 
     groups: tuple[tuple[int, ...], ...] = ()  # jobs that wait for each other
-    aside: Mapping[int, Way] = field(default_factory=dict)  # jobs that yield, and how
+    yields: Mapping[int, YieldMode] = field(default_factory=dict)  # jobs that yield, and how
 
     def partners(self, row: int) -> tuple[int, ...]:
         """Return the rows with which a job trades places."""
@@ -99,17 +99,19 @@ class Trades:
 
 
 NO_TRADES: Final = Trades()
-StepAside = Callable[[int, int, int], tuple[Way, float]]
+ChooseYield = Callable[[int, int, int], tuple[YieldMode, float]]
 
 
-def trades_between(before: IntArray, after: IntArray, spare: int, step_aside: StepAside) -> Trades:
+def trades_between(
+    before: IntArray, after: IntArray, spare: int, choose_yield: ChooseYield
+) -> Trades:
     """Return the trades between two schedules.
 
     Args:
         before: the row of the job on each slot, shape (S,); negative: of none.
         after: likewise, shape (S,).
         spare: slots that are free before and after.
-        step_aside: returns the way and its cost, of a row, its kept slots and the spare slots.
+        choose_yield: returns the mode and its cost, of a row, its kept slots and the spare slots.
     """
     differ = np.flatnonzero(before != after)
     old, new = before[differ], after[differ]
@@ -121,22 +123,22 @@ def trades_between(before: IntArray, after: IntArray, spare: int, step_aside: St
     for taker, owner in set(zip(new[both].tolist(), old[both].tolist(), strict=True)):
         if taker in takes and owner in takes:
             needs.setdefault(taker, set()).add(owner)
-    waiting = _left_over(needs, needs.keys())
+    waiting = _blocked(needs, needs.keys())
     if not waiting:
         return NO_TRADES
-    groups = _together(waiting, needs)
+    groups = _connected_groups(waiting, needs)
     kept = np.bincount(before[(before == after) & (before >= 0)], minlength=int(before.max()) + 1)
-    aside: dict[int, Way] = {}
+    yields: dict[int, YieldMode] = {}
     while waiting:
         blocking = sorted({owner for row in waiting for owner in needs[row]} & waiting)
-        ways = {row: step_aside(row, int(kept[row]), spare) for row in blocking}
+        ways = {row: choose_yield(row, int(kept[row]), spare) for row in blocking}
         row = min(ways, key=lambda row: (*ways[row], row))
-        aside[row] = ways[row][0]
-        waiting = _left_over(needs, waiting - {row})
-    return Trades(groups, aside)
+        yields[row] = ways[row][0]
+        waiting = _blocked(needs, waiting - {row})
+    return Trades(groups, yields)
 
 
-def _left_over(needs: Mapping[int, set[int]], rows: Iterable[int]) -> set[int]:
+def _blocked(needs: Mapping[int, set[int]], rows: Iterable[int]) -> set[int]:
     """Return the rows that block each other after all other rows have moved."""
     waiting = set(rows)
     while True:
@@ -146,7 +148,7 @@ def _left_over(needs: Mapping[int, set[int]], rows: Iterable[int]) -> set[int]:
         waiting -= ready
 
 
-def _together(rows: set[int], needs: Mapping[int, set[int]]) -> tuple[tuple[int, ...], ...]:
+def _connected_groups(rows: set[int], needs: Mapping[int, set[int]]) -> tuple[tuple[int, ...], ...]:
     """Return groups of rows that depend on each other, directly or not; sorted."""
     groups: list[set[int]] = []
     for row in sorted(rows):
@@ -158,16 +160,16 @@ def _together(rows: set[int], needs: Mapping[int, set[int]]) -> tuple[tuple[int,
 
 
 @dataclass(frozen=True, slots=True)
-class Dues:
+class FairnessFloors:
     """Fairness of each job against the limit `max_stretch`, and the size that is due to it."""
 
     limit: float  # max_stretch
     expected: FloatArray  # shape (J,), stretch with only the fair share from now on
     at_best: FloatArray  # shape (J,), stretch on the largest size allowed now
     level: IntArray  # shape (J,), lowest level that is due; 0: none
-    missing: FloatArray  # shape (J, 1 + L), penalty for what a level lacks
+    penalty: FloatArray  # shape (J, 1 + L), penalty for what a level lacks
 
-    def is_kept(self, row: int) -> bool:
+    def is_feasible(self, row: int) -> bool:
         """True if the job can still stay within the limit."""
         return bool(self.at_best[row] <= self.limit)
 
@@ -238,7 +240,7 @@ class Problem:
     swaps: bool = True  # running jobs may trade places
     slow: FloatArray | None = None  # shape (J, types), factor of a step's time
     interference: InterferenceModel | None = None
-    dues: Dues | None = None  # by `max_stretch`; None: no limit
+    floors: FairnessFloors | None = None  # by `max_stretch`; None: no limit
     stretch: dict[tuple[int, int, int], float] = field(default_factory=dict)  # cache
 
     @property
@@ -273,8 +275,8 @@ class Problem:
 
     @cached_property
     def worth(self) -> FloatArray:
-        """`value` less what is due and missing, by which sizes are chosen; shape (J, 1 + L)."""
-        return self.value if self.dues is None else self.value - self.dues.missing
+        """`value` less the penalty of `floors`, by which sizes are chosen; shape (J, 1 + L)."""
+        return self.value if self.floors is None else self.value - self.floors.penalty
 
     @cached_property
     def lowest(self) -> IntArray:
@@ -397,7 +399,7 @@ class Problem:
     def trades(self, owner: IntArray) -> Trades:
         """Return the trades that a schedule requires, and the jobs that yield for them."""
         spare = int(np.count_nonzero((self.owner == FREE) & (owner == FREE)))
-        return trades_between(self.owner, owner, spare, self._step_aside)
+        return trades_between(self.owner, owner, spare, self._choose_yield)
 
     def left_by_trading(self, owner: IntArray) -> dict[int, float]:
         """Return the share of its speed-up that each trading job keeps beside a move's cost.
@@ -408,22 +410,22 @@ class Problem:
         moved.
         """
         trades = self.trades(owner)
-        found = dict.fromkeys(trades.aside, 1.0)
+        found = dict.fromkeys(trades.yields, 1.0)
         if self.seeks_trades:
             found = {row: float(self.move_factor[row]) for group in trades.groups for row in group}
-        for row, way in trades.aside.items():
+        for row, way in trades.yields.items():
             move = float(self.move_factor[row])
-            again = self.job_rows[row].restart_factor / move if way is Way.PAUSE else move
+            again = self.job_rows[row].restart_factor / move if way is YieldMode.PAUSE else move
             found[row] *= min(1.0, again)
         return found
 
-    def _step_aside(self, row: int, kept: int, spare: int) -> tuple[Way, float]:
+    def _choose_yield(self, row: int, kept: int, spare: int) -> tuple[YieldMode, float]:
         """Return how a job would yield its slots, and the slot seconds of a start."""
         job_row = self.job_rows[row]
         job, size = job_row.job, len(job_row.now)
         meanwhile = kept + min(spare, size - kept)
         staging = spare > 0 and meanwhile >= job.least and size + meanwhile <= job.batch_limit
-        way = Way.DETOUR if staging or kept >= max(1, job.least) else Way.PAUSE
+        way = YieldMode.DETOUR if staging or kept >= max(1, job.least) else YieldMode.PAUSE
         return way, size * (job.start_s or 1.0)
 
     def has_barred_move(self, owner: IntArray) -> bool:

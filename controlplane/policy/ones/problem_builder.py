@@ -13,7 +13,7 @@ import numpy as np
 
 from controlplane.policy.api import ClusterView, JobView
 from controlplane.policy.ones.fairness import FairShares
-from controlplane.policy.ones.job_estimates import Estimates, Standing
+from controlplane.policy.ones.job_estimates import Estimates, EstimateVersion
 from controlplane.policy.ones.problem import CLOSED, FREE, InterferenceModel, JobRow, Problem
 from controlplane.policy.ones.size_table import SizeTable, size_table
 from controlplane.policy.ones.size_values import (
@@ -30,15 +30,15 @@ from controlplane.policy.search.cluster_index import NO_CLUSTER, ClusterIndex, C
 from controlplane.prediction import FloatArray, IntArray
 from schemas.ids import JobId, Seconds, SlotId
 
-KEPT_TABLES: Final = 20_000  # bound on memory; the cache is then cleared
+MAX_TABLES: Final = 20_000  # bound on memory; the cache is then cleared
 ANY_SIZE: Final = 4  # slots; up to this size a job need not fill its nodes (README, "Numbers")
 _Key = tuple[object, ...]
 
 
-class _Known(NamedTuple):
-    """Cached row: `standing` is cheap to compare, `key` contains the inputs."""
+class _CachedRow(NamedTuple):
+    """Cached row: `version` is cheap to compare, `key` contains the inputs."""
 
-    standing: Standing | None
+    version: EstimateVersion | None
     capacity: int
     key: _Key
     row: JobRow
@@ -51,7 +51,7 @@ class JobRowBuilder:
         self._estimates = estimates
         self._options = options
         self._cluster = NO_CLUSTER
-        self._rows: dict[JobId, _Known] = {}
+        self._rows: dict[JobId, _CachedRow] = {}
         self._tables: dict[_Key, SizeTable] = {}
 
     def update(self, cluster: ClusterIndex, active: Container[JobId], many: int) -> None:
@@ -69,19 +69,19 @@ class JobRowBuilder:
         if (
             known is not None
             and known.row.job is job
-            and known.standing is not None
+            and known.version is not None
             and known.capacity == supply.capacity
-            and estimates.stands(job, known.standing, supply.now)
+            and estimates.is_current(job, known.version, supply.now)
         ):
             return known.row
         family = estimates.family(job.family)
         family.speed_model(job.batch_size)  # may fit the model again and change its edition
-        standing = estimates.standing(job, supply.now)
+        version = estimates.version(job, supply.now)
         if (
             known is not None
             and known.row.job is job
-            and standing is not None
-            and known.standing == standing
+            and version is not None
+            and known.version == version
             and known.capacity == supply.capacity
         ):
             return known.row
@@ -93,7 +93,7 @@ class JobRowBuilder:
         samples = estimates.remaining(job)
         size = len(job.running_on)
         most = min(job.most, supply.capacity)
-        tried = estimates.may_have(job, supply.now)
+        tried = estimates.max_slots_after_return(job, supply.now)
         if tried is not None:
             most = min(most, max(size, tried))
         noise = estimates.noise_scale(job)
@@ -103,10 +103,10 @@ class JobRowBuilder:
             most, family.largest, others,
         )  # fmt: skip
         if known is not None and known.key == key and known.row.job is job:
-            self._rows[job.job] = known._replace(standing=standing, capacity=supply.capacity)
+            self._rows[job.job] = known._replace(version=version, capacity=supply.capacity)
             return known.row
         sizes = self._sizes(job, most, limit, warm=warm)
-        row = self._made(
+        row = self._make_row(
             job,
             sizes,
             noise,
@@ -117,10 +117,10 @@ class JobRowBuilder:
             losing=losing,
             moves_to=moves_to,
         )
-        self._rows[job.job] = _Known(standing, supply.capacity, key, row)
+        self._rows[job.job] = _CachedRow(version, supply.capacity, key, row)
         return row
 
-    def _made(
+    def _make_row(
         self,
         job: JobView,
         sizes: IntArray,
@@ -176,7 +176,7 @@ class JobRowBuilder:
         )  # fmt: skip
         found = self._tables.get(key)
         if found is None:
-            if len(self._tables) > KEPT_TABLES:
+            if len(self._tables) > MAX_TABLES:
                 self._tables.clear()
             found = self._tables[key] = size_table(
                 job,
@@ -306,7 +306,7 @@ class ProblemBuilder:
             swaps=self._options.swaps,
             slow=self._estimates.type_slowdowns(cluster.types, families),
             interference=self._interference(job_rows, found.kept, view),
-            dues=self._fair_shares.dues(job_rows, table, view, now),
+            floors=self._fair_shares.floors(job_rows, table, view, now),
         )
 
     def rows(self, view: ClusterView, jobs: Iterable[JobId], now: Seconds) -> list[JobRow]:

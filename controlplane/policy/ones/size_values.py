@@ -24,7 +24,7 @@ from schemas.ids import JobId, Seconds, SlotId
 # (docs/evolution.md, "Each term"). The three numbers are the prototype's and were not tuned alone.
 STALL_WEIGHT: Final = 2.5
 STALL_FROM_S, STALL_TO_S = 10.0, 900.0
-LEAST_SHARE: Final = 0.05  # lower bound of the share that a change leaves: values stay above 0
+MIN_SHARE: Final = 0.05  # lower bound of the share that a change leaves: values stay above 0
 UNKNOWN_S: Final = 60.0  # remaining time if no job's is known: all weigh the same
 LEAST_GAIN: Final = 1e-9  # lower bound of a divisor
 
@@ -47,7 +47,7 @@ def kept_share(
     """Return c: the share of its value that a job keeps after the change to each size.
 
     1 - max(2.5 stall / clamp(T(n), 10 s, 900 s), margin); 1 at the present size. Shape (L,), in
-    [`LEAST_SHARE`, 1].
+    [`MIN_SHARE`, 1].
 
     Args:
         one_s: T1, remaining seconds on one slot.
@@ -67,13 +67,13 @@ def stall_share(left_s: FloatArray, stall_s: float, margin: float) -> FloatArray
         margin: least share that a change costs.
     """
     lost = STALL_WEIGHT * stall_s / np.clip(left_s, STALL_FROM_S, STALL_TO_S)
-    return np.asarray(np.maximum(1.0 - np.maximum(lost, margin), LEAST_SHARE))
+    return np.asarray(np.maximum(1.0 - np.maximum(lost, margin), MIN_SHARE))
 
 
 def left_after(left_s: float, stall_s: float, margin: float) -> float:
     """Return `stall_share` of a single number."""
     lost = STALL_WEIGHT * stall_s / min(max(left_s, STALL_FROM_S), STALL_TO_S)
-    return max(1.0 - max(lost, margin), LEAST_SHARE)
+    return max(1.0 - max(lost, margin), MIN_SHARE)
 
 
 def values(gains: FloatArray, weight: FloatArray, options: OnesOptions) -> FloatArray:

@@ -1,6 +1,6 @@
 """Slow-downs by GPU types, neighbours and shared cores.
 
-`LearntSlowdowns` averages over families, `CoreDemand` estimates how many cores workers use, and
+`LearnedSlowdowns` averages over families, `CoreDemand` estimates how many cores workers use, and
 `PlacementIndex` looks up where jobs run and who their neighbours are.
 """
 
@@ -29,11 +29,11 @@ from controlplane.prediction.slowdowns import stretch
 from controlplane.prediction.speed_model import PRIOR_SCALING, Scaling
 from schemas.ids import JobId, NodeId, SlotId
 
-LEAST_SCALING: Final = 0.7  # least prior exponent: below, no job would try two slots
+MIN_SCALING: Final = 0.7  # least prior exponent: below, no job would try two slots
 ALIKE: Final = 0.05  # logarithm; smaller slow-downs are within the noise
 
 
-class LearntSlowdowns:
+class LearnedSlowdowns:
     """Slow-downs by GPU type and neighbour; unmeasured cases use the mean of the other families.
 
     Args:
@@ -42,10 +42,12 @@ class LearntSlowdowns:
 
     def __init__(self, families: FamilyHistories) -> None:
         self._families = families
-        self._agreed_on = -1  # sum of the families' editions
+        self._prior_edition = -1  # sum of the families' editions
         self._log_slowdowns: FloatArray | None = None
         self._log_slowdowns_of: tuple[int, tuple[str, ...]] | None = None
-        self._believed: dict[str, float] = {}  # log step times by GPU type that the models assume
+        self._assumed_types: dict[
+            str, float
+        ] = {}  # log step times by GPU type that the models assume
 
     def by_type(self, types: Sequence[str], families: Sequence[str]) -> FloatArray | None:
         """Return the factor of a step's time on each GPU type over the fastest, shape (J, types).
@@ -57,7 +59,7 @@ class LearntSlowdowns:
         """
         if len(types) < 2:  # noqa: PLR2004 - one is like itself
             return None
-        self._agree()
+        self._update_priors()
         rows = {
             name: np.array(self._families.of(name).costs(types)) for name in dict.fromkeys(families)
         }
@@ -70,10 +72,10 @@ class LearntSlowdowns:
         Args:
             families: F families, whose order numbers the classes.
         """
-        self._agree()
+        self._update_priors()
         if not self._families.priors.colocations:
             return None
-        key = (self._agreed_on, tuple(families))
+        key = (self._prior_edition, tuple(families))
         if key != self._log_slowdowns_of:
             self._log_slowdowns_of, self._log_slowdowns = key, self._slow_downs(families)
         return self._log_slowdowns
@@ -90,13 +92,13 @@ class LearntSlowdowns:
                         found[2 * one + own, 2 * other + its] = cost
         return found if found.max(initial=0.0) > ALIKE else None
 
-    def _agree(self) -> None:
+    def _update_priors(self) -> None:
         """Compute the means over families, which serve as priors."""
         families = self._families.all()
         editions = sum(family.edition for family in families)
-        if editions == self._agreed_on:
+        if editions == self._prior_edition:
             return
-        self._agreed_on = editions
+        self._prior_edition = editions
         gpu_types: dict[str, list[float]] = {}
         colocation: dict[Colocation, list[float]] = {}
         for family in families:
@@ -107,22 +109,22 @@ class LearntSlowdowns:
             for (own, _, its), cost in family.parts.colocations.items():
                 colocation.setdefault((own, "", its), []).append(cost)
         means = {gpu_type: sum(found) / len(found) for gpu_type, found in gpu_types.items()}
-        if _differ(means, self._believed):  # another type may be the fastest now
-            self._believed = means
+        if _differ(means, self._assumed_types):  # another type may be the fastest now
+            self._assumed_types = means
             for family in families:
                 family.model = None
-        self._believe_scaling(families)
+        self._update_scaling(families)
         self._families.priors.gpu_types = means
         self._families.priors.colocations = {
             one: sum(found) / len(found) for one, found in colocation.items()
         }
 
-    def _believe_scaling(self, families: Sequence[FamilyHistory]) -> None:
+    def _update_scaling(self, families: Sequence[FamilyHistory]) -> None:
         """Update the prior speed-up of families that were never measured on several slots."""
         known = [family.scaling() for family in families]
         to_two = _with_prior(PRIOR_SCALING.to_two, [found for found, _ in known])
         beyond = _with_prior(PRIOR_SCALING.beyond, [found for _, found in known])
-        mean, former = Scaling(max(to_two, LEAST_SCALING), beyond), self._families.priors.scaling
+        mean, former = Scaling(max(to_two, MIN_SCALING), beyond), self._families.priors.scaling
         if max(abs(mean.to_two - former.to_two), abs(mean.beyond - former.beyond)) <= ALIKE:
             return
         self._families.priors.scaling = mean
@@ -141,9 +143,9 @@ def _with_prior(prior: float, seen: Sequence[float | None]) -> float:
     return (prior + sum(measured)) / (1 + len(measured))
 
 
-KEPT: Final = 0.8  # weight of the old value at each report
-CLEARLY_LESS: Final = 0.35  # cores; such a worker waits for something else; a judgement
-SATURATED: Final = 0.85  # share of a host's cores; above it the demand of workers is unknown
+OLD_WEIGHT: Final = 0.8  # weight of the old value at each report
+IDLE_CORES: Final = 0.35  # cores; such a worker waits for something else; a judgement
+BUSY_SHARE: Final = 0.85  # share of a host's cores; above it the demand of workers is unknown
 
 
 class CoreDemand:
@@ -164,9 +166,9 @@ class CoreDemand:
         match event:
             case StepsSeen(cpu_cores=float(cores)):
                 before = self._jobs.get(event.job, cores)
-                self._jobs[event.job] = KEPT * before + (1.0 - KEPT) * cores
+                self._jobs[event.job] = OLD_WEIGHT * before + (1.0 - OLD_WEIGHT) * cores
                 before = self._families.get(event.family, cores)
-                self._families[event.family] = KEPT * before + (1.0 - KEPT) * cores
+                self._families[event.family] = OLD_WEIGHT * before + (1.0 - OLD_WEIGHT) * cores
             case JobEnded():
                 self._jobs.pop(event.job, None)
 
@@ -190,12 +192,12 @@ class CoreDemand:
         most, used = 0.0, 0.0
         for job in view.jobs.values():
             cores = self._of(job)
-            if cores > CLEARLY_LESS:
+            if cores > IDLE_CORES:
                 return 1.0
             most = max(most, cores)
             used += cores * len(job.running_on)
         hosts = {slot.node: slot.cores for slot in view.slots}
-        if not view.jobs or used > SATURATED * sum(hosts.values()):
+        if not view.jobs or used > BUSY_SHARE * sum(hosts.values()):
             return 1.0
         demand = 1.0
         while demand / 2.0 >= most and demand > 1.0 / 64.0:

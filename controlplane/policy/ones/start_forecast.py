@@ -27,19 +27,19 @@ from controlplane.policy.ones.size_values import LEAST_GAIN, UNKNOWN_S
 from controlplane.prediction import FloatArray
 from schemas.ids import JobId, Seconds
 
-MOST: Final = 256  # forecast jobs, the first in line; bounds the time
-MOST_ENDS: Final = 1024  # ends of running jobs, the next ones; bounds the time
-KEPT: Final = 300  # kept outcomes
-ALIKE: Final = 40  # outcomes that correct a new forecast
-EVERY_S: Final = 5.0  # interval between forecasts of the same jobs
-SMALL_S: Final = 5.0  # added to waits, so that ratios of short waits stay moderate
+MAX_FORECASTS: Final = 256  # forecast jobs, the first in line; bounds the time
+MAX_ENDS: Final = 1024  # ends of running jobs, the next ones; bounds the time
+MAX_OUTCOMES: Final = 300  # kept outcomes
+NEIGHBOURS: Final = 40  # outcomes that correct a new forecast
+INTERVAL_S: Final = 5.0  # interval between forecasts of the same jobs
+WAIT_OFFSET_S: Final = 5.0  # added to waits, so that ratios of short waits stay moderate
 QUANTILES: Final = (0.1, 0.5, 0.9)
 # Prior errors: evenly spread up to a factor of four either way; a judgement.
-PRIOR: Final = tuple(math.log(4.0) * share / 5.0 for share in range(-5, 6))
+PRIOR_ERRORS: Final = tuple(math.log(4.0) * share / 5.0 for share in range(-5, 6))
 
 
 @dataclass(frozen=True, slots=True)
-class _Told:
+class _Pending:
     """Pending forecast."""
 
     at: Seconds
@@ -50,30 +50,30 @@ class _Told:
     @property
     def traits(self) -> tuple[float, float]:
         """Coordinates for the search of similar forecasts."""
-        return math.log(self.wait_s + SMALL_S), math.log(self.length_s + SMALL_S)
+        return math.log(self.wait_s + WAIT_OFFSET_S), math.log(self.length_s + WAIT_OFFSET_S)
 
     def error(self, now: Seconds) -> float:
         """Return the logarithm of the actual over the rolled wait if the wait ends at `now`."""
-        return math.log((now - self.at + SMALL_S) / (self.wait_s + SMALL_S))
+        return math.log((now - self.at + WAIT_OFFSET_S) / (self.wait_s + WAIT_OFFSET_S))
 
 
 class StartForecasts:
     """Forecasts of starts, corrected by the outcomes of earlier ones."""
 
     def __init__(self) -> None:
-        self._told: dict[JobId, _Told] = {}
-        self._known: deque[tuple[tuple[float, float], float]] = deque(maxlen=KEPT)
+        self._pending: dict[JobId, _Pending] = {}
+        self._outcomes: deque[tuple[tuple[float, float], float]] = deque(maxlen=MAX_OUTCOMES)
         self._ends: dict[JobId, Seconds] = {}  # expected ends of running jobs
         self._latest: dict[JobId, StartForecast] = {}
-        self._asked: frozenset[JobId] = frozenset()  # waiting jobs at the last forecast
+        self._forecast_jobs: frozenset[JobId] = frozenset()  # waiting jobs at the last forecast
         self._made_at = Seconds(-math.inf)
 
     def update(self, view: ClusterView, now: Seconds) -> None:
         """Record the outcomes of forecasts whose jobs have started."""
-        for name in [name for name in self._told if _has_left(view, name)]:
-            told = self._told.pop(name)
-            if name in view.jobs and now > told.at:
-                self._known.append((told.traits, told.error(now)))
+        for name in [name for name in self._pending if _has_left(view, name)]:
+            forecast = self._pending.pop(name)
+            if name in view.jobs and now > forecast.at:
+                self._outcomes.append((forecast.traits, forecast.error(now)))
         self._ends = {name: at for name, at in self._ends.items() if name in view.jobs}
 
     def of(self, problem: Problem, best: Candidate, now: Seconds) -> dict[JobId, StartForecast]:
@@ -82,29 +82,31 @@ class StartForecasts:
         if not rows:
             return {}
         waiting = frozenset(problem.job_rows[row].job.job for row in rows)
-        if now - self._made_at >= EVERY_S or not waiting <= self._asked:
-            self._latest = self._made(problem, best, now)
-            self._made_at, self._asked = now, waiting
+        if now - self._made_at >= INTERVAL_S or not waiting <= self._forecast_jobs:
+            self._latest = self._compute(problem, best, now)
+            self._made_at, self._forecast_jobs = now, waiting
         return {name: said for name, said in self._latest.items() if name in waiting}
 
-    def _made(self, problem: Problem, best: Candidate, now: Seconds) -> dict[JobId, StartForecast]:
+    def _compute(
+        self, problem: Problem, best: Candidate, now: Seconds
+    ) -> dict[JobId, StartForecast]:
         length_s = _lengths(problem.job_rows)
         line = _in_line(problem, best, length_s)
         free = problem.capacity - used(problem, best.levels)
-        waits = _rolled(self._held(problem, best, length_s, now), free, line, now)
+        waits = _rolled(self._occupied(problem, best, length_s, now), free, line, now)
         if not waits:
             return {}
         rows = list(waits)
         wait_s = np.array([waits[row] for row in rows])
         factors = self._corrections(wait_s, length_s[rows], now)
-        spans = np.maximum(0.0, (wait_s[:, None] + SMALL_S) * factors - SMALL_S)
+        spans = np.maximum(0.0, (wait_s[:, None] + WAIT_OFFSET_S) * factors - WAIT_OFFSET_S)
         found: dict[JobId, StartForecast] = {}
         for row, rolled_s, (low, middle, high) in zip(
             rows, wait_s.tolist(), spans.tolist(), strict=True
         ):
             job = problem.job_rows[row].job
-            told = _Told(now, rolled_s, float(length_s[row]), middle)
-            self._told.setdefault(job.job, told)
+            forecast = _Pending(now, rolled_s, float(length_s[row]), middle)
+            self._pending.setdefault(job.job, forecast)
             found[job.job] = StartForecast(
                 at=Seconds(now + middle),
                 earliest=Seconds(now + low),
@@ -112,7 +114,7 @@ class StartForecasts:
             )
         return found
 
-    def _held(
+    def _occupied(
         self, problem: Problem, best: Candidate, length_s: FloatArray, now: Seconds
     ) -> list[tuple[float, int]]:
         """Return when slots become free and how many, of running and of changing jobs."""
@@ -129,20 +131,22 @@ class StartForecasts:
             (max(now, self._ends.get(name, usual)), len(placed))
             for name, placed in problem.kept.items()
         ]
-        return heapq.nsmallest(MOST_ENDS, held)
+        return heapq.nsmallest(MAX_ENDS, held)
 
     def _corrections(self, wait_s: FloatArray, length_s: FloatArray, now: Seconds) -> FloatArray:
         """Return quantiles of actual over rolled waits of similar forecasts, shape (N, 3)."""
-        late = [told for told in self._told.values() if now - told.at > told.median_s]
-        samples = [*self._known, *((told.traits, told.error(now)) for told in late)]
-        if len(samples) <= len(PRIOR):
-            errors = np.array([*(error for _, error in samples), *PRIOR])
+        late = [
+            forecast for forecast in self._pending.values() if now - forecast.at > forecast.median_s
+        ]
+        samples = [*self._outcomes, *((forecast.traits, forecast.error(now)) for forecast in late)]
+        if len(samples) <= len(PRIOR_ERRORS):
+            errors = np.array([*(error for _, error in samples), *PRIOR_ERRORS])
             return np.tile(np.exp(np.quantile(errors, QUANTILES)), (len(wait_s), 1))
         traits = np.array([trait for trait, _ in samples])
         errors = np.array([error for _, error in samples])
-        mine = np.log(np.column_stack([wait_s, length_s]) + SMALL_S)
+        mine = np.log(np.column_stack([wait_s, length_s]) + WAIT_OFFSET_S)
         apart = np.abs(mine[:, None, :] - traits[None, :, :]).sum(axis=2)
-        alike = np.argsort(apart, axis=1, kind="stable")[:, :ALIKE]
+        alike = np.argsort(apart, axis=1, kind="stable")[:, :NEIGHBOURS]
         return np.asarray(np.exp(np.quantile(errors[alike], QUANTILES, axis=1)).T)
 
 
@@ -172,7 +176,7 @@ def _in_line(
     level = slopes.argmax(axis=1)
     steepest = slopes[np.arange(len(rows)), level]
     found = []
-    for at in np.argsort(-steepest, kind="stable")[:MOST].tolist():
+    for at in np.argsort(-steepest, kind="stable")[:MAX_FORECASTS].tolist():
         row, chosen = int(rows[at]), int(level[at])
         gain = float(problem.job_rows[row].table.gains[chosen - 1])
         found.append((row, int(sizes[at, chosen]), float(length_s[row]) / max(gain, LEAST_GAIN)))

@@ -8,14 +8,14 @@ from typing import Final
 import numpy as np
 from numpy.random import Generator
 
-from controlplane.policy.ones_paper.problem import IDLE, Genes, Problem
+from controlplane.policy.ones_paper.problem import IDLE, Genes, PaperProblem
 from controlplane.policy.options import OnesPaperOptions
 from controlplane.prediction import BoolArray, FloatArray, IntArray
 from controlplane.prediction.progress_distribution import mean_progress
 
-NEAREST: Final = 1e-3  # least distance of a drawn progress from 0 and 1
+MIN_DISTANCE: Final = 1e-3  # least distance of a drawn progress from 0 and 1
 STALL_WEIGHT: Final = 2.5  # cost of a stall in multiples of its length; as in `ones`
-SHORTEST_S, LONGEST_S = 60.0, 900.0  # bounds of the remaining time that a stall is compared with
+MIN_LEFT_S, MAX_LEFT_S = 60.0, 900.0  # bounds of the remaining time that a stall is compared with
 
 
 def counts_of(genes: Genes, jobs: int) -> IntArray:
@@ -28,7 +28,7 @@ def counts_of(genes: Genes, jobs: int) -> IntArray:
     return np.asarray(found.reshape(many, jobs + 1)[:, 1:], dtype=np.int64)
 
 
-def local_batches(genes: Genes, problem: Problem) -> IntArray:
+def local_batches(genes: Genes, problem: PaperProblem) -> IntArray:
     """Return b_j^i of eq. 1: the batch of each slot, shape (K, G); 0 where it is idle.
 
     A job's batch follows from its number of slots; the slots' shares differ by at most one sample.
@@ -61,19 +61,19 @@ def ranks(genes: Genes) -> IntArray:
 # --- remaining work
 
 
-def mean_draw(problem: Problem) -> FloatArray:
+def mean_draw(problem: PaperProblem) -> FloatArray:
     """Return the mean progress of every job in the shape of one draw, (J, 1)."""
     return mean_progress(problem.alpha, problem.beta)[:, None]
 
 
-def draws(problem: Problem, rng: Generator, many: int) -> FloatArray:
+def draws(problem: PaperProblem, rng: Generator, many: int) -> FloatArray:
     """Draw rho of every job (Algorithm 1, line 2); shape (J, many)."""
     shape = (len(problem.jobs), many)
     found = rng.beta(problem.alpha[:, None], problem.beta[:, None], shape)
-    return np.clip(found, NEAREST, 1.0 - NEAREST)
+    return np.clip(found, MIN_DISTANCE, 1.0 - MIN_DISTANCE)
 
 
-def work_left(problem: Problem, progress: FloatArray) -> FloatArray:
+def work_left(problem: PaperProblem, progress: FloatArray) -> FloatArray:
     """Return Y of eq. 7, samples, shape (J, M): Y_processed (1 / rho - 1), or the known value.
 
     Args:
@@ -96,7 +96,7 @@ class Scorer:
     """
 
     parts: FloatArray  # shape (J, C + 1, 4)
-    problem: Problem
+    problem: PaperProblem
     options: OnesPaperOptions
 
     def weights(self, progress: FloatArray) -> FloatArray:
@@ -119,7 +119,7 @@ class Scorer:
         return np.asarray(self.parts[problem.rows, counts, how])
 
 
-def scorer_for(problem: Problem, options: OnesPaperOptions) -> Scorer:
+def scorer_for(problem: PaperProblem, options: OnesPaperOptions) -> Scorer:
     """Return the scorer of the candidates of one view."""
     slots = np.arange(problem.rates.shape[1])[None, :, None]
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -135,7 +135,7 @@ def scorer_for(problem: Problem, options: OnesPaperOptions) -> Scorer:
     return Scorer(parts, problem, options)
 
 
-def one_slot_rates(problem: Problem) -> FloatArray:
+def one_slot_rates(problem: PaperProblem) -> FloatArray:
     """Return X on one slot, samples/s, shape (J,); from a job's least slots if it needs several."""
     least = np.minimum(problem.least, problem.rates.shape[1] - 1)
     rate = problem.rates[problem.rows, least, 0] / np.maximum(least, 1)
@@ -143,7 +143,7 @@ def one_slot_rates(problem: Problem) -> FloatArray:
 
 
 def _keeps(
-    problem: Problem, options: OnesPaperOptions
+    problem: PaperProblem, options: OnesPaperOptions
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
     """Return the share of the speed-up left after a resize, after a move, and after a restart."""
     sizes = problem.rates.shape[1]
@@ -152,8 +152,8 @@ def _keeps(
         return np.ones((jobs, sizes)), np.ones((jobs, sizes)), np.ones(jobs)
     left = work_left(problem, mean_draw(problem))
     rate = problem.rates[:, :, 0]
-    lasts = np.divide(left, rate, out=np.full(rate.shape, LONGEST_S), where=rate > 0)
-    lasts = np.clip(lasts, SHORTEST_S, LONGEST_S)
+    lasts = np.divide(left, rate, out=np.full(rate.shape, MAX_LEFT_S), where=rate > 0)
+    lasts = np.clip(lasts, MIN_LEFT_S, MAX_LEFT_S)
     runs = problem.size > 0
     stall = np.where(runs, options.rescale_stall_s, problem.start_s)
     changed = np.maximum(0.0, 1.0 - STALL_WEIGHT * stall[:, None] / lasts - options.change_margin)
@@ -166,7 +166,7 @@ def _keeps(
     return keeps, changed, again
 
 
-def _spread(genes: Genes, counts: IntArray, problem: Problem) -> IntArray:
+def _spread(genes: Genes, counts: IntArray, problem: PaperProblem) -> IntArray:
     """Return 1 for each job on more nodes than it needs, otherwise 0; shape (K, J)."""
     jobs = len(problem.jobs)
     if not genes.size or not jobs:
@@ -180,7 +180,7 @@ def _spread(genes: Genes, counts: IntArray, problem: Problem) -> IntArray:
     return (spans > -(-counts // widest)).astype(np.int64)
 
 
-def _moved(genes: Genes, problem: Problem) -> IntArray:
+def _moved(genes: Genes, problem: PaperProblem) -> IntArray:
     """Return 1 for each running job that loses any of its slots, otherwise 0; shape (K, J)."""
     stays: Genes = np.where(genes == problem.present, genes, IDLE).astype(np.int16)
     kept = counts_of(stays, len(problem.jobs))
@@ -239,7 +239,7 @@ def _best_first(scores: FloatArray) -> IntArray:
     return np.argsort(-rounded, kind="stable")
 
 
-def all_within(genes: Genes, problem: Problem) -> BoolArray:
+def all_within(genes: Genes, problem: PaperProblem) -> BoolArray:
     """Return which candidates give each job no slots or an allowed size; shape (K,)."""
     counts = counts_of(genes, len(problem.jobs))
     fits = (counts >= problem.least) & (counts <= problem.most)

@@ -22,17 +22,17 @@ from controlplane.policy.ones_paper.candidate_scores import (
     selected,
     work_left,
 )
-from controlplane.policy.ones_paper.problem import IDLE, Genes, Problem
+from controlplane.policy.ones_paper.problem import IDLE, Genes, PaperProblem
 from controlplane.policy.options import MOST_CANDIDATES, OnesPaperOptions
 from controlplane.policy.search.search_loop import Evolution
 from controlplane.prediction import BoolArray, FloatArray, IntArray
 from schemas.ids import JobId, SlotId
 
-NEVER: Final = np.inf  # gain of a job that cannot grow
-LONGEST: Final = 1e15  # samples; upper bound in comparisons
+INFINITE: Final = np.inf  # gain of a job that cannot grow
+MAX_SAMPLES: Final = 1e15  # samples; upper bound in comparisons
 
 
-def random_schedules(problem: Problem, many: int, rng: Generator) -> Genes:
+def random_schedules(problem: PaperProblem, many: int, rng: Generator) -> Genes:
     """Initialize: put a random job on each slot, shape (K, G). The result may exceed limits."""
     jobs = len(problem.jobs)
     if not jobs:
@@ -40,7 +40,7 @@ def random_schedules(problem: Problem, many: int, rng: Generator) -> Genes:
     return rng.integers(0, jobs, (many, len(problem.slots)), dtype=np.int16)
 
 
-def fill_costs(problem: Problem, *, sampled: bool, many: int, rng: Generator) -> FloatArray:
+def fill_costs(problem: PaperProblem, *, sampled: bool, many: int, rng: Generator) -> FloatArray:
     """Return Y of every job in `many` candidates for a fill, shape (K, J).
 
     Args:
@@ -52,7 +52,7 @@ def fill_costs(problem: Problem, *, sampled: bool, many: int, rng: Generator) ->
     return np.broadcast_to(left, (many, len(problem.jobs)))
 
 
-def refreshed(genes: Genes, problem: Problem, left: FloatArray) -> Genes:
+def refreshed(genes: Genes, problem: PaperProblem, left: FloatArray) -> Genes:
     """Refresh (figure 7): (2) scale down, (3) give slots to new jobs, and fill idle slots.
 
     Part (1), freeing the slots of finished jobs, is done by `carried_over`.
@@ -64,7 +64,7 @@ def refreshed(genes: Genes, problem: Problem, left: FloatArray) -> Genes:
     return filled(with_new_jobs(within_limits(genes, problem), problem), problem, left)
 
 
-def within_limits(genes: Genes, problem: Problem) -> Genes:
+def within_limits(genes: Genes, problem: PaperProblem) -> Genes:
     """Scale every job down to floor(R c / B) slots; a job below its least slots gets none.
 
     This also repairs children: a crossover may give a job any number of slots.
@@ -79,15 +79,15 @@ def within_limits(genes: Genes, problem: Problem) -> Genes:
     return np.where(stays, genes, IDLE).astype(np.int16)
 
 
-def with_new_jobs(genes: Genes, problem: Problem) -> Genes:
+def with_new_jobs(genes: Genes, problem: PaperProblem) -> Genes:
     """Give every new job its least slots, from jobs with the largest T_processed if none is idle.
 
     Paper: avoids starvation of new jobs by the preferential allocation.
     """
     found = genes
     candidates = np.arange(len(genes))
-    new = _that_fit(problem, genes.shape[1])
-    served = np.append(problem.served_s, NEVER)  # the last entry is IDLE: idle slots go first
+    new = _fitting_new_jobs(problem, genes.shape[1])
+    served = np.append(problem.served_s, INFINITE)  # the last entry is IDLE: idle slots go first
     keeps = np.zeros(len(served), dtype=np.int64)  # slots that may not be taken
     keeps[new] = problem.least[new]
     for row in new:
@@ -95,15 +95,15 @@ def with_new_jobs(genes: Genes, problem: Problem) -> Genes:
         lacks = (found == row).sum(axis=1) < need
         if not lacks.any():
             continue
-        givers = np.where(ranks(found) < keeps[found], -NEVER, served[found])
-        givers = np.where(found == row, NEVER, givers)  # a job keeps its own slots
+        givers = np.where(ranks(found) < keeps[found], -INFINITE, served[found])
+        givers = np.where(found == row, INFINITE, givers)  # a job keeps its own slots
         first = np.argsort(-givers, axis=1, kind="stable")[:, :need]
         found = found.copy() if found is genes else found
         found[candidates[lacks, None], first[lacks]] = row
     return found if found is genes else within_limits(found, problem)
 
 
-def _that_fit(problem: Problem, room: int) -> list[int]:
+def _fitting_new_jobs(problem: PaperProblem, room: int) -> list[int]:
     """Return the new jobs, in order of arrival, for whose least slots there is room."""
     found: list[int] = []
     for row in np.flatnonzero(problem.new & (problem.most >= problem.least)).tolist():
@@ -115,7 +115,7 @@ def _that_fit(problem: Problem, room: int) -> list[int]:
 
 
 def filled(
-    genes: Genes, problem: Problem, left: FloatArray, barred: BoolArray | None = None
+    genes: Genes, problem: PaperProblem, left: FloatArray, barred: BoolArray | None = None
 ) -> Genes:
     """Give idle slots to waiting and running jobs until no job can use one (eq. 4).
 
@@ -134,7 +134,7 @@ def filled(
         return genes
     counts, given = counts_of(genes, len(problem.jobs)), np.zeros(len(genes), dtype=np.int64)
     grown = np.full(genes.shape, IDLE, dtype=np.int16)  # job on the n-th idle slot
-    phi, finite = _phi(problem), np.nan_to_num(left, posinf=LONGEST)
+    phi, finite = _phi(problem), np.nan_to_num(left, posinf=MAX_SAMPLES)
     open_ = np.arange(len(genes))[room > 0]
     while len(open_):
         here, free = counts[open_], (room - given)[open_]
@@ -143,7 +143,7 @@ def filled(
         if barred is not None:
             able &= ~barred[open_]
         gain = (phi[problem.rows, target] - phi[problem.rows, here]) * finite[open_]
-        row = np.where(able, gain, NEVER).argmin(axis=1)
+        row = np.where(able, gain, INFINITE).argmin(axis=1)
         some = able.any(axis=1)
         open_, row = open_[some], row[some]
         further = (target - here)[some, row]
@@ -162,14 +162,14 @@ def _with_idle_given(genes: Genes, idle: BoolArray, grown: Genes) -> Genes:
     return np.where(idle, taken, genes).astype(np.int16)
 
 
-def _phi(problem: Problem) -> FloatArray:
+def _phi(problem: PaperProblem) -> FloatArray:
     """Return phi = c / X by job and size, shape (J, C + 1)."""
     rates = problem.rates[:, :, 0]
     slots = np.broadcast_to(np.arange(rates.shape[1]), rates.shape)
     return np.divide(slots, rates, out=np.zeros(rates.shape), where=rates > 0)
 
 
-def _targets(counts: IntArray, free: IntArray, problem: Problem) -> IntArray:
+def _targets(counts: IntArray, free: IntArray, problem: PaperProblem) -> IntArray:
     """Return the sizes that jobs would grow to, within the free slots; the present size if none."""
     wanted = np.where(counts > 0, problem.most, problem.least)
     target = np.minimum(wanted, counts + free[:, None])
@@ -192,12 +192,12 @@ def swapped(one: Genes, other: Genes, straight: BoolArray) -> Genes:
     return np.concatenate([np.where(straight, one, other), np.where(straight, other, one)])
 
 
-def preempted(genes: Genes, problem: Problem, rate: float, rng: Generator) -> BoolArray:
+def preempted(genes: Genes, problem: PaperProblem, rate: float, rng: Generator) -> BoolArray:
     """Uniform mutation: choose each job of each candidate with probability theta, shape (K, J)."""
     return np.asarray(rng.random((len(genes), len(problem.jobs))) < rate)
 
 
-def mutated(genes: Genes, problem: Problem, struck: BoolArray, left: FloatArray) -> Genes:
+def mutated(genes: Genes, problem: PaperProblem, struck: BoolArray, left: FloatArray) -> Genes:
     """Uniform mutation (figure 9): fill the slots of pre-empted jobs with other jobs.
 
     Slots that the other jobs cannot use go back to the pre-empted jobs (eq. 4).
@@ -241,14 +241,14 @@ def _first_places(genes: Genes) -> Genes:
     return np.asarray(first[rows, genes])
 
 
-BETTER: Final = 1e-9  # relative; a smaller gain is no progress
+MIN_IMPROVEMENT: Final = 1e-9  # relative; a smaller gain is no progress
 
 
 @dataclass(frozen=True, slots=True)
 class _State:
     """Problem and its candidates, best first."""
 
-    problem: Problem
+    problem: PaperProblem
     scorer: Scorer
     genes: Genes  # shape (K, G)
     scores: FloatArray  # by mean progress, shape (K,)
@@ -311,7 +311,7 @@ class EvolutionarySearch(Evolution):
         genes = within_limits(problem.present[None, :], problem)
         return float((scorer.matrix(genes) @ scorer.weights(mean_draw(problem)))[0, 0])
 
-    def update(self, problem: Problem, rng: Generator) -> None:
+    def update(self, problem: PaperProblem, rng: Generator) -> None:
         """Replace the problem and refresh every candidate with it (figure 7).
 
         Paper: the initial population is random. Here it may contain the schedule in force as well
@@ -333,7 +333,7 @@ class EvolutionarySearch(Evolution):
         """Run one step of a generation: crossover, mutation, or reorder and selection."""
         now, options = self._now, self._options
         if now is None or not now.genes.size or not now.problem.jobs:
-            self._give_up()
+            self._stop()
             return
         problem, many = now.problem, len(now.genes)
         if not self._children:
@@ -351,11 +351,11 @@ class EvolutionarySearch(Evolution):
             self._children = []
             wanted = options.population or min(max(len(problem.slots), 2), MOST_CANDIDATES)
             after = float(self._settle(problem, now.scorer, genes, wanted, rng).scores[0])
-            better = after > before + BETTER * max(1.0, abs(before))
+            better = after > before + MIN_IMPROVEMENT * max(1.0, abs(before))
             self._end_generation(better=better)
 
     def _settle(
-        self, problem: Problem, scorer: Scorer, genes: Genes, many: int, rng: Generator
+        self, problem: PaperProblem, scorer: Scorer, genes: Genes, many: int, rng: Generator
     ) -> _State:
         """Keep the K best distinct candidates."""
         different = _different(genes)
@@ -363,11 +363,11 @@ class EvolutionarySearch(Evolution):
         self._now = _State(problem, scorer, different[rows], scores[rows])
         return self._now
 
-    def _left(self, problem: Problem, many: int, rng: Generator) -> FloatArray:
+    def _left(self, problem: PaperProblem, many: int, rng: Generator) -> FloatArray:
         return fill_costs(problem, sampled=self._options.fill == "sampled", many=many, rng=rng)
 
 
-def carried_over(genes: Genes, before: Problem, after: Problem) -> Genes:
+def carried_over(genes: Genes, before: PaperProblem, after: PaperProblem) -> Genes:
     """Return candidates of one view in the rows and columns of the next; part (1) of refresh.
 
     Slots of ended jobs become idle. A slot that was not in play gets its present job.
@@ -394,7 +394,7 @@ def _different(genes: Genes) -> Genes:
     return genes[list(seen.values())]
 
 
-def slots_by_job(problem: Problem, best: Genes) -> dict[JobId, list[SlotId]]:
+def slots_by_job(problem: PaperProblem, best: Genes) -> dict[JobId, list[SlotId]]:
     """Return the slots of each job that has slots in a candidate, in the order of the columns."""
     found: dict[JobId, list[SlotId]] = {}
     for place, row in enumerate(best.tolist()):

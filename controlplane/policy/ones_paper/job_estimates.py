@@ -34,7 +34,7 @@ from controlplane.prediction.throughput import Sample, SpeedModel
 from controlplane.prediction.throughput import fit as fit_speeds
 from schemas.ids import JobId, Seconds
 
-NEWEST: Final = 0.3  # weight of the newest measurement of one slot
+NEWEST_WEIGHT: Final = 0.3  # weight of the newest measurement of one slot
 
 
 @dataclass(slots=True)
@@ -56,7 +56,7 @@ class Speeds:
         if slots < 1 or batch < 1 or not math.isfinite(samples_per_s) or samples_per_s <= 0:
             return
         step_s, each = batch / samples_per_s, samples_per_s / slots
-        share = NEWEST if self.slot_rate else 1.0
+        share = NEWEST_WEIGHT if self.slot_rate else 1.0
         self.slot_rate += share * (each - self.slot_rate)
         size = (nodes, slots, max(1, round(batch / slots)))
         if self._step_times.add(size, step_s):
@@ -75,17 +75,17 @@ class Speeds:
         return self._model
 
 
-KEPT_ARRIVALS: Final = 200  # latest submissions, which determine lambda
-KEPT_RELATIVES: Final = 200  # totals of finished jobs; bounds memory
-KEPT_EPOCHS: Final = 1000  # entries of one log; bounds memory
-MANY_SAMPLES: Final = 100  # assumed epoch in first batches, if not reported
+MAX_ARRIVALS: Final = 200  # latest submissions, which determine lambda
+MAX_RELATIVES: Final = 200  # totals of finished jobs; bounds memory
+MAX_LOG_EPOCHS: Final = 1000  # entries of one log; bounds memory
+DEFAULT_EPOCH_BATCHES: Final = 100  # assumed epoch in first batches, if not reported
 
 
 class ArrivalRate:
     """Lambda: mean submission rate of the latest jobs."""
 
     def __init__(self) -> None:
-        self._submitted: deque[Seconds] = deque(maxlen=KEPT_ARRIVALS)
+        self._submitted: deque[Seconds] = deque(maxlen=MAX_ARRIVALS)
 
     def add(self, submitted_at: Seconds) -> None:
         """Record the submission of one job."""
@@ -121,11 +121,11 @@ class FamilyHistory:
     """History of one family: jobs with the same script and model."""
 
     speeds: Speeds = field(default_factory=Speeds)
-    totals: deque[int] = field(default_factory=lambda: deque(maxlen=KEPT_RELATIVES))  # samples
+    totals: deque[int] = field(default_factory=lambda: deque(maxlen=MAX_RELATIVES))  # samples
     epoch_samples: int = 0  # ||D||, last report
 
 
-class Estimates:
+class PaperEstimates:
     """Estimates of speeds, lengths, progress and limits, updated by policy events and views.
 
     Args:
@@ -175,7 +175,7 @@ class Estimates:
             history.loss = event.train_loss
             if history.first_loss is None:
                 history.first_loss = event.train_loss
-        if history.epoch_samples and len(history.log) < KEPT_EPOCHS:
+        if history.epoch_samples and len(history.log) < MAX_LOG_EPOCHS:
             done = event.samples_done or event.epoch * history.epoch_samples
             row = history.features(float(done))
             history.log.append((event.epoch, row))
@@ -274,7 +274,7 @@ class Estimates:
     def epoch_samples(self, job: JobView) -> float:
         """Return ||D||: the job's own, its relatives', or a default."""
         known = job.epoch_samples or self.family(job.family).epoch_samples
-        return float(known or MANY_SAMPLES * job.batch_size)
+        return float(known or DEFAULT_EPOCH_BATCHES * job.batch_size)
 
     def _bounds(self, job: JobView) -> LimitBounds:
         least = job.batch_size if self._options.limit_floor == "first" else 1

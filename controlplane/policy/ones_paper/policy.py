@@ -7,8 +7,8 @@ from numpy.random import Generator, default_rng
 from controlplane.policy.api import Budget, ClusterView, JobView, Plan
 from controlplane.policy.ones_paper.candidate_scores import mean_draw, work_left
 from controlplane.policy.ones_paper.evolution import EvolutionarySearch, slots_by_job
-from controlplane.policy.ones_paper.job_estimates import Estimates
-from controlplane.policy.ones_paper.problem import Problem, ProblemBuilder
+from controlplane.policy.ones_paper.job_estimates import PaperEstimates
+from controlplane.policy.ones_paper.problem import PaperProblem, ProblemBuilder
 from controlplane.policy.options import OnesPaperOptions
 from controlplane.policy.placement.free_slots import Placer
 from controlplane.policy.placement.slot_partition import (
@@ -22,7 +22,7 @@ from controlplane.policy.search.search_loop import SearchPolicy
 from schemas.ids import JobId, Seconds, SlotId
 
 
-class OnesPaper(SearchPolicy[Problem]):
+class OnesPaper(SearchPolicy[PaperProblem]):
     """Policy that evolves schedules, i.e. the job on each slot, and plans the best one.
 
     Each ambiguity of the paper is an option, and one of its values is the literal reading.
@@ -30,7 +30,7 @@ class OnesPaper(SearchPolicy[Problem]):
 
     def __init__(self, options: OnesPaperOptions | None = None) -> None:
         self.options = options or OnesPaperOptions()
-        self._estimates = Estimates(self.options)
+        self._estimates = PaperEstimates(self.options)
         self._builder = ProblemBuilder(self._estimates, self.options)
         self._search = EvolutionarySearch(self.options)
         self._placer = Placer()
@@ -43,7 +43,7 @@ class OnesPaper(SearchPolicy[Problem]):
 
     def plan(self, view: ClusterView, now: Seconds) -> Plan:
         """Return S* where the gates are open, with a reason for every job that changes or waits."""
-        problem = self._problem_of(view, now)
+        problem = self._current_problem(view, now)
         partition = partition_of(view, now)
         rows = {job.job: row for row, job in enumerate(problem.jobs)}
         best = self._search.best
@@ -52,30 +52,32 @@ class OnesPaper(SearchPolicy[Problem]):
         else:
             slots = self._slots(partition, problem, slots_by_job(problem, best))
             placed = {
-                name: _dealt(view.jobs[name], problem, rows.get(name), chosen)
+                name: _local_batches(view.jobs[name], problem, rows.get(name), chosen)
                 for name, chosen in slots.items()
             }
         left = work_left(problem, mean_draw(problem))[:, 0]
 
         def why(job: JobView, many: int) -> tuple[str, dict[str, float]]:
             row = rows[job.job]
-            return _words(job, problem, row, float(left[row]), many)
+            return _reason(job, problem, row, float(left[row]), many)
 
         opens_at = min((at for at in problem.opens_at if at > now), default=None)
         return compose_plan(partition, placed, why, wake_at=opens_at)
 
-    def _pose(self, view: ClusterView, now: Seconds) -> Problem:
+    def _build_problem(self, view: ClusterView, now: Seconds) -> PaperProblem:
         problem = self._builder.build(view, now)
         self._search.update(problem, default_rng((self.options.seed, view.version)))
         return problem
 
-    def _next_change(self, problem: Problem, view: ClusterView, now: Seconds) -> Seconds | None:
+    def _next_change(
+        self, problem: PaperProblem, view: ClusterView, now: Seconds
+    ) -> Seconds | None:
         wake_at = partition_of(view, now).wake_at
         times = [at for at in (*problem.opens_at, wake_at) if at is not None and at > now]
         return min(times, default=None)
 
     def _slots(
-        self, partition: Partition, problem: Problem, chosen: dict[JobId, list[SlotId]]
+        self, partition: Partition, problem: PaperProblem, chosen: dict[JobId, list[SlotId]]
     ) -> dict[JobId, list[SlotId]]:
         """Return the slots that each job gets in the best candidate; gated jobs keep theirs."""
         kept = {
@@ -102,8 +104,8 @@ def _reachable(job: JobView, slots: list[SlotId]) -> bool:
     return not moves or len(both) <= job.batch_limit
 
 
-def _dealt(
-    job: JobView, problem: Problem, row: int | None, slots: list[SlotId]
+def _local_batches(
+    job: JobView, problem: PaperProblem, row: int | None, slots: list[SlotId]
 ) -> dict[SlotId, int]:
     """Return local batches; the present ones if the job is gated or keeps slots and batch."""
     if row is None:
@@ -114,8 +116,8 @@ def _dealt(
     return split(batch, slots)
 
 
-def _words(
-    job: JobView, problem: Problem, row: int, left: float, many: int
+def _reason(
+    job: JobView, problem: PaperProblem, row: int, left: float, many: int
 ) -> tuple[str, dict[str, float]]:
     """Return the text and the numbers of the reason for a job's size."""
     share = problem.alpha[row] / (problem.alpha[row] + problem.beta[row])

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from controlplane.policy.api import ClusterView, JobView
-from controlplane.policy.ones_paper.job_estimates import Estimates
+from controlplane.policy.ones_paper.job_estimates import PaperEstimates
 from controlplane.policy.options import OnesPaperOptions
 from controlplane.policy.placement.slot_partition import Partition, partition_of
 from controlplane.policy.search.cluster_index import ClusterIndexCache
@@ -27,7 +27,7 @@ IDLE: Final = -1
 
 
 @dataclass(frozen=True)
-class Problem:
+class PaperProblem:
     """Constants of the search of one view: J jobs, G slots, sizes up to C."""
 
     version: int
@@ -75,21 +75,21 @@ class Bounds:
 
 
 @dataclass(frozen=True, slots=True)
-class SizeTable:
+class PaperSizeTable:
     """Batches and rates by number of slots, 0 to C."""
 
     batches: IntArray  # global, shape (C + 1,), samples per step; 0 at 0
     rates: FloatArray  # X, shape (C + 1, 2), samples/s on the fewest nodes, on more
 
 
-def size_table(model: SpeedModel, bounds: Bounds) -> SizeTable:
+def size_table(model: SpeedModel, bounds: Bounds) -> PaperSizeTable:
     """Return batch and speed at each size.
 
     For `goodput` a sample counts in full at the first batch.
     """
     slots = np.arange(1, bounds.most + 1)
     if not len(slots):
-        return SizeTable(np.zeros(1, dtype=np.int64), np.zeros((1, 2)))
+        return PaperSizeTable(np.zeros(1, dtype=np.int64), np.zeros((1, 2)))
     nodes = -(-slots // bounds.widest)
     choices = _choices(slots, bounds)
     fits = (choices >= slots[:, None]) & (choices <= slots[:, None] * bounds.local_limit)
@@ -103,7 +103,7 @@ def size_table(model: SpeedModel, bounds: Bounds) -> SizeTable:
     rates = np.column_stack([value[rows, best], spread])
     rates[~fits[rows, best]] = 0.0
     batches = np.where(fits[rows, best], batches, 0)
-    return SizeTable(np.append(0, batches), np.vstack([np.zeros((1, 2)), rates]))
+    return PaperSizeTable(np.append(0, batches), np.vstack([np.zeros((1, 2)), rates]))
 
 
 def rate_of(model: SpeedModel, bounds: Bounds, slots: int, batch: int) -> float:
@@ -139,7 +139,7 @@ def _rates(
 
 
 UNKNOWN_S: Final = 60.0  # assumed length of a job if no job's speed is known
-KEPT_TABLES: Final = 10_000  # bound on memory; the cache is then cleared
+MAX_TABLES: Final = 10_000  # bound on memory; the cache is then cleared
 
 
 class ProblemBuilder:
@@ -150,13 +150,13 @@ class ProblemBuilder:
         options: gates and readings.
     """
 
-    def __init__(self, estimates: Estimates, options: OnesPaperOptions) -> None:
+    def __init__(self, estimates: PaperEstimates, options: OnesPaperOptions) -> None:
         self._estimates = estimates
         self._options = options
         self._clusters = ClusterIndexCache()
-        self._tables: dict[tuple[object, ...], SizeTable] = {}
+        self._tables: dict[tuple[object, ...], PaperSizeTable] = {}
 
-    def build(self, view: ClusterView, now: Seconds) -> Problem:
+    def build(self, view: ClusterView, now: Seconds) -> PaperProblem:
         """Return the problem of `view` at `now`."""
         partition, estimates = partition_of(view, now), self._estimates
         estimates.update(view.jobs.values(), now, contended=bool(partition.waiting))
@@ -170,7 +170,7 @@ class ProblemBuilder:
         cluster = self._clusters.of(view)
         rows = [self._row(job, len(columns), cluster.widest, now) for job in jobs]
         fields: dict[str, Any] = _stacked(rows)
-        return Problem(
+        return PaperProblem(
             version=view.version,
             jobs=jobs,
             slots=tuple(columns),
@@ -230,7 +230,7 @@ class ProblemBuilder:
             "beta": float(beta[0]),
             "served_s": job.ran_s + passed,
             "start_s": options.start_stall_s if job.start_s is None else job.start_s,
-            "new": not job.running_on and not job.epoch and not _was_served(job),
+            "new": not job.running_on and not job.epoch and not _has_trained(job),
         }
 
     def _bounds(self, job: JobView, capacity: int, widest: int) -> Bounds:
@@ -263,11 +263,13 @@ class ProblemBuilder:
             slot_rate=family.speeds.slot_rate if options.speed == "mean" else 0.0,
         )
 
-    def _table(self, job: JobView, bounds: Bounds, model: SpeedModel, edition: int) -> SizeTable:
+    def _table(
+        self, job: JobView, bounds: Bounds, model: SpeedModel, edition: int
+    ) -> PaperSizeTable:
         key = (job.family, edition, bounds)
         table = self._tables.get(key)
         if table is None:
-            if len(self._tables) > KEPT_TABLES:
+            if len(self._tables) > MAX_TABLES:
                 self._tables.clear()
             table = self._tables[key] = size_table(model, bounds)
         if self._options.batch == "kept" or not job.running_on:
@@ -275,8 +277,8 @@ class ProblemBuilder:
         return self._with_batch_of_now(job, bounds, model, table)
 
     def _with_batch_of_now(
-        self, job: JobView, bounds: Bounds, model: SpeedModel, table: SizeTable
-    ) -> SizeTable:
+        self, job: JobView, bounds: Bounds, model: SpeedModel, table: PaperSizeTable
+    ) -> PaperSizeTable:
         """Keep the present batch at the present size unless another is better by the margin."""
         size, batch = len(job.running_on), sum(job.running_on.values())
         if size > bounds.most or batch > bounds.limit or batch == table.batches[size]:
@@ -287,7 +289,7 @@ class ProblemBuilder:
         batches, rates = table.batches.copy(), table.rates.copy()
         rates[size] *= rate / rates[size, 0]
         batches[size] = batch
-        return SizeTable(batches, rates)
+        return PaperSizeTable(batches, rates)
 
     def _lengths(self, jobs: tuple[JobView, ...], fields: dict[str, Any]) -> dict[str, Any]:
         """Scale unknown speeds so that these jobs last half as long as the median job."""
@@ -310,7 +312,7 @@ class ProblemBuilder:
         return fields
 
 
-def _was_served(job: JobView) -> bool:
+def _has_trained(job: JobView) -> bool:
     """True if the job has trained before."""
     return bool(job.samples_done or job.ran_s or job.last_batch)
 

@@ -17,20 +17,20 @@ from controlplane.prediction.throughput import Sample, SpeedModel, fit
 
 PAIR: Final = 2  # slots
 TINY_S: Final = 1e-12  # lower bound, keeps a logarithm finite
-LONGEST_S: Final = 1e7  # longer steps are implausible
-KEPT_RELATIVES: Final = 200  # totals of finished jobs; bounds memory
+MAX_STEP_S: Final = 1e7  # longer steps are implausible
+MAX_RELATIVES: Final = 200  # totals of finished jobs; bounds memory
 NOISE_SMOOTHING: Final = 0.3  # weight of the newest noise scale
-LEAST_NOISE, MOST_NOISE = 1e-9, 1e15  # samples; plausible range
+MIN_NOISE, MAX_NOISE = 1e-9, 1e15  # samples; plausible range
 FINE_EPOCHS: Final = 16  # each of the first epochs is a stage of its own
 NEAR_STAGES: Final = (0, -1, 1, -2, 2)  # offsets by preference, to a quarter of a doubling
-KEPT_SIZES: Final = 400  # latest sizes of each family; bounds the time of a fit
+MAX_SIZES: Final = 400  # latest sizes of each family; bounds the time of a fit
 # Own group on several nodes, family of the other job, its group on several nodes.
 Colocation = tuple[bool, str, bool]
 # Nodes, slots, local batch, GPU type, worst neighbour.
 Place = tuple[int, int, int, str, Colocation | None]
 
 NO_PARTS: Final = Parts({}, {}, {})
-BESIDE: Final = 0.3  # weight of a measurement with neighbours; alone: 1; a judgement
+NEIGHBOUR_WEIGHT: Final = 0.3  # weight of a measurement with neighbours; alone: 1; a judgement
 
 
 @dataclass(slots=True)
@@ -57,9 +57,9 @@ class SmoothedNoise:
         self.value = value if self.count == 1 else self.value * (value / self.value) ** share
 
 
-def believable(noise_scale: float | None) -> TypeGuard[float]:
+def is_plausible_noise(noise_scale: float | None) -> TypeGuard[float]:
     """True if `noise_scale` (phi, samples) can be a measurement; None means not measured."""
-    return noise_scale is not None and LEAST_NOISE <= noise_scale <= MOST_NOISE
+    return noise_scale is not None and MIN_NOISE <= noise_scale <= MAX_NOISE
 
 
 def stage(epoch: int) -> int:
@@ -71,10 +71,10 @@ def stage(epoch: int) -> int:
 class FamilyHistory:
     """History of one family: jobs with the same script and model."""
 
-    step_times: StepTimes[Place] = field(default_factory=lambda: StepTimes(KEPT_SIZES))
+    step_times: StepTimes[Place] = field(default_factory=lambda: StepTimes(MAX_SIZES))
     priors: Priors = field(default_factory=Priors)
     parts: Parts = NO_PARTS
-    finished: deque[int] = field(default_factory=lambda: deque(maxlen=KEPT_RELATIVES))
+    finished: deque[int] = field(default_factory=lambda: deque(maxlen=MAX_RELATIVES))
     reached: int = 0  # samples of the job furthest ahead
     largest: int = 1  # largest size that a job ran on, slots
     edition: int = 0  # counts fits of the model
@@ -91,7 +91,7 @@ class FamilyHistory:
 
     def observe_noise(self, epoch: int, noise_scale: float | None) -> None:
         """Record phi, samples, after `epoch` epochs of a job; ignore implausible values."""
-        if believable(noise_scale):
+        if is_plausible_noise(noise_scale):
             at = stage(epoch)
             self.noise.setdefault(at, SmoothedNoise()).add(noise_scale)
             self.noise_count += 1
@@ -133,7 +133,7 @@ class FamilyHistory:
             gpu_type: type of the job's GPUs; empty if all types are alike.
             colocation: class of the worst neighbour; None if the job was alone on its nodes.
         """
-        if not 0.0 < step_s < LONGEST_S:
+        if not 0.0 < step_s < MAX_STEP_S:
             return
         self.largest = max(self.largest, slots)
         key = (nodes, slots, local_batch, gpu_type, colocation)
@@ -143,7 +143,7 @@ class FamilyHistory:
     def speed_model(self, first_batch: int) -> SpeedModel:
         """Return the model of steps without neighbours, on the family's fastest type of GPU."""
         if self.model is None:
-            found = fit(self._alone(), first_batch, self.before, self.priors.scaling)
+            found = fit(self._samples_alone(), first_batch, self.before, self.priors.scaling)
             self.model = self.before = replace(found, limits=self.passes.limits)
             self.edition += 1
             self.step_times.mark_fitted()
@@ -176,7 +176,7 @@ class FamilyHistory:
         level = sum(both) / len(both) if both else 0.0  # only differences between types are known
         return [own.get(gpu_type, common.get(gpu_type, 0.0) + level) for gpu_type in types]
 
-    def _alone(self) -> list[Sample]:
+    def _samples_alone(self) -> list[Sample]:
         """Return step times without the effects of GPU types and neighbours."""
         plain = all(colocation is None for *_, colocation in self.means)
         gpu_types = {gpu_type for *_, gpu_type, _ in self.means}
@@ -205,7 +205,7 @@ def _weights(means: Mapping[Place, MeanStepTime]) -> dict[Size, float]:
     found: dict[Size, float] = {}
     for (nodes, slots, local, _, colocation), mean in means.items():
         size, alone = (nodes, slots, local), colocation is None
-        found[size] = found.get(size, 0.0) + mean.weight * (1.0 if alone else BESIDE)
+        found[size] = found.get(size, 0.0) + mean.weight * (1.0 if alone else NEIGHBOUR_WEIGHT)
     return found
 
 

@@ -26,8 +26,8 @@ class JobHistory:
 
 
 SMOOTHING: Final = 0.3  # weight of the newest sample at one size
-KEPT_SIZES: Final = 100  # latest sizes of each family; bounds memory and the time of a fit
-LONGEST_S: Final = 1e7  # longer steps are implausible
+MAX_SIZES: Final = 100  # latest sizes of each family; bounds memory and the time of a fit
+MAX_STEP_S: Final = 1e7  # longer steps are implausible
 
 
 @dataclass(slots=True)
@@ -61,13 +61,13 @@ class RingSpeeds:
         if not (math.isfinite(rate) and rate > 0 and event.slots and event.global_batch):
             return
         step_s = event.global_batch / rate
-        if not 0.0 < step_s < LONGEST_S:
+        if not 0.0 < step_s < MAX_STEP_S:
             return
         family = self._family(event.family, event.job)
         size = (event.slots, event.global_batch)
         known = family.steps.pop(size, step_s)
         now = family.steps[size] = known + SMOOTHING * (step_s - known)  # the newest entry is last
-        if len(family.steps) > KEPT_SIZES:
+        if len(family.steps) > MAX_SIZES:
             del family.steps[next(iter(family.steps))]
         before = family.fitted.get(size)
         if before is None or abs(now / before - 1.0) >= self._drift:

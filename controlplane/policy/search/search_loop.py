@@ -64,7 +64,7 @@ class Evolution(ABC):
     def stats(self) -> SearchStats:
         """Return statistics of the population."""
 
-    def _give_up(self) -> None:
+    def _stop(self) -> None:
         """Mark the search as converged: there is nothing to search for."""
         self._idle_generations = self._patience
 
@@ -85,7 +85,7 @@ class SearchPolicy(ABC, Generic[P]):
         self._evolution = evolution
         self._problem: P | None = None
         self._stale = True  # an event was learned since the problem was built
-        self._until = Seconds(0.0)  # the problem is valid until then
+        self._valid_until = Seconds(0.0)  # the problem is valid until then
 
     def observe(self, event: PolicyEvent, now: Seconds) -> None:
         """Learn speeds, lengths and limits from `event`."""
@@ -94,7 +94,7 @@ class SearchPolicy(ABC, Generic[P]):
 
     def improve(self, view: ClusterView, budget: Budget, rng: Generator, now: Seconds) -> bool:
         """Evolve for `budget`; return True if further search could find a better schedule."""
-        self._problem_of(view, now)
+        self._current_problem(view, now)
         evolution = self._evolution
         for _ in range(budget.generations):
             evolution.evolve(rng)
@@ -116,19 +116,19 @@ class SearchPolicy(ABC, Generic[P]):
         return self._evolution.stats()
 
     @abstractmethod
-    def _pose(self, view: ClusterView, now: Seconds) -> P:
+    def _build_problem(self, view: ClusterView, now: Seconds) -> P:
         """Build the problem of `view` and update the population to it."""
 
     @abstractmethod
     def _next_change(self, problem: P, view: ClusterView, now: Seconds) -> Seconds | None:
         """Return the next time at which a retry or move becomes possible; None if there is none."""
 
-    def _problem_of(self, view: ClusterView, now: Seconds) -> P:
+    def _current_problem(self, view: ClusterView, now: Seconds) -> P:
         """Return the problem of `view`; rebuild it if anything has changed."""
         problem = self._problem
-        fresh = not self._stale and now < self._until
+        fresh = not self._stale and now < self._valid_until
         if problem is None or problem.version != view.version or not fresh:
-            problem = self._problem = self._pose(view, now)
-            self._until = self._next_change(problem, view, now) or Seconds(math.inf)
+            problem = self._problem = self._build_problem(view, now)
+            self._valid_until = self._next_change(problem, view, now) or Seconds(math.inf)
             self._stale = False
         return problem

@@ -9,7 +9,12 @@ import pytest
 from numpy.random import default_rng
 
 from controlplane.policy.api import Budget, JobView, Plan, StepsSeen
-from controlplane.policy.ones.growth_trials import GROWN, KEPT_S, BatchCaps, GrowthTrial
+from controlplane.policy.ones.growth_trials import (
+    CAP_DURATION_S,
+    NOISE_GROWTH,
+    BatchCaps,
+    GrowthTrial,
+)
 from controlplane.policy.ones.job_estimates import Estimates
 from controlplane.policy.ones.policy import Ones
 from controlplane.policy.options import OnesOptions
@@ -57,11 +62,11 @@ def test_on_other_slots_it_may_pay() -> None:
 
 def test_where_gradients_have_become_noisier_it_may_pay() -> None:
     assert capped(0.4, a_job(S0, S1), phi=1.9 * PHI) == 64
-    assert capped(0.4, a_job(S0, S1), phi=GROWN * PHI) == 256
+    assert capped(0.4, a_job(S0, S1), phi=NOISE_GROWTH * PHI) == 256
 
 
 def test_some_day_it_is_tried_again() -> None:
-    assert capped(0.4, a_job(S0, S1), later_s=KEPT_S) == 256
+    assert capped(0.4, a_job(S0, S1), later_s=CAP_DURATION_S) == 256
 
 
 def test_a_job_that_is_over_leaves_nothing() -> None:

@@ -8,7 +8,12 @@ import numpy as np
 import pytest
 
 from controlplane.policy.api import EpochSeen, GainSeen, PolicyEvent
-from controlplane.policy.ones.job_estimates import LEAST, MOST, Estimates, GainCorrections
+from controlplane.policy.ones.job_estimates import (
+    MAX_FACTOR,
+    MIN_FACTOR,
+    Estimates,
+    GainCorrections,
+)
 from controlplane.policy.ones.size_table import SizeTable, size_table
 from controlplane.policy.options import OnesOptions
 from schemas.ids import Seconds
@@ -56,8 +61,8 @@ def test_what_was_said_of_sizes_that_were_measured_counts_for_nothing() -> None:
 
 
 def test_a_correction_is_bounded() -> None:
-    assert knowing(*[gain(10.0, 0.1)] * 50).factor("f") == LEAST
-    assert knowing(*[gain(0.1, 10.0)] * 50).factor("f") == MOST
+    assert knowing(*[gain(10.0, 0.1)] * 50).factor("f") == MIN_FACTOR
+    assert knowing(*[gain(0.1, 10.0)] * 50).factor("f") == MAX_FACTOR
 
 
 @pytest.mark.parametrize("wrong", [0.0, -1.0, float("nan")])

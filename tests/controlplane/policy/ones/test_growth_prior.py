@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from controlplane.policy.ones.slowdowns import LearntSlowdowns
+from controlplane.policy.ones.slowdowns import LearnedSlowdowns
 from controlplane.policy.search.observed_families import FamilyHistories, FamilyHistory
 
 BATCH = 32
@@ -28,7 +28,7 @@ def speed_up(family: FamilyHistory, few: int = 1, many: int = 2) -> float:
 
 
 def agreed(families: FamilyHistories) -> None:
-    LearntSlowdowns(families).by_neighbour(["f"])
+    LearnedSlowdowns(families).by_neighbour(["f"])
 
 
 def test_a_family_says_how_it_scales_once_it_was_on_several_slots() -> None:

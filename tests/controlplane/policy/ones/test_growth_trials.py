@@ -130,18 +130,18 @@ def test_a_larger_batch_on_the_same_slots_that_is_slower_loses() -> None:
     trial = beside((1, 2, 64, 0.1, 1), (2, 2, 128, 0.4, 1))
 
     assert trial.ratio(by_batch) is None, "it did not grow"
-    assert trial.beside_loss(by_batch) == pytest.approx(0.5)
+    assert trial.same_size_loss(by_batch) == pytest.approx(0.5)
 
 
 def test_a_larger_batch_whose_samples_are_worth_less_loses_though_it_is_faster() -> None:
     trial = beside((1, 2, 64, 0.1, 1), (2, 2, 128, 0.15, 1))
 
-    assert trial.beside_loss(by_batch) is None
-    assert trial.beside_loss(lambda batch: batch**0.3) == pytest.approx(2**0.3 / 1.5)
+    assert trial.same_size_loss(by_batch) is None
+    assert trial.same_size_loss(lambda batch: batch**0.3) == pytest.approx(2**0.3 / 1.5)
 
 
 def test_the_same_slots_farther_apart_lose_where_they_are_slower() -> None:
-    assert beside((1, 2, 64, 0.1, 1), (2, 2, 64, 0.2, 2)).beside_loss(by_batch) == pytest.approx(
+    assert beside((1, 2, 64, 0.1, 1), (2, 2, 64, 0.2, 2)).same_size_loss(by_batch) == pytest.approx(
         0.5
     )
 
@@ -152,14 +152,14 @@ def test_the_same_slots_farther_apart_lose_where_they_are_slower() -> None:
     ids=["a smaller batch", "the same", "a batch and a place at once", "fewer slots"],
 )
 def test_other_changes_are_held_against_nothing(then: tuple[int, int, int, float, int]) -> None:
-    assert beside((1, 2, 64, 0.1, 1), then).beside_loss(by_batch) is None
+    assert beside((1, 2, 64, 0.1, 1), then).same_size_loss(by_batch) is None
 
 
 @pytest.mark.parametrize(("before", "after"), [(3, 2), (2, 3)])
 def test_two_looks_at_either_batch_say_nothing(before: int, after: int) -> None:
     trial = trial_of(*[(1, 2, 64, 0.1)] * before, *[(2, 2, 128, 0.9)] * after)
 
-    assert trial.beside_loss(by_batch) is None
+    assert trial.same_size_loss(by_batch) is None
 
 
 # --- what telemetry makes of it

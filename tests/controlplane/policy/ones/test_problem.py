@@ -179,7 +179,7 @@ def test_slots_that_were_given_back_for_nobody_are_not_taken_again_for_a_while()
 
     assert choices(builder.build(after, Seconds(60.0))) == [0, 1]
     assert choices(builder.build(after, Seconds(90.1))) == [0, 1, 2]
-    assert estimates.may_have(before.jobs[A], Seconds(90.1)) is None
+    assert estimates.max_slots_after_return(before.jobs[A], Seconds(90.1)) is None
 
 
 @pytest.mark.parametrize(

@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from controlplane.policy.api import ClusterView, JobView, Plan, PolicyEvent
-from controlplane.policy.ones.fairness import Contention
+from controlplane.policy.ones.fairness import LoadAverage
 from controlplane.policy.ones.greedy import filled, used
 from controlplane.policy.ones.operators import score
 from controlplane.policy.ones.policy import Ones
-from controlplane.policy.ones.problem import FREE, Dues, Problem
+from controlplane.policy.ones.problem import FREE, FairnessFloors, Problem
 from controlplane.policy.options import OnesOptions
 from controlplane.policy.registry import make
 from controlplane.sim.cluster import NodeGroup
@@ -48,8 +48,8 @@ def posed(*jobs: JobView, slots: int = 1, limit: float = 2.0) -> Problem:
     return problem_of(view_of(row_of(slots), *jobs), events=LINEAR, options=options, now=NOW)
 
 
-def dues_of(*jobs: JobView, slots: int = 1, limit: float = 2.0) -> Dues:
-    found = posed(*jobs, slots=slots, limit=limit).dues
+def dues_of(*jobs: JobView, slots: int = 1, limit: float = 2.0) -> FairnessFloors:
+    found = posed(*jobs, slots=slots, limit=limit).floors
     assert found is not None
     return found
 
@@ -85,13 +85,13 @@ def test_who_is_close_to_the_limit_is_due_as_much_as_makes_its_share() -> None:
 
     assert found.expected.tolist() == pytest.approx([(700 + 200) / 200] * 2)
     assert found.level.tolist() == [2, 2]
-    assert (found.missing > 0).tolist() == [[True, True, False, False, False]] * 2
+    assert (found.penalty > 0).tolist() == [[True, True, False, False, False]] * 2
 
 
 def test_nobody_is_due_anything_without_a_limit() -> None:
     problem = posed(a_job(A, 9000, 100), limit=0.0)
 
-    assert problem.dues is None
+    assert problem.floors is None
     assert problem.worth is problem.value
 
 
@@ -187,9 +187,9 @@ def test_whatever_is_due_the_schedule_fits_and_is_allowed(
 
     assert used(problem, levels) <= problem.capacity
     assert problem.allowed[problem.rows, levels].all()
-    if problem.dues is not None:
-        assert np.isfinite(problem.dues.missing).all()
-        assert (problem.dues.missing >= 0.0).all()
+    if problem.floors is not None:
+        assert np.isfinite(problem.floors.penalty).all()
+        assert (problem.floors.penalty >= 0.0).all()
 
 
 @settings(max_examples=examples(40), deadline=None)
@@ -234,12 +234,12 @@ def test_nobody_starves_neither_the_late_nor_those_that_they_displace(
 # --- contention
 
 
-def seen(contention: Contention, *names: JobId, at: float) -> None:
+def seen(contention: LoadAverage, *names: JobId, at: float) -> None:
     contention.update({name: job_view(name) for name in names}, Seconds(at))
 
 
 def test_contention_is_the_mean_number_of_jobs_since_a_job_came() -> None:
-    contention = Contention()
+    contention = LoadAverage()
     seen(contention, A, at=0.0)
     seen(contention, A, B, at=10.0)
     seen(contention, A, B, C, at=20.0)
@@ -250,7 +250,7 @@ def test_contention_is_the_mean_number_of_jobs_since_a_job_came() -> None:
 
 
 def test_before_a_search_began_there_were_as_many_jobs_as_then() -> None:
-    contention = Contention()
+    contention = LoadAverage()
     seen(contention, A, B, at=100.0)
     seen(contention, A, at=200.0)
     seen(contention, A, at=300.0)
@@ -259,7 +259,7 @@ def test_before_a_search_began_there_were_as_many_jobs_as_then() -> None:
 
 
 def test_to_look_twice_changes_nothing() -> None:
-    contention = Contention()
+    contention = LoadAverage()
     seen(contention, A, B, at=0.0)
     seen(contention, A, B, at=10.0)
     seen(contention, A, B, at=10.0)

@@ -20,7 +20,7 @@ from controlplane.policy.ones.operators import (
     with_places_exchanged,
 )
 from controlplane.policy.ones.placement import PlacementHints
-from controlplane.policy.ones.problem import NO_TRADES, Problem, Trades, Way, trades_between
+from controlplane.policy.ones.problem import NO_TRADES, Problem, Trades, YieldMode, trades_between
 from controlplane.policy.options import OnesOptions
 from schemas.ids import JobId, SlotId
 from tests.support.builders import S0, S1, T0, T1, A, B, job_view
@@ -31,8 +31,8 @@ FREE = -1
 SLOW_FOR_A = [(2.0, 1.0), (1.0, 1.0)]
 
 
-def cheapest_last(row: int, *_: int) -> tuple[Way, float]:
-    return Way.PAUSE, -row
+def cheapest_last(row: int, *_: int) -> tuple[YieldMode, float]:
+    return YieldMode.PAUSE, -row
 
 
 def between(before: list[int], after: list[int]) -> Trades:
@@ -63,12 +63,12 @@ def nodes(problem: Problem, found: Candidate) -> list[list[int]]:
 
 
 def test_two_that_take_each_others_slots_trade_places_and_the_cheaper_one_steps_aside() -> None:
-    assert between([0, 1], [1, 0]) == Trades(((0, 1),), {1: Way.PAUSE})
+    assert between([0, 1], [1, 0]) == Trades(((0, 1),), {1: YieldMode.PAUSE})
 
 
 def test_a_circle_of_three_needs_one_that_steps_aside_and_two_circles_two() -> None:
-    assert between([0, 1, 2], [1, 2, 0]) == Trades(((0, 1, 2),), {2: Way.PAUSE})
-    both = Trades(((0, 1), (2, 3)), {3: Way.PAUSE, 1: Way.PAUSE})
+    assert between([0, 1, 2], [1, 2, 0]) == Trades(((0, 1, 2),), {2: YieldMode.PAUSE})
+    both = Trades(((0, 1), (2, 3)), {3: YieldMode.PAUSE, 1: YieldMode.PAUSE})
     assert between([0, 1, 2, 3], [1, 0, 3, 2]) == both
 
 
@@ -87,8 +87,8 @@ def test_who_can_go_on_meanwhile_steps_aside_before_one_that_has_to_pause() -> N
     keeps_one = score(problem, problem.present, np.array([0, 1, 1, 0]))
     all_of_it = score(problem, problem.present, np.array([1, 1, 0, 0]))
 
-    assert problem.trades(keeps_one.owner).aside == {1: Way.DETOUR}
-    assert problem.trades(all_of_it.owner).aside == {1: Way.PAUSE}
+    assert problem.trades(keeps_one.owner).yields == {1: YieldMode.DETOUR}
+    assert problem.trades(all_of_it.owner).yields == {1: YieldMode.PAUSE}
 
 
 # --- what it costs
@@ -105,7 +105,7 @@ def test_one_that_pauses_pays_for_a_start_the_other_one_for_a_move_and_both_for_
     paid = shares ** (1.0 / problem.speedup_exponent)
     dear, (held, cheap) = problem.job_rows[1].restart_factor, problem.move_factor
     assert dear < cheap
-    assert problem.trades(found.owner).aside == {0: Way.PAUSE}
+    assert problem.trades(found.owner).yields == {0: YieldMode.PAUSE}
     assert paid.tolist() == pytest.approx([problem.job_rows[0].restart_factor * held, cheap**2])
 
 
@@ -165,6 +165,6 @@ def test_a_trade_keeps_sizes_moves_only_its_own_jobs_and_an_exchange_is_never_wo
         assert [len(places) for places in before] == [len(places) for places in after]
         others = set(problem.rows.tolist()) - set(hints.traders)
         assert all(before[row] == after[row] for row in others)
-        aside = problem.trades(found.owner).aside
-        assert set(aside) <= set(hints.traders)
+        yields = problem.trades(found.owner).yields
+        assert set(yields) <= set(hints.traders)
     assert with_places_exchanged(problem, parent).fitness >= parent.fitness

@@ -14,7 +14,7 @@ from controlplane.policy.ones_paper.candidate_scores import (
     selected,
     work_left,
 )
-from controlplane.policy.ones_paper.problem import Genes, Problem
+from controlplane.policy.ones_paper.problem import Genes, PaperProblem
 from controlplane.policy.options import OnesPaperOptions
 from tests.support.paper_problems import a_problem, genes
 
@@ -22,7 +22,7 @@ NAN = float("nan")
 THREE = [[1.0, 1.8, 2.4]] * 3
 
 
-def scores(problem: Problem, candidates: Genes, options: OnesPaperOptions) -> list[float]:
+def scores(problem: PaperProblem, candidates: Genes, options: OnesPaperOptions) -> list[float]:
     scorer = scorer_for(problem, options)
     found = scorer.matrix(candidates) @ scorer.weights(mean_draw(problem))
     return [float(value) for value in found[:, 0]]
@@ -99,7 +99,7 @@ def test_what_is_known_otherwise_is_not_drawn() -> None:
     assert len(set(left[1])) == 50
 
 
-def many_candidates() -> tuple[Problem, Genes]:
+def many_candidates() -> tuple[PaperProblem, Genes]:
     problem = a_problem(present=[0] * 4, most=[4, 4, 4], left=[NAN] * 3,
                         rates=[[1.0, 1.6, 2.0, 2.2]] * 3)  # fmt: skip
     rng = default_rng(1)

@@ -23,38 +23,38 @@ from controlplane.policy.ones_paper.evolution import (
     with_new_jobs,
     within_limits,
 )
-from controlplane.policy.ones_paper.problem import IDLE, Genes, Problem
+from controlplane.policy.ones_paper.problem import IDLE, Genes, PaperProblem
 from tests.support.paper_problems import a_problem, any_problem, genes, idle, shown
 from tests.support.sizes import examples
 
 MANY = 5
 SIZE = settings(max_examples=examples(60), deadline=None)
-Step = Callable[[Genes, Problem, Generator], Genes]
+Step = Callable[[Genes, PaperProblem, Generator], Genes]
 
 
-def left(problem: Problem, many: int, rng: Generator) -> np.ndarray:
+def left(problem: PaperProblem, many: int, rng: Generator) -> np.ndarray:
     return fill_costs(problem, sampled=True, many=many, rng=rng)
 
 
-def refresh(found: Genes, problem: Problem, rng: Generator) -> Genes:
+def refresh(found: Genes, problem: PaperProblem, rng: Generator) -> Genes:
     return refreshed(found, problem, left(problem, len(found), rng))
 
 
-def crossover(found: Genes, problem: Problem, rng: Generator) -> Genes:
+def crossover(found: Genes, problem: PaperProblem, rng: Generator) -> Genes:
     children = within_limits(crossed(found, len(found), rng), problem)
     return filled(children, problem, left(problem, len(children), rng))
 
 
-def mutation(found: Genes, problem: Problem, rng: Generator) -> Genes:
+def mutation(found: Genes, problem: PaperProblem, rng: Generator) -> Genes:
     struck = preempted(found, problem, 0.4, rng)
     return mutated(found, problem, struck, left(problem, len(found), rng))
 
 
-def flat(found: Genes, _problem: Problem, _rng: Generator) -> Genes:
+def flat(found: Genes, _problem: PaperProblem, _rng: Generator) -> Genes:
     return reordered(found, "flat")
 
 
-def aligned(found: Genes, _problem: Problem, _rng: Generator) -> Genes:
+def aligned(found: Genes, _problem: PaperProblem, _rng: Generator) -> Genes:
     return reordered(found, "aligned")
 
 
@@ -65,7 +65,7 @@ STEPS: tuple[Step, ...] = (refresh, crossover, mutation, flat, aligned)
 @SIZE
 @given(problem=any_problem(), seed=st.integers(0, 99))
 def test_an_operator_makes_schedules_within_limits_with_one_job_on_each_slot(
-    step: Step, problem: Problem, seed: int
+    step: Step, problem: PaperProblem, seed: int
 ) -> None:
     rng = default_rng(seed)
     parents = refresh(random_schedules(problem, MANY, rng), problem, rng)
@@ -86,7 +86,7 @@ def test_an_operator_makes_schedules_within_limits_with_one_job_on_each_slot(
 @pytest.mark.parametrize("step", STEPS)
 @SIZE
 @given(problem=any_problem(), seed=st.integers(0, 99))
-def test_no_slot_is_idle_that_any_job_can_use(step: Step, problem: Problem, seed: int) -> None:
+def test_no_slot_is_idle_that_any_job_can_use(step: Step, problem: PaperProblem, seed: int) -> None:
     rng = default_rng(seed)
     parents = refresh(random_schedules(problem, MANY, rng), problem, rng)
 
@@ -102,7 +102,7 @@ def test_no_slot_is_idle_that_any_job_can_use(step: Step, problem: Problem, seed
 
 @SIZE
 @given(problem=any_problem(), seed=st.integers(0, 99))
-def test_new_jobs_are_served_before_all_others(problem: Problem, seed: int) -> None:
+def test_new_jobs_are_served_before_all_others(problem: PaperProblem, seed: int) -> None:
     rng = default_rng(seed)
     schedules = with_new_jobs(within_limits(random_schedules(problem, MANY, rng), problem), problem)
 
@@ -117,7 +117,7 @@ def test_new_jobs_are_served_before_all_others(problem: Problem, seed: int) -> N
 
 @SIZE
 @given(problem=any_problem(), seed=st.integers(0, 99))
-def test_crossover_takes_every_gene_from_its_parents(problem: Problem, seed: int) -> None:
+def test_crossover_takes_every_gene_from_its_parents(problem: PaperProblem, seed: int) -> None:
     rng = default_rng(seed)
     parents = random_schedules(problem, MANY, rng)
 
@@ -132,7 +132,7 @@ def test_crossover_takes_every_gene_from_its_parents(problem: Problem, seed: int
 
 @SIZE
 @given(problem=any_problem(), seed=st.integers(0, 99))
-def test_reorder_only_moves(problem: Problem, seed: int) -> None:
+def test_reorder_only_moves(problem: PaperProblem, seed: int) -> None:
     schedules = random_schedules(problem, MANY, default_rng(seed))
 
     for how in ("flat", "aligned"):

@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controlplane.policy.search.observed_families import (
-    KEPT_SIZES,
+    MAX_SIZES,
     NO_PARTS,
     Colocation,
     FamilyHistory,
     Priors,
     SmoothedNoise,
-    believable,
+    is_plausible_noise,
     stage,
 )
 
@@ -93,11 +93,11 @@ def test_a_model_is_fitted_again_for_a_new_size_or_a_drift_and_not_for_noise() -
 def test_of_many_sizes_the_latest_are_remembered() -> None:
     family = FamilyHistory()
 
-    for local_batch in range(1, KEPT_SIZES + 2):
+    for local_batch in range(1, MAX_SIZES + 2):
         family.add(1, 1, local_batch, 0.1)
 
     batches = [batch for _, _, batch, *_ in family.means]
-    assert batches == list(range(2, KEPT_SIZES + 2))
+    assert batches == list(range(2, MAX_SIZES + 2))
 
 
 # --- types of GPU, and neighbours
@@ -159,7 +159,7 @@ def test_a_noise_scale_that_nobody_can_have_measured_is_not_heard(hostile: float
     family.observe_noise(1, hostile)
 
     assert family.noise_at(1) is None
-    assert not believable(hostile)
+    assert not is_plausible_noise(hostile)
 
 
 @given(told=st.lists(st.floats() | st.none(), max_size=20))
@@ -170,7 +170,7 @@ def test_whatever_is_told_a_noise_scale_stays_a_number_above_zero(told: list[flo
         family.observe_noise(0, each)
 
     found = family.noise_at(0)
-    assert found is None or believable(found)
+    assert found is None or is_plausible_noise(found)
 
 
 def test_relatives_tell_of_their_own_stage_of_training_and_of_two_beside() -> None:

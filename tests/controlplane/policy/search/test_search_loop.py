@@ -50,9 +50,9 @@ class Counting(SearchPolicy[Posed]):
         self.posed = 0
 
     def plan(self, view: ClusterView, now: Seconds) -> Plan:
-        return Plan(based_on=self._problem_of(view, now).version)
+        return Plan(based_on=self._current_problem(view, now).version)
 
-    def _pose(self, view: ClusterView, now: Seconds) -> Posed:
+    def _build_problem(self, view: ClusterView, now: Seconds) -> Posed:
         self.posed += 1
         return Posed(view.version)
 
