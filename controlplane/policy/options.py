@@ -69,7 +69,7 @@ def refuse(name: str, what: str, remedy: str) -> None:
 
 
 Search = Literal["auto", "evolution", "climb", "greedy"]
-LengthModelName = Literal["residual", "beta", "mixture"]  # see lengths/length_models
+LengthModelName = Literal["residual", "beta", "mixture"]  # see ones/job_lengths
 
 
 class OnesOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -1,4 +1,9 @@
-"""Remaining work of every job by the chosen model, and the calibration of the model.
+"""Remaining work of every job: the models of option `length_model`, and their calibration.
+
+`BetaProgress` is the paper's Beta distribution of progress (ONES section 3.2.1), by family.
+Departure from the paper: the paper's regression covers all jobs of a cluster. Here each family has
+its own as soon as one of its jobs has finished, and the common regression is used only before:
+lengths of families differ by orders of magnitude, which five features do not explain.
 
 Predictions are kept until their jobs have finished, and are then compared with the actual lengths.
 """
@@ -9,23 +14,277 @@ from collections import deque
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from statistics import median
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
+
+import numpy as np
+from scipy.special import betaincinv
 
 from controlplane.policy.api import EpochSeen, JobEnded, JobView, PolicyEvent, StepsSeen
-from controlplane.policy.ones.length_evidence import FamilyLengths, JobEvidence, WorkLeft, exactly
-from controlplane.policy.ones.length_models import (
-    BetaProgress,
-    LengthMixture,
-    LengthModel,
-    ResidualLife,
+from controlplane.policy.ones.length_evidence import (
+    SHARES,
+    FamilyLengths,
+    JobEvidence,
+    SpreadOfLengths,
+    WorkLeft,
+    exactly,
 )
 from controlplane.policy.options import LengthModelName
+from controlplane.policy.search.observed_families import MAX_RELATIVES
+from controlplane.prediction import FloatArray
+from controlplane.prediction.lengths import (
+    LengthDistribution,
+    of_relatives,
+    one_length,
+    remaining_samples,
+)
+from controlplane.prediction.progress_distribution import (
+    FEATURES,
+    Points,
+    ProgressModel,
+    features,
+    fit,
+    points_of,
+)
 from schemas.ids import JobId
+
+MIN_OTHER_JOBS: Final = 3  # finished jobs of other families, before they are used
+MIN_OTHER_SPREAD: Final = 0.3  # lower bound of the spread of their log epochs
+
+
+class LengthModel(Protocol):
+    """Predictor of the remaining work."""
+
+    def epoch(self, event: EpochSeen, family: FamilyLengths) -> None:
+        """Record a finished epoch."""
+        ...
+
+    def ended(self, event: JobEnded, family: FamilyLengths) -> None:
+        """Record the end of a job; `family` already contains its length."""
+        ...
+
+    def forget(self, active: set[JobId]) -> None:
+        """Drop the state of jobs that are not active."""
+        ...
+
+    def left(
+        self, job: JobView, family: FamilyLengths, done: float, own: JobEvidence, *, bounds: bool
+    ) -> WorkLeft | None:
+        """Return the work that a job without a certain end has left; None if nothing is known.
+
+        Args:
+            bounds: compute quantiles too, which may take ten times as long.
+        """
+        ...
+
+
+class ResidualLife:
+    """Mean residual life of finished relatives."""
+
+    def epoch(self, event: EpochSeen, family: FamilyLengths) -> None:
+        """Do nothing: epochs are not used."""
+
+    def ended(self, event: JobEnded, family: FamilyLengths) -> None:
+        """Do nothing: the family has the length."""
+
+    def forget(self, active: set[JobId]) -> None:
+        """Do nothing: there is no state of single jobs."""
+
+    def left(
+        self, job: JobView, family: FamilyLengths, done: float, own: JobEvidence, *, bounds: bool
+    ) -> WorkLeft | None:
+        """Return the mean and quantiles over relatives that trained for longer than this job."""
+        if not family.finished and not max(done, family.reached):
+            return None
+        mean = remaining_samples(done, None, family.finished, family.reached)
+        informed = bool(family.finished)
+        if not bounds:
+            return WorkLeft(mean, informed=informed)
+        longer = [total - done for total in family.finished if total > done]
+        if not longer:
+            as_old = _quantiles_beyond(max(done, family.reached), done)
+            return WorkLeft(mean, as_old, informed=informed)
+        return WorkLeft(mean, tuple(np.quantile(longer, SHARES).tolist()), informed=informed)
+
+
+class LengthMixture:
+    """Mixture of the relatives' lengths, weighted by the evidence on the job's own end."""
+
+    def __init__(self) -> None:
+        self._before = ResidualLife()
+        self._spread = SpreadOfLengths()
+        self._epochs: dict[JobId, int] = {}  # finished epochs of active jobs
+        self._other_epochs: deque[int] = deque(maxlen=MAX_RELATIVES)  # epochs of finished jobs
+        self._families: dict[str, FamilyLengths] = {}
+
+    def epoch(self, event: EpochSeen, family: FamilyLengths) -> None:
+        """Count epochs, which predict jobs of families without a finished job."""
+        self._epochs[event.job] = max(self._epochs.get(event.job, 0), event.epoch)
+
+    def ended(self, event: JobEnded, family: FamilyLengths) -> None:
+        """Update the spread of lengths."""
+        self._families[event.family] = family
+        epochs = self._epochs.pop(event.job, 0)
+        if event.succeeded:
+            self._spread.update(self._families.values())
+            if epochs:
+                self._other_epochs.append(epochs)
+
+    def forget(self, active: set[JobId]) -> None:
+        """Drop the epoch counts of jobs that are not active."""
+        self._epochs = {job: many for job, many in self._epochs.items() if job in active}
+
+    def left(
+        self, job: JobView, family: FamilyLengths, done: float, own: JobEvidence, *, bounds: bool
+    ) -> WorkLeft | None:
+        """Return the mean residual life of the mixture, clamped to the certain bounds."""
+        likely = self._relatives(job, family) or self._from_other_families(job)
+        for evidence in own.evidence(job, done):
+            likely = likely.given(evidence) if likely is not None else one_length(evidence)
+        if likely is None:
+            left = self._before.left(job, family, done, own, bounds=bounds)
+        else:
+            quantiles = likely.quantiles_left(done, SHARES) if bounds else []
+            left = WorkLeft(likely.mean_left(done), tuple(quantiles))
+        if left is None:
+            return None
+        least, most = own.bounds(job, done)
+        return left.at_least(least).at_most(most)
+
+    def _relatives(self, job: JobView, family: FamilyLengths) -> LengthDistribution | None:
+        if not family.finished:
+            return None
+        spread = self._spread.of(job.family, family)
+        return of_relatives(family.finished, family.censored(job.job), spread)
+
+    def _from_other_families(self, job: JobView) -> LengthDistribution | None:
+        """Assume as many epochs as jobs of other families took; None if too few have finished."""
+        if not job.epoch_samples or len(self._other_epochs) < MIN_OTHER_JOBS:
+            return None
+        totals = [float(epochs * job.epoch_samples) for epochs in self._other_epochs]
+        return of_relatives(totals, [], max(MIN_OTHER_SPREAD, float(np.std(np.log(totals)))))
+
+
+def _quantiles_beyond(reached: float, done: float) -> tuple[float, ...]:
+    """Return quantiles if no relative trained for longer: half of such jobs last twice as long."""
+    return tuple(reached / (1.0 - share) - done for share in SHARES)
+
+
+MAX_LOGS: Final = 20  # logs of one family
+MAX_LOG_EPOCHS: Final = 100  # entries of one log
+MAX_COMMON_LOGS: Final = 40  # logs of all families, for new families
+MIN_PROGRESS: Final = 1e-6  # lower bound of a divisor
+MIN_LEFT: Final = 1e-3  # lower bound of the remaining share of the work done
+
+
+@dataclass(slots=True)
+class _Log:
+    first_loss: float | None = None
+    rows: dict[int, FloatArray] = field(default_factory=dict)  # features after each epoch
+
+    def points(self) -> Points:
+        epochs = np.array(sorted(self.rows), dtype=np.float64)
+        rows = np.array([self.rows[int(epoch)] for epoch in epochs]).reshape(-1, FEATURES)
+        return points_of(rows, epochs)
+
+
+@dataclass(slots=True)
+class _Regression:
+    logs: deque[Points]
+    due: bool = False
+    model: ProgressModel | None = None
+
+    def add(self, points: Points) -> None:
+        if len(points):
+            self.logs.append(points)
+            self.due = True
+
+    def fitted(self) -> ProgressModel | None:
+        if self.due:
+            self.due = False
+            every = Points(
+                np.concatenate([log.features for log in self.logs]),
+                np.concatenate([log.epochs for log in self.logs]),
+                np.concatenate([log.progress for log in self.logs]),
+            )
+            self.model = fit(every, self.model) or self.model
+        return self.model
+
+
+class BetaProgress:
+    """Progress after a number of epochs, distributed as Be(epochs, A x + b)."""
+
+    def __init__(self) -> None:
+        self._logs: dict[JobId, _Log] = {}
+        self._families: dict[str, _Regression] = {}
+        self._common = _Regression(deque(maxlen=MAX_COMMON_LOGS))
+        self._before = ResidualLife()
+
+    def epoch(self, event: EpochSeen, family: FamilyLengths) -> None:
+        """Add an entry to the job's log."""
+        log = self._logs.setdefault(event.job, _Log())
+        if log.first_loss is None:
+            log.first_loss = event.train_loss
+        if len(log.rows) < MAX_LOG_EPOCHS and event.epoch > 0:
+            log.rows[event.epoch] = self._features(
+                family, log, event.samples_done, event.train_loss, event.stop_metric
+            )
+
+    def ended(self, event: JobEnded, family: FamilyLengths) -> None:
+        """Add the log to the regressions if the job succeeded."""
+        log = self._logs.pop(event.job, None)
+        if log is None or not event.succeeded:
+            return
+        own = self._families.setdefault(event.family, _Regression(deque(maxlen=MAX_LOGS)))
+        points = log.points()
+        own.add(points)
+        self._common.add(points)
+
+    def forget(self, active: set[JobId]) -> None:
+        """Drop the logs of jobs that are not active."""
+        self._logs = {job: log for job, log in self._logs.items() if job in active}
+
+    def left(
+        self, job: JobView, family: FamilyLengths, done: float, own: JobEvidence, *, bounds: bool
+    ) -> WorkLeft | None:
+        """Return what the mean progress leaves; the residual life if there is no regression yet."""
+        log = self._logs.get(job.job, _Log())
+        model = self._model(job.family)
+        epoch_samples = job.epoch_samples or family.epoch_samples
+        if model is None or not epoch_samples:
+            return self._before.left(job, family, done, own, bounds=bounds)
+        last = max(log.rows, default=0)
+        row = log.rows[last] if last else self._features(family, log, 0.0, None, None)
+        epochs = np.array([float(max(last, 1))])
+        alpha, beta = model.shapes(row[None, :], epochs)
+        came = float(epochs[0]) * epoch_samples
+        least = MIN_LEFT * max(done, 1.0)
+        mean = max(came * float((alpha + beta)[0] / alpha[0]) - done, least)
+        if not bounds:
+            return WorkLeft(mean)
+        progress = np.maximum(betaincinv(alpha, beta, 1.0 - np.array(SHARES)), MIN_PROGRESS)
+        return WorkLeft(mean, tuple(np.maximum(came / progress - done, least).tolist()))
+
+    def _model(self, family: str) -> ProgressModel | None:
+        own = self._families.get(family)
+        return (own.fitted() if own is not None else None) or self._common.fitted()
+
+    def _features(
+        self,
+        family: FamilyLengths,
+        log: _Log,
+        done: float,
+        loss: float | None,
+        metric: float | None,
+    ) -> FloatArray:
+        return features(float(family.epoch_samples), log.first_loss, done, loss, metric)
+
+
+# --- calibration
 
 KEEP_RATIO: Final = 1.25  # factor of work done between kept predictions
 MAX_KEPT: Final = 60  # kept predictions of one job
 MAX_OUTCOMES: Final = 2000  # kept outcomes
-MIN_LEFT: Final = 0.02  # share of the total; shorter remainders do not count
+MIN_REMAINDER: Final = 0.02  # share of the total; shorter remainders do not count
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +338,7 @@ class LengthCalibration:
             return
         for done, predicted in known.made:
             left = total - done
-            if left > MIN_LEFT * total:
+            if left > MIN_REMAINDER * total:
                 wide, narrow = predicted.within(left)
                 error = abs(predicted.mean - left) / left
                 self.outcomes.append(Outcome(error, predicted.mean / left, wide, narrow))
