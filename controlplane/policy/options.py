@@ -181,11 +181,8 @@ class OnesPaperOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     batch: Literal["kept", "goodput"] = "goodput"  # of one slot: as it began; the best within R
     rho: Literal["candidate", "generation", "mean"] = "mean"  # draws of progress, or none
     selection: Literal["sampled", "best"] = "best"  # K rounds of Algorithm 1, or the K best
-    fill: Literal["sampled", "mean"] = "sampled"  # progress behind what fills idle slots
-    unstarted: Literal["zero", "model"] = "zero"  # Y before the first epoch: eq. 7, or a forecast
     stated: bool = True  # False: what users state of their jobs' length is not used
     scale_down: ScaleDown = "contended"
-    resume: bool = True  # R is halved when a plan leaves a job waiting
     limit_floor: Literal["one", "first"] = "first"  # how far R may fall
     keep_least: bool = True  # False: scaling down may take a job's last slot
     gate: Literal["all", "job", "off"] = "job"  # who must finish an epoch before who changes
@@ -242,11 +239,8 @@ LITERAL: Final[Mapping[str, Any]] = {  # every switch to what the paper's words 
     "batch": "kept",
     "rho": "candidate",
     "selection": "sampled",
-    "fill": "sampled",
-    "unstarted": "zero",
     "stated": False,
     "scale_down": "literal",
-    "resume": True,
     "limit_floor": "one",
     "keep_least": False,
     "gate": "all",

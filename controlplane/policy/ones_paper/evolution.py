@@ -40,16 +40,12 @@ def random_schedules(problem: PaperProblem, many: int, rng: Generator) -> Genes:
     return rng.integers(0, jobs, (many, len(problem.slots)), dtype=np.int16)
 
 
-def fill_costs(problem: PaperProblem, *, sampled: bool, many: int, rng: Generator) -> FloatArray:
-    """Return Y of every job in `many` candidates for a fill, shape (K, J).
+def fill_costs(problem: PaperProblem, many: int, rng: Generator) -> FloatArray:
+    """Draw Y of every job in `many` candidates for a fill, shape (K, J).
 
-    Args:
-        sampled: draw progress for each candidate; otherwise use its mean.
+    The draws keep the candidates different.
     """
-    if sampled:
-        return work_left(problem, draws(problem, rng, many)).T
-    left = work_left(problem, mean_draw(problem)).T
-    return np.broadcast_to(left, (many, len(problem.jobs)))
+    return work_left(problem, draws(problem, rng, many)).T
 
 
 def refreshed(genes: Genes, problem: PaperProblem, left: FloatArray) -> Genes:
@@ -325,7 +321,7 @@ class EvolutionarySearch(Evolution):
             genes = carried_over(former.genes, former.problem, problem)
         if options.incumbent:
             genes = np.concatenate([problem.present[None, :], genes])
-        genes = refreshed(genes, problem, self._left(problem, len(genes), rng))
+        genes = refreshed(genes, problem, fill_costs(problem, len(genes), rng))
         self._children, self._idle_generations = [], 0
         self._settle(problem, scorer_for(problem, options), genes, many, rng)
 
@@ -338,11 +334,11 @@ class EvolutionarySearch(Evolution):
         problem, many = now.problem, len(now.genes)
         if not self._children:
             children = within_limits(crossed(now.genes, many, rng), problem)
-            self._children.append(filled(children, problem, self._left(problem, 2 * many, rng)))
+            self._children.append(filled(children, problem, fill_costs(problem, 2 * many, rng)))
         elif len(self._children) == 1:
             parents = now.genes[rng.integers(0, many, many)]
             struck = preempted(parents, problem, options.mutation_rate, rng)
-            left = self._left(problem, many, rng)
+            left = fill_costs(problem, many, rng)
             self._children.append(mutated(parents, problem, struck, left))
         else:
             before = float(now.scores[0])
@@ -362,9 +358,6 @@ class EvolutionarySearch(Evolution):
         rows, scores = selected(scorer, different, many, rng)
         self._now = _State(problem, scorer, different[rows], scores[rows])
         return self._now
-
-    def _left(self, problem: PaperProblem, many: int, rng: Generator) -> FloatArray:
-        return fill_costs(problem, sampled=self._options.fill == "sampled", many=many, rng=rng)
 
 
 def carried_over(genes: Genes, before: PaperProblem, after: PaperProblem) -> Genes:

@@ -76,7 +76,6 @@ class Speeds:
 
 
 MAX_ARRIVALS: Final = 200  # latest submissions, which determine lambda
-MAX_RELATIVES: Final = 200  # totals of finished jobs; bounds memory
 MAX_LOG_EPOCHS: Final = 1000  # entries of one log; bounds memory
 DEFAULT_EPOCH_BATCHES: Final = 100  # assumed epoch in first batches, if not reported
 
@@ -121,7 +120,6 @@ class FamilyHistory:
     """History of one family: jobs with the same script and model."""
 
     speeds: Speeds = field(default_factory=Speeds)
-    totals: deque[int] = field(default_factory=lambda: deque(maxlen=MAX_RELATIVES))  # samples
     epoch_samples: int = 0  # ||D||, last report
 
 
@@ -129,8 +127,7 @@ class PaperEstimates:
     """Estimates of speeds, lengths, progress and limits, updated by policy events and views.
 
     Args:
-        options: the prior, the size of the sample of logs (points), and whether R is halved for
-            jobs left waiting.
+        options: the prior, and the size of the sample of logs (points).
     """
 
     def __init__(self, options: OnesPaperOptions) -> None:
@@ -162,7 +159,7 @@ class PaperEstimates:
                 self.changed_at = now
                 for name in waiting:
                     history = self.history(name)
-                    if self._options.resume and history.limit:
+                    if history.limit:
                         history.limit = resumed(history.limit, history.bounds)
 
     def _epoch(self, event: EpochSeen, now: Seconds) -> None:
@@ -181,11 +178,10 @@ class PaperEstimates:
             history.log.append((event.epoch, row))
 
     def _end(self, event: JobEnded) -> None:
-        """Record the length and the log of a job, unless it was killed or failed."""
+        """Record the log of a job, unless it was killed or failed."""
         history = self._histories.pop(event.job, None)
         if not event.succeeded or not event.samples_done:
             return
-        self.family(event.family).totals.append(event.samples_done)
         if history is None or not history.log:
             return
         log = dict(history.log)  # a repeated epoch counts once

@@ -40,7 +40,7 @@ class PaperProblem:
     most: IntArray  # shape (J,), slots within R: floor(R c / B); below `least`: no size fits
     batches: IntArray  # shape (J, C + 1), global batch by slots
     rates: FloatArray  # X, shape (J, C + 1, 2), samples/s on the fewest nodes, on more
-    done: FloatArray  # Y_processed, shape (J,), samples; at least an epoch where Y is a forecast
+    done: FloatArray  # Y_processed, shape (J,), samples
     exact: FloatArray  # Y if known, shape (J,), samples; nan: use eq. 7
     alpha: FloatArray  # of the distribution of progress, shape (J,)
     beta: FloatArray
@@ -214,10 +214,6 @@ class ProblemBuilder:
         exact = np.nan
         if options.stated and job.stop_samples is not None:
             exact = max(1.0, job.stop_samples - done)
-        elif options.unstarted == "model":
-            if not done and family.totals:
-                exact = sum(family.totals) / len(family.totals)
-            done = max(done, length)
         passed = max(0.0, now - job.moved_at) if job.running_on else 0.0
         return {
             "table": table,

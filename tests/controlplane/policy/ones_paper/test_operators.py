@@ -33,7 +33,7 @@ Step = Callable[[Genes, PaperProblem, Generator], Genes]
 
 
 def left(problem: PaperProblem, many: int, rng: Generator) -> np.ndarray:
-    return fill_costs(problem, sampled=True, many=many, rng=rng)
+    return fill_costs(problem, many, rng)
 
 
 def refresh(found: Genes, problem: PaperProblem, rng: Generator) -> Genes:
@@ -161,15 +161,13 @@ def test_a_rate_of_zero_preempts_nobody_and_a_rate_of_one_everybody() -> None:
     assert preempted(schedule, problem, 1.0, default_rng(0)).all()
 
 
-def test_a_fill_by_the_mean_treats_all_candidates_alike_and_a_sampled_one_does_not() -> None:
+def test_draws_of_progress_fill_equal_candidates_in_different_ways() -> None:
     problem = a_problem(present=[1, 2, 0, 0], most=[3, 3], left=[float("nan")] * 2,
                         rates=[[1.0, 1.5, 1.8]] * 2)  # fmt: skip
     schedules = genes(*[[1, 2, 0, 0]] * 30)
 
-    by_mean = fill_costs(problem, sampled=False, many=30, rng=default_rng(0))
-    drawn = fill_costs(problem, sampled=True, many=30, rng=default_rng(0))
+    drawn = fill_costs(problem, 30, default_rng(0))
 
-    assert len({tuple(row) for row in shown(filled(schedules, problem, by_mean))}) == 1
     assert len({tuple(row) for row in shown(filled(schedules, problem, drawn))}) == 2
 
 

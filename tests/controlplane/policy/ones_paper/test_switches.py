@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from controlplane.policy.api import JobEnded, Plan, PlanTaken, StepsSeen
+from controlplane.policy.api import Plan, PlanTaken, StepsSeen
 from controlplane.policy.ones_paper.candidate_scores import mean_draw, work_left
 from controlplane.policy.ones_paper.evolution import within_limits
 from controlplane.policy.options import LITERAL, OnesPaperOptions
@@ -98,21 +98,9 @@ def test_no_batch_is_more_than_a_jump_away_from_the_last_one() -> None:
 def test_by_equation_7_a_job_that_has_not_started_looks_finished() -> None:
     job = warm_job(epoch=0, samples_done=0)
 
-    literal = problem_of(job, unstarted="zero")
-    model = problem_of(job, unstarted="model", prior_epochs=7.0)
+    problem = problem_of(job)
 
-    assert work_left(literal, mean_draw(literal)).tolist() == [[0.0]]
-    assert work_left(model, mean_draw(model)) == pytest.approx(7000.0)
-
-
-def test_finished_relatives_say_how_long_a_job_is_that_has_not_started() -> None:
-    ended = JobEnded(job=B, family="f", samples_done=5000, succeeded=True)
-    killed = JobEnded(job=B, family="f", samples_done=90, succeeded=False)
-
-    job = warm_job(epoch=0, samples_done=0)
-    problem = problem_of(job, events=(ended, killed), unstarted="model")
-
-    assert work_left(problem, mean_draw(problem)).tolist() == [[5000.0]]
+    assert work_left(problem, mean_draw(problem)).tolist() == [[0.0]]
 
 
 def test_what_a_user_states_is_used_or_not() -> None:
@@ -151,13 +139,12 @@ def test_a_long_epoch_counts_in_pieces_or_not() -> None:
     assert (int(pieces.limits[0]), int(whole.limits[0])) == (128, 64)
 
 
-def test_r_is_halved_when_a_plan_leaves_a_job_waiting_or_not() -> None:
+def test_r_is_halved_when_a_plan_leaves_a_job_waiting() -> None:
     job, rejected = warm_job(), PlanTaken(waiting=(A,))
     halves = problem_of(job, events=(rejected, rejected), limit_floor="one")
     first = problem_of(job, events=(rejected, rejected), limit_floor="first")
-    never = problem_of(job, events=(rejected,), limit_floor="one", resume=False)
 
-    assert [int(p.limits[0]) for p in (halves, first, never)] == [16, 64, 64]
+    assert [int(p.limits[0]) for p in (halves, first)] == [16, 64]
 
 
 def test_scaling_down_may_take_the_last_slot_or_not() -> None:
