@@ -34,7 +34,7 @@ class Migration:
     """
 
     all_slots: frozenset[SlotId]  # old and new slots
-    new_slots: frozenset[SlotId]  # new slots
+    new_slots: frozenset[SlotId]
 
 
 def migration_between(have: Iterable[SlotId], to: Iterable[SlotId]) -> Migration | None:
@@ -155,12 +155,7 @@ def _rounded(value: float) -> float:
 
 
 class Measurements:
-    """Passes to families what their jobs measured, and to jobs their noise scales.
-
-    Args:
-        placement: where jobs run, and their neighbours.
-        options: whether GPU types, neighbours and passes are distinguished.
-    """
+    """Passes to families what their jobs measured, and to jobs their noise scales."""
 
     def __init__(
         self, families: FamilyHistories, placement: PlacementIndex, options: OnesOptions

@@ -260,11 +260,7 @@ def _coarse(service: float | None) -> float | None:
 
 
 class ProblemBuilder:
-    """Builder of problems.
-
-    Args:
-        estimates: updated with every view.
-    """
+    """Builder of problems; updates `estimates` with each view."""
 
     def __init__(self, estimates: Estimates, options: OnesOptions) -> None:
         self._estimates = estimates

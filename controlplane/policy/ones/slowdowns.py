@@ -36,8 +36,7 @@ ALIKE: Final = 0.05  # logarithm; smaller slow-downs are within the noise
 class LearnedSlowdowns:
     """Slow-downs by GPU type and neighbour; unmeasured cases use the mean of the other families.
 
-    Args:
-        families: the measurements; their priors are updated.
+    The priors of `families` are updated.
     """
 
     def __init__(self, families: FamilyHistories) -> None:

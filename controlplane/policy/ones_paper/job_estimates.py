@@ -124,11 +124,7 @@ class FamilyHistory:
 
 
 class PaperEstimates:
-    """Estimates of speeds, lengths, progress and limits, updated by policy events and views.
-
-    Args:
-        options: the prior, and the size of the sample of logs (points).
-    """
+    """Estimates of speeds, lengths, progress and limits, updated by policy events and views."""
 
     def __init__(self, options: OnesPaperOptions) -> None:
         self._options = options

@@ -143,12 +143,7 @@ MAX_TABLES: Final = 10_000  # bound on memory; the cache is then cleared
 
 
 class ProblemBuilder:
-    """Builder of problems; caches the size tables of jobs that have not changed.
-
-    Args:
-        estimates: what was learned of jobs; `build` updates it with each view.
-        options: gates and readings.
-    """
+    """Builder of problems; caches size tables, and updates `estimates` with each view."""
 
     def __init__(self, estimates: PaperEstimates, options: OnesPaperOptions) -> None:
         self._estimates = estimates
