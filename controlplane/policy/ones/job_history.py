@@ -1,7 +1,6 @@
 """History of single jobs and what it teaches: batch limits, noise scales, measured passes.
 
-A *half-done move* is the state between the two changes of a migration: the job has the old and the
-new slots.
+A `Migration` takes two changes; between them the job has the old and the new slots.
 """
 
 from __future__ import annotations
