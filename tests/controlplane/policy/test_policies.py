@@ -424,7 +424,7 @@ def test_an_unknown_option_or_value_is_refused_with_the_known_ones() -> None:
     [
         ({"speed": 1}, "policy.options", r"unknown field `speed`; known: seed, search, population"),
         ({"population": "many"}, "policy.options", r"\$\.population"),
-        ({"scale_down": "up"}, "policy.options", r"\$\.scale_down"),
+        ({"length_model": "up"}, "policy.options", r"\$\.length_model"),
         ({"population": 1}, "policy.options.population", "population: 1 is below 2; raise it"),
         ({"growth": 0.5}, "policy.options.growth", "growth: 0.5 is below 1.0; raise it"),
         ({"mutation_rate": 1.5}, "policy.options.mutation_rate", "1.5 is above 1; lower it"),
