@@ -25,7 +25,7 @@ def test_a_user_with_as_many_jobs_as_may_be_is_refused_and_another_is_not() -> N
         quota.take("ann")
         controller.submit(name, user="ann")
 
-    with pytest.raises(DeniedError, match="ann has 2 jobs that have not ended") as refused:
+    with pytest.raises(DeniedError, match="ann has 2 live jobs") as refused:
         quota.take("ann")
     quota.take("bob")
 
@@ -67,7 +67,7 @@ def test_a_repeated_submission_is_answered_whatever_the_quota(
         service.server.limits = Limits(live_jobs=1)
         monkeypatch.setattr(service.server._changes._snapshots, "is_of", lambda *_: True)
         first = await service.ask(request("once"))
-        with pytest.raises(DeniedError, match="ann has 1 jobs that have not ended"):
+        with pytest.raises(DeniedError, match="ann has 1 live jobs"):
             await service.ask(request("twice"))
         return first, await service.ask(request("once"))
 

@@ -97,7 +97,7 @@ async def test_of_several_projects_a_submission_names_whose_members_see_it(
 
     async with Client(folder) as eve:
         assert (await eve.job(job)).summary.project == "speech"
-    with pytest.raises(BadFieldError, match="'music' is none of vision, speech"):
+    with pytest.raises(BadFieldError, match="'music' is not one of vision, speech"):
         await ones(folder, "submit", str(file), "--project", "music")
 
 

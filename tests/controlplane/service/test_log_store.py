@@ -447,7 +447,7 @@ def test_streams_that_nobody_uses_are_forgotten_and_go_on_where_they_were(tmp_pa
 def test_a_cursor_that_was_never_given_out_is_refused(store: LogStore, cursor: int) -> None:
     store.append(A, LOG, R0, 0, b"\xff" * 40)
 
-    with pytest.raises(BadFieldError, match=f"{cursor} is no position of a page") as refused:
+    with pytest.raises(BadFieldError, match=f"{cursor} is not the position of a page") as refused:
         store.read(A, LOG, None, cursor, MUCH)
 
     assert refused.value.field == "cursor"

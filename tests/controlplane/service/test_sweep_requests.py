@@ -101,10 +101,10 @@ def test_the_ledger_has_every_unit_with_the_digest_of_its_state() -> None:
 @pytest.mark.parametrize(
     ("wanted", "what"),
     [
-        ({"change": "stop"}, "trial: stop is of one trial"),
-        ({"change": "stop", "trial": 9}, "trial: there is no trial 9"),
+        ({"change": "stop"}, "trial: missing, stop needs one"),
+        ({"change": "stop", "trial": 9}, "trial: no trial 9"),
         ({"change": "resume", "trial": 0}, "trial: 0 is not paused"),
-        ({"change": "add", "parent": -1}, "parent: there is no trial -1"),
+        ({"change": "add", "parent": -1}, "parent: no trial -1"),
         ({"change": "add", "values": {"lr": 0.1}}, "values.kind is missing"),
         ({"change": "add", "values": {"rate": 1}}, "values.rate is not a value of this sweep"),
         (

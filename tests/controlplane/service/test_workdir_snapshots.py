@@ -102,7 +102,7 @@ async def test_an_archive_with_the_wrong_digest_is_refused_and_dropped(
 
 @pytest.mark.parametrize("digest", ["", "x" * 64, DIGEST[:-1], "../" + DIGEST, DIGEST.upper()])
 async def test_only_a_sha256_is_a_digest(store: SnapshotStore, digest: str) -> None:
-    with pytest.raises(BadFieldError, match="digest is no sha256"):
+    with pytest.raises(BadFieldError, match="digest is not a SHA-256"):
         await store.put(WHO, digest, 0, DATA, len(DATA))
     assert not store.has(digest)
     assert store.piece(digest, 0) == (b"", -1)
