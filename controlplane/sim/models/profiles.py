@@ -168,7 +168,7 @@ class MeasuredApplication:
         if self.name not in EPOCHS:
             known = ", ".join(sorted(EPOCHS))
             raise TraceError(
-                f"{folder}: unknown application",
+                f"{folder}: unknown number of epochs",
                 f"known: {known}",
             )
         self.epochs = EPOCHS[self.name]

@@ -178,7 +178,7 @@ def test_a_replay_says_how_much_of_it_was_never_measured(tmp_path: Path) -> None
     printed = sim("run", "--policy", "fifo", *what)
     compared = sim("compare", "--policies", "fifo", "--seeds", "1", "--workers", "1", *what)
 
-    share = f"{found['extrapolated_share']:.0%} of the training time went by in groups like which"
+    share = f"{found['extrapolated_share']:.0%} of the training time was spent in groups of a kind"
     assert 0.0 < found["extrapolated_share"] < 1.0
     assert share in printed
     assert f"Up to {share}" in compared

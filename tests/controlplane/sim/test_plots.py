@@ -90,7 +90,7 @@ def test_averages_of_a_policy_that_finished_nothing_are_refused(tmp_path: Path) 
 
 
 def test_a_file_of_another_kind_or_place_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ResultsError, match=r"no format for a figure; end its name with \.svg"):
+    with pytest.raises(ResultsError, match=r"unknown format of a figure; end its name with \.svg"):
         plots.averages([times("ones", 1.0)], tmp_path / "f.gif")
     with pytest.raises(ResultsError, match="No such file or directory; choose another file"):
         plots.averages([times("ones", 1.0)], tmp_path / "no" / "f.svg")
@@ -188,5 +188,5 @@ def test_the_busy_share_of_an_interval_is_what_jobs_held_in_it() -> None:
 
 def test_without_stays_there_is_nothing_to_show(tmp_path: Path) -> None:
     for draw in (gantt, lambda each, path: utilisation([each], path)):
-        with pytest.raises(ResultsError, match="simulate it again and record allocations"):
+        with pytest.raises(ResultsError, match="repeat the simulation and record allocations"):
             draw(times("ones", 1.0), tmp_path / "f.svg")

@@ -148,7 +148,7 @@ def test_a_crash_is_inside_the_work(tmp_path: Path, share: str) -> None:
 def test_a_line_of_ten_megabytes_is_refused_without_reading_it_all(tmp_path: Path) -> None:
     path = file_with(tmp_path, HEADER.encode() + b"a" * 10_000_000)
 
-    assert complaint(path).startswith(f"FILE:2: longer than {MAX_LINE_BYTES} bytes; this is no")
+    assert complaint(path).startswith(f"FILE:2: longer than {MAX_LINE_BYTES} bytes; write one job")
 
 
 def test_a_file_without_an_end_is_refused() -> None:
