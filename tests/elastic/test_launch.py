@@ -116,7 +116,7 @@ def test_the_cluster_is_told_what_a_script_ended_of(
     monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
     heard: list[tuple[str, str]] = []
     failures: Any = SimpleNamespace(
-        tell=lambda error, where: heard.append((in_one_line(error), where))
+        report=lambda error, where: heard.append((in_one_line(error), where))
     )
 
     run_script._run_source(tmp_path / "train.py", script.encode(), [], failures)

@@ -358,7 +358,10 @@ def test_an_attribute_that_a_loader_does_not_have_names_the_remedy(
             lambda agent: load(agent, optimizer=lambda _: None),
             r"build_optimizer\(\) returned NoneType",
         ),
-        (lambda agent: load(agent, data=TensorDataset), "function or class: give a map-style data"),
+        (
+            lambda agent: load(agent, data=TensorDataset),
+            "function or class: call it, and give a map-style data",
+        ),
         (
             lambda agent: loaded(agent, of=lambda: nn.Sequential(nn.LazyLinear(1), nn.ReLU())),
             r"layer '0' of the model \(LazyLinear\) has no shape yet; run one batch through",
@@ -564,7 +567,7 @@ def test_what_a_cluster_refuses_is_an_error_on_one() -> None:
     ("loss_of", "said"),
     [
         (lambda out: out.mean() * float("nan"), ["epoch 1: the training loss is nan"]),
-        (None, ["epoch 1: no backward() of a scalar loss"]),
+        (None, ["epoch 1: no backward() of a scalar loss was seen"]),
         (lambda out: out.mean(), []),
     ],
 )

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.elastic.peers import HERE, RendezvousInfo, peers
-from tests.support.gpu_day import NO_GPU, check_loss, environment, visible_gpus
+from tests.support.gpu_day import NO_GPU, environment, judge, visible_gpus
 from tests.support.gpu_parts import PARTS, Answer, Member
 from tests.support.simgpu.processes import MODES, on_ranks, play, require_library
 
@@ -26,7 +26,7 @@ def part_on_device(_: Any, meeting: RendezvousInfo, name: str) -> Answer:
 
 def played(name: str, size: int, mode: str) -> str:
     answers = on_ranks(part_on_device, size, name, NCCL_DOUBLE=mode)
-    return check_loss(PARTS[name], size, {rank: (0, one, "") for rank, one in enumerate(answers)})
+    return judge(PARTS[name], size, {rank: (0, one, "") for rank, one in enumerate(answers)})
 
 
 def test_the_device_is_as_the_library_takes_it_for_granted() -> None:
@@ -48,7 +48,7 @@ def test_survivors_of_a_death_form_a_group_and_live_on(mode: str) -> None:
         code = made.processes[2].exitcode
 
     ended = {0: (0, answers[0], ""), 1: (0, answers[1], ""), 2: (code or 0, None, "")}
-    assert check_loss(PARTS["death"], 3, ended) == ""
+    assert judge(PARTS["death"], 3, ended) == ""
     assert [answer["sum"] for answer in answers] == [2.0, 2.0]
 
 
@@ -69,7 +69,7 @@ EQUAL: Answer = {"digests": ["a"], "largest error": 0.0}
 def test_bits_that_differ_are_wrong(answers: list[Answer | None], wrong: str) -> None:
     ended = {rank: (0, answer, "") for rank, answer in enumerate(answers)}
 
-    assert check_loss(PARTS["bits"], 2, ended) == wrong
+    assert judge(PARTS["bits"], 2, ended) == wrong
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_a_survivor_that_ends_or_is_deceived_is_wrong(
     }
 
     assert codes[2] == -signal.SIGKILL
-    assert check_loss(PARTS["death"], 3, ended) == wrong
+    assert judge(PARTS["death"], 3, ended) == wrong
 
 
 def test_each_rank_has_a_gpu_of_its_own_or_shares_it_as_if_from_another_host(
