@@ -133,7 +133,7 @@ def test_the_job_file_wins_over_the_script_and_the_log_says_so(cluster: Cluster)
     job = cluster.submit(batch_size=50, lr=0.01, stop={"epochs": 2})
     cluster.wait(job)
 
-    notes = [line for line in cluster.ones("logs", job).out.splitlines() if "wins" in line]
+    notes = [line for line in cluster.ones("logs", job).out.splitlines() if "overrides" in line]
     assert notes == [
         "[ones] batch_size 50 of the job file overrides the script's 20",
         "[ones] lr 0.01 of the job file overrides the script's 0.05",

@@ -106,7 +106,7 @@ class DamagedClient:
         if job == "b-2":
             raise BadFieldError("job: b-2 is no sweep", "`ones show` is for jobs", "job")
         if job == "a-1":
-            raise RemoteError("journal", "the journal's ended job a-1: its checksum is another one")
+            raise RemoteError("journal", "the journal's ended job a-1: wrong checksum")
         return WHOLE
 
 
@@ -115,7 +115,7 @@ def test_a_sweep_that_cannot_be_read_is_named_and_the_others_are_listed(
 ) -> None:
     assert list(_sweeps(cast("Any", DamagedClient()), ended=True)) == [WHOLE]
     assert capsys.readouterr().err == (
-        "ones: omitting a-1: the journal's ended job a-1: its checksum is another one\n"
+        "ones: omitting a-1: the journal's ended job a-1: wrong checksum\n"
     )
 
 
