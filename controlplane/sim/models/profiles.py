@@ -167,10 +167,7 @@ class MeasuredApplication:
         self.name = folder.name
         if self.name not in EPOCHS:
             known = ", ".join(sorted(EPOCHS))
-            raise TraceError(
-                f"{folder}: unknown number of epochs",
-                f"known: {known}",
-            )
+            raise TraceError(f"{folder}: unknown number of epochs", f"known: {known}")
         self.epochs = EPOCHS[self.name]
         self._placements = read_placements(folder / "placements.csv")
         self._sizes = read_sizes(folder / "scalability.csv")
