@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
@@ -33,6 +34,7 @@ from tests.support import builders
 from tests.support.builders import BATCH, N1, S0, A
 
 LIMIT_S: Final = 60.0
+MAX_PAGES: Final = (1 << 32) - 2  # of SQLite
 LOOK_S: Final = 0.005  # the writer is a thread, and needs the interpreter, too
 ANN: Final = Identity("user", "ann")
 NONE: Final = cast("Any", None)
@@ -125,10 +127,17 @@ class LiveService:
 
 @contextmanager
 def full_disk(loop: CommitLoop) -> Iterator[None]:
-    """The journal may not grow meanwhile."""
-    database = loop._writer._database
-    (used,) = database.execute("PRAGMA page_count").fetchone()
-    (before,) = database.execute("PRAGMA max_page_count").fetchone()
-    database.execute(f"PRAGMA max_page_count = {used}")
+    """Let the journal not grow; only the writer's thread may change a setting of its connection."""
+    writer, full = loop._writer, threading.Event()
+    write = writer._write
+    (used,) = writer._database.execute("PRAGMA page_count").fetchone()
+
+    def bounded(batch: Any) -> None:
+        most = used if full.is_set() else MAX_PAGES
+        writer._database.execute(f"PRAGMA max_page_count = {most}")
+        write(batch)
+
+    full.set()
+    writer._write = bounded  # type: ignore[method-assign]
     yield
-    database.execute(f"PRAGMA max_page_count = {before}")
+    full.clear()
