@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Final
 
 from nodeagent.cgroups import MEMORY, PIDS, find
+from nodeagent.errors import NodeStartError
 from nodeagent.folders import PASSABLE, PRIVATE, NodeFolders
 from nodeagent.job_cgroups import GROUPS_NEEDED, group_of_job
 from nodeagent.owned_files import Owner, make_folder
-from nodeagent.settings import AgentSettings, Jobs, NodeStartError
+from nodeagent.settings import AgentSettings, Jobs
 from schemas.errors import SettingsError
 from schemas.ids import JobId
 

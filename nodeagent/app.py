@@ -22,6 +22,7 @@ from nodeagent.cgroups import find
 from nodeagent.controller_ports import BulkTraffic, ControllerPorts, SnapshotFetcher
 from nodeagent.devices import inventory
 from nodeagent.ended_jobs import EndedJobs
+from nodeagent.errors import log_errors
 from nodeagent.folders import SOCKET, FolderLocks
 from nodeagent.health import HealthWatch, checked_places
 from nodeagent.job_cgroups import JobGroups
@@ -43,7 +44,7 @@ from nodeagent.reconciler_events import (
     StartWorker,
     SweepDesired,
 )
-from nodeagent.settings import AgentSettings, log_errors
+from nodeagent.settings import AgentSettings
 from nodeagent.states import StateKeeper, serve_states
 from nodeagent.worker_channel import WorkerChannel
 from nodeagent.workers import WorkerManager
@@ -52,7 +53,7 @@ from schemas.codec import TO_AGENT, encode
 from schemas.errors import OnesError
 from schemas.host.files import take_pid_file
 from schemas.host.logging import notify, watchdog
-from schemas.host.settings import SettingsReload
+from schemas.host.reload import SettingsReload
 from schemas.ids import BootId, NodeId, Seconds, WorkerId
 from schemas.session import (
     AgentOutput,

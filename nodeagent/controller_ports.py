@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Final
 
 from nodeagent import job_folders, settings
+from nodeagent.errors import NodeWorkspaceError, WorkspaceError, log_errors
 from nodeagent.folders import NodeFolders
 from nodeagent.logs import LogShipper
-from nodeagent.settings import NodeWorkspaceError, WorkspaceError, log_errors
 from schemas.codec import TO_SHIPPER, encode
 from schemas.ids import NodeId
 from schemas.transport import Link, Socket

@@ -14,6 +14,7 @@ from typing import Final
 
 import msgspec
 
+from nodeagent.errors import NodeWorkspaceError, WorkspaceError
 from nodeagent.folders import NodeFolders
 from nodeagent.health import is_node_fault
 from nodeagent.owned_files import (
@@ -25,7 +26,6 @@ from nodeagent.owned_files import (
     remove_tree,
     write_private,
 )
-from nodeagent.settings import NodeWorkspaceError, WorkspaceError
 from schemas.errors import BadFieldError, OnesError, UnavailableError
 from schemas.host.archives import (
     UNREADABLE,

@@ -1,17 +1,13 @@
-"""Settings of the agent, and its errors."""
+"""Settings of the agent."""
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, ClassVar, Final, Literal
 
 import msgspec
-import structlog
 
-from schemas.errors import OnesError
 from schemas.host import settings
 from schemas.host.archives import ArchiveBounds
 
@@ -87,42 +83,3 @@ def load(path: Path) -> AgentSettings:
         SettingsError: if the file cannot be read, a key is unknown or a value of the wrong type.
     """
     return settings.load(AgentSettings, path, os.environ)
-
-
-log = structlog.get_logger("agent")
-
-
-class AgentError(OnesError):
-    """Base of the errors that the agent raises on purpose."""
-
-    code = "agent"
-    node_fault = False  # True: not caused by the job, another node may succeed
-
-
-class StartError(AgentError):
-    """A worker, or the zygote that would fork it, could not be started."""
-
-
-class NodeStartError(StartError):
-    """A `StartError` caused by the node."""
-
-    node_fault = True
-
-
-class WorkspaceError(AgentError):
-    """A job's working directory could not be unpacked on this node."""
-
-
-class NodeWorkspaceError(WorkspaceError):
-    """A `WorkspaceError` caused by the node."""
-
-    node_fault = True
-
-
-@contextlib.contextmanager
-def log_errors(what: str, **detail: str) -> Iterator[None]:
-    """Log an exception of the block instead of raising it."""
-    try:
-        yield
-    except Exception:
-        log.exception("operation failed", what=what, **detail)

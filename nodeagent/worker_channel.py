@@ -10,7 +10,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from nodeagent.settings import log_errors
+from nodeagent.errors import log_errors
 from schemas.codec import FROM_WORKER, encode
 from schemas.errors import OnesError
 from schemas.host.logging import Audit

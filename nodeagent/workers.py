@@ -20,6 +20,7 @@ import structlog
 from nodeagent.accounts import Account, JobAccounts
 from nodeagent.controller_ports import SnapshotFetcher
 from nodeagent.devices import device_environment, usable_cores
+from nodeagent.errors import AgentError, NodeStartError, StartError
 from nodeagent.folders import NodeFolders, WorkerFolder
 from nodeagent.job_cgroups import JobGroups
 from nodeagent.job_folders import is_laid_out, lay_out
@@ -49,7 +50,6 @@ from nodeagent.reconciler_events import (
     WorkspaceFailed,
     WorkspaceReady,
 )
-from nodeagent.settings import AgentError, NodeStartError, StartError
 from nodeagent.zygotes import JobUids, ZygotePool
 from schemas.host.archives import USUAL, ArchiveBounds
 from schemas.ids import JobId, NodeId, Rank, WorkerId

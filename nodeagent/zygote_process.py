@@ -14,9 +14,10 @@ from typing import Any, Final
 import psutil
 
 from nodeagent.accounts import PRLIMIT, SETPRIV, Account
+from nodeagent.errors import NodeStartError, StartError
 from nodeagent.owned_files import open_regular
 from nodeagent.process_identity import belongs_to, start_ticks
-from nodeagent.settings import Jobs, NodeStartError, StartError
+from nodeagent.settings import Jobs
 from schemas.wire.worker import ZYGOTE_TITLE
 
 NODE_SIGNALS: Final = frozenset({signal.SIGKILL, signal.SIGTERM})  # sent by the node

@@ -20,11 +20,12 @@ import structlog
 
 from nodeagent.accounts import Account, JobAccounts
 from nodeagent.cgroups import PIDS
+from nodeagent.errors import AgentError, NodeStartError, StartError
 from nodeagent.folders import FRAME, NodeFolders, WorkerFolder
 from nodeagent.job_cgroups import JobGroups
 from nodeagent.owned_files import make_folder
 from nodeagent.process_identity import end_all_of, start_ticks
-from nodeagent.settings import AgentError, Jobs, NodeStartError, StartError
+from nodeagent.settings import Jobs
 from nodeagent.zygote_process import NODE_SIGNALS, spawn, start_error, starting_zygotes
 from schemas.codec import FROM_ZYGOTE, encode
 from schemas.errors import OnesError

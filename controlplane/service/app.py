@@ -59,7 +59,7 @@ from schemas.errors import SettingsError
 from schemas.host.archives import USUAL
 from schemas.host.files import take_pid_file
 from schemas.host.logging import Audit, notify, watchdog
-from schemas.host.settings import SettingsReload
+from schemas.host.reload import SettingsReload
 from schemas.ids import NodeId, Seconds, Term
 from schemas.session import SessionTimings
 from schemas.transport import (

@@ -22,8 +22,8 @@ import torch
 from elastic.collectives.process_group import ProcessGroup
 from elastic.group import membership
 from elastic.worker import zygote as zygote_module
+from nodeagent.errors import NodeStartError
 from nodeagent.folders import NodeFolders, WorkerFolder
-from nodeagent.settings import NodeStartError
 from nodeagent.zygotes import ZygoteConnection
 from schemas.ids import WorkerId
 from schemas.wire.agent import ScriptFailed

@@ -10,9 +10,10 @@ import pytest
 
 from nodeagent import accounts as job_accounts
 from nodeagent.accounts import AGENT, JOB, SUBMITTER, JobAccounts, check_jobs, run_as
+from nodeagent.errors import NodeStartError
 from nodeagent.folders import PASSABLE, NodeFolders
 from nodeagent.owned_files import make_folder
-from nodeagent.settings import AgentSettings, Controller, Jobs, NodeStartError
+from nodeagent.settings import AgentSettings, Controller, Jobs
 from schemas.errors import SettingsError
 from schemas.ids import JobId
 from tests.support.builders import A, B

@@ -15,8 +15,8 @@ import pytest
 
 from controlplane.client.archive import digest_of, pack
 from controlplane.service.uploads import SnapshotStore
+from nodeagent.errors import WorkspaceError
 from nodeagent.job_folders import MARK, is_laid_out, lay_out
-from nodeagent.settings import WorkspaceError
 from schemas.errors import TooLargeError
 from schemas.host.archives import UNREADABLE, ArchiveBounds, inspect
 from tests.support.file_trees import PROJECT, laid_out, names, tree

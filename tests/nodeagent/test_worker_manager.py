@@ -16,11 +16,11 @@ import pytest
 
 from nodeagent import workers as manager_module
 from nodeagent.controller_ports import SnapshotFetcher
+from nodeagent.errors import NodeStartError, StartError
 from nodeagent.folders import NodeFolders
 from nodeagent.logs import LogShipper
 from nodeagent.process_identity import start_ticks
 from nodeagent.reconciler_events import Ended, Event, Started, StartFailed, StartWorker, Terminate
-from nodeagent.settings import NodeStartError, StartError
 from nodeagent.workers import WorkerManager
 from nodeagent.zygotes import ZygotePool
 from schemas.codec import FROM_SHIPPER, encode

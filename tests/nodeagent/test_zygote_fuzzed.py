@@ -9,8 +9,8 @@ from pathlib import Path
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from nodeagent.errors import StartError
 from nodeagent.folders import FRAME
-from nodeagent.settings import StartError
 from nodeagent.zygotes import ZygoteConnection
 from schemas.codec import encode
 from schemas.wire.worker import Forked

@@ -14,9 +14,10 @@ import psutil
 import pytest
 
 from nodeagent.accounts import Account
+from nodeagent.errors import StartError
 from nodeagent.folders import NodeFolders
 from nodeagent.owned_files import Owner
-from nodeagent.settings import Jobs, StartError
+from nodeagent.settings import Jobs
 from nodeagent.zygote_process import is_zygote, spawn
 from nodeagent.zygotes import ZygoteConnection, ZygotePool
 from tests.support.file_trees import let_pass

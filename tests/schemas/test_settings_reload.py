@@ -12,7 +12,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from schemas.errors import SettingsError
-from schemas.host.settings import SettingsReload
+from schemas.host.reload import SettingsReload
 
 
 class Listen(msgspec.Struct, frozen=True, kw_only=True):
@@ -133,7 +133,7 @@ async def test_the_manager_of_services_hears_when_it_is_done(
     daemon: Daemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[str] = []
-    monkeypatch.setattr("schemas.host.settings.notify", told.append)
+    monkeypatch.setattr("schemas.host.reload.notify", told.append)
 
     daemon.reload.reload()
 

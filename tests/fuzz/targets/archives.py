@@ -9,8 +9,8 @@ import os
 import tarfile
 from typing import Final
 
+from nodeagent.errors import WorkspaceError
 from nodeagent.job_folders import lay_out, read_manifest
-from nodeagent.settings import WorkspaceError
 from schemas.errors import TooLargeError
 from schemas.host.archives import UNREADABLE, ArchiveBounds, inspect
 from tests.fuzz.choices import Choices

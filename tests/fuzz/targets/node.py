@@ -10,9 +10,9 @@ from typing import Any, Final
 
 import structlog
 
+from nodeagent.errors import StartError
 from nodeagent.folders import FRAME, NodeFolders, WorkerFolder
 from nodeagent.job_folders import answer, is_laid_out
-from nodeagent.settings import StartError
 from nodeagent.zygotes import ZygoteConnection
 from schemas.codec import (
     ASSIGNMENT,

@@ -1,0 +1,69 @@
+"""Reload of a daemon's settings on SIGHUP: applies the changes that are possible while it runs."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Generic, TypeVar
+
+import msgspec
+import structlog
+
+from schemas.errors import OnesError
+from schemas.host.logging import notify
+from schemas.host.settings import reloaded
+
+S = TypeVar("S", bound=msgspec.Struct)
+log = structlog.get_logger("settings")
+
+
+class SettingsReload(Generic[S]):
+    """Settings of a running daemon.
+
+    `load` reads the file again. `safe` has the fields that may change, each with the function that
+    applies the new settings; `always` is called at each reload, for files that the settings name.
+    """
+
+    def __init__(
+        self,
+        current: S,
+        load: Callable[[], S],
+        safe: Mapping[str, Callable[[S], None]],
+        always: Sequence[Callable[[S], None]] = (),
+    ) -> None:
+        self.current = current
+        self._load = load
+        self._safe = safe
+        self._always = always
+
+    def listen(self) -> None:
+        """Reload on each SIGHUP; needs a running event loop."""
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self.reload)
+
+    def reload(self) -> None:
+        """Reload once. Changes that are invalid or need a restart are logged and not applied."""
+        now_us = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
+        notify(f"RELOADING=1\nMONOTONIC_USEC={now_us}")
+        try:
+            fresh = self._load()
+        except OnesError as error:
+            log.error("settings not reloaded: nothing was changed", why=str(error))  # noqa: TRY400
+        else:
+            self._take(fresh)
+        notify("READY=1")
+
+    def _take(self, fresh: S) -> None:
+        done = reloaded(self.current, fresh, self._safe)
+        self.current = done.settings
+        for field in done.refused:
+            log.warning("setting not changed: needs a restart", field=field)
+        for field in done.changed:
+            self._safe[field](done.settings)
+        for work in self._always:
+            try:
+                work(done.settings)
+            except OnesError as error:
+                log.error("file not reloaded", field=error.field, why=str(error))  # noqa: TRY400
+        log.info("settings reloaded", changed=list(done.changed), refused=list(done.refused))
