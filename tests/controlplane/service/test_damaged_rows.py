@@ -25,7 +25,7 @@ from tests.support.recorded_history import GOLDEN
 
 PAST: Final = ("job_records", "recent_records")
 NEWEST: Final = "SELECT body FROM recent_records WHERE list = 'epochs' ORDER BY at DESC"
-OTHER: Final = "its checksum is another one"
+OTHER: Final = "wrong checksum"
 EPOCH: Final = "at = (SELECT min(at) FROM {} WHERE list = 'epochs')"
 SETTLED: Final = (
     "INSERT INTO job_records SELECT job, list, at, body, crc FROM recent_records",
