@@ -19,7 +19,7 @@ def usable(controller: Controller) -> dict[SlotId, bool]:
 
 
 def shown(controller: Controller) -> list[tuple[str, str]]:
-    return [(node.state, node.reason) for _, node in node_rows(controller.state).behind(0)]
+    return [(node.state, node.reason) for _, node in node_rows(controller.state).after(0)]
 
 
 def test_a_node_that_cannot_start_workers_gets_none_and_keeps_those_that_train() -> None:
