@@ -37,7 +37,7 @@ LIMIT_S: Final = 600.0
 
 @dataclass
 class Port:
-    """What a port and its plain script ended with, by seed."""
+    """Results of a port and its plain script, by seed."""
 
     name: str
     plain: list[float] = field(default_factory=list)
@@ -47,13 +47,13 @@ class Port:
 
     @property
     def apart(self) -> float:
-        """How far the means of the port's runs are from that of the plain ones."""
+        """Return the difference of the means of the port's and the plain script's runs."""
         centre = statistics.mean(self.plain)
         return max(abs(statistics.mean(runs) - centre) for runs in (self.one_slot, self.rescaled))
 
     @property
     def spread(self) -> float:
-        """Of the plain runs, over the seeds."""
+        """Return the range of the plain runs over the seeds."""
         return max(self.plain) - min(self.plain)
 
 
@@ -93,7 +93,7 @@ def compared(client: BlockingClient, name: str, seeds: Sequence[int]) -> Port:
 
 
 def plain(name: str, seed: int) -> float:
-    """What the plain script ends with, as it prints it."""
+    """Return the numbers that the plain script prints at its end."""
     folder = Path(tempfile.mkdtemp(prefix=f"{name}-"))
     shutil.copytree(HERE / name, folder, dirs_exist_ok=True)
     done = subprocess.run(  # noqa: S603
@@ -112,7 +112,7 @@ def plain(name: str, seed: int) -> float:
 def trained(
     client: BlockingClient, name: str, seed: int, changes: Sequence[int] = ()
 ) -> tuple[float, int]:
-    """What the port ends with on the cluster, and how often its group changed."""
+    """Return the port's final numbers on the cluster, and how often its group changed."""
     spec = load_job(HERE / name / "job.toml")
     job = client.submit(msgspec.structs.replace(spec, seed=seed))
     epochs = spec.stop.epochs if spec.stop is not None else None

@@ -54,7 +54,7 @@ LIMIT_S: Final = 600.0
 
 @dataclass(frozen=True)
 class Example:
-    """One of the jobs, and the device that each of its slots is paced like."""
+    """Example job and the pace of its slots."""
 
     name: str
     epochs: int
@@ -104,7 +104,7 @@ def spec(example: Example, slots: int, *, paced: bool) -> JobSpec:
 
 @dataclass
 class Arrivals:
-    """When the next job comes: once those before it train on all slots, and at the latest then.
+    """Time of the next submission: when earlier jobs use all slots, or after a limit.
 
     Args:
         slots: of the cluster.
@@ -544,7 +544,7 @@ def say(console: Console, text: str) -> None:
 
 
 def new_picture(folder: Path | None) -> Path:
-    """Make a file that nobody else has."""
+    """Create a new, empty picture file."""
     descriptor, name = tempfile.mkstemp(prefix="slots-over-time-", suffix=".png", dir=folder)
     os.close(descriptor)
     return Path(name)

@@ -1,4 +1,4 @@
-"""How often words stand near each other in CPython's own help texts (`pydoc_data.topics`)."""
+"""Co-occurrences of words in CPython's help texts (`pydoc_data.topics`)."""
 
 import re
 from collections import Counter, defaultdict

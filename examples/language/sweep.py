@@ -1,4 +1,4 @@
-"""The same training as functions, so that a sweep can try many configurations of it."""
+"""The training of `train.py` as functions for a sweep."""
 
 from collections.abc import Mapping
 from typing import Any

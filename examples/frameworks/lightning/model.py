@@ -27,14 +27,14 @@ class DigitsAutoencoder(LightningModule):
         return self.decoder(self.encoder(images))
 
     def training_step(self, batch: Any, _: int) -> Tensor:
-        """How far the drawn images are from the given ones."""
+        """Return the reconstruction error of the images."""
         images, _labels = batch
         loss = mse_loss(self(images), images)
         self.log("train_error", loss)
         return loss
 
     def validation_step(self, batch: Any, _: int) -> None:
-        """The same, on images that are not trained on."""
+        """Log the reconstruction error of held-out images."""
         images, _labels = batch
         self.log("error", mse_loss(self(images), images), prog_bar=True)
 

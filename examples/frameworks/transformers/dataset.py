@@ -14,7 +14,7 @@ class Windows(Dataset[dict[str, Tensor]]):
     """Cuts bytes (T,) into windows (CONTEXT,); the model shifts the labels itself."""
 
     def __init__(self, text: Tensor) -> None:
-        """What is left behind the last whole window is left out."""
+        """Cut the text into windows; a shorter remainder is dropped."""
         self.windows = text[: len(text) // CONTEXT * CONTEXT].reshape(-1, CONTEXT)
 
     def __len__(self) -> int:
@@ -22,7 +22,7 @@ class Windows(Dataset[dict[str, Tensor]]):
         return len(self.windows)
 
     def __getitem__(self, place: int) -> dict[str, Tensor]:
-        """One window, as inputs and as labels."""
+        """Return a window as inputs and labels."""
         return {"input_ids": self.windows[place], "labels": self.windows[place]}
 
 

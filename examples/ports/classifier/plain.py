@@ -26,7 +26,7 @@ class Shifted(Dataset[tuple[Tensor, Tensor]]):
         self.digits = digits
 
     def __len__(self) -> int:
-        """How many there are."""
+        """Return the number of images."""
         return len(self.digits)
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:

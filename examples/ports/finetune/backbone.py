@@ -41,7 +41,7 @@ class Classifier(nn.Module):
         self.head = nn.Sequential(nn.Dropout(0.2), nn.Linear(FEATURES, KNOWN))
 
     def train(self, mode: bool = True) -> nn.Module:  # noqa: FBT001, FBT002 - torch's signature
-        """As torch's, but for the first stage."""
+        """Set the mode of all parts but the frozen first stage."""
         super().train(mode)
         self.backbone[0].eval()
         return self

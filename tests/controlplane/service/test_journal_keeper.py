@@ -144,7 +144,7 @@ def test_a_child_that_fails_is_told_of_and_not_tried_again_at_once(path: Path) -
 
         assert loop.tail.inputs == 3
         (said,) = [line for line in logs if line["log_level"] == "error"]
-        assert said["event"] == "no snapshot of the state"
+        assert said["event"] == "snapshot of the state failed"
         assert "input 2: wrong checksum" in said["why"]
         assert keeper._not_before > asyncio.get_running_loop().time() + 50.0
         loop.close()
