@@ -31,7 +31,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from controlplane.cli.allocations import colour_indices, job_colour, pasts_from
+from controlplane.cli.allocations import colour_indices, job_colour, job_histories
 from controlplane.cli.timeline import Window, all_slots, allocations_from, png, terminal
 from controlplane.client import BlockingClient
 from controlplane.client.job_file import load_job
@@ -499,7 +499,7 @@ def run(chosen: argparse.Namespace, home: Path, console: Console, began: float) 
     console.print()
     file = chosen.picture or new_picture(chosen.dir)
     caption = f"Slots over time. {PACE if paced else UNPACED}."
-    allocations, pasts = allocations_from(events, until), pasts_from(events, until)
+    allocations, pasts = allocations_from(events, until), job_histories(events, until)
     png(allocations, all_slots(events), file, caption, window=window, pasts=pasts)
     following = "bin/quickstart --keep leaves the cluster up, to look around"
     if chosen.keep:

@@ -17,8 +17,8 @@ from nodeagent.folders import NodeFolders
 from nodeagent.job_cgroups import JobGroups
 from nodeagent.settings import AgentSettings
 from nodeagent.settings_check import NAMELESS
-from schemas.errors import OnesError, in_one_line
-from schemas.host.checks import look_through
+from schemas.errors import OnesError, one_line_error
+from schemas.host.checks import check_file
 from schemas.host.logging import configure_logging
 
 
@@ -45,13 +45,13 @@ def main() -> None:
         sys.exit(2)
     except Exception as error:  # noqa: BLE001 - the log ends with the cause, not with a frame
         traceback.print_exc()
-        sys.stderr.write(f"ones-agent: {in_one_line(error)}\n")
+        sys.stderr.write(f"ones-agent: {one_line_error(error)}\n")
         sys.exit(1)
 
 
 def _end_workers(path: Path) -> int:
     """Kill the workers of a node, even if an agent would refuse its settings."""
-    findings, settings = look_through(AgentSettings, path, {"node": NAMELESS})
+    findings, settings = check_file(AgentSettings, path, {"node": NAMELESS})
     for problem in findings.found:
         if problem.field in {"run", "jobs.cgroup"}:  # where its workers are
             raise problem

@@ -22,7 +22,7 @@ from nodeagent.job_folders import MARK
 from nodeagent.owned_files import bytes_below, remove_tree
 from nodeagent.settings import AgentSettings
 from nodeagent.states import JOB
-from schemas.host.files import FileSeen, outdated
+from schemas.host.files import AgedFile, outdated
 from schemas.ids import JobId
 
 leftovers_log = structlog.get_logger("leftovers")
@@ -70,7 +70,7 @@ class Leftovers:
         keep: KeepLimits,
         busy: Container[str],
         now: float,
-        sizes: dict[str, FileSeen],
+        sizes: dict[str, AgedFile],
     ) -> list[str]:
         """Delete folders of jobs that ended too long ago, then the oldest while they are too large.
 
@@ -82,7 +82,7 @@ class Leftovers:
         found = {
             name: known
             if (known := sizes.get(name)) is not None and known.at == at
-            else FileSeen(name, bytes_below(self.root / name), at)
+            else AgedFile(name, bytes_below(self.root / name), at)
             for name, at in self._ended(busy, now)
         }
         sizes.clear()
@@ -229,7 +229,7 @@ class Keeper:
         self._busy = busy
         self._noted: dict[JobId, bool] = {}
         self._wake = asyncio.Event()
-        self._sizes: dict[str, FileSeen] = {}
+        self._sizes: dict[str, AgedFile] = {}
 
     def note(self, job: JobId, *, ended: bool) -> None:
         """See `EndedJobs.note`."""

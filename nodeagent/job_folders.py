@@ -28,8 +28,8 @@ from nodeagent.owned_files import (
 )
 from schemas.errors import BadFieldError, OnesError, UnavailableError
 from schemas.host.archives import (
+    DEFAULT_BOUNDS,
     UNREADABLE,
-    USUAL,
     ArchiveBounds,
     ArchiveTooLargeError,
     members,
@@ -74,7 +74,7 @@ def lay_out(
     archive: Path,
     folder: Path,
     digest: str,
-    bounds: ArchiveBounds = USUAL,
+    bounds: ArchiveBounds = DEFAULT_BOUNDS,
     owner: Owner | None = None,
 ) -> None:
     """Unpack a snapshot as a job's working directory of `owner`, completely or not at all.

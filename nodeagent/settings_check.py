@@ -11,7 +11,7 @@ from nodeagent.accounts import check_jobs
 from nodeagent.devices import fenced_s, inventory
 from nodeagent.settings import AgentSettings
 from schemas.errors import SettingsError
-from schemas.host.checks import look_through
+from schemas.host.checks import check_file
 from schemas.transport import load_keys, load_public
 
 NAMELESS: Final = "nameless"  # replaces a name that is missing or invalid
@@ -25,7 +25,7 @@ def check(path: Path) -> list[SettingsError]:
     Raises:
         SettingsError: if the file cannot be read, or is not TOML.
     """
-    findings, settings = look_through(AgentSettings, path, {"node": NAMELESS})
+    findings, settings = check_file(AgentSettings, path, {"node": NAMELESS})
     home = path.parent
     findings.attempt("devices", lambda: inventory(settings))
     if settings.key or settings.node != NAMELESS:

@@ -51,7 +51,7 @@ from nodeagent.reconciler_events import (
     WorkspaceReady,
 )
 from nodeagent.zygotes import JobUids, ZygotePool
-from schemas.host.archives import USUAL, ArchiveBounds
+from schemas.host.archives import DEFAULT_BOUNDS, ArchiveBounds
 from schemas.ids import JobId, NodeId, Rank, WorkerId
 from schemas.jobs import JobSpec, is_reserved
 from schemas.nodes import Group, SlotSpec
@@ -108,7 +108,7 @@ class WorkerManager:
         on_event: Callable[[Event], None],
         may_read: Callable[[], bool],
         check_node: Callable[[], Awaitable[None]],
-        bounds: ArchiveBounds = USUAL,
+        bounds: ArchiveBounds = DEFAULT_BOUNDS,
         accounts: JobAccounts | None = None,
         groups: JobGroups | None = None,
     ) -> None:

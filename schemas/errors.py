@@ -42,7 +42,7 @@ def root_cause(error: BaseException) -> BaseException:
     return error
 
 
-def in_one_line(error: BaseException) -> str:
+def one_line_error(error: BaseException) -> str:
     """Return the class and text of the root cause of `error`, and the remedy if one is known."""
     error = root_cause(error)
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]

@@ -237,7 +237,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         return None if self.utility is msgspec.UNSET else self.utility
 
 
-class Problem(msgspec.Struct, frozen=True):
+class JobProblem(msgspec.Struct, frozen=True):
     """Problem of a job file, with its remedy."""
 
     field: str
@@ -245,7 +245,7 @@ class Problem(msgspec.Struct, frozen=True):
     remedy: str
 
 
-def problems(spec: JobSpec) -> tuple[Problem, ...]:
+def problems(spec: JobSpec) -> tuple[JobProblem, ...]:
     """Return everything that is wrong with a decoded job, in the order of the fields.
 
     Decoding checked the types; this checks what types cannot express.
@@ -255,7 +255,7 @@ def problems(spec: JobSpec) -> tuple[Problem, ...]:
     return (*shape, *rest, *_sweep(spec), *_size(spec))
 
 
-def _size(spec: JobSpec) -> list[Problem]:
+def _size(spec: JobSpec) -> list[JobProblem]:
     try:
         size = len(msgspec.msgpack.encode(spec))
     except (OverflowError, UnicodeEncodeError):
@@ -263,41 +263,41 @@ def _size(spec: JobSpec) -> list[Problem]:
     if size <= MAX_SPEC_BYTES:
         return []
     remedy = "put large values into a file of the working directory"
-    return [Problem("args", f"the job file has {size} bytes, at most {MAX_SPEC_BYTES}", remedy)]
+    return [JobProblem("args", f"the job file has {size} bytes, at most {MAX_SPEC_BYTES}", remedy)]
 
 
-def _text(spec: JobSpec) -> list[Problem]:
+def _text(spec: JobSpec) -> list[JobProblem]:
     found = []
     if not NAME.fullmatch(spec.name):
         remedy = "use 1 to 48 letters, digits, - or _, starting with a letter or digit"
-        found.append(Problem("name", f"{spec.name[:60]!r} is not a job name", remedy))
+        found.append(JobProblem("name", f"{spec.name[:60]!r} is not a job name", remedy))
     if spec.family is not None and not 1 <= len(spec.family) <= MAX_FAMILY:
         remedy = f"give 1 to {MAX_FAMILY} characters, or leave it out"
-        found.append(Problem("family", f"it has {len(spec.family)} characters", remedy))
+        found.append(JobProblem("family", f"it has {len(spec.family)} characters", remedy))
     elif spec.family is not None and not is_text(spec.family):
-        found.append(Problem("family", "it is not valid Unicode", "write it in UTF-8"))
+        found.append(JobProblem("family", "it is not valid Unicode", "write it in UTF-8"))
     parts = spec.script.removeprefix("./").split("/")
     if "\0" in spec.script or not {"", ".", ".."}.isdisjoint(parts):
         remedy = "give a path relative to workdir, such as train.py"
-        found.append(Problem("script", f"{spec.script[:200]!r} is not inside workdir", remedy))
-    elif (other := not_python(spec.script)) is not None:
-        found.append(Problem("script", *other))
+        found.append(JobProblem("script", f"{spec.script[:200]!r} is not inside workdir", remedy))
+    elif (other := script_problem(spec.script)) is not None:
+        found.append(JobProblem("script", *other))
     if len(spec.args) > MAX_ARGS or not all(map(_is_word, spec.args)):
-        found.append(Problem("args", "too many, too long or with a NUL byte", "shorten them"))
+        found.append(JobProblem("args", "too many, too long or with a NUL byte", "shorten them"))
     if len(spec.env) > MAX_VARIABLES:
         what = f"it has {len(spec.env)} variables, at most {MAX_VARIABLES}"
-        found.append(Problem("env", what, "put them into a file of the working directory"))
+        found.append(JobProblem("env", what, "put them into a file of the working directory"))
         return found
     for name, value in spec.env.items():
         if not ENV_NAME.fullmatch(name) or not _is_word(value):
             remedy = "names are letters, digits and _, values at most 32 KiB without NUL"
-            found.append(Problem(f"env.{name[:60]}", "invalid variable", remedy))
+            found.append(JobProblem(f"env.{name[:60]}", "invalid variable", remedy))
         if name.startswith(CLUSTER_PREFIX):
             remedy = "choose a name without the prefix ONES_"
-            found.append(Problem(f"env.{name}", "is reserved for the cluster", remedy))
+            found.append(JobProblem(f"env.{name}", "is reserved for the cluster", remedy))
         if name in CLUSTER_VARIABLES:
             what = "is set by the cluster for each worker"
-            found.append(Problem(f"env.{name}", what, CLUSTER_VARIABLES[name]))
+            found.append(JobProblem(f"env.{name}", what, CLUSTER_VARIABLES[name]))
     return found
 
 
@@ -315,19 +315,21 @@ def _is_word(text: str) -> bool:
     return len(text) <= MAX_TEXT and "\0" not in text and is_text(text)
 
 
-def _paths(spec: JobSpec) -> list[Problem]:
+def _paths(spec: JobSpec) -> list[JobProblem]:
     found = []
     for field in ("script", "workdir", "python"):
         path = getattr(spec, field) or ""
         if len(path) > MAX_PATH:
             what = f"a path of {len(path)} characters, at most {MAX_PATH}"
-            found.append(Problem(field, what, "give a shorter one"))
+            found.append(JobProblem(field, what, "give a shorter one"))
         elif not is_text(path) or ("\0" in path and field != "script"):
-            found.append(Problem(field, "it is not a path", "give one without NUL bytes, in UTF-8"))
+            found.append(
+                JobProblem(field, "it is not a path", "give one without NUL bytes, in UTF-8")
+            )
     return found
 
 
-def not_python(script: str, first: bytes = b"") -> tuple[str, str] | None:
+def script_problem(script: str, first: bytes = b"") -> tuple[str, str] | None:
     """Return why a script, perhaps with known first bytes, is not Python, and the remedy."""
     name = script.rpartition("/")[2]
     suffix = name[name.rfind(".") :].lower() if "." in name[1:] else ""
@@ -343,64 +345,66 @@ def not_python(script: str, first: bytes = b"") -> tuple[str, str] | None:
     return f"scripts are Python; {script[:200]} is not", remedy
 
 
-def _batches(spec: JobSpec) -> list[Problem]:
+def _batches(spec: JobSpec) -> list[JobProblem]:
     found = []
     if not 1 <= spec.batch_size <= MAX_BATCH or spec.batch_limit > MAX_BATCH:
         what = f"{spec.batch_size} is not 1 to {MAX_BATCH}"
-        found.append(Problem("batch_size", what, "choose a value in this range"))
+        found.append(JobProblem("batch_size", what, "choose a value in this range"))
     if spec.batch_limit < spec.batch_size:
         what = f"max_batch_size {spec.batch_limit} is below batch_size {spec.batch_size}"
-        found.append(Problem("max_batch_size", what, "raise the first or lower the second"))
+        found.append(JobProblem("max_batch_size", what, "raise the first or lower the second"))
     if spec.max_local_batch is not None and not 1 <= spec.max_local_batch <= MAX_BATCH:
         what = f"{spec.max_local_batch} is not 1 to {MAX_BATCH}"
-        found.append(Problem("max_local_batch", what, "choose a value in this range"))
+        found.append(JobProblem("max_local_batch", what, "choose a value in this range"))
     if spec.lr is not None and not MIN_RATE <= spec.lr <= MAX_RATE:
         remedy = "give a positive finite number, or leave it out to keep the script's"
-        found.append(Problem("lr", f"{spec.lr} is not a learning rate", remedy))
+        found.append(JobProblem("lr", f"{spec.lr} is not a learning rate", remedy))
     return found
 
 
-def _priority(spec: JobSpec) -> list[Problem]:
+def _priority(spec: JobSpec) -> list[JobProblem]:
     least, most = PRIORITIES
     if least <= spec.priority <= most:
         return []
     what = f"{spec.priority} is not {least:g} to {most:g}"
-    return [Problem("priority", what, "give a weight in this range; 1 is the default")]
+    return [JobProblem("priority", what, "give a weight in this range; 1 is the default")]
 
 
-def _slots(spec: JobSpec) -> list[Problem]:
+def _slots(spec: JobSpec) -> list[JobProblem]:
     least, most = spec.slots
     if least < 1 or most < least:
         what = f"slots [{least}, {most}] is not a range"
-        return [Problem("slots", what, "give [least, most] with 1 <= least <= most")]
+        return [JobProblem("slots", what, "give [least, most] with 1 <= least <= most")]
     if most > MAX_SLOTS:
         what = f"slots: the maximum {most} exceeds {MAX_SLOTS}"
-        return [Problem("slots", what, "lower the maximum")]
+        return [JobProblem("slots", what, "lower the maximum")]
     if least > spec.batch_size >= 1:
         what = f"slots: the minimum {least} exceeds batch_size {spec.batch_size}"
-        return [Problem("slots", what, "lower the first or raise the second")]
+        return [JobProblem("slots", what, "lower the first or raise the second")]
     if not least <= spec.wanted <= most:
         what = f"slots_wanted {spec.wanted} is outside slots [{least}, {most}]"
-        return [Problem("slots_wanted", what, "choose a number within slots")]
+        return [JobProblem("slots_wanted", what, "choose a number within slots")]
     return []
 
 
-def _sweep(spec: JobSpec) -> list[Problem]:
+def _sweep(spec: JobSpec) -> list[JobProblem]:
     """Check a sweep: its workers train independent models, so it has no group, batch or script."""
     if spec.stated_trial is not None:
-        return [Problem("trial", "is written by the cluster", "give sweep.graduate_batch instead")]
+        return [
+            JobProblem("trial", "is written by the cluster", "give sweep.graduate_batch instead")
+        ]
     sweep = spec.stated_sweep
     if sweep is None:
         return []
     found = []
     if spec.script != SWEEP_SCRIPT:
         remedy = f"name its functions in [sweep], and give script = {SWEEP_SCRIPT!r}"
-        found.append(Problem("script", "a sweep has no script", remedy))
+        found.append(JobProblem("script", "a sweep has no script", remedy))
     most = spec.slots[1]
     if spec.batch_size != most or spec.batch_limit != most or spec.batch_limit_is_left_open:
         what = f"a sweep has no batch: its batch size is its maximum of slots, {most}"
         remedy = f"give batch_size = {most} and max_batch_size = {KEEP!r}"
-        found.append(Problem("batch_size", what, remedy))
+        found.append(JobProblem("batch_size", what, remedy))
     for field, given, remedy in (
         ("args", bool(spec.args), "give what varies in sweep.search.space, the rest in env"),
         ("lr", spec.lr is not None, "make it a value of sweep.search.space"),
@@ -415,67 +419,71 @@ def _sweep(spec: JobSpec) -> list[Problem]:
         ("utility", spec.stated_utility is not None, "give priority"),
     ):
         if given:
-            found.append(Problem(field, "does not apply to a sweep", f"{remedy}, and leave it out"))
+            found.append(
+                JobProblem(field, "does not apply to a sweep", f"{remedy}, and leave it out")
+            )
     try:
         check_sweep(sweep)
     except SettingsError as error:
         inside = "" if error.field in SweepSpec.__struct_fields__ else "search."
-        found.append(Problem(f"sweep.{inside}{error.field}", error.message, error.hint))
+        found.append(JobProblem(f"sweep.{inside}{error.field}", error.message, error.hint))
     return found
 
 
-def _run(spec: JobSpec) -> list[Problem]:
+def _run(spec: JobSpec) -> list[JobProblem]:
     found = []
     if not 0 <= spec.retries <= 100:  # noqa: PLR2004 - a bound against typing errors
         found.append(
-            Problem("retries", f"{spec.retries} is not 0 to 100", "choose a value in this range")
+            JobProblem("retries", f"{spec.retries} is not 0 to 100", "choose a value in this range")
         )
     if spec.stated_seed is not None and not 0 <= spec.stated_seed < 2**63:
         remedy = "give 0 to 2**63 - 1, or leave it out to keep the script's"
-        found.append(Problem("seed", f"{spec.seed} is out of range", remedy))
+        found.append(JobProblem("seed", f"{spec.seed} is out of range", remedy))
     return found
 
 
-def _utility(utility: Utility | None) -> list[Problem]:
+def _utility(utility: Utility | None) -> list[JobProblem]:
     if utility is None:
         return []
     found = []
     if not 0.0 <= utility.value <= MAX_UTILITY:
         remedy = f"give 0 to {MAX_UTILITY:.0e}: its value relative to other jobs"
-        found.append(Problem("utility.value", f"{utility.value} is out of range", remedy))
+        found.append(JobProblem("utility.value", f"{utility.value} is out of range", remedy))
     deadline_s = utility.deadline_s
     if not 0.0 < deadline_s <= MAX_DEADLINE_S and deadline_s != math.inf:
         what = f"{deadline_s} is {'too far off' if deadline_s > 0.0 else 'in the past'}"
         remedy = f"give seconds after its submission, above 0, at most {MAX_DEADLINE_S:g}"
-        found.append(Problem("utility.deadline_s", what, f"{remedy}, or leave it out"))
+        found.append(JobProblem("utility.deadline_s", what, f"{remedy}, or leave it out"))
     if not 0.0 <= utility.decay <= MAX_DECAY:
         remedy = f"give 0 (its deadline does not matter) to {MAX_DECAY:g}, per second"
-        found.append(Problem("utility.decay", f"{utility.decay} is out of range", remedy))
+        found.append(JobProblem("utility.decay", f"{utility.decay} is out of range", remedy))
     return found
 
 
-def _stop(stop: StopRule | None) -> list[Problem]:
+def _stop(stop: StopRule | None) -> list[JobProblem]:
     if stop is None:
         return []
     forms = "give one of epochs, samples, metric with at_least, metric with plateau"
     found = []
     if stop.metric is None:
         if stop.at_least is not None or stop.plateau is not None:
-            found.append(Problem("stop.metric", "at_least and plateau need a metric", forms))
+            found.append(JobProblem("stop.metric", "at_least and plateau need a metric", forms))
         elif (stop.epochs is None) == (stop.samples is None):
-            found.append(Problem("stop", "not exactly one of epochs and samples", forms))
+            found.append(JobProblem("stop", "not exactly one of epochs and samples", forms))
     elif stop.samples is not None or (stop.at_least is None) == (stop.plateau is None):
-        found.append(Problem("stop", "a metric needs either at_least or plateau", forms))
+        found.append(JobProblem("stop", "a metric needs either at_least or plateau", forms))
     for name, most in MAX_STOP.items():
         value = getattr(stop, name)
         if value is not None and value < 1:
-            found.append(Problem(f"stop.{name}", f"{value} is below 1", "raise it"))
+            found.append(JobProblem(f"stop.{name}", f"{value} is below 1", "raise it"))
         elif value is not None and value > most:
             what = f"{value} is above {most}"
-            found.append(Problem(f"stop.{name}", what, f"give 1 to {most}"))
+            found.append(JobProblem(f"stop.{name}", what, f"give 1 to {most}"))
     if stop.metric is not None and not is_metric(stop.metric):
         what = f"{stop.metric[:60]!r} is not a metric name"
-        found.append(Problem("stop.metric", what, f"give 1 to {MAX_METRIC} printable characters"))
+        found.append(
+            JobProblem("stop.metric", what, f"give 1 to {MAX_METRIC} printable characters")
+        )
     if stop.at_least is not None and not math.isfinite(stop.at_least):
-        found.append(Problem("stop.at_least", f"{stop.at_least} is not finite", "give a number"))
+        found.append(JobProblem("stop.at_least", f"{stop.at_least} is not finite", "give a number"))
     return found

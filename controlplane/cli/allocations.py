@@ -52,7 +52,7 @@ class Span(NamedTuple):
     end: float
 
 
-class JobPast(NamedTuple):
+class JobHistory(NamedTuple):
     """States, batches and rates of a job over time."""
 
     spans: tuple[Span, ...]  # contiguous, from its submission to its end
@@ -114,7 +114,7 @@ def allocations_from(events: Iterable[FeedEvent], until: float) -> tuple[Allocat
     )
 
 
-def pasts_from(events: Iterable[FeedEvent], until: float) -> dict[JobId, JobPast]:
+def job_histories(events: Iterable[FeedEvent], until: float) -> dict[JobId, JobHistory]:
     """Return states, batches and rates of jobs until time `until`, by submission.
 
     The events are all those of the feed, in order.
@@ -139,7 +139,7 @@ def pasts_from(events: Iterable[FeedEvent], until: float) -> dict[JobId, JobPast
         if name == "epoch" and detail.get("samples_per_s"):
             rates[event.job].append((event.time, float(detail["samples_per_s"] or 0.0)))
     return {
-        job: JobPast(_spans(found, until), tuple(batches[job]), tuple(rates[job]))
+        job: JobHistory(_spans(found, until), tuple(batches[job]), tuple(rates[job]))
         for job, found in states.items()
     }
 

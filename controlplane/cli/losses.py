@@ -12,7 +12,7 @@ import numpy as np
 from rich.text import Text
 
 from controlplane.cli.plots import new_figure, save
-from controlplane.prediction.convergence_curves import KEPT_REPORTS, Form, job_curve
+from controlplane.prediction.convergence_curves import MAX_REPORTS, Form, job_curve
 from schemas.errors import BadFieldError
 from schemas.ids import JobId
 from schemas.jobs import ENDED
@@ -90,7 +90,7 @@ def describe_curve(curve: LossCurve) -> list[str]:
         lines.append(f"  left out   {many}")
     if not curve.form:
         return [*lines, f"  curve      none: {curve.why}"]
-    used = min(len(curve.reported), KEPT_REPORTS)
+    used = min(len(curve.reported), MAX_REPORTS)
     lines.append(
         f"  curve      {SHAPES[curve.form]}, never below {curve.limit:.4g}; fitted to the last "
         f"{used} losses, off by {curve.error:.2g} (root mean square)"
@@ -118,7 +118,7 @@ def _fit(reported: Sequence[LossPoint], ahead: int) -> dict[str, object]:
             LossPoint(float(at), float(loss)) for at, loss in zip(epochs, along, strict=True)
         )
 
-    first, last = positions[-KEPT_REPORTS:][0], positions[-1]
+    first, last = positions[-MAX_REPORTS:][0], positions[-1]
     return {
         "form": FORMS[form],
         "error": float(curves.error[0]),

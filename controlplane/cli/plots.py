@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from controlplane.cli.allocations import (
     Allocation,
-    JobPast,
+    JobHistory,
     Window,
     clipped,
     colour_indices,
@@ -47,7 +47,7 @@ def png(
     title: str,
     *,
     window: Window | None = None,
-    pasts: Mapping[JobId, JobPast] | None = None,
+    pasts: Mapping[JobId, JobHistory] | None = None,
 ) -> None:
     """Draw slots over time into a file, with any number of slots, and panels of jobs below.
 
@@ -200,7 +200,9 @@ def _node_of_row(slots: Sequence[SlotId]) -> Callable[[int], NodeId]:
     return lambda row: node_of(slots[row])
 
 
-def _trained(allocations: Iterable[Allocation], pasts: Mapping[JobId, JobPast]) -> list[Allocation]:
+def _trained(
+    allocations: Iterable[Allocation], pasts: Mapping[JobId, JobHistory]
+) -> list[Allocation]:
     """Return the allocations without the time in which the job was starting."""
     found = []
     for one in allocations:
@@ -211,11 +213,11 @@ def _trained(allocations: Iterable[Allocation], pasts: Mapping[JobId, JobPast]) 
     return found
 
 
-def _is_visible(past: JobPast, window: Window) -> bool:
+def _is_visible(past: JobHistory, window: Window) -> bool:
     return any(span.end > window.begin and span.begin < window.end for span in past.spans)
 
 
-def _draw_past(axes: Axes, job: JobId, past: JobPast, colour: str, window: Window) -> None:
+def _draw_past(axes: Axes, job: JobId, past: JobHistory, colour: str, window: Window) -> None:
     """Draw one job: its states behind its batch size (left axis) and its rate (right axis)."""
     for span in past.spans:
         begin, end = span.begin - window.begin, span.end - window.begin

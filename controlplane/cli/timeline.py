@@ -25,7 +25,7 @@ from controlplane.cli.allocations import (
     colour_indices,
     full_window,
     job_colour,
-    pasts_from,
+    job_histories,
 )
 from controlplane.cli.job_list import cut
 from controlplane.cli.output import COMMON, Common, Exit, JobName, print_data, seconds_of
@@ -211,7 +211,7 @@ def timeline(
     elif common.output == "table":
         _print(allocations, slots, window)
     if png_ is not None:
-        pasts = pasts_from(events, window.end)
+        pasts = job_histories(events, window.end)
         png(allocations, slots, png_, TITLE, window=window, pasts=pasts)
         _say_written(png_, common)
     return Exit.OK

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from schemas.errors import BadFieldError, TooLargeError
-from schemas.host.archives import USUAL
+from schemas.host.archives import DEFAULT_BOUNDS
 
 MAX_BYTES: Final = 512 << 20  # of the archive
-LIMITS: Final = USUAL  # a cluster with other limits refuses with its own message
+LIMITS: Final = DEFAULT_BOUNDS  # a cluster with other limits refuses with its own message
 NAMED_FILES: Final = 3  # largest files and folders named in an error
 IGNORE_FILE: Final = ".onesignore"
 FETCHED_MARK: Final = ".ones-fetched"  # marks a folder that `fetch` created

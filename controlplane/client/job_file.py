@@ -13,7 +13,7 @@ from controlplane.client.spec_overrides import with_overrides
 from controlplane.client.sweeps.sweep_file import check_functions, sweep_from, with_sweep_overrides
 from schemas.errors import BadFieldError, SettingsError
 from schemas.host.settings import convert, parse_toml, read_file, written, wrong_value
-from schemas.jobs import JobSpec, not_python, problems
+from schemas.jobs import JobSpec, problems, script_problem
 
 HEAD_BYTES: Final = 4096  # of a script, to see that it is text
 SCRIPTS: Final = {".py", ".ipynb"}
@@ -141,7 +141,7 @@ def _check_script(spec: JobSpec, workdir: Path) -> None:
             what = f"script: {spec.script} is not in {workdir}"
             raise BadFieldError(what, "correct script or workdir", "script")
         with (workdir / spec.script).open("rb") as file:
-            found = not_python(spec.script, file.read(HEAD_BYTES))
+            found = script_problem(spec.script, file.read(HEAD_BYTES))
     except OSError as error:
         what = f"script: {spec.script[:MAX_SHOWN]} cannot be read: {error.strerror}"
         raise BadFieldError(what, "correct script or workdir", "script") from None

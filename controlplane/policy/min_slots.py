@@ -143,7 +143,7 @@ def _reason(job: JobView, placed: Mapping[SlotId, int], why: Reason | None) -> R
     return Reason("restore", f"grows back to {then} slots: it lost members, {have} left", numbers)
 
 
-class RestoringPolicy(Policy):
+class MinSlotsPolicy(Policy):
     """Wrapper that lets `policy` decide about a cluster without jobs below their minimum slots.
 
     The policy needs no handling of lost members: it sees these jobs growing back or waiting

@@ -15,7 +15,7 @@ from typing import Any, Final, Literal, cast, get_args, get_type_hints
 import msgspec
 
 from controlplane.policy.api import Oracle, Policy
-from controlplane.policy.min_slots import RestoringPolicy
+from controlplane.policy.min_slots import MinSlotsPolicy
 from controlplane.policy.placement.placers import LEARNING_PLACERS
 from schemas.errors import SettingsError, suggestion
 
@@ -169,7 +169,7 @@ def make(
     chosen = check_options(name, options or {})
     known = {} if found.oracle == "no" else {"oracle": oracle}
     policy = cast("Policy", factory(chosen, **known))
-    return RestoringPolicy(policy, gangs=found.gangs)
+    return MinSlotsPolicy(policy, gangs=found.gangs)
 
 
 def check_for_cluster(name: str, options: Mapping[str, Any]) -> None:

@@ -172,7 +172,7 @@ def _determinant(matrix: list[list[FloatArray]]) -> FloatArray:
 
 Values = TypeVar("Values", FloatArray, IntArray)
 
-KEPT_REPORTS: Final = 40  # latest reports that a curve is fitted to
+MAX_REPORTS: Final = 40  # latest reports that a curve is fitted to
 DECAY: Final = 0.85  # weight of a report relative to the next one; paper: 0.8 to 0.9
 MIN_REPORTS: Final = 3
 MAX_LOSS: Final = 1e30  # larger losses are no measurements
@@ -298,7 +298,7 @@ def job_curve(
         decay: weight of a report relative to the next one, in (0, 1].
     """
     known = [(at, loss) for at, loss in zip(positions, losses, strict=True) if loss is not None]
-    rows = np.array(known[-KEPT_REPORTS:], dtype=float).reshape(-1, 2).T
+    rows = np.array(known[-MAX_REPORTS:], dtype=float).reshape(-1, 2).T
     return fit_curves(rows[:1], rows[1:], decay=decay)
 
 

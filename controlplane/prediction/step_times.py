@@ -84,7 +84,7 @@ K = TypeVar("K", bound=Hashable)
 
 SMOOTHING: Final = 0.3  # weight of the newest measurement at a size; a judgement
 DRIFT: Final = 0.15  # relative change of a mean that triggers a new fit; a judgement
-FULL_WEIGHT: Final = 10.0  # limit of the weight of a size, in measurements
+MAX_WEIGHT: Final = 10.0  # limit of the weight of a size, in measurements
 
 
 @dataclass(slots=True)
@@ -130,7 +130,7 @@ class StepTimes(Generic[K]):
             self.means[key] = MeanStepTime(step_s, step_s, 1.0, sync_share, sync_share)
             return True
         mean.step_s += SMOOTHING * (step_s - mean.step_s)
-        mean.weight = min(FULL_WEIGHT, mean.weight + 1.0)
+        mean.weight = min(MAX_WEIGHT, mean.weight + 1.0)
         if sync_share is not None:
             before = sync_share if mean.sync_share is None else mean.sync_share
             mean.sync_share = before + SMOOTHING * (sync_share - before)

@@ -13,7 +13,7 @@ import uvloop
 from setproctitle import setproctitle
 
 from controlplane.service import app
-from schemas.errors import OnesError, in_one_line
+from schemas.errors import OnesError, one_line_error
 from schemas.host.logging import configure_logging
 
 NEW_OBJECTS: Final = 20_000  # per garbage collection; 700 would cost a tenth of all CPU time
@@ -34,7 +34,7 @@ def main() -> None:
         sys.exit(2)
     except Exception as error:  # noqa: BLE001 - the log should end with the cause
         traceback.print_exc()
-        sys.stderr.write(f"ones-controller: {in_one_line(error)}\n")
+        sys.stderr.write(f"ones-controller: {one_line_error(error)}\n")
         sys.exit(1)
 
 

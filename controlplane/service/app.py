@@ -56,7 +56,7 @@ from controlplane.service.worker_telemetry import TelemetryTable
 from schemas import __version__
 from schemas.codec import MAX_BYTES
 from schemas.errors import SettingsError
-from schemas.host.archives import USUAL
+from schemas.host.archives import DEFAULT_BOUNDS
 from schemas.host.files import take_pid_file
 from schemas.host.logging import Audit, notify, watchdog
 from schemas.host.reload import SettingsReload
@@ -202,7 +202,10 @@ class Controller:
         safe: dict[str, Callable[[ControllerSettings], None]] = {
             **{f"silence.{name}": self._judge_silence for name in Silence.__struct_fields__},
             **{f"store.{name}": self._apply_store for name in Store.__struct_fields__},
-            **{f"store.workdir.{name}": self._apply_store for name in USUAL.__struct_fields__},
+            **{
+                f"store.workdir.{name}": self._apply_store
+                for name in DEFAULT_BOUNDS.__struct_fields__
+            },
             **{f"limits.{name}": self._apply_limits for name in Limits.__struct_fields__},
             **{
                 f"journal.{name}": lambda fresh: self._journal_keeper.use(fresh.journal)

@@ -25,7 +25,7 @@ from controlplane.service.commit_loop import CommitLoop
 from controlplane.service.log_store import LogStore
 from controlplane.service.settings import JournalSettings, Store
 from controlplane.service.uploads import SnapshotStore, excess_archives
-from schemas.host.files import FileSeen, outdated
+from schemas.host.files import AgedFile, outdated
 from schemas.ids import JobId, Seconds
 
 log = structlog.get_logger("file_keeper")
@@ -36,7 +36,7 @@ UNLIMITED: Final = 1 << 62
 GRACE_S: Final = 3600.0  # files changed since may be needed at any moment
 
 
-def files_in(folder: Path) -> list[FileSeen]:
+def files_in(folder: Path) -> list[AgedFile]:
     """Return the files of a folder; files that disappear meanwhile are skipped.
 
     Raises:
@@ -49,7 +49,7 @@ def files_in(folder: Path) -> list[FileSeen]:
                 status = entry.stat(follow_symlinks=False)
             except FileNotFoundError:
                 continue
-            found.append(FileSeen(entry.name, status.st_size, status.st_mtime))
+            found.append(AgedFile(entry.name, status.st_size, status.st_mtime))
     return found
 
 
@@ -108,7 +108,7 @@ class FileKeeper:
             self._archives.forget(name)
             await asyncio.sleep(0)
 
-    def _of_ended_job(self, seen: FileSeen) -> FileSeen | None:
+    def _of_ended_job(self, seen: AgedFile) -> AgedFile | None:
         """Return a file of output with the end time of its job; None if the job has not ended."""
         job = self._state().jobs.get(JobId(seen.name.rpartition(".")[0]))
         if job is None:

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from schemas.errors import BadFieldError, SettingsError, TooLargeError, UnavailableError
 from schemas.ids import Seconds
-from schemas.transport import Identity, KnownKeys, check_public, identity_of, refuse_wide
+from schemas.transport import Identity, KnownKeys, check_public, identity_of, require_private
 from schemas.wire.client import AddKey, KeyInfo
 
 FILE: Final = "keys.json"
@@ -44,7 +44,7 @@ class KeyFile:
         """
         if not self.path.exists():
             return {}
-        refuse_wide(self.path)
+        require_private(self.path)
         try:
             found = msgspec.json.decode(self.path.read_bytes(), type=OnlineChanges)
         except (OSError, ValueError) as error:

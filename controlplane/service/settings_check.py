@@ -9,7 +9,7 @@ from controlplane.policy.registry import check_for_cluster, check_options
 from controlplane.service.keys import FILE, KeyFile
 from controlplane.service.settings import ControllerSettings, Listen
 from schemas.errors import SettingsError
-from schemas.host.checks import Findings, look_through
+from schemas.host.checks import Findings, check_file
 from schemas.transport import load_authorised, load_keys
 
 
@@ -21,7 +21,7 @@ def check(path: Path) -> list[SettingsError]:
     Raises:
         SettingsError: if the file cannot be read, or is not TOML.
     """
-    findings, settings = look_through(ControllerSettings, path)
+    findings, settings = check_file(ControllerSettings, path)
     silence, home = settings.silence, path.parent
     told = any(problem.field.startswith("silence.") for problem in findings.found)
     if not told and silence.lost_s <= silence.suspect_s:

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Final
 
 from schemas.errors import BadFieldError, TooLargeError, UnavailableError
-from schemas.host.archives import UNREADABLE, USUAL, ArchiveBounds, inspect
-from schemas.host.files import FileSeen
+from schemas.host.archives import DEFAULT_BOUNDS, UNREADABLE, ArchiveBounds, inspect
+from schemas.host.files import AgedFile
 
 
 class ArchiveSenders:
@@ -43,14 +43,14 @@ class ArchiveSenders:
         self._of(who).mkdir(mode=0o700, parents=True, exist_ok=True)
         (self._of(who) / digest).touch(mode=0o600)
 
-    def archives_of(self, who: str) -> list[FileSeen]:
+    def archives_of(self, who: str) -> list[AgedFile]:
         """Return the stored archives that a user uploaded, with the times of their last use."""
         found = []
         with contextlib.suppress(FileNotFoundError):
             for mark in self._of(who).iterdir():
                 with contextlib.suppress(FileNotFoundError):
                     status = (self._archives / mark.name).stat()
-                    found.append(FileSeen(mark.name, status.st_size, status.st_mtime))
+                    found.append(AgedFile(mark.name, status.st_size, status.st_mtime))
         return found
 
     def drop(self, who: str, digest: str) -> None:
@@ -89,8 +89,8 @@ def folder_of(who: str) -> str:
 
 
 def unneeded_archives(
-    archives: Iterable[FileSeen], most: int, *, needed: Collection[str], before: float
-) -> tuple[list[FileSeen], int]:
+    archives: Iterable[AgedFile], most: int, *, needed: Collection[str], before: float
+) -> tuple[list[AgedFile], int]:
     """Choose archives of one user to delete, the oldest first; return them and the bytes left.
 
     At most `most` bytes should be left. Archives in `needed` and archives used
@@ -107,8 +107,8 @@ def unneeded_archives(
 
 
 def excess_archives(
-    archives: Iterable[FileSeen], most: int, senders: Mapping[str, Collection[str]]
-) -> list[FileSeen]:
+    archives: Iterable[AgedFile], most: int, senders: Mapping[str, Collection[str]]
+) -> list[AgedFile]:
     """Choose archives of all users to delete: repeatedly the oldest of the largest user.
 
     At most `most` bytes should be left in total. Archives without a sender count as those of one
@@ -116,7 +116,7 @@ def excess_archives(
     """
     ordered = sorted(archives, key=lambda file: (file.at, file.name))
     left = sum(file.size for file in ordered)
-    by_user = defaultdict[str, dict[str, FileSeen]](dict)  # oldest first
+    by_user = defaultdict[str, dict[str, AgedFile]](dict)  # oldest first
     sizes = Counter[str]()
     for file in ordered:
         for who in senders.get(file.name) or ("",):
@@ -154,7 +154,7 @@ class SnapshotStore:
         self,
         folder: Path,
         max_bytes: int,
-        bounds: ArchiveBounds = USUAL,
+        bounds: ArchiveBounds = DEFAULT_BOUNDS,
         upload_bytes: int = 2 << 30,
         user_bytes: int = 8 << 30,
     ) -> None:

@@ -28,7 +28,7 @@ from elastic.state.random_state import seed_initial_generators
 from elastic.sweep_worker.process import run_sweep_worker
 from elastic.training_errors import MissingMetricError, UsageError
 from schemas.codec import ASSIGNMENT
-from schemas.errors import in_one_line, root_cause
+from schemas.errors import one_line_error, root_cause
 from schemas.wire.agent import ScriptFailed
 from schemas.wire.worker import Assignment
 
@@ -118,7 +118,7 @@ class _FailureReporter:
                 version=a.version,
                 rank=a.rank,
                 index=index,
-                error=(error if isinstance(error, str) else in_one_line(error))[:2000],
+                error=(error if isinstance(error, str) else one_line_error(error))[:2000],
                 where=where,
                 refused=isinstance(cause, UsageError | MissingMetricError),
             )

@@ -44,7 +44,7 @@ class ArchiveBounds(msgspec.Struct, frozen=True, kw_only=True):
     depth: Positive = 64  # of nested folders
 
 
-USUAL: Final = ArchiveBounds()
+DEFAULT_BOUNDS: Final = ArchiveBounds()
 
 
 class ArchiveTooLargeError(TooLargeError):

@@ -14,7 +14,7 @@ import msgspec
 import psutil
 
 from schemas.errors import SettingsError
-from schemas.host.settings import every_problem, read_table, sound_part
+from schemas.host.settings import find_problems, read_table, valid_part
 
 S = TypeVar("S", bound=msgspec.Struct)
 
@@ -91,7 +91,7 @@ class Findings:
                 self.add(field, f"port {port} is in use{who}", remedy)
 
 
-def look_through(
+def check_file(
     kind: type[S], path: Path, without: Mapping[str, Any] | None = None
 ) -> tuple[Findings, S]:
     """Return the problems of a settings file, and the usable settings for further checks.
@@ -104,8 +104,8 @@ def look_through(
     """
     table = read_table(path, os.environ)
     findings = Findings(path)
-    findings.found += every_problem(kind, table, path)
-    settings = msgspec.convert({**(without or {}), **sound_part(table, findings.found)}, kind)
+    findings.found += find_problems(kind, table, path)
+    settings = msgspec.convert({**(without or {}), **valid_part(table, findings.found)}, kind)
     findings.finite(settings)
     return findings, settings
 

@@ -85,7 +85,7 @@ def pid_of(path: Path) -> int | None:
     return max(int(pid), 0) if kind != fcntl.F_UNLCK else None
 
 
-class FileSeen(NamedTuple):
+class AgedFile(NamedTuple):
     """A file of a folder."""
 
     name: str
@@ -94,8 +94,8 @@ class FileSeen(NamedTuple):
 
 
 def outdated(
-    files: Iterable[FileSeen], keep_s: float, keep_bytes: int, now: float
-) -> list[FileSeen]:
+    files: Iterable[AgedFile], keep_s: float, keep_bytes: int, now: float
+) -> list[AgedFile]:
     """Return the files older than `keep_s`, and the oldest while all exceed `keep_bytes`."""
     ordered = sorted(files, key=lambda file: (file.at, file.name))
     left = sum(file.size for file in ordered)

@@ -108,7 +108,7 @@ def convert(kind: type[S], table: Mapping[str, Any], path: Path, prefix: str = "
         raise wrong_value(kind, error, path, prefix) from None
 
 
-def every_problem(
+def find_problems(
     kind: Any, table: Mapping[str, Any], path: Path, prefix: str = ""
 ) -> list[SettingsError]:
     """Return all errors that `convert` would raise one after the other.
@@ -126,7 +126,7 @@ def every_problem(
             continue
         value, inner = table[field.name], _struct_in(field.type)
         if inner is not None and isinstance(value, dict):
-            found += every_problem(inner, value, path, f"{name}.")
+            found += find_problems(inner, value, path, f"{name}.")
             continue
         try:
             msgspec.convert(value, field.type)
@@ -135,8 +135,8 @@ def every_problem(
     return found
 
 
-def sound_part(table: Mapping[str, Any], wrong: Collection[SettingsError]) -> dict[str, Any]:
-    """Return `table` without the keys that `every_problem` reported."""
+def valid_part(table: Mapping[str, Any], wrong: Collection[SettingsError]) -> dict[str, Any]:
+    """Return `table` without the keys that `find_problems` reported."""
     fields = {problem.field for problem in wrong}
 
     def sound(inner: Mapping[str, Any], prefix: str) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from schemas.transport.keys import (
     load_authorised,
     load_keys,
     load_public,
-    refuse_wide,
+    require_private,
     write_keys,
 )
 from schemas.transport.sockets import (
@@ -56,6 +56,6 @@ __all__ = [
     "load_authorised",
     "load_keys",
     "load_public",
-    "refuse_wide",
+    "require_private",
     "write_keys",
 ]

@@ -188,7 +188,7 @@ def load_keys(path: Path) -> KeyPair:
     Raises:
         SettingsError: if it cannot be read, or other users can read it.
     """
-    refuse_wide(path)
+    require_private(path)
     public, secret = _load(path)
     if secret is None:
         raise SettingsError(f"{path}: no secret key in it", "give the .key_secret file")
@@ -213,7 +213,7 @@ def load_authorised(path: Path) -> dict[bytes, Identity]:
     Raises:
         SettingsError: if it cannot be read, other users can read it, or an entry is invalid.
     """
-    refuse_wide(path)
+    require_private(path)
     table = convert(_Authorised, read_toml(path), path)
     return {entry.public.encode(): _identity(entry, path) for entry in table.key}
 
@@ -295,7 +295,7 @@ def _load(path: Path) -> tuple[bytes, bytes | None]:
     return public, secret
 
 
-def refuse_wide(path: Path) -> None:
+def require_private(path: Path) -> None:
     """Check that only the owner can read a file.
 
     Raises:

@@ -24,7 +24,7 @@ from numpy.random import default_rng
 
 from controlplane.policy.api import Budget, ClusterView, EpochSeen, JobView
 from controlplane.policy.oasis.policy import Oasis
-from controlplane.policy.oasis.prices import BELOW
+from controlplane.policy.oasis.prices import LOW_SHARE
 from controlplane.policy.options import OasisOptions
 from controlplane.sim.analysis.summary import summary
 from controlplane.sim.cluster import NodeGroup
@@ -63,7 +63,7 @@ def hindsight(jobs: int, seed: int) -> dict[str, float]:
         for job in trace_of(scenario(1, jobs, seed), seed).jobs
         if job.utility is not None
     ]
-    return {"u": max(dense), "l": BELOW * min(dense)}
+    return {"u": max(dense), "l": LOW_SHARE * min(dense)}
 
 
 def figures_of(run: Run) -> dict[str, Any]:

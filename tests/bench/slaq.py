@@ -28,7 +28,7 @@ from controlplane.policy.registry import make
 from controlplane.prediction import FloatArray
 from controlplane.prediction.convergence_curves import (
     DECAY,
-    KEPT_REPORTS,
+    MAX_REPORTS,
     ConvergenceCurves,
     Form,
     fit_curves,
@@ -85,8 +85,8 @@ def windows() -> Windows:
     for curve in shipped_curves().curves:
         losses = np.array(curve.losses)
         for now in range(LEAST, len(losses) - AHEAD, EVERY):
-            begin = max(0, now - KEPT_REPORTS)
-            rows = np.full((2, KEPT_REPORTS), np.nan)
+            begin = max(0, now - MAX_REPORTS)
+            rows = np.full((2, MAX_REPORTS), np.nan)
             rows[:, begin - now :] = np.arange(begin, now), losses[begin:now]
             then = now - 1 + AHEAD
             found.append((curve.family, rows[0], rows[1], float(then), float(losses[then])))
@@ -199,10 +199,10 @@ def decision_s(jobs: int, slots: int) -> tuple[float, float]:
         shown[job] = JobView(
             job=job, submitted_at=Seconds(number), batch_size=BATCH, batch_limit=BATCH,
             local_limit=BATCH, least=1, most=BATCH, wanted=1, family=family,
-            running_on=split(BATCH, own), samples_done=KEPT_REPORTS * EPOCH, epoch=KEPT_REPORTS,
+            running_on=split(BATCH, own), samples_done=MAX_REPORTS * EPOCH, epoch=MAX_REPORTS,
         )  # fmt: skip
         a, b, rate = rng.uniform(0.01, 1.0), rng.uniform(0.001, 1.0), rng.uniform(10.0, 1000.0)
-        for epoch in range(1, KEPT_REPORTS + 1):
+        for epoch in range(1, MAX_REPORTS + 1):
             policy.observe(
                 EpochSeen(
                     job=job, family=family, slots=share, nodes=1, global_batch=BATCH,

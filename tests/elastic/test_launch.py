@@ -16,7 +16,7 @@ import pytest
 from elastic import launch
 from elastic.worker import run_script
 from elastic.worker.run_script import _location
-from schemas.errors import in_one_line
+from schemas.errors import one_line_error
 from tests.elastic.peers import FORKS
 from tests.support.cluster import TOY
 
@@ -116,7 +116,7 @@ def test_the_cluster_is_told_what_a_script_ended_of(
     monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
     heard: list[tuple[str, str]] = []
     failures: Any = SimpleNamespace(
-        report=lambda error, where: heard.append((in_one_line(error), where))
+        report=lambda error, where: heard.append((one_line_error(error), where))
     )
 
     run_script._run_source(tmp_path / "train.py", script.encode(), [], failures)

@@ -11,7 +11,7 @@ from controlplane.service.api import changes, fair_queue, reads, sweep_replies, 
 from nodeagent import job_folders as files_on_nodes
 from schemas import codec
 from schemas.host import archives
-from schemas.host.archives import USUAL
+from schemas.host.archives import DEFAULT_BOUNDS
 from schemas.transport import connection_limits, flood_guard, sockets, state_transfer
 from tests.support.wire_page import PAGE
 
@@ -96,12 +96,12 @@ def test_each_row_of_the_table_is_what_the_constants_say() -> None:
 
 
 def test_bounds_in_sentences_are_those_in_force() -> None:
-    size, depth = USUAL.size >> 30, USUAL.depth
+    size, depth = DEFAULT_BOUNDS.size >> 30, DEFAULT_BOUNDS.depth
     said = [
         f"`wait_s` (seconds, at most {fair_queue.MAX_WAIT_S:g};",
         f"with the same `key` (at most {changes.MAX_KEY} characters)",
         (
-            f"({size} GiB, {USUAL.files:,} and {depth} by default; the archive itself "
+            f"({size} GiB, {DEFAULT_BOUNDS.files:,} and {depth} by default; the archive itself "
             f"{mib(archive.MAX_BYTES)}); headers of more than "
             f"{kib(archives.MAX_HEADERS)} before one file"
         ),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from schemas.errors import MORE_FILES_HINT, SettingsError, in_one_line
+from schemas.errors import MORE_FILES_HINT, SettingsError, one_line_error
 
 IN_A_LOADER = (
     "Caught OSError in DataLoader worker process 0.\n"
@@ -39,4 +39,4 @@ IN_A_LOADER = (
     ],
 )
 def test_an_error_is_told_by_its_cause_in_one_line(error: BaseException, line: str) -> None:
-    assert in_one_line(error) == line
+    assert one_line_error(error) == line

@@ -13,12 +13,12 @@ from schemas.jobs import (
     MAX_FAMILY,
     MAX_TEXT,
     SWEEP_SCRIPT,
+    JobProblem,
     JobSpec,
-    Problem,
     StopRule,
     Utility,
-    not_python,
     problems,
+    script_problem,
 )
 from schemas.sweeps import RandomSearch, SearchSpec, SweepSpec, TrialSpec, log_uniform
 
@@ -40,7 +40,7 @@ def spec(**changes: Any) -> JobSpec:
     return JobSpec(**smallest | changes)
 
 
-def stops(**rule: Any) -> tuple[Problem, ...]:
+def stops(**rule: Any) -> tuple[JobProblem, ...]:
     return problems(spec(stop=StopRule(**rule)))
 
 
@@ -126,7 +126,7 @@ def test_a_bad_name_is_told_shortened(name: str) -> None:
     remedy = "use 1 to 48 letters, digits, - or _, starting with a letter or digit"
 
     assert problems(spec(name=name)) == (
-        Problem("name", f"{name[:60]!r} is not a job name", remedy),
+        JobProblem("name", f"{name[:60]!r} is not a job name", remedy),
     )
 
 
@@ -135,7 +135,7 @@ def test_a_family_without_a_name_or_with_a_long_one_is_refused(family: str) -> N
     remedy = f"give 1 to {MAX_FAMILY} characters, or leave it out"
 
     assert problems(spec(family=family)) == (
-        Problem("family", f"it has {len(family)} characters", remedy),
+        JobProblem("family", f"it has {len(family)} characters", remedy),
     )
 
 
@@ -153,7 +153,7 @@ def test_a_script_outside_workdir_is_refused(script: str) -> None:
     remedy = "give a path relative to workdir, such as train.py"
 
     assert problems(spec(script=script)) == (
-        Problem("script", f"{script!r} is not inside workdir", remedy),
+        JobProblem("script", f"{script!r} is not inside workdir", remedy),
     )
 
 
@@ -174,10 +174,10 @@ SHELL = "give the Python file that it runs; its arguments go into args, exports 
 def test_a_file_that_is_not_python_is_refused_with_what_to_do(
     script: str, first: bytes, remedy: str
 ) -> None:
-    assert not_python(script, first) == (f"scripts are Python; {script} is not", remedy)
+    assert script_problem(script, first) == (f"scripts are Python; {script} is not", remedy)
     if not first:
         what = f"scripts are Python; {script} is not"
-        assert problems(spec(script=script)) == (Problem("script", what, remedy),)
+        assert problems(spec(script=script)) == (JobProblem("script", what, remedy),)
 
 
 @pytest.mark.parametrize(
@@ -185,7 +185,7 @@ def test_a_file_that_is_not_python_is_refused_with_what_to_do(
     [("train", b"#!/usr/bin/env python3\n"), ("train", b"import torch"), ("a.b/.train", b"")],
 )
 def test_a_script_needs_no_suffix(script: str, first: bytes) -> None:
-    assert not_python(script, first) is None
+    assert script_problem(script, first) is None
 
 
 @pytest.mark.parametrize(
@@ -193,7 +193,7 @@ def test_a_script_needs_no_suffix(script: str, first: bytes) -> None:
 )
 def test_arguments_that_no_process_can_take_are_refused(args: tuple[str, ...]) -> None:
     assert problems(spec(args=args)) == (
-        Problem("args", "too many, too long or with a NUL byte", "shorten them"),
+        JobProblem("args", "too many, too long or with a NUL byte", "shorten them"),
     )
 
 
@@ -221,14 +221,14 @@ def test_a_variable_that_no_process_can_take_is_refused(name: str, value: str) -
     remedy = "names are letters, digits and _, values at most 32 KiB without NUL"
 
     assert problems(spec(env={name: value})) == (
-        Problem(f"env.{name}", "invalid variable", remedy),
+        JobProblem(f"env.{name}", "invalid variable", remedy),
     )
 
 
 @pytest.mark.parametrize("name", ["ONES_", "ONES_HOME"])
 def test_a_variable_of_the_cluster_is_reserved(name: str) -> None:
     assert problems(spec(env={"ONESELF": "1", name: "1"})) == (
-        Problem(
+        JobProblem(
             f"env.{name}",
             "is reserved for the cluster",
             "choose a name without the prefix ONES_",
@@ -251,7 +251,7 @@ def test_a_variable_of_the_cluster_is_reserved(name: str) -> None:
 )
 def test_a_variable_that_each_worker_is_given_is_refused(name: str, remedy: str) -> None:
     assert problems(spec(env={"NCCL_SOCKET_IFNAME": "ib0", name: "0"})) == (
-        Problem(f"env.{name}", "is set by the cluster for each worker", remedy),
+        JobProblem(f"env.{name}", "is set by the cluster for each worker", remedy),
     )
 
 
@@ -261,13 +261,13 @@ def test_a_variable_that_each_worker_is_given_is_refused(name: str, remedy: str)
 @pytest.mark.parametrize("size", [0, -1])
 def test_a_batch_holds_at_least_one_sample(size: int) -> None:
     assert problems(spec(batch_size=size)) == (
-        Problem("batch_size", f"{size} is not 1 to {2**40}", "choose a value in this range"),
+        JobProblem("batch_size", f"{size} is not 1 to {2**40}", "choose a value in this range"),
     )
 
 
 def test_a_limit_below_the_batch_is_refused() -> None:
     assert problems(spec(max_batch_size=16)) == (
-        Problem(
+        JobProblem(
             "max_batch_size",
             "max_batch_size 16 is below batch_size 32",
             "raise the first or lower the second",
@@ -284,7 +284,7 @@ def test_a_batch_above_what_fits_one_slot_is_accepted_since_it_is_taken_in_passe
 
 @pytest.mark.parametrize("bound", [0, -1])
 def test_a_pass_has_a_sample_at_least(bound: int) -> None:
-    expected = Problem(
+    expected = JobProblem(
         "max_local_batch", f"{bound} is not 1 to {MAX_BATCH}", "choose a value in this range"
     )
 
@@ -299,7 +299,7 @@ def test_limits_equal_to_the_batch_are_accepted() -> None:
 def test_a_learning_rate_is_positive_and_finite(lr: float) -> None:
     remedy = "give a positive finite number, or leave it out to keep the script's"
 
-    assert problems(spec(lr=lr)) == (Problem("lr", f"{lr} is not a learning rate", remedy),)
+    assert problems(spec(lr=lr)) == (JobProblem("lr", f"{lr} is not a learning rate", remedy),)
 
 
 # --- slots
@@ -308,7 +308,7 @@ def test_a_learning_rate_is_positive_and_finite(lr: float) -> None:
 @pytest.mark.parametrize("slots", [(4, 2), (0, 1), (-1, 1), (0, 0)])
 def test_slots_that_are_no_range_are_refused(slots: tuple[int, int]) -> None:
     assert problems(spec(slots=slots)) == (
-        Problem(
+        JobProblem(
             "slots",
             f"slots [{slots[0]}, {slots[1]}] is not a range",
             "give [least, most] with 1 <= least <= most",
@@ -319,7 +319,7 @@ def test_slots_that_are_no_range_are_refused(slots: tuple[int, int]) -> None:
 @pytest.mark.parametrize("wanted", [1, 5, 0, -2])
 def test_wanted_slots_lie_within_slots(wanted: int) -> None:
     assert problems(spec(slots=(2, 4), slots_wanted=wanted)) == (
-        Problem(
+        JobProblem(
             "slots_wanted",
             f"slots_wanted {wanted} is outside slots [2, 4]",
             "choose a number within slots",
@@ -338,14 +338,14 @@ def test_wanted_slots_within_slots_are_accepted(wanted: int) -> None:
 @pytest.mark.parametrize("retries", [-1, 101])
 def test_retries_are_bounded(retries: int) -> None:
     assert problems(spec(retries=retries)) == (
-        Problem("retries", f"{retries} is not 0 to 100", "choose a value in this range"),
+        JobProblem("retries", f"{retries} is not 0 to 100", "choose a value in this range"),
     )
 
 
 @pytest.mark.parametrize("seed", [-1, 2**63])
 def test_a_seed_fits_63_bits(seed: int) -> None:
     assert problems(spec(seed=seed)) == (
-        Problem(
+        JobProblem(
             "seed",
             f"{seed} is out of range",
             "give 0 to 2**63 - 1, or leave it out to keep the script's",
@@ -429,12 +429,14 @@ def test_each_form_of_a_stop_rule_is_accepted(rule: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("rule", [{}, {"epochs": 3, "samples": 9}, {"consecutive": 2}])
 def test_a_stop_rule_without_a_metric_has_either_epochs_or_samples(rule: dict[str, Any]) -> None:
-    assert stops(**rule) == (Problem("stop", "not exactly one of epochs and samples", FORMS),)
+    assert stops(**rule) == (JobProblem("stop", "not exactly one of epochs and samples", FORMS),)
 
 
 @pytest.mark.parametrize("rule", [{"at_least": 0.9}, {"plateau": 5}, {"epochs": 3, "plateau": 5}])
 def test_a_threshold_or_a_plateau_needs_a_metric(rule: dict[str, Any]) -> None:
-    assert stops(**rule) == (Problem("stop.metric", "at_least and plateau need a metric", FORMS),)
+    assert stops(**rule) == (
+        JobProblem("stop.metric", "at_least and plateau need a metric", FORMS),
+    )
 
 
 @pytest.mark.parametrize(
@@ -449,7 +451,7 @@ def test_a_threshold_or_a_plateau_needs_a_metric(rule: dict[str, Any]) -> None:
 )
 def test_a_metric_needs_either_a_threshold_or_a_plateau(rule: dict[str, Any]) -> None:
     assert stops(metric="accuracy", **rule) == (
-        Problem("stop", "a metric needs either at_least or plateau", FORMS),
+        JobProblem("stop", "a metric needs either at_least or plateau", FORMS),
     )
 
 
@@ -463,13 +465,13 @@ def test_a_metric_needs_either_a_threshold_or_a_plateau(rule: dict[str, Any]) ->
     ],
 )
 def test_counts_of_a_stop_rule_begin_at_one(field: str, rule: dict[str, Any]) -> None:
-    assert stops(**rule) == (Problem(f"stop.{field}", "0 is below 1", "raise it"),)
+    assert stops(**rule) == (JobProblem(f"stop.{field}", "0 is below 1", "raise it"),)
 
 
 @pytest.mark.parametrize("threshold", [math.nan, math.inf, -math.inf])
 def test_a_threshold_is_finite(threshold: float) -> None:
     assert stops(metric="accuracy", at_least=threshold) == (
-        Problem("stop.at_least", f"{threshold} is not finite", "give a number"),
+        JobProblem("stop.at_least", f"{threshold} is not finite", "give a number"),
     )
 
 
@@ -502,7 +504,7 @@ def test_a_priority_that_is_no_weight_is_refused(priority: float) -> None:
     remedy = "give a weight in this range; 1 is the default"
 
     assert problems(spec(priority=priority)) == (
-        Problem("priority", f"{priority} is not 0.01 to 100", remedy),
+        JobProblem("priority", f"{priority} is not 0.01 to 100", remedy),
     )
 
 
@@ -536,14 +538,14 @@ def test_a_sweep_has_neither_script_nor_batch_of_its_own() -> None:
     remedy = "give batch_size = 4 and max_batch_size = 'keep'"
 
     assert problems(sweep(script="train.py", batch_size=32)) == (
-        Problem(
+        JobProblem(
             "script",
             "a sweep has no script",
             "name its functions in [sweep], and give script = 'sweep'",
         ),
-        Problem("batch_size", batch, remedy),
+        JobProblem("batch_size", batch, remedy),
     )
-    assert problems(sweep(max_batch_size="auto")) == (Problem("batch_size", batch, remedy),)
+    assert problems(sweep(max_batch_size="auto")) == (JobProblem("batch_size", batch, remedy),)
 
 
 @pytest.mark.parametrize(
@@ -559,7 +561,7 @@ def test_a_sweep_has_neither_script_nor_batch_of_its_own() -> None:
 )
 def test_what_means_nothing_to_a_sweep_is_refused(field: str, value: Any, remedy: str) -> None:
     assert problems(sweep(**{field: value})) == (
-        Problem(field, "does not apply to a sweep", f"{remedy}, and leave it out"),
+        JobProblem(field, "does not apply to a sweep", f"{remedy}, and leave it out"),
     )
 
 
@@ -567,8 +569,8 @@ def test_what_is_wrong_with_the_search_is_told_with_its_place() -> None:
     no_epochs = msgspec.structs.replace(SWEEP.search, epochs=0)
 
     for changes, expected in (
-        ({"partitions": 0}, Problem("sweep.partitions", "partitions = 0 is outside 1 to 4096", "choose a value in this range")),
-        ({"search": no_epochs}, Problem("sweep.search.epochs", "epochs = 0 is outside 1 to 1000000", "choose a value in this range")),
+        ({"partitions": 0}, JobProblem("sweep.partitions", "partitions = 0 is outside 1 to 4096", "choose a value in this range")),
+        ({"search": no_epochs}, JobProblem("sweep.search.epochs", "epochs = 0 is outside 1 to 1000000", "choose a value in this range")),
     ):  # fmt: skip
         assert problems(sweep(sweep=msgspec.structs.replace(SWEEP, **changes))) == (expected,)
 

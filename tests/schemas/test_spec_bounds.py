@@ -18,8 +18,8 @@ from schemas.jobs import (
     MAX_SLOTS,
     MAX_VARIABLES,
     SWEEP_SCRIPT,
+    JobProblem,
     JobSpec,
-    Problem,
     StopRule,
     Utility,
     problems,
@@ -165,14 +165,14 @@ def test_any_values_together_travel_or_are_refused(changes: list[tuple[Any, Any]
     [("epochs", MAX_EPOCHS), ("samples", MAX_SAMPLES)],
 )
 def test_a_stop_rule_is_bounded(field: str, bound: int) -> None:
-    def found(value: int) -> tuple[Problem, ...]:
+    def found(value: int) -> tuple[JobProblem, ...]:
         stop = StopRule(**{field: value})
         return problems(JobSpec(name="a", script="train.py", batch_size=1, stop=stop))
 
     assert found(bound) == ()
     for value in (bound + 1, 2**63, 2**70):
         what, remedy = f"{value} is above {bound}", f"give 1 to {bound}"
-        assert found(value) == (Problem(f"stop.{field}", what, remedy),)
+        assert found(value) == (JobProblem(f"stop.{field}", what, remedy),)
 
 
 @pytest.mark.parametrize("field", ["plateau", "consecutive"])
@@ -181,7 +181,7 @@ def test_epochs_in_a_row_are_bounded(field: str) -> None:
     spec = JobSpec(name="a", script="train.py", batch_size=1, stop=StopRule(**rule))
 
     what, remedy = f"{MAX_EPOCHS + 1} is above {MAX_EPOCHS}", f"give 1 to {MAX_EPOCHS}"
-    assert problems(spec) == (Problem(f"stop.{field}", what, remedy),)
+    assert problems(spec) == (JobProblem(f"stop.{field}", what, remedy),)
 
 
 @pytest.mark.parametrize(
@@ -192,7 +192,9 @@ def test_a_metric_has_a_short_printable_name(metric: str) -> None:
     found = problems(JobSpec(name="a", script="train.py", batch_size=1, stop=stop))
 
     what = f"{metric[:60]!r} is not a metric name"
-    assert found == (Problem("stop.metric", what, f"give 1 to {MAX_METRIC} printable characters"),)
+    assert found == (
+        JobProblem("stop.metric", what, f"give 1 to {MAX_METRIC} printable characters"),
+    )
 
 
 @pytest.mark.parametrize(
@@ -200,7 +202,7 @@ def test_a_metric_has_a_short_printable_name(metric: str) -> None:
     [
         (
             {"slots": (1, MAX_SLOTS + 1)},
-            Problem(
+            JobProblem(
                 "slots",
                 f"slots: the maximum {MAX_SLOTS + 1} exceeds {MAX_SLOTS}",
                 "lower the maximum",
@@ -208,7 +210,7 @@ def test_a_metric_has_a_short_printable_name(metric: str) -> None:
         ),
         (
             {"max_local_batch": MAX_BATCH + 1},
-            Problem(
+            JobProblem(
                 "max_local_batch",
                 f"{MAX_BATCH + 1} is not 1 to {MAX_BATCH}",
                 "choose a value in this range",
@@ -216,7 +218,7 @@ def test_a_metric_has_a_short_printable_name(metric: str) -> None:
         ),
         (
             {"workdir": "x" * (MAX_PATH + 1)},
-            Problem(
+            JobProblem(
                 "workdir",
                 f"a path of {MAX_PATH + 1} characters, at most {MAX_PATH}",
                 "give a shorter one",
@@ -224,20 +226,20 @@ def test_a_metric_has_a_short_printable_name(metric: str) -> None:
         ),
         (
             {"python": "a\0b"},
-            Problem("python", "it is not a path", "give one without NUL bytes, in UTF-8"),
+            JobProblem("python", "it is not a path", "give one without NUL bytes, in UTF-8"),
         ),
         (
             {"env": {f"A{number}": "" for number in range(MAX_VARIABLES + 1)}},
-            Problem(
+            JobProblem(
                 "env",
                 f"it has {MAX_VARIABLES + 1} variables, at most {MAX_VARIABLES}",
                 "put them into a file of the working directory",
             ),
         ),
-        ({"family": NO_TEXT}, Problem("family", "it is not valid Unicode", "write it in UTF-8")),
+        ({"family": NO_TEXT}, JobProblem("family", "it is not valid Unicode", "write it in UTF-8")),
         (
             {"utility": Utility(value=1.0, deadline_s=1e300)},
-            Problem(
+            JobProblem(
                 "utility.deadline_s",
                 "1e+300 is too far off",
                 "give seconds after its submission, above 0, at most 1e+10, or leave it out",
@@ -246,7 +248,7 @@ def test_a_metric_has_a_short_printable_name(metric: str) -> None:
     ],
 )
 def test_what_is_beyond_its_bound_is_refused_by_name(
-    changes: dict[str, Any], expected: Problem
+    changes: dict[str, Any], expected: JobProblem
 ) -> None:
     spec = JobSpec(**{"name": "a", "script": "train.py", "batch_size": 1, **changes})
 

@@ -30,7 +30,7 @@ from controlplane.policy.placement.slot_partition import (
     split,
 )
 from controlplane.policy.search.cluster_index import ClusterIndexCache
-from controlplane.policy.search.observed_families import FamilyHistory
+from controlplane.policy.search.observed_families import FamilyRecord
 from controlplane.prediction import FloatArray, IntArray
 from controlplane.prediction.speed_model import statistical_efficiency
 from controlplane.prediction.throughput import SpeedModel
@@ -218,7 +218,7 @@ class Goodput(ImmediatePolicy):
         self._placer = make_placer(self.options.placer, self.options.moves)
         self._rounds = Rounds(self.options.interval_s, self.options.age_share)
         self._clusters = ClusterIndexCache()
-        self._speeds: dict[str, FamilyHistory] = {}
+        self._speeds: dict[str, FamilyRecord] = {}
         self._noise_scales: dict[JobId, float] = {}  # from telemetry, smoothed
         self._histories: dict[JobId, _JobHistory] = {}
         self._tables: dict[JobId, tuple[object, GoodputTable]] = {}
@@ -286,9 +286,9 @@ class Goodput(ImmediatePolicy):
             family = self._speed(event.job, event.family)
             family.add(event.nodes, event.slots, local, event.global_batch / rate)
 
-    def _speed(self, job: JobId, family: str) -> FamilyHistory:
+    def _speed(self, job: JobId, family: str) -> FamilyRecord:
         key = f"family {family}" if family and self.options.share_family else f"job {job}"
-        return self._speeds.setdefault(key, FamilyHistory())
+        return self._speeds.setdefault(key, FamilyRecord())
 
     def _observe_noise(self, job: JobId, reported: float | None) -> None:
         """Smooth the logarithm of the noise scale, since noise scales span orders of magnitude."""

@@ -32,7 +32,7 @@ from controlplane.policy.placement.slot_partition import (
     partition_of,
     useful_slots,
 )
-from controlplane.policy.search.observed_jobs import RingSpeeds
+from controlplane.policy.search.observed_jobs import StepTimesByFamily
 from controlplane.prediction.lengths import LossCurve, fit_loss, remaining_samples
 from schemas.errors import SettingsError
 from schemas.ids import JobId, Seconds
@@ -59,7 +59,7 @@ class LengthEstimates:
 
     def __init__(self, convergence: float) -> None:
         self._convergence = convergence
-        self._speeds = RingSpeeds()
+        self._speeds = StepTimesByFamily()
         self._families: dict[str, _Family] = {}
         self._losses: dict[JobId, dict[int, float]] = {}  # epoch -> loss
         self._curves: dict[JobId, LossCurve | None] = {}

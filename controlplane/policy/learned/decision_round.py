@@ -169,7 +169,7 @@ SAME: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class DecisionInput:
     """Input for the choice of one action: one of 3 for each of N jobs, or the end of the round."""
 
     jobs: FloatArray  # shape (N, JOB_INPUTS)
@@ -179,7 +179,7 @@ class Moment:
     sizes: IntArray  # so far, shape (N,)
 
 
-Choose = Callable[[Moment], int]
+Choose = Callable[[DecisionInput], int]
 
 
 class DecisionRound:
@@ -207,7 +207,7 @@ class DecisionRound:
                 break
             jobs = job_inputs(self._table, self.sizes)
             cluster = cluster_inputs(self._table, self.sizes, jobs)
-            self._apply(choose(Moment(jobs, cluster, legal, self._table, self.sizes.copy())))
+            self._apply(choose(DecisionInput(jobs, cluster, legal, self._table, self.sizes.copy())))
         return self.sizes
 
     def _legal(self) -> BoolArray:

@@ -27,9 +27,9 @@ from controlplane.policy.learned.decision_round import (
     ACTIONS,
     MORE,
     Actor,
+    DecisionInput,
     DecisionRound,
     JobTable,
-    Moment,
     read_actor_model,
 )
 from controlplane.policy.learned.model_file import LearnedModel, softmax
@@ -44,7 +44,7 @@ from controlplane.policy.placement.slot_partition import (
     slots_in_words,
     useful_slots,
 )
-from controlplane.policy.search.observed_jobs import RingSpeeds
+from controlplane.policy.search.observed_jobs import StepTimesByFamily
 from controlplane.prediction import FloatArray
 from controlplane.prediction.lengths import remaining_samples
 from schemas.ids import JobId, Seconds
@@ -89,7 +89,7 @@ class ObservedJobs:
     """Speeds and lengths by family; a job without a family is a family of its own."""
 
     def __init__(self) -> None:
-        self._speeds = RingSpeeds(DRIFT)
+        self._speeds = StepTimesByFamily(DRIFT)
         self._families: dict[str, _Family] = {}
 
     def observe(self, event: PolicyEvent) -> None:
@@ -197,7 +197,7 @@ class Drl(ImmediatePolicy):
             wake_at=self._rounds.next_at(partition) if more_to_do else None,
         )
 
-    def pick(self, moment: Moment, odds: FloatArray, now: Seconds) -> int:
+    def pick(self, moment: DecisionInput, odds: FloatArray, now: Seconds) -> int:
         """Return the index of the most probable action, the first of equal ones.
 
         Trainings override this. `odds` are the probabilities of all actions, shape (3 N + 1,).
@@ -209,7 +209,7 @@ class Drl(ImmediatePolicy):
         table = job_table(jobs, partition, self._observed, self._targets, self.options.most)
         odds: dict[JobId, float] = {}
 
-        def choose(moment: Moment) -> int:
+        def choose(moment: DecisionInput) -> int:
             logits = self._actor.logits(moment.jobs, moment.cluster)
             probable = softmax(np.where(moment.legal, logits, -np.inf))
             action = self.pick(moment, probable, partition.now)

@@ -20,7 +20,7 @@ from controlplane.policy.learned.model_file import (
     shipped_model,
     softmax,
 )
-from controlplane.policy.learned.shared_nodes import WORKERS, RewardModel, SharedNodes
+from controlplane.policy.learned.shared_nodes import WORKER_SCALE, RewardModel, SharedNodes
 from controlplane.prediction import FloatArray, IntArray
 from schemas.errors import SettingsError
 
@@ -128,17 +128,17 @@ def features_of(
     found = np.zeros((len(nodes), STRUCTURE + 2 * classes))
     found[:, 0], found[:, 1] = own, neighbours
     found[:, 2] = (free - 1) / size
-    found[:, 3] = own_workers / WORKERS
+    found[:, 3] = own_workers / WORKER_SCALE
     found[:, 4] = free >= left
     found[:, 5] = free == left
     found[:, 6] = (size - free) == 0
-    found[:, 7] = left / WORKERS
-    found[:, 8] = placed / WORKERS
-    found[:, 9] = len(job.workers) / WORKERS
+    found[:, 7] = left / WORKER_SCALE
+    found[:, 8] = placed / WORKER_SCALE
+    found[:, 9] = len(job.workers) / WORKER_SCALE
     found[:, 10] = shared.free.sum() / max(int(shared.sizes.sum()), 1)
-    found[:, 11] = [len(shared.on(node)) / WORKERS for node in nodes.tolist()]
+    found[:, 11] = [len(shared.on(node)) / WORKER_SCALE for node in nodes.tolist()]
     found[:, STRUCTURE + job.number] = 1.0
-    found[:, STRUCTURE + classes :] = shared.present(nodes) / WORKERS
+    found[:, STRUCTURE + classes :] = shared.present(nodes) / WORKER_SCALE
     return found
 
 

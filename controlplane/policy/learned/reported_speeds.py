@@ -16,7 +16,7 @@ from numpy.random import default_rng
 
 from controlplane.policy.learned.model_file import DenseNet
 from controlplane.policy.learned.shared_nodes import (
-    LARGEST,
+    MAX_LOG_SLOWDOWN,
     RewardModel,
     SharedNodes,
     spread_inputs,
@@ -151,7 +151,7 @@ class ReportedSpeeds:
         expected = np.where(has, np.logaddexp(0.0, by_others), 0.0)
         expected += np.where(several, by_nodes, 0.0)
         found = np.array([self._alone[one.key].log_speed - one.log_speed for one in reports])
-        error = (expected - np.clip(found, -LARGEST, LARGEST)) / len(reports)
+        error = (expected - np.clip(found, -MAX_LOG_SLOWDOWN, MAX_LOG_SLOWDOWN)) / len(reports)
         slopes = (error * has * _sigmoid(by_others))[:, None], (error * several)[:, None]
         self.model = RewardModel(
             gradient_step(self.model.beside_net, beside, slopes[0], LEARNING_RATE),

@@ -15,8 +15,8 @@ import numpy as np
 from controlplane.policy.learned.model_file import DenseNet
 from controlplane.prediction import FloatArray, IntArray
 
-LARGEST: Final = 2.5  # logarithm of the largest predicted slow-down
-WORKERS: Final = 4.0  # scales counts of workers and nodes to about 1
+MAX_LOG_SLOWDOWN: Final = 2.5  # logarithm of the largest predicted slow-down
+WORKER_SCALE: Final = 4.0  # scales counts of workers and nodes to about 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +34,10 @@ class NodeNeighbours:
         rows, classes = self.others.shape
         inputs = np.zeros((rows, 4 * classes + 2))
         inputs[np.arange(rows), self.number] = 1.0
-        inputs[:, classes] = self.workers / WORKERS
+        inputs[:, classes] = self.workers / WORKER_SCALE
         inputs[:, classes + 1] = self.spread
-        inputs[:, classes + 2 : 2 * classes + 2] = self.others / WORKERS
-        inputs[:, 2 * classes + 2 : 3 * classes + 2] = self.spread_others / WORKERS
+        inputs[:, classes + 2 : 2 * classes + 2] = self.others / WORKER_SCALE
+        inputs[:, 2 * classes + 2 : 3 * classes + 2] = self.spread_others / WORKER_SCALE
         inputs[:, 3 * classes + 2 :] = self.others > 0.0
         return inputs
 
@@ -62,7 +62,7 @@ class RewardModel:
         Logarithms of factors on step times, in [0, LARGEST], shape (P,).
         """
         found = softplus(self.beside_net(rows.inputs())[:, 0])
-        return np.where(rows.others.sum(axis=1) > 0.0, np.minimum(found, LARGEST), 0.0)
+        return np.where(rows.others.sum(axis=1) > 0.0, np.minimum(found, MAX_LOG_SLOWDOWN), 0.0)
 
     def spread(self, number: int, size: int, nodes: int) -> float:
         """Return the cost to a job of being on several nodes, a logarithm; 0 on one node.
@@ -75,7 +75,9 @@ class RewardModel:
         known = self._spread.get(key)
         if known is None:
             inputs = spread_inputs(np.array([number]), np.array([size]), np.array([nodes]), self)
-            known = min(max(float(self.spread_net(inputs)[0, 0]), -LARGEST), LARGEST)
+            known = min(
+                max(float(self.spread_net(inputs)[0, 0]), -MAX_LOG_SLOWDOWN), MAX_LOG_SLOWDOWN
+            )
             self._spread[key] = known
         return known
 
@@ -90,8 +92,8 @@ def spread_inputs(
     classes = model if isinstance(model, int) else model.classes
     inputs = np.zeros((len(number), classes + 3))
     inputs[np.arange(len(number)), number] = 1.0
-    inputs[:, classes] = size / WORKERS
-    inputs[:, classes + 1] = nodes / WORKERS
+    inputs[:, classes] = size / WORKER_SCALE
+    inputs[:, classes + 1] = nodes / WORKER_SCALE
     inputs[:, classes + 2] = nodes / np.maximum(size, 1)
     return inputs
 

@@ -17,7 +17,7 @@ from controlplane.policy.api import (
     PolicyEvent,
     StepsSeen,
 )
-from controlplane.policy.search.observed_families import FamilyHistories, FamilyHistory
+from controlplane.policy.search.observed_families import FamilyHistories, FamilyRecord
 from controlplane.prediction import FloatArray
 from controlplane.prediction.lengths import remaining_samples
 from controlplane.prediction.slowdowns import stretch
@@ -126,7 +126,7 @@ class OasisEstimates:
 
     def samples_per_s(self, job: JobView, slots: Sequence[int], nodes: Sequence[int]) -> FloatArray:
         """Return the speed on each size with the user's batch, shape (sizes,), samples/s."""
-        family: FamilyHistory = self._families.of(job.family)
+        family: FamilyRecord = self._families.of(job.family)
         many = np.array(slots, dtype=np.int64)
         model = family.speed_model(job.batch_size)
         step_s = model.step_s(np.array(nodes, dtype=np.int64), many, job.batch_size / many)

@@ -12,7 +12,7 @@ from controlplane.policy.api import ClusterView
 from controlplane.prediction import FloatArray, IntArray
 from schemas.ids import NodeId
 
-BELOW: Final = 0.25  # L over the least density: 1 / (2 eta) of the paper, with eta = 2
+LOW_SHARE: Final = 0.25  # L over the least density: 1 / (2 eta) of the paper, with eta = 2
 HIGH_QUANTILE: Final = 0.98  # quantile of the densities for U; excludes outliers
 MIN_RATIO: Final = 10.0  # minimum of U / L: without a spread the price would not rise
 INITIAL_BOUNDS: Final = (1e-4, 1e-1)  # L and U before the first job; value per slot second
@@ -50,7 +50,7 @@ class PriceBounds:
         low, high = INITIAL_BOUNDS
         if self._seen:
             seen = np.array(self._seen)
-            low, high = BELOW * float(seen.min()), float(np.quantile(seen, HIGH_QUANTILE))
+            low, high = LOW_SHARE * float(seen.min()), float(np.quantile(seen, HIGH_QUANTILE))
         low = self._low if self._low is not None else low
         high = self._high if self._high is not None else max(high, low * MIN_RATIO)
         if low >= high:  # one of them is fixed, and the estimate of the other is beyond it

@@ -37,7 +37,7 @@ from controlplane.policy.search.batch_limits import resumed
 from controlplane.policy.search.observed_families import (
     MAX_RELATIVES,
     FamilyHistories,
-    FamilyHistory,
+    FamilyRecord,
 )
 from controlplane.prediction import FloatArray, IntArray
 from schemas.ids import JobId, Seconds, SlotId
@@ -231,7 +231,7 @@ class Estimates:
             and job.job not in self._caps
         )
 
-    def family(self, name: str) -> FamilyHistory:
+    def family(self, name: str) -> FamilyRecord:
         """Return the history of a family; the empty name is a family too."""
         return self._families.of(name)
 

@@ -21,7 +21,7 @@ import numpy as np
 
 from controlplane.policy.api import EpochSeen, JobView
 from controlplane.policy.search.observed_families import MAX_RELATIVES
-from controlplane.prediction.convergence_curves import KEPT_REPORTS, ConvergenceCurves, job_curve
+from controlplane.prediction.convergence_curves import MAX_REPORTS, ConvergenceCurves, job_curve
 from controlplane.prediction.lengths import Evidence, pooled_spread
 from schemas.ids import JobId
 from schemas.jobs import StopRule
@@ -150,8 +150,8 @@ NO_DECAY: Final = 1.0  # early reports show the shape as well as late ones
 class MetricLog:
     """Reports of a job's stop metric."""
 
-    epochs: deque[int] = field(default_factory=lambda: deque(maxlen=KEPT_REPORTS))
-    values: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT_REPORTS))
+    epochs: deque[int] = field(default_factory=lambda: deque(maxlen=MAX_REPORTS))
+    values: deque[float] = field(default_factory=lambda: deque(maxlen=MAX_REPORTS))
     best: float = -math.inf
     since_best: int = 0  # epochs without an increase
     _fitted: tuple[int, float | None] = (0, None)  # epochs, and the predicted end

@@ -23,7 +23,7 @@ from controlplane.policy.api import (
     StepsSeen,
 )
 from controlplane.policy.search.cluster_index import ClusterIndex
-from controlplane.policy.search.observed_families import Colocation, FamilyHistories, FamilyHistory
+from controlplane.policy.search.observed_families import Colocation, FamilyHistories, FamilyRecord
 from controlplane.prediction import FloatArray
 from controlplane.prediction.slowdowns import stretch
 from controlplane.prediction.speed_model import PRIOR_SCALING, Scaling
@@ -118,7 +118,7 @@ class LearnedSlowdowns:
             one: sum(found) / len(found) for one, found in colocation.items()
         }
 
-    def _update_scaling(self, families: Sequence[FamilyHistory]) -> None:
+    def _update_scaling(self, families: Sequence[FamilyRecord]) -> None:
         """Update the prior speed-up of families that were never measured on several slots."""
         known = [family.scaling() for family in families]
         to_two = _with_prior(PRIOR_SCALING.to_two, [found for found, _ in known])

@@ -12,7 +12,7 @@ import numpy as np
 
 from controlplane.prediction.slowdowns import Observation, Parts, separate
 from controlplane.prediction.speed_model import PRIOR_SCALING, Scaling, SeenPasses
-from controlplane.prediction.step_times import FULL_WEIGHT, MeanStepTime, Size, StepTimes
+from controlplane.prediction.step_times import MAX_WEIGHT, MeanStepTime, Size, StepTimes
 from controlplane.prediction.throughput import Sample, SpeedModel, fit
 
 PAIR: Final = 2  # slots
@@ -68,7 +68,7 @@ def stage(epoch: int) -> int:
 
 
 @dataclass(slots=True)
-class FamilyHistory:
+class FamilyRecord:
     """History of one family: jobs with the same script and model."""
 
     step_times: StepTimes[Place] = field(default_factory=lambda: StepTimes(MAX_SIZES))
@@ -196,7 +196,7 @@ class FamilyHistory:
         samples: list[Sample] = []
         for size, weight in _weights(self.means).items():
             step_s = float(np.exp(base[size] + fastest))
-            samples.append(Sample(*size, step_s, min(FULL_WEIGHT, weight)))
+            samples.append(Sample(*size, step_s, min(MAX_WEIGHT, weight)))
         return samples
 
 
@@ -214,15 +214,15 @@ class FamilyHistories:
 
     def __init__(self) -> None:
         self.priors = Priors()
-        self._families: dict[str, FamilyHistory] = {}
+        self._families: dict[str, FamilyRecord] = {}
 
-    def of(self, name: str) -> FamilyHistory:
+    def of(self, name: str) -> FamilyRecord:
         """Return the history of a family; create an empty one if there is none."""
         found = self._families.get(name)
         if found is None:
-            found = self._families[name] = FamilyHistory(priors=self.priors)
+            found = self._families[name] = FamilyRecord(priors=self.priors)
         return found
 
-    def all(self) -> list[FamilyHistory]:
+    def all(self) -> list[FamilyRecord]:
         """Return the histories in the order of their creation."""
         return list(self._families.values())

@@ -1,6 +1,6 @@
 """Observations of single jobs, and step times of jobs with fixed batches.
 
-`RingSpeeds` models step times by family; the policies with fixed batches use it.
+`StepTimesByFamily` models step times by family; the policies with fixed batches use it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class _Family:
     models: dict[int, StepModel] = field(default_factory=dict)  # by batch
 
 
-class RingSpeeds:
+class StepTimesByFamily:
     """Step times by number of slots and family; a job without a family is a family of its own.
 
     Args:

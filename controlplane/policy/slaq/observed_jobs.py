@@ -15,7 +15,7 @@ import numpy as np
 
 from controlplane.policy.api import EpochSeen, JobView, StepsSeen
 from controlplane.policy.options import SlaqOptions
-from controlplane.policy.search.observed_jobs import RingSpeeds
+from controlplane.policy.search.observed_jobs import StepTimesByFamily
 from controlplane.policy.slaq.size_gains import Outlook
 from controlplane.prediction.convergence_curves import (
     MIN_REPORTS,
@@ -154,7 +154,7 @@ class ObservedJobs:
     def __init__(self, options: SlaqOptions) -> None:
         self._options = options
         self._losses = FittedLosses(options.history, options.decay)
-        self._speeds = RingSpeeds(DRIFT)
+        self._speeds = StepTimesByFamily(DRIFT)
         self._paces: dict[JobId, _Pace] = {}
 
     def observe(self, event: EpochSeen | StepsSeen, now: Seconds) -> None:

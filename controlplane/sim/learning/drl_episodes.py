@@ -11,10 +11,10 @@ import torch
 from numpy.random import Generator
 
 from controlplane.policy.api import PolicyEvent
-from controlplane.policy.learned.decision_round import CLUSTER_INPUTS, JOB_INPUTS, Moment
+from controlplane.policy.learned.decision_round import CLUSTER_INPUTS, JOB_INPUTS, DecisionInput
 from controlplane.policy.learned.drl import Drl, DrlOptions
 from controlplane.policy.learned.model_file import LearnedModel
-from controlplane.policy.min_slots import RestoringPolicy
+from controlplane.policy.min_slots import MinSlotsPolicy
 from controlplane.policy.registry import make
 from controlplane.prediction import BoolArray, FloatArray
 from controlplane.sim.cluster import NodeGroup
@@ -42,7 +42,7 @@ class TakenAction:
     taught: int  # action of the teacher; -1: none
 
 
-Pick = Callable[[Moment, FloatArray], tuple[int, int]]  # action; the teacher's or -1
+Pick = Callable[[DecisionInput, FloatArray], tuple[int, int]]  # action; the teacher's or -1
 
 
 class RecordingDrl(Drl):
@@ -53,7 +53,7 @@ class RecordingDrl(Drl):
         self._pick = pick
         self.decisions: list[TakenAction] = []
 
-    def pick(self, moment: Moment, odds: FloatArray, now: Seconds) -> int:
+    def pick(self, moment: DecisionInput, odds: FloatArray, now: Seconds) -> int:
         """Return the chosen action, and record it."""
         action, taught = self._pick(moment, odds)
         self.decisions.append(
@@ -73,7 +73,7 @@ class RecordingDrl(Drl):
 def drawn(rng: Generator) -> Pick:
     """Return a picker that draws actions by their probability."""
 
-    def pick(_: Moment, odds: FloatArray) -> tuple[int, int]:
+    def pick(_: DecisionInput, odds: FloatArray) -> tuple[int, int]:
         action = int(np.searchsorted(np.cumsum(odds), rng.random() * odds.sum(), side="right"))
         return min(action, int(np.flatnonzero(odds)[-1])), -1
 
@@ -93,7 +93,7 @@ def training_scenario(slots: int, jobs: int, interval_s: float) -> Scenario:
     )
 
 
-class _EventCollector(RestoringPolicy):
+class _EventCollector(MinSlotsPolicy):
     """FIFO policy that collects the events a policy would observe."""
 
     def __init__(self) -> None:
@@ -129,7 +129,7 @@ def episode(
     policy = RecordingDrl(model, pick)
     for event in heard:
         policy.observe(event, Seconds(0.0))
-    result = simulate("drl", scenario, seed, made=RestoringPolicy(policy))
+    result = simulate("drl", scenario, seed, made=MinSlotsPolicy(policy))
     return policy.decisions, result
 
 

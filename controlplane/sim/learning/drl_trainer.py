@@ -27,7 +27,7 @@ from controlplane.policy.learned.decision_round import (
     MORE,
     POLICY,
     SHAPES,
-    Moment,
+    DecisionInput,
 )
 from controlplane.policy.learned.model_file import LearnedModel, ModelCard
 from controlplane.prediction import BoolArray, FloatArray
@@ -130,7 +130,7 @@ WORTH_EXPONENT: Final = 0.55  # exponent of the remaining time in the worth of a
 PATIENCE_S: Final = 60.0  # added to the remaining time
 
 
-def teacher_action(moment: Moment) -> int:
+def teacher_action(moment: DecisionInput) -> int:
     """Return the heuristic's legal action: shortest expected job first, spare slots to short jobs.
 
     DL2 warms up on whatever scheduler a cluster had. Here the waiting job with the shortest
@@ -165,7 +165,7 @@ def teacher_action(moment: Moment) -> int:
     return _action_at_least(grows, -gain, MORE) if grows.any() else end
 
 
-def _enough(moment: Moment, row: int) -> int:
+def _enough(moment: DecisionInput, row: int) -> int:
     """Return the size at which a job stops growing within one round."""
     have = int(moment.table.have[row])
     return 2 * have if have else moment.table.room // max(1, len(moment.sizes))
@@ -291,7 +291,7 @@ class DrlTrainer:
         recipe = self._recipe
         share = iteration / max(1, recipe.warm_iterations - 1)
 
-        def pick(moment: Moment, odds: FloatArray) -> tuple[int, int]:
+        def pick(moment: DecisionInput, odds: FloatArray) -> tuple[int, int]:
             taught = teacher_action(moment)
             own = rng.random() < share
             return (int(odds.argmax()) if own else taught), taught
@@ -448,11 +448,11 @@ def model_of(arrays: Mapping[str, FloatArray], sizes: Sequence[int]) -> LearnedM
     return LearnedModel(card, arrays)
 
 
-def _greedy_pick(_: Moment, odds: FloatArray) -> tuple[int, int]:
+def _greedy_pick(_: DecisionInput, odds: FloatArray) -> tuple[int, int]:
     return int(odds.argmax()), -1
 
 
-def _teacher_pick(moment: Moment, _: FloatArray) -> tuple[int, int]:
+def _teacher_pick(moment: DecisionInput, _: FloatArray) -> tuple[int, int]:
     return teacher_action(moment), -1
 
 

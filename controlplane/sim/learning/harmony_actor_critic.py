@@ -23,7 +23,7 @@ from controlplane.policy.learned.gang_model import (
     sampled,
 )
 from controlplane.policy.learned.model_file import DenseNet, softmax
-from controlplane.policy.learned.shared_nodes import WORKERS, RewardModel, SharedNodes
+from controlplane.policy.learned.shared_nodes import WORKER_SCALE, RewardModel, SharedNodes
 from controlplane.prediction import FloatArray
 from controlplane.sim.learning.harmony_testbed import (
     EXPLORED_PATTERNS,
@@ -110,18 +110,18 @@ def critic_inputs(shared: SharedNodes, job: Arrival, line: Sequence[Arrival]) ->
     """Return the inputs of the critic: job set and overall placement; shape (7 + 3 classes,)."""
     classes, losses = shared.model.classes, shared.losses()
     found = np.zeros(SUMMARY_INPUTS + 3 * classes)
-    found[0] = (math.fsum(1.0 - loss for loss in losses.values()) - 1.0) / WORKERS
-    found[1] = (len(losses) - 1) / WORKERS  # excludes the job that is placed now
-    found[2] = len(line) / WORKERS
+    found[0] = (math.fsum(1.0 - loss for loss in losses.values()) - 1.0) / WORKER_SCALE
+    found[1] = (len(losses) - 1) / WORKER_SCALE  # excludes the job that is placed now
+    found[2] = len(line) / WORKER_SCALE
     found[3] = float(shared.free.sum() / shared.sizes.sum())
     found[4] = float((shared.free == shared.sizes).mean())
     found[5] = float((shared.free > 0).mean())
-    found[6] = job.size / WORKERS
+    found[6] = job.size / WORKER_SCALE
     found[SUMMARY_INPUTS + job.number] = 1.0
     for one in shared.jobs.values():
-        found[SUMMARY_INPUTS + classes + one.number] += sum(one.workers.values()) / WORKERS
+        found[SUMMARY_INPUTS + classes + one.number] += sum(one.workers.values()) / WORKER_SCALE
     for waiting in line:
-        found[SUMMARY_INPUTS + 2 * classes + waiting.number] += waiting.size / WORKERS
+        found[SUMMARY_INPUTS + 2 * classes + waiting.number] += waiting.size / WORKER_SCALE
     return found
 
 

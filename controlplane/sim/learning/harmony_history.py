@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from controlplane.policy.learned.gang_model import Actor, place_gang
 from controlplane.policy.learned.shared_nodes import (
-    LARGEST,
+    MAX_LOG_SLOWDOWN,
     RewardModel,
     SharedNodes,
     spread_inputs,
@@ -118,7 +118,9 @@ class RewardFit:
 
     def _predicted(self, rows: Tensor) -> Tensor:
         beside, spread = self._nets
-        logs = nn.functional.softplus(beside(self._beside[rows])[..., 0]).clamp(max=LARGEST)
+        logs = nn.functional.softplus(beside(self._beside[rows])[..., 0]).clamp(
+            max=MAX_LOG_SLOWDOWN
+        )
         worst = torch.where(self._occupied[rows], logs, 0.0).amax(dim=1)
-        alone = spread(self._spread[rows])[:, 0].clamp(-LARGEST, LARGEST)
+        alone = spread(self._spread[rows])[:, 0].clamp(-MAX_LOG_SLOWDOWN, MAX_LOG_SLOWDOWN)
         return -(worst + torch.where(self._several[rows], alone, 0.0))

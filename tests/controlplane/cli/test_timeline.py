@@ -15,14 +15,14 @@ from controlplane.cli import plots
 from controlplane.cli.allocations import (
     PALETTE,
     Allocation,
-    JobPast,
+    JobHistory,
     Span,
     Window,
     all_slots,
     allocations_from,
     clipped,
     job_colour,
-    pasts_from,
+    job_histories,
 )
 from controlplane.cli.plots import is_dark, png
 from controlplane.cli.timeline import shown_window, terminal
@@ -107,8 +107,8 @@ LIFE = (  # of a job that grows, rests and goes on
 
 
 def test_a_jobs_past_has_its_states_batches_and_rates() -> None:
-    assert pasts_from(LIFE, 20.0) == {
-        A: JobPast(
+    assert job_histories(LIFE, 20.0) == {
+        A: JobHistory(
             spans=(
                 Span("queued", 0.0, 2.0),
                 Span("starting", 2.0, 4.0),
@@ -121,8 +121,8 @@ def test_a_jobs_past_has_its_states_batches_and_rates() -> None:
             rates=((5.0, 100.0), (8.0, 180.0)),
         )
     }
-    assert pasts_from(LIFE, 3.0)[A].spans[-1] == Span("starting", 2.0, 3.0)
-    assert pasts_from(LIFE[2:], 20.0) == {}  # its submission is not kept any more
+    assert job_histories(LIFE, 3.0)[A].spans[-1] == Span("starting", 2.0, 3.0)
+    assert job_histories(LIFE[2:], 20.0) == {}  # its submission is not kept any more
 
 
 def test_a_worker_that_is_still_there_has_its_slot_until_now() -> None:
@@ -317,7 +317,7 @@ def test_a_png_has_a_panel_of_each_job_with_its_states_batch_and_rate(
 
     png(
         allocations_from(LIFE, 14.0), (S0,), Path("unused.png"), "slots",
-        window=Window(0.0, 14.0), pasts=pasts_from(LIFE, 14.0),
+        window=Window(0.0, 14.0), pasts=job_histories(LIFE, 14.0),
     )  # fmt: skip
 
     (figure,) = figures

@@ -14,7 +14,7 @@ from numpy.random import default_rng
 
 from controlplane.policy.api import Budget, ClusterView, JobView, Plan, Policy, PolicyEvent
 from controlplane.policy.baselines.fifo import Fifo
-from controlplane.policy.min_slots import RestoringPolicy, fallback_plan
+from controlplane.policy.min_slots import MinSlotsPolicy, fallback_plan
 from controlplane.policy.ones.policy import Ones
 from controlplane.policy.options import OnesOptions
 from controlplane.policy.placement.placers import PlacerName
@@ -374,14 +374,14 @@ def service_of_a_large_job(name: str, options: dict[str, Any]) -> float:
 def test_a_policy_is_made_by_name(name: str, type_: type) -> None:
     made_by_name = make(name)
 
-    assert isinstance(made_by_name, RestoringPolicy)
+    assert isinstance(made_by_name, MinSlotsPolicy)
     assert type(made_by_name.policy) is type_
 
 
 def test_a_policy_is_made_with_its_options_and_defaults_for_the_rest() -> None:
     made = make("ones", {"population": 4, "batch_caps": False})
 
-    assert isinstance(made, RestoringPolicy)
+    assert isinstance(made, MinSlotsPolicy)
     assert isinstance(made.policy, Ones)
     assert made.policy.options == OnesOptions(population=4, batch_caps=False)
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from controlplane.prediction import FloatArray
 from controlplane.prediction.convergence_curves import (
-    KEPT_REPORTS,
+    MAX_REPORTS,
     Form,
     fit_curves,
     job_curve,
@@ -66,9 +66,9 @@ def test_newer_reports_count_more() -> None:
 
 
 def test_only_the_latest_reports_count() -> None:
-    tail = [1.0 / k for k in range(1, KEPT_REPORTS + 1)]
+    tail = [1.0 / k for k in range(1, MAX_REPORTS + 1)]
 
-    found = job_curve(range(KEPT_REPORTS + 5), [7.0, 3.0, 9.0, 1e9, 0.1, *tail])
+    found = job_curve(range(MAX_REPORTS + 5), [7.0, 3.0, 9.0, 1e9, 0.1, *tail])
 
     assert found.first.tolist() == [5.0]
     assert found.limit.tolist() == [pytest.approx(0.0, abs=1e-3)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from controlplane.prediction.step_times import FULL_WEIGHT, Size, StepTimes
+from controlplane.prediction.step_times import MAX_WEIGHT, Size, StepTimes
 
 ONE: Size = (1, 1, 64)
 TWO: Size = (1, 2, 32)
@@ -27,7 +27,7 @@ def test_a_mean_follows_the_newest_and_weighs_as_much_as_a_few_measurements() ->
         times.add(ONE, step_s)
 
     assert 0.199 < times.means[ONE].step_s < 0.2
-    assert times.means[ONE].weight == FULL_WEIGHT
+    assert times.means[ONE].weight == MAX_WEIGHT
 
 
 def test_only_the_latest_sizes_are_remembered_if_there_is_a_bound() -> None:

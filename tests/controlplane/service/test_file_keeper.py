@@ -16,7 +16,7 @@ from controlplane.service.file_keeper import GRACE_S, FileKeeper
 from controlplane.service.log_store import LogStore
 from controlplane.service.settings import Store
 from controlplane.service.uploads import SnapshotStore, excess_archives
-from schemas.host.files import FileSeen, outdated
+from schemas.host.files import AgedFile, outdated
 from schemas.ids import JobId, Seconds
 from tests.support.builders import S0, cancelled
 from tests.support.controller import Controller, cluster_of, starting
@@ -28,7 +28,7 @@ WHO: Final = (1, 0)
 
 FILES = st.lists(
     st.builds(
-        FileSeen,
+        AgedFile,
         name=st.text("abc", min_size=1, max_size=3),
         size=st.integers(0, 100),
         at=st.floats(0, 100),
@@ -40,7 +40,7 @@ FILES = st.lists(
 
 @given(files=FILES, keep_s=st.floats(0, 100), keep_bytes=st.integers(0, 300))
 def test_what_stays_is_young_enough_and_fits_and_nothing_more_went_than_had_to(
-    files: list[FileSeen], keep_s: float, keep_bytes: int
+    files: list[AgedFile], keep_s: float, keep_bytes: int
 ) -> None:
     gone = outdated(files, keep_s, keep_bytes, 100.0)
 
@@ -60,7 +60,7 @@ SENDERS = st.dictionaries(
 
 @given(files=FILES, most=st.integers(0, 300), senders=SENDERS)
 def test_who_has_less_than_his_share_of_all_archives_loses_none(
-    files: list[FileSeen], most: int, senders: dict[str, set[str]]
+    files: list[AgedFile], most: int, senders: dict[str, set[str]]
 ) -> None:
     gone = excess_archives(files, most, senders)
 

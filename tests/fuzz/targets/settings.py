@@ -20,7 +20,7 @@ from nodeagent import settings as agent_settings
 from nodeagent.settings import AgentSettings
 from schemas.codec import REQUEST, encode
 from schemas.errors import OnesError, SettingsError
-from schemas.host.settings import every_problem, read_toml, reloaded, sound_part
+from schemas.host.settings import find_problems, read_toml, reloaded, valid_part
 from schemas.jobs import MAX_SPEC_BYTES, problems
 from schemas.transport import load_authorised, load_keys, load_public
 from schemas.wire.client import CheckJob
@@ -197,9 +197,9 @@ def settings_files(data: bytes) -> None:
             return
         with contextlib.suppress(SettingsError):
             read = read_toml(path)
-            wrong = every_problem(kind, read, path)
+            wrong = find_problems(kind, read, path)
             assert (found is None) == bool(wrong), wrong
-            sound_part(read, wrong)
+            valid_part(read, wrong)
         if found is not None:
             fresh = msgspec.convert(table, kind)
             assert reloaded(found, fresh, ()).settings == found

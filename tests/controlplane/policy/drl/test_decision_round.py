@@ -13,9 +13,9 @@ from numpy.random import default_rng
 from controlplane.policy.learned.decision_round import (
     CLUSTER_INPUTS,
     JOB_INPUTS,
+    DecisionInput,
     DecisionRound,
     JobTable,
-    Moment,
 )
 from tests.support.sizes import examples
 
@@ -46,7 +46,7 @@ def played(
     """Sizes after these actions, and the legal ones before each of them."""
     left, legal = list(actions), []
 
-    def choose(moment: Moment) -> int:
+    def choose(moment: DecisionInput) -> int:
         legal.append(np.flatnonzero(moment.legal).tolist())
         return left.pop(0)
 
@@ -122,7 +122,7 @@ def test_whatever_is_chosen_a_slot_ends_and_bounds_hold(
 ) -> None:
     rng, asked = default_rng(seed), []
 
-    def choose(moment: Moment) -> int:
+    def choose(moment: DecisionInput) -> int:
         assert moment.jobs.shape == (len(jobs.have), JOB_INPUTS)
         assert moment.cluster.shape == (CLUSTER_INPUTS,)
         assert np.isfinite(moment.jobs).all()

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from controlplane.policy.ones.slowdowns import LearnedSlowdowns
-from controlplane.policy.search.observed_families import FamilyHistories, FamilyHistory
+from controlplane.policy.search.observed_families import FamilyHistories, FamilyRecord
 
 BATCH = 32
 
 
-def seen(families: FamilyHistories, name: str, *steps: float) -> FamilyHistory:
+def seen(families: FamilyHistories, name: str, *steps: float) -> FamilyRecord:
     """A family that was measured on 1, 2, ... slots, with the same batch on each."""
     family = families.of(name)
     for slots, step_s in enumerate(steps, 1):
@@ -20,7 +20,7 @@ def seen(families: FamilyHistories, name: str, *steps: float) -> FamilyHistory:
     return family
 
 
-def speed_up(family: FamilyHistory, few: int = 1, many: int = 2) -> float:
+def speed_up(family: FamilyRecord, few: int = 1, many: int = 2) -> float:
     """On so many slots, with as many times the batch."""
     sizes = np.array([few, many])
     step = family.speed_model(BATCH).step_s(np.ones(2), sizes, np.full(2, float(BATCH)))

@@ -13,7 +13,7 @@ from controlplane.policy.search.observed_families import (
     MAX_SIZES,
     NO_PARTS,
     Colocation,
-    FamilyHistory,
+    FamilyRecord,
     Priors,
     SmoothedNoise,
     is_plausible_noise,
@@ -23,7 +23,7 @@ from controlplane.policy.search.observed_families import (
 HUNGRY: Colocation = (False, "hungry", False)
 
 
-def step_s(family: FamilyHistory, slots: int = 1, local_batch: int = 64) -> float:
+def step_s(family: FamilyRecord, slots: int = 1, local_batch: int = 64) -> float:
     """What its model says, on one node."""
     model = family.speed_model(64)
     return float(model.step_s(np.array([1]), np.array([slots]), np.array([float(local_batch)]))[0])
@@ -31,9 +31,9 @@ def step_s(family: FamilyHistory, slots: int = 1, local_batch: int = 64) -> floa
 
 def taught(
     *seconds: float, gpu_type: str = "", colocation: Colocation | None = None
-) -> FamilyHistory:
+) -> FamilyRecord:
     """A family that took these steps on one slot."""
-    family = FamilyHistory()
+    family = FamilyRecord()
     for each in seconds:
         family.add(1, 1, 64, each, gpu_type=gpu_type, colocation=colocation)
     return family
@@ -43,7 +43,7 @@ def taught(
 
 
 def test_a_family_that_was_never_seen_has_a_model_without_seconds() -> None:
-    assert not FamilyHistory().speed_model(64).known
+    assert not FamilyRecord().speed_model(64).known
 
 
 def test_a_model_says_what_was_measured() -> None:
@@ -91,7 +91,7 @@ def test_a_model_is_fitted_again_for_a_new_size_or_a_drift_and_not_for_noise() -
 
 
 def test_of_many_sizes_the_latest_are_remembered() -> None:
-    family = FamilyHistory()
+    family = FamilyRecord()
 
     for local_batch in range(1, MAX_SIZES + 2):
         family.add(1, 1, local_batch, 0.1)
@@ -112,7 +112,7 @@ def test_on_one_type_and_alone_there_is_nothing_to_tell_apart() -> None:
 
 def test_steps_are_told_for_the_fastest_type_wherever_they_were_measured() -> None:
     priors = Priors(gpu_types={"fast": -0.35, "slow": 0.35}, types=("slow", "fast"))
-    both, slow_only = FamilyHistory(priors=priors), FamilyHistory(priors=priors)
+    both, slow_only = FamilyRecord(priors=priors), FamilyRecord(priors=priors)
     for _ in range(10):
         both.add(1, 1, 64, 0.1, gpu_type="fast")
         both.add(1, 1, 64, 0.1 * math.exp(0.7), gpu_type="slow")
@@ -154,7 +154,7 @@ def test_the_first_noise_scale_is_taken_whole_and_further_ones_by_three_tenths()
 
 @pytest.mark.parametrize("hostile", [None, 0.0, -1.0, math.nan, math.inf, -math.inf, 5e-324, 1e308])
 def test_a_noise_scale_that_nobody_can_have_measured_is_not_heard(hostile: float | None) -> None:
-    family = FamilyHistory()
+    family = FamilyRecord()
 
     family.observe_noise(1, hostile)
 
@@ -164,7 +164,7 @@ def test_a_noise_scale_that_nobody_can_have_measured_is_not_heard(hostile: float
 
 @given(told=st.lists(st.floats() | st.none(), max_size=20))
 def test_whatever_is_told_a_noise_scale_stays_a_number_above_zero(told: list[float | None]) -> None:
-    family = FamilyHistory()
+    family = FamilyRecord()
 
     for each in told:
         family.observe_noise(0, each)
@@ -174,7 +174,7 @@ def test_whatever_is_told_a_noise_scale_stays_a_number_above_zero(told: list[flo
 
 
 def test_relatives_tell_of_their_own_stage_of_training_and_of_two_beside() -> None:
-    family = FamilyHistory()
+    family = FamilyRecord()
     family.observe_noise(4, 100.0)
     family.observe_noise(7, 900.0)
 
@@ -184,7 +184,7 @@ def test_relatives_tell_of_their_own_stage_of_training_and_of_two_beside() -> No
 
 
 def test_at_the_same_distance_the_stage_before_counts() -> None:
-    family = FamilyHistory()
+    family = FamilyRecord()
     family.observe_noise(3, 100.0)
     family.observe_noise(5, 900.0)
 
