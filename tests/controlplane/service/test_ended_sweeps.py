@@ -133,9 +133,7 @@ def test_of_a_damaged_trial_the_rest_is_told_and_a_ledger_with_a_hole_is_refused
         assert len((await service.ask(GetLedger(job=A, limit=5))).units) == 5
 
         damage(path, "counts")
-        with pytest.raises(
-            JournalError, match="the journal's sweep a-1: its counts cannot be read"
-        ):
+        with pytest.raises(JournalError, match="the journal's sweep a-1: its counts are damaged"):
             await service.ask(GetSweep(job=A))
         assert len((await service.ask(ListJobs(ended=True))).jobs) == 2
 
