@@ -77,7 +77,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_an_interrupted_training_goes_on_and_ends_with_the_same_model(
     finished: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(InterruptedTrainingError, match="after 1 of 2 iterations; the same with"):
+    with pytest.raises(InterruptedTrainingError, match="after 1 of 2 iterations; repeat it with"):
         trained(Interrupted(5, TINY), order(tmp_path))
     assert not (tmp_path / "m.npz").exists()
 
