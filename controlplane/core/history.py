@@ -204,7 +204,7 @@ class JobHistory(msgspec.Struct, kw_only=True):
     promises: list[PromiseInfo] = []  # of the job's end: the first and the latest
 
 
-class Past(Protocol):
+class HistoryReader(Protocol):
     """Read access to the history of jobs."""
 
     def of(self, job: JobId) -> JobHistory:
@@ -276,7 +276,9 @@ def _add_to_groups(history: JobHistory, record: GroupRecord) -> None:
         versions.append(record.version)
 
 
-def stories(records: Iterable[tuple[int, GroupRecord]]) -> Iterator[tuple[int, GroupStory]]:
+def decision_outcomes(
+    records: Iterable[tuple[int, GroupRecord]],
+) -> Iterator[tuple[int, GroupStory]]:
     """Join decisions with their outcomes.
 
     Args:

@@ -9,7 +9,7 @@ from typing import Final
 from controlplane.core.history import (
     REALISED,
     EpochFinished,
-    Past,
+    HistoryReader,
     PhaseChanged,
     Record,
     SpeedMeasured,
@@ -18,7 +18,7 @@ from controlplane.core.model.job import CORRECTION, Job
 from controlplane.core.model.job_phases import Phase
 from controlplane.core.model.report_bounds import (
     clamp_numbers,
-    first_noise_scale,
+    first_valid_noise_scale,
     plausible_bytes,
     plausible_cores,
     plausible_passes,
@@ -35,7 +35,7 @@ KEPT_JOBS: Final = 1000  # jobs that a restarted search learns from
 KEPT_EPOCHS: Final = 50  # epochs of each job
 
 
-def of_record(record: Record, state: State) -> PolicyEvent | None:
+def event_of_record(record: Record, state: State) -> PolicyEvent | None:
     """Return the policy event of a record of the last input, or None if it has none.
 
     `state` is the state after that input.
@@ -62,7 +62,7 @@ def _of_record(record: Record, job: Job) -> PolicyEvent | None:
     return None
 
 
-def of_steps(steps: StepsReported, state: State) -> PolicyEvent | None:
+def event_of_steps(steps: StepsReported, state: State) -> PolicyEvent | None:
     """Return the policy event of telemetry, or None if its group does not train any more."""
     job = state.jobs.get(steps.job)
     if job is None or job.group is None or job.group.version != steps.group:
@@ -78,7 +78,7 @@ def of_steps(steps: StepsReported, state: State) -> PolicyEvent | None:
         step=steps.step if job.sweep is None else job.sweep.units_done,
         samples_done=steps.samples_done if job.sweep is None else job.progress.samples_done,
         samples_per_s=steps.samples_per_s,
-        noise_scale=first_noise_scale(steps.noise_scale),
+        noise_scale=first_valid_noise_scale(steps.noise_scale),
         train_loss=steps.train_loss,
         cpu_cores=plausible_cores(steps),
         sent_bytes_per_s=plausible_bytes(steps),
@@ -91,7 +91,7 @@ def of_steps(steps: StepsReported, state: State) -> PolicyEvent | None:
     return clamp_numbers(seen)
 
 
-def history(jobs: Iterable[Job], past: Past) -> list[tuple[Seconds, PolicyEvent]]:
+def history(jobs: Iterable[Job], past: HistoryReader) -> list[tuple[Seconds, PolicyEvent]]:
     """Return past events of `jobs` with their times, oldest first, for a policy that starts.
 
     Only the latest `KEPT_JOBS` of `jobs` (oldest first) are used.

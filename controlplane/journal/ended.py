@@ -210,8 +210,8 @@ def _owner(row: Sequence[Any]) -> JobOwner:
 COUNTS: Final = "counts"
 TRIALS: Final = "trials"
 LEDGER: Final = "units"
-UNITS: Final = 250  # units per row
-LEFT_OUT: Final = "its history is left out, as damaged in the journal: `ones admin check`"
+UNITS_PER_ROW: Final = 250  # units per row
+HISTORY_DAMAGED: Final = "its history is left out, as damaged in the journal: `ones admin check`"
 
 
 class _Counts(msgspec.Struct, kw_only=True):
@@ -237,12 +237,12 @@ def sweep_rows(history: SweepHistory) -> Iterator[SweepRow]:
     """Encode the history of a sweep, part by part."""
     pack = msgspec.msgpack.encode
     rest = msgspec.structs.replace(history, units=[], trials={})
-    counts = _Counts(units=len(history.units), per_row=UNITS, history=rest)
+    counts = _Counts(units=len(history.units), per_row=UNITS_PER_ROW, history=rest)
     yield SweepRow(COUNTS, 0, pack(counts))
     for number, trial in history.trials.items():
         yield SweepRow(TRIALS, number, pack(trial))
-    for place, first in enumerate(range(0, len(history.units), UNITS)):
-        yield SweepRow(LEDGER, place, pack(history.units[first : first + UNITS]))
+    for place, first in enumerate(range(0, len(history.units), UNITS_PER_ROW)):
+        yield SweepRow(LEDGER, place, pack(history.units[first : first + UNITS_PER_ROW]))
 
 
 class EndedSweeps:
@@ -264,7 +264,7 @@ class EndedSweeps:
         found = msgspec.structs.replace(counts.history, trials={})
         for place, body in self._rows(job, TRIALS, at + first, at + first + most - 1):
             trial = self._decoded(_trials, job, TRIALS, place, body)
-            found.trials[place - at] = trial or TrialHistory(why=LEFT_OUT)
+            found.trials[place - at] = trial or TrialHistory(why=HISTORY_DAMAGED)
         return found
 
     def units(self, job: JobId, first: int, most: int) -> tuple[list[LedgerUnit], int]:

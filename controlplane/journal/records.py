@@ -42,8 +42,8 @@ from controlplane.core.history import (
     Process,
     Record,
     SweepLeft,
+    decision_outcomes,
     list_of,
-    stories,
 )
 from controlplane.journal.database import (
     DAMAGED,
@@ -322,7 +322,7 @@ class JobRecords:
 
     def decisions(self, job: JobId, after: int) -> Iterator[tuple[int, GroupStory]]:
         """Yield decisions after position `after`, with their positions and the ordered groups."""
-        return stories(self._behind(job, GROUPS, after))
+        return decision_outcomes(self._behind(job, GROUPS, after))
 
     def processes(self, job: JobId) -> dict[WorkerId, Process]:
         """Return every process that the job had or may have had, with its node."""

@@ -24,7 +24,7 @@ from controlplane.core.inputs import (
 )
 from controlplane.core.model.job import Job
 from controlplane.core.model.node import Node, NodePhase
-from controlplane.core.model.report_bounds import believable_report
+from controlplane.core.model.report_bounds import drop_excess_metrics
 from controlplane.core.model.rescale import RescalePhase
 from controlplane.core.model.worker import WorkerPhase
 from controlplane.core.state import State
@@ -370,7 +370,7 @@ class NodeSessions:
             node=numbered.node,
             boot=numbered.boot,
             seq=numbered.seq,
-            event=believable_report(numbered.event),
+            event=drop_excess_metrics(numbered.event),
         )
 
         def committed() -> None:

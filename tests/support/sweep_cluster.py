@@ -77,7 +77,7 @@ class SweepCluster:
         """To hold every sweep against its job changes nothing: those that matter were."""
         ctx = self.controller.reactor._ctx
         before = len(ctx.out), ctx.plan_needed
-        sweeps.reconcile_those(ctx, list(ctx.state.sweeps))
+        sweeps.reconcile_sweeps(ctx, list(ctx.state.sweeps))
         assert (len(ctx.out), ctx.plan_needed) == before
 
     # --- what people and machines do

@@ -17,7 +17,11 @@ from controlplane.core.handlers import sweep_orders
 from controlplane.core.history import EpochFinished, SpeedMeasured
 from controlplane.core.model.job import Job, Progress
 from controlplane.core.model.job_phases import Paused, Rescaling, Running, Starting
-from controlplane.core.model.report_bounds import MOST, first_noise_scale, plausible_passes
+from controlplane.core.model.report_bounds import (
+    MAX_COUNT,
+    first_valid_noise_scale,
+    plausible_passes,
+)
 from controlplane.core.model.worker import Worker
 from schemas.ids import NodeId, Seconds, node_of
 from schemas.nodes import Group, ResumePoint
@@ -191,7 +195,7 @@ def _measure_speed(ctx: HandlerContext, job: Job, event: EpochReported) -> None:
 
 def _noise_scale(event: EpochReported) -> float | None:
     """Return the script's own metric of this name if it is valid, else the measured value."""
-    return first_noise_scale(event.metrics.get("noise_scale"), event.noise_scale)
+    return first_valid_noise_scale(event.metrics.get("noise_scale"), event.noise_scale)
 
 
 def _update_progress(progress: Progress, event: EpochReported, now: Seconds) -> None:
@@ -215,8 +219,8 @@ def _count_untrained(job: Job, event: EpochReported) -> None:
     trained, all_samples = event.trained_samples, event.epoch_samples
     if trained is None or (stop is not None and stop.samples is not None):
         return
-    progress.epoch_left_out = min(MOST, max(0, all_samples - trained))
-    progress.left_out = min(MOST, progress.left_out + progress.epoch_left_out)
+    progress.epoch_left_out = min(MAX_COUNT, max(0, all_samples - trained))
+    progress.left_out = min(MAX_COUNT, progress.left_out + progress.epoch_left_out)
 
 
 def on_late_epoch(ctx: HandlerContext, job: Job, event: EpochReported) -> None:

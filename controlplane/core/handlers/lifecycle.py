@@ -39,7 +39,7 @@ MAX_LEAVING_JOBS: Final = 200  # jobs that leave with one input: an older journa
 MAX_LEAVING_UNITS: Final = 20_000  # units of leaving sweeps, written with one input
 MAX_LEFT_JOBS: Final = 10_000  # jobs of which nodes may still have processes
 MAX_ENDED_SWEEPS: Final = 200  # sweeps of which nodes may still have states
-KEPT_KEYS: Final = 10_000  # submission keys of jobs that left; the journal has older ones
+MAX_LEFT_KEYS: Final = 10_000  # submission keys of jobs that left; the journal has older ones
 
 
 def enable_leaving(ctx: HandlerContext, event: ControllerStarted) -> None:
@@ -93,7 +93,7 @@ def remove_leaving(ctx: HandlerContext) -> None:
             schedule_leave(ctx, state.jobs[trial.sweep])
     while len(state.left) > MAX_LEFT_JOBS:
         del state.left[next(iter(state.left))]
-    while len(state.left_keys) > KEPT_KEYS:
+    while len(state.left_keys) > MAX_LEFT_KEYS:
         del state.left_keys[next(iter(state.left_keys))]
 
 

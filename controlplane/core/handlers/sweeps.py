@@ -47,15 +47,15 @@ GONE_PHASES: Final = frozenset({WorkerPhase.EXITED, WorkerPhase.LEAVING})
 def reconcile(ctx: HandlerContext, event: Input) -> None:
     """Compare the sweeps that an input may concern with their jobs, and notify nodes of changes."""
     if isinstance(event, NODE_INPUTS):
-        reconcile_those(ctx, list(ctx.state.sweeps))
+        reconcile_sweeps(ctx, list(ctx.state.sweeps))
         return
     about = event.event if isinstance(event, NodeReported) else event
     concerned = {getattr(about, "job", None), *ctx.changed_jobs}
     if not concerned.isdisjoint(ctx.state.sweeps):
-        reconcile_those(ctx, [name for name in ctx.state.sweeps if name in concerned])
+        reconcile_sweeps(ctx, [name for name in ctx.state.sweeps if name in concerned])
 
 
-def reconcile_those(ctx: HandlerContext, names: Sequence[JobId]) -> None:
+def reconcile_sweeps(ctx: HandlerContext, names: Sequence[JobId]) -> None:
     """Compare these sweeps with their jobs; repeating it changes nothing."""
     for name in names:
         job = ctx.state.jobs[name]

@@ -16,8 +16,8 @@ import msgspec
 from schemas.sweeps import MAX_METRIC, are_bounded, bounded_metrics, printable
 from schemas.wire.agent import AgentEvent, EpochReported, StepsReported, UnitBegun, UnitEnded
 
-MOST: Final = 2**53  # of any count; larger ones lose precision as floats
-LARGEST: Final = 1e15  # of any measurement
+MAX_COUNT: Final = 2**53  # of any count; larger ones lose precision as floats
+MAX_MEASURE: Final = 1e15  # of any measurement
 
 MAX_UNIT_S: Final = 1e8  # three years
 MAX_UNIT_SAMPLES: Final = 2**40
@@ -43,9 +43,9 @@ def clamp_numbers(struct: Struct) -> Struct:
         value = getattr(struct, name)
         kind = type(value)
         if kind is int:
-            if not -MOST <= value <= MOST:
-                changes[name] = MOST if value > 0 else -MOST
-        elif kind is float and not -LARGEST <= value <= LARGEST:
+            if not -MAX_COUNT <= value <= MAX_COUNT:
+                changes[name] = MAX_COUNT if value > 0 else -MAX_COUNT
+        elif kind is float and not -MAX_MEASURE <= value <= MAX_MEASURE:
             changes[name] = _clamp_float(struct, name, value)
     return msgspec.structs.replace(struct, **changes) if changes else struct
 
@@ -56,7 +56,7 @@ def _clamp_float(struct: msgspec.Struct, name: str, value: float) -> float | Non
             zip(struct.__struct_fields__[::-1], struct.__struct_defaults__[::-1], strict=False)
         )
         return None if default.get(name, 0.0) is None else 0.0
-    return math.copysign(LARGEST, value)
+    return math.copysign(MAX_MEASURE, value)
 
 
 # --- units of sweeps
@@ -103,7 +103,7 @@ def _limit_metrics(given: Mapping[str, float]) -> dict[str, float]:
 # --- epochs and steps
 
 
-def believable_report(event: AgentEvent) -> AgentEvent:
+def drop_excess_metrics(event: AgentEvent) -> AgentEvent:
     """Return the report without excess or infinite metrics of an epoch.
 
     This happens before the report becomes an input; inputs of older journals stay as they are.
@@ -113,7 +113,7 @@ def believable_report(event: AgentEvent) -> AgentEvent:
     return msgspec.structs.replace(event, metrics=bounded_metrics(event.metrics))
 
 
-def first_noise_scale(*scales: float | None) -> float | None:
+def first_valid_noise_scale(*scales: float | None) -> float | None:
     """Return the first valid gradient noise scale, in samples; None if there is none."""
     return next((v for v in scales if v is not None and 0.0 < v < math.inf), None)
 
@@ -136,7 +136,7 @@ def plausible_passes(report: StepsReported | EpochReported) -> PassTimes:
     return NOT_REPORTED if _passes_problem(times, report.global_batch) else times
 
 
-def unbelievable_passes(report: StepsReported | EpochReported) -> str:
+def passes_problem(report: StepsReported | EpochReported) -> str:
     """Return why reported pass times are discarded; empty if they are not."""
     times = _pass_times(report)
     return "" if times == NOT_REPORTED else _passes_problem(times, report.global_batch)
@@ -165,7 +165,7 @@ def _format(value: float | None) -> str:
 
 def plausible_steps(steps: StepsReported) -> int:
     """Return the steps that the group has done with its batch; 0 if not reported."""
-    return steps.group_steps if 0 < steps.group_steps <= MOST else 0
+    return steps.group_steps if 0 < steps.group_steps <= MAX_COUNT else 0
 
 
 def plausible_cores(steps: StepsReported) -> float | None:
@@ -178,7 +178,7 @@ def plausible_bytes(steps: StepsReported) -> float | None:
     return _plausible(steps.sent_bytes_per_s, MAX_BYTES_PER_S)
 
 
-def unbelievable_usage(steps: StepsReported) -> str:
+def usage_problem(steps: StepsReported) -> str:
     """Return which reported usage is discarded; empty if none is."""
     found = []
     if steps.cpu_cores is not None and plausible_cores(steps) is None:

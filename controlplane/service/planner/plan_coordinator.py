@@ -19,7 +19,7 @@ from controlplane.core import policy_events
 from controlplane.core.history import Record
 from controlplane.core.inputs import PlanProposed
 from controlplane.core.model.job_phases import HOLDING
-from controlplane.core.model.report_bounds import unbelievable_passes, unbelievable_usage
+from controlplane.core.model.report_bounds import passes_problem, usage_problem
 from controlplane.core.plan_check import difference
 from controlplane.policy.api import (
     ClusterView,
@@ -56,7 +56,7 @@ class PolicyObserver:
 
     def recorded(self, record: Record) -> None:
         """Pass on the policy event of a record, if any; drop the telemetry of an ended job."""
-        event = policy_events.of_record(record, self._commit_loop.committed.state)
+        event = policy_events.event_of_record(record, self._commit_loop.committed.state)
         if event is not None:
             self._planner.observe(event, self._commit_loop.now())
         if isinstance(event, JobEnded):
@@ -73,14 +73,14 @@ class PolicyObserver:
         if job is None or job.ended:
             return
         self._telemetry.take(steps, self._commit_loop.now())
-        dropped = (unbelievable_usage(steps), unbelievable_passes(steps))
+        dropped = (usage_problem(steps), passes_problem(steps))
         reason = "; ".join(filter(None, dropped))
         if reason and job.job not in self._warned:
             self._warned.add(job.job)
             log.warning(
                 "implausible telemetry dropped", job=job.job, rank=steps.rank, reason=reason
             )
-        event = policy_events.of_steps(steps, state)
+        event = policy_events.event_of_steps(steps, state)
         if event is not None:
             self._planner.observe(event, self._commit_loop.now())
 

@@ -198,7 +198,9 @@ class Simulation:
     def _notify_policy(self) -> None:
         if self.planner is not None:
             for record in self.reactor.records:
-                if (observed := policy_events.of_record(record, self.reactor.state)) is not None:
+                if (
+                    observed := policy_events.event_of_record(record, self.reactor.state)
+                ) is not None:
                     self.planner.observe(observed)
 
     def _handle_announcement(self, command: Announce) -> None:

@@ -9,7 +9,7 @@ from zlib import crc32
 
 from numpy.random import Generator, default_rng
 
-from controlplane.core.model.report_bounds import first_noise_scale
+from controlplane.core.model.report_bounds import first_valid_noise_scale
 from controlplane.core.reactor import Reactor
 from controlplane.policy.api import StepsSeen
 from controlplane.sim.engine.event_queue import Kernel, SimOptions
@@ -172,7 +172,7 @@ class StepTelemetry:
             step=int(training.steps),
             samples_done=int(training.progress),
             samples_per_s=training.throughput.samples_per_s * faster,
-            noise_scale=first_noise_scale(self._measured.noise_scale(job, scale)),
+            noise_scale=first_valid_noise_scale(self._measured.noise_scale(job, scale)),
             cpu_cores=cores,
             sent_bytes_per_s=sent,
             group_steps=group_steps,

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from controlplane.core import policy_events
 from controlplane.core.model.job import MAX_FAMILY_CHARACTERS
-from controlplane.core.model.report_bounds import LARGEST, MOST, clamp_numbers
+from controlplane.core.model.report_bounds import MAX_COUNT, MAX_MEASURE, clamp_numbers
 from controlplane.policy.api import ClusterView, EpochSeen, JobEnded, JobView, StepsSeen
 from controlplane.service.planner.search_messages import TO_SEARCH, FullView, encode_frame
 from schemas.ids import JobId
@@ -56,12 +56,12 @@ def test_what_is_beyond_is_at_the_bound_and_what_is_no_number_is_not_told() -> N
 
     assert told == msgspec.structs.replace(
         SEEN,
-        samples_done=MOST,
-        epoch=-MOST,
+        samples_done=MAX_COUNT,
+        epoch=-MAX_COUNT,
         samples_per_s=0.0,
         train_loss=None,
-        pass_s=LARGEST,
-        sync_s=-LARGEST,
+        pass_s=MAX_MEASURE,
+        sync_s=-MAX_MEASURE,
     )
 
 
@@ -75,7 +75,7 @@ def test_whatever_is_told_can_be_sent_to_a_search(told: Any, data: st.DataObject
 
     for field in numeric:
         value = getattr(safe, field)
-        assert value is None or abs(value) <= max(MOST, LARGEST)
+        assert value is None or abs(value) <= max(MAX_COUNT, MAX_MEASURE)
 
 
 @pytest.mark.parametrize("epochs", [2**63, 2**64 - 1])
@@ -87,8 +87,8 @@ def test_a_job_of_more_epochs_than_can_be_counted_has_as_many_samples_as_can_be(
     controller.tell(N1, builders.epoch_end(A, 1))
 
     view = controller.view()
-    assert view.jobs[A].stop_samples == MOST
-    assert view.jobs[A].stop == StopRule(epochs=MOST)
+    assert view.jobs[A].stop_samples == MAX_COUNT
+    assert view.jobs[A].stop == StopRule(epochs=MAX_COUNT)
     sent = TO_SEARCH.decode(encode_frame(FullView(view=view))[4:])
     assert isinstance(sent, FullView)
     assert sent.view == view

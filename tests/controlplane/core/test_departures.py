@@ -184,7 +184,7 @@ def test_many_that_have_ended_leave_some_at_a_time(monkeypatch: pytest.MonkeyPat
 
 def test_what_is_remembered_of_those_that_left_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lifecycle, "MAX_LEFT_JOBS", 2)
-    monkeypatch.setattr(lifecycle, "KEPT_KEYS", 3)
+    monkeypatch.setattr(lifecycle, "MAX_LEFT_KEYS", 3)
     controller = where_jobs_leave(n1=1)
     for number in range(1, 7):
         job = JobId(f"a-{number}")

@@ -791,7 +791,7 @@ def test_what_came_of_a_promise_is_taught_at_once_and_after_a_restart(
     gain = GainSeen(
         job=A, family=controller.job(A).family, predicted=2.0, realised=1.5, correction=correction
     )
-    assert gain in [policy_events.of_record(record, state) for record in records]
+    assert gain in [policy_events.event_of_record(record, state) for record in records]
     assert gain in [
         event for _, event in policy_events.history(state.jobs.values(), controller.histories)
     ]

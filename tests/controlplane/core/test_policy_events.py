@@ -21,7 +21,7 @@ from tests.support.controller import Controller, cluster_of, running, training
 def learnt(controller: Controller) -> list[PolicyEvent]:
     """What the last input teaches."""
     records = controller.reactor.records
-    found = [policy_events.of_record(record, controller.state) for record in records]
+    found = [policy_events.event_of_record(record, controller.state) for record in records]
     return [event for event in found if event is not None]
 
 
@@ -143,7 +143,7 @@ def test_starts_and_nodes_teach_nothing() -> None:
 def test_telemetry_teaches_while_its_group_is_in_force() -> None:
     controller = training(cluster_of(n1=1, n2=1), S0, T0, family="f")
 
-    assert policy_events.of_steps(steps(A), controller.state) == StepsSeen(
+    assert policy_events.event_of_steps(steps(A), controller.state) == StepsSeen(
         job=A, family="ann/f", group=1, slots=2, nodes=2, global_batch=BATCH, step=7,
         samples_done=7 * BATCH, samples_per_s=500.0, train_loss=1.0,
     )  # fmt: skip
@@ -166,7 +166,7 @@ def test_telemetry_teaches_what_a_worker_takes_of_its_host_if_that_can_be(
 ) -> None:
     reported = msgspec.structs.replace(steps(A), cpu_cores=told, sent_bytes_per_s=told)
 
-    learns = policy_events.of_steps(reported, running().state)
+    learns = policy_events.event_of_steps(reported, running().state)
 
     assert isinstance(learns, StepsSeen)
     assert (learns.cpu_cores, learns.sent_bytes_per_s) == (known, known)
@@ -187,7 +187,7 @@ def test_telemetry_teaches_what_a_worker_takes_of_its_host_if_that_can_be(
 def test_telemetry_teaches_a_noise_scale_if_it_is_a_number_of_samples(
     told: float | None, known: float | None
 ) -> None:
-    learns = policy_events.of_steps(steps(A, noise_scale=told), running().state)
+    learns = policy_events.event_of_steps(steps(A, noise_scale=told), running().state)
 
     assert isinstance(learns, StepsSeen)
     assert learns.noise_scale == known
@@ -218,7 +218,7 @@ NO_PARTS: dict[str, Any] = {"pass_s": None, "sync_s": None, "local_batch": 0, "p
 def test_telemetry_teaches_how_steps_divide_into_passes_if_that_can_be(
     told: dict[str, Any], known: dict[str, Any]
 ) -> None:
-    learns = policy_events.of_steps(steps(A, **{**PARTS, **told}), running().state)
+    learns = policy_events.event_of_steps(steps(A, **{**PARTS, **told}), running().state)
 
     assert isinstance(learns, StepsSeen)
     assert {name: getattr(learns, name) for name in PARTS} == known
@@ -238,7 +238,7 @@ def test_epochs_teach_how_steps_divide_into_passes_if_that_can_be() -> None:
 
 @pytest.mark.parametrize(("told", "known"), [(0, 0), (17, 17), (-1, 0), (2**60, 0)])
 def test_telemetry_says_how_many_steps_its_group_has_done(told: int, known: int) -> None:
-    learns = policy_events.of_steps(steps(A, group_steps=told), running().state)
+    learns = policy_events.event_of_steps(steps(A, group_steps=told), running().state)
 
     assert isinstance(learns, StepsSeen)
     assert learns.group_steps == known
@@ -248,9 +248,9 @@ def test_telemetry_of_another_group_or_of_a_job_that_is_unknown_or_waits_teaches
     controller = running()
     controller.submit("b")
 
-    assert policy_events.of_steps(steps(A, 2), controller.state) is None
-    assert policy_events.of_steps(steps(B, 0), controller.state) is None
-    assert policy_events.of_steps(steps(JobId("ghost-9")), controller.state) is None
+    assert policy_events.event_of_steps(steps(A, 2), controller.state) is None
+    assert policy_events.event_of_steps(steps(B, 0), controller.state) is None
+    assert policy_events.event_of_steps(steps(JobId("ghost-9")), controller.state) is None
 
 
 # --- of history

@@ -13,7 +13,7 @@ from controlplane.core.desired_state import desired
 from controlplane.core.handlers.recovery import MAX_RECOVERIES
 from controlplane.core.inputs import OverrideDue, RescaleExpired, ResizeRequested
 from controlplane.core.model.job_phases import Phase
-from controlplane.core.model.report_bounds import LARGEST
+from controlplane.core.model.report_bounds import MAX_MEASURE
 from controlplane.core.model.rescale import RescalePhase
 from controlplane.core.model.worker import WorkerPhase
 from controlplane.core.state import PREPARE_LIMIT_S, QUIESCE_LIMIT_S, SWITCH_LIMIT_S
@@ -234,7 +234,7 @@ def test_a_group_is_settled_when_each_of_its_members_takes_its_steps_in_it() -> 
         (0.0, 50.0, {}),
         (-1.0, 50.0, {}),
         (math.nan, 50.0, {}),
-        (math.inf, 0.0, {"pause_ms": LARGEST}),
+        (math.inf, 0.0, {"pause_ms": MAX_MEASURE}),
     ],
 )
 def test_a_change_says_how_long_training_stood_still_for_it(

@@ -58,7 +58,7 @@ class Shared:
     def _tell_events(self, now: Seconds) -> None:
         records, self.cluster.records = self.cluster.records, []
         for record in records:
-            seen = policy_events.of_record(record, self.cluster.controller.state)
+            seen = policy_events.event_of_record(record, self.cluster.controller.state)
             if seen is not None:
                 self.policy.observe(seen, now)
 
@@ -79,7 +79,7 @@ class Shared:
             global_batch=job.group.global_batch,
             lr=0.1,
         )
-        seen = policy_events.of_steps(steps, self.cluster.controller.state)
+        seen = policy_events.event_of_steps(steps, self.cluster.controller.state)
         if seen is not None:
             self.policy.observe(seen, now)
 

@@ -127,7 +127,7 @@ def test_a_job_that_left_is_cancelled_in_vain_and_resized_never(tmp_path: Path) 
 def test_a_job_that_left_is_submitted_again_as_the_same(
     kept: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lifecycle, "KEPT_KEYS", kept)
+    monkeypatch.setattr(lifecycle, "MAX_LEFT_KEYS", kept)
 
     async def work(service: LiveService) -> None:
         assert len(service.loop.reactor.state.left_keys) == kept

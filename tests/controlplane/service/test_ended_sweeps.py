@@ -30,7 +30,7 @@ UNITS: Final = 12
 
 @pytest.fixture(autouse=True)
 def small_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ended, "UNITS", 5)
+    monkeypatch.setattr(ended, "UNITS_PER_ROW", 5)
 
 
 @pytest.fixture
@@ -127,7 +127,7 @@ def test_of_a_damaged_trial_the_rest_is_told_and_a_ledger_with_a_hole_is_refused
 
         shown = await service.ask(GetSweep(job=A))
         assert shown.trials[:2] == whole.trials[:2]
-        assert (shown.trials[2].why, shown.trials[2].metrics) == (ended.LEFT_OUT, ())
+        assert (shown.trials[2].why, shown.trials[2].metrics) == (ended.HISTORY_DAMAGED, ())
         with pytest.raises(JournalError, match="the journal's sweep a-1: its units are damaged"):
             await service.ask(GetLedger(job=A))
         assert len((await service.ask(GetLedger(job=A, limit=5))).units) == 5
