@@ -414,7 +414,7 @@ class ElasticStrategy(SingleDeviceStrategy):
         """
         module = self.lightning_module
         if module is not None and module.trainer.state.fn == TrainerFn.FITTING:
-            problem, remedy = "fit(ckpt_path=...)", "leave it out: a job resumes by itself"
+            problem, remedy = "fit(ckpt_path=...)", "leave it out: a job resumes automatically"
             raise UsageError(problem, remedy, "ckpt_path")
         return super().load_checkpoint(checkpoint_path, weights_only)
 

@@ -32,6 +32,8 @@ from schemas.jobs import StopRule
 
 if TYPE_CHECKING:
     from transformers import Trainer as Mixed
+else:
+    Mixed = object  # a mixin: the trainer's class follows it among the bases
 
 
 def refuse_options(trainer: ElasticMixin) -> None:

@@ -153,7 +153,7 @@ def test_a_state_that_nobody_has_is_the_states_fault_and_the_next_unit_goes_on(
 
     assert failed.fault == "state"
     assert failed.why == (
-        "state 1 of trial 0 is not available: no node is known to have it; it will be trained again"
+        "state 1 of trial 0 is not available: no node is known to have it; the unit is trained again"
     )
     crew.ended(crew.unit(first, 1, (1, 0), trial=1))
 

@@ -76,7 +76,7 @@ def test_the_death_of_the_search_costs_nothing(cluster: Cluster) -> None:
     decisions = check_all_done(cluster, jobs, 14)
 
     assert any(decision["code"] == "grow" for decision in decisions)
-    assert "search process ended" in (cluster.home / "logs" / "controller.log").read_text()
+    assert "search process exited" in (cluster.home / "logs" / "controller.log").read_text()
 
 
 @pytest.mark.parametrize("victim", ["controller", "agents"])

@@ -35,7 +35,7 @@ class Party:
 
     @property
     def watch(self) -> UnixFloodGuard:
-        (found,) = self._links[0]._local
+        (found,) = self._links[0]._unix_guards
         return found
 
     def begin(self) -> None:

@@ -212,7 +212,7 @@ import os, sys
 from pathlib import Path
 from controlplane.core.history import EndPromised
 from controlplane.core.inputs import NodeHeard
-from controlplane.journal import rolling_merge
+from controlplane.journal import records as rolling_merge
 from controlplane.journal.database import Entry
 from controlplane.journal.writer import Writer
 from schemas.ids import JobId, NodeId, Seconds
