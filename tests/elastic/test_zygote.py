@@ -242,7 +242,7 @@ async def test_a_worker_that_is_held_as_its_agent_dies_does_not_begin(tmp_path: 
     held: list[int] = []
     async with node(tmp_path, "print('began')") as here:
         asked = asyncio.create_task(here.fork(held.append))
-        here.zygote._release = lambda message: asyncio.sleep(held.append(message.pid) or 0)  # type: ignore[assignment, func-returns-value]
+        here.zygote._let_go = lambda message: asyncio.sleep(held.append(message.pid) or 0)  # type: ignore[assignment, func-returns-value]
         async with asyncio.timeout(LIMIT_S):
             while not held:
                 await asyncio.sleep(0.005)
