@@ -40,7 +40,9 @@ def test_the_first_interpreter_that_has_torch_takes_the_model_out(
 
 @pytest.mark.slow
 def test_without_torch_the_remedy_is_named(tmp_path: Path, bare: str) -> None:
-    with pytest.raises(NoTorchError, match=f"no torch in {bare}; name an interpreter .* with --python"):
+    with pytest.raises(
+        NoTorchError, match=f"no torch in {bare}; name an interpreter .* with --python"
+    ):
         convert_state(tmp_path, tmp_path, [bare])
 
 
