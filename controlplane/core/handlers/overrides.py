@@ -303,8 +303,12 @@ def _slots_to_add(
     if need <= 0:
         return [], []
     available = index.available()
-    free = available.free
-    soon = [slot for slot, owner in available.releasing.items() if owner != job.job]
+    free = [slot for slot in available.free if slot not in current]
+    soon = [
+        slot
+        for slot, owner in available.releasing.items()
+        if owner != job.job and slot not in current
+    ]
     if named:
         room = {*free, *soon}
         return named, [slot for slot in named if slot not in room]

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import math
 from signal import SIGKILL
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from controlplane.core.commands import AskForPlan, Command
 from controlplane.core.desired_state import desired
+from controlplane.core.handlers import overrides
 from controlplane.core.handlers.recovery import MAX_RECOVERIES
 from controlplane.core.inputs import OverrideDue, RescaleExpired, ResizeRequested
+from controlplane.core.model.job import Job, ManualOverride
 from controlplane.core.model.job_phases import Phase
 from controlplane.core.model.report_bounds import MAX_MEASURE
 from controlplane.core.model.rescale import RescalePhase
 from controlplane.core.model.worker import WorkerPhase
+from controlplane.core.slot_index import SlotIndex
 from controlplane.core.state import PREPARE_LIMIT_S, QUIESCE_LIMIT_S, SWITCH_LIMIT_S
 from schemas.ids import JobId, NodeId, Seconds, SlotId, Version
 from schemas.nodes import Member
@@ -1402,3 +1406,12 @@ def test_an_order_for_the_batch_leaves_the_job_where_it_was_ordered_to_be() -> N
 
     assert override is not None
     assert (override.on, override.batch) == ((S1, T0), 32)
+
+
+def test_slots_to_add_leave_out_slots_that_the_job_has() -> None:
+    free = SimpleNamespace(free=[S0, S1], releasing={S0: B})
+    index = cast("SlotIndex", SimpleNamespace(available=lambda: free))
+    job = cast("Job", SimpleNamespace(job=A))
+    wanted = ManualOverride(user="ann", slots=3)
+
+    assert overrides._slots_to_add(index, job, wanted, [S0], 3) == ([S1], [])
