@@ -381,7 +381,7 @@ def event_line(at: float, name: str, words: str, width: int) -> str:
 
 
 def gantt(events: Sequence[FeedEvent], window: Window, now: float, console: Console) -> Text:
-    """Draw who had which slot when; what is to come is left blank."""
+    """Draw the owner of each slot over time; the future is blank."""
     width = min(console.width, WIDE) - 1
     slots = all_slots(events)
     few = console.no_color or console.color_system in {None, "standard"}  # to tell jobs apart

@@ -240,7 +240,10 @@ class RequestServer:
     async def _dispatch(self, request: Message, who: Identity, usage: LoopUsage) -> Message:
         name = getattr(request, "job", None)
         owner = None if name is None else self._owners.of(name)
-        route = self.routes[type(request)]
+        route = self.routes.get(type(request))
+        if route is None:
+            what = f"{type(request).__name__} is not served on this port"
+            raise BadFieldError(what, "send it to the port of output and files", "type")
         permit(who, route.right, request, owner)
         work = _carry_out(route, request, who)
         reply = await (usage.measure(work) if route.measured else work)

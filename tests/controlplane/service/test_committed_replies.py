@@ -23,6 +23,7 @@ from schemas.wire.client import (
     ResizeJob,
     SubmitJob,
 )
+from schemas.wire.feed import ReadLog
 from tests.support import builders
 from tests.support.builders import SNAPSHOT, A, job_spec
 from tests.support.live_service import LIMIT_S, LiveService
@@ -168,3 +169,12 @@ def test_what_is_told_after_a_restart_is_what_was_told_before(tmp_path: Path) ->
         again.loop.close()
 
     asyncio.run(both())
+
+
+def test_a_request_of_another_port_is_refused_by_name(tmp_path: Path) -> None:
+    async def work(service: LiveService) -> None:
+        with pytest.raises(BadFieldError, match=r"^ReadLog is not served on this port") as refused:
+            await service.ask(ReadLog(job=A))
+        assert refused.value.field == "type"
+
+    run(tmp_path, work)
