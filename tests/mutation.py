@@ -18,12 +18,13 @@ from mutmut.stats import status_by_exit_code
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 PACKAGES: Final = ("schemas", "controlplane", "nodeagent", "elastic")
+TRAINING: Final = "tests/unit/elastic\n    tests/training"
 ROOMS: Final = {  # code, and the tests that should notice
-    "core": ("controlplane/core", "tests/controlplane/core"),
-    "journal": ("controlplane/journal", "tests/controlplane/journal"),
-    "ones": ("controlplane/policy/ones", "tests/controlplane/policy"),
-    "step": ("elastic/step", "tests/elastic"),
-    "group": ("elastic/group", "tests/elastic"),
+    "core": ("controlplane/core", "tests/unit/controlplane/core"),
+    "journal": ("controlplane/journal", "tests/unit/controlplane/journal"),
+    "ones": ("controlplane/policy/ones", "tests/unit/controlplane/policy"),
+    "step": ("elastic/step", TRAINING),
+    "group": ("elastic/group", TRAINING),
 }
 SETTINGS: Final = """[mutmut]
 source_paths=

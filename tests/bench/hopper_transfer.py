@@ -33,7 +33,7 @@ from schemas.ids import JobId
 from schemas.transport import MemoryTarget, StateServer, fetch_state
 from schemas.wire.files import AskState
 from tests.bench import report
-from tests.elastic.peers import FORKS
+from tests.training.peers import FORKS
 
 BYTES: Final = 100_000_000
 TENSORS: Final = 30

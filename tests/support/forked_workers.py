@@ -18,7 +18,7 @@ from schemas.codec import FROM_WORKER, REPORT, encode
 from schemas.ids import WorkerId, worker_id
 from schemas.wire.agent import ScriptFailed, ScriptReport, StepsReported
 from schemas.wire.worker import Assignment, WorkerHello
-from tests.elastic.peers import FORKS
+from tests.training.peers import FORKS
 
 LOOK_MS: Final = 5
 FRAME: Final = struct.Struct(">I")

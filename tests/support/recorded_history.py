@@ -34,10 +34,10 @@ from controlplane.journal.writer import Writer
 from schemas.codec import encode
 from schemas.ids import JobId, Seconds
 from schemas.sweeps import Asha, PopulationBased
-from tests.controlplane.core.test_properties import ENDS, Cluster
 from tests.support.builders import N1, N2, S0, S1, T0, T1
 from tests.support.controller import Controller
 from tests.support.sweep_cluster import SweepCluster, sweep_job
+from tests.unit.controlplane.core.test_properties import ENDS, Cluster
 
 GOLDEN: Final = Path(__file__).parents[1] / "golden" / "journal"
 GOLDEN_SEED: Final = 27  # with every kind of input

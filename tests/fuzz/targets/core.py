@@ -15,11 +15,11 @@ from schemas.errors import OnesError
 from schemas.ids import JobId
 from schemas.sweeps import Asha, Grid, PopulationBased, RandomSearch, choice
 from schemas.wire.agent import AgentEvent, Numbered
-from tests.controlplane.core.test_hostile_reports import KINDS, SLOTS, Hostile, written
 from tests.fuzz.choices import Choices
 from tests.fuzz.hostile_messages import TAGS, Known, hostile_map
 from tests.support.builders import N1, N2
 from tests.support.sweep_cluster import SweepCluster, sweep_job
+from tests.unit.controlplane.core.test_hostile_reports import KINDS, SLOTS, Hostile, written
 
 EVENTS: Final = tuple(tag for tag in TAGS if tag in {tag_of(kind) for kind in KINDS})
 OF_SWEEPS: Final = (

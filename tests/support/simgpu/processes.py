@@ -11,8 +11,8 @@ from typing import Any, Final
 
 import pytest
 
-from tests.elastic.peers import Parent, Peers, RendezvousInfo, each, peers
 from tests.support.simgpu.build import NoCompilerError, library
+from tests.training.peers import Parent, Peers, RendezvousInfo, each, peers
 
 DEVICE: Final = "tests.support.simgpu.device"
 DOUBLE: Final = "tests.support.simgpu.nccl_double"

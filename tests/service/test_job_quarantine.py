@@ -1,0 +1,129 @@
+"""One job that a search dies of takes the search from nobody else."""
+
+from __future__ import annotations
+
+from itertools import count
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from controlplane.service.planner import search_planner
+from controlplane.service.planner.search_planner import CRASHES_BEFORE_QUARANTINE, JobQuarantine
+from schemas.ids import JobId
+from tests.service.test_search_planner import searching
+from tests.support.builders import A, B, job_view
+from tests.support.sizes import examples
+from tests.support.views import row_of, view_of
+
+JOBS = [JobId(f"j-{number}") for number in range(40)]
+
+
+def rounds(quarantine: JobQuarantine, jobs: list[JobId], poison: set[JobId]) -> int:
+    """Ask a search that dies of `poison` until nothing is in doubt; return the crashes."""
+    crashes = 0
+    for _ in range(10 * len(jobs) + 10):
+        shown = quarantine.visible_part(view_of(row_of(1), *(job_view(job) for job in jobs)))
+        if poison & {*shown.jobs}:
+            quarantine.search_crashed()
+            crashes += 1
+        else:
+            quarantine.search_survived()
+            if not quarantine.undecided:
+                return crashes
+    raise AssertionError("it is never over")
+
+
+@settings(max_examples=examples(100), deadline=None)
+@given(st.integers(1, 40), st.sets(st.sampled_from(JOBS), max_size=3))
+def test_just_those_jobs_are_left_out_that_it_dies_of(many: int, poison: set[JobId]) -> None:
+    jobs, quarantine = JOBS[:many], JobQuarantine()
+
+    crashes = rounds(quarantine, jobs, poison)
+
+    assert quarantine.hidden == poison & {*jobs}
+    assert crashes <= CRASHES_BEFORE_QUARANTINE + 16 * max(1, len(poison))
+
+
+def test_one_death_may_be_chance() -> None:
+    quarantine = JobQuarantine()
+    view = view_of(row_of(1), job_view(A), job_view(B))
+    quarantine.visible_part(view)
+
+    quarantine.search_crashed()
+
+    assert quarantine.visible_part(view) == view
+
+
+def test_a_search_that_dies_of_nobody_is_shown_nobody_and_then_all_again() -> None:
+    quarantine = JobQuarantine()
+    view = view_of(row_of(1), *(job_view(job) for job in JOBS))
+    for _ in range(20):
+        quarantine.visible_part(view)
+        quarantine.search_crashed()
+    assert not quarantine.visible_part(view).jobs
+
+    for _ in count():
+        quarantine.search_survived()
+        if not quarantine.undecided:
+            break
+
+    assert quarantine.visible_part(view) == view
+
+
+def test_a_job_that_ended_is_forgotten() -> None:
+    quarantine = JobQuarantine()
+    rounds(quarantine, [A, B], {B})
+    assert quarantine.hidden == {B}
+
+    quarantine.visible_part(view_of(row_of(1), job_view(A)))
+
+    assert quarantine.hidden == set()
+
+
+@pytest.mark.slow
+async def test_a_process_that_dies_of_a_view_goes_on_without_the_job_and_the_others_are_searched(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(search_planner, "SURVIVAL_S", 0.05)
+    monkeypatch.setattr(search_planner, "RESTART_DELAYS_S", (0.0,))
+    monkeypatch.setattr(
+        search_planner, "CRASHES_BEFORE_QUARANTINE", 1
+    )  # each life of a process takes its time
+    async with searching(3, A) as board:
+        board.plans.clear()
+        poison = job_view(B, noise_epochs="many")  # it cannot read this
+
+        board.view = view_of(board.slots, job_view(A), poison, version=2)
+        board.planner.request_plan()
+
+        plan = await board.until(
+            lambda plan, stats: (
+                stats is not None
+                and plan.based_on == 2
+                and board.planner._quarantine.culprits == {B: None}
+                and not board.planner._quarantine.undecided
+            )
+        )
+        assert {*plan.local_batch} == {A, B}
+        assert plan.reasons[B].code == "fill"
+
+
+@pytest.mark.slow
+async def test_a_process_that_dies_of_what_was_learnt_begins_without(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(search_planner, "RESTART_DELAYS_S", (0.0,))
+    monkeypatch.setattr(search_planner, "MAX_FAILED_STARTS", 2)
+    real = search_planner.encode_frame
+
+    def damaged(message: object) -> bytes:
+        begins = isinstance(message, search_planner.StartSearch)
+        if begins and message.history:
+            return real(message)[:4] + b"\xc1" * (len(real(message)) - 4)
+        return real(message)
+
+    monkeypatch.setattr(search_planner, "encode_frame", damaged)
+    async with searching(1, A, history=[(1.0, search_planner.PlanTaken(waiting=()))]) as board:
+        assert board.planner.running
+        assert board.planner.restarts == search_planner.MAX_FAILED_STARTS

@@ -1,0 +1,26 @@
+"""Every test of a changing group once more, on the simulated device.
+
+Each runs with an ordinary NCCL double and with one at its worst.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.training import test_group_changes, test_random_changes, test_several_optimizers
+
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("gpu_slots")]
+MODES = ("ordinary", "worst")
+globals().update(
+    {
+        name: test
+        for module in (test_group_changes, test_random_changes, test_several_optimizers)
+        for name, test in vars(module).items()
+        if name.startswith("test_")
+    }
+)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Each test has a mode of NCCL's double."""
+    metafunc.parametrize("mode", MODES)

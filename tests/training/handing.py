@@ -1,0 +1,140 @@
+"""Handovers between real processes, without jobs: what a peer of those tests runs."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+import torch
+from torch import nn
+
+from elastic.state.broadcast import broadcast_state
+from elastic.state.portions import decode_metadata, encode_metadata, portions
+from elastic.state.state_tensors import ParameterState, TensorState
+from elastic.state.transfer import HostStaging, Receiving, Sending
+from tests.training.peers import CPU, RendezvousInfo
+
+LIMIT_S: Final = 120.0
+
+
+class Zoo(nn.Module):
+    """Parameters and buffers of every kind that needs care."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 8, 3).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.norm = nn.BatchNorm2d(8)
+        self.wide = nn.Linear(120, 90)
+        self.frozen = nn.Linear(3, 3)
+        self.frozen.requires_grad_(requires_grad=False)
+        self.short = nn.Parameter(torch.zeros(5, dtype=torch.bfloat16), requires_grad=False)
+        self.scalar = nn.Parameter(torch.tensor(1.5))
+        self.register_buffer("flag", torch.tensor([True, False, True]))
+        self.register_buffer("count", torch.tensor(7))
+        self.register_buffer("turned", torch.arange(6.0).reshape(2, 3).t())
+        self.register_buffer("empty", torch.zeros(0))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        seen: torch.Tensor = self.norm(self.conv(x)).mean() * self.scalar
+        wide: torch.Tensor = self.wide(x.new_ones(1, 120))
+        return seen + wide.square().mean()
+
+
+Maker = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
+
+
+def momentum(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+
+
+def adam(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.Adam(parameters, lr=0.01)
+
+
+def amsgrad(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(parameters, lr=0.01, amsgrad=True)
+
+
+def fused(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    """One that looks at memory element by element, whatever the strides."""
+    return torch.optim.AdamW(parameters, lr=0.01, fused=True)
+
+
+def extra(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    """Beside the model's, one that only the optimizer knows."""
+    own = nn.Parameter(torch.full((4,), 2.0))
+    own.grad = torch.ones(4)
+    groups: list[dict[str, Any]] = [{"params": list(parameters)}, {"params": [own], "lr": 0.5}]
+    return torch.optim.Adam(groups, lr=0.01)
+
+
+MAKERS: Final = {maker.__name__: maker for maker in (momentum, adam, amsgrad, fused, extra)}
+
+
+def zoo(make: Maker, seed: int, steps: int = 2) -> TensorState:
+    """A state after some steps; other seeds give other values."""
+    torch.manual_seed(seed)
+    model = Zoo()
+    optimizer = make(model.parameters())
+    for parameter in model.parameters():
+        parameter.data.add_(torch.randn(parameter.shape).to(parameter.dtype))
+    for _ in range(steps):
+        model(torch.randn(2, 3, 6, 6)).backward()
+        optimizer.step()
+    state = TensorState(model, optimizer)
+    state.buffers()[-1].add_(seed)
+    model.turned.add_(seed)  # type: ignore[operator]
+    model.count.add_(seed)  # type: ignore[operator]
+    return state
+
+
+def written(state: TensorState) -> list[tuple[str, list[float]]]:
+    """Everything, for comparisons by value: bits survive the way to float64."""
+    tensors = [t for unit in state.units(CPU) for t in unit.tensors] + state.buffers()
+    return [(str(t.dtype), t.double().reshape(-1).tolist()) for t in tensors]
+
+
+def hand_over(
+    meeting: RendezvousInfo, name: str, members: int, steps: int
+) -> list[tuple[str, list[float]]]:
+    """Members send their state to the newcomers, a portion at a time."""
+    group = meeting.group()
+    make = MAKERS[name]
+    newcomers = list(range(members, meeting.size))
+    cancel = threading.Event()
+    full = meeting.rank < members
+    state = zoo(make, 1) if full else zoo(make, 50 + meeting.rank, steps=0)
+    if meeting.rank == 0:
+        header = encode_metadata({"structure": state.structure(CPU)})
+        group.store.post("header", lambda: header)
+    if not full:
+        state.adopt(decode_metadata(group.store.fetch("header"))["structure"], CPU)
+    units, staging = state.units(CPU), HostStaging(CPU)
+    for place, portion in enumerate(portions([unit.size for unit in units], steps)):
+        part = [units[index] for index in portion]
+        if place == 0:
+            part.append(ParameterState(state.buffers()))
+        transfer: Sending | Receiving
+        if full:
+            transfer = Sending(group, staging, part, members, newcomers)
+        else:
+            transfer = Receiving(group, part, members)
+        assert transfer.done.wait(LIMIT_S)
+        assert transfer.error == ""
+        if isinstance(transfer, Receiving):
+            transfer.put_in_place()
+        group.all_reduce(torch.ones(1), cancel)
+    return written(state)
+
+
+def give_all(
+    meeting: RendezvousInfo, name: str, source: int
+) -> tuple[bytes, list[tuple[str, list[float]]]]:
+    """One rank gives its state to all."""
+    group = meeting.group()
+    has = meeting.rank == source
+    state = zoo(MAKERS[name], 1 if has else 50 + meeting.rank, steps=2 if has else meeting.rank)
+    header = encode_metadata({"structure": state.structure(CPU)}) if has else b""
+    said = broadcast_state(state, group, source, header, threading.Event())
+    return said, written(state)

@@ -1,0 +1,171 @@
+"""What a group cannot train exactly is refused with what to do; closures are carried through."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.training.groups import LOOP, PLAIN, Alone, alone, crew, furthest, script
+
+pytestmark = pytest.mark.slow
+STEP = """\
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model(x), y).backward()
+        optimizer.step()
+"""
+CLOSURE = """\
+        def closure():
+            optimizer.zero_grad()
+            loss = nn.functional.mse_loss(model(x), y)
+            loss.backward()
+            return loss
+        assert optimizer.step(closure).shape == ()
+"""
+MODEL = PLAIN[: PLAIN.index("def build_optimizer")]
+LBFGS = MODEL + textwrap.dedent("""
+    def build_optimizer(parameters):
+        return torch.optim.LBFGS(parameters, lr=0.1)
+    """)
+ACCUMULATED = """\
+        nn.functional.mse_loss(model(x), y).backward()
+        if agent.step % 2:
+            optimizer.step()
+            optimizer.zero_grad()
+"""
+SECOND = (
+    """\
+        second = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
+"""
+    + STEP
+    + """\
+        second.step()
+"""
+)
+
+
+def test_a_closure_is_evaluated_in_every_pass_and_every_worker(tmp_path: Path) -> None:
+    with crew(tmp_path, script(PLAIN, LOOP.replace(STEP, CLOSURE)), bound=4) as job:
+        job.start(12)
+        job.change(7, 5)
+        job.trains_on()
+        job.finish()
+
+        assert furthest(job.final(), alone(PLAIN, job.epochs()[-1].epoch, 12)) < 1e-9
+
+
+WEIGHTS = "1.0 + 2.0 * (x[:, :1] > 0.3)"  # of the samples: as if they had so many tokens
+WEIGHED = f"""\
+        weights = {WEIGHTS}
+        loss = (weights * (model(x) - y).square()).sum() / weights.sum()
+        agent.weight(weights.sum())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+"""
+
+
+class Weighed(Alone):
+    """One process whose loss is a mean over what samples weigh."""
+
+    def step(self, ids: Sequence[int]) -> None:
+        x, y = self.inputs[ids], self.targets[ids]
+        weights = 1.0 + 2.0 * (x[:, :1] > 0.3)
+        self.optimizer.zero_grad()
+        loss = (weights * (self.model(x) - y).square()).sum() / weights.sum()
+        loss.backward()
+        self.optimizer.step()
+
+
+def test_a_loss_over_tokens_is_one_over_all_tokens_of_the_global_batch(tmp_path: Path) -> None:
+    with crew(tmp_path, script(PLAIN, LOOP.replace(STEP, WEIGHED)), bound=5) as job:
+        job.start(12)
+        job.change(4, 8)
+        job.change(3, 3, 6)
+        job.trains_on()
+        job.finish()
+
+        one = alone(PLAIN, job.epochs()[-1].epoch, 12, kind=Weighed)
+        assert furthest(job.final(), one) < 1e-9
+
+
+REFUSED = {
+    "closures that are evaluated several times": (LBFGS, CLOSURE, "unlike LBFGS"),
+    "accumulation by hand": (PLAIN, ACCUMULATED, "accumulates gradients over several batches"),
+    "weights for some batches only": (
+        PLAIN,
+        WEIGHED.replace("agent.weight", "agent.rank or agent.step or agent.weight"),
+        "called for some batches",
+    ),
+    "a loss that is a sum": (
+        PLAIN,
+        STEP.replace("(model(x), y)", '(model(x), y, reduction="sum")'),
+        r"the loss is a sum over the batch; divide it by len\(inputs\)",
+    ),
+    "a second optimizer": (PLAIN, SECOND, r"an optimizer \(SGD\) steps in the loop"),
+}
+
+
+@pytest.mark.parametrize(("source", "step", "text"), REFUSED.values(), ids=REFUSED.keys())
+def test_what_a_group_cannot_do_exactly_is_refused_at_once(
+    tmp_path: Path, source: str, step: str, text: str
+) -> None:
+    with crew(tmp_path, script(source, LOOP.replace(STEP, step))) as job:
+        assert re.search(text, job.refusal(6, 6))
+
+
+UNCLEAR = """\
+        optimizer.zero_grad()
+        shares = torch.full((len(x), 1), 1.0 / len(x))
+        (shares * nn.functional.mse_loss(model(x), y, reduction="none")).sum().backward()
+        optimizer.step()
+"""
+
+
+def test_a_loss_that_may_be_a_sum_is_said_once_and_trained(tmp_path: Path) -> None:
+    with crew(tmp_path, script(PLAIN, LOOP.replace(STEP, UNCLEAR))) as job:
+        job.start(6, 6)
+        job.finish()
+
+        logs = [(worker.folder / "log").read_text() for worker in job.workers.values()]
+        assert [log.count("[ones] the loss ends in a sum") for log in logs] == [1, 0]
+        assert furthest(job.final(), alone(PLAIN, job.epochs()[-1].epoch, 12)) < 1e-9
+
+
+PASSED_OVER = "        if agent.rank == 0 and agent.step == 2:\n            continue\n" + STEP
+
+
+class PassedOver(Alone):
+    """One process that takes nothing of the first half of its third batch."""
+
+    def step(self, ids: Sequence[int]) -> None:
+        self.steps = getattr(self, "steps", 0) + 1
+        taken = ids[6:] if self.steps == 3 else ids
+        self.optimizer.zero_grad()
+        loss = (self.model(self.inputs[taken]) - self.targets[taken]).square().mean()
+        (loss * len(taken) / len(ids)).backward()
+        self.optimizer.step()
+
+
+def test_a_batch_that_one_worker_passes_over_counts_with_what_the_others_have(
+    tmp_path: Path,
+) -> None:
+    with crew(tmp_path, script(PLAIN, LOOP.replace(STEP, PASSED_OVER))) as job:
+        job.start(6, 6)
+        job.trains_on()
+        job.finish()
+
+        one = alone(PLAIN, job.epochs()[-1].epoch, 12, kind=PassedOver)
+        assert furthest(job.final(), one) < 1e-9
+
+
+def test_an_epoch_that_the_script_left_is_said(tmp_path: Path) -> None:
+    left = LOOP.replace(STEP, STEP + "        if agent.step == 3:\n            break\n")
+    with crew(tmp_path, script(PLAIN, left)) as job:
+        job.start(12)
+        job.finish()
+
+        assert "epoch 1 ends with 48 of 61 samples: the script left its loop" in job.said()

@@ -1,0 +1,180 @@
+"""Iterable datasets: every worker reads all of the stream, in its order, and takes its part."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import IterableDataset, get_worker_info
+
+from elastic import ScalingAgent
+from elastic.sample_stream import SampleStream
+from elastic.step.batch_loader import StreamReader
+from elastic.training_errors import UsageError
+from tests.training.groups import LOOP, PLAIN, SEED, SIZE, Alone, alone, crew, furthest, script
+
+SAMPLES = 10
+
+
+class Numbers(IterableDataset[int]):
+    """0, 1, 2, ..., of which a loader worker takes every so many if it knows that it is one."""
+
+    def __init__(self, gives: int = SAMPLES) -> None:
+        self.gives = gives
+        self.epochs: list[int] = []
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epochs.append(epoch)
+
+    def __iter__(self) -> Iterator[int]:
+        info = get_worker_info()
+        first, step = (info.id, info.num_workers) if info else (0, 1)
+        yield from range(first + 100 * self.epochs[-1], 100 * self.epochs[-1] + self.gives, step)
+
+
+class Shuffled(Numbers):
+    """In an order that follows from Python's and torch's own random numbers."""
+
+    def __iter__(self) -> Iterator[int]:
+        numbers = list(super().__iter__())
+        random.shuffle(numbers)
+        for number in numbers:
+            yield number + 1000 * int(torch.randint(9, ()))
+
+
+def reader(source: Numbers) -> StreamReader:
+    return StreamReader(source, SampleStream(3, SAMPLES, shuffled=False))
+
+
+def read(source: StreamReader, epoch: int, *places: int) -> list[Any]:
+    return source.__getitems__([(epoch, place) for place in places])
+
+
+def test_samples_of_others_are_passed_over_and_a_place_behind_is_read_anew() -> None:
+    numbers = Numbers()
+    stream = reader(numbers)
+
+    assert read(stream, 1, 2, 3) == [2, 3]
+    assert read(stream, 1, 7) == [7]
+    assert numbers.epochs == [0]
+    assert read(stream, 1, 6, 9) == [6, 9]
+    assert read(stream, 2, 0, 1) == [100, 101]
+    assert numbers.epochs == [0, 0, 1]
+
+
+def test_a_stream_of_another_length_is_an_error_with_both_numbers() -> None:
+    with pytest.raises(UsageError, match=r"returned 8 samples in epoch 0; its len\(\) is 10"):
+        read(reader(Numbers(gives=8)), 1, 5, 9)
+    longer = reader(Numbers(gives=11))
+    assert read(longer, 1, 8) == [8]
+    with pytest.raises(
+        UsageError, match=r"returned more than 10 samples in epoch 0; its len\(\) is"
+    ):
+        read(longer, 1, 9)
+
+
+def test_an_order_that_is_drawn_follows_from_seed_and_epoch_alone() -> None:
+    def epoch(number: int) -> list[int]:
+        return read(reader(Shuffled()), number, *range(SAMPLES))
+
+    torch.manual_seed(1)
+    random.seed(1)
+    drawn = torch.rand(()), random.random()  # noqa: S311
+    torch.manual_seed(1)
+    random.seed(1)
+    first = epoch(1)
+    split = reader(Shuffled())
+    pieces = [read(split, 1, 0, 1, 2), read(split, 1, 5), read(split, 1, 8, 9)]
+
+    assert (torch.rand(()), random.random()) == drawn  # noqa: S311 - the script's go on
+    assert list(itertools.chain(*pieces)) == [first[place] for place in (0, 1, 2, 5, 8, 9)]
+    assert [number % 100 for number in first] != sorted(number % 100 for number in first)
+    assert [number % 100 for number in first] != [number % 100 for number in epoch(2)]
+
+
+def epochs_of(source: Numbers, workers: int) -> list[list[int]]:
+    agent = ScalingAgent.from_env(seed=3)
+    options = {"num_workers": workers, "multiprocessing_context": "fork"} if workers else {}
+    _, _, loader = agent.load(
+        lambda: nn.Linear(1, 1),
+        lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+        source,
+        batch_size=4,
+        shuffle=False,
+        **options,
+    )
+    assert len(loader) == 3
+    return [list(itertools.chain(*(b.tolist() for b in loader))) for _ in agent.epochs(2)]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")  # more than there are cores
+def test_loader_workers_read_the_whole_stream_as_the_process_itself_would() -> None:
+    assert epochs_of(Numbers(), 2) == [list(range(10)), list(range(100, 110))]
+    assert epochs_of(Shuffled(), 2) == epochs_of(Shuffled(), 0)
+
+
+STREAM = """
+class Stream(torch.utils.data.IterableDataset):
+    def __len__(self):
+        return len(inputs)
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+    def __iter__(self):
+        info = torch.utils.data.get_worker_info()
+        order = torch.randperm(len(inputs), generator=torch.Generator().manual_seed(self.epoch))
+        for place in order[info.id :: info.num_workers] if info else order:
+            yield inputs[place], targets[place]
+
+data = Stream()
+"""
+STREAMED = LOOP.replace(
+    "batch_size=1", "batch_size=1, num_workers=agent.rank % 2, prefetch_factor=AHEAD, **FORK"
+).replace(
+    "model, optimizer, loader",
+    'AHEAD, FORK = (3, {"multiprocessing_context": "fork"}) if agent.rank % 2 else (None, {})\n'
+    "model, optimizer, loader",
+    1,
+)
+
+
+class InOrder(Alone):
+    """One plain process that reads the same stream from its beginning to its end."""
+
+    def __init__(self, source: str, batch: int, size: int) -> None:
+        super().__init__(source, batch, size)
+        self.stream = SampleStream(SEED, size, shuffled=False)
+
+    def step(self, ids: Any) -> None:
+        """Of the places of a stream."""
+        generator = torch.Generator().manual_seed(len(self.after))
+        super().step(torch.randperm(len(self.inputs), generator=generator)[ids].tolist())
+
+
+@pytest.mark.slow
+def test_a_group_that_changes_and_loses_a_worker_reads_each_place_once(tmp_path: Path) -> None:
+    faults = "reduce:rank=2:step=9:version=1=kill"
+    with crew(tmp_path, script(PLAIN, STREAM, STREAMED), faults=faults) as job:
+        job.start(4, 4, 4)
+        job.until(job.broken, "a member is lost")
+        job.recover()
+        job.change(3, 3, 3, 3)
+        job.trains_on()
+        job.change(7, 5)
+        job.trains_on()
+        job.finish()
+
+        last = job.epochs()[-1].epoch
+        assert job.samples() == {epoch: list(range(SIZE)) for epoch in range(1, last + 1)}
+        assert furthest(job.final(), alone(PLAIN, last, 12, kind=InOrder)) < 1e-9

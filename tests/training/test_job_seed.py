@@ -1,0 +1,232 @@
+"""The seed of a job is the job file's, else the script's own, on all workers alike."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+
+from elastic.sample_stream import SampleStream
+from elastic.state import random_state as job_seed
+from elastic.state.random_state import (
+    JobSeed,
+    random_state,
+    restore_random_state,
+    seed_initial_generators,
+)
+from tests.training.groups import LOOP, PLAIN, SEED, SIZE, Alone, alone, crew, furthest, script
+from tests.training.test_iterable_data import InOrder
+
+Draws = tuple[int, float, float]
+
+
+@pytest.fixture(autouse=True)
+def generators() -> Iterator[None]:
+    """Other tests draw as if nothing had been here."""
+    before = random_state()
+    yield
+    restore_random_state(before)
+    job_seed._marks.set()
+
+
+def drawn() -> Draws:
+    """The next number of each generator."""
+    return int(torch.randint(2**60, ())), random.random(), float(np.random.rand())  # noqa: S311, NPY002
+
+
+def of(torch_seed: int, python_seed: int, numpy_seed: int) -> Draws:
+    """The first numbers behind these seeds."""
+    torch.manual_seed(torch_seed)
+    random.seed(python_seed)
+    np.random.seed(numpy_seed)  # noqa: NPY002
+    return drawn()
+
+
+def nothing() -> None:
+    pass
+
+
+def torch_alone() -> None:
+    torch.manual_seed(7)
+
+
+def zero() -> None:
+    torch.manual_seed(0)
+
+
+def all_three() -> None:
+    torch.manual_seed(7)
+    random.seed(8)
+    np.random.seed(9)  # noqa: NPY002
+
+
+def others_alone() -> None:
+    random.seed(8)
+    np.random.seed(9)  # noqa: NPY002
+
+
+@pytest.mark.parametrize(
+    ("told", "script_does", "value", "overruled", "seeds"),
+    [
+        ((None, None), nothing, 0, None, (0, 0, 0)),
+        ((None, None), torch_alone, 7, None, (7, 7, 7)),
+        ((None, None), zero, 0, None, (0, 0, 0)),
+        ((None, None), all_three, 7, None, (7, 8, 9)),
+        ((None, None), others_alone, 0, None, (0, 8, 9)),
+        ((None, 5), all_three, 5, None, (5, 5, 5)),
+        ((11, None), nothing, 11, None, (11, 11, 11)),
+        ((11, None), all_three, 11, 7, (11, 11, 11)),
+        ((7, None), all_three, 7, None, (7, 7, 7)),
+        ((11, 5), nothing, 11, 5, (11, 11, 11)),
+    ],
+)
+def test_the_job_file_s_seed_wins_over_an_argument_and_that_over_what_the_script_gave_torch(
+    told: tuple[int | None, int | None],
+    script_does: Callable[[], None],
+    value: int,
+    overruled: int | None,
+    seeds: tuple[int, int, int],
+) -> None:
+    stated, given = told
+    seed_initial_generators(stated)
+    script_does()
+    seed = JobSeed(stated)
+
+    said = seed.begin(given)
+
+    assert (seed.value, said, drawn()) == (value, overruled, of(*seeds))
+
+
+def test_a_seed_that_the_script_gives_later_counts_as_well() -> None:
+    seed_initial_generators(None)
+    torch.manual_seed(3)
+    seed = JobSeed(None)
+    seed.begin(None)
+    assert (seed.follow(), seed.value) == (None, 3)
+    random.seed(8)
+    torch.manual_seed(7)
+
+    assert (seed.follow(), seed.value, drawn()) == (None, 7, of(7, 8, 7))
+
+
+def test_the_job_file_s_seed_wins_over_a_later_one_too() -> None:
+    seed_initial_generators(11)
+    seed = JobSeed(11)
+    seed.begin(None)
+    all_three()
+
+    assert (seed.follow(), seed.value, drawn()) == (7, 11, of(11, 11, 11))
+
+
+def test_generators_that_the_script_seeded_go_on_where_it_left_them() -> None:
+    seed_initial_generators(None)
+    all_three()
+    first = drawn()
+    JobSeed(None).begin(None)
+    second = drawn()
+
+    assert (first, second) == (of(7, 8, 9), drawn())
+
+
+def test_what_workers_draw_before_they_have_a_seed_is_equal() -> None:
+    seed_initial_generators(None)
+    first = drawn()
+    seed_initial_generators(None)
+
+    assert first == drawn()
+    seed_initial_generators(1)
+    assert not set(first) & set(drawn())
+
+
+def test_a_seed_from_before_the_library_was_imported_is_the_script_s() -> None:
+    torch.manual_seed(5)
+    marks = job_seed._GeneratorMarks()
+    assert marks.torch is None
+    torch.seed()  # as torch begins
+
+    assert job_seed._GeneratorMarks().torch == torch.initial_seed()
+
+
+# --- real workers
+
+FIRST = "ME == 'toy-1.v1.r0'"
+OWN = f"import random\ntorch.manual_seed(7 if {FIRST} else random.SystemRandom().randrange(2**40))"
+BEFORE = script(PLAIN.replace("torch.manual_seed(3)", "pass"), LOOP).replace(
+    "agent = Sc", f"{OWN}\nagent = Sc", 1
+)
+DRAWN_STREAM = """
+class Stream(torch.utils.data.IterableDataset):
+    def __len__(self):
+        return len(inputs)
+
+    def __iter__(self):
+        for place in torch.randperm(len(inputs)).tolist():
+            yield inputs[place], targets[place]
+
+data = Stream()
+"""
+BEHIND = script(PLAIN.replace("torch.manual_seed(3)", "pass"), DRAWN_STREAM, OWN, "\n", LOOP)
+UNSEEDED = PLAIN.replace("torch.manual_seed(3)", "torch.manual_seed(BEGIN)")
+
+
+class Seeded(Alone):
+    """One plain process whose script says 7."""
+
+    def __init__(self, source: str, batch: int, size: int) -> None:
+        super().__init__(source, batch, size)
+        self.stream = SampleStream(7, size)
+
+
+class SeededInOrder(InOrder):
+    """The same, of a stream that draws its order."""
+
+    def step(self, ids: Any) -> None:
+        """Of the places of a stream."""
+        seed = SampleStream(7, SIZE).epoch_seed(len(self.after) + 1)
+        order = torch.randperm(SIZE, generator=torch.Generator().manual_seed(seed))
+        Alone.step(self, order[ids].tolist())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("source", "kind"), [(BEFORE, Seeded), (BEHIND, SeededInOrder)], ids=["before", "behind"]
+)
+def test_a_job_has_the_seed_of_its_first_worker_whatever_the_others_and_later_ones_say(
+    tmp_path: Path, source: str, kind: type[Alone]
+) -> None:
+    with crew(tmp_path, source, seed=msgspec.UNSET) as job:
+        job.start(6, 6)
+        job.change(4, 4, 4)
+        job.trains_on()
+        point = job.suspend()
+        job.start(6, 6, resume=point)
+        job.change(12)
+        job.finish()
+
+        last = job.epochs()[-1].epoch
+        assert job.samples() == {epoch: list(range(SIZE)) for epoch in range(1, last + 1)}
+        plain = UNSEEDED.replace("BEGIN", "7")
+        assert furthest(job.final(), alone(plain, last, 12, kind=kind)) < 1e-9
+
+
+@pytest.mark.slow
+def test_the_job_file_s_seed_wins_over_the_script_s_and_one_line_of_the_log_says_so(
+    tmp_path: Path,
+) -> None:
+    with crew(tmp_path, BEFORE) as job:
+        job.start(6, 6)
+        job.change(4, 4, 4)
+        epochs = job.finish()
+
+        plain = UNSEEDED.replace("BEGIN", str(SEED))
+        assert furthest(job.final(), alone(plain, len(epochs), 12)) < 1e-9
+        logs = [(worker.folder / "log").read_text() for worker in job.workers.values()]
+        said = f"[ones] seed {SEED} of the job file overrides the script's 7"
+        lines = [line for log in logs for line in log.splitlines()]
+        assert [line for line in lines if "seed" in line] == [said]

@@ -1,0 +1,51 @@
+"""Layouts, types and ways to compute: a group trains every kind of model as one process does."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+from tests.training.kinds import IN_TORCH, NETS, OPTIMIZERS, Kind, alone, furthest, in_a_group
+
+SAME_TYPE = [
+    pytest.param(net, marks=[pytest.mark.slow] if net == "compiled" else [])
+    for net in NETS
+    if net != "mixed types"
+]
+SMALL = [
+    ("mixed types", torch.float32),
+    *itertools.product(
+        ("channels_last", "tied", "unused parameters that change"),
+        (torch.float32, torch.bfloat16, torch.float16),
+    ),
+]
+
+
+def worst_by_optimizer(net: str, dtype: torch.dtype, *, chunked: bool) -> dict[str, float]:
+    far: dict[str, float] = {}
+    for optimizer in OPTIMIZERS:
+        if (net, optimizer) in IN_TORCH:
+            continue
+        kind = Kind(net, optimizer, dtype)
+        control = alone(kind, chunked=chunked)
+        far[optimizer] = max(furthest(rank, control) for rank in in_a_group(kind))
+    return far
+
+
+@pytest.mark.parametrize("net", SAME_TYPE)
+def test_ranks_that_share_a_batch_train_as_one_process_on_all_of_it(net: str) -> None:
+    far = worst_by_optimizer(net, torch.float64, chunked=False)
+
+    assert {name: worst for name, worst in far.items() if not worst < 1e-9} == {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("net", "dtype"), SMALL, ids=[f"{n} {d}"[:40] for n, d in SMALL])
+def test_rounding_is_that_of_one_process_that_takes_its_batch_in_chunks(
+    net: str, dtype: torch.dtype
+) -> None:
+    far = worst_by_optimizer(net, dtype, chunked=True)
+
+    assert {name: worst for name, worst in far.items() if not worst < 1e-6} == {}

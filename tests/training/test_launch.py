@@ -1,0 +1,124 @@
+"""A worker's entry, in processes of its own."""
+
+from __future__ import annotations
+
+import os
+import runpy
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from elastic import launch
+from elastic.worker import run_script
+from elastic.worker.run_script import _location
+from schemas.errors import one_line_error
+from tests.support.cluster import TOY
+from tests.training.peers import FORKS
+
+
+def launched(folder: Path, script: str, *arguments: str) -> tuple[int, str, str]:
+    """Exit code, output and errors of a script, in a process that has torch imported."""
+    (folder / "train.py").write_text(script)
+    process = FORKS.Process(target=_launch, args=(folder, arguments))
+    process.start()
+    process.join(60)
+    code = process.exitcode
+    process.close()
+    assert code is not None
+    return code, (folder / "out").read_text(), (folder / "err").read_text()
+
+
+def _launch(folder: Path, arguments: Sequence[str]) -> None:
+    os.chdir(folder)
+    for name, descriptor in (("out", 1), ("err", 2)):
+        os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT), descriptor)
+    sys.argv = ["elastic.launch", "train.py", *arguments]
+    run_script.main()
+
+
+@pytest.mark.slow
+def test_a_script_runs_stand_alone_beside_a_file_that_is_called_elastic(tmp_path: Path) -> None:
+    (tmp_path / "elastic.py").write_text("raise SystemExit('the wrong elastic')")
+    (tmp_path / "mine.py").write_text("VALUE = 42")
+
+    (tmp_path / "train.py").write_text("import mine; print(mine.VALUE)\n" + TOY)
+
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "elastic.launch", "train.py"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        check=False,
+        timeout=60,
+    )
+
+    lines = done.stdout.splitlines()
+    assert (done.returncode, lines[0], lines[-1], len(lines)) == (0, "42", "done", 82)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("script", "code", "says"),
+    [
+        ("import sys; print(sys.argv[1:], __name__); sys.exit(3)", 3, ""),
+        pytest.param("raise SystemExit('no')", 1, "no\n", marks=pytest.mark.slow),
+        ("def f():\n    1 / 0\nf()", 1, "ZeroDivisionError: division by zero"),
+    ],
+)
+def test_exit_codes_and_tracebacks_are_the_scripts_own(
+    tmp_path: Path, script: str, code: int, says: str
+) -> None:
+    found, out, err = launched(tmp_path, script, "--width", "64")
+
+    assert found == code
+    assert says in err
+    assert str(Path(launch.__file__).parent) not in err
+    if code == 3:
+        assert out == "['--width', '64'] __main__\n"
+
+
+def test_a_line_of_a_script_is_told_whatever_folder_the_script_lies_in(tmp_path: Path) -> None:
+    folder = tmp_path / ".venv" / "elastic"
+    folder.mkdir(parents=True)
+    (folder / "train.py").write_text("def f():\n    1 / 0\nf()")
+
+    with pytest.raises(ZeroDivisionError) as raised:
+        runpy.run_path(str(folder / "train.py"))
+
+    assert _location(raised.value, folder / "train.py") == "train.py:2"
+
+
+@pytest.mark.parametrize(
+    ("script", "told"),
+    [
+        ("import sys\nsys.exit()", []),
+        ("import sys\nsys.exit(3)", []),
+        ("import sys\nsys.exit('no data: mount it')", [("no data: mount it", "train.py:2")]),
+        (
+            (
+                "def f():\n  raise OSError('gone')\ntry: f()\n"
+                "except OSError as e: raise ExceptionGroup('of tasks', [e])"
+            ),
+            [("OSError: gone", "train.py:2")],
+        ),
+    ],
+)
+def test_the_cluster_is_told_what_a_script_ended_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, told: list[tuple[str, str]]
+) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(sys, "argv", [])
+    monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
+    heard: list[tuple[str, str]] = []
+    failures: Any = SimpleNamespace(
+        report=lambda error, where: heard.append((one_line_error(error), where))
+    )
+
+    run_script._run_source(tmp_path / "train.py", script.encode(), [], failures)
+
+    assert heard == told

@@ -1,0 +1,295 @@
+"""What a zygote says of the workers that it was asked for: those that began, and those that could not."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import json
+import os
+import select
+import sys
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+from unittest.mock import Mock
+
+import msgspec
+import pytest
+import torch
+
+from elastic.collectives.process_group import ProcessGroup
+from elastic.group import membership
+from elastic.worker import zygote as zygote_module
+from nodeagent.errors import NodeStartError
+from nodeagent.folders import NodeFolders, WorkerFolder
+from nodeagent.zygotes import ZygoteConnection
+from schemas.ids import WorkerId
+from schemas.wire.agent import ScriptFailed
+from schemas.wire.worker import ExitStatus
+from tests.support.builders import S0, S1, A, assignment, run
+from tests.training.peers import FORKS
+
+pytestmark = pytest.mark.slow
+LIMIT_S: Final = 60.0
+FULL: Final = "import os; raise OSError(28, os.strerror(28), 'model.pt')"
+
+
+@dataclass
+class Node:
+    """A zygote, and the folder of the one worker that it is asked for."""
+
+    zygote: ZygoteConnection
+    socket: Path  # of the zygote
+    folder: WorkerFolder
+    work: Path
+
+    async def fork(self, enter: Callable[[int], None] | None = None) -> str:
+        """Ask for the worker; the empty string if it began, else why not."""
+        try:
+            await asyncio.wait_for(self.zygote.fork(self.folder.path, enter), LIMIT_S)
+        except NodeStartError as error:
+            return error.message
+        return ""
+
+    async def ended(self) -> ExitStatus:
+        """How the worker ended, as its zygote wrote it."""
+        async with asyncio.timeout(LIMIT_S):
+            while (status := self.folder.exit()) is None or not status.cpu_s:
+                await asyncio.sleep(0.005)
+        return status
+
+
+def serve(path: Path, full: str) -> None:
+    sys.argv = ["zygote", "--socket", str(path)]
+    if full:
+        zygote_module._write = disk_without_room(full)
+    zygote_module.main()
+
+
+def disk_without_room(name: str) -> Callable[[Path, Any], None]:
+    write = zygote_module._write
+
+    def written(path: Path, message: Any) -> None:
+        if path.name == name:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        write(path, message)
+
+    return written
+
+
+@contextlib.asynccontextmanager
+async def node(home: Path, script: str, *, full: str = "") -> AsyncIterator[Node]:
+    """A zygote of its own; `full`: the file for which its disk has no room."""
+    folders = NodeFolders(home / "r", home / "w", home / "c")
+    folders.make()
+    work = folders.job(A)
+    work.mkdir()
+    given = assignment(run(A))
+    spec = msgspec.structs.replace(given.spec, record_samples=True)
+    given = msgspec.structs.replace(given, workdir=str(work), spec=spec, user="alice")
+    (work / given.spec.script).write_text(script)
+    folder = folders.worker(WorkerId(f"{A}.v1.r0"))
+    folder.write_assignment(given)
+    path = folders.sockets / "zygote.sock"
+    process = FORKS.Process(target=serve, args=(path, full))
+    process.start()
+    async with asyncio.timeout(LIMIT_S):
+        while not path.exists():
+            await asyncio.sleep(0.005)
+    zygote = ZygoteConnection(*await asyncio.open_unix_connection(path))
+    here = Node(zygote, path, folder, work)
+    try:
+        yield here
+    finally:
+        here.zygote.close()
+        process.kill()
+        process.join()
+
+
+async def test_a_disk_without_room_as_a_worker_begins_is_its_nodes_fault(tmp_path: Path) -> None:
+    async with node(tmp_path, "print('began')", full="process") as here:
+        said = await here.fork()
+
+    mark = here.folder.path / "process"
+    assert said == f"cannot start a worker: {mark}: No space left on device"
+    assert here.folder.exit() is None
+    assert (here.folder.path / "log").read_text() == ""
+
+
+@pytest.mark.parametrize(
+    ("lost", "why"),
+    [
+        ("log", "Is a directory"),
+        ("reports", "Is a directory"),
+        ("samples", "No such file or directory"),
+        ("assignment", "No such file or directory"),
+        ("", "No such file or directory"),
+    ],
+)
+async def test_whatever_cannot_be_read_or_made_before_the_first_line_is_the_nodes_fault(
+    tmp_path: Path, lost: str, why: str
+) -> None:
+    async with node(tmp_path, "print('began')") as here:
+        path = here.folder.path / lost if lost else here.work
+        if lost in {"log", "reports"}:
+            path.mkdir()
+        elif lost == "samples":
+            path.symlink_to(tmp_path / "gone" / "samples")
+        else:
+            path.rename(tmp_path / "elsewhere")
+
+        assert await here.fork() == f"cannot start a worker: {path}: {why}"
+        assert here.folder.exit() is None
+
+
+async def test_a_zygote_serves_on_after_a_worker_that_could_not_begin(tmp_path: Path) -> None:
+    async with node(tmp_path, "raise SystemExit(3)") as here:
+        here.work.rename(tmp_path / "elsewhere")
+        first = await here.fork()
+        (tmp_path / "elsewhere").rename(here.work)
+
+        assert (bool(first), await here.fork(), (await here.ended()).code) == (True, "", 3)
+
+
+async def test_a_zygote_whose_socket_was_deleted_has_one_again(tmp_path: Path) -> None:
+    async with node(tmp_path, "raise SystemExit(3)") as here:
+        here.zygote.close()
+        here.socket.unlink()
+        async with asyncio.timeout(LIMIT_S):
+            while not here.socket.exists():
+                await asyncio.sleep(0.005)
+        here.zygote = ZygoteConnection(*await asyncio.open_unix_connection(here.socket))
+
+        assert (await here.fork(), (await here.ended()).code) == ("", 3)
+
+
+async def test_a_zygote_leaves_the_name_to_one_that_took_it(tmp_path: Path) -> None:
+    async with node(tmp_path, "raise SystemExit(3)") as here:
+        other = here.socket.with_suffix(".other")
+        other.touch()
+        other.rename(here.socket)
+
+        assert await here.fork() == ""
+        await here.ended()
+        assert here.socket.is_file()
+
+
+async def test_what_a_script_raises_itself_stays_its_own_failure(tmp_path: Path) -> None:
+    async with node(tmp_path, FULL) as here:
+        assert await here.fork() == ""
+        assert (await here.ended()).code == 1
+
+    told = [report for report in here.folder.reports(0)[0] if isinstance(report, ScriptFailed)]
+    assert [report.error for report in told] == [
+        "OSError: [Errno 28] No space left on device: 'model.pt'"
+    ]
+
+
+@pytest.mark.parametrize(("error", "refused"), [("UsageError", True), ("ElasticError", False)])
+async def test_what_the_library_refuses_is_told_as_refused(
+    tmp_path: Path, error: str, *, refused: bool
+) -> None:
+    script = f"from elastic.training_errors import {error}\nraise {error}('no', 'do that')"
+    async with node(tmp_path, script) as here:
+        assert await here.fork() == ""
+        assert (await here.ended()).code == 1
+
+    told = [report for report in here.folder.reports(0)[0] if isinstance(report, ScriptFailed)]
+    assert [(report.error, report.refused) for report in told] == [
+        (f"{error}: no; do that", refused)
+    ]
+
+
+async def test_a_script_that_is_not_there_is_its_jobs_fault(tmp_path: Path) -> None:
+    async with node(tmp_path, "") as here:
+        for path in here.work.iterdir():
+            path.unlink()
+
+        assert (await here.fork(), (await here.ended()).code) == ("", 2)
+
+
+async def test_a_worker_begins_when_it_is_where_it_belongs(tmp_path: Path) -> None:
+    entered: list[tuple[int, bool]] = []
+    async with node(tmp_path, "print('began')") as here:
+        said = await here.fork(
+            lambda pid: entered.append((pid, (here.folder.path / "process").exists()))
+        )
+        mark = here.folder.mark()
+        code = (await here.ended()).code
+
+    assert mark is not None
+    assert (said, entered, code) == ("", [(mark.pid, False)], 0)
+
+
+def no_group(_: int) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "cgroup.procs")
+
+
+async def test_a_worker_that_cannot_be_put_there_does_not_begin(tmp_path: Path) -> None:
+    async with node(tmp_path, "print('began')") as here:
+        said = await here.fork(no_group)
+
+    assert said == (
+        "cannot start a worker: its control group: [Errno 28] No space left on device: "
+        "'cgroup.procs'"
+    )
+    assert (here.folder.mark(), here.folder.exit()) == (None, None)
+
+
+async def test_a_worker_that_is_held_as_its_agent_dies_does_not_begin(tmp_path: Path) -> None:
+    held: list[int] = []
+    async with node(tmp_path, "print('began')") as here:
+        asked = asyncio.create_task(here.fork(held.append))
+        here.zygote._let_go = lambda message: asyncio.sleep(held.append(message.pid) or 0)  # type: ignore[assignment, func-returns-value]
+        async with asyncio.timeout(LIMIT_S):
+            while not held:
+                await asyncio.sleep(0.005)
+            pidfd = os.pidfd_open(held[0])
+            here.zygote.close()
+            await asyncio.to_thread(select.select, [pidfd], [], [])
+        os.close(pidfd)
+
+    asked.cancel()
+    assert (here.folder.mark(), here.folder.exit()) == (None, None)
+
+
+TITLES: Final = """
+import json, os, pathlib
+shown = [pathlib.Path(f"/proc/{pid}/cmdline").read_text() for pid in (os.getpid(), os.getppid())]
+pathlib.Path("titles").write_text(json.dumps([text.rstrip(chr(0)) for text in shown]))
+"""
+
+
+async def test_processes_are_shown_by_what_they_are(tmp_path: Path) -> None:
+    async with node(tmp_path, TITLES) as here:
+        assert await here.fork() == ""
+        await here.ended()
+
+        titles = json.loads((here.work / "titles").read_text())
+        assert titles == [f"ones: alice/{A} rank 0", f"ones: zygote {here.socket}"]
+
+
+@pytest.mark.parametrize(
+    ("title", "after"),
+    [
+        (f"ones: alice/{A} rank 2", f"ones: alice/{A} rank 0"),
+        ("python train.py rank 2", "python train.py rank 2"),
+        ("ones: zygote /run/z.sock", "ones: zygote /run/z.sock"),
+    ],
+)
+def test_the_title_of_a_worker_follows_its_rank(
+    monkeypatch: pytest.MonkeyPatch, title: str, after: str
+) -> None:
+    titles = [title]
+    monkeypatch.setattr(membership, "getproctitle", lambda: titles[-1])
+    monkeypatch.setattr(membership, "setproctitle", titles.append)
+    delta = run(A, on={S0: 32, S1: 32})
+    member = membership.Membership.begin(assignment(delta, rank=1), torch.device("cpu"))
+    group = ProcessGroup(2, 0, 1, torch.device("cpu"))
+
+    member.enter(Mock(group=delta.group), group)
+    member.enter(Mock(group=delta.group), group)
+
+    assert titles == ([title] if after == title else [title, after])

@@ -1,0 +1,666 @@
+"""ones init: what it finds in scripts of many forms, what it changes in them, what it writes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from controlplane.cli.init import job_file, job_name
+from controlplane.cli.init_script.port_script import OWN_RATE, SUMMED, changed_lines, port, refused
+from controlplane.cli.init_script.script_facts import agent_name, look
+from controlplane.cli.init_script.syntax import Source
+from controlplane.client.job_file import load_job
+from schemas.jobs import JobSpec, StopRule
+from tests.support.commands import ones
+
+SCRIPTS = Path(__file__).parent / "scripts"
+ADDED = {
+    "plain": [
+        "from elastic import ScalingAgent",
+        "agent = ScalingAgent.from_env()",
+        "build_model = lambda: nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1))",
+        "build_optimizer = lambda parameters: torch.optim.SGD(parameters, lr=0.05, momentum=0.9)",
+        "model, optimizer, loader = agent.load(build_model, build_optimizer, train_set, batch_size=BATCH)",
+        "for epoch in agent.epochs(EPOCHS):",
+    ],
+    "arguments": [
+        "from elastic import ScalingAgent",
+        "    agent = ScalingAgent.from_env()",
+        "    build_model = lambda: Net(width=16)",
+        "    build_optimizer = lambda parameters: optim.Adadelta(parameters, lr=args.lr)",
+        "    model, optimizer, train_loader = agent.load(build_model, build_optimizer, dataset(160), **train_kwargs)",
+        "    for epoch in (1 + n for n in agent.epochs(args.epochs)):",
+    ],
+    "distributed": [
+        "from elastic import ScalingAgent",
+        "    local_rank = 0",
+        "    agent = ScalingAgent.from_env()",
+        "    if agent.rank == 0:",
+        "    build_model = lambda: nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1))",
+        "    build_optimizer = lambda parameters: torch.optim.AdamW(parameters, lr=3e-3)",
+        "    model, optimizer, loader = agent.load(build_model, build_optimizer, train_set, batch_size=16, num_workers=0)",
+        "    for epoch in agent.epochs(2):",
+        "        if agent.rank == 0:",
+        '            torch.save(model.state_dict(), "last.pt")',
+    ],
+    "schedule": [
+        "from elastic import ScalingAgent",
+        "    for epoch in agent.epochs(epochs):",
+        "    agent = ScalingAgent.from_env()",
+        "    build_model = lambda: nn.Linear(8, 1)",
+        "    build_optimizer = lambda parameters: torch.optim.SGD(parameters, lr=CONFIG_LR)",
+        "    data = TensorDataset(torch.randn(96, 8), torch.randn(96, 1))",  # moved up
+        "    net, opt, batches = agent.load(build_model, build_optimizer, data, batch_size=12, drop_last=True)",
+    ],
+    "finetune": [
+        "from elastic import ScalingAgent",
+        "    agent = ScalingAgent.from_env()",
+        "    def build_model():",
+        "        model = Backbone()",
+        "        for parameter in model.parameters():",
+        "            parameter.requires_grad = False",
+        "        model.fc = nn.Linear(16, 2)",
+        "        return model",
+        "    build_optimizer = lambda parameters: torch.optim.Adam(filter(lambda p: p.requires_grad, parameters), lr=learning_rate)",
+        "    model, optimizer, train_loader = agent.load(build_model, build_optimizer, TensorDataset(inputs, (inputs[:, 0] > 0).long()), batch_size=batch_size)",
+        "    for epoch in agent.epochs(epochs):",
+    ],
+    "groups": [
+        "from elastic import ScalingAgent",
+        "agent = ScalingAgent.from_env()",
+        "model, optimizer, loader = agent.load(lambda: model, lambda _: optimizer, TensorDataset(torch.randn(64, 4), torch.randn(64, 1)), batch_size=8)",
+        "for epoch in agent.epochs(2):",
+    ],
+    "no_trainer": [
+        "from elastic import ScalingAgent",
+        "    agent = ScalingAgent.from_env()",
+        "    model, optimizer, train_dataloader = agent.load(lambda: model, lambda _: optimizer, train_dataset, batch_size=args.per_device_train_batch_size)",
+        "    for epoch in agent.epochs(args.num_train_epochs):",
+    ],
+    "trainer": [
+        "from transformers import TrainingArguments",
+        "from elastic.transformers import ElasticTrainer",
+        "    trainer = ElasticTrainer(",
+    ],
+    "lightning_module": [
+        "from elastic.lightning import ElasticStrategy",
+        "        strategy=ElasticStrategy(),",
+        "        devices=1,",
+    ],
+    "accelerator": [
+        "from elastic.accelerate import ElasticAccelerator",
+        "accelerator = ElasticAccelerator(gradient_accumulation_steps=2)",
+        "for epoch in (1 + n for n in accelerator.epochs(4)):",
+    ],
+    "own_agent": [
+        "from elastic import ScalingAgent",
+        "    scaling_agent = ScalingAgent.from_env()",
+        "    build_model = lambda: nn.Linear(4, 1)",
+        "    build_optimizer = lambda parameters: torch.optim.RMSprop(parameters, 0.01)",
+        "    model, optimizer, loader = scaling_agent.load(build_model, build_optimizer, TensorDataset(torch.randn(64, 4), torch.randn(64, 1)), batch_size=8)",
+        "    for epoch in scaling_agent.epochs(2):",
+    ],
+}  # fmt: skip
+SMALL = """
+from torch.utils.data import DataLoader
+model = Net()
+optimizer = SGD(model.parameters(), lr=0.1)
+loader = DataLoader(data, batch_size=8)
+for epoch in range(5):
+    for batch in loader:
+        loss(model(batch)).backward()
+    val_loss = evaluate(model)
+"""
+
+
+def source(name: str) -> Source:
+    return Source((SCRIPTS / f"{name}.py").read_text())
+
+
+@pytest.mark.parametrize("name", ADDED)
+def test_a_script_is_ported_with_these_lines(name: str) -> None:
+    script = source(name)
+
+    diff = port(look(script)).diff(script.text, f"{name}.py")
+
+    added = [line[1:] for line in diff.splitlines() if line.startswith("+") and line[1:2] != "+"]
+    assert added == ADDED[name]
+    assert changed_lines(diff) == len(added)
+
+
+@pytest.mark.parametrize(
+    ("name", "numbers"),
+    [
+        ("plain", (16, 0.05, 3)),
+        ("arguments", (32, 1.0, 4)),
+        ("distributed", (16, 0.003, 2)),
+        ("schedule", (12, 0.1, 3)),
+        ("finetune", (20, 0.01, 2)),
+        ("own_agent", (8, 0.01, 2)),
+        ("groups", (8, 0.01, 2)),
+        ("no_trainer", (8, 5e-5, 3)),
+        ("endless", (None, 0.1, None)),
+        ("trainer", (32, 0.001, 2)),
+        ("lightning_module", (32, 0.05, 3)),
+        ("accelerator", (32, 0.003, 4)),
+    ],
+)
+def test_batch_rate_and_epochs_are_read_from_constants_defaults_and_options(
+    name: str, numbers: tuple[int | None, float | None, int | None]
+) -> None:
+    facts = look(source(name))
+
+    assert (facts.batch_size, facts.lr, facts.epochs) == numbers
+
+
+@pytest.mark.parametrize(
+    ("name", "lines"),
+    [
+        (
+            "endless",
+            [
+                "no `NAME = DataLoader(...)` is iterated for training: pass the data to agent.load()",
+                "line 11: `while step < 100:` counts steps, whose batch changes on a cluster: write `for epoch in agent.epochs(N)` around a loop over the loader; stop = { samples = STEPS x BATCH } in the job file ends it after as many samples",
+            ],
+        ),
+        (
+            "torchrun",
+            [
+                "line 33: `for epoch in range(max_epochs):` trains in other functions: pass them what agent.load() returns, and loop over agent.epochs(N) there",
+                "line 16: `DDP(...)` away from the optimizer: leave it out: the agent's group reduces gradients",
+            ],
+        ),
+        (
+            "gan",
+            [
+                "line 14: a second optimizer, `optimizerG` beside `optimizerD`: let build_model return one nn.ModuleDict and build_optimizer a tuple; docs/exactness.md shows such a loop",
+            ],
+        ),
+    ],
+)
+def test_what_cannot_be_ported_is_said_line_by_line(name: str, lines: list[str]) -> None:
+    ported = port(look(source(name)))
+
+    assert (ported.text, ported.missing) == ("", lines)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "why"),
+    [
+        ("model = Net()", "from elastic import ScalingAgent\nmodel = Net()", "the script imports the library already"),
+        ("model = Net()", "def make():\n    global model\n    model = Net()\nmake()", "`model` is made in another block"),
+        ("batch_size=8)", "batch_sampler=mine)", "a batch sampler"),
+        ("batch_size=8)", "batch_size=8, sampler=Weighted(data))", "a sampler of the script's own"),
+        ("lr=0.1)", "lr=0.1 / len(loader))\n", ""),
+        ("model = Net()", "model = Net(); model.double()", "give each statement a line of its own"),
+        ("model.parameters()", "[model.bias, *model.parameters()]", ""),
+        ("batch_size=8)", "batch_size=8)\nmodel = DDP(model)", ""),
+        ("loader = Data", "print(optimizer.state)\nloader = Data", ""),
+        ("for epoch in range(5)", "dist.init_process_group()\nfor epoch in range(5)", ""),
+        ("    val_loss", "    dist.all_reduce(x)\n    val_loss", ""),
+    ],
+)  # fmt: skip
+def test_a_form_that_needs_thought_is_named_and_others_are_ported(
+    before: str, after: str, why: str
+) -> None:
+    ported = port(look(Source(SMALL.replace(before, after))))
+
+    assert (bool(ported.text), why in " ".join(ported.missing)) == (not why, True)
+
+
+def test_what_needs_a_process_group_of_torchs_own_is_named() -> None:
+    text = SMALL.replace("for epoch in", "dist.init_process_group()\nfor epoch in").replace(
+        "    val_loss", "    dist.all_reduce(x)\n    val_loss"
+    )
+
+    ported = port(look(Source(text)))
+
+    assert ported.text == ""
+    assert ported.missing == [
+        "line 10: dist.all_reduce() needs torch's own process group, which does not exist: remove it; agent.report() takes the numbers of rank 0"
+    ]
+
+
+def test_a_loader_that_the_optimizer_needs_cannot_be_made_by_load() -> None:
+    lines = SMALL.strip().splitlines()
+    lines[1:4] = [lines[3], lines[1], "rate = 1 / len(loader)", lines[2].replace("0.1", "rate")]
+
+    assert port(look(Source("\n".join(lines)))).missing == [
+        "line 5: it needs rate, which exists only after agent.load() has returned"
+    ]
+
+
+def test_a_metric_is_reported_where_six_lines_allow_it() -> None:
+    assert (
+        port(look(Source(SMALL))).text
+        == """
+from torch.utils.data import DataLoader
+from elastic import ScalingAgent
+agent = ScalingAgent.from_env()
+build_optimizer = lambda parameters: SGD(parameters, lr=0.1)
+model, optimizer, loader = agent.load(Net, build_optimizer, data, batch_size=8)
+for epoch in agent.epochs(5):
+    for batch in loader:
+        loss(model(batch)).backward()
+    val_loss = evaluate(model)
+    agent.report(val_loss=val_loss)
+"""
+    )
+    seventh = port(look(Source(SMALL.replace("Net()", "Net(1)"))))
+    assert "agent.report" not in seventh.text
+    assert seventh.advice == [
+        "`agent.report(val_loss=val_loss)` at the end of each epoch makes it a metric of the job"
+    ]
+
+
+def test_a_script_with_functions_that_build_has_them_called() -> None:
+    text = SMALL.replace("SGD(model.parameters(), lr=0.1)", "make_adam(model.parameters())")
+    own = f"def build_optimizer(parameters):\n    return 0\n{SMALL}"
+
+    assert "agent.load(Net, make_adam, data, batch_size=8)" in port(look(Source(text))).text
+    assert (
+        "\nmake_optimizer = lambda parameters: SGD(parameters, lr=0.1)\n"
+        in port(look(Source(own))).text
+    )
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "line"),
+    [
+        ("    val_loss", "    torch.save(model, path)\n    val_loss",
+         "line 9: every worker runs torch.save(): guard it with `if agent.rank == 0:`"),
+        ("    val_loss", "    if rank == 0:\n        torch.save(model, path)\n    val_loss", ""),
+        ("    val_loss", "        if n > 9:\n            break\n    val_loss",
+         "line 9: the batch loop ends early: all workers have to leave it in the same step"),
+        ("    val_loss", "    if patience:\n        break\n    val_loss", ""),
+    ],
+)  # fmt: skip
+def test_what_a_group_would_do_otherwise_is_named(before: str, after: str, line: str) -> None:
+    advice = port(look(Source(SMALL.replace(before, after)))).advice
+
+    assert [said for said in advice if said.startswith("line")] == [line] * bool(line)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "lines"),
+    [
+        ("loss(model(batch))", 'nll_loss(model(batch), reduction="sum")', [f"line 8: {SUMMED}"]),
+        ("model = Net()", 'loss = Loss(reduction="sum")\nmodel = Net()', [f"line 3: {SUMMED}"]),
+        ("val_loss = evaluate(model)", "val_loss = mse(model(x), y, reduction='sum').item()", []),
+        ("SGD(model", "LBFGS(model", [
+            "line 4: LBFGS evaluates its closure several times in a step, which is refused: use an optimizer that evaluates it once, such as SGD or Adam"]),
+        ("Net()", "Embedding(9, 2, sparse=True)", [
+            "line 3: sparse gradients are refused in a group: leave `sparse=True` out"]),
+        ("model = Net()", "class Text(IterableDataset):\n    pass\nmodel = Net()", [
+            "line 3: Text has no length, which is refused: give it a __len__ that returns the samples of one pass"]),
+        ("    val_loss", "        if n % 4 == 0:\n            optimizer.step()\n    val_loss", [
+            "line 9: a step for several batches is refused: step in each, and raise batch_size; a share above max_local_batch is computed in several passes"]),
+        ("        loss(", "        for g in optimizer.param_groups:\n            g['lr'] = rate(step)\n        loss(", [f"line 9: {OWN_RATE}"]),
+        ("model = Net()", "from .parts import Net\nmodel = Net()", [
+            "line 3: a relative import, but a job's script is run as a file of no package: write `from parts import Net`, with the module beside the script"]),
+        ("in loader", "in zip(loader, other)", []),
+        ("        loss(", "        warm_up(step)\n        loss(", [f"line 13: {OWN_RATE}"]),
+        ("    val_loss", "    optimizer.param_groups[0]['lr'] = rate(epoch)\n    val_loss", []),
+    ],
+)  # fmt: skip
+def test_what_the_library_refuses_is_named_with_its_line_and_remedy(
+    before: str, after: str, lines: list[str]
+) -> None:
+    function = "\ndef warm_up(step):\n    optimizer.param_groups[0]['lr'] = rate(step)\n"
+
+    ported = port(look(Source(SMALL.replace(before, after, 1) + function)))
+
+    assert ported.refused == lines
+
+
+@pytest.mark.parametrize(
+    ("loop", "text"),
+    [
+        ("for step in range(500):\n    batch = next(it)", "for step in range(500):"),
+        ("while True:\n    batch = next(it)", "while True:"),
+    ],
+)
+def test_a_loop_that_counts_steps_is_named_and_its_steps_end_the_job(loop: str, text: str) -> None:
+    head = SMALL.partition("for epoch")[0]
+    facts = look(Source(f"{head}{loop}\n    loss(model(batch)).backward()\n    optimizer.step()\n"))
+
+    ported = port(facts)
+
+    assert (ported.text, facts.epochs) == ("", None)
+    assert ported.missing[0].startswith(f"line 6: `{text}` counts steps, whose batch changes")
+    stop = "stop = { samples = 4000 }  # 500 steps; or" if "range" in loop else "# stop = "
+    assert f"\n{stop}" in job_file(facts, Path("/a/train.py"), "train.py")
+
+
+HF = """
+from transformers import Seq2SeqTrainer, Trainer, TrainingArguments
+args = TrainingArguments("out")
+trainer = Trainer(model=model, args=args)
+trainer.train()
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "numbers"),
+    [
+        ('"out"', (8, 5e-5, 3, None)),
+        ('"out", per_device_train_batch_size=4, learning_rate=0.1', (4, 0.1, 3, None)),
+        ('"out", num_train_epochs=1.5', (8, 5e-5, None, None)),
+        ('"out", max_steps=100', (8, 5e-5, None, 100)),
+        ('"out", learning_rate=0.1, **more', (None, 0.1, None, None)),
+        ("*found", (8, 5e-5, 3, None)),
+    ],
+)
+def test_numbers_of_training_arguments_have_the_defaults_of_transformers(
+    arguments: str, numbers: tuple[float | None, ...]
+) -> None:
+    facts = look(Source(HF.replace('"out"', arguments)))
+
+    assert (facts.batch_size, facts.lr, facts.epochs, facts.steps) == numbers
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "lines"),
+    [
+        ('"out"', '"out", fsdp="full_shard"', [
+            "line 3: `fsdp` is refused, leave it out: the agent's group reduces gradients"]),
+        ('"out"', '"out", fsdp="", auto_find_batch_size=False', []),
+        ("train()", "train(resume_from_checkpoint=True)", [
+            "line 5: `resume_from_checkpoint` is refused, leave it out: a job resumes from its own checkpoints"]),
+        ("train()", "train(resume_from_checkpoint=args.resume)", []),
+    ],
+)  # fmt: skip
+def test_options_that_the_adapter_of_transformers_refuses_are_named(
+    before: str, after: str, lines: list[str]
+) -> None:
+    assert port(look(Source(HF.replace(before, after)))).refused == lines
+
+
+def test_a_trainer_of_ones_own_gets_the_mixin_and_another_of_transformers_is_named() -> None:
+    own = HF.replace("trainer = Trainer(", "class Mine(Trainer):\n    pass\ntrainer = Mine(")
+    other = HF.replace("= Trainer(", "= Seq2SeqTrainer(")
+
+    assert "\nclass Mine(ElasticMixin, Trainer):\n" in port(look(Source(own))).text
+    assert port(look(Source(other))).missing == [
+        "line 4: `Seq2SeqTrainer(...)` has no adapter: define `class Mine(ElasticMixin, Seq2SeqTrainer)` with ElasticMixin of elastic.transformers, and use Mine instead; docs/frameworks.md shows how"
+    ]
+
+
+PL = """
+import lightning as L
+trainer = L.Trainer(max_epochs=3, val_check_interval=1.0)
+trainer.fit(module, loader)
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "line"),
+    [
+        ("max_epochs=3,", "max_epochs=3, limit_train_batches=0.1,",
+         "line 3: `limit_train_batches` is refused, leave it out: an epoch has every sample once"),
+        ("val_check_interval=1.0", "val_check_interval=0.25",
+         "line 3: `val_check_interval` is refused, leave it out: the number of steps in an epoch changes with the batch"),
+        ("val_check_interval=1.0", "val_check_interval=50, fast_dev_run=False", ""),
+        ("loader)", 'loader, ckpt_path="last")',
+         "line 4: `ckpt_path` is refused, leave it out: a job resumes from its own checkpoints"),
+        ("trainer =", "module.automatic_optimization = False\ntrainer =",
+         "line 3: manual optimization is refused: write the loop with ScalingAgent"),
+    ],
+)  # fmt: skip
+def test_options_that_the_adapter_of_lightning_refuses_are_named(
+    before: str, after: str, line: str
+) -> None:
+    assert port(look(Source(PL.replace(before, after)))).refused == [line] * bool(line)
+
+
+def test_a_trainer_of_lightning_without_a_strategy_gets_one() -> None:
+    assert "L.Trainer(strategy=ElasticStrategy(), devices=1, max_epochs=3," in (
+        port(look(Source(PL))).text
+    )
+    assert "L.Trainer(strategy=ElasticStrategy(), devices=1)" in (
+        port(look(Source(PL.replace("max_epochs=3, val_check_interval=1.0", "")))).text
+    )
+    former = port(
+        look(Source(PL.replace("import lightning as L", "import pytorch_lightning as L")))
+    )
+    assert former.missing == [
+        "line 3: pytorch_lightning has no adapter: import lightning.pytorch instead"
+    ]
+
+
+def test_what_the_adapter_of_accelerate_refuses_is_named() -> None:
+    script = source("accelerator")
+    text = script.text.replace("    accelerator.print", "    accelerator.save_state()\n    print")
+    endless = script.text.replace("for epoch in range(1, 5):", "while True:")
+
+    assert port(look(Source(text))).refused == [
+        "line 21: `save_state()` is refused, leave it out: a job resumes from its own checkpoints"
+    ]
+    assert port(look(Source(endless))).missing == [
+        "no `for epoch in range(...)` around `backward()`: write `for epoch in accelerator.epochs(N)`"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "last"),
+    [
+        ("plain", "", "then: ones submit {folder}/job.toml"),
+        (
+            "plain",
+            "LBFGS(",
+            "first make the changes above, then: ones submit {folder}/job.toml",
+        ),
+        ("gan", "", "first make the changes above, then: ones submit {folder}/job.toml"),
+    ],
+)
+def test_a_job_that_would_fail_is_not_said_to_be_ready(
+    tmp_path: Path, name: str, change: str, last: str
+) -> None:
+    text = source(name).text
+    text = text.replace("SGD(", change or "SGD(")
+    (tmp_path / "script.py").write_text(text)
+
+    said = ones("init", str(tmp_path / "script.py")).out
+
+    assert said.splitlines()[-1] == last.format(folder=tmp_path)
+
+
+def test_groups_by_parts_keep_the_lines_that_make_them_but_for_wrappers() -> None:
+    lines = SMALL.strip().splitlines()
+    groups = 'optimizer = SGD([{"params": model.a.parameters(), "lr": 1.0}], lr=0.1)'
+    lines[1:4] = [lines[3], "steps = len(loader)", "model = Net()", "model = DDP(model)", groups]
+
+    assert port(look(Source("\n".join(lines)))).text.splitlines()[1:7] == [
+        "from elastic import ScalingAgent",
+        "agent = ScalingAgent.from_env()",
+        "model = Net()",
+        groups,
+        "model, optimizer, loader = agent.load(lambda: model, lambda _: optimizer, data, batch_size=8)",
+        "steps = len(loader)",
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["groups", "no_trainer"])
+def test_a_script_with_groups_runs_as_ported(name: str, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(port(look(source(name))).text)
+
+    done = subprocess.run(
+        [sys.executable, "train.py"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("example", ["digits", "embedding", "language"])
+def test_the_plain_examples_are_ported_in_fewer_than_six_lines(example: str) -> None:
+    script = Source((Path(__file__).parents[4] / "examples" / example / "plain.py").read_text())
+
+    diff = port(look(script)).diff(script.text, "plain.py")
+
+    load = (
+        "    model, optimizer, loader = agent.load(build_model, build_optimizer, data, batch_size="
+    )
+    assert [line for line in diff.splitlines() if line.startswith(f"+{load}")] != []
+    assert changed_lines(diff) <= 5
+
+
+@pytest.mark.parametrize(
+    ("loop", "ported"),
+    [
+        ("range(EPOCHS)", "agent.epochs(EPOCHS)"),
+        ("range(0, EPOCHS)", "agent.epochs(EPOCHS)"),
+        ("range(1, EPOCHS + 1)", "(1 + n for n in agent.epochs(EPOCHS))"),
+        ("range(1, 1 + EPOCHS)", "(1 + n for n in agent.epochs(EPOCHS))"),
+        ("range(1, 11)", "(1 + n for n in agent.epochs(10))"),
+        ("range(2, EPOCHS + 1)", "(2 + n for n in agent.epochs(EPOCHS + 1 - 2))"),
+        ("range(resumed, EPOCHS)", "agent.epochs(EPOCHS)"),  # the agent knows where it goes on
+        ("trange(3)", "agent.epochs(3)"),
+        ("tqdm(range(3), leave=False)", "tqdm(agent.epochs(3), leave=False)"),
+    ],
+)
+def test_epochs_are_counted_as_the_script_counts_them(loop: str, ported: str) -> None:
+    text = port(look(Source(SMALL.replace("range(5)", loop)))).text
+
+    assert f"for epoch in {ported}:" in text.splitlines()
+
+
+def test_the_job_file_of_a_script_can_be_submitted(tmp_path: Path) -> None:
+    script = tmp_path / "arguments.py"
+    script.write_text(source("arguments").text)
+    (tmp_path / "job.toml").write_text(job_file(look(source("arguments")), script, "arguments.py"))
+
+    assert load_job(tmp_path / "job.toml") == JobSpec(
+        name="arguments",
+        script="arguments.py",
+        workdir=str(tmp_path),
+        batch_size=32,
+        lr=1.0,
+        slots=(1, 4),
+        stop=StopRule(epochs=4),
+        retries=1,
+    )
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [("/a/digits.py", "digits"), ("/a/my digits/train.py", "my-digits"), ("/train.py", "job"),
+     ("/a/_x y.py", "x-y")],
+)  # fmt: skip
+def test_jobs_are_called_like_the_script_or_its_folder(path: str, name: str) -> None:
+    assert job_name(Path(path)) == name
+
+
+def test_init_writes_a_job_file_and_leaves_the_script_until_it_is_told(tmp_path: Path) -> None:
+    script = tmp_path / "plain.py"
+    script.write_text(source("plain").text)
+
+    first = ones("init", str(script))
+    again = ones("init", str(script))
+    applied = ones("init", str(script), "--apply", "-o", "json")
+
+    assert (first.code, first.err) == (0, "")
+    assert first.out.startswith(
+        f"wrote {tmp_path}/job.toml (batch_size 16, lr 0.05, epochs 3)\nto change: 6 lines of {script}\n"
+    )
+    assert first.out.endswith(
+        f"`ones init {script} --apply` makes these changes\nthen: ones submit {tmp_path}/job.toml\n"
+    )
+    assert (again.code, again.out) == (2, "")
+    assert again.err == (
+        f"ones: {tmp_path}/job.toml exists already; --force replaces it, --to FILE writes another\n"
+    )
+    assert applied.json["applied"] is True
+    assert script.read_text() == port(look(source("plain"))).text
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["job.toml", "plain.py"]
+
+
+@pytest.mark.parametrize("options", [["--force"], ["--force", "--apply"]])
+def test_the_job_file_of_a_ported_script_is_not_replaced(
+    tmp_path: Path, options: list[str]
+) -> None:
+    script = tmp_path / "plain.py"
+    script.write_text(source("plain").text)
+    ones("init", str(script), "--apply")
+    before = (tmp_path / "job.toml").read_text()
+
+    said = ones("init", str(script), *options)
+
+    assert (said.code, said.out) == (2, "")
+    assert said.err == (
+        f"ones: {script} already uses the library, so its numbers cannot be read; "
+        f"edit {tmp_path}/job.toml, or write another with --to FILE\n"
+    )
+    assert (tmp_path / "job.toml").read_text() == before
+
+
+def test_a_script_of_which_nothing_is_known_has_a_job_file_all_the_same(tmp_path: Path) -> None:
+    script = tmp_path / "endless.py"
+    script.write_text(source("endless").text)
+
+    said = json.loads(ones("init", str(script), "--apply", "-o", "json").out)
+
+    assert (said["applied"], said["diff"], len(said["missing"])) == (False, "", 2)
+    assert script.read_text() == source("endless").text
+    assert load_job(tmp_path / "job.toml").batch_size == 32
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [("x = (", "is not valid Python: '(' was never closed"), (None, "No such file")],
+)
+def test_a_script_that_cannot_be_read_is_named(tmp_path: Path, text: str | None, why: str) -> None:
+    if text is not None:
+        (tmp_path / "train.py").write_text(text)
+
+    said = ones("init", str(tmp_path / "train.py"))
+
+    assert (said.code, said.out) == (2, "")
+    assert why in said.err
+
+
+def test_a_script_that_was_changed_before_keeps_its_numbers_and_the_name_of_its_agent() -> None:
+    before = look(Source((SCRIPTS / "plain.py").read_text()))
+
+    after = look(Source(port(before).text))
+
+    assert (after.batch_size, after.lr, after.epochs) == (
+        before.batch_size, before.lr, before.epochs,
+    )  # fmt: skip
+    assert agent_name(after.source.tree) == "agent"
+    assert agent_name(Source("ours = ScalingAgent.from_env(seed=3)").tree) == "ours"
+
+
+def test_the_rate_that_load_is_given_is_the_scripts() -> None:
+    found = look(
+        Source(
+            "from elastic import ScalingAgent\n"
+            "agent = ScalingAgent.from_env()\n"
+            "make = lambda parameters: torch.optim.SGD(parameters, lr=0.5)\n"
+            "model, optimizer, loader = agent.load(Net, make, data, batch_size=8, lr=0.25)\n"
+            "for epoch in agent.epochs(3):\n    pass\n"
+        )
+    )
+
+    assert (found.batch_size, found.lr, found.epochs) == (8, 0.25, 3)
+
+
+def test_two_loaders_that_are_read_side_by_side_are_named() -> None:
+    text = (
+        "a = DataLoader(one, batch_size=8)\n"
+        "b = DataLoader(other, batch_size=8)\n"
+        "for epoch in range(3):\n"
+        "    for x, y in tqdm(zip(a, b)):\n"
+        "        loss(model(x), y).backward()\n"
+    )
+
+    assert refused(look(Source(text))) == [
+        (
+            "line 4: two loaders are read side by side, and agent.load() deals out one: "
+            "give it one dataset whose samples have both parts"
+        )
+    ]

@@ -1,0 +1,329 @@
+"""Many simulations in real processes: kept, gone on with, interrupted, killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from controlplane.sim.analysis.result_files import load
+from controlplane.sim.cluster import ResultsError
+from controlplane.sim.experiment import (
+    Cell,
+    CellsFailedError,
+    ExperimentProgress,
+    StoppedError,
+    bar,
+    cell_key,
+    grid,
+    run,
+)
+from controlplane.sim.results import SimulationResult
+from schemas.errors import SettingsError
+from tests.support.sim_results import times
+
+HERE = Path(__file__)
+
+
+class Scenario(msgspec.Struct, frozen=True, kw_only=True):
+    """What the cells of these tests do."""
+
+    folder: str  # where a cell leaves a file with its process's id
+    does: str = "works"
+
+
+def simulate(cell: Cell) -> SimulationResult:
+    scenario: Scenario = cell.scenario
+    Path(scenario.folder, f"{cell.policy}-{cell.seed}").write_text(str(os.getpid()))
+    if cell.policy == "broken":
+        match scenario.does:
+            case "raises":
+                raise ZeroDivisionError("there is no speed")
+            case "refuses":
+                raise SettingsError("unknown option", "leave it out")
+            case "dies":
+                os.kill(os.getpid(), signal.SIGKILL)
+            case "exits":
+                os._exit(7)
+    if cell.policy == "endless":
+        time.sleep(600.0)
+    setting: dict[str, object] = {"does": scenario.does}
+    result = times(cell.policy, 1.0 + cell.seed, seed=cell.seed)
+    return msgspec.structs.replace(result, options=cell.options, setting=setting)
+
+
+def cells(folder: Path, *policies: str, seeds: int = 2, does: str = "works") -> list[Cell]:
+    scenario = Scenario(folder=str(folder), does=does)
+    return grid([(policy, {}) for policy in policies], [scenario], range(seeds))
+
+
+def expected(cell: Cell) -> SimulationResult:
+    made = times(cell.policy, 1.0 + cell.seed, seed=cell.seed)
+    setting: dict[str, object] = {"does": cell.scenario.does}
+    return msgspec.structs.replace(made, setting=setting, cell=cell_key(cell))
+
+
+def started(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir() if path.suffix != ".jsonl"}
+
+
+def test_a_grid_has_every_policy_in_every_scenario_with_every_seed() -> None:
+    found = grid([("a", {}), ("b", {"x": 1})], ["s", "t"], [5, 6])
+
+    assert [(cell.policy, cell.options, cell.scenario, cell.seed) for cell in found] == [
+        ("a", {}, "s", 5),
+        ("b", {"x": 1}, "s", 5),
+        ("a", {}, "s", 6),
+        ("b", {"x": 1}, "s", 6),
+        ("a", {}, "t", 5),
+        ("b", {"x": 1}, "t", 5),
+        ("a", {}, "t", 6),
+        ("b", {"x": 1}, "t", 6),
+    ]
+
+
+def test_equal_cells_have_the_same_key_and_others_do_not() -> None:
+    def cell(**changes: object) -> Cell:
+        fields = {"policy": "a", "options": {"x": 1, "y": 2}, "scenario": Scenario(folder="f")}
+        return Cell(**({"seed": 1} | fields | changes))  # type: ignore[arg-type] # few are named
+
+    assert cell_key(cell()) == cell_key(cell(options={"y": 2, "x": 1}))
+    others = [cell(policy="b"), cell(seed=2), cell(options={}), cell(scenario=Scenario(folder="g"))]
+    assert len({cell_key(each) for each in [cell(), *others]}) == 5
+
+
+@pytest.mark.slow
+def test_results_come_in_the_order_of_the_cells_from_other_processes(tmp_path: Path) -> None:
+    wanted = cells(tmp_path, "a", "b")
+    seen: list[ExperimentProgress] = []
+
+    found = run(wanted, simulate, workers=3, on_progress=seen.append)
+
+    assert found == [expected(cell) for cell in wanted]
+    assert str(os.getpid()) not in {path.read_text() for path in tmp_path.iterdir()}
+    assert [(news.done, news.total) for news in seen] == [(done, 4) for done in range(5)]
+    assert seen[0].cell is None
+    assert {str(news.cell) for news in seen[1:]} == {str(cell) for cell in wanted}
+
+
+@pytest.mark.slow
+def test_a_cell_that_is_asked_for_twice_is_simulated_once(tmp_path: Path) -> None:
+    (cell,) = cells(tmp_path, "a", seeds=1)
+    seen: list[ExperimentProgress] = []
+
+    assert run([cell, cell], simulate, on_progress=seen.append) == [expected(cell)] * 2
+    assert seen[-1].total == 1
+
+
+@pytest.mark.slow
+def test_what_is_in_the_file_is_not_simulated_again(tmp_path: Path) -> None:
+    path = tmp_path / "results.jsonl"
+    first = run(cells(tmp_path, "a"), simulate, path)
+    for name in started(tmp_path):
+        (tmp_path / name).unlink()
+    wanted = cells(tmp_path, "a", "b")
+    seen: list[ExperimentProgress] = []
+
+    found = run(wanted, simulate, path, workers=2, on_progress=seen.append)
+
+    assert started(tmp_path) == {"b-0", "b-1"}
+    assert (seen[0].done, seen[0].total) == (2, 4)
+    assert found == [expected(cell) for cell in wanted]
+    assert [each for each in load(path) if each.policy == "a"] == first
+    assert len(load(path)) == 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("does", "why"),
+    [
+        ("raises", "ZeroDivisionError: there is no speed (test_experiment.py:"),
+        ("refuses", "unknown option; leave it out"),
+        ("dies", "its worker was killed by SIGKILL; out of memory? try fewer workers"),
+        ("exits", "its worker exited with code 7"),
+    ],
+)
+def test_a_cell_that_fails_is_named_and_the_others_are_kept(
+    tmp_path: Path, does: str, why: str
+) -> None:
+    path = tmp_path / "results.jsonl"
+    wanted = cells(tmp_path, "broken", "fine", does=does)
+
+    with pytest.raises(CellsFailedError) as caught:
+        run(wanted, simulate, path, workers=2)
+
+    assert [failure.cell.seed for failure in caught.value.failures] == [0, 1]
+    assert all(failure.why.startswith(why) for failure in caught.value.failures)
+    said = str(caught.value)
+    assert said.startswith(f"2 failed: broken with seed 0 [{cell_key(wanted[0])[:8]}]: {why}")
+    assert said.endswith(
+        f"the 2 others are kept in {path}: run the same command again for these only"
+    )
+    assert {result.policy for result in load(path)} == {"fine"}
+    assert len(caught.value.results) == 2
+
+
+def test_a_file_that_cannot_be_written_is_refused_before_anything_is_simulated(
+    tmp_path: Path,
+) -> None:
+    with pytest.raises(ResultsError, match="No such file or directory"):
+        run(cells(tmp_path, "a"), simulate, tmp_path / "no" / "results.jsonl")
+    assert started(tmp_path) == set()
+
+
+def test_no_workers_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="workers must be at least 1"):
+        run(cells(tmp_path, "a"), simulate, workers=0)
+
+
+LIMIT_S = 120.0
+MAIN = """
+import signal, sys
+from pathlib import Path
+from controlplane.sim.experiment import StoppedError, bar, run
+from tests.unit.controlplane.sim.test_experiment import cells, simulate
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in a shell's background
+    folder = Path(sys.argv[1])
+    wanted = cells(folder, "fine", seeds=1) + cells(folder, "endless")
+    try:
+        with bar() as shown:
+            run(wanted, simulate, folder / "results.jsonl", 2, shown)
+    except StoppedError as error:
+        sys.exit(f"{error}")
+"""
+
+
+def start(folder: Path) -> subprocess.Popen[str]:
+    """An experiment of a cell that works and two without an end, in its own process group."""
+    script = folder / "main.py"
+    script.write_text(MAIN)
+    root = str(HERE.parents[4])
+    return subprocess.Popen(
+        [sys.executable, str(script), str(folder)],
+        cwd=root,
+        env=os.environ | {"PYTHONPATH": root},
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def wait_for(what: str, folder: Path) -> None:
+    """Look until the endless cells run and the other one is in the file."""
+    end = time.monotonic() + LIMIT_S
+    path = folder / "results.jsonl"
+    while not ({"endless-0", "endless-1"} <= started(folder) and path.exists() and load(path)):
+        assert time.monotonic() < end, what
+        time.sleep(0.02)
+
+
+def alive(folder: Path) -> list[str]:
+    """The cells whose processes still run."""
+    names = []
+    for name in sorted(started(folder) - {"main.py"}):
+        status = Path("/proc", (folder / name).read_text(), "stat")
+        try:
+            state = status.read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            continue
+        names += [name] if state != "Z" else []
+    return names
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_the_workers_at_once_keeps_what_is_done_and_says_how_to_go_on(
+    tmp_path: Path,
+) -> None:
+    process = start(tmp_path)
+    wait_for("the cells did not start", tmp_path)
+
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to all of the group
+    _, said = process.communicate(timeout=LIMIT_S)  # where its cells never end
+
+    assert process.returncode == 1
+    assert said.rstrip().endswith(
+        "stopped after 1 of 3 simulations; "
+        f"run the same command again to resume from {tmp_path / 'results.jsonl'}"
+    )
+    assert "Traceback" not in said
+    assert alive(tmp_path) == []
+    assert [result.policy for result in load(tmp_path / "results.jsonl")] == ["fine"]
+
+
+@pytest.mark.slow
+def test_ctrl_c_while_a_worker_starts_ends_that_one_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    really_start = ForkServerProcess.start
+
+    def start_and_interrupt(process: ForkServerProcess) -> None:
+        really_start(process)
+        end = time.monotonic() + LIMIT_S
+        while "endless-0" not in started(tmp_path):
+            assert time.monotonic() < end, "the cell did not start"
+            time.sleep(0.02)
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(ForkServerProcess, "start", start_and_interrupt)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(StoppedError, match="stopped after 0 of 1 simulations"):
+            run(cells(tmp_path, "endless", seeds=1), simulate)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+    assert alive(tmp_path) == []
+
+
+@pytest.mark.slow
+def test_ctrl_c_stays_with_the_program_around_python_that_takes_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(number: int, handler: Any) -> None:
+        """What Python says in such a program: there was no handler of Python, and none is set."""
+        assert handler is not None, "signal handler must be SIG_IGN, SIG_DFL, or a callable object"
+        taken.append(number)
+
+    taken: list[int] = []
+    monkeypatch.setattr(signal, "getsignal", lambda _: None)
+    monkeypatch.setattr(signal, "signal", refuse)
+    wanted = cells(tmp_path, "a")
+
+    assert run(wanted, simulate) == [expected(cell) for cell in wanted]
+    assert taken == []
+
+
+@pytest.mark.slow
+def test_workers_do_not_outlive_an_experiment_that_is_killed(tmp_path: Path) -> None:
+    process = start(tmp_path)
+    wait_for("the cells did not start", tmp_path)
+
+    process.kill()
+    process.communicate(timeout=LIMIT_S)
+
+    end = time.monotonic() + LIMIT_S
+    while alive(tmp_path):
+        assert time.monotonic() < end, alive(tmp_path)
+        time.sleep(0.02)
+
+
+def test_the_bar_counts_cells_on_stderr(capfd: pytest.CaptureFixture[str]) -> None:
+    with bar("comparing") as shown:
+        shown(ExperimentProgress(0, 0, 3))
+        shown(ExperimentProgress(2, 1, 3))
+
+    said = capfd.readouterr()
+    assert said.out == ""
+    assert "comparing" in said.err
+    assert "3/3" in said.err
+    assert "1 failed" in said.err
