@@ -38,7 +38,7 @@ ENDED: dict[str, Any] = {
         {"digest": "\x1b[31m" * 1000},
         {"size": -(2**62)},
     ],
-    ids=repr,
+    ids=lambda said: repr(said)[:40],
 )
 def test_a_sweep_goes_on_whatever_a_worker_says_of_a_unit(said: dict[str, Any]) -> None:
     cluster, name = running(slots=2, searcher=RandomSearch(3))
