@@ -89,7 +89,7 @@ class FileKeeper:
             OSError: if a folder cannot be read, or a file cannot be deleted.
         """
         settings = self._settings
-        output = await asyncio.to_thread(files_in, self._logs.folder)
+        output = await asyncio.to_thread(self._logs.usage)
         candidates = [file for seen in output if (file := self._of_ended_job(seen)) is not None]
         for file in outdated(candidates, settings.keep_logs_s, settings.keep_logs_bytes, now):
             self._logs.forget(file.name)

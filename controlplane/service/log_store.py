@@ -1,167 +1,157 @@
-"""Output of jobs: one append-only file per stream, with the pieces of all workers by arrival.
+"""Output of jobs: a folder per stream, with a file of raw output and an index for each worker.
 
-A file is a sequence of records: 4 bytes big-endian header length, a MessagePack header `[version,
-rank, offset, size, ended, time]`, then `size` bytes; older records have no time.
+The file of a worker is the truth: its size is what is stored, so no output is read at a restart.
+The index has times and the order of output among workers. An entry covers the bytes since the
+previous one; entries are written after `INDEX_BYTES` or `INDEX_S`, before a page is read, and when
+the output ends. Bytes that a crash left without an entry get one with the file's time.
 
-A torn last record is cut off when the file is opened. Its bytes arrive again, because the agent
-keeps them until they are stored. Other damage stays in the file and is skipped: a page contains a
-note in its place and continues behind it.
+A damaged entry is skipped: its bytes belong to the next entry, and only their time is lost.
 """
 
 from __future__ import annotations
 
+import contextlib
+import heapq
+import os
 import re
+import shutil
 import struct
 import time
+import zlib
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from itertools import islice
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import Final, NamedTuple
 
-import msgspec
 import structlog
 
-from schemas.codec import MAX_BYTES
-from schemas.errors import BadFieldError
+from schemas.host.files import AgedFile
 from schemas.ids import JobId, Rank, Version
 from schemas.wire.feed import LogPiece
 
-LENGTH: Final = struct.Struct(">I")
-MAX_HEADER_BYTES: Final = 64  # six numbers take at most 40 bytes
-RECORD_START: Final = re.compile(rb"\0\0\0[\x06-\x40][\x95\x96]")  # of a record
-WINDOW_BYTES: Final = 1 << 20  # bytes searched at once
-CONSECUTIVE: Final = 3  # consecutive records that are no coincidence
+INDEX_BYTES: Final = 64 << 10  # one worker's output without an entry, at most, and a chunk
+INDEX_S: Final = 0.5  # seconds of a stream's output without entries, at most
+MAX_PIECE_BYTES: Final = 1 << 20  # read for one entry; only damage makes an entry cover more
+MAX_OPEN: Final = 50_000  # streams kept in memory, about 1 KB each
+INDEX_SUFFIX: Final = ".index"
+NAME: Final = re.compile(r"\d+\.\d+")  # of a worker's file: version, rank
+NUMBERS: Final = struct.Struct(">QQ")  # order, end
+ENTRY_BYTES: Final = NUMBERS.size + 4  # with a CRC-32
+BLOCK_ENTRIES: Final = 256  # read at once
+ENDED: Final = 1 << 63  # flag of `end`: the output is complete
+MICROSECONDS: Final = 1_000_000  # in a second
+NO_WORKER: Final = (0, 0)  # writer of notes
 WorkerKey = tuple[int, int]  # (version, rank)
 
-
-class Header(msgspec.Struct, array_like=True, frozen=True):
-    """Header of a record: the worker and its data."""
-
-    version: int
-    rank: int
-    offset: int  # in the worker's own file, bytes
-    size: int  # of the data that follows, bytes
-    ended: bool
-    time: float = 0.0  # stored at, seconds since the epoch; 0: unknown
-
-
-_header: Final = msgspec.msgpack.Decoder(Header)
-
-
-def record(who: WorkerKey, offset: int, data: bytes, *, ended: bool, now: float) -> bytes:
-    """Return one encoded record.
-
-    `offset` is the position of `data` in the worker's own file; the record that marks its end has
-    no data.
-    """
-    header = msgspec.msgpack.encode(Header(*who, offset, len(data), ended, now))
-    return LENGTH.pack(len(header)) + header + data
-
-
-def intact_records(file: BinaryIO, position: int, size: int) -> Iterator[tuple[Header, int]]:
-    """Yield headers up to the first incomplete record, each with the position after its record.
-
-    The caller may move the file position between two records.
-    """
-    while (header := _header_at(file, position, size)) is not None:
-        end = position + LENGTH.size + _length_at(file, position) + header.size
-        if end > size:
-            return
-        file.seek(end - header.size)
-        yield header, end
-        position = end
-
-
-def is_torn(file: BinaryIO, position: int, size: int) -> bool:
-    """True if the bytes from `position` to the end of the file are the beginning of a record."""
-    if size - position < LENGTH.size:
-        return True
-    length = _length_at(file, position)
-    if not 0 < length <= MAX_HEADER_BYTES:
-        return False
-    return size - position < LENGTH.size + length or _header_at(file, position, size) is not None
-
-
-def next_record(file: BinaryIO, after: int, size: int) -> int:
-    """Return the position of the first record after damage, or `size` if there is none."""
-    position = after
-    while position < size:
-        file.seek(position)
-        window = file.read(min(WINDOW_BYTES, size - position))
-        for found in RECORD_START.finditer(window):
-            if _records_follow(file, position + found.start(), size):
-                return position + found.start()
-        position += max(1, len(window) - LENGTH.size)
-    return size
-
-
-def _records_follow(file: BinaryIO, position: int, size: int) -> bool:
-    """True if several consecutive records start here, or records up to the end of the file."""
-    ends = [end for _, end in islice(intact_records(file, position, size), CONSECUTIVE)]
-    if not ends or len(ends) == CONSECUTIVE:
-        return bool(ends)
-    return ends[-1] == size or is_torn(file, ends[-1], size)
-
-
-def _length_at(file: BinaryIO, position: int) -> int:
-    file.seek(position)
-    (length,) = LENGTH.unpack(file.read(LENGTH.size))
-    return int(length)
-
-
-def _header_at(file: BinaryIO, position: int, size: int) -> Header | None:
-    if position + LENGTH.size > size:
-        return None
-    length = _length_at(file, position)
-    if length > MAX_HEADER_BYTES:
-        return None
-    try:
-        header = _header.decode(file.read(length))
-    except msgspec.DecodeError:
-        return None
-    sane = min(header.version, header.rank, header.offset, header.size) >= 0
-    return header if sane and header.size <= MAX_BYTES else None
-
-
 log = structlog.get_logger("log_store")
-MARK_INTERVAL_BYTES: Final = 64 << 10  # between two known record positions
-MAX_OPEN: Final = 10_000  # streams kept open
-NO_WORKER: Final = (0, 0)  # sender of notes
+
+
+class Entry(NamedTuple):
+    """Entry of an index: one worker's bytes up to `end` were stored at this time."""
+
+    order: int  # microseconds since the epoch, unique and increasing in a stream
+    end: int  # bytes
+    ended: bool = False
+
+    def encode(self) -> bytes:
+        """Return the entry with its checksum."""
+        data = NUMBERS.pack(self.order, self.end | (ENDED if self.ended else 0))
+        return data + zlib.crc32(data).to_bytes(4, "big")
+
+    @classmethod
+    def decode(cls, data: bytes) -> Entry | None:
+        """Return the entry, or None if it is damaged."""
+        if zlib.crc32(data[:-4]).to_bytes(4, "big") != data[-4:]:
+            return None
+        order, end = NUMBERS.unpack_from(data)
+        return cls(order, end & ~ENDED, ended=bool(end & ENDED))
+
+
+@dataclass(slots=True, eq=False)
+class _Output:
+    """Output of one worker: a file of bytes and its index."""
+
+    path: Path
+    size: int = 0  # bytes stored
+    dropped: int = 0  # bytes accepted beyond the stream's bound, and not stored
+    index_size: int = 0  # bytes
+    last: Entry = Entry(0, 0)
+
+    @property
+    def accepted(self) -> int:
+        return self.size + self.dropped
+
+    @property
+    def pending(self) -> int:
+        """Stored bytes without an index entry."""
+        return self.size - self.last.end
+
+    @property
+    def index(self) -> Path:
+        return self.path.with_name(self.path.name + INDEX_SUFFIX)
+
+    def load(self, index_size: int) -> None:
+        """Read the last entry; entries of bytes that are gone are removed."""
+        self.index_size = index_size - index_size % ENTRY_BYTES
+        count = self._count_until(self.size, lambda entry: entry.end)
+        self.last = self._entry_until(count - 1)
+        if index_size != count * ENTRY_BYTES:
+            log.warning("stored output ends before its index", file=str(self.index))
+            os.truncate(self.index, count * ENTRY_BYTES)
+            self.index_size = count * ENTRY_BYTES
+
+    def entries(self, order: int) -> Iterator[tuple[Entry, _Output, int]]:
+        """Yield the entries above an order, each with the start of its bytes."""
+        first = self._count_until(order, lambda entry: entry.order)
+        start = self._entry_until(first - 1).end
+        for at in range(first, self.index_size // ENTRY_BYTES, BLOCK_ENTRIES):
+            for entry in self._entries(at, BLOCK_ENTRIES):
+                if entry is not None:
+                    yield entry, self, start
+                    start = entry.end
+
+    def read(self, start: int, end: int) -> bytes:
+        """Return stored bytes, after a note in place of those that are lost."""
+        begin = max(start, end - MAX_PIECE_BYTES)
+        data = _read(self.path, begin, end - begin)
+        lost = end - start - len(data)
+        note = f"[ones: {lost} bytes of stored output cannot be read]\n" if lost else ""
+        return note.encode() + data
+
+    def _count_until(self, most: int, key: Callable[[Entry], int]) -> int:
+        """Return the number of the leading entries whose key is at most `most`."""
+        numbers = range(self.index_size // ENTRY_BYTES)
+        return bisect_right(numbers, most, key=lambda number: key(self._entry_until(number)))
+
+    def _entry_until(self, number: int) -> Entry:
+        """Return the last undamaged entry up to this number."""
+        while number >= 0:
+            (entry,) = self._entries(number, 1)
+            if entry is not None:
+                return entry
+            number -= 1
+        return Entry(0, 0)
+
+    def _entries(self, first: int, count: int) -> list[Entry | None]:
+        data = _read(self.index, first * ENTRY_BYTES, count * ENTRY_BYTES)
+        places = range(0, len(data) - ENTRY_BYTES + 1, ENTRY_BYTES)
+        return [Entry.decode(data[at : at + ENTRY_BYTES]) for at in places]
 
 
 @dataclass(slots=True)
 class _Stream:
-    path: Path
-    size: int = 0  # of the file
-    bytes_kept: int = 0  # of output
-    stored: dict[WorkerKey, int] = field(default_factory=dict)  # bytes, by worker
-    ended: set[WorkerKey] = field(default_factory=set)
-    marks: list[int] = field(default_factory=lambda: [0])  # positions of some records
-    damaged: dict[int, int] = field(default_factory=dict)  # start -> end of damage
-
-    def record_added(self, end: int) -> None:
-        """Note that a record was added that ends here."""
-        self.size = end
-        if end - self.marks[-1] >= MARK_INTERVAL_BYTES:
-            self.marks.append(end)
-
-    def skip_damage(self, start: int, end: int) -> None:
-        """Note that no record can be read here."""
-        self.damaged[start] = self.size = end
-        self.marks.append(end)
-
-    def intact_until(self, position: int) -> int:
-        """Return where the readable records from `position` on end: at damage or at the end."""
-        return min((start for start in self.damaged if start >= position), default=self.size)
+    outputs: dict[WorkerKey, _Output] = field(default_factory=dict)
+    bytes_kept: int = 0  # output and indexes
+    order: int = 0  # of the last entry
+    pending: dict[WorkerKey, float] = field(default_factory=dict)  # with the time of the first byte
 
 
 class LogStore:
     """Output streams of all jobs, each opened on first use.
 
     Output of a stream beyond `max_bytes` is accepted and dropped. Streams beyond `known` are
-    scanned again on their next use.
+    opened again on their next use.
     """
 
     def __init__(
@@ -176,12 +166,12 @@ class LogStore:
         self.max_bytes = max_bytes
         self._now = now
         self._known = known
-        self._streams: dict[tuple[JobId, str], _Stream] = {}
+        self._streams: dict[str, _Stream] = {}
 
     def stored(self, job: JobId, stream: str, who: WorkerKey) -> tuple[int, bool]:
         """Return how many bytes of a worker's output are stored, and whether that is all."""
-        found = self._open(job, stream)
-        return found.stored.get(who, 0), who in found.ended
+        output = self._open(job, stream).outputs.get(who)
+        return (output.accepted, output.last.ended) if output else (0, False)
 
     def full(self, job: JobId, stream: str) -> bool:
         """True if the stream has reached its bound."""
@@ -196,21 +186,20 @@ class LogStore:
         Raises:
             OSError: if the file cannot be written; nothing was stored.
         """
-        found = self._open(job, stream)
-        have = found.stored.get(who, 0)
+        found, output = self._output(job, stream, who)
+        have = output.accepted
         if offset > have or offset + len(data) <= have:
             return have
         fresh = data[have - offset :]
         if found.bytes_kept >= self.max_bytes:
-            found.stored[who] = have + len(fresh)  # beyond the bound: accepted and dropped
-            return found.stored[who]
-        self._write(found, who, have, fresh, ended=False)
-        found.bytes_kept += len(fresh)
+            output.dropped += len(fresh)
+            return output.accepted
+        self._store(found, who, fresh)
         if found.bytes_kept >= self.max_bytes:
             note = f"\n[ones: output beyond {self.max_bytes} bytes of a job is not kept]\n"
-            self._write(found, who, have + len(fresh), note.encode(), ended=False)
-        found.stored[who] = have + len(fresh)
-        return found.stored[who]
+            self._output(job, stream, NO_WORKER)
+            self._store(found, NO_WORKER, note.encode())
+        return output.accepted
 
     def end(self, job: JobId, stream: str, who: WorkerKey, size: int) -> bool:
         """Record that a worker's output ends at `size` bytes; return False while some is missing.
@@ -220,13 +209,11 @@ class LogStore:
         Raises:
             OSError: if the file cannot be written.
         """
-        found = self._open(job, stream)
-        have = found.stored.setdefault(who, 0)
-        if have < size and found.bytes_kept < self.max_bytes:
+        found, output = self._output(job, stream, who)
+        if output.accepted < size and found.bytes_kept < self.max_bytes:
             return False
-        if who not in found.ended:
-            self._write(found, who, have, b"", ended=True)
-            found.ended.add(who)
+        if not output.last.ended:
+            self._index(found, who, found.pending.get(who, self._now()), ended=True)
         return True
 
     def read(
@@ -243,123 +230,150 @@ class LogStore:
 
         Args:
             rank: only output of this rank; None: all ranks.
-            cursor: position in the stream's file, bytes; 0 is the start.
+            cursor: order of the last entry of the previous page; 0 is the start.
             max_bytes: of output; a single piece may be larger.
             since: only output stored at or after this time, seconds since the epoch.
-
-        Raises:
-            BadFieldError: if no record starts at the cursor.
         """
         found = self._open(job, stream)
-        if not found.path.exists() or cursor >= found.size:
-            return [], max(0, min(cursor, found.size))
-        with found.path.open("rb") as file:
-            if not _is_record_start(found, file, cursor):
-                raise BadFieldError(
-                    f"{cursor} is not the position of a page",
-                    "start at 0 or where a page ended",
-                    "cursor",
+        self._index_pending(found)
+        cursor = max(0, cursor, int(since * MICROSECONDS) - 1)
+        pieces: list[LogPiece] = []
+        left = max_bytes
+        chosen = {
+            output: who
+            for who, output in found.outputs.items()
+            if rank in (None, who[1]) or who == NO_WORKER
+        }
+        for entry, output, start in heapq.merge(*(one.entries(cursor) for one in chosen)):
+            if pieces and entry.end - start > left:
+                return pieces, cursor
+            if entry.end > start:
+                data = output.read(start, entry.end)
+                left -= len(data)
+                version, of_rank = chosen[output]
+                pieces.append(
+                    LogPiece(
+                        version=Version(version),
+                        rank=Rank(of_rank),
+                        offset=start,
+                        data=data,
+                        time=entry.order / MICROSECONDS,
+                    )
                 )
-            return _read_page(found, file, cursor, max_bytes, rank=rank, since=since)
+            cursor = entry.order
+        return pieces, min(cursor, found.order)
 
-    def forget(self, name: str) -> None:
-        """Delete the file of an ended job, if it exists; later output starts a new file.
+    def usage(self) -> list[AgedFile]:
+        """Return the folder of each stream with its bytes and its last change; safe in a thread.
 
         Raises:
-            OSError: if the file cannot be deleted.
+            OSError: if a folder cannot be read.
         """
-        job, _, stream = name.rpartition(".")
-        (self.folder / name).unlink(missing_ok=True)
-        self._streams.pop((JobId(job), stream), None)
-
-    def _open(self, job: JobId, stream: str) -> _Stream:
-        found = self._streams.pop((job, stream), None)
-        if found is None:
-            found = _Stream(self.folder / f"{job}.{stream}")
-            if found.path.exists():
-                self._scan(found)
-        self._streams[job, stream] = found  # in order of last use
-        if len(self._streams) > self._known:
-            del self._streams[next(iter(self._streams))]
+        found = []
+        for folder in _files(self.folder):
+            with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
+                files = [file.stat() for file in _files(Path(folder))]
+                at = max((file.st_mtime for file in files), default=folder.stat().st_mtime)
+                size = sum(file.st_size for file in files)
+                found.append(AgedFile(folder.name, size, at))
         return found
 
-    def _write(
-        self, found: _Stream, who: WorkerKey, offset: int, data: bytes, *, ended: bool
-    ) -> None:
-        data = record(who, offset, data, ended=ended, now=self._now())
-        with found.path.open("ab", buffering=0) as file:
-            try:
-                left = memoryview(data)
-                while left:
-                    left = left[file.write(left) :]
-            except OSError:
-                file.truncate(found.size)
-                raise
-        found.record_added(found.size + len(data))
+    def forget(self, name: str) -> None:
+        """Delete the folder of an ended job's stream, if it exists; later output starts anew.
 
-    def _scan(self, found: _Stream) -> None:
-        size = found.path.stat().st_size
-        with found.path.open("r+b") as file:
-            while found.size < size:
-                for header, end in intact_records(file, found.size, size):
-                    who = (header.version, header.rank)
-                    found.stored[who] = max(found.stored.get(who, 0), header.offset + header.size)
-                    found.bytes_kept += header.size
-                    if header.ended:
-                        found.ended.add(who)
-                    found.record_added(end)
-                if found.size == size:
-                    break
-                following = next_record(file, found.size + 1, size)
-                if following == size and is_torn(file, found.size, size):
-                    file.truncate(found.size)
-                    break
-                place = {"file": str(found.path), "begins": found.size, "ends": following}
-                log.error("stored output is damaged", **place)
-                found.skip_damage(found.size, following)
+        Raises:
+            OSError: if the folder cannot be deleted.
+        """
+        self._streams.pop(name, None)
+        with contextlib.suppress(FileNotFoundError):
+            shutil.rmtree(self.folder / name)
+
+    def _open(self, job: JobId, stream: str) -> _Stream:
+        name = f"{job}.{stream}"
+        found = self._streams.pop(name, None)
+        if found is None:
+            found = self._load(self.folder / name)
+        self._streams[name] = found  # in order of last use
+        if len(self._streams) > self._known:
+            self._index_pending(self._streams.pop(next(iter(self._streams))))
+        return found
+
+    def _load(self, folder: Path) -> _Stream:
+        found = _Stream()
+        files = {file.name: file.stat() for file in _files(folder)}
+        for name in {name.removesuffix(INDEX_SUFFIX) for name in files}:
+            if not NAME.fullmatch(name):
+                continue
+            version, _, rank = name.partition(".")
+            who, data, index = (int(version), int(rank)), files.get(name), name + INDEX_SUFFIX
+            output = found.outputs[who] = _Output(folder / name, data.st_size if data else 0)
+            output.load(files[index].st_size if index in files else 0)
+            found.bytes_kept += output.size + output.index_size
+            found.order = max(found.order, output.last.order)
+            if data and output.pending:
+                found.pending[who] = data.st_mtime
+        return found
+
+    def _output(self, job: JobId, stream: str, who: WorkerKey) -> tuple[_Stream, _Output]:
+        found = self._open(job, stream)
+        output = found.outputs.get(who)
+        if output is None:
+            folder = self.folder / f"{job}.{stream}"
+            folder.mkdir(mode=0o700, exist_ok=True)
+            output = found.outputs[who] = _Output(folder / f"{who[0]}.{who[1]}")
+        return found, output
+
+    def _store(self, found: _Stream, who: WorkerKey, data: bytes) -> None:
+        output, now = found.outputs[who], self._now()
+        _append(output.path, data, output.size)
+        output.size += len(data)
+        found.bytes_kept += len(data)
+        oldest = next(iter(found.pending.values()), now)
+        found.pending.setdefault(who, now)
+        if output.pending >= INDEX_BYTES or now - oldest >= INDEX_S:
+            self._index_pending(found)
+
+    def _index_pending(self, found: _Stream) -> None:
+        """Write the missing entries; on a full disk they stay missing until the next call."""
+        with contextlib.suppress(OSError):
+            for who, at in list(found.pending.items()):
+                self._index(found, who, at)
+
+    def _index(self, found: _Stream, who: WorkerKey, at: float, *, ended: bool = False) -> None:
+        output = found.outputs[who]
+        order = max(found.order + 1, int(at * MICROSECONDS))
+        ends = [*range(output.last.end + INDEX_BYTES, output.size, INDEX_BYTES), output.size]
+        entries = [Entry(order + n, end) for n, end in enumerate(ends)]
+        entries[-1] = entries[-1]._replace(ended=ended)
+        data = b"".join(entry.encode() for entry in entries)
+        _append(output.index, data, output.index_size)
+        output.index_size += len(data)
+        found.bytes_kept += len(data)
+        output.last = entries[-1]
+        found.order = output.last.order
+        found.pending.pop(who, None)
 
 
-def _read_page(
-    found: _Stream,
-    file: BinaryIO,
-    cursor: int,
-    max_bytes: int,
-    *,
-    rank: Rank | None,
-    since: float,
-) -> tuple[list[LogPiece], int]:
-    """Return the pieces from a record or damage on, and the position after them."""
-    pieces: list[LogPiece] = []
-    taken, position = 0, cursor
-    while position < found.size:
-        for header, end in intact_records(file, position, found.intact_until(position)):
-            wanted = header.size and rank in (None, header.rank) and header.time >= since
-            if wanted and taken and taken + header.size > max_bytes:
-                return pieces, position
-            if wanted:
-                pieces.append(_piece(header, file.read(header.size)))
-                taken += header.size
-            position = end
-        if position not in found.damaged:
-            break
-        end = found.damaged[position]
-        note = f"[ones: {end - position} bytes of stored output cannot be read]\n".encode()
-        pieces.append(_piece(Header(*NO_WORKER, position, len(note), ended=False), note))
-        taken, position = taken + len(note), end
-    return pieces, position
+def _files(folder: Path) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as files:
+            return list(files)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
 
 
-def _is_record_start(found: _Stream, file: BinaryIO, cursor: int) -> bool:
-    """True if a record starts at the cursor; data of jobs may look like a record."""
-    if cursor < 0:
-        return False
-    mark = found.marks[bisect_right(found.marks, cursor) - 1]
-    if mark == cursor:
-        return True
-    ends = (end for _, end in intact_records(file, mark, found.intact_until(mark)))
-    return next((end for end in ends if end >= cursor), -1) == cursor
+def _read(path: Path, start: int, size: int) -> bytes:
+    with path.open("rb", buffering=0) as file:
+        return os.pread(file.fileno(), size, start)
 
 
-def _piece(header: Header, data: bytes) -> LogPiece:
-    version, rank = Version(header.version), Rank(header.rank)
-    return LogPiece(version=version, rank=rank, offset=header.offset, data=data, time=header.time)
+def _append(path: Path, data: bytes, size: int) -> None:
+    """Append to a file of `size` bytes; on an error, cut it to `size` again."""
+    with path.open("ab", buffering=0) as file:
+        try:
+            left = memoryview(data)
+            while left:
+                left = left[file.write(left) :]
+        except OSError:
+            file.truncate(size)
+            raise

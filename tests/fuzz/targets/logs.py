@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+from pathlib import Path
 from typing import Any, Final
 
 import structlog
 
 from controlplane.service.api.views import numbered, page_of
-from controlplane.service.log_store import LogStore, record
+from controlplane.service.log_store import LogStore
 from schemas.codec import LOG_REPLY, encode
 from schemas.errors import BadFieldError
 from schemas.ids import JobId, Rank
@@ -22,15 +23,11 @@ STEPS: Final = 30
 
 
 def stored_output(data: bytes) -> None:
-    """Whatever is shipped, asked for or damaged: what was stored is read again, and nothing else."""
+    """Ship, end, damage, reopen and read output in any order; then read all of it."""
     structlog.configure(processors=[_dropped])
     choices = Choices(data)
     with folder() as here:
-        path = here / f"{JOB}.log"
-        if choices.flag():
-            path.write_bytes(_records(choices))
-        store = LogStore(here, MOST, now=lambda: 1.0, known=2)
-        cursors = [0]
+        store, cursors = LogStore(here, MOST, now=lambda: 1.0, known=2), [0]
         for _ in range(STEPS):
             if not choices.left:
                 break
@@ -43,50 +40,38 @@ def stored_output(data: bytes) -> None:
                     assert now >= have
                 case 2:
                     store.end(JOB, "log", who, choices.below(64))
-                case 3:  # it starts again, maybe with a damaged file
-                    if choices.flag() and path.exists():
-                        _damage(choices, path)
+                case 3:  # a restart, perhaps with a damaged file
+                    files = sorted(here.rglob("*.*.*")) + sorted(here.rglob("[0-9].[0-9]"))
+                    if choices.flag() and files:
+                        _damage(choices, choices.pick(files))
                         cursors = [0]
                     store = LogStore(here, MOST, now=lambda: 1.0, known=2)
                 case _:
                     cursor = choices.pick((*cursors, abs(choices.whole())))
                     rank = choices.pick((None, Rank(0), Rank(1), Rank(7)))
-                    many = choices.pick((1, 100, MOST, 1 << 20))
-                    with contextlib.suppress(BadFieldError):
-                        _read(store, rank, cursor, many, cursors)
+                    cursors.append(
+                        _read(store, rank, cursor, choices.pick((1, 100, MOST, 1 << 20)))
+                    )
         _read_through(store)
 
 
-def _read(store: LogStore, rank: Rank | None, cursor: int, many: int, cursors: list[int]) -> None:
+def _read(store: LogStore, rank: Rank | None, cursor: int, many: int) -> int:
     pieces, after = store.read(JOB, "log", rank, cursor, many)
     page = LogPage(job=JOB, pieces=tuple(pieces), cursor=after, ended=False)
     LOG_REPLY.decode(encode(page))
-    assert after >= min(cursor, store._open(JOB, "log").size)
-    cursors.append(after)
+    return after
 
 
 def _read_through(store: LogStore) -> None:
-    """From the start to the end, in pages."""
-    size, cursor, turns = store._open(JOB, "log").size, 0, 0
-    while cursor < size:
-        pieces, after = store.read(JOB, "log", None, cursor, 64)
-        assert pieces or after == size
-        assert after > cursor
-        cursor, turns = after, turns + 1
-        assert turns <= size
+    """Read from the start to the end in pages; each page moves on."""
+    pieces, cursor = store.read(JOB, "log", None, 0, 64)
+    while pieces:
+        before = cursor
+        pieces, cursor = store.read(JOB, "log", None, cursor, 64)
+        assert cursor > before or not pieces
 
 
-def _records(choices: Choices) -> bytes:
-    found = bytearray()
-    for _ in range(choices.below(6)):
-        who = (choices.pick((1, 2)), choices.pick((0, 1)))
-        found += record(who, choices.below(64), choices.blob(), ended=choices.flag(), now=1.0)
-    if choices.flag():
-        found += choices.take(choices.below(32))
-    return bytes(found)
-
-
-def _damage(choices: Choices, path: Any) -> None:
+def _damage(choices: Choices, path: Path) -> None:
     content = bytearray(path.read_bytes())
     if content:
         content[choices.below(len(content))] = choices.below(256)

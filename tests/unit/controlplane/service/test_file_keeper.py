@@ -91,7 +91,8 @@ class Folders:
     def output_of(self, job: str, days_ago: float, size: int = 10) -> None:
         self.logs.append(JobId(job), "log", WHO, 0, b"x" * size)
         when = NOW - days_ago * DAY
-        os.utime(self.logs.folder / f"{job}.log", (when, when))
+        for file in (self.logs.folder / f"{job}.log").iterdir():
+            os.utime(file, (when, when))
 
     async def archive(self, content: bytes, days_ago: float, who: str = "ann") -> str:
         digest = hashlib.sha256(content).hexdigest()

@@ -124,7 +124,7 @@ def test_a_piece_says_when_it_came_and_from_which_node(tmp_path: Path) -> None:
     page = relay(controller, store)._page(ReadLog(job=A))
 
     assert [(piece.rank, piece.time, piece.node) for piece in page.pieces] == [
-        (1, 7.5, N2), (0, 7.5, ""),
+        (1, 7.5, N2), (0, 7.500001, ""),
     ]  # fmt: skip
 
 

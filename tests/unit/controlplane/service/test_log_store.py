@@ -1,7 +1,8 @@
-"""Output comes back as it was written, whatever arrived twice, too early or not at all."""
+"""Stored output is read back as it was written, after repetitions, gaps, crashes and damage."""
 
 from __future__ import annotations
 
+import os
 import resource
 import signal
 from collections import defaultdict
@@ -9,45 +10,67 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from controlplane.service.log_store import LENGTH, LogStore, WorkerKey
-from schemas.errors import BadFieldError
-from schemas.ids import JobId, Rank, Version
-from schemas.wire.feed import LOG, SAMPLES, LogPiece
+from controlplane.service.log_store import ENTRY_BYTES, INDEX_BYTES, LogStore, WorkerKey
+from schemas.ids import JobId, Rank
+from schemas.wire.feed import LOG, SAMPLES
 from tests.support.builders import A, B
 from tests.support.sizes import examples
 
 R0, R1, V2 = (1, 0), (1, 1), (2, 0)  # (version, rank)
 MUCH = 1 << 30
+NOON = 43_200.0
+Row = tuple[WorkerKey, int, bytes]
 
 
-def midday() -> float:
-    return 12.0
+class Clock:
+    """A clock that a test sets."""
 
+    def __init__(self) -> None:
+        self.now = NOON
 
-def piece(data: bytes, offset: int = 0, who: WorkerKey = R0, time: float = 12.0) -> LogPiece:
-    version, rank = who
-    return LogPiece(version=Version(version), rank=Rank(rank), offset=offset, data=data, time=time)
-
-
-def all_of(store: LogStore, rank: int | None = None) -> list[LogPiece]:
-    pieces, _ = store.read(A, LOG, None if rank is None else Rank(rank), 0, MUCH)
-    return pieces
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> LogStore:
-    return LogStore(tmp_path / "logs", MUCH, midday)
+    def __call__(self) -> float:
+        return self.now
 
 
 @pytest.fixture
-def reopened(tmp_path: Path) -> LogStore:
-    """The same folder, opened when the test asks for it first."""
-    return LogStore(tmp_path / "logs", MUCH, midday)
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def store(tmp_path: Path, clock: Clock) -> LogStore:
+    return LogStore(tmp_path, MUCH, clock)
+
+
+@pytest.fixture
+def reopened(tmp_path: Path, clock: Clock) -> LogStore:
+    """The store after a restart: it opens its files when it is used first."""
+    return LogStore(tmp_path, MUCH, clock)
+
+
+def page(
+    store: LogStore, cursor: int = 0, most: int = MUCH, rank: int | None = None, since: float = 0.0
+) -> tuple[list[Row], int]:
+    """Return workers, offsets and bytes of a page, and the next cursor."""
+    chosen = None if rank is None else Rank(rank)
+    pieces, after = store.read(A, LOG, chosen, cursor, most, since=since)
+    return [((one.version, one.rank), one.offset, one.data) for one in pieces], after
+
+
+def rows(store: LogStore, rank: int | None = None) -> list[Row]:
+    return page(store, rank=rank)[0]
+
+
+def data_file(folder: Path, who: WorkerKey = R0) -> Path:
+    return folder / f"{A}.{LOG}" / f"{who[0]}.{who[1]}"
+
+
+def index_file(folder: Path, who: WorkerKey = R0) -> Path:
+    return folder / f"{A}.{LOG}" / f"{who[0]}.{who[1]}.index"
 
 
 @contextmanager
@@ -62,443 +85,290 @@ def no_file_beyond(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-# --- what is stored
+# --- chunks
 
 
-def test_pieces_come_back_in_the_order_in_which_they_arrived(store: LogStore) -> None:
+def test_each_worker_has_its_output_in_order_and_workers_alternate(
+    store: LogStore, clock: Clock
+) -> None:
     store.append(A, LOG, R0, 0, b"one\n")
     store.append(A, LOG, R1, 0, b"other\n")
+    clock.now += 1
     store.append(A, LOG, R0, 4, b"two\n")
     store.append(A, LOG, V2, 0, b"again\n")
 
-    assert all_of(store) == [
-        piece(b"one\n"),
-        piece(b"other\n", who=R1),
-        piece(b"two\n", offset=4),
-        piece(b"again\n", who=V2),
-    ]
+    assert rows(store) == [(R0, 0, b"one\ntwo\n"), (R1, 0, b"other\n"), (V2, 0, b"again\n")]
 
 
-def test_what_was_stored_before_a_moment_is_passed_over(tmp_path: Path) -> None:
-    clock = iter((100.0, 200.0, 300.0))
-    store = LogStore(tmp_path, MUCH, lambda: next(clock))
-    store.append(A, LOG, R0, 0, b"early\n")
-    store.append(A, LOG, R1, 0, b"then\n")
-    store.append(A, LOG, R0, 6, b"late\n")
+def test_streams_of_jobs_are_separate(store: LogStore) -> None:
+    for job, stream in ((A, LOG), (A, SAMPLES), (B, LOG)):
+        store.append(job, stream, R0, 0, f"{stream} of {job}".encode())
 
-    pieces, cursor = LogStore(tmp_path, MUCH, midday).read(A, LOG, None, 0, MUCH, since=200.0)
-
-    assert pieces == [
-        piece(b"then\n", who=R1, time=200.0),
-        piece(b"late\n", offset=6, time=300.0),
-    ]
-    assert store.read(A, LOG, None, cursor, MUCH) == ([], cursor)
+    for job, stream in ((A, LOG), (A, SAMPLES), (B, LOG)):
+        (piece,), _ = store.read(job, stream, None, 0, MUCH)
+        assert piece.data == f"{stream} of {job}".encode()
 
 
-def test_records_of_a_time_when_they_had_none_are_old(tmp_path: Path) -> None:
-    header = msgspec.msgpack.encode((*R0, 0, 4, False))
-    (tmp_path / f"{A}.{LOG}").write_bytes(LENGTH.pack(len(header)) + header + b"old\n")
-    store = LogStore(tmp_path, MUCH, midday)
-
-    store.append(A, LOG, R0, 4, b"new\n")
-
-    assert all_of(store) == [piece(b"old\n", time=0.0), piece(b"new\n", offset=4)]
-    pieces, _ = store.read(A, LOG, None, 0, MUCH, since=1.0)
-    assert pieces == [piece(b"new\n", offset=4)]
-
-
-def test_jobs_and_streams_do_not_mix(store: LogStore) -> None:
-    store.append(A, LOG, R0, 0, b"log of a")
-    store.append(A, SAMPLES, R0, 0, b"samples of a")
-    store.append(B, LOG, R0, 0, b"log of b")
-
-    assert store.read(A, LOG, None, 0, MUCH)[0] == [piece(b"log of a")]
-    assert store.read(A, SAMPLES, None, 0, MUCH)[0] == [piece(b"samples of a")]
-    assert store.read(B, LOG, None, 0, MUCH)[0] == [piece(b"log of b")]
-
-
-def test_what_is_stored_is_known_for_each_worker(store: LogStore) -> None:
-    assert store.stored(A, LOG, R0) == (0, False)
-
-    assert store.append(A, LOG, R0, 0, b"abc") == 3
-
-    assert store.stored(A, LOG, R0) == (3, False)
-    assert store.stored(A, LOG, R1) == (0, False)
-
-
-def test_a_repetition_changes_nothing(store: LogStore) -> None:
-    store.append(A, LOG, R0, 0, b"abcdef")
-
-    assert store.append(A, LOG, R0, 0, b"abcdef") == 6
-    assert store.append(A, LOG, R0, 2, b"cd") == 6
+def test_only_new_bytes_without_a_gap_are_stored(store: LogStore) -> None:
+    assert store.append(A, LOG, R0, 3, b"def") == 0  # a gap
+    assert store.append(A, LOG, R0, 0, b"abcd") == 4
+    assert store.append(A, LOG, R0, 0, b"abcd") == 4  # a repetition
+    assert store.append(A, LOG, R0, 2, b"cdef") == 6  # an overlap
     assert store.append(A, LOG, R0, 6, b"") == 6
 
-    assert all_of(store) == [piece(b"abcdef")]
+    assert store.stored(A, LOG, R0) == (6, False)
+    assert store.stored(A, LOG, R1) == (0, False)
+    assert rows(store) == [(R0, 0, b"abcdef")]
 
 
-def test_of_an_overlap_only_what_is_new_is_stored(store: LogStore) -> None:
-    store.append(A, LOG, R0, 0, b"abcd")
-
-    assert store.append(A, LOG, R0, 2, b"cdef") == 6
-
-    assert all_of(store) == [piece(b"abcd"), piece(b"ef", offset=4)]
-
-
-def test_a_gap_is_refused_until_it_is_closed(store: LogStore) -> None:
-    assert store.append(A, LOG, R0, 3, b"def") == 0
-    assert all_of(store) == []
-
-    assert store.append(A, LOG, R0, 0, b"abc") == 3
-    assert store.append(A, LOG, R0, 3, b"def") == 6
-
-
-def test_a_store_that_is_opened_again_goes_on(store: LogStore, reopened: LogStore) -> None:
+def test_a_restart_continues_every_worker(store: LogStore, reopened: LogStore) -> None:
     store.append(A, LOG, R0, 0, b"abc")
     store.end(A, LOG, R0, 3)
     store.append(A, LOG, R1, 0, b"de")
 
     assert reopened.stored(A, LOG, R0) == (3, True)
     assert reopened.append(A, LOG, R1, 2, b"f") == 3
-    assert all_of(reopened) == [piece(b"abc"), piece(b"de", who=R1), piece(b"f", 2, R1)]
+    assert rows(reopened) == [(R0, 0, b"abc"), (R1, 0, b"def")]
+
+
+def test_the_index_has_an_entry_per_time_or_size_and_not_per_line(
+    store: LogStore, tmp_path: Path, clock: Clock
+) -> None:
+    for number in range(1000):
+        store.append(A, LOG, R0, 5 * number, b"line\n")
+        clock.now += 0.02  # 20 s of output
+
+    assert index_file(tmp_path).stat().st_size <= 40 * ENTRY_BYTES
+    store.append(A, LOG, R1, 0, b"x" * 3 * INDEX_BYTES)
+    assert index_file(tmp_path, R1).stat().st_size == 3 * ENTRY_BYTES
 
 
 # --- ends
 
 
-def test_an_end_is_taken_only_when_everything_before_it_is_here(store: LogStore) -> None:
+def test_an_end_is_accepted_once_all_bytes_before_it_are_stored(
+    store: LogStore, reopened: LogStore
+) -> None:
     store.append(A, LOG, R0, 0, b"abc")
-
     assert store.end(A, LOG, R0, 5) is False
     assert store.stored(A, LOG, R0) == (3, False)
     store.append(A, LOG, R0, 3, b"de")
 
-    assert store.end(A, LOG, R0, 5) is True
-    assert store.stored(A, LOG, R0) == (5, True)
-
-
-def test_an_end_is_noted_once_and_is_no_piece(store: LogStore, tmp_path: Path) -> None:
-    store.append(A, LOG, R0, 0, b"abc")
-    store.end(A, LOG, R0, 3)
-    size = (tmp_path / "logs" / f"{A}.{LOG}").stat().st_size
-
-    assert store.end(A, LOG, R0, 3) is True
-
-    assert (tmp_path / "logs" / f"{A}.{LOG}").stat().st_size == size
-    assert all_of(store) == [piece(b"abc")]
-
-
-def test_a_worker_that_wrote_nothing_can_end(store: LogStore, reopened: LogStore) -> None:
-    assert store.end(A, LOG, R0, 0) is True
-
-    assert reopened.stored(A, LOG, R0) == (0, True)
+    assert (store.end(A, LOG, R0, 5), store.end(A, LOG, R0, 5)) == (True, True)
+    assert store.end(A, LOG, R1, 0) is True  # a worker without output
+    assert rows(store) == [(R0, 0, b"abcde")]
+    assert (reopened.stored(A, LOG, R0), reopened.stored(A, LOG, R1)) == ((5, True), (0, True))
 
 
 # --- damage
 
 
-@pytest.mark.parametrize("lost", range(1, 12))
-def test_a_torn_last_record_is_cut_off_and_taken_again(
+@pytest.mark.parametrize("lost", range(1, ENTRY_BYTES))
+def test_a_torn_entry_is_removed_and_the_output_kept(
     store: LogStore, reopened: LogStore, tmp_path: Path, lost: int
 ) -> None:
     store.append(A, LOG, R0, 0, b"first")
-    store.append(A, LOG, R0, 5, b"torn")
-    path = tmp_path / "logs" / f"{A}.{LOG}"
-    with path.open("r+b") as file:
-        file.truncate(path.stat().st_size - lost)
+    store.end(A, LOG, R0, 5)
+    os.truncate(index_file(tmp_path), ENTRY_BYTES - lost)
 
     assert reopened.stored(A, LOG, R0) == (5, False)
-    assert reopened.append(A, LOG, R0, 5, b"torn") == 9
-    assert all_of(reopened) == [piece(b"first"), piece(b"torn", offset=5)]
+    assert reopened.end(A, LOG, R0, 5) is True
+    assert rows(reopened) == [(R0, 0, b"first")]
 
 
-def flipped(folder: Path, place: int, bit: int = 0xC1) -> bytes:
-    """One byte of the only file is another one."""
-    (path,) = folder.iterdir()
-    data = bytearray(path.read_bytes())
-    data[place] ^= bit
-    path.write_bytes(data)
-    return bytes(data)
+def written_at_three_times(store: LogStore, clock: Clock) -> bytes:
+    """Three entries of one worker, and other output between them."""
+    for number in range(3):
+        store.append(A, LOG, R0, 10 * number, b"%d of first" % number)
+        store.append(A, LOG, R1, 10 * number, b"%d of other" % number)
+        page(store)
+        clock.now += 1
+    return b"0 of first1 of first2 of first"
 
 
-def damage(start: int, end: int) -> LogPiece:
-    note = f"[ones: {end - start} bytes of stored output cannot be read]\n"
-    return piece(note.encode(), start, (0, 0), time=0.0)
-
-
-@pytest.mark.parametrize("place", [0, 1, 3, 4, 5])
-@pytest.mark.parametrize("first", [True, False], ids=["of the first record", "of another"])
-def test_a_bad_byte_hides_its_record_and_no_other(
-    store: LogStore, reopened: LogStore, tmp_path: Path, place: int, *, first: bool
+@pytest.mark.parametrize("place", range(0, 3 * ENTRY_BYTES, 3))
+def test_a_damaged_entry_loses_no_byte(
+    store: LogStore, reopened: LogStore, tmp_path: Path, clock: Clock, place: int
 ) -> None:
-    begins = 0
-    if not first:
-        store.append(A, LOG, V2, 0, b"first\n")
-        begins = inside(store)
-    store.append(A, LOG, R0, 0, b"second\n")
-    ends = inside(store)
-    store.append(A, LOG, R1, 0, b"third\n")
-    store.append(A, LOG, R1, 6, b"fourth\n")
-    data = flipped(tmp_path / "logs", begins + place)
+    output = written_at_three_times(store, clock)
+    data = bytearray(index_file(tmp_path).read_bytes())
+    data[place] ^= 0xC1
+    index_file(tmp_path).write_bytes(data)
 
-    before = [] if first else [piece(b"first\n", who=V2)]
-    behind = [piece(b"third\n", who=R1), piece(b"fourth\n", 6, R1)]
-    assert all_of(reopened) == [*before, damage(begins, ends), *behind]
-    assert next((tmp_path / "logs").iterdir()).read_bytes() == data
-    assert reopened.stored(A, LOG, R0) == (0, False)
-    assert reopened.append(A, LOG, R0, 0, b"second\n") == 7
-    again = LogStore(tmp_path / "logs", MUCH, midday)
-    assert all_of(again) == [*before, damage(begins, ends), *behind, piece(b"second\n")]
-    assert again.read(A, LOG, None, begins, 1) == ([damage(begins, ends)], ends)
-    assert again.read(A, LOG, Rank(1), ends, 1)[0] == [behind[0]]
-    with pytest.raises(BadFieldError):
-        again.read(A, LOG, None, begins + 2, MUCH)
+    found, cursor = page(reopened, most=1)
+    while (more := page(reopened, cursor, most=1))[0]:
+        found, cursor = found + more[0], more[1]
+
+    assert b"".join(part for who, _, part in found if who == R0) == output
+    assert [offset for who, offset, _ in found if who == R1] == [0, 10, 20]
 
 
-def test_a_record_that_seems_to_be_cut_off_in_the_midst_of_others_is_damage(
-    store: LogStore, reopened: LogStore, tmp_path: Path
+def test_a_missing_index_costs_order_and_times_only(
+    store: LogStore, reopened: LogStore, tmp_path: Path, clock: Clock
 ) -> None:
-    store.append(A, LOG, R0, 0, b"x" * 300)
-    ends = inside(store)
-    store.append(A, LOG, R1, 0, b"third\n")
-    header = LENGTH.size + 4
-    assert (tmp_path / "logs" / f"{A}.{LOG}").read_bytes()[header : header + 3] == b"\xcd\x01\x2c"
-    flipped(tmp_path / "logs", header + 1, 0xF0)  # 61 kB instead of 300 bytes
+    output = written_at_three_times(store, clock)
+    index_file(tmp_path).unlink()
 
-    assert all_of(reopened) == [damage(0, ends), piece(b"third\n", who=R1)]
-    reopened.append(A, LOG, R1, 6, bytes(100_000))
-    assert all_of(reopened)[:2] == [damage(0, ends), piece(b"third\n", who=R1)]
+    assert rows(reopened, rank=0) == [(R0, 0, output)]
 
 
-def test_damage_up_to_the_end_stays_where_it_is_and_output_goes_on(
-    store: LogStore, reopened: LogStore, tmp_path: Path
+def test_lost_bytes_are_requested_again_from_their_worker(
+    store: LogStore, reopened: LogStore, tmp_path: Path, clock: Clock
 ) -> None:
-    store.append(A, LOG, R0, 0, b"first\n")
-    begins = inside(store)
-    store.append(A, LOG, R0, 6, b"second\n")
-    ends = inside(store)
-    flipped(tmp_path / "logs", begins)
+    output = written_at_three_times(store, clock)
+    os.truncate(data_file(tmp_path), 15)
 
-    assert all_of(reopened) == [piece(b"first\n"), damage(begins, ends)]
-    reopened.append(A, LOG, R0, 6, b"again\n")
-    expected = [piece(b"first\n"), damage(begins, ends), piece(b"again\n", offset=6)]
-    assert all_of(reopened) == expected
-    assert all_of(LogStore(tmp_path / "logs", MUCH, midday)) == expected
+    assert reopened.stored(A, LOG, R0) == (15, False)
+    assert reopened.append(A, LOG, R0, 15, output[15:]) == 30
+    assert b"".join(part for _, _, part in rows(reopened, rank=0)) == output
 
 
-@settings(max_examples=examples(150), deadline=None)
-@given(
-    sizes=st.lists(st.integers(1, 400), min_size=1, max_size=12),
-    place=st.floats(0, 1, exclude_max=True),
-    bit=st.integers(1, 255),
-)
-def test_one_bad_byte_anywhere_takes_no_more_than_a_record_or_two_with_it(
-    tmp_path_factory: pytest.TempPathFactory, sizes: list[int], place: float, bit: int
+def test_bytes_lost_while_the_controller_runs_are_noted(
+    store: LogStore, tmp_path: Path, clock: Clock
 ) -> None:
-    folder = tmp_path_factory.mktemp("logs")
-    store, offset = LogStore(folder, MUCH, midday), 0
-    for number, size in enumerate(sizes):
-        store.append(A, LOG, R0, offset, bytes([97 + number]) * size)
-        offset += size
-    whole = all_of(store)
-    flipped(folder, int(inside(store) * place), bit)
+    written_at_three_times(store, clock)
+    os.truncate(data_file(tmp_path), 15)
 
-    found = all_of(LogStore(folder, MUCH, midday))
+    found = [part for _, _, part in rows(store, rank=0)]
 
-    assert len([one for one in whole if one not in found]) <= 2
+    lost = b"[ones: %d bytes of stored output cannot be read]\n"
+    assert found == [b"0 of first", lost % 5 + b"1 of ", lost % 10]
 
 
-def test_a_torn_end_is_cut_off_and_taken_again(
-    store: LogStore, reopened: LogStore, tmp_path: Path
-) -> None:
-    store.append(A, LOG, R0, 0, b"abc")
-    store.end(A, LOG, R0, 3)
-    path = tmp_path / "logs" / f"{A}.{LOG}"
-    with path.open("r+b") as file:
-        file.truncate(path.stat().st_size - 1)
-
-    assert reopened.stored(A, LOG, R0) == (3, False)
-    assert reopened.end(A, LOG, R0, 3) is True
-
-
-@pytest.mark.parametrize(
-    "size",
-    [
-        10,
-        20_000,
-    ],
-)
-def test_a_full_disk_takes_nothing_and_what_comes_again_is_whole(
+@pytest.mark.parametrize("size", [10, 20_000])
+def test_a_full_disk_stores_nothing_and_a_repetition_stores_all(
     store: LogStore, reopened: LogStore, tmp_path: Path, size: int
 ) -> None:
     store.append(A, LOG, R0, 0, b"before")
-    path = tmp_path / "logs" / f"{A}.{LOG}"
-    whole = path.stat().st_size
-    with no_file_beyond(whole + size // 2), pytest.raises(OSError, match="too large"):
+    with no_file_beyond(6 + size // 2), pytest.raises(OSError, match="too large"):
         store.append(A, LOG, R0, 6, b"x" * size)
 
-    assert path.stat().st_size == whole
+    assert data_file(tmp_path).read_bytes() == b"before"
     assert store.append(A, LOG, R0, 6, b"x" * size) == 6 + size
-    assert store.append(A, LOG, R0, 6 + size, b"after") == 11 + size
-    expected = [piece(b"before"), piece(b"x" * size, offset=6), piece(b"after", offset=6 + size)]
-    assert all_of(store) == expected
-    assert all_of(reopened) == expected
+    assert rows(store) == rows(reopened) == [(R0, 0, b"before" + b"x" * size)]
+
+
+def test_output_is_read_while_the_index_cannot_be_written(store: LogStore) -> None:
+    store.append(A, LOG, R0, 0, b"before")
+    first = page(store)
+    store.append(A, LOG, R0, 6, b"later")
+
+    with no_file_beyond(ENTRY_BYTES):
+        assert page(store) == first
+    assert page(store, first[1])[0] == [(R0, 6, b"later")]
 
 
 # --- the bound
 
 
-def test_output_beyond_the_bound_is_taken_and_not_kept_and_a_note_says_so(tmp_path: Path) -> None:
-    bounded = LogStore(tmp_path / "logs", 10, midday)
+def test_output_beyond_the_bound_is_accepted_dropped_and_noted(tmp_path: Path) -> None:
+    bounded = LogStore(tmp_path, 10, Clock())
     bounded.append(A, LOG, R0, 0, b"12345678")
     bounded.append(A, LOG, R0, 8, b"90ab")
 
     assert bounded.append(A, LOG, R0, 12, b"never seen") == 22
     assert bounded.append(A, LOG, R1, 0, b"never seen either") == 17
+    assert bounded.append(B, LOG, R0, 0, b"of another") == 10
     assert bounded.end(A, LOG, R0, 22) is True
 
-    kept = b"".join(found.data for found in all_of(bounded))
-    assert kept == b"1234567890ab\n[ones: output beyond 10 bytes of a job is not kept]\n"
+    note = b"\n[ones: output beyond 10 bytes of a job is not kept]\n"
+    assert rows(bounded) == [(R0, 0, b"1234567890ab"), ((0, 0), 0, note)]
     assert bounded.stored(A, LOG, R0) == (22, True)
-
-
-def test_the_bound_holds_after_it_is_opened_again(tmp_path: Path) -> None:
-    LogStore(tmp_path / "logs", 4, midday).append(A, LOG, R0, 0, b"abcdef")
-    again = LogStore(tmp_path / "logs", 4, midday)
-    size = (tmp_path / "logs" / f"{A}.{LOG}").stat().st_size
-
+    assert bounded.full(A, LOG)
+    again = LogStore(tmp_path, 10, Clock())
     again.append(A, LOG, R1, 0, b"more")
-
-    assert (tmp_path / "logs" / f"{A}.{LOG}").stat().st_size == size
-
-
-def test_the_bound_is_of_each_stream(tmp_path: Path) -> None:
-    bounded = LogStore(tmp_path / "logs", 4, midday)
-    bounded.append(A, LOG, R0, 0, b"abcdef")
-
-    bounded.append(B, LOG, R0, 0, b"gh")
-
-    assert bounded.read(B, LOG, None, 0, MUCH)[0] == [piece(b"gh")]
+    assert rows(again) == rows(bounded)
 
 
 # --- pages
 
 
-def test_a_page_ends_before_the_piece_that_does_not_fit(store: LogStore) -> None:
-    for number in range(4):
-        store.append(A, LOG, R0, 10 * number, b"x" * 10)
+def test_pages_follow_each_other(store: LogStore, clock: Clock) -> None:
+    assert page(store) == page(store, -1) == page(store, 99) == ([], 0)
+    written_at_three_times(store, clock)
+    whole, end = page(store)
 
-    first, cursor = store.read(A, LOG, None, 0, 25)
-    second, end = store.read(A, LOG, None, cursor, 25)
-    nothing, stays = store.read(A, LOG, None, end, 25)
+    found, cursor = page(store, most=25)
+    assert [len(part) for _, _, part in found] == [10, 10]
+    while (more := page(store, cursor, most=1))[0]:
+        assert len(more[0]) == 1
+        found, cursor = found + more[0], more[1]
 
-    assert [found.offset for found in first] == [0, 10]
-    assert [found.offset for found in second] == [20, 30]
-    assert (nothing, stays) == ([], end)
-
-
-def test_a_page_holds_at_least_one_piece(store: LogStore) -> None:
-    store.append(A, LOG, R0, 0, b"x" * 100)
-
-    assert store.read(A, LOG, None, 0, 1)[0] == [piece(b"x" * 100)]
+    assert (found, cursor) == (whole, end)
+    assert page(store, 1 << 63) == ([], end)
+    store.append(A, LOG, R0, 30, b"later")
+    assert page(store, end)[0] == [(R0, 30, b"later")]
 
 
-def test_a_cursor_sees_what_comes_later(store: LogStore) -> None:
-    store.append(A, LOG, R0, 0, b"abc")
-    _, cursor = store.read(A, LOG, None, 0, MUCH)
+def test_a_page_of_one_rank_has_no_other(store: LogStore, clock: Clock) -> None:
+    written_at_three_times(store, clock)
 
-    store.append(A, LOG, R0, 3, b"def")
+    first, cursor = page(store, most=20, rank=1)
+    second, end = page(store, cursor, most=20, rank=1)
 
-    assert store.read(A, LOG, None, cursor, MUCH)[0] == [piece(b"def", offset=3)]
-
-
-def test_a_page_of_one_rank_passes_over_the_others(store: LogStore) -> None:
-    for number in range(3):
-        store.append(A, LOG, R0, 2 * number, b"zz")
-        store.append(A, LOG, R1, 2 * number, b"oo")
-
-    first, cursor = store.read(A, LOG, Rank(1), 0, 4)
-    second, end = store.read(A, LOG, Rank(1), cursor, 4)
-
-    assert first == [piece(b"oo", 0, R1), piece(b"oo", 2, R1)]
-    assert second == [piece(b"oo", 4, R1)]
-    assert store.read(A, LOG, Rank(1), end, 4) == ([], end)
+    assert [offset for _, offset, _ in first + second] == [0, 10, 20]
+    assert page(store, end, rank=1) == ([], end)
 
 
-def test_a_job_without_output_has_empty_pages(store: LogStore) -> None:
-    assert store.read(A, LOG, None, 0, MUCH) == ([], 0)
-    assert store.read(A, LOG, None, 99, MUCH) == ([], 0)
-    assert store.read(A, LOG, None, -1, MUCH) == ([], 0)
+def test_a_page_begins_at_a_time(store: LogStore, reopened: LogStore, clock: Clock) -> None:
+    written_at_three_times(store, clock)
+
+    found, _ = page(reopened, since=NOON + 1)
+
+    assert [part[:1] for _, _, part in found] == [b"1", b"1", b"2", b"2"]
+    pieces, _ = store.read(A, LOG, Rank(0), 0, MUCH)
+    assert [piece.time for piece in pieces] == [NOON, NOON + 1, NOON + 2]
 
 
-def test_streams_that_nobody_uses_are_forgotten_and_go_on_where_they_were(tmp_path: Path) -> None:
-    store = LogStore(tmp_path, MUCH, midday, known=2)
+def test_a_clock_that_steps_back_keeps_the_order(
+    store: LogStore, reopened: LogStore, clock: Clock
+) -> None:
+    written_at_three_times(store, clock)
+    _, cursor = page(store)
+    clock.now = 1.0
+
+    reopened.append(A, LOG, R1, 30, b"later")
+
+    assert page(reopened, cursor)[0] == [(R1, 30, b"later")]
+
+
+# --- many streams
+
+
+def test_streams_out_of_memory_are_opened_again(tmp_path: Path) -> None:
+    store = LogStore(tmp_path, MUCH, Clock(), known=2)
     jobs = [JobId(f"a-{number}") for number in range(5)]
     for offset, data in ((0, b"one\n"), (4, b"two\n")):
         for job in jobs:
             assert store.append(job, LOG, R0, offset, data) == offset + 4
 
     assert len(store._streams) == 2
-    assert [store.stored(job, LOG, R0) for job in jobs] == [(8, False)] * 5
-    pages = [store.read(job, LOG, None, 0, MUCH)[0] for job in jobs]
-    assert pages == [[piece(b"one\n"), piece(b"two\n", offset=4)]] * 5
+    for job in jobs:
+        pieces, _ = store.read(job, LOG, None, 0, MUCH)
+        assert b"".join(piece.data for piece in pieces) == b"one\ntwo\n"
 
 
-@pytest.mark.parametrize("cursor", [-5, 1, 3, 7, 19])
-def test_a_cursor_that_was_never_given_out_is_refused(store: LogStore, cursor: int) -> None:
-    store.append(A, LOG, R0, 0, b"\xff" * 40)
+def test_a_deleted_stream_starts_anew(store: LogStore, tmp_path: Path) -> None:
+    store.append(A, LOG, R0, 0, b"old")
+    (used,) = store.usage()
+    assert (used.name, used.size >= 3, used.at > NOON) == (f"{A}.{LOG}", True, True)
 
-    with pytest.raises(BadFieldError, match=f"{cursor} is not the position of a page") as refused:
-        store.read(A, LOG, None, cursor, MUCH)
+    store.forget(used.name)
+    store.forget(used.name)
 
-    assert refused.value.field == "cursor"
-
-
-def test_a_cursor_beyond_the_end_waits_there(store: LogStore) -> None:
-    store.append(A, LOG, R0, 0, b"all")
-    end = inside(store)
-
-    assert store.read(A, LOG, None, 10**9, MUCH) == ([], end)
+    assert (store.usage(), list(tmp_path.iterdir())) == ([], [])
+    assert store.append(A, LOG, R0, 0, b"new") == 3
+    assert rows(store) == [(R0, 0, b"new")]
 
 
-def test_output_that_looks_like_a_record_is_none(store: LogStore) -> None:
-    header = msgspec.msgpack.encode((1, 0, 0, 1_000_000_000, False))
-    forged = LENGTH.pack(len(header)) + header
-    store.append(A, LOG, R0, 0, forged + bytes(1000))
-    (found,) = all_of(store)
-
-    with pytest.raises(BadFieldError):
-        store.read(A, LOG, None, inside(store) - len(found.data), MUCH)
-
-
-def test_every_end_of_a_page_begins_the_next_one_however_long_the_output(
-    store: LogStore, reopened: LogStore
-) -> None:
-    data = b"some line\n" * 2000
-    for number in range(10):
-        store.append(A, LOG, R0, number * len(data), data)
-
-    for kept in (store, reopened):
-        cursor, pages = 0, []
-        while (page := kept.read(A, LOG, None, cursor, 1))[0]:
-            pages += page[0]
-            cursor = page[1]
-        assert b"".join(one.data for one in pages) == data * 10
-        assert len(pages) == 10
-
-
-def inside(store: LogStore) -> int:
-    """The position behind the last byte of the last piece."""
-    return store.read(A, LOG, None, 0, MUCH)[1]
-
-
-# --- whatever arrives
+# --- any order of chunks
 
 
 @st.composite
 def deliveries(
     draw: st.DrawFn,
 ) -> tuple[dict[WorkerKey, bytes], list[tuple[WorkerKey, int, bytes]], list[int]]:
-    """Output of a few workers, cut into chunks of which some come again, and reopenings."""
+    """Output of a few workers, cut into chunks of which some are repeated, and restarts."""
     written = draw(
         st.dictionaries(st.sampled_from([R0, R1, V2]), st.binary(max_size=60), min_size=1)
     )
@@ -506,7 +376,7 @@ def deliveries(
     chunks = []
     for _ in range(draw(st.integers(0, 25))):
         who = draw(st.sampled_from(sorted(written)))
-        start = draw(st.integers(0, sent[who]))  # never ahead of what was taken
+        start = draw(st.integers(0, sent[who]))  # never after the stored bytes
         end = draw(st.integers(start, len(written[who])))
         chunks.append((who, start, written[who][start:end]))
         sent[who] = max(sent[who], end)
@@ -516,29 +386,33 @@ def deliveries(
 
 
 @settings(max_examples=examples(100), deadline=None)
-@given(delivery=deliveries(), page=st.integers(1, 40))
-def test_any_split_into_chunks_with_repetitions_reads_back_identical(
+@given(delivery=deliveries(), most=st.integers(1, 40))
+def test_any_chunks_with_repetitions_and_restarts_are_followed_without_loss(
     tmp_path_factory: pytest.TempPathFactory,
     delivery: tuple[dict[WorkerKey, bytes], list[tuple[WorkerKey, int, bytes]], list[int]],
-    page: int,
+    most: int,
 ) -> None:
-    written, chunks, reopened_at = delivery
-    folder = tmp_path_factory.mktemp("logs")
-    store = LogStore(folder, MUCH, midday)
-    for place, (who, offset, data) in enumerate(chunks):
-        if place in reopened_at:
-            store = LogStore(folder, MUCH, midday)
-        store.append(A, LOG, who, offset, data)
-
+    written, chunks, restarts = delivery
+    folder, clock = tmp_path_factory.mktemp("logs"), Clock()
+    store, cursor = LogStore(folder, MUCH, clock), 0
     read: defaultdict[WorkerKey, bytes] = defaultdict(bytes)
-    cursor = 0
-    while True:
-        pieces, cursor = store.read(A, LOG, None, cursor, page)
-        if not pieces:
-            break
-        for found in pieces:
-            who = (found.version, found.rank)
-            assert found.offset == len(read[who])
-            read[who] += found.data
+
+    def follow() -> bool:
+        nonlocal cursor
+        found, cursor = page(store, cursor, most)
+        for who, offset, data in found:
+            assert offset == len(read[who])
+            read[who] += data
+        return bool(found)
+
+    for place, (who, offset, data) in enumerate(chunks):
+        if place in restarts:
+            store = LogStore(folder, MUCH, clock)
+            follow()
+        clock.now += 0.2
+        store.append(A, LOG, who, offset, data)
+    while follow():
+        pass
+
     assert {who: read[who] for who in written} == written
     assert all(store.end(A, LOG, who, len(data)) for who, data in written.items())
