@@ -141,7 +141,7 @@ async def test_output_goes_when_its_job_ended_long_ago(
 async def test_output_of_ended_jobs_goes_sooner_where_there_is_much_of_it(
     controller: Controller, tmp_path: Path
 ) -> None:
-    folders = Folders(tmp_path, controller, keep_logs_bytes=300)
+    folders = Folders(tmp_path, controller, keep_logs_bytes=250)
     folders.output_of("a-1", days_ago=0.9, size=1000)
     for job, days_ago in (("gone-4", 0.8), ("gone-5", 0.7), ("gone-6", 0.6)):
         folders.output_of(job, days_ago, size=100)
