@@ -61,7 +61,7 @@ from schemas.session import (
     Apply,
     Publish,
     Rejected,
-    SayHello,
+    SendHello,
     ToController,
     Welcomed,
 )
@@ -254,7 +254,7 @@ class Agent:
                 self._apply(self._session.tick(self._now()))
             with log_errors("fence"):
                 fence_s = self._settings.fence_s
-                if fence_s and self._session.alone_s(self._now()) >= fence_s:
+                if fence_s and self._session.unconfirmed_s(self._now()) >= fence_s:
                     self._manager.fence()
             await asyncio.sleep(TICK_INTERVAL_S)
 
@@ -274,9 +274,9 @@ class Agent:
                     self._ports.orders.send(encode(message))
                 case Publish(numbered=numbered):
                     self._ports.publish(encode(numbered))
-                case SayHello():
+                case SendHello():
                     if not self._ports.orders.send(encode(self._hello())):
-                        self._session.unheard(self._now())
+                        self._session.hello_not_sent(self._now())
                 case Apply(delta=GroupDelta() as delta):
                     self._handle(Desired(delta))
                 case Apply(delta=SweepDelta() as delta):
@@ -351,7 +351,7 @@ class Agent:
                 self._manager.perform(action)
 
     def _record_event(self, event: AgentEvent) -> None:
-        self._apply(self._session.happened(event))
+        self._apply(self._session.record_event(event))
 
     def _now(self) -> Seconds:
         return Seconds(asyncio.get_running_loop().time())

@@ -22,7 +22,7 @@ from nodeagent.job_folders import MARK
 from nodeagent.owned_files import bytes_below, remove_tree
 from nodeagent.settings import AgentSettings
 from nodeagent.states import JOB
-from schemas.host.files import AgedFile, outdated
+from schemas.host.files import AgedFile, expired_files
 from schemas.ids import JobId
 
 leftovers_log = structlog.get_logger("leftovers")
@@ -90,7 +90,7 @@ class Leftovers:
         may_go = [
             one for one in found.values() if now - one.at > min(MIN_AGE_FOR_SIZE_S, keep.seconds)
         ]
-        gone = outdated(may_go, keep.seconds, keep.bytes, now)
+        gone = expired_files(may_go, keep.seconds, keep.bytes, now)
         for one in gone:
             remove_tree(self.root / one.name)
             if (self.root / one.name).exists():

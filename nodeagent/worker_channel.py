@@ -80,7 +80,7 @@ class WorkerChannel:
 
     async def watch(self) -> None:
         """Disconnect workers that send more than is read, until cancelled."""
-        await self._link.watch_connections(partial(self._audit.refused, "connection of a worker"))
+        await self._link.guard_connections(partial(self._audit.refused, "connection of a worker"))
 
     def _handle(self, incoming: Incoming, message: FromWorker) -> None:
         if isinstance(message, WorkerHello):

@@ -163,7 +163,7 @@ class RemoteError(OnesError):
         self.remote_code = code
 
 
-def raised(code: str, message: str, hint: str, field: str) -> OnesError:
+def error_from_code(code: str, message: str, hint: str, field: str) -> OnesError:
     """Return the error that the other side raised: the class of its code, else a `RemoteError`."""
     if code == UnknownJobError.code:
         return UnknownJobError(message.removeprefix("no job ").strip("'\""))

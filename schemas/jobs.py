@@ -188,7 +188,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         return max(self.batch_size, min(self.pass_limit * self.slots[1], MAX_BATCH))
 
     @property
-    def batch_limit_is_left_open(self) -> bool:
+    def batch_limit_is_auto(self) -> bool:
         """True if the cluster chooses the largest batch, by data set and noise scale."""
         return self.max_batch_size in {None, AUTO}
 
@@ -212,7 +212,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         return self.slots[0] if self.slots_wanted is None else self.slots_wanted
 
     @property
-    def fails_when_lost(self) -> bool:
+    def fails_on_loss(self) -> bool:
         """True if the job fails, instead of restarting, when no worker has its state any more."""
         return self.on_loss == "fail"
 
@@ -401,7 +401,7 @@ def _sweep(spec: JobSpec) -> list[JobProblem]:
         remedy = f"name its functions in [sweep], and give script = {SWEEP_SCRIPT!r}"
         found.append(JobProblem("script", "a sweep has no script", remedy))
     most = spec.slots[1]
-    if spec.batch_size != most or spec.batch_limit != most or spec.batch_limit_is_left_open:
+    if spec.batch_size != most or spec.batch_limit != most or spec.batch_limit_is_auto:
         what = f"a sweep has no batch: its batch size is its maximum of slots, {most}"
         remedy = f"give batch_size = {most} and max_batch_size = {KEEP!r}"
         found.append(JobProblem("batch_size", what, remedy))

@@ -316,8 +316,8 @@ class Controller:
         return (
             self._authority.run(),
             self._keys.watch(),
-            self._audit.tell_what_was_left_out(),
-            self._link.watch_connections(partial(self._audit.refused, "connection")),
+            self._audit.log_suppressed(),
+            self._link.guard_connections(partial(self._audit.refused, "connection")),
             self._node_sessions.receive_messages(),
             self._node_sessions.receive_events(),
             self._node_sessions.watch_silence(),

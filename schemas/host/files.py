@@ -93,7 +93,7 @@ class AgedFile(NamedTuple):
     at: float  # last change, or the end of its job, seconds since the epoch
 
 
-def outdated(
+def expired_files(
     files: Iterable[AgedFile], keep_s: float, keep_bytes: int, now: float
 ) -> list[AgedFile]:
     """Return the files older than `keep_s`, and the oldest while all exceed `keep_bytes`."""

@@ -168,7 +168,7 @@ class Audit:
         """Log the use of a privileged right; never suppressed."""
         self._log.info("audit", what=what, by=by, **{f"of_{k}": v for k, v in detail.items()})
 
-    async def tell_what_was_left_out(self) -> None:
+    async def log_suppressed(self) -> None:
         """Log the number of suppressed lines each second, until cancelled."""
         while True:
             await asyncio.sleep(1.0)

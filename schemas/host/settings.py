@@ -105,7 +105,7 @@ def convert(kind: type[S], table: Mapping[str, Any], path: Path, prefix: str = "
     try:
         return msgspec.convert(table, kind)
     except msgspec.ValidationError as error:
-        raise wrong_value(kind, error, path, prefix) from None
+        raise value_error(kind, error, path, prefix) from None
 
 
 def find_problems(
@@ -121,7 +121,7 @@ def find_problems(
         name = f"{prefix}{field.name}"
         if field.name not in table:
             if field.required:
-                remedy = f"write {written(kind, field.name)}"
+                remedy = f"write {example_of(kind, field.name)}"
                 found.append(SettingsError(f"{path}: {name}: is missing", remedy, name))
             continue
         value, inner = table[field.name], _struct_in(field.type)
@@ -131,7 +131,7 @@ def find_problems(
         try:
             msgspec.convert(value, field.type)
         except msgspec.ValidationError as error:
-            found.append(wrong_value(kind, error, path, prefix, field.name))
+            found.append(value_error(kind, error, path, prefix, field.name))
     return found
 
 
@@ -177,7 +177,7 @@ def reloaded(current: S, fresh: S, safe: Collection[str]) -> Reloaded[S]:
     return Reloaded(merged(current, fresh, ""), tuple(changed), tuple(refused))
 
 
-def wrong_value(
+def value_error(
     kind: Any, error: msgspec.ValidationError, path: Path, prefix: str = "", key: str = ""
 ) -> SettingsError:
     """Return the error of a key that is missing or has a value of the wrong type.
@@ -190,11 +190,11 @@ def wrong_value(
         name = text.rpartition("field ")[2].strip("`")
         field, text = f"{field}.{name}" if field else name, "is missing"
     name = f"{prefix}{field}".rstrip(".")
-    remedy = f"write {written(kind, field)}" if field else "correct this key"
+    remedy = f"write {example_of(kind, field)}" if field else "correct this key"
     return SettingsError(f"{path}: {name or 'the file'}: {text}", remedy, name)
 
 
-def written(kind: Any, field: str) -> str:
+def example_of(kind: Any, field: str) -> str:
     """Return how a key is written in TOML, with an example.
 
     The example comes from the struct's `EXAMPLES`, else from the key's default or type.

@@ -14,7 +14,7 @@ from schemas.session.agent_session import (
     Apply,
     Publish,
     Rejected,
-    SayHello,
+    SendHello,
     ToController,
     Welcomed,
 )
@@ -30,8 +30,8 @@ from schemas.session.delivery_rules import (
     Order,
     SessionTimings,
     SweepOrder,
+    equivalent_hellos,
     order_of,
-    says_the_same,
     sweep_order_of,
 )
 
@@ -49,13 +49,13 @@ __all__ = [
     "Order",
     "Publish",
     "Rejected",
-    "SayHello",
+    "SendHello",
     "SessionTimings",
     "SweepOrder",
     "ToController",
     "ToNode",
     "Welcomed",
+    "equivalent_hellos",
     "order_of",
-    "says_the_same",
     "sweep_order_of",
 ]

@@ -56,8 +56,8 @@ class Publish:
 
 
 @dataclass(frozen=True, slots=True)
-class SayHello:
-    """Build a `Hello` from the current workers and send it; call `unheard` if it cannot be sent."""
+class SendHello:
+    """Build a `Hello` from the current workers and send it, or call `hello_not_sent`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ class Rejected:
     refused: Refused
 
 
-AgentOutput = ToController | Publish | SayHello | Apply | Welcomed | Rejected
+AgentOutput = ToController | Publish | SendHello | Apply | Welcomed | Rejected
 
 
 @dataclass(slots=True)
@@ -99,7 +99,7 @@ class AgentSession:
     held_sweeps: dict[JobId, SweepOrder] = field(default_factory=dict)
     echo: str = ""  # word that the last `HelloRequest` asked to repeat
     chance: Callable[[], float] = lambda: 0.0  # 0 to 1: spreads the hellos of many agents
-    _last_received: Seconds = Seconds(0.0)
+    _last_received_at: Seconds = Seconds(0.0)
     _unanswered_hellos: int = 0
     _next_hello_at: Seconds = Seconds(-1e9)  # when the next one is due
     _last_sent: Seconds = Seconds(-1e9)
@@ -117,7 +117,7 @@ class AgentSession:
         """Highest sequence number that is committed and can no longer be resent."""
         return self.spool[0].seq - 1 if self.spool else self.sent
 
-    def alone_s(self, now: Seconds) -> float:
+    def unconfirmed_s(self, now: Seconds) -> float:
         """Return how long the controller may have received nothing of this agent, in seconds.
 
         A reply proves that its heartbeat arrived, and when that was sent. The controller has
@@ -125,7 +125,7 @@ class AgentSession:
         """
         return 0.0 if self._acked_sent_at is None else now - self._acked_sent_at
 
-    def happened(self, event: AgentEvent) -> list[AgentOutput]:
+    def record_event(self, event: AgentEvent) -> list[AgentOutput]:
         """Number an event of a worker, keep it until it is committed, publish it."""
         self.sent += 1
         numbered = Numbered(node=self.node, boot=self.boot, seq=self.sent, event=event)
@@ -136,10 +136,10 @@ class AgentSession:
         """Return what is due: a heartbeat, or a hello."""
         if self._acked_sent_at is None:
             self._acked_sent_at = now  # the agent starts
-        if self.session is not None and now - self._last_received > self.timings.suspect_s:
+        if self.session is not None and now - self._last_received_at > self.timings.suspect_s:
             self._leave_session()
         if self.session is None:
-            return self._say_hello(now) if now >= self._next_hello_at else []
+            return self._send_hello(now) if now >= self._next_hello_at else []
         if now - self._last_sent < self.timings.heartbeat_s:
             return []
         self._last_sent = now
@@ -161,7 +161,7 @@ class AgentSession:
                 return [Rejected(message)]
             case HeartbeatAck(session=session, term=term, committed=committed):
                 if session == self.session and term >= self.term:
-                    self._last_received = now
+                    self._last_received_at = now
                     self._record_ack(message.number, now)
                     self._drop_through(committed)
                 return []
@@ -190,7 +190,7 @@ class AgentSession:
         if message.session != self.session:
             self._pending.clear()
         self.session, self.term = message.session, message.term
-        self._last_received = self._last_sent = now
+        self._last_received_at = self._last_sent = now
         self._drop_through(message.committed)
         return [Welcomed(message), *self._resend(message.committed + 1)]
 
@@ -202,22 +202,22 @@ class AgentSession:
             return []  # a hello was sent just now
         self.term, self.echo = asked.term, asked.echo or self.echo
         self._leave_session()
-        return self._say_hello(now)
+        return self._send_hello(now)
 
     def _leave_session(self) -> None:
         self.session, self._unanswered_hellos, self._next_hello_at = None, 0, Seconds(-1e9)
 
-    def _say_hello(self, now: Seconds) -> list[AgentOutput]:
+    def _send_hello(self, now: Seconds) -> list[AgentOutput]:
         self._next_hello_at = self._after_pause(now)
         self._unanswered_hellos = min(self._unanswered_hellos + 1, MAX_DOUBLINGS)
-        return [SayHello()]
+        return [SendHello()]
 
     def _after_pause(self, now: Seconds) -> Seconds:
         """Return the time of the next hello: pauses double, and agents differ by chance."""
         pause_s = min(MAX_HELLO_PAUSE_S, self.timings.heartbeat_s * 2.0**self._unanswered_hellos)
         return Seconds(now + pause_s * (1.0 - self.chance() / 2.0))
 
-    def unheard(self, now: Seconds) -> None:
+    def hello_not_sent(self, now: Seconds) -> None:
         """Retry soon after a hello that could not be sent: it cost the controller nothing."""
         self._unanswered_hellos = 0
         self._next_hello_at = self._after_pause(now)

@@ -13,8 +13,8 @@ from typing import Final
 from schemas.ids import BootId, JobId, NodeId, Seconds, Term
 from schemas.session.delivery_rules import (
     SessionTimings,
+    equivalent_hellos,
     order_of,
-    says_the_same,
     sweep_order_of,
 )
 from schemas.wire.agent import (
@@ -45,7 +45,7 @@ class ToNode:
 
 @dataclass(frozen=True, slots=True)
 class Deliver:
-    """The next event of the stream; commit it, then call `committed`."""
+    """The next event of the stream; commit it, then call `acknowledge`."""
 
     numbered: Numbered
 
@@ -74,7 +74,7 @@ class ControllerSession:
     durable: int = 0  # committed through this seq
     outstanding: dict[JobId, tuple[GroupDelta, Seconds]] = field(default_factory=dict)
     outstanding_sweeps: dict[JobId, tuple[SweepDelta, Seconds]] = field(default_factory=dict)
-    last_heard: Seconds = Seconds(0.0)
+    last_received_at: Seconds = Seconds(0.0)
     _early: dict[int, Numbered] = field(default_factory=dict)
     _requested_at: Seconds = Seconds(-1e9)
     _behind_at: int | None = None  # `received` when the last heartbeat announced more
@@ -83,7 +83,7 @@ class ControllerSession:
     _echo: str = ""  # word that the next hello must repeat; empty: none
     _hello: Hello | None = None  # that began this session
 
-    def greeted(
+    def open_session(
         self, hello: Hello, committed: int, now: Seconds, log_port: int, event_port: int
     ) -> list[ControllerOutput]:
         """Begin a session.
@@ -100,7 +100,7 @@ class ControllerSession:
         if hello.boot != self.boot:
             self._early.clear()
             self.received = committed
-            self.last_heard = now  # a new connection, whose handshake needed our replies
+            self.last_received_at = now  # a new connection, whose handshake needed our replies
         self._check_echo(hello, now)
         self.boot, self.durable = hello.boot, committed
         self.received = max(self.received, committed)
@@ -109,12 +109,12 @@ class ControllerSession:
         self.outstanding_sweeps.clear()
         return [ToNode(self._welcome(self.session, hello.boot, log_port, event_port))]
 
-    def says_nothing_new(self, hello: Hello) -> bool:
+    def repeats_hello(self, hello: Hello) -> bool:
         """True if a hello only repeats the one with which the current session began."""
         begun = self._hello
-        return self.session is not None and begun is not None and says_the_same(begun, hello)
+        return self.session is not None and begun is not None and equivalent_hellos(begun, hello)
 
-    def greeted_again(
+    def resume_session(
         self, hello: Hello, now: Seconds, log_port: int, event_port: int
     ) -> list[ControllerOutput]:
         """Welcome an agent back into its open session; its deltas continue to be repeated."""
@@ -123,14 +123,14 @@ class ControllerSession:
         self._check_echo(hello, now)
         return [ToNode(self._welcome(self.session, hello.boot, log_port, event_port))]
 
-    def hears(self, hello: Hello) -> bool:
+    def echo_matches(self, hello: Hello) -> bool:
         """True if a hello proves that its agent receives our messages.
 
         An older agent repeats nothing, and is believed.
         """
         return hello.echo is None or (self._echo != "" and hello.echo == self._echo)
 
-    def ask_to_greet(self) -> list[ControllerOutput]:
+    def request_hello(self) -> list[ControllerOutput]:
         """Request a hello that repeats a word which the agent cannot know otherwise."""
         if not self._echo:
             self._echoes += 1
@@ -138,8 +138,8 @@ class ControllerSession:
         return [ToNode(HelloRequest(term=self.term, echo=self._echo))]
 
     def _check_echo(self, hello: Hello, now: Seconds) -> None:
-        if self.hears(hello):
-            self.last_heard, self._echo = now, ""
+        if self.echo_matches(hello):
+            self.last_received_at, self._echo = now, ""
 
     def _welcome(self, session: str, boot: BootId, log_port: int, event_port: int) -> Welcome:
         return Welcome(
@@ -159,7 +159,7 @@ class ControllerSession:
             case Heartbeat():
                 return self._on_heartbeat(message, now)
             case Resent(events=events):
-                return self.published(events, now)
+                return self.receive_events(events, now)
             case DeltaAcked():
                 waiting = self.outstanding.get(message.job)
                 if waiting and order_of(message) >= order_of(waiting[0]):
@@ -171,7 +171,7 @@ class ControllerSession:
                     del self.outstanding_sweeps[message.job]
                 return []
 
-    def published(self, events: Iterable[Numbered], now: Seconds) -> list[ControllerOutput]:
+    def receive_events(self, events: Iterable[Numbered], now: Seconds) -> list[ControllerOutput]:
         """Deliver events that are next in order, hold early ones, request missing ones.
 
         The events may be unordered, repeated or of an earlier boot; those of another node are
@@ -192,7 +192,7 @@ class ControllerSession:
             outputs.extend(self._request_missing(now))
         return outputs
 
-    def committed(self, through: int) -> list[ControllerOutput]:
+    def acknowledge(self, through: int) -> list[ControllerOutput]:
         """Tell the agent that its events up to this sequence number are durable."""
         if self.boot is None or through <= self.durable:
             return []
@@ -234,15 +234,15 @@ class ControllerSession:
 
     def condition(self, now: Seconds) -> Condition:
         """Return the condition that follows from the time since the node's last message."""
-        silent = now - self.last_heard
+        silent = now - self.last_received_at
         if silent >= self.timings.lost_s:
             return Condition.LOST
         return Condition.SUSPECT if silent >= self.timings.suspect_s else Condition.ALIVE
 
     def _on_heartbeat(self, message: Heartbeat, now: Seconds) -> list[ControllerOutput]:
         if self.session is None or message.session != self.session:
-            return self.ask_to_greet()
-        self.last_heard = now
+            return self.request_hello()
+        self.last_received_at = now
         answer = HeartbeatAck(
             session=self.session, term=self.term, committed=self.durable, number=message.number
         )

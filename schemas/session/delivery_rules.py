@@ -24,7 +24,7 @@ class SessionTimings:
     retry_s: float = 2.0
 
 
-def says_the_same(one: Hello, other: Hello) -> bool:
+def equivalent_hellos(one: Hello, other: Hello) -> bool:
     """True if two hellos differ only in their events' range, repeats and requests."""
 
     def lasting(hello: Hello) -> Hello:

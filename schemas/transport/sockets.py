@@ -163,7 +163,7 @@ class Socket:
         if not self._socket.closed:
             self._socket.get(zmq.EVENTS)  # wakes waiting tasks
 
-    def said(self, incoming: Incoming) -> int | None:
+    def count_kept_bytes(self, incoming: Incoming) -> int | None:
         """Count a message of which libzmq keeps something until its connection is closed.
 
         Returns the bytes counted for its key over open connections; 0 if none are counted; None if
@@ -201,11 +201,11 @@ class Socket:
             what = f"cannot bind {address}: {error.strerror}"
             raise SettingsError(what, "choose another address") from None
 
-    def admit(self, topic: bytes) -> None:
+    def grant_topic(self, topic: bytes) -> None:
         """Grant messages with this prefix to the subscription just received (manual XPUB)."""
         self._socket.setsockopt(zmq.SUBSCRIBE, topic)
 
-    def revoke(self, topic: bytes) -> None:
+    def revoke_topic(self, topic: bytes) -> None:
         """Withdraw a subscription (manual XPUB)."""
         with contextlib.suppress(zmq.ZMQError):  # lost peer, or no such subscription
             self._socket.setsockopt(zmq.UNSUBSCRIBE, topic)
@@ -232,7 +232,7 @@ class Link:
         self._unix_guards: list[UnixFloodGuard] = []
         self._ports = 0  # number of bound sockets
 
-    async def watch_connections(self, refused: Callable[[str], None]) -> None:
+    async def guard_connections(self, refused: Callable[[str], None]) -> None:
         """Disconnect peers that send more than is read, until cancelled; report them."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._flood_guard.run(refused))

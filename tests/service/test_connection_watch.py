@@ -60,7 +60,7 @@ class Parties:
         return await connected(self.dealer(name))
 
     def watch(self) -> None:
-        watching = self.server.watch_connections(self.cut.append)
+        watching = self.server.guard_connections(self.cut.append)
         self._tasks.append(asyncio.create_task(watching))
 
     async def unread_bytes(self, least: int) -> list[int]:

@@ -173,7 +173,7 @@ async def test_a_subscription_gives_nothing_until_it_is_admitted(house: House) -
     await soon(feed.receive())
 
     feed.send(b"job", b"before")
-    feed.admit(b"job")
+    feed.grant_topic(b"job")
     feed.send(b"job", b"after")
 
     assert await soon(ada.receive()) == Incoming((b"job", b"after"), None)

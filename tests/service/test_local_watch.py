@@ -39,7 +39,7 @@ class Party:
         return found
 
     def begin(self) -> None:
-        self._watching = asyncio.create_task(self._links[0].watch_connections(self.cut.append))
+        self._watching = asyncio.create_task(self._links[0].guard_connections(self.cut.append))
 
     def dealer(self) -> Socket:
         self._links.append(HeldLink(None))

@@ -149,8 +149,8 @@ class Delivery(RuleBasedStateMachine):
     @invariant()
     def an_agent_that_counts_on_a_controller_was_heard_by_it_since(self) -> None:
         agent, every = self.net.agent, (self.net.controller, *self.net.former)
-        heard = max(controller.session.last_heard for controller in every)
-        assert self.net.now - agent.alone_s(self.net.now) <= max(
+        heard = max(controller.session.last_received_at for controller in every)
+        assert self.net.now - agent.unconfirmed_s(self.net.now) <= max(
             heard, self.net.began or self.net.now
         )
 

@@ -21,7 +21,7 @@ from schemas.session import (
     Deliver,
     Order,
     Publish,
-    SayHello,
+    SendHello,
     SweepOrder,
     ToController,
     ToNode,
@@ -135,12 +135,12 @@ class Network:
         self._terms += 1
         if self._terms > 1:
             self.former.append(self.controller)
-        session = ControllerSession(NODE, Term(self._terms), last_heard=self.now)
+        session = ControllerSession(NODE, Term(self._terms), last_received_at=self.now)
         self.controller = Controller(session, self.journal, self.wanted, self.wanted_sweeps)
 
     def happen(self) -> None:
         """Something happens to a worker."""
-        outputs = self.agent.happened(started(pid=self.agent.sent + 1))
+        outputs = self.agent.record_event(started(pid=self.agent.sent + 1))
         self.said[self.agent.boot] += [o.numbered for o in outputs if isinstance(o, Publish)]
         self._of_agent(outputs)
 
@@ -182,7 +182,7 @@ class Network:
         session = controller.session
         if isinstance(taken, Hello):
             committed = len(self.journal[taken.boot])
-            self._of_controller(controller, session.greeted(taken, committed, self.now, 1, 2))
+            self._of_controller(controller, session.open_session(taken, committed, self.now, 1, 2))
             for job, wish in self.wanted.items():
                 self.wanted[job] = self.order(controller, job, wish.version, wish.stage)
             for job, sweep in self.wanted_sweeps.items():
@@ -190,7 +190,7 @@ class Network:
             return
         self.journal[taken.boot].append(taken)
         if session.boot == taken.boot:
-            self._of_controller(controller, session.committed(taken.seq))
+            self._of_controller(controller, session.acknowledge(taken.seq))
 
     # --- what the network does
 
@@ -203,7 +203,7 @@ class Network:
         if isinstance(message, Hello):
             self._greet(controller, message)
         elif isinstance(message, Numbered):
-            outputs = controller.session.published((message,), self.now)
+            outputs = controller.session.receive_events((message,), self.now)
             self._of_controller(controller, outputs)
         else:
             self._of_controller(controller, controller.session.receive(message, self.now))
@@ -250,11 +250,11 @@ class Network:
     def _greet(self, controller: Controller, message: Hello) -> None:
         session = controller.session
         silent = session.boot is not None and session.condition(self.now) is not Condition.ALIVE
-        if silent and not session.hears(message):
-            self._of_controller(controller, session.ask_to_greet())
+        if silent and not session.echo_matches(message):
+            self._of_controller(controller, session.request_hello())
             return
-        if session.says_nothing_new(message):
-            self._of_controller(controller, session.greeted_again(message, self.now, 1, 2))
+        if session.repeats_hello(message):
+            self._of_controller(controller, session.resume_session(message, self.now, 1, 2))
             return
         controller.pending.append(message)
         if controller is self.controller and message.boot != self.agent.boot:
@@ -285,7 +285,7 @@ class Network:
                     self._send_up(message)
                 case Publish(numbered=numbered):
                     self._send_up(numbered)
-                case SayHello():
+                case SendHello():
                     said = hello(self.agent.boot, self.agent.sent, self.agent.echo)
                     self._send_up(said)
                 case Apply(delta=SweepDelta() as new_of_sweep):

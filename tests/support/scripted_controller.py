@@ -168,7 +168,7 @@ class ScriptedController:
             node.route = incoming.route
             if isinstance(message, Hello):
                 ports = (_port(self._bulk), _port(self._events))
-                self._do(node, node.session.greeted(message, 0, self._now(), *ports))
+                self._do(node, node.session.open_session(message, 0, self._now(), *ports))
                 node.hello = message
             else:
                 self._do(node, node.session.receive(message, self._now()))
@@ -179,7 +179,7 @@ class ScriptedController:
             message = PUBLISHED.decode(incoming.frames[-1])
             if isinstance(message, Numbered):
                 node = self.nodes[message.node]
-                self._do(node, node.session.published([message], self._now()))
+                self._do(node, node.session.receive_events([message], self._now()))
                 self._changed.set()
 
     async def _tick(self) -> None:
@@ -195,7 +195,7 @@ class ScriptedController:
                     self._orders.send(node.route, encode(message))
                 case Deliver(numbered=numbered):
                     node.events.append(numbered.event)
-                    self._do(node, node.session.committed(numbered.seq))
+                    self._do(node, node.session.acknowledge(numbered.seq))
 
     @staticmethod
     def _now() -> Seconds:

@@ -300,7 +300,7 @@ class HopperNode:
         ]
 
     def happen(self, event: AgentEvent) -> None:
-        self.session.happened(event)
+        self.session.record_event(event)
 
     # --- what it hears
 

@@ -227,7 +227,7 @@ class Node:
             case PublishEvent(event=event):
                 if isinstance(event, JobCleared):
                     assert not self._older(event), f"{event}, but {self._older(event)}"
-                self.session.happened(event)
+                self.session.record_event(event)
             case RemoveWorker(worker=worker):
                 gone = self.processes.pop(worker, None)
                 assert gone is None or not gone.alive, f"{worker} lost its folder while it lived"

@@ -174,12 +174,14 @@ class FairQueue(Generic[T]):
             self._schedule_turn(wait_s)
 
 
-MAX_SAID: Final = 2000  # characters of each text, which may quote the request
+MAX_TEXT_CHARACTERS: Final = 2000  # characters of each text, which may quote the request
 
 
 def failure_reply(error: OnesError) -> Failed:
     """Return the reply to a request that failed."""
-    message, hint, field = (text[:MAX_SAID] for text in (error.message, error.hint, error.field))
+    message, hint, field = (
+        text[:MAX_TEXT_CHARACTERS] for text in (error.message, error.hint, error.field)
+    )
     return Failed(code=error.code, message=message, hint=hint, field=field)
 
 

@@ -102,10 +102,10 @@ class Line:
         self.sent.append(frames)
         return True
 
-    def admit(self, topic: bytes) -> None:
+    def grant_topic(self, topic: bytes) -> None:
         assert len(topic) <= 4 << 20
 
-    revoke = admit
+    revoke_topic = grant_topic
 
     def close(self) -> None:
         """Nothing is open."""

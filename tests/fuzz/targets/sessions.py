@@ -51,7 +51,7 @@ def agent(data: bytes) -> None:
                 outputs = session.tick(Seconds(now))
             case 1:
                 happened += 1
-                outputs = session.happened(NodeHealth(problems=()))
+                outputs = session.record_event(NodeHealth(problems=()))
             case _:
                 try:
                     message = TO_AGENT.decode(hostile_bytes(choices, TO_AGENT.tags, KNOWN))
@@ -68,7 +68,7 @@ def agent(data: bytes) -> None:
         assert len(outputs) <= 2 + happened // MAX_RESENT + 1
         assert len(session.spool) <= happened
         assert len(session._pending) <= STEPS
-        assert session.alone_s(Seconds(now)) >= 0.0
+        assert session.unconfirmed_s(Seconds(now)) >= 0.0
         assert session.sent == happened
 
 
@@ -90,10 +90,10 @@ def controller(data: bytes) -> None:
             continue
         if isinstance(message, Hello):
             committed = delivered if message.boot == boot else choices.below(4)
-            outputs = session.greeted(message, committed, Seconds(now), *PORTS)
+            outputs = session.open_session(message, committed, Seconds(now), *PORTS)
             boot, delivered = message.boot, max(committed, session.received)
         elif isinstance(message, Numbered):
-            outputs = session.published((message,), Seconds(now))
+            outputs = session.receive_events((message,), Seconds(now))
         else:
             outputs = session.receive(message, Seconds(now))
         for output in outputs:

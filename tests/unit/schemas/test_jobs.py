@@ -94,7 +94,7 @@ def test_a_batch_is_kept_bounded_or_left_to_the_cluster(
 ) -> None:
     job = spec(max_batch_size=stated, max_local_batch=80, slots=(1, 4))
 
-    assert (job.batch_limit, job.batch_limit_is_left_open) == (limit, is_open)
+    assert (job.batch_limit, job.batch_limit_is_auto) == (limit, is_open)
 
 
 def test_bounds_that_are_given_hold() -> None:
@@ -360,7 +360,7 @@ def test_what_becomes_of_a_lost_job_travels_if_its_user_said_so() -> None:
     assert {word: msgspec.to_builtins(each)["on_loss"] for word, each in said.items()} == {
         "restart": "restart", "fail": "fail"
     }  # fmt: skip
-    assert [spec().fails_when_lost, *(each.fails_when_lost for each in said.values())] == [
+    assert [spec().fails_on_loss, *(each.fails_on_loss for each in said.values())] == [
         False, False, True
     ]  # fmt: skip
 

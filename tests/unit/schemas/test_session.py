@@ -18,7 +18,7 @@ from schemas.session import (
     Deliver,
     Publish,
     Rejected,
-    SayHello,
+    SendHello,
     SessionTimings,
     ToController,
     ToNode,
@@ -83,7 +83,7 @@ def agent(*, said: int = 0) -> AgentSession:
     """An agent that greeted nobody yet, to which `said` things happened; its pauses are whole."""
     session = AgentSession(NODE, BOOT)
     for pid in range(1, said + 1):
-        session.happened(started(pid))
+        session.record_event(started(pid))
     return session
 
 
@@ -97,7 +97,7 @@ def welcomed(*, said: int = 0) -> AgentSession:
 def controller(*, committed: int = 0, boot: BootId = BOOT) -> ControllerSession:
     """The second incarnation, in session 2.1 with an agent, since second 0."""
     session = ControllerSession(NODE, Term(2))
-    session.greeted(hello(boot, committed), committed, at(0.0), 1, 2)
+    session.open_session(hello(boot, committed), committed, at(0.0), 1, 2)
     return session
 
 
@@ -107,7 +107,7 @@ def controller(*, committed: int = 0, boot: BootId = BOOT) -> ControllerSession:
 def hellos(session: AgentSession, start: float, end: float) -> list[float]:
     """When it says hello, looked at each eighth of a second."""
     moments = [start + eighths / 8 for eighths in range(int((end - start) * 8))]
-    return [now for now in moments if session.tick(at(now)) == [SayHello()]]
+    return [now for now in moments if session.tick(at(now)) == [SendHello()]]
 
 
 def test_an_agent_greets_at_its_first_tick_and_then_ever_more_seldom() -> None:
@@ -128,8 +128,8 @@ def test_agents_that_begin_together_greet_apart() -> None:
 def test_a_hello_that_nobody_could_hear_does_not_count() -> None:
     session = agent()
     for second in range(5):
-        assert session.tick(at(second)) == [SayHello()]
-        session.unheard(at(second))
+        assert session.tick(at(second)) == [SendHello()]
+        session.hello_not_sent(at(second))
 
 
 def test_an_agent_that_is_refused_comes_back_seldom() -> None:
@@ -156,9 +156,9 @@ def test_a_hello_that_says_nothing_new_is_answered_with_the_session_that_there_i
     session.order(delta(A, 2, 1, 1), at(0.5))
     again = hello(BOOT, 9)
 
-    assert session.says_nothing_new(again)
-    assert session.greeted_again(again, at(5.0), 1, 2) == [ToNode(welcome("2.1", committed=7))]
-    assert session.last_heard == at(0.5)
+    assert session.repeats_hello(again)
+    assert session.resume_session(again, at(5.0), 1, 2) == [ToNode(welcome("2.1", committed=7))]
+    assert session.last_received_at == at(0.5)
     assert session.tick(at(5.0)) == [ToNode(delta(A, 2, 1, 1))]
 
 
@@ -166,10 +166,10 @@ def test_an_agent_that_greets_and_greets_and_hears_nothing_is_silent() -> None:
     session = controller()
     session.receive(Heartbeat(session="2.1", events_sent=0), at(1.0))
 
-    session.greeted_again(hello(BOOT, 0), at(3.0), 1, 2)
-    session.greeted(hello(BOOT, 1), 0, at(5.0), 1, 2)
+    session.resume_session(hello(BOOT, 0), at(3.0), 1, 2)
+    session.open_session(hello(BOOT, 1), 0, at(5.0), 1, 2)
 
-    assert session.last_heard == at(1.0)
+    assert session.last_received_at == at(1.0)
     assert session.condition(at(7.0)) is Condition.SUSPECT
     session.receive(Heartbeat(session="2.2", events_sent=0), at(13.5))
     assert session.condition(at(13.5)) is Condition.ALIVE
@@ -177,22 +177,22 @@ def test_an_agent_that_greets_and_greets_and_hears_nothing_is_silent() -> None:
 
 def test_a_hello_that_repeats_our_word_is_a_sign_of_life_and_no_other_is() -> None:
     session = controller()
-    assert session.ask_to_greet() == [ToNode(HelloRequest(term=Term(2), echo="2.1"))]
-    assert session.ask_to_greet() == [ToNode(HelloRequest(term=Term(2), echo="2.1"))]
+    assert session.request_hello() == [ToNode(HelloRequest(term=Term(2), echo="2.1"))]
+    assert session.request_hello() == [ToNode(HelloRequest(term=Term(2), echo="2.1"))]
 
     heard = []
     for second, echo in ((3.0, ""), (4.0, "1.1"), (5.0, "2.1"), (6.0, "2.1")):
-        session.greeted_again(hello(BOOT, 0, echo), at(second), 1, 2)
-        heard.append(session.last_heard)
+        session.resume_session(hello(BOOT, 0, echo), at(second), 1, 2)
+        heard.append(session.last_received_at)
 
     assert heard == [0.0, 0.0, 5.0, 5.0]
-    assert session.ask_to_greet() == [ToNode(HelloRequest(term=Term(2), echo="2.2"))]
+    assert session.request_hello() == [ToNode(HelloRequest(term=Term(2), echo="2.2"))]
 
 
 def test_a_new_life_of_an_agent_is_a_sign_of_life() -> None:
     session = controller()
-    session.greeted(hello(OTHER, 0), 0, at(9.0), 1, 2)
-    assert session.last_heard == at(9.0)
+    session.open_session(hello(OTHER, 0), 0, at(9.0), 1, 2)
+    assert session.last_received_at == at(9.0)
 
 
 def test_an_agent_repeats_the_word_that_it_is_asked_for_at_once() -> None:
@@ -200,7 +200,7 @@ def test_an_agent_repeats_the_word_that_it_is_asked_for_at_once() -> None:
     asked = HelloRequest(term=Term(2), echo="2.1")
     session.receive(HelloRequest(term=Term(2)), at(0.0))
 
-    assert session.receive(asked, at(0.25)) == [SayHello()]
+    assert session.receive(asked, at(0.25)) == [SendHello()]
     assert session.echo == "2.1"
     assert session.receive(asked, at(0.5)) == [], "it is on its way"
 
@@ -215,17 +215,17 @@ def test_a_hello_with_news_begins_another_session(change: str) -> None:
         "boot": OTHER, "workers": (seen,), "spec": replace(again.spec, cores=9)
     }  # fmt: skip
 
-    assert not session.says_nothing_new(replace(again, **{change: news[change]}))
+    assert not session.repeats_hello(replace(again, **{change: news[change]}))
 
 
 def test_nobody_is_known_who_never_greeted() -> None:
-    assert not ControllerSession(NODE, Term(2)).says_nothing_new(hello(BOOT, 0))
+    assert not ControllerSession(NODE, Term(2)).repeats_hello(hello(BOOT, 0))
 
 
 def test_a_hello_is_answered_with_a_session_of_this_incarnation() -> None:
     session = ControllerSession(NODE, Term(2))
 
-    outputs = session.greeted(hello(BOOT, 9), 7, at(0.0), 7705, 7700)
+    outputs = session.open_session(hello(BOOT, 9), 7, at(0.0), 7705, 7700)
 
     answer = Welcome(
         session="2.1", boot=BOOT, term=Term(2), committed=7, log_port=7705, event_port=7700
@@ -238,7 +238,7 @@ def test_every_hello_begins_a_session_of_its_own() -> None:
 
     names = []
     for _ in range(3):
-        match session.greeted(hello(BOOT, 0), 0, at(0.0), 1, 2):
+        match session.open_session(hello(BOOT, 0), 0, at(0.0), 1, 2):
             case [ToNode(Welcome(session=name))]:
                 names.append(name)
 
@@ -283,7 +283,7 @@ def test_a_heartbeat_of_an_unknown_session_is_answered_with_greet_and_is_no_sign
     outputs = session.receive(Heartbeat(session=unknown, events_sent=5), at(7.0))
 
     assert outputs == [ToNode(HelloRequest(term=Term(2), echo="2.1"))]
-    assert session.last_heard == at(0.0)
+    assert session.last_received_at == at(0.0)
 
 
 def test_a_controller_that_was_never_greeted_asks_for_a_hello() -> None:
@@ -297,10 +297,10 @@ def test_a_controller_that_was_never_greeted_asks_for_a_hello() -> None:
 def test_an_agent_that_is_asked_to_greet_says_hello_at_once_and_again_a_second_later() -> None:
     session = welcomed()
 
-    assert session.receive(HelloRequest(term=Term(3)), at(4.0)) == [SayHello()]
+    assert session.receive(HelloRequest(term=Term(3)), at(4.0)) == [SendHello()]
     assert session.session is None
     assert session.tick(at(4.9)) == []
-    assert session.tick(at(5.0)) == [SayHello()]
+    assert session.tick(at(5.0)) == [SendHello()]
 
 
 def test_an_agent_that_greets_already_does_so_again_only_for_a_newer_controller() -> None:
@@ -308,7 +308,7 @@ def test_an_agent_that_greets_already_does_so_again_only_for_a_newer_controller(
     session.receive(HelloRequest(term=Term(3)), at(4.0))
 
     assert session.receive(HelloRequest(term=Term(3)), at(4.5)) == []
-    assert session.receive(HelloRequest(term=Term(4)), at(4.6)) == [SayHello()]
+    assert session.receive(HelloRequest(term=Term(4)), at(4.6)) == [SendHello()]
 
 
 def test_a_refusal_is_told() -> None:
@@ -350,7 +350,7 @@ def test_an_agent_that_hears_nothing_for_six_seconds_greets_again() -> None:
     assert session.tick(at(6.0)) == [
         ToController(Heartbeat(session="2.1", events_sent=0, number=1))
     ]
-    assert session.tick(at(7.0)) == [SayHello()]
+    assert session.tick(at(7.0)) == [SendHello()]
 
 
 def test_a_pulse_of_its_session_keeps_an_agent_in_it() -> None:
@@ -364,13 +364,13 @@ def test_a_pulse_of_its_session_keeps_an_agent_in_it() -> None:
 
 def test_an_agent_is_alone_since_it_said_what_was_answered_last() -> None:
     session = welcomed()
-    alone = [session.alone_s(at(0.0))]
+    alone = [session.unconfirmed_s(at(0.0))]
     for second in (1.0, 2.0, 3.0):
         session.tick(at(second))
     for number, now in ((2, 5.0), (1, 5.5), (2, 6.0), (7, 6.5)):
         answer = HeartbeatAck(session="2.1", term=Term(2), committed=0, number=number)
         session.receive(answer, at(now))
-        alone.append(session.alone_s(at(now)))
+        alone.append(session.unconfirmed_s(at(now)))
 
     assert alone == [0.0, 3.0, 3.5, 4.0, 4.5], "the second heartbeat was said at 2.0"
 
@@ -381,7 +381,7 @@ def test_a_welcome_is_no_answer_to_a_heartbeat() -> None:
     session.receive(welcome("2.2"), at(5.0))
     session.receive(HeartbeatAck(session="2.2", term=Term(2), committed=0, number=1), at(5.5))
 
-    assert session.alone_s(at(6.0)) == 5.0
+    assert session.unconfirmed_s(at(6.0)) == 5.0
 
 
 def test_an_older_controller_does_not_say_what_it_answers() -> None:
@@ -389,7 +389,7 @@ def test_an_older_controller_does_not_say_what_it_answers() -> None:
     session.tick(at(1.0))
     session.receive(HeartbeatAck(session="2.1", term=Term(2), committed=0), at(5.0))
 
-    assert session.alone_s(at(6.0)) == 1.0
+    assert session.unconfirmed_s(at(6.0)) == 1.0
 
 
 def test_a_pulse_of_another_session_changes_nothing() -> None:
@@ -397,7 +397,7 @@ def test_a_pulse_of_another_session_changes_nothing() -> None:
 
     assert session.receive(HeartbeatAck(session="1.9", term=Term(1), committed=2), at(5.0)) == []
     assert session.spool == list(events(1, 2))
-    assert session.tick(at(11.0)) == [SayHello()]
+    assert session.tick(at(11.0)) == [SendHello()]
 
 
 def test_a_pulse_of_a_former_controller_changes_nothing_once_a_newer_one_has_spoken() -> None:
@@ -406,7 +406,7 @@ def test_a_pulse_of_a_former_controller_changes_nothing_once_a_newer_one_has_spo
 
     assert session.receive(HeartbeatAck(session="2.1", term=Term(2), committed=2), at(5.0)) == []
     assert session.spool == list(events(1, 2))
-    assert session.tick(at(6.5)) == [SayHello()]
+    assert session.tick(at(6.5)) == [SendHello()]
 
 
 # --- events up
@@ -417,60 +417,60 @@ def test_events_of_another_node_are_passed_over() -> None:
     others = tuple(replace(one, node=NodeId("another")) for one in events(1, 2))
 
     assert session.receive(Resent(events=others), at(1.0)) == []
-    assert session.published(events(1), at(1.0)) == delivered(1)
+    assert session.receive_events(events(1), at(1.0)) == delivered(1)
 
 
 def test_what_happens_is_numbered_published_and_kept() -> None:
     session = agent()
 
-    assert session.happened(started(pid=1)) == [Publish(numbered(1))]
-    assert session.happened(started(pid=2)) == [Publish(numbered(2))]
+    assert session.record_event(started(pid=1)) == [Publish(numbered(1))]
+    assert session.record_event(started(pid=2)) == [Publish(numbered(2))]
     assert session.spool == list(events(1, 2))
 
 
 def test_events_in_order_are_delivered_at_once() -> None:
     session = controller()
 
-    assert session.published(events(1), at(1.0)) == delivered(1)
-    assert session.published(events(2, 3), at(1.0)) == delivered(2, 3)
+    assert session.receive_events(events(1), at(1.0)) == delivered(1)
+    assert session.receive_events(events(2, 3), at(1.0)) == delivered(2, 3)
 
 
 def test_a_repeated_event_is_delivered_once() -> None:
     session = controller()
 
-    assert session.published(events(1, 1), at(1.0)) == delivered(1)
-    assert session.published(events(1), at(1.0)) == []
+    assert session.receive_events(events(1, 1), at(1.0)) == delivered(1)
+    assert session.receive_events(events(1), at(1.0)) == []
 
 
 def test_a_gap_makes_the_controller_ask_for_what_it_misses_and_hold_the_rest() -> None:
     session = controller()
-    session.published(events(1), at(1.0))
+    session.receive_events(events(1), at(1.0))
 
-    outputs = session.published(events(3, 4), at(1.0))
+    outputs = session.receive_events(events(3, 4), at(1.0))
 
     assert outputs == [ToNode(ResendEvents(boot=BOOT, first=2))]
-    assert session.published(events(2), at(1.1)) == delivered(2, 3, 4)
+    assert session.receive_events(events(2), at(1.1)) == delivered(2, 3, 4)
 
 
 def test_a_gap_is_asked_for_at_most_twice_a_second() -> None:
     session = controller()
     ask = [ToNode(ResendEvents(boot=BOOT, first=1))]
 
-    assert session.published(events(3), at(1.0)) == ask
-    assert session.published(events(4), at(1.4)) == []
-    assert session.published(events(5), at(1.5)) == ask
+    assert session.receive_events(events(3), at(1.0)) == ask
+    assert session.receive_events(events(4), at(1.4)) == []
+    assert session.receive_events(events(5), at(1.5)) == ask
 
 
 def test_right_after_a_welcome_the_agent_resends_unasked() -> None:
     session = controller()
 
-    assert session.published(events(2), at(0.4)) == []
-    assert session.published(events(3), at(0.5)) == [ToNode(ResendEvents(boot=BOOT, first=1))]
+    assert session.receive_events(events(2), at(0.4)) == []
+    assert session.receive_events(events(3), at(0.5)) == [ToNode(ResendEvents(boot=BOOT, first=1))]
 
 
 def test_what_was_resent_is_delivered_in_order_with_what_was_held() -> None:
     session = controller()
-    session.published(events(3), at(1.0))
+    session.receive_events(events(3), at(1.0))
 
     outputs = session.receive(Resent(events=events(2, 1)), at(1.1))
 
@@ -479,7 +479,7 @@ def test_what_was_resent_is_delivered_in_order_with_what_was_held() -> None:
 
 def test_a_lost_tail_is_asked_for_when_a_second_heartbeat_counts_it() -> None:
     session = controller()
-    session.published(events(1, 2), at(1.0))
+    session.receive_events(events(1, 2), at(1.0))
     beat = Heartbeat(session="2.1", events_sent=4)
     ack = ToNode(HeartbeatAck(session="2.1", term=Term(2), committed=0))
 
@@ -489,11 +489,11 @@ def test_a_lost_tail_is_asked_for_when_a_second_heartbeat_counts_it() -> None:
 
 def test_events_that_a_heartbeat_overtook_are_not_asked_for() -> None:
     session = controller()
-    session.published(events(1, 2), at(1.0))
+    session.receive_events(events(1, 2), at(1.0))
     ack = ToNode(HeartbeatAck(session="2.1", term=Term(2), committed=0))
     session.receive(Heartbeat(session="2.1", events_sent=4), at(2.0))
 
-    session.published(events(3, 4), at(2.1))
+    session.receive_events(events(3, 4), at(2.1))
 
     assert session.receive(Heartbeat(session="2.1", events_sent=6), at(3.0)) == [ack]
 
@@ -526,51 +526,51 @@ def test_an_agent_resends_nothing_of_another_boot() -> None:
 def test_events_of_another_boot_are_not_delivered() -> None:
     session = controller()
 
-    assert session.published(events(1, 2, boot=OTHER), at(1.0)) == []
-    assert session.published(events(1), at(1.0)) == delivered(1)
+    assert session.receive_events(events(1, 2, boot=OTHER), at(1.0)) == []
+    assert session.receive_events(events(1), at(1.0)) == delivered(1)
 
 
 def test_events_before_any_hello_are_not_delivered() -> None:
-    assert ControllerSession(NODE, Term(2)).published(events(1), at(1.0)) == []
+    assert ControllerSession(NODE, Term(2)).receive_events(events(1), at(1.0)) == []
 
 
 def test_a_new_boot_counts_from_its_beginning() -> None:
     session = controller(boot=OTHER)
-    session.published(events(1, 3, boot=OTHER), at(1.0))  # 3 waits for 2
+    session.receive_events(events(1, 3, boot=OTHER), at(1.0))  # 3 waits for 2
 
-    session.greeted(hello(BOOT, 1), 0, at(2.0), 1, 2)
+    session.open_session(hello(BOOT, 1), 0, at(2.0), 1, 2)
 
-    assert session.published(events(1), at(2.0)) == delivered(1)
-    assert session.published(events(2), at(2.0)) == delivered(2)
+    assert session.receive_events(events(1), at(2.0)) == delivered(1)
+    assert session.receive_events(events(2), at(2.0)) == delivered(2)
 
 
 def test_a_hello_of_the_same_boot_delivers_nothing_again() -> None:
     session = controller()
-    session.published(events(1, 2, 3), at(1.0))
+    session.receive_events(events(1, 2, 3), at(1.0))
 
-    session.greeted(hello(BOOT, 3), 1, at(2.0), 1, 2)
+    session.open_session(hello(BOOT, 3), 1, at(2.0), 1, 2)
 
-    assert session.published(events(2, 3, 4), at(2.0)) == delivered(4)
+    assert session.receive_events(events(2, 3, 4), at(2.0)) == delivered(4)
 
 
 def test_after_a_restart_the_controller_goes_on_where_its_journal_ends() -> None:
     session = controller(committed=2)
 
-    assert session.published(events(1, 2, 3), at(1.0)) == delivered(3)
+    assert session.receive_events(events(1, 2, 3), at(1.0)) == delivered(3)
 
 
 def test_commits_are_told_once_and_never_go_back() -> None:
     session = controller()
-    session.published(events(1, 2, 3), at(1.0))
+    session.receive_events(events(1, 2, 3), at(1.0))
 
-    assert session.committed(2) == [ToNode(EventsCommitted(boot=BOOT, through=2))]
-    assert session.committed(2) == []
-    assert session.committed(1) == []
+    assert session.acknowledge(2) == [ToNode(EventsCommitted(boot=BOOT, through=2))]
+    assert session.acknowledge(2) == []
+    assert session.acknowledge(1) == []
     assert session.durable == 2
 
 
 def test_nothing_is_told_as_committed_to_an_agent_that_never_greeted() -> None:
-    assert ControllerSession(NODE, Term(2)).committed(1) == []
+    assert ControllerSession(NODE, Term(2)).acknowledge(1) == []
 
 
 def test_an_agent_knows_up_to_where_it_cannot_resend() -> None:
@@ -605,7 +605,7 @@ def test_a_full_spool_says_so_until_the_controller_catches_up() -> None:
     session = welcomed(said=MAX_SPOOLED - 1)
     assert not session.spool_full
 
-    session.happened(started(pid=MAX_SPOOLED))
+    session.record_event(started(pid=MAX_SPOOLED))
     assert session.spool_full
 
     session.receive(EventsCommitted(boot=BOOT, through=1), at(1.0))
@@ -615,7 +615,7 @@ def test_a_full_spool_says_so_until_the_controller_catches_up() -> None:
 def test_events_that_come_too_early_are_held_up_to_a_bound() -> None:
     session = controller()
 
-    session.published(events(*range(3, MAX_HELD + 100)), at(1.0))
+    session.receive_events(events(*range(3, MAX_HELD + 100)), at(1.0))
 
     assert len(session._early) == MAX_HELD
 
@@ -751,7 +751,7 @@ def test_a_new_session_starts_without_orders_of_the_last_one() -> None:
     session = controller()
     session.order(delta(A, 2, 1, 1), at(1.0))
 
-    session.greeted(hello(BOOT, 0), 0, at(2.0), 1, 2)
+    session.open_session(hello(BOOT, 0), 0, at(2.0), 1, 2)
 
     assert session.tick(at(9.0)) == []
 
