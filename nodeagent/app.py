@@ -19,7 +19,7 @@ import structlog
 from nodeagent import settings as agent_settings
 from nodeagent.accounts import AGENT, JobAccounts, check_jobs, folders_of, run_as
 from nodeagent.cgroups import find
-from nodeagent.controller_ports import BulkTraffic, ControllerPorts, SnapshotFetcher
+from nodeagent.connections import BulkTraffic, ControllerPorts, SnapshotFetcher, WorkerChannel
 from nodeagent.devices import inventory
 from nodeagent.ended_jobs import EndedJobs
 from nodeagent.errors import log_errors
@@ -27,8 +27,7 @@ from nodeagent.folders import SOCKET, FolderLocks
 from nodeagent.health import HealthWatch, checked_places
 from nodeagent.job_cgroups import JobGroups
 from nodeagent.logs import LogShipper
-from nodeagent.reconciler import Reconciler
-from nodeagent.reconciler_events import (
+from nodeagent.reconciler import (
     Action,
     Connected,
     Desired,
@@ -40,13 +39,13 @@ from nodeagent.reconciler_events import (
     OrderGroup,
     OrderUnit,
     PublishEvent,
+    Reconciler,
     RemoveWorker,
     StartWorker,
     SweepDesired,
 )
 from nodeagent.settings import AgentSettings
 from nodeagent.states import StateKeeper, serve_states
-from nodeagent.worker_channel import WorkerChannel
 from nodeagent.workers import WorkerManager
 from nodeagent.zygotes import ZygotePool
 from schemas.codec import TO_AGENT, encode
@@ -65,7 +64,8 @@ from schemas.session import (
     ToController,
     Welcomed,
 )
-from schemas.transport import Link, load_keys, load_public
+from schemas.transport.keys import load_keys, load_public
+from schemas.transport.sockets import Link
 from schemas.wire.agent import (
     AgentEvent,
     GroupDelta,

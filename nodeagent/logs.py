@@ -22,7 +22,7 @@ from nodeagent.folders import WorkerFolder
 from nodeagent.owned_files import acting_as, open_regular, require_regular
 from schemas.codec import encode
 from schemas.ids import NodeId, WorkerId, worker_id
-from schemas.transport import Socket
+from schemas.transport.sockets import Socket
 from schemas.wire.feed import LOG, SAMPLES, LogChunk, LogEnded, LogHello, LogStored
 from schemas.wire.worker import Assignment
 

@@ -28,7 +28,7 @@ from schemas.host.state_files import (
     sync_folder,
 )
 from schemas.ids import JobId
-from schemas.transport import PIECE, FileTarget, StateServer, Stored, fetch_state
+from schemas.transport.state_transfer import PIECE, FileTarget, StateServer, Stored, fetch_state
 from schemas.wire.files import AskState
 from schemas.wire.sweeps import StateCopied, StateNotCopied, StateRef, SweepDelta, WantedState
 

@@ -18,7 +18,7 @@ from weakref import WeakValueDictionary
 import structlog
 
 from nodeagent.accounts import Account, JobAccounts
-from nodeagent.controller_ports import SnapshotFetcher
+from nodeagent.connections import SnapshotFetcher
 from nodeagent.devices import device_environment, usable_cores
 from nodeagent.errors import AgentError, NodeStartError, StartError
 from nodeagent.folders import NodeFolders, WorkerFolder
@@ -33,7 +33,7 @@ from nodeagent.process_identity import (
     signal_group,
     start_ticks,
 )
-from nodeagent.reconciler_events import (
+from nodeagent.reconciler import (
     Adopted,
     AwaitExit,
     Ended,

@@ -20,7 +20,8 @@ import msgspec
 from schemas.codec import LOG_REPLY, REPLY, Codec, encode
 from schemas.errors import OnesError, SettingsError, UnreachableError, error_from_code
 from schemas.host import settings
-from schemas.transport import Link, Socket, load_keys, load_public
+from schemas.transport.keys import load_keys, load_public
+from schemas.transport.sockets import Link, Socket
 from schemas.wire import Message
 from schemas.wire.client import Cluster, Failed, GetCluster, PutSnapshot, SnapshotStored
 from schemas.wire.feed import LogPage, ReadLog

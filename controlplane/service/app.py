@@ -62,15 +62,8 @@ from schemas.host.logging import Audit, notify, watchdog
 from schemas.host.reload import SettingsReload
 from schemas.ids import NodeId, Seconds, Term
 from schemas.session import SessionTimings
-from schemas.transport import (
-    HIGH_WATER,
-    AddressInUseError,
-    Identity,
-    Link,
-    Socket,
-    load_authorised,
-    load_keys,
-)
+from schemas.transport.keys import Identity, load_authorised, load_keys
+from schemas.transport.sockets import HIGH_WATER, AddressInUseError, Link, Socket
 from schemas.wire.client import Cluster, SearchInfo
 from schemas.wire.files import ToNode
 

@@ -14,7 +14,8 @@ from controlplane.service.rights import granted_topics
 from schemas.codec import encode
 from schemas.host.logging import Audit
 from schemas.ids import JobId
-from schemas.transport import Identity, Incoming, Socket
+from schemas.transport.keys import Identity
+from schemas.transport.sockets import Incoming, Socket
 from schemas.wire.feed import FeedEvent
 
 MAX_TOPIC: Final = 256  # bytes of a subscription

@@ -10,7 +10,7 @@ from typing import Final
 from controlplane.core.state import State
 from schemas.errors import UnavailableError, UnknownNodeError, error_from_code, suggestion
 from schemas.ids import NodeId
-from schemas.transport import Identity
+from schemas.transport.keys import Identity
 from schemas.wire.files import (
     AskFiles,
     AskPiece,

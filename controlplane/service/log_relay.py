@@ -33,7 +33,8 @@ from schemas.codec import FROM_SHIPPER, READ_LOG, encode
 from schemas.errors import DeniedError, OnesError, UnavailableError
 from schemas.host.logging import Audit
 from schemas.ids import JobId, NodeId, Rank, Seconds, Version, WorkerId, node_of, worker_id
-from schemas.transport import Identity, Incoming, Socket
+from schemas.transport.keys import Identity
+from schemas.transport.sockets import Incoming, Socket
 from schemas.wire import Message
 from schemas.wire.feed import (
     GetSnapshot,

@@ -43,7 +43,7 @@ from schemas.session import (
     ToNode,
     equivalent_hellos,
 )
-from schemas.transport import Incoming, Socket
+from schemas.transport.sockets import Incoming, Socket
 from schemas.wire import files
 from schemas.wire.agent import (
     GroupDelta,

@@ -17,9 +17,8 @@ import zmq.asyncio
 
 from schemas.codec import MAX_BYTES
 from schemas.errors import SettingsError
-from schemas.transport.flood_guard import FloodGuard
+from schemas.transport.flood_guard import FloodGuard, UnixFloodGuard
 from schemas.transport.keys import Authority, Identity, KeyPair
-from schemas.transport.unix_flood_guard import UnixFloodGuard
 
 HIGH_WATER: Final = 20_000  # messages queued for one peer
 TOPIC_ENVELOPE: Final = 1024  # bytes of a frame in addition to the topic

@@ -13,13 +13,14 @@ import pytest
 from nodeagent.app import Agent
 from nodeagent.devices import inventory
 from nodeagent.job_folders import MARK
-from nodeagent.reconciler_events import LogsStored, StartWorker
+from nodeagent.reconciler import LogsStored, StartWorker
 from nodeagent.settings import AgentSettings
 from schemas.codec import encode
 from schemas.errors import SettingsError
 from schemas.ids import BootId, Seconds, Term, WorkerId
 from schemas.session import Apply
-from schemas.transport import Incoming, ThreadDealer, write_keys
+from schemas.transport.keys import write_keys
+from schemas.transport.sockets import Incoming, ThreadDealer
 from schemas.wire.agent import HelloRequest, NodeHealth, Welcome
 from tests.support.builders import A, B, run, stop
 from tests.support.reconciler_events import FIRST

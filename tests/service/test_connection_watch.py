@@ -11,8 +11,11 @@ from pathlib import Path
 import pytest
 import zmq
 
-from schemas.transport import Identity, KeyPair, Socket, StateServer, flood_guard, write_keys
+from schemas.transport import flood_guard
 from schemas.transport.flood_guard import FloodGuard
+from schemas.transport.keys import Identity, KeyPair, write_keys
+from schemas.transport.sockets import Socket
+from schemas.transport.state_transfer import StateServer
 from tests.support.schemas_links import HeldLink, connected, events_of, free_address, soon
 from tests.support.zmtp import speak_without_end
 

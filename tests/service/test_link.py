@@ -18,20 +18,16 @@ from zmq.utils import z85
 
 from schemas.codec import MAX_BYTES
 from schemas.errors import SettingsError
-from schemas.transport import (
-    AddressInUseError,
+from schemas.transport import connection_limits, sockets
+from schemas.transport.keys import (
     Identity,
-    Incoming,
     KeyPair,
-    Socket,
-    ThreadDealer,
-    connection_limits,
     load_authorised,
     load_keys,
     load_public,
-    sockets,
     write_keys,
 )
+from schemas.transport.sockets import AddressInUseError, Incoming, Socket, ThreadDealer
 from tests.support.schemas_links import (
     BOUND_S,
     HeldLink,

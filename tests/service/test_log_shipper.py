@@ -21,7 +21,8 @@ from schemas.codec import FROM_SHIPPER, TO_SHIPPER
 from schemas.ids import JobId, Rank, Version, WorkerId
 from schemas.jobs import JobSpec
 from schemas.nodes import Group
-from schemas.transport import Identity, Incoming
+from schemas.transport.keys import Identity
+from schemas.transport.sockets import Incoming
 from schemas.wire.feed import LOG, LogChunk, LogStored
 from schemas.wire.worker import Assignment
 from tests.support.builders import N1, A, B

@@ -15,18 +15,18 @@ import msgspec
 import pytest
 
 from nodeagent import workers as manager_module
-from nodeagent.controller_ports import SnapshotFetcher
+from nodeagent.connections import SnapshotFetcher
 from nodeagent.errors import NodeStartError, StartError
 from nodeagent.folders import NodeFolders
 from nodeagent.logs import LogShipper
 from nodeagent.process_identity import start_ticks
-from nodeagent.reconciler_events import Ended, Event, Started, StartFailed, StartWorker, Terminate
+from nodeagent.reconciler import Ended, Event, Started, StartFailed, StartWorker, Terminate
 from nodeagent.workers import WorkerManager
 from nodeagent.zygotes import ZygotePool
 from schemas.codec import FROM_SHIPPER, encode
 from schemas.ids import WorkerId
 from schemas.nodes import SlotSpec
-from schemas.transport import Socket
+from schemas.transport.sockets import Socket
 from schemas.wire.feed import GetSnapshot, SnapshotPiece
 from schemas.wire.worker import Forked, ProcessMark
 from tests.support.builders import N1, A, node_spec, run

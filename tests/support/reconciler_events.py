@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from nodeagent.reconciler import Reconciler
-from nodeagent.reconciler_events import (
+from nodeagent.reconciler import (
     Action,
     Adopted,
     Desired,
     Ended,
     Event,
+    Reconciler,
     Started,
     WorkspaceReady,
 )

@@ -13,14 +13,15 @@ from typing import Final, Self, TypeVar
 
 import zmq
 
-from nodeagent.end_workers import end_workers
+from nodeagent.__main__ import end_workers
 from nodeagent.folders import NodeFolders
 from nodeagent.job_folders import MARK
 from schemas.codec import FROM_AGENT, PUBLISHED, encode
 from schemas.ids import JobId, NodeId, Seconds, Term
 from schemas.session import ControllerSession, Deliver, ToNode
 from schemas.session.controller_session import ControllerOutput
-from schemas.transport import Identity, Link, Socket, load_keys, write_keys
+from schemas.transport.keys import Identity, load_keys, write_keys
+from schemas.transport.sockets import Link, Socket
 from schemas.wire.agent import AgentEvent, GroupDelta, Hello, Numbered
 from schemas.wire.sweeps import SweepDelta
 

@@ -15,7 +15,8 @@ from schemas.codec import TO_AGENT, encode
 from schemas.ids import BootId, NodeId, Seconds
 from schemas.nodes import NodeSpec
 from schemas.session import AgentOutput, AgentSession, Apply, Publish, SendHello, ToController
-from schemas.transport import KeyPair, Link, Socket
+from schemas.transport.keys import KeyPair
+from schemas.transport.sockets import Link, Socket
 from schemas.wire.agent import AgentEvent, GroupDelta, Hello, Numbered, ToAgent, Welcome, WorkerSeen
 
 Seen = tuple[WorkerSeen, ...]

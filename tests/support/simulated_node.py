@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from signal import SIGKILL
 
 from controlplane.core.inputs import NodeGreeted, NodeReported
-from nodeagent.reconciler import ProcessPhase, Reconciler
-from nodeagent.reconciler_events import (
+from nodeagent.reconciler import (
     Action,
     Adopted,
     AwaitExit,
@@ -22,7 +21,9 @@ from nodeagent.reconciler_events import (
     Kill,
     LogsStored,
     OrderGroup,
+    ProcessPhase,
     PublishEvent,
+    Reconciler,
     RemoveWorker,
     ReportRead,
     Started,

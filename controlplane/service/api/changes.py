@@ -44,7 +44,7 @@ from schemas.errors import (
 from schemas.ids import JobId
 from schemas.jobs import JobSpec, problems
 from schemas.sweeps import MAX_CONFIGURATIONS, SweepSpec, Value, check_values
-from schemas.transport import Identity
+from schemas.transport.keys import Identity
 from schemas.wire.client import (
     CancelJob,
     ChangeSweep,

@@ -16,7 +16,7 @@ from typing import Final, Generic, Protocol, TypeVar
 
 from controlplane.service.rights import REVOKED
 from schemas.errors import BadFieldError, DeniedError, OnesError, UnavailableError
-from schemas.transport import Incoming
+from schemas.transport.sockets import Incoming
 from schemas.wire.client import Failed
 
 UNDER_WAY: Final = 64  # of one user, without waiting requests

@@ -35,7 +35,8 @@ from schemas.codec import (
     encode,
 )
 from schemas.ids import BootId, JobId, NodeId
-from schemas.transport import Identity, Incoming, Socket, write_keys
+from schemas.transport.keys import Identity, write_keys
+from schemas.transport.sockets import Incoming, Socket
 from schemas.wire import Message
 from schemas.wire.agent import Hello, Numbered
 from tests.fuzz.choices import Choices

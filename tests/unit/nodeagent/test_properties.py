@@ -16,7 +16,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from nodeagent.reconciler_events import FetchWorkspace, StartWorker
+from nodeagent.reconciler import FetchWorkspace, StartWorker
 from schemas.ids import JobId, SlotId, WorkerId, node_of, worker_id
 from schemas.nodes import Member
 from schemas.wire.agent import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from signal import SIGKILL, SIGTERM
 
-from nodeagent.reconciler_events import (
+from nodeagent.reconciler import (
     Connected,
     Desired,
     Ended,

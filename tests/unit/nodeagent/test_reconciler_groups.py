@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from nodeagent.reconciler import Reconciler
-from nodeagent.reconciler_events import (
+from nodeagent.reconciler import (
     AwaitExit,
     Connected,
     Desired,
@@ -23,6 +22,7 @@ from nodeagent.reconciler_events import (
     LogsStored,
     OrderGroup,
     PublishEvent,
+    Reconciler,
     RemoveWorker,
     ReportRead,
     Started,

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from nodeagent.reconciler import Reconciler
-from nodeagent.reconciler_events import (
+from nodeagent.reconciler import (
     Action,
     AwaitExit,
     Connected,
@@ -21,6 +20,7 @@ from nodeagent.reconciler_events import (
     OrderGroup,
     OrderUnit,
     PublishEvent,
+    Reconciler,
     ReportRead,
     SweepDesired,
     Terminate,

@@ -22,7 +22,8 @@ from schemas.host.logging import Audit
 from schemas.ids import BootId, NodeId, Seconds, Term
 from schemas.session import SessionTimings
 from schemas.sweeps import MAX_EPOCH_METRICS
-from schemas.transport import Identity, Incoming
+from schemas.transport.keys import Identity
+from schemas.transport.sockets import Incoming
 from schemas.wire import Message
 from schemas.wire.agent import (
     EventsCommitted,
