@@ -19,14 +19,14 @@ from schemas.session import (
     ControllerOutput,
     ControllerSession,
     Deliver,
+    Key,
     Order,
     Publish,
     SendHello,
-    SweepOrder,
     ToController,
     ToNode,
+    key_of,
     order_of,
-    sweep_order_of,
 )
 from schemas.wire.agent import (
     DeltaAcked,
@@ -107,8 +107,7 @@ class Network:
     sent_up: list[Up] = field(default_factory=list)  # ever
     sent_down: list[Down] = field(default_factory=list)  # ever
     said: dict[BootId, list[Numbered]] = field(default_factory=dict)  # what happened, per boot
-    orders: dict[tuple[BootId, JobId], list[Order]] = field(default_factory=dict)
-    sweep_orders: dict[tuple[BootId, JobId], list[SweepOrder]] = field(default_factory=dict)
+    orders: dict[tuple[BootId, Key], list[Order]] = field(default_factory=dict)
     agent: AgentSession = field(init=False)
     began: Seconds | None = field(init=False)  # when the agent first looked at its clock
     controller: Controller = field(init=False)
@@ -244,7 +243,6 @@ class Network:
             and self.journal[self.agent.boot] == self.said[self.agent.boot]
             and not self.agent.spool
             and not self.controller.session.outstanding
-            and not self.controller.session.outstanding_sweeps
         )
 
     def _greet(self, controller: Controller, message: Hello) -> None:
@@ -288,11 +286,8 @@ class Network:
                 case SendHello():
                     said = hello(self.agent.boot, self.agent.sent, self.agent.echo)
                     self._send_up(said)
-                case Apply(delta=SweepDelta() as new_of_sweep):
-                    done = self.sweep_orders.setdefault((self.agent.boot, new_of_sweep.job), [])
-                    done.append(sweep_order_of(new_of_sweep))
-                case Apply(delta=GroupDelta() as new):
-                    held = self.orders.setdefault((self.agent.boot, new.job), [])
+                case Apply(delta=new):
+                    held = self.orders.setdefault((self.agent.boot, key_of(new)), [])
                     held.append(order_of(new))
 
     def _of_controller(self, controller: Controller, outputs: list[ControllerOutput]) -> None:

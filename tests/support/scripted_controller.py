@@ -18,8 +18,7 @@ from nodeagent.folders import NodeFolders
 from nodeagent.job_folders import MARK
 from schemas.codec import FROM_AGENT, PUBLISHED, encode
 from schemas.ids import JobId, NodeId, Seconds, Term
-from schemas.session import ControllerSession, Deliver, ToNode
-from schemas.session.controller_session import ControllerOutput
+from schemas.session import ControllerOutput, ControllerSession, Deliver, ToNode
 from schemas.transport.keys import Identity, load_keys, write_keys
 from schemas.transport.sockets import Link, Socket
 from schemas.wire.agent import AgentEvent, GroupDelta, Hello, Numbered

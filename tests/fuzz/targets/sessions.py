@@ -7,9 +7,16 @@ from typing import Final
 from schemas.codec import FROM_AGENT, PUBLISHED, TO_AGENT, encode
 from schemas.errors import OnesError
 from schemas.ids import BootId, NodeId, Seconds, Term
-from schemas.session import AgentSession, ControllerSession, Deliver, Publish, ToController, ToNode
-from schemas.session.agent_session import MAX_RESENT
-from schemas.session.controller_session import MAX_HELD
+from schemas.session import (
+    MAX_HELD,
+    MAX_RESENT,
+    AgentSession,
+    ControllerSession,
+    Deliver,
+    Publish,
+    ToController,
+    ToNode,
+)
 from schemas.wire import files
 from schemas.wire.agent import Hello, NodeHealth, Numbered, Telemetry
 from tests.fuzz.choices import Choices

@@ -658,7 +658,7 @@ def test_an_older_delta_is_refused_with_the_newest_order_that_is_held(
     outputs = session.receive(delta(A, *older), at(2.0))
 
     assert outputs == [ToController(acked(2, 4, 2, applied=False))]
-    assert session.held == {A: (2, 4, 2)}
+    assert session.held == {(A, False): (2, 4, 2)}
 
 
 def test_a_delta_of_a_former_controller_is_refused_even_for_a_job_that_is_not_held() -> None:
@@ -685,7 +685,7 @@ def test_a_job_of_which_nothing_is_left_holds_no_order() -> None:
 
     session.forget_job(A)
 
-    assert (session.held, session.held_sweeps) == ({}, {})
+    assert session.held == {}
 
 
 def test_a_delta_is_repeated_until_it_is_acknowledged() -> None:
@@ -775,7 +775,7 @@ def test_an_older_delta_of_a_sweep_is_answered_with_what_is_held(older: tuple[in
     session.receive(sweep_delta(A, 2, 4), at(1.0))
 
     assert session.receive(sweep_delta(A, *older), at(2.0)) == [ToController(sweep_acked(2, 4))]
-    assert session.held_sweeps == {A: (2, 4)}
+    assert session.held == {(A, True): (2, 4)}
 
 
 def test_a_job_and_its_sweep_are_ordered_apart() -> None:
