@@ -1,7 +1,4 @@
-"""`ones-agent --config FILE`.
-
-Termination of all workers and zygotes of a node, which continue when the agent stops.
-"""
+"""`ones-agent --config FILE`: the agent, or the end of the workers, which continue without it."""
 
 from __future__ import annotations
 
@@ -22,7 +19,7 @@ from setproctitle import setproctitle
 
 from nodeagent import app
 from nodeagent.cgroups import find
-from nodeagent.folders import NodeFolders
+from nodeagent.folders import NodeFolders, lock_run
 from nodeagent.job_cgroups import JobGroups
 from nodeagent.process_identity import open_process, signal_group
 from nodeagent.settings import AgentSettings
@@ -44,16 +41,16 @@ def end_workers(folders: NodeFolders, grace_s: float, groups: JobGroups | None =
         pidfd = open_process(mark.pid, mark.started_ticks) if mark else None
         if mark is not None and pidfd is not None:
             folder.mark_stopped()
-            owner = folder.owner
-            living[pidfd] = mark.pid, owner.uid if owner else None
+            living[pidfd] = mark.pid, folder.uid
     _signal(living, signal.SIGTERM)
     count = len(living)
     _wait(living, grace_s)
     _signal(living, signal.SIGKILL)
     _wait(living, grace_s)
-    for pid in _zygotes(folders.sockets):
-        with contextlib.suppress(OSError):
-            os.kill(pid, signal.SIGTERM)
+    for process in list(psutil.process_iter(["cmdline"])):
+        if is_zygote(process, f"{folders.sockets}/"):
+            with contextlib.suppress(OSError):
+                os.kill(process.pid, signal.SIGTERM)
     if not folders.sockets.is_relative_to(folders.run):
         shutil.rmtree(folders.sockets, ignore_errors=True)
     if groups is not None:
@@ -75,12 +72,6 @@ def _wait(living: dict[int, tuple[int, int | None]], limit_s: float) -> None:
             signal_group(pid, signal.SIGKILL, uid)  # its remaining children
             os.close(pidfd)
             del living[pidfd]
-
-
-def _zygotes(sockets: Path) -> list[int]:
-    prefix = f"{sockets}/"
-    every = psutil.process_iter(["cmdline"])
-    return [process.pid for process in every if is_zygote(process, prefix)]
 
 
 def main() -> None:
@@ -111,7 +102,11 @@ def main() -> None:
 
 
 def _end_workers(path: Path) -> int:
-    """Kill the workers of a node, even if an agent would refuse its settings."""
+    """Kill the workers of a node, even if an agent would refuse its settings.
+
+    Raises:
+        SettingsError: if an agent is running there, which would start workers again.
+    """
     findings, settings = check_file(AgentSettings, path, {"node": NAMELESS})
     for problem in findings.found:
         if problem.field in {"run", "jobs.cgroup"}:  # where its workers are
@@ -119,7 +114,12 @@ def _end_workers(path: Path) -> int:
     home = path.parent
     folders = NodeFolders(home / settings.run, home / settings.work, home / settings.checkpoints)
     groups = JobGroups(find(settings.jobs.cgroup), folders.run)
-    return end_workers(folders, settings.kill_grace_s, groups)
+    lock = lock_run(folders, settings.node) if folders.run.is_dir() else None
+    try:
+        return end_workers(folders, settings.kill_grace_s, groups)
+    finally:
+        if lock is not None:
+            os.close(lock)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ import asyncio
 import os
 import random
 import signal
-import sys
 import uuid
 from collections.abc import Iterable
 from functools import partial
@@ -153,24 +152,18 @@ class Agent:
         )
         fetcher = SnapshotFetcher()
         self._bulk = BulkTraffic(self._folders, self._shipper, fetcher)
-        trees = find(settings.jobs.cgroup)
-        self._groups = JobGroups(trees, self._folders.run, settings.jobs)
+        self._groups = JobGroups(find(settings.jobs.cgroup), self._folders.run, settings.jobs)
         self._zygotes = ZygotePool(self._folders, settings.jobs, self._groups)
-        self._python = settings.python or sys.executable
         self._manager = WorkerManager(
-            node=self._node,
-            address=settings.address,
+            settings=lambda: self._settings,
             folders=self._folders,
             slots=self._spec.slots,
-            python=self._python,
-            grace_s=settings.kill_grace_s,
             zygotes=self._zygotes,
             shipper=self._shipper,
             fetcher=fetcher,
             on_event=self._handle,
             may_read=lambda: not self._session.spool_full,
             check_node=self._health.look,
-            bounds=settings.workdir,
             accounts=self._accounts,
             groups=self._groups,
         )
@@ -182,9 +175,6 @@ class Agent:
 
     def _use(self, settings: AgentSettings) -> None:
         self._settings = settings
-        self._python = self._manager.python = settings.python or sys.executable
-        self._manager.grace_s = settings.kill_grace_s
-        self._manager.bounds = settings.workdir
         self._zygotes.limits = settings.jobs
         self._groups.use(settings.jobs)
         self._health.reserve(settings.disk_reserve_bytes)
@@ -233,7 +223,7 @@ class Agent:
     async def _warm_up(self) -> None:
         """Start the default zygote, unless each job has zygotes of its own."""
         if not self._accounts.separate_users:
-            await self._zygotes.warm_up(self._python)
+            await self._zygotes.warm_up(agent_settings.python_of(self._settings))
 
     async def _receive_from_controller(self) -> None:
         async for incoming in self._ports.orders:

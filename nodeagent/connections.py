@@ -201,14 +201,14 @@ class WorkerChannel:
     def __init__(
         self,
         address: str,
-        heard: Callable[[WorkerId, FromWorker], None],
+        on_message: Callable[[WorkerId, FromWorker], None],
         token_of: Callable[[WorkerId], str | None],
         *,
         open_to_all: bool = False,
     ) -> None:
         self._address = address
         self._open_to_all = open_to_all
-        self._heard = heard
+        self._on_message = on_message
         self._token_of = token_of
         self._audit = Audit()
         self._link = Link()
@@ -216,7 +216,7 @@ class WorkerChannel:
             "ROUTER", address, queued=MAX_QUEUED, largest=MAX_WORKER_MESSAGE_BYTES
         )
         self._routes: dict[WorkerId, bytes] = {}
-        self._speakers: dict[bytes, tuple[WorkerId, WorkerHello]] = {}
+        self._senders: dict[bytes, tuple[WorkerId, WorkerHello]] = {}
         self._open_to_workers()
 
     def _open_to_workers(self) -> None:
@@ -250,17 +250,17 @@ class WorkerChannel:
     def _handle(self, incoming: Incoming, message: FromWorker) -> None:
         if isinstance(message, WorkerHello):
             self._accept_greeting(incoming.route, message)
-        if (speaker := self._speakers.get(incoming.route)) is None:
+        if (sender := self._senders.get(incoming.route)) is None:
             if not isinstance(message, WorkerHello):
                 self._audit.refused("message of a worker", "no greeting before")
             return
-        worker, hello = speaker
-        who = {"job": hello.job, "version": hello.version, "rank": hello.rank}
-        self._heard(worker, replace(message, **who))
+        worker, hello = sender
+        own = replace(message, job=hello.job, version=hello.version, rank=hello.rank)
+        self._on_message(worker, own)
 
     def _accept_greeting(self, route: bytes, hello: WorkerHello) -> None:
         """Accept a greeting with the worker's token; otherwise the connection has no worker."""
-        self._disconnect(self._speakers.get(route, ("", None))[0])
+        self._disconnect(self._senders.get(route, ("", None))[0])
         worker = worker_id(hello.job, hello.version, hello.rank)
         token = self._token_of(worker)
         if token is None or not hmac.compare_digest(token.encode(), hello.token.encode()):
@@ -269,11 +269,11 @@ class WorkerChannel:
             return
         self._disconnect(worker)
         self._routes[worker] = route
-        self._speakers[route] = worker, hello
+        self._senders[route] = worker, hello
 
     def _disconnect(self, worker: str) -> None:
         if (route := self._routes.pop(WorkerId(worker), None)) is not None:
-            self._speakers.pop(route, None)
+            self._senders.pop(route, None)
 
     def order(self, worker: WorkerId, delta: GroupDelta) -> None:
         """Send a worker the desired group; a delta without a group is ignored."""

@@ -19,8 +19,9 @@ from typing import BinaryIO, Final
 import structlog
 
 from nodeagent.folders import WorkerFolder
-from nodeagent.owned_files import acting_as, open_regular, require_regular
+from nodeagent.owned_files import acting_as
 from schemas.codec import encode
+from schemas.host.files import open_regular, require_regular
 from schemas.ids import NodeId, WorkerId, worker_id
 from schemas.transport.sockets import Socket
 from schemas.wire.feed import LOG, SAMPLES, LogChunk, LogEnded, LogHello, LogStored

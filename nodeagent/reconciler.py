@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from schemas.ids import JobId, NodeId, Rank, Version, WorkerId, index_of, node_of, worker_id
@@ -36,30 +37,26 @@ from schemas.wire.sweeps import SweepDelta, UnitOrder
 from schemas.wire.worker import Assignment
 
 
-@dataclass(frozen=True, slots=True)
-class Desired:
+class Desired(Struct, frozen=True):
     """The controller's desired state of a job."""
 
     delta: GroupDelta
 
 
-@dataclass(frozen=True, slots=True)
-class SweepDesired:
+class SweepDesired(Struct, frozen=True):
     """The controller's desired state of a sweep."""
 
     delta: SweepDelta
 
 
-@dataclass(frozen=True, slots=True)
-class WorkspaceReady:
+class WorkspaceReady(Struct, frozen=True):
     """The job's working directory is unpacked."""
 
     job: JobId
     digest: str
 
 
-@dataclass(frozen=True, slots=True)
-class WorkspaceFailed:
+class WorkspaceFailed(Struct, frozen=True):
     """The job's working directory could not be unpacked."""
 
     job: JobId
@@ -68,8 +65,7 @@ class WorkspaceFailed:
     node_fault: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Adopted:
+class Adopted(Struct, frozen=True):
     """A worker that an earlier agent process started; it may have exited since."""
 
     worker: WorkerId
@@ -78,8 +74,7 @@ class Adopted:
     started_ticks: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class Started:
+class Started(Struct, frozen=True):
     """A worker's process exists."""
 
     worker: WorkerId
@@ -87,8 +82,7 @@ class Started:
     started_ticks: int
 
 
-@dataclass(frozen=True, slots=True)
-class StartFailed:
+class StartFailed(Struct, frozen=True):
     """A worker's process could not be started."""
 
     worker: WorkerId
@@ -97,23 +91,20 @@ class StartFailed:
     node_fault: bool = False  # not caused by the job
 
 
-@dataclass(frozen=True, slots=True)
-class Connected:
+class Connected(Struct, frozen=True):
     """A worker connected to this agent."""
 
     worker: WorkerId
 
 
-@dataclass(frozen=True, slots=True)
-class ReportRead:
+class ReportRead(Struct, frozen=True):
     """The next report of a worker's report file."""
 
     worker: WorkerId
     report: ScriptReport
 
 
-@dataclass(frozen=True, slots=True)
-class Ended:
+class Ended(Struct, frozen=True):
     """A worker's process has exited, and all of its reports were read."""
 
     worker: WorkerId
@@ -123,15 +114,13 @@ class Ended:
     memory_limit: int | None = None  # bytes, of the job here; set if it was exceeded
 
 
-@dataclass(frozen=True, slots=True)
-class GraceOver:
+class GraceOver(Struct, frozen=True):
     """The grace period of a worker is over."""
 
     worker: WorkerId
 
 
-@dataclass(frozen=True, slots=True)
-class LogsStored:
+class LogsStored(Struct, frozen=True):
     """The controller has all output of an exited worker."""
 
     worker: WorkerId
@@ -153,8 +142,7 @@ Event = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class FetchWorkspace:
+class FetchWorkspace(Struct, frozen=True):
     """Unpack a job's working directory."""
 
     job: JobId
@@ -162,8 +150,7 @@ class FetchWorkspace:
     user: str = ""  # owner of the job
 
 
-@dataclass(frozen=True, slots=True)
-class StartWorker:
+class StartWorker(Struct, frozen=True):
     """Write the assignment and have the zygote fork."""
 
     worker: WorkerId
@@ -172,73 +159,63 @@ class StartWorker:
     granted: bool = True  # the slot's device is free
 
 
-@dataclass(frozen=True, slots=True)
-class Terminate:
+class Terminate(Struct, frozen=True):
     """Send TERM to the worker's process group, then wait for the grace period."""
 
     worker: WorkerId
 
 
-@dataclass(frozen=True, slots=True)
-class Kill:
+class Kill(Struct, frozen=True):
     """Send KILL to the worker's process group."""
 
     worker: WorkerId
 
 
-@dataclass(frozen=True, slots=True)
-class AwaitExit:
+class AwaitExit(Struct, frozen=True):
     """Wait for the grace period; the worker exits by itself."""
 
     worker: WorkerId
 
 
-@dataclass(frozen=True, slots=True)
-class OrderGroup:
+class OrderGroup(Struct, frozen=True):
     """Send a worker the desired state of its group."""
 
     worker: WorkerId
     delta: GroupDelta
 
 
-@dataclass(frozen=True, slots=True)
-class GrantSlot:
+class GrantSlot(Struct, frozen=True):
     """Tell a worker that its slot's device is free."""
 
     worker: WorkerId
 
 
-@dataclass(frozen=True, slots=True)
-class OrderUnit:
+class OrderUnit(Struct, frozen=True):
     """Tell a worker which unit of its sweep to train."""
 
     worker: WorkerId
     unit: UnitOrder
 
 
-@dataclass(frozen=True, slots=True)
-class KeepStates:
+class KeepStates(Struct, frozen=True):
     """Fetch the wanted states of a sweep, and delete the others."""
 
     delta: SweepDelta
 
 
-@dataclass(frozen=True, slots=True)
-class PublishEvent:
+class PublishEvent(Struct, frozen=True):
     """Number this event and publish it."""
 
     event: AgentEvent
 
 
-@dataclass(frozen=True, slots=True)
-class RemoveWorker:
+class RemoveWorker(Struct, frozen=True):
     """Delete the worker's folder."""
 
     worker: WorkerId
 
 
-@dataclass(frozen=True, slots=True)
-class ForgetJob:
+class ForgetJob(Struct, frozen=True):
     """The job has ended, and nothing of it is left on this node."""
 
     job: JobId
@@ -281,20 +258,20 @@ LISTENING = frozenset({ProcessPhase.ALIVE, ProcessPhase.RETIRING})
 class HeldUnit:
     """Unit of a sweep that a worker trains, by its attempt; 0: none."""
 
-    told: int = 0  # newest one sent over the current connection
+    sent: int = 0  # newest one sent over the current connection
     held: int = 0  # newest one that the worker may have received
-    over: int = 0  # newest one with a reported result
+    ended: int = 0  # newest one with a reported result
 
     @property
     def training(self) -> bool:
         """True if the worker may be training a unit."""
-        return self.held > self.over
+        return self.held > self.ended
 
     def mark_sent(self, unit: UnitOrder) -> bool:
         """Return whether to send a unit to the worker now, and record it as sent."""
-        if unit.attempt <= max(self.told, self.over):
+        if unit.attempt <= max(self.sent, self.ended):
             return False
-        self.told, self.held = unit.attempt, max(self.held, unit.attempt)
+        self.sent, self.held = unit.attempt, max(self.held, unit.attempt)
         return True
 
     def reported(self, report: ScriptReport) -> None:
@@ -303,7 +280,7 @@ class HeldUnit:
             case UnitBegun(attempt=attempt):
                 self.held = max(self.held, attempt)
             case UnitEnded(attempt=attempt) | UnitFailed(attempt=attempt):
-                self.held, self.over = max(self.held, attempt), max(self.over, attempt)
+                self.held, self.ended = max(self.held, attempt), max(self.ended, attempt)
 
     def withdrawn(self, unit: UnitOrder | None, attempts: int) -> bool:
         """True if the unit in progress is known to the delta (`attempts`) and not wanted."""
@@ -333,26 +310,15 @@ class WorkerState:
     awaited: bool = False  # the grace time runs
     unit: HeldUnit = field(default_factory=HeldUnit)  # sweeps only
 
-    @classmethod
-    def wanted(cls, identity: WorkerId, delta: GroupDelta, member: Member) -> WorkerState:
-        """Return the state of a worker that does not exist yet."""
-        return cls(
-            worker=identity,
-            job=delta.job,
-            version=delta.version,
-            rank=member.rank,
-            slot=index_of(member.slot),
-        )
-
     @property
-    def who(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, Any]:
         """Common fields of its events."""
         return {"job": self.job, "version": self.version, "rank": self.rank}
 
     def seen(self) -> WorkerSeen:
         """Return the worker's entry in a hello."""
         return WorkerSeen(
-            **self.who,
+            **self.identity,
             slot=self.slot,
             pid=self.pid,
             started_ticks=self.started_ticks,
@@ -415,11 +381,16 @@ class Reconciler:
         match event:
             case Started(pid=pid, started_ticks=ticks) if worker.phase is ProcessPhase.STARTING:
                 worker.phase, worker.pid, worker.started_ticks = ProcessPhase.ALIVE, pid, ticks
-                return [PublishEvent(WorkerStarted(**worker.who, pid=pid, started_ticks=ticks))]
+                return [
+                    PublishEvent(WorkerStarted(**worker.identity, pid=pid, started_ticks=ticks))
+                ]
             case StartFailed() if worker.phase is ProcessPhase.STARTING:
                 del self.workers[worker.worker]
                 refused = WorkerRefused(
-                    **worker.who, error=event.error, hint=event.hint, node_fault=event.node_fault
+                    **worker.identity,
+                    error=event.error,
+                    hint=event.hint,
+                    node_fault=event.node_fault,
                 )
                 return [
                     PublishEvent(refused),
@@ -427,20 +398,17 @@ class Reconciler:
                     *self._grant_waiting(worker),
                 ]
             case Connected():
-                worker.newest_order, worker.unit.told = (Version(0), 0), 0
+                worker.newest_order, worker.unit.sent = (Version(0), 0), 0
                 return [GrantSlot(worker.worker)] if worker.granted else []
             case ReportRead(report=report):
                 worker.unit.reported(report)
-                said = replace(report, **worker.who)  # the file may name others
-                return [PublishEvent(said)]  # type: ignore[arg-type] # every ScriptReport is an AgentEvent
+                own = replace(report, **worker.identity)  # the file may name others
+                return [PublishEvent(own)]  # type: ignore[arg-type] # every ScriptReport is an AgentEvent
             case Ended() if worker.phase in LIVING:
-                worker.phase, worker.code, worker.signal = (
-                    ProcessPhase.ENDED,
-                    event.code,
-                    event.signal,
-                )
+                worker.phase = ProcessPhase.ENDED
+                worker.code, worker.signal = event.code, event.signal
                 exited = WorkerExited(
-                    **worker.who,
+                    **worker.identity,
                     code=event.code,
                     signal=event.signal,
                     unseen=event.unseen,
@@ -483,12 +451,8 @@ class Reconciler:
         ]
         for worker in refused:
             del self.workers[worker.worker]
-        return [
-            PublishEvent(
-                WorkerRefused(**worker.who, error=event.error, node_fault=event.node_fault)
-            )
-            for worker in refused
-        ]
+        fault = {"error": event.error, "node_fault": event.node_fault}
+        return [PublishEvent(WorkerRefused(**worker.identity, **fault)) for worker in refused]
 
     # --- wanted against observed
 
@@ -525,11 +489,13 @@ class Reconciler:
             if worker.worker not in wanted:
                 actions.extend(self._withdraw(worker, delta))
         for identity, member in wanted.items():
-            born = identity == worker_id(name, delta.version, member.rank)
-            if born and identity not in self.workers and delta.version > job.ordered:
-                self.workers[identity] = WorkerState.wanted(identity, delta, member)
-            if worker_now := self.workers.get(identity):
-                actions.extend(self._advance(job, worker_now, delta))
+            starts = identity == worker_id(name, delta.version, member.rank)
+            if starts and identity not in self.workers and delta.version > job.ordered:
+                slot = index_of(member.slot)
+                state = WorkerState(identity, name, delta.version, member.rank, slot)
+                self.workers[identity] = state
+            if known := self.workers.get(identity):
+                actions.extend(self._advance(job, known, delta))
         job.ordered = delta.version
         actions.extend(self._report_cleared(job, delta))
         return actions

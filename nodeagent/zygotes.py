@@ -25,17 +25,17 @@ import msgspec
 import psutil
 import structlog
 
-from nodeagent.accounts import PRLIMIT, SETPRIV, Account, JobAccounts
+from nodeagent.accounts import PRLIMIT, SETPRIV, Account
 from nodeagent.cgroups import PIDS
 from nodeagent.errors import AgentError, NodeStartError, StartError
 from nodeagent.folders import FRAME, NodeFolders, WorkerFolder
 from nodeagent.job_cgroups import JobGroups
-from nodeagent.owned_files import make_folder, open_regular
-from nodeagent.process_identity import belongs_to, end_all_of, start_ticks
+from nodeagent.owned_files import make_folder
+from nodeagent.process_identity import belongs_to, start_ticks
 from nodeagent.settings import Jobs
 from schemas.codec import FROM_ZYGOTE, encode
 from schemas.errors import OnesError
-from schemas.ids import WorkerId
+from schemas.host.files import open_regular
 from schemas.wire import Message
 from schemas.wire.worker import ZYGOTE_TITLE, Fork, Forked, ForkFailed, Held, LetGo, ZygoteReady
 
@@ -479,46 +479,3 @@ class ZygotePool:
 def _uid_at(connection: socket.socket) -> int:
     peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, PEER.size)
     return int(PEER.unpack(peer)[1])
-
-
-class JobUids:
-    """Uids of running workers; kills all processes of a job's own uid after its last worker."""
-
-    def __init__(self, accounts: JobAccounts | None, zygotes: ZygotePool) -> None:
-        self._accounts = accounts
-        self._zygotes = zygotes
-        self._held: dict[WorkerId, int] = {}
-        self._ending: dict[int, asyncio.Task[None]] = {}
-
-    def hold(self, worker: WorkerId, uid: int) -> None:
-        """Record that a worker uses a uid."""
-        self._held[worker] = uid
-
-    async def take(self, worker: WorkerId, account: Account) -> None:
-        """Hold an account for a new worker, after its remaining processes were killed."""
-        uid = account.owner.uid
-        self.hold(worker, uid)
-        if (ending := self._ending.get(uid)) is not None:
-            await ending
-
-    async def release(self, worker: WorkerId) -> None:
-        """Release the uid of a worker that exited or did not start."""
-        if (uid := self._held.pop(worker, None)) is not None:
-            await self._empty(uid)
-
-    async def end_unused(self, sockets: Path) -> None:
-        """End the zygotes of jobs without workers here, left by an earlier agent process."""
-        found = await asyncio.to_thread(lambda: [path.name for path in sockets.iterdir()])
-        for uid in (int(name) for name in found if name.isdigit()):
-            await self._empty(uid)
-
-    async def _empty(self, uid: int) -> None:
-        alone = self._accounts is not None and self._accounts.is_own(uid)
-        if not alone or uid in self._held.values() or uid in self._ending:
-            return
-        self._zygotes.forget(uid)
-        self._ending[uid] = asyncio.create_task(asyncio.to_thread(end_all_of, uid))
-        try:
-            await self._ending[uid]
-        finally:
-            del self._ending[uid]

@@ -21,6 +21,7 @@ from nodeagent.folders import NodeFolders
 from nodeagent.logs import LogShipper
 from nodeagent.process_identity import start_ticks
 from nodeagent.reconciler import Ended, Event, Started, StartFailed, StartWorker, Terminate
+from nodeagent.settings import AgentSettings
 from nodeagent.workers import WorkerManager
 from nodeagent.zygotes import ZygotePool
 from schemas.codec import FROM_SHIPPER, encode
@@ -36,6 +37,8 @@ FIRST = WorkerId(f"{A}.v1.r0")
 
 class Forking:
     """A zygote that starts a process which waits for a signal."""
+
+    forget = None
 
     def __init__(self, first: str = "") -> None:
         code = f"import signal; {first} print(flush=True)\nwhile True: signal.pause()"
@@ -70,12 +73,9 @@ def manager_of(
     check_node: Callable[[], Awaitable[None]] | None = None,
 ) -> WorkerManager:
     return WorkerManager(
-        node=N1,
-        address="127.0.0.1",
+        settings=lambda: AgentSettings(node=N1, kill_grace_s=60.0),
         folders=folders,
         slots=slots,
-        python=sys.executable,
-        grace_s=60.0,
         zygotes=cast(ZygotePool, zygote),
         shipper=LogShipper(N1, lambda _: None),
         fetcher=SnapshotFetcher(),
@@ -112,6 +112,8 @@ async def test_a_worker_that_is_stopped_as_soon_as_it_started_gets_its_signal(
 
 class NotForking:
     """A zygote that fails, behind a folder that is written."""
+
+    forget = None
 
     def __init__(self, error: Exception | None = None) -> None:
         self.error = error or StartError("no")
