@@ -11,9 +11,8 @@ MORE_FILES_HINT: Final = (
     "close unused files, or raise the limit (`ulimit -n`, LimitNOFILE of a service)"
 )
 MAX_COMPARED: Final = 1000  # names, at 60 us each
-WORKER_TRACEBACK: Final = (
-    "Original Traceback (most recent call last):"  # torch, of a loader's process
-)
+# In errors that torch raises for the process of a data loader.
+WORKER_TRACEBACK: Final = "Original Traceback (most recent call last):"
 
 
 class OnesError(Exception):

@@ -21,6 +21,7 @@ from controlplane.journal.records import JobRecords
 from controlplane.service.api.fair_queue import (
     FairQueue,
     Timer,
+    TokenBucket,
     WaitingRequests,
     deadline_of,
     failure_reply,
@@ -66,9 +67,7 @@ StreamKey = tuple[str, str]  # job and stream
 
 
 @dataclass(slots=True)
-class _Stream(Generic[Sender]):
-    tokens: float  # bytes
-    at: float  # when the tokens were counted
+class _Stream(TokenBucket, Generic[Sender]):  # a token is a byte
     took_at: float = float("-inf")  # last output
     waiting: dict[Sender, None] = field(default_factory=dict)  # waiting senders, in order
 
@@ -145,15 +144,14 @@ class LogRates(Generic[Sender]):
             if len(self._streams) >= MAX_STREAMS:
                 self._forget()
             stream = self._streams[key] = _Stream(BURST_S * per_s, now)
-        stream.tokens = min(BURST_S * per_s, stream.tokens + (now - stream.at) * per_s)
-        stream.at = now
+        stream.refill(now, per_s, BURST_S)
         return stream
 
     def _forget(self) -> None:
         """Forget streams that have their full burst again: they are equal to new ones."""
-        now, full = self._clock(), BURST_S * self._per_s()
+        now, per_s = self._clock(), self._per_s()
         for key, stream in list(self._streams.items()):
-            if not stream.waiting and stream.tokens + (now - stream.at) * self._per_s() >= full:
+            if stream.refill(now, per_s, BURST_S) and not stream.waiting:
                 del self._streams[key]
 
 

@@ -18,11 +18,7 @@ from schemas.errors import SettingsError
 
 S = TypeVar("S", bound=msgspec.Struct)
 PREFIX = "ONES__"
-EXAMPLE_VALUES: Final = {
-    bool: "true",
-    int: "1",
-    float: "0.5",
-}  # example values; other types: a text
+EXAMPLE_VALUES: Final = {bool: "true", int: "1", float: "0.5"}  # other types: a text
 
 
 def load(kind: type[S], path: Path, environ: Mapping[str, str] | None = None) -> S:

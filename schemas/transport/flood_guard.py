@@ -3,10 +3,6 @@
 libzmq limits the bytes of a frame and the messages of a queue, but not the bytes of either: a
 message of a thousand frames, or a queue of large messages, is kept in memory at any size.
 
-A peer that is disconnected and reconnects at once makes the server decrypt as much as before.
-Therefore each further cut doubles the time for which its key gets no handshake at that port. A
-refused peer gets no reply, and with libzmq it retries after the handshake timeout: 30 s by default.
-
 Flood guard of a Unix socket: disconnects local processes that send more than is read.
 
 libzmq keeps all frames of a message until the last one arrives, and a Unix socket does not count
@@ -35,61 +31,7 @@ from typing import Final, NamedTuple
 
 import zmq
 
-from schemas.transport.connection_limits import KeyConnections
-
-FREE_CUTS: Final = 2  # cuts without a delay: an honest peer may be cut once or twice
-FIRST_DELAY_S: Final = 1.0  # delay after the next cut
-MAX_DELAY_S: Final = 60.0
-FORGET_AFTER_S: Final = 300.0  # after so long without a cut the count restarts
-
-
-@dataclass(slots=True)
-class _Cuts:
-    count: int
-    at: float  # time of the last one
-    told: bool = False  # the delay has been logged
-
-
-class ReconnectBackoff:
-    """Reconnect delays of keys after cuts of their connections, for each port."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._cuts: dict[tuple[str, bytes], _Cuts] = {}  # by port and key, of authorised keys
-
-    def cut(self, port: str, key: bytes) -> None:
-        """Record that a connection of a key was cut off; an empty key is ignored."""
-        if key:
-            known = self._known(port, key)
-            count = known.count + 1 if known else 1
-            self._cuts[port, key] = _Cuts(count, self._clock())
-
-    def left_s(self, port: str, key: bytes) -> float:
-        """Return how long a key must not connect to a port, in seconds; 0: it may connect now."""
-        known = self._known(port, key)
-        if known is None or known.count <= FREE_CUTS:
-            return 0.0
-        doubled = min(known.count - FREE_CUTS - 1, 32)  # avoids overflow of the float
-        wait_s = min(MAX_DELAY_S, FIRST_DELAY_S * 2.0**doubled)
-        return max(0.0, known.at + wait_s - self._clock())
-
-    def first_refusal(self, port: str, key: bytes) -> bool:
-        """True if this is the first refusal of a delayed key since its last cut."""
-        known = self._cuts[port, key]
-        first, known.told = not known.told, True
-        return first
-
-    def port_closed(self, port: str) -> None:
-        """Forget a port."""
-        self._cuts = {place: cuts for place, cuts in self._cuts.items() if place[0] != port}
-
-    def _known(self, port: str, key: bytes) -> _Cuts | None:
-        known = self._cuts.get((port, key))
-        if known is not None and self._clock() - known.at >= FORGET_AFTER_S:
-            del self._cuts[port, key]
-            return None
-        return known
-
+from schemas.transport.connection_limits import KeyConnections, ReconnectBackoff
 
 MAX_UNREAD_BYTES: Final = 64 << 20  # bytes of one connection that arrived and were not read
 MAX_TOTAL_UNREAD_BYTES: Final = 256 << 20  # the same for all connections of a process
@@ -104,6 +46,7 @@ _EVENT: Final = struct.Struct("=Hi")  # event, file descriptor
 _RECEIVED: Final = struct.Struct("=Q")
 _RECEIVED_AT: Final = 128  # tcpi_bytes_received in struct tcp_info of Linux
 _EVENTS: Final = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_MONITOR_STOPPED
+_NUMBERS: Final = itertools.count()
 _RESET_ON_CLOSE: Final = struct.pack("ii", 1, 0)
 _PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 
@@ -128,6 +71,19 @@ class Events(NamedTuple):
     of: dict[int, int]  # latest event (accepted or disconnected) by file descriptor
     stopped: bool  # the socket was closed
     more: bool  # more events may be waiting
+
+
+def _monitor(
+    bound: zmq.Socket[bytes], context: zmq.Context[zmq.Socket[bytes]]
+) -> zmq.Socket[bytes]:
+    """Return a socket that receives the connection events of a bound socket."""
+    place = f"inproc://connections-{next(_NUMBERS)}"
+    bound.monitor(place, _EVENTS)
+    monitor = context.socket(zmq.PAIR)
+    monitor.linger = 0
+    monitor.rcvhwm = 0  # else libzmq's own thread would block
+    monitor.connect(place)
+    return monitor
 
 
 def latest_events(monitor: zmq.Socket[bytes]) -> Events:
@@ -163,13 +119,7 @@ class FloodGuard:
         self, bound: zmq.Socket[bytes], context: zmq.Context[zmq.Socket[bytes]], name: str = ""
     ) -> None:
         """Watch the connections of a bound TCP socket under the unique name of its port."""
-        place = f"inproc://connections-{id(bound)}-{len(self._monitors)}"
-        bound.monitor(place, _EVENTS)
-        monitor = context.socket(zmq.PAIR)
-        monitor.linger = 0
-        monitor.rcvhwm = 0  # else libzmq's own thread would block
-        monitor.connect(place)
-        self._monitors[name] = monitor
+        self._monitors[name] = _monitor(bound, context)
         self._ports[name] = int(bound.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
 
     def count_read(self, source: int, sizes: list[int], *, secured: bool) -> None:
@@ -271,9 +221,8 @@ class FloodGuard:
             total -= unread_bytes
             if (ended := self._end(descriptor)) is not None:
                 blamed.add((ended.port, ended.key))
-                cut.append(
-                    f"{ended.peer} is cut off: {unread_bytes} bytes that it sent were not read"
-                )
+                what = f"{unread_bytes} bytes that it sent were not read"
+                cut.append(f"{ended.peer} is cut off: {what}")
         for port, key in sorted(blamed):
             self.backoff.cut(port, key)
         return cut
@@ -376,8 +325,6 @@ class _UnixConnection:
 class UnixFloodGuard:
     """Guard of the connections of one Unix socket; `memory` returns this process's bytes."""
 
-    _numbers = itertools.count()
-
     def __init__(
         self,
         bound: zmq.Socket[bytes],
@@ -385,12 +332,7 @@ class UnixFloodGuard:
         path: str,
         memory: Callable[[], int] = memory_bytes,
     ) -> None:
-        place = f"inproc://local-connections-{next(self._numbers)}"
-        bound.monitor(place, _EVENTS)
-        self._monitor = context.socket(zmq.PAIR)
-        self._monitor.linger = 0
-        self._monitor.rcvhwm = 0  # else libzmq's own thread would block
-        self._monitor.connect(place)
+        self._monitor = _monitor(bound, context)
         self._connections: dict[int, _UnixConnection] = {}  # by file descriptor
         self._of_user: Counter[int] = Counter()
         self._path = path
@@ -470,13 +412,11 @@ class UnixFloodGuard:
                 behind[descriptor] += _unread(descriptor, connection) > MAX_KERNEL_BYTES
             await asyncio.sleep(SAMPLE_INTERVAL_S)
         lines, most = [], max(behind.values(), default=0)
-        for descriptor in [
-            each for each, times in behind.items() if times >= max(MIN_SAMPLES, most / 2)
-        ]:
-            if (found := self._connections.get(descriptor)) is None:
-                continue
-            self._cut(descriptor)
-            lines.append(f"{found} is cut off: it sends more than is read")
+        for descriptor, times in behind.items():
+            found = self._connections.get(descriptor)
+            if found is not None and times >= max(MIN_SAMPLES, most / 2):
+                self._cut(descriptor)
+                lines.append(f"{found} is cut off: it sends more than is read")
         return lines
 
     def _reset(self) -> None:
@@ -513,11 +453,8 @@ class UnixFloodGuard:
 def max_connections_per_user() -> int:
     """Return how many connections one uid may have; libzmq aborts when no descriptor is left."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return (
-        MAX_CONNECTIONS_PER_USER
-        if soft == resource.RLIM_INFINITY
-        else min(MAX_CONNECTIONS_PER_USER, soft // 4)
-    )
+    unlimited = soft == resource.RLIM_INFINITY
+    return MAX_CONNECTIONS_PER_USER if unlimited else min(MAX_CONNECTIONS_PER_USER, soft // 4)
 
 
 def _unread(descriptor: int, connection: _UnixConnection) -> int:

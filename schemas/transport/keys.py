@@ -321,17 +321,16 @@ class KnownKeys(Mapping[bytes, Identity]):
 
     def __getitem__(self, key: bytes) -> Identity:
         """Return the owner of a valid key."""
-        who = self.listed[key]
-        if who.expires is not None and self._clock() >= who.expires:
+        if (owner := self.get(key)) is None:
             raise KeyError(key)
-        return who
+        return owner
 
     def get(self, key: bytes, default: Any = None) -> Any:
         """Return the owner of a valid key, or `default`; called for every message."""
-        who = self.listed.get(key)
-        if who is None or (who.expires is not None and self._clock() >= who.expires):
+        owner = self.listed.get(key)
+        if owner is None or (owner.expires is not None and self._clock() >= owner.expires):
             return default
-        return who
+        return owner
 
     def __iter__(self) -> Iterator[bytes]:
         """Iterate over the valid keys."""

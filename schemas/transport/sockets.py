@@ -22,14 +22,10 @@ from schemas.transport.keys import Authority, Identity, KeyPair
 
 HIGH_WATER: Final = 20_000  # messages queued for one peer
 TOPIC_ENVELOPE: Final = 1024  # bytes of a frame in addition to the topic
-MAX_QUEUED: Final = (
-    1000  # messages of one peer that a ROUTER queues; further ones stay at the sender
-)
+MAX_QUEUED: Final = 1000  # messages of one peer in a ROUTER; further ones stay at the sender
 ENVELOPE: Final = 64 * 1024  # bytes of a frame in addition to the message
 MAX_QUEUED_ON_IPC: Final = 100  # as MAX_QUEUED, for a worker, whose messages are small
-MAX_QUEUED_SUBSCRIPTIONS: Final = (
-    10  # as MAX_QUEUED, for subscriptions, which libzmq reads all at once
-)
+MAX_QUEUED_SUBSCRIPTIONS: Final = 10  # as MAX_QUEUED; libzmq reads all subscriptions at once
 BACKLOG: Final = 4096  # peers that connect at once; further ones retry after seconds
 DRAIN: Final = 256  # messages taken without returning to the loop
 TURN_S: Final = 0.001  # time of such a turn, processing included: other tasks wait as long
@@ -92,10 +88,9 @@ class Socket:
         Messages that a connection sent before it was cut are dropped.
         """
         while True:
-            incoming = await self._receive(0)
-            turn_s = (
-                NODES_TURN_S if incoming.identity and incoming.identity.role == "node" else TURN_S
-            )
+            incoming = await self.receive()
+            of_node = incoming.identity is not None and incoming.identity.role == "node"
+            turn_s = NODES_TURN_S if of_node else TURN_S
             until = time.perf_counter() + turn_s
             taken = 0
             while True:
@@ -106,19 +101,13 @@ class Socket:
                     await asyncio.sleep(0)
                     until, taken = time.perf_counter() + turn_s, 0
                 try:
-                    incoming = self._receive_now()
+                    incoming = self._taken(self._now.recv_multipart(zmq.NOBLOCK, copy=False))
                 except zmq.Again:
                     break
 
     async def receive(self) -> Incoming:
         """Wait for the next message and return it."""
-        return await self._receive(0)
-
-    async def _receive(self, flags: int) -> Incoming:
-        return self._taken(await self._socket.recv_multipart(flags, copy=False))
-
-    def _receive_now(self) -> Incoming:
-        return self._taken(self._now.recv_multipart(zmq.NOBLOCK, copy=False))
+        return self._taken(await self._socket.recv_multipart(copy=False))
 
     def _taken(self, frames: Sequence[zmq.Frame]) -> Incoming:
         data = tuple(frame.bytes for frame in frames)

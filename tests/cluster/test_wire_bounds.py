@@ -32,7 +32,7 @@ def kib(size: int) -> str:
 def test_each_row_of_the_table_is_what_the_constants_say() -> None:
     section = TEXT.split("\n## Bounds\n")[1].split("\nThose of a job file")[0]
     events, units = reads.MAX_EVENTS, sweep_replies.MAX_PAGE
-    shares, backoff = fair_queue, flood_guard
+    shares, backoff = fair_queue, connection_limits
     assert uploads.PIECE_BYTES == files_on_nodes.PIECE
 
     assert ROW.findall(section)[1:] == [
