@@ -82,20 +82,10 @@ log = structlog.get_logger("agent")
 TICK_INTERVAL_S: Final = 0.25
 CHECK_INTERVAL_S: Final = 1.0
 RELOADABLE: Final = (
-    "kill_grace_s",
-    "keep_work_s",
-    "keep_work_bytes",
-    "keep_checkpoints_s",
-    "keep_checkpoints_bytes",
-    "disk_reserve_bytes",
-    "log_bytes",
-    "python",
-    "workdir.size",
-    "workdir.files",
-    "workdir.depth",
-    "jobs.memory_bytes",
-    "jobs.pids",
-)
+    "kill_grace_s", "keep_work_s", "keep_work_bytes", "keep_checkpoints_s",
+    "keep_checkpoints_bytes", "disk_reserve_bytes", "log_bytes", "python", "workdir.size",
+    "workdir.files", "workdir.depth", "jobs.memory_bytes", "jobs.pids",
+)  # fmt: skip
 
 
 class Agent:

@@ -161,9 +161,8 @@ class OutputFile:
             try:
                 if self._name == LOG:
                     os.pwrite(descriptor, note, sent)  # the worker continues after it
-                    note = os.pread(descriptor, min(sent, MAX_RESTARTED_BYTES), 0).rstrip(
-                        NUL
-                    )  # restarted
+                    restarted = os.pread(descriptor, min(sent, MAX_RESTARTED_BYTES), 0)
+                    note = restarted.rstrip(NUL)
                 os.lseek(descriptor, 0, os.SEEK_END)
                 os.write(descriptor, note)
             finally:
@@ -226,7 +225,7 @@ class LogShipper:
         self.max_bytes = max_bytes
         self._socket: Socket | None = None
         self._streams: dict[WorkerId, list[_Stream]] = {}
-        self._by_key: dict[tuple[str, int, int, str], _Stream] = {}
+        self._by_key: dict[tuple[object, ...], _Stream] = {}
 
     def use(self, socket: Socket) -> None:
         """Send over this socket of the log relay from now on, and ask for its positions."""
@@ -240,9 +239,7 @@ class LogShipper:
             return
         streams = [_Stream(assignment, name, OutputFile(folder, name)) for name in STREAMS]
         self._streams[worker] = streams
-        for stream in streams:
-            key = (assignment.job, assignment.version, assignment.rank, stream.name)
-            self._by_key[key] = stream
+        self._by_key |= {tuple(stream.key.values()): stream for stream in streams}
 
     def worker_ended(self, worker: WorkerId) -> None:
         """Record that a worker has exited and its files are final."""
@@ -252,8 +249,7 @@ class LogShipper:
     def forget(self, worker: WorkerId) -> None:
         """Stop shipping a worker's files."""
         for stream in self._streams.pop(worker, []):
-            a = stream.assignment
-            self._by_key.pop((a.job, a.version, a.rank, stream.name), None)
+            self._by_key.pop(tuple(stream.key.values()), None)
             stream.file.close()
 
     def close(self) -> None:

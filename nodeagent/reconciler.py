@@ -127,19 +127,9 @@ class LogsStored(Struct, frozen=True):
 
 
 Event = (
-    Desired
-    | SweepDesired
-    | WorkspaceReady
-    | WorkspaceFailed
-    | Adopted
-    | Started
-    | StartFailed
-    | Connected
-    | ReportRead
-    | Ended
-    | GraceOver
-    | LogsStored
-)
+    Desired | SweepDesired | WorkspaceReady | WorkspaceFailed | Adopted | Started | StartFailed
+    | Connected | ReportRead | Ended | GraceOver | LogsStored
+)  # fmt: skip
 
 
 class FetchWorkspace(Struct, frozen=True):
@@ -222,19 +212,9 @@ class ForgetJob(Struct, frozen=True):
 
 
 Action = (
-    FetchWorkspace
-    | StartWorker
-    | Terminate
-    | Kill
-    | AwaitExit
-    | OrderGroup
-    | GrantSlot
-    | OrderUnit
-    | KeepStates
-    | PublishEvent
-    | RemoveWorker
-    | ForgetJob
-)
+    FetchWorkspace | StartWorker | Terminate | Kill | AwaitExit | OrderGroup | GrantSlot
+    | OrderUnit | KeepStates | PublishEvent | RemoveWorker | ForgetJob
+)  # fmt: skip
 
 
 class ProcessPhase(Enum):

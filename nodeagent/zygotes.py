@@ -44,30 +44,15 @@ TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
 MODULE: Final = "elastic.worker.zygote"
 WAITING_SHELL: Final = ("/bin/sh", "-c", 'read -r _ && exec "$@" </dev/null', "sh")
 MAX_OUTPUT_BYTES: Final = 1 << 16  # bytes at the end of the output
-REMOVED_VARIABLES: Final = (
-    "CREDENTIALS_DIRECTORY",
-    "NOTIFY_SOCKET",
-    "WATCHDOG_USEC",
-    "WATCHDOG_PID",
-    "RANK",
-    "WORLD_SIZE",
-    "TORCH_DISTRIBUTED_DEBUG",  # DETAIL aborts the process when a peer is lost
-)
+REMOVED_VARIABLES: Final = (  # TORCH_DISTRIBUTED_DEBUG=DETAIL aborts if a peer is lost
+    "CREDENTIALS_DIRECTORY", "NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "RANK",
+    "WORLD_SIZE", "TORCH_DISTRIBUTED_DEBUG",
+)  # fmt: skip
 AGENT_VARIABLES: Final = (  # of the agent's account; removed for other accounts
-    "INVOCATION_ID",
-    "JOURNAL_STREAM",
-    "LOGS_DIRECTORY",
-    "MAIL",
-    "RUNTIME_DIRECTORY",
-    "STATE_DIRECTORY",
-    "CONFIGURATION_DIRECTORY",
-    "SSH_AUTH_SOCK",
-    "DBUS_SESSION_BUS_ADDRESS",
-    "XDG_RUNTIME_DIR",
-    "XDG_CONFIG_HOME",
-    "XDG_CACHE_HOME",
-    "TMPDIR",
-)
+    "INVOCATION_ID", "JOURNAL_STREAM", "LOGS_DIRECTORY", "MAIL", "RUNTIME_DIRECTORY",
+    "STATE_DIRECTORY", "CONFIGURATION_DIRECTORY", "SSH_AUTH_SOCK", "DBUS_SESSION_BUS_ADDRESS",
+    "XDG_RUNTIME_DIR", "XDG_CONFIG_HOME", "XDG_CACHE_HOME", "TMPDIR",
+)  # fmt: skip
 
 
 def starting_zygotes(path: Path, workers: Container[int], uid: int) -> list[tuple[int, int, float]]:
@@ -125,12 +110,20 @@ def spawn(
     # torch's store resolves the name of every peer; a lost reply should not cost 5 s.
     environ.setdefault("RES_OPTIONS", "timeout:1 attempts:2")
     environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # the library itself reports lost peers
+    identity: dict[str, Any] = {}
     if account is not None:
+        uid, gid = account.owner
+        identity = {
+            "user": uid, "group": gid, "extra_groups": list(account.groups), "umask": 0o077,
+            "cwd": "/",
+        }  # fmt: skip
         for name in AGENT_VARIABLES:
             environ.pop(name, None)
         environ.update(HOME=account.home, USER=account.name, LOGNAME=account.name)
     zygote = [python, "-P", "-m", MODULE, "--socket", str(path)]
-    command = [*_limited(limits), *_restricted(account), *zygote]
+    # Files with a setuid bit must not give jobs more rights.
+    restricted = [SETPRIV, "--no-new-privs", "--"] if account is not None else []
+    command = [*_limited(limits), *restricted, *zygote]
     if enter is not None:
         command = [*WAITING_SHELL, *command]
     try:
@@ -146,7 +139,7 @@ def spawn(
                 stderr=sink,
                 env=environ,
                 start_new_session=True,
-                **_identity(account),
+                **identity,
             )
     except OSError as error:
         hint = "give an interpreter that exists on every node and has torch and ONES"
@@ -158,13 +151,13 @@ def spawn(
 
 def _release_shell(process: subprocess.Popen[bytes], enter: Callable[[int], None]) -> None:
     """Release the waiting shell; without this input it exits."""
-    if (told := process.stdin) is None:
+    if (gate := process.stdin) is None:
         return
-    with told:
+    with gate:
         enter(process.pid)
         with contextlib.suppress(BrokenPipeError):
-            told.write(b"\n")
-            told.flush()
+            gate.write(b"\n")
+            gate.flush()
 
 
 def _limited(limits: Jobs | None) -> list[str]:
@@ -173,20 +166,6 @@ def _limited(limits: Jobs | None) -> list[str]:
     words = [f"--nofile={limits.files}:{limits.files}"] if limits.files else []
     words += [f"--nproc={limits.pids}:{limits.pids}"] if limits.pids else []
     return [PRLIMIT, *words, "--"] if words else []
-
-
-def _restricted(account: Account | None) -> list[str]:
-    """Return the command prefix that keeps jobs from gaining rights by setuid files."""
-    return [SETPRIV, "--no-new-privs", "--"] if account is not None else []
-
-
-def _identity(account: Account | None) -> dict[str, Any]:
-    if account is None:
-        return {}
-    uid, gid = account.owner
-    return {
-        "user": uid, "group": gid, "extra_groups": list(account.groups), "umask": 0o077, "cwd": "/"
-    }  # fmt: skip
 
 
 def start_error(python: str, output: Path) -> StartError:
@@ -345,9 +324,8 @@ class ZygotePool:
         except StartError:
             if zygote.alive:
                 raise
-        if (
-            mark := WorkerFolder(folder).mark()
-        ) is not None:  # the zygote forked, and exited before its reply
+        mark = WorkerFolder(folder).mark()
+        if mark is not None:  # the zygote forked, and exited before its reply
             return Forked(folder=str(folder), pid=mark.pid, started_ticks=mark.started_ticks)
         return await (await self.get(python, account)).fork(folder, enter)
 

@@ -23,11 +23,7 @@ def encode(message: Message) -> bytes:
 
 
 class Codec(Generic[M]):
-    """Decoder of the messages of one direction of a conversation; it refuses all others.
-
-    Args:
-        kinds: one message class, or a union of them.
-    """
+    """Decoder of the messages of one direction of a conversation; it refuses all others."""
 
     def __init__(self, conversation: str, kinds: Any) -> None:
         self.conversation = conversation

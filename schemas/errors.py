@@ -60,12 +60,10 @@ def one_line_error(error: BaseException) -> str:
 
 
 def suggestion(name: str, known: Iterable[str], otherwise: str) -> str:
-    """Return a hint for an unknown name, which proposes the most similar known name.
+    """Return a hint for an unknown name: the most similar known name, and the general hint.
 
-    Args:
-        known: existing names, oldest first; `digits` matches the last `digits-N` among them.
-            Otherwise only the last 1000 are compared, which takes less than 0.1 s.
-        otherwise: general hint, always the last part.
+    `known` are existing names, oldest first; `digits` matches the last `digits-N` among them.
+    Otherwise only the last 1000 are compared, which takes less than 0.1 s.
     """
     names = list(known)
     numbered = [one for one in names if one.rpartition("-")[0] == name]

@@ -15,16 +15,9 @@ from schemas.sweeps import MAX_EPOCHS, MAX_METRIC, SweepSpec, TrialSpec, check_s
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,47}")
 ENV_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 STATES: Final = (
-    "queued",
-    "starting",
-    "running",
-    "rescaling",
-    "paused",
-    "succeeded",
-    "failed",
-    "cancelled",
+    "queued", "starting", "running", "rescaling", "paused", "succeeded", "failed", "cancelled",
     "rejected",
-)
+)  # fmt: skip
 ENDED: Final = frozenset({"succeeded", "failed", "cancelled", "rejected"})
 MAX_BATCH: Final = 2**40  # samples
 MAX_SAMPLES: Final = 2**53  # larger integers are not exact in a float

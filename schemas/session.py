@@ -351,13 +351,9 @@ class ControllerSession:
     def open_session(
         self, hello: Hello, committed: int, now: Seconds, log_port: int, event_port: int
     ) -> list[ControllerOutput]:
-        """Begin a session.
+        """Begin a session; `committed` is the highest durable sequence number of this boot.
 
         A hello that does not repeat our word is no sign of life: its agent may not receive us.
-
-        Args:
-            committed: highest sequence number of this boot that is durable.
-            log_port: where the agent sends its workers' output.
         """
         self._sessions += 1
         self._hello = hello

@@ -114,13 +114,9 @@ async def watchdog() -> None:
 class Audit:
     """Audit log of refused and privileged actions; refusals are limited per peer and in total.
 
-    A flood of one peer neither hides the lines of another peer nor fills the disk: the number of
-    suppressed lines is logged.
-
-    Args:
-        limit_per_s: refusals that are logged per second at most.
-        clock: monotonic seconds.
-        of_one_per_s: the same for one peer.
+    A flood of one peer neither hides the lines of another peer nor fills the disk: at most
+    `limit_per_s` refusals per second are logged, `of_one_per_s` of one peer, and the number of the
+    suppressed ones.
     """
 
     def __init__(
@@ -138,12 +134,9 @@ class Audit:
         self._dropped = 0
 
     def refused(self, what: str, why: str, *, peer: str = "", **detail: str) -> None:
-        """Log an action that was dropped or denied.
+        """Log an action that was dropped or denied: `what` for programs, `why` for people.
 
-        Args:
-            what: what was refused, a word for programs.
-            why: for people; cut to 500 characters.
-            peer: the owner of the key, or the address of an unknown peer.
+        `peer` is the owner of the key, or the address of an unknown peer.
         """
         self._begin_second()
         if self._logged.total() >= self._limit or (peer and self._logged[peer] >= self._of_one):

@@ -87,11 +87,7 @@ def parse_toml(data: bytes, path: Path) -> dict[str, Any]:
 
 
 def convert(kind: type[S], table: Mapping[str, Any], path: Path, prefix: str = "") -> S:
-    """Return `table` as a struct.
-
-    Args:
-        path: source of the table, for error messages.
-        prefix: of the table's keys in the file, such as `sweep.searcher.`; empty: whole file.
+    """Return `table` as a struct; its keys have a `prefix` in the file, such as `sweep.searcher.`.
 
     Raises:
         SettingsError: if a key is unknown, missing or of the wrong type; `field` is its path.

@@ -67,8 +67,7 @@ def header_of(frames: Frames, digest: str) -> bytes:
 def read_frames(content: Buffer, digest: str = "") -> list[memoryview]:
     """Return the frames of a file's content without copying, after checking each byte.
 
-    Args:
-        digest: expected digest; empty: the one in the header.
+    Without a `digest`, the one in the header counts.
 
     Raises:
         DamagedStateError: if the digest differs, or the content is not a state.

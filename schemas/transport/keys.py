@@ -250,11 +250,7 @@ def check_public(public: str) -> None:
 def identity_of(
     name: str, role: str, projects: tuple[str, ...], expires: float | None = None
 ) -> Identity:
-    """Return the identity of a key's owner.
-
-    Args:
-        projects: whose jobs the key may see; none: see `Identity`.
-        expires: seconds since the epoch; None: never.
+    """Return the identity of a key's owner, with the meaning of the fields of `Identity`.
 
     Raises:
         SettingsError: if a name is invalid, or there are too many projects.

@@ -232,12 +232,9 @@ class Link:
     ) -> Authority:
         """Return the ZAP handler of this process; its `run` must be running before peers connect.
 
-        Call this before `bind`.
-
-        Args:
-            known: public key (Z85) to its owner. May change: a key that is removed cannot connect,
-                and messages of its open connections have no identity.
-            denied: called with the reason of a refusal, and the peer's address.
+        Call this before `bind`. `known` has the owner of each public key (Z85), and may change: a
+        key that is removed cannot connect, and messages of its open connections have no identity.
+        `denied` is called with the reason of a refusal, and the peer's address.
         """
         self._known = known
         self._authority = Authority(self._context, known, denied, self._flood_guard)
@@ -248,10 +245,8 @@ class Link:
     ) -> Socket:
         """Bind a socket of `kind` (ROUTER, SUB, XPUB) with CURVE, or on ipc without.
 
-        Args:
-            address: tcp://HOST:PORT (port 0 or `*` for any), or ipc://PATH.
-            queued: messages that wait for a peer that does not read; further ones are not sent.
-            largest: bytes of a frame; a peer that sends a larger one is disconnected.
+        The address is tcp://HOST:PORT (port 0 or `*` for any), or ipc://PATH. `queued` messages
+        wait for a peer that does not read. A frame of more than `largest` bytes disconnects a peer.
 
         Raises:
             AddressInUseError: if the address is taken.
