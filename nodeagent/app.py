@@ -58,10 +58,8 @@ from schemas.session import (
     AgentSession,
     Apply,
     Publish,
-    Rejected,
     SendHello,
     ToController,
-    Welcomed,
 )
 from schemas.transport.keys import load_keys, load_public
 from schemas.transport.sockets import Link
@@ -70,6 +68,7 @@ from schemas.wire.agent import (
     GroupDelta,
     Hello,
     NodeHealth,
+    Refused,
     StepsReported,
     Telemetry,
     Welcome,
@@ -261,10 +260,10 @@ class Agent:
                     self._handle(Desired(delta))
                 case Apply(delta=SweepDelta() as delta):
                     self._handle(SweepDesired(delta))
-                case Welcomed(welcome=welcome):
-                    self._welcomed(welcome)
-                case Rejected(refused=refused):
-                    log.error("controller refused this node", why=refused.message)
+                case Welcome():
+                    self._welcomed(output)
+                case Refused(message=why):
+                    log.error("controller refused this node", why=why)
 
     def _hello(self) -> Hello:
         return Hello(

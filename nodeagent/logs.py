@@ -157,7 +157,7 @@ class OutputFile:
         note = f"[ones: {kind} after byte {sent} may be lost: the file was {what}]\n".encode()
         self._folder.path.mkdir(mode=0o700, exist_ok=True)
         with acting_as(self._folder.owner):
-            descriptor = _open_for_writing(path)
+            descriptor = require_regular(os.open(path, WRITE, 0o600), path)
             try:
                 if self._name == LOG:
                     os.pwrite(descriptor, note, sent)  # the worker continues after it
@@ -173,10 +173,6 @@ def _reopen(handle: Path) -> BinaryIO:
     """Open a file named by /proc, which is a special link and has to be followed."""
     descriptor = os.open(handle, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     return os.fdopen(require_regular(descriptor, handle), "rb")
-
-
-def _open_for_writing(path: Path) -> int:
-    return require_regular(os.open(path, WRITE, 0o600), path)
 
 
 CHUNK: Final = 256 * 1024

@@ -342,7 +342,11 @@ class Reconciler:
                 self._job(delta.job).delta = delta
                 return self._reconcile(delta.job)
             case SweepDesired(delta=delta):
-                return self._sweep_desired(delta)
+                keep = KeepStates(delta)
+                if delta.job in self.forgotten:  # of an ended sweep, only states are kept
+                    return [keep]
+                self._job(delta.job).sweep = delta
+                return [keep, *self._reconcile(delta.job)]
             case WorkspaceReady(job=job, digest=digest):
                 if (state := self.jobs.get(job)) is None:
                     return []
@@ -435,13 +439,6 @@ class Reconciler:
         return [PublishEvent(WorkerRefused(**worker.identity, **fault)) for worker in refused]
 
     # --- wanted against observed
-
-    def _sweep_desired(self, delta: SweepDelta) -> list[Action]:
-        """Apply the desired state of a sweep; of an ended sweep, only states are kept."""
-        if delta.job in self.forgotten:
-            return [KeepStates(delta)]
-        self._job(delta.job).sweep = delta
-        return [KeepStates(delta), *self._reconcile(delta.job)]
 
     def _reconcile(self, name: JobId) -> list[Action]:
         job = self._job(name)
@@ -566,7 +563,11 @@ class Reconciler:
             return []
         actions: list[Action] = []
         through = Version(delta.version + (delta.stage >= SETTLED))
-        if through > 1 and job.cleared < through and not self._exits_pending(mine, wanted, delta):
+        # Processes of this version that are about to exit will settle the version.
+        pending = delta.stage >= SETTLED and any(
+            w.phase is not ProcessPhase.ENDED for w in mine if w.worker not in wanted
+        )
+        if through > 1 and job.cleared < through and not pending:
             job.cleared = through
             actions.append(PublishEvent(JobCleared(job=delta.job, version=through)))
         if delta.forget and not mine and delta.group is None:
@@ -575,13 +576,6 @@ class Reconciler:
                 self.forgotten.add(delta.job)
             actions.append(ForgetJob(delta.job))
         return actions
-
-    @staticmethod
-    def _exits_pending(mine: list[WorkerState], wanted: set[WorkerId], delta: GroupDelta) -> bool:
-        """True if processes of this version are about to exit, which will settle the version."""
-        return delta.stage >= SETTLED and any(
-            w.phase is not ProcessPhase.ENDED for w in mine if w.worker not in wanted
-        )
 
     # --- observed state
 

@@ -305,10 +305,13 @@ class WorkerManager:
             _require_owner(pid, account)
         self._groups.enter(worker, pid)
 
-    async def _release(self, worker: WorkerId) -> None:
+    async def _release(self, worker: WorkerId, folder: Path | None = None) -> None:
+        """Free what a worker held, and delete its folder, if any."""
         await asyncio.to_thread(self._groups.release, worker)
         await self._uids.release(worker)
         await asyncio.to_thread(self._groups.tidy)
+        if folder is not None:
+            await asyncio.to_thread(remove_tree, folder)
 
     async def _fault(self, error: Exception) -> _Fault:
         """Describe an error; report a node's fault first, so that nothing new is placed here."""
@@ -429,11 +432,7 @@ class WorkerManager:
         if self._accounts is None or not self._accounts.separate_users:
             remove_tree(path)
         else:
-            self._spawn(self._remove_later(worker, path))
-
-    async def _remove_later(self, worker: WorkerId, path: Path) -> None:
-        await self._release(worker)
-        await asyncio.to_thread(remove_tree, path)
+            self._spawn(self._release(worker, path))
 
     @staticmethod
     def _discard(folder: WorkerFolder) -> None:

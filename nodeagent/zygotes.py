@@ -399,9 +399,10 @@ class ZygotePool:
             log.info("zygote found", python=python, uid=uid)
             return found
         output = self._clear(path, account)
-        process = spawn(
-            python, path, output, account, limits=self._rlimits(), enter=self._group_entry(account)
-        )
+        enter = None
+        if account is not None and self._groups.there:
+            enter = partial(self._groups.enter_zygote, account.cgroup)
+        process = spawn(python, path, output, account, limits=self._rlimits(), enter=enter)
         deadline = asyncio.get_running_loop().time() + START_TIMEOUT_S
         while asyncio.get_running_loop().time() < deadline:
             zygote = await self._connect(path, uid)
@@ -422,11 +423,6 @@ class ZygotePool:
         if self.limits is not None and self._groups.bounds(PIDS):
             return msgspec.structs.replace(self.limits, pids=0)
         return self.limits
-
-    def _group_entry(self, account: Account | None) -> Callable[[int], None] | None:
-        if account is None or not self._groups.there:
-            return None
-        return partial(self._groups.enter_zygote, account.cgroup)
 
     def _clear(self, path: Path, account: Account | None) -> Path:
         path.unlink(missing_ok=True)

@@ -116,21 +116,8 @@ class Apply:
     delta: Delta
 
 
-@dataclass(frozen=True, slots=True)
-class Welcomed:
-    """A session began; the message has the controller's bulk and event ports."""
-
-    welcome: Welcome
-
-
-@dataclass(frozen=True, slots=True)
-class Rejected:
-    """The controller does not accept this node."""
-
-    refused: Refused
-
-
-AgentOutput = ToController | Publish | SendHello | Apply | Welcomed | Rejected
+# A `Welcome` begins a session, and names ports; `Refused`: the controller rejects this node.
+AgentOutput = ToController | Publish | SendHello | Apply | Welcome | Refused
 
 
 @dataclass(slots=True)
@@ -206,7 +193,7 @@ class AgentSession:
             case Refused():
                 self._unanswered_hellos = MAX_DOUBLINGS
                 self._next_hello_at = self._after_pause(now)
-                return [Rejected(message)]
+                return [message]
             case HeartbeatAck(session=session, term=term, committed=committed):
                 if session == self.session and term >= self.term:
                     self._last_received_at = now
@@ -237,7 +224,7 @@ class AgentSession:
         self.session, self.term = message.session, message.term
         self._last_received_at = self._last_sent = now
         self._drop_through(message.committed)
-        return [Welcomed(message), *self._resend(message.committed + 1)]
+        return [message, *self._resend(message.committed + 1)]
 
     def _on_hello_request(self, asked: HelloRequest, now: Seconds) -> list[AgentOutput]:
         if asked.term < self.term:

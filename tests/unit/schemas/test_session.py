@@ -17,12 +17,10 @@ from schemas.session import (
     ControllerSession,
     Deliver,
     Publish,
-    Rejected,
     SendHello,
     SessionTimings,
     ToController,
     ToNode,
-    Welcomed,
 )
 from schemas.wire.agent import (
     DeltaAcked,
@@ -251,7 +249,7 @@ def test_a_welcomed_agent_forgets_what_is_committed_and_resends_the_rest() -> No
     outputs = session.receive(welcome(committed=1), at(0.0))
 
     assert outputs == [
-        Welcomed(welcome(committed=1)),
+        welcome(committed=1),
         ToController(Resent(events=events(2, 3))),
     ]
     assert session.spool == list(events(2, 3))
@@ -314,7 +312,7 @@ def test_an_agent_that_greets_already_does_so_again_only_for_a_newer_controller(
 def test_a_refusal_is_told() -> None:
     refused = Refused(code="no_slots", message="the node offers no slots", hint="set slots")
 
-    assert agent().receive(refused, at(0.0)) == [Rejected(refused)]
+    assert agent().receive(refused, at(0.0)) == [refused]
 
 
 # --- silence
@@ -816,5 +814,5 @@ def test_a_lower_term_changes_nothing() -> None:
 def test_a_higher_term_takes_over() -> None:
     session = welcomed()
 
-    assert session.receive(welcome("3.1"), at(1.0)) == [Welcomed(welcome("3.1"))]
+    assert session.receive(welcome("3.1"), at(1.0)) == [welcome("3.1")]
     assert (session.session, session.term) == ("3.1", Term(3))
