@@ -227,9 +227,12 @@ class JobGroups:
     def _make_leaves(self, group: str, names: Sequence[str], slots: int) -> None:
         self._divide()  # an agent that starts removes empty groups, its own as well
         for name in names:
-            for _, top in self._tops:
-                (top / group / name).mkdir(parents=True, exist_ok=True)
+            self._make_leaf(group, name)
         self._bound(group, slots)
+
+    def _make_leaf(self, group: str, name: str) -> None:
+        for _, top in self._tops:
+            (top / group / name).mkdir(parents=True, exist_ok=True)
 
     def _enter(self, group: str, name: str, pid: int) -> None:
         with self._ignored_without_limits():

@@ -224,7 +224,7 @@ async def test_a_fenced_worker_is_asked_to_end_and_then_made_to_once(
     heard: asyncio.Queue[Event] = asyncio.Queue()
     zygote = Forking("signal.signal(signal.SIGTERM, lambda *_: print(flush=True));")
     manager = manager_of(folders, node_spec().slots, zygote, heard.put_nowait)
-    manager.grace_s = 0.2
+    manager._settings = lambda: AgentSettings(node=N1, kill_grace_s=0.2)
     try:
         manager.perform(StartWorker(FIRST, 0, run(A)))
         assert isinstance(await asyncio.wait_for(heard.get(), 60.0), Started)
