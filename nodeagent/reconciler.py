@@ -435,7 +435,7 @@ class Reconciler:
         ]
         for worker in refused:
             del self.workers[worker.worker]
-        fault = {"error": event.error, "node_fault": event.node_fault}
+        fault: dict[str, Any] = {"error": event.error, "node_fault": event.node_fault}
         return [PublishEvent(WorkerRefused(**worker.identity, **fault)) for worker in refused]
 
     # --- wanted against observed

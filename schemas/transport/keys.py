@@ -317,7 +317,8 @@ class KnownKeys(Mapping[bytes, Identity]):
 
     def __getitem__(self, key: bytes) -> Identity:
         """Return the owner of a valid key."""
-        if (owner := self.get(key)) is None:
+        owner: Identity | None = self.get(key)
+        if owner is None:
             raise KeyError(key)
         return owner
 
