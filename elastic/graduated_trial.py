@@ -27,7 +27,7 @@ from elastic.sweep_worker.unit_runner import Trained, UnitRunner, as_trained
 from elastic.training_errors import UsageError
 from schemas.host.state_files import read_frames
 from schemas.sweeps import TrialSpec
-from schemas.transport import MemoryTarget, fetch_state
+from schemas.transport.state_transfer import MemoryTarget, fetch_state
 from schemas.wire.agent import START
 from schemas.wire.files import AskState
 from schemas.wire.worker import Assignment

@@ -23,7 +23,7 @@ from elastic.sample_stream import SampleStream, share
 from schemas.codec import TO_WORKER, encode
 from schemas.errors import OnesError
 from schemas.ids import WorkerId
-from schemas.transport import ThreadDealer
+from schemas.transport.sockets import ThreadDealer
 from schemas.wire.agent import JOIN, ScriptReport, StepsReported
 from schemas.wire.worker import Assignment, Reported, ToWorker, WorkerHello
 

@@ -22,19 +22,10 @@ folder_log = structlog.get_logger("folders")
 PROBE: Final = ".ones-probe"
 PROBE_BYTES: Final = 4096
 CLEAR_FACTOR: Final = 2  # times the reserve has to be free after a disk was full
-HOST_ERRNOS: Final = frozenset(  # errors of the host, which no job or archive can cause
-    {
-        errno.ENOSPC,
-        errno.EDQUOT,
-        errno.EROFS,
-        errno.EIO,
-        errno.EMFILE,
-        errno.ENFILE,
-        errno.ENOMEM,
-        errno.EAGAIN,
-        errno.ESTALE,
-    }
-)
+HOST_ERRNOS: Final = frozenset({  # errors of the host, which no job or archive can cause
+    errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM,
+    errno.EAGAIN, errno.ESTALE,
+})  # fmt: skip
 _NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
@@ -122,13 +113,17 @@ def checked_places(
     folders: NodeFolders, reserve_bytes: int
 ) -> tuple[tuple[Place, ...], tuple[Place, ...]]:
     """Return the folders that workers need: those of the node, and those that all nodes share."""
-    run = Place("run", folders.run, reserve_bytes, mode=folders.mode)
-    workers = Place("run", folders.run / "workers", reserve_bytes, mode=folders.mode)
-    sockets = Place("run", folders.sockets, 0, own=True, mode=folders.mode)
-    work = Place("work", folders.work, reserve_bytes, mode=folders.mode)
-    return (run, workers, sockets, work), (
-        Place("checkpoints", folders.checkpoints, reserve_bytes, mode=folders.mode),
+    run, workers, work, checkpoints = (
+        Place(setting, path, reserve_bytes, mode=folders.mode)
+        for setting, path in (
+            ("run", folders.run),
+            ("run", folders.run / "workers"),
+            ("work", folders.work),
+            ("checkpoints", folders.checkpoints),
+        )
     )
+    sockets = Place("run", folders.sockets, 0, own=True, mode=folders.mode)
+    return (run, workers, sockets, work), (checkpoints,)
 
 
 log = structlog.get_logger("health")

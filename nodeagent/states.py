@@ -28,7 +28,7 @@ from schemas.host.state_files import (
     sync_folder,
 )
 from schemas.ids import JobId
-from schemas.transport import PIECE, FileTarget, StateServer, Stored, fetch_state
+from schemas.transport.state_transfer import PIECE, FileTarget, StateServer, Stored, fetch_state
 from schemas.wire.files import AskState
 from schemas.wire.sweeps import StateCopied, StateNotCopied, StateRef, SweepDelta, WantedState
 
@@ -106,7 +106,7 @@ class StateKeeper:
 
     def forget(self, job: JobId) -> None:
         """Delete the staged data of an ended job; its states are kept for a while."""
-        self._spawn(asyncio.to_thread(_drop_data, self._folders.states(job)))
+        self._spawn(asyncio.to_thread(remove_tree, self._folders.states(job) / DATA))
 
     def close(self) -> None:
         """Cancel all work."""
@@ -176,17 +176,14 @@ class StateKeeper:
 
 
 def _compare_as_owner(folder: Path, delta: SweepDelta) -> Comparison:
+    """Compare, and delete what is not wanted."""
     with acting_as(owner_of(folder)):
-        return _compare_and_drop(folder, delta)
-
-
-def _compare_and_drop(folder: Path, delta: SweepDelta) -> Comparison:
-    paths = list(states_in(folder))
-    digests = {file: found for file, path in paths if (found := digest_of(path)) is not None}
-    comparison = compare(delta, (file for file, _ in paths), digests)
-    for file in comparison.doomed:
-        for name in (file.name, file.name + UNFINISHED):
-            (folder / name).unlink(missing_ok=True)
+        paths = list(states_in(folder))
+        digests = {file: found for file, path in paths if (found := digest_of(path)) is not None}
+        comparison = compare(delta, (file for file, _ in paths), digests)
+        for file in comparison.doomed:
+            for name in (file.name, file.name + UNFINISHED):
+                (folder / name).unlink(missing_ok=True)
     return comparison
 
 
@@ -213,7 +210,7 @@ def _fetch_into(folder: Path, job: JobId, wanted: WantedState, stopped: Callable
                 [source.address for source in wanted.sources],
                 asked,
                 target,
-                lambda: _check(fresh, state.digest),
+                lambda: check_file(fresh, state.digest),
                 stopped=stopped,
             )
         finally:
@@ -222,14 +219,6 @@ def _fetch_into(folder: Path, job: JobId, wanted: WantedState, stopped: Callable
         sync_folder(folder)
     finally:
         fresh.unlink(missing_ok=True)
-
-
-def _check(path: Path, digest: str) -> None:
-    check_file(path, digest)
-
-
-def _drop_data(folder: Path) -> None:
-    remove_tree(folder / DATA)
 
 
 # --- server for other nodes

@@ -172,7 +172,7 @@ def _facts(detail: JobDetail) -> dict[str, object]:
 def _when_lost(detail: JobDetail) -> str:
     if detail.spec.stated_sweep is not None:
         return "finished units are kept"
-    return "fails" if detail.spec.fails_when_lost else "starts again from its last epoch"
+    return "fails" if detail.spec.fails_on_loss else "starts again from its last epoch"
 
 
 def _training(detail: JobDetail) -> dict[str, object]:
@@ -198,7 +198,7 @@ def _batch(detail: JobDetail) -> str:
     spec, now = detail.spec, detail.summary.global_batch
     limit = spec.batch_limit if detail.batch_limit is None else detail.batch_limit
     text = f"{now or spec.batch_size}, at most {limit}"
-    return f"{text} for now (max_batch_size is auto)" if spec.batch_limit_is_left_open else text
+    return f"{text} for now (max_batch_size is auto)" if spec.batch_limit_is_auto else text
 
 
 def _workers(detail: JobDetail) -> list[tuple[object, ...]]:

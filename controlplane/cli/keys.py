@@ -16,7 +16,7 @@ from controlplane.cli.output import COMMON, UNITS, Common, Exit, print_data, pri
 from controlplane.client import BlockingClient
 from controlplane.client.connection import CLIENT_FILE, Home, find_home
 from schemas.errors import BadFieldError, OnesError, SettingsError
-from schemas.transport import check_name, write_keys
+from schemas.transport.keys import check_name, write_keys
 from schemas.wire.client import KeyInfo, Role
 
 SERVER: Final = "server"

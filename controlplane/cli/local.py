@@ -27,7 +27,7 @@ from controlplane.policy.registry import entry
 from schemas.errors import OnesError, SettingsError, UnreachableError
 from schemas.host.files import pid_of
 from schemas.host.settings import read_toml
-from schemas.transport import write_keys
+from schemas.transport.keys import write_keys
 from schemas.wire.client import NodeInfo
 
 PORTS: Final = range(20_000, 32_000)  # below what the kernel gives to outgoing connections

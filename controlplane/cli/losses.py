@@ -158,7 +158,7 @@ def _running(detail: JobDetail) -> LossPoint | None:
 
 
 ROWS: Final = 14
-LEAST_COLUMNS: Final = 20
+MIN_COLUMNS: Final = 20
 LOG_SCALE_RATIO: Final = (
     100.0  # ratio of largest to smallest loss above which the scale is logarithmic
 )
@@ -192,7 +192,7 @@ def loss_terminal(curve: LossCurve, width: int, rows: int = ROWS) -> Text:
         return text
     labels = [f"{loss:.4g}" for loss in _levels(everything, rows)]
     indent = max(map(len, labels)) + 2
-    columns = max(width - indent - 1, LEAST_COLUMNS)
+    columns = max(width - indent - 1, MIN_COLUMNS)
     grid = _grid(curve, everything, columns, rows)
     text.append("\n\n")
     for row, line in enumerate(grid):

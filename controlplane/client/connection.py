@@ -18,9 +18,10 @@ from typing import Any, Final, Self, TypeVar
 import msgspec
 
 from schemas.codec import LOG_REPLY, REPLY, Codec, encode
-from schemas.errors import OnesError, SettingsError, UnreachableError, raised
+from schemas.errors import OnesError, SettingsError, UnreachableError, error_from_code
 from schemas.host import settings
-from schemas.transport import Link, Socket, load_keys, load_public
+from schemas.transport.keys import load_keys, load_public
+from schemas.transport.sockets import Link, Socket
 from schemas.wire import Message
 from schemas.wire.client import Cluster, Failed, GetCluster, PutSnapshot, SnapshotStored
 from schemas.wire.feed import LogPage, ReadLog
@@ -76,7 +77,7 @@ class RequestChannel:
             finally:
                 del self._waiting[key]
             if isinstance(reply, Failed):
-                raise raised(reply.code, reply.message, reply.hint, reply.field)
+                raise error_from_code(reply.code, reply.message, reply.hint, reply.field)
             return reply
 
     async def _receive(self) -> None:

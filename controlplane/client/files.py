@@ -21,7 +21,7 @@ from schemas.wire.files import CHECKPOINTS, FileInfo, FileList, FilePiece, ListF
 AGENT_REPLY_S: Final = 10.0  # for the reply of an agent
 MAX_ATTEMPTS: Final = 3  # of a file that changes during its transfer
 R = TypeVar("R", FileList, FilePiece)
-MOST_BYTES: Final = 10**10  # default limit of one fetch
+MAX_FETCH_BYTES: Final = 10**10  # default limit of one fetch
 
 
 class JobFile(msgspec.Struct, frozen=True):
@@ -185,7 +185,7 @@ class FileTransfers(StreamPages):
         to: Path,
         pattern: str = "*",
         *,
-        most_bytes: int = MOST_BYTES,
+        most_bytes: int = MAX_FETCH_BYTES,
         on_bytes: Callable[[int, int], None] | None = None,
     ) -> Fetch:
         """Fetch the files of a job to `to`/work/NODE/PATH and `to`/checkpoints/NAME.

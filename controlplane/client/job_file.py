@@ -12,7 +12,7 @@ import msgspec
 from controlplane.client.spec_overrides import with_overrides
 from controlplane.client.sweeps.sweep_file import check_functions, sweep_from, with_sweep_overrides
 from schemas.errors import BadFieldError, SettingsError
-from schemas.host.settings import convert, parse_toml, read_file, written, wrong_value
+from schemas.host.settings import convert, example_of, parse_toml, read_file, value_error
 from schemas.jobs import JobSpec, problems, script_problem
 
 HEAD_BYTES: Final = 4096  # of a script, to see that it is text
@@ -107,12 +107,12 @@ def _typed(spec: JobSpec) -> JobSpec:
             try:
                 plain[name] = msgspec.to_builtins(value, enc_hook=_path_text)
             except TypeError as error:
-                remedy = f"write {written(JobSpec, name)}"
+                remedy = f"write {example_of(JobSpec, name)}"
                 raise BadFieldError(f"{name}: {error}", remedy, name) from None
     try:
         return msgspec.convert(plain, JobSpec)
     except msgspec.ValidationError as error:
-        wrong = wrong_value(JobSpec, error, Path())
+        wrong = value_error(JobSpec, error, Path())
         what = wrong.message.removeprefix(f"{Path()}: ")
         raise BadFieldError(what, wrong.hint, wrong.field) from None
 
@@ -151,4 +151,4 @@ def _check_script(spec: JobSpec, workdir: Path) -> None:
 
 def _stated_limit(spec: JobSpec) -> int | None:
     """Return `max_batch_size` in the form that every release understands: a number or None."""
-    return None if spec.batch_limit_is_left_open else spec.batch_limit
+    return None if spec.batch_limit_is_auto else spec.batch_limit

@@ -10,7 +10,7 @@ from typing import Any, Final
 import msgspec
 
 from schemas.errors import BadFieldError
-from schemas.host.settings import written
+from schemas.host.settings import example_of
 from schemas.jobs import JobSpec, StopRule
 
 FIELDS: Final = {field.name: field.type for field in msgspec.structs.fields(JobSpec)}
@@ -89,7 +89,7 @@ def with_option(args: Sequence[str], name: str, text: str) -> list[str]:
 def _args_of(table: Mapping[str, Any]) -> list[str]:
     args = table.get("args", [])
     if not isinstance(args, list) or not all(isinstance(arg, str) for arg in args):
-        remedy = f"write {written(JobSpec, 'args')}"
+        remedy = f"write {example_of(JobSpec, 'args')}"
         raise BadFieldError("args is not a list of strings in the job file", remedy, "args")
     return args
 
@@ -115,7 +115,7 @@ def _set_entry(table: dict[str, Any], field: str, entry: str, text: str) -> None
         raise BadFieldError(problem, nearest(entry, STOP_FIELDS), "stop")
     inner = table.setdefault(field, {})
     if not isinstance(inner, dict):
-        remedy = f"write {written(JobSpec, field)}"
+        remedy = f"write {example_of(JobSpec, field)}"
         raise BadFieldError(f"{field} is not a table in the job file", remedy, field)
     other = {"epochs": "samples", "samples": "epochs"}.get(entry)
     if field == "stop" and other and "metric" not in inner:

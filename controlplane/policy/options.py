@@ -148,7 +148,7 @@ def _check(options: OnesOptions) -> None:
         raise SettingsError(what, "lower it", "policy.options.mutation_rate")
 
 
-MOST_CANDIDATES: Final = 512  # a generation of as many for 512 slots takes 0.35 s (README)
+MAX_CANDIDATES: Final = 512  # a generation of as many for 512 slots takes 0.35 s (README)
 
 
 class OnesPaperOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -159,7 +159,7 @@ class OnesPaperOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     """
 
     seed: int = 0  # of what is drawn when a new view is met
-    population: int = 0  # K; 0: as many as slots, at most `MOST_CANDIDATES`
+    population: int = 0  # K; 0: as many as slots, at most `MAX_CANDIDATES`
     patience: int = 10  # generations without a better candidate before the search rests
     mutation_rate: float = 0.1  # theta
 
@@ -197,7 +197,7 @@ class OnesPaperOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     def __post_init__(self) -> None:
         """Refuse what makes no sense."""
         refuse_below(self, LEAST)
-        refuse_above(self, {"mutation_rate": 1.0, "population": MOST_CANDIDATES})
+        refuse_above(self, {"mutation_rate": 1.0, "population": MAX_CANDIDATES})
 
 
 LEAST: Final[Mapping[str, float]] = {

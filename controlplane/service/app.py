@@ -62,15 +62,8 @@ from schemas.host.logging import Audit, notify, watchdog
 from schemas.host.reload import SettingsReload
 from schemas.ids import NodeId, Seconds, Term
 from schemas.session import SessionTimings
-from schemas.transport import (
-    HIGH_WATER,
-    AddressInUseError,
-    Identity,
-    Link,
-    Socket,
-    load_authorised,
-    load_keys,
-)
+from schemas.transport.keys import Identity, load_authorised, load_keys
+from schemas.transport.sockets import HIGH_WATER, AddressInUseError, Link, Socket
 from schemas.wire.client import Cluster, SearchInfo
 from schemas.wire.files import ToNode
 
@@ -316,8 +309,8 @@ class Controller:
         return (
             self._authority.run(),
             self._keys.watch(),
-            self._audit.tell_what_was_left_out(),
-            self._link.watch_connections(partial(self._audit.refused, "connection")),
+            self._audit.log_suppressed(),
+            self._link.guard_connections(partial(self._audit.refused, "connection")),
             self._node_sessions.receive_messages(),
             self._node_sessions.receive_events(),
             self._node_sessions.watch_silence(),

@@ -31,7 +31,7 @@ from controlplane.journal.records import JobRecords
 from controlplane.journal.replay import recover
 from controlplane.journal.snapshots import copy_of
 from controlplane.journal.take_snapshot import complete_records, save_state
-from controlplane.journal.writer import Tidy, Writer
+from controlplane.journal.writer import Task, Writer
 from schemas.errors import UnavailableError, UnknownJobError
 from schemas.host.logging import notify
 from schemas.ids import JobId, Seconds, Term
@@ -210,7 +210,7 @@ class CommitLoop:
                 "free space there and submit again; running jobs continue",
             )
 
-    def between_commits(self, work: Tidy) -> None:
+    def between_commits(self, work: Task) -> None:
         """Run a short piece of work on the journal's database, in its thread, between commits."""
         self._writer.between_commits(work)
 

@@ -25,7 +25,7 @@ from controlplane.service.commit_loop import CommitLoop
 from controlplane.service.log_store import LogStore
 from controlplane.service.settings import JournalSettings, Store
 from controlplane.service.uploads import SnapshotStore, excess_archives
-from schemas.host.files import AgedFile, outdated
+from schemas.host.files import AgedFile, expired_files
 from schemas.ids import JobId, Seconds
 
 log = structlog.get_logger("file_keeper")
@@ -91,7 +91,7 @@ class FileKeeper:
         settings = self._settings
         output = await asyncio.to_thread(files_in, self._logs.folder)
         candidates = [file for seen in output if (file := self._of_ended_job(seen)) is not None]
-        for file in outdated(candidates, settings.keep_logs_s, settings.keep_logs_bytes, now):
+        for file in expired_files(candidates, settings.keep_logs_s, settings.keep_logs_bytes, now):
             self._logs.forget(file.name)
             await asyncio.sleep(0)
         archives = await asyncio.to_thread(files_in, self._archives.folder)
@@ -100,7 +100,10 @@ class FileKeeper:
                 self._archives.forget(file.name)
         used = {self._state().jobs[name].snapshot for name in self._state().active}
         candidates = [one for one in archives if one.name not in used and now - one.at > GRACE_S]
-        old = {file.name for file in outdated(candidates, settings.keep_archives_s, UNLIMITED, now)}
+        old = {
+            file.name
+            for file in expired_files(candidates, settings.keep_archives_s, UNLIMITED, now)
+        }
         senders = await asyncio.to_thread(self._archives.senders.all)
         left = [file for file in candidates if file.name not in old]
         much = excess_archives(left, settings.keep_archives_bytes, senders)

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from typing import Final
 
 from controlplane.core.state import State
-from schemas.errors import UnavailableError, UnknownNodeError, raised, suggestion
+from schemas.errors import UnavailableError, UnknownNodeError, error_from_code, suggestion
 from schemas.ids import NodeId
-from schemas.transport import Identity
+from schemas.transport.keys import Identity
 from schemas.wire.files import (
     AskFiles,
     AskPiece,
@@ -60,7 +60,7 @@ class JobFiles:
             raise UnavailableError("too many files are being fetched", "fetch fewer at a time")
         answer = await self._request_from_node(request, who)
         if isinstance(answer, FilesRefused):
-            raise raised(answer.code, answer.message, answer.hint, "")
+            raise error_from_code(answer.code, answer.message, answer.hint, "")
         return answer
 
     async def _request_from_node(self, request: FromFollower, who: Identity) -> FromNode:

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from schemas.errors import BadFieldError, SettingsError, TooLargeError, UnavailableError
 from schemas.ids import Seconds
-from schemas.transport import Identity, KnownKeys, check_public, identity_of, require_private
+from schemas.transport.keys import Identity, KnownKeys, check_public, identity_of, require_private
 from schemas.wire.client import AddKey, KeyInfo
 
 FILE: Final = "keys.json"

@@ -21,6 +21,7 @@ from controlplane.journal.records import JobRecords
 from controlplane.service.api.fair_queue import (
     FairQueue,
     Timer,
+    TokenBucket,
     WaitingRequests,
     deadline_of,
     failure_reply,
@@ -33,7 +34,8 @@ from schemas.codec import FROM_SHIPPER, READ_LOG, encode
 from schemas.errors import DeniedError, OnesError, UnavailableError
 from schemas.host.logging import Audit
 from schemas.ids import JobId, NodeId, Rank, Seconds, Version, WorkerId, node_of, worker_id
-from schemas.transport import Identity, Incoming, Socket
+from schemas.transport.keys import Identity
+from schemas.transport.sockets import Incoming, Socket
 from schemas.wire import Message
 from schemas.wire.feed import (
     GetSnapshot,
@@ -57,17 +59,15 @@ from schemas.wire.files import (
 )
 
 BURST_S: Final = 16.0  # seconds of output at the full rate that a job may ship at once
-MOST_CREDIT: Final = 2 << 20  # bytes that an agent may send beyond what is stored, per stream
-LEAST_CREDIT: Final = 256 << 10  # the same, for a job beyond its rate
+MAX_CREDIT_BYTES: Final = 2 << 20  # bytes that an agent may send beyond what is stored, per stream
+MIN_CREDIT_BYTES: Final = 256 << 10  # the same, for a job beyond its rate
 MAX_STREAMS: Final = 1000  # streams; beyond it, those with a full burst are forgotten
 Sender = TypeVar("Sender", bound=Hashable)
 StreamKey = tuple[str, str]  # job and stream
 
 
 @dataclass(slots=True)
-class _Stream(Generic[Sender]):
-    tokens: float  # bytes
-    at: float  # when the tokens were counted
+class _Stream(TokenBucket, Generic[Sender]):  # a token is a byte
     took_at: float = float("-inf")  # last output
     waiting: dict[Sender, None] = field(default_factory=dict)  # waiting senders, in order
 
@@ -119,7 +119,7 @@ class LogRates(Generic[Sender]):
         return float("inf") if stream is None else self._clock() - stream.took_at
 
     def _schedule_grants(self, key: StreamKey, stream: _Stream[Sender]) -> None:
-        wait_s = max(LEAST_CREDIT, -stream.tokens) / self._per_s()
+        wait_s = max(MIN_CREDIT_BYTES, -stream.tokens) / self._per_s()
         self._later(wait_s, lambda: self._grant_waiting(key, stream))
 
     def _grant_waiting(self, key: StreamKey, stream: _Stream[Sender]) -> None:
@@ -130,12 +130,12 @@ class LogRates(Generic[Sender]):
             sender = next(iter(stream.waiting))
             del stream.waiting[sender]
             self._answer(sender, self._credit(stream))
-            room -= LEAST_CREDIT
+            room -= MIN_CREDIT_BYTES
         if stream.waiting:
             self._schedule_grants(key, stream)
 
     def _credit(self, stream: _Stream[Sender]) -> int:
-        return int(min(MOST_CREDIT, max(LEAST_CREDIT, stream.tokens)))
+        return int(min(MAX_CREDIT_BYTES, max(MIN_CREDIT_BYTES, stream.tokens)))
 
     def _refilled(self, key: StreamKey) -> _Stream[Sender]:
         now, per_s = self._clock(), self._per_s()
@@ -144,15 +144,14 @@ class LogRates(Generic[Sender]):
             if len(self._streams) >= MAX_STREAMS:
                 self._forget()
             stream = self._streams[key] = _Stream(BURST_S * per_s, now)
-        stream.tokens = min(BURST_S * per_s, stream.tokens + (now - stream.at) * per_s)
-        stream.at = now
+        stream.refill(now, per_s, BURST_S)
         return stream
 
     def _forget(self) -> None:
         """Forget streams that have their full burst again: they are equal to new ones."""
-        now, full = self._clock(), BURST_S * self._per_s()
+        now, per_s = self._clock(), self._per_s()
         for key, stream in list(self._streams.items()):
-            if not stream.waiting and stream.tokens + (now - stream.at) * self._per_s() >= full:
+            if stream.refill(now, per_s, BURST_S) and not stream.waiting:
                 del self._streams[key]
 
 
@@ -283,7 +282,7 @@ class LogRelay:
             case LogEnded(size=size):
                 self._store.end(*key, who, size)
                 self._wake(message.job)
-                self._give_credit(shipped, LEAST_CREDIT)  # the stream is complete
+                self._give_credit(shipped, MIN_CREDIT_BYTES)  # the stream is complete
                 return
         self._rates.answer(key, shipped)
 

@@ -41,9 +41,9 @@ from schemas.session import (
     Deliver,
     SessionTimings,
     ToNode,
-    says_the_same,
+    equivalent_hellos,
 )
-from schemas.transport import Incoming, Socket
+from schemas.transport.sockets import Incoming, Socket
 from schemas.wire import files
 from schemas.wire.agent import (
     GroupDelta,
@@ -75,7 +75,7 @@ class HelloQueue:
     def put(self, route: bytes, hello: Hello) -> None:
         """Add a hello; if the same one is under way, only redirect its reply to the new route."""
         begun = self.under_way.get(hello.node)
-        if begun is not None and says_the_same(begun[1], hello):
+        if begun is not None and equivalent_hellos(begun[1], hello):
             self.under_way[hello.node] = (route, hello)
             self.waiting.pop(hello.node, None)
         else:
@@ -224,7 +224,7 @@ class NodeSessions:
             stalled_s, before = now - before - TICK_S, now
             for node, session in list(self._sessions.items()):
                 if stalled_s > STALL_S:  # the controller paused; messages wait in its queue
-                    session.last_heard = Seconds(session.last_heard + stalled_s)
+                    session.last_received_at = Seconds(session.last_received_at + stalled_s)
                 self._apply(node, session.tick(now))
                 self._check_silence(node, session, now)
 
@@ -247,7 +247,7 @@ class NodeSessions:
         if session is None or self._routes.get(node) != incoming.route:
             if isinstance(message, Heartbeat):
                 unknown = ControllerSession(node, self._term, self._timings)
-                self._answer(incoming.route, (session or unknown).ask_to_greet())
+                self._answer(incoming.route, (session or unknown).request_hello())
             return
         self._apply(node, session.receive(message, self._now()))
 
@@ -265,12 +265,12 @@ class NodeSessions:
             self._orders.send(route, encode(Refused(code="stale_boot", message=why, hint=hint)))
             return
         session = self._session(hello.node)
-        if known is not None and known.phase in SILENT and not session.hears(hello):
-            self._answer(route, session.ask_to_greet())
+        if known is not None and known.phase in SILENT and not session.echo_matches(hello):
+            self._answer(route, session.request_hello())
             return
-        if known is not None and known.phase in CONNECTED and session.says_nothing_new(hello):
+        if known is not None and known.phase in CONNECTED and session.repeats_hello(hello):
             self._routes[hello.node] = route
-            self._apply(hello.node, session.greeted_again(hello, self._now(), *self._ports))
+            self._apply(hello.node, session.resume_session(hello, self._now(), *self._ports))
             return
         self._hellos.put(route, hello)
         self._greet_waiting()
@@ -293,7 +293,7 @@ class NodeSessions:
                 self._routes[hello.node] = route
             asyncio.get_running_loop().call_soon(self._greet_waiting)
             session = self._session(hello.node)
-            outputs = session.greeted(hello, committed, self._now(), *self._ports)
+            outputs = session.open_session(hello, committed, self._now(), *self._ports)
             self._apply(hello.node, outputs)
 
         log.info("node greeted", node=hello.node, workers=len(hello.workers), boot=hello.boot)
@@ -315,7 +315,7 @@ class NodeSessions:
     def _receive_event(self, numbered: Numbered) -> None:
         session = self._sessions.get(numbered.node)
         if session is not None:
-            outputs = session.published((numbered,), self._now())
+            outputs = session.receive_events((numbered,), self._now())
             self._apply(numbered.node, outputs)
 
     # --- what leaves
@@ -386,14 +386,14 @@ class NodeSessions:
         for node, (boot, seq) in durable.items():
             session = self._sessions[node]
             if session.boot == boot:
-                self._apply(node, session.committed(seq))
+                self._apply(node, session.acknowledge(seq))
 
     def _check_silence(self, node: NodeId, session: ControllerSession, now: Seconds) -> None:
         known = self._node(node)
         if known is None:
             return
         condition = session.condition(now)
-        silent_s = now - session.last_heard
+        silent_s = now - session.last_received_at
         if silent_s >= self._timings.missed_s and missed_by_peers(self._state, node):
             condition = Condition.LOST
         if condition is Condition.LOST and silent_s < fenced_s(known):
@@ -425,7 +425,7 @@ class NodeSessions:
         session = self._sessions.get(node)
         if session is None:  # silence counts from now
             now = self._now()
-            session = ControllerSession(node, self._term, self._timings, last_heard=now)
+            session = ControllerSession(node, self._term, self._timings, last_received_at=now)
             self._sessions[node] = session
         return session
 

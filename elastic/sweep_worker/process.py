@@ -37,7 +37,7 @@ from elastic.sweep_worker.unit_attempt import UnitAttempts
 from elastic.sweep_worker.unit_runner import UnitRunner
 from schemas.ids import Rank, Version, WorkerId, worker_id
 from schemas.sweeps import SweepSpec
-from schemas.transport import StateServer
+from schemas.transport.state_transfer import StateServer
 from schemas.wire.agent import (
     JOIN,
     PREPARE,

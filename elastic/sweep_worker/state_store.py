@@ -27,7 +27,7 @@ from schemas.host.state_files import (
     write_state,
 )
 from schemas.ids import JobId
-from schemas.transport import MemoryTarget, fetch_state
+from schemas.transport.state_transfer import MemoryTarget, fetch_state
 from schemas.wire.files import AskState
 from schemas.wire.sweeps import StateRef, StateSource, UnitOrder
 

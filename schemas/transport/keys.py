@@ -250,11 +250,7 @@ def check_public(public: str) -> None:
 def identity_of(
     name: str, role: str, projects: tuple[str, ...], expires: float | None = None
 ) -> Identity:
-    """Return the identity of a key's owner.
-
-    Args:
-        projects: whose jobs the key may see; none: see `Identity`.
-        expires: seconds since the epoch; None: never.
+    """Return the identity of a key's owner, with the meaning of the fields of `Identity`.
 
     Raises:
         SettingsError: if a name is invalid, or there are too many projects.
@@ -321,17 +317,17 @@ class KnownKeys(Mapping[bytes, Identity]):
 
     def __getitem__(self, key: bytes) -> Identity:
         """Return the owner of a valid key."""
-        who = self.listed[key]
-        if who.expires is not None and self._clock() >= who.expires:
+        owner: Identity | None = self.get(key)
+        if owner is None:
             raise KeyError(key)
-        return who
+        return owner
 
     def get(self, key: bytes, default: Any = None) -> Any:
         """Return the owner of a valid key, or `default`; called for every message."""
-        who = self.listed.get(key)
-        if who is None or (who.expires is not None and self._clock() >= who.expires):
+        owner = self.listed.get(key)
+        if owner is None or (owner.expires is not None and self._clock() >= owner.expires):
             return default
-        return who
+        return owner
 
     def __iter__(self) -> Iterator[bytes]:
         """Iterate over the valid keys."""

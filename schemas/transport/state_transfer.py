@@ -9,8 +9,6 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol
 
@@ -92,9 +90,6 @@ class MemoryTarget:
     def frames(self, digest: str) -> list[memoryview]:
         """Return the frames of the received state, valid until the next `begin`.
 
-        Args:
-            digest: expected SHA-256, hexadecimal.
-
         Raises:
             DamagedStateError: if the digest differs, or the bytes are not a state.
         """
@@ -164,12 +159,9 @@ def fetch_state(
 ) -> str:
     """Fetch a state's file from the first source that provides all of it, and return that source.
 
-    Args:
-        sources: HOST:PORT of each, best first.
-        asked: the state; its offset is ignored.
-        check: checks the bytes; raises `OnesError` if they are not the state.
-        piece_s: timeout of a piece, seconds.
-        stopped: True if the state is not needed any more; called every quarter of a second.
+    The sources are HOST:PORT, best first; the offset of `asked` is ignored. `check` raises an
+    `OnesError` if the bytes are not the state. A source may take `piece_s` seconds for a piece.
+    `stopped` is called every quarter of a second, and ends the transfer.
 
     Raises:
         StateUnavailableError: if no source provided the state.
@@ -191,30 +183,10 @@ def fetch_state(
     raise StateUnavailableError(what, "it will be trained again")
 
 
-@dataclass(frozen=True, slots=True)
-class _WaitLimit:
-    piece_s: float
-    stopped: Callable[[], bool]
-    probe: Callable[[], None]
-
-    def lost(self, deadline: float) -> None:
-        """Check whether to wait longer, after a moment without data.
-
-        Raises:
-            StateUnavailableError: if the wait is over.
-        """
-        if self.stopped():
-            raise StateUnavailableError("not needed any more")
-        if time.monotonic() > deadline:
-            raise StateUnavailableError(f"no reply within {self.piece_s:g} s")
-        self.probe()
-
-
 def _fetch_from(
     source: str, asked: AskState, target: Target, piece_s: float, stopped: Callable[[], bool]
 ) -> None:
-    patience = _WaitLimit(piece_s, stopped, partial(_require_listener, source))
-    patience.probe()
+    _require_listener(source)
     context = zmq.Context()
     dealer = context.socket(zmq.DEALER)
     dealer.linger = 0
@@ -222,9 +194,19 @@ def _fetch_from(
     host, _, port = source.rpartition(":")
     host = host.strip("[]")
     dealer.ipv6 = has_only_ipv6(host)
+    request = _Request(asked)
+    deadline = time.monotonic() + piece_s
     try:
         dealer.connect(f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{source}")
-        _receive(dealer, _Request(asked), target, patience)
+        while not request.over:
+            if _receive(dealer, request, target, min(POLL_INTERVAL_S, piece_s)):
+                deadline = time.monotonic() + piece_s
+            elif stopped():
+                raise StateUnavailableError("not needed any more")
+            elif time.monotonic() > deadline:
+                raise StateUnavailableError(f"no reply within {piece_s:g} s")
+            else:
+                _require_listener(source)
     except zmq.ZMQError as error:
         raise StateUnavailableError(f"cannot connect: {error.strerror}") from None
     finally:
@@ -233,19 +215,18 @@ def _fetch_from(
 
 
 def _receive(
-    dealer: zmq.Socket[bytes], request: _Request, target: Target, patience: _WaitLimit
-) -> None:
-    deadline = time.monotonic() + patience.piece_s
-    while not request.over:
-        for message in request.more():
-            dealer.send(message)
-        if not dealer.poll(int(1000 * min(POLL_INTERVAL_S, patience.piece_s))):
-            patience.lost(deadline)
-            continue
+    dealer: zmq.Socket[bytes], request: _Request, target: Target, timeout_s: float
+) -> bool:
+    """Send requests and store what arrives; return whether a piece did within the timeout."""
+    for message in request.more():
+        dealer.send(message)
+    stored = False
+    if dealer.poll(int(1000 * timeout_s)):
         with contextlib.suppress(zmq.Again):
             while True:
-                if _store_piece(dealer.recv_multipart(zmq.NOBLOCK, copy=False), request, target):
-                    deadline = time.monotonic() + patience.piece_s
+                frames = dealer.recv_multipart(zmq.NOBLOCK, copy=False)
+                stored = _store_piece(frames, request, target) or stored
+    return stored
 
 
 def _require_listener(source: str) -> None:
@@ -331,11 +312,8 @@ class StateServer:
 
     A peer that requests more than it reads loses replies, and has to repeat the requests.
 
-    Args:
-        address: of this host, as other nodes reach it: a name, IPv4 or IPv6.
-        find: returns the bytes of a requested state after checking its digest, or None; called
-            in the server's thread.
-        port: to listen on; 0: any.
+    `address` is a name, IPv4 or IPv6 of this host, as other nodes reach it; port 0: any. `find` is
+    called in the server's thread, and returns the bytes of a state after checking its digest.
 
     Raises:
         OSError: if this host has no such address, or the port is taken.

@@ -29,7 +29,7 @@ from tests.bench.live_jobs import EXAMPLES, LEFT_BEHIND, SEEDED
 from tests.bench.live_tables import say
 
 OWN: Final = Path(__file__).parent / "trainings"
-MOST_SLOTS: Final = 8  # a job may say: the batch that fits them is no bound here
+MAX_SLOTS: Final = 8  # a job may say: the batch that fits them is no bound here
 LOOK_S: Final = 0.1
 KEPT, RAISED = "kept", "by default"
 ABOUT: Final = """\
@@ -124,7 +124,7 @@ def spec_of(one: Training, way: str, seed: int, scripts: Path, *, quick: bool) -
         workdir=str(_copy(one, scripts, seed)),
         stop=StopRule(epochs=max(2, epochs // 4) if quick else epochs),
         seed=seed,
-        slots=(1, 1) if kept else (1, MOST_SLOTS),
+        slots=(1, 1) if kept else (1, MAX_SLOTS),
         slots_wanted=1 if kept else 2,
         max_batch_size="keep" if kept else "auto",
         max_local_batch=None,

@@ -30,7 +30,7 @@ from schemas.host.state_files import (
     write_state,
 )
 from schemas.ids import JobId
-from schemas.transport import MemoryTarget, StateServer, fetch_state
+from schemas.transport.state_transfer import MemoryTarget, StateServer, fetch_state
 from schemas.wire.files import AskState
 from tests.bench import report
 from tests.training.peers import FORKS

@@ -20,7 +20,7 @@ import zmq
 from controlplane.client.connection import find_home
 from schemas.codec import encode
 from schemas.ids import JobId
-from schemas.transport import load_keys, load_public
+from schemas.transport.keys import load_keys, load_public
 from schemas.wire import Message
 from schemas.wire.client import ListJobs, PutSnapshot, SubmitJob, WaitJob
 from tests.support.builders import job_spec

@@ -24,7 +24,8 @@ from nodeagent.logs import LogShipper
 from schemas.codec import TO_SHIPPER, encode
 from schemas.ids import JobId, Rank, Version, WorkerId
 from schemas.nodes import Group
-from schemas.transport import Link, Socket, load_keys, load_public
+from schemas.transport.keys import load_keys, load_public
+from schemas.transport.sockets import Link, Socket
 from schemas.wire.feed import LogStored, ReadLog
 from schemas.wire.worker import Assignment
 from tests.bench import report

@@ -27,7 +27,7 @@ import psutil
 
 from controlplane.client import BlockingClient, JobSpec
 from schemas.errors import OnesError
-from schemas.transport import write_keys
+from schemas.transport.keys import write_keys
 from tests.bench import report
 from tests.bench.hostile_user import ATTACKS
 from tests.support.cluster import Cluster

@@ -18,7 +18,7 @@ from typing import Final, Self
 
 from nodeagent import cgroups
 from nodeagent.job_cgroups import JobGroups
-from schemas.transport import write_keys
+from schemas.transport.keys import write_keys
 from schemas.wire.worker import ZYGOTE_TITLE
 from tests.chaos.network import Network
 

@@ -42,7 +42,7 @@ class Deaf(SimulatedAgent):
 
     def hello(self) -> Hello:
         self.hellos += 1
-        self.session.unheard(self.now())
+        self.session.hello_not_sent(self.now())
         return super().hello()
 
 

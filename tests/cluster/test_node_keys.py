@@ -15,7 +15,7 @@ from controlplane.service import settings
 from nodeagent.app import Agent
 from nodeagent.settings import AgentSettings, Controller
 from schemas.ids import JobId
-from schemas.transport import Identity
+from schemas.transport.keys import Identity
 from schemas.wire.agent import NodeHealth
 from schemas.wire.files import AskFiles
 from tests.support.builders import N1

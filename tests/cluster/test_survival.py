@@ -14,7 +14,7 @@ import pytest
 
 from controlplane.client import BlockingClient
 from nodeagent.folders import NodeFolders
-from schemas.transport import write_keys
+from schemas.transport.keys import write_keys
 from tests.support.cluster import LIMIT_S, LOOK_S, TOY, Cluster, await_gone, kill
 
 pytestmark = pytest.mark.slow  # a cluster or devices of its own

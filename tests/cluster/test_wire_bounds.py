@@ -32,7 +32,7 @@ def kib(size: int) -> str:
 def test_each_row_of_the_table_is_what_the_constants_say() -> None:
     section = TEXT.split("\n## Bounds\n")[1].split("\nThose of a job file")[0]
     events, units = reads.MAX_EVENTS, sweep_replies.MAX_PAGE
-    shares, backoff = fair_queue, flood_guard
+    shares, backoff = fair_queue, connection_limits
     assert uploads.PIECE_BYTES == files_on_nodes.PIECE
 
     assert ROW.findall(section)[1:] == [
@@ -83,14 +83,14 @@ def test_each_row_of_the_table_is_what_the_constants_say() -> None:
         ("requests of one user that wait for something to happen", f"{shares.POLLS} on each"),
         ("questions about files under way, of one user", f"{job_files.MAX_UNDER_WAY}"),
         ("`name` of `client.list_jobs.1`", f"{reads.MAX_PATTERN} characters"),
-        ("each text of a refusal", f"{fair_queue.MAX_SAID} characters"),
+        ("each text of a refusal", f"{fair_queue.MAX_TEXT_CHARACTERS} characters"),
         ("a topic of the feed", f"{event_feed.MAX_TOPIC} bytes"),
         (
             (
                 "subscriptions of one key, over all of its connections to 7703 that are open, with what "
                 "was unsubscribed"
             ),
-            f"{kib(event_feed.MAX_SAID)}; whose goes beyond is disconnected",
+            f"{kib(event_feed.MAX_SUBSCRIPTION_BYTES)}; whose goes beyond is disconnected",
         ),
     ]
 

@@ -12,7 +12,7 @@ from tests.fuzz.corpus_files import FOLDER, inputs_of
 from tests.fuzz.registry import TARGETS
 
 ROOT = Path(__file__).parents[2]
-MOST_BYTES = 1 << 20
+MAX_BYTES = 1 << 20
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -27,7 +27,7 @@ def test_there_is_a_corpus_of_each_target_and_it_is_small() -> None:
     files = {path.stem: path.stat().st_size for path in FOLDER.iterdir()}
 
     assert set(files) == set(TARGETS)
-    assert sum(files.values()) < MOST_BYTES
+    assert sum(files.values()) < MAX_BYTES
 
 
 @pytest.mark.slow

@@ -13,13 +13,14 @@ import pytest
 from nodeagent.app import Agent
 from nodeagent.devices import inventory
 from nodeagent.job_folders import MARK
-from nodeagent.reconciler_events import LogsStored, StartWorker
-from nodeagent.settings import AgentSettings
+from nodeagent.reconciler import LogsStored, StartWorker
+from nodeagent.settings import AgentSettings, python_of
 from schemas.codec import encode
 from schemas.errors import SettingsError
 from schemas.ids import BootId, Seconds, Term, WorkerId
 from schemas.session import Apply
-from schemas.transport import Incoming, ThreadDealer, write_keys
+from schemas.transport.keys import write_keys
+from schemas.transport.sockets import Incoming, ThreadDealer
 from schemas.wire.agent import HelloRequest, NodeHealth, Welcome
 from tests.support.builders import A, B, run, stop
 from tests.support.reconciler_events import FIRST
@@ -254,8 +255,8 @@ async def test_settings_that_may_change_hold_at_once(agent: Agent, tmp_path: Pat
 
     reload.reload()
 
-    assert (agent._manager.grace_s, agent._manager.python) == (3.0, "other")
-    now = agent._settings
+    now = agent._manager._settings()
+    assert (now.kill_grace_s, python_of(now)) == (3.0, "other")
     assert (now.keep_work_s, now.keep_work_bytes) == (7.0, 8)
     assert (now.keep_checkpoints_s, now.keep_checkpoints_bytes) == (9.0, 10)
     assert agent._shipper.max_bytes == 11

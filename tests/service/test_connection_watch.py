@@ -11,8 +11,11 @@ from pathlib import Path
 import pytest
 import zmq
 
-from schemas.transport import Identity, KeyPair, Socket, StateServer, flood_guard, write_keys
+from schemas.transport import connection_limits, flood_guard
 from schemas.transport.flood_guard import FloodGuard
+from schemas.transport.keys import Identity, KeyPair, write_keys
+from schemas.transport.sockets import Socket
+from schemas.transport.state_transfer import StateServer
 from tests.support.schemas_links import HeldLink, connected, events_of, free_address, soon
 from tests.support.zmtp import speak_without_end
 
@@ -60,7 +63,7 @@ class Parties:
         return await connected(self.dealer(name))
 
     def watch(self) -> None:
-        watching = self.server.watch_connections(self.cut.append)
+        watching = self.server.guard_connections(self.cut.append)
         self._tasks.append(asyncio.create_task(watching))
 
     async def unread_bytes(self, least: int) -> list[int]:
@@ -130,8 +133,8 @@ async def test_messages_that_wait_cost_it_as_well(parties: Parties) -> None:
 async def test_who_was_cut_off_often_waits_for_the_next_connection_and_nobody_else(
     keys: dict[str, KeyPair], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(flood_guard, "FREE_CUTS", 1)
-    monkeypatch.setattr(flood_guard, "FIRST_DELAY_S", flood_guard.MAX_DELAY_S)
+    monkeypatch.setattr(connection_limits, "FREE_CUTS", 1)
+    monkeypatch.setattr(connection_limits, "FIRST_DELAY_S", connection_limits.MAX_DELAY_S)
     parties = Parties(keys)
     router = parties.server.bind("ROUTER", parties.address)
     parties.watch()
@@ -157,7 +160,7 @@ async def test_who_was_cut_off_often_waits_for_the_next_connection_and_nobody_el
 async def test_a_node_that_was_cut_off_connects_again_at_once(
     keys: dict[str, KeyPair], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(flood_guard, "FREE_CUTS", 0)
+    monkeypatch.setattr(connection_limits, "FREE_CUTS", 0)
     parties = Parties(keys)
     router = parties.server.bind("ROUTER", parties.address)
     for _ in range(3):

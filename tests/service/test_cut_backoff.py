@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from schemas.transport.flood_guard import (
+from schemas.transport.connection_limits import (
     FIRST_DELAY_S,
     FORGET_AFTER_S,
     FREE_CUTS,

@@ -18,7 +18,7 @@ from controlplane.journal.ended import forget_ended
 from controlplane.policy.api import JobEnded
 from schemas.errors import BadFieldError, DeniedError, UnknownJobError
 from schemas.ids import JobId
-from schemas.transport import Identity
+from schemas.transport.keys import Identity
 from schemas.wire.client import (
     CancelJob,
     ExplainJob,

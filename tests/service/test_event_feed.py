@@ -23,7 +23,7 @@ async def house(tmp_path: Path) -> AsyncIterator[House]:
 async def test_subscriptions_without_number_cost_their_sender_the_connection(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(event_feed, "MAX_SAID", 4096)
+    monkeypatch.setattr(event_feed, "MAX_SUBSCRIPTION_BYTES", 4096)
     watch = house.controller._link._flood_guard
     refused: list[tuple[str, str]] = []
     monkeypatch.setattr(

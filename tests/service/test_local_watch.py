@@ -13,8 +13,9 @@ from tempfile import mkdtemp
 import pytest
 import zmq
 
-from schemas.transport import Socket, flood_guard, unix_flood_guard
-from schemas.transport.unix_flood_guard import UnixFloodGuard
+from schemas.transport import flood_guard
+from schemas.transport.flood_guard import UnixFloodGuard
+from schemas.transport.sockets import Socket
 from tests.support.schemas_links import HeldLink, connected, events_of, soon
 from tests.support.zmtp import speak_without_end
 
@@ -39,7 +40,7 @@ class Party:
         return found
 
     def begin(self) -> None:
-        self._watching = asyncio.create_task(self._links[0].watch_connections(self.cut.append))
+        self._watching = asyncio.create_task(self._links[0].guard_connections(self.cut.append))
 
     def dealer(self) -> Socket:
         self._links.append(HeldLink(None))
@@ -68,7 +69,7 @@ class Party:
 
 @pytest.fixture(autouse=True)
 def _often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unix_flood_guard, "CHECK_INTERVAL_S", 0.005)
+    monkeypatch.setattr(flood_guard, "UNIX_CHECK_INTERVAL_S", 0.005)
 
 
 @pytest.fixture
@@ -111,7 +112,7 @@ async def test_where_memory_grows_and_nobody_stands_out_all_connect_again(party:
     honest = await party.speaker()
     cut = events_of(honest, zmq.Event.DISCONNECTED)
 
-    now = unix_flood_guard.MAX_GROWTH_BYTES + 6 * MIB
+    now = flood_guard.MAX_GROWTH_BYTES + 6 * MIB
     await soon(cut)
     again = await party.speaker()
     assert again.send(b"back")
@@ -127,10 +128,10 @@ async def test_memory_that_grows_for_another_reason_cuts_nobody(party: Party) ->
 
     def memory() -> int:
         seen.append(len(seen))
-        return min(len(seen) * MIB, unix_flood_guard.MAX_GROWTH_BYTES - 1)
+        return min(len(seen) * MIB, flood_guard.MAX_GROWTH_BYTES - 1)
 
     party.watch._memory = memory
-    party.watch._minimum, party.watch._next_check_bytes = 0, unix_flood_guard.CHECK_GROWTH_BYTES
+    party.watch._minimum, party.watch._next_check_bytes = 0, flood_guard.CHECK_GROWTH_BYTES
     honest = await party.speaker()
     party.begin()
 
@@ -146,7 +147,7 @@ async def test_memory_that_grows_for_another_reason_cuts_nobody(party: Party) ->
 async def test_one_user_has_so_many_connections(
     party: Party, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(unix_flood_guard, "MAX_CONNECTIONS_PER_USER", 2)
+    monkeypatch.setattr(flood_guard, "MAX_CONNECTIONS_PER_USER", 2)
     honest = [await party.speaker() for _ in range(2)]
     await party.until_counted(2)
 
@@ -173,11 +174,11 @@ def test_a_user_has_no_more_connections_than_a_quarter_of_the_files(
 ) -> None:
     for soft, most in (
         (64, 16),
-        (1 << 20, unix_flood_guard.MAX_CONNECTIONS_PER_USER),
-        (-1, unix_flood_guard.MAX_CONNECTIONS_PER_USER),
+        (1 << 20, flood_guard.MAX_CONNECTIONS_PER_USER),
+        (-1, flood_guard.MAX_CONNECTIONS_PER_USER),
     ):
-        monkeypatch.setattr(unix_flood_guard.resource, "getrlimit", lambda _, soft=soft: (soft, -1))
-        assert unix_flood_guard.max_connections_per_user() == most
+        monkeypatch.setattr(flood_guard.resource, "getrlimit", lambda _, soft=soft: (soft, -1))
+        assert flood_guard.max_connections_per_user() == most
 
 
 async def test_who_connects_and_goes_without_end_leaves_the_loop_to_others(
@@ -203,8 +204,8 @@ async def test_what_an_honest_one_said_and_nobody_took_yet_is_little(
     await party.speaker()
     await party.until_counted(1)
     for unread, behind in (
-        (unix_flood_guard.MAX_KERNEL_BYTES, 0),
-        (unix_flood_guard.MAX_KERNEL_BYTES + 1, 1),
+        (flood_guard.MAX_KERNEL_BYTES, 0),
+        (flood_guard.MAX_KERNEL_BYTES + 1, 1),
     ):
-        monkeypatch.setattr(unix_flood_guard, "_unread", lambda *_, unread=unread: unread)
+        monkeypatch.setattr(flood_guard, "_unread", lambda *_, unread=unread: unread)
         assert len(await party.watch._cut_flooding()) == behind

@@ -12,7 +12,7 @@ from typing import Any, cast
 import pytest
 
 from controlplane.service import log_relay
-from controlplane.service.log_relay import MOST_CREDIT, LogRelay
+from controlplane.service.log_relay import MAX_CREDIT_BYTES, LogRelay
 from controlplane.service.log_store import LogStore
 from nodeagent import logs
 from nodeagent.folders import WorkerFolder
@@ -21,7 +21,8 @@ from schemas.codec import FROM_SHIPPER, TO_SHIPPER
 from schemas.ids import JobId, Rank, Version, WorkerId
 from schemas.jobs import JobSpec
 from schemas.nodes import Group
-from schemas.transport import Identity, Incoming
+from schemas.transport.keys import Identity
+from schemas.transport.sockets import Incoming
 from schemas.wire.feed import LOG, LogChunk, LogStored
 from schemas.wire.worker import Assignment
 from tests.support.builders import N1, A, B
@@ -121,11 +122,11 @@ async def test_a_job_beyond_its_rate_loses_nothing_and_another_one_is_not_held_u
     text = lines(4 << 20)
     async with shipping(tmp_path, bytes_per_s=float(4 << 20)) as site:
         site.worker(A, text)
-        await until(lambda: site.wire.bytes_of(A) > MOST_CREDIT // 2)
+        await until(lambda: site.wire.bytes_of(A) > MAX_CREDIT_BYTES // 2)
         at = site.wire.bytes_of(A)
         site.worker(B, b"said\n")
         await until(lambda: site.stored(B) == b"said\n")
-        assert site.wire.bytes_of(A) <= at + MOST_CREDIT
+        assert site.wire.bytes_of(A) <= at + MAX_CREDIT_BYTES
         await until(lambda: len(site.stored(A)) == len(text))
 
     assert site.stored(A) == text
@@ -163,7 +164,7 @@ async def test_of_a_job_that_is_beyond_its_bound_nothing_more_is_shipped_but_the
         site.shipper.worker_ended(WorkerId(f"{A}.v1.r0"))
         await until(lambda: bool(site.done))
 
-    assert site.wire.bytes_of(A) <= MOST_CREDIT + CHUNK
+    assert site.wire.bytes_of(A) <= MAX_CREDIT_BYTES + CHUNK
     assert site.store.stored(A, LOG, (1, 0))[1]
     assert site.stored(A).endswith(b"[ones: output beyond 100000 bytes of a job is not kept]\n")
 

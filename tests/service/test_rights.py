@@ -13,7 +13,7 @@ from controlplane.client.archive import digest_of, pack
 from controlplane.service.api.views import HIDDEN, OTHER_JOB, hide_names
 from schemas.errors import BadFieldError, UnknownJobError
 from schemas.ids import JobId
-from schemas.transport import Identity
+from schemas.transport.keys import Identity
 from schemas.wire.client import (
     CancelJob,
     ExplainJob,

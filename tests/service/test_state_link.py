@@ -17,14 +17,15 @@ from schemas.codec import FROM_STATES, encode
 from schemas.errors import OnesError
 from schemas.host.state_files import header_of, read_frames
 from schemas.ids import JobId
-from schemas.transport import (
+from schemas.transport.state_transfer import (
+    PIECE,
     FileTarget,
     MemoryTarget,
+    Parts,
     StateServer,
     StateUnavailableError,
     fetch_state,
 )
-from schemas.transport.state_transfer import PIECE, Parts
 from schemas.wire.files import AskState, StatePiece, StateRefused
 
 FRAMES = [b"header", b"", os.urandom(3 * PIECE + 17), b"x" * 1000, os.urandom(100_000)]

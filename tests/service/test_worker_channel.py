@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from nodeagent.worker_channel import WorkerChannel
+from nodeagent.connections import WorkerChannel
 from schemas.codec import TO_WORKER, encode
 from schemas.ids import JobId, Rank, Version, WorkerId
-from schemas.transport import ThreadDealer
+from schemas.transport.sockets import ThreadDealer
 from schemas.wire import Message
 from schemas.wire.worker import FromWorker, Reported, SlotGranted, WorkerHello
 from tests.support.builders import A, B

@@ -12,11 +12,10 @@ import zmq
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from nodeagent.worker_channel import MAX_WORKER_MESSAGE_BYTES, WorkerChannel
+from nodeagent.connections import MAX_WORKER_MESSAGE_BYTES, WorkerChannel
 from schemas.codec import encode
 from schemas.ids import JobId, Rank, Version, WorkerId
-from schemas.transport import ThreadDealer
-from schemas.transport.sockets import ENVELOPE, MAX_QUEUED_ON_IPC
+from schemas.transport.sockets import ENVELOPE, MAX_QUEUED_ON_IPC, ThreadDealer
 from schemas.wire.worker import FromWorker, Reported, WorkerHello
 from tests.support.builders import A
 from tests.support.sizes import examples

@@ -15,18 +15,19 @@ import msgspec
 import pytest
 
 from nodeagent import workers as manager_module
-from nodeagent.controller_ports import SnapshotFetcher
+from nodeagent.connections import SnapshotFetcher
 from nodeagent.errors import NodeStartError, StartError
 from nodeagent.folders import NodeFolders
 from nodeagent.logs import LogShipper
 from nodeagent.process_identity import start_ticks
-from nodeagent.reconciler_events import Ended, Event, Started, StartFailed, StartWorker, Terminate
+from nodeagent.reconciler import Ended, Event, Started, StartFailed, StartWorker, Terminate
+from nodeagent.settings import AgentSettings
 from nodeagent.workers import WorkerManager
 from nodeagent.zygotes import ZygotePool
 from schemas.codec import FROM_SHIPPER, encode
 from schemas.ids import WorkerId
 from schemas.nodes import SlotSpec
-from schemas.transport import Socket
+from schemas.transport.sockets import Socket
 from schemas.wire.feed import GetSnapshot, SnapshotPiece
 from schemas.wire.worker import Forked, ProcessMark
 from tests.support.builders import N1, A, node_spec, run
@@ -36,6 +37,8 @@ FIRST = WorkerId(f"{A}.v1.r0")
 
 class Forking:
     """A zygote that starts a process which waits for a signal."""
+
+    forget = None
 
     def __init__(self, first: str = "") -> None:
         code = f"import signal; {first} print(flush=True)\nwhile True: signal.pause()"
@@ -70,12 +73,9 @@ def manager_of(
     check_node: Callable[[], Awaitable[None]] | None = None,
 ) -> WorkerManager:
     return WorkerManager(
-        node=N1,
-        address="127.0.0.1",
+        settings=lambda: AgentSettings(node=N1, kill_grace_s=60.0),
         folders=folders,
         slots=slots,
-        python=sys.executable,
-        grace_s=60.0,
         zygotes=cast(ZygotePool, zygote),
         shipper=LogShipper(N1, lambda _: None),
         fetcher=SnapshotFetcher(),
@@ -112,6 +112,8 @@ async def test_a_worker_that_is_stopped_as_soon_as_it_started_gets_its_signal(
 
 class NotForking:
     """A zygote that fails, behind a folder that is written."""
+
+    forget = None
 
     def __init__(self, error: Exception | None = None) -> None:
         self.error = error or StartError("no")
@@ -222,7 +224,7 @@ async def test_a_fenced_worker_is_asked_to_end_and_then_made_to_once(
     heard: asyncio.Queue[Event] = asyncio.Queue()
     zygote = Forking("signal.signal(signal.SIGTERM, lambda *_: print(flush=True));")
     manager = manager_of(folders, node_spec().slots, zygote, heard.put_nowait)
-    manager.grace_s = 0.2
+    manager._settings = lambda: AgentSettings(node=N1, kill_grace_s=0.2)
     try:
         manager.perform(StartWorker(FIRST, 0, run(A)))
         assert isinstance(await asyncio.wait_for(heard.get(), 60.0), Started)

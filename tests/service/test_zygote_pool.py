@@ -18,8 +18,7 @@ from nodeagent.errors import StartError
 from nodeagent.folders import NodeFolders
 from nodeagent.owned_files import Owner
 from nodeagent.settings import Jobs
-from nodeagent.zygote_process import is_zygote, spawn
-from nodeagent.zygotes import ZygoteConnection, ZygotePool
+from nodeagent.zygotes import ZygoteConnection, ZygotePool, is_zygote, spawn
 from tests.support.file_trees import let_pass
 
 

@@ -10,8 +10,8 @@ from typing import Final
 
 from controlplane.sim.analysis.bounds import least_flow
 
-MOST_JOBS: Final = 5
-MOST_SLOTS: Final = 4
+MAX_JOBS: Final = 5
+MAX_SLOTS: Final = 4
 MARGIN: Final = 1e-9  # of a completion time, below which two schedules are as good
 
 
@@ -29,10 +29,10 @@ def brute_force(
     4 jobs, some seconds for most instances of 5.
 
     Args:
-        release: seconds, one for each of at most `MOST_JOBS` jobs.
+        release: seconds, one for each of at most `MAX_JOBS` jobs.
         work: of each job, in what its speeds count in a second.
         speeds: of each job on 0, 1, 2 ... slots; on more slots than it has entries, the last.
-        slots: of the cluster, at most `MOST_SLOTS`.
+        slots: of the cluster, at most `MAX_SLOTS`.
 
     Returns:
         Seconds; 0 without jobs.
@@ -40,7 +40,7 @@ def brute_force(
     Raises:
         ValueError: if the instance is larger, or a job could never end.
     """
-    if len(work) > MOST_JOBS or not 1 <= slots <= MOST_SLOTS:
+    if len(work) > MAX_JOBS or not 1 <= slots <= MAX_SLOTS:
         raise ValueError(f"too large to try everything: {len(work)} jobs, {slots} slots")
     if not len(release) == len(work) == len(speeds):
         raise ValueError("release, work and speeds must be of the same jobs")

@@ -14,7 +14,8 @@ from controlplane.service import settings
 from controlplane.service.app import Controller
 from schemas.codec import FEED, LOG_REPLY, REPLY, encode
 from schemas.ids import JobId
-from schemas.transport import KeyPair, Socket, write_keys
+from schemas.transport.keys import KeyPair, write_keys
+from schemas.transport.sockets import Socket
 from schemas.wire import Message
 from schemas.wire.client import Failed
 from schemas.wire.feed import ReadLog

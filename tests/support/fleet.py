@@ -19,7 +19,7 @@ import zmq.asyncio
 
 from controlplane.cli.local import ROLES, _free_ports
 from schemas.ids import NodeId
-from schemas.transport import KeyPair, write_keys
+from schemas.transport.keys import KeyPair, write_keys
 from tests.support.simulated_agent import SimulatedAgent
 
 JOINING_S: Final = 30.0

@@ -27,7 +27,7 @@ from controlplane.service.worker_telemetry import TelemetryTable
 from schemas.codec import REPLY, REQUEST, encode
 from schemas.host.logging import Audit
 from schemas.ids import JobId, NodeId, SlotId
-from schemas.transport import Identity
+from schemas.transport.keys import Identity
 from schemas.wire import Message
 from schemas.wire.agent import AgentEvent
 from tests.support import builders

@@ -1,16 +1,15 @@
-"""A reconciler, and what it hears while workers start, train and end."""
+"""Events of a reconciler while workers start, train and end."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from nodeagent.reconciler import Reconciler
-from nodeagent.reconciler_events import (
-    Action,
+from nodeagent.reconciler import (
     Adopted,
     Desired,
     Ended,
     Event,
+    Reconciler,
     Started,
     WorkspaceReady,
 )
@@ -36,15 +35,11 @@ def worker(job: JobId, version: int = 1, rank: int = 0) -> WorkerId:
 
 
 def agent(*events: Event) -> Reconciler:
-    """An agent to which this happened."""
+    """Return a reconciler that has processed the events."""
     reconciler = Reconciler(N1)
     for event in events:
         reconciler.handle(event)
     return reconciler
-
-
-def wanted(reconciler: Reconciler, delta: GroupDelta) -> list[Action]:
-    return reconciler.handle(Desired(delta))
 
 
 def laid_out(job: JobId) -> WorkspaceReady:

@@ -11,7 +11,8 @@ import zmq
 import zmq.asyncio
 from zmq.utils.monitor import recv_monitor_message
 
-from schemas.transport import Incoming, KeyPair, Link, Socket
+from schemas.transport.keys import KeyPair
+from schemas.transport.sockets import Incoming, Link, Socket
 
 T = TypeVar("T")
 BOUND_S: Final = 60.0  # of any wait; reached only where something is broken

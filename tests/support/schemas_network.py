@@ -19,14 +19,14 @@ from schemas.session import (
     ControllerOutput,
     ControllerSession,
     Deliver,
+    Key,
     Order,
     Publish,
-    SayHello,
-    SweepOrder,
+    SendHello,
     ToController,
     ToNode,
+    key_of,
     order_of,
-    sweep_order_of,
 )
 from schemas.wire.agent import (
     DeltaAcked,
@@ -107,8 +107,7 @@ class Network:
     sent_up: list[Up] = field(default_factory=list)  # ever
     sent_down: list[Down] = field(default_factory=list)  # ever
     said: dict[BootId, list[Numbered]] = field(default_factory=dict)  # what happened, per boot
-    orders: dict[tuple[BootId, JobId], list[Order]] = field(default_factory=dict)
-    sweep_orders: dict[tuple[BootId, JobId], list[SweepOrder]] = field(default_factory=dict)
+    orders: dict[tuple[BootId, Key], list[Order]] = field(default_factory=dict)
     agent: AgentSession = field(init=False)
     began: Seconds | None = field(init=False)  # when the agent first looked at its clock
     controller: Controller = field(init=False)
@@ -135,12 +134,12 @@ class Network:
         self._terms += 1
         if self._terms > 1:
             self.former.append(self.controller)
-        session = ControllerSession(NODE, Term(self._terms), last_heard=self.now)
+        session = ControllerSession(NODE, Term(self._terms), last_received_at=self.now)
         self.controller = Controller(session, self.journal, self.wanted, self.wanted_sweeps)
 
     def happen(self) -> None:
         """Something happens to a worker."""
-        outputs = self.agent.happened(started(pid=self.agent.sent + 1))
+        outputs = self.agent.record_event(started(pid=self.agent.sent + 1))
         self.said[self.agent.boot] += [o.numbered for o in outputs if isinstance(o, Publish)]
         self._of_agent(outputs)
 
@@ -182,7 +181,7 @@ class Network:
         session = controller.session
         if isinstance(taken, Hello):
             committed = len(self.journal[taken.boot])
-            self._of_controller(controller, session.greeted(taken, committed, self.now, 1, 2))
+            self._of_controller(controller, session.open_session(taken, committed, self.now, 1, 2))
             for job, wish in self.wanted.items():
                 self.wanted[job] = self.order(controller, job, wish.version, wish.stage)
             for job, sweep in self.wanted_sweeps.items():
@@ -190,7 +189,7 @@ class Network:
             return
         self.journal[taken.boot].append(taken)
         if session.boot == taken.boot:
-            self._of_controller(controller, session.committed(taken.seq))
+            self._of_controller(controller, session.acknowledge(taken.seq))
 
     # --- what the network does
 
@@ -203,7 +202,7 @@ class Network:
         if isinstance(message, Hello):
             self._greet(controller, message)
         elif isinstance(message, Numbered):
-            outputs = controller.session.published((message,), self.now)
+            outputs = controller.session.receive_events((message,), self.now)
             self._of_controller(controller, outputs)
         else:
             self._of_controller(controller, controller.session.receive(message, self.now))
@@ -244,17 +243,16 @@ class Network:
             and self.journal[self.agent.boot] == self.said[self.agent.boot]
             and not self.agent.spool
             and not self.controller.session.outstanding
-            and not self.controller.session.outstanding_sweeps
         )
 
     def _greet(self, controller: Controller, message: Hello) -> None:
         session = controller.session
         silent = session.boot is not None and session.condition(self.now) is not Condition.ALIVE
-        if silent and not session.hears(message):
-            self._of_controller(controller, session.ask_to_greet())
+        if silent and not session.echo_matches(message):
+            self._of_controller(controller, session.request_hello())
             return
-        if session.says_nothing_new(message):
-            self._of_controller(controller, session.greeted_again(message, self.now, 1, 2))
+        if session.repeats_hello(message):
+            self._of_controller(controller, session.resume_session(message, self.now, 1, 2))
             return
         controller.pending.append(message)
         if controller is self.controller and message.boot != self.agent.boot:
@@ -285,14 +283,11 @@ class Network:
                     self._send_up(message)
                 case Publish(numbered=numbered):
                     self._send_up(numbered)
-                case SayHello():
+                case SendHello():
                     said = hello(self.agent.boot, self.agent.sent, self.agent.echo)
                     self._send_up(said)
-                case Apply(delta=SweepDelta() as new_of_sweep):
-                    done = self.sweep_orders.setdefault((self.agent.boot, new_of_sweep.job), [])
-                    done.append(sweep_order_of(new_of_sweep))
-                case Apply(delta=GroupDelta() as new):
-                    held = self.orders.setdefault((self.agent.boot, new.job), [])
+                case Apply(delta=new):
+                    held = self.orders.setdefault((self.agent.boot, key_of(new)), [])
                     held.append(order_of(new))
 
     def _of_controller(self, controller: Controller, outputs: list[ControllerOutput]) -> None:

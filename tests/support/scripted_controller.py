@@ -13,14 +13,14 @@ from typing import Final, Self, TypeVar
 
 import zmq
 
-from nodeagent.end_workers import end_workers
+from nodeagent.__main__ import end_workers
 from nodeagent.folders import NodeFolders
 from nodeagent.job_folders import MARK
 from schemas.codec import FROM_AGENT, PUBLISHED, encode
 from schemas.ids import JobId, NodeId, Seconds, Term
-from schemas.session import ControllerSession, Deliver, ToNode
-from schemas.session.controller_session import ControllerOutput
-from schemas.transport import Identity, Link, Socket, load_keys, write_keys
+from schemas.session import ControllerOutput, ControllerSession, Deliver, ToNode
+from schemas.transport.keys import Identity, load_keys, write_keys
+from schemas.transport.sockets import Link, Socket
 from schemas.wire.agent import AgentEvent, GroupDelta, Hello, Numbered
 from schemas.wire.sweeps import SweepDelta
 
@@ -168,7 +168,7 @@ class ScriptedController:
             node.route = incoming.route
             if isinstance(message, Hello):
                 ports = (_port(self._bulk), _port(self._events))
-                self._do(node, node.session.greeted(message, 0, self._now(), *ports))
+                self._do(node, node.session.open_session(message, 0, self._now(), *ports))
                 node.hello = message
             else:
                 self._do(node, node.session.receive(message, self._now()))
@@ -179,7 +179,7 @@ class ScriptedController:
             message = PUBLISHED.decode(incoming.frames[-1])
             if isinstance(message, Numbered):
                 node = self.nodes[message.node]
-                self._do(node, node.session.published([message], self._now()))
+                self._do(node, node.session.receive_events([message], self._now()))
                 self._changed.set()
 
     async def _tick(self) -> None:
@@ -195,7 +195,7 @@ class ScriptedController:
                     self._orders.send(node.route, encode(message))
                 case Deliver(numbered=numbered):
                     node.events.append(numbered.event)
-                    self._do(node, node.session.committed(numbered.seq))
+                    self._do(node, node.session.acknowledge(numbered.seq))
 
     @staticmethod
     def _now() -> Seconds:

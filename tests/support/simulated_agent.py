@@ -14,8 +14,9 @@ from nodeagent.devices import cpu_slots
 from schemas.codec import TO_AGENT, encode
 from schemas.ids import BootId, NodeId, Seconds
 from schemas.nodes import NodeSpec
-from schemas.session import AgentOutput, AgentSession, Apply, Publish, SayHello, ToController
-from schemas.transport import KeyPair, Link, Socket
+from schemas.session import AgentOutput, AgentSession, Apply, Publish, SendHello, ToController
+from schemas.transport.keys import KeyPair
+from schemas.transport.sockets import Link, Socket
 from schemas.wire.agent import AgentEvent, GroupDelta, Hello, Numbered, ToAgent, Welcome, WorkerSeen
 
 Seen = tuple[WorkerSeen, ...]
@@ -81,7 +82,7 @@ class SimulatedAgent:
             await asyncio.sleep(0.1)
 
     def happen(self, event: AgentEvent) -> None:
-        self.do(self.session.happened(event))
+        self.do(self.session.record_event(event))
 
     def do(self, outputs: list[AgentOutput]) -> None:
         for output in outputs:
@@ -91,9 +92,9 @@ class SimulatedAgent:
                 case Publish(numbered=numbered):
                     self.watch.published(self, numbered, time.monotonic())
                     self.events.send(self.node.encode(), encode(numbered))
-                case SayHello():
+                case SendHello():
                     if not self.orders.send(encode(self.hello())):
-                        self.session.unheard(self.now())
+                        self.session.hello_not_sent(self.now())
                 case Apply(delta=GroupDelta() as delta):
                     self.deltas.append(delta)
                     self.news.set()

@@ -300,7 +300,7 @@ class HopperNode:
         ]
 
     def happen(self, event: AgentEvent) -> None:
-        self.session.happened(event)
+        self.session.record_event(event)
 
     # --- what it hears
 
@@ -331,7 +331,7 @@ class HopperNode:
         if not any(p.version < through and p.name not in wanted for p in living):
             self.happen(JobCleared(job=delta.job, version=through))
         if delta.forget:
-            self.session.held.pop(delta.job, None)
+            self.session.held.pop((delta.job, False), None)
 
     def _members(self, delta: GroupDelta) -> list[Member]:
         members = (*(delta.group.members if delta.group else ()), *delta.former)

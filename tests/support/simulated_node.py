@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from signal import SIGKILL
 
 from controlplane.core.inputs import NodeGreeted, NodeReported
-from nodeagent.reconciler import ProcessPhase, Reconciler
-from nodeagent.reconciler_events import (
+from nodeagent.reconciler import (
     Action,
     Adopted,
     AwaitExit,
@@ -22,7 +21,9 @@ from nodeagent.reconciler_events import (
     Kill,
     LogsStored,
     OrderGroup,
+    ProcessPhase,
     PublishEvent,
+    Reconciler,
     RemoveWorker,
     ReportRead,
     Started,
@@ -227,7 +228,7 @@ class Node:
             case PublishEvent(event=event):
                 if isinstance(event, JobCleared):
                     assert not self._older(event), f"{event}, but {self._older(event)}"
-                self.session.happened(event)
+                self.session.record_event(event)
             case RemoveWorker(worker=worker):
                 gone = self.processes.pop(worker, None)
                 assert gone is None or not gone.alive, f"{worker} lost its folder while it lived"

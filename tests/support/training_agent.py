@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 
 import zmq.asyncio
 
-from nodeagent.reconciler import Reconciler
-from nodeagent.reconciler_events import (
+from nodeagent.reconciler import (
     Action,
     Connected,
     Desired,
@@ -18,6 +17,7 @@ from nodeagent.reconciler_events import (
     Kill,
     OrderGroup,
     PublishEvent,
+    Reconciler,
     RemoveWorker,
     Started,
     StartWorker,

@@ -186,7 +186,7 @@ def _unusable(tree: ast.Module) -> Iterator[Line]:
 
 
 IMPORT: Final = "from elastic import ScalingAgent"
-MOST_LINES: Final = 6
+MAX_LINES: Final = 6
 
 
 @dataclass
@@ -244,7 +244,7 @@ def port(facts: Facts, name: str = "train.py") -> Port:
     ]
     done.text = single.source.edited(changes)
     reporting = single.source.edited([*changes, *_report_edits(single)])
-    if changed_lines(replace(done, text=reporting).diff(facts.source.text, name)) <= MOST_LINES:
+    if changed_lines(replace(done, text=reporting).diff(facts.source.text, name)) <= MAX_LINES:
         done.text = reporting
     elif facts.metric:
         agent = agent_name(facts.source.tree)

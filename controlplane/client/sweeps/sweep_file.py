@@ -15,7 +15,7 @@ from controlplane.client.spec_overrides import nearest, toml_value
 from controlplane.client.sweeps.searchers import BY_TYPE
 from controlplane.client.sweeps.sweep import JOB_FIELDS, Sweep
 from schemas.errors import BadFieldError, SettingsError
-from schemas.host.settings import convert, written, wrong_value
+from schemas.host.settings import convert, example_of, value_error
 from schemas.jobs import JobSpec
 from schemas.sweeps import FORMS, Parameter, SweepSpec
 
@@ -45,7 +45,10 @@ def sweep_from(table: Mapping[str, Any], path: Path) -> JobSpec:
     _refuse_unknown(path, "sweep.", inner, FIELDS, JOB_FIELDS)
     for name in REQUIRED:
         if name not in inner:
-            problem, remedy = f"{path}: sweep.{name}: is missing", f"write {written(Sweep, name)}"
+            problem, remedy = (
+                f"{path}: sweep.{name}: is missing",
+                f"write {example_of(Sweep, name)}",
+            )
             raise SettingsError(problem, remedy, f"sweep.{name}")
     found = {key: value for key, value in table.items() if key != "sweep"} | dict(inner)
     found["space"] = _space(found["space"], path)
@@ -53,9 +56,9 @@ def sweep_from(table: Mapping[str, Any], path: Path) -> JobSpec:
     try:
         return msgspec.convert(found, Sweep).job_spec()
     except msgspec.ValidationError as error:
-        wrong = wrong_value(Sweep, error, path)
+        wrong = value_error(Sweep, error, path)
         if wrong.field.split(".")[0].split("[")[0] not in JOB_FIELDS:
-            wrong = wrong_value(Sweep, error, path, "sweep.")
+            wrong = value_error(Sweep, error, path, "sweep.")
         raise wrong from None
 
 

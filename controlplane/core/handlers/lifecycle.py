@@ -154,7 +154,7 @@ def restart_from_checkpoint(ctx: HandlerContext, job: Job, why: str) -> None:
     consequence appended.
     """
     job.attempts.losses += 1
-    if job.spec.fails_when_lost and any(w.pid is not None for w in job.group_workers()):
+    if job.spec.fails_on_loss and any(w.pid is not None for w in job.group_workers()):
         end(ctx, job, JobTrigger.GAVE_UP, f"{why}; on_loss = fail")
         return
     if job.attempts.losses >= MAX_LOSSES:

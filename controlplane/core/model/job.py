@@ -322,7 +322,7 @@ def batch_limit(job: Job) -> int:
     first batch. It is never below the first batch.
     """
     spec, progress = job.spec, job.progress
-    if not spec.batch_limit_is_left_open:
+    if not spec.batch_limit_is_auto:
         return spec.batch_limit
     by_memory = local_limit(job) * spec.slots[1]
     by_data = progress.epoch_samples // MIN_STEPS

@@ -10,7 +10,7 @@ import numpy as np
 from controlplane.policy.ones.problem import Problem
 from controlplane.prediction import FloatArray, IntArray
 
-LEAST_GAIN: Final = 1e-12  # of a trade; less is rounding
+MIN_GAIN: Final = 1e-12  # of a trade; less is rounding
 
 
 def used(problem: Problem, levels: IntArray) -> int:
@@ -153,7 +153,7 @@ class _Trades:
 
     def improve(self) -> bool:
         """Make the best trade; return False if none increases the value."""
-        best, chosen = LEAST_GAIN, None
+        best, chosen = MIN_GAIN, None
         for step in range(len(self._steps)):
             up, down = self._up[step], self._down[step]
             taker, giver = int(up.argmax()), int(down.argmax())

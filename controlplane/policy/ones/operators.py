@@ -210,7 +210,7 @@ def node_jitter(problem: Problem, rng: Generator) -> FloatArray | None:
 LOSERS: Final = 4  # jobs tried in each round
 PARTNERS: Final = 4  # partners of each
 ROUNDS: Final = 4  # each round makes its best trade
-LEAST_GAIN: Final = 1e-9  # relative; less is rounding
+MIN_GAIN: Final = 1e-9  # relative; less is rounding
 
 
 def with_places_exchanged(problem: Problem, best: Candidate) -> Candidate:
@@ -227,7 +227,7 @@ def with_places_exchanged(problem: Problem, best: Candidate) -> Candidate:
             key=lambda other: other.fitness,
             default=best,
         )
-        if found.fitness <= best.fitness * (1.0 + LEAST_GAIN):
+        if found.fitness <= best.fitness * (1.0 + MIN_GAIN):
             break
         best = found
     return best

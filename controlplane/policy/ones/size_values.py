@@ -26,7 +26,7 @@ STALL_WEIGHT: Final = 2.5
 STALL_FROM_S, STALL_TO_S = 10.0, 900.0
 MIN_SHARE: Final = 0.05  # lower bound of the share that a change leaves: values stay above 0
 UNKNOWN_S: Final = 60.0  # remaining time if no job's is known: all weigh the same
-LEAST_GAIN: Final = 1e-9  # lower bound of a divisor
+MIN_GAIN: Final = 1e-9  # lower bound of a divisor
 
 
 def remaining_s(samples: float | None, one_speed: float, *, known: bool) -> float:
@@ -54,7 +54,7 @@ def kept_share(
         margin: least share that a change costs.
         now_slots: present size; 0: the job waits.
     """
-    left_s = one_s / np.maximum(table.gains, LEAST_GAIN)
+    left_s = one_s / np.maximum(table.gains, MIN_GAIN)
     share = stall_share(left_s, stall_s, margin)
     return np.where(table.sizes == now_slots, 1.0, share)
 
@@ -117,7 +117,7 @@ def weights(
     length = np.where(np.isfinite(remaining), remaining, usual)
     patience = min(options.patience_s, float(np.mean(length)) / 4.0) if len(length) else 0.0
     short = np.power(np.maximum(length + patience, 1.0), -options.size_exponent)
-    service = ran + length / np.maximum(gains, LEAST_GAIN) + patience
+    service = ran + length / np.maximum(gains, MIN_GAIN) + patience
     response = 1.0 + waited / np.maximum(service, 1.0)
     return np.asarray(short * np.power(response, options.ageing))
 

@@ -23,7 +23,7 @@ from controlplane.policy.api import ClusterView, StartForecast
 from controlplane.policy.ones.greedy import used
 from controlplane.policy.ones.operators import Candidate
 from controlplane.policy.ones.problem import JobRow, Problem
-from controlplane.policy.ones.size_values import LEAST_GAIN, UNKNOWN_S
+from controlplane.policy.ones.size_values import MIN_GAIN, UNKNOWN_S
 from controlplane.prediction import FloatArray
 from schemas.ids import JobId, Seconds
 
@@ -123,7 +123,7 @@ class StartForecasts:
         running = [problem.job_rows[row] for row in rows.tolist()]
         levels_of = zip(running, levels.tolist(), strict=True)
         gains = np.array([row.table.gains[level - 1] for row, level in levels_of], dtype=np.float64)
-        ends = (now + length_s[rows] / np.maximum(gains, LEAST_GAIN)).tolist()
+        ends = (now + length_s[rows] / np.maximum(gains, MIN_GAIN)).tolist()
         self._ends |= {row.job.job: at for row, at in zip(running, ends, strict=True)}
         held = list(zip(ends, problem.sizes[rows, levels].tolist(), strict=True))
         usual = float(np.median(ends)) if ends else now + UNKNOWN_S
@@ -179,7 +179,7 @@ def _in_line(
     for at in np.argsort(-steepest, kind="stable")[:MAX_FORECASTS].tolist():
         row, chosen = int(rows[at]), int(level[at])
         gain = float(problem.job_rows[row].table.gains[chosen - 1])
-        found.append((row, int(sizes[at, chosen]), float(length_s[row]) / max(gain, LEAST_GAIN)))
+        found.append((row, int(sizes[at, chosen]), float(length_s[row]) / max(gain, MIN_GAIN)))
     return found
 
 

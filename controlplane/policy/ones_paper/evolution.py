@@ -23,7 +23,7 @@ from controlplane.policy.ones_paper.candidate_scores import (
     work_left,
 )
 from controlplane.policy.ones_paper.problem import IDLE, Genes, PaperProblem
-from controlplane.policy.options import MOST_CANDIDATES, OnesPaperOptions
+from controlplane.policy.options import MAX_CANDIDATES, OnesPaperOptions
 from controlplane.policy.search.search_loop import Evolution
 from controlplane.prediction import BoolArray, FloatArray, IntArray
 from schemas.ids import JobId, SlotId
@@ -314,7 +314,7 @@ class EvolutionarySearch(Evolution):
         (option `incumbent`).
         """
         options, former = self._options, self._now
-        many = options.population or min(max(len(problem.slots), 2), MOST_CANDIDATES)
+        many = options.population or min(max(len(problem.slots), 2), MAX_CANDIDATES)
         if former is None or not former.genes.size:
             genes = random_schedules(problem, many, rng)
         else:
@@ -345,7 +345,7 @@ class EvolutionarySearch(Evolution):
             children = reordered(np.concatenate(self._children), options.reorder)
             genes = np.concatenate([now.genes, children])
             self._children = []
-            wanted = options.population or min(max(len(problem.slots), 2), MOST_CANDIDATES)
+            wanted = options.population or min(max(len(problem.slots), 2), MAX_CANDIDATES)
             after = float(self._settle(problem, now.scorer, genes, wanted, rng).scores[0])
             better = after > before + MIN_IMPROVEMENT * max(1.0, abs(before))
             self._end_generation(better=better)

@@ -44,7 +44,7 @@ from schemas.errors import (
 from schemas.ids import JobId
 from schemas.jobs import JobSpec, problems
 from schemas.sweeps import MAX_CONFIGURATIONS, SweepSpec, Value, check_values
-from schemas.transport import Identity
+from schemas.transport.keys import Identity
 from schemas.wire.client import (
     CancelJob,
     ChangeSweep,
@@ -168,7 +168,7 @@ def check_resize(state: State, job: Job, request: ResizeJob) -> None:
         if not lowest <= batch <= job.spec.batch_limit:
             what = f"batch: {batch} is outside {lowest} to {job.spec.batch_limit}"
             limit_source = "max_batch_size of the job file"
-            if job.spec.batch_limit_is_left_open:
+            if job.spec.batch_limit_is_auto:
                 limit_source = "what fits its slots, where the job file has no max_batch_size"
             hint = f"at least one sample for each slot, at most {limit_source}"
             raise BadFieldError(what, hint, "batch")

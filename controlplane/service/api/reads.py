@@ -28,7 +28,7 @@ from controlplane.service.worker_telemetry import TelemetryTable
 from schemas.errors import BadFieldError
 from schemas.ids import JobId, Seconds
 from schemas.jobs import ENDED, STATES
-from schemas.transport import Identity
+from schemas.transport.keys import Identity
 from schemas.wire.client import (
     EventsPage,
     ExplainJob,

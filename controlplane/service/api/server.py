@@ -42,7 +42,8 @@ from controlplane.service.worker_telemetry import TelemetryTable
 from schemas.codec import MAX_BYTES, REQUEST, encode
 from schemas.errors import BadFieldError, OnesError, TooLargeError, UnavailableError
 from schemas.host.logging import Audit
-from schemas.transport import Identity, Incoming, Socket
+from schemas.transport.keys import Identity
+from schemas.transport.sockets import Incoming, Socket
 from schemas.wire import Message
 from schemas.wire.client import (
     AddKey,

@@ -18,7 +18,7 @@ from controlplane.service.rights import WRITERS, Action, may, sees_all
 from schemas.errors import BadFieldError
 from schemas.ids import JobId
 from schemas.jobs import JobSpec
-from schemas.transport import Identity
+from schemas.transport.keys import Identity
 from schemas.wire.client import (
     Decision,
     EpochInfo,

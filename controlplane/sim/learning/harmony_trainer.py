@@ -34,7 +34,7 @@ from controlplane.sim.learning.harmony_testbed import (
     pattern,
 )
 from controlplane.sim.learning.training_run import Trained
-from controlplane.sim.traces.generators import MOST_WORKERS
+from controlplane.sim.traces.generators import MAX_WORKERS
 
 FIRST_TRACE: Final = 1_000_000  # of training traces; smaller seeds are for comparisons
 REPORT_NOISE: Final = 0.05  # standard deviation of a report's logarithm
@@ -190,7 +190,7 @@ class HarmonyDrlTrainer:
         self._buffer.append(
             joined(
                 [
-                    as_batch(placements, advantages - common, values, MOST_WORKERS, len(bed.sizes))
+                    as_batch(placements, advantages - common, values, MAX_WORKERS, len(bed.sizes))
                     for placements, advantages, values in rolled
                 ]
             )

@@ -29,7 +29,7 @@ from controlplane.sim.models.table2_constants import (
     COLD_START_S,
     EPOCHS_SPREAD,
     GPUS_PER_NODE,
-    MOST_SLOTS,
+    MAX_SLOTS,
     PREPARE_S,
     RESTART_S,
     ROWS,
@@ -295,7 +295,7 @@ def _spec(
         batch_size=first,
         max_batch_size=most,
         max_local_batch=max(first, row.memory),  # above memory: in several passes
-        slots=(1, max(MOST_SLOTS, job.slots)),
+        slots=(1, max(MAX_SLOTS, job.slots)),
         slots_wanted=job.slots,
         stop=stop,
         retries=1,

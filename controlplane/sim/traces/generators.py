@@ -204,7 +204,7 @@ def _pick(options: list[Any], share: float) -> Any:
 
 
 Exchange = Literal["servers", "all-reduce", "mixed"]
-MOST_WORKERS: Final = 3
+MAX_WORKERS: Final = 3
 SPREAD: Final = 0.5  # of the logarithm of a job's length; chosen
 
 
@@ -242,7 +242,7 @@ def generate_harmony(
     rngs = [default_rng((seed, number)) for number in range(7)]
     times = [float(at) for at in arrival_process(arrivals)(rngs[0], jobs, mean_interval_s)]
     models = [str(name) for name in rngs[1].choice(tuple(BATCHES), size=jobs)]
-    workers = rngs[2].integers(1, min(MOST_WORKERS, most_slots or MOST_WORKERS) + 1, size=jobs)
+    workers = rngs[2].integers(1, min(MAX_WORKERS, most_slots or MAX_WORKERS) + 1, size=jobs)
     servers = _servers(rngs[3], jobs, exchange)
     lengths = job_s * rngs[4].lognormal(-(SPREAD**2) / 2.0, SPREAD, size=jobs)  # mean: job_s
     crashes = shares(rngs[5], jobs, crash_share, CRASHES)
@@ -268,7 +268,7 @@ def generate_harmony(
 
 def _servers(rng: Generator, jobs: int, exchange: Exchange) -> list[int]:
     """Draw the number of servers of each job; 0: all-reduce."""
-    drawn = rng.integers(1, MOST_WORKERS + 1, size=jobs)
+    drawn = rng.integers(1, MAX_WORKERS + 1, size=jobs)
     uses = rng.random(jobs) < {"servers": 1.0, "all-reduce": 0.0, "mixed": 0.5}[exchange]
     return [int(many) if used else 0 for many, used in zip(drawn, uses, strict=True)]
 

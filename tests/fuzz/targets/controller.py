@@ -35,7 +35,8 @@ from schemas.codec import (
     encode,
 )
 from schemas.ids import BootId, JobId, NodeId
-from schemas.transport import Identity, Incoming, Socket, write_keys
+from schemas.transport.keys import Identity, write_keys
+from schemas.transport.sockets import Incoming, Socket
 from schemas.wire import Message
 from schemas.wire.agent import Hello, Numbered
 from tests.fuzz.choices import Choices
@@ -102,10 +103,10 @@ class Line:
         self.sent.append(frames)
         return True
 
-    def admit(self, topic: bytes) -> None:
+    def grant_topic(self, topic: bytes) -> None:
         assert len(topic) <= 4 << 20
 
-    revoke = admit
+    revoke_topic = grant_topic
 
     def close(self) -> None:
         """Nothing is open."""

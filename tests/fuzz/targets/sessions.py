@@ -7,9 +7,16 @@ from typing import Final
 from schemas.codec import FROM_AGENT, PUBLISHED, TO_AGENT, encode
 from schemas.errors import OnesError
 from schemas.ids import BootId, NodeId, Seconds, Term
-from schemas.session import AgentSession, ControllerSession, Deliver, Publish, ToController, ToNode
-from schemas.session.agent_session import MAX_RESENT
-from schemas.session.controller_session import MAX_HELD
+from schemas.session import (
+    MAX_HELD,
+    MAX_RESENT,
+    AgentSession,
+    ControllerSession,
+    Deliver,
+    Publish,
+    ToController,
+    ToNode,
+)
 from schemas.wire import files
 from schemas.wire.agent import Hello, NodeHealth, Numbered, Telemetry
 from tests.fuzz.choices import Choices
@@ -51,7 +58,7 @@ def agent(data: bytes) -> None:
                 outputs = session.tick(Seconds(now))
             case 1:
                 happened += 1
-                outputs = session.happened(NodeHealth(problems=()))
+                outputs = session.record_event(NodeHealth(problems=()))
             case _:
                 try:
                     message = TO_AGENT.decode(hostile_bytes(choices, TO_AGENT.tags, KNOWN))
@@ -68,7 +75,7 @@ def agent(data: bytes) -> None:
         assert len(outputs) <= 2 + happened // MAX_RESENT + 1
         assert len(session.spool) <= happened
         assert len(session._pending) <= STEPS
-        assert session.alone_s(Seconds(now)) >= 0.0
+        assert session.unconfirmed_s(Seconds(now)) >= 0.0
         assert session.sent == happened
 
 
@@ -90,10 +97,10 @@ def controller(data: bytes) -> None:
             continue
         if isinstance(message, Hello):
             committed = delivered if message.boot == boot else choices.below(4)
-            outputs = session.greeted(message, committed, Seconds(now), *PORTS)
+            outputs = session.open_session(message, committed, Seconds(now), *PORTS)
             boot, delivered = message.boot, max(committed, session.received)
         elif isinstance(message, Numbered):
-            outputs = session.published((message,), Seconds(now))
+            outputs = session.receive_events((message,), Seconds(now))
         else:
             outputs = session.receive(message, Seconds(now))
         for output in outputs:

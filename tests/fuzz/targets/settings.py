@@ -22,7 +22,7 @@ from schemas.codec import REQUEST, encode
 from schemas.errors import OnesError, SettingsError
 from schemas.host.settings import find_problems, read_toml, reloaded, valid_part
 from schemas.jobs import MAX_SPEC_BYTES, problems
-from schemas.transport import load_authorised, load_keys, load_public
+from schemas.transport.keys import load_authorised, load_keys, load_public
 from schemas.wire.client import CheckJob
 from tests.fuzz.choices import Choices
 from tests.fuzz.targets.folders import folder

@@ -19,7 +19,7 @@ from schemas.ids import JobId, Rank, SlotId, Version, WorkerId
 from schemas.jobs import SWEEP_SCRIPT, JobSpec
 from schemas.nodes import Group, Member
 from schemas.sweeps import TrialSpec
-from schemas.transport import StateServer, StateUnavailableError
+from schemas.transport.state_transfer import StateServer, StateUnavailableError
 from schemas.wire.files import AskState
 from schemas.wire.worker import Assignment
 

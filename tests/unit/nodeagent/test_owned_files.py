@@ -18,13 +18,13 @@ from nodeagent.owned_files import (
     acting_as,
     bytes_below,
     make_folder,
-    open_regular,
     owner_of,
     read_small,
     remove_tree,
 )
 from nodeagent.process_identity import start_ticks
 from schemas.codec import encode
+from schemas.host.files import open_regular
 from schemas.host.state_files import (
     DamagedStateError,
     StateFile,

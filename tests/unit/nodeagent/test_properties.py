@@ -16,9 +16,10 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from nodeagent.reconciler_events import FetchWorkspace, StartWorker
+from nodeagent.reconciler import FetchWorkspace, StartWorker
 from schemas.ids import JobId, SlotId, WorkerId, node_of, worker_id
 from schemas.nodes import Member
+from schemas.session import key_of
 from schemas.wire.agent import (
     JOIN,
     PREPARE,
@@ -143,7 +144,7 @@ class Agent(RuleBasedStateMachine):
     @rule(which=ANY)
     def an_older_order_arrives_again(self, which: int) -> None:
         again = one_of(self.arrived, which)
-        if again.job in self.node.session.held:
+        if key_of(again) in self.node.session.held:
             self.node.receive(again)
 
     # --- what becomes of processes

@@ -18,7 +18,7 @@ from nodeagent.job_folders import answer
 from nodeagent.states import StateKeeper, compare, serve_states
 from schemas.host.state_files import StateFile, find_state, map_state, read_frames, write_state
 from schemas.ids import JobId, NodeId, Term, WorkerId
-from schemas.transport import MemoryTarget, StateUnavailableError, fetch_state
+from schemas.transport.state_transfer import MemoryTarget, StateUnavailableError, fetch_state
 from schemas.wire.files import AskFiles, AskPiece, AskState, FileList, FilePiece
 from schemas.wire.sweeps import (
     StateCopied,

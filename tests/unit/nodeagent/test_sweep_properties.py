@@ -6,8 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from nodeagent.reconciler import Reconciler
-from nodeagent.reconciler_events import (
+from nodeagent.reconciler import (
     Action,
     Adopted,
     AwaitExit,
@@ -18,6 +17,7 @@ from nodeagent.reconciler_events import (
     KeepStates,
     Kill,
     OrderUnit,
+    Reconciler,
     ReportRead,
     Started,
     SweepDesired,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.end_workers import end_workers
+from nodeagent.__main__ import end_workers
 from nodeagent.folders import FRAME, NodeFolders, WorkerFolder
 from nodeagent.process_identity import open_process, start_ticks
 from schemas.codec import encode

@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from schemas.ids import BootId, Seconds, Term
-from schemas.session import AgentSession, ControllerSession, SayHello, ToController, ToNode
+from schemas.session import AgentSession, ControllerSession, SendHello, ToController, ToNode
 from tests.support.schemas_network import NODE, hello
 from tests.support.sizes import examples
 
@@ -58,25 +58,25 @@ def fenced_and_lost(up: Road, down: Road, *, agent_began_s: float) -> tuple[floa
             match output:
                 case ToController(message=said):
                     up.send(said, now)
-                case SayHello():
+                case SendHello():
                     up.send(None, now)
         for message in up.arrived(now):
             if message is None:
                 greeting = hello(agent.boot, 0, agent.echo)
-                known = controller.says_nothing_new(greeting)
+                known = controller.repeats_hello(greeting)
                 answers = (
-                    controller.greeted_again(greeting, Seconds(now), 1, 2)
+                    controller.resume_session(greeting, Seconds(now), 1, 2)
                     if known
-                    else controller.greeted(greeting, 0, Seconds(now), 1, 2)
+                    else controller.open_session(greeting, 0, Seconds(now), 1, 2)
                 )
             else:
                 answers = controller.receive(message, Seconds(now))  # type: ignore[arg-type]
             for answer in answers:
                 if isinstance(answer, ToNode):
                     down.send(answer.message, now)
-        if agent.alone_s(agent_now) >= FENCE_S:
+        if agent.unconfirmed_s(agent_now) >= FENCE_S:
             fenced = min(fenced, now)
-        if controller.session is not None and now - controller.last_heard >= FENCE_S:
+        if controller.session is not None and now - controller.last_received_at >= FENCE_S:
             lost = min(lost, now)
     return fenced, lost
 

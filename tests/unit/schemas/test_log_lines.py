@@ -1,4 +1,4 @@
-"""Log lines end no process, whatever became of the place that they go to."""
+"""Log lines end no process when they cannot be written."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def said(lines: int) -> str:
     return f"{lines} lost"
 
 
-def test_a_line_is_there_at_once_and_whole(tmp_path: Path) -> None:
+def test_a_line_is_written_at_once(tmp_path: Path) -> None:
     file = tmp_path / "log"
     fd = os.open(file, os.O_CREAT | os.O_WRONLY)
     lines = LogLines(fd, said)
@@ -29,38 +29,25 @@ def test_a_line_is_there_at_once_and_whole(tmp_path: Path) -> None:
     os.close(fd)
 
 
-def test_lines_that_nobody_takes_are_counted_and_the_count_comes_first() -> None:
-    read, write = os.pipe2(os.O_NONBLOCK)
-    lines = LogLines(write, said)
-    filling = "x" * 4095
-    taken = 0
-    while not lines.missing:
-        lines.msg(filling)
-        taken += 1
-    lines.msg("also lost")
-    kept = os.read(read, 1 << 20)
+def test_lost_lines_are_counted_and_the_count_comes_before_the_next_line() -> None:
+    for line, kept_end, after in (
+        ("x" * 4095, b"x\n", b"2 lost\nhere again\n"),
+        ("y" * 5000, b"y", b"\n2 lost\nhere again\n"),  # more than a pipe takes as a whole
+    ):
+        read, write = os.pipe2(os.O_NONBLOCK)
+        lines = LogLines(write, said)
+        taken = 0
+        while not lines.missing:
+            lines.msg(line)
+            taken += 1
+        lines.msg("also lost")
+        kept = os.read(read, 1 << 20)
+        lines.msg("here again")
 
-    lines.msg("here again")
-
-    assert kept.count(b"x" * 4095 + b"\n") == taken - 1
-    assert os.read(read, 1 << 20) == b"2 lost\nhere again\n"
-    os.close(read)
-    os.close(write)
-
-
-def test_a_line_that_was_cut_ends_before_the_next_one_begins() -> None:
-    read, write = os.pipe2(os.O_NONBLOCK)
-    lines = LogLines(write, said)
-    while not lines.missing:
-        lines.msg("y" * 5000)  # more than a pipe takes as a whole
-    kept = os.read(read, 1 << 20)
-
-    lines.msg("next")
-
-    assert kept.endswith(b"y")
-    assert os.read(read, 1 << 20) == b"\n1 lost\nnext\n"
-    os.close(read)
-    os.close(write)
+        assert (kept.endswith(kept_end), kept.count(b"\n")) == (True, taken - 1)
+        assert os.read(read, 1 << 20) == after
+        os.close(read)
+        os.close(write)
 
 
 WRITES = """
@@ -78,7 +65,7 @@ print("lived")
 
 @pytest.mark.slow
 @pytest.mark.parametrize("where", ["/dev/full", "closed"])
-def test_a_process_lives_on_when_its_stderr_takes_nothing(where: str) -> None:
+def test_a_process_continues_when_its_stderr_takes_nothing(where: str) -> None:
     command = [sys.executable, "-c", WRITES]
     shell = '"$@" 2>&-' if where == "closed" else '"$@" 2>/dev/full'
     environ = {**os.environ, "NOTIFY_SOCKET": "/nowhere/notify"}
@@ -92,7 +79,7 @@ def test_a_process_lives_on_when_its_stderr_takes_nothing(where: str) -> None:
 
 
 @pytest.mark.slow
-def test_what_was_lost_is_said_as_a_line_like_the_others(tmp_path: Path) -> None:
+def test_lost_lines_are_logged_as_json(tmp_path: Path) -> None:
     script = """
 import os
 import resource

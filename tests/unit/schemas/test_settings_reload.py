@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Iterator
 
 import msgspec
 import pytest
@@ -27,8 +26,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Daemon:
-    """What a daemon does with its settings."""
-
     def __init__(self) -> None:
         self.file: Settings | SettingsError = Settings()
         self.used: list[Settings] = []
@@ -51,91 +48,64 @@ def daemon() -> Daemon:
     return Daemon()
 
 
-@pytest.fixture
-def said() -> Iterator[list[dict[str, object]]]:
-    with capture_logs() as lines:
-        yield lines  # type: ignore[misc]
-
-
-def test_safe_changes_are_taken_over_and_others_named_and_left(
-    daemon: Daemon, said: list[dict[str, object]]
-) -> None:
+def test_changes_are_applied_if_they_are_safe_and_refused_otherwise(daemon: Daemon) -> None:
     daemon.file = Settings(listen=Listen(port=2), grace_s=3.0, name="m")
 
-    daemon.reload.reload()
+    with capture_logs() as lines:
+        daemon.reload.reload()
 
+    restart = "setting not changed: needs a restart"
     assert daemon.used == [Settings(grace_s=3.0)]
     assert daemon.reload.current == Settings(grace_s=3.0)
-    assert said == [
+    assert lines == [
+        {"event": restart, "field": "listen.port", "log_level": "warning"},
+        {"event": restart, "field": "name", "log_level": "warning"},
         {
-            "event": "setting not changed: needs a restart",
-            "field": "listen.port",
-            "log_level": "warning",
-        },
-        {"event": "setting not changed: needs a restart", "field": "name", "log_level": "warning"},
-        {
-            "event": "settings reloaded",
-            "changed": ["grace_s"],
-            "refused": ["listen.port", "name"],
+            "event": "settings reloaded", "changed": ["grace_s"], "refused": ["listen.port", "name"],
             "log_level": "info",
         },
     ]  # fmt: skip
 
 
-def test_a_file_that_is_wrong_changes_nothing(
-    daemon: Daemon, said: list[dict[str, object]]
-) -> None:
+def test_an_invalid_file_changes_nothing(daemon: Daemon) -> None:
     daemon.file = SettingsError("grace_s: Expected `float`", "correct this key", "grace_s")
 
-    daemon.reload.reload()
+    with capture_logs() as lines:
+        daemon.reload.reload()
 
     assert (daemon.used, daemon.keys, daemon.reload.current) == ([], 0, Settings())
-    assert [(line["event"], line["why"]) for line in said] == [
-        (
-            "settings not reloaded: nothing was changed",
-            "grace_s: Expected `float`; correct this key",
-        )
-    ]
+    assert [(line["event"], line["why"]) for line in lines] == [
+        ("settings not reloaded: nothing was changed", "grace_s: Expected `float`; correct this key")
+    ]  # fmt: skip
 
 
-def test_what_did_not_change_is_left_alone_and_files_are_read_again(daemon: Daemon) -> None:
+def test_files_that_settings_name_are_read_each_time(daemon: Daemon) -> None:
     daemon.reload.reload()
     daemon.reload.reload()
-
     assert (daemon.used, daemon.keys) == ([], 2)
 
-
-def test_a_file_that_settings_name_is_refused_by_its_field(
-    daemon: Daemon, said: list[dict[str, object]]
-) -> None:
     def fail(_: Settings) -> None:
         raise SettingsError("too open", "chmod 600", "keys.authorised")
 
     daemon.reload._always = [fail]
-    daemon.reload.reload()
+    with capture_logs() as lines:
+        daemon.reload.reload()
+    assert (lines[0]["field"], lines[0]["why"]) == ("keys.authorised", "too open; chmod 600")
 
-    assert (said[0]["field"], said[0]["why"]) == ("keys.authorised", "too open; chmod 600")
 
-
-async def test_a_hangup_is_how_it_is_asked_for(daemon: Daemon) -> None:
+async def test_a_hangup_reloads_and_systemd_is_notified(
+    daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    states: list[str] = []
+    monkeypatch.setattr("schemas.host.reload.notify", states.append)
     daemon.reload.listen()
     daemon.file = Settings(grace_s=2.0)
 
     os.kill(os.getpid(), signal.SIGHUP)
-    while not daemon.used:
+    while len(states) < 2:
         await asyncio.sleep(0)
     asyncio.get_running_loop().remove_signal_handler(signal.SIGHUP)
 
     assert daemon.used == [Settings(grace_s=2.0)]
-
-
-async def test_the_manager_of_services_hears_when_it_is_done(
-    daemon: Daemon, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    told: list[str] = []
-    monkeypatch.setattr("schemas.host.reload.notify", told.append)
-
-    daemon.reload.reload()
-
-    assert told[0].startswith("RELOADING=1\nMONOTONIC_USEC=")
-    assert told[1:] == ["READY=1"]
+    assert states[0].startswith("RELOADING=1\nMONOTONIC_USEC=")
+    assert states[1:] == ["READY=1"]

@@ -1,4 +1,4 @@
-"""No number and no text of a job file is without a bound: beyond it, its field is named."""
+"""Any value of a job file can be encoded, or is refused."""
 
 from __future__ import annotations
 
@@ -11,22 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from schemas.jobs import (
-    MAX_BATCH,
-    MAX_PATH,
-    MAX_SAMPLES,
-    MAX_SLOTS,
-    MAX_VARIABLES,
-    SWEEP_SCRIPT,
-    JobProblem,
-    JobSpec,
-    StopRule,
-    Utility,
-    problems,
-)
+from schemas.jobs import SWEEP_SCRIPT, JobSpec, Utility, problems
 from schemas.sweeps import (
-    MAX_EPOCHS,
-    MAX_METRIC,
     Asha,
     Hyperband,
     MedianStopping,
@@ -119,12 +105,11 @@ def assert_harmless_or_refused(table: Any) -> None:
     assert msgspec.convert(whole, JobSpec) == spec
 
 
-def test_what_is_ordinary_has_no_problems() -> None:
+def test_ordinary_values_have_no_problems() -> None:
     for table in (ORDINARY, SWEEP):
         spec = spec_of(table)
         assert spec is not None
-        names = [problem.field for problem in problems(spec)]
-        assert names == []
+        assert problems(spec) == ()
 
 
 @pytest.mark.parametrize("path", [*places(ORDINARY)], ids=lambda path: ".".join(map(str, path)))
@@ -158,98 +143,3 @@ def test_any_values_together_travel_or_are_refused(changes: list[tuple[Any, Any]
         table = put(table, path, value)
 
     assert_harmless_or_refused(table)
-
-
-@pytest.mark.parametrize(
-    ("field", "bound"),
-    [("epochs", MAX_EPOCHS), ("samples", MAX_SAMPLES)],
-)
-def test_a_stop_rule_is_bounded(field: str, bound: int) -> None:
-    def found(value: int) -> tuple[JobProblem, ...]:
-        stop = StopRule(**{field: value})
-        return problems(JobSpec(name="a", script="train.py", batch_size=1, stop=stop))
-
-    assert found(bound) == ()
-    for value in (bound + 1, 2**63, 2**70):
-        what, remedy = f"{value} is above {bound}", f"give 1 to {bound}"
-        assert found(value) == (JobProblem(f"stop.{field}", what, remedy),)
-
-
-@pytest.mark.parametrize("field", ["plateau", "consecutive"])
-def test_epochs_in_a_row_are_bounded(field: str) -> None:
-    rule = {"metric": "m", "plateau": 2, field: MAX_EPOCHS + 1}
-    spec = JobSpec(name="a", script="train.py", batch_size=1, stop=StopRule(**rule))
-
-    what, remedy = f"{MAX_EPOCHS + 1} is above {MAX_EPOCHS}", f"give 1 to {MAX_EPOCHS}"
-    assert problems(spec) == (JobProblem(f"stop.{field}", what, remedy),)
-
-
-@pytest.mark.parametrize(
-    "metric", ["", "x" * (MAX_METRIC + 1), "a\x1b[2J", "a\nb", "\u202e", NO_TEXT]
-)
-def test_a_metric_has_a_short_printable_name(metric: str) -> None:
-    stop = StopRule(metric=metric, at_least=0.5)
-    found = problems(JobSpec(name="a", script="train.py", batch_size=1, stop=stop))
-
-    what = f"{metric[:60]!r} is not a metric name"
-    assert found == (
-        JobProblem("stop.metric", what, f"give 1 to {MAX_METRIC} printable characters"),
-    )
-
-
-@pytest.mark.parametrize(
-    ("changes", "expected"),
-    [
-        (
-            {"slots": (1, MAX_SLOTS + 1)},
-            JobProblem(
-                "slots",
-                f"slots: the maximum {MAX_SLOTS + 1} exceeds {MAX_SLOTS}",
-                "lower the maximum",
-            ),
-        ),
-        (
-            {"max_local_batch": MAX_BATCH + 1},
-            JobProblem(
-                "max_local_batch",
-                f"{MAX_BATCH + 1} is not 1 to {MAX_BATCH}",
-                "choose a value in this range",
-            ),
-        ),
-        (
-            {"workdir": "x" * (MAX_PATH + 1)},
-            JobProblem(
-                "workdir",
-                f"a path of {MAX_PATH + 1} characters, at most {MAX_PATH}",
-                "give a shorter one",
-            ),
-        ),
-        (
-            {"python": "a\0b"},
-            JobProblem("python", "it is not a path", "give one without NUL bytes, in UTF-8"),
-        ),
-        (
-            {"env": {f"A{number}": "" for number in range(MAX_VARIABLES + 1)}},
-            JobProblem(
-                "env",
-                f"it has {MAX_VARIABLES + 1} variables, at most {MAX_VARIABLES}",
-                "put them into a file of the working directory",
-            ),
-        ),
-        ({"family": NO_TEXT}, JobProblem("family", "it is not valid Unicode", "write it in UTF-8")),
-        (
-            {"utility": Utility(value=1.0, deadline_s=1e300)},
-            JobProblem(
-                "utility.deadline_s",
-                "1e+300 is too far off",
-                "give seconds after its submission, above 0, at most 1e+10, or leave it out",
-            ),
-        ),
-    ],
-)
-def test_what_is_beyond_its_bound_is_refused_by_name(
-    changes: dict[str, Any], expected: JobProblem
-) -> None:
-    spec = JobSpec(**{"name": "a", "script": "train.py", "batch_size": 1, **changes})
-
-    assert problems(spec) == (expected,)

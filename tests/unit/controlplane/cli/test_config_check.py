@@ -17,7 +17,7 @@ from controlplane.cli import config_check
 from controlplane.cli.local import ROLES, _free_ports
 from controlplane.cli.output import Common
 from schemas.errors import SettingsError
-from schemas.transport import write_keys
+from schemas.transport.keys import write_keys
 
 
 @pytest.fixture

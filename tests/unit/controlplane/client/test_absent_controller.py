@@ -11,7 +11,7 @@ import pytest
 
 from controlplane.client import Client, connection
 from schemas.errors import UnreachableError
-from schemas.transport import write_keys
+from schemas.transport.keys import write_keys
 
 
 @pytest.fixture

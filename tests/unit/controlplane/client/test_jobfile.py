@@ -14,7 +14,7 @@ import pytest
 
 from controlplane.client.job_file import checked, load_job
 from schemas.errors import BadFieldError, SettingsError
-from schemas.host.settings import convert, written
+from schemas.host.settings import convert, example_of
 from schemas.jobs import JobSpec, StopRule
 from tests.support.builders import job_spec
 from tests.support.sweep_details import sweep
@@ -248,7 +248,7 @@ def test_a_stop_rule_that_is_no_table_is_answered_with_all_forms(file: Path) -> 
 @pytest.mark.parametrize("key", sorted(set(JobSpec.__struct_fields__) - {"sweep", "trial"}))
 def test_what_an_error_tells_to_write_is_accepted(key: str) -> None:
     several = r" or (?=slots)|, (?=\{)| or (?=\{)|, (?=\"keep)| or (?=\"auto|\"fail)"
-    first, *others = re.split(several, written(JobSpec, key).replace(" (least, most)", ""))
+    first, *others = re.split(several, example_of(JobSpec, key).replace(" (least, most)", ""))
 
     for value in (first.partition(" = ")[2], *(one.removeprefix("slots = ") for one in others)):
         table = tomllib.loads(JOB) | tomllib.loads(f"{key} = {value}")

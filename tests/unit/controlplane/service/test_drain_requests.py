@@ -11,7 +11,7 @@ from controlplane.service.api.changes import drain_input
 from controlplane.service.api.replies import node_info
 from schemas.errors import BadFieldError, UnknownNodeError
 from schemas.ids import NodeId
-from schemas.transport import Identity
+from schemas.transport.keys import Identity
 from schemas.wire.client import DrainNode, UndrainNode
 from tests.support.builders import N1, S0
 from tests.support.controller import cluster_of, training

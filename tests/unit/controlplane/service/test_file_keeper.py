@@ -16,7 +16,7 @@ from controlplane.service.file_keeper import GRACE_S, FileKeeper
 from controlplane.service.log_store import LogStore
 from controlplane.service.settings import Store
 from controlplane.service.uploads import SnapshotStore, excess_archives
-from schemas.host.files import AgedFile, outdated
+from schemas.host.files import AgedFile, expired_files
 from schemas.ids import JobId, Seconds
 from tests.support.builders import S0, cancelled
 from tests.support.controller import Controller, cluster_of, starting
@@ -42,7 +42,7 @@ FILES = st.lists(
 def test_what_stays_is_young_enough_and_fits_and_nothing_more_went_than_had_to(
     files: list[AgedFile], keep_s: float, keep_bytes: int
 ) -> None:
-    gone = outdated(files, keep_s, keep_bytes, 100.0)
+    gone = expired_files(files, keep_s, keep_bytes, 100.0)
 
     left = [file for file in files if file not in gone]
     assert sum(file.size for file in left) <= keep_bytes

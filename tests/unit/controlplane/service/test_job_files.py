@@ -15,7 +15,7 @@ from schemas.errors import (
     UnknownNodeError,
 )
 from schemas.ids import NodeId
-from schemas.transport import Identity
+from schemas.transport.keys import Identity
 from schemas.wire.files import (
     AskFiles,
     AskPiece,

@@ -12,7 +12,7 @@ import zmq
 from controlplane.service.keys import KeyFile, KeyTable
 from schemas.errors import BadFieldError, SettingsError, UnavailableError
 from schemas.ids import Seconds
-from schemas.transport import Identity, load_authorised
+from schemas.transport.keys import Identity, load_authorised
 from schemas.wire.client import AddKey, KeyInfo
 
 ROOT: Final = Identity("admin", "root")

@@ -8,7 +8,13 @@ from itertools import pairwise
 import pytest
 
 from controlplane.service import log_relay
-from controlplane.service.log_relay import BURST_S, LEAST_CREDIT, MOST_CREDIT, LogRates, StreamKey
+from controlplane.service.log_relay import (
+    BURST_S,
+    MAX_CREDIT_BYTES,
+    MIN_CREDIT_BYTES,
+    LogRates,
+    StreamKey,
+)
 from tests.support.loop_clock import Clock
 
 PER_S = float(4 << 20)
@@ -32,7 +38,7 @@ class Shippers(LogRates[str]):
             self.answer(of, worker)
 
     def _answered(self, worker: str, credit: int) -> None:
-        assert LEAST_CREDIT <= credit <= MOST_CREDIT
+        assert MIN_CREDIT_BYTES <= credit <= MAX_CREDIT_BYTES
         self.answered.append(worker)
         self.clock.later(0.0, lambda: self._send(worker, credit))
 
@@ -51,7 +57,7 @@ def test_a_job_without_end_has_its_burst_and_then_its_rate(workers: int) -> None
     shippers.clock.run(100.0)
 
     most = BURST + 100.0 * PER_S
-    assert most - MOST_CREDIT < shippers.sent.total() <= most + workers * MOST_CREDIT
+    assert most - MAX_CREDIT_BYTES < shippers.sent.total() <= most + workers * MAX_CREDIT_BYTES
 
 
 def test_workers_of_such_a_job_take_turns() -> None:
@@ -76,7 +82,7 @@ def test_another_job_is_answered_at_once_and_has_all_of_its_credit() -> None:
     shippers.answer(QUIET, "quiet")
 
     assert shippers.answered[before:] == ["quiet"]
-    assert shippers._credit(shippers._streams[QUIET]) == MOST_CREDIT
+    assert shippers._credit(shippers._streams[QUIET]) == MAX_CREDIT_BYTES
 
 
 def test_who_asks_again_while_he_waits_is_answered_once_in_his_place() -> None:

@@ -18,7 +18,8 @@ from controlplane.service.log_store import LogStore
 from schemas.codec import encode
 from schemas.errors import MalformedMessageError
 from schemas.ids import Rank, Seconds
-from schemas.transport import Identity, Incoming
+from schemas.transport.keys import Identity
+from schemas.transport.sockets import Incoming
 from schemas.wire.client import Failed
 from schemas.wire.feed import LOG, LogPage, ReadLog
 from tests.support import builders

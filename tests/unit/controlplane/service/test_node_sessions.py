@@ -22,7 +22,8 @@ from schemas.host.logging import Audit
 from schemas.ids import BootId, NodeId, Seconds, Term
 from schemas.session import SessionTimings
 from schemas.sweeps import MAX_EPOCH_METRICS
-from schemas.transport import Identity, Incoming
+from schemas.transport.keys import Identity
+from schemas.transport.sockets import Incoming
 from schemas.wire import Message
 from schemas.wire.agent import (
     EventsCommitted,
@@ -365,7 +366,7 @@ async def test_a_node_whose_key_is_taken_out_is_told_and_neither_heard_nor_order
     boot = service.commit_loop.controller.state.nodes[N1].boot
     await service.greet(hello(N1, builders.seen(A), boot=boot))
     await service.greet(hello(N2))
-    heard_at = service.sessions._sessions[N1].last_heard
+    heard_at = service.sessions._sessions[N1].last_received_at
     service.commit_loop.taken.clear()
 
     service.take_out(N1)
@@ -378,7 +379,7 @@ async def test_a_node_whose_key_is_taken_out_is_told_and_neither_heard_nor_order
     service.sessions.send(SendDelta(N1, builders.stop(A, 9)))
     assert not service.sessions.ask(N1, AskFiles(request="1", job=A))
     assert (service.sent, service.commit_loop.taken) == ([], [])
-    assert service.sessions._sessions[N1].last_heard == heard_at
+    assert service.sessions._sessions[N1].last_received_at == heard_at
 
 
 async def test_a_hello_that_waits_as_its_key_is_taken_out_begins_nothing() -> None:
@@ -424,7 +425,7 @@ async def silent(controller: Controller, seconds: float) -> list[str]:
         greeting = msgspec.structs.replace(hello(name, *workers, boot=boot), spec=spec)
         await service.greet(greeting)
     now = service.sessions._now()
-    service.sessions._sessions[N2].last_heard = Seconds(now - seconds)
+    service.sessions._sessions[N2].last_received_at = Seconds(now - seconds)
     service.commit_loop.taken.clear()
     for name in (N1, N2):
         service.sessions._check_silence(name, service.sessions._sessions[name], now)

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from controlplane.service.api.fair_queue import MAX_SAID, failure_reply
+from controlplane.service.api.fair_queue import MAX_TEXT_CHARACTERS, failure_reply
 from schemas.codec import encode
 from schemas.errors import BadFieldError, UnknownJobError
 from schemas.wire.client import Failed
@@ -17,4 +17,4 @@ def test_a_refusal_says_what_is_wrong_and_where() -> None:
 def test_a_refusal_of_something_endless_is_short() -> None:
     error = UnknownJobError("\0" * (4 << 20))
 
-    assert len(encode(failure_reply(error))) < 2 * MAX_SAID
+    assert len(encode(failure_reply(error))) < 2 * MAX_TEXT_CHARACTERS

@@ -15,7 +15,7 @@ from controlplane.service.log_relay import FOLLOWER_RIGHTS
 from controlplane.service.rights import granted_topics, permit, sees_all, topics_of
 from schemas.codec import READ_LOG, REQUEST
 from schemas.errors import DeniedError, UnknownJobError
-from schemas.transport import Identity
+from schemas.transport.keys import Identity
 from schemas.wire import client
 from schemas.wire.client import AddKey, ListKeys, RevokeKey
 from schemas.wire.feed import ReadLog
