@@ -137,7 +137,7 @@ def _continue_quiescing(
     broke = cause is ExitCause.FAILED and not left and STOPPING.isdisjoint(others)
     if _state_is_lost(job, status):
         _handle_last_exit(ctx, job, status, event)
-    elif broke and ctx.state.rules:
+    elif broke:
         job.attempts.exit_code = shell_exit_code(event)
         fail(ctx, job, why)
     else:

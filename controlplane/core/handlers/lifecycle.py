@@ -7,14 +7,13 @@ the state keeps which states each node should keep, for nodes that return.
 
 from __future__ import annotations
 
-from itertools import islice
 from typing import Final
 
 from controlplane.core.commands import SendDelta, SendSweepDelta
 from controlplane.core.desired_state import desired_sweep
 from controlplane.core.handler_context import HandlerContext
 from controlplane.core.history import JobLeft, SweepHistory, SweepLeft
-from controlplane.core.inputs import ControllerStarted, OrderTooLarge
+from controlplane.core.inputs import OrderTooLarge
 from controlplane.core.model.job import Accounting, Job, lower_local_limit
 from controlplane.core.model.job_phases import (
     NEXT,
@@ -35,22 +34,9 @@ from schemas.wire.agent import SETTLED, GroupDelta
 from schemas.wire.feed import Detail
 from schemas.wire.sweeps import SweepDelta
 
-MAX_LEAVING_JOBS: Final = 200  # jobs that leave with one input: an older journal may have many
-MAX_LEAVING_UNITS: Final = 20_000  # units of leaving sweeps, written with one input
 MAX_LEFT_JOBS: Final = 10_000  # jobs of which nodes may still have processes
 MAX_ENDED_SWEEPS: Final = 200  # sweeps of which nodes may still have states
 MAX_LEFT_KEYS: Final = 10_000  # submission keys of jobs that left; the journal has older ones
-
-
-def enable_leaving(ctx: HandlerContext, event: ControllerStarted) -> None:
-    """Let ended jobs leave from now on; those that have ended already leave with the next inputs.
-
-    Once enabled, leaving stays enabled.
-    """
-    ctx.state.ended_leave = ctx.state.ended_leave or event.ended_leave
-    ctx.state.sweeps_leave = ctx.state.sweeps_leave or event.sweeps_leave
-    for job in ctx.state.jobs.values():
-        schedule_leave(ctx, job)
 
 
 def schedule_leave(ctx: HandlerContext, job: Job) -> None:
@@ -58,7 +44,7 @@ def schedule_leave(ctx: HandlerContext, job: Job) -> None:
 
     For the rest of the current input the job can still be found.
     """
-    if ctx.state.ended_leave and job.ended and not job.workers and _is_finished(ctx.state, job):
+    if job.ended and not job.workers and _is_finished(ctx.state, job):
         ctx.state.leaving[job.job] = None
 
 
@@ -66,19 +52,17 @@ def _is_finished(state: State, job: Job) -> bool:
     """True if no orders of a sweep and no epochs of its trials can follow any more."""
     if job.sweep is None:
         return True
-    if not (state.sweeps_leave and job.sweep.closed) or job.job in state.sweeps:
+    if not job.sweep.closed or job.job in state.sweeps:
         return False
     trials = (one.spec.stated_trial for one in state.jobs.values())
     return not any(trial is not None and trial.sweep == job.job for trial in trials)
 
 
 def remove_leaving(ctx: HandlerContext) -> None:
-    """Remove waiting jobs from the state before an input is handled, a limited number at a time."""
-    state, units = ctx.state, 0
-    for name in list(islice(state.leaving, MAX_LEAVING_JOBS)):
-        if units >= MAX_LEAVING_UNITS:
-            break
-        del state.leaving[name]
+    """Remove the jobs that are leaving from the state, before an input is handled."""
+    state = ctx.state
+    names, state.leaving = list(state.leaving), {}
+    for name in names:
         job = state.jobs.pop(name)
         if job.nodes:
             state.left[name] = job.version
@@ -87,8 +71,7 @@ def remove_leaving(ctx: HandlerContext) -> None:
             state.left_keys[job.key] = name
         ctx.records.append(JobLeft(job=name, last=job))
         if job.sweep is not None:
-            history = _leave_sweep(ctx, job, job.sweep)
-            units += len(history.units)
+            _leave_sweep(ctx, job, job.sweep)
         elif (trial := job.spec.stated_trial) is not None and trial.sweep in state.jobs:
             schedule_leave(ctx, state.jobs[trial.sweep])
     while len(state.left) > MAX_LEFT_JOBS:
@@ -97,8 +80,8 @@ def remove_leaving(ctx: HandlerContext) -> None:
         del state.left_keys[next(iter(state.left_keys))]
 
 
-def _leave_sweep(ctx: HandlerContext, job: Job, sweep: JobSweep) -> SweepHistory:
-    """Remove a sweep from the state and return its history, which leaves with it."""
+def _leave_sweep(ctx: HandlerContext, job: Job, sweep: JobSweep) -> None:
+    """Remove a sweep from the state and record its history, which leaves with it."""
     state = ctx.state
     state.ended_sweeps.pop(job.job, None)
     last = {node: desired_sweep(state, job, sweep, node) for node in sweep.told}
@@ -111,7 +94,6 @@ def _leave_sweep(ctx: HandlerContext, job: Job, sweep: JobSweep) -> SweepHistory
         del state.left_sweeps[next(iter(state.left_sweeps))]
     history = ctx.totals.sweeps.pop(job.job, SweepHistory())
     ctx.records.append(SweepLeft(job=job.job, history=history))
-    return history
 
 
 def resend_kept_states(ctx: HandlerContext, node: NodeId) -> None:

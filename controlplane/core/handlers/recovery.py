@@ -225,7 +225,7 @@ def on_group_broken(ctx: HandlerContext, job: Job, _: Worker, event: GroupBroken
 
 def _handle_failed_start(ctx: HandlerContext, job: Job, status: Starting, why: str) -> None:
     """Restart the job, or fail it if a script raised; a thread may keep its process alive."""
-    if status.script.error and ctx.state.rules:
+    if status.script.error:
         fail(ctx, job, status.script.error)
     else:
         restart_from_checkpoint(ctx, job, f"the group could not form: {why}")

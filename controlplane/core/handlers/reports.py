@@ -202,7 +202,7 @@ def on_group_formed(ctx: HandlerContext, job: Job, worker: Worker, event: GroupF
         recovery.recover(ctx, job, f"a worker went on to the abandoned version {event.group}")
 
 
-def on_script_failed(ctx: HandlerContext, job: Job, worker: Worker, event: ScriptFailed) -> None:
+def on_script_failed(_: HandlerContext, job: Job, worker: Worker, event: ScriptFailed) -> None:
     """Note the error of a script whose process is about to exit.
 
     A worker that was ordered to stop is ignored.
@@ -212,7 +212,7 @@ def on_script_failed(ctx: HandlerContext, job: Job, worker: Worker, event: Scrip
     ):
         where = f" ({event.where})" if event.where else ""
         script = job.status.script
-        if script.error and ctx.state.rules:
+        if script.error:
             return  # later errors of other workers may be consequences
         script.error = f"{event.error}{where}"
         script.refused = event.refused

@@ -212,9 +212,11 @@ def on_group_formed(ctx: HandlerContext, job: Job, status: Starting, event: Grou
     why = trains_on(group)
     if event.step:
         why += f", resumed after epoch {event.epoch}, step {event.step}"
-    detail: Detail = {"slots": len(group.members), "epoch": event.epoch}
-    if ctx.state.rules:
-        detail["batch"] = group.global_batch
+    detail: Detail = {
+        "slots": len(group.members),
+        "epoch": event.epoch,
+        "batch": group.global_batch,
+    }
     running = Running(group=group, script=status.script)
     ctx.advance(job, JobTrigger.GROUP_FORMED, running, why, detail)
     ctx.send(job)
@@ -272,7 +274,7 @@ def on_start_expired(ctx: HandlerContext, event: StartExpired) -> None:
     if job is None or deadline is None or deadline.version != event.version:
         return
     status = job.status
-    raised = status.script.error if isinstance(status, Starting) and ctx.state.rules else ""
+    raised = status.script.error if isinstance(status, Starting) else ""
     started = any(worker.phase is WorkerPhase.STARTED for worker in job.group_workers())
     if started and not raised:
         ctx.state.deadlines.expect_start(event.job, event.version, ctx.now)

@@ -768,10 +768,10 @@ def test_cleared_says_nothing_about_the_version_it_names() -> None:
 
 def test_cancelling_an_ended_job_changes_nothing() -> None:
     controller = running()
-    controller.tell(N1, exited(A, code=0))
+    controller.take(cancelled(A))
 
     assert controller.take(cancelled(A)) == []
-    assert controller.job(A).phase is Phase.SUCCEEDED
+    assert controller.job(A).phase is Phase.CANCELLED
 
 
 def test_cancelling_an_unknown_job_is_an_error() -> None:

@@ -254,17 +254,6 @@ def test_a_change_says_how_long_training_stood_still_for_it(
     assert controller.history_of(A).decisions[-1].numbers == said
 
 
-def test_the_pause_of_a_change_is_no_part_of_a_former_release_s_state() -> None:
-    controller = switching()
-    controller.state.rules = 0
-
-    controller.tell(N1, formed(A, index=4, group=2, pause_ms=12.5, step_ms=50.0))
-
-    under_way = controller.job(A).change
-    assert under_way is not None
-    assert under_way.pause == {}
-
-
 def test_a_newcomer_is_chosen_on_the_node_where_the_job_is() -> None:
     controller = alone()
 
@@ -328,21 +317,6 @@ def test_an_order_for_a_batch_smaller_than_its_slots_is_given_once() -> None:
 
     assert first == ["ann asked for 4 slots, batch 2: 1 -> 4 slots, batch 64 -> 4"]
     assert (reasons(again), controller.job(A).version) == ([], 2)
-
-
-def test_the_batch_of_a_former_release_is_that_of_the_order_and_not_of_the_move_to_it() -> None:
-    controller = cluster_of(n1=2, n2=2)
-    controller.submit("a", **ELASTIC, batch_size=2)
-    controller.place({A: {S0: 1, S1: 1}})
-    for rank in (0, 1):
-        controller.tell(N1, ready(A, rank=rank, port=29500))
-    for rank in (0, 1):
-        controller.tell(N1, formed(A, rank=rank))
-    controller.state.rules = 0
-
-    commands = controller.take(resized(A, on=(T0, T1)))
-
-    assert reasons(commands) == ["ann asked for n2/0, n2/1: 2 -> 4 slots, batch 2 -> 2"]
 
 
 def test_a_job_that_waits_is_not_started_below_its_least() -> None:
