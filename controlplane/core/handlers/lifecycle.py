@@ -140,13 +140,14 @@ def restart_from_checkpoint(ctx: HandlerContext, job: Job, why: str) -> None:
         end(ctx, job, JobTrigger.GAVE_UP, f"{why}; on_loss = fail")
         return
     if job.attempts.losses >= MAX_LOSSES:
-        why = f"{why}, for the {MAX_LOSSES}th time without an epoch"
+        why = f"{why}; {MAX_LOSSES} losses in a row without a finished epoch"
         end(ctx, job, JobTrigger.GAVE_UP, why)
         return
-    epoch = job.progress.epoch
-    again = f"resumes after epoch {epoch}" if job.progress.checkpoint else "starts again"
+    again = "restarts from the beginning"
     if job.sweep is not None:
         again = "finished units are kept"
+    elif job.progress.checkpoint:
+        again = f"resumes after epoch {job.progress.epoch}"
     withdraw(ctx, job, "lost", JobTrigger.GROUP_LOST, f"{why}; {again}")
 
 
@@ -157,23 +158,24 @@ def fail(ctx: HandlerContext, job: Job, why: str) -> None:
     `why` is shown to users and gets the consequence appended.
     """
     if lower_local_limit(job, why):
-        why = f"{why}; tried again with at most {job.progress.fits} samples on a slot"
+        why = f"{why}; retrying with at most {job.progress.fits} samples per slot"
         withdraw(ctx, job, "failed", JobTrigger.SCRIPT_FAILED, why)
         return
     attempts = job.attempts
     attempts.failures += 1
     if isinstance(job.status, WithGroup) and job.status.script.refused:
-        again = "; not tried again: it would be refused again" if job.spec.retries else ""
+        again = "; not retried: the library would refuse it again" if job.spec.retries else ""
         end(ctx, job, JobTrigger.GAVE_UP, why + again)
         return
     if job.failing_is_final:
-        tried = f" (try {attempts.failures} of {attempts.failures})" if job.spec.retries else ""
+        tried = f" (attempt {attempts.failures} of {attempts.failures})" if job.spec.retries else ""
         end(ctx, job, JobTrigger.GAVE_UP, why + tried)
         return
     pause_s = pause_before(attempts.failures)
     attempts.start_at = Seconds(ctx.now + pause_s)
     left = job.spec.retries - attempts.failures + 1
-    why = f"{why}; tried again in {pause_s:.0f} s, {left} left"
+    retries = "1 retry" if left == 1 else f"{left} retries"
+    why = f"{why}; retrying in {pause_s:.0f} s, {retries} left"
     withdraw(ctx, job, "failed", JobTrigger.SCRIPT_FAILED, why)
 
 
@@ -226,8 +228,8 @@ def on_order_too_large(ctx: HandlerContext, event: OrderTooLarge) -> None:
     job = ctx.state.jobs.get(event.job)
     if job is None or (job.phase, JobTrigger.GAVE_UP) not in NEXT:
         return
-    why = f"its orders to {event.node} take {event.size} bytes, a message at most {event.most}"
-    remedy = "put large args, env and choices into files of the working directory"
+    why = f"orders for node {event.node} take {event.size} bytes, the limit is {event.most}"
+    remedy = "move large args, env and choices into files in the working directory"
     end(ctx, job, JobTrigger.GAVE_UP, f"{why}: {remedy}")
 
 

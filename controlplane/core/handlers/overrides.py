@@ -92,7 +92,7 @@ def on_resume_requested(ctx: HandlerContext, event: ResumeRequested) -> None:
     if event.auto or (was.slots is None and was.batch is None and not was.on):
         job.override, job.override_waits, job.changed_at = None, "", ctx.state.version
         ctx.state.overrides.pop(job.job, None)
-        ended = "gave the job back to the policy" if event.auto else "ended the pause"
+        ended = "returned the job to the policy" if event.auto else "ended the pause"
         _record_order(ctx, job, was, f"{event.user} {ended}", f"resumed by {event.user}")
         ctx.announce("job.override", job, {"user": event.user, "override": "off"})
         ctx.plan_needed = True
@@ -208,12 +208,12 @@ def _reconcile(ctx: HandlerContext, job: Job, override: ManualOverride) -> None:
     elif phase is Phase.RUNNING:
         _resize(ctx, job, override)
     elif _preparing(job) and _outdated(job, override):
-        abandon(ctx, job, RescaleTrigger.SUPERSEDED, "a newer order takes its place")
+        abandon(ctx, job, RescaleTrigger.SUPERSEDED, "replaced by a newer order")
         _reconcile(ctx, job, override)
     elif not override.on:
         more = (override.slots or 0) - len(job.members())
         if more > 0:  # views withhold these slots from policies
-            job.override_waits = f"waits for slots as {override.user} asked: {more} more"
+            job.override_waits = f"waiting for {_more_slots(more)}, as {override.user} ordered"
 
 
 def _pause(ctx: HandlerContext, job: Job, override: ManualOverride) -> None:
@@ -224,7 +224,7 @@ def _pause(ctx: HandlerContext, job: Job, override: ManualOverride) -> None:
     elif phase is Phase.RUNNING and job.attempts.change_at <= ctx.now:
         order_change(ctx, job, {}, Reason("operator", why), by=OPERATOR)
     elif _preparing(job) and job.change is not None and job.change.kind != SUSPEND:
-        abandon(ctx, job, RescaleTrigger.SUPERSEDED, "a newer order takes its place")
+        abandon(ctx, job, RescaleTrigger.SUPERSEDED, "replaced by a newer order")
         _pause(ctx, job, override)
 
 
@@ -232,15 +232,15 @@ def _before_training(job: Job) -> str:
     """Describe what happens to a job whose workers are stopped before they trained."""
     progress = job.progress
     if progress.checkpoint is None:
-        return "before its first epoch: its script was ended, and will begin anew"
-    return f"while it started: its script was ended, and will go on from step {progress.step}"
+        return "before its first epoch: the script was stopped and will restart from the beginning"
+    return f"while starting: the script was stopped and will resume from step {progress.step}"
 
 
 def _start(ctx: HandlerContext, job: Job, override: ManualOverride) -> None:
     if job.attempts.start_at > ctx.now:
         job.attempts.change_at, job.override_waits = (
             job.attempts.start_at,
-            "waits before its next try",
+            "waiting for its next retry",
         )
         return
     size = _size(job, override)
@@ -249,9 +249,9 @@ def _start(ctx: HandlerContext, job: Job, override: ManualOverride) -> None:
     least = size if override.on else min(size, job.spec.slots[0])
     asked = _order_text(size, None, ())
     if len(free) < least:
-        needs = f", it needs {least} at least" if least < size else ""
+        needs = f", at least {least} are needed" if least < size else ""
         room = f"{len(free)} {'is' if len(free) == 1 else 'are'} free"
-        job.override_waits = f"waits: {override.user} asked for {asked}{needs}, {room}"
+        job.override_waits = f"waiting for slots: {override.user} ordered {asked}{needs}, {room}"
         return
     chosen = _nearby_slots(free, (), size)
     reason = _reason(override, asked, size, len(chosen))
@@ -273,15 +273,19 @@ def _resize(ctx: HandlerContext, job: Job, override: ManualOverride) -> None:
     batch = _batch(job, override, len(target))
     same = target == current and group.global_batch == batch
     if missing or same:
-        short = ", ".join(missing) or (f"{size - len(current)} more" if len(current) < size else "")
-        waits = f"waits for slots as {override.user} asked: {short}"
-        job.override_waits = waits if short else ""
+        more = size - len(current)
+        waits = ", ".join(missing) or (_more_slots(more) if more > 0 else "")
+        job.override_waits = f"waiting for {waits}, as {override.user} ordered" if waits else ""
     elif job.attempts.change_at > ctx.now:
-        job.override_waits = "waits before its next try"
+        job.override_waits = "waiting for its next retry"
     else:
         asked = _order_text(size, override.batch, override.on)
         reason = _reason(override, asked, size, len(target))
         order_change(ctx, job, split(batch, target), reason, by=OPERATOR)
+
+
+def _more_slots(count: int) -> str:
+    return f"{count} more slot{'s' * (count != 1)}"
 
 
 def _slots_to_add(

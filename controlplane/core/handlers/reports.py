@@ -61,7 +61,7 @@ def on_suspended(ctx: HandlerContext, job: Job, worker: Worker, event: Suspended
         return
     change = status.change
     if change.kind != SUSPEND or change.phase is not RescalePhase.SWITCHING:
-        ctx.ignore(job, worker, "was suspended")
+        ctx.ignore(job, worker, "suspended")
         return
     rescales.advance(job.job, change, RescaleTrigger.FORMED)
     progress, attempts = job.progress, job.attempts
@@ -80,7 +80,7 @@ def on_suspended(ctx: HandlerContext, job: Job, worker: Worker, event: Suspended
             ctx.advance_worker(job, one, WorkerTrigger.DISMISSED)
     ctx.state.deadlines.clear(job.job)
     ctx.conclude(job, "suspended")
-    where = f"at step {event.step}" if job.sweep is None else "its workers end their units"
+    where = f"at step {event.step}" if job.sweep is None else "its workers stop their units"
     why = f"{change.why}, {where}"
     ctx.advance(job, JobTrigger.SUSPENDED, Paused(suspended=True), why, {"epoch": event.epoch})
     ctx.send_to(job, dict.fromkeys([*nodes_of(status.group), *change.notified_nodes]))
@@ -199,7 +199,7 @@ def on_group_formed(ctx: HandlerContext, job: Job, worker: Worker, event: GroupF
     elif isinstance(status, Starting):
         start.on_group_formed(ctx, job, status, event)
     elif event.group > job.group.version:
-        recovery.recover(ctx, job, f"a worker went on to the abandoned version {event.group}")
+        recovery.recover(ctx, job, f"a worker switched to the abandoned version {event.group}")
 
 
 def on_script_failed(_: HandlerContext, job: Job, worker: Worker, event: ScriptFailed) -> None:

@@ -311,7 +311,9 @@ def test_a_worker_that_is_ready_a_second_time_changes_nothing() -> None:
 
     commands = controller.tell(N1, builders.ready(A, index=9))
 
-    assert commands == ignored("it said ready, but the worker is member and its job running")
+    assert commands == ignored(
+        'report "ready" is impossible: the worker is member and the job is running'
+    )
     assert controller.job(A).phase is Phase.RUNNING
 
 
@@ -321,7 +323,7 @@ def test_a_worker_that_was_never_ready_joins_no_group() -> None:
     commands = controller.tell(N1, builders.formed(A, index=1))
 
     assert commands == ignored(
-        "it joined its group, but the worker is ordered and its job starting"
+        'report "joined its group" is impossible: the worker is ordered and the job is starting'
     )
 
 
@@ -331,7 +333,9 @@ def test_a_worker_is_not_suspended_that_nobody_asked_to_pause() -> None:
 
     commands = controller.tell(N1, builders.suspended(A, index=3, group=2))
 
-    assert commands == ignored("it was suspended, but the worker is member and its job rescaling")
+    assert commands == ignored(
+        'report "suspended" is impossible: the worker is member and the job is rescaling'
+    )
     assert controller.job(A).phase is Phase.RESCALING
 
 

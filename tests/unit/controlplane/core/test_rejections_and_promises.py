@@ -105,7 +105,7 @@ def test_a_job_that_has_started_is_rejected_no_more() -> None:
     proposed = plan(controller, rejected={A: WHY})
 
     assert verdict(controller, proposed) == Verdict(
-        refused={A: "it has started, and cannot be rejected any more"}
+        refused={A: "a job that has started cannot be rejected"}
     )
     assert take(controller, proposed) == [AskForPlan()]
     assert controller.job(A).phase is Phase.RUNNING
@@ -116,7 +116,7 @@ def test_a_job_that_was_promised_an_end_is_rejected_no_more() -> None:
     take(controller, plan(controller, promised={A: 2000.0}))
 
     assert verdict(controller, plan(controller, rejected={A: WHY})) == Verdict(
-        refused={A: "it was promised an end, and cannot be rejected any more"}
+        refused={A: "a job with a promised end cannot be rejected"}
     )
 
 

@@ -354,7 +354,7 @@ def test_a_sweep_of_which_every_trial_fails_has_failed_for_the_first_reason() ->
 
     job = cluster.job(name)
     assert job.phase is Phase.FAILED
-    assert job.why == ("none of 2 trials came to the end of an epoch; trial 0: model_fn raised")
+    assert job.why == ("none of 2 trials finished an epoch; trial 0: model_fn raised")
 
 
 def test_a_cancelled_sweep_stops_at_once_and_keeps_its_best_state() -> None:
@@ -488,7 +488,7 @@ def test_the_last_trial_goes_on_as_a_job_from_its_state_and_its_sweep_hears_of_i
     assert (job.spec.batch_size, job.spec.slots, job.phase) == (8, (1, 4), Phase.QUEUED)
     assert cluster.job(name).phase is Phase.SUCCEEDED
     history = cluster.controller.sweep_history(name)
-    assert history.trial(0).why == f"goes on as job {graduate}, from epoch 1"
+    assert history.trial(0).why == f"continues as job {graduate} from epoch 1"
     assert cluster.controller.replayed() == cluster.controller.state
 
 
