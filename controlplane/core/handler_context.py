@@ -134,7 +134,8 @@ class HandlerContext:
 
     def ignore(self, job: Job, worker: Worker, what: str) -> None:
         """Announce that a worker's report is ignored as impossible in the current phases."""
-        reason = f"it {what}, but the worker is {worker.phase.value} and its job {job.phase.value}"
+        phases = f"the worker is {worker.phase.value} and the job is {job.phase.value}"
+        reason = f'report "{what}" is impossible: {phases}'
         self.announce("worker.report_ignored", job, {**place(worker), "reason": reason})
 
     def conclude(

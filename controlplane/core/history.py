@@ -27,6 +27,7 @@ class TrialHistory(msgspec.Struct, kw_only=True):
     metrics: list[dict[str, float]] = []  # by epoch
     ended_at: list[Seconds] = []  # by epoch
     why: str = ""  # reason of its end
+    graduated_as: JobId | None = None  # job that continues the trial
     state_bytes: int = 0  # size of the newest state
 
 
@@ -68,9 +69,10 @@ class SweepHistory(msgspec.Struct, kw_only=True):
         history.metrics.append(metrics)
         history.ended_at.append(now)
 
-    def trial_ended(self, trial: int, why: str) -> None:
-        """Record why a trial ended; only the first reason counts."""
+    def trial_ended(self, trial: int, why: str, graduated_as: JobId | None = None) -> None:
+        """Record why a trial ended, and its job if it graduated; only the first reason counts."""
         history = self._open(trial)
+        history.graduated_as = graduated_as
         history.why = history.why or why
 
     def _open(self, trial: int) -> TrialHistory:

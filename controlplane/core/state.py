@@ -132,9 +132,6 @@ class State(msgspec.Struct, kw_only=True, dict=True):
     nodes: dict[NodeId, Node] = {}
     keys: dict[str, JobId] = {}  # USER/KEY of submissions
     left_keys: dict[str, JobId] = {}  # of jobs that left the state, the latest
-    ended_leave: bool = False  # ended jobs leave the state once they have no processes
-    sweeps_leave: bool = False  # ended sweeps leave the state
-    rules: int = 0  # of the current incarnation, see `inputs.RULES`
     leaving: dict[JobId, None] = {}  # jobs that leave with the next input
     left: dict[JobId, Version] = {}  # the latest jobs that left; returning nodes stop them
     deadlines: Deadlines = msgspec.field(default_factory=Deadlines)

@@ -16,7 +16,6 @@ import structlog
 from controlplane.core.commands import Announce, Command
 from controlplane.core.history import Record
 from controlplane.core.inputs import (
-    RULES,
     CommitsResumed,
     ControllerStarted,
     Input,
@@ -30,7 +29,7 @@ from controlplane.journal.reader import Reader
 from controlplane.journal.records import JobRecords
 from controlplane.journal.replay import recover
 from controlplane.journal.snapshots import copy_of
-from controlplane.journal.take_snapshot import complete_records, save_state
+from controlplane.journal.take_snapshot import save_state
 from controlplane.journal.writer import Task, Writer
 from schemas.errors import UnavailableError, UnknownJobError
 from schemas.host.logging import notify
@@ -92,7 +91,6 @@ class CommitLoop:
         self._writer = Writer(journal, self._committed, self._writer_failed)
         self.reader = Reader(journal, damaged=_damaged_row)
         self._stall: CommitsResumed | None = None  # announced once the journal is writable
-        complete_records(journal, self.reader)
         found = recover(self.reader, _skip_snapshot)
         self.reactor, self.committed = found.reactor, copy_of(found.reactor)
         self._last = found.last  # number of the last handled input
@@ -133,11 +131,7 @@ class CommitLoop:
         because it was restored from a backup.
         """
         term = Term(max(self.reactor.state.term + 1, self.reader.term_floor()))
-        self.handle(
-            ControllerStarted(
-                term=term, release=release, ended_leave=True, sweeps_leave=True, rules=RULES
-            )
-        )
+        self.handle(ControllerStarted(term=term, release=release))
         return term
 
     def handle(

@@ -181,7 +181,9 @@ def exploit_and_explore(
         values = changed(spec.space, parent.values, searcher.resample, rng)
         found.append(Add(values, following, parent=parent.number))
         why = f"among the worst {quarter} of {len(order)} after {level} epochs"
-        found.append(Stop(trial.number, f"{why}; a changed copy of {parent.number} goes on"))
+        found.append(
+            Stop(trial.number, f"{why}; replaced by a changed copy of trial {parent.number}")
+        )
     gone = {trial.number for trial in worst}
     found += [Grant(trial.number, following) for trial in alive if trial.number not in gone]
     return found
@@ -283,7 +285,7 @@ def _median_stopping(trials: Sequence[Trial], searcher: MedianStopping) -> list[
         if len(trial.scores) >= came:
             del others[bisect_left(others, _mean(trial, came))]
         if len(others) >= searcher.min_others and max(trial.scores) < _median(others):
-            why = f"its best is below the median of {len(others)} others after {came}"
+            why = f"best score is below the median of {len(others)} other trials after {came}"
             found.append(Stop(trial.number, f"{why} epoch{'s' * (came != 1)}"))
     return found
 

@@ -366,7 +366,8 @@ class Sweep:
         known, first = state.data.sizes.setdefault(partition, (samples, node))
         if known != samples:
             found: list[Order] = [*state.release(lease.order.worker)]
-            why = f"{node} has {samples} samples, {first} has {known}: give input_fn the same data"
+            sizes = f"{node} has {samples} samples of the partition, {first} has {known}"
+            why = f"{sizes}; input_fn must return the same data on every node"
             found += refuse_data(state, node, partition, why, for_good=True)
             return [*found, *self._advance(now)]
         lease.trains, lease.began = True, now
@@ -449,7 +450,7 @@ class Sweep:
         granted = epochs_of_new(state.spec, begun)
         said: list[Decision] = [Add(dict(values), granted, parent, begun)]
         if begun >= state.spec.epochs:
-            why = f"trial {parent} has trained all {begun} epochs: nothing is left to train"
+            why = f"trial {parent} has already trained all {begun} epochs"
             said.append(Stop(len(state.trials), why))
         return [*decide(state, said), *self._advance(now)]
 

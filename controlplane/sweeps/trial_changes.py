@@ -114,7 +114,10 @@ def unit_fault(
         case "disk":
             state.full_disks += 1
             if state.full_disks >= MAX_FULL_DISKS:
-                state.stuck = f"{MAX_FULL_DISKS} units in a row could not leave their state: {why}"
+                state.stuck = (
+                    f"{MAX_FULL_DISKS} consecutive units could not store their state: {why}; "
+                    "free disk space on the nodes"
+                )
     return []
 
 
@@ -134,7 +137,7 @@ def refuse_data(
         state.staged.get(node, set()).discard(partition)
         others = {record.node for record in state.workers.values()} - {node}
         if not any(can_hold(state, other, partition) for other in others):
-            state.stuck = f"no node has partition {partition}: {why}"
+            state.stuck = f"no node can provide partition {partition}: {why}"
     return [DataRefused(node, partition, why)]
 
 
@@ -153,7 +156,8 @@ def crash(state: SweepState, trial: int, why: str, *, fault: bool = True) -> lis
     state.crashes[trial] = faults, kills
     if faults < MAX_FAULTS and kills < MAX_KILLS:
         return []
-    return fail(state, trial, f"{faults + kills} workers in a row ended in its units: {why}")
+    count = faults + kills
+    return fail(state, trial, f"{count} consecutive workers exited in units of this trial: {why}")
 
 
 def release_late_leavers(state: SweepState, now: Seconds) -> list[Order]:
@@ -173,15 +177,13 @@ def give_up_late_units(state: SweepState, now: Seconds) -> list[Order]:
             continue
         found += state.release(lease.order.worker)
         if not lease.trains:
-            node = lease.order.worker
-            what = f"data or state were not there after {lease.limit_s:.0f} s on {node}"
-            found += crash(state, lease.trial, what)
+            waited = f"{lease.limit_s:.0f} s on {lease.order.worker}"
+            found += crash(state, lease.trial, f"data or state not available after {waited}")
             continue
         state.hangs[lease.trial] = state.hangs.get(lease.trial, 0) + 1
         if state.hangs[lease.trial] >= MAX_HANGS:
-            took = f"{lease.limit_s:.0f} s"
-            why = f"{MAX_HANGS} units took longer than {took}; is there a deadlock in train_fn?"
-            found += fail(state, lease.trial, why)
+            why = f"{MAX_HANGS} units exceeded {lease.limit_s:.0f} s"
+            found += fail(state, lease.trial, f"{why}; check train_fn for a deadlock")
     return found
 
 

@@ -177,7 +177,8 @@ def score(spec: SearchSpec, metrics: Mapping[str, float]) -> tuple[float, str]:
     value = metrics.get(spec.metric)
     if value is None:
         known = ", ".join(sorted(metrics)) or "nothing"
-        return math.nan, f"no unit reported {spec.metric!r}, only {known}: return it from eval_fn"
+        problem = f"no unit reported metric {spec.metric!r} (reported: {known})"
+        return math.nan, f"{problem}; return it from eval_fn"
     if not math.isfinite(value):
-        return math.nan, f"{spec.metric} is {value}"
+        return math.nan, f"metric {spec.metric} is {value}, not a finite number"
     return (value if spec.mode == "max" else -value), ""

@@ -471,6 +471,7 @@ class TrialInfo(msgspec.Struct, frozen=True, kw_only=True):
     # deleted
     state: str
     why: str = ""
+    graduated_as: JobId | None = None  # job that continues the trial
     parent: int | None = None
     epochs: int = 0  # finished, including the parent's
     granted: int = 0  # epochs that it may reach now

@@ -13,7 +13,6 @@ from controlplane.core.commands import Announce
 from controlplane.core.inputs import ControllerStarted, Input, NodeReported
 from controlplane.core.reactor import Reactor
 from controlplane.journal.database import checksum, open_for_writing
-from controlplane.journal.records import COMPLETE
 from schemas.codec import encode
 from schemas.ids import BootId, JobId, NodeId, Seconds, Term, slot_id
 from schemas.wire.agent import AgentEvent
@@ -88,7 +87,6 @@ def write(
     """
     database = open_for_writing(path)
     database.execute("PRAGMA synchronous=OFF")
-    database.execute("INSERT OR REPLACE INTO meta VALUES (?, '1')", (COMPLETE,))
     rows = iter(inputs)
     while batch := list(itertools.islice(rows, ROWS)):
         database.execute("BEGIN")

@@ -90,7 +90,7 @@ def _ended(found: Evidence) -> Iterator[str]:
             yield f"{told.job}: its user heard {told.ended!r}, and it is {state}"
         arrival = told.arrival
         if arrival.fails_at:
-            expected = state == "failed" and "exit code 7" in why
+            expected = state == "failed" and "code 7" in why
         elif state == "cancelled":
             expected = told.cancelled
         else:

@@ -110,13 +110,13 @@ def test_a_cluster_that_is_down_is_unreachable(cluster: Cluster, tmp_path: Path)
             "import no_such_module",
             "ModuleNotFoundError: No module named 'no_such_module' (train.py:1)",
         ),
-        ("import sys; sys.exit(3)", "its script ended: exit code 3"),
+        ("import sys; sys.exit(3)", "the script exited with code 3"),
         ("x = (", "SyntaxError: '(' was never closed"),
         (
             TOY.replace("step += 1", "1 / (3 - step); step += 1"),
             "ZeroDivisionError: division by zero",
         ),
-        ("import os; os.abort()", "a worker died of SIGABRT"),
+        ("import os; os.abort()", "a worker crashed with SIGABRT"),
     ],
 )
 def test_a_failing_script_says_what_happened(cluster: Cluster, script: str, reason: str) -> None:
@@ -137,8 +137,8 @@ def test_a_script_without_the_library_is_no_training_and_is_told_the_six_lines(
     codes = [cluster.wait(job).code for job in (alone, apart)]
     reasons = [cluster.show(job)["reason"] for job in (alone, apart)]
     assert codes == [0, 1]
-    assert "nothing was trained: its script ended (exit code 0) and never came" in reasons[0]
-    assert "on one of its 2 slots and never came to agent.epochs" in reasons[1]
+    assert "nothing was trained: the script exited (exit code 0) and never came" in reasons[0]
+    assert "on one of its 2 slots and never reached agent.epochs" in reasons[1]
     assert "from elastic import ScalingAgent; agent = ScalingAgent.from_env(); " in reasons[1]
 
 

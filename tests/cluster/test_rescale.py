@@ -251,7 +251,7 @@ def test_an_order_that_has_to_wait_says_what_for(cluster: Cluster) -> None:
         cluster.ones("cancel", job)
 
     user = os.environ.get("USER") or "root"
-    assert "waits for slots as" in waiting, (waiting, user)
+    assert "waiting for" in waiting, (waiting, user)
     assert "1 more" in waiting
 
 

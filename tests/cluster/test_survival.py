@@ -235,7 +235,7 @@ def test_a_killed_worker_resumes_from_its_last_finished_epoch(
     assert (first, second >= 2) == (0, True)
     reasons = [change["why"] for change in after["history"] if change["to_state"] == "paused"]
     assert len(reasons) == 1
-    assert reasons[0].startswith("a worker was ended by SIGKILL; resumes after epoch")
+    assert reasons[0].startswith("a worker was killed by SIGKILL; resumes after epoch")
     house.wait(undisturbed)
     metrics = [[e["metrics"] for e in house.show(name)["epochs"]] for name in (undisturbed, job)]
     assert metrics[0] == metrics[1]
@@ -348,4 +348,4 @@ def test_an_exit_code_is_known_even_if_the_zygote_died_before(
     (tmp_path / "go on").touch()
 
     assert house.wait(job).code == 1
-    assert house.show(job)["reason"] == "its script ended: exit code 3"
+    assert house.show(job)["reason"] == "the script exited with code 3"

@@ -158,7 +158,7 @@ def test_the_last_configuration_goes_on_as_a_job_and_its_sweep_counts_its_epochs
     sweep = submit_sweep(house, one, more="graduate_batch = 4", pause_s=0.0)
     assert house.wait(sweep).code == 0, house.said()
     (trial,) = until(house, sweep, lambda shown: shown.trials[0].state == "graduated").trials
-    job = trial.why.removeprefix("goes on as job ").partition(",")[0]
+    job = trial.graduated_as
 
     assert house.wait(job).code == 0, house.said()
 

@@ -127,7 +127,7 @@ def test_every_event_that_the_code_can_emit_is_on_the_page_and_no_other() -> Non
 
 
 def recorded() -> Iterator[FeedEvent]:
-    for path in sorted(GOLDEN.glob("schema-5-*.sqlite")):
+    for path in sorted(GOLDEN.glob("*.sqlite")):
         database = sqlite3.connect(f"file:{path}?mode=ro&immutable=1", uri=True)
         for (body,) in database.execute("SELECT body FROM feed"):
             yield feed_from(body)

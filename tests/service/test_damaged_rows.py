@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import shutil
 import sqlite3
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -15,13 +14,12 @@ from msgspec.structs import replace
 from structlog.testing import capture_logs
 
 from controlplane.journal.backup import problems
-from controlplane.journal.database import JournalError, open_for_writing
+from controlplane.journal.database import JournalError
 from controlplane.journal.reader import Reader
 from schemas.wire.client import ExplainJob, GetJob, ListJobs
 from tests.support import builders
 from tests.support.builders import A, B
 from tests.support.live_service import LIMIT_S, LiveService
-from tests.support.recorded_history import GOLDEN
 
 PAST: Final = ("job_records", "recent_records")
 NEWEST: Final = "SELECT body FROM recent_records WHERE list = 'epochs' ORDER BY at DESC"
@@ -75,7 +73,6 @@ def served(folder: Path, work: Callable[[LiveService], Awaitable[None]]) -> None
         *((table, "at = at + 1") for table in PAST),
         *((table, "job = 'b-2'") for table in PAST),
         *((table, "list = 'promises'") for table in PAST),
-        *((table, "crc = NULL") for table in PAST),
         *((table, "crc = crc + 1") for table in PAST),
         ("ended_jobs", "body = x'81'"),
         ("ended_jobs", "number = 9"),
@@ -85,7 +82,6 @@ def served(folder: Path, work: Callable[[LiveService], Awaitable[None]]) -> None
         ("ended_jobs", "state = 'failed'"),
         ("ended_jobs", "key = NULL"),
         ("ended_jobs", "ended = ended + 1"),
-        ("ended_jobs", "crc = NULL"),
     ],
 )
 def test_whatever_is_changed_in_a_row_is_found(table: str, how: str, tmp_path: Path) -> None:
@@ -141,26 +137,3 @@ def test_a_job_that_left_and_is_damaged_is_in_lists_and_asking_for_it_is_refused
         assert service.loop.reader.ended.latest(10) == []
 
     served(tmp_path, work)
-
-
-def test_rows_of_the_former_schema_have_no_checksum_and_later_ones_must_have_one(
-    tmp_path: Path,
-) -> None:
-    path = Path(shutil.copy(GOLDEN / "schema-3-format-2-jobs.sqlite", tmp_path / "journal.sqlite"))
-    assert damage(path) == []
-    open_for_writing(path).close()
-    with contextlib.closing(Reader(path)) as reader:
-        left = [job.read().job for job in reader.ended.behind(0)]
-        epochs = list(reader.records.epochs(left[0], 0))
-    assert (len(left), len(epochs)) == (11, 2)
-    assert damage(path) == []
-
-    change(
-        path,
-        "INSERT INTO job_records SELECT job, list, 999 << 16, body, NULL FROM job_records LIMIT 1",
-        "UPDATE ended_jobs SET ended = ended + 1e6 WHERE number = 1",
-    )
-    assert [problem.partition(":")[0] for problem in damage(path)] == [
-        "changes of a-1, record of input 999",
-        "ended job a-1",
-    ]

@@ -11,9 +11,10 @@ from typing import Any, Final
 
 import pytest
 
+from controlplane.core.reactor import Reactor
 from controlplane.journal import ended
 from controlplane.journal.backup import problems
-from controlplane.journal.database import JournalError, open_for_reading
+from controlplane.journal.database import JournalError, input_from, open_for_reading
 from controlplane.journal.ended import forget_ended
 from controlplane.journal.reader import Reader
 from schemas.errors import BadFieldError
@@ -35,13 +36,18 @@ def small_rows(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """The journal of a former release, in which a sweep has ended."""
+    """A journal in which a sweep has ended and is still in the state."""
     cluster = SweepCluster(n1=2)
     assert cluster.submit("a", **sweep_job((1, 2))) == A
     cluster.place({A: cluster.slots()})
     cluster.settle(training=True)
-    assert len(cluster.controller.reactor.totals.sweep(A).units) == UNITS
-    write(tmp_path / "journal.sqlite", cluster.controller.history)
+    assert len(cluster.controller.sweep_history(A).units) == UNITS
+    history, reactor = cluster.controller.history, Reactor()
+    inputs = iter(enumerate(history, start=1))
+    while A not in reactor.state.leaving:
+        count, (at, body) = next(inputs)
+        reactor.handle(input_from(body), at)
+    write(tmp_path / "journal.sqlite", history[:count])
     return tmp_path / "journal.sqlite"
 
 
@@ -60,7 +66,6 @@ async def told(service: LiveService) -> list[Any]:
 
 async def it_leaves(service: LiveService) -> None:
     assert A in service.loop.committed.state.jobs
-    service.loop.begin("0")
     service.take(builders.submission("b"))
     await service.loop.caught_up()
     assert list(service.loop.committed.state.jobs) == ["b-2"]

@@ -1,7 +1,7 @@
 """Histories by chance, the same for the same seed: what a journal may hold.
 
-`python -m tests.support.recorded_history` writes the journals of this release's schema and snapshot
-format that are missing in `tests/golden/journal/`, and never changes one.
+`python -m tests.support.recorded_history` writes the journals that are missing in
+`tests/golden/journal/`, and never changes one.
 """
 
 from __future__ import annotations
@@ -15,23 +15,18 @@ from typing import Any, Final
 import msgspec
 
 from controlplane.core.commands import Announce
-from controlplane.core.history import JobLeft
 from controlplane.core.inputs import (
     CommitsResumed,
-    ControllerStarted,
     InputSkipped,
     SweepChangeRequested,
 )
 from controlplane.core.reactor import Reactor
 from controlplane.core.state import PREPARE_LIMIT_S, RETRY_LONGEST_S, START_LIMIT_S, State
-from controlplane.journal.database import SCHEMA_VERSION, Entry, input_from, open_for_writing
+from controlplane.journal.database import Entry, input_from, open_for_writing
 from controlplane.journal.reader import Reader
-from controlplane.journal.records import COMPLETE
 from controlplane.journal.replay import recover, replay
-from controlplane.journal.snapshots import FORMAT
 from controlplane.journal.take_snapshot import save_state
 from controlplane.journal.writer import Writer
-from schemas.codec import encode
 from schemas.ids import JobId, Seconds
 from schemas.sweeps import Asha, PopulationBased
 from tests.support.builders import N1, N2, S0, S1, T0, T1
@@ -223,21 +218,6 @@ def summary(state: State) -> dict[str, Any]:
     }
 
 
-def as_lived(history: History) -> History:
-    """The same history where jobs leave: without what was asked of those that had left."""
-    reactor, gone, lived = Reactor(), set[JobId](), []
-    for at, body in history:
-        event = input_from(body)
-        if hasattr(event, "user") and getattr(event, "job", None) in gone:
-            continue  # the shell answers that by itself
-        if isinstance(event, ControllerStarted):
-            event = msgspec.structs.replace(event, ended_leave=True, sweeps_leave=True)
-        reactor.handle(event, at)
-        gone |= {record.job for record in reactor.records if isinstance(record, JobLeft)}
-        lived.append((at, encode(event)))
-    return lived
-
-
 def write(path: Path, history: History) -> None:
     """A journal with this history, as the present release writes it.
 
@@ -274,13 +254,12 @@ def main() -> None:
         "jobs": of_jobs(GOLDEN_SEED, 300),
         "sweeps": of_sweeps(GOLDEN_SEED, 400),
     }.items():
-        path = GOLDEN / f"schema-{SCHEMA_VERSION}-format-{FORMAT}-{name}.sqlite"
+        path = GOLDEN / f"{name}.sqlite"
         if not path.exists():
-            history = as_lived(controller.history)
+            history = controller.history
             write(path, history)
             snapshot_at(path, len(history) // 2)
             with contextlib.closing(open_for_writing(path)) as database:
-                database.execute("INSERT INTO meta VALUES (?, '1')", (COMPLETE,))
                 database.execute("PRAGMA journal_mode=DELETE")
             state = replay((at, input_from(body)) for at, body in history).state
             outcome = msgspec.json.format(msgspec.json.encode(summary(state)))

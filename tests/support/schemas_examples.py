@@ -206,6 +206,7 @@ _TRIAL: Final = client.TrialInfo(
     values=VALUES,
     state="training",
     why="promoted",
+    graduated_as=JOB,
     parent=4,
     epochs=2,
     granted=6,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final, Literal
 from controlplane.core import invariants
 from controlplane.core.commands import Command
 from controlplane.core.inputs import Input
+from controlplane.core.model.job import Job
 from controlplane.core.state import State
 from controlplane.policy.api import Budget, ClusterView, Plan, Policy, PolicyEvent, SearchStats
 from controlplane.policy.registry import entry, make
@@ -167,6 +168,10 @@ class SimulatedRun:
     @property
     def state(self) -> State:
         return self.simulation.reactor.state
+
+    def job(self, name: str) -> Job:
+        """Return a job of the state, or the last version of a job that left it."""
+        return self.simulation._job_log.job(JobId(name), self.state)
 
     @property
     def jobs(self) -> dict[str, JobResult]:

@@ -82,8 +82,8 @@ def test_a_job_that_takes_too_much_memory_fails_with_the_reason_and_its_neighbou
 
     ended = house.until(greedy, lambda shown: shown["state"] == "failed")
     assert ended["reason"] == (
-        "rank 0 was killed: the job's processes on its node took more than 0.375 GiB of memory; "
-        "use less of it, or ask who runs the cluster for more (memory_bytes of [jobs])"
+        "rank 0 was killed: the job's processes on the node exceeded 0.375 GiB of memory; "
+        "reduce it, or ask the operator to raise memory_bytes in [jobs]"
     )
     (tmp_path / "go on").touch()
     assert house.wait(neighbour).code == 0
@@ -124,4 +124,4 @@ def test_an_agent_that_begins_with_limits_bounds_its_first_job(house: Cluster) -
     greedy = house.submit(GREEDY, retries=0)
 
     ended = house.until(greedy, lambda shown: shown["state"] in {"failed", "succeeded"})
-    assert "took more than 0.375 GiB of memory" in ended["reason"], house.said()
+    assert "exceeded 0.375 GiB of memory" in ended["reason"], house.said()

@@ -310,7 +310,7 @@ def test_memory_of_a_job_is_bounded_below_a_unit_that_outlives_the_agent(box: Bo
     )
     greedy = ones(box, "submit", "/root/greedy/job.toml").strip()
 
-    assert "rank 0 was killed: the job's processes on its node took more than 1 GiB" in until(
+    assert "rank 0 was killed: the job's processes on the node exceeded 1 GiB" in until(
         box, greedy, "failed"
     )
     box.run("systemctl", "restart", "ones-agent")

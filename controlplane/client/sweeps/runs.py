@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from controlplane.client.client import Client
 
 
-GRADUATED_AS: Final = re.compile(r"goes on as job ([\w-]+)")
 STATE_NAME: Final = re.compile(r"states/[^/]+/(\d+)-(\d+)-(\d+)\.state")
 
 
@@ -69,11 +68,11 @@ def chosen_state(detail: SweepDetail, files: Iterable[JobFile], trial: int) -> S
             problem, f"0 to {len(detail.trials) - 1}: see `ones sweep show`", "trial"
         )
     mine = [state for state in stored_states(files) if state.trial == trial]
-    if (job := GRADUATED_AS.match(detail.trials[trial].why)) is not None and not any(
+    if (job := detail.trials[trial].graduated_as) is not None and not any(
         state.version == _best_version(detail, trial) for state in mine
     ):
         problem = f"trial {trial} {detail.trials[trial].why}"
-        raise BadFieldError(problem, f"`ones export {job[1]} FILE` has its model", "trial")
+        raise BadFieldError(problem, f"`ones export {job} FILE` has its model", "trial")
     if not mine:
         over = detail.spec.keep
         hint = f"an ended sweep keeps the best {over}; `keep` sets more"

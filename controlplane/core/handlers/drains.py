@@ -108,7 +108,8 @@ def _names(jobs: Iterable[Job]) -> set[JobId]:
 def _reconcile_job(ctx: HandlerContext, job: Job, drain: Drain) -> None:
     status, why = job.status, drain.why
     if isinstance(status, Starting) and _on_draining(ctx.state, status.group.members):
-        withdraw(ctx, job, "drained", JobTrigger.SUSPENDED, f"its node is {why}, while it started")
+        why = f"its node is {why} while the job was starting"
+        withdraw(ctx, job, "drained", JobTrigger.SUSPENDED, why)
     elif isinstance(status, Rescaling):
         change = status.change
         new = [m for m in change.group.members if status.group.member(m.worker) is None]

@@ -137,7 +137,7 @@ def _continue_quiescing(
     broke = cause is ExitCause.FAILED and not left and STOPPING.isdisjoint(others)
     if _state_is_lost(job, status):
         _handle_last_exit(ctx, job, status, event)
-    elif broke and ctx.state.rules:
+    elif broke:
         job.attempts.exit_code = shell_exit_code(event)
         fail(ctx, job, why)
     else:
@@ -161,8 +161,8 @@ def _handle_unexpected_exit(
     elif not incumbent and (change is None or change.kind != RECOVER):
         # A finished script may exit before its node reports that it has joined.
         if stays and not (cause is ExitCause.DONE and _is_switching(change)):
-            error = why if cause is not ExitCause.DONE else "a newcomer ended"
-            abandon(ctx, job, RescaleTrigger.NEWCOMER_LOST, f"a newcomer is lost: {error}")
+            error = why if cause is not ExitCause.DONE else "it exited"
+            abandon(ctx, job, RescaleTrigger.NEWCOMER_LOST, f"a newcomer was lost: {error}")
     elif cause is ExitCause.FAILED:
         job.attempts.exit_code = shell_exit_code(event)
         fail(ctx, job, why)

@@ -32,15 +32,13 @@ FORMER_BOOTS: Final = 8
 def on_controller_started(ctx: HandlerContext, event: ControllerStarted) -> None:
     """Take over as a new incarnation; every node has to greet it again."""
     state = ctx.state
-    state.term, state.rules = event.term, event.rules
+    state.term = event.term
     ctx.announce("controller.started", detail={"term": event.term, "release": event.release})
     for node in state.nodes.values():
         nodes.advance(node, NodeTrigger.CONTROLLER_STARTED, ctx.now)
     state.slot_index.touch_all()
     state.deadlines.restart(ctx.now)
     sweeps.on_controller_started(ctx)
-    if event.ended_leave or event.sweeps_leave:
-        lifecycle.enable_leaving(ctx, event)
     ctx.plan_needed = True
 
 

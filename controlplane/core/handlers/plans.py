@@ -75,12 +75,12 @@ def _cancel_waits(ctx: HandlerContext, swap: Swap) -> None:
     for name in swap.targets:
         job = ctx.state.jobs[name]
         if job.phase is Phase.STARTING and any(w.reserved for w in job.workers.values()):
-            why = "paused: it does not get its new slots"
+            why = "paused: its new slots are not available"
             withdraw(ctx, job, "abandoned", JobTrigger.SUSPENDED, why)
         preparing = job.change is not None and job.change.phase is RescalePhase.PREPARING
         leaving = ctx.state.slot_index.releasing()
         if preparing and any(w.reserved and w.slot not in leaving for w in job.workers.values()):
-            abandon(ctx, job, RescaleTrigger.SUPERSEDED, "the slots that it reserved are kept")
+            abandon(ctx, job, RescaleTrigger.SUPERSEDED, "the reserved slots are not given up")
 
 
 def _names(swap: Swap) -> str:
@@ -103,7 +103,7 @@ def _broken(ctx: HandlerContext, swap: Swap) -> str:
         job = ctx.state.jobs[name]
         why = _dropout_reason(ctx, job, swap) or _lost_slot(ctx, job, swap)
         if why:
-            return f"given up: {name} {why}"
+            return f"dropped: {name} {why}"
     return ""
 
 
@@ -115,9 +115,9 @@ def _dropout_reason(ctx: HandlerContext, job: Job, swap: Swap) -> str:
     if job.ended:
         return "ended"
     if job.override is not None and not _matches_override(job.override, swap.targets[job.job]):
-        return "is under another order"
+        return "has another order of an operator"
     if isinstance(job.status, Running) and job.status.script.finished:
-        return "is done with its training"
+        return "has finished its training"
     if change is not None and change.kind == RECOVER:
         return "lost a member"
     if job.phase in {Phase.QUEUED, Phase.PAUSED, Phase.STARTING} and not pauses:
@@ -139,9 +139,9 @@ def _lost_slot(ctx: HandlerContext, job: Job, swap: Swap) -> str:
     for slot in (*swap.targets[job.job], *job.size.slots):
         node = nodes.get(slot)
         if node is None or not node.usable:
-            return f"cannot have {slot}: its node takes no new work"
+            return f"cannot get {slot}: its node accepts no new work"
         if slot in owners and owners[slot] not in swap.targets:
-            return f"cannot have {slot}: {owners[slot]} has it"
+            return f"cannot get {slot}: {owners[slot]} owns it"
     return ""
 
 
@@ -262,7 +262,7 @@ def _aside_reason(swap: Swap, name: JobId) -> Reason:
     others = ", ".join(other for other in swap.targets if other != name)
     reason, words = _without_speed(swap.reasons[name]), swap.aside[name].way.value
     if reason.code != "trade":  # else the policy's reason says so
-        words += f", because it trades places with {others}"
+        words += f", because it trades slots with {others}"
     return Reason("swap", f"{words}: {reason.text}", reason.numbers)
 
 

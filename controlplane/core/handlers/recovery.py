@@ -61,7 +61,7 @@ def abandon(ctx: HandlerContext, job: Job, trigger: RescaleTrigger, why: str) ->
     ctx.plan_needed = True
     version = change.group.version
     if any(worker.formed == version > group.version for worker in job.group_workers()):
-        recover(ctx, job, f"a worker went on to the abandoned version {version}")
+        recover(ctx, job, f"a worker switched to the abandoned version {version}")
 
 
 def _release_reservations(ctx: HandlerContext, group: Group) -> None:
@@ -72,7 +72,7 @@ def _release_reservations(ctx: HandlerContext, group: Group) -> None:
     ]
     for job in {job.job: job for job in waiting}.values():
         if job.change is not None and job.change.phase is RescalePhase.PREPARING:
-            abandon(ctx, job, RescaleTrigger.EXPIRED, "the slots that it reserved are kept")
+            abandon(ctx, job, RescaleTrigger.EXPIRED, "the reserved slots are not given up")
 
 
 def _back_off(ctx: HandlerContext, job: Job) -> None:
@@ -111,8 +111,8 @@ def recover(ctx: HandlerContext, job: Job, why: str) -> None:
         if worker not in survivors and not going:
             ctx.advance_worker(job, worker, WorkerTrigger.DISMISSED)
     recovery = _quiesce(ctx, job, status.group, survivors, why)
-    plural = len(survivors) != 1
-    why = f"{why}; {len(survivors)} {'workers go' if plural else 'worker goes'} on"
+    workers = "1 worker continues" if len(survivors) == 1 else f"{len(survivors)} workers continue"
+    why = f"{why}; {workers}"
     rescaling = Rescaling(group=status.group, change=recovery, script=status.script)
     ctx.advance(job, JobTrigger.MEMBER_LOST, rescaling, why)
     ctx.send_to(job, recovery.notified_nodes)
@@ -176,8 +176,8 @@ def rejoin_when_quiesced(ctx: HandlerContext, job: Job, change: Rescale) -> None
         return
     full = [worker for worker in survivors if change.points[worker.worker].full]
     if not full:
-        rescales.advance(job.job, change, RescaleTrigger.NOBODY_FULL)
-        restart_from_checkpoint(ctx, job, f"{change.why}, and nobody else had the whole state")
+        rescales.advance(job.job, change, RescaleTrigger.NO_FULL_STATE)
+        restart_from_checkpoint(ctx, job, f"{change.why}, and no survivor had the full state")
         return
     for worker in survivors:
         if worker not in full:
@@ -225,7 +225,7 @@ def on_group_broken(ctx: HandlerContext, job: Job, _: Worker, event: GroupBroken
 
 def _handle_failed_start(ctx: HandlerContext, job: Job, status: Starting, why: str) -> None:
     """Restart the job, or fail it if a script raised; a thread may keep its process alive."""
-    if status.script.error and ctx.state.rules:
+    if status.script.error:
         fail(ctx, job, status.script.error)
     else:
         restart_from_checkpoint(ctx, job, f"the group could not form: {why}")
@@ -264,13 +264,14 @@ def on_rescale_expired(ctx: HandlerContext, event: RescaleExpired) -> None:
         abandon(ctx, job, RescaleTrigger.EXPIRED, why)
     elif change.phase is RescalePhase.SWITCHING:
         joins = any(status.group.member(m.worker) is None for m in change.group.members)
+        why = f"the group did not switch within {took}"
         if joins:
-            abandon(ctx, job, RescaleTrigger.EXPIRED, f"no boundary within {took}")
+            abandon(ctx, job, RescaleTrigger.EXPIRED, why)
         else:
-            recover(ctx, job, f"no boundary within {took}")
+            recover(ctx, job, why)
     else:
         rescales.advance(job.job, change, RescaleTrigger.EXPIRED)
-        why = f"{change.why}, and the others did not come together within {took}"
+        why = f"{change.why}, and the survivors did not form a group within {took}"
         restart_from_checkpoint(ctx, job, why)
 
 

@@ -61,7 +61,7 @@ def on_suspended(ctx: HandlerContext, job: Job, worker: Worker, event: Suspended
         return
     change = status.change
     if change.kind != SUSPEND or change.phase is not RescalePhase.SWITCHING:
-        ctx.ignore(job, worker, "was suspended")
+        ctx.ignore(job, worker, "suspended")
         return
     rescales.advance(job.job, change, RescaleTrigger.FORMED)
     progress, attempts = job.progress, job.attempts
@@ -80,7 +80,7 @@ def on_suspended(ctx: HandlerContext, job: Job, worker: Worker, event: Suspended
             ctx.advance_worker(job, one, WorkerTrigger.DISMISSED)
     ctx.state.deadlines.clear(job.job)
     ctx.conclude(job, "suspended")
-    where = f"at step {event.step}" if job.sweep is None else "its workers end their units"
+    where = f"at step {event.step}" if job.sweep is None else "its workers stop their units"
     why = f"{change.why}, {where}"
     ctx.advance(job, JobTrigger.SUSPENDED, Paused(suspended=True), why, {"epoch": event.epoch})
     ctx.send_to(job, dict.fromkeys([*nodes_of(status.group), *change.notified_nodes]))
@@ -199,10 +199,10 @@ def on_group_formed(ctx: HandlerContext, job: Job, worker: Worker, event: GroupF
     elif isinstance(status, Starting):
         start.on_group_formed(ctx, job, status, event)
     elif event.group > job.group.version:
-        recovery.recover(ctx, job, f"a worker went on to the abandoned version {event.group}")
+        recovery.recover(ctx, job, f"a worker switched to the abandoned version {event.group}")
 
 
-def on_script_failed(ctx: HandlerContext, job: Job, worker: Worker, event: ScriptFailed) -> None:
+def on_script_failed(_: HandlerContext, job: Job, worker: Worker, event: ScriptFailed) -> None:
     """Note the error of a script whose process is about to exit.
 
     A worker that was ordered to stop is ignored.
@@ -212,7 +212,7 @@ def on_script_failed(ctx: HandlerContext, job: Job, worker: Worker, event: Scrip
     ):
         where = f" ({event.where})" if event.where else ""
         script = job.status.script
-        if script.error and ctx.state.rules:
+        if script.error:
             return  # later errors of other workers may be consequences
         script.error = f"{event.error}{where}"
         script.refused = event.refused

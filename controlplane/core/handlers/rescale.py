@@ -137,7 +137,7 @@ def on_group_formed(ctx: HandlerContext, job: Job, status: Rescaling, event: Gro
     if event.group != change.group.version or change.phase not in FORMING:
         return
     clamped = clamp_numbers(event)
-    if ctx.state.rules and clamped.pause_ms > change.pause_ms:
+    if clamped.pause_ms > change.pause_ms:
         change.pause_ms, change.step_ms = clamped.pause_ms, max(0.0, clamped.step_ms)
     if all(job.workers[m.worker].formed == event.group for m in change.group.members):
         _settle(ctx, job, status)

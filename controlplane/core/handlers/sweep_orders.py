@@ -57,9 +57,14 @@ def submit_trial(ctx: HandlerContext, job: Job, sweep: JobSweep, order: Graduate
         sources=addresses,
     )
     new = accept(ctx, _spec_of(job.spec, spec, trial), job.snapshot, job.user, job.project)
-    why = f"goes on as job {new.job}, from epoch {order.epochs}"
-    ctx.totals.sweep(job.job).trial_ended(order.trial, why)
-    detail: Detail = {"trial": order.trial, "how": "graduated", "reason": why, "as": new.job}
+    why = f"continues as job {new.job} from epoch {order.epochs}"
+    ctx.totals.sweep(job.job).trial_ended(order.trial, why, graduated_as=new.job)
+    detail: Detail = {
+        "trial": order.trial,
+        "how": "graduated",
+        "reason": why,
+        "graduated_as": new.job,
+    }
     ctx.announce("sweep.trial_ended", job, detail)
 
 

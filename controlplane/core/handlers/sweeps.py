@@ -170,7 +170,7 @@ def _end_when_over(ctx: HandlerContext, job: Job, sweep: JobSweep) -> None:
             end(ctx, job, JobTrigger.FINISHED, why, {"trial": number, metric: score})
         elif sweep.first_failure:
             count = len(engine.state.trials)
-            why = f"none of {count} trials came to the end of an epoch; {sweep.first_failure}"
+            why = f"none of {count} trials finished an epoch; {sweep.first_failure}"
             end(ctx, job, JobTrigger.GAVE_UP, why)
         else:
             end(ctx, job, JobTrigger.CANCELLED, "every trial was stopped before it had a score")

@@ -101,7 +101,7 @@ def advance(node: Node, trigger: NodeTrigger, now: Seconds) -> bool:
     try:
         phase = NEXT[node.phase, trigger]
     except KeyError:
-        raise IllegalTransitionError(node.node, node.phase.value, trigger.value, "") from None
+        raise IllegalTransitionError(node.node, node.phase.value, trigger.value) from None
     changed = phase is not node.phase
     if changed:
         node.phase, node.since = phase, now

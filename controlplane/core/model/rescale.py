@@ -43,7 +43,7 @@ class RescaleTrigger(Enum):
     EXPIRED = "expired"
     MEMBER_LOST = "member lost"  # of the current group
     QUIESCED = "quiesced"  # every survivor reported its position
-    NOBODY_FULL = "nobody full"  # no survivor has the full state
+    NO_FULL_STATE = "no full state"  # no survivor has the full state
 
 
 NEXT: Final[Mapping[tuple[RescalePhase, RescaleTrigger], RescalePhase]] = {
@@ -59,7 +59,7 @@ NEXT: Final[Mapping[tuple[RescalePhase, RescaleTrigger], RescalePhase]] = {
     (RescalePhase.SWITCHING, RescaleTrigger.MEMBER_LOST): RescalePhase.BROKEN,
     (RescalePhase.QUIESCING, RescaleTrigger.QUIESCED): RescalePhase.REJOINING,
     (RescalePhase.QUIESCING, RescaleTrigger.MEMBER_LOST): RescalePhase.BROKEN,
-    (RescalePhase.QUIESCING, RescaleTrigger.NOBODY_FULL): RescalePhase.LOST,
+    (RescalePhase.QUIESCING, RescaleTrigger.NO_FULL_STATE): RescalePhase.LOST,
     (RescalePhase.QUIESCING, RescaleTrigger.EXPIRED): RescalePhase.LOST,
     (RescalePhase.REJOINING, RescaleTrigger.FORMED): RescalePhase.SETTLED,
     (RescalePhase.REJOINING, RescaleTrigger.MEMBER_LOST): RescalePhase.BROKEN,
@@ -126,9 +126,9 @@ def advance(job: JobId, change: Rescale, trigger: RescaleTrigger) -> RescalePhas
 class YieldMode(Enum):
     """Ways for a job to yield its slots; the value is shown to users. Cheaper ways come first."""
 
-    STAGING = "goes to free slots meanwhile"
-    SHRINK = "goes on with fewer slots meanwhile"
-    PAUSE = "pauses meanwhile"
+    STAGING = "moves to free slots temporarily"
+    SHRINK = "continues on fewer slots temporarily"
+    PAUSE = "pauses temporarily"
 
 
 class SwapYield(msgspec.Struct, frozen=True, kw_only=True):

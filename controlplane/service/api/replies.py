@@ -42,7 +42,7 @@ from schemas.wire.client import (
 DRAINING: Final = "draining"  # up, and an operator is emptying it
 DRAINED: Final = "drained"  # up and empty
 UNHEALTHY: Final = "unhealthy"  # up, but cannot start workers
-COUNTDOWN: Final = re.compile(r"\btried again in \d+ s\b")  # of a job whose script failed
+COUNTDOWN: Final = re.compile(r"\bretrying in \d+ s\b")  # of a job whose script failed
 SLOW_START_S: Final = 60.0  # most scripts start faster
 STUCK_S: Final = 60.0  # without a step; most evaluations are faster
 
@@ -64,7 +64,7 @@ def job_summary(
     live = live if live and job.group and live.group >= job.group.version else None
     waiting = not job.group and not job.ended
     reason = None if job.override else reason  # the plan is older than the operator's order
-    why = job.why if job.attempts.start_at > now else COUNTDOWN.sub("tried again", job.why)
+    why = job.why if job.attempts.start_at > now else COUNTDOWN.sub("retrying", job.why)
     if reason and waiting:
         why = reason.text if job.phase is Phase.QUEUED else waiting_reason(why, reason)
     if job.override_waits:

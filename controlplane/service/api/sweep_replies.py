@@ -89,6 +89,7 @@ def trial_info(job: Job, sweep: JobSweep, history: SweepHistory, number: int) ->
         values=dict(trial.values),
         state=trial_state(sweep, number),
         why=past.why,
+        graduated_as=past.graduated_as,
         parent=trial.parent,
         epochs=trial.epochs,
         granted=trial.granted,

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from controlplane.core.history import JobLeft, Record
 from controlplane.core.model.job import Job
 from controlplane.core.model.job_phases import HOLDING, Phase
 from controlplane.core.state import State
@@ -179,6 +180,7 @@ class JobLog:
     def __init__(self, *, record_allocations: bool) -> None:
         self._record_allocations = record_allocations
         self._records: dict[JobId, _Record] = {}
+        self._left: dict[JobId, Job] = {}  # jobs that left the state of the core
 
     def add(
         self, job: JobId, submission: TraceJob, training: TrainingProgress, *, counted: bool
@@ -211,12 +213,20 @@ class JobLog:
             if record is not None and record.started_at is None and record.forecast is None:
                 record.forecast = StartForecast(now, said.at, said.earliest, said.latest)
 
+    def keep(self, records: Iterable[Record]) -> None:
+        """Keep the jobs that left the state, for the results."""
+        self._left |= {record.job: record.last for record in records if isinstance(record, JobLeft)}
+
+    def job(self, name: JobId, state: State) -> Job:
+        """Return a job of `state`, or the last version of a job that left it."""
+        return self._left.get(name) or state.jobs[name]
+
     def results(self, state: State, now: Seconds) -> tuple[JobResult, ...]:
         """Return the results of all jobs, in order of submission."""
         found = []
         for name, record in self._records.items():
             _record_slots(record, (), now)
-            found.append(_result(record, state.jobs[name]))
+            found.append(_result(record, self.job(name, state)))
         return tuple(found)
 
 

@@ -12,7 +12,6 @@ from controlplane.core import policy_events
 from controlplane.core.commands import Accept, Announce, AskForPlan, Command, SendDelta
 from controlplane.core.history import JobHistories
 from controlplane.core.inputs import (
-    RULES,
     CancelRequested,
     ControllerStarted,
     Input,
@@ -142,7 +141,7 @@ class Simulation:
 
     def begin(self) -> None:
         """Start the controller, and let every node greet it."""
-        self._handle(ControllerStarted(term=Term(1), release=RELEASE, rules=RULES))
+        self._handle(ControllerStarted(term=Term(1), release=RELEASE))
         self._nodes.greet_all()
 
     def submit(
@@ -183,6 +182,7 @@ class Simulation:
         if self._record is not None:
             self._record(now, event, commands)
         self.histories.add(self.reactor.records)
+        self._job_log.keep(self.reactor.records)
         self._notify_policy()
         for command in commands:
             match command:

@@ -141,8 +141,8 @@ class StepTelemetry:
     def _report(self, reporting: _ReportingGroup, wait_s: float, reported: int) -> None:
         job, version = reporting.job, reporting.version
         group = job.group
-        known = self._reactor.state.jobs[job.id]
-        if group is None or group.version != version or known.group is None:
+        known = self._reactor.state.jobs.get(job.id)
+        if group is None or group.version != version or known is None or known.group is None:
             return
         now, training = self._kernel.now, job.training
         training.advance(now)

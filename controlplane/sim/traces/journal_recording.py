@@ -13,12 +13,12 @@ from statistics import median
 from typing import Final
 from urllib.parse import quote
 
-from controlplane.core.history import JobHistories, JobHistory, JobLeft
+from controlplane.core.history import JobHistories, JobHistory
 from controlplane.core.inputs import Input, NodeGreeted, NodeLost
 from controlplane.core.model.job import NUMBERED, Job, number_of
 from controlplane.core.model.job_phases import Phase
 from controlplane.core.model.node import NodePhase
-from controlplane.journal.database import FIRST_VERSION, SCHEMA_VERSION, JournalError
+from controlplane.journal.database import SCHEMA_VERSION, JournalError
 from controlplane.journal.reader import Reader
 from controlplane.journal.replay import earliest
 from controlplane.sim.cluster import NodeGroup, TraceError
@@ -60,8 +60,6 @@ def replay_journal(
     Raises:
         TraceError: if the file is not a journal, is damaged, or was written by another release.
     """
-    jobs: list[Job] = []
-    histories = JobHistories()
     present: Slots = {}
     largest: list[Slots] = [{}]
     damaged = 0
@@ -93,13 +91,9 @@ def replay_journal(
             rows = reader.numbered_inputs(first)
             for at, event in watched((when, problem) for _, when, problem in rows):
                 core.handle(event, at)
-                histories.add(core.records)
-                jobs += [record.last for record in core.records if isinstance(record, JobLeft)]
-            if reader.records.complete:  # includes inputs that are not kept
-                jobs, damaged = _past_jobs(reader)
+            jobs, damaged = _past_jobs(reader)
             jobs += core.state.jobs.values()
-            if (kept := reader.records).complete:
-                histories.jobs = {job.job: kept.of(job.job) for job in jobs}
+            histories = JobHistories(jobs={job.job: reader.records.of(job.job) for job in jobs})
         except JournalError as error:
             raise TraceError(error.message, error.hint) from None
         except (OnesError, LookupError, TypeError, ValueError) as error:
@@ -135,16 +129,13 @@ def _open_database(path: Path) -> sqlite3.Connection:
         raise TraceError(f"{path}: {error}", "check the file's owner") from None
     try:
         row = database.execute("SELECT value FROM meta WHERE key = 'schema'").fetchone()
-        version = int(row[0]) if row else 0
-    except (sqlite3.Error, TypeError, ValueError) as error:
+        version = row[0] if row else "unknown"
+    except sqlite3.Error as error:
         database.close()
         raise TraceError(f"{path} is not a journal: {error}", NO_JOURNAL) from None
-    if not FIRST_VERSION <= version <= SCHEMA_VERSION:
+    if version != str(SCHEMA_VERSION):
         database.close()
-        hint = (
-            f"this release reads schemas {FIRST_VERSION} to {SCHEMA_VERSION}; "
-            "export it with the one that wrote it"
-        )
+        hint = f"this release reads schema {SCHEMA_VERSION}; export it with the one that wrote it"
         raise TraceError(f"{path} is a journal of schema {version}", hint)
     return database
 

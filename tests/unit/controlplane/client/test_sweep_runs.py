@@ -14,7 +14,7 @@ from controlplane.client.sweeps.manifest import Manifest, manifest_of, read_mani
 from controlplane.client.sweeps.runs import chosen_state
 from controlplane.client.sweeps.tables import best_of, epoch_rows, ranked, trial_row
 from schemas.errors import BadFieldError, SettingsError
-from schemas.ids import NodeId
+from schemas.ids import JobId, NodeId
 from schemas.wire.client import ChangeSweep, GetLedger, GetSweep, Ledger, SweepChanged, SweepDetail
 from schemas.wire.files import FileInfo
 from tests.support.sweep_details import PARTITIONS, detail, ledger, sweep, trial, unit
@@ -128,10 +128,19 @@ def test_the_state_of_a_trial_is_that_of_its_best_epoch_else_its_newest() -> Non
 
     assert chosen_state(whole, stored("work/n1/x", best, newest), 0).file.name == best
     assert chosen_state(whole, stored(newest, "states/n1/0-1-1.state"), 0).file.name == newest
-    graduated = detail(trial(0, 0.7, 0.9, state="graduated", why="goes on as job a-t0-5, from 1"))
+    graduated = detail(
+        trial(
+            0,
+            0.7,
+            0.9,
+            state="graduated",
+            why="continues as job a-t0-5 from epoch 1",
+            graduated_as=JobId("a-t0-5"),
+        )
+    )
     assert chosen_state(graduated, stored(best), 0).file.name == best
     with pytest.raises(
-        BadFieldError, match=r"trial 0 goes on as job a-t0-5.*; `ones export a-t0-5"
+        BadFieldError, match=r"trial 0 continues as job a-t0-5.*; `ones export a-t0-5"
     ):
         chosen_state(graduated, stored("states/n1/0-4-1.state"), 0)
     with pytest.raises(BadFieldError, match="no node has a state of trial 0; an ended sweep"):

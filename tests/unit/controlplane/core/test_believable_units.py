@@ -58,7 +58,7 @@ def test_a_sweep_goes_on_whatever_a_worker_says_of_a_unit(said: dict[str, Any]) 
     assert view.samples_done >= 0
     assert math.isfinite(view.samples_per_s)
     assert cluster.job(name).progress.epoch_samples >= 0
-    history = cluster.controller.reactor.totals.sweep(name)
+    history = cluster.controller.sweep_history(name)
     unit_said = next(one for one in history.units if one.trial == unit.result.trial)
     assert len(unit_said.metrics) <= 100
     assert all(text.isprintable() for text in (*unit_said.metrics, unit_said.digest))

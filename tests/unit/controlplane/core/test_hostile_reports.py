@@ -83,13 +83,14 @@ class Hostile(RuleBasedStateMachine):
 
     # --- what may happen to good jobs
 
-    @precondition(lambda self: len(self.controller.state.jobs) < 3)
+    @precondition(lambda self: len(self.controller.names) < 3)
     @rule(slots=st.lists(st.sampled_from(SLOTS), min_size=1, max_size=4, unique=True))
     def a_job_is_placed(self, slots: list[SlotId]) -> None:
         accepted = self.controller.state.jobs_accepted
         self.controller.submit("a", slots=(1, 4), max_batch_size=4 * BATCH, retries=1)
         self.place(JobId(f"a-{accepted + 1}"), slots)
 
+    @precondition(lambda self: self.controller.names)
     @rule(
         which=ANY,
         slots=st.lists(st.sampled_from(SLOTS), max_size=4, unique=True),
@@ -98,7 +99,7 @@ class Hostile(RuleBasedStateMachine):
     def a_job_is_moved(self, which: int, slots: list[SlotId], *, late: bool) -> None:
         if late:
             self.controller.now += 100.0
-        self.place(pick(list(self.controller.state.jobs), which), slots)
+        self.place(pick(self.controller.names, which), slots)
 
     def place(self, job: JobId, slots: list[SlotId]) -> None:
         share = BATCH // max(1, len(slots))
@@ -108,17 +109,19 @@ class Hostile(RuleBasedStateMachine):
             )
         )
 
+    @precondition(lambda self: self.controller.names)
     @rule(which=ANY, how=st.sampled_from(["pause", "resume", "pause", "resume", "cancel"]))
     def a_user_intervenes(self, which: int, how: str) -> None:
-        job = pick(list(self.controller.state.jobs), which)
+        job = pick(self.controller.names, which)
         ask: dict[str, Any] = {
             "cancel": builders.cancelled, "pause": builders.paused, "resume": builders.resumed
         }  # fmt: skip
         self.take(ask[how](job))
 
+    @precondition(lambda self: self.controller.names)
     @rule(which=ANY, messages=st.sampled_from((1, 2, 3, 5, 20)))
     def all_goes_well_for_a_moment(self, which: int, messages: int) -> None:
-        name = pick(list(self.controller.state.jobs), which)
+        name = pick(self.controller.names, which)
         for _ in range(messages):
             said = next(expected(self.controller.job(name)), None)
             if said is None:
@@ -179,7 +182,7 @@ class Hostile(RuleBasedStateMachine):
         *,
         flag: bool,
     ) -> None:
-        job = self.controller.job(pick(list(self.controller.state.jobs), which))
+        job = self.controller.job(JobId(f"a-{1 + which % self.controller.state.jobs_accepted}"))
         worker = pick(list(job.workers.values()), whose) if job.workers else None
         given = {int: number, float: fraction, str: text, bool: flag}
         fields = {name: value_of(hint, given) for name, hint in get_type_hints(kind).items()}
@@ -308,7 +311,9 @@ def test_a_worker_that_is_ready_a_second_time_changes_nothing() -> None:
 
     commands = controller.tell(N1, builders.ready(A, index=9))
 
-    assert commands == ignored("it said ready, but the worker is member and its job running")
+    assert commands == ignored(
+        'report "ready" is impossible: the worker is member and the job is running'
+    )
     assert controller.job(A).phase is Phase.RUNNING
 
 
@@ -318,7 +323,7 @@ def test_a_worker_that_was_never_ready_joins_no_group() -> None:
     commands = controller.tell(N1, builders.formed(A, index=1))
 
     assert commands == ignored(
-        "it joined its group, but the worker is ordered and its job starting"
+        'report "joined its group" is impossible: the worker is ordered and the job is starting'
     )
 
 
@@ -328,7 +333,9 @@ def test_a_worker_is_not_suspended_that_nobody_asked_to_pause() -> None:
 
     commands = controller.tell(N1, builders.suspended(A, index=3, group=2))
 
-    assert commands == ignored("it was suspended, but the worker is member and its job rescaling")
+    assert commands == ignored(
+        'report "suspended" is impossible: the worker is member and the job is rescaling'
+    )
     assert controller.job(A).phase is Phase.RESCALING
 
 

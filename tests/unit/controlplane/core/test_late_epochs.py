@@ -14,8 +14,6 @@ from tests.support.builders import (
     A,
     cancelled,
     epoch_end,
-    exited,
-    finished,
     formed,
     greeting,
     quiesced,
@@ -152,18 +150,6 @@ def test_a_job_without_a_group_takes_no_epoch_of_a_group_before_its_last() -> No
     told = back(controller, epoch_end(A, 3), epoch_end(A, 4))
 
     assert (told, epochs(controller)) == ([], [1, 2, 3])
-
-
-def test_a_job_that_ended_meanwhile_hears_of_the_epochs_that_it_went_on_from() -> None:
-    controller = cut_off()
-    starts_elsewhere(controller, resumed=3)
-    controller.tell(N2, finished(A, 3, index=3, why="all 3 epochs are done"))
-    controller.tell(N2, exited(A, 3, code=0))
-    assert controller.job(A).phase is Phase.SUCCEEDED
-
-    back(controller, epoch_end(A, 3), epoch_end(A, 4))
-
-    assert epochs(controller) == [1, 2, 3]
 
 
 def test_survivors_that_report_first_leave_room_for_what_the_lost_member_finished() -> None:

@@ -81,7 +81,7 @@ def test_a_job_whose_worker_a_node_could_not_start_for_its_own_fault_goes_elsewh
 
     commands = controller.tell(N1, refused(A, error="no space left on device", node_fault=True))
 
-    why = "node n1: no space left on device; starts again"
+    why = "node n1: no space left on device; restarts from the beginning"
     assert commands == [send(N1, stop(A, 2)), news("job.paused", A, reason=why), AskForPlan()]
     controller.place({A: T0})
     assert [member.slot for member in controller.job(A).members()] == [T0]

@@ -357,7 +357,7 @@ def test_two_growths_onto_one_slot_that_is_left_are_one() -> None:
     verdict = check(plan(controller, wanted), controller.state, Seconds(controller.now))
 
     assert moves(verdict) == {A: {S0: 64}, B: {T0: 32, S1: 32}}
-    assert verdict.refused == {C: "slot n1/1 is taken by now"}
+    assert verdict.refused == {C: "slot n1/1 is taken"}
 
 
 def test_a_slot_is_not_promised_again_before_the_one_that_waited_for_it_is_gone() -> None:
@@ -376,7 +376,7 @@ def test_a_slot_is_not_promised_again_before_the_one_that_waited_for_it_is_gone(
     verdict = check(plan(controller, wanted), controller.state, Seconds(controller.now))
 
     assert moves(verdict) == {A: {T0: BATCH}}
-    assert verdict.refused == {C: "slot n2/1 is taken by now"}
+    assert verdict.refused == {C: "slot n2/1 is taken"}
 
 
 def test_a_newcomer_waits_for_a_worker_of_an_unknown_job_that_comes_to_light() -> None:
@@ -465,7 +465,7 @@ def test_a_stale_entry_is_refused_the_rest_is_done_and_a_new_plan_is_asked_for()
     commands = controller.take(PlanProposed(plan=stale))
 
     assert moves(verdict) == {B: {T0: 32}}
-    assert verdict.refused == {A: "it changed since the plan was made"}
+    assert verdict.refused == {A: "the job changed after the plan was made"}
     assert reasons(commands) == ["planned: 1 -> 1 slots, batch 64 -> 32"]
     assert commands[-1] == AskForPlan()
     assert placed(controller) == {S0: 32, S1: 16}
@@ -489,13 +489,13 @@ def test_an_epoch_does_not_make_a_plan_stale() -> None:
 @pytest.mark.parametrize(
     ("wanted", "why"),
     [
-        ({S0: 64, T0: 65}, "a local batch is outside its bounds"),
-        ({S0: 64, T0: 0}, "a local batch is outside its bounds"),
-        ({S0: 64, T0: 64, T1: 64}, "the global batch is above its limit"),
-        ({S0: 1, S1: 1, T0: 1, T1: 1}, "4 slots are outside its bounds"),
-        ({S0: 64}, "1 slots are outside its bounds"),
-        ({S0: 32, S1: 32, SlotId("n9/0"): 32}, "slot n9/0 is not there any more"),
-        ({S0: 32, SlotId("n2/7"): 32}, "slot n2/7 is not there any more"),
+        ({S0: 64, T0: 65}, "a local batch is out of range"),
+        ({S0: 64, T0: 0}, "a local batch is out of range"),
+        ({S0: 64, T0: 64, T1: 64}, "the global batch exceeds its limit"),
+        ({S0: 1, S1: 1, T0: 1, T1: 1}, "4 slots are outside the job's range"),
+        ({S0: 64}, "1 slots are outside the job's range"),
+        ({S0: 32, S1: 32, SlotId("n9/0"): 32}, "slot n9/0 is not available any more"),
+        ({S0: 32, SlotId("n2/7"): 32}, "slot n2/7 is not available any more"),
     ],
 )
 def test_a_plan_outside_the_bounds_of_a_running_job_is_refused(wanted: Placed, why: str) -> None:
@@ -559,7 +559,7 @@ def test_a_job_whose_training_is_done_is_left_alone() -> None:
 
     verdict = check(plan(controller, {A: {S0: 64}}), controller.state, Seconds(controller.now))
 
-    assert verdict == Verdict(refused={A: "its training is done"})
+    assert verdict == Verdict(refused={A: "the training has finished"})
     assert not controller.view().jobs[A].movable
 
 

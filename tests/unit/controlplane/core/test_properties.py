@@ -132,7 +132,7 @@ class Cluster(RuleBasedStateMachine):
 
     # --- users and policies
 
-    @precondition(lambda self: len(self.controller.state.jobs) < MAX_JOBS)
+    @precondition(lambda self: len(self.controller.names) < MAX_JOBS)
     @rule(
         name=st.sampled_from("ab"),
         key=st.sampled_from(["", "k", "l"]),
@@ -142,10 +142,10 @@ class Cluster(RuleBasedStateMachine):
     def a_user_submits(self, name: str, key: str, retries: int, wanted: int) -> None:
         self.submit(name, key=key, retries=retries, wanted=wanted)
 
-    @precondition(lambda self: self.controller.state.jobs)
+    @precondition(lambda self: self.controller.names)
     @rule(which=ANY)
     def a_user_cancels(self, which: int) -> None:
-        self.take(cancelled(one_of(list(self.controller.state.jobs), which)))
+        self.take(cancelled(one_of(self.controller.names, which)))
 
     @precondition(lambda self: self.controller.state.active)
     @rule(
@@ -183,7 +183,7 @@ class Cluster(RuleBasedStateMachine):
     @precondition(lambda self: self.controller.state.active)
     @rule(slots=st.lists(SLOTS, min_size=1, max_size=3))
     def a_plan_of_a_strange_policy_arrives(self, slots: list[SlotId]) -> None:
-        waiting = list(self.controller.state.jobs)
+        waiting = self.controller.names
         self.take(
             proposal({job: {slot: BATCH} for job, slot in zip(waiting[-3:], slots, strict=False)})
         )
@@ -225,16 +225,16 @@ class Cluster(RuleBasedStateMachine):
             self.follow(Plan(based_on=self.controller.state.version, local_batch=placed))
         self.all_goes_well_for_a_moment(rounds)
 
-    @precondition(lambda self: self.controller.state.jobs)
+    @precondition(lambda self: self.controller.names)
     @rule(entries=st.dictionaries(ANY, PLACED, max_size=4), age=st.sampled_from((0, 0, 1, 2, 9)))
     def a_plan_of_a_mad_policy_arrives(
         self, entries: dict[int, dict[SlotId, int]], age: int
     ) -> None:
-        names = [*self.controller.state.jobs, GHOST]
+        names = [*self.controller.names, GHOST]
         placed = {one_of(names, which): slots for which, slots in entries.items()}
         self.follow(Plan(based_on=self.controller.state.version - age, local_batch=placed))
 
-    @precondition(lambda self: self.controller.state.jobs)
+    @precondition(lambda self: self.controller.names)
     @rule(
         rejects=st.sets(ANY, max_size=2),
         promises=st.dictionaries(ANY, st.sampled_from((900.0, 2000.0, 3000.0)), max_size=3),
@@ -243,7 +243,7 @@ class Cluster(RuleBasedStateMachine):
     def a_plan_rejects_and_promises(
         self, rejects: set[int], promises: dict[int, float], entries: dict[int, dict[SlotId, int]]
     ) -> None:
-        names, jobs = [*self.controller.state.jobs, GHOST], self.controller.state.jobs
+        names, jobs = [*self.controller.names, GHOST], self.controller.state.jobs
         first = {name: job.promised_end.first for name, job in jobs.items() if job.promised_end}
         never = {name for name, job in jobs.items() if job.phase is Phase.QUEUED} - first.keys()
         gone = {name for name, job in jobs.items() if job.phase is Phase.REJECTED}
@@ -273,7 +273,7 @@ class Cluster(RuleBasedStateMachine):
             self.plan_if_asked()
             self.nodes_go_on(epochs)
 
-    @precondition(lambda self: len(self.controller.state.jobs) < MAX_JOBS)
+    @precondition(lambda self: len(self.controller.names) < MAX_JOBS)
     @rule(retries=st.integers(0, 2), wanted=st.integers(1, 3), rounds=st.integers(1, 5))
     def a_job_arrives_and_all_goes_well(self, retries: int, wanted: int, rounds: int) -> None:
         self.submit("c", retries=retries, wanted=wanted)
@@ -644,7 +644,7 @@ class Cluster(RuleBasedStateMachine):
 
     def follow(self, plan: Plan) -> None:
         """Propose `plan`; it orders something only of jobs that it names and that it knew of."""
-        jobs = self.controller.state.jobs.values()
+        jobs = [self.controller.job(name) for name in self.controller.names]
         overridden = dict(self.controller.state.overrides)
         trading = {name for swap in self.controller.state.swaps for name in swap.targets}
         on = self.controller.state.slot_index.jobs_on

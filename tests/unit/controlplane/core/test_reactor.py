@@ -310,7 +310,7 @@ def test_a_script_that_ends_early_says_after_which_epoch() -> None:
 
     commands = controller.tell(N1, exited(A, code=0))
 
-    assert reasons(commands) == ["its script ended after epoch 2, before its stop rule was met"]
+    assert reasons(commands) == ["the script exited after epoch 2, before its stop rule was met"]
 
 
 def summary(controller: Controller, later_s: float = 0.0) -> JobSummary:
@@ -325,8 +325,10 @@ def test_a_script_that_ends_alone_before_its_first_epoch_trained_nothing_and_say
 
     commands = controller.tell(N1, exited(A, code=0))
 
-    never = "never came to agent.epochs of elastic.ScalingAgent"
-    assert reasons(commands) == [f"nothing was trained: its script ended (exit code 0) and {never}"]
+    never = "never reached agent.epochs of elastic.ScalingAgent"
+    assert reasons(commands) == [
+        f"nothing was trained: the script exited (exit code 0) and {never}"
+    ]
     assert (controller.job(A).phase, summary(controller).progress) == (Phase.SUCCEEDED, 0.0)
 
 
@@ -341,10 +343,10 @@ def test_a_script_that_leaves_the_library_out_is_refused_on_several_slots() -> N
 
     (why,) = reasons(commands)
     assert why.startswith(
-        "nothing was trained: its script ended (exit code 0) on one of its 2 slots and never came"
+        "nothing was trained: the script exited (exit code 0) on one of its 2 slots and never reached"
     )
-    assert "it needs: from elastic import ScalingAgent; agent = ScalingAgent.from_env(); " in why
-    assert why.endswith("; `ones init train.py` says where; or ask for slots = [1, 1]")
+    assert "needs: from elastic import ScalingAgent; agent = ScalingAgent.from_env(); " in why
+    assert why.endswith("; `ones init train.py` shows where; or request slots = [1, 1]")
     assert send(N1, stop(A, 2, forget=True)) in commands, "the other one ends, too"
     assert controller.job(A).phase is Phase.FAILED
 
@@ -357,7 +359,7 @@ def test_a_resumed_script_that_ends_before_it_trains_again_says_after_which_epoc
 
     commands = controller.tell(N1, exited(A, 3, code=0))
 
-    assert reasons(commands) == ["its script ended after epoch 2, before its stop rule was met"]
+    assert reasons(commands) == ["the script exited after epoch 2, before its stop rule was met"]
 
 
 def test_a_script_that_takes_long_before_it_loads_is_named_and_waited_for() -> None:
@@ -386,9 +388,9 @@ def test_a_script_that_takes_long_before_it_loads_is_named_and_waited_for() -> N
     [
         (
             0,
-            "paused by ann before its first epoch: its script was ended, and will begin anew",
+            "paused by ann before its first epoch: the script was stopped and will restart from the beginning",
         ),
-        (2, "paused by ann while it started: its script was ended, and will go on from step 32"),
+        (2, "paused by ann while starting: the script was stopped and will resume from step 32"),
     ],
 )
 def test_a_pause_before_training_says_what_it_ended(epochs: int, why: str) -> None:
@@ -408,7 +410,7 @@ def test_exit_code_3_fails_the_job_and_names_the_code() -> None:
 
     assert commands == [
         news("worker.exited", A, rank=0, slot=S0, version=1, code=3, signal=None),
-        news("job.failed", A, reason="its script ended: exit code 3", exit_code=3, epoch=0),
+        news("job.failed", A, reason="the script exited with code 3", exit_code=3, epoch=0),
         send(N1, stop(A, 2, forget=True)),
         AskForPlan(),
     ]
@@ -420,7 +422,7 @@ def test_a_failure_names_what_the_script_raised_and_where() -> None:
 
     commands = controller.tell(N1, exited(A, code=1))
 
-    assert reasons(commands) == ["ValueError: no (train.py:7): exit code 1"]
+    assert reasons(commands) == ["ValueError: no (train.py:7) (exit code 1)"]
 
 
 def test_a_worker_that_nobody_saw_end_is_done_if_it_said_so_before() -> None:
@@ -471,7 +473,7 @@ def test_a_failed_script_is_tried_again_after_a_back_off_that_doubles() -> None:
 
     assert pauses == [1.0, 2.0, 4.0]
     assert controller.job(A).phase is Phase.FAILED
-    assert reasons(last) == ["its script ended: exit code 3 (try 4 of 4)"]
+    assert reasons(last) == ["the script exited with code 3 (attempt 4 of 4)"]
 
 
 def test_a_retry_says_how_long_it_waits_and_how_many_are_left() -> None:
@@ -482,7 +484,9 @@ def test_a_retry_says_how_long_it_waits_and_how_many_are_left() -> None:
     assert commands == [
         news("worker.exited", A, rank=0, slot=S0, version=1, code=3, signal=None),
         send(N1, stop(A, 2)),
-        news("job.paused", A, reason="its script ended: exit code 3; tried again in 1 s, 2 left"),
+        news(
+            "job.paused", A, reason="the script exited with code 3; retrying in 1 s, 2 retries left"
+        ),
         AskForPlan(),
     ]
 
@@ -496,7 +500,7 @@ def test_what_the_library_refuses_is_not_tried_again() -> None:
 
     assert controller.job(A).phase is Phase.FAILED
     assert reasons(commands) == [
-        "UsageError: no (train.py:7): exit code 1; not tried again: it would be refused again"
+        "UsageError: no (train.py:7) (exit code 1); not retried: the library would refuse it again"
     ]
 
 
@@ -530,7 +534,7 @@ def test_a_killed_worker_pauses_its_job_and_is_not_counted() -> None:
 
     commands = controller.tell(N1, exited(A, signal=SIGKILL))
 
-    why = "a worker was ended by SIGKILL; resumes after epoch 2"
+    why = "a worker was killed by SIGKILL; resumes after epoch 2"
     assert commands == [
         news("worker.exited", A, rank=0, slot=S0, version=1, code=None, signal=9),
         send(N1, stop(A, 2)),
@@ -581,7 +585,7 @@ def test_a_segmentation_fault_is_a_failure_of_the_script() -> None:
 
     commands = controller.tell(N1, exited(A, signal=SIGSEGV))
 
-    assert reasons(commands) == ["a worker died of SIGSEGV"]
+    assert reasons(commands) == ["a worker crashed with SIGSEGV"]
     job = controller.job(A)
     assert (job.phase, job.attempts.failures, job.attempts.exit_code) == (
         Phase.FAILED,
@@ -595,7 +599,9 @@ def test_a_worker_that_is_gone_without_a_trace_is_lost() -> None:
 
     commands = controller.tell(N1, exited(A))
 
-    assert reasons(commands) == ["a worker is gone and nobody saw how; starts again"]
+    assert reasons(commands) == [
+        "a worker vanished without an exit status; restarts from the beginning"
+    ]
     assert controller.job(A).attempts.failures == 0
 
 
@@ -611,7 +617,7 @@ def test_a_job_that_loses_worker_after_worker_gives_up() -> None:
     commands = controller.tell(N1, exited(A, version, signal=SIGKILL))
 
     assert reasons(commands) == [
-        f"a worker was ended by SIGKILL, for the {MAX_LOSSES}th time without an epoch"
+        f"a worker was killed by SIGKILL; {MAX_LOSSES} losses in a row without a finished epoch"
     ]
     assert controller.job(A).phase is Phase.FAILED
 
@@ -627,7 +633,7 @@ def test_a_finished_epoch_forgives_the_losses_before() -> None:
 
     commands = controller.tell(N1, exited(A, version, signal=SIGKILL))
 
-    assert reasons(commands) == ["a worker was ended by SIGKILL; resumes after epoch 1"]
+    assert reasons(commands) == ["a worker was killed by SIGKILL; resumes after epoch 1"]
     assert controller.job(A).attempts.losses == 1
 
 
@@ -652,7 +658,7 @@ def test_a_refused_worker_is_retried_like_a_failed_script() -> None:
 
     commands = controller.tell(N1, refused(A, error="no zygote"))
 
-    assert reasons(commands) == ["no zygote; tried again in 1 s, 1 left"]
+    assert reasons(commands) == ["no zygote; retrying in 1 s, 1 retry left"]
 
 
 def test_a_refused_worker_that_was_called_off_frees_its_slot_and_asks_for_a_plan() -> None:
@@ -674,7 +680,7 @@ def test_a_group_that_does_not_form_in_time_is_a_failure_of_the_script() -> None
 
     commands = controller.take(expired)
 
-    why = "its script did not come to its first epoch within 1800 s"
+    why = "the script did not reach its first epoch within 1800 s"
     assert commands == [
         news("job.failed", A, reason=why, exit_code=None, epoch=0),
         send(N1, stop(A, 2, forget=True)),
@@ -768,10 +774,10 @@ def test_cleared_says_nothing_about_the_version_it_names() -> None:
 
 def test_cancelling_an_ended_job_changes_nothing() -> None:
     controller = running()
-    controller.tell(N1, exited(A, code=0))
+    controller.take(cancelled(A))
 
     assert controller.take(cancelled(A)) == []
-    assert controller.job(A).phase is Phase.SUCCEEDED
+    assert controller.job(A).phase is Phase.CANCELLED
 
 
 def test_cancelling_an_unknown_job_is_an_error() -> None:
@@ -874,7 +880,7 @@ def test_a_node_that_returns_without_a_started_worker_lost_it() -> None:
 
     commands = controller.take(greeting(N1, boot="boot-2"))
 
-    why = "a worker is gone and nobody saw how; resumes after epoch 1"
+    why = "a worker vanished without an exit status; resumes after epoch 1"
     assert commands == [
         news("worker.exited", A, rank=0, slot=S0, version=1, code=None, signal=None),
         send(N1, stop(A, 2)),
@@ -904,7 +910,11 @@ def test_a_worker_that_went_unheard_with_its_nodes_folders_is_not_begun_again() 
     assert commands == [
         news("worker.exited", A, rank=0, slot=S0, version=1, code=None, signal=None),
         send(N1, stop(A, 2)),
-        news("job.paused", A, reason="a worker is gone and nobody saw how; starts again"),
+        news(
+            "job.paused",
+            A,
+            reason="a worker vanished without an exit status; restarts from the beginning",
+        ),
         send(N1, stop(A, 2)),
         AskForPlan(),
     ]

@@ -147,7 +147,7 @@ def test_a_circle_of_three_needs_one_who_steps_aside_and_the_reason_names_the_ot
     moves = [("planned", 2), ("planned", 1)]
     assert [codes(full, job) for job in (A, B, C)] == [[("swap", 0), ("planned", 1)], moves, moves]
     why = full.controller.history_of(A).decisions[1].why
-    assert why == "pauses meanwhile, because it trades places with b-2, c-3: planned"
+    assert why == "pauses temporarily, because it trades slots with b-2, c-3: planned"
 
 
 def test_who_hears_from_its_policy_that_it_trades_places_hears_it_once() -> None:
@@ -160,7 +160,7 @@ def test_who_hears_from_its_policy_that_it_trades_places_hears_it_once() -> None
     full.settle()
 
     pause, start = full.controller.history_of(A).decisions[1:]
-    assert pause.why == f"pauses meanwhile: trades places with {B}: makes room"
+    assert pause.why == f"pauses temporarily: trades places with {B}: makes room"
     assert (pause.numbers, start.numbers) == ({}, {"speed_then": 2.0})
     assert (pause.code, start.code) == ("swap", "trade")
 
@@ -192,7 +192,7 @@ def test_policies_see_where_its_jobs_will_be_and_nobody_else_gets_these_slots() 
     assert seen == {A: ({T0: BATCH}, False), B: ({S0: BATCH}, False), C: ({}, True)}
     assert [slot for slot in view.slots if slot.usable or slot.leaving] == []
     late = proposal({C: {S0: BATCH}, A: {}}, based_on=full.controller.state.version).plan
-    refused = {C: f"slot {S0} is kept for jobs that trade places"}
+    refused = {C: f"slot {S0} is reserved for a swap"}
     assert check(late, full.controller.state, full.controller.now).refused == refused  # type: ignore[arg-type]
 
 
@@ -234,7 +234,7 @@ def test_orders_to_each_other_s_slots_are_a_swap_too() -> None:
     full = site({A: {S0: BATCH}, B: {T0: BATCH}}, n1=1, n2=1)
 
     full.take(resized(A, 1, on=(T0,)))
-    assert full.controller.job(A).override_waits == f"waits for slots as ann asked: {T0}"
+    assert full.controller.job(A).override_waits == f"waiting for {T0}, as ann ordered"
     full.take(resized(B, 1, on=(S0,)))
     full.settle()
 

@@ -120,7 +120,7 @@ def nothing_is_lost_and_all_is_as_alone(
 ) -> None:
     """Completeness and isolation: each trial's visits, trained alone, give its states and scores."""
     state = cluster.sweep(name).engine.state
-    history = cluster.controller.reactor.totals.sweep(name)
+    history = cluster.controller.sweep_history(name)
     ledger = {(unit.trial, unit.version): unit for unit in history.units}
     assert len(ledger) == len(history.units), "no unit counts twice"
     for trial, model in zip(state.trials, state.models, strict=True):

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, closing, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Final
@@ -411,7 +411,7 @@ def of_schema(path: Path, version: int) -> None:
     database.close()
 
 
-@pytest.mark.parametrize("version", [1, 6], ids=["older", "newer"])
+@pytest.mark.parametrize("version", [5, 7], ids=["older", "newer"])
 @pytest.mark.parametrize(
     "use", [Reader, lambda path: Writer(path, Durable())], ids=["read", "write"]
 )
@@ -425,16 +425,16 @@ def test_a_journal_of_another_schema_is_refused(
 
     assert refused.value.message == f"{path} has schema {version}"
     assert refused.value.hint == (
-        "this release reads schemas 2 to 5: use the release that wrote it, or let its jobs end "
+        "this release reads schema 6: use the release that wrote it, or let its jobs end "
         "there, move the file away, and start with a new one"
     )
 
 
 def test_a_journal_that_was_refused_is_not_held(path: Path) -> None:
-    of_schema(path, 1)
+    of_schema(path, 5)
 
     for _ in range(2):
-        with pytest.raises(JournalError, match="has schema 1"):
+        with pytest.raises(JournalError, match="has schema 5"):
             Writer(path, Durable())
 
 
@@ -482,17 +482,6 @@ def test_a_journal_of_which_sqlite_says_what_is_no_text_is_refused(path: Path) -
         Reader(path)
 
 
-def test_a_journal_that_says_of_itself_what_is_no_number_is_refused(path: Path) -> None:
-    with journal(path) as (writer, durable):
-        writer.append(entry(0))
-        durable.wait_for(1)
-    with closing(sqlite3.connect(path, isolation_level=None)) as database:
-        database.execute("INSERT INTO meta VALUES ('unchecked_inputs', 'x')")
-
-    with pytest.raises(JournalError, match="invalid literal"):
-        Reader(path)
-
-
 def test_a_file_that_is_no_journal_is_not_written_to(path: Path) -> None:
     path.parent.mkdir()
     path.write_bytes(b"no database" * 1000)
@@ -521,11 +510,8 @@ ANOTHER: Final = [b"\x81\xa4type\xa1n", "text"]
 
 
 @pytest.mark.parametrize("body", ANOTHER, ids=["other", "no bytes"])
-@pytest.mark.parametrize("crc", [-1, None], ids=["wrong", "none"])
-def test_an_input_that_is_not_as_it_was_written_is_named(
-    body: bytes | str, crc: int | None, path: Path
-) -> None:
-    with damaged(path, "INSERT INTO inputs VALUES (2, 1.0, ?, ?)", body, crc) as reader:
+def test_an_input_that_is_not_as_it_was_written_is_named(body: bytes | str, path: Path) -> None:
+    with damaged(path, "INSERT INTO inputs VALUES (2, 1.0, ?, -1)", body) as reader:
         read = reader.inputs()
         next(read)
 

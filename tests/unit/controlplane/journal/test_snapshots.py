@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
-import os
-import shutil
-import signal
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,12 +16,8 @@ from hypothesis import strategies as st
 from controlplane.core.reactor import Reactor
 from controlplane.journal import take_snapshot as snapshot_process
 from controlplane.journal.database import (
-    SCHEMA_VERSION,
     JournalError,
     input_from,
-    migrate,
-    open_for_reading,
-    schema_of,
 )
 from controlplane.journal.reader import Reader
 from controlplane.journal.replay import Replayed, recover, replay
@@ -43,12 +35,11 @@ from schemas.ids import Seconds
 from tests.support import builders
 from tests.support.builders import N1, S0, S1, A
 from tests.support.controller import Controller, cluster_of, running, training
-from tests.support.recorded_history import GOLDEN, of_jobs, of_sweeps, snapshot_at, write
+from tests.support.recorded_history import of_jobs, of_sweeps, snapshot_at, write
 from tests.support.sizes import examples
 from tests.support.sweep_cluster import sweep_job
 
 SEED: Final = 3
-FORMER: Final = sorted(GOLDEN.glob("schema-[23]-*.sqlite"))
 MAKERS: Final = {"jobs": of_jobs, "sweeps": of_sweeps}
 
 
@@ -296,72 +287,3 @@ def test_two_are_not_taken_at_once(path: Path) -> None:
         assert take_snapshot(path) == 0
 
     assert kept(path) == []
-
-
-# --- journals of the former schema
-
-
-@pytest.mark.parametrize("journal", FORMER, ids=lambda path: path.stem)
-def test_a_journal_of_the_former_schema_is_migrated_when_it_is_opened(
-    journal: Path, tmp_path: Path
-) -> None:
-    path = Path(shutil.copy(journal, tmp_path / "journal.sqlite"))
-    with contextlib.closing(Reader(path)) as reader:
-        before, feed = list(reader.numbered_inputs()), reader.feed(1, 10**6)
-    was = recovered(path)
-    with written(path) as writer:
-        assert writer.base == before[-1][0]
-
-    with contextlib.closing(Reader(path)) as reader:
-        assert (list(reader.numbered_inputs()), reader.feed(1, 10**6)) == (before, feed)
-        assert list(reader.problems()) == []
-    assert recovered(path).reactor.state == was.reactor.state
-    assert take_snapshot(path) == before[-1][0]
-    assert recovered(path).reactor.state == was.reactor.state
-
-
-def killed_at(statement: int, path: Path) -> bool:
-    """Whether a process that migrates was killed just before its statement of this number."""
-    if (child := os.fork()) == 0:
-        ahead = itertools.count()
-        database = sqlite3.connect(path, isolation_level=None)
-        database.set_trace_callback(
-            lambda _: os.kill(os.getpid(), signal.SIGKILL) if next(ahead) == statement else None
-        )
-        migrate(database)
-        os._exit(0)
-    return os.WIFSIGNALED(os.waitpid(child, 0)[1])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["schema-2-jobs", "schema-3-format-2-jobs"])
-def test_a_migration_that_is_killed_anywhere_changed_nothing(name: str, tmp_path: Path) -> None:
-    path = Path(shutil.copy(GOLDEN / f"{name}.sqlite", tmp_path / "journal.sqlite"))
-    with contextlib.closing(Reader(path)) as reader:
-        before, feed = list(reader.numbered_inputs()), reader.feed(1, 10**6)
-
-    statement = 0
-    while killed_at(statement, path):
-        statement += 1
-        with contextlib.closing(open_for_reading(path)) as database:
-            assert schema_of(database) == name.split("-")[1]
-        with contextlib.closing(Reader(path)) as reader:
-            assert (list(reader.numbered_inputs()), reader.feed(1, 10**6)) == (before, feed)
-
-    assert statement > len(["begin", "inputs", "feed", "snapshots", "parts", "meta", "commit"])
-    with contextlib.closing(Reader(path)) as reader:
-        assert (list(reader.numbered_inputs()), reader.feed(1, 10**6)) == (before, feed)
-    with contextlib.closing(open_for_reading(path)) as database:
-        assert schema_of(database) == str(SCHEMA_VERSION)
-
-
-def test_rows_of_the_former_schema_have_no_checksum_and_later_ones_must_have_one(
-    tmp_path: Path,
-) -> None:
-    path = Path(shutil.copy(GOLDEN / "schema-2-jobs.sqlite", tmp_path / "journal.sqlite"))
-    with written(path) as writer:
-        last = writer.base
-    change(path, "INSERT INTO inputs (at, body) SELECT at, body FROM inputs WHERE id = 1")
-
-    with contextlib.closing(Reader(path)) as reader:
-        assert list(reader.problems()) == [f"input {last + 1}: wrong checksum"]

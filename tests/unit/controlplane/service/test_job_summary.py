@@ -60,7 +60,7 @@ def test_what_a_plan_said_before_an_operator_s_order_is_told_no_more() -> None:
     assert said == [
         "expected to start in 58 s",
         "paused by ann",
-        "resumed by ann; waits: ann asked for 1 slot, 0 are free",
+        "resumed by ann; waiting for slots: ann ordered 1 slot, 0 are free",
         "expected to start in 58 s",
     ]
 
@@ -74,5 +74,5 @@ def test_the_wait_before_a_retry_is_told_until_it_is_over() -> None:
         for s in (0.0, 1.0)
     ]
 
-    failed = "its script ended: exit code 3"
-    assert told == [f"{failed}; tried again in 1 s, 1 left", f"{failed}; tried again, 1 left"]
+    failed = "the script exited with code 3"
+    assert told == [f"{failed}; retrying in 1 s, 1 retry left", f"{failed}; retrying, 1 retry left"]

@@ -531,8 +531,8 @@ async def test_a_job_whose_orders_do_not_fit_a_message_fails_and_nobody_is_told_
     assert service.commit_loop.taken[-1] == failed
     assert controller.job(A).phase is Phase.FAILED
     assert controller.job(A).why == (
-        f"its orders to n1 take {size} bytes, a message at most {MAX_BYTES}: "
-        "put large args, env and choices into files of the working directory"
+        f"orders for node n1 take {size} bytes, the limit is {MAX_BYTES}: "
+        "move large args, env and choices into files in the working directory"
     )
     assert service.sessions._sessions[N1].outstanding == {}
 

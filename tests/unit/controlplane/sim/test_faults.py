@@ -270,7 +270,7 @@ def ends_well(run: SimulatedRun, jobs: list[TraceJob]) -> None:
         wanted = {"succeeded"} if patience[name] is None else {"succeeded", "cancelled"}
         assert ended.state in wanted, f"{name} is {ended.state}"
     for name, training in run.trainings.items():
-        if run.state.jobs[name].phase.value == "succeeded":
+        if run.job(name).phase.value == "succeeded":
             assert training.progress == training.model.epoch_ends_at(training.model.epochs - 1)
 
 

@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from controlplane.core.inputs import ControllerStarted
+from controlplane.core.reactor import Reactor
 from controlplane.journal.database import Entry, input_from
 from controlplane.journal.writer import Writer
 from controlplane.sim.cluster import NodeGroup, TraceError
@@ -33,26 +34,25 @@ from schemas.jobs import JobSpec, StopRule
 from tests.support import builders
 from tests.support.builders import N1, N2, S0, S1, T0, A, B
 from tests.support.controller import Controller, begin, cluster_of, training
-from tests.support.recorded_history import GOLDEN
+from tests.support.recorded_history import GOLDEN, write
 
 SAME_FOLDER = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def journal_of(controller: Controller, folder: Path) -> Path:
     path = folder / "journal.sqlite"
-    writer = Writer(path, lambda _: None)
-    for at, body in controller.history:
-        writer.append(Entry(at=at, input=input_from(body)))
-    writer.close()
+    write(path, controller.history)
     return path
 
 
 def writing(controller: Controller, path: Path) -> Writer:
     """A journal that is open, with a transaction for each input."""
     durable: SimpleQueue[int] = SimpleQueue()
-    writer = Writer(path, durable.put)
+    writer, reactor = Writer(path, durable.put), Reactor()
     for at, body in controller.history:
-        writer.append(Entry(at=at, input=input_from(body)))
+        event = input_from(body)
+        reactor.handle(event, at)
+        writer.append(Entry(at=at, input=event, records=tuple(reactor.records)))
         durable.get(timeout=60.0)
     return writer
 
@@ -348,7 +348,7 @@ def test_a_journal_of_a_newer_release_is_refused(tmp_path: Path) -> None:
 
     assert refused(path) == (
         "FILE is a journal of schema 99; "
-        "this release reads schemas 2 to 5; export it with the one that wrote it"
+        "this release reads schema 6; export it with the one that wrote it"
     )
 
 
@@ -364,7 +364,7 @@ def test_an_input_that_nobody_can_read_is_named(tmp_path: Path) -> None:
 def test_a_job_that_left_and_is_damaged_is_left_out_and_the_others_are_taken(
     tmp_path: Path,
 ) -> None:
-    path = Path(shutil.copy(GOLDEN / "schema-3-format-2-jobs.sqlite", tmp_path / "journal.sqlite"))
+    path = Path(shutil.copy(GOLDEN / "jobs.sqlite", tmp_path / "journal.sqlite"))
     whole = recording_from_journal(path)
     change(path, "UPDATE ended_jobs SET body = x'81' WHERE number = 2")
 

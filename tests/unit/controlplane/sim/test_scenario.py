@@ -280,7 +280,7 @@ def load(jobs: int) -> tuple[int, int, int, float]:
     run = simulated_run("fifo", *trace, model=ToyModel(costs=FREE))
     while run.simulation.kernel._heap and not run.simulation.kernel.stopped:
         run.simulation.kernel.run(run.simulation.kernel._heap[0][0])
-        ahead = len(run.simulation.kernel._heap) - (jobs - len(run.state.jobs))
+        ahead = len(run.simulation.kernel._heap) - (jobs - run.state.jobs_accepted)
         found.append((len(run.state.active), len(run.state.jobs_with_processes), ahead))
     active, holders, heap = (max(each) for each in zip(*found, strict=True))
     return active, holders, heap, run.simulation.events / jobs

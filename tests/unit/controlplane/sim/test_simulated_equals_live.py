@@ -350,12 +350,14 @@ async def _go_on(live: Live, node: Node, now: float, nodes: Mapping[NodeId, Node
 def test_the_journal_of_a_live_run_leads_to_the_same_commands(policy: str, tmp_path: Path) -> None:
     live = run(partial(_live_run, tmp_path / "journal.sqlite", policy))
     reader, reactor, again = Reader(tmp_path / "journal.sqlite"), Reactor(), list[Event]()
+    phases: dict[str, str] = {}
 
     for now, event in reader.inputs():
         again.append((now, event, list(reactor.handle(event, now))))
+        phases |= {name: job.phase.value for name, job in reactor.state.jobs.items()}
     reader.close()
 
-    ended = Counter(job.phase.value for job in reactor.state.jobs.values())
+    ended = Counter(phases.values())
     assert ended == {"succeeded": 3, "cancelled": 1}
     assert {PlanProposed, NodeLost, CancelRequested} <= kinds(again).keys()
     assert apart(again, live.told) == []

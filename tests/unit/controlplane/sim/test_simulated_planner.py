@@ -190,7 +190,7 @@ def test_a_policy_that_never_comes_to_rest_does_not_stop_the_clock() -> None:
     assert run.jobs["a"].state == "succeeded"
     at = run.times(PlanProposed)
     assert max(at.count(moment) for moment in at) == MAX_REQUESTS_AT_ONCE
-    assert run.state.jobs[A].ended
+    assert run.job(A).ended
 
 
 def test_between_rounds_batches_alone_change_when_jobs_tell_something_and_nobody_stalls() -> None:
@@ -206,7 +206,7 @@ def test_between_rounds_batches_alone_change_when_jobs_tell_something_and_nobody
     assert run.times(PlanProposed) == [0.0, stall_s + 10.0]
     assert run.jobs["a"].ended_at == stall_s + 10.0
     assert run.state.slot_index.allocations()[B] == {S1: 128}
-    assert run.state.jobs[B].accounting.rescales == 0
+    assert run.job(B).accounting.rescales == 0
     assert run.run().jobs["b"].ended_at == stall_s + 100.0
 
 

@@ -337,7 +337,7 @@ def examples(policy: str) -> int:
 def ends_whole(run: SimulatedRun) -> None:
     """Every job did all of its work, epoch after epoch."""
     for name, training in run.trainings.items():
-        assert run.state.jobs[name].phase.value == "succeeded"
+        assert run.job(name).phase.value == "succeeded"
         assert training.progress == training.model.epoch_ends_at(training.model.epochs - 1)
         reported = [
             inner.epoch

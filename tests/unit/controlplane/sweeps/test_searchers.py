@@ -185,7 +185,7 @@ def test_who_is_worse_than_the_median_of_the_others_stops() -> None:
 
     assert next_decisions(spec, [*good, early]) == []
     assert next_decisions(spec, [*good, late]) == [
-        Stop(3, "its best is below the median of 3 others after 2 epochs")
+        Stop(3, "best score is below the median of 3 other trials after 2 epochs")
     ]
 
 
@@ -201,7 +201,9 @@ def test_the_worst_of_a_population_give_way_to_changed_copies_of_the_best() -> N
     assert isinstance(add, Add)
     assert (add.epochs, add.parent) == (4, 1)
     assert add.values["lr"] in (pytest.approx(0.008), pytest.approx(0.012))
-    assert stop == Stop(2, "among the worst 1 of 4 after 2 epochs; a changed copy of 1 goes on")
+    assert stop == Stop(
+        2, "among the worst 1 of 4 after 2 epochs; replaced by a changed copy of trial 1"
+    )
     assert grants == [Grant(0, 4), Grant(1, 4), Grant(3, 4)]
 
 
@@ -274,5 +276,5 @@ def test_the_median_of_scores_at_the_end_of_what_numbers_can_be_is_no_error() ->
     large = [Trial(n, {"lr": 0.1}, 9, scores=(1.7e308, 1.7e308)) for n in range(4)]
 
     assert next_decisions(spec, [*large, Trial(4, {"lr": 0.1}, 9, scores=(0.1, 0.1))]) == [
-        Stop(4, "its best is below the median of 4 others after 2 epochs")
+        Stop(4, "best score is below the median of 4 other trials after 2 epochs")
     ]

@@ -276,8 +276,8 @@ def test_a_trial_that_fails_ends_alone() -> None:
 @pytest.mark.parametrize(
     ("scores", "why"),
     [
-        ({}, "no unit reported 'accuracy', only loss: return it from eval_fn"),
-        ({"accuracy": float("nan")}, "accuracy is nan"),
+        ({}, "no unit reported metric 'accuracy' (reported: loss); return it from eval_fn"),
+        ({"accuracy": float("nan")}, "metric accuracy is nan, not a finite number"),
     ],
 )
 def test_a_metric_that_is_missing_or_no_number_fails_its_trial(
@@ -305,7 +305,7 @@ def test_a_unit_that_hangs_is_given_up_and_fails_its_trial_the_second_time() -> 
     _, _, ended = one.deadline_passed(Seconds(7300.0))
 
     assert ended == TrialEnded(
-        0, "failed", "2 units took longer than 3600 s; is there a deadlock in train_fn?"
+        0, "failed", "2 units exceeded 3600 s; check train_fn for a deadlock"
     )
 
 
@@ -403,10 +403,10 @@ def test_a_trial_whose_units_end_three_workers_in_a_row_fails() -> None:
     for at in range(3):
         assert len(units(orders)) == 1
         worker = W0 if not at else WorkerId(f"again{at}")
-        ended = list(one.worker_gone(worker, NOW, "a worker died of SIGSEGV", fault=True))
+        ended = list(one.worker_gone(worker, NOW, "a worker crashed with SIGSEGV", fault=True))
         orders = list(one.worker_came(WorkerId(f"again{at + 1}"), N0, NOW))
 
-    why = "3 workers in a row ended in its units: a worker died of SIGSEGV"
+    why = "3 consecutive workers exited in units of this trial: a worker crashed with SIGSEGV"
     assert TrialEnded(0, "failed", why) in ended
     assert one.over
 
@@ -419,7 +419,7 @@ def test_a_node_whose_data_differ_is_left_out_and_alone_it_ends_the_sweep() -> N
 
     stop, released, refused, *_ = one.unit_begun(second.attempt, 9, NOW)
 
-    why = "n1 has 9 samples, n0 has 10: give input_fn the same data"
+    why = "n1 has 9 samples of the partition, n0 has 10; input_fn must return the same data on every node"
     assert (stop, released) == (StopUnit(second.attempt, W1), ReleaseWorker(W1))
     assert refused == DataRefused(N1, second.partition, why)
     assert second.partition not in one.state.staged[N1]
@@ -506,7 +506,7 @@ def test_a_copy_of_a_trial_that_is_through_has_nothing_to_train() -> None:
 
     orders = list(one.add({"lr": 0.5}, NOW, parent=run.trial))
 
-    why = f"trial {run.trial} has trained all 1 epochs: nothing is left to train"
+    why = f"trial {run.trial} has already trained all 1 epochs"
     assert TrialEnded(2, "stopped", why) in orders
 
 
