@@ -13,13 +13,7 @@ import msgspec
 import structlog
 
 from controlplane.core import policy_events
-from controlplane.core.commands import (
-    Announce,
-    AskForPlan,
-    Command,
-    SendDelta,
-    SendSweepDelta,
-)
+from controlplane.core.commands import Announce, AskForPlan, Command, SendDelta, SendSweepDelta
 from controlplane.core.history import Record
 from controlplane.core.model.job import number_of
 from controlplane.core.state import State

@@ -34,10 +34,7 @@ class JobFiles:
     """
 
     def __init__(
-        self,
-        *,
-        state: Callable[[], State],
-        ask: Callable[[NodeId, ToNode], bool],
+        self, *, state: Callable[[], State], ask: Callable[[NodeId, ToNode], bool]
     ) -> None:
         self._state = state
         self._ask = ask
@@ -90,9 +87,5 @@ def _node_request(request: FromFollower, name: str) -> ToNode:
     if isinstance(request, ListFiles):
         return AskFiles(request=name, job=request.job)
     return AskPiece(
-        request=name,
-        job=request.job,
-        area=request.area,
-        path=request.path,
-        offset=request.offset,
+        request=name, job=request.job, area=request.area, path=request.path, offset=request.offset
     )

@@ -47,14 +47,7 @@ from schemas.wire.feed import (
     SnapshotPiece,
     Stream,
 )
-from schemas.wire.files import (
-    FileList,
-    FilePiece,
-    FilesRefused,
-    FromFollower,
-    ListFiles,
-    ReadFile,
-)
+from schemas.wire.files import FileList, FilePiece, FilesRefused, FromFollower, ListFiles, ReadFile
 
 BURST_S: Final = 16.0  # seconds of output at the full rate that a job may ship at once
 MOST_CREDIT: Final = 2 << 20  # bytes that an agent may send beyond what is stored, per stream

@@ -72,9 +72,7 @@ async def told(service: LiveService) -> dict[str, Any]:
     }
 
 
-def test_everything_is_told_of_a_job_that_left_and_after_a_restart_the_same(
-    tmp_path: Path,
-) -> None:
+def test_everything_is_told_of_a_job_that_left_and_after_a_restart_the_same(tmp_path: Path) -> None:
     async def both() -> None:
         service = await a_job_left(tmp_path)
         before = await told(service)

@@ -547,13 +547,7 @@ def send(node: NodeId, delta: GroupDelta) -> SendDelta:
 
 
 def news(
-    event: str,
-    about: str | None = None,
-    /,
-    *,
-    seq: int = 0,
-    at: float = 0.0,
-    **detail: Any,
+    event: str, about: str | None = None, /, *, seq: int = 0, at: float = 0.0, **detail: Any
 ) -> Announce:
     """An announcement about a job or a node; numbered and timed only where that matters."""
     is_node = event.startswith("node.")

@@ -34,7 +34,7 @@ SWEEP: Final = SweepSpec(
                 integer=(16, 256),
                 log_integer=(1, 64),
                 when={"optimizer": ("sgd", 1)},
-            ),
+            )
         },
         searcher=Asha(configurations=24, min_epochs=2, eta=3),
         epochs=18,
@@ -328,12 +328,7 @@ _PIECE: Final = feed.LogPiece(
 _OF_WORKERS: Final = (
     _STARTED,
     agent.WorkerReady(
-        **_WORKER,
-        index=1,
-        epoch_samples=1437,
-        resumed_epoch=12,
-        parameters=4810,
-        store_port=29_400,
+        **_WORKER, index=1, epoch_samples=1437, resumed_epoch=12, parameters=4810, store_port=29_400
     ),
     agent.SlotAwaited(**_WORKER, index=1),
     agent.StoreOpened(**_WORKER, index=2, group=VERSION, port=29_401),

@@ -7,12 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from schemas.ids import (
-    JobId,
-    Version,
-    WorkerId,
-    worker_id,
-)
+from schemas.ids import JobId, Version, WorkerId, worker_id
 from schemas.nodes import Group
 from schemas.wire.agent import (
     JOIN,

@@ -9,11 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from nodeagent.reconciler_events import (
-    Ended,
-    LogsStored,
-    ReportRead,
-)
+from nodeagent.reconciler_events import Ended, LogsStored, ReportRead
 from schemas.codec import encode
 from schemas.ids import JobId, Rank, Version, WorkerId
 from schemas.nodes import Group

@@ -15,10 +15,7 @@ LR = {"lr": log_uniform(1e-4, 1e-1)}
 
 
 def search(
-    searcher: Searcher,
-    epochs: int = 9,
-    space: dict[str, Parameter] | None = None,
-    seed: int = 0,
+    searcher: Searcher, epochs: int = 9, space: dict[str, Parameter] | None = None, seed: int = 0
 ) -> SearchSpec:
     return SearchSpec(
         space=LR if space is None else space,

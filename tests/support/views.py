@@ -69,9 +69,7 @@ def taken_slots(slots: Iterable[SlotView], jobs: Iterable[JobView]) -> list[Slot
 def view_of(slots: Sequence[SlotView], *jobs: JobView, version: int = 1) -> ClusterView:
     """A view of `slots`, of which those of `jobs` are in use."""
     return ClusterView(
-        version=version,
-        slots=tuple(taken_slots(slots, jobs)),
-        jobs={job.job: job for job in jobs},
+        version=version, slots=tuple(taken_slots(slots, jobs)), jobs={job.job: job for job in jobs}
     )
 
 

@@ -80,12 +80,7 @@ def rows_of(kind: type[msgspec.Struct]) -> list[Row]:
     """
     hints, notes = get_type_hints(kind, include_extras=True), _notes(kind)
     return [
-        Row(
-            field.encode_name,
-            _kind(hints[field.name]),
-            _default(field),
-            notes.get(field.name, ""),
-        )
+        Row(field.encode_name, _kind(hints[field.name]), _default(field), notes.get(field.name, ""))
         for field in msgspec.structs.fields(kind)
     ]
 

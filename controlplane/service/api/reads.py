@@ -258,18 +258,9 @@ class ReadRequests:
         records, now = self._commit_loop.records, self._commit_loop.now()
         predicted = self._plans.predicted_loss.get(job.job)
         detail = replies.job_detail(
-            job,
-            records,
-            reason,
-            self._telemetry,
-            now,
-            predicted_loss=predicted,
-            cursor=cursor,
+            job, records, reason, self._telemetry, now, predicted_loss=predicted, cursor=cursor
         )
-        notes = (
-            *self.notes.of(job, detail.summary.train_loss),
-            *_missing_notes(records, job.job),
-        )
+        notes = (*self.notes.of(job, detail.summary.train_loss), *_missing_notes(records, job.job))
         return view.detail(msgspec.structs.replace(detail, notes=notes), job.owner)
 
     def explain(self, request: ExplainJob, who: Identity) -> Explanation:

@@ -152,11 +152,7 @@ def job_detail(
     ranks = {m.worker: m.rank for m in job.group.members} if job.group else {}
     workers = [_worker_info(w, ranks.get(w.worker, w.rank)) for w in job.workers.values()]
     lists, following = page_of(
-        {
-            "workers": numbered(workers),
-            **_lists_of(job.job, records),
-        },
-        cursor,
+        {"workers": numbered(workers), **_lists_of(job.job, records)}, cursor
     )
     return JobDetail(
         summary=job_summary(job, reason, telemetry, now, predicted_loss=predicted_loss),

@@ -28,10 +28,7 @@ class Shares(FairQueue[str]):
     def __init__(self) -> None:
         self.clock, self.begun = Clock(), list[str]()
         super().__init__(
-            self.begun.append,
-            lambda: PER_S,
-            clock=lambda: self.clock.now,
-            later=self.clock.later,
+            self.begun.append, lambda: PER_S, clock=lambda: self.clock.now, later=self.clock.later
         )
 
     def flood(self, user: str, requests: int, size: int = 1) -> int:

@@ -88,10 +88,7 @@ def test_what_was_stored_before_a_moment_is_passed_over(tmp_path: Path) -> None:
 
     pieces, cursor = LogStore(tmp_path, MUCH, midday).read(A, LOG, None, 0, MUCH, since=200.0)
 
-    assert pieces == [
-        piece(b"then\n", who=R1, time=200.0),
-        piece(b"late\n", offset=6, time=300.0),
-    ]
+    assert pieces == [piece(b"then\n", who=R1, time=200.0), piece(b"late\n", offset=6, time=300.0)]
     assert store.read(A, LOG, None, cursor, MUCH) == ([], cursor)
 
 
@@ -320,13 +317,7 @@ def test_a_torn_end_is_cut_off_and_taken_again(
     assert reopened.end(A, LOG, R0, 3) is True
 
 
-@pytest.mark.parametrize(
-    "size",
-    [
-        10,
-        20_000,
-    ],
-)
+@pytest.mark.parametrize("size", [10, 20_000])
 def test_a_full_disk_takes_nothing_and_what_comes_again_is_whole(
     store: LogStore, reopened: LogStore, tmp_path: Path, size: int
 ) -> None:

@@ -352,9 +352,7 @@ async def test_a_heartbeat_of_a_session_that_there_is_not_is_asked_for_a_hello()
 # --- a key that is taken out
 
 DENIED = Refused(
-    code="denied",
-    message="this key is no longer authorised",
-    hint="ask an admin for a new key",
+    code="denied", message="this key is no longer authorised", hint="ask an admin for a new key"
 )
 
 
