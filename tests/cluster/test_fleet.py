@@ -10,9 +10,7 @@ import pytest
 
 from controlplane.client import Client, JobSpec
 from schemas.wire.agent import GroupDelta
-from tests.support.fleet import Fleet
-from tests.support.simulated_training import Training
-from tests.support.training_agent import TrainingAgent
+from tests.support.fleet import Fleet, Training, TrainingAgent
 
 pytestmark = pytest.mark.slow
 

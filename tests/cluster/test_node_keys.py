@@ -19,7 +19,7 @@ from schemas.transport import Identity
 from schemas.wire.agent import NodeHealth
 from schemas.wire.files import AskFiles
 from tests.support.builders import N1
-from tests.support.controller_house import House, served
+from tests.support.service import House, served
 
 pytestmark = pytest.mark.slow
 QUIET = "[silence]\nsuspect_s = 1.5\nlost_s = 2.0\n"  # heartbeats are a second apart

@@ -25,7 +25,7 @@ from controlplane.service import commit_loop
 from controlplane.service.commit_loop import CommitLoop
 from schemas.ids import JobId
 from tests.support.builders import submission
-from tests.support.live_service import full_disk
+from tests.support.service import full_disk
 
 LIMIT_S: Final = 60.0
 BAD: Final = CancelRequested(job=JobId("j-1"), user="ada")

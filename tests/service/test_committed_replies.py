@@ -26,7 +26,7 @@ from schemas.wire.client import (
 from schemas.wire.feed import ReadLog
 from tests.support import builders
 from tests.support.builders import SNAPSHOT, A, job_spec
-from tests.support.live_service import LIMIT_S, LiveService
+from tests.support.service import LIMIT_S, LiveService
 
 
 @pytest.fixture(autouse=True)

@@ -13,8 +13,14 @@ import zmq
 
 from schemas.transport import Identity, KeyPair, Socket, StateServer, flood_guard, write_keys
 from schemas.transport.flood_guard import FloodGuard
-from tests.support.schemas_links import HeldLink, connected, events_of, free_address, soon
-from tests.support.zmtp import speak_without_end
+from tests.support.schemas_links import (
+    HeldLink,
+    connected,
+    events_of,
+    free_address,
+    soon,
+    speak_without_end,
+)
 
 MIB = 1 << 20
 SLACK = 2000  # bytes: a handshake and heartbeats

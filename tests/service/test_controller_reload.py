@@ -25,8 +25,8 @@ from schemas.wire.feed import ReadLog
 from schemas.wire.files import AskFiles
 from tests.support import builders
 from tests.support.builders import N1
-from tests.support.controller_house import DENIED, House, Person, heard_by, served
 from tests.support.schemas_links import HeldLink, connected, events_of, soon
+from tests.support.service import DENIED, House, Person, heard_by, served
 
 
 @pytest.fixture

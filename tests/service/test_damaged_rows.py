@@ -20,8 +20,8 @@ from controlplane.journal.reader import Reader
 from schemas.wire.client import ExplainJob, GetJob, ListJobs
 from tests.support import builders
 from tests.support.builders import A, B
-from tests.support.live_service import LIMIT_S, LiveService
 from tests.support.recorded_history import GOLDEN
+from tests.support.service import LIMIT_S, LiveService
 
 PAST: Final = ("job_records", "recent_records")
 NEWEST: Final = "SELECT body FROM recent_records WHERE list = 'epochs' ORDER BY at DESC"

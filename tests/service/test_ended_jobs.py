@@ -31,7 +31,7 @@ from schemas.wire.client import (
 )
 from tests.support import builders
 from tests.support.builders import SNAPSHOT, A, job_spec
-from tests.support.live_service import LIMIT_S, LiveService
+from tests.support.service import LIMIT_S, LiveService
 
 B, GHOST = JobId("b-2"), JobId("ghost-7")
 

@@ -20,9 +20,9 @@ from schemas.errors import BadFieldError
 from schemas.ids import JobId
 from schemas.wire.client import ChangeSweep, GetLedger, GetSweep, ListJobs
 from tests.support import builders
-from tests.support.live_service import LIMIT_S, LiveService
 from tests.support.recorded_history import write
-from tests.support.sweep_cluster import SweepCluster, sweep_job
+from tests.support.service import LIMIT_S, LiveService
+from tests.support.sweep_world import SweepCluster, sweep_job
 
 A: Final = JobId("a-1")
 UNITS: Final = 12

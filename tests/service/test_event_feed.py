@@ -10,8 +10,8 @@ import pytest
 
 from controlplane.service import event_feed
 from schemas.wire.client import Cluster, GetCluster
-from tests.support.controller_house import House, Person, heard_by, served
 from tests.support.schemas_links import connected
+from tests.support.service import House, Person, heard_by, served
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from controlplane.service.settings import JournalSettings
 from schemas.wire.client import GetJob
 from tests.support import builders
 from tests.support.builders import A, submission
-from tests.support.live_service import LiveService
+from tests.support.service import LiveService
 
 LIMIT_S: Final = 60.0
 

@@ -15,8 +15,7 @@ import zmq
 
 from schemas.transport import Socket, flood_guard, unix_flood_guard
 from schemas.transport.unix_flood_guard import UnixFloodGuard
-from tests.support.schemas_links import HeldLink, connected, events_of, soon
-from tests.support.zmtp import speak_without_end
+from tests.support.schemas_links import HeldLink, connected, events_of, soon, speak_without_end
 
 pytestmark = pytest.mark.slow
 MIB = 1 << 20

@@ -22,7 +22,7 @@ from schemas.wire import Message
 from schemas.wire.client import ExplainJob, GetJob, ListJobs, ListNodes, ReadEvents, WaitJob
 from tests.support import builders
 from tests.support.builders import A
-from tests.support.live_service import LIMIT_S, LiveService
+from tests.support.service import LIMIT_S, LiveService
 
 ROOM: Final = 4000  # bytes of a page, in these tests
 

@@ -36,7 +36,7 @@ from schemas.ids import JobId, Seconds
 from schemas.sweeps import Asha, PopulationBased
 from tests.support.builders import N1, N2, S0, S1, T0, T1
 from tests.support.controller import Controller
-from tests.support.sweep_cluster import SweepCluster, sweep_job
+from tests.support.sweep_world import SweepCluster, sweep_job
 from tests.unit.controlplane.core.test_properties import ENDS, Cluster
 
 GOLDEN: Final = Path(__file__).parents[1] / "golden" / "journal"

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from nodeagent.cgroups import MEMORY, find
-from tests.support.box import Box
 from tests.support.cluster import TOY, toml
+from tests.system.box import Box
 
 UNITS = sorted((Path(__file__).parents[2] / "bin" / "systemd").glob("*.service"))
 LIMIT_S = 120.0

@@ -72,9 +72,8 @@ from tests.support.builders import (
     submission,
 )
 from tests.support.controller import Controller
-from tests.support.simulated_node import Node, haunt
-from tests.support.simulated_processes import World
 from tests.support.sizes import examples
+from tests.support.world import Groups, Node, haunt
 
 T = TypeVar("T")
 EPOCHS = 2
@@ -113,7 +112,7 @@ class Cluster(RuleBasedStateMachine):
         super().__init__()
         self.controller = Controller()
         self.controller.start()
-        self.world = World()
+        self.world = Groups()
         self.nodes = {name: Node(name, 2, self.world) for name in (N1, N2)}
         self.linked: set[NodeId] = set()
         self.greetings: dict[NodeId, list[NodeGreeted]] = {N1: [], N2: []}  # under way

@@ -31,8 +31,8 @@ from tests.support.builders import (
     resumed,
 )
 from tests.support.controller import ELASTIC
-from tests.support.simulated_site import Places, Site
 from tests.support.sizes import examples
+from tests.support.world import Places, Site
 
 HALF = BATCH // 2
 

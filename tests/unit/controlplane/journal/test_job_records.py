@@ -22,8 +22,8 @@ from controlplane.journal.take_snapshot import complete_records
 from schemas.ids import JobId
 from tests.support import builders
 from tests.support.builders import A
-from tests.support.live_service import LiveService
 from tests.support.recorded_history import GOLDEN
+from tests.support.service import LiveService
 
 OLD: Final = [GOLDEN / "schema-2-jobs.sqlite", GOLDEN / "schema-2-sweeps.sqlite"]
 

@@ -16,7 +16,7 @@ from schemas.errors import OnesError
 from schemas.ids import JobId, NodeId, Seconds
 from schemas.sweeps import Parameter, RandomSearch, choice, integer
 from schemas.wire.client import ChangeSweep, GetLedger, GetSweep, Ledger, SweepDetail
-from tests.support.sweep_cluster import SweepCluster, sweep_job
+from tests.support.sweep_world import SweepCluster, sweep_job
 
 SPACE = {
     "lr": Parameter(log_uniform=(1e-4, 0.1)),

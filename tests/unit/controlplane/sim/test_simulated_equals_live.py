@@ -45,8 +45,7 @@ from schemas.codec import encode
 from schemas.ids import NodeId, Seconds
 from schemas.wire.agent import Quiesced, ScriptFailed, StoreOpened, Suspended
 from tests.support import builders
-from tests.support.simulated_node import Node
-from tests.support.simulated_processes import World as Processes
+from tests.support.world import Groups, Node
 
 T = TypeVar("T")
 Event = tuple[Seconds, Input, list[Command]]
@@ -303,7 +302,7 @@ def test_no_deadline_passes_while_a_simulation_runs(policy: str) -> None:
 async def _live_run(journal: Path, policy: str, loop: Loop) -> Live:
     """Real agent cores around imaginary processes: a loss, a cancel, and jobs that go on."""
     live = Live(journal, loop, policy)
-    processes = Processes()
+    processes = Groups()
     nodes = {name: Node(name, 2, processes) for name in (builders.N1, builders.N2)}
     try:
         await live.at(1.0, ControllerStarted(term=live.reactor.state.term, release="0"))

@@ -1,16 +1,32 @@
-"""Sweeps as a client is told of them."""
+"""Jobs as a list of them has them.
+
+Sweeps as a client is told of them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
+
 from controlplane.client import ASHA, Choice, LogUniform, Sweep
 from schemas.ids import JobId, NodeId, Seconds, SlotId
 from schemas.sweeps import SweepSpec
-from schemas.wire.client import Ledger, LedgerUnit, SweepDetail, TrialInfo
+from schemas.wire.client import JobSummary, Ledger, LedgerUnit, SweepDetail, TrialInfo
 from tests.support.builders import A
-from tests.support.summaries import summary
+
+
+def summary(job: JobId, **changes: Any) -> JobSummary:
+    """A queued job of ann's, but for `changes`."""
+    fields = {
+        "type": "client.job_summary.1", "job": job, "name": job[:1], "user": "ann",
+        "state": "queued", "reason": "", "slots": 0, "global_batch": 0, "lr": None, "epoch": 0,
+        "samples_per_s": 0.0, "progress": 0.0, "train_loss": None, "metrics": {},
+        "submitted_at": 0.0, "queued_s": 0.0, "running_s": 0.0, "rescales": 0, "batch_changes": 0,
+    }  # fmt: skip
+    return msgspec.convert({**fields, **changes}, JobSummary)
+
 
 PARTITIONS = 4
 
