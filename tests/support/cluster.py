@@ -265,17 +265,11 @@ def training_job(cluster: Cluster, slots: int = 1, faults: str = "", **fields: A
     job = cluster.submit(
         RESIZED,
         **{
-            "batch_size": 12,
-            "max_batch_size": 96,
-            "max_local_batch": 12,
-            "slots": [1, 4],
-            "slots_wanted": slots,
-            "record_samples": True,
-            "stop": {"epochs": 100_000},
-            "env": {"OMP_NUM_THREADS": "1", "ELASTIC_FAULTS": faults},
-            **fields,
+            "batch_size": 12, "max_batch_size": 96, "max_local_batch": 12, "slots": [1, 4],
+            "slots_wanted": slots, "record_samples": True, "stop": {"epochs": 100_000},
+            "env": {"OMP_NUM_THREADS": "1", "ELASTIC_FAULTS": faults}, **fields,
         },
-    )
+    )  # fmt: skip
     cluster.until(job, lambda shown: shown["state"] == "running")
     return job
 
@@ -341,15 +335,10 @@ def submit_searched(cluster: Cluster, epochs: int, **fields: Any) -> str:
     return cluster.submit(
         SEARCHED,
         **{
-            "batch_size": 24,
-            "max_batch_size": 96,
-            "max_local_batch": 48,
-            "slots": [1, 4],
-            "record_samples": True,
-            "stop": {"epochs": epochs},
-            **fields,
+            "batch_size": 24, "max_batch_size": 96, "max_local_batch": 48, "slots": [1, 4],
+            "record_samples": True, "stop": {"epochs": epochs}, **fields,
         },
-    )
+    )  # fmt: skip
 
 
 def explained(cluster: Cluster, job: str) -> list[dict[str, Any]]:
@@ -528,13 +517,9 @@ def trained_alone(house: Cluster, job: str, trial: int) -> dict[str, Any]:
     file.write_text(json.dumps(task))
     done = subprocess.run(
         [sys.executable, "-P", "-m", "elastic.sweep_worker.replay", str(file)],
-        cwd=Path(house.base / job).resolve(),
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=LIMIT_S,
-    )
+        cwd=Path(house.base / job).resolve(), env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True, text=True, check=False, timeout=LIMIT_S,
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found

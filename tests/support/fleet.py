@@ -116,14 +116,9 @@ class SimulatedAgent:
         self.orders = self._connect("DEALER", "agents")
         self.events = self._connect("PUB", "events")
         self.spec = NodeSpec(
-            node=self.node,
-            host="simulated",
-            address="127.0.0.1",
-            slots=cpu_slots(self.slots),
-            cores=self.slots,
-            memory_bytes=1,
-            release="test",
-        )
+            node=self.node, host="simulated", address="127.0.0.1", slots=cpu_slots(self.slots),
+            cores=self.slots, memory_bytes=1, release="test",
+        )  # fmt: skip
 
     def _connect(self, kind: str, port: str) -> Socket:
         return self.link.connect(kind, f"tcp://127.0.0.1:{self.ports[port]}", self.server_key)
@@ -171,13 +166,9 @@ class SimulatedAgent:
 
     def hello(self) -> Hello:
         return Hello(
-            node=self.node,
-            boot=BootId("boot"),
-            spec=self.spec,
-            workers=self.seen(),
-            events_sent=self.session.sent,
-            echo=self.session.echo,
-        )
+            node=self.node, boot=BootId("boot"), spec=self.spec, workers=self.seen(),
+            events_sent=self.session.sent, echo=self.session.echo,
+        )  # fmt: skip
 
     async def delta(self, count: int) -> GroupDelta:
         """The delta of that number, when it is here."""
@@ -304,19 +295,13 @@ class Training:
     def epoch_of(self, job: Job, group: Group, now: float) -> dict[str, Any]:
         """The fields of a report of the epoch that just ended."""
         return {
-            "group": group.version,
-            "epoch": job.epoch,
-            "step": job.step,
-            "samples_done": job.epoch * job.epoch_samples,
-            "epoch_samples": job.epoch_samples,
+            "group": group.version, "epoch": job.epoch, "step": job.step,
+            "samples_done": job.epoch * job.epoch_samples, "epoch_samples": job.epoch_samples,
             "epochs": job.epochs,
             "samples_per_s": job.epoch_samples / max(0.001, now - job.epoch_at),
-            "duration_s": now - job.epoch_at,
-            "train_loss": 1.0 / job.epoch,
-            "metrics": {"accuracy": 0.5},
-            "global_batch": group.global_batch,
-            "lr": 0.1,
-        }
+            "duration_s": now - job.epoch_at, "train_loss": 1.0 / job.epoch,
+            "metrics": {"accuracy": 0.5}, "global_batch": group.global_batch, "lr": 0.1,
+        }  # fmt: skip
 
 
 @dataclass
@@ -347,19 +332,11 @@ class Worker:
     def say_steps(self, job: Job, group: Group) -> None:
         """Telemetry, which nobody numbers."""
         steps = StepsReported(
-            job=self.job,
-            version=self.version,
-            rank=self.rank,
-            group=group.version,
-            epoch=job.epoch + 1,
-            step=job.step,
-            samples_done=int(job.samples),
-            samples_per_s=job.speed(len(group.members)),
-            train_loss=0.5,
-            global_batch=group.global_batch,
-            lr=0.1,
-            group_steps=job.step - job.group_step,
-        )
+            job=self.job, version=self.version, rank=self.rank, group=group.version,
+            epoch=job.epoch + 1, step=job.step, samples_done=int(job.samples),
+            samples_per_s=job.speed(len(group.members)), train_loss=0.5,
+            global_batch=group.global_batch, lr=0.1, group_steps=job.step - job.group_step,
+        )  # fmt: skip
         self.agent.events.send(
             self.agent.node.encode(), encode(Telemetry(node=self.agent.node, steps=steps))
         )
@@ -415,13 +392,9 @@ class Worker:
         self.quiescing = True
         self.armed.clear()
         self.report(
-            Quiesced,
-            group=delta.version,
-            step=job.step,
-            epoch=job.epoch,
-            full=self.in_group,
+            Quiesced, group=delta.version, step=job.step, epoch=job.epoch, full=self.in_group,
             port=29002,
-        )
+        )  # fmt: skip
 
     def swap(self, delta: GroupDelta) -> None:
         """Pass the boundary into `delta`'s group, or leave at it."""
@@ -490,14 +463,9 @@ class TrainingAgent(SimulatedAgent):
         self.pids += 1
         state = self.reconciler.workers[action.worker]
         self.training.workers[action.worker] = Worker(
-            agent=self,
-            name=action.worker,
-            job=state.job,
-            version=state.version,
-            rank=state.rank,
-            slot=state.slot,
-            training=self.training,
-        )
+            agent=self, name=action.worker, job=state.job, version=state.version, rank=state.rank,
+            slot=state.slot, training=self.training,
+        )  # fmt: skip
         self.tell(Started(action.worker, self.pids, 7))
         self.tell(Connected(action.worker))
         if not action.granted:

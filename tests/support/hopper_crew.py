@@ -391,17 +391,11 @@ class HopperCrew(ForkedWorkers[Hopper]):
             state = StateRef(trial=trial, version=version - 1, digest=state.digest)
         addresses = [one if isinstance(one, str) else one.address for one in sources]
         order = UnitOrder(
-            attempt=self.attempts,
-            worker=hopper.name,
-            trial=trial,
-            values=VALUES,
-            state=state,
+            attempt=self.attempts, worker=hopper.name, trial=trial, values=VALUES, state=state,
             sources=tuple(StateSource(node=NodeId("n"), address=one) for one in addresses),
-            result=StateRef(trial=trial, version=version),
-            epoch=visit[0],
-            partition=visit[1],
+            result=StateRef(trial=trial, version=version), epoch=visit[0], partition=visit[1],
             evaluate=evaluate,
-        )
+        )  # fmt: skip
         self.send(hopper, order)
         return order
 

@@ -143,23 +143,14 @@ def _step(cluster: Cluster, rng: Random) -> None:
         cluster.take(CommitsResumed(why="database or disk is full", since=since))
 
     often: list[tuple[float, Callable[[], Any]]] = [
-        (12.0, lambda: cluster.all_goes_well_for_a_moment(1, rng.choice((None, 2)))),
-        (3.0, submit),
-        (2.0, order),
-        (2.0, deal),
-        (1.0, die),
-        (0.7, be_late),
-        (0.5, fall_silent),
-        (0.5, be_heard),
-        (0.5, lose_a_node),
-        (2.0, cluster.the_links_hold_again),
-        (0.3, cluster.a_new_controller_takes_over),
-        (0.2, skip),
-        (0.2, have_room_again),
+        (12.0, lambda: cluster.all_goes_well_for_a_moment(1, rng.choice((None, 2)))), (3.0, submit),
+        (2.0, order), (2.0, deal), (1.0, die), (0.7, be_late), (0.5, fall_silent), (0.5, be_heard),
+        (0.5, lose_a_node), (2.0, cluster.the_links_hold_again),
+        (0.3, cluster.a_new_controller_takes_over), (0.2, skip), (0.2, have_room_again),
         (0.4, lambda: cluster.a_user_cancels(which) if state.jobs else None),
         (0.5, lambda: cluster.an_agent_greets(node)),
         (0.5, lambda: cluster.a_greeting_arrives(node)),
-    ]
+    ]  # fmt: skip
     rng.choices([act for _, act in often], [weight for weight, _ in often])[0]()
 
 

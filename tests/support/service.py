@@ -67,20 +67,11 @@ class LiveService:
             cast("Any", audience), NONE, self.loop.committed.state.feed_seq, NONE, owners.of
         )
         self.server = RequestServer(
-            commit_loop=self.loop,
-            plans=plans,
-            socket=NONE,
-            feed=self.feed,
-            snapshots=SnapshotStore(folder / "snapshots", 1 << 20),
-            telemetry=telemetry,
-            audit=Audit(),
-            policy="fifo",
-            cluster_info=lambda _: NONE,
-            search_info=lambda: NONE,
-            owners=owners,
-            limits=Limits(),
-            keys=KeyTable(KeyFile(folder / "keys.json"), {}),
-        )
+            commit_loop=self.loop, plans=plans, socket=NONE, feed=self.feed,
+            snapshots=SnapshotStore(folder / "snapshots", 1 << 20), telemetry=telemetry,
+            audit=Audit(), policy="fifo", cluster_info=lambda _: NONE, search_info=lambda: NONE,
+            owners=owners, limits=Limits(), keys=KeyTable(KeyFile(folder / "keys.json"), {}),
+        )  # fmt: skip
 
     def _perform(self, command: Command) -> None:
         if isinstance(command, Announce):

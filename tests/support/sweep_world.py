@@ -1,9 +1,7 @@
-"""Nodes whose workers take units of sweeps: real sessions, imaginary processes, files and training.
+"""Nodes whose workers train the units of sweeps: real sessions, imaginary processes, files and training.
 
-A state is its history: what was trained on what, in order. So two states are the same if and only if
-they were trained the same way, and the digest of one says so.
-
-A controller and nodes with imaginary hoppers, whose events come in any order that can be.
+A state is its history: what was trained on what, in order. So two states are equal if and only if
+they were trained equally, and the digest of one says so.
 """
 
 from __future__ import annotations
@@ -15,29 +13,25 @@ from functools import partial
 from random import Random
 from typing import Any
 
-from controlplane.core.commands import Announce, AskForPlan, Command, SendDelta, SendSweepDelta
+from controlplane.core.commands import Announce, AskForPlan, Command
 from controlplane.core.handlers import sweeps
 from controlplane.core.history import Record
-from controlplane.core.inputs import ControllerStarted, Input, NodeGreeted, NodeLost, NodeReported
+from controlplane.core.inputs import ControllerStarted, Input, NodeGreeted, NodeLost
 from controlplane.core.model.job import Job
 from controlplane.core.model.sweep import JobSweep
 from schemas.ids import (
-    BootId,
     JobId,
     NodeId,
     Rank,
-    Seconds,
     SlotId,
     Term,
     Version,
     WorkerId,
     index_of,
     node_of,
-    slot_id,
     worker_id,
 )
 from schemas.nodes import Member, NodeSpec, SlotSpec
-from schemas.session import AgentSession, Apply
 from schemas.sweeps import Parameter, RandomSearch, SearchSpec, SweepSpec
 from schemas.wire.agent import (
     PREPARE,
@@ -58,7 +52,6 @@ from schemas.wire.agent import (
     UnitBegun,
     UnitEnded,
     UnitFailed,
-    Welcome,
     WorkerExited,
     WorkerReady,
     WorkerSeen,
@@ -73,9 +66,8 @@ from schemas.wire.sweeps import (
     UnitOrder,
     WantedState,
 )
-from tests.support.builders import proposal
-from tests.support.controller import Controller
 from tests.support.sweeps import History, goodness, loss_and_samples, step
+from tests.support.world import BaseWorld, Host
 
 File = tuple[JobId, int, int]  # job, trial, version
 STATES_PORT = 7706
@@ -175,15 +167,11 @@ class Hopper:
         host.files[name] = after
         loss, _ = loss_and_samples(unit.partition)
         self.report(
-            UnitEnded,
-            attempt=unit.attempt,
-            metrics={"loss": loss},
-            samples=host.samples_of(unit.partition),
-            seconds=2.0,
-            scores={"accuracy": goodness(after)} if unit.evaluate else {},
-            digest=digest_of(after),
+            UnitEnded, attempt=unit.attempt, metrics={"loss": loss},
+            samples=host.samples_of(unit.partition), seconds=2.0,
+            scores={"accuracy": goodness(after)} if unit.evaluate else {}, digest=digest_of(after),
             size=100,
-        )
+        )  # fmt: skip
 
     def die(self, code: int | None = None, signal: int | None = 9) -> None:
         if not self.alive:
@@ -230,23 +218,21 @@ class SweepNodes:
         return memories[0].get(file) if memories else None
 
 
-class HopperNode:
-    """One host with its agent."""
+class HopperNode(Host):
+    """A host whose agent applies each delta at once."""
 
     def __init__(self, node: NodeId, slots: int, world: SweepNodes) -> None:
-        self.node, self.slots, self.world = node, slots, world
+        super().__init__(node, slots)
+        self.world = world
         world.nodes[node] = self
         self.processes: dict[WorkerId, Hopper] = {}
         self.files: dict[File, History] = {}
-        self.pids = self.boots = 0
-        self.up = True
         self.sizes: dict[int, int] = {}  # of partitions that are other than elsewhere
         self.restart()
 
     def restart(self) -> None:
         """A new agent finds processes, their reports and files."""
-        self.boots += 1
-        self.session = AgentSession(self.node, BootId(f"{self.node}-boot-{self.boots}"))
+        super().restart()
         self.groups: dict[JobId, GroupDelta] = {}
         self.sweeps: dict[JobId, SweepDelta] = {}
         self.ordered: dict[JobId, Version] = {}
@@ -276,15 +262,10 @@ class HopperNode:
 
     def spec(self) -> NodeSpec:
         return NodeSpec(
-            node=self.node,
-            host=self.node,
-            address=self.node,
-            slots=tuple(SlotSpec(index=index, kind="cpu") for index in range(self.slots)),
-            cores=64,
-            memory_bytes=1 << 30,
-            release="0",
-            states_port=STATES_PORT,
-        )
+            node=self.node, host=self.node, address=self.node,
+            slots=tuple(SlotSpec(index=index, kind="cpu") for index in range(self.slots)), cores=64,
+            memory_bytes=1 << 30, release="0", states_port=STATES_PORT,
+        )  # fmt: skip
 
     def hello(self) -> NodeGreeted:
         seen = tuple(
@@ -301,32 +282,14 @@ class HopperNode:
         )
         return NodeGreeted(node=self.node, boot=self.session.boot, spec=self.spec(), workers=seen)
 
-    def welcome(self, term: Term, committed: int) -> None:
-        welcome = Welcome(
-            session="s", boot=self.session.boot, term=term, committed=committed, log_port=0,
-            event_port=0,
-        )  # fmt: skip
-        self.session.receive(welcome, Seconds(0.0))
-
-    def said_after(self, seq: int) -> list[NodeReported]:
-        return [
-            NodeReported(node=self.node, boot=self.session.boot, seq=n.seq, event=n.event)
-            for n in self.session.spool
-            if n.seq > seq
-        ]
-
     def happen(self, event: AgentEvent) -> None:
         self.session.happened(event)
 
-    # --- what it hears
-
-    def receive(self, delta: GroupDelta | SweepDelta) -> None:
-        for output in self.session.receive(delta, Seconds(0.0)):
-            match output:
-                case Apply(delta=GroupDelta() as group):
-                    self._group(group)
-                case Apply(delta=SweepDelta() as sweep):
-                    self._sweep(sweep)
+    def apply(self, delta: Any) -> None:
+        if isinstance(delta, GroupDelta):
+            self._group(delta)
+        else:
+            self._sweep(delta)
 
     def _group(self, delta: GroupDelta) -> None:
         self.groups[delta.job] = delta
@@ -436,7 +399,6 @@ class HopperNode:
         return [process for process in self.processes.values() if process.alive]
 
 
-Delta = GroupDelta | SweepDelta
 ENOUGH = 20_000
 
 
@@ -471,21 +433,17 @@ def sweep_job(slots: tuple[int, int] = (1, 4), **changes: Any) -> dict[str, Any]
     }
 
 
-class SweepCluster:
+class SweepCluster(BaseWorld[HopperNode]):
     """Deltas arrive, hoppers go on, reports arrive: one at a time, whichever is chosen."""
 
     def __init__(self, **slots: int) -> None:
-        self.controller = Controller()
-        self.controller.start()
         self.world = SweepNodes()
-        self.orders: dict[NodeId, list[Delta]] = {}
         self.asked = False
         self.told: list[FeedEvent] = []  # announcements
         self.records: list[Record] = []  # of what happened
         for name, many in slots.items():
-            node = HopperNode(NodeId(name), many, self.world)
-            self.orders[node.node] = []
-            self.greet(node)
+            HopperNode(NodeId(name), many, self.world)
+        super().__init__(self.world.nodes)
 
     def nothing_was_passed_over(self) -> None:
         """To hold every sweep against its job changes nothing: those that matter were."""
@@ -497,18 +455,11 @@ class SweepCluster:
     # --- what people and machines do
 
     def take(self, event: Input) -> list[Command]:
-        commands = self.controller.take(event)
+        commands = super().take(event)
         self.records += self.controller.reactor.records
         self.nothing_was_passed_over()
-        for command in commands:
-            match command:
-                case SendDelta(node=node, delta=delta) | SendSweepDelta(node=node, delta=delta):
-                    if self.world.nodes[node].up:
-                        self.orders[node].append(delta)
-                case AskForPlan():
-                    self.asked = True
-                case Announce(event=told):
-                    self.told.append(told)
+        self.asked = self.asked or AskForPlan() in commands
+        self.told += [command.event for command in commands if isinstance(command, Announce)]
         self.check()
         return commands
 
@@ -524,13 +475,8 @@ class SweepCluster:
                 }
 
     def submit(self, name: str = "a", **spec: Any) -> JobId:
-        self.take_submission(name, **spec)
+        self.asked = AskForPlan() in self.controller.submit(name, **spec) or self.asked
         return JobId(f"{name}-{self.controller.state.jobs_accepted}")
-
-    def take_submission(self, name: str, **spec: Any) -> None:
-        for command in self.controller.submit(name, **spec):
-            if isinstance(command, AskForPlan):
-                self.asked = True
 
     def job(self, name: JobId) -> Job:
         return self.controller.job(name)
@@ -546,13 +492,7 @@ class SweepCluster:
         for job, slots in placed.items():
             share, more = divmod(self.job(job).spec.batch_size, max(1, len(slots)))
             batches[job] = {slot: share + (at < more) for at, slot in enumerate(slots)}
-        self.take(proposal(batches, based_on=self.controller.state.version))
-
-    def greet(self, node: HopperNode) -> None:
-        self.orders[node.node].clear()
-        self.take(node.hello())
-        known = self.controller.state.nodes[node.node]
-        node.welcome(self.controller.state.term, known.committed)
+        self.plan(batches)
 
     def restart_controller(self) -> None:
         """The next incarnation; what was under way to nodes is lost."""
@@ -590,9 +530,7 @@ class SweepCluster:
                 continue
             if self.orders[name]:
                 found.append(partial(self._arrives, node))
-            known = self.controller.state.nodes[name]
-            committed = known.committed if known.boot == node.session.boot else 0
-            if reports := node.said_after(committed):
+            if reports := self.said(node):
                 found.append(partial(self._reports, reports[0]))
             found += [partial(node.fetch, 0)] * bool(node.fetching)
             for process in node.living():
@@ -628,20 +566,12 @@ class SweepCluster:
                     return
         raise AssertionError("no unit is under way")
 
-    def slots(self) -> list[SlotId]:
-        return [slot_id(n.node, at) for n in self.world.nodes.values() for at in range(n.slots)]
-
     def step(self, rng: Random) -> bool:
         """One thing happens, by chance; False if nothing can."""
         found = self.possible()
         if found:
             found[rng.randrange(len(found))]()
         return bool(found)
-
-    def later(self, seconds: float) -> None:
-        self.controller.now += seconds
-        for event in self.controller.reactor.due(Seconds(self.controller.now)):
-            self.take(event)
 
     def hoppers(self, name: JobId) -> list[Hopper]:
         return [p for n in self.world.nodes.values() for p in n.living() if p.job == name]

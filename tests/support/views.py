@@ -178,31 +178,22 @@ def a_job(draw: st.DrawFn, number: int, free: list[SlotId]) -> JobView:
     local = max(batch, share + 1)
     epoch = draw(st.integers(0, 3))
     return JobView(
-        job=JobId(f"{name}-{number}"),
-        submitted_at=Seconds(draw(st.integers(0, 4))),
-        batch_size=batch,
-        batch_limit=limit,
-        local_limit=local + draw(st.sampled_from([0, 50])),
-        least=least,
-        most=most,
-        wanted=draw(st.integers(least, min(most, max(batch, least)))),
+        job=JobId(f"{name}-{number}"), submitted_at=Seconds(draw(st.integers(0, 4))),
+        batch_size=batch, batch_limit=limit, local_limit=local + draw(st.sampled_from([0, 50])),
+        least=least, most=most, wanted=draw(st.integers(least, min(most, max(batch, least)))),
         family=draw(st.sampled_from(FAMILIES)),
         running_on={slot: share + (place < rest) for place, slot in enumerate(running)},
         movable=not draw(IN_FOUR),
         ready_at=Seconds(0.0 if running else draw(st.sampled_from([0, 0, 0, 101, 110]))),
         retry_at=Seconds(draw(st.sampled_from([0, 0, 0, 105, 120]))),
-        moved_at=Seconds(draw(st.sampled_from([0, 50, 80, 99]))),
-        epoch=epoch,
-        epoch_at=Seconds(draw(st.sampled_from([0, 60, 90]))),
-        epoch_samples=1000,
-        samples_done=epoch * 1000,
-        stop_samples=draw(st.sampled_from([None, None, 2000, 50_000])),
+        moved_at=Seconds(draw(st.sampled_from([0, 50, 80, 99]))), epoch=epoch,
+        epoch_at=Seconds(draw(st.sampled_from([0, 60, 90]))), epoch_samples=1000,
+        samples_done=epoch * 1000, stop_samples=draw(st.sampled_from([None, None, 2000, 50_000])),
         noise_scale=draw(st.sampled_from([None, 0.5, 64.0, 5000.0])),
-        ran_s=draw(st.sampled_from([0.0, 30.0, 900.0])),
-        start_s=draw(st.sampled_from([None, 3.0])),
+        ran_s=draw(st.sampled_from([0.0, 30.0, 900.0])), start_s=draw(st.sampled_from([None, 3.0])),
         utility=draw(st.sampled_from([None, *UTILITIES])),
         promised_at=draw(st.sampled_from([None, None, Seconds(90.0), Seconds(4000.0)])),
-    )
+    )  # fmt: skip
 
 
 @st.composite
@@ -240,28 +231,17 @@ def _one_of(job: JobId, view: ClusterView) -> st.SearchStrategy[PolicyEvent]:
     ended = JobEnded(job=JobId("old-98"), family=family, samples_done=3000, succeeded=True)
     return st.one_of(
         st.builds(
-            EpochSeen,
-            job=st.just(job),
-            family=st.just(family),
-            slots=slots,
-            nodes=st.integers(1, 2),
-            global_batch=batch,
-            samples_per_s=st.floats(0.1, 1e4),
+            EpochSeen, job=st.just(job), family=st.just(family), slots=slots,
+            nodes=st.integers(1, 2), global_batch=batch, samples_per_s=st.floats(0.1, 1e4),
             whole=st.booleans(),
         ),
         st.builds(
-            StepsSeen,
-            job=st.just(job),
-            family=st.just(family),
-            group=st.integers(1, 2),
-            slots=slots,
-            nodes=st.integers(1, 2),
-            global_batch=batch,
-            step=st.integers(0, 30),
+            StepsSeen, job=st.just(job), family=st.just(family), group=st.integers(1, 2),
+            slots=slots, nodes=st.integers(1, 2), global_batch=batch, step=st.integers(0, 30),
             samples_done=st.integers(0, 5000),
         ),
         st.sampled_from([ended, PlanTaken(waiting=waiting)]),
-    )
+    )  # fmt: skip
 
 
 views_and_events = views().flatmap(lambda view: st.tuples(st.just(view), events_of(view)))

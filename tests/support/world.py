@@ -1,20 +1,18 @@
-"""Imaginary workers that do what the training library does about their orders, one act at a time.
+"""A controller's core, its nodes and their workers in virtual time: nothing happens until a test says so.
 
-What their collective operations would tell them, they learn from the `World` that they share.
-
-A node in a few lines: the real reconciler around imaginary processes, folders and a spool.
-
-A controller and nodes in a few lines: links hold, and nothing happens until the test says so.
+Nodes have the agent's real session and reconciler; workers do what the training library does about
+their orders, one act at a time. What collective operations would tell them, they learn from `Groups`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from signal import SIGKILL
-from typing import Any
+from typing import Any, Generic, TypeVar
 
-from controlplane.core.commands import Command, SendDelta
+from controlplane.core.commands import Command, SendDelta, SendSweepDelta
 from controlplane.core.inputs import Input, NodeGreeted, NodeLost, NodeReported
 from nodeagent.reconciler import ProcessPhase, Reconciler
 from nodeagent.reconciler_events import (
@@ -70,6 +68,7 @@ from schemas.wire.agent import (
     ScriptReport,
     Welcome,
 )
+from schemas.wire.sweeps import SweepDelta
 from schemas.wire.worker import Assignment
 from tests.support.builders import (
     assignment,
@@ -297,47 +296,31 @@ class Process:
         self.reports.append(self._report(what, version))
 
     def _report(self, what: str, version: Version) -> ScriptReport:
-        job, index = self.assignment.job, len(self.reports) + 1
-        who = (job, self.assignment.version)
-        rank, port = self.assignment.rank, 29000 + self.pid
         epoch, step = self.place
-        match what:
-            case "ready":
-                resume = self.assignment.group.resume
-                resumed = resume.epoch if resume else 0
-                return ready(*who, rank=rank, index=index, resumed=resumed, port=port)
-            case "waits for its slot":
-                return awaits(*who, rank=rank, index=index)
-            case "store":
-                return store(*who, rank=rank, index=index, group=version, port=port)
-            case "formed":
-                return formed(*who, rank=rank, index=index, group=version, epoch=epoch, step=step)
-            case "cannot join":
-                return join_failed(*who, rank=rank, index=index, group=version, error="no")
-            case "broken":
-                return broken(*who, rank=rank, index=index, group=version, error="reset")
-            case "quiesced":
-                behind = step > 0 and (self.pid + version) % 3 == 0  # the last step was half done
-                return quiesced(
-                    *who,
-                    rank=rank,
-                    index=index,
-                    group=version,
-                    step=step - behind,
-                    epoch=epoch,
-                    full=self.group is not None,
-                    port=port,
-                )
-            case "suspended":
-                return suspended(
-                    *who, rank=rank, index=index, group=version, epoch=epoch, step=step
-                )
-            case "epoch":
-                return epoch_end(
-                    job, epoch, who[1], rank=rank, index=index, group=version, step=step
-                )
-            case _:
-                return finished(*who, rank=rank, index=index, why="its epochs are done")
+        resume = self.assignment.group.resume
+        group, port = {"group": version}, {"port": 29000 + self.pid}
+        behind = step > 0 and (self.pid + version) % 3 == 0  # the last step was half done
+        full = self.group is not None
+        build, fields = {
+            "ready": (ready, {"resumed": resume.epoch if resume else 0, **port}),
+            "waits for its slot": (awaits, {}),
+            "store": (store, {**group, **port}),
+            "formed": (formed, {**group, "epoch": epoch, "step": step}),
+            "cannot join": (join_failed, {**group, "error": "no"}),
+            "broken": (broken, {**group, "error": "reset"}),
+            "quiesced": (
+                quiesced,
+                {**group, **port, "step": step - behind, "epoch": epoch, "full": full},
+            ),
+            "suspended": (suspended, {**group, "epoch": epoch, "step": step}),
+            "epoch": (partial(epoch_end, epoch=epoch), {**group, "step": step}),
+            "finished": (finished, {"why": "its epochs are done"}),
+        }[what]
+        me = self.assignment
+        report: ScriptReport = build(
+            job=me.job, version=me.version, rank=me.rank, index=len(self.reports) + 1, **fields
+        )
+        return report
 
 
 # What an agent is busy with; it ends well or badly when the test says so.
@@ -354,24 +337,60 @@ class Storing:
 Work = FetchWorkspace | StartWorker | Grace | Storing
 
 
-class Node:
-    """One host with its agent."""
+class Host:
+    """One host and its agent's session; each life of the agent is a boot."""
+
+    def __init__(self, node: NodeId, slots: int) -> None:
+        self.node, self.slots = node, slots
+        self.boots = self.pids = 0
+        self.up = True
+
+    def restart(self) -> None:
+        """Start a new agent, which knows nothing."""
+        self.boots += 1
+        self.session = AgentSession(self.node, BootId(f"{self.node}-boot-{self.boots}"))
+
+    @property
+    def boot(self) -> BootId:
+        return self.session.boot
+
+    def welcome(self, term: Term, committed: int) -> None:
+        """The controller took the greeting, and this many events before."""
+        welcome = Welcome(
+            session="s", boot=self.boot, term=term, committed=committed, log_port=0, event_port=0
+        )
+        self.session.receive(welcome, Seconds(0.0))
+
+    def receive(self, delta: GroupDelta | SweepDelta) -> None:
+        """Apply a delta, if it is newer than what is held."""
+        for output in self.session.receive(delta, Seconds(0.0)):
+            if isinstance(output, Apply):
+                self.apply(output.delta)
+
+    def apply(self, delta: Any) -> None:
+        raise NotImplementedError
+
+    def said_after(self, seq: int) -> list[NodeReported]:
+        return [
+            NodeReported(node=self.node, boot=self.boot, seq=n.seq, event=n.event)
+            for n in self.session.spool
+            if n.seq > seq
+        ]
+
+
+class Node(Host):
+    """A host whose agent has the real reconciler, around imaginary processes, folders and a spool."""
 
     def __init__(self, node: NodeId, slots: int, world: Groups | None = None) -> None:
-        self.node, self.slots = node, slots
+        super().__init__(node, slots)
         self.world = world or Groups(whole=False)
         self.processes: dict[WorkerId, Process] = {}
-        self.boots = 0
         self.runs = 1
-        self.pids = 0
         self.restart()
-
-    # --- lives of the agent and of the host
 
     def restart(self) -> None:
         """A new agent finds what the one before left."""
-        self.boots += 1
-        self.session = AgentSession(self.node, BootId(f"{self.node}-boot-{self.boots}"))
+        super().restart()
         self.reconciler = Reconciler(self.node)
         self.work: list[Work] = []
         for worker, process in self.processes.items():
@@ -386,12 +405,6 @@ class Node:
         self.runs += 1
         self.restart()
 
-    @property
-    def boot(self) -> BootId:
-        return self.session.boot
-
-    # --- what the controller sees
-
     def hello(self) -> NodeGreeted:
         return NodeGreeted(
             node=self.node,
@@ -402,32 +415,21 @@ class Node:
             run_id=f"{self.node}-run-{self.runs}",
         )
 
-    def welcome(self, term: Term, committed: int) -> None:
-        """The controller took the greeting, and this many events before."""
-        self.session.receive(
-            Welcome(
-                session="s",
-                boot=self.session.boot,
-                term=term,
-                committed=committed,
-                log_port=0,
-                event_port=0,
-            ),
-            Seconds(0.0),
-        )
+    def apply(self, delta: Any) -> None:
+        self._tell(Desired(delta))
 
-    def receive(self, delta: GroupDelta) -> None:
-        """Apply a delta, if it is newer than what is held."""
-        for output in self.session.receive(delta, Seconds(0.0)):
-            if isinstance(output, Apply) and isinstance(output.delta, GroupDelta):
-                self._tell(Desired(output.delta))
-
-    def said_after(self, seq: int) -> list[NodeReported]:
-        return [
-            NodeReported(node=self.node, boot=self.boot, seq=n.seq, event=n.event)
-            for n in self.session.spool
-            if n.seq > seq
-        ]
+    def go_on(self, epochs: int | None = None) -> bool:
+        """Let the agent finish its work and each process do one thing; False if nothing changed."""
+        went_on = bool(self.work)
+        for work in list(self.work):
+            self.finish(work)
+        for worker, process in list(self.processes.items()):
+            before = process.progress, len(self.session.spool)
+            if process.alive:
+                process.act(epochs)
+            self.look(worker)
+            went_on |= before != (process.progress, len(self.session.spool))
+        return went_on
 
     # --- what happens on the host
 
@@ -548,28 +550,59 @@ def haunt(node: Node, job: JobId, version: int, slot: SlotId) -> None:
 
 MANY = 500  # rounds: enough for everything to come about
 Places = dict[JobId, dict[SlotId, int]]
+H = TypeVar("H", bound=Host)
 
 
-class Site:
-    """Goes on in rounds: orders arrive, agents and workers do the next thing, reports arrive."""
+class BaseWorld(Generic[H]):
+    """A core with a fake clock, nodes, and links that hold; the deltas under way wait in `orders`."""
 
-    def __init__(self, **slots: int) -> None:
+    def __init__(self, nodes: dict[NodeId, H]) -> None:
         self.controller = Controller()
         self.controller.start()
-        self.world = Groups()
-        self.nodes = {
-            NodeId(name): Node(NodeId(name), many, self.world) for name, many in slots.items()
-        }
-        self.orders: dict[NodeId, list[GroupDelta]] = {name: [] for name in self.nodes}
-        for node in self.nodes.values():
-            self._greet(node)
+        self.nodes = nodes
+        self.orders: dict[NodeId, list[GroupDelta | SweepDelta]] = {name: [] for name in nodes}
+        for node in nodes.values():
+            self.greet(node)
 
     def take(self, event: Input) -> list[Command]:
         commands = self.controller.take(event)
         for command in commands:
-            if isinstance(command, SendDelta) and command.node in self.orders:
+            if isinstance(command, SendDelta | SendSweepDelta) and self.nodes[command.node].up:
                 self.orders[command.node].append(command.delta)
         return commands
+
+    def plan(self, placed: Mapping[JobId, Mapping[SlotId, int]]) -> None:
+        """Propose a plan that is based on the present state."""
+        batches = {job: dict(slots) for job, slots in placed.items()}
+        self.take(proposal(batches, based_on=self.controller.state.version))
+
+    def greet(self, node: H) -> None:
+        self.orders[node.node].clear()
+        self.take(node.hello())  # type: ignore[attr-defined] # each kind of host has its own
+        known = self.controller.state.nodes[node.node]
+        node.welcome(self.controller.state.term, known.committed)
+
+    def said(self, node: H) -> list[NodeReported]:
+        """Return the reports of a node that the controller has not taken."""
+        known = self.controller.state.nodes[node.node]
+        return node.said_after(known.committed if known.boot == node.boot else 0)
+
+    def slots(self) -> list[SlotId]:
+        return [slot_id(name, at) for name, node in self.nodes.items() for at in range(node.slots)]
+
+    def later(self, seconds: float) -> None:
+        self.controller.now += seconds
+        for event in self.controller.due():
+            self.take(event)
+
+
+class World(BaseWorld[Node]):
+    """Goes on in rounds: orders arrive, agents and workers do the next thing, reports arrive."""
+
+    def __init__(self, **slots: int) -> None:
+        self.world = Groups()
+        names = {NodeId(name): many for name, many in slots.items()}
+        super().__init__({name: Node(name, many, self.world) for name, many in names.items()})
 
     def train(self, placed: Mapping[JobId, Mapping[SlotId, int]], **spec: Any) -> None:
         """Submit a job for each entry, and let all of them come to train there."""
@@ -578,11 +611,6 @@ class Site:
         self.plan(placed)
         self.settle()
         assert self.where() == {job: dict(slots) for job, slots in placed.items()}
-
-    def plan(self, placed: Mapping[JobId, Mapping[SlotId, int]]) -> None:
-        """Propose a plan that is based on the present state."""
-        batches = {job: dict(slots) for job, slots in placed.items()}
-        self.take(proposal(batches, based_on=self.controller.state.version))
 
     def settle(self) -> None:
         """Go on until nothing happens any more; nobody trains an epoch meanwhile."""
@@ -598,17 +626,8 @@ class Site:
             arrived, self.orders[name] = self.orders[name], []
             for delta in arrived:
                 node.receive(delta)
-            for work in list(node.work):
-                node.finish(work)
-                went_on = True
-            for worker, process in list(node.processes.items()):
-                before = process.progress, len(node.session.spool)
-                if process.alive:
-                    process.act(None)
-                node.look(worker)
-                went_on |= before != (process.progress, len(node.session.spool))
-            known = self.controller.state.nodes[name]
-            reports = node.said_after(known.committed if known.boot == node.boot else 0)
+            went_on |= node.go_on()
+            reports = self.said(node)
             for report in reports:
                 self.take(report)
             went_on |= bool(arrived or reports)
@@ -632,12 +651,7 @@ class Site:
         """A host goes down for long enough to be given up, and comes back without anything."""
         self.take(NodeLost(node=node, silent_s=30.0))
         self.nodes[node].reboot()
-        self.orders[node].clear()
-        self._greet(self.nodes[node])
-
-    def _greet(self, node: Node) -> None:
-        self.take(node.hello())
-        node.welcome(self.controller.state.term, self.controller.state.nodes[node.node].committed)
+        self.greet(self.nodes[node])
 
     def where(self) -> Places:
         """Slots and local batches of every group."""
@@ -647,11 +661,3 @@ class Site:
             for job in jobs
             if job.group is not None
         }
-
-    def slots(self) -> list[SlotId]:
-        return [slot_id(name, at) for name, node in self.nodes.items() for at in range(node.slots)]
-
-    def later(self, seconds: float) -> None:
-        self.controller.now += seconds
-        for event in self.controller.reactor.due(Seconds(self.controller.now)):
-            self.take(event)

@@ -536,15 +536,7 @@ class Cluster(RuleBasedStateMachine):
         for name in sorted(self.linked):
             node = self.nodes[name]
             gone_on |= self.deliver_orders(name, 999)
-            for work in list(node.work):
-                node.finish(work)
-                gone_on = True
-            for worker, process in list(node.processes.items()):
-                before = process.progress, len(node.session.spool)
-                if process.alive:
-                    process.act(epochs)
-                node.look(worker)
-                gone_on |= before != (process.progress, len(node.session.spool))
+            gone_on |= node.go_on(epochs)
             gone_on |= self.deliver_events(name, 999)
         return gone_on
 

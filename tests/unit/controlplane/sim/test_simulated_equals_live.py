@@ -334,12 +334,7 @@ async def _go_on(live: Live, node: Node, now: float, nodes: Mapping[NodeId, Node
     orders, live.orders = live.orders, []
     for order in orders:
         nodes[order.node].receive(order.delta)
-    for work in list(node.work):
-        node.finish(work)
-    for worker, process in list(node.processes.items()):
-        if process.alive:
-            process.act(8)
-        node.look(worker)
+    node.go_on(epochs=8)
     known = live.reactor.state.nodes[node.node]
     said = node.said_after(known.committed if known.boot == node.boot else 0)
     await live.at(now, *said)
