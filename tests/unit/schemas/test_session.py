@@ -39,7 +39,7 @@ from schemas.wire.agent import (
 )
 from schemas.wire.sweeps import SweepDeltaAcked
 from tests.support.builders import stop
-from tests.support.schemas_network import NODE, delta, hello, started, sweep_delta
+from tests.unit.schemas.session_network import NODE, delta, hello, started, sweep_delta
 
 BOOT: Final = BootId("boot-1")
 OTHER: Final = BootId("boot-0")
