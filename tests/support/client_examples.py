@@ -1,7 +1,4 @@
-"""Jobs as a list of them has them.
-
-Sweeps as a client is told of them.
-"""
+"""Jobs and sweeps as a client receives them."""
 
 from __future__ import annotations
 

@@ -1,10 +1,7 @@
 """A real cluster in a temporary folder, driven through the command line as a user would.
 
-A job that trains until it is cancelled, orders to it, and what it may never lose.
-
-Jobs that a search may grow and shrink, and what holds when they have ended.
-
-Sweeps on a real cluster, and what is checked of them.
+Below it: jobs to resize (`training_job`), jobs of a search (`submit_searched`) and sweeps
+(`submit_sweep`), each with what must hold at their end.
 """
 
 from __future__ import annotations

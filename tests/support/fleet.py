@@ -1,14 +1,8 @@
-"""An agent's end of the conversation with the controller: sockets and sessions, nothing behind it.
-
-Imaginary workers in real time: what the training library does about its orders, and how far jobs are.
-
-An agent with the real reconciler, whose processes are imaginary workers that train.
-
-A real controller process with many simulated agents: sockets and sessions, no processes.
+"""A real controller process with many simulated agents: sockets and sessions, no processes.
 
 A `SimulatedAgent` has the conversation and nothing behind it. A `TrainingAgent` has the real
-reconciler behind it, and workers that do what the training library does about their orders; what their
-collective operations would tell them, they learn from the `Training` that they share.
+reconciler behind it, and workers that do, in real time, what the training library does about their
+orders; the results of collective operations come from the `Training` that they share.
 """
 
 from __future__ import annotations
@@ -478,15 +472,7 @@ Make = Callable[[NodeId, KeyPair, bytes, dict[str, int]], SimulatedAgent]
 
 
 class Fleet:
-    """One controller process and `count` simulated agents.
-
-    Args:
-        home: its folder.
-        count: of agents.
-        policy: of the controller.
-        options: of the policy.
-        make: the agents.
-    """
+    """One controller process and `count` simulated agents."""
 
     def __init__(
         self,

@@ -45,12 +45,7 @@ History = list[tuple[Seconds, bytes]]  # inputs as they are written down, each w
 
 
 def of_jobs(seed: int, steps: int) -> Controller:
-    """Jobs that come, grow, move, are paused and lost on two nodes.
-
-    Args:
-        seed: of the chances.
-        steps: things that happen; each is some inputs, or none.
-    """
+    """Jobs that come, grow, move, are paused and lost on two nodes."""
     rng = Random(seed)  # noqa: S311 - no secret comes of it
     cluster = Cluster()
     for _ in range(steps):
@@ -59,12 +54,7 @@ def of_jobs(seed: int, steps: int) -> Controller:
 
 
 def of_sweeps(seed: int, steps: int) -> Controller:
-    """Two sweeps on three nodes that are lost and come back, and changes of their trials.
-
-    Args:
-        seed: of the chances.
-        steps: things that happen; each is some inputs, or none.
-    """
+    """Two sweeps on three nodes that are lost and come back, and changes of their trials."""
     rng = Random(seed)  # noqa: S311 - no secret comes of it
     cluster = SweepCluster(n1=2, n2=2, n3=1)
     spec = sweep_job((1, 3), searcher=Asha(4, eta=2), epochs=3, partitions=3, replicas=2)
@@ -196,11 +186,7 @@ def _change_a_trial(cluster: SweepCluster, name: JobId, at: int) -> None:
 
 
 def summary(state: State) -> dict[str, Any]:
-    """What a history came to, in words that outlive the classes of a release.
-
-    Args:
-        state: after its last input.
-    """
+    """What a history came to, in words that outlive the classes of a release."""
     return {
         "term": state.term,
         "events": state.feed_seq,
@@ -230,12 +216,7 @@ def as_lived(history: History) -> History:
 
 
 def write(path: Path, history: History) -> None:
-    """A journal with this history, as the present release writes it.
-
-    Args:
-        path: of a file that is not there.
-        history: handled once more, for what it announces and for the past of its jobs.
-    """
+    """A journal with this history, as the present release writes it."""
     reactor, writer = Reactor(), Writer(path, lambda _: None)
     for at, body in history:
         event = input_from(body)
@@ -247,12 +228,7 @@ def write(path: Path, history: History) -> None:
 
 
 def snapshot_at(path: Path, number: int) -> None:
-    """Add a snapshot to a journal, as a helper takes it.
-
-    Args:
-        path: of the journal.
-        number: of the last input in it.
-    """
+    """Add a snapshot to a journal, as a helper takes it."""
     with contextlib.closing(Reader(path)) as reader:
         found = recover(reader, most=number)
     save_state(path, found.reactor, found.last, found.at)

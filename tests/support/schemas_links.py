@@ -1,7 +1,4 @@
-"""Real sockets on loopback: free addresses, and waits that end as soon as they can.
-
-A peer without ZeroMQ, which may say what no library would: its handshake, and frames of any kind.
-"""
+"""Real sockets on loopback, waits that end as soon as they can, and a peer without ZeroMQ."""
 
 from __future__ import annotations
 
@@ -117,10 +114,6 @@ def shake_hands(wire: socket.socket) -> None:
 
 def speak_without_end(wire: socket.socket, frame: int) -> int:
     """One message of frames without end, until its connection is cut.
-
-    Args:
-        wire: connected.
-        frame: bytes of each.
 
     Returns:
         How many bytes were sent.

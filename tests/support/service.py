@@ -1,6 +1,7 @@
-"""A controller's commit loop and its answers to clients, on a real journal and without sockets.
+"""The service without its process: a commit loop with request handlers, or a whole controller on ports.
 
-A whole controller on ports of its own in this process, and people who have keys for it.
+`LiveService` has a real journal and no sockets. A `House` is the controller of `app` on ports of its
+own, and a `Person` has a key for it.
 """
 
 from __future__ import annotations

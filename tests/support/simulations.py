@@ -1,9 +1,4 @@
-"""Small simulations in virtual time whose every moment can be computed by hand.
-
-Results of simulations that name only what matters.
-
-Recordings of a live cluster that name only what matters.
-"""
+"""Small simulations whose every moment can be computed by hand, and results and recordings of them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Searches played without training: who comes when, and what each one scores, is up to the test.
-
-Workers and nodes that carry out what a sweep orders, without training: a state is its history.
-"""
+"""Searches and sweeps played without training: a state is its history, scores are up to the test."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Views and events as a live core could show them, whatever happens; and problems made of them.
-
-A cluster in which changes take no time: enough to see where a policy leads.
-"""
+"""Views of clusters for policies, and a cluster in which changes take no time."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Real worker processes that a test forks and hears, be they of a job or of a sweep.
-
-Workers of a sweep as real processes, with a test in the place of agents and controller.
-"""
+"""Real worker processes that a test forks, of a job or of a sweep, in place of agents and controller."""
 
 from __future__ import annotations
 
