@@ -98,7 +98,7 @@ def nothing_stored() -> Any:
 
 def test_workers_of_which_nothing_was_heard_are_waited_for_and_not_named() -> None:
     made = relay(ended_unheard(), NONE)
-    made._store = nothing_stored()
+    made.store = nothing_stored()
 
     assert made._page(ReadLog(job=A)) == LogPage(job=A, pieces=(), cursor=0, ended=False)
 
@@ -108,7 +108,7 @@ def test_one_whose_node_lost_its_folders_meanwhile_is_named_and_not_waited_for()
     controller.lose(N2)
     controller.take(builders.greeting(N1, boot="boot-2", run_id="n1-run-2"))
     made = relay(controller, NONE)
-    made._store = nothing_stored()
+    made.store = nothing_stored()
 
     named = ("a-1.v1.r0 on n1, if it ran there", "a-1.v1.r1 on n2, which is lost")
     assert made._page(ReadLog(job=A)) == LogPage(
@@ -133,8 +133,8 @@ async def test_a_follower_whose_key_is_taken_out_while_it_waits_gets_no_page(
 ) -> None:
     sent: list[bytes] = []
     made = relay(ended_on_two_nodes(), LogStore(tmp_path, 1 << 30))
-    made._followers = SimpleNamespace(send=lambda *frames: sent.append(frames[-1]))  # type: ignore[assignment]
-    made._audit = SimpleNamespace(refused=lambda *_, **__: None)  # type: ignore[assignment]
+    made.followers = SimpleNamespace(send=lambda *frames: sent.append(frames[-1]))  # type: ignore[assignment]
+    made.audit = SimpleNamespace(refused=lambda *_, **__: None)  # type: ignore[assignment]
     keys = {b"k": Identity("user", "ann")}
     asked = Incoming((b"f", b""), keys[b"k"], b"k", keys)
     waiting = asyncio.create_task(made._answer(asked, ReadLog(job=A, wait_s=0.01)))
@@ -158,8 +158,8 @@ async def test_a_wait_that_is_no_number_is_refused_by_name(tmp_path: Path) -> No
     controller = ended_on_two_nodes()
     sent: list[bytes] = []
     made = relay(controller, LogStore(tmp_path, 1 << 30))
-    made._followers = SimpleNamespace(send=lambda *frames: sent.append(frames[-1]))  # type: ignore[assignment]
-    made._audit = SimpleNamespace(refused=lambda *_, **__: None)  # type: ignore[assignment]
+    made.followers = SimpleNamespace(send=lambda *frames: sent.append(frames[-1]))  # type: ignore[assignment]
+    made.audit = SimpleNamespace(refused=lambda *_, **__: None)  # type: ignore[assignment]
 
     await made._answer(Incoming((b"f", b""), None), ReadLog(job=A, wait_s=math.nan))
 
@@ -182,7 +182,7 @@ async def test_output_that_no_worker_can_have_is_refused_and_freezes_nothing(
 ) -> None:
     controller, store = ended_on_two_nodes(), LogStore(tmp_path, 1 << 30)
     made = relay(controller, store)
-    made._shippers = SimpleNamespace(send=lambda *_: True)  # type: ignore[assignment]
+    made.shippers = SimpleNamespace(send=lambda *_: True)  # type: ignore[assignment]
     right = {"version": 1, "rank": 0, "offset": 0}
 
     def shipped(**fields: int) -> Incoming:
@@ -229,8 +229,8 @@ async def test_followers_of_one_user_keep_no_other_from_a_page(tmp_path: Path) -
     controller.submit("a")
     made = relay(controller, LogStore(tmp_path, 1 << 30))
     followers = Followers([("bob", 60.0)] * 1500 + [("ann", 0.0)])
-    made._followers = cast("Any", followers)
-    made._audit = SimpleNamespace(refused=lambda *_, **__: None)  # type: ignore[assignment]
+    made.followers = cast("Any", followers)
+    made.audit = SimpleNamespace(refused=lambda *_, **__: None)  # type: ignore[assignment]
 
     await made.serve_followers()
     async with asyncio.timeout(60.0):

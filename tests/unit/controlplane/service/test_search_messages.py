@@ -18,12 +18,12 @@ from controlplane.service.planner.search_messages import (
     BatchesChosen,
     Converged,
     EventObserved,
+    FindPlan,
     FrameDecoder,
     FromSearch,
     FullView,
     PlanFound,
     Ready,
-    RequestPlan,
     StartSearch,
     ToSearch,
     ViewDelta,
@@ -47,7 +47,7 @@ TO: tuple[ToSearch, ...] = (
     FullView(view=VIEW),
     ViewDelta(version=4, slots={S0: slot_view(S0)}, jobs={A: job_view(A)}, removed=[B]),
     EventObserved(event=SEEN, at=Seconds(2.0)),
-    RequestPlan(number=1, now=Seconds(2.5)),
+    FindPlan(number=1, now=Seconds(2.5)),
 )
 FROM: tuple[FromSearch, ...] = (
     Ready(),
