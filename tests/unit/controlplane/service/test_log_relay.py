@@ -44,20 +44,13 @@ def ended_on_two_nodes() -> Controller:
 
 def relay(controller: Controller, store: LogStore, bytes_per_s: float = float(1 << 30)) -> LogRelay:
     return LogRelay(
-        shippers=NONE,
-        followers=NONE,
-        store=store,
-        snapshots=NONE,
-        files=NONE,
-        state=lambda: controller.state,
-        job=controller.job,
+        shippers=NONE, followers=NONE, store=store, snapshots=NONE, files=NONE,
+        state=lambda: controller.state, job=controller.job,
         records=cast(
-            "Any", SimpleNamespace(processes=lambda job: controller.history_of(job).processes)
+            "Any", SimpleNamespace(processes=lambda job: controller.history_of(job).processes),
         ),
-        now=lambda: Seconds(controller.now),
-        audit=NONE,
-        bytes_per_s=bytes_per_s,
-    )
+        now=lambda: Seconds(controller.now), audit=NONE, bytes_per_s=bytes_per_s,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -87,15 +87,10 @@ class Service:
         self.taken_out: set[bytes] = set()
         orders = SimpleNamespace(send=self._send)
         self.sessions = NodeSessions(
-            commit_loop=cast("Any", self.commit_loop),
-            orders=cast("Any", orders),
-            events=cast("Any", None),
-            term=Term(1),
-            timings=SessionTimings(),
-            ports=(1, 2),
-            on_steps=lambda _: None,
-            audit=Audit(),
-        )
+            commit_loop=cast("Any", self.commit_loop), orders=cast("Any", orders),
+            events=cast("Any", None), term=Term(1), timings=SessionTimings(), ports=(1, 2),
+            on_steps=lambda _: None, audit=Audit(),
+        )  # fmt: skip
 
     def _send(self, route: bytes, data: bytes) -> bool:
         self.sent.append((route.decode(), TO_AGENT.decode(data)))

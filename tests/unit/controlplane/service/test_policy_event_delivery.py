@@ -47,19 +47,10 @@ class Service:
 
 def steps(step: int, *, job: JobId = A, group: int = 1) -> StepsReported:
     return StepsReported(
-        job=job,
-        version=Version(1),
-        rank=Rank(0),
-        group=Version(group),
-        epoch=1,
-        step=step,
-        samples_done=step * 64,
-        samples_per_s=100.0,
-        train_loss=0.5,
-        global_batch=64,
-        lr=0.1,
+        job=job, version=Version(1), rank=Rank(0), group=Version(group), epoch=1, step=step,
+        samples_done=step * 64, samples_per_s=100.0, train_loss=0.5, global_batch=64, lr=0.1,
         noise_scale=None,
-    )
+    )  # fmt: skip
 
 
 @pytest.fixture

@@ -23,17 +23,10 @@ class Searching(Fifo):
 
     def stats(self) -> SearchStats:
         return SearchStats(
-            generations=30,
-            best_fitness=0.75,
-            mean_fitness=0.5,
-            incumbent_fitness=0.6,
-            diversity=0.25,
-            decision_ms=1.5,
-            length_predictions=16,
-            length_error=0.125,
-            length_coverage_80=0.75,
-            length_coverage_90=0.875,
-        )
+            generations=30, best_fitness=0.75, mean_fitness=0.5, incumbent_fitness=0.6,
+            diversity=0.25, decision_ms=1.5, length_predictions=16, length_error=0.125,
+            length_coverage_80=0.75, length_coverage_90=0.875,
+        )  # fmt: skip
 
 
 def told(controller: Controller) -> SearchInfo:
