@@ -121,8 +121,22 @@ def test_a_piece_says_when_it_came_and_from_which_node(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-async def test_a_follower_whose_key_is_taken_out_while_it_waits_gets_no_page(
-    tmp_path: Path,
+@pytest.mark.parametrize(
+    ("wait_s", "refusal"),
+    [
+        (0.01, Failed(
+            code="denied", message="this key is no longer authorised",
+            hint="ask an admin for a new key",
+        )),
+        (math.nan, Failed(
+            code="bad_field", message="wait_s: nan is not a duration",
+            hint="give seconds, 0 or more", field="wait_s",
+        )),
+    ],
+    ids=["its key is revoked", "not a number"],
+)  # fmt: skip
+async def test_a_waiting_follower_is_refused_with_the_reason(
+    wait_s: float, refusal: Failed, tmp_path: Path
 ) -> None:
     sent: list[bytes] = []
     made = relay(ended_on_two_nodes(), LogStore(tmp_path, 1 << 30))
@@ -130,38 +144,12 @@ async def test_a_follower_whose_key_is_taken_out_while_it_waits_gets_no_page(
     made.audit = SimpleNamespace(refused=lambda *_, **__: None)  # type: ignore[assignment]
     keys = {b"k": Identity("user", "ann")}
     asked = Incoming((b"f", b""), keys[b"k"], b"k", keys)
-    waiting = asyncio.create_task(made._answer(asked, ReadLog(job=A, wait_s=0.01)))
+    waiting = asyncio.create_task(made._answer(asked, ReadLog(job=A, wait_s=wait_s)))
     await asyncio.sleep(0)
 
     keys.clear()
     await waiting
 
-    assert sent == [
-        encode(
-            Failed(
-                code="denied",
-                message="this key is no longer authorised",
-                hint="ask an admin for a new key",
-            )
-        )
-    ]
-
-
-async def test_a_wait_that_is_no_number_is_refused_by_name(tmp_path: Path) -> None:
-    controller = ended_on_two_nodes()
-    sent: list[bytes] = []
-    made = relay(controller, LogStore(tmp_path, 1 << 30))
-    made.followers = SimpleNamespace(send=lambda *frames: sent.append(frames[-1]))  # type: ignore[assignment]
-    made.audit = SimpleNamespace(refused=lambda *_, **__: None)  # type: ignore[assignment]
-
-    await made._answer(Incoming((b"f", b""), None), ReadLog(job=A, wait_s=math.nan))
-
-    refusal = Failed(
-        code="bad_field",
-        message="wait_s: nan is not a duration",
-        hint="give seconds, 0 or more",
-        field="wait_s",
-    )
     assert sent == [encode(refusal)]
 
 
@@ -188,14 +176,6 @@ async def test_output_that_no_worker_can_have_is_refused_and_freezes_nothing(
 
     (piece,), _ = LogStore(tmp_path, 1 << 30).read(A, LOG, None, 0, 1 << 20)
     assert piece.data == b"said\n"
-
-
-async def test_output_far_ahead_of_what_is_stored_changes_nothing(tmp_path: Path) -> None:
-    store = LogStore(tmp_path, 1 << 30)
-
-    store.append(A, LOG, (1, 0), 2**53, b"far\n")
-
-    assert store.append(A, LOG, (1, 0), 0, b"said\n") == 5
 
 
 class Followers:
