@@ -57,11 +57,7 @@ class FileKeeper:
     """Scans folders periodically in a thread; deletes in the event loop, one file at a time."""
 
     def __init__(
-        self,
-        state: Callable[[], State],
-        logs: LogStore,
-        archives: SnapshotStore,
-        settings: Store,
+        self, state: Callable[[], State], logs: LogStore, archives: SnapshotStore, settings: Store
     ) -> None:
         self._state = state
         self._logs = logs

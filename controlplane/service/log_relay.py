@@ -49,14 +49,7 @@ from schemas.wire.feed import (
     SnapshotPiece,
     Stream,
 )
-from schemas.wire.files import (
-    FileList,
-    FilePiece,
-    FilesRefused,
-    FromFollower,
-    ListFiles,
-    ReadFile,
-)
+from schemas.wire.files import FileList, FilePiece, FilesRefused, FromFollower, ListFiles, ReadFile
 
 BURST_S: Final = 16.0  # seconds of output at the full rate that a job may ship at once
 MAX_CREDIT_BYTES: Final = 2 << 20  # bytes that an agent may send beyond what is stored, per stream
@@ -176,38 +169,27 @@ class _WorkerStream(NamedTuple):
     rank: Rank
 
 
+@dataclass(kw_only=True, eq=False)
 class LogRelay:
     """Stores what agents ship, and serves it to followers, one page for each request.
 
     A follower holds credit for exactly one page at a time, so a stalled follower costs nothing.
     """
 
-    def __init__(
-        self,
-        *,
-        shippers: Socket,
-        followers: Socket,
-        store: LogStore,
-        snapshots: SnapshotStore,
-        files: JobFiles,
-        state: Callable[[], State],
-        job: Callable[[JobId], Job],
-        records: JobRecords,
-        now: Callable[[], Seconds],
-        audit: Audit,
-        bytes_per_s: float,
-    ) -> None:
-        self._shippers = shippers
-        self._followers = followers
-        self._store = store
-        self._snapshots = snapshots
-        self._files = files
-        self._state = state
-        self._job = job
-        self._records = records
-        self._now = now
-        self._audit = audit
-        self.bytes_per_s = bytes_per_s
+    shippers: Socket
+    followers: Socket
+    store: LogStore
+    snapshots: SnapshotStore
+    files: JobFiles
+    state: Callable[[], State]
+    job: Callable[[JobId], Job]
+    records: JobRecords
+    now: Callable[[], Seconds]
+    audit: Audit
+    bytes_per_s: float
+
+    def __post_init__(self) -> None:
+        """Set up the state that no caller passes."""
         self._waiters: dict[JobId, asyncio.Future[None]] = {}
         self._rates: LogRates[_WorkerStream] = LogRates(self._give_credit, lambda: self.bytes_per_s)
         self._queue = FairQueue(self._start, lambda: PAGES_PER_S, PAGE_TOKEN_BYTES)
@@ -220,30 +202,30 @@ class LogRelay:
 
     async def serve_shippers(self) -> None:
         """Handle what agents ship until cancelled."""
-        async for incoming in self._shippers:
+        async for incoming in self.shippers:
             try:
                 self._shipped(incoming)
             except OnesError as error:
                 self._audit_refusal(incoming, error)
             except (ValueError, ArithmeticError) as error:  # no frame may stop the controller
-                self._audit.refused("log", repr(error), peer=str(incoming.identity))
+                self.audit.refused("log", repr(error), peer=str(incoming.identity))
             except OSError as error:  # full disk: nothing was stored, the agent repeats it
-                self._audit.refused("log", str(error), peer=str(incoming.identity))
+                self.audit.refused("log", str(error), peer=str(incoming.identity))
 
     async def serve_followers(self) -> None:
         """Serve pages until cancelled."""
-        async for incoming in self._followers:
+        async for incoming in self.followers:
             try:
                 refuse_revoked(incoming)
                 request = READ_LOG.decode(incoming.frames[-1])
                 who = incoming.identity or Identity("", "")
                 right = FOLLOWER_RIGHTS[type(request)]
-                permit(who, right, request, self._job(request.job).owner)
+                permit(who, right, request, self.job(request.job).owner)
                 self._queue.put(str(who), (incoming, request), len(incoming.frames[-1]))
             except OnesError as error:
                 if not self._queue.floods(str(incoming.identity or "")):
                     self._send_error(incoming, error)
-                elif self._followers.cut(incoming):
+                elif self.followers.cut(incoming):
                     self._audit_refusal(incoming, error)
 
     def _start(self, asked: tuple[Incoming, ReadLog | FromFollower]) -> None:
@@ -253,41 +235,41 @@ class LogRelay:
 
     def _send_error(self, incoming: Incoming, error: OnesError) -> None:
         self._audit_refusal(incoming, error)
-        self._followers.send(*incoming.frames[:-1], encode(failure_reply(error)))
+        self.followers.send(*incoming.frames[:-1], encode(failure_reply(error)))
 
     def _shipped(self, incoming: Incoming) -> None:
         if not incoming.identity or incoming.identity.role != NODE:
             raise DeniedError(f"{incoming.identity} may not ship logs")
         message = FROM_SHIPPER.decode(incoming.frames[-1])
         if isinstance(message, GetSnapshot):
-            data, total = self._snapshots.piece(message.digest, message.offset)
+            data, total = self.snapshots.piece(message.digest, message.offset)
             piece = SnapshotPiece(
                 digest=message.digest, offset=message.offset, data=data, total=total
             )
-            self._shippers.send(incoming.route, encode(piece))
+            self.shippers.send(incoming.route, encode(piece))
             return
         if isinstance(message, FileList | FilePiece | FilesRefused):
-            self._files.receive(NodeId(incoming.identity.name), message)
+            self.files.receive(NodeId(incoming.identity.name), message)
             return
-        self._job(message.job)
+        self.job(message.job)
         key, who = (message.job, message.stream), (message.version, message.rank)
         shipped = _WorkerStream(incoming.route, *key, *who)
         match message:
             case LogHello():
                 pass
             case LogChunk(offset=offset, data=data):
-                self._store.append(*key, who, offset, data)
+                self.store.append(*key, who, offset, data)
                 self._rates.count_output(key, len(data))
                 self._wake(message.job)
             case LogEnded(size=size):
-                self._store.end(*key, who, size)
+                self.store.end(*key, who, size)
                 self._wake(message.job)
                 self._give_credit(shipped, MIN_CREDIT_BYTES)  # the stream is complete
                 return
         self._rates.answer(key, shipped)
 
     def _give_credit(self, to: _WorkerStream, credit: int) -> None:
-        size, ended = self._store.stored(to.job, to.stream, (to.version, to.rank))
+        size, ended = self.store.stored(to.job, to.stream, (to.version, to.rank))
         stored = LogStored(
             job=to.job,
             version=to.version,
@@ -296,9 +278,9 @@ class LogRelay:
             size=size,
             ended=ended,
             credit=credit,
-            full=self._store.full(to.job, to.stream),
+            full=self.store.full(to.job, to.stream),
         )
-        self._shippers.send(to.route, encode(stored))
+        self.shippers.send(to.route, encode(stored))
 
     async def _answer(self, incoming: Incoming, request: ReadLog | FromFollower) -> None:
         who, reply = incoming.identity or Identity("", ""), b""
@@ -312,7 +294,7 @@ class LogRelay:
                 ):
                     reply = encode(await self._wait_for_page(request))
             else:
-                reply = encode(await self._files.reply(request, who))
+                reply = encode(await self.files.reply(request, who))
             refuse_revoked(incoming)  # the key may have been revoked during the wait
         except OnesError as error:
             self._send_error(incoming, error)
@@ -320,7 +302,7 @@ class LogRelay:
             what = f"the output cannot be read: {error.strerror}"
             self._send_error(incoming, UnavailableError(what))
         else:
-            self._followers.send(*incoming.frames[:-1], reply)
+            self.followers.send(*incoming.frames[:-1], reply)
         finally:
             self._queue.ended(str(who), len(reply))
 
@@ -336,8 +318,8 @@ class LogRelay:
             await asyncio.wait([waiter], timeout=min(left, 1.0))
 
     def _page(self, request: ReadLog) -> LogPage:
-        job = self._job(request.job)
-        started = self._records.processes(job.job)
+        job = self.job(request.job)
+        started = self.records.processes(job.job)
         ordered = {
             worker.worker: Process(node_of(worker.slot), heard=worker.pid is not None)
             for worker in job.workers.values()
@@ -345,7 +327,7 @@ class LogRelay:
         }
         processes = started | ordered
         missing, final = self._missing(job, request, processes, ordered.keys())
-        pieces, cursor = self._store.read(
+        pieces, cursor = self.store.read(
             request.job,
             request.stream,
             request.rank,
@@ -373,13 +355,13 @@ class LogRelay:
         All ranks are waited for; only those of the requested rank are listed.
         """
         missing, final = [], job.ended
-        late = job.ended and self._now() - job.accounting.since > SHIPPING_TIMEOUT_S
+        late = job.ended and self.now() - job.accounting.since > SHIPPING_TIMEOUT_S
         late = late and self._rates.quiet_s((job.job, request.stream)) > SHIPPING_TIMEOUT_S
         for name, (node, heard) in processes.items():
             version, rank = name.removeprefix(f"{job.job}.v").split(".r")
-            if self._store.stored(job.job, request.stream, (int(version), int(rank)))[1]:
+            if self.store.stored(job.job, request.stream, (int(version), int(rank)))[1]:
                 continue
-            host = self._state().nodes.get(node)
+            host = self.state().nodes.get(node)
             gone = host is None or host.phase is NodePhase.LOST
             lost = gone or late or not (heard or name in ordered)
             if request.rank in (None, int(rank)) and (lost or heard):
@@ -404,7 +386,7 @@ class LogRelay:
         self._wake(job)
 
     def _audit_refusal(self, incoming: Incoming, error: OnesError) -> None:
-        self._audit.refused("log message", str(error), peer=str(incoming.identity))
+        self.audit.refused("log message", str(error), peer=str(incoming.identity))
 
 
 def _with_node(job: JobId, piece: LogPiece, processes: Mapping[WorkerId, Process]) -> LogPiece:

@@ -320,13 +320,7 @@ class LogStore:
 
 
 def _read_page(
-    found: _Stream,
-    file: BinaryIO,
-    cursor: int,
-    max_bytes: int,
-    *,
-    rank: Rank | None,
-    since: float,
+    found: _Stream, file: BinaryIO, cursor: int, max_bytes: int, *, rank: Rank | None, since: float
 ) -> tuple[list[LogPiece], int]:
     """Return the pieces from a record or damage on, and the position after them."""
     pieces: list[LogPiece] = []

@@ -24,10 +24,10 @@ from controlplane.policy.registry import make
 from controlplane.service.planner.search_messages import (
     FROM_SEARCH,
     EventObserved,
+    FindPlan,
     FrameDecoder,
     FullView,
     PlanFound,
-    RequestPlan,
     StartSearch,
     ToSearch,
     ViewDelta,
@@ -68,7 +68,7 @@ class Search:
         self.say(told if told is not None else FullView(view=view))
         self.sent = view
         self.number += 1
-        self.say(RequestPlan(number=self.number, now=now))
+        self.say(FindPlan(number=self.number, now=now))
         while True:
             assert self.process.stdout is not None
             data = os.read(self.process.stdout.fileno(), READ)

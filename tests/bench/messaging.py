@@ -59,10 +59,16 @@ from schemas.wire.agent import (
 )
 from schemas.wire.client import SearchInfo, SubmitJob
 from tests.bench import report
-from tests.support.fleet import LOG, Fleet
-from tests.support.simulated_agent import SimulatedAgent, Watch
-from tests.support.simulated_training import Job, Training, Worker
-from tests.support.training_agent import TrainingAgent
+from tests.support.fleet import (
+    LOG,
+    Fleet,
+    Job,
+    SimulatedAgent,
+    Training,
+    TrainingAgent,
+    Watch,
+    Worker,
+)
 
 SLOTS: Final = 4
 ENDED: Final = SETTLED + 1  # stands for the delta that ends a job

@@ -30,8 +30,7 @@ from schemas.ids import BootId, JobId, NodeId, Rank, Seconds, SlotId, Term, Vers
 from schemas.wire.agent import AgentEvent, GroupDelta, ToAgent, Welcome, WorkerSeen
 from tests.bench import report
 from tests.support import builders
-from tests.support.fleet import LOG, Fleet
-from tests.support.simulated_agent import Seen, SimulatedAgent, Watch
+from tests.support.fleet import LOG, Fleet, Seen, SimulatedAgent, Watch
 
 SLOTS: Final = 4
 SETTLE_S: Final = 5.0

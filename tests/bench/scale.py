@@ -26,8 +26,7 @@ import zmq
 
 from controlplane.client import Client, JobSpec
 from tests.bench import messaging, report, resync
-from tests.support.fleet import Fleet
-from tests.support.simulated_agent import SimulatedAgent
+from tests.support.fleet import Fleet, SimulatedAgent
 
 ONES: Final = Path(sys.executable).with_name("ones")
 AGENTS: Final = 1000

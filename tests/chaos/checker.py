@@ -51,15 +51,9 @@ class Evidence:
 def problems(found: Evidence) -> list[str]:
     """Everything that is not as promised; empty if all is."""
     return [
-        *_accepted(found),
-        *_ended(found),
-        *_epochs(found),
-        *_samples(found),
-        *slots_used_twice(found.records),
-        *_lines(found),
-        *_feed(found),
-        *_order(found),
-    ]
+        *_accepted(found), *_ended(found), *_epochs(found), *_samples(found),
+        *slots_used_twice(found.records), *_lines(found), *_feed(found), *_order(found),
+    ]  # fmt: skip
 
 
 def _accepted(found: Evidence) -> Iterator[str]:

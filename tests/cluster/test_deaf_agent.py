@@ -13,8 +13,7 @@ from controlplane.client import Client
 from schemas.ids import Seconds
 from schemas.session import AgentOutput, AgentSession, SessionTimings
 from schemas.wire.agent import Hello, ToSession
-from tests.support.fleet import Fleet
-from tests.support.simulated_agent import SimulatedAgent
+from tests.support.fleet import Fleet, SimulatedAgent
 
 pytestmark = pytest.mark.slow  # a cluster or devices of its own
 

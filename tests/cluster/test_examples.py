@@ -64,13 +64,9 @@ def test_an_example_is_swept_on_a_cluster(
     options = [word for change in changes for word in ("--set", change)]
 
     done = cluster.ones(
-        "sweep",
-        "submit",
-        str(EXAMPLES / name / "sweep.toml"),
-        *options,
-        "--wait",
+        "sweep", "submit", str(EXAMPLES / name / "sweep.toml"), *options, "--wait",
         timeout=LONGEST_S,
-    )
+    )  # fmt: skip
 
     job = done.out.strip()
     assert done.code == 0, cluster.ones("logs", job).out

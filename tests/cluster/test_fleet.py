@@ -10,9 +10,7 @@ import pytest
 
 from controlplane.client import Client, JobSpec
 from schemas.wire.agent import GroupDelta
-from tests.support.fleet import Fleet
-from tests.support.simulated_training import Training
-from tests.support.training_agent import TrainingAgent
+from tests.support.fleet import Fleet, Training, TrainingAgent
 
 pytestmark = pytest.mark.slow
 
@@ -25,11 +23,7 @@ async def test_simulated_workers_take_a_job_from_its_start_over_a_change_to_its_
     training = Training()
     make = partial(TrainingAgent, slots=2, training=training)
     spec = JobSpec(
-        name="one",
-        script="train.py",
-        workdir=str(tmp_path / "work"),
-        batch_size=8,
-        slots=(1, 4),
+        name="one", script="train.py", workdir=str(tmp_path / "work"), batch_size=8, slots=(1, 4)
     )
     async with Fleet(tmp_path, 2, make=make) as fleet, Client(tmp_path) as client:
         fleet.tasks.append(asyncio.create_task(training.run(0.01)))

@@ -11,8 +11,15 @@ from typing import Any
 
 import pytest
 
-from tests.support.cluster import Cluster, kill
-from tests.support.live_sweeps import FUNCTIONS, ledger, submit_sweep, trained_alone, until
+from tests.support.cluster import (
+    FUNCTIONS,
+    Cluster,
+    kill,
+    ledger,
+    submit_sweep,
+    trained_alone,
+    until_sweep,
+)
 
 pytestmark = pytest.mark.slow  # a cluster or devices of its own
 
@@ -41,13 +48,13 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 def test_kill_9_of_worker_agent_and_controller_costs_no_finished_unit(house: Cluster) -> None:
     job = submit_sweep(house, FOUR)
-    until(house, job, lambda shown: shown.units_done >= 4)
+    until_sweep(house, job, lambda shown: shown.units_done >= 4)
     kill(house.show(job)["workers"][0]["pid"])
-    until(house, job, lambda shown: shown.units_done >= 8)
+    until_sweep(house, job, lambda shown: shown.units_done >= 8)
     pids = house.up()
     kill(pids["agents"][0])
     house.up()
-    until(house, job, lambda shown: shown.units_done >= 12)
+    until_sweep(house, job, lambda shown: shown.units_done >= 12)
     before = ledger(house, job).units
     kill(pids["controller"])
     house.up()
@@ -59,7 +66,7 @@ def test_kill_9_of_worker_agent_and_controller_costs_no_finished_unit(house: Clu
     assert sorted((unit.trial, unit.version) for unit in units) == [
         (trial, version) for trial in range(4) for version in range(1, 9)
     ]
-    assert until(house, job, lambda _: True).units_again == 0
+    assert until_sweep(house, job, lambda _: True).units_again == 0
     assert trained_alone(house, job, 0) == {"equal": True, "first_difference": None, "units": 8}
 
 
@@ -82,7 +89,7 @@ def test_a_configuration_that_raises_fails_alone(house: Cluster) -> None:
 
     assert house.wait(job).code == 0, house.said()
 
-    trials = until(house, job, lambda _: True).trials
+    trials = until_sweep(house, job, lambda _: True).trials
     failed = [trial for trial in trials if trial.state == "failed"]
     assert [trial.values["lr"] > 0.03 for trial in trials] == [t in failed for t in trials]
     assert failed
@@ -91,12 +98,12 @@ def test_a_configuration_that_raises_fails_alone(house: Cluster) -> None:
 
 def test_a_slot_that_is_wanted_is_given_up_in_the_midst_of_a_long_unit(house: Cluster) -> None:
     job = submit_sweep(house, FOUR, pause_s=60.0, more="revoke_s = 0.5")
-    until(house, job, lambda shown: sum(t.state == "training" for t in shown.trials) == 4)
+    until_sweep(house, job, lambda shown: sum(t.state == "training" for t in shown.trials) == 4)
 
     assert house.ones("resize", job, "--slots", "1").code == 0
 
     left = house.until(job, lambda shown: len(shown["workers"]) == 1)["workers"]
-    shown = until(house, job, lambda shown: shown.units_done == 0)
+    shown = until_sweep(house, job, lambda shown: shown.units_done == 0)
     assert [t.slot for t in shown.trials if t.state == "training"] == [left[0]["slot"]]
     house.ones("cancel", job)
 
@@ -108,7 +115,7 @@ def test_a_lost_node_is_done_without(tmp_path: Path) -> None:
         kill(pair.up()["controller"])
         pids = pair.up()
         job = submit_sweep(pair, FOUR, pause_s=0.5)
-        until(pair, job, lambda shown: shown.units_done >= 6 and shown.summary.slots == 4)
+        until_sweep(pair, job, lambda shown: shown.units_done >= 6 and shown.summary.slots == 4)
         workers = pair.show(job)["workers"]
 
         kill(pids["agents"][1])
@@ -133,7 +140,7 @@ def test_asha_of_24_configurations_has_the_same_winner_beside_three_jobs_as_alon
         alone = submit_sweep(shared, asha, pause_s=0.0)
         assert shared.wait(alone).code == 0, shared.said()
         sweep = submit_sweep(shared, asha, pause_s=0.1)
-        until(shared, sweep, lambda shown: shown.units_done >= 8)
+        until_sweep(shared, sweep, lambda shown: shown.units_done >= 8)
         env = {"PAUSE_S": "0.05", "HOLD": "/"}
         jobs = [shared.submit(slots=[1, 2], env=env) for _ in range(3)]
 
@@ -141,10 +148,10 @@ def test_asha_of_24_configurations_has_the_same_winner_beside_three_jobs_as_alon
             assert shared.wait(job).code == 0, shared.said()
 
         versions = shared.show(sweep)["versions"]
-        detail = until(shared, sweep, lambda _: True)
+        detail = until_sweep(shared, sweep, lambda _: True)
         assert (detail.trials_in_all, detail.units_again) == (24, 0)
         assert len({len(version["slots"]) for version in versions}) > 1, "slots moved"
-        expected = until(shared, alone, lambda _: True)
+        expected = until_sweep(shared, alone, lambda _: True)
         assert detail.best == expected.best
         assert [(trial.epochs, trial.best_score) for trial in detail.trials] == [
             (trial.epochs, trial.best_score) for trial in expected.trials
@@ -157,12 +164,12 @@ def test_the_last_configuration_goes_on_as_a_job_and_its_sweep_counts_its_epochs
     one = 'type = "random"\nconfigurations = 1\nmax_epochs = 3\n'
     sweep = submit_sweep(house, one, more="graduate_batch = 4", pause_s=0.0)
     assert house.wait(sweep).code == 0, house.said()
-    (trial,) = until(house, sweep, lambda shown: shown.trials[0].state == "graduated").trials
+    (trial,) = until_sweep(house, sweep, lambda shown: shown.trials[0].state == "graduated").trials
     job = trial.graduated_as
 
     assert house.wait(job).code == 0, house.said()
 
-    (after,) = until(house, sweep, lambda _: True).trials
+    (after,) = until_sweep(house, sweep, lambda _: True).trials
     assert len(ledger(house, sweep).units) == 4, "one epoch of it was the sweep's"
     assert (after.epochs, len(after.metrics)) == (3, 3)
     last = house.show(job)["epochs"][-1]

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.cluster import TOY, Cluster, kill
-from tests.support.searching import explained, search_process
+from tests.support.cluster import TOY, Cluster, explained, kill, search_process
 
 EPOCH = list(range(400))
 SLOW = {"PAUSE_S": "0.02", "OMP_NUM_THREADS": "1"}

@@ -200,13 +200,9 @@ def test_submitting_twice_with_one_key_is_one_job(cluster: Cluster) -> None:
 def test_the_python_client_submits_waits_and_tails(cluster: Cluster) -> None:
     folder = cluster.write(TOY).parent
     spec = JobSpec(
-        name="mine",
-        script="train.py",
-        workdir=str(folder),
-        batch_size=20,
-        stop=StopRule(epochs=1),
+        name="mine", script="train.py", workdir=str(folder), batch_size=20, stop=StopRule(epochs=1),
         env={"OMP_NUM_THREADS": "1"},
-    )
+    )  # fmt: skip
     with BlockingClient(cluster.home) as client:
         job = client.submit(spec)
         detail = client.wait(job, timeout=60)
@@ -235,13 +231,9 @@ def test_a_client_needs_only_pyzmq_and_msgpack(cluster: Cluster) -> None:
         "finally: print('ours:', sorted({'schemas', 'controlplane', 'msgspec'} & set(sys.modules)))"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code, str(script), str(cluster.write(TOY))],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env={**os.environ, "ONES_HOME": str(cluster.home)},
-        check=False,
-    )
+        [sys.executable, "-c", code, str(script), str(cluster.write(TOY))], capture_output=True,
+        text=True, timeout=60, env={**os.environ, "ONES_HOME": str(cluster.home)}, check=False,
+    )  # fmt: skip
 
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()

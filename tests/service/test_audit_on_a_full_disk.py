@@ -16,8 +16,8 @@ import structlog
 
 from schemas.host.logging import configure_logging
 from schemas.wire.client import Cluster, Failed, GetCluster
-from tests.support.controller_house import House, Person, served
 from tests.support.schemas_links import BOUND_S, connected
+from tests.support.service import House, Person, served
 
 
 @pytest.fixture

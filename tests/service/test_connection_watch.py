@@ -16,8 +16,14 @@ from schemas.transport.flood_guard import FloodGuard
 from schemas.transport.keys import Identity, KeyPair, write_keys
 from schemas.transport.sockets import Socket
 from schemas.transport.state_transfer import StateServer
-from tests.support.schemas_links import HeldLink, connected, events_of, free_address, soon
-from tests.support.zmtp import speak_without_end
+from tests.support.schemas_links import (
+    HeldLink,
+    connected,
+    events_of,
+    free_address,
+    soon,
+    speak_without_end,
+)
 
 MIB = 1 << 20
 SLACK = 2000  # bytes: a handshake and heartbeats

@@ -25,8 +25,8 @@ from schemas.wire.feed import ReadLog
 from schemas.wire.files import AskFiles
 from tests.support import builders
 from tests.support.builders import N1
-from tests.support.controller_house import DENIED, House, Person, heard_by, served
 from tests.support.schemas_links import HeldLink, connected, events_of, soon
+from tests.support.service import DENIED, House, Person, heard_by, served
 
 
 @pytest.fixture
@@ -120,7 +120,7 @@ async def test_a_node_whose_key_is_taken_out_is_told_and_hears_nothing_more(hous
 
     told = TO_AGENT.decode((await soon(agent.receive())).frames[-1])
     assert told == Refused(code=DENIED.code, message=DENIED.message, hint=DENIED.hint)
-    assert not house.controller._ask_node(N1, AskFiles(request="1", job=JobId("a-1")))
+    assert not house.controller._node_sessions.ask(N1, AskFiles(request="1", job=JobId("a-1")))
     link.close()
 
 

@@ -10,8 +10,8 @@ import pytest
 
 from controlplane.service import event_feed
 from schemas.wire.client import Cluster, GetCluster
-from tests.support.controller_house import House, Person, heard_by, served
 from tests.support.schemas_links import connected
+from tests.support.service import House, Person, heard_by, served
 
 
 @pytest.fixture
@@ -27,9 +27,7 @@ async def test_subscriptions_without_number_cost_their_sender_the_connection(
     watch = house.controller._link._flood_guard
     refused: list[tuple[str, str]] = []
     monkeypatch.setattr(
-        house.controller._feed._audit,
-        "refused",
-        lambda what, _, peer: refused.append((what, peer)),
+        house.controller._feed._audit, "refused", lambda what, _, peer: refused.append((what, peer))
     )
     flood, other = Person(house, house.keys["bob"]), Person(house, house.keys["ann"])
     try:

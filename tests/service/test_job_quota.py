@@ -15,7 +15,7 @@ from schemas.ids import JobId
 from schemas.wire.client import SubmitJob
 from tests.support.builders import SNAPSHOT, cancelled, job_spec
 from tests.support.controller import cluster_of
-from tests.support.live_service import LiveService
+from tests.support.service import LiveService
 
 
 def test_a_user_with_as_many_jobs_as_may_be_is_refused_and_another_is_not() -> None:

@@ -18,8 +18,8 @@ from controlplane.service.api import fair_queue
 from schemas.errors import BadFieldError, DeniedError, OnesError, UnreachableError
 from schemas.wire.client import Cluster, EventsPage, GetCluster, ReadEvents
 from schemas.wire.feed import ReadLog
-from tests.support.controller_house import DENIED, House, Person, heard_by, served
 from tests.support.schemas_links import connected
+from tests.support.service import DENIED, House, Person, heard_by, served
 
 SOON_S: Final = 0.5  # how long a stranger is tried
 

@@ -16,8 +16,7 @@ import zmq
 from schemas.transport import flood_guard
 from schemas.transport.flood_guard import UnixFloodGuard
 from schemas.transport.sockets import Socket
-from tests.support.schemas_links import HeldLink, connected, events_of, soon
-from tests.support.zmtp import speak_without_end
+from tests.support.schemas_links import HeldLink, connected, events_of, soon, speak_without_end
 
 pytestmark = pytest.mark.slow
 MIB = 1 << 20

@@ -11,7 +11,7 @@ import pytest
 from controlplane.service.api.server import LoopUsage
 from schemas.wire.client import CheckJob, ListJobs
 from tests.support.builders import job_spec
-from tests.support.live_service import ANN, LiveService
+from tests.support.service import ANN, LiveService
 
 
 class Clock:

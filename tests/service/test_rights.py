@@ -29,7 +29,7 @@ from schemas.wire.client import (
 from tests.support import builders
 from tests.support.builders import N1, S0, A, B, job_spec
 from tests.support.file_trees import PROJECT, tree
-from tests.support.live_service import ANN, LiveService
+from tests.support.service import ANN, LiveService
 
 BOB: Final = Identity("user", "bob")
 MATE: Final = Identity("user", "bob", ("ann",))

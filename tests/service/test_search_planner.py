@@ -32,13 +32,9 @@ class Board:
         self.batches: list[Plan] = []  # of jobs alone that they name
         self._news = asyncio.Event()
         self.planner = SearchPlanner(
-            policy="ones",
-            options={},
-            seed=0,
-            history=lambda: list(history),
-            view_now=self.view_now,
-            propose=self.propose,
-        )
+            policy="ones", options={}, seed=0, history=lambda: list(history),
+            view_now=self.view_now, propose=self.propose,
+        )  # fmt: skip
 
     def view_now(self) -> tuple[ClusterView, Seconds]:
         return self.view, Seconds(100.0)

@@ -14,11 +14,11 @@ from controlplane.service.planner.search_messages import (
     BatchesChosen,
     Converged,
     EventObserved,
+    FindPlan,
     FrameDecoder,
     FromSearch,
     FullView,
     PlanFound,
-    RequestPlan,
     ToSearch,
     encode_frame,
 )
@@ -68,7 +68,7 @@ def at_rest(view: ClusterView, **options: object) -> Iterator[Search]:
     """A search without chance that was asked about a cluster and has nothing more to find."""
     search = Search(search="greedy", **options)
     try:
-        search.tell(FullView(view=view), RequestPlan(number=1, now=NOW))
+        search.tell(FullView(view=view), FindPlan(number=1, now=NOW))
         search.until_it_rests()
         yield search
     finally:
@@ -119,7 +119,7 @@ def test_jobs_that_tell_something_at_one_time_are_chosen_for_together() -> None:
 
 def test_a_question_is_answered_with_batches_and_nothing_is_said_twice() -> None:
     with at_rest(two_that_train()) as search:
-        search.tell(telemetry(A), RequestPlan(number=2, now=NOW))
+        search.tell(telemetry(A), FindPlan(number=2, now=NOW))
 
         first, then = search.next(), search.next()
 

@@ -6,8 +6,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from schemas.ids import JobId, Version
 from schemas.session import key_of, order_of
-from tests.support.schemas_network import Network
 from tests.support.sizes import examples
+from tests.unit.schemas.session_network import Network
 
 CHOICE = st.integers(0, 1 << 12)
 JOBS = (JobId("a-1"), JobId("b-2"))

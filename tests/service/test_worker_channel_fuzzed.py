@@ -18,8 +18,8 @@ from schemas.ids import JobId, Rank, Version, WorkerId
 from schemas.transport.sockets import ENVELOPE, MAX_QUEUED_ON_IPC, ThreadDealer
 from schemas.wire.worker import FromWorker, Reported, WorkerHello
 from tests.support.builders import A
+from tests.support.schemas_links import GREETING, MORE, READY, framed, shake_hands
 from tests.support.sizes import examples
-from tests.support.zmtp import GREETING, MORE, READY, framed, shake_hands
 
 LIMIT_S = 60.0
 MINE, TOKEN = WorkerId(f"{A}.v1.r0"), "a" * 64

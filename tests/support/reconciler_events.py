@@ -15,16 +15,7 @@ from nodeagent.reconciler import (
 )
 from schemas.ids import JobId, Rank, Version, WorkerId, worker_id
 from schemas.wire.agent import GroupDelta
-from tests.support.builders import (
-    N1,
-    S0,
-    S1,
-    SNAPSHOT,
-    A,
-    assignment,
-    run,
-    settle,
-)
+from tests.support.builders import N1, S0, S1, SNAPSHOT, A, assignment, run, settle
 
 BOTH = {S0: 32, S1: 32}
 FIRST = WorkerId(f"{A}.v1.r0")

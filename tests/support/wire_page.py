@@ -64,28 +64,15 @@ def _structs_in(hint: Any) -> Iterator[type[msgspec.Struct]]:
 
 
 def name_of(kind: type[msgspec.Struct]) -> str:
-    """What the page calls it: its tag, or the name of its class.
-
-    Args:
-        kind: one of `structs`.
-    """
+    """What the page calls it: its tag, or the name of its class."""
     return tag_of(kind) if issubclass(kind, Message) else kind.__name__
 
 
 def rows_of(kind: type[msgspec.Struct]) -> list[Row]:
-    """Its fields.
-
-    Args:
-        kind: one of `structs`.
-    """
+    """Its fields."""
     hints, notes = get_type_hints(kind, include_extras=True), _notes(kind)
     return [
-        Row(
-            field.encode_name,
-            _kind(hints[field.name]),
-            _default(field),
-            notes.get(field.name, ""),
-        )
+        Row(field.encode_name, _kind(hints[field.name]), _default(field), notes.get(field.name, ""))
         for field in msgspec.structs.fields(kind)
     ]
 

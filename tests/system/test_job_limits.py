@@ -89,9 +89,7 @@ def test_a_job_that_takes_too_much_memory_fails_with_the_reason_and_its_neighbou
     assert house.wait(neighbour).code == 0
 
 
-def test_a_job_that_forks_without_end_comes_to_its_bound_and_leaves_nothing(
-    house: Cluster,
-) -> None:
+def test_a_job_that_forks_without_end_comes_to_its_bound_and_leaves_nothing(house: Cluster) -> None:
     job = house.submit(FORKS)
 
     assert house.wait(job).code == 0

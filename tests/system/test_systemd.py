@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from nodeagent.cgroups import MEMORY, find
-from tests.support.box import Box
 from tests.support.cluster import TOY, toml
+from tests.system.box import Box
 
 UNITS = sorted((Path(__file__).parents[2] / "bin" / "systemd").glob("*.service"))
 LIMIT_S = 120.0
@@ -400,7 +400,7 @@ def test_a_full_disk_also_of_stderr_is_no_reason_for_a_restart(box: Box) -> None
 SPEAK = """
 import sys
 from schemas.codec import encode
-from schemas.transport import ThreadDealer
+from schemas.transport.sockets import ThreadDealer
 from schemas.wire.worker import Reported, WorkerHello
 dealer = ThreadDealer("ipc:///run/ones-agent/sockets/agent.sock")
 dealer.poll(5.0)
@@ -462,14 +462,10 @@ def test_two_users_of_one_host_see_and_harm_only_what_is_their_own(box: Box) -> 
             f"{other} 700\n"
         ] * 3
         secrets = (
-            "/etc/ones/keys/server.key_secret",
-            "/etc/ones/keys/node-1.key_secret",
-            f"/home/{other}/ones/me.key_secret",
-            f"{own[0]}/log",
-            f"{own[0]}/assignment",
-            f"/run/ones-agent/workers/{theirs}.v1.r0/assignment",
-            f"{own[1]}/train.py",
-        )
+            "/etc/ones/keys/server.key_secret", "/etc/ones/keys/node-1.key_secret",
+            f"/home/{other}/ones/me.key_secret", f"{own[0]}/log", f"{own[0]}/assignment",
+            f"/run/ones-agent/workers/{theirs}.v1.r0/assignment", f"{own[1]}/train.py",
+        )  # fmt: skip
         for path in secrets:
             assert box.run("test", "-e", path, check=False).returncode == 0, path
             assert "Permission denied" in by(box, user, "cat", path).stderr
@@ -481,15 +477,9 @@ def test_two_users_of_one_host_see_and_harm_only_what_is_their_own(box: Box) -> 
         assert ones_by(box, user, "cancel", theirs).returncode != 0
         assert ones_by(box, user, "logs", theirs).returncode != 0
         by(
-            box,
-            user,
-            "env",
-            "PYTHONPATH=/opt/ones",
-            "/opt/ones/.venv/bin/python",
-            "-c",
-            SPEAK,
+            box, user, "env", "PYTHONPATH=/opt/ones", "/opt/ones/.venv/bin/python", "-c", SPEAK,
             theirs,
-        )
+        )  # fmt: skip
         refused = f'"why": "wrong token", "worker": "{theirs}.v1.r0"'
         until_said(box, "ones-agent", refused)
         assert by(box, user, "test", "-r", f"/var/lib/ones-agent/work/{mine}").returncode == 0

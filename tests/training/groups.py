@@ -45,7 +45,7 @@ from schemas.wire.agent import (
     WorkerReady,
 )
 from schemas.wire.worker import Assignment, GroupOrder
-from tests.support.forked_workers import ForkedWorker, ForkedWorkers, fork
+from tests.training.hopper_crew import ForkedWorker, ForkedWorkers, fork
 
 JOB: Final = JobId("toy-1")
 SEED: Final = 11

@@ -21,7 +21,7 @@ from schemas.wire.agent import (
     WorkerReady,
 )
 from schemas.wire.sweeps import StateRef
-from tests.support.hopper_crew import FUNCTIONS, HopperCrew, alone
+from tests.training.hopper_crew import FUNCTIONS, HopperCrew, alone
 
 pytestmark = pytest.mark.slow
 Crews = Callable[..., HopperCrew]

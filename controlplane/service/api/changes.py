@@ -26,7 +26,6 @@ from controlplane.core.inputs import (
 from controlplane.core.model.job import Job
 from controlplane.core.model.sweep import JobSweep
 from controlplane.core.state import State
-from controlplane.service.api import sweep_replies
 from controlplane.service.api.reads import ReadRequests
 from controlplane.service.api.replies import node_info, size_notes
 from controlplane.service.api.sweep_replies import sweep_of, trial_state
@@ -174,19 +173,20 @@ def check_resize(state: State, job: Job, request: ResizeJob) -> None:
             raise BadFieldError(what, hint, "batch")
 
 
-def earlier_change(job: Job, request: ChangeSweep, user: str) -> int | None:
-    """Return the trial of an earlier request with the same key; None if there was none.
+def change_or_repeat(
+    job: Job, request: ChangeSweep, user: str
+) -> tuple[int, SweepChangeRequested | None]:
+    """Return the trial of a change and its input; None if its key was used before.
 
     Raises:
-        BadFieldError: if the job is not a sweep.
+        BadFieldError: with the field and the remedy.
     """
     sweep, _ = sweep_of(job)
-    return sweep.keys.get(f"{user}/{request.key}") if request.key else None
-
-
-def change_reply(job: Job, sweep: JobSweep, number: int) -> SweepChanged:
-    """Return the reply to a change that was carried out."""
-    return SweepChanged(job=job.job, trial=number, state=trial_state(sweep, number))
+    known = sweep.keys.get(f"{user}/{request.key}") if request.key else None
+    if known is not None:
+        return known, None
+    event = change_input(job, request, user)
+    return event.trial if event.trial is not None else len(sweep.engine.state.trials), event
 
 
 def change_input(job: Job, request: ChangeSweep, user: str) -> SweepChangeRequested:
@@ -222,18 +222,14 @@ def _values_of_new(sweep: JobSweep, spec: SweepSpec, request: ChangeSweep) -> di
     values = dict(request.values)
     if request.parent is not None:
         _check_number(sweep, "parent", request.parent)
-        _check_epochs_left(sweep, request.parent)
+        state = sweep.engine.state
+        if state.models[request.parent].whole_epochs >= state.spec.epochs:
+            what = f"parent: trial {request.parent} has trained all {state.spec.epochs} epochs"
+            remedy = "add a trial without a parent, or choose another parent"
+            raise BadFieldError(what, remedy, "parent")
         values = {**trials[request.parent].values, **values}
     check_values(spec.search.space, values)
     return dict(values)
-
-
-def _check_epochs_left(sweep: JobSweep, parent: int) -> None:
-    state = sweep.engine.state
-    if state.models[parent].whole_epochs >= state.spec.epochs:
-        what = f"parent: trial {parent} has trained all {state.spec.epochs} epochs"
-        remedy = "add a trial without a parent, or choose another parent"
-        raise BadFieldError(what, remedy, "parent")
 
 
 def _check_trial(sweep: JobSweep, request: ChangeSweep) -> None:
@@ -412,21 +408,15 @@ class ChangeRequests:
 
         def check() -> tuple[int, SweepChangeRequested | None]:
             job = self._newest.jobs.get(request.job) or self._commit_loop.job(request.job)
-            sweep, _ = sweep_replies.sweep_of(job)
-            known = earlier_change(job, request, who.name)
-            if known is not None:
-                return known, None
-            event = change_input(job, request, who.name)
-            return event.trial if event.trial is not None else len(sweep.engine.state.trials), event
+            return change_or_repeat(job, request, who.name)
 
         number, event = await self._checked(check)
         if event is None:
             await self._commit_loop.caught_up()
         else:
             await self._durable(event)
-        job = self._commit_loop.job(request.job)
-        sweep, _ = sweep_replies.sweep_of(job)
-        return change_reply(job, sweep, number)
+        sweep, _ = sweep_of(self._commit_loop.job(request.job))
+        return SweepChanged(job=request.job, trial=number, state=trial_state(sweep, number))
 
     async def _checked(self, check: Callable[[], T]) -> T:
         """Run a check on the newest state; delay its refusal until the reason is durable."""

@@ -19,7 +19,7 @@ from controlplane.core.model.node import Node, NodePhase
 from controlplane.core.model.worker import Worker, WorkerPhase
 from controlplane.core.state import State, Totals
 from controlplane.journal.records import JobRecords
-from controlplane.policy.api import Reason
+from controlplane.policy.api import Reason, SearchStats
 from controlplane.policy.registry import entry, job_notes
 from controlplane.service.api.views import Rows, numbered, page_of
 from controlplane.service.planner.planner import Planner
@@ -44,6 +44,7 @@ DRAINED: Final = "drained"  # up and empty
 UNHEALTHY: Final = "unhealthy"  # up, but cannot start workers
 COUNTDOWN: Final = re.compile(r"\bretrying in \d+ s\b")  # of a job whose script failed
 SLOW_START_S: Final = 60.0  # most scripts start faster
+SHOWN_STATS: Final = set(SearchStats.__struct_fields__) & set(SearchInfo.__struct_fields__)
 STUCK_S: Final = 60.0  # without a step; most evaluations are faster
 
 
@@ -152,11 +153,7 @@ def job_detail(
     ranks = {m.worker: m.rank for m in job.group.members} if job.group else {}
     workers = [_worker_info(w, ranks.get(w.worker, w.rank)) for w in job.workers.values()]
     lists, following = page_of(
-        {
-            "workers": numbered(workers),
-            **_lists_of(job.job, records),
-        },
-        cursor,
+        {"workers": numbered(workers), **_lists_of(job.job, records)}, cursor
     )
     return JobDetail(
         summary=job_summary(job, reason, telemetry, now, predicted_loss=predicted_loss),
@@ -242,20 +239,12 @@ def search_info(totals: Totals, policy: str, planner: Planner) -> SearchInfo:
         running=planner.running,
         restarts=planner.restarts,
         plans=totals.plans_taken,
-        generations=stats.generations,
-        best_fitness=stats.best_fitness,
-        mean_fitness=stats.mean_fitness,
-        incumbent_fitness=stats.incumbent_fitness,
-        diversity=stats.diversity,
-        decision_ms=stats.decision_ms,
+        **{name: getattr(stats, name) for name in SHOWN_STATS},
         rescales=totals.rescales,
         batch_changes=totals.batch_changes,
         predicted_gain=_geometric_mean([predicted for predicted, _ in totals.gains]),
         realised_gain=_geometric_mean([realised for _, realised in totals.gains]),
         gain_error=_gain_error(totals.gains),
-        length_error=stats.length_error,
-        length_coverage_80=stats.length_coverage_80,
-        length_coverage_90=stats.length_coverage_90,
     )
 
 

@@ -20,7 +20,7 @@ from controlplane.service.api.changes import ChangeRequests, JobQuota
 from controlplane.service.api.fair_queue import FairQueue, WaitingRequests, failure_reply
 from controlplane.service.api.reads import ReadRequests
 from controlplane.service.api.replies import PolicyNotes
-from controlplane.service.api.views import key_list
+from controlplane.service.api.views import numbered, page_of
 from controlplane.service.commit_loop import CommitLoop
 from controlplane.service.event_feed import EventFeed
 from controlplane.service.keys import KeyTable
@@ -178,7 +178,7 @@ class RequestServer:
             AddKey: Route(
                 ADMINS, lambda new, who: Keys(keys=(keys.add(new, who.name),)), audited=True
             ),
-            ListKeys: Route(ADMINS, lambda page, _: key_list(keys, page.cursor)),
+            ListKeys: Route(ADMINS, lambda page, _: _key_list(keys, page.cursor)),
             RevokeKey: Route(
                 ADMINS, lambda old, who: Keys(keys=keys.revoke(old.key, who.name)), audited=True
             ),
@@ -258,6 +258,11 @@ class RequestServer:
 async def _carry_out(route: Route, request: Message, who: Identity) -> Message:
     reply = route.handle(request, who)
     return reply if isinstance(reply, Message) else await reply
+
+
+def _key_list(keys: KeyTable, cursor: str) -> Keys:
+    lists, following = page_of({"keys": numbered(list(keys.rows()))}, cursor)
+    return Keys(keys=lists["keys"], next=following)
 
 
 def _encode_reply(reply: Message) -> bytes:

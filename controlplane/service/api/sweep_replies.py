@@ -141,11 +141,7 @@ def ledger(job: Job, past: SweepPast, request: GetLedger) -> Ledger:
     else:
         units, in_all = past.units[first : first + most], len(past.units)
     return Ledger(
-        job=job.job,
-        spec=spec,
-        snapshot=job.snapshot,
-        units=_first_page(units),
-        units_in_all=in_all,
+        job=job.job, spec=spec, snapshot=job.snapshot, units=_first_page(units), units_in_all=in_all
     )
 
 

@@ -13,7 +13,6 @@ import msgspec
 from msgspec.structs import replace
 
 from controlplane.core.model.job import JobOwner
-from controlplane.service.keys import KeyTable
 from controlplane.service.rights import WRITERS, Action, may, sees_all
 from schemas.errors import BadFieldError
 from schemas.ids import JobId
@@ -25,7 +24,6 @@ from schemas.wire.client import (
     Explanation,
     JobDetail,
     JobSummary,
-    Keys,
     NodeInfo,
     SweepDetail,
 )
@@ -205,9 +203,3 @@ def _parsed(lists: Mapping[str, Rows], cursor: str) -> tuple[str, int]:
         what = f"cursor: {cursor!r} is beyond the end of this list"
         raise BadFieldError(what, CURSOR_REMEDY, "cursor")
     return known[1], int(known[2])
-
-
-def key_list(table: KeyTable, cursor: str) -> Keys:
-    """Return a page of all keys."""
-    lists, following = page_of({"keys": numbered(list(table.rows()))}, cursor)
-    return Keys(keys=lists["keys"], next=following)

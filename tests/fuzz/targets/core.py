@@ -18,7 +18,7 @@ from schemas.wire.agent import AgentEvent, Numbered
 from tests.fuzz.choices import Choices
 from tests.fuzz.hostile_messages import TAGS, Known, hostile_map
 from tests.support.builders import N1, N2
-from tests.support.sweep_cluster import SweepCluster, sweep_job
+from tests.support.sweep_world import SweepCluster, sweep_job
 from tests.unit.controlplane.core.test_hostile_reports import KINDS, SLOTS, Hostile, written
 
 EVENTS: Final = tuple(tag for tag in TAGS if tag in {tag_of(kind) for kind in KINDS})

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from tests.support.gpu_day import NO_GPU, environment, judge, visible_gpus
-from tests.support.gpu_parts import PARTS, Answer, Member
 from tests.support.simgpu.processes import MODES, on_ranks, play, require_library
+from tests.training.gpu.gpu_parts import PARTS, Answer, Member
 from tests.training.peers import HERE, RendezvousInfo, peers
 
 pytestmark = pytest.mark.slow  # a cluster or devices of its own

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from schemas.wire.agent import UnitEnded
-from tests.support.hopper_crew import FUNCTIONS, Hopper, HopperCrew
 from tests.support.simgpu.processes import require_library
+from tests.training.hopper_crew import FUNCTIONS, Hopper, HopperCrew
 
 pytestmark = pytest.mark.slow
 PRELUDE = "import tests.support.simgpu.worker\n"

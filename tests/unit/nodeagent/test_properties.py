@@ -34,8 +34,8 @@ from schemas.wire.agent import (
     WorkerStarted,
 )
 from tests.support.builders import N1, S0, S1, T0, A, B, C, run, settle, stop, switch
-from tests.support.simulated_node import Node
 from tests.support.sizes import examples
+from tests.support.world import Node
 
 T = TypeVar("T")
 ANY = st.integers(0, 9)

@@ -11,7 +11,7 @@ import pytest
 
 from nodeagent.devices import OWN_CGROUP, device_environment, usable_cores
 from schemas.nodes import SlotSpec
-from tests.support.fake_nvml import Hosts, broken_driver, build_driver
+from tests.unit.nodeagent.fake_nvml import Hosts, broken_driver, build_driver
 
 GIB: Final = 2**30
 H100: Final = f"gpu|GPU-aa11|NVIDIA H100|{80 * GIB}|0|0"

@@ -25,8 +25,8 @@ from tests.support.schemas_golden import (
     golden_tags,
     write_missing,
 )
-from tests.support.schemas_plain import instances, leaves, of_another_type, plain, spoiled
 from tests.support.sizes import examples
+from tests.unit.schemas.plain_messages import instances, leaves, of_another_type, plain, spoiled
 
 TAGS: Final = sorted(EXAMPLES)
 KINDS: Final = kinds_on_the_wire()

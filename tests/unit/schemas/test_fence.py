@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from schemas.ids import BootId, Seconds, Term
 from schemas.session import AgentSession, ControllerSession, SendHello, ToController, ToNode
-from tests.support.schemas_network import NODE, hello
 from tests.support.sizes import examples
+from tests.unit.schemas.session_network import NODE, hello
 
 STEP_S = 0.25
 ENDS_S = 60.0

@@ -40,7 +40,7 @@ from schemas.wire.agent import (
 )
 from schemas.wire.sweeps import SweepDeltaAcked
 from tests.support.builders import stop
-from tests.support.schemas_network import NODE, delta, hello, started, sweep_delta
+from tests.unit.schemas.session_network import NODE, delta, hello, started, sweep_delta
 
 BOOT, OTHER = BootId("boot-1"), BootId("boot-0")
 A, B = JobId("a-1"), JobId("b-2")

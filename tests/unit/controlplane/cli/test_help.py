@@ -13,7 +13,7 @@ import pytest
 from controlplane.cli.main import build
 from schemas.errors import UnreachableError
 from schemas.ids import JobId
-from tests.support.summaries import summary
+from tests.support.client_examples import summary
 
 
 def printed(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:

@@ -14,7 +14,7 @@ from schemas.errors import OnesError, UnreachableError
 from schemas.jobs import STATES
 from schemas.wire.client import Jobs, JobSummary
 from tests.support.builders import A, B
-from tests.support.summaries import summary
+from tests.support.client_examples import summary
 
 RUNNING = summary(
     A,

@@ -9,8 +9,8 @@ from controlplane.cli.job_list import describe_promise
 from controlplane.cli.jobs import history_lines, print_decisions, print_job
 from schemas.ids import JobId
 from schemas.wire.client import Explanation, JobDetail, SearchInfo
+from tests.support.client_examples import summary
 from tests.support.schemas_examples import EXAMPLES
-from tests.support.summaries import summary
 
 
 def test_an_epoch_whose_loop_the_script_left_is_said(capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,7 +14,7 @@ from controlplane.core.commands import AskForPlan
 from controlplane.sim.traces.recording_file import write_recording
 from tests.support.builders import N1, A, news
 from tests.support.commands import ones
-from tests.support.recordings import a_job, recording
+from tests.support.simulations import a_job, recording
 
 KEYS = {
     "policy", "jobs", "avg_jct_s", "geo_jct_s", "p50_jct_s", "p90_jct_s", "p99_jct_s", "avg_exec_s",

@@ -24,9 +24,8 @@ from schemas.errors import BadFieldError, RemoteError, UnreachableError
 from schemas.ids import JobId, Seconds, SlotId
 from schemas.wire.client import SweepDetail
 from tests.support.builders import A
+from tests.support.client_examples import detail, ledger, summary, sweep, trial, unit
 from tests.support.commands import ones
-from tests.support.summaries import summary
-from tests.support.sweep_details import detail, ledger, sweep, trial, unit
 
 TRAINING = trial(1, 0.6, 0.7, state="training", granted=3, partition=2, slot=SlotId("n1/0"), left=3)
 WHOLE = detail(

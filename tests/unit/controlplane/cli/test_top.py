@@ -30,7 +30,7 @@ from schemas.ids import JobId, NodeId, Seconds, SlotId, node_of
 from schemas.wire.client import Cluster, JobSummary, NodeInfo, SearchInfo, WorkerInfo
 from schemas.wire.feed import FeedEvent
 from tests.support.builders import N1, N2, S0, S1, T0, A, B, C, news
-from tests.support.summaries import summary
+from tests.support.client_examples import summary
 
 CLUSTER = msgspec.convert(
     {"type": "client.cluster.1", "release": "1.2", "policy": "fifo", "term": 3, "user": "ann",

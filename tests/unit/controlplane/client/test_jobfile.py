@@ -17,7 +17,7 @@ from schemas.errors import BadFieldError, SettingsError
 from schemas.host.settings import convert, example_of
 from schemas.jobs import JobSpec, StopRule
 from tests.support.builders import job_spec
-from tests.support.sweep_details import sweep
+from tests.support.client_examples import sweep
 
 SHELL_REMEDY = (
     "write a job file with `ones init` for the Python file that it runs; its arguments go into "

@@ -27,7 +27,7 @@ from schemas import sweeps
 from schemas.errors import BadFieldError, OnesError
 from schemas.jobs import JobSpec
 from schemas.sweeps import Parameter, SearchSpec, SweepSpec
-from tests.support.sweep_details import sweep
+from tests.support.client_examples import sweep
 
 FILE = """
 name = "digits"

@@ -8,7 +8,7 @@ import pytest
 
 from controlplane.client import ASHA, PBT, Choice, Grid, Hyperband, RandomSearch, SuccessiveHalving
 from controlplane.client.sweeps.preview import Preview, Range, SlotHours, preview
-from tests.support.sweep_details import sweep
+from tests.support.client_examples import sweep
 
 
 def previewed(searcher: Any, slots: tuple[int, int] = (1, 4), **changes: Any) -> Preview:

@@ -17,7 +17,7 @@ from schemas.errors import BadFieldError, SettingsError
 from schemas.ids import JobId, NodeId
 from schemas.wire.client import ChangeSweep, GetLedger, GetSweep, Ledger, SweepChanged, SweepDetail
 from schemas.wire.files import FileInfo
-from tests.support.sweep_details import PARTITIONS, detail, ledger, sweep, trial, unit
+from tests.support.client_examples import PARTITIONS, detail, ledger, sweep, trial, unit
 
 PAGE = 2
 

@@ -18,9 +18,8 @@ from schemas.errors import SettingsError
 from schemas.sweeps import Values
 from schemas.wire.client import ChangeSweep, JobDetail, SweepChanged, SweepDetail
 from tests.support.builders import A
+from tests.support.client_examples import detail, summary, sweep, trial
 from tests.support.schemas_examples import EXAMPLES
-from tests.support.summaries import summary
-from tests.support.sweep_details import detail, sweep, trial
 
 SPACE = {
     "model": Choice("cnn", "mlp"),

@@ -72,9 +72,8 @@ from tests.support.builders import (
     submission,
 )
 from tests.support.controller import Controller
-from tests.support.simulated_node import Node, haunt
-from tests.support.simulated_processes import World
 from tests.support.sizes import examples
+from tests.support.world import Groups, Node, haunt
 
 T = TypeVar("T")
 EPOCHS = 2
@@ -113,7 +112,7 @@ class Cluster(RuleBasedStateMachine):
         super().__init__()
         self.controller = Controller()
         self.controller.start()
-        self.world = World()
+        self.world = Groups()
         self.nodes = {name: Node(name, 2, self.world) for name in (N1, N2)}
         self.linked: set[NodeId] = set()
         self.greetings: dict[NodeId, list[NodeGreeted]] = {N1: [], N2: []}  # under way
@@ -537,15 +536,7 @@ class Cluster(RuleBasedStateMachine):
         for name in sorted(self.linked):
             node = self.nodes[name]
             gone_on |= self.deliver_orders(name, 999)
-            for work in list(node.work):
-                node.finish(work)
-                gone_on = True
-            for worker, process in list(node.processes.items()):
-                before = process.progress, len(node.session.spool)
-                if process.alive:
-                    process.act(epochs)
-                node.look(worker)
-                gone_on |= before != (process.progress, len(node.session.spool))
+            gone_on |= node.go_on(epochs)
             gone_on |= self.deliver_events(name, 999)
         return gone_on
 

@@ -31,20 +31,20 @@ from tests.support.builders import (
     resumed,
 )
 from tests.support.controller import ELASTIC
-from tests.support.simulated_site import Places, Site
 from tests.support.sizes import examples
+from tests.support.world import Places, World
 
 HALF = BATCH // 2
 
 
-def site(placed: Places, least: int = 1, **slots: int) -> Site:
+def site(placed: Places, least: int = 1, **slots: int) -> World:
     """Jobs that train on these slots, whatever was there before."""
-    found = Site(**slots)
+    found = World(**slots)
     found.train(placed, **{**ELASTIC, "slots": (least, 8), "max_batch_size": 4 * BATCH})
     return found
 
 
-def codes(found: Site, job: JobId) -> list[tuple[str, int]]:
+def codes(found: World, job: JobId) -> list[tuple[str, int]]:
     """Why groups were ordered, and how many slots they had."""
     decisions = found.controller.history_of(job).decisions
     return [(decision.code, len(decision.to.slots)) for decision in decisions[1:]]
@@ -309,35 +309,35 @@ def test_any_jobs_of_any_full_cluster_come_to_trade_places(
     assert full.controller.replayed() == full.controller.state
 
 
-Fault = Callable[[Site, int], None]
+Fault = Callable[[World, int], None]
 
 
-def somebody_dies(full: Site, which: int) -> None:
+def somebody_dies(full: World, which: int) -> None:
     living = full.workers()
     full.kill(*living[which % len(living)])
 
 
-def somebody_cannot_join(full: Site, which: int) -> None:
+def somebody_cannot_join(full: World, which: int) -> None:
     node, worker = full.workers()[which % len(full.workers())]
     full.nodes[node].processes[worker].fail_to_join()
 
 
-def nobody_says_that_it_waits(full: Site, _: int) -> None:
+def nobody_says_that_it_waits(full: World, _: int) -> None:
     full.world.older = True
 
 
-def a_node_falls_silent_for_a_while(full: Site, which: int) -> None:
+def a_node_falls_silent_for_a_while(full: World, which: int) -> None:
     node = [*full.nodes][which % len(full.nodes)]
     full.take(NodeSuspected(node=node, silent_s=6.0))
     full.settle()
     full.take(NodeHeard(node=node))
 
 
-def a_host_goes_down_and_comes_back(full: Site, which: int) -> None:
+def a_host_goes_down_and_comes_back(full: World, which: int) -> None:
     full.reboot([*full.nodes][which % len(full.nodes)])
 
 
-def an_operator_orders_something_else(full: Site, which: int) -> None:
+def an_operator_orders_something_else(full: World, which: int) -> None:
     job = [*full.where()][which % len(full.where())]
     full.take(paused(job))
     full.settle()

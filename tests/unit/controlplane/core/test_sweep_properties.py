@@ -20,10 +20,9 @@ from schemas.sweeps import (
     SuccessiveHalving,
     choice,
 )
-from tests.support.simulated_hoppers import digest_of
 from tests.support.sizes import examples
-from tests.support.sweep_cluster import ENOUGH, SweepCluster, sweep_job
-from tests.support.sweep_site import History, goodness, step
+from tests.support.sweep_world import ENOUGH, SweepCluster, digest_of, sweep_job
+from tests.support.sweeps import History, goodness, step
 
 pytestmark = pytest.mark.slow
 SEARCHERS: list[Searcher] = [

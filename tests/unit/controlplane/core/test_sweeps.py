@@ -14,8 +14,7 @@ from schemas.sweeps import Asha, Parameter, RandomSearch, choice
 from schemas.wire.agent import UnitEnded
 from schemas.wire.feed import FeedEvent
 from tests.support.builders import cancelled, paused, resumed
-from tests.support.simulated_hoppers import Hopper
-from tests.support.sweep_cluster import SweepCluster, sweep_job
+from tests.support.sweep_world import Hopper, SweepCluster, sweep_job
 
 N1, N2 = NodeId("n1"), NodeId("n2")
 

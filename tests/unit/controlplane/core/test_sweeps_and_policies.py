@@ -15,7 +15,7 @@ from schemas.ids import JobId, Rank, Seconds
 from schemas.sweeps import RandomSearch
 from schemas.wire.agent import StepsReported
 from tests.support.builders import cancelled
-from tests.support.sweep_cluster import SweepCluster, sweep_job
+from tests.support.sweep_world import SweepCluster, sweep_job
 
 SPEED = 7.5  # samples per second of a slot, as units of two seconds have it
 

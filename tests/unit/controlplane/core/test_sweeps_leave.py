@@ -17,7 +17,7 @@ from schemas.ids import JobId, NodeId, Seconds
 from schemas.sweeps import RandomSearch
 from tests.support import builders
 from tests.support.recorded_history import of_sweeps
-from tests.support.sweep_cluster import SweepCluster, sweep_job
+from tests.support.sweep_world import SweepCluster, sweep_job
 
 pytestmark = pytest.mark.slow
 

@@ -19,8 +19,8 @@ from controlplane.journal.replay import replay
 from schemas.ids import JobId
 from tests.support import builders
 from tests.support.builders import A
-from tests.support.live_service import LiveService
 from tests.support.recorded_history import GOLDEN
+from tests.support.service import LiveService
 
 
 def in_memory(path: Path) -> JobHistories:

@@ -37,7 +37,7 @@ from tests.support.builders import N1, S0, S1, A
 from tests.support.controller import Controller, cluster_of, running, training
 from tests.support.recorded_history import of_jobs, of_sweeps, snapshot_at, write
 from tests.support.sizes import examples
-from tests.support.sweep_cluster import sweep_job
+from tests.support.sweep_world import sweep_job
 
 SEED: Final = 3
 MAKERS: Final = {"jobs": of_jobs, "sweeps": of_sweeps}

@@ -23,9 +23,18 @@ from controlplane.policy.registry import POLICIES, check_options, entry, make
 from schemas.errors import SettingsError
 from schemas.ids import JobId, Seconds, SlotId
 from tests.support.builders import job_view
-from tests.support.instant_cluster import InstantCluster, ToldOracle
 from tests.support.sizes import examples
-from tests.support.views import NOW, a_job, events_of, row_of, view_of, views, views_and_events
+from tests.support.views import (
+    NOW,
+    InstantCluster,
+    ToldOracle,
+    a_job,
+    events_of,
+    row_of,
+    view_of,
+    views,
+    views_and_events,
+)
 
 Shown = tuple[ClusterView, list[PolicyEvent]]
 History = list[tuple[float, Shown]]

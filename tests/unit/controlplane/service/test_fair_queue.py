@@ -28,11 +28,17 @@ class Shares(FairQueue[str]):
     def __init__(self) -> None:
         self.clock, self.begun = Clock(), list[str]()
         super().__init__(
-            self.begun.append,
-            lambda: PER_S,
-            clock=lambda: self.clock.now,
-            later=self.clock.later,
+            self.begun.append, lambda: PER_S, clock=lambda: self.clock.now, later=self.clock.later
         )
+
+    def answer_at_once(self, busy_s: float = 0.0) -> None:
+        """Let each request end as soon as it starts."""
+
+        def start(user: str) -> None:
+            self.begun.append(user)
+            self.ended(user, busy_s=busy_s)
+
+        self._start = start
 
     def flood(self, user: str, requests: int, size: int = 1) -> int:
         """So many at once; how many were taken."""
@@ -77,8 +83,7 @@ def test_so_many_of_one_user_are_under_way_and_others_begin() -> None:
 
 def test_a_flood_goes_at_its_rate_and_another_user_at_once() -> None:
     shares = Shares()
-    begins = shares._start
-    shares._start = lambda user: (begins(user), shares.ended(user))[0]  # type: ignore[func-returns-value]
+    shares.answer_at_once()
     shares.flood("bob", 1000)
 
     shares.clock.run()
@@ -107,8 +112,7 @@ def test_large_replies_cost_as_much_as_many_requests() -> None:
 
 def test_answers_that_take_long_take_so_much_of_the_loop_and_no_more() -> None:
     shares = Shares()
-    begins = shares._start
-    shares._start = lambda user: (begins(user), shares.ended(user, busy_s=1.0))[0]  # type: ignore[func-returns-value]
+    shares.answer_at_once(busy_s=1.0)
     shares.flood("bob", 100)
 
     shares.clock.run()
@@ -121,8 +125,7 @@ def test_answers_that_take_long_take_so_much_of_the_loop_and_no_more() -> None:
 
 def test_what_is_sent_costs_by_its_size() -> None:
     shares = Shares()
-    begins = shares._start
-    shares._start = lambda user: (begins(user), shares.ended(user))[0]  # type: ignore[func-returns-value]
+    shares.answer_at_once()
 
     shares.flood("bob", 60, SENT_TOKEN_BYTES)
     shares.clock.run()
@@ -144,8 +147,7 @@ def test_what_waits_is_bounded_and_the_refusal_says_so(size: int) -> None:
 
 def test_who_goes_on_although_most_is_refused_floods_until_nothing_waits() -> None:
     shares = Shares()
-    begins = shares._start
-    shares._start = lambda user: (begins(user), shares.ended(user))[0]  # type: ignore[func-returns-value]
+    shares.answer_at_once()
     shares.flood("bob", QUEUED + REFUSED)
     assert not shares.floods("bob")
 

@@ -9,11 +9,7 @@ import pytest
 
 from controlplane.service import job_files
 from controlplane.service.job_files import JobFiles
-from schemas.errors import (
-    BadFieldError,
-    UnavailableError,
-    UnknownNodeError,
-)
+from schemas.errors import BadFieldError, UnavailableError, UnknownNodeError
 from schemas.ids import NodeId
 from schemas.transport.keys import Identity
 from schemas.wire.files import (

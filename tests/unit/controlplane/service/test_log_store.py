@@ -88,10 +88,7 @@ def test_what_was_stored_before_a_moment_is_passed_over(tmp_path: Path) -> None:
 
     pieces, cursor = LogStore(tmp_path, MUCH, midday).read(A, LOG, None, 0, MUCH, since=200.0)
 
-    assert pieces == [
-        piece(b"then\n", who=R1, time=200.0),
-        piece(b"late\n", offset=6, time=300.0),
-    ]
+    assert pieces == [piece(b"then\n", who=R1, time=200.0), piece(b"late\n", offset=6, time=300.0)]
     assert store.read(A, LOG, None, cursor, MUCH) == ([], cursor)
 
 
@@ -107,41 +104,15 @@ def test_records_of_a_time_when_they_had_none_are_old(tmp_path: Path) -> None:
     assert pieces == [piece(b"new\n", offset=4)]
 
 
-def test_jobs_and_streams_do_not_mix(store: LogStore) -> None:
-    store.append(A, LOG, R0, 0, b"log of a")
-    store.append(A, SAMPLES, R0, 0, b"samples of a")
-    store.append(B, LOG, R0, 0, b"log of b")
+def test_jobs_streams_and_workers_do_not_mix(store: LogStore) -> None:
+    written = {(A, LOG): b"log of a", (A, SAMPLES): b"samples of a", (B, LOG): b"log of b"}
+    for (job, stream), data in written.items():
+        assert store.append(job, stream, R0, 0, data) == len(data)
 
-    assert store.read(A, LOG, None, 0, MUCH)[0] == [piece(b"log of a")]
-    assert store.read(A, SAMPLES, None, 0, MUCH)[0] == [piece(b"samples of a")]
-    assert store.read(B, LOG, None, 0, MUCH)[0] == [piece(b"log of b")]
-
-
-def test_what_is_stored_is_known_for_each_worker(store: LogStore) -> None:
-    assert store.stored(A, LOG, R0) == (0, False)
-
-    assert store.append(A, LOG, R0, 0, b"abc") == 3
-
-    assert store.stored(A, LOG, R0) == (3, False)
-    assert store.stored(A, LOG, R1) == (0, False)
-
-
-def test_a_repetition_changes_nothing(store: LogStore) -> None:
-    store.append(A, LOG, R0, 0, b"abcdef")
-
-    assert store.append(A, LOG, R0, 0, b"abcdef") == 6
-    assert store.append(A, LOG, R0, 2, b"cd") == 6
-    assert store.append(A, LOG, R0, 6, b"") == 6
-
-    assert all_of(store) == [piece(b"abcdef")]
-
-
-def test_of_an_overlap_only_what_is_new_is_stored(store: LogStore) -> None:
-    store.append(A, LOG, R0, 0, b"abcd")
-
-    assert store.append(A, LOG, R0, 2, b"cdef") == 6
-
-    assert all_of(store) == [piece(b"abcd"), piece(b"ef", offset=4)]
+    assert {key: store.read(*key, None, 0, MUCH)[0] for key in written} == {
+        key: [piece(data)] for key, data in written.items()
+    }
+    assert (store.stored(A, LOG, R0), store.stored(A, LOG, R1)) == ((8, False), (0, False))
 
 
 def test_a_gap_is_refused_until_it_is_closed(store: LogStore) -> None:
@@ -165,50 +136,46 @@ def test_a_store_that_is_opened_again_goes_on(store: LogStore, reopened: LogStor
 # --- ends
 
 
-def test_an_end_is_taken_only_when_everything_before_it_is_here(store: LogStore) -> None:
+def test_an_end_is_recorded_once_when_all_output_before_it_is_stored(
+    store: LogStore, reopened: LogStore
+) -> None:
     store.append(A, LOG, R0, 0, b"abc")
 
     assert store.end(A, LOG, R0, 5) is False
     assert store.stored(A, LOG, R0) == (3, False)
     store.append(A, LOG, R0, 3, b"de")
-
     assert store.end(A, LOG, R0, 5) is True
-    assert store.stored(A, LOG, R0) == (5, True)
+    size = inside(store)
+    assert store.end(A, LOG, R0, 5) is True
+    assert store.end(A, LOG, R1, 0) is True
 
-
-def test_an_end_is_noted_once_and_is_no_piece(store: LogStore, tmp_path: Path) -> None:
-    store.append(A, LOG, R0, 0, b"abc")
-    store.end(A, LOG, R0, 3)
-    size = (tmp_path / "logs" / f"{A}.{LOG}").stat().st_size
-
-    assert store.end(A, LOG, R0, 3) is True
-
-    assert (tmp_path / "logs" / f"{A}.{LOG}").stat().st_size == size
-    assert all_of(store) == [piece(b"abc")]
-
-
-def test_a_worker_that_wrote_nothing_can_end(store: LogStore, reopened: LogStore) -> None:
-    assert store.end(A, LOG, R0, 0) is True
-
-    assert reopened.stored(A, LOG, R0) == (0, True)
+    assert inside(store) > size, "only the end of the other worker was written"
+    assert all_of(store) == [piece(b"abc"), piece(b"de", offset=3)]
+    assert [reopened.stored(A, LOG, who) for who in (R0, R1)] == [(5, True), (0, True)]
 
 
 # --- damage
 
 
 @pytest.mark.parametrize("lost", range(1, 12))
-def test_a_torn_last_record_is_cut_off_and_taken_again(
-    store: LogStore, reopened: LogStore, tmp_path: Path, lost: int
+@pytest.mark.parametrize("data", [b"torn", b""], ids=["output", "end"])
+def test_a_torn_last_record_is_cut_off_and_accepted_again(
+    store: LogStore, reopened: LogStore, tmp_path: Path, lost: int, data: bytes
 ) -> None:
+    def write_last(into: LogStore) -> bool:
+        done = into.append(A, LOG, R0, 5, data) if data else into.end(A, LOG, R0, 5)
+        return bool(done)
+
     store.append(A, LOG, R0, 0, b"first")
-    store.append(A, LOG, R0, 5, b"torn")
+    write_last(store)
     path = tmp_path / "logs" / f"{A}.{LOG}"
     with path.open("r+b") as file:
         file.truncate(path.stat().st_size - lost)
 
     assert reopened.stored(A, LOG, R0) == (5, False)
-    assert reopened.append(A, LOG, R0, 5, b"torn") == 9
-    assert all_of(reopened) == [piece(b"first"), piece(b"torn", offset=5)]
+    assert write_last(reopened)
+    assert all_of(reopened) == [piece(b"first"), *[piece(data, offset=5)] * bool(data)]
+    assert reopened.stored(A, LOG, R0) == (5 + len(data), not data)
 
 
 def flipped(folder: Path, place: int, bit: int = 0xC1) -> bytes:
@@ -307,26 +274,7 @@ def test_one_bad_byte_anywhere_takes_no_more_than_a_record_or_two_with_it(
     assert len([one for one in whole if one not in found]) <= 2
 
 
-def test_a_torn_end_is_cut_off_and_taken_again(
-    store: LogStore, reopened: LogStore, tmp_path: Path
-) -> None:
-    store.append(A, LOG, R0, 0, b"abc")
-    store.end(A, LOG, R0, 3)
-    path = tmp_path / "logs" / f"{A}.{LOG}"
-    with path.open("r+b") as file:
-        file.truncate(path.stat().st_size - 1)
-
-    assert reopened.stored(A, LOG, R0) == (3, False)
-    assert reopened.end(A, LOG, R0, 3) is True
-
-
-@pytest.mark.parametrize(
-    "size",
-    [
-        10,
-        20_000,
-    ],
-)
+@pytest.mark.parametrize("size", [10, 20_000])
 def test_a_full_disk_takes_nothing_and_what_comes_again_is_whole(
     store: LogStore, reopened: LogStore, tmp_path: Path, size: int
 ) -> None:
@@ -347,7 +295,7 @@ def test_a_full_disk_takes_nothing_and_what_comes_again_is_whole(
 # --- the bound
 
 
-def test_output_beyond_the_bound_is_taken_and_not_kept_and_a_note_says_so(tmp_path: Path) -> None:
+def test_output_beyond_the_bound_of_a_stream_is_dropped_with_a_note(tmp_path: Path) -> None:
     bounded = LogStore(tmp_path / "logs", 10, midday)
     bounded.append(A, LOG, R0, 0, b"12345678")
     bounded.append(A, LOG, R0, 8, b"90ab")
@@ -355,29 +303,14 @@ def test_output_beyond_the_bound_is_taken_and_not_kept_and_a_note_says_so(tmp_pa
     assert bounded.append(A, LOG, R0, 12, b"never seen") == 22
     assert bounded.append(A, LOG, R1, 0, b"never seen either") == 17
     assert bounded.end(A, LOG, R0, 22) is True
+    again = LogStore(tmp_path / "logs", 10, midday)
+    again.append(A, LOG, R1, 17, b"more")
+    again.append(B, LOG, R0, 0, b"gh")
 
-    kept = b"".join(found.data for found in all_of(bounded))
+    kept = b"".join(found.data for found in all_of(again))
     assert kept == b"1234567890ab\n[ones: output beyond 10 bytes of a job is not kept]\n"
     assert bounded.stored(A, LOG, R0) == (22, True)
-
-
-def test_the_bound_holds_after_it_is_opened_again(tmp_path: Path) -> None:
-    LogStore(tmp_path / "logs", 4, midday).append(A, LOG, R0, 0, b"abcdef")
-    again = LogStore(tmp_path / "logs", 4, midday)
-    size = (tmp_path / "logs" / f"{A}.{LOG}").stat().st_size
-
-    again.append(A, LOG, R1, 0, b"more")
-
-    assert (tmp_path / "logs" / f"{A}.{LOG}").stat().st_size == size
-
-
-def test_the_bound_is_of_each_stream(tmp_path: Path) -> None:
-    bounded = LogStore(tmp_path / "logs", 4, midday)
-    bounded.append(A, LOG, R0, 0, b"abcdef")
-
-    bounded.append(B, LOG, R0, 0, b"gh")
-
-    assert bounded.read(B, LOG, None, 0, MUCH)[0] == [piece(b"gh")]
+    assert again.read(B, LOG, None, 0, MUCH)[0] == [piece(b"gh")]
 
 
 # --- pages
@@ -394,12 +327,6 @@ def test_a_page_ends_before_the_piece_that_does_not_fit(store: LogStore) -> None
     assert [found.offset for found in first] == [0, 10]
     assert [found.offset for found in second] == [20, 30]
     assert (nothing, stays) == ([], end)
-
-
-def test_a_page_holds_at_least_one_piece(store: LogStore) -> None:
-    store.append(A, LOG, R0, 0, b"x" * 100)
-
-    assert store.read(A, LOG, None, 0, 1)[0] == [piece(b"x" * 100)]
 
 
 def test_a_cursor_sees_what_comes_later(store: LogStore) -> None:

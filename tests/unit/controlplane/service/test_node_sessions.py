@@ -88,15 +88,10 @@ class Service:
         self.taken_out: set[bytes] = set()
         orders = SimpleNamespace(send=self._send)
         self.sessions = NodeSessions(
-            commit_loop=cast("Any", self.commit_loop),
-            orders=cast("Any", orders),
-            events=cast("Any", None),
-            term=Term(1),
-            timings=SessionTimings(),
-            ports=(1, 2),
-            on_steps=lambda _: None,
-            audit=Audit(),
-        )
+            commit_loop=cast("Any", self.commit_loop), orders=cast("Any", orders),
+            events=cast("Any", None), term=Term(1), timings=SessionTimings(), ports=(1, 2),
+            on_steps=lambda _: None, audit=Audit(),
+        )  # fmt: skip
 
     def _send(self, route: bytes, data: bytes) -> bool:
         self.sent.append((route.decode(), TO_AGENT.decode(data)))
@@ -353,9 +348,7 @@ async def test_a_heartbeat_of_a_session_that_there_is_not_is_asked_for_a_hello()
 # --- a key that is taken out
 
 DENIED = Refused(
-    code="denied",
-    message="this key is no longer authorised",
-    hint="ask an admin for a new key",
+    code="denied", message="this key is no longer authorised", hint="ask an admin for a new key"
 )
 
 

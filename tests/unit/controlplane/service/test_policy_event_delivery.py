@@ -47,19 +47,10 @@ class Service:
 
 def steps(step: int, *, job: JobId = A, group: int = 1) -> StepsReported:
     return StepsReported(
-        job=job,
-        version=Version(1),
-        rank=Rank(0),
-        group=Version(group),
-        epoch=1,
-        step=step,
-        samples_done=step * 64,
-        samples_per_s=100.0,
-        train_loss=0.5,
-        global_batch=64,
-        lr=0.1,
+        job=job, version=Version(1), rank=Rank(0), group=Version(group), epoch=1, step=step,
+        samples_done=step * 64, samples_per_s=100.0, train_loss=0.5, global_batch=64, lr=0.1,
         noise_scale=None,
-    )
+    )  # fmt: skip
 
 
 @pytest.fixture
@@ -117,39 +108,30 @@ def test_of_an_ended_job_nothing_is_kept_however_late_its_telemetry_comes(servic
     assert service.heard == [StepsSeen, JobEnded]
 
 
-def test_usage_that_makes_no_sense_is_dropped_with_one_line_for_each_job(service: Service) -> None:
-    nonsense = msgspec.structs.replace(steps(5), cpu_cores=-2.0, sent_bytes_per_s=1e300)
-    with structlog.testing.capture_logs() as lines:
-        for report in (nonsense, nonsense):
-            service.observer.steps_reported(report)
-
-    said = "cpu_cores -2 is not 0 to 65536; sent_bytes_per_s 1e+300 is not 0 to 1e+13"
-    assert lines == [
-        {
-            "log_level": "warning",
-            "event": "implausible telemetry dropped",
-            "job": A,
-            "rank": 0,
-            "reason": said,
-        }
-    ]
-    assert service.heard == [StepsSeen, StepsSeen]
-
-
-def test_pass_times_that_make_no_sense_are_dropped_with_what_is_wrong_with_them(
-    service: Service,
+@pytest.mark.parametrize(
+    ("nonsense", "problem"),
+    [
+        (
+            {"cpu_cores": -2.0, "sent_bytes_per_s": 1e300},
+            "cpu_cores -2 is not 0 to 65536; sent_bytes_per_s 1e+300 is not 0 to 1e+13",
+        ),
+        (
+            {"pass_s": 1.0, "sync_s": 2.0, "local_batch": 64, "passes": 1, "cpu_cores": -2.0},
+            "cpu_cores -2 is not 0 to 65536; sync_s 2 is not 0 to pass_s 1",
+        ),
+    ],
+)
+def test_implausible_telemetry_is_dropped_with_one_warning_for_each_job(
+    service: Service, nonsense: dict[str, Any], problem: str
 ) -> None:
-    nonsense = msgspec.structs.replace(
-        steps(5), pass_s=1.0, sync_s=2.0, local_batch=64, passes=1, cpu_cores=-2.0
-    )
+    report = msgspec.structs.replace(steps(5), **nonsense)
     with structlog.testing.capture_logs() as lines:
-        for report in (nonsense, nonsense):
-            service.observer.steps_reported(report)
+        service.observer.steps_reported(report)
+        service.observer.steps_reported(report)
 
-    said = "cpu_cores -2 is not 0 to 65536; sync_s 2 is not 0 to pass_s 1"
-    assert [(line["event"], line["reason"]) for line in lines] == [
-        ("implausible telemetry dropped", said)
-    ]
+    event = {"log_level": "warning", "event": "implausible telemetry dropped"}
+    assert lines == [{**event, "job": A, "rank": 0, "reason": problem}]
+    assert service.heard == [StepsSeen, StepsSeen]
 
 
 def test_of_a_job_that_nobody_submitted_nothing_is_kept(service: Service) -> None:

@@ -34,21 +34,13 @@ WHO: Final = {
 }
 ASK: Final = (client.GetJob, client.WaitJob, client.ExplainJob, client.GetSweep, client.GetLedger)
 CHANGE: Final = (
-    client.CancelJob,
-    client.ResizeJob,
-    client.PauseJob,
-    client.ResumeJob,
-    client.ChangeSweep,
-)
+    client.CancelJob, client.ResizeJob, client.PauseJob, client.ResumeJob, client.ChangeSweep,
+)  # fmt: skip
 FILES: Final = (ListFiles, ReadFile)
 FREE: Final = (
-    client.GetCluster,
-    client.GetSearch,
-    client.CheckJob,
-    client.ListJobs,
-    client.ListNodes,
+    client.GetCluster, client.GetSearch, client.CheckJob, client.ListJobs, client.ListNodes,
     client.ReadEvents,
-)
+)  # fmt: skip
 OWN: Final = (client.PutSnapshot, client.SubmitJob)
 DRAINS: Final = (client.DrainNode, client.UndrainNode)
 KEYS: Final = (AddKey, ListKeys, RevokeKey)

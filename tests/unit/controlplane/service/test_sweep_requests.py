@@ -8,15 +8,21 @@ import msgspec
 import pytest
 
 from controlplane.core.history import SweepHistory, TrialHistory
-from controlplane.service.api.changes import change_input, change_reply, earlier_change
+from controlplane.service.api.changes import change_input, change_or_repeat
 from controlplane.service.api.replies import job_summary
-from controlplane.service.api.sweep_replies import MAX_ROW_BYTES, ledger, sweep_detail, trial_info
+from controlplane.service.api.sweep_replies import (
+    MAX_ROW_BYTES,
+    ledger,
+    sweep_detail,
+    trial_info,
+    trial_state,
+)
 from controlplane.service.worker_telemetry import TelemetryTable
 from schemas.errors import OnesError
 from schemas.ids import JobId, NodeId, Seconds
 from schemas.sweeps import Parameter, RandomSearch, choice, integer
 from schemas.wire.client import ChangeSweep, GetLedger, GetSweep, Ledger, SweepDetail
-from tests.support.sweep_cluster import SweepCluster, sweep_job
+from tests.support.sweep_world import SweepCluster, sweep_job
 
 SPACE = {
     "lr": Parameter(log_uniform=(1e-4, 0.1)),
@@ -153,7 +159,7 @@ def test_an_ordinary_job_is_no_sweep() -> None:
     name = cluster.submit()
 
     with pytest.raises(OnesError, match="is not a sweep"):
-        earlier_change(cluster.job(name), ChangeSweep(job=name, change="stop", trial=0), "ann")
+        change_or_repeat(cluster.job(name), ChangeSweep(job=name, change="stop", trial=0), "ann")
 
 
 def test_a_change_that_was_done_is_answered_again() -> None:
@@ -162,7 +168,6 @@ def test_a_change_that_was_done_is_answered_again() -> None:
 
     cluster.take(change_input(cluster.job(name), request, "ann"))
 
-    again = earlier_change(cluster.job(name), request, "ann")
-    assert again == 3
-    assert change_reply(cluster.job(name), cluster.sweep(name), again).state == "waiting"
-    assert earlier_change(cluster.job(name), request, "bob") is None
+    assert change_or_repeat(cluster.job(name), request, "ann") == (3, None)
+    assert trial_state(cluster.sweep(name), 3) == "waiting"
+    assert change_or_repeat(cluster.job(name), request, "bob")[1] is not None

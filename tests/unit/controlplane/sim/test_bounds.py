@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from controlplane.sim.analysis.bounds import fluid_srpt
-from tests.support.brute_force import brute_force
 from tests.support.sizes import examples
+from tests.unit.controlplane.sim.brute_force import brute_force
 
 SLOTS = 3
 INF = float("inf")

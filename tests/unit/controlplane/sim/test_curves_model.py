@@ -29,7 +29,7 @@ from controlplane.sim.scenario import SLAQ, Scenario
 from controlplane.sim.scenario_loading import trace_of
 from schemas.ids import Seconds
 from schemas.jobs import problems
-from tests.support.simulated import FREE, ToyModel, job
+from tests.support.simulations import FREE, ToyModel, job
 
 FAMILIES: Final = {  # SLAQ section 3, and L-BFGS, which its section 2 names
     "linear-regression", "logistic-regression", "logistic-lbfgs", "svm-linear", "svm-polynomial",

@@ -28,7 +28,7 @@ from controlplane.sim.experiment import (
 )
 from controlplane.sim.results import SimulationResult
 from schemas.errors import SettingsError
-from tests.support.sim_results import times
+from tests.support.simulations import times
 
 HERE = Path(__file__)
 

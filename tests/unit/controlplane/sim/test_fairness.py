@@ -17,7 +17,7 @@ from controlplane.sim.cluster import NodeGroup
 from controlplane.sim.results import SimulationResult
 from controlplane.sim.run import simulate
 from controlplane.sim.scenario import Scenario
-from tests.support.sim_results import job_result, result
+from tests.support.simulations import job_result, result
 
 UNKNOWN = {"ftf_mean": None, "ftf_worst": None, "ftf_unfair_share": None}
 

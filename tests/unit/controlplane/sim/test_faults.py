@@ -19,7 +19,7 @@ from schemas.wire.agent import (
     WorkerExited,
     WorkerStarted,
 )
-from tests.support.simulated import (
+from tests.support.simulations import (
     N0,
     N1,
     S0,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from controlplane.sim.analysis.summary import forecast_figures
 from controlplane.sim.results import JobResult, StartForecast
 from schemas.ids import Seconds
-from tests.support.sim_results import job_result, result
+from tests.support.simulations import job_result, result
 
 NOTHING = {"start_forecasts": 0, "start_error_median": None, "start_coverage": None}
 

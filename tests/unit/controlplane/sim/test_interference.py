@@ -28,7 +28,7 @@ from controlplane.sim.models.interference import (
     servers_on,
 )
 from schemas.ids import JobId, NodeId
-from tests.support.simulated import N0, N1, A, B, C
+from tests.support.simulations import N0, N1, A, B, C
 from tests.support.sizes import examples
 
 SPREAD = {A, B}

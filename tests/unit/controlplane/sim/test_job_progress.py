@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from controlplane.sim.engine.jobs import STOPPED, TrainingProgress
 from controlplane.sim.models.job_model import Throughput
-from tests.support.simulated import ToyModel, job
+from tests.support.simulations import ToyModel, job
 
 
 def training(epoch_samples: int = 100, epochs: int = 4) -> TrainingProgress:

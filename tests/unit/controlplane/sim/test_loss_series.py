@@ -29,7 +29,7 @@ from controlplane.sim.analysis.report_tables import means
 from controlplane.sim.analysis.summary import summary
 from controlplane.sim.results import JobResult, LossLeft, SimulationResult, SizeChange
 from schemas.ids import Seconds
-from tests.support.sim_results import job_result, result
+from tests.support.simulations import job_result, result
 
 Draw = Callable[[Sequence[SimulationResult], Path], None]
 

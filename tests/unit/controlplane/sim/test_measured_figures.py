@@ -15,7 +15,7 @@ from controlplane.sim.models.job_model import StepParts
 from controlplane.sim.run import simulate
 from controlplane.sim.scenario import Scenario
 from controlplane.sim.scenario_loading import costs_of
-from tests.support.simulated import (
+from tests.support.simulations import (
     RATE,
     S0,
     S1,

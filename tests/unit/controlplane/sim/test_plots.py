@@ -18,7 +18,7 @@ from controlplane.sim.analysis.plot_style import POLICIES, grouped, styles, time
 from controlplane.sim.cluster import ResultsError
 from controlplane.sim.results import SimulationResult, SlotAllocation
 from schemas.ids import Seconds
-from tests.support.sim_results import job_result, result, times
+from tests.support.simulations import job_result, result, times
 
 pytest.importorskip("matplotlib")
 

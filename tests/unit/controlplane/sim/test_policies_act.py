@@ -11,7 +11,7 @@ from controlplane.policy.registry import POLICIES
 from controlplane.sim.cluster import NodeGroup
 from controlplane.sim.models.job_model import ChangeCosts
 from controlplane.sim.results import TraceJob
-from tests.support.simulated import SimulatedRun, ToyModel, job, simulated_run
+from tests.support.simulations import SimulatedRun, ToyModel, job, simulated_run
 
 FOUR = (NodeGroup(count=1, slots=4),)
 LIVE = ChangeCosts(start_s=2.0, restart_s=2.0, prepare_s=1.0, switch_s=0.3)

@@ -27,7 +27,7 @@ from controlplane.sim.run import simulate
 from controlplane.sim.scenario import Scenario
 from controlplane.sim.traces.journal_recording import recording_from_journal
 from schemas.jobs import StopRule
-from tests.support.recordings import ONE_SLOT, a_job, recording
+from tests.support.simulations import ONE_SLOT, a_job, recording
 
 COSTS = ChangeCosts(start_s=25.0, restart_s=10.0, prepare_s=20.0, switch_s=1.0)
 

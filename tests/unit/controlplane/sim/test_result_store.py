@@ -20,7 +20,7 @@ from controlplane.sim.analysis.result_files import (
 from controlplane.sim.cluster import ResultsError
 from controlplane.sim.results import SlotAllocation
 from schemas.ids import Seconds
-from tests.support.sim_results import job_result, result, times
+from tests.support.simulations import job_result, result, times
 
 ONE = times("ones", 1.0, 2.0, seed=1)
 TWO = result(

@@ -19,7 +19,7 @@ from controlplane.sim.run import simulate
 from controlplane.sim.scenario import Scenario
 from controlplane.sim.scenario_loading import options_of, trace_of
 from schemas.errors import SettingsError
-from tests.support.simulated import FREE, ToyModel, job, simulated_run
+from tests.support.simulations import FREE, ToyModel, job, simulated_run
 
 ROOT: Final = Path(__file__).parents[4]
 HEADER: Final = "name,time,application,num_replicas,batch_size\n"

@@ -45,8 +45,7 @@ from schemas.codec import encode
 from schemas.ids import NodeId, Seconds
 from schemas.wire.agent import Quiesced, ScriptFailed, StoreOpened, Suspended
 from tests.support import builders
-from tests.support.simulated_node import Node
-from tests.support.simulated_processes import World as Processes
+from tests.support.world import Groups, Node
 
 T = TypeVar("T")
 Event = tuple[Seconds, Input, list[Command]]
@@ -303,7 +302,7 @@ def test_no_deadline_passes_while_a_simulation_runs(policy: str) -> None:
 async def _live_run(journal: Path, policy: str, loop: Loop) -> Live:
     """Real agent cores around imaginary processes: a loss, a cancel, and jobs that go on."""
     live = Live(journal, loop, policy)
-    processes = Processes()
+    processes = Groups()
     nodes = {name: Node(name, 2, processes) for name in (builders.N1, builders.N2)}
     try:
         await live.at(1.0, ControllerStarted(term=live.reactor.state.term, release="0"))
@@ -335,12 +334,7 @@ async def _go_on(live: Live, node: Node, now: float, nodes: Mapping[NodeId, Node
     orders, live.orders = live.orders, []
     for order in orders:
         nodes[order.node].receive(order.delta)
-    for work in list(node.work):
-        node.finish(work)
-    for worker, process in list(node.processes.items()):
-        if process.alive:
-            process.act(8)
-        node.look(worker)
+    node.go_on(epochs=8)
     known = live.reactor.state.nodes[node.node]
     said = node.said_after(known.committed if known.boot == node.boot else 0)
     await live.at(now, *said)

@@ -16,7 +16,7 @@ from controlplane.sim.engine.event_queue import AFTER, Kernel, PlannerOptions
 from controlplane.sim.engine.planner import MAX_REQUESTS_AT_ONCE, SimulatedPlanner
 from controlplane.sim.results import StartForecast
 from schemas.ids import Seconds
-from tests.support.simulated import (
+from tests.support.simulations import (
     FREE,
     S0,
     S1,

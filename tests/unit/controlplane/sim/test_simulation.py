@@ -25,7 +25,7 @@ from schemas.wire.agent import (
     WorkerReady,
     WorkerStarted,
 )
-from tests.support.simulated import (
+from tests.support.simulations import (
     DEAR,
     FREE,
     RATE,

@@ -15,7 +15,7 @@ from controlplane.sim.analysis.summary import summary
 from controlplane.sim.cluster import ResultsError
 from controlplane.sim.results import StartForecast
 from schemas.ids import Seconds
-from tests.support.sim_results import job_result, result, times
+from tests.support.simulations import job_result, result, times
 
 # --- summary
 

@@ -12,8 +12,7 @@ from controlplane.sweeps.sweep import Sweep
 from schemas.ids import NodeId, WorkerId
 from schemas.sweeps import Asha, RandomSearch, Searcher, SuccessiveHalving
 from tests.support.sizes import examples
-from tests.support.sweep_site import NOW, SweepSite
-from tests.support.sweeps import search
+from tests.support.sweeps import NOW, SweepSite, search
 
 N0, W0 = NodeId("n0"), WorkerId("w0")
 

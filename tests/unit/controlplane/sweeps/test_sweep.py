@@ -40,8 +40,7 @@ from schemas.sweeps import (
     choice,
 )
 from tests.support.sizes import examples
-from tests.support.sweep_site import NOW, History, SweepSite, goodness, loss_and_samples, step
-from tests.support.sweeps import search
+from tests.support.sweeps import NOW, History, SweepSite, goodness, loss_and_samples, search, step
 
 N0, N1 = NodeId("n0"), NodeId("n1")
 W0, W1 = WorkerId("w0"), WorkerId("w1")

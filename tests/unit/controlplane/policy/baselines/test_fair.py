@@ -15,9 +15,8 @@ from controlplane.policy.registry import make
 from schemas.errors import SettingsError
 from schemas.ids import JobId, SlotId
 from tests.support.builders import A, B, C, job_view
-from tests.support.instant_cluster import InstantCluster
 from tests.support.sizes import examples
-from tests.support.views import NOW, row_of, view_of
+from tests.support.views import NOW, InstantCluster, row_of, view_of
 
 D = JobId("d-4")
 

@@ -18,9 +18,8 @@ from controlplane.prediction.throughput import Sample, SpeedModel, fit
 from schemas.errors import SettingsError
 from schemas.ids import JobId, Seconds, SlotId, node_of
 from tests.support.builders import S0, S1, T0, A, B, C, job_view
-from tests.support.instant_cluster import InstantCluster
 from tests.support.sizes import examples
-from tests.support.views import row_of, view_of
+from tests.support.views import InstantCluster, row_of, view_of
 
 BOUNDS = JobBounds(first_batch=64, batch_limit=512, local_limit=128, most=8, widest=4)
 STEP = SpeedModel(compute=(0.1, 0.001), known=True)  # seconds: 0.1 + 0.001 for each sample

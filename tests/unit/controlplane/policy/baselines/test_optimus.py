@@ -13,8 +13,7 @@ from controlplane.policy.registry import make
 from schemas.errors import SettingsError
 from schemas.ids import JobId, Seconds, SlotId
 from tests.support.builders import A, B, C, job_view
-from tests.support.instant_cluster import InstantCluster, ToldOracle
-from tests.support.views import row_of, view_of
+from tests.support.views import InstantCluster, ToldOracle, row_of, view_of
 
 
 def elastic(job: JobId, at: float = 0.0, most: int = 8, **changes: Any) -> JobView:

@@ -9,8 +9,7 @@ from controlplane.policy.registry import make
 from schemas.errors import SettingsError
 from schemas.ids import JobId, SlotId
 from tests.support.builders import A, B, C, job_view
-from tests.support.instant_cluster import InstantCluster, ToldOracle
-from tests.support.views import row_of
+from tests.support.views import InstantCluster, ToldOracle, row_of
 
 
 def gang(job: JobId, at: float, size: int) -> JobView:

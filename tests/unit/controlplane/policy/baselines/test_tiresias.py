@@ -11,8 +11,7 @@ from controlplane.policy.registry import make
 from schemas.errors import SettingsError
 from schemas.ids import JobId, Seconds, SlotId
 from tests.support.builders import S0, S1, A, B, C, job_view
-from tests.support.instant_cluster import InstantCluster
-from tests.support.views import row_of, view_of
+from tests.support.views import InstantCluster, row_of, view_of
 
 LIMITS = {"limits": [100.0, 300.0]}
 

@@ -14,7 +14,7 @@ from controlplane.policy.registry import check_options, make
 from schemas.errors import SettingsError
 from schemas.ids import JobId, NodeId, Seconds, SlotId, node_of, slot_id
 from tests.support.builders import cluster_view, job_view, slot_view
-from tests.support.instant_cluster import ToldOracle
+from tests.support.views import ToldOracle
 
 SPEED = 100.0
 HURTS = {("loud", "meek"): 0.0, ("meek", "loud"): 0.5, ("loud", "loud"): 0.0, ("meek", "meek"): 0.0}

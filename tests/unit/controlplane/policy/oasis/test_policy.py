@@ -22,9 +22,8 @@ from schemas.errors import SettingsError
 from schemas.ids import JobId, Seconds
 from schemas.jobs import Utility
 from tests.support.builders import S0, job_view
-from tests.support.instant_cluster import InstantCluster
 from tests.support.sizes import examples
-from tests.support.views import row_of, view_of
+from tests.support.views import InstantCluster, row_of, view_of
 
 RATE: Final = 100.0  # samples per second on each slot of a job of family f
 OPTIONS: Final = OasisOptions(interval_s=10.0, horizon=60, start_s=0.0, l=1e-3, u=1.0)

@@ -14,8 +14,8 @@ from controlplane.policy.ones.slowdowns import CoreDemand
 from controlplane.policy.registry import make
 from schemas.ids import JobId, Seconds, SlotId
 from tests.support.builders import A, B, C, job_view
-from tests.support.steady_cluster import SteadyCluster, a_job
 from tests.support.views import row_of, taken_slots, view_of
+from tests.unit.controlplane.policy.ones.steady_cluster import SteadyCluster, a_job
 
 ALONE: Final = 64 / 5000  # seconds of a step of 64 samples on one slot
 CROWDED: Final = {1: 1.0, 2: 1.7, 3: 4.0, 4: 10.0}  # times that by slots: 500 samples/s on four

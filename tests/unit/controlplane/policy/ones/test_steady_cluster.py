@@ -10,8 +10,8 @@ import pytest
 from controlplane.policy.api import JobView, SlotView
 from schemas.ids import SlotId
 from tests.support.sizes import part
-from tests.support.steady_cluster import SteadyCluster, a_job
 from tests.support.views import row_of
+from tests.unit.controlplane.policy.ones.steady_cluster import SteadyCluster, a_job
 
 STEADY: dict[str, tuple[Sequence[SlotView], list[JobView], dict[str, Any]]] = {
     "all slots used": (

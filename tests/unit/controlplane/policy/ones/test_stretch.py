@@ -24,8 +24,8 @@ from controlplane.sim.results import JobResult
 from schemas.errors import SettingsError
 from schemas.ids import JobId, Seconds, SlotId
 from tests.support.builders import S0, A, B, C, job_view
-from tests.support.simulated import FREE as NO_COSTS
-from tests.support.simulated import ToyModel, job, simulated_run
+from tests.support.simulations import FREE as NO_COSTS
+from tests.support.simulations import ToyModel, job, simulated_run
 from tests.support.sizes import examples
 from tests.support.views import pace, planned, problem_of, row_of, view_of, views_and_events
 

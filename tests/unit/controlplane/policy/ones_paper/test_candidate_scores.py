@@ -16,7 +16,7 @@ from controlplane.policy.ones_paper.candidate_scores import (
 )
 from controlplane.policy.ones_paper.problem import Genes, PaperProblem
 from controlplane.policy.options import OnesPaperOptions
-from tests.support.paper_problems import a_problem, genes
+from tests.unit.controlplane.policy.ones_paper.problems import a_problem, genes
 
 NAN = float("nan")
 THREE = [[1.0, 1.8, 2.4]] * 3

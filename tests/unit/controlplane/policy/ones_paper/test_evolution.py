@@ -11,8 +11,14 @@ from controlplane.policy.ones_paper.evolution import EvolutionarySearch
 from controlplane.policy.options import OnesPaperOptions
 from schemas.ids import JobId, Seconds
 from tests.support.builders import A, B
-from tests.support.paper_problems import SLOTS, genes, problem_of, seen, warm_job
 from tests.support.views import planned, view_of
+from tests.unit.controlplane.policy.ones_paper.problems import (
+    SLOTS,
+    genes,
+    problem_of,
+    seen,
+    warm_job,
+)
 
 
 def test_there_are_as_many_candidates_as_slots_and_none_twice() -> None:

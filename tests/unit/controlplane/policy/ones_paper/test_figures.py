@@ -24,7 +24,7 @@ from controlplane.policy.ones_paper.evolution import (
     within_limits,
 )
 from controlplane.policy.options import OnesPaperOptions
-from tests.support.paper_problems import a_problem, genes, shown
+from tests.unit.controlplane.policy.ones_paper.problems import a_problem, genes, shown
 
 EIGHT_8 = OnesPaperOptions(score="running", charge=False, reorder="flat")
 ANY_LEFT = np.full((1, 4), 1000.0)

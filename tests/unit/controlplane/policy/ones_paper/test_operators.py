@@ -24,8 +24,14 @@ from controlplane.policy.ones_paper.evolution import (
     within_limits,
 )
 from controlplane.policy.ones_paper.problem import IDLE, Genes, PaperProblem
-from tests.support.paper_problems import a_problem, any_problem, genes, idle, shown
 from tests.support.sizes import examples
+from tests.unit.controlplane.policy.ones_paper.problems import (
+    a_problem,
+    any_problem,
+    genes,
+    idle,
+    shown,
+)
 
 MANY = 5
 SIZE = settings(max_examples=examples(60), deadline=None)

@@ -15,8 +15,8 @@ from controlplane.policy.registry import make
 from schemas.errors import SettingsError
 from schemas.ids import JobId, Seconds
 from tests.support.builders import A, B
-from tests.support.paper_problems import SLOTS, problem_of, seen, warm_job
 from tests.support.views import planned, view_of
+from tests.unit.controlplane.policy.ones_paper.problems import SLOTS, problem_of, seen, warm_job
 
 # --- options
 

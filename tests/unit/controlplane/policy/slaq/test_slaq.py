@@ -14,8 +14,7 @@ from controlplane.policy.registry import make
 from schemas.errors import SettingsError
 from schemas.ids import JobId, Seconds, SlotId
 from tests.support.builders import A, B, C, job_view
-from tests.support.instant_cluster import InstantCluster
-from tests.support.views import row_of
+from tests.support.views import InstantCluster, row_of
 
 NAN = float("nan")
 

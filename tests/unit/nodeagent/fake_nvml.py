@@ -54,7 +54,7 @@ class Hosts:
 
     def __init__(self, folder: Path) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.support.fake_nvml"],
+            [sys.executable, "-m", "tests.unit.nodeagent.fake_nvml"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**os.environ, "LD_LIBRARY_PATH": str(folder)},

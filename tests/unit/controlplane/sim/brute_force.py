@@ -16,10 +16,7 @@ MARGIN: Final = 1e-9  # of a completion time, below which two schedules are as g
 
 
 def brute_force(
-    release: Sequence[float],
-    work: Sequence[float],
-    speeds: Sequence[Sequence[float]],
-    slots: int,
+    release: Sequence[float], work: Sequence[float], speeds: Sequence[Sequence[float]], slots: int
 ) -> float:
     """The smallest average completion time (end minus release) of a tiny instance.
 

@@ -1,22 +1,29 @@
-"""Nodes whose workers take units of sweeps: real sessions, imaginary processes, files and training.
+"""Nodes whose workers train the units of sweeps: real sessions, imaginary processes, files and training.
 
-A state is its history: what was trained on what, in order. So two states are the same if and only if
-they were trained the same way, and the digest of one says so.
+A state is its history: what was trained on what, in order. So two states are equal if and only if
+they were trained equally, and the digest of one says so.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
+from random import Random
 from typing import Any
 
-from controlplane.core.inputs import NodeGreeted, NodeReported
+from controlplane.core.commands import Announce, AskForPlan, Command
+from controlplane.core.handlers import sweeps
+from controlplane.core.history import Record
+from controlplane.core.inputs import ControllerStarted, Input, NodeGreeted, NodeLost
+from controlplane.core.model.job import Job
+from controlplane.core.model.sweep import JobSweep
 from schemas.ids import (
-    BootId,
     JobId,
     NodeId,
     Rank,
-    Seconds,
+    SlotId,
     Term,
     Version,
     WorkerId,
@@ -25,7 +32,7 @@ from schemas.ids import (
     worker_id,
 )
 from schemas.nodes import Member, NodeSpec, SlotSpec
-from schemas.session import AgentSession, Apply
+from schemas.sweeps import Parameter, RandomSearch, SearchSpec, SweepSpec
 from schemas.wire.agent import (
     PREPARE,
     RECOVER,
@@ -45,12 +52,12 @@ from schemas.wire.agent import (
     UnitBegun,
     UnitEnded,
     UnitFailed,
-    Welcome,
     WorkerExited,
     WorkerReady,
     WorkerSeen,
     WorkerStarted,
 )
+from schemas.wire.feed import FeedEvent
 from schemas.wire.sweeps import (
     StateCopied,
     StateNotCopied,
@@ -59,7 +66,8 @@ from schemas.wire.sweeps import (
     UnitOrder,
     WantedState,
 )
-from tests.support.sweep_site import History, goodness, loss_and_samples, step
+from tests.support.sweeps import History, goodness, loss_and_samples, step
+from tests.support.world import BaseWorld, Host
 
 File = tuple[JobId, int, int]  # job, trial, version
 STATES_PORT = 7706
@@ -159,15 +167,11 @@ class Hopper:
         host.files[name] = after
         loss, _ = loss_and_samples(unit.partition)
         self.report(
-            UnitEnded,
-            attempt=unit.attempt,
-            metrics={"loss": loss},
-            samples=host.samples_of(unit.partition),
-            seconds=2.0,
-            scores={"accuracy": goodness(after)} if unit.evaluate else {},
-            digest=digest_of(after),
+            UnitEnded, attempt=unit.attempt, metrics={"loss": loss},
+            samples=host.samples_of(unit.partition), seconds=2.0,
+            scores={"accuracy": goodness(after)} if unit.evaluate else {}, digest=digest_of(after),
             size=100,
-        )
+        )  # fmt: skip
 
     def die(self, code: int | None = None, signal: int | None = 9) -> None:
         if not self.alive:
@@ -184,7 +188,7 @@ class Hopper:
 
 
 @dataclass
-class World:
+class SweepNodes:
     """All nodes, and what is the same for all."""
 
     nodes: dict[NodeId, HopperNode] = field(default_factory=dict)
@@ -214,23 +218,21 @@ class World:
         return memories[0].get(file) if memories else None
 
 
-class HopperNode:
-    """One host with its agent."""
+class HopperNode(Host):
+    """A host whose agent applies each delta at once."""
 
-    def __init__(self, node: NodeId, slots: int, world: World) -> None:
-        self.node, self.slots, self.world = node, slots, world
+    def __init__(self, node: NodeId, slots: int, world: SweepNodes) -> None:
+        super().__init__(node, slots)
+        self.world = world
         world.nodes[node] = self
         self.processes: dict[WorkerId, Hopper] = {}
         self.files: dict[File, History] = {}
-        self.pids = self.boots = 0
-        self.up = True
         self.sizes: dict[int, int] = {}  # of partitions that are other than elsewhere
         self.restart()
 
     def restart(self) -> None:
         """A new agent finds processes, their reports and files."""
-        self.boots += 1
-        self.session = AgentSession(self.node, BootId(f"{self.node}-boot-{self.boots}"))
+        super().restart()
         self.groups: dict[JobId, GroupDelta] = {}
         self.sweeps: dict[JobId, SweepDelta] = {}
         self.ordered: dict[JobId, Version] = {}
@@ -260,15 +262,10 @@ class HopperNode:
 
     def spec(self) -> NodeSpec:
         return NodeSpec(
-            node=self.node,
-            host=self.node,
-            address=self.node,
-            slots=tuple(SlotSpec(index=index, kind="cpu") for index in range(self.slots)),
-            cores=64,
-            memory_bytes=1 << 30,
-            release="0",
-            states_port=STATES_PORT,
-        )
+            node=self.node, host=self.node, address=self.node,
+            slots=tuple(SlotSpec(index=index, kind="cpu") for index in range(self.slots)), cores=64,
+            memory_bytes=1 << 30, release="0", states_port=STATES_PORT,
+        )  # fmt: skip
 
     def hello(self) -> NodeGreeted:
         seen = tuple(
@@ -285,32 +282,14 @@ class HopperNode:
         )
         return NodeGreeted(node=self.node, boot=self.session.boot, spec=self.spec(), workers=seen)
 
-    def welcome(self, term: Term, committed: int) -> None:
-        welcome = Welcome(
-            session="s", boot=self.session.boot, term=term, committed=committed, log_port=0,
-            event_port=0,
-        )  # fmt: skip
-        self.session.receive(welcome, Seconds(0.0))
-
-    def said_after(self, seq: int) -> list[NodeReported]:
-        return [
-            NodeReported(node=self.node, boot=self.session.boot, seq=n.seq, event=n.event)
-            for n in self.session.spool
-            if n.seq > seq
-        ]
-
     def happen(self, event: AgentEvent) -> None:
         self.session.record_event(event)
 
-    # --- what it hears
-
-    def receive(self, delta: GroupDelta | SweepDelta) -> None:
-        for output in self.session.receive(delta, Seconds(0.0)):
-            match output:
-                case Apply(delta=GroupDelta() as group):
-                    self._group(group)
-                case Apply(delta=SweepDelta() as sweep):
-                    self._sweep(sweep)
+    def apply(self, delta: Any) -> None:
+        if isinstance(delta, GroupDelta):
+            self._group(delta)
+        else:
+            self._sweep(delta)
 
     def _group(self, delta: GroupDelta) -> None:
         self.groups[delta.job] = delta
@@ -418,3 +397,191 @@ class HopperNode:
 
     def living(self) -> list[Hopper]:
         return [process for process in self.processes.values() if process.alive]
+
+
+ENOUGH = 20_000
+
+
+def sweep_spec(**changes: Any) -> SweepSpec:
+    """A small sweep, with changes; those of its search by their names."""
+    search: dict[str, Any] = {
+        "space": {"lr": Parameter(log_uniform=(1e-4, 0.1))},
+        "searcher": RandomSearch(3),
+        "epochs": 2,
+        "metric": "accuracy",
+    }
+    fields: dict[str, Any] = {
+        "input_fn": "data:load",
+        "model_fn": "models:build",
+        "train_fn": "models:train",
+        "eval_fn": "models:evaluate",
+        "partitions": 2,
+    }
+    for name, value in changes.items():
+        (search if name in SearchSpec.__struct_fields__ else fields)[name] = value
+    return SweepSpec(search=SearchSpec(**search), **fields)
+
+
+def sweep_job(slots: tuple[int, int] = (1, 4), **changes: Any) -> dict[str, Any]:
+    """What a job has that is a sweep."""
+    return {
+        "script": "sweep",
+        "slots": slots,
+        "batch_size": slots[1],
+        "max_batch_size": "keep",
+        "sweep": sweep_spec(**changes),
+    }
+
+
+class SweepCluster(BaseWorld[HopperNode]):
+    """Deltas arrive, hoppers go on, reports arrive: one at a time, whichever is chosen."""
+
+    def __init__(self, **slots: int) -> None:
+        self.world = SweepNodes()
+        self.asked = False
+        self.told: list[FeedEvent] = []  # announcements
+        self.records: list[Record] = []  # of what happened
+        for name, many in slots.items():
+            HopperNode(NodeId(name), many, self.world)
+        super().__init__(self.world.nodes)
+
+    def nothing_was_passed_over(self) -> None:
+        """To hold every sweep against its job changes nothing: those that matter were."""
+        ctx = self.controller.reactor._ctx
+        before = len(ctx.out), ctx.plan_needed
+        sweeps.reconcile_sweeps(ctx, list(ctx.state.sweeps))
+        assert (len(ctx.out), ctx.plan_needed) == before
+
+    # --- what people and machines do
+
+    def take(self, event: Input) -> list[Command]:
+        commands = super().take(event)
+        self.records += self.controller.reactor.records
+        self.nothing_was_passed_over()
+        self.asked = self.asked or AskForPlan() in commands
+        self.told += [command.event for command in commands if isinstance(command, Announce)]
+        self.check()
+        return commands
+
+    def check(self) -> None:
+        """A unit is in one place, a slot has one unit, a trial has one unit."""
+        for job in self.controller.state.jobs.values():
+            if job.sweep is not None:
+                counted = [one for one in job.sweep.engine.state.leases.values() if not one.void]
+                trials = [one.trial for one in counted]
+                assert len(trials) == len(set(trials)), "a trial has one unit at a time"
+                assert set(job.sweep.units) == {
+                    one.order.worker for one in job.sweep.engine.state.leases.values()
+                }
+
+    def submit(self, name: str = "a", **spec: Any) -> JobId:
+        self.asked = AskForPlan() in self.controller.submit(name, **spec) or self.asked
+        return JobId(f"{name}-{self.controller.state.jobs_accepted}")
+
+    def job(self, name: JobId) -> Job:
+        return self.controller.job(name)
+
+    def sweep(self, name: JobId) -> JobSweep:
+        found = self.job(name).sweep
+        assert found is not None
+        return found
+
+    def place(self, placed: Mapping[JobId, list[SlotId]]) -> None:
+        """Propose a plan: these slots, the batch of each job in equal shares."""
+        batches: dict[JobId, dict[SlotId, int]] = {}
+        for job, slots in placed.items():
+            share, more = divmod(self.job(job).spec.batch_size, max(1, len(slots)))
+            batches[job] = {slot: share + (at < more) for at, slot in enumerate(slots)}
+        self.plan(batches)
+
+    def restart_controller(self) -> None:
+        """The next incarnation; what was under way to nodes is lost."""
+        for orders in self.orders.values():
+            orders.clear()
+        self.take(ControllerStarted(term=Term(self.controller.state.term + 1), release="0"))
+        for node in self.world.nodes.values():
+            if node.up:
+                self.greet(node)
+
+    def restart_agent(self, node: HopperNode) -> None:
+        node.restart()
+        self.greet(node)
+
+    def lose(self, node: HopperNode) -> None:
+        """A host is silent for long; its processes are gone."""
+        node.up = False
+        self.orders[node.node].clear()
+        for process in node.living():
+            process.alive = False
+        self.take(NodeLost(node=node.node, silent_s=30.0))
+
+    def bring_back(self, node: HopperNode, *, disk: bool = True) -> None:
+        node.up = True
+        node.reboot(disk=disk)
+        self.greet(node)
+
+    # --- what happens by itself
+
+    def possible(self) -> list[Callable[[], None]]:
+        """Everything that could happen next."""
+        found: list[Callable[[], None]] = []
+        for name, node in self.world.nodes.items():
+            if not node.up:
+                continue
+            if self.orders[name]:
+                found.append(partial(self._arrives, node))
+            if reports := self.said(node):
+                found.append(partial(self._reports, reports[0]))
+            found += [partial(node.fetch, 0)] * bool(node.fetching)
+            for process in node.living():
+                found += _next_of(process)
+        return found
+
+    def _arrives(self, node: HopperNode) -> None:
+        node.receive(self.orders[node.node].pop(0))
+
+    def _reports(self, report: Input) -> None:
+        self.take(report)
+
+    def settle(self, *, training: bool = False) -> None:
+        """Everything arrives, in order; units begin, and end only if `training`."""
+        for _ in range(ENOUGH):
+            ready = [one for one in self.possible() if training or not _is_end(one)]
+            if not ready:
+                return
+            ready[0]()
+        raise AssertionError("it never comes to rest")
+
+    def end_unit(self, name: JobId, trial: int | None = None) -> None:
+        """The first unit that is under way ends, or that of a trial."""
+        self.settle()
+        for node in self.world.nodes.values():
+            for process in node.living():
+                unit = process.unit
+                if process.job != name or unit is None or not process.begun:
+                    continue
+                if trial is None or unit.result.trial == trial:
+                    process.end()
+                    self.settle()
+                    return
+        raise AssertionError("no unit is under way")
+
+    def step(self, rng: Random) -> bool:
+        """One thing happens, by chance; False if nothing can."""
+        found = self.possible()
+        if found:
+            found[rng.randrange(len(found))]()
+        return bool(found)
+
+    def hoppers(self, name: JobId) -> list[Hopper]:
+        return [p for n in self.world.nodes.values() for p in n.living() if p.job == name]
+
+
+def _next_of(process: Hopper) -> list[Callable[[], None]]:
+    if process.unit is not None:
+        return [process.end] if process.begun else [process.begin]
+    return [partial(process.die, 0, None)] if process.leaving else []
+
+
+def _is_end(one: Callable[[], None]) -> bool:
+    return getattr(one, "__name__", "") == "end"

@@ -62,13 +62,9 @@ def started(pid: int) -> WorkerStarted:
 def delta(job: str, term: int, version: int, stage: int) -> GroupDelta:
     """A delta of which only the order matters."""
     return GroupDelta(
-        job=JobId(job),
-        term=Term(term),
-        version=Version(version),
-        stage=stage,
-        group=None,
+        job=JobId(job), term=Term(term), version=Version(version), stage=stage, group=None,
         spec=None,
-    )
+    )  # fmt: skip
 
 
 def sweep_delta(job: str, term: int, revision: int) -> SweepDelta:

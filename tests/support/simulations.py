@@ -1,11 +1,13 @@
-"""Small simulations in virtual time whose every moment can be computed by hand."""
+"""Small simulations whose every moment can be computed by hand, and results and recordings of them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+import msgspec
 
 from controlplane.core import invariants
 from controlplane.core.commands import Command
@@ -21,12 +23,22 @@ from controlplane.sim.engine.oracle import SimulatorOracle
 from controlplane.sim.engine.simulation import Simulation
 from controlplane.sim.models.demands import Interference
 from controlplane.sim.models.job_model import ChangeCosts, EpochMetrics, Placement, Throughput
-from controlplane.sim.results import JobResult, TraceJob
+from controlplane.sim.models.recording import (
+    ChangeTimes,
+    Epoch,
+    EpochSpeed,
+    Family,
+    Recording,
+    Submission,
+)
+from controlplane.sim.results import JobResult, SimulationResult, TraceJob
 from schemas.ids import JobId, NodeId, Seconds, SlotId, slot_id
-from schemas.jobs import JobSpec
+from schemas.jobs import JobSpec, StopRule
+from tests.support import builders
 
 if TYPE_CHECKING:
     from numpy.random import Generator
+
 
 RATE: Final = 10.0  # samples per second of one slot
 FREE: Final = ChangeCosts(start_s=0.0, restart_s=0.0, prepare_s=0.0, switch_s=0.0)
@@ -97,26 +109,15 @@ class ToyModel:
 
     def job_model(self, job: TraceJob, batch: Literal["fixed", "elastic"], *, seed: int) -> ToyJob:
         spec = JobSpec(
-            name=job.name,
-            script="train.py",
-            family=job.workload,
-            batch_size=64,
-            max_batch_size=1024,
-            max_local_batch=128,
-            slots=(1, self.most),
-            slots_wanted=job.slots,
+            name=job.name, script="train.py", family=job.workload, batch_size=64,
+            max_batch_size=1024, max_local_batch=128, slots=(1, self.most), slots_wanted=job.slots,
             retries=self.retries,
-        )
+        )  # fmt: skip
         return ToyJob(
-            spec,
-            costs=self.costs,
-            epochs=self.epochs,
-            epoch_samples=job.samples or self.epoch_samples,
-            application=job.workload,
-            jump=self.jump,
-            noise=self.noise,
-            loss_epochs=self.loss_epochs,
-        )
+            spec, costs=self.costs, epochs=self.epochs,
+            epoch_samples=job.samples or self.epoch_samples, application=job.workload,
+            jump=self.jump, noise=self.noise, loss_epochs=self.loss_epochs,
+        )  # fmt: skip
 
 
 Step = tuple[float, Mapping[JobId, Mapping[SlotId, int]]]  # from when on, and who has what
@@ -272,14 +273,10 @@ def simulated_run(
         widest = max(group.slots for group in nodes)
         decider = make(decider, {}, SimulatorOracle(kernel, simulation.jobs, widest))
     planning = PlannerOptions(
-        round_s=round_s,
-        latency_s=latency_s,
-        generations=generations if searches else 0,
-        think_s=0.0,
-        asks_after_epochs=isinstance(policy, str) and entry(policy).epochs,
-        seed=1,
+        round_s=round_s, latency_s=latency_s, generations=generations if searches else 0,
+        think_s=0.0, asks_after_epochs=isinstance(policy, str) and entry(policy).epochs, seed=1,
         rebatches=not isinstance(policy, str) or entry(policy).rebatches,
-    )
+    )  # fmt: skip
     simulation.use_policy(decider, planning)
     if interference is not None:
         simulation.use_interference(interference(simulation))
@@ -290,3 +287,58 @@ def simulated_run(
     for node, at, back_after_s in losses:
         simulation.lose_node(node, at, back_after_s)
     return run
+
+
+def job_result(name: str, jct: float | None, at: float = 0.0, **changes: object) -> JobResult:
+    """A job that waited for a quarter of its time; with None it did not end."""
+    made = JobResult(
+        job=name, application="bert", submitted_at=Seconds(at), started_at=Seconds(at),
+        ended_at=None if jct is None else Seconds(at + jct),
+        state="running" if jct is None else "succeeded", queued_s=(jct or 0.0) / 4,
+        exec_s=(jct or 0.0) * 3 / 4, slot_s=jct or 0.0, rescales=2, batch_changes=0,
+    )  # fmt: skip
+    return msgspec.structs.replace(made, **changes)
+
+
+def result(
+    *jobs: JobResult, policy: str = "ones", seed: int = 5, **changes: object
+) -> SimulationResult:
+    """A simulation of these jobs on four slots."""
+    made = SimulationResult(
+        policy=policy, options={}, setting={"physics": "table2"}, seed=seed, slots=4, jobs=jobs,
+        ended_at=Seconds(max((job.ended_at or 0.0 for job in jobs), default=0.0)),
+        busy_slot_s=100.0, decisions_ms=(1.0, 3.0), events=70, wall_s=0.5,
+    )  # fmt: skip
+    return msgspec.structs.replace(made, **changes)
+
+
+def times(policy: str, *jct: float, seed: int = 5) -> SimulationResult:
+    """A result of jobs with these completion times."""
+    jobs = [job_result(f"job-{index}", value) for index, value in enumerate(jct)]
+    return result(*jobs, policy=policy, seed=seed)
+
+
+ONE_SLOT: Final = EpochSpeed(1, 1, 64, 640.0)
+
+
+def a_job(**changes: Any) -> Submission:
+    """Four epochs of 1000 samples on one slot, each as fast as `ONE_SLOT`."""
+    job = Submission(
+        name="a-1", at=0.0, user="user-1", family="m",
+        spec=builders.job_spec(
+            "a", max_batch_size=512, slots=(1, 4), stop=StopRule(epochs=4), retries=2,
+        ),
+        ended="succeeded", ended_after_s=60.0, samples=4000, stated_samples=4000,
+        epoch_samples=1000,
+        epochs=tuple(Epoch(number, 64, None, None, ONE_SLOT) for number in (1, 2, 3, 4)),
+    )  # fmt: skip
+    return msgspec.structs.replace(job, **changes)
+
+
+def recording(*jobs: Submission, **changes: Any) -> Recording:
+    """These jobs of one family, measured on one slot, if `changes` of the family do not say more."""
+    family = Family(name="m", speeds=(ONE_SLOT,) * 4, epoch_samples=1000)
+    return Recording(
+        name="week", nodes=(NodeGroup(count=1, slots=4),), took=ChangeTimes(),
+        families=(msgspec.structs.replace(family, **changes),), jobs=jobs, left_out={},
+    )  # fmt: skip
