@@ -25,7 +25,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from torch.utils.data import DataLoader
 
 from elastic.agent import ScalingAgent
-from elastic.batches import MicroBatch
+from elastic.sample_stream import MicroBatch
 from elastic.state.learning_rates import scale_scheduler
 from elastic.step.batch_loader import ElasticLoader, loader_options
 from elastic.training_errors import UsageError

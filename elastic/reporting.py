@@ -18,8 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from elastic.batches import DealtStep, MicroBatch
-from elastic.sample_stream import SampleStream, share
+from elastic.sample_stream import DealtStep, MicroBatch, SampleStream, share
 from schemas.codec import TO_WORKER, encode
 from schemas.errors import OnesError
 from schemas.ids import WorkerId

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from elastic.batches import ScheduleRow, split
+from elastic.sample_stream import ScheduleRow, split
 from elastic.state.learning_rates import choose_lr_scaling, set_learning_rate
 from elastic.state.training_state import TrainingState
 from elastic.training_errors import UsageError

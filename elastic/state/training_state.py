@@ -14,9 +14,15 @@ import msgspec
 import torch
 from torch.amp.grad_scaler import GradScaler
 
-from elastic.batches import RECENT_STEPS, DealtStep, Schedule, ScheduleRow
 from elastic.metrics import LossMeter, NoiseMeter, RecentSteps, SpeedMeter, StopState, UsageMeter
-from elastic.sample_stream import SampleStream, TrainingPosition
+from elastic.sample_stream import (
+    RECENT_STEPS,
+    DealtStep,
+    SampleStream,
+    Schedule,
+    ScheduleRow,
+    TrainingPosition,
+)
 from elastic.state.carried_state import CarriedState
 from elastic.state.learning_rates import LrState
 from elastic.state.portions import decode_metadata, encode_metadata

@@ -15,10 +15,9 @@ from typing import Any, Final
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler
 
-from elastic.batches import MicroBatch, passes
 from elastic.group.transitions import GroupTransitions
 from elastic.hooks import without_worker_info
-from elastic.sample_stream import SampleStream, rest_of_epoch, share_sizes
+from elastic.sample_stream import MicroBatch, SampleStream, passes, rest_of_epoch, share_sizes
 from elastic.state.random_state import (
     host_random_state,
     restore_random_state,

@@ -12,7 +12,7 @@ from elastic.hooks import patch_optimizer_step
 from elastic.state.state_tensors import TensorState
 from elastic.state.training_state import TrainingState
 from elastic.step.batch_loader import ElasticLoader
-from elastic.step.gradient_bucket import Reducer
+from elastic.step.gradient_reduction import Reducer
 from elastic.step.optimizer_turns import GradientOrigins, OptimizerTurns
 from elastic.step.step_executor import StepExecutor
 

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from elastic.batches import MicroBatch
+from elastic.sample_stream import MicroBatch
 from elastic.state.training_state import TrainingState
 from elastic.training_errors import UsageError
 

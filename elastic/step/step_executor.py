@@ -15,17 +15,16 @@ from typing import Any, Final
 import torch
 
 from elastic import fault_points
-from elastic.batches import MicroBatch, StepOutcome
 from elastic.group.membership import Membership
 from elastic.group.transitions import GroupTransitions, ReductionTerms
 from elastic.reporting import SampleRecords
+from elastic.sample_stream import MicroBatch, StepOutcome
+from elastic.state.carried_state import CarriedRows
 from elastic.state.training_state import TrainingState
-from elastic.step.carried_rows import CarriedRows
-from elastic.step.gradient_bucket import SPARSE, Reducer
-from elastic.step.gradient_reduction import Contribution, StepReduction
-from elastic.step.loss_reduction_check import SumCertainty, sum_certainty
+from elastic.step.gradient_reduction import SPARSE, Contribution, Reducer, StepReduction
 from elastic.step.optimizer_turns import OptimizerTurns
 from elastic.training_errors import BrokenGroupError, CancelledError, UsageError
+from elastic.usage_checks import SumCertainty, sum_certainty
 
 UNCLEAR_SUM: Final = (
     "the loss ends in a sum; if it sums over the batch, without weights that add up to one, "

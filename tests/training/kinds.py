@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from elastic.step.gradient_bucket import Reducer
+from elastic.step.gradient_reduction import Reducer
 
 STEPS: Final = 4
 SHARES: Final = (3, 0, 2)  # samples of a step by rank

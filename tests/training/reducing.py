@@ -13,11 +13,11 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
-from elastic.batches import passes
 from elastic.collectives.control_words import FIXED_WORDS, ControlWords, read_agreed_words
 from elastic.collectives.process_group import ProcessGroup
 from elastic.collectives.rendezvous_store import connect_store
-from elastic.step.gradient_bucket import Reducer
+from elastic.sample_stream import passes
+from elastic.step.gradient_reduction import Reducer
 from tests.training.peers import RendezvousInfo
 
 STEPS: Final = 5

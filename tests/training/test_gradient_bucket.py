@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from elastic.step.gradient_bucket import Reducer
+from elastic.step.gradient_reduction import Reducer
 from elastic.training_errors import UsageError
 from tests.training.peers import each
 from tests.training.reducing import SHARES, against_ddp, differences

@@ -11,8 +11,8 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from elastic import ScalingAgent
-from elastic.batches import MicroBatch, ScheduleRow
 from elastic.collectives.control_words import FIXED_WORDS, ControlWords, read_agreed_words
+from elastic.sample_stream import MicroBatch, ScheduleRow
 from elastic.state.portions import decode_metadata, encode_metadata
 from elastic.state.state_tensors import TensorState
 from elastic.step.batch_loader import ElasticLoader

@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, IterDataPipe, TensorDataset
 
 from elastic import ScalingAgent, hooks
-from elastic.batches import ScheduleRow
+from elastic.sample_stream import ScheduleRow
 from elastic.step.batch_loader import ElasticLoader
 from elastic.training_errors import UsageError
 from elastic.usage_checks import metric_values, refuse_single_samples

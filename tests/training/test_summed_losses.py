@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812 - as everybody writes it
 from torch.utils.checkpoint import checkpoint
 
-from elastic.step.loss_reduction_check import SumCertainty, sum_certainty
+from elastic.usage_checks import SumCertainty, sum_certainty
 
 SAMPLES: Final = 8
 SCALE: Final = 2.0**16

@@ -16,8 +16,7 @@ import pytest
 import torch
 from torch import nn
 
-from elastic.batches import Schedule, ScheduleRow
-from elastic.sample_stream import SampleStream
+from elastic.sample_stream import SampleStream, Schedule, ScheduleRow
 from elastic.state import checkpoints
 from elastic.state.checkpoints import (
     FORMAT,

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from elastic.graduated_trial import train_graduated
 from elastic.sweep_worker.unit import Unit, from_frames, import_functions
 from elastic.sweep_worker.unit_runner import UnitRunner
 from elastic.training_errors import UsageError
+from elastic.worker.run_script import train_graduated
 from schemas.host.state_files import header_of, read_frames
 from schemas.ids import JobId, Rank, SlotId, Version, WorkerId
 from schemas.jobs import SWEEP_SCRIPT, JobSpec

@@ -5,8 +5,15 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastic.batches import Schedule, ScheduleRow, passes, split
-from elastic.sample_stream import SampleStream, TrainingPosition, share
+from elastic.sample_stream import (
+    SampleStream,
+    Schedule,
+    ScheduleRow,
+    TrainingPosition,
+    passes,
+    share,
+    split,
+)
 
 SPLITS = st.lists(st.integers(0, 9), min_size=1, max_size=5).filter(lambda row: sum(row) > 0)
 

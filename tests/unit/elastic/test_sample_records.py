@@ -6,9 +6,14 @@ import json
 from collections import deque
 from pathlib import Path
 
-from elastic.batches import Schedule, ScheduleRow
 from elastic.reporting import SampleRecords
-from elastic.sample_stream import SampleStream, TrainingPosition, rest_of_epoch
+from elastic.sample_stream import (
+    SampleStream,
+    Schedule,
+    ScheduleRow,
+    TrainingPosition,
+    rest_of_epoch,
+)
 from schemas.ids import WorkerId
 
 A, B, C = (WorkerId(name) for name in "abc")

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from elastic.sweep_worker import state_store
+from elastic.sweep_worker.process import fault_of
 from elastic.sweep_worker.staged_data import DataDiffersError
 from elastic.sweep_worker.state_store import DiskFullError, StateLostError, StateStore
 from elastic.sweep_worker.unit import StateFramesError, digest
-from elastic.sweep_worker.unit_attempt import fault_of
 from elastic.sweep_worker.unit_runner import UnitFailedError, UnitResult
 from elastic.training_errors import UsageError
 from schemas.host.state_files import read_frames
