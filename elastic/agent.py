@@ -6,39 +6,54 @@ Read-only properties of a worker, for scripts and for framework adapters.
 from __future__ import annotations
 
 import atexit
-import contextlib
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import torch
 from torch import nn
-from torch.utils.data import Dataset, IterableDataset
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from elastic import fault_points
 from elastic.collectives.backends import slot_device
 from elastic.group.membership import Membership
 from elastic.group.order_listener import OrderListener
 from elastic.group.transitions import GroupTransitions
-from elastic.hooks import hold_device, track_grad_scalers, track_lr_schedulers, warm_up
+from elastic.hooks import (
+    hold_device,
+    patch_optimizer_step,
+    track_grad_scalers,
+    track_lr_schedulers,
+    warm_up,
+)
 from elastic.metrics import describe_rule
 from elastic.reporting import SampleRecords, WorkerReporter
-from elastic.sample_stream import MicroBatch, Progress, SampleStream, progress_of
+from elastic.sample_stream import (
+    Progress,
+    SampleStream,
+    ScheduleRow,
+    progress_of,
+)
 from elastic.state import checkpoints
 from elastic.state.carried_state import LINE, CarriedRows, CarriedState
 from elastic.state.epoch_reports import EpochReports, steps_report
-from elastic.state.initial_batch_and_rate import set_initial_batch_and_rate
-from elastic.state.learning_rates import DOUBLING_STEPS
+from elastic.state.learning_rates import (
+    DOUBLING_STEPS,
+    choose_lr_scaling,
+    scale_scheduler,
+    set_learning_rate,
+)
 from elastic.state.random_state import JobSeed
 from elastic.state.state_tensors import Optimizers, TensorState, optimizers_by_name
 from elastic.state.training_state import TrainingState, initial_training_state
-from elastic.step.batch_loader import ElasticLoader
+from elastic.step.batch_loader import ElasticLoader, loader_options
 from elastic.step.gradient_reduction import Reducer
-from elastic.step.hooked_training import hook_training
-from elastic.step.step_executor import StepExecutor
-from elastic.training_errors import BrokenGroupError, CancelledError, UsageError
+from elastic.step.optimizer_turns import GradientOrigins, OptimizerTurns
+from elastic.step.step_executor import StepExecutor, StepView
+from elastic.training_errors import UsageError
 from elastic.usage_checks import (
     build,
     dataset_size,
@@ -58,184 +73,68 @@ from schemas.jobs import StopRule
 from schemas.wire.agent import JOIN, StepsReported, TrainingFinished, WorkerReady
 from schemas.wire.worker import Assignment
 
-
-class StepView:
-    """Read-only view of the step under way, for the training loop of a framework."""
-
-    def __init__(
-        self, training: TrainingState, membership: Membership, executor: StepExecutor
-    ) -> None:
-        self._training = training
-        self._membership = membership
-        self._executor = executor
-
-    @property
-    def batch(self) -> MicroBatch | None:
-        """Latest batch of the loader, until the loop has finished it; None outside of the loop."""
-        return self._executor.current_batch
-
-    @property
-    def is_dropped(self) -> bool:
-        """True if the group broke during the step, which is rolled back and will be repeated."""
-        return self._executor.is_dropped
-
-    @property
-    def has_state(self) -> bool:
-        """True if this worker has the full state after this step; a newcomer needs some steps."""
-        transfer = self._training.transfer
-        if self._membership.has_full_state:
-            return True
-        return transfer is not None and transfer.is_over(self._training.position.step + 2)
-
-    def gather(self, data: bytes) -> list[bytes]:
-        """Return the `data` of all workers in the current batch, by rank; all ranks must call it.
-
-        Workers whose batch counts no samples contribute nothing. Outside of the loop over the
-        loader the list is empty. If a member is lost meanwhile, the list holds only this worker's
-        `data`: the step is repeated, or ends without the member. `data` must not be empty.
-        """
-        batch, group = self.batch, self._membership.group
-        if batch is None:
-            return []
-        own = data if batch.count else b""
-        try:
-            found = [
-                group.broadcast_bytes(own, self._executor.cancelled, rank)
-                for rank in range(group.size)
-            ]
-        except (BrokenGroupError, CancelledError):  # the next reduction raises it too, and recovers
-            found = [data]
-        return [part for part in found if part]
-
-    @property
-    def loss(self) -> torch.Tensor | float | None:
-        """Loss of the step under way over all workers, once reduced; a tensor has one element.
-
-        It is the mean over the samples of the global batch, or over the items stated with
-        `agent.weight`.
-        """
-        return self._training.losses.last
-
-    @property
-    def rate_factor(self) -> float:
-        """Factor of the first optimizer's learning rates in the step under way."""
-        return self._training.lr_state.at(self._training.position.step + 1)
-
-    @property
-    def epochs_done(self) -> float:
-        """Finished epochs of the job, fractional, including the step under way."""
-        position, batch = self._training.position, self.batch
-        cursor = batch.cursor_after if batch is not None else position.cursor
-        return position.epoch - 1 + cursor / max(1, self._training.stream.size)
-
-    @property
-    def stop_rule(self) -> StopRule | None:
-        """Stop rule of the job; without a cluster None until `epochs` starts."""
-        return self._training.stop_rule
-
-    @property
-    def schedule_batch(self) -> int:
-        """Samples of one step as schedulers count steps."""
-        return self._training.schedule_batch
-
-    @property
-    def epoch_steps(self) -> int:
-        """Steps of the running epoch, done and remaining, if the batch size does not change."""
-        position = self._training.position
-        left = self._training.stream.steps_left(position.cursor, self._training.global_batch)
-        return position.epoch_step + left
-
-    @property
-    def ends_epoch(self) -> bool:
-        """True if the current batch is the last of the epoch or of the job."""
-        batch, position = self.batch, self._training.position
-        if batch is None or not batch.last:
-            return False
-        rule = self.stop_rule
-        limit = rule.samples if rule is not None else None
-        done = position.samples_done + batch.cursor_after - position.cursor
-        if limit is not None and done >= limit:
-            return True
-        following = max(1, self._training.schedule.at(batch.step + 1).batch)
-        return not self._training.stream.taken(batch.cursor_after, following)
-
-    @contextlib.contextmanager
-    def counting_steps(self, counts: bool) -> Iterator[None]:  # noqa: FBT001
-        """Within the context, let a scheduler's step count as the samples of one training step.
-
-        Args:
-            counts: True: schedulers that step meanwhile count training steps; False: they count
-                epochs.
-        """
-        self._executor.counts_steps = counts
-        try:
-            yield
-        finally:
-            self._executor.counts_steps = True
-
-    @property
-    def epoch_is_open(self) -> bool:
-        """True if an epoch has started and was not reported yet."""
-        return self._training.epoch_open
-
-    def planned_steps(self, rule: StopRule) -> int | None:
-        """Return the steps of the whole job with the batch that schedules count in.
-
-        Returns:
-            None if neither epochs nor samples end the job.
-        """
-        stream, base = self._training.stream, self._training.schedule_batch
-        whole = stream.steps(stream.size, base)
-        ends = []
-        if rule.epochs is not None:
-            ends.append(rule.epochs * whole)
-        if rule.samples is not None:
-            epochs, rest = divmod(rule.samples, stream.size)
-            ends.append(epochs * whole + (stream.steps(rest, base) if rest else 0))
-        return min(ends, default=None)
-
-    def remaining_steps(self) -> int | None:
-        """Return the steps after the one under way at the current batch size; None if unknown."""
-        rule, stream, position = self.stop_rule, self._training.stream, self._training.position
-        if rule is None or (rule.epochs is None and rule.samples is None):
-            return None
-        batch = self.batch
-        cursor = batch.cursor_after if batch is not None else position.cursor
-        size = max(1, self._training.schedule.at(position.step + 2).batch)
-        whole, in_epoch = stream.steps_left(0, size), stream.steps_left(cursor, size)
-        ends = []
-        if rule.epochs is not None:
-            ends.append(in_epoch + max(0, rule.epochs - position.epoch) * whole)
-        if rule.samples is not None:
-            left = rule.samples - position.samples_done - (cursor - position.cursor)
-            beyond = left - (stream.size - cursor)
-            if beyond <= 0:
-                ends.append(max(0, -(-left // size)))
-            else:
-                epochs, rest = divmod(beyond, stream.size)
-                ends.append(in_epoch + epochs * whole + -(-rest // size))
-        return min(ends)
+WORKER: Final = "ONES_WORKER"  # the worker's folder, set by the node's agent
 
 
-class AgentProperties:
-    """Read-only properties of one worker: rank, progress, batch size and device.
+class ScalingAgent:
+    """Worker of a job; the job file overrides the script where both state a value.
 
     Args:
-        assignment: of this worker; None: the worker trains alone.
+        assignment: of this worker; None: the worker trains alone and the script decides everything.
+        folder: the worker's files; None without an assignment.
     """
 
-    def __init__(
-        self,
-        assignment: Assignment | None,
-        training: TrainingState,
-        membership: Membership,
-        executor: StepExecutor,
-    ) -> None:
+    def __init__(self, assignment: Assignment | None, folder: Path | None) -> None:
+        self._folder = folder
         self._assignment = assignment
-        self._training = training
-        self._membership = membership
-        self._executor = executor
         self._joined = False
+        training = self._training = initial_training_state(assignment)
+        membership = self._membership = Membership.begin(assignment, slot_device())
+        self._reporter = WorkerReporter(assignment, lambda: self.rank == 0)
+        self._last_warning = ""  # warning about the loss of the previous epoch
+        report = self._reporter.report
+        self._epochs = EpochReports(training, report)
+        granted = assignment is None or assignment.granted
+        self._listener = OrderListener(membership, report, granted=granted)
+        if not granted:
+            hold_device(self._listener.await_slot)
+        self._records = SampleRecords(training.recent)
+        transitions = self._transitions = GroupTransitions(
+            membership,
+            self._listener,
+            training,
+            epochs=self._epochs,
+            records=self._records,
+            report=report,
+        )
+        self._executor = StepExecutor(membership, transitions, training, self._records)
+        self.view = StepView(training, membership, self._executor)  # for a framework's loop
+        self._reporter.open(folder, self._listener.receive)
+        self._reducer: Reducer | None = None
+        self._seed = JobSeed(assignment.spec.stated_seed if assignment else None)
+        self._parameters = 0
+        self._resumed_epoch = 0
+
+    @classmethod
+    def from_env(cls, seed: int | None = None) -> ScalingAgent:
+        """Create the agent of this process and seed all random generators.
+
+        The job file's seed overrides `seed`, which overrides a seed that the script passed to
+        `torch.manual_seed`, here or before `load`; the default is 0. If the script's
+        `torch.manual_seed` decides, generators that the script seeded keep their state.
+
+        Args:
+            seed: of the job: the order of samples and all random numbers.
+        """
+        folder = Path(os.environ[WORKER]) if os.environ.get(WORKER) else None
+        assignment = None
+        if folder is not None:
+            assignment = ASSIGNMENT.decode((folder / "assignment").read_bytes())
+        agent = cls(assignment, folder)
+        agent._reporter.log_override("seed", agent._seed.begin(seed), agent._seed.value)
+        return agent
+
+    # --- read-only
 
     @property
     def rank(self) -> int:
@@ -289,76 +188,6 @@ class AgentProperties:
     def batch_size(self) -> int:
         """Current global batch, samples per step; raises UsageError before `load`."""
         return self._require_loaded("batch_size").global_batch
-
-    @property
-    def view(self) -> StepView:
-        """View of the step under way, for a framework's training loop."""
-        return StepView(self._training, self._membership, self._executor)
-
-    def _require_loaded(self, name: str) -> TrainingState:
-        if not self._training.is_loaded:
-            raise UsageError(f"agent.{name} was used before load()", "call agent.load(...) first")
-        return self._training
-
-
-WORKER: Final = "ONES_WORKER"  # the worker's folder, set by the node's agent
-
-
-class ScalingAgent(AgentProperties):
-    """Worker of a job; the job file overrides the script where both state a value.
-
-    Args:
-        assignment: of this worker; None: the worker trains alone and the script decides everything.
-        folder: the worker's files; None without an assignment.
-    """
-
-    def __init__(self, assignment: Assignment | None, folder: Path | None) -> None:
-        self._folder = folder
-        training = initial_training_state(assignment)
-        membership = Membership.begin(assignment, slot_device())
-        self._reporter = WorkerReporter(assignment, lambda: self.rank == 0)
-        self._last_warning = ""  # warning about the loss of the previous epoch
-        report = self._reporter.report
-        self._epochs = EpochReports(training, report)
-        granted = assignment is None or assignment.granted
-        self._listener = OrderListener(membership, report, granted=granted)
-        if not granted:
-            hold_device(self._listener.await_slot)
-        self._records = SampleRecords(training.recent)
-        transitions = self._transitions = GroupTransitions(
-            membership,
-            self._listener,
-            training,
-            epochs=self._epochs,
-            records=self._records,
-            report=report,
-        )
-        executor = StepExecutor(membership, transitions, training, self._records)
-        super().__init__(assignment, training, membership, executor)
-        self._reporter.open(folder, self._listener.receive)
-        self._reducer: Reducer | None = None
-        self._seed = JobSeed(assignment.spec.stated_seed if assignment else None)
-        self._parameters = 0
-        self._resumed_epoch = 0
-
-    @classmethod
-    def from_env(cls, seed: int | None = None) -> ScalingAgent:
-        """Create the agent of this process and seed all random generators.
-
-        The job file's seed overrides `seed`, which overrides a seed that the script passed to
-        `torch.manual_seed`, here or before `load`; the default is 0. If the script's
-        `torch.manual_seed` decides, generators that the script seeded keep their state.
-
-        Args:
-            seed: of the job: the order of samples and all random numbers.
-        """
-        folder = Path(os.environ[WORKER]) if os.environ.get(WORKER) else None
-        assignment = None
-        if folder is not None:
-            assignment = ASSIGNMENT.decode((folder / "assignment").read_bytes())
-        agent = cls(assignment, folder)
-        agent._reporter.log_override("seed", agent._seed.begin(seed), agent._seed.value)
-        return agent
 
     # --- load
 
@@ -433,16 +262,7 @@ class ScalingAgent(AgentProperties):
         self._training.set_tensors(tensors, stream)
         self._training.script_schedule_batch = schedule_batch
         self._records.set_stream(self._training.stream)
-        for override in set_initial_batch_and_rate(
-            self._training,
-            tensors.optimizers,
-            self._assignment,
-            batch_size=batch_size,
-            lr=lr,
-            scaling=lr_scaling,
-            doubling=lr_doubling_steps,
-        ):
-            self._reporter.log_override(*override)
+        self._set_batch_and_rate(tensors, batch_size, lr, lr_scaling, lr_doubling_steps)
         largest = self._assignment.spec.batch_limit if self._assignment else batch_size
         refuse_columns(columns, largest)
         if columns is not None:
@@ -451,17 +271,7 @@ class ScalingAgent(AgentProperties):
         bound = self._pass_limit(max_local_batch, batch_size + stream.min_samples - 1)
         refuse_single_samples(min(self.batch_size, size), bound, stream.min_samples)
         options = without_sampling_options(loader_options, shuffled=shuffled)
-        self._reducer, loader = hook_training(
-            self._training,
-            self._transitions,
-            self._executor,
-            tensors,
-            train_set,
-            bound=bound,
-            managed=self.is_managed,
-            device=self.device,
-            options=options,
-        )
+        loader = self._hook_training(tensors, train_set, bound, options)
         self._resume()
         self._parameters = sum(p.numel() for p in model.parameters() if p.requires_grad)
         track_lr_schedulers(tensors.optimizers, self.track, self._executor.schedule_steps)
@@ -476,6 +286,52 @@ class ScalingAgent(AgentProperties):
         self._listener.await_slot()
         return model.to(self.device)
 
+    def _set_batch_and_rate(
+        self, tensors: TensorState, batch_size: int, lr: float | None, scaling: str, doubling: int
+    ) -> None:
+        """Set the optimizers' rates, and how they follow the batch; the job file overrides both."""
+        if batch_size < 1:
+            raise UsageError(f"batch_size {batch_size} is below 1", "raise it", "batch_size")
+        rules = [choose_lr_scaling(optimizer, scaling) for optimizer in tensors.optimizers]
+        base_batch, training = batch_size, self._training
+        if self._assignment is None:
+            training.schedule.announce([ScheduleRow(1, (batch_size,), 0)])
+        else:
+            group = self._assignment.group
+            base_batch = group.base_batch or group.global_batch
+            job_batch = self._assignment.spec.batch_size
+            self._reporter.log_override("batch_size", batch_size, job_batch)
+            if group.lr is not None:
+                self._reporter.log_override("lr", lr, group.lr)
+                lr = group.lr
+        if lr is not None:
+            set_learning_rate(tensors.optimizers, lr)
+        training.lr_state.begin(rules, base_batch, training.global_batch, doubling)
+
+    def _hook_training(
+        self, tensors: TensorState, train_set: Dataset[Any], bound: int, options: dict[str, Any]
+    ) -> ElasticLoader:
+        """Patch the optimizers, hook the gradients, and create the loader."""
+        training, executor, turns = self._training, self._executor, None
+        for optimizer in tensors.optimizers:
+            patch_optimizer_step(optimizer, executor)
+        if len(tensors.optimizers) > 1:
+            if self.is_managed:  # a remainder must not cause several passes
+                bound += training.stream.min_samples - 1
+            turns = OptimizerTurns(training, GradientOrigins(tensors.trained()))
+        self._reducer = Reducer(tensors.trained(), executor.backward_finished)
+        loader = ElasticLoader(
+            train_set,
+            training=training,
+            transitions=self._transitions,
+            executor=executor,
+            bound=bound,
+            device=self.device,
+            options=options,
+        )
+        executor.set_reducer(self._reducer, loader.depth, turns)
+        return loader
+
     def _pass_limit(self, script: int | None, alone: int) -> int:
         """Return the most samples of one pass; `alone` if neither job file nor script states it."""
         if script is not None and script < 1:
@@ -487,6 +343,11 @@ class ScalingAgent(AgentProperties):
         if script is not None:
             return script
         return spec.pass_limit if spec is not None else alone
+
+    def _require_loaded(self, name: str) -> TrainingState:
+        if not self._training.is_loaded:
+            raise UsageError(f"agent.{name} was used before load()", "call agent.load(...) first")
+        return self._training
 
     def track(self, **stateful: Any) -> None:
         """Keep these objects in checkpoints and transfers; each needs a `state_dict`.
@@ -695,3 +556,39 @@ class ScalingAgent(AgentProperties):
         if assignment is None or not training.epoch_open or self.rank:
             return None
         return steps_report(training, assignment, Version(self._membership.version))
+
+
+def load_prepared(
+    agent: ScalingAgent,
+    model: nn.Module,
+    optimizers: Sequence[torch.optim.Optimizer],
+    loader: DataLoader[Any],
+    schedulers: Sequence[LRScheduler],
+    *,
+    passes: int,
+    lr_scaling: str,
+) -> ElasticLoader:
+    """Load what a script built for one process, without the library; return its elastic loader.
+
+    The script takes `passes` batches of `loader` for a step.
+
+    Raises:
+        UsageError: if the agent cannot train it exactly.
+    """
+    size, script_lr = int(loader.batch_size or 1), float(optimizers[0].defaults["lr"])
+    options = loader_options(loader, agent.device)
+    _, _, elastic = agent.load(
+        lambda: model,
+        lambda _: optimizers[0] if len(optimizers) == 1 else tuple(optimizers),
+        loader.dataset,
+        batch_size=size * passes,
+        max_local_batch=size,
+        schedule_batch=size * passes,
+        lr_scaling=lr_scaling,
+        **options,
+    )
+    factor = agent.job_lr / script_lr if agent.job_lr is not None and script_lr else 1.0
+    for place, scheduler in enumerate(schedulers):
+        scale_scheduler(scheduler, factor)
+        agent.track(**{f"prepared scheduler {place + 1}": scheduler})
+    return elastic

@@ -188,20 +188,6 @@ class SampleStream:
             return max(1, left // batch)
         return 1 + max(0, (left - self.min_samples) // batch)
 
-    def batches(
-        self, epoch: int, cursor: int, local_batches: Sequence[int], rank: int
-    ) -> Iterator[tuple[int, list[int]]]:
-        """Yield the cursor after each step and the ids of `rank`, until `epoch` ends.
-
-        `local_batches` are b_j^i by rank, samples per step. The last step is never padded, and may
-        leave a rank without samples.
-        """
-        order = self.order(epoch)
-        while taken := self.taken(cursor, sum(local_batches)):
-            step = order[cursor : cursor + taken]
-            cursor += len(step)
-            yield cursor, share(step, local_batches, rank, self.min_samples)
-
 
 def share(
     step: Sequence[int], local_batches: Sequence[int], rank: int, min_samples: int = 1

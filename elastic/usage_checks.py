@@ -1,11 +1,10 @@
-"""Checks of the script's use of the library; each error says what to change.
+"""Checks of the script's use of the library: each raises `UsageError`, which says what to change.
 
-Check whether a loss is a sum over the batch, from its autograd graph.
-
-A group takes a worker's loss as a mean over its samples. A sum that is not divided gives gradients
-that depend on how the batch was split. So the graph is walked from the loss through operations that
-do not change the value (added terms, casts, views, a gradient scaler's factor) to the one that made
-it. Any other factor on the way may be the script's own division: such losses are accepted.
+The last check finds losses that are sums over the batch, from the autograd graph. A group takes a
+worker's loss as a mean over its samples; a sum that is not divided gives gradients that depend on
+how the batch was split. So the graph is walked from the loss through operations that do not change
+the value (added terms, casts, views, a gradient scaler's factor) to the one that made it. Any other
+factor on the way may be the script's own division: such losses are accepted.
 """
 
 from __future__ import annotations
@@ -39,9 +38,6 @@ def build(
     """Return the model of `build_model` and the result of `build_optimizer` for its parameters.
 
     In between, `place` checks the model and moves it to its device.
-
-    Raises:
-        UsageError: if an argument is not a function of this form, or returns another type.
     """
     if isinstance(build_model, torch.optim.Optimizer) or isinstance(build_optimizer, nn.Module):
         problem = "load() got build_model and build_optimizer in the wrong order"
@@ -83,12 +79,14 @@ def _kind(value: Any) -> str:
     return "None" if value is None else f"a {type(value).__name__}"
 
 
-def refuse_sharded(model: nn.Module) -> None:
-    """Refuse models that torch distributes: workers hold whole models and reduce gradients here.
+def refuse_inexact(option: str, remedy: str, *, found: bool) -> None:
+    """Refuse an option of a framework's trainer, if `found`; `option` may end in "=value"."""
+    if found:
+        raise UsageError(f"{option} cannot be kept exact", remedy, option.partition("=")[0])
 
-    Raises:
-        UsageError: if another class of torch distributes the model already.
-    """
+
+def refuse_sharded(model: nn.Module) -> None:
+    """Refuse models that torch distributes: workers hold whole models and reduce gradients here."""
     others = {"DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule"}
     for part in model.modules():
         found = others & {kind.__name__ for kind in type(part).__mro__}
@@ -98,11 +96,7 @@ def refuse_sharded(model: nn.Module) -> None:
 
 
 def refuse_lazy(model: nn.Module) -> None:
-    """Refuse layers whose parameters get their shapes in the first pass.
-
-    Raises:
-        UsageError: if a parameter has no shape yet.
-    """
+    """Refuse layers whose parameters get their shapes in the first pass."""
     for name, part in model.named_modules():
         own = (*part.parameters(recurse=False), *part.buffers(recurse=False))
         if any(is_lazy(tensor) for tensor in own):
@@ -114,11 +108,7 @@ def refuse_lazy(model: nn.Module) -> None:
 
 
 def refuse_unreduced(parameters: Iterable[torch.Tensor]) -> None:
-    """Refuse parameters that cannot be reduced as real numbers in one bucket.
-
-    Raises:
-        UsageError: if they are on several devices, or some are complex.
-    """
+    """Refuse parameters that cannot be reduced as real numbers in one bucket."""
     held = list(parameters)
     places = sorted({str(parameter.device) for parameter in held})
     if len(places) > 1:
@@ -130,11 +120,7 @@ def refuse_unreduced(parameters: Iterable[torch.Tensor]) -> None:
 
 
 def without_sampling_options(options: Mapping[str, Any], *, shuffled: bool) -> dict[str, Any]:
-    """Return DataLoader options without those that only restate what the agent does anyway.
-
-    Raises:
-        UsageError: if an option selects samples differently than the agent does.
-    """
+    """Return DataLoader options without those that only restate what the agent does anyway."""
     happens = {"shuffle": (shuffled, None), "sampler": (None,), "batch_sampler": (None,)}
     happens |= {"drop_last": (False, True), "in_order": (True,)}
     chosen = sorted(
@@ -146,9 +132,8 @@ def without_sampling_options(options: Mapping[str, Any], *, shuffled: bool) -> d
         problem = f"load() got {', '.join(chosen)}: the agent decides the order of samples"
         order = "shuffled by the job's seed" if shuffled else "in the order of train_set's __iter__"
         hint = f"leave it out: every epoch has every sample once, {order}; put weights and filters"
-        raise UsageError(
-            problem, f"{hint}{'' if shuffled else ', and shuffling,'} into the dataset"
-        )
+        hint = f"{hint}{'' if shuffled else ', and shuffling,'} into the dataset"
+        raise UsageError(problem, hint)
     return {name: value for name, value in options.items() if name not in happens}
 
 
@@ -162,9 +147,6 @@ def refuse_single_samples(samples: int, bound: int, min_samples: int) -> None:
     """Refuse single samples for models with batch normalisation, which cannot be trained on one.
 
     `samples` is the size of the step, `bound` the most samples of one pass.
-
-    Raises:
-        UsageError: if a pass would have fewer than `min_samples`.
     """
     if min(samples, bound) >= min_samples:
         return
@@ -183,9 +165,6 @@ def refuse_columns(columns: int | None, batch: int) -> None:
     """Refuse batches with two samples of one column: the second continues the first.
 
     `batch` is the largest global batch that a step may have.
-
-    Raises:
-        UsageError: if `batch` exceeds `columns`.
     """
     if columns is not None and not 1 <= batch <= columns:
         problem = f"batches may have {batch} samples, the data has {columns} columns"
@@ -194,11 +173,7 @@ def refuse_columns(columns: int | None, batch: int) -> None:
 
 
 def dataset_size(dataset: Dataset[Any]) -> int:
-    """Return ||D||, the samples of a map-style dataset or of an iterable dataset with a length.
-
-    Raises:
-        UsageError: if `dataset` has no length or is empty, or is a loader or a data pipe.
-    """
+    """Return ||D||, the samples of a map-style dataset or of an iterable dataset with a length."""
     if isinstance(dataset, IterDataPipe | DataLoader):
         problem = f"train_set is a {type(dataset).__name__}, which selects samples itself"
         hint = "give a map-style dataset or an IterableDataset, and load() its options"
@@ -235,11 +210,7 @@ def metric_values(metrics: Mapping[str, Any]) -> dict[str, float]:
 
 
 def metric_value(name: str, value: Any) -> float:
-    """Return a metric as a number.
-
-    Raises:
-        UsageError: if `value` is neither a number nor a tensor with one element.
-    """
+    """Return a metric as a number."""
     try:
         return float(value)
     except (TypeError, ValueError, OverflowError):

@@ -141,9 +141,7 @@ class CarriedRows:
     def __init__(self, state: CarriedState) -> None:
         self._state = state
         self._micro_batch: MicroBatch | None = None
-        self._own_rows: list[
-            tuple[list[int], torch.Tensor]
-        ] = []  # positions of samples, and their rows
+        self._own_rows: list[tuple[list[int], torch.Tensor]] = []  # positions of samples, rows
         self._width: int | None = None  # bytes of a row; None: nothing was carried in this step
         self._summed: torch.Tensor | None = None
 
@@ -154,11 +152,7 @@ class CarriedRows:
             self._own_rows, self._width, self._summed = [], None, None
 
     def current(self) -> Any:
-        """Return the state that the current batch continues.
-
-        Raises:
-            UsageError: outside of the loop, or if the step has two samples of one column.
-        """
+        """Return the state that the current batch continues."""
         micro_batch = self._current_batch()
         if micro_batch.total > self._state.columns:
             problem = f"a step of {micro_batch.total} samples exceeds {self._state.columns} columns"
@@ -166,11 +160,7 @@ class CarriedRows:
         return self._state.state_before(micro_batch.ids)
 
     def set_next(self, carried: Any) -> None:
-        """Store the state after the current batch: tensors with one row per sample.
-
-        Raises:
-            UsageError: outside of the loop, or if the shape changed.
-        """
+        """Store the state after the current batch: tensors with one row per sample."""
         micro_batch = self._current_batch()
         rows = self._state.pack(carried, len(micro_batch.ids))
         self._width = rows.shape[1]
@@ -189,8 +179,6 @@ class CarriedRows:
         `skipped` means that a worker skipped its batch.
 
         Raises:
-            BrokenGroupError: if a peer is lost.
-            CancelledError: if the wait was cancelled.
             UsageError: if the script carried nothing in this batch, or skipped it in a group.
         """
         micro_batch = self._current_batch()

@@ -30,7 +30,7 @@ from elastic.collectives.control_words import (
 from elastic.collectives.process_group import ProcessGroup
 from elastic.group.transitions import ReductionTerms
 from elastic.hooks import listen, unlisten
-from elastic.metrics import MEASURE_INTERVAL, StepTimer
+from elastic.metrics import MEASURE_INTERVAL
 from elastic.sample_stream import MicroBatch
 from elastic.state.state_tensors import dense_strides
 from elastic.state.training_state import TrainingState
@@ -47,6 +47,7 @@ class Reducer:
     def __init__(self, parameters: Iterable[nn.Parameter], finished: Callable[[], None]) -> None:
         """Hook the parameters; `finished` is called after an outermost pass that reached any."""
         self.parameters = [p for p in parameters if p.requires_grad]
+        self._scalars = sum(p.numel() for p in self.parameters)
         self._finished = finished
         self._fired = [False] * len(self.parameters)
         self._any = False
@@ -135,7 +136,7 @@ class Reducer:
         self._kept[place] = self._kept[place].add_(flat) if place in self._kept else flat.clone()
         self._used_before[place] = self._used(place)
         self._empty_grads()
-        return flat[: sum(p.numel() for p in self.parameters)]
+        return flat[: self._scalars]
 
     def _used(self, place: int) -> list[bool]:
         before = self._used_before.get(place)
@@ -167,14 +168,14 @@ class Reducer:
         before = self._used_before.pop(place, [])
         if not (weight != 0 if counts is None else counts) and not any(before):
             used = [False] * len(used)
-        end = sum(p.numel() for p in self.parameters)
+        end = self._scalars
         flat[end + extra :].copy_(torch.tensor([float(u) for u in used], dtype=flat.dtype))
         return flat, flat[end:]
 
     def pack_nothing(self, extra: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return a bucket and tail of zeros, separate from the gradients, shaped as by `pack`."""
         flat = torch.zeros_like(self._allocated(extra))
-        return flat, flat[sum(p.numel() for p in self.parameters) :]
+        return flat, flat[self._scalars :]
 
     def unpack(self, used: Sequence[bool], scale: float = 1.0) -> None:
         """Give each used parameter its part of the reduced bucket, times `scale`.
@@ -182,7 +183,7 @@ class Reducer:
         `used`, shape (parameters,), is True if some rank has a gradient for the parameter.
         """
         if scale != 1.0 and self._flat is not None:
-            self._flat[: sum(p.numel() for p in self.parameters)].mul_(scale)
+            self._flat[: self._scalars].mul_(scale)
         for index, parameter in enumerate(self.parameters):
             if not used[index]:
                 parameter.grad = self._prior.get(index)
@@ -234,7 +235,7 @@ class Reducer:
         return flat
 
     def _allocated(self, extra: int) -> torch.Tensor:
-        size = sum(p.numel() for p in self.parameters) + extra + len(self.parameters)
+        size = self._scalars + extra + len(self.parameters)
         if self._flat is None or self._flat.numel() < size:
             first = self.parameters[0]
             wide = torch.float64 if any(p.dtype is torch.float64 for p in self.parameters) else None
@@ -296,8 +297,8 @@ class StepReduction:
     ) -> None:
         self._reducer = reducer
         self._training = training
-        self._called_off = cancelled
-        self._timer = StepTimer()
+        self._cancelled = cancelled
+        self._lap = (0.0, 0.0)  # time of the last reduction, seconds of a step without pauses
         self._loss_sum: torch.Tensor | float | None = None  # sum over samples or items so far
         self._samples = 0  # samples of the step's earlier passes
 
@@ -323,24 +324,20 @@ class StepReduction:
         self._reducer.losses.clear()
         weight = micro_batch.count if items is None else items
         if loss is not None and micro_batch.count and place == 0:
-            total = (
-                loss * weight if weight else torch.zeros_like(loss)
-            )  # a mean over nothing is NaN
+            total = loss * weight if weight else torch.zeros_like(loss)  # a mean of none is NaN
             self._loss_sum = total if self._loss_sum is None else self._loss_sum + total
 
     def run(self, group: ProcessGroup, contribution: Contribution) -> AgreedWords:
         """Reduce over `group`, set the parameters' gradients, and return the agreed words.
 
         Raises:
-            BrokenGroupError: if a peer is lost.
-            CancelledError: if the wait was cancelled.
             OutOfStepError: if the ranks are not in the same step.
             UsageError: if some workers weigh their losses and others do not.
         """
         if not contribution.skipped:
             self._add_loss(contribution.micro_batch, contribution.items, contribution.place)
         loss_sum, self._loss_sum = self._loss_sum, None
-        seconds = 0.0 if contribution.place else self._timer.lap(time.monotonic())
+        seconds = 0.0 if contribution.place else self._step_s(time.monotonic())
         if group.size == 1:
             return self._finish_alone(contribution, loss_sum, seconds)
         measured = group.rank == 0 and contribution.measures_noise
@@ -353,7 +350,7 @@ class StepReduction:
         step, points = micro_batch.step, FAULT_POINTS[contribution.place > 0]
         fault_points.reach(points[0], rank=group.rank, step=step, version=group.version)
         began = time.monotonic()  # copying the words waited for the device
-        group.all_reduce(bucket, self._called_off)
+        group.all_reduce(bucket, self._cancelled)
         self._training.recent_steps.add_reduction(time.monotonic() - began)
         self._training.usage.count_all_reduce(bucket.nbytes, group.size)
         fault_points.reach(points[1], rank=group.rank, step=step, version=group.version)
@@ -368,6 +365,13 @@ class StepReduction:
         if agreed.samples and contribution.place == 0:
             self._training.losses.add(agreed.loss_sum / (agreed.items or agreed.samples))
         return agreed
+
+    def _step_s(self, now: float) -> float:
+        """Return the seconds since the last step, at most twice the previous result."""
+        then, before = self._lap
+        took = now - then if then else 0.0
+        self._lap = now, min(took, 2 * before) if before else took
+        return self._lap[1]
 
     def _fill(
         self, contribution: Contribution, loss_sum: torch.Tensor | float | None, seconds: float
@@ -422,27 +426,17 @@ class StepReduction:
         )
 
     def end_epoch(self, group: ProcessGroup) -> None:
-        """Check that all ranks of the current group have finished the epoch.
-
-        Raises:
-            BrokenGroupError: if a peer is lost.
-            CancelledError: if the wait was cancelled.
-            OutOfStepError: if some ranks are in a step instead.
-        """
+        """Check that all ranks of the current group have finished the epoch."""
         if group.size == 1:
             return
         marker, tail = self._reducer.pack_nothing(FIXED_WORDS)
         tail[1:FIXED_WORDS] = torch.tensor(ControlWords(ends=True).encode(), dtype=tail.dtype)
-        group.all_reduce(marker, self._called_off)
+        group.all_reduce(marker, self._cancelled)
         read_agreed_words(tail.tolist(), group.size).check_in_step(group.size, None)
 
 
 def _scale(contribution: Contribution, agreed: AgreedWords) -> float:
-    """Return the factor of the summed gradients of weighted losses.
-
-    Raises:
-        UsageError: if this worker's losses have no weights, but others' have.
-    """
+    """Return the factor of the summed gradients of weighted losses."""
     if contribution.counts and contribution.items is None:
         problem = "agent.weight(n) was called for some batches of a step and not for others"
         raise UsageError(problem, "call it for every batch, before backward()")

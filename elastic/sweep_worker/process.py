@@ -14,8 +14,6 @@ are decided without thread, clock or socket:
     any                        SETTLED   a member of the settled group stays
 
 A worker leaves after its current unit.
-
-Attempt at a unit: its data, its state, the user's functions, its reports.
 """
 
 from __future__ import annotations
@@ -34,14 +32,14 @@ import torch
 from elastic.collectives.backends import slot_device, use_device
 from elastic.hooks import hold_device, warm_up
 from elastic.metrics import UsageMeter, cpu_seconds
-from elastic.reporting import AgentConnection, Report
+from elastic.reporting import AgentConnection
 from elastic.sweep_worker.staged_data import DataDiffersError, StagedData, count_samples
 from elastic.sweep_worker.state_store import (
+    Background,
     DiskFullError,
     FoundState,
     StateLostError,
     StateStore,
-    StateWait,
 )
 from elastic.sweep_worker.unit import StateFramesError, Unit, UnitSpeed, import_functions, size
 from elastic.sweep_worker.unit_runner import UnitFailedError, UnitResult, UnitRunner
@@ -74,96 +72,6 @@ from schemas.wire.worker import Assignment, GroupOrder, SlotGranted, ToWorker
 
 MAX_REASON_CHARACTERS: Final = 2000  # limit of a report
 TRIAL, STATE, DATA, DISK = "trial", "state", "data", "disk"  # causes of a failure
-
-
-class UnitAttempts:
-    """Executor of attempts at units, each of which ends in a report."""
-
-    def __init__(
-        self,
-        sweep: SweepSpec,
-        runner: UnitRunner,
-        store: StateStore,
-        report: Report,
-        speed: UnitSpeed,
-    ) -> None:
-        self._sweep = sweep
-        self._runner = runner
-        self._store = store
-        self._report = report
-        self._speed = speed
-
-    def make(self, order: UnitOrder) -> None:
-        """Train a unit and report the result; after a failure the worker continues."""
-        try:
-            self._run_attempt(order)
-        except Exception as error:  # noqa: BLE001 - the worker continues after any error
-            fault, why = fault_of(error)
-            _log(order, f"failed: {why}")
-            if isinstance(error, UnitFailedError):
-                traceback.print_exception(error.__cause__)
-        else:
-            return
-        gc.collect()  # an error's frames hold tensors
-        if self._runner.device.type != "cpu":
-            torch.accelerator.empty_cache()
-        self._report(UnitFailed, attempt=order.attempt, why=why, fault=fault)
-
-    def _run_attempt(self, order: UnitOrder) -> None:
-        began = time.monotonic()
-        wait = None if order.state is None else StateWait(partial(self._state_of, order))
-        data = self._runner.data(order.partition)
-        if order.evaluate and self._sweep.eval_fn:
-            self._runner.data(None)
-        staged_s, samples = time.monotonic() - began, count_samples(data)
-        state = wait.state() if wait else None
-        waited_s = wait.seconds if wait else 0.0
-        _log(order, f"{samples} samples")
-        begun = {"samples": samples, "waited_s": waited_s, "staged_s": staged_s}
-        self._report(UnitBegun, attempt=order.attempt, **begun)
-        started = time.monotonic()
-        while (result := self._train(order, state)) is None:
-            state = self._state_of(order)
-        seconds = time.monotonic() - started
-        self._store.put(order, result)
-        self._speed.add(samples, time.monotonic() - began)
-        self._report(
-            UnitEnded,
-            attempt=order.attempt,
-            metrics=result.metrics,
-            samples=result.samples,
-            seconds=seconds,
-            scores=result.scores,
-            digest=result.digest,
-            size=size(result.frames),
-        )
-
-    def _state_of(self, order: UnitOrder) -> FoundState:
-        assert order.state is not None  # noqa: S101 - the caller checked
-        return self._store.get(order.state, order.sources)
-
-    def _train(self, order: UnitOrder, state: FoundState | None) -> UnitResult | None:
-        """Run the user's functions; None if the state turned out to be damaged."""
-        seed, name = self._sweep.search.seed, str(order.trial)
-        unit = Unit(
-            config=name,
-            values=order.values,
-            epoch=order.epoch,
-            partition=order.partition,
-            partitions=self._sweep.partitions,
-            sweep_seed=seed,
-            device=self._runner.device,
-        )
-        if state is None:
-            begin = self._runner.begin(name, order.values, seed)
-            return self._runner.run(unit, begin, evaluate=order.evaluate)
-        try:
-            result = self._runner.run(unit, state.frames, evaluate=order.evaluate)
-        except Exception:
-            if state.is_valid():
-                raise
-            return None
-        return result if state.is_valid() else None
 
 
 def fault_of(error: Exception) -> tuple[str, str]:
@@ -270,11 +178,7 @@ DATA_FOLDER: Final = "data"  # folder of staged data below the states
 
 
 def run_sweep_worker(assignment: Assignment, folder: Path, sweep: SweepSpec) -> None:
-    """Run a worker of a sweep until it is in no group any more.
-
-    Raises:
-        UsageError: if a user function cannot be imported; names the field and the remedy.
-    """
+    """Run a worker of a sweep until it is in no group any more."""
     worker = SweepWorker(assignment, folder, sweep)
     try:
         worker.run()
@@ -299,6 +203,7 @@ class SweepWorker:
         self._store = StateStore(assignment.job, self._states)
         self._speed, self._usage = UnitSpeed(), UsageMeter()
         self._server: StateServer | None = None
+        self._runner: UnitRunner  # set when the functions are imported
         self._connection = AgentConnection(assignment, folder, self._on_message)
 
     def run(self) -> None:
@@ -311,19 +216,18 @@ class SweepWorker:
         device = slot_device()
         _warm_up(device)
         staged = StagedData(self._states / DATA_FOLDER)
-        runner = UnitRunner(functions, self._sweep.partitions, device, staged)
-        attempts = UnitAttempts(self._sweep, runner, self._store, self._report, self._speed)
-        self._report(
+        self._runner = UnitRunner(functions, self._sweep.partitions, device, staged)
+        self._connection.report(
             WorkerReady,
             epoch_samples=1,  # unknown yet
             resumed_epoch=0,
             parameters=0,
             store_port=self._orders.port,
         )
-        self._report(HopperOpened, address=self._server.address if self._server else "")
+        self._connection.report(HopperOpened, address=self._server.address if self._server else "")
         self._connection.set_telemetry(self._steps)
         while (unit := self._next()) is not None:
-            attempts.make(unit)
+            self._make_attempt(unit)
 
     def close(self) -> None:
         """Disconnect from the agent and from other nodes."""
@@ -342,7 +246,7 @@ class SweepWorker:
 
     def _await_slot(self) -> None:
         if not self._granted.is_set():
-            self._report(SlotAwaited)
+            self._connection.report(SlotAwaited)
         self._granted.wait()
 
     def _next(self) -> UnitOrder | None:
@@ -353,6 +257,80 @@ class SweepWorker:
                 if self._orders.leaving:
                     return None
                 self._changed.wait()
+
+    # --- attempts at units
+
+    def _make_attempt(self, order: UnitOrder) -> None:
+        """Train a unit and report the result; after a failure the worker continues."""
+        try:
+            self._run_attempt(order)
+        except Exception as error:  # noqa: BLE001 - the worker continues after any error
+            fault, why = fault_of(error)
+            _log(order, f"failed: {why}")
+            if isinstance(error, UnitFailedError):
+                traceback.print_exception(error.__cause__)
+        else:
+            return
+        gc.collect()  # an error's frames hold tensors
+        if self._runner.device.type != "cpu":
+            torch.accelerator.empty_cache()
+        self._connection.report(UnitFailed, attempt=order.attempt, why=why, fault=fault)
+
+    def _run_attempt(self, order: UnitOrder) -> None:
+        began = time.monotonic()
+        wait = Background(partial(self._state_of, order), "state") if order.state else None
+        data = self._runner.data(order.partition)
+        if order.evaluate and self._sweep.eval_fn:
+            self._runner.data(None)
+        staged_s, samples = time.monotonic() - began, count_samples(data)
+        state = wait.result() if wait else None
+        waited_s = wait.seconds if wait else 0.0
+        _log(order, f"{samples} samples")
+        begun = {"samples": samples, "waited_s": waited_s, "staged_s": staged_s}
+        self._connection.report(UnitBegun, attempt=order.attempt, **begun)
+        started = time.monotonic()
+        while (result := self._train(order, state)) is None:
+            state = self._state_of(order)
+        seconds = time.monotonic() - started
+        self._store.put(order, result)
+        self._speed.add(samples, time.monotonic() - began)
+        self._connection.report(
+            UnitEnded,
+            attempt=order.attempt,
+            metrics=result.metrics,
+            samples=result.samples,
+            seconds=seconds,
+            scores=result.scores,
+            digest=result.digest,
+            size=size(result.frames),
+        )
+
+    def _state_of(self, order: UnitOrder) -> FoundState:
+        assert order.state is not None  # noqa: S101 - the caller checked
+        return self._store.get(order.state, order.sources)
+
+    def _train(self, order: UnitOrder, state: FoundState | None) -> UnitResult | None:
+        """Run the user's functions; None if the state turned out to be damaged."""
+        seed, name = self._sweep.search.seed, str(order.trial)
+        unit = Unit(
+            config=name,
+            values=order.values,
+            epoch=order.epoch,
+            partition=order.partition,
+            partitions=self._sweep.partitions,
+            sweep_seed=seed,
+            device=self._runner.device,
+        )
+        if state is None:
+            begin = self._runner.begin(name, order.values, seed)
+            return self._runner.run(unit, begin, evaluate=order.evaluate)
+        try:
+            result = self._runner.run(unit, state.frames, evaluate=order.evaluate)
+        except Exception:
+            if state.is_valid():
+                raise
+            return None
+        return result if state.is_valid() else None
 
     # --- the connection's thread
 
@@ -368,7 +346,7 @@ class SweepWorker:
                 self._orders.samples_done = self._speed.samples
                 with self._changed:
                     for kind, fields in self._orders.receive(message):
-                        self._report(kind, **fields)
+                        self._connection.report(kind, **fields)
                     self._changed.notify_all()
 
     def _steps(self) -> StepsReported | None:
@@ -390,12 +368,6 @@ class SweepWorker:
             global_batch=orders.batch,
             lr=0.0,
             cpu_cores=None if usage is None else usage.cpu_cores,
-        )
-
-    def _report(self, kind: type[ScriptReport], **fields: Any) -> None:
-        a = self._assignment
-        self._connection.report(
-            lambda index: kind(job=a.job, version=a.version, rank=a.rank, index=index, **fields)
         )
 
 

@@ -2,11 +2,10 @@
 
 The library is imported first; then the script's folder is added to the path.
 
-Trial of a sweep that continues as an elastic job over all partitions at once.
-
-The job uses the user functions of the sweep and starts with the state that the sweep left.
-`unit.loader` returns the elastic loader of all partitions together, so `train_fn` trains one epoch
-of the whole data set, in a group that grows and shrinks.
+In place of a script, a worker may train units of a sweep, or a trial of a sweep that continues as
+an elastic job: the job uses the user functions of the sweep and starts with the state that the
+sweep left. `unit.loader` returns the elastic loader of all partitions together, so `train_fn`
+trains one epoch of the whole data set, in a group that grows and shrinks.
 """
 
 from __future__ import annotations
@@ -20,6 +19,7 @@ import traceback
 import types
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -137,11 +137,8 @@ def _all_partitions(runner: UnitRunner, partitions: int) -> ConcatDataset[Any]:
     for part in parts:
         if not isinstance(part, Dataset):
             problem = f"input_fn returned a {type(part).__name__}"
-            raise UsageError(
-                problem,
-                "return a torch Dataset: a trial that continues as a job needs one",
-                "input_fn",
-            )
+            hint = "return a torch Dataset: a trial that continues as a job needs one"
+            raise UsageError(problem, hint, "input_fn")
     return ConcatDataset(parts)
 
 
@@ -197,13 +194,11 @@ def prepare_worker(folder: Path) -> Callable[[], int]:
     if assignment.spec.record_samples:
         (folder / "samples").touch(mode=0o600)
     if (sweep := assignment.spec.stated_sweep) is not None:
-        return lambda: _run_functions(
-            assignment, lambda: run_sweep_worker(assignment, folder, sweep), failures
-        )
+        train = partial(run_sweep_worker, assignment, folder, sweep)
+        return lambda: _run_functions(assignment, train, failures)
     if (trial := assignment.spec.stated_trial) is not None:
-        return lambda: _run_functions(
-            assignment, lambda: train_graduated(assignment, trial), failures
-        )
+        train = partial(train_graduated, assignment, trial)
+        return lambda: _run_functions(assignment, train, failures)
     script = workdir / assignment.spec.script
     source = _source(script)
     return lambda: _run_source(script, source, assignment.spec.args, failures)
@@ -235,19 +230,14 @@ class _FailureReporter:
 
     def report(self, error: BaseException | str, where: str) -> None:
         """Write the last report of this worker."""
-        a = self._assignment
         cause = root_cause(error) if isinstance(error, BaseException) else None
         drain_checkpoints()  # epochs finished before are reported first
         self._reports.append(
-            lambda index: ScriptFailed(
-                job=a.job,
-                version=a.version,
-                rank=a.rank,
-                index=index,
-                error=(error if isinstance(error, str) else one_line_error(error))[:2000],
-                where=where,
-                refused=isinstance(cause, UsageError | MissingMetricError),
-            )
+            ScriptFailed,
+            self._assignment,
+            error=(error if isinstance(error, str) else one_line_error(error))[:2000],
+            where=where,
+            refused=isinstance(cause, UsageError | MissingMetricError),
         )
 
 
@@ -282,8 +272,7 @@ def _run_source(
             failures.report(leaving, _location(leaving, script))
         return _exit_code(leaving)
     except BaseException as error:  # noqa: BLE001 - any error ends the script
-        shown = _script_part(error, script)
-        shown = shown or error.__traceback__
+        shown = _script_part(error, script) or error.__traceback__
         traceback.print_exception(type(error), error, shown)
         if failures:
             place = _location(root_cause(error), script) or _location(error, script)

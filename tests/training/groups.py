@@ -46,6 +46,7 @@ from schemas.wire.agent import (
 )
 from schemas.wire.worker import Assignment, GroupOrder
 from tests.support.forked_workers import ForkedWorker, ForkedWorkers, fork
+from tests.support.sample_steps import steps_of
 
 JOB: Final = JobId("toy-1")
 SEED: Final = 11
@@ -205,7 +206,7 @@ class Alone:
 
     def train(self) -> None:
         """One more epoch."""
-        for _, ids in self.stream.batches(len(self.after) + 1, 0, [self.batch], 0):
+        for _, ids in steps_of(self.stream, len(self.after) + 1, 0, [self.batch], 0):
             self.step(ids)
         if self.schedules is not None:
             self.schedules[1].step()

@@ -9,10 +9,9 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from elastic.state.broadcast import broadcast_state
 from elastic.state.portions import decode_metadata, encode_metadata, portions
 from elastic.state.state_tensors import ParameterState, TensorState
-from elastic.state.transfer import HostStaging, Receiving, Sending
+from elastic.state.transfer import HostStaging, Receiving, Sending, broadcast_state
 from tests.training.peers import CPU, RendezvousInfo
 
 LIMIT_S: Final = 120.0

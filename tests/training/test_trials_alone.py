@@ -13,8 +13,7 @@ import pytest
 import torch
 
 from elastic.export_state import export_state
-from elastic.sweep_worker.replay import replay
-from elastic.sweep_worker.try_unit import main, try_unit
+from elastic.sweep_worker.alone import main, replay, try_unit
 from elastic.sweep_worker.unit import Unit, digest, from_frames, import_functions
 from elastic.sweep_worker.unit_runner import UnitRunner
 from elastic.training_errors import UsageError
@@ -115,7 +114,7 @@ def test_the_answer_is_the_last_line_whatever_a_user_prints(folder: Path) -> Non
     asked = {"functions": FUNCTIONS, "partitions": 2, "seed": 7, "metric": "score"}
     file.write_text(json.dumps({**asked, "values": {"lr": 0.1}}))
 
-    command = [sys.executable, "-P", "-m", "elastic.sweep_worker.try_unit", str(file)]
+    command = [sys.executable, "-P", "-m", "elastic.sweep_worker.alone", str(file)]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
 
     assert json.loads(done.stdout.splitlines()[-1])["samples"] == 6

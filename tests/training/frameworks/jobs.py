@@ -17,6 +17,7 @@ import torch
 from elastic.sample_stream import SampleStream
 from schemas.jobs import StopRule
 from schemas.wire.agent import ScriptFailed
+from tests.support.sample_steps import steps_of
 from tests.training import peers
 from tests.training.groups import SEED, SIZE, Crew, crew, script
 
@@ -84,7 +85,7 @@ def batches(epochs: int = EPOCHS, size: int = SIZE, batch: int = BATCH) -> list[
     """The ids of all steps of a job whose batch does not change."""
     stream = SampleStream(SEED, size)
     return [
-        ids for epoch in range(1, epochs + 1) for _, ids in stream.batches(epoch, 0, [batch], 0)
+        ids for epoch in range(1, epochs + 1) for _, ids in steps_of(stream, epoch, 0, [batch], 0)
     ]
 
 

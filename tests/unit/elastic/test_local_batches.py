@@ -14,6 +14,7 @@ from elastic.sample_stream import (
     share,
     split,
 )
+from tests.support.sample_steps import steps_of
 
 SPLITS = st.lists(st.integers(0, 9), min_size=1, max_size=5).filter(lambda row: sum(row) > 0)
 
@@ -70,7 +71,7 @@ def test_where_the_stream_stands_is_where_drawing_leads(
         for _ in range(steps):
             if not stream.taken(drawn.cursor, batch):  # as the batch is now
                 drawn = drawn.next_epoch()
-            after, ids = next(stream.batches(drawn.epoch, drawn.cursor, [batch], 0))
+            after, ids = next(steps_of(stream, drawn.epoch, drawn.cursor, [batch], 0))
             assert len(ids) == after - drawn.cursor
             drawn = drawn.after_step(drawn.step + 1, after)
             if not stream.taken(after, batch):

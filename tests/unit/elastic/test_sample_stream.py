@@ -6,6 +6,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from elastic.sample_stream import SampleStream, share, share_sizes
+from tests.support.sample_steps import steps_of
 
 
 @given(
@@ -14,7 +15,7 @@ from elastic.sample_stream import SampleStream, share, share_sizes
 )
 @example(SampleStream(1, 2, 2), 1)  # the last step takes two that are no whole steps
 def test_steps_of_one_batch_are_counted_as_they_are_drawn(stream: SampleStream, batch: int) -> None:
-    drawn = [cursor for cursor, _ in stream.batches(1, 0, [batch], 0)]
+    drawn = [cursor for cursor, _ in steps_of(stream, 1, 0, [batch], 0)]
 
     assert [stream.steps(cursor, batch) for cursor in drawn] == list(range(1, len(drawn) + 1))
     assert stream.steps(0, batch) == 0
@@ -37,7 +38,7 @@ def test_an_epoch_that_changes_batch_and_split_takes_every_sample_once(
     while cursor < size:
         split = splits[change % len(splits)]
         change += 1
-        ranks = [stream.batches(epoch, cursor, split, rank) for rank in range(len(split))]
+        ranks = [steps_of(stream, epoch, cursor, split, rank) for rank in range(len(split))]
         steps = [next(rank) for rank in ranks]
         assert len({behind for behind, _ in steps}) == 1
         cursor = steps[0][0]
@@ -108,5 +109,5 @@ def test_the_order_is_a_function_of_seed_and_epoch() -> None:
 def test_data_with_an_order_of_its_own_keeps_it() -> None:
     stream = SampleStream(7, 8, shuffled=False)
 
-    assert [ids for _, ids in stream.batches(1, 2, [2, 1], 0)] == [[2, 3], [5, 6]]
-    assert [ids for _, ids in stream.batches(2, 2, [2, 1], 1)] == [[4], [7]]
+    assert [ids for _, ids in steps_of(stream, 1, 2, [2, 1], 0)] == [[2, 3], [5, 6]]
+    assert [ids for _, ids in steps_of(stream, 2, 2, [2, 1], 1)] == [[4], [7]]
