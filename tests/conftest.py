@@ -62,7 +62,6 @@ TOGETHER = {  # files that share what takes seconds to start
             "tests/training/test_group_changes.py",
             "tests/training/test_carried_state.py",
             "tests/training/test_exact_or_refused.py",
-            "tests/training/test_gradient_bucket.py",
             "tests/training/test_hopper_process.py",
             "tests/training/test_iterable_data.py",
             "tests/training/test_job_seed.py",

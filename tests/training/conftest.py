@@ -6,6 +6,8 @@ import pytest
 
 from tests.training.peers import fork_with
 
+pytest.register_assert_rewrite("tests.training.frameworks.same_tests")
+
 
 @pytest.fixture(scope="module", autouse=True)
 def _forks() -> None:

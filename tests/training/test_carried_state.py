@@ -42,15 +42,12 @@ assert LINES in CARRYING
 
 
 class Carrying(Alone):
-    """One plain process that keeps the states of all columns itself."""
-
     def __init__(self, source: str, batch: int, size: int) -> None:
         super().__init__(source, batch, size)
         self.stream = SampleStream(SEED, size, shuffled=False)
         self.states: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def step(self, ids: Sequence[int]) -> None:
-        """Of samples in the order of the data."""
         nothing = (torch.zeros(2, 5), torch.zeros(2, 5))
         before = [self.states.get(i - COLUMNS, nothing) if i >= COLUMNS else nothing for i in ids]
         hidden = tuple(torch.stack(parts, dim=1) for parts in zip(*before, strict=True))
@@ -209,5 +206,5 @@ def test_samples_come_in_the_order_of_the_data_where_it_has_columns() -> None:
 
 def _given(agent: ScalingAgent, loader: Any) -> Any:
     for _ in loader:
-        yield agent._executor._micro_batch
+        yield agent._executor.micro_batch
         agent.carried = torch.zeros(1, 4)

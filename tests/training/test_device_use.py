@@ -27,7 +27,7 @@ DATA: Any = [(torch.ones(1), torch.ones(1))]
 
 
 def believe_in_a_gpu() -> None:
-    """As far as torch gets without one: the device is opened, and nothing is on it."""
+    """Let torch believe in a device, as far as it gets without one."""
     c: Any = torch._C
     c._cuda_getDeviceCount = lambda: 1
     c._cuda_init = lambda: None
@@ -37,7 +37,6 @@ def believe_in_a_gpu() -> None:
 
 
 def build_on(device: bool, granted: bool, folder: Path) -> None:  # noqa: FBT001
-    """A newcomer's load; what happened when goes to a file."""
     believe_in_a_gpu()
     said: list[str] = []
     os.environ["ONES_WORKER"] = str(folder)

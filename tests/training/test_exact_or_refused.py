@@ -69,8 +69,6 @@ WEIGHED = f"""\
 
 
 class Weighed(Alone):
-    """One process whose loss is a mean over what samples weigh."""
-
     def step(self, ids: Sequence[int]) -> None:
         x, y = self.inputs[ids], self.targets[ids]
         weights = 1.0 + 2.0 * (x[:, :1] > 0.3)
@@ -139,8 +137,6 @@ PASSED_OVER = "        if agent.rank == 0 and agent.step == 2:\n            cont
 
 
 class PassedOver(Alone):
-    """One process that takes nothing of the first half of its third batch."""
-
     def step(self, ids: Sequence[int]) -> None:
         self.steps = getattr(self, "steps", 0) + 1
         taken = ids[6:] if self.steps == 3 else ids

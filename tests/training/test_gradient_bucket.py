@@ -8,20 +8,6 @@ from torch import nn
 
 from elastic.step.gradient_reduction import Reducer
 from elastic.training_errors import UsageError
-from tests.training.peers import each
-from tests.training.reducing import SHARES, against_ddp, differences
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("ranks", SHARES)
-def test_a_group_trains_as_one_process_on_the_whole_batch(ranks: int) -> None:
-    for rank, found in enumerate(each(differences, ranks)):
-        assert {name: far for name, far in found.items() if not far < 1e-10} == {}, rank
-
-
-@pytest.mark.slow
-def test_equal_shares_give_what_distributed_data_parallel_gives() -> None:
-    assert max(each(against_ddp, 2)) < 1e-12
 
 
 def test_a_group_of_one_leaves_gradients_to_torch() -> None:

@@ -318,7 +318,7 @@ def test_a_lost_member_costs_no_sample_and_no_step(
 def test_newcomers_record_what_all_incumbents_took_who_died_one_behind_the_other(
     tmp_path: Path,
 ) -> None:
-    """Rank 0 dies behind its sum: whether the others still get theirs is a race, tried until they do."""
+    """Rank 0 dies after its reduction: whether the others get theirs is a race, so it is repeated."""
     for attempt, stall_s in enumerate((0.3, 0.6, 0.2) * 4):
         home = tmp_path / f"{attempt}"
         home.mkdir()

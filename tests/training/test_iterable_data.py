@@ -23,7 +23,7 @@ SAMPLES = 10
 
 
 class Numbers(IterableDataset[int]):
-    """0, 1, 2, ..., of which a loader worker takes every so many if it knows that it is one."""
+    """0, 1, 2, ...; a loader worker takes its part only if it knows that it is one."""
 
     def __init__(self, gives: int = SAMPLES) -> None:
         self.gives = gives
@@ -42,8 +42,6 @@ class Numbers(IterableDataset[int]):
 
 
 class Shuffled(Numbers):
-    """In an order that follows from Python's and torch's own random numbers."""
-
     def __iter__(self) -> Iterator[int]:
         numbers = list(super().__iter__())
         random.shuffle(numbers)
@@ -150,14 +148,11 @@ STREAMED = LOOP.replace(
 
 
 class InOrder(Alone):
-    """One plain process that reads the same stream from its beginning to its end."""
-
     def __init__(self, source: str, batch: int, size: int) -> None:
         super().__init__(source, batch, size)
         self.stream = SampleStream(SEED, size, shuffled=False)
 
     def step(self, ids: Any) -> None:
-        """Of the places of a stream."""
         generator = torch.Generator().manual_seed(len(self.after))
         super().step(torch.randperm(len(self.inputs), generator=generator)[ids].tolist())
 

@@ -28,7 +28,6 @@ Draws = tuple[int, float, float]
 
 @pytest.fixture(autouse=True)
 def generators() -> Iterator[None]:
-    """Other tests draw as if nothing had been here."""
     before = random_state()
     yield
     restore_random_state(before)
@@ -36,12 +35,10 @@ def generators() -> Iterator[None]:
 
 
 def drawn() -> Draws:
-    """The next number of each generator."""
     return int(torch.randint(2**60, ())), random.random(), float(np.random.rand())  # noqa: S311, NPY002
 
 
 def of(torch_seed: int, python_seed: int, numpy_seed: int) -> Draws:
-    """The first numbers behind these seeds."""
     torch.manual_seed(torch_seed)
     random.seed(python_seed)
     np.random.seed(numpy_seed)  # noqa: NPY002
@@ -176,18 +173,13 @@ UNSEEDED = PLAIN.replace("torch.manual_seed(3)", "torch.manual_seed(BEGIN)")
 
 
 class Seeded(Alone):
-    """One plain process whose script says 7."""
-
     def __init__(self, source: str, batch: int, size: int) -> None:
         super().__init__(source, batch, size)
         self.stream = SampleStream(7, size)
 
 
 class SeededInOrder(InOrder):
-    """The same, of a stream that draws its order."""
-
     def step(self, ids: Any) -> None:
-        """Of the places of a stream."""
         seed = SampleStream(7, SIZE).epoch_seed(len(self.after) + 1)
         order = torch.randperm(SIZE, generator=torch.Generator().manual_seed(seed))
         Alone.step(self, order[ids].tolist())

@@ -22,7 +22,6 @@ from tests.training.peers import FORKS
 
 
 def launched(folder: Path, script: str, *arguments: str) -> tuple[int, str, str]:
-    """Exit code, output and errors of a script, in a process that has torch imported."""
     (folder / "train.py").write_text(script)
     process = FORKS.Process(target=_launch, args=(folder, arguments))
     process.start()

@@ -25,8 +25,6 @@ DATA = TensorDataset(torch.arange(20.0, dtype=torch.float64).reshape(10, 2).sin(
 
 
 class Pair(nn.Module):
-    """Two parts that share a layer."""
-
     def __init__(self) -> None:
         super().__init__()
         self.body, self.head = nn.Linear(2, 3), nn.Linear(3, 1)
@@ -40,7 +38,6 @@ def pair() -> Pair:
 
 
 def two(model: Pair) -> tuple[torch.optim.Optimizer, torch.optim.Optimizer]:
-    """With a parameter that both change."""
     body = torch.optim.AdamW([*model.body.parameters(), model.shared], lr=0.02)
     head = torch.optim.SGD([model.shared, *model.head.parameters()], lr=0.1, momentum=0.9)
     return body, head
@@ -143,7 +140,6 @@ def by_name(model: Pair) -> dict[str, torch.optim.Optimizer]:
 
 
 def trained(agent: ScalingAgent, build: Callable[[Any], Any]) -> Any:
-    """What is in a checkpoint after some steps."""
     model, built, loader = loaded(agent, build)
     optimizers = built.values() if isinstance(built, dict) else built
     for _ in agent.epochs(3):
@@ -224,7 +220,6 @@ def test_what_is_taken_back_is_as_it_was_to_the_last_bit(agent: ScalingAgent, st
 
 
 def written(agent: ScalingAgent) -> list[tuple[str, list[float]]]:
-    """All tensors of a state, for comparisons by value."""
     state = agent._training.tensors()
     kept = [list(entry) for entry in state.structure(CPU)]
     tensors = [tensor for unit in state.units(CPU) for tensor in unit.tensors]
@@ -237,7 +232,7 @@ def micro_batch(step: int, *, first: bool = True, last: bool = True) -> MicroBat
 
 
 def batch_of(turns: OptimizerTurns, step: int, sequence: str, optimizers: Any) -> bool | None:
-    """A batch of backward passes (b) and steps of optimizers (0, 1); breaks at x."""
+    """Run backward passes (b) and steps of optimizers (0, 1) of a batch that breaks at x."""
     batch = micro_batch(step)
     turns.begin(batch, may_break=True)
     back = None
@@ -328,7 +323,6 @@ def test_workers_whose_numbers_of_backward_passes_differ_are_out_of_step() -> No
 
 
 def in_passes(agent: ScalingAgent, events: str) -> dict[str, torch.Tensor]:
-    """What comes of batches in passes of 4 samples, or of whole ones without."""
     model, optimizers, loader = loaded(agent, two)
     loader._sampler._bound = 4 if "p" in events else 10
     for _ in agent.epochs(3):
@@ -374,7 +368,6 @@ def test_the_loss_of_a_step_is_that_of_its_first_backward_pass(agent: ScalingAge
 
 
 def weighed(agent: ScalingAgent, bound: int) -> dict[str, torch.Tensor]:
-    """What comes of losses that are means over something else, each pass over its own."""
     model, optimizers, loader = loaded(agent, two)
     loader._sampler._bound = bound
     for _ in agent.epochs(3):

@@ -18,7 +18,6 @@ from tests.training.peers import CPU, LIMIT_S, Parent, RendezvousInfo, each, pee
 
 
 def _two_versions(meeting: RendezvousInfo) -> list[list[float]]:
-    """Sums over two groups that exist at once, used in turns."""
     first = meeting.group(1)
     second = meeting.group(2, size=2) if meeting.rank < 2 else None
     cancel = threading.Event()
@@ -126,7 +125,7 @@ def test_a_group_that_is_taken_apart_does_not_disturb_the_next_one() -> None:
 
 
 class _Idle(GlooBackend):
-    """A backend that is not connected; taking it apart waits for a word, if it is given one."""
+    """A backend that is not connected; `retire` waits for `go`, if given."""
 
     def __init__(self, go: threading.Event | None = None) -> None:
         self._group = None
@@ -218,7 +217,7 @@ def test_a_group_that_is_built_and_not_wanted_any_more_is_taken_apart() -> None:
         return group
 
     building = BackgroundBuild(make, failures.append)
-    assert not building.done
+    assert building.group is None
     building.drop()
     go.set()
     assert building.over.wait(LIMIT_S)

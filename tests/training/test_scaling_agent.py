@@ -182,7 +182,6 @@ def test_options_that_choose_samples_are_refused(
 
 
 def of_batch(agent: ScalingAgent, batch: int) -> None:
-    """From the next step on."""
     agent._training.schedule.announce([ScheduleRow(agent.step + 1, (batch,), 0)])
 
 
@@ -394,7 +393,6 @@ def ones_model() -> nn.Module:
 def passes_and_state(
     agent: ScalingAgent, bound: int | None
 ) -> tuple[list[int], dict[str, torch.Tensor]]:
-    """Return the sizes of one epoch's passes, and the model that it ends with."""
     model, optimizer, loader = agent.load(
         ones_model,
         lambda parameters: torch.optim.SGD(parameters, lr=0.01),
@@ -515,8 +513,6 @@ def test_schedulers_of_every_make_and_scalers_are_found(agent: ScalingAgent) -> 
 
 
 class Pickled:
-    """Its state cannot be read back without executing it."""
-
     def state_dict(self) -> dict[str, object]:
         return {"f": Pickled}
 
@@ -524,7 +520,6 @@ class Pickled:
 
 
 def all_that_groups_refuse(agent: ScalingAgent) -> None:
-    """Train two epochs of four samples each in ways that only one process can."""
     model, optimizer, loader = agent.load(
         lambda: nn.Sequential(nn.Embedding(10, 1, sparse=True), nn.Linear(1, 1)),
         lambda parameters: torch.optim.SGD(parameters, lr=0.001),

@@ -84,8 +84,6 @@ if agent.rank == 0:
 
 
 class TakingTurns(Alone):
-    """One process whose optimizers take turns."""
-
     def __init__(self, source: str, batch: int, size: int) -> None:
         super().__init__(source, batch, size)
         names: dict[str, Any] = {"torch": torch, "nn": nn, "DEVICE": "cpu"}

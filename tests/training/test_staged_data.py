@@ -23,8 +23,6 @@ def never() -> Any:
 
 
 class Lazy(Dataset[int]):
-    """Something that stays in its process."""
-
     def __init__(self, size: int = 3) -> None:
         self.size = size
 
@@ -151,7 +149,6 @@ def _stage(folder: Path) -> None:
 
 
 def _somebody_waits(folder: Path) -> bool:
-    """Whether another process wants the lock of the partition, as the kernel says."""
     inode = (folder / "partition-0.lock").stat().st_ino
     lines = Path("/proc/locks").read_text().splitlines()
     return any("->" in line and f":{inode} " in line for line in lines)

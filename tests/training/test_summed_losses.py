@@ -18,8 +18,6 @@ SCALE: Final = 2.0**16
 
 
 class Batch:
-    """What a script's step has at hand."""
-
     def __init__(self) -> None:
         torch.manual_seed(1)
         self.net = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 4))
@@ -36,13 +34,10 @@ class Batch:
         self.scaler = torch.amp.GradScaler("cpu", init_scale=SCALE)
 
     def penalty(self) -> torch.Tensor:
-        """Of the parameters."""
         return torch.stack([p.square().sum() for p in self.net.parameters()]).sum()
 
 
 class Own(torch.autograd.Function):
-    """A loss of the script's own."""
-
     @staticmethod
     def forward(ctx: Any, out: torch.Tensor) -> torch.Tensor:
         ctx.save_for_backward(out)
@@ -148,7 +143,6 @@ RIGHT: Final[dict[str, Loss]] = {
 
 
 def marked(kinds: dict[str, Loss]) -> list[Any]:
-    """Names of losses; those that compile are slow."""
     return [
         pytest.param(kind, marks=[pytest.mark.slow] if "compiled" in kind else []) for kind in kinds
     ]

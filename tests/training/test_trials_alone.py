@@ -12,12 +12,10 @@ from typing import Any
 import pytest
 import torch
 
-from elastic.export_state import export_state
 from elastic.sweep_worker.alone import main, replay, try_unit
-from elastic.sweep_worker.unit import Unit, digest, from_frames, import_functions
+from elastic.sweep_worker.unit import Unit, import_functions
 from elastic.sweep_worker.unit_runner import UnitRunner
 from elastic.training_errors import UsageError
-from schemas.host.state_files import DamagedStateError, StateFile, write_state
 
 FUNCTIONS = {
     name: f"alone_functions:{name}" for name in ("input_fn", "model_fn", "train_fn", "eval_fn")
@@ -56,7 +54,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def trained(values: dict[str, Any]) -> list[dict[str, Any]]:
-    """The visits of configuration 3 as a ledger has them."""
     cpu = torch.device("cpu")
     runner = UnitRunner(import_functions(FUNCTIONS), 2, cpu)
     frames, found = runner.begin("3", values, 7), []
@@ -135,22 +132,3 @@ def test_a_function_that_fails_is_named_in_one_line(
     said = capsys.readouterr().err
     assert (left.value.code, said.count("\n")) == (1, 1)
     assert "model_fn raised KeyError: 'lr'" in said
-
-
-def test_the_model_is_taken_out_of_a_state_that_is_whole(folder: Path) -> None:
-    runner = UnitRunner(import_functions(FUNCTIONS), 2, torch.device("cpu"))
-    frames = runner.begin("3", {"lr": 0.1}, 7)
-    file = StateFile(3, 2, 1)
-    write_state(folder, file, frames, digest(frames))
-
-    assert export_state(folder / file.name, folder / "model.pt") == 2
-
-    model = from_frames(frames)["model"]
-    found = torch.load(folder / "model.pt", weights_only=True)
-    assert found.keys() == model.keys()
-    assert all(torch.equal(found[name], model[name]) for name in model)
-    content = bytearray((folder / file.name).read_bytes())
-    content[-1] ^= 1
-    (folder / file.name).write_bytes(content)
-    with pytest.raises(DamagedStateError, match="the digest of the state is"):
-        export_state(folder / file.name, folder / "model.pt")

@@ -38,15 +38,12 @@ FULL: Final = "import os; raise OSError(28, os.strerror(28), 'model.pt')"
 
 @dataclass
 class Node:
-    """A zygote, and the folder of the one worker that it is asked for."""
-
     zygote: ZygoteConnection
     socket: Path  # of the zygote
     folder: WorkerFolder
     work: Path
 
     async def fork(self, enter: Callable[[int], None] | None = None) -> str:
-        """Ask for the worker; the empty string if it began, else why not."""
         try:
             await asyncio.wait_for(self.zygote.fork(self.folder.path, enter), LIMIT_S)
         except NodeStartError as error:
@@ -54,7 +51,6 @@ class Node:
         return ""
 
     async def ended(self) -> ExitStatus:
-        """How the worker ended, as its zygote wrote it."""
         async with asyncio.timeout(LIMIT_S):
             while (status := self.folder.exit()) is None or not status.cpu_s:
                 await asyncio.sleep(0.005)
@@ -81,7 +77,7 @@ def disk_without_room(name: str) -> Callable[[Path, Any], None]:
 
 @contextlib.asynccontextmanager
 async def node(home: Path, script: str, *, full: str = "") -> AsyncIterator[Node]:
-    """A zygote of its own; `full`: the file for which its disk has no room."""
+    """Start a zygote; `full` is the file for which its disk has no room."""
     folders = NodeFolders(home / "r", home / "w", home / "c")
     folders.make()
     work = folders.job(A)

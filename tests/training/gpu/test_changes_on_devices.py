@@ -22,5 +22,4 @@ globals().update(
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Each test has a mode of NCCL's double."""
     metafunc.parametrize("mode", MODES)

@@ -44,7 +44,6 @@ BOTH = pytest.mark.parametrize(
 
 @pytest.fixture(params=MODES)
 def mode(request: pytest.FixtureRequest) -> str:
-    """Of NCCL's double."""
     return str(request.param)
 
 
@@ -205,7 +204,6 @@ def is_aborted(double: Any, meeting: RendezvousInfo) -> str:
 
 
 def reduce_alone(double: Any) -> list[float]:
-    """The device is free for the group that follows."""
     single = double.ProcessGroupNCCL(dist.HashStore(), 0, 1)
     kept = row(7.0)
     work = single.allreduce([kept])
@@ -222,7 +220,7 @@ def test_a_broken_group_frees_the_device_and_its_sum_does_not_count(mode: str) -
 
 
 def sends_state_beside_a_reduction(_double: Any, meeting: RendezvousInfo) -> bool:
-    """The ranks begin the two in different orders."""
+    """The ranks start the two in different orders."""
     group = meet(meeting)
     state = torch.full((8,), 5.0 if meeting.rank == 0 else 0.0)
     summed = row(1.0)
@@ -298,8 +296,6 @@ def test_a_gpu_that_is_missing_is_an_error_of_the_group(opened: bool) -> None:  
 
 
 class Pair(NamedTuple):
-    """A batch of a script's own type."""
-
     inputs: torch.Tensor
     targets: torch.Tensor
 
@@ -309,8 +305,6 @@ class Sentence(dict[str, Any]):
 
 
 class Ragged:
-    """Something that knows how it moves."""
-
     def __init__(self, rows: list[torch.Tensor]) -> None:
         self.rows = rows
 

@@ -40,7 +40,6 @@ def made(
     double: Any, meeting: RendezvousInfo, name: str = "one", *, blocking: bool = True,
     eager: bool = False, limit_s: float = 600.0,
 ) -> Any:  # fmt: skip
-    """A group of all ranks."""
     host, _, port = meeting.store.rpartition(":")
     store = PrefixStore(name, TCPStore(host, int(port), is_master=False, wait_for_workers=False))
     options = double.ProcessGroupNCCL.Options()
@@ -63,66 +62,6 @@ def until(there: Callable[[], object]) -> None:
 def finished(work: Any) -> None:
     until(work.is_completed)
     work.wait()
-
-
-# --- what succeeds
-
-
-def sums_and_broadcasts(double: Any, meeting: RendezvousInfo) -> list[list[float]]:
-    group = made(double, meeting, eager=True, blocking=False)
-    summed, sent = row(meeting.rank + 1.0), row(float(meeting.rank))
-    finished(group.allreduce([summed]))
-    options = dist.BroadcastOptions()
-    options.rootRank = 1
-    group.broadcast([sent], options).wait()  # what reads it comes after it on the stream
-    found = [summed.tolist(), sent.tolist()]
-    group.shutdown()
-    return found
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_ranks_sum_and_broadcast(mode: str) -> None:
-    found = on_ranks(sums_and_broadcasts, 3, NCCL_DOUBLE=mode)
-
-    assert found == [[[6.0] * 4, [1.0] * 4]] * 3
-
-
-def alone_in_a_group(double: Any, meeting: RendezvousInfo) -> list[float]:
-    group = made(double, meeting, eager=True)
-    kept = row(3.0)
-    group.allreduce([kept]).wait()
-    return kept.tolist()
-
-
-def test_a_group_of_one_changes_nothing() -> None:
-    assert on_ranks(alone_in_a_group, 1) == [[3.0] * 4]
-
-
-def passes_a_row_on(
-    double: Any,
-    meeting: RendezvousInfo,
-    eager: bool,  # noqa: FBT001
-) -> tuple[list[float], list[str]]:
-    group = made(double, meeting, eager=eager)
-    kept = row(float(meeting.rank))
-    if meeting.rank == 0:
-        group.send([kept], 2, 0).wait()
-    if meeting.rank == 2:
-        group.recv([kept], 0, 0).wait()
-    return kept.tolist(), sorted(group._communicators)
-
-
-@pytest.mark.parametrize(
-    ("eager", "communicators"), [(False, ["0-2"]), (True, ["all"])], ids=["lazily", "eagerly"]
-)
-def test_a_lone_send_has_a_communicator_of_two_unless_connected_eagerly(
-    eager: bool,  # noqa: FBT001
-    communicators: list[str],
-) -> None:
-    found = on_ranks(passes_a_row_on, 3, eager)
-
-    assert [kept[0] for kept, _ in found] == [0.0, 1.0, 0.0]
-    assert (found[0][1], found[2][1]) == (communicators, communicators)
 
 
 # --- what waits for what
@@ -297,16 +236,6 @@ def test_tensors_that_nccl_refuses_are_refused() -> None:
     ]
 
 
-def has_no_device(double: Any, meeting: RendezvousInfo) -> str:
-    with pytest.raises(ValueError, match="no GPUs found") as refused:
-        made(double, meeting)
-    return type(refused.value).__name__
-
-
-def test_a_host_without_a_device_is_refused() -> None:
-    assert on_ranks(has_no_device, 1, SIMGPU_DEVICES="0") == ["ValueError"]
-
-
 # --- deaths
 
 
@@ -357,7 +286,6 @@ def survives_or_not(double: Any, meeting: RendezvousInfo) -> str:
 def codes_after_a_death(
     mode: str, environment: dict[str, str], *, ended: tuple[int, ...]
 ) -> list[int | None]:
-    """Exit codes; of ranks that are not to have `ended`, a while later."""
     require_library()
     with peers(play, 3, survives_or_not, (), {**environment, "NCCL_DOUBLE": mode}) as ranks:
         for rank in range(3):

@@ -14,8 +14,6 @@ from elastic.worker.run_script import LossyOutput
 
 
 class Disk:
-    """A disk with room for `room` bytes."""
-
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.room = 1 << 30
         self._write = os.write

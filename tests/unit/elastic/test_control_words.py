@@ -21,7 +21,6 @@ DIGESTS = st.binary(min_size=DIGEST_BYTES, max_size=DIGEST_BYTES)
 def summed(
     tails: list[ControlWords], dtype: torch.dtype, used: list[list[bool]] | None = None
 ) -> AgreedWords:
-    """What all ranks read after a reduction of these tails."""
     rows = [
         [0.5, *tail.encode(), *map(float, used[rank] if used else [])]
         for rank, tail in enumerate(tails)

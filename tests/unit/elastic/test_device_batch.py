@@ -28,14 +28,10 @@ class Record:
 
 
 class Encoding(collections.UserDict[str, Any]):
-    """A mapping of a library, with something beside its items."""
-
     tokenizer = "none"
 
 
 class Graph:
-    """An object that knows how to move itself."""
-
     def __init__(self, x: torch.Tensor) -> None:
         self.x = x
 

@@ -26,8 +26,6 @@ def training() -> TrainingState:
 
 
 class Told:
-    """What a worker reports."""
-
     def __init__(self) -> None:
         self.epochs: list[tuple[int, int, float]] = []
 
@@ -37,7 +35,6 @@ class Told:
 
 
 def end_three(reports: EpochReports, *, first: bool) -> None:
-    """Epochs, of which rank 0 is known to have reported one when the third ends."""
     for epoch, durable in ((1, 0), (2, 0), (3, 1)):
         summary = EpochSummary({"accuracy": epoch / 4}, None, durable).encode()
         reports.end_epoch(summary, float(epoch), version=1, first=first)

@@ -70,7 +70,6 @@ def functions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 def after_an_epoch() -> tuple[bytes, str]:
-    """A state file's bytes and digest: trial 3 after both partitions."""
     runner, values = UnitRunner(import_functions(FUNCTIONS), 2, CPU), {"lr": 0.1}
     frames = runner.begin("3", values, 7)
     for partition in (1, 0):

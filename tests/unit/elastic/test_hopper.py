@@ -86,7 +86,6 @@ def runner(functions: UserFunctions = FUNCTIONS) -> UnitRunner:
 
 
 def alone(config: str, visits: list[tuple[int, int]]) -> str:
-    """The digest of a configuration that never leaves its objects: no state is written or read."""
     torch.manual_seed(keyed_seed(7, config))
     trained = as_trained(model_fn({"lr": 0.01}))
     for epoch, partition in visits:

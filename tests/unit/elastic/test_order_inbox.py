@@ -36,8 +36,6 @@ def order(
 
 
 class Inbox(OrderInbox):
-    """That of worker A in version 1, unless told otherwise."""
-
     def __init__(self, own_id: WorkerId = A, start_version: int = 1) -> None:
         super().__init__(own_id, start_version)
 

@@ -1,11 +1,27 @@
-"""Every sample once, whatever the batch and the split."""
+"""Every sample once per epoch, for any batch, group and order of changes."""
 
 from __future__ import annotations
+
+import json
+from collections import deque
+from pathlib import Path
 
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from elastic.sample_stream import SampleStream, share, share_sizes
+from elastic.reporting import SampleRecords
+from elastic.sample_stream import (
+    SampleStream,
+    Schedule,
+    ScheduleRow,
+    TrainingPosition,
+    passes,
+    rest_of_epoch,
+    share,
+    share_sizes,
+    split,
+)
+from schemas.ids import WorkerId
 from tests.support.sample_steps import steps_of
 
 
@@ -111,3 +127,134 @@ def test_data_with_an_order_of_its_own_keeps_it() -> None:
 
     assert [ids for _, ids in steps_of(stream, 1, 2, [2, 1], 0)] == [[2, 3], [5, 6]]
     assert [ids for _, ids in steps_of(stream, 2, 2, [2, 1], 1)] == [[4], [7]]
+
+
+SPLITS = st.lists(st.integers(0, 9), min_size=1, max_size=5).filter(lambda row: sum(row) > 0)
+
+
+@given(st.integers(0, 10_000), st.integers(1, 64))
+def test_a_split_differs_by_at_most_one_and_favours_low_ranks(batch: int, workers: int) -> None:
+    found = split(batch, workers)
+
+    assert (len(found), sum(found)) == (workers, batch)
+    assert found[0] - found[-1] <= 1
+    assert list(found) == sorted(found, reverse=True)
+
+
+@given(st.integers(0, 10_000), st.integers(1, 200))
+def test_passes_are_as_few_as_fit_and_of_nearly_equal_size(count: int, bound: int) -> None:
+    found = passes(count, bound)
+
+    assert sum(found) == count
+    assert max(found) <= bound
+    assert len(found) == max(1, -(-count // bound))
+    assert max(found) - min(found) <= 1
+
+
+@given(st.integers(0, 10_000), st.integers(2, 200))
+def test_no_pass_has_one_sample_where_a_model_needs_two(count: int, bound: int) -> None:
+    found = passes(count, bound, 2)
+
+    assert sum(found) == count
+    assert min(found) >= min(2, count)
+    assert max(found) <= bound + (bound == 2)  # an odd count is no sum of twos
+    if bound > 2:
+        assert found == passes(count, bound)
+
+
+def test_five_samples_of_which_four_fit_are_three_and_two() -> None:
+    assert passes(5, 4, 2) == (3, 2)
+    assert passes(5, 2, 2) == (3, 2)
+    assert passes(5, 2) == (2, 2, 1)
+
+
+@given(
+    st.integers(0, 49),
+    st.lists(st.tuples(st.integers(0, 12), st.integers(1, 60)), min_size=1, max_size=5),
+    st.builds(SampleStream, st.just(1), st.integers(1, 50), st.integers(1, 3), st.booleans()),
+)
+def test_where_the_stream_stands_is_where_drawing_leads(
+    cursor: int, legs: list[tuple[int, int]], stream: SampleStream
+) -> None:
+    position = drawn = TrainingPosition(3, cursor % stream.size, 7, 100)
+    for steps, batch in legs:
+        position = position.advanced(steps, batch, stream)
+        if steps == 0 and not stream.taken(drawn.cursor, batch):
+            drawn = drawn.next_epoch()
+        for _ in range(steps):
+            if not stream.taken(drawn.cursor, batch):  # as the batch is now
+                drawn = drawn.next_epoch()
+            after, ids = next(steps_of(stream, drawn.epoch, drawn.cursor, [batch], 0))
+            assert len(ids) == after - drawn.cursor
+            drawn = drawn.after_step(drawn.step + 1, after)
+            if not stream.taken(after, batch):
+                drawn = drawn.next_epoch()
+
+    assert position == drawn
+
+
+def test_the_row_of_a_step_is_the_last_that_has_begun() -> None:
+    old, zeros, new = (
+        ScheduleRow(1, (8,), 0),
+        ScheduleRow(10, (8, 0), 0),
+        ScheduleRow(12, (4, 4), 0),
+    )
+    schedule = Schedule(old)
+    schedule.announce([zeros, new])
+
+    assert [schedule.at(step) for step in (1, 9, 10, 11, 12, 99)] == [
+        old, old, zeros, zeros, new, new,
+    ]  # fmt: skip
+    assert [row.batch for row in (old, zeros, new)] == [8, 8, 8]
+    schedule.forget(11)
+    assert schedule.at(1) == zeros
+    other = ScheduleRow(12, (8,), 0)
+    schedule.announce([other])
+    assert [schedule.at(step) for step in (11, 12)] == [zeros, other]
+
+
+@given(
+    st.integers(0, 2**40),
+    st.integers(1, 120),
+    st.lists(st.tuples(st.integers(1, 4), SPLITS), min_size=1, max_size=8),
+)
+def test_every_sample_comes_once_through_any_rows(
+    seed: int, size: int, changes: list[tuple[int, list[int]]]
+) -> None:
+    schedule, step = Schedule(ScheduleRow(1, (3, 2), 0)), 0
+    order = SampleStream(seed, size).order(1)
+    pending = list(changes)
+    taken: list[int] = []
+    while len(taken) < size:
+        step += 1
+        if pending and step % 2:
+            lead, row = pending.pop()
+            schedule.announce([ScheduleRow(step + lead, tuple(row), 0)])
+        schedule.forget(step - 1)
+        local = schedule.at(step).local_batches
+        ids = order[len(taken) : len(taken) + sum(local)]
+        shares = [share(ids, local, rank) for rank in range(len(local))]
+        assert [sample for part in shares for sample in part] == ids
+        assert all(not part for part, batch in zip(shares, local, strict=True) if not batch)
+        taken += ids
+
+    assert sorted(taken) == list(range(size))
+
+
+A, B, C = (WorkerId(name) for name in "abc")
+
+
+def test_survivors_write_what_the_lost_took_of_a_step_that_was_dealt_anew(tmp_path: Path) -> None:
+    stream = SampleStream(seed=1, size=12, min_samples=2)
+    schedule = Schedule(ScheduleRow(1, (2, 1, 1), 1))
+    first = next(rest_of_epoch(TrainingPosition(), stream, schedule, bound=4))
+    records = SampleRecords(deque())
+    records.set_stream(stream)
+    records.open(tmp_path / "samples")
+    records.add(first, (A, B, C))
+    records.write()
+    records.write_for_lost(frozenset({B}))
+
+    written = [json.loads(line) for line in (tmp_path / "samples").read_text().splitlines()]
+    order = stream.order(1)
+    assert [(entry["rank"], entry["ids"]) for entry in written] == [(1, order[2:4]), (0, order[:2])]
