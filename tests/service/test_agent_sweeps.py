@@ -34,8 +34,8 @@ from schemas.wire.sweeps import (
     UnitOrder,
     WantedState,
 )
-from tests.support.hopper_crew import FUNCTIONS, VALUES, alone, job_spec, sweep_spec
 from tests.support.scripted_controller import SNAPSHOT, Node, ScriptedController
+from tests.support.sweep_crew import FUNCTIONS, VALUES, alone, job_spec, sweep_spec
 
 JOB = JobId("search-1")
 VISITS = [(1, 2), (1, 0), (1, 3), (1, 1), (2, 0)]

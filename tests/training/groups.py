@@ -303,6 +303,23 @@ class Crew(ForkedWorkers[Worker]):
         self.until(lambda: self._formed(self.group), "the group has started")
         self._order([m.worker for m in self.group.members], SETTLED, START, self.group)
 
+    def through(self, *events: tuple[int, ...] | int | str) -> list[EpochReported]:
+        """Train through changes to local batches, numbers of epochs, a loss or a pause; finish."""
+        point = None
+        for event in events:
+            if isinstance(event, int):
+                self.trains_on(event)
+            elif event == "loss":
+                self.until(self.broken, "a member is lost")
+                self.recover()
+            elif event == "pause":
+                point = self.suspend()
+            elif self.group.members:
+                self.change(*event)
+            else:
+                self.start(*event, resume=point)
+        return self.finish()
+
     def refusal(self, *batches: int) -> str:
         """Return the error that ends the script soon after such a start."""
         self.begin_start(*batches)
@@ -494,8 +511,7 @@ class Crew(ForkedWorkers[Worker]):
     def ended(self) -> list[EpochReported]:
         while True:
             self.until(
-                lambda: self.broken() or not any(w.alive for w in self._members()),
-                "the job ended",
+                lambda: self.broken() or not any(w.alive for w in self._members()), "the job ended"
             )
             if self.broken():
                 self.recover()

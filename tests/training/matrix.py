@@ -14,14 +14,7 @@ from typing import Final
 
 import torch
 
-from tests.training.mixed_trainings import (
-    LOOPS,
-    OPTIMIZERS,
-    SCHEDULES,
-    Shares,
-    Training,
-    replayed,
-)
+from tests.training.mixed_trainings import LOOPS, OPTIMIZERS, SCHEDULES, Shares, Training, replayed
 from tests.training.random_changes import EXACT, STRIDE, Change, Plan, StormyCrew
 
 SIZE: Final = 133

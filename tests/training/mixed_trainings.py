@@ -22,17 +22,15 @@ BASE_BATCH: Final = 12  # what a training's rate and schedules are meant for
 
 MODELS: Final = {
     "perceptron": "nn.Sequential(nn.Linear(6, 7), nn.Tanh(), nn.Linear(7, 1))",
-    "batch norm": "nn.Sequential("
-    "nn.Linear(6, 7), nn.BatchNorm1d(7, eps=0.1), nn.Tanh(), nn.Linear(7, 1))",
+    "batch norm": "nn.Sequential(nn.Linear(6, 7), nn.BatchNorm1d(7, eps=0.1), nn.Tanh(), nn.Linear(7, 1))",
     "channels last": "nn.Sequential("
     "nn.Unflatten(1, (2, 3, 1)), nn.Conv2d(2, 4, (2, 1)), nn.Tanh(), nn.Flatten(), nn.Linear(8, 1)"
     ").to(memory_format=torch.channels_last)",
     "branches": "Branches()",
     "every kind": "Together(lambda: agent.step, narrow=False, leave=LEAVE)",
     "every kind, narrow": "Together(lambda: agent.step, narrow=True, leave=LEAVE)",
-    "wide": "nn.Sequential("
-    "nn.Linear(6, 200), nn.Tanh(), nn.Linear(200, 200), nn.Tanh(), nn.Linear(200, 1))",
-}
+    "wide": "nn.Sequential(nn.Linear(6, 200), nn.Tanh(), nn.Linear(200, 200), nn.Tanh(), nn.Linear(200, 1))",
+}  # fmt: skip
 OPTIMIZERS: Final = {
     "SGD": "torch.optim.SGD(parameters, lr=0.005, momentum=0.9, nesterov=True)",
     "SGD fused": "torch.optim.SGD(parameters, lr=0.02, momentum=0.9, fused=True)",

@@ -88,21 +88,21 @@ def order_of(folder: Path, *, device: bool, granted: bool = False) -> str:
 
 
 @pytest.mark.slow
-def test_a_model_that_is_built_on_the_gpu_says_that_it_waits_for_the_slot(tmp_path: Path) -> None:
+def test_a_model_built_on_the_gpu_waits_for_the_slot(tmp_path: Path) -> None:
     assert order_of(tmp_path, device=True) == "building waits granted on the GPU"
 
 
 @pytest.mark.slow
-def test_a_model_that_is_built_on_the_host_waits_behind_that(tmp_path: Path) -> None:
+def test_a_model_built_on_the_host_waits_afterwards(tmp_path: Path) -> None:
     assert order_of(tmp_path, device=False) == "building on the host waits granted"
 
 
 @pytest.mark.slow
-def test_a_granted_slot_is_used_at_once_and_without_a_word(tmp_path: Path) -> None:
+def test_a_granted_slot_is_used_at_once(tmp_path: Path) -> None:
     assert order_of(tmp_path, device=True, granted=True) == "building on the GPU"
 
 
-def test_a_device_that_is_in_use_already_is_told_of(
+def test_a_device_in_use_is_logged(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)

@@ -35,7 +35,7 @@ def worst_by_optimizer(net: str, dtype: torch.dtype, *, chunked: bool) -> dict[s
 
 
 @pytest.mark.parametrize("net", SAME_TYPE)
-def test_ranks_that_share_a_batch_train_as_one_process_on_all_of_it(net: str) -> None:
+def test_ranks_train_as_one_process_on_the_whole_batch(net: str) -> None:
     far = worst_by_optimizer(net, torch.float64, chunked=False)
 
     assert {name: worst for name, worst in far.items() if not worst < 1e-9} == {}
@@ -43,9 +43,7 @@ def test_ranks_that_share_a_batch_train_as_one_process_on_all_of_it(net: str) ->
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("net", "dtype"), SMALL, ids=[f"{n} {d}"[:40] for n, d in SMALL])
-def test_rounding_is_that_of_one_process_that_takes_its_batch_in_chunks(
-    net: str, dtype: torch.dtype
-) -> None:
+def test_rounding_is_that_of_one_process_with_chunks(net: str, dtype: torch.dtype) -> None:
     far = worst_by_optimizer(net, dtype, chunked=True)
 
     assert {name: worst for name, worst in far.items() if not worst < 1e-6} == {}

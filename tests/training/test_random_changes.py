@@ -10,7 +10,7 @@ from tests.training.random_changes import carried_through, plan
 
 
 @pytest.mark.slow
-def test_random_changes_cost_no_sample_and_no_digit(tmp_path: Path) -> None:
+def test_random_changes_lose_no_sample_and_no_digit(tmp_path: Path) -> None:
     outcome = carried_through(plan(7, 90, 8), tmp_path)
 
     assert (outcome.changes, outcome.lost, outcome.repeated, outcome.unequal) == (8, 0, 0, 0)

@@ -72,7 +72,7 @@ def task(visits: list[dict[str, Any]], model: Path | None = None) -> dict[str, A
     return {"functions": FUNCTIONS, "partitions": 2, "seed": 7, "visits": visits, "model": where}
 
 
-def test_a_trial_that_is_trained_again_alone_is_equal_bit_by_bit(folder: Path) -> None:
+def test_a_replayed_trial_is_equal(folder: Path) -> None:
     visits = trained({"lr": 0.1})
 
     assert replay(task(visits, folder / "model.pt")) == {
@@ -82,7 +82,7 @@ def test_a_trial_that_is_trained_again_alone_is_equal_bit_by_bit(folder: Path) -
 
 
 @pytest.mark.usefixtures("folder")
-def test_the_first_unit_that_differs_is_named() -> None:
+def test_a_replay_names_the_first_different_unit() -> None:
     visits = trained({"lr": 0.1})
     visits[1]["digest"] = "another"
 
@@ -93,7 +93,7 @@ def test_the_first_unit_that_differs_is_named() -> None:
 
 
 @pytest.mark.usefixtures("folder")
-def test_a_unit_is_measured_and_its_metric_looked_up() -> None:
+def test_a_trial_unit_is_measured() -> None:
     asked = {"functions": FUNCTIONS, "partitions": 2, "seed": 7, "values": {"lr": 0.1}}
 
     found = try_unit({**asked, "metric": "score"})
@@ -106,7 +106,7 @@ def test_a_unit_is_measured_and_its_metric_looked_up() -> None:
 
 
 @pytest.mark.slow
-def test_the_answer_is_the_last_line_whatever_a_user_prints(folder: Path) -> None:
+def test_the_result_is_the_last_line_of_output(folder: Path) -> None:
     file = folder / "task.json"
     asked = {"functions": FUNCTIONS, "partitions": 2, "seed": 7, "metric": "score"}
     file.write_text(json.dumps({**asked, "values": {"lr": 0.1}}))
@@ -117,7 +117,7 @@ def test_the_answer_is_the_last_line_whatever_a_user_prints(folder: Path) -> Non
     assert json.loads(done.stdout.splitlines()[-1])["samples"] == 6
 
 
-def test_a_function_that_fails_is_named_in_one_line(
+def test_a_failing_function_is_named_in_one_line(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = folder / "task.json"

@@ -13,7 +13,6 @@ from torch import nn
 
 from tests.training.frameworks.jobs import (
     BATCH,
-    EPOCHS,
     IN_FLOAT32,
     STEPS,
     PlainLoop,
@@ -87,10 +86,7 @@ def test_a_shrinking_batch_gives_epochs_more_steps_than_planned(
     tmp_path: Path, framework: Framework
 ) -> None:
     with job(tmp_path, framework.script, gates=(4, 12)) as made:
-        made.start(BATCH)
-        made.change(2, 2)
-        made.change(3, 4)
-        made.ended()
+        made.through((BATCH,), (2, 2), (3, 4))
 
         each_sample_once(made)
         ended = [word for word in made.words() if "rate" in word]
@@ -101,10 +97,7 @@ def test_a_shrinking_batch_gives_epochs_more_steps_than_planned(
 def test_a_killed_worker_costs_no_step_and_no_count(tmp_path: Path, framework: Framework) -> None:
     faults = f"reduce:rank=2:step={framework.dies_at}:version=1=kill"
     with job(tmp_path, framework.script, faults=faults) as made:
-        made.start(4, 4, 4)
-        made.until(made.broken, "a member is lost")
-        made.recover()
-        made.ended()
+        made.through((4, 4, 4), "loss")
 
         framework.ends(made)
 
@@ -114,10 +107,7 @@ def test_autocast_and_loader_processes_train_as_one_loop(
 ) -> None:
     source = IN_FLOAT32 + framework.narrow + "say(narrow=list(narrow))\n"
     with job(tmp_path, source, gates=(4, 15)) as made:
-        made.start(BATCH)
-        made.change(6, 6)
-        made.change(3, 3, 6)
-        made.ended()
+        made.through((BATCH,), (6, 6), (3, 3, 6))
 
         each_sample_once(made)
         assert furthest(made.final(), framework.plain_narrow().state_dict()) < 1e-3
@@ -149,12 +139,4 @@ def test_the_example_on_the_page_runs_without_a_cluster(
     assert framework.printed in runs_alone(tmp_path, source)
 
 
-def grown_and_shrunk(made: Crew) -> list[Any]:
-    """Train through three changes of the group; return the reported epochs."""
-    made.start(BATCH)
-    made.change(6, 6)
-    made.change(3, 3, 3, 3)
-    made.change(5, 7)
-    epochs = made.ended()
-    assert len(epochs) == EPOCHS
-    return epochs
+GROWN_AND_SHRUNK = ((BATCH,), (6, 6), (3, 3, 3, 3), (5, 7))

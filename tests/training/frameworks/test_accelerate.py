@@ -10,7 +10,7 @@ import torch
 
 from tests.training.frameworks.jobs import BATCH, EPOCHS, STEPS, each_sample_once, job
 from tests.training.frameworks.same_tests import *  # noqa: F403 - tests of every adapter
-from tests.training.frameworks.same_tests import BUILD, Framework, build_plain, grown_and_shrunk
+from tests.training.frameworks.same_tests import BUILD, GROWN_AND_SHRUNK, Framework, build_plain
 from tests.training.groups import Crew, furthest
 
 pytestmark = pytest.mark.slow
@@ -90,16 +90,8 @@ def build():
 
 NARROW_LOOP = LOOP.replace("agent=agent,", 'agent=agent, mixed_precision="bf16",')
 REFUSED = {
-    "kept states": (
-        "accelerator.report(error=error)",
-        "accelerator.save_state('x')",
-        "saved at each epoch's end",
-    ),
-    "skipped batches": (
-        "in loader:",
-        "in accelerator.skip_first_batches(loader):",
-        "automatically",
-    ),
+    "kept states": ("accelerator.report(error=error)", "accelerator.save_state('x')", "saved at each epoch's end"),
+    "skipped batches": ("in loader:", "in accelerator.skip_first_batches(loader):", "automatically"),
     "another order": ("shuffle=True", "shuffle=False", "shuffled by the job's seed"),
     "a trigger": ("accelerator.report(error=error)", "accelerator.check_trigger()", "stop(why)"),
     "an optimizer alone": (
@@ -107,7 +99,7 @@ REFUSED = {
         "accelerator.prepare(optimizer) and (",
         "give all in one call",
     ),
-}
+}  # fmt: skip
 
 
 BEFORE = """
@@ -148,7 +140,7 @@ def framework() -> Framework:
 
 def test_a_loop_in_a_changing_group_trains_as_one_process(tmp_path: Path) -> None:
     with job(tmp_path, SCRIPT + BUILD + LOOP, gates=(4, 15, 26)) as made:
-        epochs = grown_and_shrunk(made)
+        epochs = made.through(*GROWN_AND_SHRUNK)
 
         ends_as_one_loop(made)
         assert [list(epoch.metrics) for epoch in epochs] == [["error"]] * EPOCHS
@@ -157,9 +149,6 @@ def test_a_loop_in_a_changing_group_trains_as_one_process(tmp_path: Path) -> Non
 def test_accumulated_gradients_are_passes_through_a_pause(tmp_path: Path) -> None:
     source = (SCRIPT + BUILD + LOOP).replace("PASSES = 36, 6, 1", "PASSES = 36, 6, 3")
     with job(tmp_path, source, gates=(9,), bound=4) as made:
-        made.start(5, 7)
-        point = made.suspend()
-        made.start(12, resume=point)
-        made.ended()
+        made.through((5, 7), "pause", (12,))
 
         ends_as_one_loop(made)

@@ -10,7 +10,7 @@ import torch
 
 from tests.training.frameworks.jobs import BATCH, EPOCHS, STEPS, each_sample_once, job
 from tests.training.frameworks.same_tests import *  # noqa: F403 - tests of every adapter
-from tests.training.frameworks.same_tests import BUILD, Framework, build_plain, grown_and_shrunk
+from tests.training.frameworks.same_tests import BUILD, GROWN_AND_SHRUNK, Framework, build_plain
 from tests.training.groups import Crew, furthest
 
 pytestmark = pytest.mark.slow
@@ -127,18 +127,10 @@ NARROW_FIT = FIT.replace("max_epochs=6,", 'max_epochs=6, precision="bf16-mixed",
 )
 REFUSED = {
     "a part of an epoch": ("max_epochs=6", "max_epochs=6, limit_train_batches=3", "every sample"),
-    "checks within an epoch": (
-        "max_epochs=6",
-        "max_epochs=6, val_check_interval=0.5",
-        "set 1.0 or",
-    ),
-    "its own checkpoints": (
-        "loader, held_out)",
-        "loader, held_out, ckpt_path='x')",
-        "automatically",
-    ),
+    "checks within an epoch": ("max_epochs=6", "max_epochs=6, val_check_interval=0.5", "set 1.0 or"),
+    "its own checkpoints": ("loader, held_out)", "loader, held_out, ckpt_path='x')", "automatically"),
     "another order": ("shuffle=True", "shuffle=False", "shuffled by the job's seed"),
-}
+}  # fmt: skip
 
 
 BEFORE = """
@@ -191,9 +183,9 @@ def framework() -> Framework:
     return FRAMEWORK
 
 
-def test_a_trainer_in_a_group_that_changes_trains_as_one_loop_would(tmp_path: Path) -> None:
+def test_a_trainer_in_a_changing_group_trains_as_one_loop(tmp_path: Path) -> None:
     with job(tmp_path, BUILD + SCRIPT + FIT, gates=(4, 15, 26)) as made:
-        epochs = grown_and_shrunk(made)
+        epochs = made.through(*GROWN_AND_SHRUNK)
 
         ends_as_one_loop(made)
         first = next(word for word in made.words() if word.get("steps") and not word["rank"])
@@ -207,10 +199,7 @@ def test_a_trainer_in_a_group_that_changes_trains_as_one_loop_would(tmp_path: Pa
 def test_accumulated_gradients_are_passes_through_a_pause(tmp_path: Path) -> None:
     source = (BUILD + SCRIPT + FIT).replace("PASSES = 36, 1", "PASSES = 36, 3")
     with job(tmp_path, source, gates=(9,), bound=4) as made:
-        made.start(5, 7)
-        point = made.suspend()
-        made.start(12, resume=point)
-        made.ended()
+        made.through((5, 7), "pause", (12,))
 
         ends_as_one_loop(made, counts=False)
 
@@ -218,7 +207,7 @@ def test_accumulated_gradients_are_passes_through_a_pause(tmp_path: Path) -> Non
 STOPPED = 'CALLBACKS = [EarlyStopping("val", patience=1, min_delta=9.0, mode="min")]\n'
 
 
-def test_a_callback_that_stops_the_job_stops_it_for_all(tmp_path: Path) -> None:
+def test_a_callback_stops_the_job_on_all_workers(tmp_path: Path) -> None:
     with job(tmp_path, BUILD + SCRIPT + STOPPED + FIT) as made:
         made.start(6, 6)
 

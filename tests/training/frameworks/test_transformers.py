@@ -25,7 +25,7 @@ from tests.training.frameworks.jobs import (
     toy_data,
 )  # fmt: skip
 from tests.training.frameworks.same_tests import *  # noqa: F403 - tests of every adapter
-from tests.training.frameworks.same_tests import Framework, grown_and_shrunk
+from tests.training.frameworks.same_tests import GROWN_AND_SHRUNK, Framework
 from tests.training.groups import Crew, furthest
 
 pytestmark = pytest.mark.slow
@@ -145,9 +145,9 @@ def ends_as(made: Crew, one: PlainLoop) -> dict[str, Any]:
     return next(word for word in ended if word["rank"] == 0)
 
 
-def test_a_trainer_in_a_group_that_changes_trains_as_one_loop_would(tmp_path: Path) -> None:
+def test_a_trainer_in_a_changing_group_trains_as_one_loop(tmp_path: Path) -> None:
     with job(tmp_path, text(), gates=(4, 15, 26)) as made:
-        epochs = grown_and_shrunk(made)
+        epochs = made.through(*GROWN_AND_SHRUNK)
 
         ends_as(made, plain())
         assert [list(epoch.metrics) for epoch in epochs] == [["eval_loss"]] * EPOCHS
@@ -157,7 +157,7 @@ def test_a_trainer_in_a_group_that_changes_trains_as_one_loop_would(tmp_path: Pa
         assert folders == {f"checkpoint-{step}" for step in range(6, 37, 6)}
 
 
-def test_nobody_imports_a_framework_but_its_adapter() -> None:
+def test_only_adapters_import_frameworks() -> None:
     code = "import sys, elastic.launch, elastic.worker.zygote; print(sorted(sys.modules))"
     names = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
@@ -168,12 +168,9 @@ def test_nobody_imports_a_framework_but_its_adapter() -> None:
     assert found == set()
 
 
-def test_a_paused_job_goes_on_with_its_counts_and_its_schedule(tmp_path: Path) -> None:
+def test_a_paused_job_keeps_its_counts_and_schedule(tmp_path: Path) -> None:
     with job(tmp_path, text(), gates=(9,)) as made:
-        made.start(6, 6)
-        point = made.suspend()
-        made.start(4, 8, resume=point)
-        made.ended()
+        made.through((6, 6), "pause", (4, 8))
 
         ends_as(made, plain())
 
@@ -181,10 +178,7 @@ def test_a_paused_job_goes_on_with_its_counts_and_its_schedule(tmp_path: Path) -
 def test_accumulated_gradients_are_passes_of_one_step(tmp_path: Path) -> None:
     accumulated = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 3}
     with job(tmp_path, text(**accumulated), gates=(4, 15), bound=4) as made:
-        made.start(BATCH)
-        made.change(7, 5)
-        made.change(3, 3, 6)
-        made.ended()
+        made.through((BATCH,), (7, 5), (3, 3, 6))
 
         ends_as(made, plain())
 
@@ -262,16 +256,11 @@ def plain_tokens(smoothing: float) -> PlainLoop:
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_a_loss_over_tokens_is_one_over_all_tokens_of_the_global_batch(
-    tmp_path: Path, smoothing: float
-) -> None:
+def test_a_token_loss_is_a_mean_over_the_global_batch(tmp_path: Path, smoothing: float) -> None:
     changes = TOKENS.replace("SIZE", "61") + "MODEL, DATA = build, Texts()\n"
     source = text(changes, label_smoothing_factor=smoothing, optim="sgd", max_grad_norm=9.0)
     with job(tmp_path, source, gates=(4, 15), bound=5) as made:
-        made.start(BATCH)
-        made.change(4, 8)
-        made.change(3, 3, 6)
-        made.ended()
+        made.through((BATCH,), (4, 8), (3, 3, 6))
 
         ends_as(made, plain_tokens(smoothing))
 
@@ -292,11 +281,10 @@ CALLBACKS = [EarlyStoppingCallback(early_stopping_patience=2)]
 """
 
 
-def test_a_callback_that_stops_the_job_stops_it_for_all_by_rank_0_s_word(tmp_path: Path) -> None:
+def test_rank_0_decides_whether_a_callback_stops_the_job(tmp_path: Path) -> None:
     best = {"metric_for_best_model": "score", "greater_is_better": True}
     with job(tmp_path, text(STOPPED, load_best_model_at_end=True, **best)) as made:
-        made.start(6, 6)
-        epochs = made.ended()
+        epochs = made.through((6, 6))
 
         assert [epoch.epoch for epoch in epochs] == [1, 2, 3]
         assert [epoch.metrics["eval_score"] for epoch in epochs] == [-1.0, -2.0, -3.0]

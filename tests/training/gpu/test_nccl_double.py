@@ -87,7 +87,7 @@ def comes_later(double: Any, meeting: RendezvousInfo) -> list[bool]:
     return seen
 
 
-def test_a_wait_blocks_the_current_stream_and_no_other() -> None:
+def test_a_wait_blocks_only_the_current_stream() -> None:
     require_library()
     with peers(play, 2, comes_later, (), {}) as ranks:
         assert ranks.said(1) == "ready"
@@ -112,7 +112,7 @@ def reads_at_once(double: Any, meeting: RendezvousInfo) -> bool:
     return early
 
 
-def test_an_operation_waits_for_what_is_before_it_on_the_stream() -> None:
+def test_an_operation_waits_for_earlier_work_on_its_stream() -> None:
     assert on_ranks(reads_at_once, 2) == [False, False]
 
 
@@ -128,7 +128,7 @@ def crosses(double: Any, meeting: RendezvousInfo) -> list[bool]:
 
 
 @pytest.mark.parametrize(("mode", "over"), [("ordinary", True), ("worst", False)])
-def test_a_full_device_wants_one_order_of_launches(mode: str, over: bool) -> None:  # noqa: FBT001
+def test_a_full_device_needs_one_order_of_launches(mode: str, over: bool) -> None:  # noqa: FBT001
     assert on_ranks(crosses, 2, NCCL_DOUBLE=mode, **SPARING) == [[over, over]] * 2
 
 
@@ -202,7 +202,7 @@ def is_called_off(double: Any, meeting: RendezvousInfo) -> str:
     return str(refused.value)
 
 
-def test_a_connection_that_does_not_block_can_be_aborted() -> None:
+def test_a_nonblocking_connection_can_be_aborted() -> None:
     require_library()
     with peers(play, 2, is_called_off, (), {}) as ranks:
         assert "NCCL communicator was aborted" in ranks.said(0)
@@ -226,7 +226,7 @@ def is_refused(double: Any, meeting: RendezvousInfo) -> list[str]:
     return said
 
 
-def test_tensors_that_nccl_refuses_are_refused() -> None:
+def test_unsuitable_tensors_are_refused() -> None:
     assert on_ranks(is_refused, 1) == [
         [
             "Tensors must be CUDA and dense",
@@ -258,7 +258,7 @@ def loses_a_peer(double: Any, meeting: RendezvousInfo, learns: bool) -> list[obj
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_an_abort_ends_what_is_under_way_and_leaves_garbage(mode: str) -> None:
+def test_an_abort_ends_operations_and_leaves_garbage(mode: str) -> None:
     learns = mode == "ordinary"
     require_library()
     with peers(play, 2, loses_a_peer, (learns,), {**SPARING, "NCCL_DOUBLE": mode}) as ranks:
@@ -299,12 +299,12 @@ def codes_after_a_death(
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_one_death_ends_all_ranks_unless_the_environment_says_otherwise(mode: str) -> None:
+def test_one_death_ends_all_ranks_without_the_environment(mode: str) -> None:
     assert codes_after_a_death(mode, {}, ended=(0, 2)) == [-6, -9, -6]
     assert codes_after_a_death(mode, SPARING, ended=()) == [None, -9, None]
 
 
-def test_a_rank_that_ends_itself_asks_the_others_to() -> None:
+def test_a_rank_that_ends_itself_asks_its_peers_to_end() -> None:
     spared = SPARING | {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "3"}
 
     assert codes_after_a_death("worst", spared, ended=(0,)) == [-6, -9, None]

@@ -27,7 +27,7 @@ def refused(kind: type[Exception], words: str, use: Callable[[], object]) -> Non
 
 
 @on_device
-def test_devices_do_not_mix() -> None:
+def test_tensors_of_two_devices_do_not_mix() -> None:
     ours = torch.ones(3, 2, device=here())
     other = torch.ones(3, 2, device=here(1))
     words = "two devices"
@@ -43,7 +43,7 @@ def test_devices_do_not_mix() -> None:
 
 
 @on_device
-def test_gradients_come_in_a_thread_of_the_device() -> None:
+def test_gradients_arrive_in_a_device_thread() -> None:
     threads = []
     weight = torch.ones(2, device=here(), requires_grad=True)
     weight.register_post_accumulate_grad_hook(lambda _: threads.append(threading.get_ident()))
@@ -59,7 +59,7 @@ def test_fresh_memory_is_not_zero() -> None:
 
 
 @on_device
-def test_it_is_refused_in_the_child_of_a_process_that_used_it() -> None:
+def test_a_forked_child_cannot_use_the_device() -> None:
     torch.zeros(1, device=here())
     child = os.fork()
     if child == 0:
@@ -76,7 +76,7 @@ def test_it_is_refused_in_the_child_of_a_process_that_used_it() -> None:
 
 
 @on_device
-def test_an_event_behind_a_blocked_stream_is_not_complete(simgpu: Any) -> None:
+def test_an_event_on_a_blocked_stream_is_not_complete(simgpu: Any) -> None:
     first, second = torch.Stream(device=here()), torch.Stream(device=here())
     gate = simgpu.Gate()
     gate.block(first)
@@ -93,7 +93,7 @@ def test_an_event_behind_a_blocked_stream_is_not_complete(simgpu: Any) -> None:
 
 
 @on_device
-def test_a_kernel_runs_when_its_stream_is_not_blocked_any_more(simgpu: Any) -> None:
+def test_a_kernel_runs_when_its_stream_is_unblocked(simgpu: Any) -> None:
     stream, gate = torch.Stream(device=here()), simgpu.Gate()
     gate.block(stream)
     entered, seen = threading.Event(), []
@@ -133,7 +133,7 @@ def test_threads_share_the_default_stream_and_its_blocks(simgpu: Any) -> None:
 
 
 @on_device
-def test_waiting_for_the_device_waits_for_all_its_streams(simgpu: Any) -> None:
+def test_a_device_wait_covers_all_streams(simgpu: Any) -> None:
     gate = simgpu.Gate()
     gate.block(torch.Stream(device=here()))
     waits = threading.Thread(target=torch.accelerator.synchronize)
@@ -147,7 +147,7 @@ def test_waiting_for_the_device_waits_for_all_its_streams(simgpu: Any) -> None:
 
 
 @on_device
-def test_a_copy_that_nobody_waits_for_is_garbage(simgpu: Any) -> None:
+def test_an_unawaited_copy_is_garbage(simgpu: Any) -> None:
     ours = torch.arange(4.0, device=here())
     pinned = torch.zeros(4).pin_memory()
     assert pinned.is_pinned()
@@ -162,7 +162,7 @@ def test_a_copy_that_nobody_waits_for_is_garbage(simgpu: Any) -> None:
 
 
 @on_device
-def test_a_source_that_changes_before_it_is_read_is_torn(simgpu: Any) -> None:
+def test_a_source_that_changes_too_early_is_torn(simgpu: Any) -> None:
     pinned = torch.ones(4).pin_memory()
     pageable = torch.ones(4)
     simgpu.set_late(copies_us=LATE_US)
@@ -188,7 +188,7 @@ def test_a_copy_keeps_its_place_on_its_stream(simgpu: Any) -> None:
 
 
 @on_device
-def test_what_another_stream_computes_is_garbage_before_it_is_waited_for(simgpu: Any) -> None:
+def test_unawaited_results_of_another_stream_are_garbage(simgpu: Any) -> None:
     weight = torch.ones(4, device=here())
     own = torch.Stream(device=here())
     simgpu.set_late(kernels_us=LATE_US)
@@ -202,7 +202,7 @@ def test_what_another_stream_computes_is_garbage_before_it_is_waited_for(simgpu:
 
 
 @on_device
-def test_memory_that_a_stream_still_reads_is_kept_only_if_that_is_recorded(simgpu: Any) -> None:
+def test_only_record_stream_keeps_memory_for_readers(simgpu: Any) -> None:
     seen = []
     for recorded in (False, True):
         reads, gate = torch.Stream(device=here()), simgpu.Gate()

@@ -113,9 +113,7 @@ def trial(sources: tuple[str, ...], digest: str, **changed: Any) -> TrialSpec:
     return TrialSpec(**{**fields, **changed})
 
 
-def test_it_goes_on_from_its_state_to_its_last_epoch_over_all_partitions(
-    functions: Any, tmp_path: Path
-) -> None:
+def test_a_graduated_trial_trains_to_its_last_epoch(functions: Any, tmp_path: Path) -> None:
     content, digest = after_an_epoch()
     asked: list[AskState] = []
 
@@ -142,7 +140,7 @@ def test_it_goes_on_from_its_state_to_its_last_epoch_over_all_partitions(
 
 
 @pytest.mark.usefixtures("functions")
-def test_a_model_without_an_optimizer_is_told_what_is_missing(tmp_path: Path) -> None:
+def test_a_model_without_an_optimizer_is_refused(tmp_path: Path) -> None:
     paths = {**FUNCTIONS, "model_fn": "graduated_functions:no_optimizer"}
     one = trial((), "", functions=paths)
     with pytest.raises(UsageError, match="return \\(model, optimizer\\)"):
@@ -150,7 +148,7 @@ def test_a_model_without_an_optimizer_is_told_what_is_missing(tmp_path: Path) ->
 
 
 @pytest.mark.usefixtures("functions")
-def test_a_state_that_nobody_has_is_said(tmp_path: Path) -> None:
+def test_a_missing_state_is_named(tmp_path: Path) -> None:
     server = StateServer("127.0.0.1", lambda _: None)
     try:
         one = trial((server.address,), "0" * 64)

@@ -58,7 +58,7 @@ class Clock:
         return self.meter.means
 
 
-def test_a_slow_job_is_measured_with_its_second_step() -> None:
+def test_the_second_step_of_a_slow_job_is_measured() -> None:
     clock = Clock()
 
     assert clock.step(9.0) == StepMeans(1, (64,))
@@ -67,7 +67,7 @@ def test_a_slow_job_is_measured_with_its_second_step() -> None:
     )
 
 
-def test_a_fast_job_is_measured_after_half_a_second_and_then_in_windows_of_two() -> None:
+def test_a_fast_job_is_measured_in_windows() -> None:
     clock = Clock()
     first = [clock.step(0.125) for _ in range(5)]
 
@@ -95,15 +95,13 @@ def test_the_parts_of_a_step_add_up_to_it() -> None:
 @pytest.mark.parametrize(
     "change", [{"version": 2}, {"shares": (32, 32), "version": 2}, {"shares": (128,)}]
 )
-def test_a_change_begins_anew_and_its_first_step_does_not_count(
-    change: dict[str, int | tuple[int, ...]],
-) -> None:
+def test_a_change_starts_a_new_window(change: dict[str, int | tuple[int, ...]]) -> None:
     clock = Clock()
     for _ in range(3):
         clock.step(1.0)
 
     assert clock.step(7.0, **change) == StepMeans(  # type: ignore[arg-type] # some keywords
-        **{"version": 1, "shares": (64,), **change},  # type: ignore[arg-type]
+        **{"version": 1, "shares": (64,), **change}  # type: ignore[arg-type]
     )
     assert clock.meter.steps == 1
     means = clock.step(2.0, **change)  # type: ignore[arg-type]
@@ -111,7 +109,7 @@ def test_a_change_begins_anew_and_its_first_step_does_not_count(
     assert (clock.meter.steps, means.times and means.times.pass_s) == (2, 2.0)
 
 
-def test_while_the_state_is_on_its_way_to_a_newcomer_nothing_is_measured() -> None:
+def test_a_transfer_suspends_the_measurement() -> None:
     clock = Clock()
     clock.step(1.0)
 
@@ -121,7 +119,7 @@ def test_while_the_state_is_on_its_way_to_a_newcomer_nothing_is_measured() -> No
     assert clock.meter.steps == 1
 
 
-def test_the_last_step_of_an_epoch_counts_as_samples_and_not_as_a_step_of_the_batch() -> None:
+def test_a_short_step_counts_samples_but_no_time() -> None:
     clock = Clock()
     clock.step(1.0)
     clock.step(2.0)
@@ -132,7 +130,7 @@ def test_the_last_step_of_an_epoch_counts_as_samples_and_not_as_a_step_of_the_ba
     assert means == StepMeans(1, (64,), samples_per_s=8.0, times=PassTimes(2.0, 0.0, 64, 1))
 
 
-def test_what_a_script_does_between_epochs_is_in_its_speed_and_not_in_its_steps() -> None:
+def test_pauses_count_in_the_speed_only() -> None:
     clock = Clock()
     clock.step(1.0)
     clock.step(2.0)
@@ -145,7 +143,7 @@ def test_what_a_script_does_between_epochs_is_in_its_speed_and_not_in_its_steps(
     assert (means.samples_per_s, means.times) == (8.0, PassTimes(2.0, 0.0, 64, 1))
 
 
-def test_an_epoch_has_the_means_of_its_whole_steps_in_the_last_group() -> None:
+def test_an_epoch_has_the_means_of_its_whole_steps() -> None:
     clock = Clock()
     for took_s in (1.0, 8.0):
         clock.step(took_s)
@@ -161,7 +159,7 @@ def test_an_epoch_has_the_means_of_its_whole_steps_in_the_last_group() -> None:
     assert clock.meter.over_epoch() is None
 
 
-def test_a_reduction_that_failed_is_no_part_of_the_steps_of_the_next_group() -> None:
+def test_a_failed_reduction_is_not_measured() -> None:
     clock = Clock()
     clock.step(1.0, shares=(32, 32))
     clock.meter.add_reduction(30.0)  # until somebody was given up
@@ -173,7 +171,7 @@ def test_a_reduction_that_failed_is_no_part_of_the_steps_of_the_next_group() -> 
     assert means.times == PassTimes(2.0, 0.0, 64, 1)
 
 
-def test_a_pause_is_held_against_a_usual_step_and_its_usual_wait_for_peers() -> None:
+def test_an_average_step_has_its_reductions() -> None:
     clock = Clock()
     assert clock.meter.average_step() == (0.0, 0.0)
     for _ in range(3):
@@ -204,18 +202,18 @@ def measured(own: int, whole: int, times: int, *, signal: float = 0.05) -> tuple
 
 
 @pytest.mark.parametrize(("own", "whole"), [(16, 32), (16, 64), (32, 256), (7, 20)])
-def test_the_noise_scale_is_found_from_any_share_of_the_batch(own: int, whole: int) -> None:
+def test_any_share_gives_the_noise_scale(own: int, whole: int) -> None:
     meter, true = measured(own, whole, 400)
 
     assert meter.scale() == pytest.approx(true, rel=0.25)
 
 
-def test_nothing_is_said_before_enough_was_seen() -> None:
+def test_the_noise_scale_needs_measurements() -> None:
     assert measured(16, 64, MIN_MEASUREMENTS - 1)[0].scale() is None
     assert measured(16, 64, MIN_MEASUREMENTS)[0].scale() is not None
 
 
-def test_a_step_that_overflowed_is_passed_over() -> None:
+def test_an_overflow_is_ignored() -> None:
     meter, _ = measured(16, 64, MIN_MEASUREMENTS)
     before = meter.scale()
 
@@ -225,7 +223,7 @@ def test_a_step_that_overflowed_is_passed_over() -> None:
     assert meter.scale() == before
 
 
-def test_a_signal_that_is_lost_in_noise_has_no_scale() -> None:
+def test_a_lost_signal_has_no_noise_scale() -> None:
     meter = NoiseMeter()
     for _ in range(2 * MIN_MEASUREMENTS):
         meter.add_pass(torch.ones(SCALARS) * 0.5, 32, 64)
@@ -235,7 +233,7 @@ def test_a_signal_that_is_lost_in_noise_has_no_scale() -> None:
 
 
 @pytest.mark.parametrize("passes", [(32, 32), (11, 11, 10), (16,) * 8])
-def test_one_worker_finds_it_from_the_passes_of_its_steps(passes: tuple[int, ...]) -> None:
+def test_passes_give_the_noise_scale(passes: tuple[int, ...]) -> None:
     torch.manual_seed(0)
     gradient, whole, meter = torch.randn(SCALARS) * 0.05, sum(passes), NoiseMeter()
     for _ in range(400):
@@ -249,7 +247,7 @@ def test_one_worker_finds_it_from_the_passes_of_its_steps(passes: tuple[int, ...
     assert meter.scale() == pytest.approx(true, rel=0.25)
 
 
-def test_passes_of_a_step_that_nobody_finished_do_not_count() -> None:
+def test_passes_of_a_dropped_step_do_not_count() -> None:
     torch.manual_seed(0)
     meter = NoiseMeter()
     for _ in range(2 * MIN_MEASUREMENTS):
@@ -263,7 +261,7 @@ def test_passes_of_a_step_that_nobody_finished_do_not_count() -> None:
     assert meter.scale() is not None
 
 
-def test_one_worker_alone_in_one_pass_measures_nothing() -> None:
+def test_one_pass_measures_nothing() -> None:
     meter = NoiseMeter()
     for _ in range(2 * MIN_MEASUREMENTS):
         meter.add_pass(torch.ones(SCALARS), 64, 64)
@@ -281,30 +279,23 @@ def first_end(rule: StopRule, values: list[float]) -> int | None:
     return None
 
 
-@pytest.mark.parametrize(
-    ("rule", "values", "end"),
-    [
-        (StopRule(epochs=3), [0.0] * 9, 3),
-        (StopRule(samples=250), [0.0] * 9, 3),
-        (StopRule(metric="accuracy", at_least=0.9), [0.5, 0.9, 1.0], 2),
-        (
-            StopRule(metric="accuracy", at_least=0.9, consecutive=3),
-            [0.9, 0.9, 0.1, 0.9, 0.95, 0.9],
-            6,
-        ),
-        (StopRule(metric="accuracy", at_least=2.0, epochs=4), [0.9] * 9, 4),
-        (StopRule(metric="accuracy", plateau=2), [0.1, 0.3, 0.2, 0.4, 0.4, 0.4], 6),
-        (StopRule(metric="accuracy", plateau=2), [math.nan, math.nan], 2),
-        (StopRule(metric="accuracy", at_least=0.9), [0.1] * 9, None),
-    ],
-)
+@pytest.mark.parametrize(("rule", "values", "end"), [
+    (StopRule(epochs=3), [0.0] * 9, 3),
+    (StopRule(samples=250), [0.0] * 9, 3),
+    (StopRule(metric="accuracy", at_least=0.9), [0.5, 0.9, 1.0], 2),
+    (StopRule(metric="accuracy", at_least=0.9, consecutive=3), [0.9, 0.9, 0.1, 0.9, 0.95, 0.9], 6),
+    (StopRule(metric="accuracy", at_least=2.0, epochs=4), [0.9] * 9, 4),
+    (StopRule(metric="accuracy", plateau=2), [0.1, 0.3, 0.2, 0.4, 0.4, 0.4], 6),
+    (StopRule(metric="accuracy", plateau=2), [math.nan, math.nan], 2),
+    (StopRule(metric="accuracy", at_least=0.9), [0.1] * 9, None),
+])  # fmt: skip
 def test_a_rule_ends_a_job_at_its_epoch(
     rule: StopRule, values: list[float], end: int | None
 ) -> None:
     assert first_end(rule, values) == end
 
 
-def test_a_metric_that_is_not_reported_is_named_with_what_was() -> None:
+def test_a_missing_metric_is_named() -> None:
     with pytest.raises(MissingMetricError, match=r"'accuracy', the script reported loss, mse"):
         stop_reason(
             StopRule(metric="accuracy", plateau=1), StopState(), 1, 1, {"loss": 1, "mse": 2}
@@ -319,7 +310,7 @@ def test_speed_is_measured_over_the_epoch() -> None:
     assert speed.over_epoch(2.5) == (164.0, 2.5)
 
 
-def test_usage_is_the_mean_of_the_last_whole_window() -> None:
+def test_usage_is_the_mean_of_the_last_window() -> None:
     """Four workers: each sends 2 x 3/4 of what a ring sums."""
     meter = UsageMeter()
     meter.count_all_reduce(1000, members=4)  # before anybody asks
@@ -331,7 +322,7 @@ def test_usage_is_the_mean_of_the_last_whole_window() -> None:
     assert meter.usage(cpu_s=90.0, now=101.0 + USAGE_WINDOW_S) == Usage(2.0, 6000 / USAGE_WINDOW_S)
 
 
-def test_processor_time_that_goes_back_counts_as_none() -> None:
+def test_falling_processor_time_counts_as_none() -> None:
     meter = UsageMeter()
     meter.usage(cpu_s=7.0, now=0.0)
 
@@ -339,7 +330,7 @@ def test_processor_time_that_goes_back_counts_as_none() -> None:
 
 
 @pytest.mark.slow
-def test_children_that_run_count_and_those_that_ended_too() -> None:
+def test_processor_time_includes_children() -> None:
     with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as child:
         while cpu_seconds() - time.process_time() < 0.1:
             assert child.poll() is None

@@ -30,7 +30,7 @@ from tests.support.sample_steps import steps_of
     st.integers(1, 100),
 )
 @example(SampleStream(1, 2, 2), 1)  # the last step takes two that are no whole steps
-def test_steps_of_one_batch_are_counted_as_they_are_drawn(stream: SampleStream, batch: int) -> None:
+def test_steps_are_counted_as_they_are_drawn(stream: SampleStream, batch: int) -> None:
     drawn = [cursor for cursor, _ in steps_of(stream, 1, 0, [batch], 0)]
 
     assert [stream.steps(cursor, batch) for cursor in drawn] == list(range(1, len(drawn) + 1))
@@ -44,7 +44,7 @@ def test_steps_of_one_batch_are_counted_as_they_are_drawn(stream: SampleStream, 
     st.integers(1, 50),
     st.lists(st.lists(st.integers(1, 60), min_size=1, max_size=5), min_size=1, max_size=6),
 )
-def test_an_epoch_that_changes_batch_and_split_takes_every_sample_once(
+def test_a_changing_epoch_takes_every_sample_once(
     seed: int, size: int, epoch: int, splits: list[list[int]]
 ) -> None:
     stream = SampleStream(seed, size)
@@ -65,7 +65,7 @@ def test_an_epoch_that_changes_batch_and_split_takes_every_sample_once(
 
 
 @given(st.integers(1, 200), st.lists(st.integers(1, 40), min_size=1, max_size=6))
-def test_a_short_last_step_is_dealt_out_evenly(left: int, split: list[int]) -> None:
+def test_a_short_step_is_split_evenly(left: int, split: list[int]) -> None:
     step = list(range(min(left, sum(split))))
     shares = [share(step, split, rank) for rank in range(len(split))]
 
@@ -82,7 +82,9 @@ ROWS = st.lists(st.integers(0, 6), min_size=1, max_size=6).filter(lambda row: su
 
 @given(ROWS, st.integers(1, 3), st.integers(-40, 3))
 @example([2, 1, 1, 1], 2, 0)
-def test_nobody_takes_less_than_a_model_needs(row: list[int], min_samples: int, more: int) -> None:
+def test_no_rank_takes_less_than_the_model_needs(
+    row: list[int], min_samples: int, more: int
+) -> None:
     step = list(range(max(min_samples, sum(row) + more)))
     shares = [share(step, row, rank, min_samples) for rank in range(len(row))]
     sizes = [len(part) for part in shares]
@@ -93,9 +95,7 @@ def test_nobody_takes_less_than_a_model_needs(row: list[int], min_samples: int, 
 
 
 @given(ROWS, st.integers(1, 3))
-def test_a_whole_step_is_dealt_anew_only_where_somebody_has_too_little(
-    row: list[int], min_samples: int
-) -> None:
+def test_a_whole_step_is_split_again_only_if_needed(row: list[int], min_samples: int) -> None:
     sizes = share_sizes(sum(row), row, min_samples)
 
     if min(batch for batch in row if batch) >= min_samples:
@@ -106,7 +106,7 @@ def test_a_whole_step_is_dealt_anew_only_where_somebody_has_too_little(
         assert max(sizes) == -(-sum(row) // max(1, takers))  # the least that this many can have
 
 
-def test_five_samples_of_four_ranks_go_to_two_where_a_model_needs_two() -> None:
+def test_five_samples_go_to_two_of_four_ranks() -> None:
     assert share_sizes(5, (2, 1, 1, 1), 2) == (3, 2, 0, 0)
     assert share_sizes(5, (2, 1, 1, 1)) == (2, 1, 1, 1)
     assert share_sizes(17, (8, 8, 1), 2) == (6, 6, 5)
@@ -122,7 +122,7 @@ def test_the_order_is_a_function_of_seed_and_epoch() -> None:
     assert len({tuple(order) for order in orders}) == 3
 
 
-def test_data_with_an_order_of_its_own_keeps_it() -> None:
+def test_unshuffled_data_keep_their_order() -> None:
     stream = SampleStream(7, 8, shuffled=False)
 
     assert [ids for _, ids in steps_of(stream, 1, 2, [2, 1], 0)] == [[2, 3], [5, 6]]
@@ -133,7 +133,7 @@ SPLITS = st.lists(st.integers(0, 9), min_size=1, max_size=5).filter(lambda row: 
 
 
 @given(st.integers(0, 10_000), st.integers(1, 64))
-def test_a_split_differs_by_at_most_one_and_favours_low_ranks(batch: int, workers: int) -> None:
+def test_a_split_differs_by_at_most_one(batch: int, workers: int) -> None:
     found = split(batch, workers)
 
     assert (len(found), sum(found)) == (workers, batch)
@@ -142,7 +142,7 @@ def test_a_split_differs_by_at_most_one_and_favours_low_ranks(batch: int, worker
 
 
 @given(st.integers(0, 10_000), st.integers(1, 200))
-def test_passes_are_as_few_as_fit_and_of_nearly_equal_size(count: int, bound: int) -> None:
+def test_passes_are_few_and_of_equal_size(count: int, bound: int) -> None:
     found = passes(count, bound)
 
     assert sum(found) == count
@@ -152,7 +152,7 @@ def test_passes_are_as_few_as_fit_and_of_nearly_equal_size(count: int, bound: in
 
 
 @given(st.integers(0, 10_000), st.integers(2, 200))
-def test_no_pass_has_one_sample_where_a_model_needs_two(count: int, bound: int) -> None:
+def test_no_pass_has_less_than_the_model_needs(count: int, bound: int) -> None:
     found = passes(count, bound, 2)
 
     assert sum(found) == count
@@ -162,7 +162,7 @@ def test_no_pass_has_one_sample_where_a_model_needs_two(count: int, bound: int) 
         assert found == passes(count, bound)
 
 
-def test_five_samples_of_which_four_fit_are_three_and_two() -> None:
+def test_five_samples_make_passes_of_three_and_two() -> None:
     assert passes(5, 4, 2) == (3, 2)
     assert passes(5, 2, 2) == (3, 2)
     assert passes(5, 2) == (2, 2, 1)
@@ -173,7 +173,7 @@ def test_five_samples_of_which_four_fit_are_three_and_two() -> None:
     st.lists(st.tuples(st.integers(0, 12), st.integers(1, 60)), min_size=1, max_size=5),
     st.builds(SampleStream, st.just(1), st.integers(1, 50), st.integers(1, 3), st.booleans()),
 )
-def test_where_the_stream_stands_is_where_drawing_leads(
+def test_a_position_advances_as_steps_are_drawn(
     cursor: int, legs: list[tuple[int, int]], stream: SampleStream
 ) -> None:
     position = drawn = TrainingPosition(3, cursor % stream.size, 7, 100)
@@ -193,7 +193,7 @@ def test_where_the_stream_stands_is_where_drawing_leads(
     assert position == drawn
 
 
-def test_the_row_of_a_step_is_the_last_that_has_begun() -> None:
+def test_a_step_has_the_latest_started_row() -> None:
     old, zeros, new = (
         ScheduleRow(1, (8,), 0),
         ScheduleRow(10, (8, 0), 0),
@@ -218,7 +218,7 @@ def test_the_row_of_a_step_is_the_last_that_has_begun() -> None:
     st.integers(1, 120),
     st.lists(st.tuples(st.integers(1, 4), SPLITS), min_size=1, max_size=8),
 )
-def test_every_sample_comes_once_through_any_rows(
+def test_changing_rows_take_every_sample_once(
     seed: int, size: int, changes: list[tuple[int, list[int]]]
 ) -> None:
     schedule, step = Schedule(ScheduleRow(1, (3, 2), 0)), 0
@@ -244,7 +244,7 @@ def test_every_sample_comes_once_through_any_rows(
 A, B, C = (WorkerId(name) for name in "abc")
 
 
-def test_survivors_write_what_the_lost_took_of_a_step_that_was_dealt_anew(tmp_path: Path) -> None:
+def test_survivors_write_the_records_of_lost_members(tmp_path: Path) -> None:
     stream = SampleStream(seed=1, size=12, min_samples=2)
     schedule = Schedule(ScheduleRow(1, (2, 1, 1), 1))
     first = next(rest_of_epoch(TrainingPosition(), stream, schedule, bound=4))
