@@ -340,25 +340,6 @@ class SpeedMeter:
         seconds = max(now - self._epoch_began, 1e-9)
         return self._epoch_samples / seconds, seconds
 
-    def begin_epoch(self, now: float) -> None:
-        """Start the next epoch."""
-        self._epoch_began, self._epoch_samples = now, 0
-
-
-class StepTimer:
-    """Duration of a step without pauses."""
-
-    def __init__(self) -> None:
-        self._mark = 0.0
-        self._seconds = 0.0
-
-    def lap(self, now: float) -> float:
-        """Return the seconds since the last lap, at most twice the previous result."""
-        took = now - self._mark if self._mark else 0.0
-        self._seconds = min(took, 2 * self._seconds) if self._seconds else took
-        self._mark = now
-        return self._seconds
-
 
 class StopState(msgspec.Struct, kw_only=True):
     """State of a stop rule between epochs; part of every checkpoint."""

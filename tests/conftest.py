@@ -62,8 +62,7 @@ TOGETHER = {  # files that share what takes seconds to start
             "tests/training/test_group_changes.py",
             "tests/training/test_carried_state.py",
             "tests/training/test_exact_or_refused.py",
-            "tests/training/test_gradient_bucket.py",
-            "tests/training/test_hopper_process.py",
+            "tests/training/test_sweep_worker_process.py",
             "tests/training/test_iterable_data.py",
             "tests/training/test_job_seed.py",
             "tests/training/test_launch.py",
@@ -75,7 +74,7 @@ TOGETHER = {  # files that share what takes seconds to start
     ),
     "tests/training/gpu/test_gpu_faults.py": "devices",
     "tests/training/gpu/test_gpu_parts.py": "devices",
-    "tests/training/gpu/test_hopper_device.py": "devices",
+    "tests/training/gpu/test_sweep_worker_device.py": "devices",
     "tests/training/gpu/test_nccl_double.py": "devices",
 }
 APART = frozenset(  # every test is a cluster of its own, or takes half a minute by itself

@@ -57,11 +57,7 @@ class EpochReports:
         self._writer = CheckpointWriter(folder)
 
     def close(self) -> bool:
-        """Wait for writes under way; True if checkpoints were open.
-
-        Raises:
-            CheckpointError: if the last state could not be written.
-        """
+        """Wait for writes under way; True if checkpoints were open."""
         writer, self._writer = self._writer, None
         if writer is not None:
             writer.close()
@@ -153,11 +149,7 @@ class EpochReports:
         self._writer.write(point, self._training.checkpoint(), durable)
 
     def suspend(self, version: int) -> None:
-        """Write a checkpoint of the current step, wait until it is durable, and report it.
-
-        Raises:
-            CheckpointError: if it could not be written.
-        """
+        """Write a checkpoint of the current step, wait until it is durable, and report it."""
         if self._writer is None:
             return
         position = self._training.position

@@ -250,7 +250,7 @@ def equal_alone(ledger: Ledger, trial: int, workdir: Path) -> bool:
     }
     file = workdir / "task.json"
     file.write_text(json.dumps(task), encoding="utf-8")
-    command = [sys.executable, "-P", "-m", "elastic.sweep_worker.replay", file.name]
+    command = [sys.executable, "-P", "-m", "elastic.sweep_worker.alone", file.name]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, cwd=workdir, env=environment, capture_output=True, check=False)
     assert not done.returncode, done.stderr.decode()

@@ -35,7 +35,7 @@ from schemas.wire.sweeps import (
     WantedState,
 )
 from tests.service.scripted_controller import SNAPSHOT, Node, ScriptedController
-from tests.training.hopper_crew import FUNCTIONS, VALUES, alone, job_spec, sweep_spec
+from tests.training.sweep_crew import FUNCTIONS, VALUES, alone, job_spec, sweep_spec
 
 JOB = JobId("search-1")
 VISITS = [(1, 2), (1, 0), (1, 3), (1, 1), (2, 0)]

@@ -513,7 +513,7 @@ def trained_alone(house: Cluster, job: str, trial: int) -> dict[str, Any]:
     file = house.base / f"{job}-{trial}.json"
     file.write_text(json.dumps(task))
     done = subprocess.run(
-        [sys.executable, "-P", "-m", "elastic.sweep_worker.replay", str(file)],
+        [sys.executable, "-P", "-m", "elastic.sweep_worker.alone", str(file)],
         cwd=Path(house.base / job).resolve(), env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True, text=True, check=False, timeout=LIMIT_S,
     )  # fmt: skip

@@ -51,26 +51,21 @@ class Change:
 
     @property
     def version(self) -> int:
-        """Of the group that it orders."""
         return STRIDE * self.number
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A training, and the changes that come over it."""
-
     training: Training
     first: tuple[int, ...]  # shares at the start
     changes: tuple[Change, ...]
 
     @property
     def faults(self) -> str:
-        """All that die at named points, as workers read it."""
         return ";".join(change.fault for change in self.changes if change.fault)
 
 
 def plan(seed: int, job: int, changes: int) -> Plan:
-    """What `seed` says of the `job`-th job."""
     draw = random.Random(f"{seed}/{job}")  # noqa: S311 - a plan, no secret
     training = any_training(draw)
     first = _shares(draw, BASE_BATCH)
@@ -108,7 +103,7 @@ def _change(draw: random.Random, number: int, points: Sequence[str]) -> Change:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """How long a change took that nothing went wrong in."""
+    """Duration of an undisturbed change."""
 
     kind: str  # grow, shrink, batch, pause
     seconds: float  # from the order until the new group trains
@@ -117,8 +112,6 @@ class Taken:
 
 @dataclass(slots=True)
 class Outcome:
-    """What became of a job."""
-
     changes: int = 0
     deaths: int = 0
     recoveries: int = 0
@@ -135,13 +128,10 @@ class Outcome:
 
     @property
     def exact(self) -> bool:
-        """Nothing lost, repeated or different."""
         return not (self.lost or self.repeated or self.unequal) and self.apart < EXACT
 
 
 class StormyCrew(Crew):
-    """A crew whose members die; a controller's answers to it."""
-
     def __init__(self, home: Path, training: Training, faults: str) -> None:
         super().__init__(home, training.script(), faults=faults, bound=training.bound)
         self.outcome = Outcome()
@@ -150,7 +140,6 @@ class StormyCrew(Crew):
         self._kills: tuple[float, int] | None = None  # when, and which of the processes
 
     def carry_out(self, change: Change) -> None:
-        """Order `change`, and mend whatever breaks."""
         self.until(lambda: self._kills is None, "whoever is to die is dead")
         self.version = max(self.version, change.version - 1)
         self._shares = change.shares
@@ -175,7 +164,6 @@ class StormyCrew(Crew):
         self.outcome.changes += 1
 
     def _pause(self, change: Change) -> None:
-        """Pause the job and resume it; a job that breaks meanwhile goes on with who is left."""
         self.begin_suspend()
         paused = self.version
         self.until(lambda: self.suspended() or self.broken(), "the job is suspended or broken")
@@ -191,7 +179,6 @@ class StormyCrew(Crew):
         return [worker for worker in self._members() if worker.alive]
 
     def deaths(self) -> int:
-        """Workers that did not leave by themselves."""
         return sum(bool(worker.process.exitcode) for worker in self.workers.values())
 
     def _note(self, change: Change, seconds: float, before: int) -> None:
@@ -207,7 +194,6 @@ class StormyCrew(Crew):
         self.outcome.taken.append(Taken(kind, seconds, tuple(formed)))
 
     def _trains(self, epochs: int) -> None:
-        """Wait for some more epochs, mending what breaks meanwhile."""
         wanted = len(self.epochs()) + epochs
         while True:
             self.until(
@@ -218,7 +204,6 @@ class StormyCrew(Crew):
             self.recover()
 
     def _hear(self) -> None:
-        """Hear the workers; one of them dies when it is time."""
         super()._hear()
         if self._kills is not None and time.monotonic() >= self._kills[0]:
             alive = [worker for worker in self.workers.values() if worker.alive]
@@ -232,7 +217,7 @@ class StormyCrew(Crew):
         self.until(lambda: not any(w.alive for w in self.workers.values()), "all are dead")
 
     def nobody_has_the_state(self) -> None:
-        """All who had it are dead: the job goes on from the last point that is durable."""
+        """Resume from the last durable point, since all holders of the state are lost."""
         self._kills = None
         self._die()
         self._hear()
@@ -257,14 +242,13 @@ class StormyCrew(Crew):
         self.outcome.resumed += 1
 
     def _forget(self, lost: Sequence[Worker], step: int, epoch: int) -> None:
-        """What was trained behind the point that the job was resumed from never was."""
+        """Drop the records of what was trained after the resume point."""
         names = {worker.name for worker in lost}
         for worker in lost:
             _keep(worker.folder / "samples", lambda e: e["epoch"] <= epoch or e["step"] <= step)
         _keep(self.home / "said", lambda e: e["epoch"] <= epoch or e["worker"] not in names)
 
     def recorded(self) -> dict[int, dict[int, Shares]]:
-        """The ids that committed steps took: by epoch, step and rank."""
         found: dict[int, dict[int, dict[int, list[int]]]] = {}
         for worker in self.workers.values():
             path = worker.folder / "samples"
@@ -281,13 +265,11 @@ class StormyCrew(Crew):
 
 
 def _keep(path: Path, stays: Callable[[dict[str, Any]], bool]) -> None:
-    """Drop the other lines of a file of JSON objects."""
     lines = path.read_text().splitlines() if path.exists() else []
     path.write_text("".join(line + "\n" for line in lines if stays(json.loads(line))))
 
 
 def carried_through(the: Plan, home: Path) -> Outcome:
-    """What becomes of a job that has all changes of its plan."""
     crew = StormyCrew(home, the.training, the.faults)
     with contextlib.closing(crew):
         crew.start(*the.first)

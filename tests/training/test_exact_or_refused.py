@@ -47,12 +47,9 @@ SECOND = (
 )
 
 
-def test_a_closure_is_evaluated_in_every_pass_and_every_worker(tmp_path: Path) -> None:
+def test_a_closure_runs_in_every_pass_on_every_worker(tmp_path: Path) -> None:
     with crew(tmp_path, script(PLAIN, LOOP.replace(STEP, CLOSURE)), bound=4) as job:
-        job.start(12)
-        job.change(7, 5)
-        job.trains_on()
-        job.finish()
+        job.through((12,), (7, 5), 1)
 
         assert furthest(job.final(), alone(PLAIN, job.epochs()[-1].epoch, 12)) < 1e-9
 
@@ -69,8 +66,6 @@ WEIGHED = f"""\
 
 
 class Weighed(Alone):
-    """One process whose loss is a mean over what samples weigh."""
-
     def step(self, ids: Sequence[int]) -> None:
         x, y = self.inputs[ids], self.targets[ids]
         weights = 1.0 + 2.0 * (x[:, :1] > 0.3)
@@ -80,13 +75,9 @@ class Weighed(Alone):
         self.optimizer.step()
 
 
-def test_a_loss_over_tokens_is_one_over_all_tokens_of_the_global_batch(tmp_path: Path) -> None:
+def test_a_token_loss_is_a_mean_over_the_global_batch(tmp_path: Path) -> None:
     with crew(tmp_path, script(PLAIN, LOOP.replace(STEP, WEIGHED)), bound=5) as job:
-        job.start(12)
-        job.change(4, 8)
-        job.change(3, 3, 6)
-        job.trains_on()
-        job.finish()
+        job.through((12,), (4, 8), (3, 3, 6), 1)
 
         one = alone(PLAIN, job.epochs()[-1].epoch, 12, kind=Weighed)
         assert furthest(job.final(), one) < 1e-9
@@ -110,7 +101,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("source", "step", "text"), REFUSED.values(), ids=REFUSED.keys())
-def test_what_a_group_cannot_do_exactly_is_refused_at_once(
+def test_an_inexact_loop_is_refused_at_once(
     tmp_path: Path, source: str, step: str, text: str
 ) -> None:
     with crew(tmp_path, script(source, LOOP.replace(STEP, step))) as job:
@@ -125,10 +116,9 @@ UNCLEAR = """\
 """
 
 
-def test_a_loss_that_may_be_a_sum_is_said_once_and_trained(tmp_path: Path) -> None:
+def test_a_possible_sum_is_logged_once_and_trained(tmp_path: Path) -> None:
     with crew(tmp_path, script(PLAIN, LOOP.replace(STEP, UNCLEAR))) as job:
-        job.start(6, 6)
-        job.finish()
+        job.through((6, 6))
 
         logs = [(worker.folder / "log").read_text() for worker in job.workers.values()]
         assert [log.count("[ones] the loss ends in a sum") for log in logs] == [1, 0]
@@ -139,8 +129,6 @@ PASSED_OVER = "        if agent.rank == 0 and agent.step == 2:\n            cont
 
 
 class PassedOver(Alone):
-    """One process that takes nothing of the first half of its third batch."""
-
     def step(self, ids: Sequence[int]) -> None:
         self.steps = getattr(self, "steps", 0) + 1
         taken = ids[6:] if self.steps == 3 else ids
@@ -150,22 +138,17 @@ class PassedOver(Alone):
         self.optimizer.step()
 
 
-def test_a_batch_that_one_worker_passes_over_counts_with_what_the_others_have(
-    tmp_path: Path,
-) -> None:
+def test_a_batch_skipped_by_one_worker_counts_the_rest(tmp_path: Path) -> None:
     with crew(tmp_path, script(PLAIN, LOOP.replace(STEP, PASSED_OVER))) as job:
-        job.start(6, 6)
-        job.trains_on()
-        job.finish()
+        job.through((6, 6), 1)
 
         one = alone(PLAIN, job.epochs()[-1].epoch, 12, kind=PassedOver)
         assert furthest(job.final(), one) < 1e-9
 
 
-def test_an_epoch_that_the_script_left_is_said(tmp_path: Path) -> None:
+def test_an_epoch_left_early_is_logged(tmp_path: Path) -> None:
     left = LOOP.replace(STEP, STEP + "        if agent.step == 3:\n            break\n")
     with crew(tmp_path, script(PLAIN, left)) as job:
-        job.start(12)
-        job.finish()
+        job.through((12,))
 
         assert "epoch 1 ends with 48 of 61 samples: the script left its loop" in job.said()

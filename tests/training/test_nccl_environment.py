@@ -37,11 +37,11 @@ def test_a_bare_environment_gets_everything() -> None:
     assert wanted() == {**REQUIRED_VARIABLES, **DEFAULT_VARIABLES, INTERFACE_VARIABLE: "=eth0"}
 
 
-def test_what_is_set_already_is_not_set_again() -> None:
+def test_set_variables_are_not_set_again() -> None:
     assert wanted(**wanted()) == {}
 
 
-def test_what_a_group_relies_on_wins_over_what_is_there() -> None:
+def test_required_variables_override_present_ones() -> None:
     there = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "3", "TORCH_NCCL_DESYNC_DEBUG": "1"}
 
     changed = wanted(**{**wanted(), **there})
@@ -49,17 +49,17 @@ def test_what_a_group_relies_on_wins_over_what_is_there() -> None:
     assert changed == {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_DESYNC_DEBUG": "0"}
 
 
-def test_the_rest_gives_way_to_what_is_there() -> None:
+def test_defaults_keep_present_variables() -> None:
     chosen = {INTERFACE_VARIABLE: "ib0,ib1", "NCCL_RUNTIME_CONNECT": "1"}
 
     assert {**chosen, **wanted(**chosen)} == {**REQUIRED_VARIABLES, **chosen}
 
 
-def test_an_address_that_no_interface_has_leaves_the_choice_to_nccl() -> None:
+def test_an_unknown_address_leaves_the_interface_to_nccl() -> None:
     assert INTERFACE_VARIABLE not in nccl_environment("192.0.2.1", {}, lambda _: "")
 
 
-def test_a_job_file_cannot_set_what_a_group_relies_on() -> None:
+def test_a_job_file_cannot_set_required_variables() -> None:
     assert REQUIRED_VARIABLES.keys() <= CLUSTER_VARIABLES.keys()
 
 
@@ -72,7 +72,7 @@ def interfaces() -> list[tuple[str, str]]:
     return [(name, one.address) for name, all_ in found for one in all_ if one.family in families]
 
 
-def test_each_address_of_this_host_leads_to_its_interface() -> None:
+def test_each_address_has_its_interface() -> None:
     by_address: dict[str, set[str]] = {}
     for name, address in interfaces():
         by_address.setdefault(address, set()).add(name)
@@ -81,7 +81,7 @@ def test_each_address_of_this_host_leads_to_its_interface() -> None:
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "127.0.1.1", "::1", "localhost"])
-def test_loopback_by_any_name_is_one_interface(address: str) -> None:
+def test_loopback_names_are_one_interface(address: str) -> None:
     assert interface_of(address) == interface_of("127.0.0.1")
 
 
@@ -120,7 +120,7 @@ def found_by_script(folder: Path, device: str) -> dict[str, str]:
 
 
 @pytest.mark.slow
-def test_a_worker_on_a_gpu_has_it_before_its_script_begins(tmp_path: Path) -> None:
+def test_a_gpu_worker_has_the_environment_before_its_script(tmp_path: Path) -> None:
     found = found_by_script(tmp_path, "GPU-aa11")
 
     assert {name: found.get(name) for name in REQUIRED_VARIABLES} == REQUIRED_VARIABLES
@@ -128,7 +128,7 @@ def test_a_worker_on_a_gpu_has_it_before_its_script_begins(tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-def test_a_worker_on_a_cpu_slot_is_left_alone(tmp_path: Path) -> None:
+def test_a_cpu_worker_keeps_its_environment(tmp_path: Path) -> None:
     found = found_by_script(tmp_path, "")
 
     assert "TORCH_NCCL_ASYNC_ERROR_HANDLING" not in found

@@ -18,7 +18,6 @@ from tests.training.peers import CPU, LIMIT_S, Parent, RendezvousInfo, each, pee
 
 
 def _two_versions(meeting: RendezvousInfo) -> list[list[float]]:
-    """Sums over two groups that exist at once, used in turns."""
     first = meeting.group(1)
     second = meeting.group(2, size=2) if meeting.rank < 2 else None
     cancel = threading.Event()
@@ -33,7 +32,7 @@ def _two_versions(meeting: RendezvousInfo) -> list[list[float]]:
 
 
 @pytest.mark.slow
-def test_several_versions_of_a_group_work_beside_each_other() -> None:
+def test_versions_of_a_group_work_side_by_side() -> None:
     assert each(_two_versions, 3) == [
         [[6.0, 6.0], [3.0, 3.0]] * 2,
         [[6.0, 6.0], [3.0, 3.0]] * 2,
@@ -52,7 +51,7 @@ def _reduce_until_it_breaks(meeting: RendezvousInfo) -> str:
 
 
 @pytest.mark.slow
-def test_a_peer_that_is_killed_breaks_the_group_of_the_others_at_once() -> None:
+def test_a_killed_peer_breaks_the_group_at_once() -> None:
     with peers(_reduce_until_it_breaks, 2) as made:
         assert [made.said(0), made.said(1)] == ["met", "met"]
         made.kill(1)
@@ -81,7 +80,7 @@ def _wait_for_nobody(meeting: RendezvousInfo) -> str:
 
 
 @pytest.mark.slow
-def test_a_wait_for_a_peer_that_does_not_come_can_be_called_off() -> None:
+def test_a_wait_for_a_missing_peer_can_be_cancelled() -> None:
     with peers(_wait_for_nobody, 2) as made:
         assert made.said(0) == "waits"
         made.tell(0, "enough")
@@ -104,7 +103,7 @@ def _agree(meeting: RendezvousInfo) -> list[object]:
 
 
 @pytest.mark.slow
-def test_all_ranks_hear_what_one_says() -> None:
+def test_a_broadcast_reaches_all_ranks() -> None:
     said = [b"\0" * 5, b"\1" * 5, b"\2" * 5, b"", [0.0, 2.0, 4.0]]
 
     assert each(_agree, 3) == [said, said, said]
@@ -121,12 +120,12 @@ def _retire(meeting: RendezvousInfo) -> list[float]:
 
 
 @pytest.mark.slow
-def test_a_group_that_is_taken_apart_does_not_disturb_the_next_one() -> None:
+def test_a_retired_group_does_not_disturb_the_next() -> None:
     assert each(_retire, 2) == [[2.0, 2.0]] * 2
 
 
 class _Idle(GlooBackend):
-    """A backend that is not connected; taking it apart waits for a word, if it is given one."""
+    """A backend that is not connected; `retire` waits for `go`, if given."""
 
     def __init__(self, go: threading.Event | None = None) -> None:
         self._group = None
@@ -147,7 +146,7 @@ def _unconnected(training: _Idle) -> ProcessGroup:
     return ProcessGroup(1, 0, 2, CPU, links)
 
 
-def test_a_group_is_taken_apart_beside_the_training_thread() -> None:
+def test_a_group_retires_in_another_thread() -> None:
     backend = _Idle(threading.Event())
 
     _unconnected(backend).retire()
@@ -158,7 +157,7 @@ def test_a_group_is_taken_apart_beside_the_training_thread() -> None:
     assert backend.retired.wait(LIMIT_S)
 
 
-def test_a_group_that_was_taken_apart_says_so() -> None:
+def test_a_retired_group_refuses_operations() -> None:
     group = _unconnected(_Idle())
     group.retire()
 
@@ -166,7 +165,7 @@ def test_a_group_that_was_taken_apart_says_so() -> None:
         group.all_reduce(torch.ones(1), threading.Event())
 
 
-def test_a_group_of_one_needs_nobody() -> None:
+def test_a_group_of_one_needs_no_backend() -> None:
     group = ProcessGroup(1, 0, 1, CPU)
     cancel = threading.Event()
     tensor = torch.ones(2)
@@ -179,12 +178,12 @@ def test_a_group_of_one_needs_nobody() -> None:
     assert group.broadcast_bytes(b"word", cancel) == b"word"
 
 
-def test_a_store_that_nobody_serves_is_told() -> None:
+def test_an_unreachable_store_is_an_error() -> None:
     with pytest.raises(BrokenGroupError, match="cannot reach the group's store"):
         connect_store("127.0.0.1:1", 1, limit_s=0.2)
 
 
-def test_a_word_that_is_waited_for_holds_up_no_other() -> None:
+def test_a_waiting_message_blocks_no_other() -> None:
     served = StoreServer("127.0.0.1")
     words, heard = GroupStore(f"127.0.0.1:{served.port}", 1), list[bytes]()
     late = threading.Thread(target=lambda: heard.append(words.fetch("late")), daemon=True)
@@ -208,7 +207,7 @@ def test_a_word_that_is_waited_for_holds_up_no_other() -> None:
     assert (before, heard[3:]) == ([b"first", b"second", b"third"], [b"late"])
 
 
-def test_a_group_that_is_built_and_not_wanted_any_more_is_taken_apart() -> None:
+def test_a_dropped_build_is_retired() -> None:
     go, failures, backend = threading.Event(), list[str](), _Idle()
     group = _unconnected(backend)
 
@@ -218,7 +217,7 @@ def test_a_group_that_is_built_and_not_wanted_any_more_is_taken_apart() -> None:
         return group
 
     building = BackgroundBuild(make, failures.append)
-    assert not building.done
+    assert building.group is None
     building.drop()
     go.set()
     assert building.over.wait(LIMIT_S)
@@ -227,7 +226,7 @@ def test_a_group_that_is_built_and_not_wanted_any_more_is_taken_apart() -> None:
     assert (building.group, failures) == (None, [])
 
 
-def test_a_group_that_meets_nobody_is_freed_when_it_is_not_wanted_any_more() -> None:
+def test_a_dropped_rendezvous_is_aborted() -> None:
     met, failures, backend = threading.Event(), list[str](), _Idle()
 
     def make(publish: Callable[[ProcessGroup], None]) -> ProcessGroup:
@@ -244,7 +243,7 @@ def test_a_group_that_meets_nobody_is_freed_when_it_is_not_wanted_any_more() -> 
     assert (building.group, failures) == (None, [])
 
 
-def test_a_wait_ends_when_it_is_called_off_or_late() -> None:
+def test_a_wait_ends_when_cancelled_or_late() -> None:
     ready, cancel = threading.Event(), threading.Event()
     with pytest.raises(CancelledError):
         wait_for(ready, cancel, limit_s=0.01)

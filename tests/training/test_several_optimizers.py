@@ -13,6 +13,7 @@ from torch import nn
 from tests.training.groups import Alone, Crew, alone, crew, furthest, script
 from tests.training.test_group_changes import all_ranks_equal, every_sample_once
 
+pytestmark = pytest.mark.slow
 TURNS = """
 class Counted(nn.Linear):
     def __init__(self, *sizes):
@@ -84,8 +85,6 @@ if agent.rank == 0:
 
 
 class TakingTurns(Alone):
-    """One process whose optimizers take turns."""
-
     def __init__(self, source: str, batch: int, size: int) -> None:
         super().__init__(source, batch, size)
         names: dict[str, Any] = {"torch": torch, "nn": nn, "DEVICE": "cpu"}
@@ -106,21 +105,9 @@ def as_alone(job: Crew, source: str = TURNS) -> None:
     assert furthest(job.final(), one) < 1e-9
 
 
-@pytest.mark.slow
-def test_optimizers_that_take_turns_train_as_in_one_process_through_changes(
-    tmp_path: Path,
-) -> None:
+def test_optimizers_in_turns_train_as_one_process(tmp_path: Path) -> None:
     with crew(tmp_path, script(TURNS, LOOP)) as job:
-        job.start(12)
-        job.change(6, 6)
-        job.change(3, 3, 3, 3)
-        job.change(4, 4, 4)
-        job.trains_on()
-        point = job.suspend()
-        job.start(7, 5, resume=point)
-        job.trains_on()
-        job.change(12)
-        job.finish()
+        job.through((12,), (6, 6), (3, 3, 3, 3), (4, 4, 4), 1, "pause", (7, 5), 1, (12,))
 
         as_alone(job)
 
@@ -133,10 +120,7 @@ CLIPPED = TURNS.replace(  # the critic is frozen while the generator learns, and
         parameter.data.clamp_(-0.3, 0.3)
         parameter.requires_grad_(False)
 """,
-).replace(
-    "    made = generator(x)\n",
-    "    critic.requires_grad_(True)\n    made = generator(x)\n",
-)
+).replace("    made = generator(x)\n", "    critic.requires_grad_(True)\n    made = generator(x)\n")
 LATER = ["reduce.later:rank=1:step=10:version=1=kill"]
 KILLS = {
     "in the second reduction": (TURNS, LATER),
@@ -156,17 +140,12 @@ KILLS = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("source", "faults"), KILLS.values(), ids=KILLS.keys())
-def test_a_step_that_an_optimizer_has_made_already_is_taken_back(
+def test_a_half_made_step_is_rolled_back(
     tmp_path: Path, source: str, faults: Sequence[str]
 ) -> None:
     with crew(tmp_path, script(source, LOOP), faults=";".join(faults)) as job:
-        job.start(4, 4, 4)
-        job.until(job.broken, "a member is lost")
-        job.recover()
-        job.trains_on()
-        job.finish()
+        job.through((4, 4, 4), "loss", 1)
 
         as_alone(job, source)
 
@@ -201,13 +180,9 @@ TOGETHER_LOOP = (
 )
 
 
-@pytest.mark.slow
-def test_shares_are_taken_in_passes_where_all_optimizers_step_at_the_end(tmp_path: Path) -> None:
+def test_shares_are_passes_if_optimizers_step_at_the_end(tmp_path: Path) -> None:
     with crew(tmp_path, script(TOGETHER, TOGETHER_LOOP), bound=4) as job:
-        job.start(12)
-        job.change(7, 5)
-        job.trains_on()
-        job.finish()
+        job.through((12,), (7, 5), 1)
 
         as_alone(job, TOGETHER)
 
@@ -232,9 +207,8 @@ REFUSED = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("step", "bound", "text"), REFUSED.values(), ids=REFUSED.keys())
-def test_what_several_optimizers_cannot_do_exactly_is_refused_at_once(
+def test_an_inexact_loop_of_optimizers_is_refused(
     tmp_path: Path, step: str, bound: int, text: str
 ) -> None:
     loop = LOOP.replace("train(model, optimizers, beside, x, y)", step)

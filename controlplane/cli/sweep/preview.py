@@ -74,7 +74,7 @@ def replay(
         raise BadFieldError(problem, "name it with --workdir", "workdir")
     choice = [python] if python else [*filter(None, [found.spec.python]), sys.executable]
     task = replay_task(found, trial) | {"model": None if model is None else str(model.resolve())}
-    result = run_here("elastic.sweep_worker.replay", task, folder, choice, found.spec.env)
+    result = run_here("elastic.sweep_worker.alone", task, folder, choice, found.spec.env)
     equal = result["equal"]
     row = {"job": found.job, "trial": trial, **result}
     if common.output in {"json", "jsonl"}:
@@ -93,7 +93,7 @@ def replay(
 
 
 def replay_task(found: Manifest, trial: int) -> dict[str, Any]:
-    """Return the task for `elastic.sweep_worker.replay`."""
+    """Return the task for `elastic.sweep_worker.alone`."""
     sweep = found.spec.stated_sweep
     assert sweep is not None  # noqa: S101 - read_manifest looked
     values = {one.number: one.values for one in found.trials}
@@ -227,7 +227,7 @@ def measured_unit(spec: JobSpec, python: str | None) -> dict[str, Any]:
         "metric": sweep.search.metric,
     }
     pythons = [python] if python else [*filter(None, [spec.python]), sys.executable]
-    return run_here("elastic.sweep_worker.try_unit", task, Path(spec.workdir), pythons, spec.env)
+    return run_here("elastic.sweep_worker.alone", task, Path(spec.workdir), pythons, spec.env)
 
 
 def preview_lines(

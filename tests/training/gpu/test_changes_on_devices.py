@@ -9,7 +9,7 @@ import pytest
 
 from tests.training import test_group_changes, test_random_changes, test_several_optimizers
 
-pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("gpu_slots")]
+pytestmark = [pytest.mark.gpu, pytest.mark.slow, pytest.mark.usefixtures("gpu_slots")]
 MODES = ("ordinary", "worst")
 globals().update(
     {
@@ -22,5 +22,4 @@ globals().update(
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Each test has a mode of NCCL's double."""
     metafunc.parametrize("mode", MODES)

@@ -28,14 +28,10 @@ class Record:
 
 
 class Encoding(collections.UserDict[str, Any]):
-    """A mapping of a library, with something beside its items."""
-
     tokenizer = "none"
 
 
 class Graph:
-    """An object that knows how to move itself."""
-
     def __init__(self, x: torch.Tensor) -> None:
         self.x = x
 
@@ -52,23 +48,19 @@ def tensors(batch: Any) -> list[torch.Tensor]:
     return [found for part in parts if not isinstance(part, str) for found in tensors(part)]
 
 
-@pytest.mark.parametrize(
-    "batch",
-    [
-        X,
-        [X, "name"],
-        (X, [X]),
-        Pair(X, "name"),
-        Record(X, "name"),
-        {"x": X, "name": "name"},
-        collections.OrderedDict(x=X),
-        collections.defaultdict(list, x=[X]),
-        Encoding(x=X),
-        types.MappingProxyType({"x": X}),
-        Graph(X),
-    ],
-    ids=lambda batch: type(batch).__name__,
-)
+@pytest.mark.parametrize("batch", [
+    X,
+    [X, "name"],
+    (X, [X]),
+    Pair(X, "name"),
+    Record(X, "name"),
+    {"x": X, "name": "name"},
+    collections.OrderedDict(x=X),
+    collections.defaultdict(list, x=[X]),
+    Encoding(x=X),
+    types.MappingProxyType({"x": X}),
+    Graph(X),
+], ids=lambda batch: type(batch).__name__)  # fmt: skip
 def test_a_batch_keeps_its_type(batch: Any) -> None:
     moved = to_device(batch, THERE)
 
@@ -78,7 +70,7 @@ def test_a_batch_keeps_its_type(batch: Any) -> None:
     assert {tensor.device.type for tensor in tensors(batch)} == {"cpu"}
 
 
-def test_what_stays_on_the_host_is_not_touched() -> None:
+def test_a_batch_on_the_host_is_unchanged() -> None:
     batch = Encoding(x=X)
 
     assert to_device(batch, torch.device("cpu")) is batch

@@ -26,8 +26,6 @@ def training() -> TrainingState:
 
 
 class Told:
-    """What a worker reports."""
-
     def __init__(self) -> None:
         self.epochs: list[tuple[int, int, float]] = []
 
@@ -37,15 +35,12 @@ class Told:
 
 
 def end_three(reports: EpochReports, *, first: bool) -> None:
-    """Epochs, of which rank 0 is known to have reported one when the third ends."""
     for epoch, durable in ((1, 0), (2, 0), (3, 1)):
         summary = EpochSummary({"accuracy": epoch / 4}, None, durable).encode()
         reports.end_epoch(summary, float(epoch), version=1, first=first)
 
 
-def test_whoever_leads_next_makes_the_reports_that_rank_0_may_not_have_made(
-    tmp_path: Path,
-) -> None:
+def test_the_next_rank_0_repeats_reports(tmp_path: Path) -> None:
     told = Told()
     survivor = EpochReports(training(), told)
     survivor.open(tmp_path / "checkpoints")
@@ -57,7 +52,7 @@ def test_whoever_leads_next_makes_the_reports_that_rank_0_may_not_have_made(
     assert told.epochs == [(2, 2, 0.5), (3, 2, 0.75)]
 
 
-def test_a_newcomer_that_leads_next_makes_them_too(tmp_path: Path) -> None:
+def test_a_newcomer_as_rank_0_repeats_reports(tmp_path: Path) -> None:
     old, new, told = training(), training(), Told()
     end_three(EpochReports(old, Told()), first=False)
     newcomer = EpochReports(new, told)
@@ -70,7 +65,7 @@ def test_a_newcomer_that_leads_next_makes_them_too(tmp_path: Path) -> None:
     assert told.epochs == [(2, 2, 0.5), (3, 2, 0.75)]
 
 
-def test_rank_0_makes_each_report_once_and_says_which_have_left(tmp_path: Path) -> None:
+def test_rank_0_reports_each_epoch_once(tmp_path: Path) -> None:
     told = Told()
     first = EpochReports(training(), told)
     first.open(tmp_path / "checkpoints")
@@ -81,9 +76,7 @@ def test_rank_0_makes_each_report_once_and_says_which_have_left(tmp_path: Path) 
     assert first.summary({}, None) == EpochSummary({}, None, 3).encode()
 
 
-def test_a_report_says_how_many_samples_were_trained_and_whether_the_script_left(
-    tmp_path: Path,
-) -> None:
+def test_a_report_has_the_trained_samples(tmp_path: Path) -> None:
     made = training()
     told: list[tuple[Any, ...]] = []
     names = ("epoch", "trained_samples", "epoch_samples", "left_early")

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from elastic.graduated_trial import train_graduated
 from elastic.sweep_worker.unit import Unit, from_frames, import_functions
 from elastic.sweep_worker.unit_runner import UnitRunner
 from elastic.training_errors import UsageError
+from elastic.worker.run_script import train_graduated
 from schemas.host.state_files import header_of, read_frames
 from schemas.ids import JobId, Rank, SlotId, Version, WorkerId
 from schemas.jobs import SWEEP_SCRIPT, JobSpec
@@ -70,7 +70,6 @@ def functions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 def after_an_epoch() -> tuple[bytes, str]:
-    """A state file's bytes and digest: trial 3 after both partitions."""
     runner, values = UnitRunner(import_functions(FUNCTIONS), 2, CPU), {"lr": 0.1}
     frames = runner.begin("3", values, 7)
     for partition in (1, 0):
@@ -114,9 +113,7 @@ def trial(sources: tuple[str, ...], digest: str, **changed: Any) -> TrialSpec:
     return TrialSpec(**{**fields, **changed})
 
 
-def test_it_goes_on_from_its_state_to_its_last_epoch_over_all_partitions(
-    functions: Any, tmp_path: Path
-) -> None:
+def test_a_graduated_trial_trains_to_its_last_epoch(functions: Any, tmp_path: Path) -> None:
     content, digest = after_an_epoch()
     asked: list[AskState] = []
 
@@ -143,7 +140,7 @@ def test_it_goes_on_from_its_state_to_its_last_epoch_over_all_partitions(
 
 
 @pytest.mark.usefixtures("functions")
-def test_a_model_without_an_optimizer_is_told_what_is_missing(tmp_path: Path) -> None:
+def test_a_model_without_an_optimizer_is_refused(tmp_path: Path) -> None:
     paths = {**FUNCTIONS, "model_fn": "graduated_functions:no_optimizer"}
     one = trial((), "", functions=paths)
     with pytest.raises(UsageError, match="return \\(model, optimizer\\)"):
@@ -151,7 +148,7 @@ def test_a_model_without_an_optimizer_is_told_what_is_missing(tmp_path: Path) ->
 
 
 @pytest.mark.usefixtures("functions")
-def test_a_state_that_nobody_has_is_said(tmp_path: Path) -> None:
+def test_a_missing_state_is_named(tmp_path: Path) -> None:
     server = StateServer("127.0.0.1", lambda _: None)
     try:
         one = trial((server.address,), "0" * 64)

@@ -36,8 +36,6 @@ def order(
 
 
 class Inbox(OrderInbox):
-    """That of worker A in version 1, unless told otherwise."""
-
     def __init__(self, own_id: WorkerId = A, start_version: int = 1) -> None:
         super().__init__(own_id, start_version)
 
@@ -55,7 +53,7 @@ def agreed(inbox: Inbox, boundary: int = 12) -> PendingGroup | None:
     return pending
 
 
-def test_a_group_that_is_ordered_is_built_and_its_boundary_agreed_on() -> None:
+def test_an_ordered_group_is_built_and_gets_a_boundary() -> None:
     inbox = Inbox()
 
     assert inbox.hear(order(2)) == (BuildGroup(order(2)),)
@@ -76,14 +74,14 @@ def test_a_group_that_is_ordered_is_built_and_its_boundary_agreed_on() -> None:
     [order(2, workers=NOW), order(2, workers=[B]), order(2, kind=SUSPEND, workers=[])],
     ids=["another batch", "this worker leaves", "the job is suspended"],
 )
-def test_what_needs_no_process_group_of_this_worker_is_ready_at_once(heard: GroupOrder) -> None:
+def test_a_change_without_a_new_group_is_ready_at_once(heard: GroupOrder) -> None:
     inbox = Inbox()
 
     assert inbox.hear(heard) == ()
     assert inbox.vote_ready(lambda _: False)
 
 
-def test_rank_0_opens_the_store_that_the_new_group_meets_at() -> None:
+def test_rank_0_opens_the_store() -> None:
     prepare = order(2, PREPARE)
 
     assert Inbox().hear(prepare) == (OpenStore(2),)
@@ -112,14 +110,14 @@ def test_the_newest_order_wins() -> None:
     assert inbox.pending.version == 3
 
 
-def test_an_order_for_a_group_that_was_passed_is_void() -> None:
+def test_an_order_for_an_earlier_group_is_ignored() -> None:
     inbox = Inbox()
 
     assert inbox.hear(order(2), version=2) == ()
     assert inbox.pending is None
 
 
-def test_a_group_that_is_given_up_is_dropped() -> None:
+def test_a_withdrawn_group_is_dropped() -> None:
     inbox = Inbox()
     inbox.hear(order(2))
 
@@ -128,7 +126,7 @@ def test_a_group_that_is_given_up_is_dropped() -> None:
     assert not inbox.vote_ready(built)
 
 
-def test_a_group_that_is_given_up_behind_its_agreement_stays() -> None:
+def test_an_agreed_group_cannot_be_withdrawn() -> None:
     inbox = Inbox()
     inbox.hear(order(2))
     inbox.vote_ready(built)
@@ -138,7 +136,7 @@ def test_a_group_that_is_given_up_behind_its_agreement_stays() -> None:
     assert inbox.pending is pending
 
 
-def test_a_group_that_is_given_up_while_its_flag_is_out_waits_for_the_sum() -> None:
+def test_a_group_withdrawn_in_its_vote_waits_for_the_result() -> None:
     dropped, kept = Inbox(), Inbox()
     for inbox in (dropped, kept):
         inbox.hear(order(2))
@@ -152,7 +150,7 @@ def test_a_group_that_is_given_up_while_its_flag_is_out_waits_for_the_sum() -> N
     assert pending.boundary == 12
 
 
-def test_what_all_agreed_on_wins_over_an_order_that_came_meanwhile() -> None:
+def test_an_agreed_group_replaces_a_newer_order() -> None:
     inbox = Inbox()
     inbox.hear(order(2))
     voted_for = inbox.pending
@@ -163,7 +161,7 @@ def test_what_all_agreed_on_wins_over_an_order_that_came_meanwhile() -> None:
     assert inbox.pending is voted_for
 
 
-def test_an_order_that_came_meanwhile_stays_if_the_others_were_not_ready() -> None:
+def test_a_newer_order_stays_without_an_agreement() -> None:
     inbox = Inbox()
     inbox.hear(order(2))
     inbox.vote_ready(built)
@@ -174,7 +172,7 @@ def test_an_order_that_came_meanwhile_stays_if_the_others_were_not_ready() -> No
     assert inbox.pending.version == 3
 
 
-def test_a_worker_that_waits_to_join_gets_its_order() -> None:
+def test_a_joining_worker_gets_its_order() -> None:
     starts, joins = Inbox(C, start_version=1), Inbox(C, start_version=2)
 
     assert starts.hear(order(1, PREPARE, START), version=0) == ()
@@ -186,7 +184,7 @@ def test_a_worker_that_waits_to_join_gets_its_order() -> None:
     assert joins.pending is None
 
 
-def test_recovery_calls_waits_off_and_leaves_nothing_pending() -> None:
+def test_recovery_cancels_waits_and_the_pending_group() -> None:
     inbox = Inbox()
     inbox.hear(order(2))
     inbox.vote_ready(built)

@@ -9,7 +9,7 @@ import pytest
 
 from schemas.wire.agent import UnitEnded
 from tests.support.simgpu.processes import require_library
-from tests.training.hopper_crew import FUNCTIONS, Hopper, HopperCrew
+from tests.training.sweep_crew import FUNCTIONS, SweepCrew, SweepProcess
 
 pytestmark = pytest.mark.slow
 PRELUDE = "import tests.support.simgpu.worker\n"
@@ -23,22 +23,22 @@ VISITS = [(1, 2), (1, 0), (1, 3), (1, 1)]
 
 
 @pytest.fixture
-def crew(tmp_path: Path) -> Iterator[HopperCrew]:
+def crew(tmp_path: Path) -> Iterator[SweepCrew]:
     require_library()
-    made = HopperCrew(tmp_path, ON_DEVICE)
+    made = SweepCrew(tmp_path, ON_DEVICE)
     yield made
     made.close()
 
 
-def test_a_configuration_that_hops_between_devices_is_one_that_stayed(crew: HopperCrew) -> None:
+def test_a_hopping_configuration_equals_one_that_stays(crew: SweepCrew) -> None:
     first, second = crew.start("a", "b")
     digests: dict[str, list[str]] = {"hops": [], "stays": []}
     for kind, places in (("hops", (first, second)), ("stays", (first, first))):
         before: UnitEnded | None = None
         for at, visit in enumerate(VISITS):
-            hopper = places[at % 2]
-            sources: list[Hopper | str] = [places[(at + 1) % 2]] if before else []
-            unit = crew.unit(hopper, at + 1, visit, before, sources, evaluate=at == 3)
+            worker = places[at % 2]
+            sources: list[SweepProcess | str] = [places[(at + 1) % 2]] if before else []
+            unit = crew.unit(worker, at + 1, visit, before, sources, evaluate=at == 3)
             before = crew.ended(unit)
             digests[kind].append(before.digest)
 

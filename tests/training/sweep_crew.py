@@ -266,7 +266,7 @@ def alone(home: Path, visits: Sequence[tuple[int, int]], trial: int = 0) -> list
 
 
 @dataclass(kw_only=True)
-class Hopper(ForkedWorker):
+class SweepProcess(ForkedWorker):
     """One process and what it reported."""
 
     states: Path
@@ -274,7 +274,7 @@ class Hopper(ForkedWorker):
     address: str = ""
 
 
-class HopperCrew(ForkedWorkers[Hopper]):
+class SweepCrew(ForkedWorkers[SweepProcess]):
     """The workers of one sweep, and what agents and a controller would do for them."""
 
     def __init__(self, home: Path, source: str = FUNCTIONS, **changes: Any) -> None:
@@ -287,7 +287,7 @@ class HopperCrew(ForkedWorkers[Hopper]):
 
     # --- groups
 
-    def begin(self, *nodes: str, kind: str = START, granted: bool = True) -> list[Hopper]:
+    def begin(self, *nodes: str, kind: str = START, granted: bool = True) -> list[SweepProcess]:
         """Start a worker on each of these nodes, and wait until all are ready."""
         self._version += 1
         stay = [m for m in self.group.members if self.workers[m.worker].alive]
@@ -319,26 +319,26 @@ class HopperCrew(ForkedWorkers[Hopper]):
             self.workers[name].address = opened.address
         return [self.workers[name] for name in born]
 
-    def start(self, *nodes: str, kind: str = START) -> list[Hopper]:
+    def start(self, *nodes: str, kind: str = START) -> list[SweepProcess]:
         """The same, until all are members of the group."""
         born = self.begin(*nodes, kind=kind)
         self.order(SWITCH, kind)
         self.until(self.formed, "the group is formed")
         return born
 
-    def join(self, *nodes: str) -> list[Hopper]:
+    def join(self, *nodes: str) -> list[SweepProcess]:
         """More workers."""
         return self.start(*nodes, kind=JOIN)
 
-    def kill(self, hopper: Hopper) -> None:
+    def kill(self, worker: SweepProcess) -> None:
         """The end of a worker, without a word."""
-        hopper.process.kill()
-        self.until(lambda: not hopper.alive, "it is dead")
+        worker.process.kill()
+        self.until(lambda: not worker.alive, "it is dead")
 
-    def leave(self, *hoppers: Hopper, kind: str = JOIN) -> None:
+    def leave(self, *workers: SweepProcess, kind: str = JOIN) -> None:
         """Order a group without these."""
         self._version += 1
-        out = {hopper.name for hopper in hoppers}
+        out = {worker.name for worker in workers}
         stay = [(m.worker, m.slot) for m in self.group.members if m.worker not in out]
         heard = list(self.workers.values())
         self.group = self.group_of(stay)
@@ -355,13 +355,13 @@ class HopperCrew(ForkedWorkers[Hopper]):
             lr=None,
         )
 
-    def order(self, stage: int, kind: str, to: Sequence[Hopper] | None = None) -> None:
+    def order(self, stage: int, kind: str, to: Sequence[SweepProcess] | None = None) -> None:
         """Let workers hear of the group."""
         order = GroupOrder(version=self.group.version, stage=stage, kind=kind, group=self.group)
         members = [self.workers[m.worker] for m in self.group.members]
-        for hopper in members if to is None else to:
-            if hopper.alive:
-                self._router.send_multipart([hopper.route, encode(order)])
+        for worker in members if to is None else to:
+            if worker.alive:
+                self._router.send_multipart([worker.route, encode(order)])
 
     def formed(self) -> bool:
         """Whether all members are."""
@@ -373,11 +373,11 @@ class HopperCrew(ForkedWorkers[Hopper]):
 
     def unit(
         self,
-        hopper: Hopper,
+        worker: SweepProcess,
         version: int,
         visit: tuple[int, int],
         state: UnitEnded | StateRef | None = None,
-        sources: Sequence[Hopper | str] = (),
+        sources: Sequence[SweepProcess | str] = (),
         *,
         trial: int = 0,
         evaluate: bool = False,
@@ -388,17 +388,17 @@ class HopperCrew(ForkedWorkers[Hopper]):
             state = StateRef(trial=trial, version=version - 1, digest=state.digest)
         addresses = [one if isinstance(one, str) else one.address for one in sources]
         order = UnitOrder(
-            attempt=self.attempts, worker=hopper.name, trial=trial, values=VALUES, state=state,
+            attempt=self.attempts, worker=worker.name, trial=trial, values=VALUES, state=state,
             sources=tuple(StateSource(node=NodeId("n"), address=one) for one in addresses),
             result=StateRef(trial=trial, version=version), epoch=visit[0], partition=visit[1],
             evaluate=evaluate,
         )  # fmt: skip
-        self.send(hopper, order)
+        self.send(worker, order)
         return order
 
-    def send(self, hopper: Hopper, order: UnitOrder) -> None:
+    def send(self, worker: SweepProcess, order: UnitOrder) -> None:
         """As the agent would, once more at each greeting."""
-        self._router.send_multipart([hopper.route, encode(UnitTask(unit=order))])
+        self._router.send_multipart([worker.route, encode(UnitTask(unit=order))])
 
     def ended(self, order: UnitOrder) -> UnitEnded:
         """What came of a unit."""
@@ -458,7 +458,7 @@ class HopperCrew(ForkedWorkers[Hopper]):
             states=str(states), granted=granted,
         )  # fmt: skip
         process = fork(folder, assignment, _work)
-        self.workers[name] = Hopper(
+        self.workers[name] = SweepProcess(
             name=name, folder=folder, process=process, states=states, slot=slot
         )
 

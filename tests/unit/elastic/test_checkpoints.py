@@ -1,4 +1,4 @@
-"""The way back: atomic, exact, and never in training's way."""
+"""Checkpoints and tracked states."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ import pytest
 import torch
 from torch import nn
 
-from elastic.batches import Schedule, ScheduleRow
-from elastic.sample_stream import SampleStream
+from elastic.sample_stream import SampleStream, Schedule, ScheduleRow
 from elastic.state import checkpoints
 from elastic.state.checkpoints import (
     FORMAT,
@@ -31,7 +30,7 @@ from elastic.state.epoch_reports import EpochReports
 from elastic.state.portions import decode_metadata, encode_metadata
 from elastic.state.random_state import random_state, restore_random_state
 from elastic.state.state_tensors import TensorState
-from elastic.state.tracked_states import copy_to_host
+from elastic.state.tracked_states import TrackedStates, copy_to_host
 from elastic.state.training_state import TrainingState
 from elastic.training_errors import CheckpointError
 from schemas.ids import Version
@@ -42,7 +41,7 @@ def point(epoch: int) -> ResumePoint:
     return ResumePoint(epoch=epoch, version=Version(3))
 
 
-def test_what_is_written_is_read_back_and_only_the_last_two_stay(tmp_path: Path) -> None:
+def test_the_last_two_checkpoints_stay(tmp_path: Path) -> None:
     durable: list[int] = []
     writer = CheckpointWriter(tmp_path)
     for epoch in (1, 2, 3, 4):
@@ -60,22 +59,12 @@ def test_what_is_written_is_read_back_and_only_the_last_two_stay(tmp_path: Path)
     assert loaded["model"]["w"].tolist() == [4.0, 4.0, 4.0]
 
 
-def test_a_copy_does_not_change_when_training_goes_on() -> None:
-    weights = torch.zeros(3)
-    copy = copy_to_host({"a": [weights, (weights, 1)]})
-
-    weights.add_(1)
-
-    assert copy["a"][0].tolist() == [0, 0, 0]
-    assert copy["a"][1][0].tolist() == [0, 0, 0]
-
-
 class Moments(NamedTuple):
     mean: torch.Tensor
     samples: int
 
 
-def test_a_copy_has_the_same_containers_and_mappings_as_dicts() -> None:
+def test_a_copy_keeps_containers() -> None:
     state: dict[str, Any] = {
         "named": Moments(torch.ones(1), 2),
         "shape": torch.Size([2, 3]),
@@ -89,7 +78,8 @@ def test_a_copy_has_the_same_containers_and_mappings_as_dicts() -> None:
     assert copy == {**state, "ordered": {"a": [(1, 2.0)]}, "missing": {"b": None}}
     kinds = [type(value) for value in copy.values()]
     assert kinds == [Moments, torch.Size, dict, dict, torch.return_types.max]
-    assert copy["named"].mean is not state["named"].mean
+    state["named"].mean.zero_()
+    assert copy["named"].mean.tolist() == [1.0]
 
 
 def test_a_named_tuple_is_read_back_as_a_tuple(tmp_path: Path) -> None:
@@ -117,9 +107,7 @@ def test_an_epoch_is_durable_only_when_its_file_is_there(tmp_path: Path) -> None
     assert (seen, done.is_set()) == ([True], True)
 
 
-def test_a_full_disk_does_not_stop_training_and_no_epoch_is_lost(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_loses_no_epoch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     room, tried = threading.Event(), threading.Event()
     save = save_checkpoint
 
@@ -153,20 +141,17 @@ def written(folder: Path, *names: str) -> None:
         save_checkpoint({"format": FORMAT, "epoch": epoch, "reported": reported}, path)
 
 
-@pytest.mark.parametrize(
-    ("files", "found"),
-    [
-        (["3.v3"], "3.v3"),
-        (["4.v3", "5.v3"], "5.v3"),  # it went on and dropped what the controller knew
-        (["3.v3", "4.v3"], "4.v3"),
-        (["4.v5", "5.v5"], "5.v5"),  # the group after it did, and was lost with its reports
-        (["9.v3", "4.v5"], "4.v5"),  # the older group trains on, where nobody reaches it
-        (["3.v3", "4.v7"], "3.v3"),  # of a group after the one that begins: it cannot be
-        (["2.v5"], None),
-        ([], None),
-    ],
-)
-def test_a_job_goes_on_from_the_furthest_that_continues_what_is_known(
+@pytest.mark.parametrize(("files", "found"), [
+    (["3.v3"], "3.v3"),
+    (["4.v3", "5.v3"], "5.v3"),  # it went on and dropped what the controller knew
+    (["3.v3", "4.v3"], "4.v3"),
+    (["4.v5", "5.v5"], "5.v5"),  # the group after it did, and was lost with its reports
+    (["9.v3", "4.v5"], "4.v5"),  # the older group trains on, where nobody reaches it
+    (["3.v3", "4.v7"], "3.v3"),  # of a group after the one that begins: it cannot be
+    (["2.v5"], None),
+    ([], None),
+])  # fmt: skip
+def test_a_job_resumes_from_the_latest_continuation(
     files: list[str], found: str | None, tmp_path: Path
 ) -> None:
     written(tmp_path, *files)
@@ -177,7 +162,7 @@ def test_a_job_goes_on_from_the_furthest_that_continues_what_is_known(
     assert name == (None if found is None else f"epoch-00000{found}.pt")
 
 
-def test_a_worker_says_of_the_epochs_that_nobody_had_heard_of(tmp_path: Path) -> None:
+def test_missing_epochs_are_reported_once(tmp_path: Path) -> None:
     written(tmp_path, "6.v5")
     said: list[dict[str, object]] = []
     training = TrainingStub()
@@ -191,8 +176,6 @@ def test_a_worker_says_of_the_epochs_that_nobody_had_heard_of(tmp_path: Path) ->
 
 
 class TrainingStub:
-    """What a checkpoint is loaded into."""
-
     reported: list[dict[str, object]]
 
     def load_checkpoint(self, content: dict[str, Any]) -> None:
@@ -200,14 +183,14 @@ class TrainingStub:
 
 
 class OnlyHalf(FileIO):
-    """Takes a part of each write, as Linux does of more than 2 GiB."""
+    """A file that accepts a part of each write, as Linux does of more than 2 GiB."""
 
     def write(self, data: bytes) -> int:  # type: ignore[override]
         return super().write(memoryview(data)[: -(-len(data) // 2)])
 
 
 @pytest.mark.parametrize("size", [3, 100_000])
-def test_a_file_that_takes_a_part_of_each_write_gets_the_whole_checkpoint(
+def test_partial_writes_give_a_whole_checkpoint(
     size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(checkpoints, "FileIO", OnlyHalf)
@@ -219,7 +202,7 @@ def test_a_file_that_takes_a_part_of_each_write_gets_the_whole_checkpoint(
 
 
 class Disk:
-    """A disk with room for `room` bytes at first; while it is full, its files take nothing."""
+    """A disk with room for `room` bytes; while it is full, its files accept nothing."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, room: int) -> None:
         disk = self
@@ -240,7 +223,7 @@ class Disk:
 
 
 @pytest.mark.parametrize("room", [0, 1000, 100_000], ids=["nothing", "a header", "a part"])
-def test_on_a_disk_that_fills_up_the_old_checkpoint_stays_and_the_new_one_is_not_reported(
+def test_a_full_disk_keeps_the_old_checkpoint(
     room: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     durable: list[int] = []
@@ -268,7 +251,7 @@ def test_a_device_without_room_says_so(size: int, tmp_path: Path) -> None:
         save_checkpoint({"format": FORMAT, "w": torch.zeros(size)}, tmp_path / "x.pt")
 
 
-def test_a_checkpoint_is_written_when_a_disk_that_filled_up_under_it_has_room_again(
+def test_a_checkpoint_is_retried_until_there_is_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     durable: list[int] = []
@@ -283,7 +266,7 @@ def test_a_checkpoint_is_written_when_a_disk_that_filled_up_under_it_has_room_ag
     assert load_checkpoint(checkpoint_path(tmp_path, point(1)))["w"].equal(torch.ones(100_000))
 
 
-def test_a_state_that_cannot_be_read_back_is_told(tmp_path: Path) -> None:
+def test_an_unreadable_state_is_an_error(tmp_path: Path) -> None:
     writer = CheckpointWriter(tmp_path)
     writer.write(point(1), {"tracked": {"scheduler": Path("a class that torch refuses")}}, print)
 
@@ -292,7 +275,7 @@ def test_a_state_that_cannot_be_read_back_is_told(tmp_path: Path) -> None:
     assert list(tmp_path.glob("*.pt")) == []
 
 
-def test_a_damaged_or_missing_checkpoint_says_which_and_why(tmp_path: Path) -> None:
+def test_a_damaged_or_missing_checkpoint_is_named(tmp_path: Path) -> None:
     path = checkpoint_path(tmp_path, point(1))
     with pytest.raises(CheckpointError, match="set `checkpoints` of every agent to the same"):
         load_checkpoint(path)
@@ -311,7 +294,7 @@ def test_a_checkpoint_cannot_run_code(tmp_path: Path) -> None:
         load_checkpoint(path)
 
 
-def test_random_numbers_go_on_where_they_were(tmp_path: Path) -> None:
+def test_a_checkpoint_restores_random_numbers(tmp_path: Path) -> None:
     def draw() -> list[float]:
         return [random.random(), float(torch.rand(1)), float(np.random.rand())]  # noqa: NPY002, S311
 
@@ -324,7 +307,6 @@ def test_random_numbers_go_on_where_they_were(tmp_path: Path) -> None:
 
 
 def resumed_training() -> tuple[TrainingState, nn.Module, torch.optim.Optimizer]:
-    """A job that has just loaded its checkpoint, whose weights are 1 and momentum 2."""
     training = TrainingState(Schedule(ScheduleRow(1, (1,), 0)), stop_rule=None, rank=0)
     model = nn.Linear(1, 1, bias=False)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
@@ -335,7 +317,7 @@ def resumed_training() -> tuple[TrainingState, nn.Module, torch.optim.Optimizer]
     return training, model, optimizer
 
 
-def test_weights_that_a_script_sets_behind_load_do_not_replace_those_of_a_checkpoint() -> None:
+def test_weights_set_after_load_are_replaced() -> None:
     training, model, optimizer = resumed_training()
     model.weight.data.fill_(7.0)  # as DCGAN's weights_init does, unseen by version counters
     optimizer.state.clear()
@@ -348,7 +330,31 @@ def test_weights_that_a_script_sets_behind_load_do_not_replace_those_of_a_checkp
     assert (model.weight.item(), kept, optimizer.param_groups[0]["lr"]) == (1.0, 2.0, 0.25)
 
 
-def test_a_script_that_leaves_the_model_as_it_was_loaded_hears_nothing() -> None:
+def test_an_unchanged_model_is_not_restored() -> None:
     training, _, _ = resumed_training()
 
     assert not training.restore_loaded()
+
+
+class Counter:
+    def __init__(self) -> None:
+        self.count = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"count": self.count}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.count = state["count"]
+
+
+def test_a_late_object_rolls_back_to_its_first_state() -> None:
+    tracked, new, resumed = TrackedStates(), Counter(), Counter()
+    tracked.load({"resumed": {"count": 5}})
+    copy = tracked.states()
+    tracked.add("new", new)
+    tracked.add("resumed", resumed)
+    new.count, resumed.count = 1, 6
+
+    tracked.load(copy)
+
+    assert (new.count, resumed.count) == (0, 5)

@@ -86,7 +86,6 @@ def runner(functions: UserFunctions = FUNCTIONS) -> UnitRunner:
 
 
 def alone(config: str, visits: list[tuple[int, int]]) -> str:
-    """The digest of a configuration that never leaves its objects: no state is written or read."""
     torch.manual_seed(keyed_seed(7, config))
     trained = as_trained(model_fn({"lr": 0.01}))
     for epoch, partition in visits:
@@ -96,7 +95,7 @@ def alone(config: str, visits: list[tuple[int, int]]) -> str:
     return digest(to_frames(trained.state()))
 
 
-def test_configurations_that_hop_are_bit_equal_to_the_same_trained_alone() -> None:
+def test_hopping_configurations_equal_those_alone() -> None:
     orders = {
         "0": [(1, 2), (1, 0), (1, 3), (1, 1), (2, 0), (2, 1)],
         "1": [(1, 0), (1, 1), (1, 2), (1, 3), (2, 3), (2, 2)],
@@ -116,7 +115,7 @@ def test_configurations_that_hop_are_bit_equal_to_the_same_trained_alone() -> No
     }
 
 
-def test_a_unit_that_is_done_again_leaves_the_same() -> None:
+def test_a_repeated_unit_gives_the_same_state() -> None:
     state = runner().begin("0", {"lr": 0.01}, 7)
     first = runner().run(unit("0", 1, 2), state, evaluate=True)
     other = runner()
@@ -128,7 +127,7 @@ def test_a_unit_that_is_done_again_leaves_the_same() -> None:
     assert first.scores.keys() == {"error"}
 
 
-def test_units_differ_in_what_they_draw_by_sweep_configuration_epoch_and_partition() -> None:
+def test_units_have_seeds_of_their_own() -> None:
     keys = [(7, "0", 1, 2), (8, "0", 1, 2), (7, "1", 1, 2), (7, "0", 2, 2), (7, "0", 1, 3)]
 
     assert len({keyed_seed(*key) for key in keys}) == 5
@@ -173,9 +172,7 @@ def same(one: object, other: object) -> bool:
 
 @settings(max_examples=examples(150), deadline=None)
 @given(st.dictionaries(st.text(max_size=3), values, max_size=3))
-def test_a_state_comes_back_as_it_was_and_equal_ones_have_equal_digests(
-    state: dict[str, Any],
-) -> None:
+def test_a_decoded_state_is_equal(state: dict[str, Any]) -> None:
     frames = to_frames(state)
 
     assert same(from_frames(frames), state)
@@ -184,7 +181,7 @@ def test_a_state_comes_back_as_it_was_and_equal_ones_have_equal_digests(
 
 @settings(max_examples=examples(100), deadline=None)
 @given(st.lists(st.binary(max_size=40), max_size=3), st.data())
-def test_frames_that_are_no_state_are_refused(hostile: list[bytes], data: st.DataObject) -> None:
+def test_hostile_frames_are_refused(hostile: list[bytes], data: st.DataObject) -> None:
     good = to_frames({"weight": torch.ones(3), "step": (1, [2])})
     at = data.draw(st.integers(0, len(good[0]) - 1))
     flipped = bytearray(good[0])
@@ -196,21 +193,18 @@ def test_frames_that_are_no_state_are_refused(hostile: list[bytes], data: st.Dat
             continue
 
 
-def test_what_cannot_hop_is_named() -> None:
+def test_an_unsupported_value_is_named() -> None:
     with pytest.raises(UsageError, match=r"state\['scheduler'\]\['by'\] is a .*Path"):
         to_frames({"scheduler": {"by": Path()}})
 
 
-@pytest.mark.parametrize(
-    ("functions", "where"),
-    [
-        ({"input_fn": lambda *_: 1 / 0}, "input_fn"),
-        ({"model_fn": lambda _: 1 / 0}, "model_fn"),
-        ({"train_fn": lambda *_: 1 / 0}, "train_fn"),
-        ({"eval_fn": lambda *_: 1 / 0}, "eval_fn"),
-    ],
-)
-def test_a_function_that_raises_is_named(functions: dict[str, Any], where: str) -> None:
+@pytest.mark.parametrize(("functions", "where"), [
+    ({"input_fn": lambda *_: 1 / 0}, "input_fn"),
+    ({"model_fn": lambda _: 1 / 0}, "model_fn"),
+    ({"train_fn": lambda *_: 1 / 0}, "train_fn"),
+    ({"eval_fn": lambda *_: 1 / 0}, "eval_fn"),
+])  # fmt: skip
+def test_a_raising_function_is_named(functions: dict[str, Any], where: str) -> None:
     state = runner().begin("0", {"lr": 0.01}, 7)
     broken = UserFunctions(**{
         "input_fn": input_fn, "model_fn": model_fn, "train_fn": train_fn, "eval_fn": eval_fn,
@@ -223,24 +217,19 @@ def test_a_function_that_raises_is_named(functions: dict[str, Any], where: str) 
     assert raised.value.where == where
 
 
-@pytest.mark.parametrize(
-    ("functions", "what"),
-    [
-        ({"input_fn": lambda *_: []}, "input_fn returned no data for partition 0 of 4"),
-        ({"model_fn": lambda _: 3}, "model_fn returned a int"),
-        ({"model_fn": lambda _: Trained(model=None)}, "model_fn returned no model"),
-        ({"model_fn": lambda _: (nn.Linear(1, 1), 3)}, "optimizer (int) has no state_dict"),
-        ({"model_fn": lambda _: nn.Linear(1, 1)}, "the received state has model, optimizer"),
-        ({"train_fn": lambda *_: 3}, "train_fn returned a int"),
-        ({"train_fn": lambda *_: {"loss": "low"}}, "train_fn returned loss = 'low'"),
-        ({"train_fn": lambda *_: {7: 0.5}}, "train_fn returned a metric named '7'"),
-        ({"train_fn": lambda *_: {"a\nb": 0.5}}, "train_fn returned a metric named 'a\\nb'"),
-        ({"train_fn": lambda *_: dict.fromkeys(map(str, range(101)), 0)}, "returned 101 metrics"),
-    ],
-)
-def test_what_a_function_gives_that_cannot_be_used_is_named(
-    functions: dict[str, Any], what: str
-) -> None:
+@pytest.mark.parametrize(("functions", "what"), [
+    ({"input_fn": lambda *_: []}, "input_fn returned no data for partition 0 of 4"),
+    ({"model_fn": lambda _: 3}, "model_fn returned a int"),
+    ({"model_fn": lambda _: Trained(model=None)}, "model_fn returned no model"),
+    ({"model_fn": lambda _: (nn.Linear(1, 1), 3)}, "optimizer (int) has no state_dict"),
+    ({"model_fn": lambda _: nn.Linear(1, 1)}, "the received state has model, optimizer"),
+    ({"train_fn": lambda *_: 3}, "train_fn returned a int"),
+    ({"train_fn": lambda *_: {"loss": "low"}}, "train_fn returned loss = 'low'"),
+    ({"train_fn": lambda *_: {7: 0.5}}, "train_fn returned a metric named '7'"),
+    ({"train_fn": lambda *_: {"a\nb": 0.5}}, "train_fn returned a metric named 'a\\nb'"),
+    ({"train_fn": lambda *_: dict.fromkeys(map(str, range(101)), 0)}, "returned 101 metrics"),
+])  # fmt: skip
+def test_an_unusable_result_is_named(functions: dict[str, Any], what: str) -> None:
     state = runner().begin("0", {"lr": 0.01}, 7)
     broken = UserFunctions(**{
         "input_fn": input_fn, "model_fn": model_fn, "train_fn": train_fn, **functions,
@@ -252,16 +241,13 @@ def test_what_a_function_gives_that_cannot_be_used_is_named(
     assert what in str(raised.value)
 
 
-@pytest.mark.parametrize(
-    ("path", "what"),
-    [
-        ("train", "is no module:function"),
-        ("no_such_module:load", "No module named 'no_such_module'"),
-        ("math:no_such", "module math has no no_such"),
-        ("math:pi", "is not a function"),
-    ],
-)
-def test_a_function_that_cannot_be_imported_is_named(path: str, what: str) -> None:
+@pytest.mark.parametrize(("path", "what"), [
+    ("train", "is no module:function"),
+    ("no_such_module:load", "No module named 'no_such_module'"),
+    ("math:no_such", "module math has no no_such"),
+    ("math:pi", "is not a function"),
+])  # fmt: skip
+def test_a_failed_import_is_named(path: str, what: str) -> None:
     with pytest.raises(UsageError, match="model_fn") as raised:
         import_functions({"input_fn": "math:sin", "model_fn": path, "train_fn": "math:sin"})
 

@@ -1,4 +1,4 @@
-"""A hopper answers the group's protocol at once, and makes each attempt once."""
+"""A worker answers the group's protocol at once, and makes each attempt once."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def unit(attempt: int, worker: WorkerId = ME) -> UnitOrder:
     )  # fmt: skip
 
 
-def hopper(
+def sweep_worker(
     *heard: GroupOrder, own_id: WorkerId = ME, start_version: int = 1, rank: int = 0
 ) -> SweepWorkerOrders:
     orders = SweepWorkerOrders(own_id, Version(start_version), Rank(rank))
@@ -63,8 +63,8 @@ def formed(version: int) -> Any:
 STARTED = order(1, SWITCH, START, ME)
 
 
-def test_who_hears_of_a_group_is_a_member_of_it() -> None:
-    orders = hopper()
+def test_an_order_makes_a_worker_a_member() -> None:
+    orders = sweep_worker()
 
     assert orders.receive(order(1, PREPARE, START, ME)) == ()
     assert orders.receive(STARTED) == formed(1)
@@ -75,23 +75,23 @@ def test_who_hears_of_a_group_is_a_member_of_it() -> None:
     assert not orders.leaving
 
 
-def test_a_newcomer_is_a_member_of_the_group_that_it_was_born_for() -> None:
-    orders = hopper(own_id=OTHER, start_version=2, rank=1)
+def test_a_newcomer_is_a_member_of_its_start_group() -> None:
+    orders = sweep_worker(own_id=OTHER, start_version=2, rank=1)
 
     assert orders.receive(order(2, PREPARE, JOIN, ME, OTHER)) == ()
     assert orders.receive(order(2, SWITCH, JOIN, ME, OTHER)) == formed(2)
 
 
-def test_the_first_of_a_group_that_grows_says_where_it_could_meet() -> None:
-    orders = hopper(STARTED)
+def test_rank_0_of_a_growing_group_opens_a_store() -> None:
+    orders = sweep_worker(STARTED)
 
     opened = orders.receive(order(2, PREPARE, JOIN, ME, OTHER))
 
     assert opened == ((StoreOpened, {"group": 2, "port": 29000}),)
 
 
-def test_a_group_that_recovers_stands_still_already() -> None:
-    orders = hopper(order(2, SWITCH, JOIN, ME, OTHER))
+def test_a_recovering_group_has_quiesced() -> None:
+    orders = sweep_worker(order(2, SWITCH, JOIN, ME, OTHER))
 
     still = orders.receive(order(3, PREPARE, RECOVER, ME))
     again = orders.receive(order(3, SWITCH, RECOVER, ME))
@@ -101,8 +101,8 @@ def test_a_group_that_recovers_stands_still_already() -> None:
     assert again == formed(3)
 
 
-def test_who_is_not_in_the_group_any_more_leaves_unless_the_change_is_given_up() -> None:
-    orders = hopper(order(2, SWITCH, JOIN, ME, OTHER))
+def test_a_leaver_stays_if_the_change_is_withdrawn() -> None:
+    orders = sweep_worker(order(2, SWITCH, JOIN, ME, OTHER))
 
     assert orders.receive(order(3, SWITCH, JOIN, OTHER)) == ()
     assert orders.leaving
@@ -110,9 +110,9 @@ def test_who_is_not_in_the_group_any_more_leaves_unless_the_change_is_given_up()
     assert not orders.leaving
 
 
-def test_the_first_of_a_group_that_is_paused_says_so_and_all_leave() -> None:
-    orders = hopper(order(2, SWITCH, JOIN, ME, OTHER))
-    other = hopper(order(2, SWITCH, JOIN, ME, OTHER), own_id=OTHER, start_version=2, rank=1)
+def test_rank_0_of_a_paused_group_reports_it() -> None:
+    orders = sweep_worker(order(2, SWITCH, JOIN, ME, OTHER))
+    other = sweep_worker(order(2, SWITCH, JOIN, ME, OTHER), own_id=OTHER, start_version=2, rank=1)
     orders.samples_done = 48
 
     paused = orders.receive(order(3, SWITCH, SUSPEND))
@@ -124,8 +124,8 @@ def test_the_first_of_a_group_that_is_paused_says_so_and_all_leave() -> None:
     assert other.leaving
 
 
-def test_a_unit_is_taken_once_and_an_older_attempt_never() -> None:
-    orders = hopper(STARTED)
+def test_each_attempt_is_accepted_once() -> None:
+    orders = sweep_worker(STARTED)
 
     assert orders.assign(unit(5))
     assert orders.pop() == unit(5)
@@ -144,10 +144,8 @@ heard = st.tuples(
 
 @settings(max_examples=examples(100), deadline=None)
 @given(st.lists(heard, max_size=12))
-def test_whatever_is_heard_versions_only_grow_and_nothing_is_answered_twice(
-    orders: list[Any],
-) -> None:
-    one = hopper()
+def test_no_order_is_answered_twice(orders: list[Any]) -> None:
+    one = sweep_worker()
     answered: list[Any] = []
     for version, stage, kind, workers in orders:
         answered += one.receive(order(version, stage, kind, *workers))

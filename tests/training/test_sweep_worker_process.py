@@ -21,18 +21,18 @@ from schemas.wire.agent import (
     WorkerReady,
 )
 from schemas.wire.sweeps import StateRef
-from tests.training.hopper_crew import FUNCTIONS, HopperCrew, alone
+from tests.training.sweep_crew import FUNCTIONS, SweepCrew, alone
 
 pytestmark = pytest.mark.slow
-Crews = Callable[..., HopperCrew]
+Crews = Callable[..., SweepCrew]
 
 
 @pytest.fixture
 def crews(tmp_path: Path) -> Iterator[Crews]:
-    made: list[HopperCrew] = []
+    made: list[SweepCrew] = []
 
-    def make(source: str = FUNCTIONS, **changes: Any) -> HopperCrew:
-        made.append(HopperCrew(tmp_path, source, **changes))
+    def make(source: str = FUNCTIONS, **changes: Any) -> SweepCrew:
+        made.append(SweepCrew(tmp_path, source, **changes))
         return made[-1]
 
     yield make
@@ -40,7 +40,7 @@ def crews(tmp_path: Path) -> Iterator[Crews]:
         crew.close()
 
 
-def test_a_configuration_hops_over_nodes_and_deaths_and_is_what_it_is_alone(crews: Crews) -> None:
+def test_a_configuration_hops_over_nodes_and_deaths(crews: Crews) -> None:
     crew = crews()
     first, second, third = crew.start("a", "a", "b")
     visits = [(1, 2), (1, 0), (1, 3), (1, 1), (2, 0)]
@@ -70,14 +70,14 @@ def test_data_are_read_once_on_a_node(crews: Crews) -> None:
     crew = crews()
     first, second, other = crew.start("a", "a", "b")
 
-    for trial, hopper in enumerate((first, second, other)):
-        crew.ended(crew.unit(hopper, 1, (1, 2), trial=trial))
+    for trial, worker in enumerate((first, second, other)):
+        crew.ended(crew.unit(worker, 1, (1, 2), trial=trial))
 
     assert crew.noted().count("input_fn 2") == 2
     assert {begun.samples for begun in crew.reported(UnitBegun)} == {24}
 
 
-def test_a_group_changes_while_units_run_and_who_leaves_ends_its_unit_first(crews: Crews) -> None:
+def test_a_leaver_ends_its_unit_first(crews: Crews) -> None:
     crew = crews()
     (first,) = crew.start("a")
     held = crew.hold((1, 0))
@@ -112,7 +112,7 @@ def test_an_attempt_is_made_once(crews: Crews) -> None:
     assert [r.attempt for r in crew.reported(UnitEnded)] == [1, 2]
 
 
-def test_the_first_of_a_group_tells_how_fast_all_are(crews: Crews) -> None:
+def test_rank_0_reports_the_speed_of_the_group(crews: Crews) -> None:
     crew = crews()
     first, second = crew.start("a", "a")
     crew.ended(crew.unit(second, 1, (1, 0)))
@@ -125,7 +125,7 @@ def test_the_first_of_a_group_tells_how_fast_all_are(crews: Crews) -> None:
 
 
 @pytest.mark.parametrize("place", [-1, 600], ids=["a weight", "the header"])
-def test_a_damaged_file_is_no_state_and_another_copy_is_taken(crews: Crews, place: int) -> None:
+def test_a_damaged_file_is_replaced_by_a_copy(crews: Crews, place: int) -> None:
     crew = crews()
     first, other = crew.start("a", "b")
     one = crew.ended(crew.unit(first, 1, (1, 0)))
@@ -142,9 +142,7 @@ def test_a_damaged_file_is_no_state_and_another_copy_is_taken(crews: Crews, plac
     assert other.alive
 
 
-def test_a_state_that_nobody_has_is_the_states_fault_and_the_next_unit_goes_on(
-    crews: Crews,
-) -> None:
+def test_a_missing_state_fails_one_unit_only(crews: Crews) -> None:
     crew = crews()
     (first,) = crew.start("a")
     gone = StateRef(trial=0, version=1, digest="00" * 32)
@@ -158,23 +156,15 @@ def test_a_state_that_nobody_has_is_the_states_fault_and_the_next_unit_goes_on(
     crew.ended(crew.unit(first, 1, (1, 0), trial=1))
 
 
-@pytest.mark.parametrize(
-    ("line", "instead", "fault", "why"),
-    [
-        ('values["lr"]', 'values["rate"]', "trial", "model_fn raised KeyError: 'rate'; "),
-        ("total = 0.0", "raise SystemExit(3)", "trial", "train_fn raised SystemExit: 3; "),
-        ("total = 0.0", "raise MemoryError", "trial", "use a smaller batch or model"),
-        ('{"loss": total / 3}', "[1]", "trial", "train_fn returned a list; return numbers by name"),
-        (
-            "torch.randn(24, 5,",
-            "torch.randn(0, 5,",
-            "data",
-            "input_fn returned no data for partition 1",
-        ),
-        ("x = torch.randn(", "x = torch.rand_(", "data", "input_fn raised AttributeError: "),
-    ],
-)
-def test_a_unit_that_fails_says_whose_fault_it_is(
+@pytest.mark.parametrize(("line", "instead", "fault", "why"), [
+    ('values["lr"]', 'values["rate"]', "trial", "model_fn raised KeyError: 'rate'; "),
+    ("total = 0.0", "raise SystemExit(3)", "trial", "train_fn raised SystemExit: 3; "),
+    ("total = 0.0", "raise MemoryError", "trial", "use a smaller batch or model"),
+    ('{"loss": total / 3}', "[1]", "trial", "train_fn returned a list; return numbers by name"),
+    ("torch.randn(24, 5,", "torch.randn(0, 5,", "data", "input_fn returned no data for partition 1"),
+    ("x = torch.randn(", "x = torch.rand_(", "data", "input_fn raised AttributeError: "),
+])  # fmt: skip
+def test_a_failed_unit_reports_its_fault(
     crews: Crews, line: str, instead: str, fault: str, why: str
 ) -> None:
     crew = crews(FUNCTIONS.replace(line, instead))
@@ -187,7 +177,7 @@ def test_a_unit_that_fails_says_whose_fault_it_is(
     assert first.alive
 
 
-def test_a_disk_that_is_full_for_a_while_holds_a_unit_up_and_no_more(crews: Crews) -> None:
+def test_a_full_disk_delays_a_unit(crews: Crews) -> None:
     full = """
     import resource, threading
     least, most = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -204,9 +194,7 @@ def test_a_disk_that_is_full_for_a_while_holds_a_unit_up_and_no_more(crews: Crew
     assert find_state(first.states, 0, 1, ended.digest) is not None
 
 
-def test_functions_that_cannot_be_imported_end_the_worker_with_field_and_remedy(
-    crews: Crews,
-) -> None:
+def test_a_failed_import_names_field_and_remedy(crews: Crews) -> None:
     crew = crews(train_fn="units:train")
 
     with pytest.raises(AssertionError, match="UsageError"):
@@ -219,9 +207,7 @@ def test_functions_that_cannot_be_imported_end_the_worker_with_field_and_remedy(
     )
 
 
-def test_a_worker_on_a_slot_that_is_taken_says_so_and_is_ready_when_it_is_granted(
-    crews: Crews,
-) -> None:
+def test_a_worker_waits_for_its_slot(crews: Crews) -> None:
     crew = crews()
 
     (first,) = crew.begin("a", granted=False)
