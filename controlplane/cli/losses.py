@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 from rich.text import Text
 
-from controlplane.cli.plots import new_figure, save
+from controlplane.cli.timeline import new_figure, save
 from controlplane.prediction.convergence_curves import MAX_REPORTS, Form, job_curve
 from schemas.errors import BadFieldError
 from schemas.ids import JobId

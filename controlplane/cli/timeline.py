@@ -1,4 +1,7 @@
-"""`ones timeline`: slots over time, drawn in a terminal or into a file."""
+"""`ones timeline`: slots over time, drawn in a terminal or into a file.
+
+PNG files of slots over time, with a panel for each job.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,12 @@ import math
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from string import ascii_letters
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from cyclopts import Parameter
 from rich.console import Console
@@ -18,6 +22,7 @@ from rich.text import Text
 
 from controlplane.cli.allocations import (
     Allocation,
+    JobHistory,
     Window,
     all_slots,
     allocations_from,
@@ -29,12 +34,296 @@ from controlplane.cli.allocations import (
 )
 from controlplane.cli.job_list import cut
 from controlplane.cli.output import COMMON, Common, Exit, JobName, print_data, seconds_of
-from controlplane.cli.plots import png
 from controlplane.cli.terminal import terminal_console, width_of
 from controlplane.client import BlockingClient
-from schemas.errors import BadFieldError
-from schemas.ids import JobId, SlotId
+from schemas.errors import BadFieldError, SettingsError
+from schemas.ids import JobId, NodeId, Seconds, SlotId, node_of
 from schemas.wire.feed import FeedEvent
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+IDLE: Final = "#f3f3f3"
+STARTING: Final = "#888888"  # colour of the hatching
+RATE: Final = "#c0392b"
+MAX_PANELS: Final = 12  # of the latest jobs
+PANEL_HEIGHT: Final = 0.85  # inches
+PANELS_TITLE: Final = "each job: its state, batch size and rate"
+STATES_DRAWN: Final = ("queued", "starting", "running", "paused")
+NODE_LINE: Final = "#b0b0b0"
+LETTER_WIDTH: Final = 0.008  # width of a letter in a bar, as a share of the axis
+MAX_LABELLED_SLOTS: Final = 48  # rows that can each have a label
+LEGEND_ROWS: Final = 30
+MAX_LEGEND_JOBS: Final = 2 * LEGEND_ROWS - 2  # jobs
+
+
+def png(
+    allocations: Sequence[Allocation],
+    slots: Sequence[SlotId],
+    path: Path,
+    title: str,
+    *,
+    window: Window | None = None,
+    pasts: Mapping[JobId, JobHistory] | None = None,
+) -> None:
+    """Draw slots over time into a file, with any number of slots, and panels of jobs below.
+
+    Args:
+        window: range of the axis; default: all allocations.
+        pasts: jobs whose states, batch sizes and rates get a panel each; default: no panels.
+
+    Raises:
+        SettingsError: if matplotlib is not installed, or the file cannot be written.
+    """
+    window = window or full_window(allocations)
+    jobs = colour_indices(allocations)
+    within = [job for job, past in (pasts or {}).items() if _is_visible(past, window)]
+    panels = within[-MAX_PANELS:]
+    height = min(max(1.6 + 0.3 * len(slots), 2.5), 12.0)
+    figure = new_figure(13.0, height + PANEL_HEIGHT * len(panels))
+    axes, *below = figure.subplots(
+        1 + len(panels), 1, squeeze=False, sharex=True,
+        height_ratios=[height, *[PANEL_HEIGHT] * len(panels)],
+    )[:, 0]  # fmt: skip
+    shown = clipped(allocations, window)
+    trained = _trained(shown, pasts or {})
+    if pasts:
+        _draw_bars(axes, shown, slots, jobs, window, starting=True)
+    _draw_bars(axes, trained, slots, jobs, window)
+    for panel, job in zip(below, panels, strict=True):
+        colour = job_colour(jobs[job]) if job in jobs else NODE_LINE
+        _draw_past(panel, job, (pasts or {})[job], colour, window)
+    if len(slots) <= MAX_LABELLED_SLOTS:
+        _draw_names(axes, trained, slots, jobs, window)
+    _draw_frame(axes, slots, window)
+    _draw_legend(axes, jobs, started=pasts is not None)
+    axes.set_title(title, loc="left")
+    last = [axes, *below][-1]
+    last.set_xlabel("seconds")
+    if panels:
+        left_out = f"; {len(within) - len(panels)} older jobs have no panel" * (within != panels)
+        below[0].set_title(PANELS_TITLE + left_out, loc="left", fontsize="medium")
+        _draw_states_legend(figure)
+    save(figure, path)
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """Return an empty figure.
+
+    Raises:
+        SettingsError: if matplotlib is not installed.
+    """
+    try:
+        from matplotlib.figure import Figure  # noqa: PLC0415 - seldom needed, optional
+    except ImportError:
+        hint = "in a checkout of ONES: pip install '.[sim]'"
+        raise SettingsError("a PNG needs matplotlib", hint) from None
+    return Figure(figsize=(width, height), dpi=120, layout="constrained")
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Write a figure into a file.
+
+    Raises:
+        SettingsError: if the file cannot be written.
+    """
+    try:
+        figure.savefig(path, format="png")
+    except OSError as error:
+        raise SettingsError(f"{path}: {error.strerror}", "choose another file") from None
+
+
+def _draw_bars(
+    axes: Axes,
+    allocations: Iterable[Allocation],
+    slots: Sequence[SlotId],
+    jobs: Mapping[JobId, int],
+    window: Window,
+    *,
+    starting: bool = False,
+) -> None:
+    from matplotlib.collections import PolyCollection  # noqa: PLC0415
+
+    rows = {slot: row for row, slot in enumerate(slots)}
+    half = 0.4 if len(slots) <= MAX_LABELLED_SLOTS else 0.5
+    boxes: defaultdict[JobId, list[list[tuple[float, float]]]] = defaultdict(list)
+    for allocation in allocations:
+        if allocation.slot not in rows:
+            continue
+        left, right, row = (
+            allocation.begin - window.begin,
+            allocation.end - window.begin,
+            rows[allocation.slot],
+        )
+        low, high = row - half, row + half
+        boxes[allocation.job].append([(left, low), (right, low), (right, high), (left, high)])
+    for job, index in jobs.items():
+        look = _state_style("starting", "") if starting else {"facecolor": job_colour(index)}
+        axes.add_collection(PolyCollection(boxes[job], linewidths=0, **look))
+
+
+def _draw_names(
+    axes: Axes,
+    allocations: Sequence[Allocation],
+    slots: Sequence[SlotId],
+    jobs: Mapping[JobId, int],
+    window: Window,
+) -> None:
+    """Draw a job's name into its bars that are wide enough, once for bars below each other."""
+    row_of = {slot: row for row, slot in enumerate(slots)}
+    named: defaultdict[tuple[int, JobId], list[Allocation]] = defaultdict(list)
+    for allocation in allocations:
+        if allocation.end - allocation.begin > window.length * LETTER_WIDTH * (
+            len(allocation.job) + 1
+        ):
+            named[row_of.get(allocation.slot, -1), allocation.job].append(allocation)
+    for (row, job), here in named.items():
+        above = named.get((row - 1, job), []) if row > 0 else []
+        ink = "white" if is_dark(job_colour(jobs[job])) else "black"
+        for allocation in here:
+            if row >= 0 and not any(
+                a.begin < allocation.end and allocation.begin < a.end for a in above
+            ):
+                left = allocation.begin - window.begin + window.length * LETTER_WIDTH / 2
+                axes.text(left, row, job, color=ink, fontsize="small", va="center", clip_on=True)
+
+
+def is_dark(colour: str) -> bool:
+    """True if white is easier to read on `colour` (#rrggbb) than black."""
+    red, green, blue = (int(colour[at : at + 2], 16) for at in (1, 3, 5))
+    return 0.299 * red + 0.587 * green + 0.114 * blue < 140  # noqa: PLR2004 - by eye
+
+
+def _draw_frame(axes: Axes, slots: Sequence[SlotId], window: Window) -> None:
+    """Draw the axes, the names of rows, and a line between nodes."""
+    axes.set_xlim(0.0, window.length)
+    axes.set_ylim(max(len(slots), 1) - 0.5, -0.5)
+    axes.set_facecolor(IDLE)
+    nodes = {node: list(rows) for node, rows in groupby(range(len(slots)), _node_of_row(slots))}
+    for rows in list(nodes.values())[1:]:
+        axes.axhline(rows[0] - 0.5, color=NODE_LINE, linewidth=0.5, zorder=0.5)
+    if len(slots) <= MAX_LABELLED_SLOTS:
+        axes.set_yticks(range(len(slots)), slots)
+    else:
+        named = list(nodes.items())[:: math.ceil(len(nodes) / MAX_LABELLED_SLOTS)]
+        axes.set_yticks(
+            [(rows[0] + rows[-1]) / 2 for _, rows in named], [name for name, _ in named]
+        )
+    axes.tick_params(axis="y", length=0)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _node_of_row(slots: Sequence[SlotId]) -> Callable[[int], NodeId]:
+    return lambda row: node_of(slots[row])
+
+
+def _trained(
+    allocations: Iterable[Allocation], pasts: Mapping[JobId, JobHistory]
+) -> list[Allocation]:
+    """Return the allocations without the time in which the job was starting."""
+    found = []
+    for one in allocations:
+        spans = pasts[one.job].spans if one.job in pasts else ()
+        starts = [s.end for s in spans if s.state == "starting" and s.begin <= one.begin < s.end]
+        begin = min(max([one.begin, *starts]), one.end)
+        found.append(replace(one, begin=Seconds(begin)))
+    return found
+
+
+def _is_visible(past: JobHistory, window: Window) -> bool:
+    return any(span.end > window.begin and span.begin < window.end for span in past.spans)
+
+
+def _draw_past(axes: Axes, job: JobId, past: JobHistory, colour: str, window: Window) -> None:
+    """Draw one job: its states behind its batch size (left axis) and its rate (right axis)."""
+    for span in past.spans:
+        begin, end = span.begin - window.begin, span.end - window.begin
+        axes.axvspan(begin, end, linewidth=0, **_state_style(span.state, colour))
+    axes.text(
+        0.003, 0.93, job, transform=axes.transAxes, fontsize="small", va="top",
+        bbox={"facecolor": "white", "alpha": 0.7, "linewidth": 0, "pad": 1.0},
+    )  # fmt: skip
+    rate = axes.twinx()
+    running = [span for span in past.spans if span.state == "running"]
+    for span in running:  # a line each: the job does not train between them
+        before = [batch for at, batch in past.batches if at <= span.begin][-1:]
+        changes = [(at, batch) for at, batch in past.batches if span.begin < at <= span.end]
+        steps = [*((span.begin, batch) for batch in before), *changes]
+        steps += [(span.end, batch) for _, batch in steps[-1:]]
+        axes.step(
+            [at - window.begin for at, _ in steps], [batch for _, batch in steps],
+            where="post", color="black", linewidth=1.6,
+        )  # fmt: skip
+        within = [(at, one) for at, one in past.rates if span.begin <= at <= span.end]
+        rate.plot(
+            [at - window.begin for at, _ in within], [one for _, one in within],
+            color=RATE, linewidth=1.2, marker=".",
+        )  # fmt: skip
+    batches, rates = [batch for _, batch in past.batches], [one for _, one in past.rates]
+    axes.set_yticks([])
+    if batches:
+        ticks = sorted({min(batches), max(batches)})
+        axes.set_yscale("log", base=2)
+        axes.set_yticks(ticks, [str(tick) for tick in ticks])
+        axes.minorticks_off()
+        axes.set_ylim(min(batches) / 1.5, max(batches) * 1.5)
+    most = max(rates, default=0.0)
+    rate.set_ylim(0.0, 1.3 * most or 1.0)
+    rate.set_yticks([0.0, most] if rates else [], ["0", f"{most:.0f}"] if rates else [])
+    rate.tick_params(axis="y", colors=RATE, labelsize="small")
+    axes.tick_params(axis="y", labelsize="small")
+    for drawn in (axes, rate):
+        drawn.spines[["top", "right"]].set_visible(False)
+
+
+def _state_style(state: str, colour: str) -> dict[str, Any]:
+    """Return the style of a state behind the lines of a job."""
+    looks: dict[str, dict[str, Any]] = {
+        "queued": {"facecolor": "white", "edgecolor": "#999999", "hatch": "...."},
+        "starting": {"facecolor": IDLE, "edgecolor": STARTING, "hatch": "//////"},
+        "running": {"facecolor": colour, "alpha": 0.35},
+        "paused": {"facecolor": "#d0d0d0"},
+    }
+    return looks[state]
+
+
+def _draw_states_legend(figure: Figure) -> None:
+    from matplotlib.lines import Line2D  # noqa: PLC0415
+    from matplotlib.patches import Patch  # noqa: PLC0415
+
+    states = [Patch(label=state, **_state_style(state, "#4e79a7")) for state in STATES_DRAWN]
+    lines = [
+        Line2D([], [], color="black", linewidth=1.6, label="batch size (left)"),
+        Line2D([], [], color=RATE, marker=".", label="samples/s (right)"),
+    ]
+    figure.legend(
+        handles=[*states, *lines], loc="outside lower center", ncols=len(states) + len(lines),
+        fontsize="small", frameon=False,
+    )  # fmt: skip
+
+
+def _draw_legend(axes: Axes, jobs: Mapping[JobId, int], *, started: bool) -> None:
+    from matplotlib.patches import Patch  # noqa: PLC0415
+
+    shown = list(jobs.items())[:MAX_LEGEND_JOBS]
+    handles = [Patch(color=job_colour(index), label=job) for job, index in shown]
+    if len(jobs) > len(shown):
+        handles.append(Patch(alpha=0.0, label=f"and {len(jobs) - len(shown)} more"))
+    handles.append(Patch(facecolor=IDLE, edgecolor=NODE_LINE, linewidth=0.5, label="idle"))
+    if started:
+        handles.append(Patch(label="starting", **_state_style("starting", "")))
+    axes.legend(
+        handles=handles,
+        loc="upper left",
+        bbox_to_anchor=(1.01, 1.0),
+        ncols=math.ceil(len(handles) / LEGEND_ROWS),
+        fontsize="small",
+        frameon=False,
+        borderaxespad=0.0,
+    )
+
 
 __all__ = ["Allocation", "Window", "all_slots", "allocations_from", "png", "terminal", "timeline"]
 

@@ -24,8 +24,7 @@ from controlplane.sim.models.demands import Interference, TrainingJobs
 from controlplane.sim.models.interference import make_interference, parse_interference
 from controlplane.sim.models.job_model import TrainingModel
 from controlplane.sim.results import JobResult, SimulationResult, Trace
-from controlplane.sim.scenario import Scenario
-from controlplane.sim.scenario_loading import model_of, options_of, trace_of, usual_demands
+from controlplane.sim.scenario import Scenario, model_of, options_of, trace_of, usual_demands
 from schemas.ids import NodeId, Seconds
 
 TELEMETRY_S: Final = 30.0  # longest interval between step reports of a group

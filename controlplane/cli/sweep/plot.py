@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 from cyclopts import Parameter
 
 from controlplane.cli.output import COMMON, Common, Exit, JobName, print_data
-from controlplane.cli.plots import new_figure, save
+from controlplane.cli.timeline import new_figure, save
 from controlplane.client import BlockingClient
 from controlplane.client.sweeps.sweep import format_value
 from controlplane.client.sweeps.tables import best_of, ranked

@@ -25,13 +25,11 @@ from controlplane.core.inputs import (
 from controlplane.core.reactor import Reactor
 from controlplane.policy.api import Policy
 from controlplane.sim.cluster import RELEASE
-from controlplane.sim.engine.agents import NodeAgents
+from controlplane.sim.engine.agents import GroupTraining, NodeAgents, SharedNodes
 from controlplane.sim.engine.event_queue import FIRST, Kernel, PlannerOptions, SimOptions
-from controlplane.sim.engine.jobs import JobLog, JobProcesses, TrainingProgress
+from controlplane.sim.engine.jobs import JobLog, JobProcesses, TrainingProgress, WorkerProcesses
 from controlplane.sim.engine.planner import SimulatedPlanner
 from controlplane.sim.engine.telemetry import MeasuredFigures, StepTelemetry
-from controlplane.sim.engine.training import GroupTraining, SharedNodes
-from controlplane.sim.engine.workers import WorkerProcesses
 from controlplane.sim.models.demands import Interference
 from controlplane.sim.models.job_model import JobModel
 from controlplane.sim.results import JobResult, TraceJob

@@ -29,8 +29,8 @@ from typing import Final, Literal, get_args
 
 from controlplane.sim.cluster import TraceError
 from controlplane.sim.csv_parsing import CsvRow, parse_line, with_header, without_header
+from controlplane.sim.models.recording import write_whole
 from controlplane.sim.results import Trace, TraceJob
-from controlplane.sim.traces.recording_file import write_whole
 from schemas.ids import Seconds
 from schemas.jobs import MAX_UTILITY, Utility
 

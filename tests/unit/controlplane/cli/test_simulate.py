@@ -11,7 +11,7 @@ import pytest
 
 from controlplane.cli.sim import ended
 from controlplane.core.commands import AskForPlan
-from controlplane.sim.traces.recording_file import write_recording
+from controlplane.sim.models.recording import write_recording
 from tests.support.builders import N1, A, news
 from tests.support.commands import ones
 from tests.support.recordings import a_job, recording

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
-from controlplane.cli import plots
+from controlplane.cli import timeline
 from controlplane.cli.allocations import (
     PALETTE,
     Allocation,
@@ -24,8 +24,7 @@ from controlplane.cli.allocations import (
     job_colour,
     job_histories,
 )
-from controlplane.cli.plots import is_dark, png
-from controlplane.cli.timeline import shown_window, terminal
+from controlplane.cli.timeline import is_dark, png, shown_window, terminal
 from schemas.errors import SettingsError
 from schemas.ids import JobId, NodeId, Seconds, SlotId, slot_id
 from schemas.wire.feed import FeedEvent
@@ -313,7 +312,7 @@ def test_a_png_has_a_panel_of_each_job_with_its_states_batch_and_rate(
 ) -> None:
     pytest.importorskip("matplotlib")
     figures: list[Any] = []
-    monkeypatch.setattr(plots, "save", lambda figure, _: figures.append(figure))
+    monkeypatch.setattr(timeline, "save", lambda figure, _: figures.append(figure))
 
     png(
         allocations_from(LIFE, 14.0), (S0,), Path("unused.png"), "slots",

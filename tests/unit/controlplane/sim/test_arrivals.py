@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from numpy.random import Generator, default_rng
 from numpy.typing import NDArray
 
-from controlplane.sim.traces.arrivals import (
+from controlplane.sim.traces.generators import (
     GAP_S,
     GPU_TIME_S,
     GPUS,

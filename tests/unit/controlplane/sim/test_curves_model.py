@@ -25,8 +25,7 @@ from controlplane.sim.models.job_model import packed
 from controlplane.sim.models.recorded_curves import descend, hinge, least_squares, minimise, softmax
 from controlplane.sim.results import LossLeft, SizeChange, TraceJob
 from controlplane.sim.run import simulate
-from controlplane.sim.scenario import SLAQ, Scenario
-from controlplane.sim.scenario_loading import trace_of
+from controlplane.sim.scenario import SLAQ, Scenario, trace_of
 from schemas.ids import Seconds
 from schemas.jobs import problems
 from tests.support.simulated import FREE, ToyModel, job

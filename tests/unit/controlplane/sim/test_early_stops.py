@@ -8,8 +8,7 @@ from controlplane.sim.cluster import TraceError
 from controlplane.sim.models.job_model import EarlyStops
 from controlplane.sim.models.table2 import Table2Model
 from controlplane.sim.results import TraceJob
-from controlplane.sim.scenario import Scenario
-from controlplane.sim.scenario_loading import model_of
+from controlplane.sim.scenario import Scenario, model_of
 from schemas.ids import Seconds
 
 WHOLE = Table2Model()

@@ -14,7 +14,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from controlplane.sim.analysis.result_files import load
 from controlplane.sim.cluster import ResultsError
 from controlplane.sim.experiment import (
     Cell,
@@ -24,6 +23,7 @@ from controlplane.sim.experiment import (
     bar,
     cell_key,
     grid,
+    load,
     run,
 )
 from controlplane.sim.results import SimulationResult

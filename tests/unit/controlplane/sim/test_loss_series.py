@@ -12,21 +12,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controlplane.sim.analysis.loss_plots import (
-    normalised_loss,
-    slots_by_loss,
-    times_to_reductions,
-)
-from controlplane.sim.analysis.loss_series import (
+from controlplane.sim.analysis.comparison import means
+from controlplane.sim.analysis.plots import draw as draw_all
+from controlplane.sim.analysis.plots import normalised_loss, slots_by_loss, times_to_reductions
+from controlplane.sim.analysis.summary import (
     LOSS_FIGURES,
     loss_figures,
     loss_series,
     mean_time_to,
+    summary,
     time_to,
 )
-from controlplane.sim.analysis.plots import draw as draw_all
-from controlplane.sim.analysis.report_tables import means
-from controlplane.sim.analysis.summary import summary
 from controlplane.sim.results import JobResult, LossLeft, SimulationResult, SizeChange
 from schemas.ids import Seconds
 from tests.support.sim_results import job_result, result

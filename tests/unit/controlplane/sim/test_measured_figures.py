@@ -13,8 +13,7 @@ from controlplane.sim.engine.event_queue import SimOptions
 from controlplane.sim.engine.telemetry import MeasuredFigures
 from controlplane.sim.models.job_model import StepParts
 from controlplane.sim.run import simulate
-from controlplane.sim.scenario import Scenario
-from controlplane.sim.scenario_loading import costs_of
+from controlplane.sim.scenario import Scenario, costs_of
 from tests.support.simulated import (
     RATE,
     S0,

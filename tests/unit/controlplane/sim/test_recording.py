@@ -24,10 +24,11 @@ from controlplane.sim.models.recording import (
     Family,
     Recording,
     Submission,
+    read_recording,
+    write_recording,
 )
 from controlplane.sim.results import Trace, TraceJob
 from controlplane.sim.traces.journal_recording import recording_from_journal
-from controlplane.sim.traces.recording_file import read_recording, write_recording
 from schemas.ids import Seconds, Term
 from schemas.jobs import JobSpec, StopRule
 from tests.support import builders

@@ -10,14 +10,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from controlplane.sim.analysis.result_files import (
-    append,
-    job_rows,
-    load,
-    read_parquet,
-    write_parquet,
-)
 from controlplane.sim.cluster import ResultsError
+from controlplane.sim.experiment import append, job_rows, load, read_parquet, write_parquet
 from controlplane.sim.results import SlotAllocation
 from schemas.ids import Seconds
 from tests.support.sim_results import job_result, result, times

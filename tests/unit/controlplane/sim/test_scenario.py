@@ -16,8 +16,7 @@ from controlplane.policy.registry import POLICIES, check_options
 from controlplane.sim.cluster import NodeGroup, TraceError, node_specs
 from controlplane.sim.results import Trace
 from controlplane.sim.run import simulate
-from controlplane.sim.scenario import Scenario
-from controlplane.sim.scenario_loading import options_of, trace_of
+from controlplane.sim.scenario import Scenario, options_of, trace_of
 from schemas.errors import SettingsError
 from tests.support.simulated import FREE, ToyModel, job, simulated_run
 

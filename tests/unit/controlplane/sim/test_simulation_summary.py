@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from controlplane.sim.analysis.paired_comparison import Interval, compare, mean_interval
+from controlplane.sim.analysis.comparison import Interval, compare, mean_interval
 from controlplane.sim.analysis.summary import summary
 from controlplane.sim.cluster import ResultsError
 from controlplane.sim.results import StartForecast

@@ -23,9 +23,17 @@ from controlplane.sim.models.job_model import (
     TrainingModel,
     packed,
 )
-from controlplane.sim.models.table2 import WORKLOADS, Table2Model, closest, duration_s
+from controlplane.sim.models.table2 import (
+    WORKLOADS,
+    Table2Model,
+    closest,
+    duration_s,
+    lost_epochs,
+    step_parts,
+    step_s,
+    sync_s,
+)
 from controlplane.sim.models.table2_constants import ROWS, SOURCES, Row, source
-from controlplane.sim.models.table2_physics import lost_epochs, step_parts, step_s, sync_s
 from controlplane.sim.results import TraceJob
 from controlplane.sim.traces.generators import generate
 from schemas.ids import Seconds

@@ -9,8 +9,7 @@ from controlplane.journal.database import input_from
 from controlplane.journal.replay import replay
 from controlplane.sim.cluster import NodeGroup, TraceError
 from controlplane.sim.run import simulate
-from controlplane.sim.scenario import Scenario
-from controlplane.sim.scenario_loading import trace_of
+from controlplane.sim.scenario import Scenario, trace_of
 from controlplane.sim.traces.generators import generate, with_utilities
 from schemas.codec import encode
 from schemas.ids import Seconds
