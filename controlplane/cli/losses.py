@@ -11,8 +11,8 @@ import msgspec
 import numpy as np
 from rich.text import Text
 
-from controlplane.cli.timeline import new_figure, save
 from controlplane.prediction.convergence_curves import MAX_REPORTS, Form, job_curve
+from controlplane.sim.analysis.plot_style import new_figure, save
 from schemas.errors import BadFieldError
 from schemas.ids import JobId
 from schemas.jobs import ENDED
@@ -214,7 +214,7 @@ def loss_png(curve: LossCurve, path: Path) -> None:
 
     Raises:
         BadFieldError: if there is no loss to draw.
-        SettingsError: if matplotlib is not installed, or the file cannot be written.
+        ResultsError: if matplotlib is not installed, or the file cannot be written.
     """
     everything = _shown(curve)
     if not everything:
@@ -247,7 +247,7 @@ def loss_png(curve: LossCurve, path: Path) -> None:
         _draw_batches(axes, curve.batches)
     axes.set_title(title, loc="left")
     figure.legend(loc="outside lower center", ncols=5, frameon=False, fontsize="small")
-    save(figure, path)
+    save(figure, path, ".png")
 
 
 def _draw_batches(axes: Any, batches: Sequence[tuple[float, int]]) -> None:

@@ -1,7 +1,4 @@
-"""`ones timeline`: slots over time, drawn in a terminal or into a file.
-
-PNG files of slots over time, with a panel for each job.
-"""
+"""`ones timeline`: slots over time, drawn in a terminal or into a PNG with a panel for each job."""
 
 from __future__ import annotations
 
@@ -9,7 +6,7 @@ import math
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
@@ -36,8 +33,18 @@ from controlplane.cli.job_list import cut
 from controlplane.cli.output import COMMON, Common, Exit, JobName, print_data, seconds_of
 from controlplane.cli.terminal import terminal_console, width_of
 from controlplane.client import BlockingClient
-from schemas.errors import BadFieldError, SettingsError
-from schemas.ids import JobId, NodeId, Seconds, SlotId, node_of
+from controlplane.sim.analysis.plot_style import (
+    IDLE,
+    NODE_LINE,
+    Bar,
+    draw_bars,
+    name_bars,
+    new_figure,
+    save,
+    slot_axes,
+)
+from schemas.errors import BadFieldError
+from schemas.ids import JobId, Seconds, SlotId
 from schemas.wire.feed import FeedEvent
 
 if TYPE_CHECKING:
@@ -45,16 +52,12 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-IDLE: Final = "#f3f3f3"
 STARTING: Final = "#888888"  # colour of the hatching
 RATE: Final = "#c0392b"
 MAX_PANELS: Final = 12  # of the latest jobs
 PANEL_HEIGHT: Final = 0.85  # inches
 PANELS_TITLE: Final = "each job: its state, batch size and rate"
 STATES_DRAWN: Final = ("queued", "starting", "running", "paused")
-NODE_LINE: Final = "#b0b0b0"
-LETTER_WIDTH: Final = 0.008  # width of a letter in a bar, as a share of the axis
-MAX_LABELLED_SLOTS: Final = 48  # rows that can each have a label
 LEGEND_ROWS: Final = 30
 MAX_LEGEND_JOBS: Final = 2 * LEGEND_ROWS - 2  # jobs
 
@@ -75,10 +78,10 @@ def png(
         pasts: jobs whose states, batch sizes and rates get a panel each; default: no panels.
 
     Raises:
-        SettingsError: if matplotlib is not installed, or the file cannot be written.
+        ResultsError: if matplotlib is not installed, or the file cannot be written.
     """
     window = window or full_window(allocations)
-    jobs = colour_indices(allocations)
+    jobs = {job: job_colour(index) for job, index in colour_indices(allocations).items()}
     within = [job for job, past in (pasts or {}).items() if _is_visible(past, window)]
     panels = within[-MAX_PANELS:]
     height = min(max(1.6 + 0.3 * len(slots), 2.5), 12.0)
@@ -88,16 +91,14 @@ def png(
         height_ratios=[height, *[PANEL_HEIGHT] * len(panels)],
     )[:, 0]  # fmt: skip
     shown = clipped(allocations, window)
-    trained = _trained(shown, pasts or {})
+    trained = _bars(_trained(shown, pasts or {}), window)
+    slot_axes(axes, slots, window.length)
     if pasts:
-        _draw_bars(axes, shown, slots, jobs, window, starting=True)
-    _draw_bars(axes, trained, slots, jobs, window)
+        draw_bars(axes, _bars(shown, window), slots, dict.fromkeys(jobs, _state_style("starting")))
+    draw_bars(axes, trained, slots, {job: {"facecolor": colour} for job, colour in jobs.items()})
+    name_bars(axes, trained, slots, jobs, window.length)
     for panel, job in zip(below, panels, strict=True):
-        colour = job_colour(jobs[job]) if job in jobs else NODE_LINE
-        _draw_past(panel, job, (pasts or {})[job], colour, window)
-    if len(slots) <= MAX_LABELLED_SLOTS:
-        _draw_names(axes, trained, slots, jobs, window)
-    _draw_frame(axes, slots, window)
+        _draw_past(panel, job, (pasts or {})[job], jobs.get(job, NODE_LINE), window)
     _draw_legend(axes, jobs, started=pasts is not None)
     axes.set_title(title, loc="left")
     last = [axes, *below][-1]
@@ -106,117 +107,14 @@ def png(
         left_out = f"; {len(within) - len(panels)} older jobs have no panel" * (within != panels)
         below[0].set_title(PANELS_TITLE + left_out, loc="left", fontsize="medium")
         _draw_states_legend(figure)
-    save(figure, path)
+    save(figure, path, ".png")
 
 
-def new_figure(width: float, height: float) -> Figure:
-    """Return an empty figure.
-
-    Raises:
-        SettingsError: if matplotlib is not installed.
-    """
-    try:
-        from matplotlib.figure import Figure  # noqa: PLC0415 - seldom needed, optional
-    except ImportError:
-        hint = "in a checkout of ONES: pip install '.[sim]'"
-        raise SettingsError("a PNG needs matplotlib", hint) from None
-    return Figure(figsize=(width, height), dpi=120, layout="constrained")
-
-
-def save(figure: Figure, path: Path) -> None:
-    """Write a figure into a file.
-
-    Raises:
-        SettingsError: if the file cannot be written.
-    """
-    try:
-        figure.savefig(path, format="png")
-    except OSError as error:
-        raise SettingsError(f"{path}: {error.strerror}", "choose another file") from None
-
-
-def _draw_bars(
-    axes: Axes,
-    allocations: Iterable[Allocation],
-    slots: Sequence[SlotId],
-    jobs: Mapping[JobId, int],
-    window: Window,
-    *,
-    starting: bool = False,
-) -> None:
-    from matplotlib.collections import PolyCollection  # noqa: PLC0415
-
-    rows = {slot: row for row, slot in enumerate(slots)}
-    half = 0.4 if len(slots) <= MAX_LABELLED_SLOTS else 0.5
-    boxes: defaultdict[JobId, list[list[tuple[float, float]]]] = defaultdict(list)
-    for allocation in allocations:
-        if allocation.slot not in rows:
-            continue
-        left, right, row = (
-            allocation.begin - window.begin,
-            allocation.end - window.begin,
-            rows[allocation.slot],
-        )
-        low, high = row - half, row + half
-        boxes[allocation.job].append([(left, low), (right, low), (right, high), (left, high)])
-    for job, index in jobs.items():
-        look = _state_style("starting", "") if starting else {"facecolor": job_colour(index)}
-        axes.add_collection(PolyCollection(boxes[job], linewidths=0, **look))
-
-
-def _draw_names(
-    axes: Axes,
-    allocations: Sequence[Allocation],
-    slots: Sequence[SlotId],
-    jobs: Mapping[JobId, int],
-    window: Window,
-) -> None:
-    """Draw a job's name into its bars that are wide enough, once for bars below each other."""
-    row_of = {slot: row for row, slot in enumerate(slots)}
-    named: defaultdict[tuple[int, JobId], list[Allocation]] = defaultdict(list)
-    for allocation in allocations:
-        if allocation.end - allocation.begin > window.length * LETTER_WIDTH * (
-            len(allocation.job) + 1
-        ):
-            named[row_of.get(allocation.slot, -1), allocation.job].append(allocation)
-    for (row, job), here in named.items():
-        above = named.get((row - 1, job), []) if row > 0 else []
-        ink = "white" if is_dark(job_colour(jobs[job])) else "black"
-        for allocation in here:
-            if row >= 0 and not any(
-                a.begin < allocation.end and allocation.begin < a.end for a in above
-            ):
-                left = allocation.begin - window.begin + window.length * LETTER_WIDTH / 2
-                axes.text(left, row, job, color=ink, fontsize="small", va="center", clip_on=True)
-
-
-def is_dark(colour: str) -> bool:
-    """True if white is easier to read on `colour` (#rrggbb) than black."""
-    red, green, blue = (int(colour[at : at + 2], 16) for at in (1, 3, 5))
-    return 0.299 * red + 0.587 * green + 0.114 * blue < 140  # noqa: PLR2004 - by eye
-
-
-def _draw_frame(axes: Axes, slots: Sequence[SlotId], window: Window) -> None:
-    """Draw the axes, the names of rows, and a line between nodes."""
-    axes.set_xlim(0.0, window.length)
-    axes.set_ylim(max(len(slots), 1) - 0.5, -0.5)
-    axes.set_facecolor(IDLE)
-    nodes = {node: list(rows) for node, rows in groupby(range(len(slots)), _node_of_row(slots))}
-    for rows in list(nodes.values())[1:]:
-        axes.axhline(rows[0] - 0.5, color=NODE_LINE, linewidth=0.5, zorder=0.5)
-    if len(slots) <= MAX_LABELLED_SLOTS:
-        axes.set_yticks(range(len(slots)), slots)
-    else:
-        named = list(nodes.items())[:: math.ceil(len(nodes) / MAX_LABELLED_SLOTS)]
-        axes.set_yticks(
-            [(rows[0] + rows[-1]) / 2 for _, rows in named], [name for name, _ in named]
-        )
-    axes.tick_params(axis="y", length=0)
-    axes.spines[["top", "right"]].set_visible(False)
-
-
-def _node_of_row(slots: Sequence[SlotId]) -> Callable[[int], NodeId]:
-    return lambda row: node_of(slots[row])
+def _bars(allocations: Iterable[Allocation], window: Window) -> list[Bar]:
+    return [
+        Bar(one.slot, one.job, one.begin - window.begin, one.end - window.begin)
+        for one in allocations
+    ]
 
 
 def _trained(
@@ -278,7 +176,7 @@ def _draw_past(axes: Axes, job: JobId, past: JobHistory, colour: str, window: Wi
         drawn.spines[["top", "right"]].set_visible(False)
 
 
-def _state_style(state: str, colour: str) -> dict[str, Any]:
+def _state_style(state: str, colour: str = "#4e79a7") -> dict[str, Any]:
     """Return the style of a state behind the lines of a job."""
     looks: dict[str, dict[str, Any]] = {
         "queued": {"facecolor": "white", "edgecolor": "#999999", "hatch": "...."},
@@ -293,7 +191,7 @@ def _draw_states_legend(figure: Figure) -> None:
     from matplotlib.lines import Line2D  # noqa: PLC0415
     from matplotlib.patches import Patch  # noqa: PLC0415
 
-    states = [Patch(label=state, **_state_style(state, "#4e79a7")) for state in STATES_DRAWN]
+    states = [Patch(label=state, **_state_style(state)) for state in STATES_DRAWN]
     lines = [
         Line2D([], [], color="black", linewidth=1.6, label="batch size (left)"),
         Line2D([], [], color=RATE, marker=".", label="samples/s (right)"),
@@ -304,25 +202,20 @@ def _draw_states_legend(figure: Figure) -> None:
     )  # fmt: skip
 
 
-def _draw_legend(axes: Axes, jobs: Mapping[JobId, int], *, started: bool) -> None:
+def _draw_legend(axes: Axes, jobs: Mapping[JobId, str], *, started: bool) -> None:
     from matplotlib.patches import Patch  # noqa: PLC0415
 
     shown = list(jobs.items())[:MAX_LEGEND_JOBS]
-    handles = [Patch(color=job_colour(index), label=job) for job, index in shown]
+    handles = [Patch(color=colour, label=job) for job, colour in shown]
     if len(jobs) > len(shown):
         handles.append(Patch(alpha=0.0, label=f"and {len(jobs) - len(shown)} more"))
     handles.append(Patch(facecolor=IDLE, edgecolor=NODE_LINE, linewidth=0.5, label="idle"))
     if started:
-        handles.append(Patch(label="starting", **_state_style("starting", "")))
+        handles.append(Patch(label="starting", **_state_style("starting")))
     axes.legend(
-        handles=handles,
-        loc="upper left",
-        bbox_to_anchor=(1.01, 1.0),
-        ncols=math.ceil(len(handles) / LEGEND_ROWS),
-        fontsize="small",
-        frameon=False,
-        borderaxespad=0.0,
-    )
+        handles=handles, loc="upper left", bbox_to_anchor=(1.01, 1.0), borderaxespad=0.0,
+        ncols=math.ceil(len(handles) / LEGEND_ROWS), fontsize="small", frameon=False,
+    )  # fmt: skip
 
 
 __all__ = ["Allocation", "Window", "all_slots", "allocations_from", "png", "terminal", "timeline"]
