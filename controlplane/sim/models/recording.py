@@ -377,21 +377,30 @@ def read_recording(path: Path) -> Recording:
     Raises:
         TraceError: if the file cannot be read or is not a recording; names file and line.
     """
-    lines = _lines(path)
-    first = _next(path, lines, 1)
-    found = _decoded(path, 1, first, _Kind, NO_RECORDING)
+    lines = _Lines(path)
+    first = lines.read()
+    found = lines.decode(first, _Kind, NO_RECORDING)
     if found.version != VERSION:
-        what = f"{path}:1: a recording of version {found.version}"
-        raise TraceError(what, f"this release reads version {VERSION}: export it again")
-    header = _decoded(path, 1, first, Header, NO_RECORDING)
-    _check_nodes(path, header.nodes)
-    families = _read_families(path, lines, header)
-    jobs = _read_jobs(path, lines, header, families)
-    if next(lines, b"").strip():
-        what = f"{path}:{2 + len(families) + len(jobs)}: more lines than the header states"
-        raise TraceError(what, "export it again")
-    if not jobs:
-        raise TraceError(f"{path}:1: no jobs", "record a window in which some were submitted")
+        hint = f"this release reads version {VERSION}: export it again"
+        raise lines.refusal(f"a recording of version {found.version}", hint)
+    header = lines.decode(first, Header, NO_RECORDING)
+    if not header.nodes or any(group.count < 1 or group.slots < 1 for group in header.nodes):
+        raise lines.refusal("a cluster without slots", "give nodes with some", "nodes")
+    if any(group.model not in RELATIVE_SPEEDS for group in header.nodes):
+        raise lines.refusal("unknown GPU type", "leave it empty", "nodes")
+    if not header.jobs:
+        raise lines.refusal("no jobs", "record a cluster to which some were submitted")
+    families: dict[str, Family] = {}
+    jobs: dict[str, Submission] = {}
+    for _ in range(header.families):
+        family = lines.decode(lines.read(), Family)
+        lines.add(family.name, family, families)
+    for _ in range(header.jobs):
+        job = lines.decode(lines.read(), Submission)
+        lines.add(job.name, job, jobs)
+        _check_job(lines, job, families)
+    if lines.read(at_end=True).strip():
+        raise lines.refusal("more lines than the header states", "export it again")
     return Recording(
         name=header.name,
         nodes=header.nodes,
@@ -402,75 +411,56 @@ def read_recording(path: Path) -> Recording:
     )
 
 
-def _read_families(path: Path, lines: Iterator[bytes], header: Header) -> dict[str, Family]:
-    families: dict[str, Family] = {}
-    for number in range(2, 2 + header.families):
-        family = _decoded(path, number, _next(path, lines, number), Family)
-        _only_once(path, number, family.name, families)
-        families[family.name] = family
-    return families
+class _Lines:
+    """Lines of a recording's file; errors name the file and the line read last."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._number, self._rest = path, 0, self._open(path)
+
+    def _open(self, path: Path) -> Iterator[bytes]:
+        try:
+            with path.open("rb") as file:
+                while raw := file.readline(MAX_LINE_BYTES):
+                    yield raw
+        except OSError as error:
+            raise TraceError(f"{path}: {error.strerror}", "name a readable file") from None
+        except ValueError as error:  # a NUL in the path
+            raise TraceError(f"{str(path)!r}: {error}", "name a readable file") from None
+
+    def read(self, *, at_end: bool = False) -> bytes:
+        """Return the next line; none left is an error, or empty `at_end`."""
+        self._number += 1
+        raw = next(self._rest, b"")
+        if not at_end and (not raw or self._number > MAX_LINES):
+            early = "the file ends before all its jobs"
+            raise self.refusal(early if self._number > 1 else "the file is empty", NO_RECORDING)
+        return raw
+
+    def decode(self, raw: bytes, line: type[Line], hint: str = "export it again") -> Line:
+        """Decode the line read last."""
+        try:
+            return msgspec.json.decode(raw, type=line)
+        except (ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
+            raise self.refusal(str(error), hint) from None
+
+    def add(self, name: str, line: Line, known: dict[str, Line]) -> None:
+        """Add a line to those of its kind, whose names are unique."""
+        if name in known:
+            raise self.refusal(f"{name!r} is duplicated", "delete one")
+        known[name] = line
+
+    def refusal(self, problem: str, hint: str, field: str | None = None) -> TraceError:
+        """Return the error of the line read last, to be raised."""
+        return TraceError(f"{self._path}:{self._number}: {problem}", hint, field)
 
 
-def _read_jobs(
-    path: Path, lines: Iterator[bytes], header: Header, families: dict[str, Family]
-) -> dict[str, Submission]:
-    jobs: dict[str, Submission] = {}
-    first = 2 + len(families)
-    for number in range(first, first + header.jobs):
-        job = _decoded(path, number, _next(path, lines, number), Submission)
-        _only_once(path, number, job.name, jobs)
-        _check_job(path, number, job, families)
-        jobs[job.name] = job
-    return jobs
-
-
-def _lines(path: Path) -> Iterator[bytes]:
-    try:
-        with path.open("rb") as file:
-            while raw := file.readline(MAX_LINE_BYTES):
-                yield raw
-    except OSError as error:
-        raise TraceError(f"{path}: {error.strerror}", "name a readable file") from None
-    except ValueError as error:  # a NUL in the path
-        raise TraceError(f"{str(path)!r}: {error}", "name a readable file") from None
-
-
-def _next(path: Path, lines: Iterator[bytes], number: int) -> bytes:
-    raw = next(lines, None)
-    if raw is None or number > MAX_LINES:
-        what = f"{path}:{number}: the file ends before all its jobs" if number > 1 else str(path)
-        raise TraceError(what if number > 1 else f"{what}:1: the file is empty", NO_RECORDING)
-    return raw
-
-
-def _decoded(
-    path: Path, number: int, raw: bytes, line: type[Line], hint: str = "export it again"
-) -> Line:
-    try:
-        return msgspec.json.decode(raw, type=line)
-    except (ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
-        raise TraceError(f"{path}:{number}: {error}", hint) from None
-
-
-def _only_once(path: Path, number: int, name: str, known: dict[str, Line]) -> None:
-    if name in known:
-        raise TraceError(f"{path}:{number}: {name!r} is duplicated", "delete one")
-
-
-def _check_nodes(path: Path, nodes: tuple[NodeGroup, ...]) -> None:
-    if not nodes or any(group.count < 1 or group.slots < 1 for group in nodes):
-        raise TraceError(f"{path}:1: a cluster without slots", "give nodes with some", "nodes")
-    if any(group.model not in RELATIVE_SPEEDS for group in nodes):
-        raise TraceError(f"{path}:1: unknown GPU type", "leave it empty", "nodes")
-
-
-def _check_job(path: Path, number: int, job: Submission, families: dict[str, Family]) -> None:
+def _check_job(lines: _Lines, job: Submission, families: Mapping[str, Family]) -> None:
     if job.family not in families:
-        what = f"{path}:{number}: job {job.name}: there is no line for family {job.family!r}"
-        raise TraceError(what, "add a line for the family, or delete the job", "family")
+        problem = f"job {job.name}: there is no line for family {job.family!r}"
+        raise lines.refusal(problem, "add a line for the family, or delete the job", "family")
     if job.ended == "cancelled" and job.ended_after_s is None:
-        what = f"{path}:{number}: job {job.name} was cancelled at an unknown time"
-        raise TraceError(what, "give its ended_after_s", "ended_after_s")
-    for problem in problems(job.spec):
-        what = f"{path}:{number}: job {job.name}: {problem.field}: {problem.what}"
-        raise TraceError(what, problem.remedy, problem.field)
+        problem = f"job {job.name} was cancelled at an unknown time"
+        raise lines.refusal(problem, "give its ended_after_s", "ended_after_s")
+    for wrong in problems(job.spec):
+        problem = f"job {job.name}: {wrong.field}: {wrong.what}"
+        raise lines.refusal(problem, wrong.remedy, wrong.field)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Final, Literal
 from zlib import crc32
@@ -26,7 +26,7 @@ from controlplane.sim.models.job_model import (
     StepParts,
     Throughput,
     TrainingModel,
-    job_name,
+    job_spec,
     packed,
 )
 from controlplane.sim.models.table2_constants import (
@@ -71,11 +71,8 @@ def noise_scale(row: Row, share: float) -> float:
 def efficiency(row: Row, batch: int, phi: float) -> float:
     """Return the value of a sample relative to the first batch: (phi + m0) / (phi + m).
 
-    McCandlish et al. 2018, and Pollux section 3.1.
-
-    Args:
-        batch: m, global, samples.
-        phi: noise scale, samples.
+    McCandlish et al. 2018, and Pollux section 3.1. The global batch m and the noise scale phi are
+    in samples.
     """
     return (phi + row.first) / (phi + batch)
 
@@ -86,10 +83,7 @@ def lost_epochs(before: int, batch: int) -> float:
     ONES section 3.3.2 and figure 13: after an abrupt increase the loss needs many epochs to
     recover, after a gradual one (figure 14) it does not. A decrease lowers the learning rate with
     it, and disturbs nothing. Paper: no formula; here each doubling beyond the first costs the same.
-
-    Args:
-        before: global batch, samples; 0: none.
-        batch: new global batch, samples.
+    A batch `before` of 0 is none.
     """
     if before <= 0 or batch <= SAFE_JUMP * before:
         return 0.0
@@ -102,13 +96,9 @@ def reports(
     """Return the reports after 0, 1, ... epochs.
 
     The accuracy is above its target in exactly the epochs after `to_target`. The loss follows 1 /
-    (b0 k + b1) + b2 (Optimus, section 3.1).
-
-    Args:
-        to_target: epochs, at least 1.
-        phi: noise scale of each running epoch, samples; one more than there are epochs.
-        erratic: with plateaus, spikes and more noise; ONES section 2.1: many curves are not
-            smooth.
+    (b0 k + b1) + b2 (Optimus, section 3.1); `erratic` ones have plateaus, spikes and more noise:
+    many curves are not smooth (ONES section 2.1). `phi` has the noise scale of each running epoch
+    in samples, one more than there are epochs.
     """
     done = np.arange(len(phi), dtype=np.float64)
     measured = np.exp(NOISE_SPREAD * rng.standard_normal(done.size))
@@ -178,10 +168,6 @@ def step_parts(row: Row, placement: Placement, batch: int) -> StepParts:
     A local batch above memory takes several passes. Only the last one overlaps with the
     synchronisation: T = sqrt(T_grad^2 + T_sync^2), as in Pollux section 3.2 with gamma 2. The part
     of T beyond the gradients counts as synchronisation.
-
-    Args:
-        placement: slots on each node.
-        batch: global, samples.
     """
     local = math.ceil(batch / sum(placement))
     passes = math.ceil(local / row.memory)
@@ -259,33 +245,20 @@ GPU_TIME: Final = "gpu-time:"  # prefix of a workload given by its GPU seconds
 Steps = dict[tuple[Placement, int], StepParts]  # by placement and global batch
 
 
+@dataclass(eq=False)
 class Table2Model(TrainingModel):
     """Model of the jobs of the paper's Table 2."""
 
-    def __init__(self, *, stated: bool = False, erratic: bool = False) -> None:
-        """Choose the users' statements and the kind of curves.
-
-        Args:
-            stated: users state the epochs of their jobs; otherwise a target accuracy.
-            erratic: losses have plateaus, spikes and more noise.
-        """
-        self._stated = stated
-        self._erratic = erratic
-        self._steps: dict[str, Steps] = {name: {} for name in ROWS}
+    stated: bool = False  # users state the epochs of their jobs; otherwise a target accuracy
+    erratic: bool = False  # losses have plateaus, spikes and more noise
+    # Application -> (placement, global batch) -> parts of a step; a cache that all jobs share.
+    steps: dict[str, Steps] = field(default_factory=lambda: {name: {} for name in ROWS})
 
     def job_model(
         self, job: TraceJob, batch: Literal["fixed", "elastic"], *, seed: int
     ) -> Table2Job:
         """Return the model of a job, which has the same length for either kind of batch."""
-        return Table2Job(
-            job,
-            self._workload(job),
-            steps=self._steps,
-            batch=batch,
-            seed=seed,
-            stated=self._stated,
-            erratic=self._erratic,
-        )
+        return Table2Job(job, self._workload(job), self, batch=batch, seed=seed)
 
     def _workload(self, job: TraceJob) -> Workload:
         if job.slots < 1 or 0 < job.batch < job.slots or job.batch < 0:
@@ -314,23 +287,12 @@ class Table2Job(JobModel):
         self,
         job: TraceJob,
         workload: Workload,
+        model: Table2Model,
         *,
-        steps: dict[str, Steps],
         batch: Literal["fixed", "elastic"],
         seed: int,
-        stated: bool,
-        erratic: bool,
     ) -> None:
-        """Draw the job's length and noise from `seed` and its name.
-
-        Args:
-            job: of a trace; a recorded job states its number of samples.
-            steps: application -> (placement, global batch) -> parts of a step; a cache that all
-                jobs share.
-            batch: "fixed" or "elastic", as in `TrainingModel.job_model`.
-            stated: True if the user states the epochs; otherwise a target accuracy.
-            erratic: True if losses have plateaus, spikes and more noise.
-        """
+        """Draw the job's length and noise from `seed` and its name."""
         row = workload.row
         rng = default_rng((seed, crc32(job.name.encode())))
         usual = row.epochs * math.exp(EPOCHS_SPREAD * rng.standard_normal())
@@ -341,11 +303,13 @@ class Table2Job(JobModel):
         self._row = row
         self.epochs = self._to_target + ABOVE_TARGET
         self._phi = [noise_scale(row, epoch / self._to_target) for epoch in range(self.epochs + 1)]
-        self._reports = reports(row, self._to_target, self._phi, rng, erratic=erratic)
-        self._steps = steps[workload.application]
+        self._reports = reports(row, self._to_target, self._phi, rng, erratic=model.erratic)
+        self._steps = model.steps[workload.application]
         self._throughputs: dict[tuple[Placement, int, int], Throughput] = {}
-        stop = _stop(row, self.epochs, stated=stated)
-        if stated and job.utility is not None:  # a stated deadline implies a known length
+        stop = StopRule(metric="accuracy", at_least=row.target, consecutive=ABOVE_TARGET)
+        if model.stated:
+            stop = StopRule(epochs=self.epochs)
+        if model.stated and job.utility is not None:  # a stated deadline implies a known length
             stop = StopRule(samples=self.epochs * workload.samples)
         self.spec = _spec(job, workload, stop, batch)
         self.costs = costs_of(row)
@@ -419,12 +383,6 @@ TYPICAL_COSTS: Final = ChangeCosts(
 )
 
 
-def _stop(row: Row, epochs: int, *, stated: bool) -> StopRule:
-    if stated:
-        return StopRule(epochs=epochs)
-    return StopRule(metric="accuracy", at_least=row.target, consecutive=ABOVE_TARGET)
-
-
 def _spec(
     job: TraceJob, workload: Workload, stop: StopRule, batch: Literal["fixed", "elastic"]
 ) -> JobSpec:
@@ -432,16 +390,13 @@ def _spec(
     first = most = job.batch or row.tuned * job.slots
     if batch == "elastic":
         first, most = row.first, row.most
-    return JobSpec(
-        name=job_name(job.name),
-        script="train.py",
+    return job_spec(
+        job,
         args=(workload.name,),
         family=workload.name,
         batch_size=first,
         max_batch_size=most,
         max_local_batch=max(first, row.memory),  # above memory: in several passes
         slots=(1, max(MOST_SLOTS, job.slots)),
-        slots_wanted=job.slots,
         stop=stop,
-        retries=1,
     )

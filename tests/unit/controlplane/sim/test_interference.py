@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from controlplane.sim.cluster import TraceError
-from controlplane.sim.models.demands import DEMANDS, Demand, Interference, demand_of, speed_shares
+from controlplane.sim.models.demands import DEMANDS, Demand, Interference, demand_of
 from controlplane.sim.models.interference import (
     DistributedInterference,
     InterferenceSpec,
@@ -133,6 +133,14 @@ def crowds(draw: st.DrawFn) -> tuple[On, ToyJobs]:
             on[node][job] = draw(st.integers(1, 2))
     families = {job: draw(st.sampled_from([*SIX, "bert", "something"])) for job in names}
     return on, ToyJobs(on, families, draw(st.integers(0, 3)))
+
+
+def speed_shares(rule: Interference, on: On) -> dict[JobId, float]:
+    jobs = dict.fromkeys(job for here in on.values() for job in here)
+    return {
+        job: rule.remaining_speed(job, {node: here for node, here in on.items() if job in here})
+        for job in jobs
+    }
 
 
 def rules_of(jobs: ToyJobs, pairs: Path) -> list[Interference]:

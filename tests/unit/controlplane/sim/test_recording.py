@@ -125,9 +125,9 @@ def complaint(path: Path) -> str:
     return str(caught.value).replace(str(path), "FILE")
 
 
-def refused(path: Path, *window: float) -> str:
+def refused(path: Path) -> str:
     with pytest.raises(TraceError) as caught:
-        recording_from_journal(path, *(Seconds(at) for at in window))
+        recording_from_journal(path)
     return str(caught.value).replace(str(path), "FILE")
 
 
@@ -199,23 +199,7 @@ def test_what_a_job_was_told_in_confidence_is_not_in_the_file(tmp_path: Path) ->
     assert b"ann" not in (tmp_path / "week").read_bytes()
 
 
-def test_users_keep_their_names_where_that_is_asked_for(tmp_path: Path) -> None:
-    controller = busy_cluster()
-    journal = journal_of(controller, tmp_path)
-
-    assert [job.user for job in recording_from_journal(journal, users=True).jobs] == ["ann", "bob"]
-
-
-def test_a_window_counts_from_its_first_submission_and_learns_from_all(tmp_path: Path) -> None:
-    journal = journal_of(busy_cluster(), tmp_path)
-
-    (job,) = recording_from_journal(journal, Seconds(1005.0), Seconds(1015.0)).jobs
-
-    assert (job.name, job.at, job.ended_after_s) == ("b-2", 0.0, 10.0)
-    assert refused(journal, 5000.0).startswith("FILE: no job was submitted in that window")
-
-
-def test_the_cluster_is_as_it_was_when_it_had_most_slots_in_the_window(tmp_path: Path) -> None:
+def test_the_recorded_cluster_is_the_one_with_most_slots(tmp_path: Path) -> None:
     controller = cluster_of(n1=2, n2=3)
     controller.lose(N2)
     controller.now += 10.0
@@ -226,7 +210,6 @@ def test_the_cluster_is_as_it_was_when_it_had_most_slots_in_the_window(tmp_path:
         NodeGroup(count=1, slots=3),
         NodeGroup(count=1, slots=2),
     )
-    assert recording_from_journal(journal, Seconds(1005.0)).nodes == (NodeGroup(count=1, slots=2),)
 
 
 def test_a_job_that_had_not_ended_is_taken_with_the_work_it_stated(tmp_path: Path) -> None:

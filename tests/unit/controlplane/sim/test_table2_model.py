@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import fields
 from typing import Literal
 
 import numpy as np
 import pytest
-from numpy.random import Generator
 
 from controlplane.sim.cluster import TraceError
 from controlplane.sim.models import table2_constants
@@ -35,6 +33,7 @@ from controlplane.sim.models.table2 import (
 )
 from controlplane.sim.models.table2_constants import ROWS, SOURCES, Row, source
 from controlplane.sim.results import TraceJob
+from controlplane.sim.traces import generators
 from controlplane.sim.traces.generators import generate
 from schemas.ids import Seconds
 from schemas.jobs import StopRule, problems
@@ -67,14 +66,6 @@ def job_model_of(
 ) -> JobModel:
     checked: TrainingModel = training_model or Table2Model()
     return checked.job_model(trace_job(workload, name=name, slots=slots), batch, seed=seed)
-
-
-def gpu_hours(rng: Generator, count: int) -> Sequence[float]:
-    return [float(gpu_s) for gpu_s in rng.lognormal(math.log(1000.0), 1.5, count)]
-
-
-def every(_: Generator, count: int, mean_s: float) -> Sequence[float]:
-    return [mean_s * number for number in range(count)]
 
 
 # --- the table
@@ -467,31 +458,26 @@ def test_a_restart_takes_longer_for_larger_models() -> None:
 
 
 def test_a_trace_is_the_same_for_the_same_seed_and_another_for_another() -> None:
-    one, same, other = (
-        generate(jobs=50, seed=seed, arrivals=every, gpu_times=gpu_hours) for seed in (1, 1, 2)
-    )
+    one, same, other = (generate(jobs=50, seed=seed) for seed in (1, 1, 2))
 
     assert one == same
     assert one.jobs != other.jobs
 
 
-def test_every_sampled_gpu_time_is_replaced_by_the_closest_workload() -> None:
-    trace = generate(
-        jobs=40,
-        seed=3,
-        arrivals=every,
-        mean_interval_s=10.0,
-        gpu_times=lambda _, count: [1500.0] * count,
-    )
+def test_every_sampled_gpu_time_is_replaced_by_the_closest_workload(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(generators, "sample", lambda _, count: [1500.0] * count)
 
-    assert [job.at for job in trace.jobs] == [10.0 * number for number in range(40)]
+    trace = generate(jobs=40, seed=3)
+
     assert [job.workload for job in trace.jobs] == [
         closest(1500.0, job.slots) for job in trace.jobs
     ]
 
 
 def test_users_ask_for_few_slots_more_often_than_for_many() -> None:
-    trace = generate(jobs=2000, seed=1, mix="uniform", arrivals=every)
+    trace = generate(jobs=2000, seed=1, mix="uniform")
     counts = Counter(job.slots for job in trace.jobs)
 
     assert [counts[slots] / 2000 for slots in (1, 2, 4, 8)] == pytest.approx(
@@ -501,10 +487,8 @@ def test_users_ask_for_few_slots_more_often_than_for_many() -> None:
 
 
 def test_crashes_and_impatience_strike_their_shares_and_change_nothing_else() -> None:
-    calm = generate(jobs=1000, seed=1, mix="uniform", arrivals=every)
-    rough = generate(
-        jobs=1000, seed=1, mix="uniform", arrivals=every, crash_share=0.2, cancel_share=0.1
-    )
+    calm = generate(jobs=1000, seed=1, mix="uniform")
+    rough = generate(jobs=1000, seed=1, mix="uniform", crash_share=0.2, cancel_share=0.1)
     crashed = [job.crashes_at for job in rough.jobs if job.crashes_at is not None]
     cancelled = [job for job in rough.jobs if job.cancelled_after_s is not None]
 
@@ -526,7 +510,6 @@ def test_a_trace_that_cannot_be_is_refused(jobs: int, interval: float, crash: fl
             jobs=jobs,
             seed=1,
             mix="uniform",
-            arrivals=every,
             mean_interval_s=interval,
             crash_share=crash,
         )
