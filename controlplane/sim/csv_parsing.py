@@ -31,11 +31,7 @@ class CsvRow:
     values: Mapping[str, str]  # column -> text, stripped
 
     def text(self, column: str) -> str:
-        """Return a non-empty, printable text of at most `MAX_TEXT` characters.
-
-        Raises:
-            TraceError: if the value is empty, too long or not printable.
-        """
+        """Return a non-empty, printable text of at most `MAX_TEXT` characters."""
         value = self.values[column]
         if not value:
             raise self.error(column, "is empty", "write a value there, or delete the line")
@@ -46,11 +42,7 @@ class CsvRow:
         return value
 
     def number(self, column: str, least: float = 0.0, most: float = MAX_NUMBER) -> float:
-        """Return a number between `least` and `most`.
-
-        Raises:
-            TraceError: if the value is empty, not a number or out of range.
-        """
+        """Return a number between `least` and `most`."""
         value = self.values[column]
         if not value:
             raise self.error(column, "is empty", "write a number there, or delete the line")
@@ -63,11 +55,7 @@ class CsvRow:
         return number + 0.0  # no minus zero
 
     def whole(self, column: str, least: int = 0, most: int = int(MAX_NUMBER)) -> int:
-        """Return an integer between `least` and `most`; 4.0 counts as one.
-
-        Raises:
-            TraceError: if the value is empty, not an integer or out of range.
-        """
+        """Return an integer between `least` and `most`; 4.0 counts as one."""
         number = self.number(column, least, most)
         if not number.is_integer():
             said = f"{_short(self.values[column])} is not a whole number"

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
-import importlib
 import multiprocessing
 import os
 import signal
@@ -117,82 +116,6 @@ def _decoded(path: Path, number: int, line: bytes, kind: type[T]) -> T:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         problem = f"{path}:{number}: {error}"
         raise ResultsError(problem, "delete the line to simulate it again") from None
-
-
-PARQUET_EXTRA: Final = "parquet"  # extra of this package
-COLUMNS: Final = (
-    "job",
-    "application",
-    "submitted_at",
-    "started_at",
-    "ended_at",
-    "state",
-    "jct_s",
-    "queued_s",
-    "exec_s",
-    "slot_s",
-    "rescales",
-    "batch_changes",
-    "trained_s",
-    "extrapolated_s",
-    "counted",
-)
-
-
-def job_rows(results: Iterable[SimulationResult]) -> list[dict[str, Any]]:
-    """Return a row per job and result: `COLUMNS` and its simulation; options as JSON text."""
-    return [
-        {
-            "policy": result.policy,
-            "options": _text(result.options),
-            "setting": _text(result.setting),
-            "seed": result.seed,
-            "slots": result.slots,
-            **{column: getattr(job, column) for column in COLUMNS},
-        }
-        for result in results
-        for job in result.jobs
-    ]
-
-
-def write_parquet(results: Iterable[SimulationResult], path: Path) -> None:
-    """Write the table of `job_rows` into a Parquet file.
-
-    Raises:
-        ResultsError: if pyarrow is not installed, or the file cannot be written.
-    """
-    arrow, parquet = _pyarrow(), _pyarrow("parquet")
-    try:
-        parquet.write_table(arrow.Table.from_pylist(job_rows(results)), path)
-    except OSError as error:
-        raise ResultsError(f"{path}: {error}", "choose another file") from None
-
-
-def read_parquet(path: Path) -> list[dict[str, Any]]:
-    """Read the rows that `write_parquet` wrote.
-
-    Raises:
-        ResultsError: if pyarrow is not installed, or the file cannot be read.
-    """
-    arrow, parquet = _pyarrow(), _pyarrow("parquet")
-    try:
-        rows: list[dict[str, Any]] = parquet.read_table(path).to_pylist()
-    except (OSError, arrow.ArrowException) as error:
-        raise ResultsError(f"{path}: {error}", "name a Parquet file") from None
-    return rows
-
-
-def _text(value: dict[str, object]) -> str:
-    return msgspec.json.encode(value, order="deterministic").decode()
-
-
-def _pyarrow(part: str = "") -> Any:
-    """Import pyarrow on demand: it is large and optional."""
-    try:
-        return importlib.import_module(f"pyarrow.{part}" if part else "pyarrow")
-    except ImportError:
-        hint = f"in a checkout of ONES: pip install '.[{PARQUET_EXTRA}]'"
-        raise ResultsError("Parquet files need pyarrow", hint) from None
 
 
 MAX_SHOWN_FAILURES: Final = 5  # failures described in a message

@@ -98,18 +98,9 @@ def _build(
 ) -> tuple[Simulation, SimulatedPlanner]:
     scenario, found, kernel = run.scenario, run.entry, Kernel()
     sim_options = SimOptions(
-        instant_changes=scenario.instant_changes,
+        scenario,
         whole_seconds=run.model.whole_seconds,
         telemetry_s=TELEMETRY_S if hears_steps(run.policy, run.options) else 0.0,
-        round_s=scenario.round_s,
-        stall_s=scenario.stall_s,
-        first_stall_s=scenario.first_stall_s,
-        prepare_s=scenario.prepare_s,
-        share_families=scenario.share_families,
-        record_allocations=scenario.record_allocations,
-        noise=scenario.report_noise,
-        noise_scale_error=scenario.noise_scale_error,
-        noise_scale_alone=scenario.information == "perfect",
         seed=run.seed,
     )
     planner_options = PlannerOptions(

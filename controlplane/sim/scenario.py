@@ -1,6 +1,6 @@
 """Scenario of a simulation as a value: workload, cluster, costs.
 
-Loading of what a scenario names: training model, trace, costs, options of the policy.
+`model_of`, `trace_of`, `costs_of` and `options_of` load what a scenario names.
 """
 
 from __future__ import annotations
@@ -40,10 +40,28 @@ from controlplane.sim.traces.generators import (
 )
 from controlplane.sim.traces.trace_csv import read_trace
 
-MAX_STALL_S: Final = 500.0  # less than every deadline of the core
 HONEST_NOISE: Final = 0.05  # of speeds measured over two seconds; chosen
-MAX_NOISE: Final = 2.0
-MAX_SCALE_ERROR: Final = 1000.0
+# Field -> smallest and largest value, and the remedy.
+BOUNDS: Final[Mapping[str, tuple[float, float, str]]] = {
+    **dict.fromkeys(
+        ("round_s", "latency_s", "node_loss_s", "node_back_s", "generations", "think_s"),
+        (0.0, math.inf, "correct it"),
+    ),
+    **dict.fromkeys(("interval_s", "work_core_s"), (1e-6, math.inf, "correct it")),
+    "jobs": (1, math.inf, "correct it"),
+    "job_s": (1e-3, math.inf, "correct it"),
+    **dict.fromkeys(
+        ("stall_s", "first_stall_s", "prepare_s"),  # less than every deadline of the core
+        (0.0, 500.0, "give less: a cluster cancels longer changes"),
+    ),
+    **dict.fromkeys(
+        ("crash_share", "cancel_share", "early_share"), (0.0, 1.0, "give a share of the jobs")
+    ),
+    "warm_up": (0.0, 1.0 - 1e-9, "give a share of the jobs below 1"),
+    "noise": (0.0, 2.0, "give 0.05 for a relative error of 5%"),
+    "noise_scale_error": (1.0, 1000.0, "give a factor; 4: up to 4 times too large or small"),
+    "scaling": (1e-9, 1.0, "give 1 for speeds as many times as there are slots"),
+}
 
 
 class Scenario(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,7 +105,30 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         """Check all values."""
-        _check(self)
+        for name, (least, most, remedy) in BOUNDS.items():
+            value = getattr(self, name)
+            if value is not None and not (math.isfinite(value) and least <= value <= most):
+                wanted = (
+                    f"from {least:g} to {most:g}" if most < math.inf else f"of at least {least:g}"
+                )
+                raise TraceError(f"{name}: {value} is not a number {wanted}", remedy, name)
+        if self.early_share and self.physics not in {"table2", "profiles"}:
+            problem = f"early_share: physics {self.physics} has no scripts that leave early"
+            raise TraceError(problem, "choose physics table2 or profiles, or give 0", "early_share")
+        if self.utilities and (self.workload or self.physics != "table2"):
+            problem = "utilities are given to the jobs of a generated trace"
+            hint = "write columns value, deadline_s and decay into the file"
+            raise TraceError(problem, hint, "utilities")
+        if not self.nodes or any(group.count < 1 or group.slots < 1 for group in self.nodes):
+            raise TraceError(
+                "the cluster has no slots", "give nodes with at least one GPU", "nodes"
+            )
+        for group in self.nodes:
+            if group.model not in RELATIVE_SPEEDS:
+                known = ", ".join(name for name in RELATIVE_SPEEDS if name)
+                problem = f"GPU type {group.model!r} is unknown"
+                raise TraceError(problem, f"choose from {known}", "nodes")
+        parse_interference(self.interference)
 
     @property
     def slots(self) -> int:
@@ -115,61 +156,6 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     def instant_changes(self) -> bool:
         """True if slots change hands in no time: in rounds, as in the published simulators."""
         return self.round_s > 0.0
-
-
-def _check(scenario: Scenario) -> None:
-    least = {
-        "jobs": 1, "interval_s": 1e-6, "warm_up": 0.0, "round_s": 0.0, "latency_s": 0.0,
-        "crash_share": 0.0, "cancel_share": 0.0, "early_share": 0.0, "node_loss_s": 0.0,
-        "node_back_s": 0.0, "generations": 0, "think_s": 0.0, "work_core_s": 1e-6, "job_s": 1e-3,
-    }  # fmt: skip
-    for name, low in least.items():
-        _bounded(name, getattr(scenario, name), low)
-    for name in ("stall_s", "first_stall_s", "prepare_s"):
-        value = getattr(scenario, name)
-        if value is not None:
-            _bounded(name, value, 0.0)
-            if value > MAX_STALL_S:
-                problem = f"{name}: a cluster cancels changes that take {value:g} s"
-                raise TraceError(problem, f"give at most {MAX_STALL_S:g}", name)
-    for name in ("warm_up", "crash_share", "cancel_share", "early_share"):
-        if getattr(scenario, name) > 1.0 - (name == "warm_up") * 1e-9:
-            raise TraceError(f"{name} {getattr(scenario, name)} is no share", "give 0 to 1", name)
-    if scenario.early_share and scenario.physics not in {"table2", "profiles"}:
-        problem = f"early_share: physics {scenario.physics} has no scripts that leave early"
-        raise TraceError(problem, "choose physics table2 or profiles, or give 0", "early_share")
-    _check_reports(scenario)
-    if not 0.0 < scenario.scaling <= 1.0:
-        problem = f"scaling: {scenario.scaling} is not above 0 and at most 1"
-        raise TraceError(problem, "give 1 for speeds as many times as there are slots", "scaling")
-    if scenario.slots < 1 or any(g.count < 1 or g.slots < 1 for g in scenario.nodes):
-        raise TraceError("the cluster has no slots", "give nodes with at least one GPU", "nodes")
-    if scenario.utilities and (scenario.workload or scenario.physics != "table2"):
-        problem = "utilities are given to the jobs of a generated trace"
-        hint = "write columns value, deadline_s and decay into the file"
-        raise TraceError(problem, hint, "utilities")
-    unknown = [group.model for group in scenario.nodes if group.model not in RELATIVE_SPEEDS]
-    if unknown:
-        known = ", ".join(name for name in RELATIVE_SPEEDS if name)
-        raise TraceError(f"GPU type {unknown[0]!r} is unknown", f"choose from {known}", "nodes")
-    parse_interference(scenario.interference)
-
-
-def _check_reports(scenario: Scenario) -> None:
-    if scenario.noise is not None and not 0.0 <= scenario.noise <= MAX_NOISE:
-        problem = f"noise: {scenario.noise} is not a relative error from 0 to {MAX_NOISE:g}"
-        raise TraceError(problem, "give 0.05 for 5%", "noise")
-    if not 1.0 <= scenario.noise_scale_error <= MAX_SCALE_ERROR:
-        problem = f"noise_scale_error: {scenario.noise_scale_error} is not a factor of at least 1"
-        hint = f"give 1 to {MAX_SCALE_ERROR:g}; 4: up to 4 times too large or small"
-        raise TraceError(problem, hint, "noise_scale_error")
-
-
-def _bounded(name: str, value: float, least: float) -> None:
-    if not math.isfinite(value) or value < least:
-        raise TraceError(
-            f"{name}: {value} is not a number of at least {least:g}", "correct it", name
-        )
 
 
 # SLAQ section 3: 160 jobs, 15 s apart, on 20 nodes of 32 cores; all count.
@@ -212,38 +198,26 @@ def model_of(scenario: Scenario) -> TrainingModel:
     Raises:
         TraceError: if its tables or its recording cannot be used.
     """
-    model = _whole_model_of(scenario)
+    costs, stated = costs_of(scenario), scenario.knowledge == "L3"
+    model: TrainingModel
+    match scenario.physics:
+        case "profiles":
+            folder, rounds = Path(scenario.profiles), scenario.instant_changes
+            model = ProfilesModel(folder, costs, stated=stated, whole_seconds=rounds)
+        case "recorded":
+            model = RecordedModel(recording_of(scenario), costs, stated=stated)
+        case "curves":
+            model = CurvesModel(
+                curves_of(scenario).by_name(), costs, stated=stated,
+                work_core_s=scenario.work_core_s, scaling=scenario.scaling,
+            )  # fmt: skip
+        case "harmony":
+            model = HarmonyModel(
+                costs, slots_per_node=scenario.widest, job_s=scenario.job_s, stated=stated
+            )
+        case "table2":
+            model = Table2Model(stated=stated, erratic=scenario.erratic)
     return EarlyStops(model, scenario.early_share) if scenario.early_share else model
-
-
-def _whole_model_of(scenario: Scenario) -> TrainingModel:
-    """Return the model in which all jobs train to their end."""
-    stated = scenario.knowledge == "L3"
-    if scenario.physics == "profiles":
-        return ProfilesModel(
-            Path(scenario.profiles),
-            costs_of(scenario),
-            stated=stated,
-            whole_seconds=scenario.instant_changes,
-        )
-    if scenario.physics == "recorded":
-        return RecordedModel(recording_of(scenario), costs_of(scenario), stated=stated)
-    if scenario.physics == "curves":
-        return CurvesModel(
-            curves_of(scenario).by_name(),
-            costs_of(scenario),
-            work_core_s=scenario.work_core_s,
-            scaling=scenario.scaling,
-            stated=stated,
-        )
-    if scenario.physics == "harmony":
-        return HarmonyModel(
-            costs_of(scenario),
-            slots_per_node=scenario.widest,
-            job_s=scenario.job_s,
-            stated=stated,
-        )
-    return Table2Model(stated=stated, erratic=scenario.erratic)
 
 
 def usual_demands(scenario: Scenario) -> tuple[Demand, ...]:
@@ -288,40 +262,17 @@ def trace_of(scenario: Scenario, seed: int) -> Trace:
         return read_trace(Path(scenario.workload))
     if scenario.physics == "profiles":
         raise TraceError("the profiles have no generator", "give --workload FILE.csv", "workload")
+    drawn: dict[str, Any] = {
+        "jobs": scenario.jobs, "seed": seed, "arrivals": scenario.arrivals,
+        "mean_interval_s": scenario.interval_s, "crash_share": scenario.crash_share,
+        "cancel_share": scenario.cancel_share, "most_slots": scenario.slots,
+    }  # fmt: skip
     if scenario.physics == "curves":
-        return generate_curves(
-            curves_of(scenario).curves,
-            jobs=scenario.jobs,
-            seed=seed,
-            arrivals=scenario.arrivals,
-            mean_interval_s=scenario.interval_s,
-            crash_share=scenario.crash_share,
-            cancel_share=scenario.cancel_share,
-            work_core_s=scenario.work_core_s,
-            most_slots=scenario.slots,
-        )
+        curves = curves_of(scenario).curves
+        return generate_curves(curves, work_core_s=scenario.work_core_s, **drawn)
     if scenario.physics == "harmony":
-        return generate_harmony(
-            jobs=scenario.jobs,
-            seed=seed,
-            arrivals=scenario.arrivals,
-            mean_interval_s=scenario.interval_s,
-            exchange=scenario.exchange,
-            job_s=scenario.job_s,
-            crash_share=scenario.crash_share,
-            cancel_share=scenario.cancel_share,
-            most_slots=scenario.slots,
-        )
-    trace = generate(
-        jobs=scenario.jobs,
-        seed=seed,
-        mix=scenario.mix,
-        arrivals=scenario.arrivals,
-        mean_interval_s=scenario.interval_s,
-        crash_share=scenario.crash_share,
-        cancel_share=scenario.cancel_share,
-        most_slots=scenario.slots,
-    )
+        return generate_harmony(exchange=scenario.exchange, job_s=scenario.job_s, **drawn)
+    trace = generate(mix=scenario.mix, **drawn)
     if not scenario.utilities:
         return trace
     return with_utilities(trace, seed, lambda job: duration_s(job.workload, job.slots))

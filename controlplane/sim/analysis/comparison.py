@@ -1,9 +1,7 @@
-"""Tables of results for the terminal and as JSON.
+"""Comparison of policies: paired by job, with intervals and tests; tables and JSON of results.
 
 Results are grouped by size of the cluster and policy: means over seeds, and one policy compared
 with each other one.
-
-Paired comparison of two policies on the same jobs, with confidence intervals and tests.
 """
 
 from __future__ import annotations
@@ -59,9 +57,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     greater_p: float  # small: the first is slower; ONES table 4 has it near 1
 
 
-def compare(
-    first: Sequence[SimulationResult], second: Sequence[SimulationResult], *, seed: int = 0
-) -> Comparison:
+def compare(first: Sequence[SimulationResult], second: Sequence[SimulationResult]) -> Comparison:
     """Compare two policies on the simulations of equal setting and seed that both have.
 
     Means are over all pairs of jobs. Intervals come from a bootstrap that first draws simulations,
@@ -69,9 +65,6 @@ def compare(
     simulation only jobs are drawn, and the interval does not cover other traces. Wilcoxon's
     signed-rank tests are on pairs of jobs, as in table 4 of ONES, which treats them as independent:
     the p values are smaller than repeated simulations would support.
-
-    Args:
-        seed: of the bootstrap; equal seeds give equal intervals.
 
     Raises:
         ResultsError: if the policies have no simulation, or no finished job, in common; or a
@@ -96,24 +89,23 @@ def compare(
         second_mean_s=float(every[:, 1].mean()),
         difference_s=float((every[:, 0] - every[:, 1]).mean()),
         ratio=_ratio(every[:, 0].mean(), every[:, 1].mean()),
-        **_intervals(times, np.random.default_rng(seed)),
+        **_intervals(times, np.random.default_rng(0)),
         **_wilcoxon(every[:, 0] - every[:, 1]),
     )
 
 
-def mean_interval(values: Sequence[float], *, seed: int = 0) -> Interval:
+def mean_interval(values: Sequence[float]) -> Interval:
     """Return a bootstrap interval of the mean; a single value is its own interval."""
     given = np.asarray(values, dtype=float)
-    drawn = np.random.default_rng(seed).integers(len(given), size=(RESAMPLES, len(given)))
+    drawn = np.random.default_rng(0).integers(len(given), size=(RESAMPLES, len(given)))
     return _interval(given[drawn].mean(axis=1))
 
 
 def _by_simulation(results: Sequence[SimulationResult]) -> dict[str, SimulationResult]:
     found: dict[str, SimulationResult] = {}
     for result in results:
-        simulation = msgspec.json.encode(
-            (result.setting, result.seed), order="deterministic"
-        ).decode()
+        parts = (result.setting, result.seed)
+        simulation = msgspec.json.encode(parts, order="deterministic").decode()
         if simulation in found:
             problem = f"{result.policy} has two results of seed {result.seed} in the same setting"
             raise ResultsError(problem, "compare one policy with one set of options at a time")
@@ -240,38 +232,25 @@ def comparison_json(results: Sequence[SimulationResult], ours: str) -> dict[str,
 
 
 COLUMNS: Final[Mapping[str, str]] = {  # heading -> figure, of a comparison
-    "avg JCT s": "avg_jct_s",
-    "geo": "geo_jct_s",
-    "p50": "p50_jct_s",
-    "p90": "p90_jct_s",
-    "p99": "p99_jct_s",
-    "exec": "avg_exec_s",
-    "queue": "avg_queue_s",
-    "makespan": "makespan_s",
-    "rho": "ftf_mean",
-    "worst": "ftf_worst",
-    "unfair": "ftf_unfair_share",
-    "busy": "utilisation",
-    "re-scales": "rescales_per_job",
-    "ms/decision": "decision_ms_mean",
+    "avg JCT s": "avg_jct_s", "geo": "geo_jct_s", "p50": "p50_jct_s", "p90": "p90_jct_s",
+    "p99": "p99_jct_s", "exec": "avg_exec_s", "queue": "avg_queue_s", "makespan": "makespan_s",
+    "rho": "ftf_mean", "worst": "ftf_worst", "unfair": "ftf_unfair_share", "busy": "utilisation",
+    "re-scales": "rescales_per_job", "ms/decision": "decision_ms_mean",
     "extrapolated": "extrapolated_share",
-}
+}  # fmt: skip
 LOSS_COLUMNS: Final[Mapping[str, str]] = {  # heading -> figure, where jobs have losses
-    "t90 s": "t90_s",
-    "t95 s": "t95_s",
-    "mean loss": "mean_loss",
-    "loss area s": "loss_area_s",
-    "cores high": "cores_high",
-    "medium": "cores_medium",
-    "low": "cores_low",
-    "avg JCT s": "avg_jct_s",
-    "p99": "p99_jct_s",
-    "makespan": "makespan_s",
-}
+    "t90 s": "t90_s", "t95 s": "t95_s", "mean loss": "mean_loss", "loss area s": "loss_area_s",
+    "cores high": "cores_high", "medium": "cores_medium", "low": "cores_low",
+    "avg JCT s": "avg_jct_s", "p99": "p99_jct_s", "makespan": "makespan_s",
+}  # fmt: skip
 UTILITY_FIGURES: Final = (  # figures where jobs state utilities
     "utility", "utility_share", "rejected", "promised", "promises_kept", "promises_broken",
     "lateness_s",
 )  # fmt: skip
+LAST_ROWS: Final = {
+    "lower bound of avg_jct_s": "bound_avg_jct_s", "times the bound": "vs_bound",
+    "events": "events", "seconds it took": "wall_s",
+}  # fmt: skip
 EXTRAPOLATED: Final = (
     "{share} of the training time was spent in groups of a kind that was never measured:\n"
     "their speeds are extrapolated (docs/simulator.md)."
@@ -281,18 +260,15 @@ EXTRAPOLATED: Final = (
 def print_result(result: SimulationResult) -> None:
     """Print the table of one simulation."""
     console, figures = _console(), summary(result)
-    table = _table(f"{result.policy} on {result.slots} slots, seed {result.seed}")
-    table.add_column("measure")
-    table.add_column("value", justify="right")
+    title = f"{result.policy} on {result.slots} slots, seed {result.seed}"
+    table = _table(title, "measure", "value")
     of_losses = [name for name in LOSS_FIGURES if name in figures]
     for name in ("jobs", *of_losses, *MEANS[:-1], "unfinished", "failed", "cancelled"):
         table.add_row(name, _cell(figures[name]))
     for name in UTILITY_FIGURES if figures["utility"] is not None else ():
         table.add_row(name, _cell(figures[name]))
-    table.add_row("lower bound of avg_jct_s", _cell(figures["bound_avg_jct_s"]))
-    table.add_row("times the bound", _cell(figures["vs_bound"]))
-    table.add_row("events", _cell(figures["events"]))
-    table.add_row("seconds it took", _cell(figures["wall_s"]))
+    for text, name in LAST_ROWS.items():
+        table.add_row(text, _cell(figures[name]))
     console.print(table)
     if figures["extrapolated_share"]:
         console.print(EXTRAPOLATED.format(share=f"{figures['extrapolated_share']:.0%}"))
@@ -320,11 +296,7 @@ def print_comparison(results: Sequence[SimulationResult], ours: str) -> None:
 def _side_by_side(
     title: str, results: Mapping[str, Sequence[SimulationResult]], columns: Mapping[str, str]
 ) -> Table:
-    table = _table(title)
-    table.add_column("policy")
-    for name in columns:
-        table.add_column(name, justify="right")
-    table.add_column("x bound", justify="right")
+    table = _table(title, "policy", *columns, "x bound")
     for policy, many in results.items():
         mean = means(many)
         average, bound = mean["avg_jct_s"], mean["bound_avg_jct_s"]
@@ -334,29 +306,28 @@ def _side_by_side(
 
 
 def _paired(title: str, comparisons: Sequence[Comparison]) -> Table:
-    table = _table(title)
-    table.add_column("policy")
-    for name in ("pairs", "JCT ratio", "95% interval", "difference s",
-                 "Wilcoxon two-sided p", "p (ours smaller)"):  # fmt: skip
-        table.add_column(name, justify="right")
+    table = _table(
+        title, "policy", "pairs", "JCT ratio", "95% interval", "difference s",
+        "Wilcoxon two-sided p", "p (ours smaller)",
+    )  # fmt: skip
     for each in comparisons:
+        interval = f"{each.ratio_ci.low:.3f} to {each.ratio_ci.high:.3f}"
         table.add_row(
-            each.second,
-            str(each.jobs),
-            f"{each.ratio:.3f}",
-            f"{each.ratio_ci.low:.3f} to {each.ratio_ci.high:.3f}",
-            f"{each.difference_s:.1f}",
-            f"{each.two_sided_p:.3g}",
-            f"{each.less_p:.3g}",
-        )
+            each.second, str(each.jobs), f"{each.ratio:.3f}", interval, f"{each.difference_s:.1f}",
+            f"{each.two_sided_p:.3g}", f"{each.less_p:.3g}",
+        )  # fmt: skip
     return table
 
 
-def _table(title: str) -> Table:
+def _table(title: str, first: str, *columns: str) -> Table:
     from rich.box import SIMPLE_HEAD  # noqa: PLC0415 - rich is slow to import and seldom needed
     from rich.table import Table  # noqa: PLC0415
 
-    return Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    table.add_column(first)
+    for name in columns:
+        table.add_column(name, justify="right")
+    return table
 
 
 def _console() -> Console:

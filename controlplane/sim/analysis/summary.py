@@ -265,7 +265,7 @@ def summary(result: SimulationResult) -> dict[str, Any]:
         value; None without stated utilities. `lateness_s` is the mean over all promised ends
         that came; those in time count as 0. `fairness_figures` and `forecast_figures` describe
         `ftf_*` and `start_*`. Jobs with true losses add the figures of
-        `loss_series.loss_figures`.
+        `loss_figures`.
     """
     counted = [job for job in result.jobs if job.counted]
     average = _mean(_completion_times(counted))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict
 from functools import partial
 from typing import Final
 
@@ -190,7 +191,7 @@ class GroupTraining:
             return
         when, priority = exact, USUAL
         if self._options.whole_seconds:
-            when, round_s = float(round(exact)), self._options.round_s
+            when, round_s = float(round(exact)), self._options.scenario.round_s
             on_round = round_s > 0 and when % round_s == 0
             priority = AFTER if on_round and exact > when else USUAL
         self._kernel.call_at(when, self._end_epoch, job, training.revision, priority=priority)
@@ -228,10 +229,7 @@ class GroupTraining:
             global_batch=group.global_batch,
             lr=group.lr or 0.0,
             noise_scale=self._measured.noise_scale(job, metrics.noise_scale),
-            pass_s=None if parts is None else parts.pass_s,
-            sync_s=None if parts is None else parts.sync_s,
-            local_batch=0 if parts is None else parts.local_batch,
-            passes=0 if parts is None else parts.passes,
+            **(asdict(parts) if parts else {}),
         )
         self._processes.report(job, group.members[0].worker, reported)
 

@@ -104,9 +104,9 @@ class Simulation:
         )
         self._agents = NodeAgents(
             kernel, self._nodes.report, self.jobs, processes, self._training,
-            instant_changes=options.instant_changes,
+            instant_changes=options.scenario.instant_changes,
         )  # fmt: skip
-        self._job_log = JobLog(record_allocations=options.record_allocations)
+        self._job_log = JobLog(record_allocations=options.scenario.record_allocations)
         self._left = 0  # future submissions and jobs that have not ended
         self._inputs: deque[Input] = deque()
         self._handling = False
@@ -232,7 +232,7 @@ class Simulation:
         spec = model.spec
         if submission.utility is not None:
             spec = msgspec.structs.replace(spec, utility=submission.utility)
-        if not self._options.share_families:
+        if not self._options.scenario.share_families:
             spec = msgspec.structs.replace(spec, family=submission.name)
         self._handle(
             JobSubmitted(spec=spec, snapshot="", user=submission.user, key=submission.name)
@@ -240,8 +240,8 @@ class Simulation:
         name = self._accepted
         if name is None:
             return
-        options = self._options
-        costs = model.costs.overridden(options.stall_s, options.first_stall_s, options.prepare_s)
+        given = self._options.scenario
+        costs = model.costs.overridden(given.stall_s, given.first_stall_s, given.prepare_s)
         training = TrainingProgress(model)
         self.jobs[name] = JobProcesses(
             id=name, training=training, costs=costs, crashes_at=submission.crashes_at

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -11,7 +9,7 @@ import msgspec
 import pytest
 
 from controlplane.sim.cluster import ResultsError
-from controlplane.sim.experiment import append, job_rows, load, read_parquet, write_parquet
+from controlplane.sim.experiment import append, load
 from controlplane.sim.results import SlotAllocation
 from schemas.ids import Seconds
 from tests.support.sim_results import job_result, result, times
@@ -96,54 +94,3 @@ def test_several_may_append_at_the_same_time(tmp_path: Path) -> None:
 
     assert sum(written) == 10
     assert sorted(load(path), key=lambda each: each.seed) == seeds
-
-
-def test_the_flat_table_has_a_row_for_each_job() -> None:
-    (row,) = job_rows([TWO])
-
-    assert row == {
-        "policy": "ones",
-        "options": "{}",
-        "setting": '{"physics":"table2"}',
-        "seed": 2,
-        "slots": 4,
-        "job": "a",
-        "application": "bert",
-        "submitted_at": 0.0,
-        "started_at": 0.0,
-        "ended_at": 3.0,
-        "state": "succeeded",
-        "jct_s": 3.0,
-        "queued_s": 0.75,
-        "exec_s": 2.25,
-        "slot_s": 3.0,
-        "rescales": 2,
-        "batch_changes": 0,
-        "trained_s": 0.0,
-        "extrapolated_s": 0.0,
-        "counted": True,
-    }
-
-
-def test_parquet_without_pyarrow_says_what_to_install(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-
-    for use in (lambda path: write_parquet([ONE], path), read_parquet):
-        with pytest.raises(
-            ResultsError, match=r"need pyarrow; in a checkout of ONES: pip install '.\[parquet\]'"
-        ):
-            use(tmp_path / "jobs.parquet")
-
-
-@pytest.mark.skipif(not importlib.util.find_spec("pyarrow"), reason="pyarrow is not installed")
-def test_a_parquet_file_has_the_flat_table(tmp_path: Path) -> None:
-    write_parquet([ONE, TWO], tmp_path / "jobs.parquet")
-
-    assert read_parquet(tmp_path / "jobs.parquet") == job_rows([ONE, TWO])
-    (tmp_path / "text").write_text("nonsense")
-    with pytest.raises(ResultsError, match="name a Parquet file"):
-        read_parquet(tmp_path / "text")
-    with pytest.raises(ResultsError, match="choose another file"):
-        write_parquet([ONE], tmp_path / "no" / "jobs.parquet")

@@ -17,6 +17,7 @@ from controlplane.sim.engine.simulation import Simulation
 from controlplane.sim.models.demands import DEMANDS
 from controlplane.sim.models.interference import DistributedInterference, PairwiseInterference
 from controlplane.sim.results import TraceJob
+from controlplane.sim.scenario import Scenario
 from schemas.wire.agent import (
     EpochReported,
     GroupFormed,
@@ -385,9 +386,7 @@ def test_where_changes_cost_nothing_jobs_hold_slots_for_exactly_their_work(polic
 
 def test_a_simulation_without_nodes_or_jobs_ends_at_once() -> None:
     kernel = Kernel()
-    simulation = Simulation(
-        kernel, [], SimOptions(instant_changes=False, whole_seconds=False, telemetry_s=0, round_s=0)
-    )
+    simulation = Simulation(kernel, [], SimOptions(Scenario()))
     simulation.begin()
     kernel.run()
 
