@@ -57,11 +57,8 @@ def loss_curve(detail: JobDetail) -> LossCurve:
     The fit is that of policy `slaq` (SLAQ section 2), here for the losses of epochs only.
     """
     known = {e.epoch: e.train_loss for e in detail.epochs if e.train_loss is not None}
-    reported = tuple(
-        LossPoint(float(epoch), loss)
-        for epoch, loss in sorted(known.items())
-        if math.isfinite(loss)
-    )
+    finite = {epoch: loss for epoch, loss in sorted(known.items()) if math.isfinite(loss)}
+    reported = tuple(LossPoint(float(epoch), loss) for epoch, loss in finite.items())
     curve = LossCurve(
         job=detail.summary.job,
         state=detail.summary.state,
@@ -159,9 +156,7 @@ def _running(detail: JobDetail) -> LossPoint | None:
 
 ROWS: Final = 14
 LEAST_COLUMNS: Final = 20
-LOG_SCALE_RATIO: Final = (
-    100.0  # ratio of largest to smallest loss above which the scale is logarithmic
-)
+LOG_SCALE_RATIO: Final = 100.0  # of largest to smallest loss; above, the scale is logarithmic
 MARKS: Final = (  # in drawing order: later marks cover earlier ones
     ("predicted", "○", "cyan"),
     ("fitted", "·", "yellow"),
@@ -271,11 +266,9 @@ def _draw_batches(axes: Any, batches: Sequence[tuple[float, int]]) -> None:
 def _points(curve: LossCurve) -> dict[str, tuple[LossPoint, ...]]:
     running = (curve.running,) if curve.running is not None else ()
     return {
-        "reported": curve.reported,
-        "running": running,
-        "fitted": curve.fitted,
+        "reported": curve.reported, "running": running, "fitted": curve.fitted,
         "predicted": curve.predicted,
-    }
+    }  # fmt: skip
 
 
 def _shown(curve: LossCurve) -> tuple[LossPoint, ...]:
@@ -299,11 +292,7 @@ def _levels(points: Sequence[LossPoint], rows: int) -> list[float]:
 def _grid(
     curve: LossCurve, everything: Sequence[LossPoint], columns: int, rows: int
 ) -> list[list[tuple[str, str]]]:
-    steep = _log_scale(everything)
-
-    def height(loss: float) -> float:
-        return math.log(loss) if steep else loss
-
+    height = math.log if _log_scale(everything) else float
     low, high = (height(pick(p.loss for p in everything)) for pick in (min, max))
     first, last = (pick(p.epoch for p in everything) for pick in (min, max))
     grid, points = [[(" ", "")] * columns for _ in range(rows)], _points(curve)

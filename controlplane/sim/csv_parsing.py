@@ -1,4 +1,8 @@
-"""Checked values from lines of a table file; errors name file, line and column."""
+"""Checked values from lines of a table file.
+
+Values that are invalid, and files that cannot be read, are too large, are not text, or have other
+columns raise `TraceError`, which names file, line and column.
+"""
 
 from __future__ import annotations
 
@@ -74,12 +78,7 @@ class CsvRow:
 def with_header(
     path: Path, required: Sequence[str], optional: Sequence[str] = ()
 ) -> Iterator[CsvRow]:
-    """Read the rows of a CSV file with a header line that names its columns, in any order.
-
-    Raises:
-        TraceError: if the file cannot be read, is too large, is not text, or lacks a required
-            column.
-    """
+    """Read the rows of a CSV file with a header line that names its columns, in any order."""
     lines = _split(path, ",")
     line, names = next(lines, (1, []))
     names = [name.lower() for name in names]
@@ -103,19 +102,12 @@ def without_header(
 
     `layouts` maps the number of columns to their names. With tabs as delimiter, quotes have no
     meaning.
-
-    Raises:
-        TraceError: if the file cannot be read, is too large, is not text, or has other columns.
     """
     yield from _rows(path, _split(path, delimiter), layouts)
 
 
 def parse_line(file: str, line: int, text: str, names: Sequence[str]) -> CsvRow:
-    """Parse one line of a CSV file as a row.
-
-    Raises:
-        TraceError: if the line does not have these columns.
-    """
+    """Parse one line of a CSV file as a row."""
     return _row(file, line, _cells(file, line, text, ","), {len(names): names})
 
 

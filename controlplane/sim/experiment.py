@@ -1,6 +1,7 @@
 """Parallel simulations in worker processes; every result is saved when it arrives.
 
-Result files: JSON lines that long experiments resume from, and tables of jobs as Parquet.
+Result files are JSON lines from which long experiments resume. Files that cannot be read or
+written, and lines that are not results, raise `ResultsError`.
 """
 
 from __future__ import annotations
@@ -45,11 +46,7 @@ def key(result: SimulationResult | _Key) -> str:
 
 
 def create(path: Path) -> None:
-    """Create an empty file if it is missing, to check early that results can be written.
-
-    Raises:
-        ResultsError: if the file cannot be written.
-    """
+    """Create an empty file if it is missing, to check early that results can be written."""
     try:
         with path.open("ab"):
             pass
@@ -61,9 +58,6 @@ def append(path: Path, result: SimulationResult) -> bool:
     """Append a result durably; return False if the file already has one of the same simulation.
 
     A line torn by a crash is cut off first. Several processes may append concurrently.
-
-    Raises:
-        ResultsError: if the file cannot be written, or holds something else.
     """
     try:
         with path.open("ab+") as file:
@@ -87,9 +81,6 @@ def load(path: Path) -> list[SimulationResult]:
     """Return the results in a file, each simulation once; empty if the file is missing.
 
     An unterminated last line was torn by a crash and is ignored.
-
-    Raises:
-        ResultsError: if the file cannot be read, or a line is not a result.
     """
     found: dict[str, SimulationResult] = {}
     try:
@@ -175,14 +166,9 @@ class CellsFailedError(OnesError):
     def __init__(
         self, failures: Sequence[Failure], results: Sequence[SimulationResult], path: Path | None
     ) -> None:
-        reasons = "; ".join(
-            f"{failure.cell}: {failure.why}" for failure in failures[:MAX_SHOWN_FAILURES]
-        )
-        more = (
-            f"; and {len(failures) - MAX_SHOWN_FAILURES} more"
-            if len(failures) > MAX_SHOWN_FAILURES
-            else ""
-        )
+        reasons = "; ".join(f"{each.cell}: {each.why}" for each in failures[:MAX_SHOWN_FAILURES])
+        left = len(failures) - MAX_SHOWN_FAILURES
+        more = f"; and {left} more" if left > 0 else ""
         kept = f"the {len(results)} others are kept"
         again = f" in {path}: run the same command again for these only" if path else ""
         super().__init__(f"{len(failures)} failed: {reasons}{more}", kept + again)

@@ -1,6 +1,7 @@
 """Scenario of a simulation as a value: workload, cluster, costs.
 
-`model_of`, `trace_of`, `costs_of` and `options_of` load what a scenario names.
+`model_of`, `trace_of`, `costs_of` and `options_of` load what a scenario names. They raise
+`TraceError` if a file cannot be read, or nothing can be generated for the model.
 """
 
 from __future__ import annotations
@@ -193,11 +194,7 @@ PUBLISHED: Final[Mapping[str, Mapping[str, Any]]] = {
 
 
 def model_of(scenario: Scenario) -> TrainingModel:
-    """Return the training model of the scenario's jobs.
-
-    Raises:
-        TraceError: if its tables or its recording cannot be used.
-    """
+    """Return the training model of the scenario's jobs."""
     costs, stated = costs_of(scenario), scenario.knowledge == "L3"
     model: TrainingModel
     match scenario.physics:
@@ -230,20 +227,12 @@ def usual_demands(scenario: Scenario) -> tuple[Demand, ...]:
 
 
 def curves_of(scenario: Scenario) -> RecordedCurves:
-    """Return the loss curves that the scenario's jobs replay.
-
-    Raises:
-        TraceError: if the file is missing or not a file of curves.
-    """
+    """Return the loss curves that the scenario's jobs replay."""
     return read_curves(Path(scenario.curves)) if scenario.curves else shipped_curves()
 
 
 def recording_of(scenario: Scenario) -> Recording:
-    """Return the cluster recording that `scenario.workload` names.
-
-    Raises:
-        TraceError: if the file is missing or not a recording.
-    """
+    """Return the cluster recording that `scenario.workload` names."""
     if not scenario.workload:
         problem = "physics recorded needs a recording of a cluster"
         raise TraceError(problem, "give --workload FILE, from `ones sim import`", "workload")
@@ -251,11 +240,7 @@ def recording_of(scenario: Scenario) -> Recording:
 
 
 def trace_of(scenario: Scenario, seed: int) -> Trace:
-    """Return the submissions, read from a file or generated.
-
-    Raises:
-        TraceError: if the file cannot be read, or nothing can be generated for this model.
-    """
+    """Return the submissions, read from a file or generated."""
     if scenario.physics == "recorded":
         return recording_of(scenario).as_trace()
     if scenario.workload:

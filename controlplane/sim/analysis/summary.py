@@ -40,9 +40,7 @@ class LossSeries:
 
     times_s: FloatArray  # since the first submission, shape (T,)
     mean_loss: FloatArray  # over active jobs, shape (T,); nan without one
-    cores: (
-        FloatArray  # share of the slots in use of each of `GROUPS`, shape (T, 3); nan: none in use
-    )
+    cores: FloatArray  # share of the slots in use, by `GROUPS`, shape (T, 3); nan: none in use
     window_s: tuple[float, float]  # the middle third of the submissions: 800 s of the paper's 2400
 
 
@@ -278,9 +276,7 @@ def summary(result: SimulationResult) -> dict[str, Any]:
         "slots": result.slots,
         "jobs": len(counted),
         **_averages(counted),
-        "p50_jct_s": _quantile(_completion_times(counted), 0.50),
-        "p90_jct_s": _quantile(_completion_times(counted), 0.90),
-        "p99_jct_s": _quantile(_completion_times(counted), 0.99),
+        **{f"p{q}_jct_s": _quantile(_completion_times(counted), q / 100) for q in (50, 90, 99)},
         "makespan_s": _makespan(result),
         "utilisation": _utilisation(result),
         "decision_ms_mean": _mean(result.decisions_ms),
@@ -291,9 +287,10 @@ def summary(result: SimulationResult) -> dict[str, Any]:
         **forecast_figures(result),
         **loss_figures(result),
         "unfinished": sum(job.ended_at is None for job in counted),
-        "failed": sum(job.state == "failed" for job in counted),
-        "cancelled": sum(job.state == "cancelled" for job in counted),
-        "rejected": sum(job.state == "rejected" for job in counted),
+        **{
+            state: sum(job.state == state for job in counted)
+            for state in ("failed", "cancelled", "rejected")
+        },
         **_utility_figures(counted),
         "events": result.events,
         "wall_s": result.wall_s,

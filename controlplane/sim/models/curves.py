@@ -5,6 +5,8 @@ A job trains one recorded curve; an iteration is an epoch. The paper gives 160 j
 s). It gives neither sizes of jobs nor times of iterations. Here a job's work is drawn, with a mean
 that reproduces those two times under `fair` (`WORK_CORE_S`). The cores of a job are limited by the
 cluster only, as in the paper.
+
+A file that cannot be read or is invalid, and a job without a curve, raise `TraceError`.
 """
 
 from __future__ import annotations
@@ -93,11 +95,7 @@ def encode(recorded: RecordedCurves) -> bytes:
 
 
 def decode(text: bytes, source: str) -> RecordedCurves:
-    """Decode a document of `encode`.
-
-    Raises:
-        TraceError: if the document is invalid, or a curve cannot be replayed.
-    """
+    """Decode a document of `encode`."""
     try:
         recorded = msgspec.json.decode(text, type=RecordedCurves)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -115,11 +113,7 @@ def decode(text: bytes, source: str) -> RecordedCurves:
 
 
 def read_curves(path: Path) -> RecordedCurves:
-    """Read a file of `ones sim record-curves`.
-
-    Raises:
-        TraceError: if the file cannot be read, or is invalid.
-    """
+    """Read a file of `ones sim record-curves`."""
     try:
         return decode(path.read_bytes(), str(path))
     except OSError as error:
@@ -128,11 +122,7 @@ def read_curves(path: Path) -> RecordedCurves:
 
 @cache
 def shipped_curves() -> RecordedCurves:
-    """Return the curves that ship with the simulator.
-
-    Raises:
-        TraceError: if the file was modified and is invalid.
-    """
+    """Return the curves that ship with the simulator."""
     text = resources.files(__package__).joinpath(FILE).read_bytes()
     return decode(text, FILE)
 
@@ -158,11 +148,7 @@ class CurvesModel(TrainingModel):
     def job_model(
         self, job: TraceJob, batch: Literal["fixed", "elastic"], *, seed: int
     ) -> CurvesJob:
-        """Return the model of a job; its batch is fixed under any policy.
-
-        Raises:
-            TraceError: if there is no such curve.
-        """
+        """Return the model of a job; its batch is fixed under any policy."""
         curve = self.curves.get(job.workload)
         if curve is None:
             problem = f"job {job.name}: {job.workload[:60]!r} is not a recorded curve"

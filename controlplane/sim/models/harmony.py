@@ -46,9 +46,6 @@ def workload_of(name: str) -> tuple[str, int]:
     """Split a workload into model and number of parameter servers.
 
     `vgg16-2ps` has two servers; `vgg16` uses a ring.
-
-    Raises:
-        TraceError: if there is no such model, or too many servers.
     """
     model, servers = name, 0
     found = re.fullmatch(r"(.+)-(\d{1,4})ps", name)
@@ -80,11 +77,7 @@ class HarmonyModel(TrainingModel):
     def job_model(
         self, job: TraceJob, batch: Literal["fixed", "elastic"], *, seed: int
     ) -> HarmonyJob:
-        """Return the model of a job, a gang of fixed size and batch under any policy.
-
-        Raises:
-            TraceError: if there is no such workload.
-        """
+        """Return the model of a job, a gang of fixed size and batch under any policy."""
         if job.slots < 1:
             problem = f"job {job.name} asks for {job.slots} workers"
             raise TraceError(problem, "give at least 1", "slots")

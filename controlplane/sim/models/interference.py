@@ -5,6 +5,8 @@ Rules by neighbours (`pollux`, `pairwise`, `class`), by demands on a node's core
 https://github.com/stanford-futuredata/gavel (MIT; Narayanan et al., OSDI '20) has steps per second
 alone and beside every other job, for K80, P100 and V100. Its pairs share a *GPU*, so pairs that
 compete only for it are slowed down, too: the harshest neighbours.
+
+A form or file that cannot be used raises `TraceError`.
 """
 
 from __future__ import annotations
@@ -49,9 +51,6 @@ def parse_interference(text: str) -> InterferenceSpec:
     """Parse `none`, a kind with a share as in `pairwise:0.25`, or `gavel:FILE`.
 
     A share of 0 is `none`.
-
-    Raises:
-        TraceError: if the text has none of these forms.
     """
     kind, _, rest = text.partition(":")
     if kind == "gavel" and rest:
@@ -87,9 +86,6 @@ def read_pairs(path: Path) -> dict[str, dict[str, dict[str, float]]]:
 
     Pairs that did not fit into the memory of one GPU have a speed of 0 there; they count like the
     job's worst other neighbour.
-
-    Raises:
-        TraceError: if the file cannot be read, or is not such a table.
     """
     try:
         table = msgspec.json.decode(path.expanduser().read_bytes())
@@ -422,9 +418,6 @@ def make_interference(
     """Return the rule, or None without interference; only `pairwise` draws from the seed.
 
     SHARE is a mean over models of these demands, for `class` and `resources`.
-
-    Raises:
-        TraceError: if a file cannot be used, or the share cannot be reached.
     """
     match spec.kind:
         case "none":

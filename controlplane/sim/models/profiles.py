@@ -3,6 +3,8 @@
 A folder for each application has tables in the layout of Pollux' simulator (OSDI 2021):
 `placements.csv` and `scalability.csv` have the times of a pass, `validation-BATCH.csv` the progress
 of training at each global batch.
+
+Missing or damaged tables raise `TraceError`, which names file, line and column.
 """
 
 from __future__ import annotations
@@ -60,9 +62,6 @@ def read_placements(file: Path) -> dict[Placement, dict[int, PassTimes]]:
     """Read seconds of a pass and of its synchronisation, by placement and local batch.
 
     Placements are given by their smallest rotation; equal lines are averaged.
-
-    Raises:
-        TraceError: if a line is wrong, or nothing was measured on one slot.
     """
     seen: dict[Placement, dict[int, list[PassTimes]]] = {}
     for row in with_header(file, ("placement", "local_bsz", "step_time", "sync_time")):
@@ -82,11 +81,7 @@ def read_placements(file: Path) -> dict[Placement, dict[int, PassTimes]]:
 
 
 def read_sizes(file: Path) -> dict[Size, NDArray[np.float64]]:
-    """Read seconds of (pass, synchronisation), shape (2,), by nodes, slots and local batch.
-
-    Raises:
-        TraceError: if a line is wrong.
-    """
+    """Read seconds of (pass, synchronisation), shape (2,), by nodes, slots and local batch."""
     seen: dict[Size, list[PassTimes]] = {}
     columns = ("num_nodes", "num_replicas", "local_bsz", "step_time", "sync_time")
     for row in with_header(file, columns):
@@ -105,11 +100,7 @@ def _mean(times: Sequence[PassTimes]) -> PassTimes:
 
 
 def read_validation(folder: Path, epochs: int) -> dict[int, list[EpochProfile]]:
-    """Read a row per epoch for each global batch; every table has at least `epochs` rows.
-
-    Raises:
-        TraceError: if a table is wrong or too short, or there is none.
-    """
+    """Read a row per epoch for each global batch; every table has at least `epochs` rows."""
     found: dict[int, list[EpochProfile]] = {}
     for file in sorted(folder.glob("validation-*.csv")):
         number = file.stem.partition("-")[2]
@@ -144,11 +135,7 @@ class MeasuredApplication:
     """Tables of one application."""
 
     def __init__(self, folder: Path) -> None:
-        """Read the tables of a folder that is named after the application.
-
-        Raises:
-            TraceError: if a table is missing or damaged, or the application is unknown.
-        """
+        """Read the tables of a folder that is named after the application."""
         self.name = folder.name
         if self.name not in EPOCHS:
             known = ", ".join(sorted(EPOCHS))
@@ -334,9 +321,6 @@ class ProfilesModel(TrainingModel):
 
         `folder` has a folder for each application, or a folder `traces` with these. Users may have
         `stated` the epochs of their jobs, and epochs may end at whole seconds.
-
-        Raises:
-            TraceError: if there is no such folder.
         """
         if not folder.is_dir():
             hint = "give the one that has a folder for each application"

@@ -353,11 +353,7 @@ class _Kind(msgspec.Struct, frozen=True):
 
 
 def write_recording(recording: Recording, path: Path) -> None:
-    """Write a recording atomically, for `read_recording`.
-
-    Raises:
-        TraceError: if the file cannot be written.
-    """
+    """Write a recording atomically, for `read_recording`."""
     header = Header(
         version=VERSION,
         name=recording.name,
@@ -372,11 +368,7 @@ def write_recording(recording: Recording, path: Path) -> None:
 
 
 def read_recording(path: Path) -> Recording:
-    """Read a recording.
-
-    Raises:
-        TraceError: if the file cannot be read or is not a recording; names file and line.
-    """
+    """Read a recording."""
     lines = _Lines(path)
     first = lines.read()
     found = lines.decode(first, _Kind, NO_RECORDING)

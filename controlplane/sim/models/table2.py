@@ -204,11 +204,7 @@ WORKLOADS: Final[Mapping[str, Workload]] = {
 
 
 def workload_of(name: str) -> Workload:
-    """Return the workload of a name: application, dash, samples in thousands, and k.
-
-    Raises:
-        TraceError: if there is no such workload.
-    """
+    """Return the workload of a name: application, dash, samples in thousands, and k."""
     if name in WORKLOADS:
         return WORKLOADS[name]
     near = difflib.get_close_matches(name, WORKLOADS, n=3, cutoff=0.4)
@@ -221,9 +217,6 @@ def duration_s(name: str, slots: int) -> float:
     """Return the training seconds of a workload on packed slots with the batch tuned for them.
 
     Starts and the differences between jobs are not included.
-
-    Raises:
-        TraceError: if there is no such workload.
     """
     workload = workload_of(name)
     row, batch = workload.row, workload.row.tuned * slots

@@ -1,4 +1,8 @@
-"""Recording of a controller's journal, which is read without a trace of it, also while in use."""
+"""Recording of a controller's journal, which is read without a trace of it, also while in use.
+
+A file that is not a journal, is damaged, was written by another release, or has no job to replay
+raises `TraceError`.
+"""
 
 from __future__ import annotations
 
@@ -51,9 +55,6 @@ def replay_journal(path: Path) -> tuple[list[Job], JobHistories, Slots, int]:
     Returns:
         Jobs, their histories, slots by node, and the number of past jobs whose rows are
         damaged.
-
-    Raises:
-        TraceError: if the file is not a journal, is damaged, or was written by another release.
     """
     jobs: list[Job] = []
     histories = JobHistories()
