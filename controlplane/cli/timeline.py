@@ -401,11 +401,7 @@ def timeline(
 
 def _losses(job: str, path: Path | None, common: Common) -> int:
     """Draw the losses of one job."""
-    from controlplane.cli.losses import (  # noqa: PLC0415
-        loss_curve,
-        loss_png,
-        loss_terminal,
-    )
+    from controlplane.cli.losses import loss_curve, loss_png, loss_terminal  # noqa: PLC0415
 
     with BlockingClient(common.home) as client:
         curve = loss_curve(client.job(job))

@@ -117,12 +117,7 @@ class Simulation:
     def use_policy(self, policy: Policy, options: PlannerOptions) -> SimulatedPlanner:
         """Let a policy decide; it also observes steps if the simulation has telemetry."""
         self.planner = SimulatedPlanner(
-            self.kernel,
-            self.reactor,
-            policy,
-            self._handle,
-            options,
-            hear=self._job_log.forecast,
+            self.kernel, self.reactor, policy, self._handle, options, hear=self._job_log.forecast
         )
         if self._options.telemetry_s > 0.0:
             self._training.telemetry = StepTelemetry(

@@ -71,10 +71,7 @@ class ChangeCosts:
     switch_s: float  # pause of training while the group changes
 
     def overridden(
-        self,
-        stall_s: float | None,
-        first_stall_s: float | None,
-        prepare_s: float | None = None,
+        self, stall_s: float | None, first_stall_s: float | None, prepare_s: float | None = None
     ) -> ChangeCosts:
         """Return the costs with other stalls of any change, starts and preparations.
 

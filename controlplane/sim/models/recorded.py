@@ -100,13 +100,7 @@ EPOCH_TOLERANCE: Final = 1e-6  # of an epoch
 class RecordedModel(TrainingModel):
     """Model of the jobs of a recording."""
 
-    def __init__(
-        self,
-        recording: Recording,
-        costs: ChangeCosts,
-        *,
-        stated: bool = False,
-    ) -> None:
+    def __init__(self, recording: Recording, costs: ChangeCosts, *, stated: bool = False) -> None:
         """Set what the recording does not state.
 
         `costs` are those of changes without a measurement in the recording. With `stated`, the work

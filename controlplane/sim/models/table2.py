@@ -369,10 +369,7 @@ def costs_of(row: Row) -> ChangeCosts:
 
 
 TYPICAL_COSTS: Final = ChangeCosts(
-    start_s=COLD_START_S,
-    restart_s=sum(RESTART_S) / 2.0,
-    prepare_s=PREPARE_S,
-    switch_s=SWITCH_S,
+    start_s=COLD_START_S, restart_s=sum(RESTART_S) / 2.0, prepare_s=PREPARE_S, switch_s=SWITCH_S
 )
 
 

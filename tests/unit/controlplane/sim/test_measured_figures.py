@@ -14,17 +14,7 @@ from controlplane.sim.engine.telemetry import MeasuredFigures
 from controlplane.sim.models.job_model import StepParts
 from controlplane.sim.run import simulate
 from controlplane.sim.scenario import Scenario, costs_of
-from tests.support.simulated import (
-    RATE,
-    S0,
-    S1,
-    A,
-    B,
-    ScriptedPolicy,
-    ToyModel,
-    job,
-    simulated_run,
-)
+from tests.support.simulated import RATE, S0, S1, A, B, ScriptedPolicy, ToyModel, job, simulated_run
 
 
 def heard(

@@ -125,8 +125,7 @@ def test_a_pause_keeps_every_step_and_a_restart_is_cheaper_than_a_start() -> Non
 
 def test_a_newcomer_is_prepared_on_a_slot_that_another_job_leaves() -> None:
     plans = ScriptedPolicy(
-        (0, {A: {T0: 64}, B: {S0: 32, S1: 32}}),
-        (20, {A: {T0: 32, S1: 32}, B: {S0: 64}}),
+        (0, {A: {T0: 64}, B: {S0: 32, S1: 32}}), (20, {A: {T0: 32, S1: 32}, B: {S0: 64}})
     )
     quick = ToyModel(costs=replace(DEAR, prepare_s=0.25))
     run = simulated_run(plans, job("a"), job("b"), nodes=TWO_NODES, model=quick).run()

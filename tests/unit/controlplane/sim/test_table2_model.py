@@ -506,13 +506,7 @@ def test_crashes_and_impatience_strike_their_shares_and_change_nothing_else() ->
 )
 def test_a_trace_that_cannot_be_is_refused(jobs: int, interval: float, crash: float) -> None:
     with pytest.raises(TraceError):
-        generate(
-            jobs=jobs,
-            seed=1,
-            mix="uniform",
-            mean_interval_s=interval,
-            crash_share=crash,
-        )
+        generate(jobs=jobs, seed=1, mix="uniform", mean_interval_s=interval, crash_share=crash)
 
 
 def test_jobs_on_whole_nodes_are_packed() -> None:
