@@ -48,13 +48,11 @@ def test_a_process_has_the_given_mean_interval(process: str) -> None:
 @pytest.mark.parametrize(
     ("jobs", "process", "mean_s", "field"),
     [
-        (0, "poisson", 30.0, "jobs"),
-        (3, "poisson", 0.0, "mean_interval_s"),
-        (3, "philly", np.nan, "mean_interval_s"),
-        (3, "google", np.inf, "mean_interval_s"),
+        (0, "poisson", 30.0, "jobs"), (3, "poisson", 0.0, "mean_interval_s"),
+        (3, "philly", np.nan, "mean_interval_s"), (3, "google", np.inf, "mean_interval_s"),
         (3, "never", 30.0, "arrivals"),
     ],
-)
+)  # fmt: skip
 def test_numbers_out_of_range_are_refused(
     jobs: int, process: str, mean_s: float, field: str
 ) -> None:

@@ -68,15 +68,11 @@ def test_jobs_without_work_end_when_they_come() -> None:
 @pytest.mark.parametrize(
     ("release", "work", "most", "capacity"),
     [
-        ([0.0], [1.0, 2.0], [1.0], 1.0),
-        ([0.0], [-1.0], [1.0], 1.0),
-        ([np.nan], [1.0], [1.0], 1.0),
-        ([0.0], [INF], [1.0], 1.0),
-        ([0.0], [1.0], [0.0], 1.0),
-        ([0.0], [1.0], [1.0], 0.0),
+        ([0.0], [1.0, 2.0], [1.0], 1.0), ([0.0], [-1.0], [1.0], 1.0), ([np.nan], [1.0], [1.0], 1.0),
+        ([0.0], [INF], [1.0], 1.0), ([0.0], [1.0], [0.0], 1.0), ([0.0], [1.0], [1.0], 0.0),
         ([0.0], [1.0], [1.0], INF),
     ],
-)
+)  # fmt: skip
 def test_what_makes_no_sense_is_refused(
     release: list[float], work: list[float], most: list[float], capacity: float
 ) -> None:

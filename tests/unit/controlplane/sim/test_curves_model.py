@@ -109,12 +109,9 @@ def test_what_is_still_to_lose_goes_from_all_to_nothing_over_the_least() -> None
 
 
 @given(
-    name=st.sampled_from(sorted(SHIPPED)),
-    slots=st.integers(1, 128),
-    more=st.integers(1, 128),
-    scaling=st.floats(0.1, 1.0),
-    seed=st.integers(0, 2**32),
-)
+    name=st.sampled_from(sorted(SHIPPED)), slots=st.integers(1, 128), more=st.integers(1, 128),
+    scaling=st.floats(0.1, 1.0), seed=st.integers(0, 2**32),
+)  # fmt: skip
 def test_a_job_is_submittable_and_more_cores_are_faster_by_the_scaling(
     name: str, slots: int, more: int, scaling: float, seed: int
 ) -> None:

@@ -22,14 +22,9 @@ def heard(
 ) -> tuple[list[StepsSeen], list[EpochSeen]]:
     """What the policy hears of jobs of 4 epochs of 1000 samples with noise scales of 50, 100..."""
     simulated_run(
-        script,
-        job("a"),
-        job("b"),
-        model=ToyModel(epoch_samples=1000, noise=50.0),
-        telemetry_s=30.0,
-        changes=changes,
-        seed=seed,
-    ).run(1000.0)
+        script, job("a"), job("b"), model=ToyModel(epoch_samples=1000, noise=50.0),
+        telemetry_s=30.0, changes=changes, seed=seed,
+    ).run(1000.0)  # fmt: skip
     steps = [event for _, event in script.observed if isinstance(event, StepsSeen)]
     return steps, [event for _, event in script.observed if isinstance(event, EpochSeen)]
 

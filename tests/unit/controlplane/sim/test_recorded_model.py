@@ -180,15 +180,13 @@ def test_costs_are_the_familys_else_the_clusters_else_as_given() -> None:
 @pytest.mark.parametrize(
     ("took", "expected"),
     [
-        (ChangeTimes(), (20.0, 30.0)),
-        (ChangeTimes(switch_s=2.0), (20.0, 2.0)),
-        (ChangeTimes(switch_s=50.0), (20.0, 30.0)),
-        (ChangeTimes(join_s=9.0), (0.0, 9.0)),
+        (ChangeTimes(), (20.0, 30.0)), (ChangeTimes(switch_s=2.0), (20.0, 2.0)),
+        (ChangeTimes(switch_s=50.0), (20.0, 30.0)), (ChangeTimes(join_s=9.0), (0.0, 9.0)),
         (ChangeTimes(join_s=40.0), (10.0, 30.0)),
         (ChangeTimes(join_s=9.0, switch_s=2.0), (7.0, 2.0)),
         (ChangeTimes(join_s=1.5, switch_s=2.0), (0.0, 1.5)),
     ],
-)
+)  # fmt: skip
 def test_nobody_stands_still_longer_than_changes_took_with_newcomers_or_without(
     took: ChangeTimes, expected: tuple[float, float]
 ) -> None:
@@ -264,12 +262,9 @@ def test_a_replay_under_the_same_policy_takes_as_long(
 
 def test_cancelled_jobs_are_cancelled_again(tmp_path: Path) -> None:
     what = Scenario(
-        nodes=(NodeGroup(count=2, slots=4),),
-        jobs=12,
-        interval_s=60.0,
-        warm_up=0.0,
+        nodes=(NodeGroup(count=2, slots=4),), jobs=12, interval_s=60.0, warm_up=0.0,
         cancel_share=0.3,
-    )
+    )  # fmt: skip
     was = cluster_with_journal("fifo", what, 5, tmp_path / "journal.sqlite")
 
     found = recording_from_journal(tmp_path / "journal.sqlite")

@@ -89,34 +89,20 @@ def busy_cluster() -> Controller:
 
 def a_recording() -> Recording:
     family = Family(
-        name="m",
-        speeds=(EpochSpeed(1, 1, 64, 500.0), EpochSpeed(1, 2, 64, 800.0, 0.01, 2)),
-        epoch_samples=1000,
-        finished=(9000,),
-        furthest=1,
-    )
+        name="m", speeds=(EpochSpeed(1, 1, 64, 500.0), EpochSpeed(1, 2, 64, 800.0, 0.01, 2)),
+        epoch_samples=1000, finished=(9000,), furthest=1,
+    )  # fmt: skip
     job = Submission(
-        name="a-1",
-        at=0.0,
-        user="user-1",
-        family="m",
-        spec=spec("a", family="m"),
-        ended="cancelled",
-        ended_after_s=60.5,
-        samples=2000,
-        stated_samples=10_000,
+        name="a-1", at=0.0, user="user-1", family="m", spec=spec("a", family="m"),
+        ended="cancelled", ended_after_s=60.5, samples=2000, stated_samples=10_000,
         epoch_samples=1000,
         epochs=(Epoch(1, 64, 32.0, 1.5, EpochSpeed(1, 1, 64, 500.0)), Epoch(2, 64, None, None)),
-    )
+    )  # fmt: skip
     failed = msgspec.structs.replace(job, name="b-2", at=3.0, ended="failed")
     return Recording(
-        name="week",
-        nodes=(NodeGroup(count=2, slots=4),),
-        took=ChangeTimes(start_s=3.0),
-        families=(family,),
-        jobs=(job, failed),
-        left_out={"too large": 2},
-    )
+        name="week", nodes=(NodeGroup(count=2, slots=4),), took=ChangeTimes(start_s=3.0),
+        families=(family,), jobs=(job, failed), left_out={"too large": 2},
+    )  # fmt: skip
 
 
 def complaint(path: Path) -> str:
@@ -141,20 +127,12 @@ def test_a_journal_becomes_submissions_families_and_a_cluster(tmp_path: Path) ->
         took=took,
         families=(
             Family(
-                name="a",
-                speeds=(EpochSpeed(1, 1, 64, 500.0), EpochSpeed(1, 1, 64, 600.0, 0.0, 1)),
-                epoch_samples=1000,
-                took=took,
-                finished=(),
-                furthest=2000,
+                name="a", speeds=(EpochSpeed(1, 1, 64, 500.0), EpochSpeed(1, 1, 64, 600.0, 0.0, 1)),
+                epoch_samples=1000, took=took, finished=(), furthest=2000,
             ),
             Family(
-                name="b",
-                speeds=(EpochSpeed(1, 1, 64, 500.0),),
-                epoch_samples=1000,
-                took=took,
-                finished=(1000,),
-                furthest=1000,
+                name="b", speeds=(EpochSpeed(1, 1, 64, 500.0),), epoch_samples=1000, took=took,
+                finished=(1000,), furthest=1000,
             ),
         ),
         jobs=(
@@ -175,21 +153,14 @@ def test_a_journal_becomes_submissions_families_and_a_cluster(tmp_path: Path) ->
                 ),
             ),
             Submission(
-                name="b-2",
-                at=10.0,
-                user="user-2",
-                family="b",
-                spec=spec("b", stop=StopRule(epochs=1)),
-                ended="succeeded",
-                ended_after_s=10.0,
-                samples=1000,
-                stated_samples=1000,
-                epoch_samples=1000,
+                name="b-2", at=10.0, user="user-2", family="b",
+                spec=spec("b", stop=StopRule(epochs=1)), ended="succeeded", ended_after_s=10.0,
+                samples=1000, stated_samples=1000, epoch_samples=1000,
                 epochs=(Epoch(1, 64, None, 1.0, EpochSpeed(1, 1, 64, 500.0)),),
             ),
         ),
         left_out={"no job of its family trained a whole epoch on one group": 1},
-    )
+    )  # fmt: skip
 
 
 def test_what_a_job_was_told_in_confidence_is_not_in_the_file(tmp_path: Path) -> None:
@@ -375,27 +346,15 @@ def test_a_recording_is_a_trace() -> None:
         name="week",
         jobs=(
             TraceJob(
-                name="a-1",
-                at=Seconds(0.0),
-                workload="a-1",
-                slots=1,
-                batch=64,
-                user="user-1",
-                cancelled_after_s=60.5,
-                samples=2000,
+                name="a-1", at=Seconds(0.0), workload="a-1", slots=1, batch=64, user="user-1",
+                cancelled_after_s=60.5, samples=2000,
             ),
             TraceJob(
-                name="b-2",
-                at=Seconds(3.0),
-                workload="b-2",
-                slots=1,
-                batch=64,
-                user="user-1",
-                crashes_at=1.0 - 1e-6,
-                samples=2000,
+                name="b-2", at=Seconds(3.0), workload="b-2", slots=1, batch=64, user="user-1",
+                crashes_at=1.0 - 1e-6, samples=2000,
             ),
         ),
-    )
+    )  # fmt: skip
 
 
 def test_what_was_written_is_read_again(tmp_path: Path) -> None:

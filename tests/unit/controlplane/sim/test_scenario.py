@@ -48,13 +48,10 @@ for policy in sys.argv[1:]:
 
 def begin(policies: Sequence[str], hash_seed: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-c", AGAIN, *policies],
-        cwd=ROOT,
+        [sys.executable, "-c", AGAIN, *policies], cwd=ROOT,
         env={"PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
 
 
 @pytest.mark.slow
@@ -83,40 +80,17 @@ def test_another_seed_gives_other_results() -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("jobs", 0),
-        ("interval_s", 0.0),
-        ("interval_s", NAN),
-        ("interval_s", INF),
-        ("warm_up", -0.1),
-        ("warm_up", 1.0),
-        ("warm_up", NAN),
-        ("round_s", -1.0),
-        ("round_s", NAN),
-        ("latency_s", -1.0),
-        ("latency_s", INF),
-        ("stall_s", -1.0),
-        ("stall_s", NAN),
-        ("first_stall_s", INF),
-        ("prepare_s", -1.0),
-        ("prepare_s", 1000.0),
-        ("noise", -0.1),
-        ("noise", NAN),
-        ("noise", 5.0),
-        ("noise_scale_error", 0.5),
-        ("noise_scale_error", INF),
-        ("crash_share", 1.5),
-        ("cancel_share", NAN),
-        ("node_loss_s", -1.0),
-        ("node_loss_s", NAN),
-        ("node_back_s", INF),
-        ("generations", -1),
-        ("nodes", ()),
-        ("nodes", (NodeGroup(count=0, slots=4),)),
-        ("nodes", (NodeGroup(count=1, slots=0),)),
-        ("nodes", (NodeGroup(count=1, slots=4, model="abacus"),)),
-        ("interference", "gavel:"),
+        ("jobs", 0), ("interval_s", 0.0), ("interval_s", NAN), ("interval_s", INF),
+        ("warm_up", -0.1), ("warm_up", 1.0), ("warm_up", NAN), ("round_s", -1.0), ("round_s", NAN),
+        ("latency_s", -1.0), ("latency_s", INF), ("stall_s", -1.0), ("stall_s", NAN),
+        ("first_stall_s", INF), ("prepare_s", -1.0), ("prepare_s", 1000.0), ("noise", -0.1),
+        ("noise", NAN), ("noise", 5.0), ("noise_scale_error", 0.5), ("noise_scale_error", INF),
+        ("crash_share", 1.5), ("cancel_share", NAN), ("node_loss_s", -1.0), ("node_loss_s", NAN),
+        ("node_back_s", INF), ("generations", -1), ("nodes", ()),
+        ("nodes", (NodeGroup(count=0, slots=4),)), ("nodes", (NodeGroup(count=1, slots=0),)),
+        ("nodes", (NodeGroup(count=1, slots=4, model="abacus"),)), ("interference", "gavel:"),
     ],
-)
+)  # fmt: skip
 def test_a_setting_that_makes_no_sense_is_named(name: str, value: Any) -> None:
     with pytest.raises(TraceError) as raised:
         Scenario(**{name: value})
@@ -159,12 +133,9 @@ def test_at_level_0_no_job_has_relatives(policy: str) -> None:
     def families(knowledge: Literal["L0", "L2"]) -> list[str | None]:
         heard: list[object] = []
         simulate(
-            policy,
-            Scenario(knowledge=knowledge, generations=1, warm_up=0.0),
-            1,
-            trace=trace,
+            policy, Scenario(knowledge=knowledge, generations=1, warm_up=0.0), 1, trace=trace,
             record=lambda _, event, __: heard.append(event),
-        )
+        )  # fmt: skip
         return [event.spec.family for event in heard if isinstance(event, JobSubmitted)]
 
     assert families("L0") == ["j0", "j1", "j2"]
@@ -231,10 +202,8 @@ def test_nodes_are_named_in_order_of_their_groups() -> None:
     found = node_specs((NodeGroup(count=2, slots=1), NodeGroup(count=1, slots=2, model="k80")))
 
     assert [(str(spec.node), [slot.model for slot in spec.slots]) for spec in found] == [
-        ("n0000", [""]),
-        ("n0001", [""]),
-        ("n0002", ["k80", "k80"]),
-    ]
+        ("n0000", [""]), ("n0001", [""]), ("n0002", ["k80", "k80"]),
+    ]  # fmt: skip
 
 
 # --- results

@@ -83,13 +83,9 @@ def planner(
 ) -> tuple[Kernel, SimulatedPlanner]:
     kernel = Kernel()
     options = PlannerOptions(
-        round_s=round_s,
-        latency_s=0.0,
-        generations=generations,
-        think_s=think_s,
-        asks_after_epochs=epochs,
-        seed=3,
-    )
+        round_s=round_s, latency_s=0.0, generations=generations, think_s=think_s,
+        asks_after_epochs=epochs, seed=3,
+    )  # fmt: skip
     return kernel, SimulatedPlanner(kernel, Reactor(), policy, lambda _: None, options)
 
 

@@ -74,12 +74,8 @@ def job_model_of(
 def test_there_are_the_fifty_workloads_of_the_paper() -> None:
     assert len(WORKLOADS) == 50
     assert Counter(name.split("-")[1] for name in WORKLOADS) == {
-        "imagenet": 24,
-        "cifar10": 15,
-        "cola": 4,
-        "mrpc": 1,
-        "sst2": 6,
-    }
+        "imagenet": 24, "cifar10": 15, "cola": 4, "mrpc": 1, "sst2": 6,
+    }  # fmt: skip
     assert {RESNET, "vgg16-cifar10-35k", "bert-cola-5k", "bert-mrpc-3.6k"} <= set(WORKLOADS)
 
 
@@ -110,11 +106,8 @@ def test_every_workload_can_be_submitted(workload: str, batch: Literal["fixed", 
 
         assert problems(spec) == ()
         assert (spec.args, spec.family, spec.slots, spec.wanted) == (
-            (workload,),
-            workload,
-            (1, 32),
-            slots,
-        )
+            (workload,), workload, (1, 32), slots,
+        )  # fmt: skip
 
 
 @pytest.mark.parametrize("workload", WORKLOADS)
@@ -134,14 +127,10 @@ def test_an_unknown_workload_is_refused_with_its_neighbours() -> None:
 @pytest.mark.parametrize(
     "job",
     [
-        trace_job(slots=0),
-        trace_job(slots=4, batch=3),
-        trace_job(batch=-1),
-        trace_job("gpu-time:soon"),
-        trace_job("gpu-time:nan"),
-        trace_job("gpu-time:-1"),
+        trace_job(slots=0), trace_job(slots=4, batch=3), trace_job(batch=-1),
+        trace_job("gpu-time:soon"), trace_job("gpu-time:nan"), trace_job("gpu-time:-1"),
     ],
-)
+)  # fmt: skip
 def test_impossible_numbers_are_refused(job: TraceJob) -> None:
     with pytest.raises(TraceError):
         Table2Model().job_model(job, "fixed", seed=1)
@@ -276,24 +265,18 @@ def test_an_epoch_is_one_pass_worth_of_progress() -> None:
     job_model = job_model_of()
 
     assert [job_model.epoch_ends_at(epoch) for epoch in (0, 1, 9)] == [
-        16_000.0,
-        32_000.0,
-        160_000.0,
-    ]
+        16_000.0, 32_000.0, 160_000.0,
+    ]  # fmt: skip
     assert job_model.epoch_samples == 16_000
 
 
 @pytest.mark.parametrize(
     ("before", "batch", "epochs"),
     [
-        (0, 4096, 0.0),
-        (256, 300, 0.0),
-        (256, 512, 0.0),
-        (256, 1024, 1.0),
-        (256, 4096, 3.0),
+        (0, 4096, 0.0), (256, 300, 0.0), (256, 512, 0.0), (256, 1024, 1.0), (256, 4096, 3.0),
         (4096, 256, 0.0),
     ],
-)
+)  # fmt: skip
 def test_a_jump_beyond_a_doubling_costs_epochs(before: int, batch: int, epochs: float) -> None:
     assert lost_epochs(before, batch) == epochs
     assert job_model_of().lost_progress(before, batch, 5) == epochs * 16_000

@@ -15,13 +15,9 @@ from schemas.codec import encode
 from schemas.ids import Seconds
 
 CROWDED = Scenario(
-    jobs=8,
-    interval_s=20.0,
-    warm_up=0.0,
-    nodes=(NodeGroup(count=1, slots=4),),
-    knowledge="L3",
+    jobs=8, interval_s=20.0, warm_up=0.0, nodes=(NodeGroup(count=1, slots=4),), knowledge="L3",
     utilities=True,
-)
+)  # fmt: skip
 
 
 def test_utilities_are_drawn_as_in_the_paper_and_leave_the_trace_as_it_is() -> None:
