@@ -11,8 +11,8 @@ import msgspec
 import numpy as np
 from rich.text import Text
 
-from controlplane.cli.plots import new_figure, save
 from controlplane.prediction.convergence_curves import MAX_REPORTS, Form, job_curve
+from controlplane.sim.analysis.plot_style import new_figure, save
 from schemas.errors import BadFieldError
 from schemas.ids import JobId
 from schemas.jobs import ENDED
@@ -57,11 +57,8 @@ def loss_curve(detail: JobDetail) -> LossCurve:
     The fit is that of policy `slaq` (SLAQ section 2), here for the losses of epochs only.
     """
     known = {e.epoch: e.train_loss for e in detail.epochs if e.train_loss is not None}
-    reported = tuple(
-        LossPoint(float(epoch), loss)
-        for epoch, loss in sorted(known.items())
-        if math.isfinite(loss)
-    )
+    finite = {epoch: loss for epoch, loss in sorted(known.items()) if math.isfinite(loss)}
+    reported = tuple(LossPoint(float(epoch), loss) for epoch, loss in finite.items())
     curve = LossCurve(
         job=detail.summary.job,
         state=detail.summary.state,
@@ -159,9 +156,7 @@ def _running(detail: JobDetail) -> LossPoint | None:
 
 ROWS: Final = 14
 MIN_COLUMNS: Final = 20
-LOG_SCALE_RATIO: Final = (
-    100.0  # ratio of largest to smallest loss above which the scale is logarithmic
-)
+LOG_SCALE_RATIO: Final = 100.0  # of largest to smallest loss; above, the scale is logarithmic
 MARKS: Final = (  # in drawing order: later marks cover earlier ones
     ("predicted", "○", "cyan"),
     ("fitted", "·", "yellow"),
@@ -214,7 +209,7 @@ def loss_png(curve: LossCurve, path: Path) -> None:
 
     Raises:
         BadFieldError: if there is no loss to draw.
-        SettingsError: if matplotlib is not installed, or the file cannot be written.
+        ResultsError: if matplotlib is not installed, or the file cannot be written.
     """
     everything = _shown(curve)
     if not everything:
@@ -247,7 +242,7 @@ def loss_png(curve: LossCurve, path: Path) -> None:
         _draw_batches(axes, curve.batches)
     axes.set_title(title, loc="left")
     figure.legend(loc="outside lower center", ncols=5, frameon=False, fontsize="small")
-    save(figure, path)
+    save(figure, path, ".png")
 
 
 def _draw_batches(axes: Any, batches: Sequence[tuple[float, int]]) -> None:
@@ -271,11 +266,9 @@ def _draw_batches(axes: Any, batches: Sequence[tuple[float, int]]) -> None:
 def _points(curve: LossCurve) -> dict[str, tuple[LossPoint, ...]]:
     running = (curve.running,) if curve.running is not None else ()
     return {
-        "reported": curve.reported,
-        "running": running,
-        "fitted": curve.fitted,
+        "reported": curve.reported, "running": running, "fitted": curve.fitted,
         "predicted": curve.predicted,
-    }
+    }  # fmt: skip
 
 
 def _shown(curve: LossCurve) -> tuple[LossPoint, ...]:
@@ -299,11 +292,7 @@ def _levels(points: Sequence[LossPoint], rows: int) -> list[float]:
 def _grid(
     curve: LossCurve, everything: Sequence[LossPoint], columns: int, rows: int
 ) -> list[list[tuple[str, str]]]:
-    steep = _log_scale(everything)
-
-    def height(loss: float) -> float:
-        return math.log(loss) if steep else loss
-
+    height = math.log if _log_scale(everything) else float
     low, high = (height(pick(p.loss for p in everything)) for pick in (min, max))
     first, last = (pick(p.epoch for p in everything) for pick in (min, max))
     grid, points = [[(" ", "")] * columns for _ in range(rows)], _points(curve)

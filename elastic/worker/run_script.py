@@ -48,7 +48,7 @@ from schemas.codec import ASSIGNMENT
 from schemas.errors import one_line_error, root_cause
 from schemas.host.state_files import read_frames
 from schemas.sweeps import TrialSpec
-from schemas.transport import MemoryTarget, fetch_state
+from schemas.transport.state_transfer import MemoryTarget, fetch_state
 from schemas.wire.agent import START, ScriptFailed
 from schemas.wire.files import AskState
 from schemas.wire.worker import Assignment

@@ -30,8 +30,7 @@ from controlplane.policy.registry import make
 from controlplane.sim.cluster import NodeGroup
 from controlplane.sim.results import Trace
 from controlplane.sim.run import simulate
-from controlplane.sim.scenario import Scenario
-from controlplane.sim.scenario_loading import options_of, trace_of
+from controlplane.sim.scenario import Scenario, options_of, trace_of
 from schemas.ids import Seconds
 from tests.bench import report
 

@@ -10,9 +10,13 @@ from typing import Any, Final
 
 from msgspec.structs import fields, replace
 
-from controlplane.sim.models.recording import ChangeTimes, Recording
+from controlplane.sim.models.recording import (
+    ChangeTimes,
+    Recording,
+    read_recording,
+    write_recording,
+)
 from controlplane.sim.traces.journal_recording import recording_from_journal
-from controlplane.sim.traces.recording_file import read_recording, write_recording
 from tests.bench import report
 from tests.bench.live_cluster import JOURNAL
 from tests.bench.live_jobs import SLOTS

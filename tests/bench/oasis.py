@@ -30,8 +30,7 @@ from controlplane.sim.analysis.summary import summary
 from controlplane.sim.cluster import NodeGroup
 from controlplane.sim.models.table2 import duration_s
 from controlplane.sim.run import simulate
-from controlplane.sim.scenario import Scenario
-from controlplane.sim.scenario_loading import trace_of
+from controlplane.sim.scenario import Scenario, trace_of
 from schemas.ids import JobId, NodeId, Seconds, slot_id
 from schemas.jobs import Utility
 from tests.bench import report

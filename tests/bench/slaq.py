@@ -33,7 +33,7 @@ from controlplane.prediction.convergence_curves import (
     Form,
     fit_curves,
 )
-from controlplane.sim.analysis.loss_series import loss_figures
+from controlplane.sim.analysis.summary import loss_figures
 from controlplane.sim.models.curves import shipped_curves
 from controlplane.sim.results import SimulationResult
 from controlplane.sim.run import simulate

@@ -19,9 +19,9 @@ from msgspec.structs import replace
 from controlplane.cli.sim import numbers
 from controlplane.prediction.convergence_curves import fit_curves
 from controlplane.sim import experiment
-from controlplane.sim.analysis import loss_plots
+from controlplane.sim.analysis import plots
+from controlplane.sim.analysis.comparison import means
 from controlplane.sim.analysis.plot_style import COLOURS, new_figure, policy_legend, save, tidy
-from controlplane.sim.analysis.report_tables import means
 from controlplane.sim.cluster import NodeGroup
 from controlplane.sim.results import SimulationResult
 from controlplane.sim.run import simulate
@@ -136,9 +136,9 @@ def main() -> None:
 
     seeds = numbers(chosen.seeds, "seeds")
     results = simulated(seeds, chosen.cores, chosen.results, os.cpu_count() or 1)
-    loss_plots.normalised_loss(results, into / "slaq-losses.png")
-    loss_plots.slots_by_loss(results, into / "slaq-slots.png")
-    loss_plots.times_to_reductions(results, into / "slaq-times.png")
+    plots.normalised_loss(results, into / "slaq-losses.png")
+    plots.slots_by_loss(results, into / "slaq-slots.png")
+    plots.times_to_reductions(results, into / "slaq-times.png")
     names = ("mean_loss", "t90_s", "t95_s", "loss_area_s", "cores_high", "cores_low",
              "avg_jct_s", "p99_jct_s", "makespan_s")  # fmt: skip
     both = {

@@ -32,6 +32,7 @@ from controlplane.sim.models.recording import (
     Submission,
 )
 from controlplane.sim.results import JobResult, SimulationResult, TraceJob
+from controlplane.sim.scenario import Scenario
 from schemas.ids import JobId, NodeId, Seconds, SlotId, slot_id
 from schemas.jobs import JobSpec, StopRule
 from tests.support import builders
@@ -60,6 +61,7 @@ class ToyJob:
     epoch_samples: int = 100
     rate: float = RATE
     application: str = "toy"
+    demand: None = None
     jump: float = 0.0  # progress that a change of the batch costs
     noise: float | None = None  # scale in the first epoch; as much more in each later one
     loss_epochs: int | None = None  # until its loss is at its least, falling evenly; None: made up
@@ -239,7 +241,8 @@ def simulated_run(
     generations: int = 2,
     losses: Sequence[tuple[NodeId, float, float]] = (),
     interference: Callable[[Simulation], Interference] | None = None,
-    options: SimOptions | None = None,
+    changes: Mapping[str, Any] | None = None,
+    seed: int = 0,
 ) -> SimulatedRun:
     """A simulation with these jobs to come, wired as that of a scenario is.
 
@@ -254,15 +257,18 @@ def simulated_run(
         generations: of a policy that searches.
         losses: node, when it dies, and how long it is away.
         interference: made for the simulation.
-        options: of the simulation, instead of those that follow from the others.
+        changes: of the scenario: fields and their values.
+        seed: of the errors of measurements.
     """
     kernel, toy, run = Kernel(), model or ToyModel(), SimulatedRun()
-    options = options or SimOptions(
-        instant_changes=round_s > 0.0,
-        whole_seconds=toy.whole_seconds,
-        telemetry_s=telemetry_s,
+    scenario = Scenario(
+        nodes=nodes,
         round_s=round_s,
         record_allocations=True,
+        **{"information": "perfect", **(changes or {})},
+    )
+    options = SimOptions(
+        scenario, whole_seconds=toy.whole_seconds, telemetry_s=telemetry_s, seed=seed
     )
     simulation = Simulation(kernel, node_specs(nodes), options, record=run.note)
     run.simulation = simulation

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Final
 from cyclopts import Parameter
 
 from controlplane.cli.output import COMMON, Common, Exit, JobName, print_data
-from controlplane.cli.plots import new_figure, save
 from controlplane.client import BlockingClient
 from controlplane.client.sweeps.sweep import format_value
 from controlplane.client.sweeps.tables import best_of, ranked
+from controlplane.sim.analysis.plot_style import new_figure, save
 from schemas.errors import BadFieldError
 from schemas.wire.client import SweepDetail, TrialInfo
 
@@ -56,7 +56,7 @@ def draw(detail: SweepDetail, path: Path, metric: str, *, over_time: bool = Fals
 
     Raises:
         BadFieldError: if no trial has reported the metric.
-        SettingsError: if matplotlib is not installed, or the file cannot be written.
+        ResultsError: if matplotlib is not installed, or the file cannot be written.
     """
     names = sorted({name for one in detail.trials for each in one.metrics for name in each})
     if metric not in names:
@@ -85,7 +85,7 @@ def draw(detail: SweepDetail, path: Path, metric: str, *, over_time: bool = Fals
         handles[::-1], labels[::-1], frameon=False, fontsize="small",
         loc="center left", bbox_to_anchor=(1.0, 0.5),
     )  # fmt: skip
-    save(figure, path)
+    save(figure, path, ".png")
 
 
 def _curve(

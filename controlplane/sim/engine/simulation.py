@@ -24,13 +24,11 @@ from controlplane.core.inputs import (
 from controlplane.core.reactor import Reactor
 from controlplane.policy.api import Policy
 from controlplane.sim.cluster import RELEASE
-from controlplane.sim.engine.agents import NodeAgents
+from controlplane.sim.engine.agents import GroupTraining, NodeAgents, SharedNodes
 from controlplane.sim.engine.event_queue import FIRST, Kernel, PlannerOptions, SimOptions
-from controlplane.sim.engine.jobs import JobLog, JobProcesses, TrainingProgress
+from controlplane.sim.engine.jobs import JobLog, JobProcesses, TrainingProgress, WorkerProcesses
 from controlplane.sim.engine.planner import SimulatedPlanner
 from controlplane.sim.engine.telemetry import MeasuredFigures, StepTelemetry
-from controlplane.sim.engine.training import GroupTraining, SharedNodes
-from controlplane.sim.engine.workers import WorkerProcesses
 from controlplane.sim.models.demands import Interference
 from controlplane.sim.models.job_model import JobModel
 from controlplane.sim.results import JobResult, TraceJob
@@ -105,9 +103,9 @@ class Simulation:
         )
         self._agents = NodeAgents(
             kernel, self._nodes.report, self.jobs, processes, self._training,
-            instant_changes=options.instant_changes,
+            instant_changes=options.scenario.instant_changes,
         )  # fmt: skip
-        self._job_log = JobLog(record_allocations=options.record_allocations)
+        self._job_log = JobLog(record_allocations=options.scenario.record_allocations)
         self._left = 0  # future submissions and jobs that have not ended
         self._inputs: deque[Input] = deque()
         self._handling = False
@@ -118,12 +116,7 @@ class Simulation:
     def use_policy(self, policy: Policy, options: PlannerOptions) -> SimulatedPlanner:
         """Let a policy decide; it also observes steps if the simulation has telemetry."""
         self.planner = SimulatedPlanner(
-            self.kernel,
-            self.reactor,
-            policy,
-            self._handle,
-            options,
-            hear=self._job_log.forecast,
+            self.kernel, self.reactor, policy, self._handle, options, hear=self._job_log.forecast
         )
         if self._options.telemetry_s > 0.0:
             self._training.telemetry = StepTelemetry(
@@ -234,7 +227,7 @@ class Simulation:
         spec = model.spec
         if submission.utility is not None:
             spec = msgspec.structs.replace(spec, utility=submission.utility)
-        if not self._options.share_families:
+        if not self._options.scenario.share_families:
             spec = msgspec.structs.replace(spec, family=submission.name)
         self._handle(
             JobSubmitted(spec=spec, snapshot="", user=submission.user, key=submission.name)
@@ -242,8 +235,8 @@ class Simulation:
         name = self._accepted
         if name is None:
             return
-        options = self._options
-        costs = model.costs.overridden(options.stall_s, options.first_stall_s, options.prepare_s)
+        given = self._options.scenario
+        costs = model.costs.overridden(given.stall_s, given.first_stall_s, given.prepare_s)
         training = TrainingProgress(model)
         self.jobs[name] = JobProcesses(
             id=name, training=training, costs=costs, crashes_at=submission.crashes_at

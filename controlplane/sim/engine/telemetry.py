@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Final
 from zlib import crc32
 
@@ -42,7 +42,7 @@ class MeasuredFigures:
         return self._drawn(job, REPORT_STREAM)
 
     def _drawn(self, job: JobId, stream: int) -> float:
-        spread = self._options.noise
+        spread = self._options.scenario.report_noise
         if spread <= 0.0:
             return 1.0
         draws = self._draws.get((stream, job))
@@ -70,13 +70,14 @@ class MeasuredFigures:
         A live worker needs two sizes of batch: its share and the group's, or a pass and the step
         (`elastic.metrics`). A worker that is alone and takes its step in one pass has only one.
         """
-        if true is None or not (self._options.noise_scale_alone or _measures_two_batches(job)):
+        live = self._options.scenario.information == "honest"
+        if true is None or (live and not _measures_two_batches(job)):
             return None
         return true * self._scale_error(job.id) * self.error(job.id)
 
     def _scale_error(self, job: JobId) -> float:
         """Return the constant factor of error of the job's noise scales."""
-        most = self._options.noise_scale_error
+        most = self._options.scenario.noise_scale_error
         if most <= 1.0:
             return 1.0
         known = self._scale_errors.get(job)
@@ -176,10 +177,7 @@ class StepTelemetry:
             cpu_cores=cores,
             sent_bytes_per_s=sent,
             group_steps=group_steps,
-            pass_s=None if parts is None else parts.pass_s,
-            sync_s=None if parts is None else parts.sync_s,
-            local_batch=0 if parts is None else parts.local_batch,
-            passes=0 if parts is None else parts.passes,
+            **(asdict(parts) if parts else {}),
         )
 
 

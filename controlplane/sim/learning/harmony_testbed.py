@@ -23,8 +23,7 @@ from controlplane.sim.models.demands import Demand, Interference
 from controlplane.sim.models.harmony import BATCHES
 from controlplane.sim.models.interference import make_interference, parse_interference
 from controlplane.sim.models.job_model import JobModel, packed
-from controlplane.sim.scenario import HARMONY, Scenario
-from controlplane.sim.scenario_loading import model_of, trace_of, usual_demands
+from controlplane.sim.scenario import HARMONY, Scenario, model_of, trace_of, usual_demands
 from schemas.ids import JobId, NodeId
 
 WORK_TOLERANCE: Final = 1e-9  # relative; a job with so little work left has ended

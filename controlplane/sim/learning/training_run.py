@@ -23,7 +23,7 @@ from controlplane.policy.learned.model_file import ModelCard, encode_model
 from controlplane.prediction import FloatArray
 from controlplane.sim.analysis.plot_style import COLOURS, new_figure, save, tidy
 from controlplane.sim.cluster import TrainingError
-from controlplane.sim.traces.recording_file import write_whole
+from controlplane.sim.models.recording import write_whole
 
 FORMAT: Final = 1
 

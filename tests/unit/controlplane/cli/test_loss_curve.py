@@ -212,7 +212,7 @@ def test_a_first_epoch_that_still_runs_is_drawn_without_batch_sizes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     figures: list[Any] = []
-    monkeypatch.setattr(loss_drawing, "save", lambda figure, _: figures.append(figure))
+    monkeypatch.setattr(loss_drawing, "save", lambda figure, *_: figures.append(figure))
     detail = msgspec.structs.replace(job({}, train_loss=2.5), samples_done=50)
 
     loss_png(loss_curve(detail), Path("unused.png"))
@@ -225,7 +225,7 @@ def test_a_drawn_loss_has_whole_epochs_batch_sizes_and_plain_words(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     figures: list[Any] = []
-    monkeypatch.setattr(loss_drawing, "save", lambda figure, _: figures.append(figure))
+    monkeypatch.setattr(loss_drawing, "save", lambda figure, *_: figures.append(figure))
 
     curve = loss_curve(job({1: 3.0, 2: 2.0, 3: 1.5}, stop=StopRule(epochs=4)))
     loss_png(curve, Path("unused.png"))

@@ -11,7 +11,7 @@ import pytest
 
 from controlplane.cli.sim import ended
 from controlplane.core.commands import AskForPlan
-from controlplane.sim.traces.recording_file import write_recording
+from controlplane.sim.models.recording import write_recording
 from tests.support.builders import N1, A, news
 from tests.support.commands import ones
 from tests.support.simulations import a_job, recording
@@ -139,8 +139,8 @@ def test_an_imported_trace_can_be_simulated(tmp_path: Path) -> None:
             ("--physics", "harmony", "--job-seconds", "0"),
             "job_s: 0.0 is not a number of at least 0.001",
         ),
-        (("--speed-noise", "nan"), "noise: nan is not a relative error from 0 to 2"),
-        (("--noise-scale-error", "0.5"), "noise_scale_error: 0.5 is not a factor"),
+        (("--speed-noise", "nan"), "noise: nan is not a number from 0 to 2"),
+        (("--noise-scale-error", "0.5"), "noise_scale_error: 0.5 is not a number from 1"),
         (("--prepare", "-1"), "prepare_s: -1.0 is not a number of at least 0"),
         (("--physics", "profiles"), "give --profiles DIR"),
         (("--seed", "-1"), "seed -1 is negative"),
@@ -149,7 +149,10 @@ def test_an_imported_trace_can_be_simulated(tmp_path: Path) -> None:
         (("--plots", "/dev/null/x"), "give a folder"),
         (("--physics", "recorded"), "give --workload FILE"),
         (("--physics", "curves", "--curves", "/nowhere.json"), "No such file"),
-        (("--physics", "curves", "--scaling", "1.5"), "scaling: 1.5 is not above 0"),
+        (
+            ("--physics", "curves", "--scaling", "1.5"),
+            "scaling: 1.5 is not a number from 1e-09 to 1",
+        ),
         (
             ("--physics", "curves", "--work", "0"),
             "work_core_s: 0.0 is not a number of at least 1e-06",

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
-from controlplane.cli import plots
+from controlplane.cli import timeline
 from controlplane.cli.allocations import (
     PALETTE,
     Allocation,
@@ -24,9 +24,9 @@ from controlplane.cli.allocations import (
     job_colour,
     job_histories,
 )
-from controlplane.cli.plots import is_dark, png
-from controlplane.cli.timeline import shown_window, terminal
-from schemas.errors import SettingsError
+from controlplane.cli.timeline import png, shown_window, terminal
+from controlplane.sim.analysis.plot_style import is_dark
+from controlplane.sim.cluster import ResultsError
 from schemas.ids import JobId, NodeId, Seconds, SlotId, slot_id
 from schemas.wire.feed import FeedEvent
 from tests.support.builders import N1, S0, S1, T0, A, B, C, news
@@ -313,7 +313,7 @@ def test_a_png_has_a_panel_of_each_job_with_its_states_batch_and_rate(
 ) -> None:
     pytest.importorskip("matplotlib")
     figures: list[Any] = []
-    monkeypatch.setattr(plots, "save", lambda figure, _: figures.append(figure))
+    monkeypatch.setattr(timeline, "save", lambda figure, *_: figures.append(figure))
 
     png(
         allocations_from(LIFE, 14.0), (S0,), Path("unused.png"), "slots",
@@ -338,7 +338,7 @@ def test_a_png_has_a_panel_of_each_job_with_its_states_batch_and_rate(
 def test_a_png_that_cannot_be_written_says_why(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
 
-    with pytest.raises(SettingsError, match="No such file or directory; choose another file"):
+    with pytest.raises(ResultsError, match="No such file or directory; choose another file"):
         png((), (), tmp_path / "nowhere" / "t.png", "slots")
 
 
@@ -347,11 +347,11 @@ def test_a_png_without_matplotlib_says_what_to_install(
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
 
-    with pytest.raises(SettingsError) as caught:
+    with pytest.raises(ResultsError) as caught:
         png((), (), tmp_path / "t.png", "slots")
 
     assert (
-        str(caught.value) == "a PNG needs matplotlib; in a checkout of ONES: pip install '.[sim]'"
+        str(caught.value) == "figures need matplotlib; in a checkout of ONES: pip install '.[sim]'"
     )
 
 

@@ -25,8 +25,7 @@ from controlplane.sim.models.job_model import packed
 from controlplane.sim.models.recorded_curves import descend, hinge, least_squares, minimise, softmax
 from controlplane.sim.results import LossLeft, SizeChange, TraceJob
 from controlplane.sim.run import simulate
-from controlplane.sim.scenario import SLAQ, Scenario
-from controlplane.sim.scenario_loading import trace_of
+from controlplane.sim.scenario import SLAQ, Scenario, trace_of
 from schemas.ids import Seconds
 from schemas.jobs import problems
 from tests.support.simulations import FREE, ToyModel, job
@@ -110,12 +109,9 @@ def test_what_is_still_to_lose_goes_from_all_to_nothing_over_the_least() -> None
 
 
 @given(
-    name=st.sampled_from(sorted(SHIPPED)),
-    slots=st.integers(1, 128),
-    more=st.integers(1, 128),
-    scaling=st.floats(0.1, 1.0),
-    seed=st.integers(0, 2**32),
-)
+    name=st.sampled_from(sorted(SHIPPED)), slots=st.integers(1, 128), more=st.integers(1, 128),
+    scaling=st.floats(0.1, 1.0), seed=st.integers(0, 2**32),
+)  # fmt: skip
 def test_a_job_is_submittable_and_more_cores_are_faster_by_the_scaling(
     name: str, slots: int, more: int, scaling: float, seed: int
 ) -> None:

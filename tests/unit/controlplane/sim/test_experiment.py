@@ -14,7 +14,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from controlplane.sim.analysis.result_files import load
 from controlplane.sim.cluster import ResultsError
 from controlplane.sim.experiment import (
     Cell,
@@ -24,6 +23,7 @@ from controlplane.sim.experiment import (
     bar,
     cell_key,
     grid,
+    load,
     run,
 )
 from controlplane.sim.results import SimulationResult
@@ -79,15 +79,9 @@ def test_a_grid_has_every_policy_in_every_scenario_with_every_seed() -> None:
     found = grid([("a", {}), ("b", {"x": 1})], ["s", "t"], [5, 6])
 
     assert [(cell.policy, cell.options, cell.scenario, cell.seed) for cell in found] == [
-        ("a", {}, "s", 5),
-        ("b", {"x": 1}, "s", 5),
-        ("a", {}, "s", 6),
-        ("b", {"x": 1}, "s", 6),
-        ("a", {}, "t", 5),
-        ("b", {"x": 1}, "t", 5),
-        ("a", {}, "t", 6),
-        ("b", {"x": 1}, "t", 6),
-    ]
+        ("a", {}, "s", 5), ("b", {"x": 1}, "s", 5), ("a", {}, "s", 6), ("b", {"x": 1}, "s", 6),
+        ("a", {}, "t", 5), ("b", {"x": 1}, "t", 5), ("a", {}, "t", 6), ("b", {"x": 1}, "t", 6),
+    ]  # fmt: skip
 
 
 def test_equal_cells_have_the_same_key_and_others_do_not() -> None:
@@ -209,13 +203,9 @@ def start(folder: Path) -> subprocess.Popen[str]:
     script.write_text(MAIN)
     root = str(HERE.parents[4])
     return subprocess.Popen(
-        [sys.executable, str(script), str(folder)],
-        cwd=root,
-        env=os.environ | {"PYTHONPATH": root},
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+        [sys.executable, str(script), str(folder)], cwd=root, env=os.environ | {"PYTHONPATH": root},
+        stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
 
 
 def wait_for(what: str, folder: Path) -> None:

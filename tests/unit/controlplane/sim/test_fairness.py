@@ -70,10 +70,8 @@ def test_the_figures_are_the_mean_the_worst_and_who_is_above_one() -> None:
     jobs = [job_result(name, 100.0, alone_s=each) for name, each in alone_s.items()]
 
     assert fairness_figures(result(*jobs)) == {
-        "ftf_mean": (1.0 + 2.0 + 4.0 + 0.5) / 4,
-        "ftf_worst": 4.0,
-        "ftf_unfair_share": 0.5,
-    }
+        "ftf_mean": (1.0 + 2.0 + 4.0 + 0.5) / 4, "ftf_worst": 4.0, "ftf_unfair_share": 0.5,
+    }  # fmt: skip
 
 
 def test_without_a_time_alone_there_are_no_figures() -> None:

@@ -243,12 +243,8 @@ def troubles(*, cancels: bool) -> st.SearchStrategy[tuple[list[TraceJob], list[L
         st.lists(each, min_size=1, max_size=4).map(
             lambda rows: [
                 job(
-                    f"j{number}",
-                    float(at),
-                    slots,
-                    samples=samples,
-                    cancelled_after_s=None if waits is None else float(waits),
-                    crashes_at=share,
+                    f"j{number}", float(at), slots, samples=samples,
+                    cancelled_after_s=None if waits is None else float(waits), crashes_at=share,
                 )
                 for number, (at, slots, samples, waits, share) in enumerate(
                     sorted(rows, key=lambda row: row[0])
@@ -260,7 +256,7 @@ def troubles(*, cancels: bool) -> st.SearchStrategy[tuple[list[TraceJob], list[L
                 (node, at + 100.0 * number, 50.0) for number, (node, at) in enumerate(rows)
             ]
         ),
-    )
+    )  # fmt: skip
 
 
 def ends_well(run: SimulatedRun, jobs: list[TraceJob]) -> None:

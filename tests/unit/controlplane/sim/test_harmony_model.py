@@ -24,8 +24,7 @@ from controlplane.sim.models.harmony import (
 from controlplane.sim.models.interference import scale_for
 from controlplane.sim.results import Trace, TraceJob
 from controlplane.sim.run import simulate
-from controlplane.sim.scenario import HARMONY
-from controlplane.sim.scenario_loading import trace_of, usual_demands
+from controlplane.sim.scenario import HARMONY, trace_of, usual_demands
 from controlplane.sim.traces.generators import generate_harmony
 from schemas.ids import Seconds
 from schemas.jobs import problems

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from controlplane.sim.cluster import TraceError
-from controlplane.sim.models.demands import DEMANDS, Demand, Interference, demand_of, speed_shares
+from controlplane.sim.models.demands import DEMANDS, Demand, Interference, demand_of
 from controlplane.sim.models.interference import (
     DistributedInterference,
     InterferenceSpec,
@@ -72,16 +72,14 @@ def all_of(*names: str) -> tuple[Demand, ...]:
 @pytest.mark.parametrize(
     ("text", "meant"),
     [
-        ("none", InterferenceSpec("none")),
-        ("pollux:0.25", InterferenceSpec("pollux", 0.25)),
+        ("none", InterferenceSpec("none")), ("pollux:0.25", InterferenceSpec("pollux", 0.25)),
         ("pairwise:0.1", InterferenceSpec("pairwise", 0.1)),
         ("class:0.3", InterferenceSpec("class", 0.3)),
         ("resources:0.3", InterferenceSpec("resources", 0.3)),
         ("gavel:a:b.json", InterferenceSpec("gavel", file="a:b.json")),
-        ("pollux:0", InterferenceSpec("none")),
-        ("pairwise", InterferenceSpec("none")),
+        ("pollux:0", InterferenceSpec("none")), ("pairwise", InterferenceSpec("none")),
     ],
-)
+)  # fmt: skip
 def test_a_kind_and_a_share_or_a_file(text: str, meant: InterferenceSpec) -> None:
     assert parse_interference(text) == meant
 
@@ -89,19 +87,10 @@ def test_a_kind_and_a_share_or_a_file(text: str, meant: InterferenceSpec) -> Non
 @pytest.mark.parametrize(
     "text",
     [
-        "",
-        "gavel",
-        "gavel:",
-        "classes:0.1",
-        "resources:x",
-        "pollux:1",
-        "pollux:-0.1",
-        "pollux:nan",
-        "pollux:inf",
-        "pollux:a",
-        "pollux:0.1:2",
+        "", "gavel", "gavel:", "classes:0.1", "resources:x", "pollux:1", "pollux:-0.1",
+        "pollux:nan", "pollux:inf", "pollux:a", "pollux:0.1:2",
     ],
-)
+)  # fmt: skip
 def test_anything_else_is_refused(text: str) -> None:
     with pytest.raises(TraceError) as raised:
         parse_interference(text)
@@ -133,6 +122,14 @@ def crowds(draw: st.DrawFn) -> tuple[On, ToyJobs]:
             on[node][job] = draw(st.integers(1, 2))
     families = {job: draw(st.sampled_from([*SIX, "bert", "something"])) for job in names}
     return on, ToyJobs(on, families, draw(st.integers(0, 3)))
+
+
+def speed_shares(rule: Interference, on: On) -> dict[JobId, float]:
+    jobs = dict.fromkeys(job for here in on.values() for job in here)
+    return {
+        job: rule.remaining_speed(job, {node: here for node, here in on.items() if job in here})
+        for job in jobs
+    }
 
 
 def rules_of(jobs: ToyJobs, pairs: Path) -> list[Interference]:
@@ -317,17 +314,13 @@ def gavel_table(**changed: Any) -> dict[str, Any]:
     """A3C loses half beside an LM, which does not fit beside its like; on K80 three quarters."""
     rows = {
         "('A3C', 1)": {
-            "null": 8.0,
-            "('A3C', 1)": [8.0, 8.0],
-            "('LM (batch size 20)', 1)": [4.0, 9],
+            "null": 8.0, "('A3C', 1)": [8.0, 8.0], "('LM (batch size 20)', 1)": [4.0, 9],
         },
         "('A3C', 2)": {"null": 3.0},
         "('LM (batch size 20)', 1)": {
-            "null": 10.0,
-            "('A3C', 1)": [9.0, 4.0],
-            "('LM (batch size 20)', 1)": [0.0, 0.0],
+            "null": 10.0, "('A3C', 1)": [9.0, 4.0], "('LM (batch size 20)', 1)": [0.0, 0.0],
         },
-    }
+    }  # fmt: skip
     slower = {**rows, "('A3C', 1)": {"null": 8.0, "('LM (batch size 20)', 1)": [2.0, 9]}}
     return {"v100": rows, "k80": slower, "v100_unconsolidated": rows, **changed}
 
@@ -364,11 +357,8 @@ def test_families_find_the_nearest_measured_job() -> None:
     known = {"A3C": {}, "ResNet-50 (batch size 64)": {}, "LM (batch size 20)": {}}
 
     assert [measured_name(name, known) for name in ("A3C", "vgg16-imagenet", "wlm", "bert")] == [
-        "A3C",
-        "ResNet-50 (batch size 64)",
-        "LM (batch size 20)",
-        "A3C",
-    ]
+        "A3C", "ResNet-50 (batch size 64)", "LM (batch size 20)", "A3C",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -12,21 +12,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controlplane.sim.analysis.loss_plots import (
-    normalised_loss,
-    slots_by_loss,
-    times_to_reductions,
-)
-from controlplane.sim.analysis.loss_series import (
+from controlplane.sim.analysis.comparison import means
+from controlplane.sim.analysis.plots import draw as draw_all
+from controlplane.sim.analysis.plots import normalised_loss, slots_by_loss, times_to_reductions
+from controlplane.sim.analysis.summary import (
     LOSS_FIGURES,
     loss_figures,
     loss_series,
     mean_time_to,
+    summary,
     time_to,
 )
-from controlplane.sim.analysis.plots import draw as draw_all
-from controlplane.sim.analysis.report_tables import means
-from controlplane.sim.analysis.summary import summary
 from controlplane.sim.results import JobResult, LossLeft, SimulationResult, SizeChange
 from schemas.ids import Seconds
 from tests.support.simulations import job_result, result
@@ -61,24 +57,10 @@ def test_the_average_loss_is_over_the_jobs_that_are_there() -> None:
     assert series.times_s.tolist() == list(range(16))
     assert series.mean_loss.tolist() == pytest.approx(
         [
-            1,
-            1,
-            1,
-            1,
-            0.55,
-            0.55,
-            0.55,
-            0.55,
-            0.55,
-            (0.1 + 0.04 + 1) / 3,
-            0.3,
-            0.3,
-            0.5,
-            0.5,
-            0.5,
+            1, 1, 1, 1, 0.55, 0.55, 0.55, 0.55, 0.55, (0.1 + 0.04 + 1) / 3, 0.3, 0.3, 0.5, 0.5, 0.5,
             0.5,
         ]
-    )
+    )  # fmt: skip
     assert series.window_s == (3.0, 6.0)
 
 
@@ -98,15 +80,12 @@ def test_a_summary_says_how_losses_fell() -> None:
 
     assert {name: found[name] for name in LOSS_FIGURES} == pytest.approx(
         {
-            "t90_s": (4.0 + 6.0 + 7.0) / 3,
-            "t95_s": (12.0 + 6.0 + 7.0) / 3,
+            "t90_s": (4.0 + 6.0 + 7.0) / 3, "t95_s": (12.0 + 6.0 + 7.0) / 3,
             "mean_loss": (1.0 + 0.55 + 0.55) / 3,
-            "loss_area_s": ((4 + 0.8) + (6 + 0.04) + (1 + 3.0)) / 3,
-            "cores_high": 0.0,
-            "cores_medium": (1 + 1 / 7 + 1 / 7) / 3,
-            "cores_low": (0 + 6 / 7 + 6 / 7) / 3,
+            "loss_area_s": ((4 + 0.8) + (6 + 0.04) + (1 + 3.0)) / 3, "cores_high": 0.0,
+            "cores_medium": (1 + 1 / 7 + 1 / 7) / 3, "cores_low": (0 + 6 / 7 + 6 / 7) / 3,
         }
-    )
+    )  # fmt: skip
     assert means([result(a, b, c), result(a, b, c)])["t90_s"] == pytest.approx(17.0 / 3)
 
 
@@ -187,13 +166,11 @@ def test_shares_add_up_and_averages_lie_between_the_losses(
 ) -> None:
     jobs = [
         learner(
-            str(number),
-            at,
-            [(at + 3.0 * k, share) for k, share in enumerate([1.0, *losses])],
+            str(number), at, [(at + 3.0 * k, share) for k, share in enumerate([1.0, *losses])],
             [(at + 3.0 * k, slots) for k, slots in enumerate(sizes)],
         )
         for number, (at, losses, sizes) in enumerate(drawn)
-    ]
+    ]  # fmt: skip
 
     series = loss_series(result(*jobs))
 

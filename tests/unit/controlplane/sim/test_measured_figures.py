@@ -13,8 +13,7 @@ from controlplane.sim.engine.event_queue import SimOptions
 from controlplane.sim.engine.telemetry import MeasuredFigures
 from controlplane.sim.models.job_model import StepParts
 from controlplane.sim.run import simulate
-from controlplane.sim.scenario import Scenario
-from controlplane.sim.scenario_loading import costs_of
+from controlplane.sim.scenario import Scenario, costs_of
 from tests.support.simulations import (
     RATE,
     S0,
@@ -27,20 +26,15 @@ from tests.support.simulations import (
     simulated_run,
 )
 
-GIVEN: dict[str, Any] = {
-    "instant_changes": False, "whole_seconds": False, "telemetry_s": 30.0, "round_s": 0.0,
-}  # fmt: skip
 
-
-def heard(script: ScriptedPolicy, **options: Any) -> tuple[list[StepsSeen], list[EpochSeen]]:
+def heard(
+    script: ScriptedPolicy, *, seed: int = 0, **changes: Any
+) -> tuple[list[StepsSeen], list[EpochSeen]]:
     """What the policy hears of jobs of 4 epochs of 1000 samples with noise scales of 50, 100..."""
     simulated_run(
-        script,
-        job("a"),
-        job("b"),
-        model=ToyModel(epoch_samples=1000, noise=50.0),
-        options=SimOptions(**{**GIVEN, **options}),
-    ).run(1000.0)
+        script, job("a"), job("b"), model=ToyModel(epoch_samples=1000, noise=50.0),
+        telemetry_s=30.0, changes=changes, seed=seed,
+    ).run(1000.0)  # fmt: skip
     steps = [event for _, event in script.observed if isinstance(event, StepsSeen)]
     return steps, [event for _, event in script.observed if isinstance(event, EpochSeen)]
 
@@ -50,7 +44,7 @@ def alone() -> ScriptedPolicy:
 
 
 def test_one_worker_that_takes_its_steps_in_one_pass_tells_no_noise_scale() -> None:
-    steps, epochs = heard(alone(), noise_scale_alone=False)
+    steps, epochs = heard(alone(), information="honest", noise=0.0)
 
     assert {event.noise_scale for event in [*steps, *epochs]} == {None}
 
@@ -58,7 +52,7 @@ def test_one_worker_that_takes_its_steps_in_one_pass_tells_no_noise_scale() -> N
 def test_two_workers_tell_their_noise_scale() -> None:
     together = ScriptedPolicy((0, {A: {S0: 32, S1: 32}}))
 
-    steps, epochs = heard(together, noise_scale_alone=False)
+    steps, epochs = heard(together, information="honest", noise=0.0)
 
     assert None not in {event.noise_scale for event in steps}
     assert [event.noise_scale for event in epochs] == [50.0, 100.0, 150.0, 200.0]
@@ -86,7 +80,7 @@ def test_how_far_reports_of_a_job_are_off_does_not_depend_on_other_jobs() -> Non
 
 def test_waits_for_reductions_have_errors_of_their_own_and_are_never_longer_than_a_pass() -> None:
     """Else the share of a step in which a worker waits would be known exactly."""
-    figures, true = MeasuredFigures(SimOptions(**GIVEN, noise=0.5)), StepParts(1.0, 0.9, 8, 2)
+    figures, true = MeasuredFigures(SimOptions(Scenario(noise=0.5))), StepParts(1.0, 0.9, 8, 2)
 
     told = [figures.parts(A, true, faster=2.0) for _ in range(20)]
 
@@ -144,10 +138,7 @@ def test_what_newcomers_take_is_a_cost_of_its_own() -> None:
         simulated_run(
             ScriptedPolicy((0, {A: {S0: 64}}), (20.0, {A: {S0: 32, S1: 32}})),
             job("a"),
-            options=SimOptions(
-                instant_changes=False, whole_seconds=False, telemetry_s=0.0, round_s=0.0,
-                prepare_s=prepare_s,
-            ),
+            changes={"prepare_s": prepare_s},
         )
         .run(1000.0)
         .jobs["a"]

@@ -66,11 +66,8 @@ def test_the_first_batch_on_one_slot_is_as_it_was_measured(tmp_path: Path) -> No
         samples_per_s=8.0, progress_per_s=8.0, step_s=1.0, parts=StepParts(1.0, 0.0, 8, 1)
     )
     assert (job_model.application, job_model.epochs, job_model.epoch_samples, job_model.costs) == (
-        "bert",
-        2,
-        800,
-        COSTS,
-    )
+        "bert", 2, 800, COSTS,
+    )  # fmt: skip
     assert [job_model.epoch_ends_at(epoch) for epoch in range(2)] == [800.0, 1600.0]
 
 

@@ -25,10 +25,11 @@ from controlplane.sim.models.recording import (
     Family,
     Recording,
     Submission,
+    read_recording,
+    write_recording,
 )
 from controlplane.sim.results import Trace, TraceJob
 from controlplane.sim.traces.journal_recording import recording_from_journal
-from controlplane.sim.traces.recording_file import read_recording, write_recording
 from schemas.ids import Seconds, Term
 from schemas.jobs import JobSpec, StopRule
 from tests.support import builders
@@ -88,34 +89,20 @@ def busy_cluster() -> Controller:
 
 def a_recording() -> Recording:
     family = Family(
-        name="m",
-        speeds=(EpochSpeed(1, 1, 64, 500.0), EpochSpeed(1, 2, 64, 800.0, 0.01, 2)),
-        epoch_samples=1000,
-        finished=(9000,),
-        furthest=1,
-    )
+        name="m", speeds=(EpochSpeed(1, 1, 64, 500.0), EpochSpeed(1, 2, 64, 800.0, 0.01, 2)),
+        epoch_samples=1000, finished=(9000,), furthest=1,
+    )  # fmt: skip
     job = Submission(
-        name="a-1",
-        at=0.0,
-        user="user-1",
-        family="m",
-        spec=spec("a", family="m"),
-        ended="cancelled",
-        ended_after_s=60.5,
-        samples=2000,
-        stated_samples=10_000,
+        name="a-1", at=0.0, user="user-1", family="m", spec=spec("a", family="m"),
+        ended="cancelled", ended_after_s=60.5, samples=2000, stated_samples=10_000,
         epoch_samples=1000,
         epochs=(Epoch(1, 64, 32.0, 1.5, EpochSpeed(1, 1, 64, 500.0)), Epoch(2, 64, None, None)),
-    )
+    )  # fmt: skip
     failed = msgspec.structs.replace(job, name="b-2", at=3.0, ended="failed")
     return Recording(
-        name="week",
-        nodes=(NodeGroup(count=2, slots=4),),
-        took=ChangeTimes(start_s=3.0),
-        families=(family,),
-        jobs=(job, failed),
-        left_out={"too large": 2},
-    )
+        name="week", nodes=(NodeGroup(count=2, slots=4),), took=ChangeTimes(start_s=3.0),
+        families=(family,), jobs=(job, failed), left_out={"too large": 2},
+    )  # fmt: skip
 
 
 def complaint(path: Path) -> str:
@@ -124,9 +111,9 @@ def complaint(path: Path) -> str:
     return str(caught.value).replace(str(path), "FILE")
 
 
-def refused(path: Path, *window: float) -> str:
+def refused(path: Path) -> str:
     with pytest.raises(TraceError) as caught:
-        recording_from_journal(path, *(Seconds(at) for at in window))
+        recording_from_journal(path)
     return str(caught.value).replace(str(path), "FILE")
 
 
@@ -140,20 +127,12 @@ def test_a_journal_becomes_submissions_families_and_a_cluster(tmp_path: Path) ->
         took=took,
         families=(
             Family(
-                name="a",
-                speeds=(EpochSpeed(1, 1, 64, 500.0), EpochSpeed(1, 1, 64, 600.0, 0.0, 1)),
-                epoch_samples=1000,
-                took=took,
-                finished=(),
-                furthest=2000,
+                name="a", speeds=(EpochSpeed(1, 1, 64, 500.0), EpochSpeed(1, 1, 64, 600.0, 0.0, 1)),
+                epoch_samples=1000, took=took, finished=(), furthest=2000,
             ),
             Family(
-                name="b",
-                speeds=(EpochSpeed(1, 1, 64, 500.0),),
-                epoch_samples=1000,
-                took=took,
-                finished=(1000,),
-                furthest=1000,
+                name="b", speeds=(EpochSpeed(1, 1, 64, 500.0),), epoch_samples=1000, took=took,
+                finished=(1000,), furthest=1000,
             ),
         ),
         jobs=(
@@ -174,21 +153,14 @@ def test_a_journal_becomes_submissions_families_and_a_cluster(tmp_path: Path) ->
                 ),
             ),
             Submission(
-                name="b-2",
-                at=10.0,
-                user="user-2",
-                family="b",
-                spec=spec("b", stop=StopRule(epochs=1)),
-                ended="succeeded",
-                ended_after_s=10.0,
-                samples=1000,
-                stated_samples=1000,
-                epoch_samples=1000,
+                name="b-2", at=10.0, user="user-2", family="b",
+                spec=spec("b", stop=StopRule(epochs=1)), ended="succeeded", ended_after_s=10.0,
+                samples=1000, stated_samples=1000, epoch_samples=1000,
                 epochs=(Epoch(1, 64, None, 1.0, EpochSpeed(1, 1, 64, 500.0)),),
             ),
         ),
         left_out={"no job of its family trained a whole epoch on one group": 1},
-    )
+    )  # fmt: skip
 
 
 def test_what_a_job_was_told_in_confidence_is_not_in_the_file(tmp_path: Path) -> None:
@@ -198,23 +170,7 @@ def test_what_a_job_was_told_in_confidence_is_not_in_the_file(tmp_path: Path) ->
     assert b"ann" not in (tmp_path / "week").read_bytes()
 
 
-def test_users_keep_their_names_where_that_is_asked_for(tmp_path: Path) -> None:
-    controller = busy_cluster()
-    journal = journal_of(controller, tmp_path)
-
-    assert [job.user for job in recording_from_journal(journal, users=True).jobs] == ["ann", "bob"]
-
-
-def test_a_window_counts_from_its_first_submission_and_learns_from_all(tmp_path: Path) -> None:
-    journal = journal_of(busy_cluster(), tmp_path)
-
-    (job,) = recording_from_journal(journal, Seconds(1005.0), Seconds(1015.0)).jobs
-
-    assert (job.name, job.at, job.ended_after_s) == ("b-2", 0.0, 10.0)
-    assert refused(journal, 5000.0).startswith("FILE: no job was submitted in that window")
-
-
-def test_the_cluster_is_as_it_was_when_it_had_most_slots_in_the_window(tmp_path: Path) -> None:
+def test_the_recorded_cluster_is_the_one_with_most_slots(tmp_path: Path) -> None:
     controller = cluster_of(n1=2, n2=3)
     controller.lose(N2)
     controller.now += 10.0
@@ -225,7 +181,6 @@ def test_the_cluster_is_as_it_was_when_it_had_most_slots_in_the_window(tmp_path:
         NodeGroup(count=1, slots=3),
         NodeGroup(count=1, slots=2),
     )
-    assert recording_from_journal(journal, Seconds(1005.0)).nodes == (NodeGroup(count=1, slots=2),)
 
 
 def test_a_job_that_had_not_ended_is_taken_with_the_work_it_stated(tmp_path: Path) -> None:
@@ -391,27 +346,15 @@ def test_a_recording_is_a_trace() -> None:
         name="week",
         jobs=(
             TraceJob(
-                name="a-1",
-                at=Seconds(0.0),
-                workload="a-1",
-                slots=1,
-                batch=64,
-                user="user-1",
-                cancelled_after_s=60.5,
-                samples=2000,
+                name="a-1", at=Seconds(0.0), workload="a-1", slots=1, batch=64, user="user-1",
+                cancelled_after_s=60.5, samples=2000,
             ),
             TraceJob(
-                name="b-2",
-                at=Seconds(3.0),
-                workload="b-2",
-                slots=1,
-                batch=64,
-                user="user-1",
-                crashes_at=1.0 - 1e-6,
-                samples=2000,
+                name="b-2", at=Seconds(3.0), workload="b-2", slots=1, batch=64, user="user-1",
+                crashes_at=1.0 - 1e-6, samples=2000,
             ),
         ),
-    )
+    )  # fmt: skip
 
 
 def test_what_was_written_is_read_again(tmp_path: Path) -> None:

@@ -1,23 +1,15 @@
-"""Results in a file: what is kept, what a crash leaves, what is refused."""
+"""Results in a file: kept, torn by a crash, refused."""
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from controlplane.sim.analysis.result_files import (
-    append,
-    job_rows,
-    load,
-    read_parquet,
-    write_parquet,
-)
 from controlplane.sim.cluster import ResultsError
+from controlplane.sim.experiment import append, load
 from controlplane.sim.results import SlotAllocation
 from schemas.ids import Seconds
 from tests.support.simulations import job_result, result, times
@@ -33,31 +25,22 @@ TWO = result(
 def test_results_come_back_as_they_were_in_order(tmp_path: Path) -> None:
     path = tmp_path / "results.jsonl"
 
+    assert load(path) == []
     assert [append(path, ONE), append(path, TWO)] == [True, True]
-
     assert load(path) == [ONE, TWO]
 
 
-def test_no_file_is_no_results(tmp_path: Path) -> None:
-    assert load(tmp_path / "results.jsonl") == []
-
-
-def test_the_same_simulation_is_not_repeated(tmp_path: Path) -> None:
+def test_a_simulation_is_appended_once_whatever_the_order_of_its_options(tmp_path: Path) -> None:
     path = tmp_path / "results.jsonl"
     append(path, ONE)
     again = msgspec.structs.replace(ONE, wall_s=99.0)
-    other = msgspec.structs.replace(ONE, options={"queues": 3})
+    other, same = (
+        msgspec.structs.replace(ONE, options=options)
+        for options in ({"a": 1, "b": 2}, {"b": 2, "a": 1})
+    )
 
-    assert [append(path, again), append(path, other), append(path, other)] == [False, True, False]
-
+    assert [append(path, each) for each in (again, other, same)] == [False, True, False]
     assert load(path) == [ONE, other]
-
-
-def test_the_order_of_options_does_not_make_another_simulation(tmp_path: Path) -> None:
-    path = tmp_path / "results.jsonl"
-    append(path, msgspec.structs.replace(ONE, options={"a": 1, "b": 2}))
-
-    assert not append(path, msgspec.structs.replace(ONE, options={"b": 2, "a": 1}))
 
 
 @pytest.mark.parametrize("kept", [1, 50, -1])
@@ -76,7 +59,7 @@ def test_a_torn_last_line_is_not_read_and_cut_off_by_the_next(tmp_path: Path, ke
 
 
 @pytest.mark.parametrize("line", [b"{}\n", b"\xff\n", b"nonsense\n", b"\n", b"[" * 10_000 + b"\n"])
-def test_a_line_that_is_no_result_is_named(tmp_path: Path, line: bytes) -> None:
+def test_an_invalid_line_is_named(tmp_path: Path, line: bytes) -> None:
     path = tmp_path / "results.jsonl"
     append(path, ONE)
     path.write_bytes(path.read_bytes() + line)
@@ -86,14 +69,14 @@ def test_a_line_that_is_no_result_is_named(tmp_path: Path, line: bytes) -> None:
             read(path)
 
 
-def test_a_disk_that_does_not_take_it_is_said(tmp_path: Path) -> None:
+def test_a_path_that_is_a_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ResultsError, match="Is a directory; choose another file"):
         append(tmp_path, ONE)
     with pytest.raises(ResultsError, match="Is a directory; name a readable file"):
         load(tmp_path)
 
 
-def test_several_may_append_at_the_same_time(tmp_path: Path) -> None:
+def test_threads_can_append_at_the_same_time(tmp_path: Path) -> None:
     path = tmp_path / "results.jsonl"
     seeds = [msgspec.structs.replace(ONE, seed=seed) for seed in range(10)]
 
@@ -102,54 +85,3 @@ def test_several_may_append_at_the_same_time(tmp_path: Path) -> None:
 
     assert sum(written) == 10
     assert sorted(load(path), key=lambda each: each.seed) == seeds
-
-
-def test_the_flat_table_has_a_row_for_each_job() -> None:
-    (row,) = job_rows([TWO])
-
-    assert row == {
-        "policy": "ones",
-        "options": "{}",
-        "setting": '{"physics":"table2"}',
-        "seed": 2,
-        "slots": 4,
-        "job": "a",
-        "application": "bert",
-        "submitted_at": 0.0,
-        "started_at": 0.0,
-        "ended_at": 3.0,
-        "state": "succeeded",
-        "jct_s": 3.0,
-        "queued_s": 0.75,
-        "exec_s": 2.25,
-        "slot_s": 3.0,
-        "rescales": 2,
-        "batch_changes": 0,
-        "trained_s": 0.0,
-        "extrapolated_s": 0.0,
-        "counted": True,
-    }
-
-
-def test_parquet_without_pyarrow_says_what_to_install(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-
-    for use in (lambda path: write_parquet([ONE], path), read_parquet):
-        with pytest.raises(
-            ResultsError, match=r"need pyarrow; in a checkout of ONES: pip install '.\[parquet\]'"
-        ):
-            use(tmp_path / "jobs.parquet")
-
-
-@pytest.mark.skipif(not importlib.util.find_spec("pyarrow"), reason="pyarrow is not installed")
-def test_a_parquet_file_has_the_flat_table(tmp_path: Path) -> None:
-    write_parquet([ONE, TWO], tmp_path / "jobs.parquet")
-
-    assert read_parquet(tmp_path / "jobs.parquet") == job_rows([ONE, TWO])
-    (tmp_path / "text").write_text("nonsense")
-    with pytest.raises(ResultsError, match="name a Parquet file"):
-        read_parquet(tmp_path / "text")
-    with pytest.raises(ResultsError, match="choose another file"):
-        write_parquet([ONE], tmp_path / "no" / "jobs.parquet")

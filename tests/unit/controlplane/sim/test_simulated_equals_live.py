@@ -52,17 +52,10 @@ Event = tuple[Seconds, Input, list[Command]]
 POLICIES: Final = ("fifo", "tiresias", "ones", "slaq", "oasis", "drl", "harmony", "harmony-drl")
 SAME: Final = 1e-6  # seconds between a timer of the loop and the moment that it was set for
 SCENARIO: Final = Scenario(
-    jobs=8,
-    interval_s=20.0,
-    nodes=(NodeGroup(count=4, slots=2),),
-    crash_share=0.2,
-    cancel_share=0.2,
-    node_loss_s=500.0,
-    node_back_s=60.0,
-    latency_s=0.0,
-    generations=1,
+    jobs=8, interval_s=20.0, nodes=(NodeGroup(count=4, slots=2),), crash_share=0.2,
+    cancel_share=0.2, node_loss_s=500.0, node_back_s=60.0, latency_s=0.0, generations=1,
     warm_up=0.0,
-)
+)  # fmt: skip
 
 CROWDED: Final = replace(  # some are rejected
     SCENARIO, utilities=True, knowledge="L3", jobs=16, interval_s=5.0
@@ -190,11 +183,9 @@ def no_effect_fails() -> Iterator[None]:
 def simulated(policy: str) -> tuple[SimulationResult, tuple[Event, ...]]:
     found: list[Event] = []
     result = simulate(
-        policy,
-        CROWDED if policy == "oasis" else SCENARIO,
-        17,
+        policy, CROWDED if policy == "oasis" else SCENARIO, 17,
         record=lambda now, event, commands: found.append((now, event, list(commands))),
-    )
+    )  # fmt: skip
     return result, tuple(found)
 
 

@@ -17,6 +17,7 @@ from controlplane.sim.engine.simulation import Simulation
 from controlplane.sim.models.demands import DEMANDS
 from controlplane.sim.models.interference import DistributedInterference, PairwiseInterference
 from controlplane.sim.results import TraceJob
+from controlplane.sim.scenario import Scenario
 from schemas.wire.agent import (
     EpochReported,
     GroupFormed,
@@ -124,8 +125,7 @@ def test_a_pause_keeps_every_step_and_a_restart_is_cheaper_than_a_start() -> Non
 
 def test_a_newcomer_is_prepared_on_a_slot_that_another_job_leaves() -> None:
     plans = ScriptedPolicy(
-        (0, {A: {T0: 64}, B: {S0: 32, S1: 32}}),
-        (20, {A: {T0: 32, S1: 32}, B: {S0: 64}}),
+        (0, {A: {T0: 64}, B: {S0: 32, S1: 32}}), (20, {A: {T0: 32, S1: 32}, B: {S0: 64}})
     )
     quick = ToyModel(costs=replace(DEAR, prepare_s=0.25))
     run = simulated_run(plans, job("a"), job("b"), nodes=TWO_NODES, model=quick).run()
@@ -195,13 +195,9 @@ def test_jobs_slow_down_when_a_neighbour_comes_and_recover_when_it_goes() -> Non
         return DistributedInterference(0.5, lambda name: len(simulation.jobs[name].placement()) > 1)
 
     run = simulated_run(
-        ScriptedPolicy((0, placed)),
-        job("a"),
-        job("b", 5.0),
-        nodes=TWO_NODES,
-        model=ToyModel(costs=FREE),
-        interference=halved,
-    ).run()
+        ScriptedPolicy((0, placed)), job("a"), job("b", 5.0), nodes=TWO_NODES,
+        model=ToyModel(costs=FREE), interference=halved,
+    ).run()  # fmt: skip
 
     assert run.times(EpochReported, A) == [5.0, 15.0, 25.0, 35.0]
     assert run.times(EpochReported, B) == [15.0, 25.0, 35.0, 40.0]
@@ -214,13 +210,9 @@ def test_a_neighbour_that_moves_away_lets_a_job_recover_at_once() -> None:
     halved = PairwiseInterference(0.5, 1, str, {(A, B): 0.5, (B, A): 0.5})
 
     run = simulated_run(
-        ScriptedPolicy((0, together), (12.0, apart)),
-        job("a"),
-        job("b"),
-        nodes=TWO_NODES,
-        model=ToyModel(costs=FREE),
-        interference=lambda _: halved,
-    ).run()
+        ScriptedPolicy((0, together), (12.0, apart)), job("a"), job("b"), nodes=TWO_NODES,
+        model=ToyModel(costs=FREE), interference=lambda _: halved,
+    ).run()  # fmt: skip
 
     assert run.times(EpochReported, A) == [16.0, 26.0, 36.0, 46.0]
 
@@ -294,14 +286,10 @@ def test_telemetry_tells_what_a_worker_uses_at_the_speed_that_neighbours_leave_i
     script = ScriptedPolicy((0, {A: {S0: 32, T0: 32}, B: {S1: 64}}))
     halved = PairwiseInterference(0.5, 1, str, {(A, B): 0.5, (B, A): 0.0})
     simulated_run(
-        script,
-        job("a", workload="vgg16"),
-        job("b", workload="ctc"),
-        nodes=TWO_NODES,
-        model=ToyModel(costs=FREE, epoch_samples=1000),
-        telemetry_s=100.0,
+        script, job("a", workload="vgg16"), job("b", workload="ctc"), nodes=TWO_NODES,
+        model=ToyModel(costs=FREE, epoch_samples=1000), telemetry_s=100.0,
         interference=lambda _: halved,
-    ).run(100.0)
+    ).run(100.0)  # fmt: skip
 
     vgg16, ctc = DEMANDS["vgg16"], DEMANDS["ctc"]
     seen = {e.job: e for _, e in script.observed if isinstance(e, StepsSeen)}
@@ -385,9 +373,7 @@ def test_where_changes_cost_nothing_jobs_hold_slots_for_exactly_their_work(polic
 
 def test_a_simulation_without_nodes_or_jobs_ends_at_once() -> None:
     kernel = Kernel()
-    simulation = Simulation(
-        kernel, [], SimOptions(instant_changes=False, whole_seconds=False, telemetry_s=0, round_s=0)
-    )
+    simulation = Simulation(kernel, [], SimOptions(Scenario()))
     simulation.begin()
     kernel.run()
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from controlplane.sim.analysis.paired_comparison import Interval, compare, mean_interval
+from controlplane.sim.analysis.comparison import Interval, compare, mean_interval
 from controlplane.sim.analysis.summary import summary
 from controlplane.sim.cluster import ResultsError
 from controlplane.sim.results import StartForecast
@@ -26,21 +26,14 @@ def test_a_summary_has_exactly_these_figures() -> None:
             job_result("warm", 1000.0, at=10.0, counted=False),
             job_result("a", 40.0, at=20.0, alone_s=30.0),
             job_result(
-                "b",
-                160.0,
-                at=20.0,
-                application="ncf",
-                rescales=4,
-                trained_s=100.0,
-                extrapolated_s=25.0,
-                alone_s=200.0,
-                started_at=Seconds(60.0),
+                "b", 160.0, at=20.0, application="ncf", rescales=4, trained_s=100.0,
+                extrapolated_s=25.0, alone_s=200.0, started_at=Seconds(60.0),
                 forecast=StartForecast(Seconds(20.0), Seconds(40.0), Seconds(30.0), Seconds(90.0)),
             ),
             bound_s=50.0,
             busy_slot_s=1000.0,
         )
-    )
+    )  # fmt: skip
 
     assert found == {
         "policy": "ones",
@@ -85,40 +78,27 @@ def test_a_summary_has_exactly_these_figures() -> None:
         "jct_s": {"a": 40.0, "b": 160.0},
         "per_application": {
             "bert": {
-                "jobs": 1,
-                "unfinished": 0,
-                "avg_jct_s": 40.0,
-                "geo_jct_s": pytest.approx(40.0),
-                "avg_exec_s": 30.0,
-                "avg_queue_s": 10.0,
-                "rescales_per_job": 2.0,
+                "jobs": 1, "unfinished": 0, "avg_jct_s": 40.0, "geo_jct_s": pytest.approx(40.0),
+                "avg_exec_s": 30.0, "avg_queue_s": 10.0, "rescales_per_job": 2.0,
                 "extrapolated_share": None,
             },
             "ncf": {
-                "jobs": 1,
-                "unfinished": 0,
-                "avg_jct_s": 160.0,
-                "geo_jct_s": pytest.approx(160.0),
-                "avg_exec_s": 120.0,
-                "avg_queue_s": 40.0,
-                "rescales_per_job": 4.0,
+                "jobs": 1, "unfinished": 0, "avg_jct_s": 160.0, "geo_jct_s": pytest.approx(160.0),
+                "avg_exec_s": 120.0, "avg_queue_s": 40.0, "rescales_per_job": 4.0,
                 "extrapolated_share": 0.25,
             },
         },
-    }
+    }  # fmt: skip
 
 
 def test_jobs_that_did_not_end_were_cancelled_or_rejected_are_counted_but_not_averaged() -> None:
     found = summary(
         result(
-            job_result("a", 40.0),
-            job_result("b", None),
-            job_result("c", 2.0, state="cancelled"),
-            job_result("x", 2.0, state="rejected"),
-            job_result("d", 60.0, state="failed"),
+            job_result("a", 40.0), job_result("b", None), job_result("c", 2.0, state="cancelled"),
+            job_result("x", 2.0, state="rejected"), job_result("d", 60.0, state="failed"),
             job_result("e", 50.0, state="failed"),
         )
-    )
+    )  # fmt: skip
 
     assert found["jct_s"] == {"a": 40.0, "b": None, "c": None, "x": None, "d": 60.0, "e": 50.0}
     assert (found["avg_jct_s"], found["jobs"], found["makespan_s"]) == (50.0, 6, None)

@@ -138,11 +138,9 @@ def test_a_group_across_nodes_that_was_never_measured_is_like_one_within_a_node(
 
 Points = dict[tuple[int, int], float]  # seconds by slots and local batch
 some_points = st.dictionaries(
-    st.tuples(st.integers(1, 8), st.sampled_from([16, 32, 64])),
-    st.floats(0.01, 10.0),
-    min_size=1,
+    st.tuples(st.integers(1, 8), st.sampled_from([16, 32, 64])), st.floats(0.01, 10.0), min_size=1,
     max_size=12,
-)
+)  # fmt: skip
 
 
 @given(some_points, st.integers(1, 12), st.integers(8, 100))

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import fields
 from typing import Literal
 
 import numpy as np
 import pytest
-from numpy.random import Generator
 
 from controlplane.sim.cluster import TraceError
 from controlplane.sim.models import table2_constants
@@ -23,10 +21,19 @@ from controlplane.sim.models.job_model import (
     TrainingModel,
     packed,
 )
-from controlplane.sim.models.table2 import WORKLOADS, Table2Model, closest, duration_s
+from controlplane.sim.models.table2 import (
+    WORKLOADS,
+    Table2Model,
+    closest,
+    duration_s,
+    lost_epochs,
+    step_parts,
+    step_s,
+    sync_s,
+)
 from controlplane.sim.models.table2_constants import ROWS, SOURCES, Row, source
-from controlplane.sim.models.table2_physics import lost_epochs, step_parts, step_s, sync_s
 from controlplane.sim.results import TraceJob
+from controlplane.sim.traces import generators
 from controlplane.sim.traces.generators import generate
 from schemas.ids import Seconds
 from schemas.jobs import StopRule, problems
@@ -61,26 +68,14 @@ def job_model_of(
     return checked.job_model(trace_job(workload, name=name, slots=slots), batch, seed=seed)
 
 
-def gpu_hours(rng: Generator, count: int) -> Sequence[float]:
-    return [float(gpu_s) for gpu_s in rng.lognormal(math.log(1000.0), 1.5, count)]
-
-
-def every(_: Generator, count: int, mean_s: float) -> Sequence[float]:
-    return [mean_s * number for number in range(count)]
-
-
 # --- the table
 
 
 def test_there_are_the_fifty_workloads_of_the_paper() -> None:
     assert len(WORKLOADS) == 50
     assert Counter(name.split("-")[1] for name in WORKLOADS) == {
-        "imagenet": 24,
-        "cifar10": 15,
-        "cola": 4,
-        "mrpc": 1,
-        "sst2": 6,
-    }
+        "imagenet": 24, "cifar10": 15, "cola": 4, "mrpc": 1, "sst2": 6,
+    }  # fmt: skip
     assert {RESNET, "vgg16-cifar10-35k", "bert-cola-5k", "bert-mrpc-3.6k"} <= set(WORKLOADS)
 
 
@@ -111,11 +106,8 @@ def test_every_workload_can_be_submitted(workload: str, batch: Literal["fixed", 
 
         assert problems(spec) == ()
         assert (spec.args, spec.family, spec.slots, spec.wanted) == (
-            (workload,),
-            workload,
-            (1, 32),
-            slots,
-        )
+            (workload,), workload, (1, 32), slots,
+        )  # fmt: skip
 
 
 @pytest.mark.parametrize("workload", WORKLOADS)
@@ -135,14 +127,10 @@ def test_an_unknown_workload_is_refused_with_its_neighbours() -> None:
 @pytest.mark.parametrize(
     "job",
     [
-        trace_job(slots=0),
-        trace_job(slots=4, batch=3),
-        trace_job(batch=-1),
-        trace_job("gpu-time:soon"),
-        trace_job("gpu-time:nan"),
-        trace_job("gpu-time:-1"),
+        trace_job(slots=0), trace_job(slots=4, batch=3), trace_job(batch=-1),
+        trace_job("gpu-time:soon"), trace_job("gpu-time:nan"), trace_job("gpu-time:-1"),
     ],
-)
+)  # fmt: skip
 def test_impossible_numbers_are_refused(job: TraceJob) -> None:
     with pytest.raises(TraceError):
         Table2Model().job_model(job, "fixed", seed=1)
@@ -277,24 +265,18 @@ def test_an_epoch_is_one_pass_worth_of_progress() -> None:
     job_model = job_model_of()
 
     assert [job_model.epoch_ends_at(epoch) for epoch in (0, 1, 9)] == [
-        16_000.0,
-        32_000.0,
-        160_000.0,
-    ]
+        16_000.0, 32_000.0, 160_000.0,
+    ]  # fmt: skip
     assert job_model.epoch_samples == 16_000
 
 
 @pytest.mark.parametrize(
     ("before", "batch", "epochs"),
     [
-        (0, 4096, 0.0),
-        (256, 300, 0.0),
-        (256, 512, 0.0),
-        (256, 1024, 1.0),
-        (256, 4096, 3.0),
+        (0, 4096, 0.0), (256, 300, 0.0), (256, 512, 0.0), (256, 1024, 1.0), (256, 4096, 3.0),
         (4096, 256, 0.0),
     ],
-)
+)  # fmt: skip
 def test_a_jump_beyond_a_doubling_costs_epochs(before: int, batch: int, epochs: float) -> None:
     assert lost_epochs(before, batch) == epochs
     assert job_model_of().lost_progress(before, batch, 5) == epochs * 16_000
@@ -459,31 +441,26 @@ def test_a_restart_takes_longer_for_larger_models() -> None:
 
 
 def test_a_trace_is_the_same_for_the_same_seed_and_another_for_another() -> None:
-    one, same, other = (
-        generate(jobs=50, seed=seed, arrivals=every, gpu_times=gpu_hours) for seed in (1, 1, 2)
-    )
+    one, same, other = (generate(jobs=50, seed=seed) for seed in (1, 1, 2))
 
     assert one == same
     assert one.jobs != other.jobs
 
 
-def test_every_sampled_gpu_time_is_replaced_by_the_closest_workload() -> None:
-    trace = generate(
-        jobs=40,
-        seed=3,
-        arrivals=every,
-        mean_interval_s=10.0,
-        gpu_times=lambda _, count: [1500.0] * count,
-    )
+def test_every_sampled_gpu_time_is_replaced_by_the_closest_workload(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(generators, "sample", lambda _, count: [1500.0] * count)
 
-    assert [job.at for job in trace.jobs] == [10.0 * number for number in range(40)]
+    trace = generate(jobs=40, seed=3)
+
     assert [job.workload for job in trace.jobs] == [
         closest(1500.0, job.slots) for job in trace.jobs
     ]
 
 
 def test_users_ask_for_few_slots_more_often_than_for_many() -> None:
-    trace = generate(jobs=2000, seed=1, mix="uniform", arrivals=every)
+    trace = generate(jobs=2000, seed=1, mix="uniform")
     counts = Counter(job.slots for job in trace.jobs)
 
     assert [counts[slots] / 2000 for slots in (1, 2, 4, 8)] == pytest.approx(
@@ -493,10 +470,8 @@ def test_users_ask_for_few_slots_more_often_than_for_many() -> None:
 
 
 def test_crashes_and_impatience_strike_their_shares_and_change_nothing_else() -> None:
-    calm = generate(jobs=1000, seed=1, mix="uniform", arrivals=every)
-    rough = generate(
-        jobs=1000, seed=1, mix="uniform", arrivals=every, crash_share=0.2, cancel_share=0.1
-    )
+    calm = generate(jobs=1000, seed=1, mix="uniform")
+    rough = generate(jobs=1000, seed=1, mix="uniform", crash_share=0.2, cancel_share=0.1)
     crashed = [job.crashes_at for job in rough.jobs if job.crashes_at is not None]
     cancelled = [job for job in rough.jobs if job.cancelled_after_s is not None]
 
@@ -514,14 +489,7 @@ def test_crashes_and_impatience_strike_their_shares_and_change_nothing_else() ->
 )
 def test_a_trace_that_cannot_be_is_refused(jobs: int, interval: float, crash: float) -> None:
     with pytest.raises(TraceError):
-        generate(
-            jobs=jobs,
-            seed=1,
-            mix="uniform",
-            arrivals=every,
-            mean_interval_s=interval,
-            crash_share=crash,
-        )
+        generate(jobs=jobs, seed=1, mix="uniform", mean_interval_s=interval, crash_share=crash)
 
 
 def test_jobs_on_whole_nodes_are_packed() -> None:

@@ -56,17 +56,11 @@ def test_further_columns_are_read_and_their_empty_cells_have_defaults(tmp_path: 
 
     assert read_trace(path).jobs == (
         TraceJob(
-            name="a",
-            at=Seconds(0.0),
-            workload="x",
-            slots=1,
-            user="ann",
-            cancelled_after_s=60.0,
-            crashes_at=0.5,
-            samples=1000,
+            name="a", at=Seconds(0.0), workload="x", slots=1, user="ann", cancelled_after_s=60.0,
+            crashes_at=0.5, samples=1000,
         ),
         TraceJob(name="b", at=Seconds(0.0), workload="x", slots=1),
-    )
+    )  # fmt: skip
 
 
 def test_jobs_are_sorted_by_time_and_ties_keep_the_order_of_the_file(tmp_path: Path) -> None:

@@ -9,20 +9,15 @@ from controlplane.journal.database import input_from
 from controlplane.journal.replay import replay
 from controlplane.sim.cluster import NodeGroup, TraceError
 from controlplane.sim.run import simulate
-from controlplane.sim.scenario import Scenario
-from controlplane.sim.scenario_loading import trace_of
+from controlplane.sim.scenario import Scenario, trace_of
 from controlplane.sim.traces.generators import generate, with_utilities
 from schemas.codec import encode
 from schemas.ids import Seconds
 
 CROWDED = Scenario(
-    jobs=8,
-    interval_s=20.0,
-    warm_up=0.0,
-    nodes=(NodeGroup(count=1, slots=4),),
-    knowledge="L3",
+    jobs=8, interval_s=20.0, warm_up=0.0, nodes=(NodeGroup(count=1, slots=4),), knowledge="L3",
     utilities=True,
-)
+)  # fmt: skip
 
 
 def test_utilities_are_drawn_as_in_the_paper_and_leave_the_trace_as_it_is() -> None:
