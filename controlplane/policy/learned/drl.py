@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Annotated, Final
 
-import msgspec
 import numpy as np
 
 from controlplane.policy.api import (
@@ -28,7 +27,7 @@ from controlplane.policy.learned.model_file import (
     read_model,
     softmax,
 )
-from controlplane.policy.options import MIN_ROUND_S, refuse_above, refuse_below
+from controlplane.policy.options import MIN_ROUND_S, Count, Options, Within
 from controlplane.policy.placement.free_slots import Moves, with_user_batches
 from controlplane.policy.placement.placers import PlacerName, make_placer
 from controlplane.policy.placement.rounds import Rounds, fit_targets
@@ -266,23 +265,20 @@ class DecisionRound:
 DRIFT: Final = 0.05  # relative change of a step time that triggers another fit
 
 
-class DrlOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class DrlOptions(Options, frozen=True):
     """Options of policy `drl`, table `[policy.options]` of the controller's settings."""
 
     model: str | None = None  # path of a model file; None: the shipped model
-    interval_s: float = 5.0  # minimum length of a round
+    interval_s: Annotated[float, Within(MIN_ROUND_S, 3600.0)] = 5.0  # minimum length of a round
     one_job: bool = True  # one job changes per round, as in the paper's DRL; else any number
     preempt: bool = False  # True: running jobs may be stopped; paper: no
-    most: int | None = None  # maximum slots of one job
+    most: Count | None = None  # maximum slots of one job
     placer: PlacerName = "consolidate"
     moves: Moves = "elastic"
 
     def __post_init__(self) -> None:
         """Check the ranges, and that the model can be used."""
-        refuse_below(self, {"interval_s": MIN_ROUND_S})
-        refuse_above(self, {"interval_s": 3600.0})
-        if self.most is not None:
-            refuse_below(self, {"most": 1})
+        super().__post_init__()
         if self.model is not None:
             read_actor_model(self.model)
 
@@ -412,7 +408,7 @@ def job_table(
     partition: Partition,
     observed: ObservedJobs,
     targets: Mapping[JobId, int],
-    most: int | None,
+    most: Count | None,
 ) -> JobTable:
     """Return the facts about the N jobs that may change in a round.
 

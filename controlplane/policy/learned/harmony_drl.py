@@ -12,7 +12,6 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-import msgspec
 import numpy as np
 from numpy.random import default_rng
 
@@ -43,6 +42,7 @@ from controlplane.policy.learned.shared_nodes import (
     SharedNodes,
     spread_inputs,
 )
+from controlplane.policy.options import Options
 from controlplane.policy.placement.free_slots import with_user_batches
 from controlplane.policy.placement.shares import backfill_queue
 from controlplane.policy.placement.slot_partition import (
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from numpy.random import Generator
 
 
-class HarmonyDrlOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class HarmonyDrlOptions(Options, frozen=True):
     """Options of policy `harmony-drl`, table `[policy.options]` of the controller's settings."""
 
     model: str | None = None  # path of a model file; None: the shipped model

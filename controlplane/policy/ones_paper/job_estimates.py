@@ -38,11 +38,12 @@ NEWEST_WEIGHT: Final = 0.3  # weight of the newest measurement of one slot
 
 
 @dataclass(slots=True)
-class Speeds:
-    """Measured speeds of one family: jobs with the same script and model."""
+class FamilyHistory:
+    """History of one family: jobs with the same script and model."""
 
     edition: int = 0  # of the model
     slot_rate: float = 0.0  # mean of one slot, samples/s; 0: not measured
+    epoch_samples: int = 0  # ||D||, last report
     _step_times: StepTimes[Size] = field(default_factory=StepTimes)
     _model: SpeedModel | None = None
 
@@ -75,6 +76,8 @@ class Speeds:
         return self._model
 
 
+SAMPLE: Final = 500  # points of finished jobs' logs that the progress model is fitted to
+PRIOR_EPOCHS: Final = 10.0  # assumed length of a job before any has finished
 MAX_ARRIVALS: Final = 200  # latest submissions, which determine lambda
 MAX_LOG_EPOCHS: Final = 1000  # entries of one log; bounds memory
 DEFAULT_EPOCH_BATCHES: Final = 100  # assumed epoch in first batches, if not reported
@@ -115,14 +118,6 @@ class PaperJobHistory(JobHistory):
         return features(float(self.epoch_samples), self.first_loss, samples_done, self.loss)
 
 
-@dataclass(slots=True)
-class FamilyHistory:
-    """History of one family: jobs with the same script and model."""
-
-    speeds: Speeds = field(default_factory=Speeds)
-    epoch_samples: int = 0  # ||D||, last report
-
-
 class PaperEstimates:
     """Estimates of speeds, lengths, progress and limits, updated by policy events and views."""
 
@@ -131,9 +126,9 @@ class PaperEstimates:
         self._families: dict[str, FamilyHistory] = {}
         self._histories: dict[JobId, PaperJobHistory] = {}
         self.arrivals = ArrivalRate()
-        self._sample = Reservoir(options.sample)
+        self._sample = Reservoir(SAMPLE)
         self._finished: list[Points] = []  # logs not offered to the sample yet
-        self.progress: ProgressModel = prior(options.prior_epochs)
+        self.progress: ProgressModel = prior(PRIOR_EPOCHS)
         self.changed_at = Seconds(0.0)  # when the last plan was put in force
 
     # --- events and views
@@ -147,8 +142,8 @@ class PaperEstimates:
                 history = self.history(event.job)
                 history.steps = max(history.steps, event.step)
                 history.samples = max(history.samples, event.samples_done)
-                speeds = self.family(event.family).speeds
-                speeds.add(event.nodes, event.slots, event.global_batch, event.samples_per_s)
+                family = self.family(event.family)
+                family.add(event.nodes, event.slots, event.global_batch, event.samples_per_s)
             case JobEnded():
                 self._end(event)
             case PlanTaken(waiting=waiting):
@@ -162,8 +157,8 @@ class PaperEstimates:
         history = self.history(event.job)
         history.epoch_due, history.counted_at = True, now
         if event.whole:
-            speeds = self.family(event.family).speeds
-            speeds.add(event.nodes, event.slots, event.global_batch, event.samples_per_s)
+            family = self.family(event.family)
+            family.add(event.nodes, event.slots, event.global_batch, event.samples_per_s)
         if event.train_loss is not None:
             history.loss = event.train_loss
             if history.first_loss is None:
@@ -248,7 +243,7 @@ class PaperEstimates:
         """True if the warm-up steps are done (Start) and the job's speed is known."""
         if job.epoch:
             return True
-        measured = self.family(job.family).speeds.known
+        measured = self.family(job.family).known
         return measured and self.history(job.job).steps >= self._options.warmup_steps
 
     def gate(self, job: JobView) -> Seconds:
