@@ -15,8 +15,7 @@ import msgspec
 
 from controlplane.policy.placement.free_slots import Moves
 from controlplane.policy.placement.placers import PlacerName
-from controlplane.policy.placement.rounds import Starts
-from controlplane.policy.search.batch_limits import ScaleDown
+from controlplane.policy.placement.sizes import Starts
 from schemas.errors import SettingsError
 
 MIN_ROUND_S: Final = 0.1  # shortest interval between rounds
@@ -170,6 +169,9 @@ def _check(options: OnesOptions) -> None:
 
 
 MOST_CANDIDATES: Final = 512  # a generation of as many for 512 slots takes 0.35 s (README)
+
+
+ScaleDown = Literal["literal", "contended", "composed", "authors", "off"]  # see ones_paper
 
 
 class OnesPaperOptions(Options, frozen=True):

@@ -6,7 +6,7 @@ from controlplane.policy.api import ClusterView, ImmediatePolicy, JobView, Plan,
 from controlplane.policy.options import NotNegative, Options
 from controlplane.policy.placement.free_slots import Moves, with_user_batches
 from controlplane.policy.placement.placers import PlacerName, make_placer
-from controlplane.policy.placement.shares import RoundRobin, shares
+from controlplane.policy.placement.sizes import RoundRobin, shares
 from controlplane.policy.placement.slot_partition import compose_plan, partition_of, slots_in_words
 from schemas.ids import Seconds
 

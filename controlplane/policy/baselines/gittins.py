@@ -18,7 +18,7 @@ from controlplane.policy.api import (
 )
 from controlplane.policy.options import Count, Options, Within
 from controlplane.policy.placement.placers import PlacerName, make_placer
-from controlplane.policy.placement.shares import fit_gangs, gang_plan
+from controlplane.policy.placement.sizes import fit_gangs, gang_plan
 from controlplane.policy.placement.slot_partition import partition_of
 from schemas.ids import JobId, Seconds
 

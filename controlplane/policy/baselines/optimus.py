@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
-from typing import Final, Protocol
+from typing import Final
 
 from controlplane.policy.api import (
     ClusterView,
@@ -22,7 +22,7 @@ from controlplane.policy.api import (
 from controlplane.policy.options import OptimusOptions
 from controlplane.policy.placement.free_slots import with_user_batches
 from controlplane.policy.placement.placers import make_placer
-from controlplane.policy.placement.rounds import Rounds, fill_idle_slots, fit_targets, reschedulable
+from controlplane.policy.placement.sizes import Rounds, fill_idle_slots, fit_targets, reschedulable
 from controlplane.policy.placement.slot_partition import (
     Partition,
     compose_plan,
@@ -85,18 +85,6 @@ class LengthEstimates(ObservedJobs):
 MIN_ROUND_STARTS: Final = 5.0  # shortest round, in starts: restarts cost a fifth at most
 
 
-class Lengths(Protocol):
-    """Source of job lengths: an oracle, or estimates."""
-
-    def remaining_steps(self, job: JobView) -> float:
-        """Return the remaining steps at the user's batch."""
-        ...
-
-    def step_s(self, job: JobView, slots: int) -> float:
-        """Return the seconds of one such step on so many slots."""
-        ...
-
-
 class Optimus(ImmediatePolicy):
     """Marginal gains (section 4.1): every job its minimum, then each slot where it saves most time.
 
@@ -115,7 +103,7 @@ class Optimus(ImmediatePolicy):
     def __init__(self, options: OptimusOptions | None = None, oracle: Oracle | None = None) -> None:
         self.options = options or OptimusOptions()
         self._estimates = LengthEstimates(self.options.convergence)
-        self._lengths: Lengths = self._estimates
+        self._lengths: LengthEstimates | Oracle = self._estimates
         if self.options.remaining == "oracle":
             if oracle is None:
                 field = "policy.options.remaining"
@@ -168,7 +156,10 @@ class Optimus(ImmediatePolicy):
 
 
 def share(
-    jobs: Sequence[JobView], partition: Partition, lengths: Lengths, most: int | None
+    jobs: Sequence[JobView],
+    partition: Partition,
+    lengths: LengthEstimates | Oracle,
+    most: int | None,
 ) -> dict[JobId, int]:
     """Return the slots of each job in one round; 0 for those that have to wait.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from controlplane.policy.api import ClusterView, ImmediatePolicy, JobView, Oracle, Plan, PolicyEvent
 from controlplane.policy.options import Options
 from controlplane.policy.placement.placers import PlacerName, make_placer
-from controlplane.policy.placement.shares import fit_gangs, gang_plan
+from controlplane.policy.placement.sizes import fit_gangs, gang_plan
 from controlplane.policy.placement.slot_partition import gang_size, partition_of
 from schemas.ids import Seconds
 

@@ -9,7 +9,7 @@ from typing import Final
 from controlplane.policy.api import ClusterView, ImmediatePolicy, JobView, Plan, PolicyEvent
 from controlplane.policy.options import NotNegative, Options, refuse
 from controlplane.policy.placement.placers import PlacerName, make_placer
-from controlplane.policy.placement.shares import fit_gangs, gang_plan
+from controlplane.policy.placement.sizes import fit_gangs, gang_plan
 from controlplane.policy.placement.slot_partition import partition_of
 from schemas.ids import JobId, Seconds
 

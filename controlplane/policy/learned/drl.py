@@ -30,7 +30,7 @@ from controlplane.policy.learned.model_file import (
 from controlplane.policy.options import MIN_ROUND_S, Count, Options, Within
 from controlplane.policy.placement.free_slots import Moves, with_user_batches
 from controlplane.policy.placement.placers import PlacerName, make_placer
-from controlplane.policy.placement.rounds import Rounds, fit_targets
+from controlplane.policy.placement.sizes import Rounds, fit_targets
 from controlplane.policy.placement.slot_partition import (
     Partition,
     compose_plan,

@@ -44,7 +44,7 @@ from controlplane.policy.learned.shared_nodes import (
 )
 from controlplane.policy.options import Options
 from controlplane.policy.placement.free_slots import with_user_batches
-from controlplane.policy.placement.shares import backfill_queue
+from controlplane.policy.placement.sizes import backfill_queue
 from controlplane.policy.placement.slot_partition import (
     compose_plan,
     gang_size,
@@ -76,15 +76,7 @@ class HarmonyDrlOptions(Options, frozen=True):
 MIN_NAMED_COST: Final = 0.005  # share of a job's speed below which a cost is not mentioned
 
 
-@dataclass(frozen=True, slots=True)
-class Explained:
-    """Reason for a job's place."""
-
-    words: str
-    numbers: dict[str, float] = field(default_factory=dict)
-
-
-def explain(choices: Sequence[Choice], nodes: Sequence[NodeId]) -> Explained:
+def explain(choices: Sequence[Choice], nodes: Sequence[NodeId]) -> tuple[str, dict[str, float]]:
     """Return the nodes with the best scores, the expected losses there, and the next best node."""
     first, last = choices[0], choices[-1]
     names = list(dict.fromkeys(nodes[choice.node] for choice in choices))
@@ -98,14 +90,7 @@ def explain(choices: Sequence[Choice], nodes: Sequence[NodeId]) -> Explained:
         node = int(np.delete(first.among.nodes, first.place)[at])
         numbers["next_score"] = float(others[at])
         words += f"; next is {nodes[node]} ({first.score:.2f} against {others[at]:.2f})"
-    return Explained(words, numbers)
-
-
-def wait_reason(needs: int, free: int, ahead: int) -> tuple[str, dict[str, float]]:
-    """Return the reason for a wait; `free` are the free slots before any start."""
-    behind = f" behind {ahead} job{'s' * (ahead != 1)}" if ahead else ""
-    text = f"for {slots_in_words(needs)}{behind}, {free} were free"
-    return text, {"needs": float(needs), "free": float(free), "ahead": float(ahead)}
+    return words, numbers
 
 
 def _expected_words(own: float, neighbours: float) -> str:
@@ -263,9 +248,7 @@ class ReportedSpeeds:
             key=key,
             beside=seen.inputs()[worst],
             has_neighbours=bool(beside[worst] >= 0.0),
-            spread=spread_inputs(
-                np.array([job.number]), np.array([job.size]), np.array([nodes]), self.model.classes
-            )[0],
+            spread=spread_inputs(job.number, job.size, nodes, self.model.classes)[0],
             on_several=nodes > 1,
             log_speed=math.log(samples_per_s),
         )
@@ -305,17 +288,13 @@ class ReportedSpeeds:
         expected += np.where(several, by_nodes, 0.0)
         found = np.array([self._alone[one.key].log_speed - one.log_speed for one in reports])
         error = (expected - np.clip(found, -MAX_LOG_SLOWDOWN, MAX_LOG_SLOWDOWN)) / len(reports)
-        slopes = (error * has * _sigmoid(by_others))[:, None], (error * several)[:, None]
+        sigmoid = np.exp(-np.logaddexp(0.0, -by_others))
+        slopes = (error * has * sigmoid)[:, None], (error * several)[:, None]
         self.model = RewardModel(
             gradient_step(self.model.beside_net, beside, slopes[0], LEARNING_RATE),
             gradient_step(self.model.spread_net, spread, slopes[1], LEARNING_RATE),
             self.model.classes,
         )
-
-
-def _sigmoid(values: FloatArray) -> FloatArray:
-    found: FloatArray = np.exp(-np.logaddexp(0.0, -values))
-    return found
 
 
 # --- the policy
@@ -350,7 +329,7 @@ class HarmonyDrl(ImmediatePolicy):
                 job = shared.jobs.get(event.job)
                 if job is None or (job.size, len(job.workers)) != (event.slots, event.nodes):
                     return
-                key = _key(event.family, event.slots, event.global_batch)
+                key = (event.family, event.slots, event.global_batch)
                 self._reports.add(shared, event.job, key, event.samples_per_s)
 
     def improve(self, view: ClusterView, budget: Budget, rng: Generator, now: Seconds) -> bool:
@@ -367,7 +346,7 @@ class HarmonyDrl(ImmediatePolicy):
         placed = {job.job: list(job.running_on) for job in partition.running}
         partition.room = room + sum(map(len, placed.values()))  # without slots that are leaving
         queue = backfill_queue(partition, self._remaining_s, backfill=self.options.backfill)
-        explained: dict[JobId, Explained] = {}
+        explained: dict[JobId, tuple[str, dict[str, float]]] = {}
         for name, size in queue.sizes.items():
             if name not in placed:
                 current.shared.add(name, self._classes.number(view.jobs[name].family), size)
@@ -378,10 +357,13 @@ class HarmonyDrl(ImmediatePolicy):
 
         def why(job: JobView, slots: int) -> tuple[str, dict[str, float]]:
             if slots:
-                one = explained[job.job]
+                words, numbers = explained[job.job]
                 passed = queue.before.get(job.job)
-                return one.words + (f"; it does not delay {passed}" if passed else ""), one.numbers
-            return wait_reason(gang_size(job, partition), room, queue.ahead.get(job.job, 0))
+                return words + (f"; it does not delay {passed}" if passed else ""), numbers
+            needs, ahead = gang_size(job, partition), queue.ahead.get(job.job, 0)
+            behind = f" behind {ahead} job{'s' * (ahead != 1)}" if ahead else ""
+            words = f"for {slots_in_words(needs)}{behind}, {room} were free"
+            return words, {"needs": float(needs), "free": float(room), "ahead": float(ahead)}
 
         return compose_plan(partition, with_user_batches(partition, placed), why)
 
@@ -390,14 +372,10 @@ class HarmonyDrl(ImmediatePolicy):
         if job.stop_samples is None:
             return math.inf
         speed = job.samples_per_s if job.running_on else 0.0
-        speed = speed or self._reports.speed_alone(_key(job.family, slots, job.batch_size))
+        speed = speed or self._reports.speed_alone((job.family, slots, job.batch_size))
         return max(0.0, job.stop_samples - job.samples_done) / speed if speed else math.inf
 
     def _choose(self, job: JobId, version: int) -> Choose:
         if not self.options.explore:
             return best
         return sampled(default_rng((self.options.seed, version, *job.encode())))
-
-
-def _key(family: str, slots: int, batch: int) -> tuple[str, int, int]:
-    return family, slots, batch

@@ -1,6 +1,8 @@
 """Estimates from policy events: speeds and lengths by family, R and progress by job, arrival rate.
 
-X, the speed of a job, is measured; for sizes that were not tried it comes from a fitted model.
+X, the speed of a job, is measured; for sizes that were not tried it comes from a fitted model. The
+start rule needs no formula: until a few warm-up steps are done, a job has its least slots and no
+more samples than they can hold.
 """
 
 from __future__ import annotations
@@ -15,9 +17,8 @@ import numpy as np
 from numpy.random import Generator
 
 from controlplane.policy.api import EpochSeen, JobEnded, JobView, PlanTaken, PolicyEvent, StepsSeen
-from controlplane.policy.options import OnesPaperOptions
-from controlplane.policy.search.batch_limits import LimitBounds, after_epoch, resumed
-from controlplane.policy.search.observed_jobs import JobHistory
+from controlplane.policy.options import OnesPaperOptions, ScaleDown
+from controlplane.policy.search.observed_jobs import JobHistory, LimitBounds, resumed
 from controlplane.prediction import FloatArray
 from controlplane.prediction.progress_distribution import (
     FEATURES,
@@ -116,6 +117,59 @@ class PaperJobHistory(JobHistory):
     def features(self, samples_done: float) -> FloatArray:
         """Return the job's present feature vector x."""
         return features(float(self.epoch_samples), self.first_loss, samples_done, self.loss)
+
+
+AUTHORS_CAP: Final = 4  # multiple of the first batch, in the code published by the paper's authors
+
+
+def after_epoch(
+    limit: int,
+    bounds: LimitBounds,
+    reading: ScaleDown,
+    *,
+    ran_s: float,
+    arrivals_per_s: float,
+    contended: bool,
+) -> int:
+    """Return R of a running job after an epoch, or after a report interval of a long epoch.
+
+    Scale-up is R' = 2R; scale-down is R' = ceil(2R / ceil(sigma T + 1)) for a job "with long
+    elapsed time", with sigma = lambda. The paper does not say when to apply which; `reading` does:
+
+    - `literal`: scale-down after every epoch. R never grows, because the divisor is at least 2 for
+      every T > 0.
+    - `contended`: scale-down for jobs that ran longer than 1 / lambda while other jobs wait,
+      otherwise scale-up.
+    - `composed`: scale-up, then scale-down: ceil(4R / ceil(sigma T + 1)). R doubles up to T = 1 /
+      lambda and shrinks after 3 / lambda.
+    - `authors`: scale-up to four times the first batch.
+    - `off`: scale-up.
+
+    All readings except `literal` at most halve R at once: the paper lets no batch change by more
+    than a limited range.
+
+    Args:
+        limit: R, samples per step.
+        ran_s: T_processed, seconds.
+        arrivals_per_s: lambda, jobs per second.
+    """
+    divisor = math.ceil(arrivals_per_s * ran_s + 1.0)
+    new: float
+    match reading:
+        case "literal":
+            new = 2 * limit / max(2, divisor)
+        case "contended":
+            long = contended and arrivals_per_s * ran_s > 1.0
+            new = 2 * limit / divisor if long else 2 * limit
+        case "composed":
+            new = min(4 * limit / divisor, 2 * limit)
+        case "authors":
+            new = min(2 * limit, AUTHORS_CAP * bounds.first)
+        case "off":
+            new = 2 * limit
+    if reading in {"contended", "composed"}:
+        new = max(new, limit / 2)
+    return bounds.clip(new)
 
 
 class PaperEstimates:

@@ -1,4 +1,4 @@
-"""Observations of single jobs, and step times of jobs with fixed batches.
+"""Observations of single jobs: batch limit R, step times and lengths.
 
 `StepTimesByFamily` models step times by family, and `ObservedJobs` lengths as well; the policies
 with fixed batches use them.
@@ -12,10 +12,27 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from controlplane.policy.api import EpochSeen, JobEnded, JobView, PolicyEvent, StepsSeen
-from controlplane.policy.search.batch_limits import LimitBounds
 from controlplane.prediction.lengths import remaining_samples
 from controlplane.prediction.step_times import StepModel, StepSample, fit_steps
 from schemas.ids import JobId
+
+
+@dataclass(frozen=True, slots=True)
+class LimitBounds:
+    """Bounds of R, the largest batch that a job may have at present; samples per step."""
+
+    first: int  # first batch of the job
+    least: int  # lower bound of R
+    most: int  # limit by the user
+
+    def clip(self, limit: float) -> int:
+        """Round `limit` up and clamp it to the bounds."""
+        return max(self.least, min(math.ceil(limit), self.most))
+
+
+def resumed(limit: int, bounds: LimitBounds) -> int:
+    """Return half of R (Resume): the job was rejected, i.e. the next schedule leaves it waiting."""
+    return bounds.clip(limit // 2)
 
 
 @dataclass(slots=True)
