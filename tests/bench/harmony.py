@@ -26,7 +26,7 @@ import numpy as np
 from msgspec.structs import replace
 from scipy.stats import t as student
 
-from controlplane.policy.learned.gang_model import load_card
+from controlplane.policy.learned.gang_model import read
 from controlplane.sim.analysis.plot_style import (
     COLOURS,
     HATCHES,
@@ -180,7 +180,7 @@ def figures_of(found: Found, rows: Sequence[Row]) -> dict[str, float]:
 
 def trained_cpu_s() -> float:
     """What the training of the model that ships took, by its card."""
-    return load_card(None).figures["cpu_s"]
+    return read(None).card.figures["cpu_s"]
 
 
 def draw(found: Found, rows: Sequence[Row], path: Path) -> None:

@@ -23,8 +23,8 @@ import msgspec
 from numpy.random import default_rng
 
 from controlplane.policy.api import Budget, ClusterView, EpochSeen, JobView
+from controlplane.policy.oasis.job_plans import LOW_SHARE
 from controlplane.policy.oasis.policy import Oasis
-from controlplane.policy.oasis.prices import LOW_SHARE
 from controlplane.policy.options import OasisOptions
 from controlplane.sim.analysis.summary import summary
 from controlplane.sim.cluster import NodeGroup

@@ -351,6 +351,10 @@ class InstantCluster:
         self.now = Seconds(now)
         return self.settle()
 
+    def sizes(self, now: float) -> dict[JobId, int]:
+        """Number of slots of each job that has any, later."""
+        return {name: len(slots) for name, slots in self.at(now).items()}
+
     def _follow(self, plan: Plan) -> bool:
         before = dict(self.jobs)
         held = {slot for job in before.values() for slot in job.running_on}

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import msgspec
-
 from controlplane.policy.api import ClusterView, ImmediatePolicy, JobView, Plan, PolicyEvent, Reason
+from controlplane.policy.options import Options
 from controlplane.policy.placement.free_slots import with_user_batches
 from controlplane.policy.placement.placers import PlacerName, make_placer
 from controlplane.policy.placement.slot_partition import Partition, too_large
 from schemas.ids import JobId, NodeId, Seconds, SlotId
 
 
-class FifoOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class FifoOptions(Options, frozen=True):
     """Options of policy `fifo`, table `[policy.options]` of the controller's settings."""
 
     placer: PlacerName = "roomiest"

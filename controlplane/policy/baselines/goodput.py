@@ -22,7 +22,7 @@ from controlplane.policy.api import (
 )
 from controlplane.policy.options import GoodputOptions
 from controlplane.policy.placement.placers import make_placer
-from controlplane.policy.placement.rounds import Rounds, fill_idle_slots, fit_targets, reschedulable
+from controlplane.policy.placement.sizes import Rounds, fill_idle_slots, fit_targets, reschedulable
 from controlplane.policy.placement.slot_partition import (
     Partition,
     compose_plan,

@@ -25,14 +25,7 @@ FORMAT: Final = 1
 CARD: Final = "card.json"  # member beside the arrays, which are NAME.npy
 FIELD: Final = "policy.options.model"
 MAX_BYTES: Final = 16 << 20  # of a file, and of its unpacked contents
-MEMBER_TIME: Final = (
-    1980,
-    1,
-    1,
-    0,
-    0,
-    0,
-)  # of all members: equal models have equal bytes
+MEMBER_TIME: Final = (1980, 1, 1, 0, 0, 0)  # of all members: equal models have equal bytes
 
 Shapes = Mapping[str, tuple[int, ...]]
 Count = Annotated[int, msgspec.Meta(ge=1)]
@@ -82,34 +75,22 @@ def encode_model(card: ModelCard, arrays: Mapping[str, FloatArray]) -> bytes:
     return buffer.getvalue()
 
 
-def read_model(file: str, *, policy: str, features: int, shapes: Shapes) -> LearnedModel:
-    """Return a model from a user's file, checked.
+def read_model(
+    file: str | None, shipped: str, *, policy: str, features: int, shapes: Shapes
+) -> LearnedModel:
+    """Return a model from a user's file, checked; None: from the file that ships with this package.
 
     Raises:
         SettingsError: naming the option, the file and the problem.
     """
+    path = resources.files(__package__).joinpath(shipped) if file is None else Path(file)
     try:
-        with Path(file).open("rb") as opened:
+        with path.open("rb") as opened:
             data = opened.read(MAX_BYTES + 1)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise _refusal(file, f"{reason}", policy) from None
-    return decode_model(data, file, policy=policy, features=features, shapes=shapes)
-
-
-def shipped_model(
-    package: str, file: str, *, policy: str, features: int, shapes: Shapes
-) -> LearnedModel:
-    """Return the model that ships with a policy, checked like a user's.
-
-    Raises:
-        SettingsError: if the installation has no such file, or a damaged one.
-    """
-    try:
-        data = resources.files(package).joinpath(file).read_bytes()
-    except OSError as error:
-        raise _refusal(file, f"{error.strerror}", policy) from None
-    return decode_model(data, file, policy=policy, features=features, shapes=shapes)
+        raise _refusal(file or shipped, f"{reason}", policy) from None
+    return decode_model(data, file or shipped, policy=policy, features=features, shapes=shapes)
 
 
 def decode_model(

@@ -33,12 +33,12 @@ from controlplane.policy.ones.job_lengths import JobLengths
 from controlplane.policy.ones.length_evidence import ErrorStatistics
 from controlplane.policy.ones.slowdowns import LearnedSlowdowns, PlacementIndex
 from controlplane.policy.options import OnesOptions
-from controlplane.policy.search.batch_limits import resumed
 from controlplane.policy.search.observed_families import (
     MAX_RELATIVES,
     FamilyHistories,
     FamilyRecord,
 )
+from controlplane.policy.search.observed_jobs import resumed
 from controlplane.prediction import FloatArray, IntArray
 from schemas.ids import JobId, Seconds, SlotId
 

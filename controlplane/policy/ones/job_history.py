@@ -14,13 +14,12 @@ from controlplane.policy.api import EpochSeen, JobView, StepsSeen
 from controlplane.policy.ones.growth_trials import GrowthTrial
 from controlplane.policy.ones.slowdowns import PlacementIndex
 from controlplane.policy.options import OnesOptions
-from controlplane.policy.search.batch_limits import LimitBounds
 from controlplane.policy.search.observed_families import (
     Colocation,
     FamilyHistories,
     is_plausible_noise,
 )
-from controlplane.policy.search.observed_jobs import JobHistory
+from controlplane.policy.search.observed_jobs import JobHistory, LimitBounds
 from controlplane.prediction.slowdowns import stretch
 from schemas.ids import Seconds, SlotId
 

@@ -1,6 +1,8 @@
 """Estimates from policy events: speeds and lengths by family, R and progress by job, arrival rate.
 
-X, the speed of a job, is measured; for sizes that were not tried it comes from a fitted model.
+X, the speed of a job, is measured; for sizes that were not tried it comes from a fitted model. The
+start rule needs no formula: until a few warm-up steps are done, a job has its least slots and no
+more samples than they can hold.
 """
 
 from __future__ import annotations
@@ -15,9 +17,8 @@ import numpy as np
 from numpy.random import Generator
 
 from controlplane.policy.api import EpochSeen, JobEnded, JobView, PlanTaken, PolicyEvent, StepsSeen
-from controlplane.policy.options import OnesPaperOptions
-from controlplane.policy.search.batch_limits import LimitBounds, after_epoch, resumed
-from controlplane.policy.search.observed_jobs import JobHistory
+from controlplane.policy.options import OnesPaperOptions, ScaleDown
+from controlplane.policy.search.observed_jobs import JobHistory, LimitBounds, resumed
 from controlplane.prediction import FloatArray
 from controlplane.prediction.progress_distribution import (
     FEATURES,
@@ -38,11 +39,12 @@ NEWEST_WEIGHT: Final = 0.3  # weight of the newest measurement of one slot
 
 
 @dataclass(slots=True)
-class Speeds:
-    """Measured speeds of one family: jobs with the same script and model."""
+class FamilyHistory:
+    """History of one family: jobs with the same script and model."""
 
     edition: int = 0  # of the model
     slot_rate: float = 0.0  # mean of one slot, samples/s; 0: not measured
+    epoch_samples: int = 0  # ||D||, last report
     _step_times: StepTimes[Size] = field(default_factory=StepTimes)
     _model: SpeedModel | None = None
 
@@ -75,6 +77,8 @@ class Speeds:
         return self._model
 
 
+SAMPLE: Final = 500  # points of finished jobs' logs that the progress model is fitted to
+PRIOR_EPOCHS: Final = 10.0  # assumed length of a job before any has finished
 MAX_ARRIVALS: Final = 200  # latest submissions, which determine lambda
 MAX_LOG_EPOCHS: Final = 1000  # entries of one log; bounds memory
 DEFAULT_EPOCH_BATCHES: Final = 100  # assumed epoch in first batches, if not reported
@@ -115,12 +119,57 @@ class PaperJobHistory(JobHistory):
         return features(float(self.epoch_samples), self.first_loss, samples_done, self.loss)
 
 
-@dataclass(slots=True)
-class FamilyHistory:
-    """History of one family: jobs with the same script and model."""
+AUTHORS_CAP: Final = 4  # multiple of the first batch, in the code published by the paper's authors
 
-    speeds: Speeds = field(default_factory=Speeds)
-    epoch_samples: int = 0  # ||D||, last report
+
+def after_epoch(
+    limit: int,
+    bounds: LimitBounds,
+    reading: ScaleDown,
+    *,
+    ran_s: float,
+    arrivals_per_s: float,
+    contended: bool,
+) -> int:
+    """Return R of a running job after an epoch, or after a report interval of a long epoch.
+
+    Scale-up is R' = 2R; scale-down is R' = ceil(2R / ceil(sigma T + 1)) for a job "with long
+    elapsed time", with sigma = lambda. The paper does not say when to apply which; `reading` does:
+
+    - `literal`: scale-down after every epoch. R never grows, because the divisor is at least 2 for
+      every T > 0.
+    - `contended`: scale-down for jobs that ran longer than 1 / lambda while other jobs wait,
+      otherwise scale-up.
+    - `composed`: scale-up, then scale-down: ceil(4R / ceil(sigma T + 1)). R doubles up to T = 1 /
+      lambda and shrinks after 3 / lambda.
+    - `authors`: scale-up to four times the first batch.
+    - `off`: scale-up.
+
+    All readings except `literal` at most halve R at once: the paper lets no batch change by more
+    than a limited range.
+
+    Args:
+        limit: R, samples per step.
+        ran_s: T_processed, seconds.
+        arrivals_per_s: lambda, jobs per second.
+    """
+    divisor = math.ceil(arrivals_per_s * ran_s + 1.0)
+    new: float
+    match reading:
+        case "literal":
+            new = 2 * limit / max(2, divisor)
+        case "contended":
+            long = contended and arrivals_per_s * ran_s > 1.0
+            new = 2 * limit / divisor if long else 2 * limit
+        case "composed":
+            new = min(4 * limit / divisor, 2 * limit)
+        case "authors":
+            new = min(2 * limit, AUTHORS_CAP * bounds.first)
+        case "off":
+            new = 2 * limit
+    if reading in {"contended", "composed"}:
+        new = max(new, limit / 2)
+    return bounds.clip(new)
 
 
 class PaperEstimates:
@@ -131,9 +180,9 @@ class PaperEstimates:
         self._families: dict[str, FamilyHistory] = {}
         self._histories: dict[JobId, PaperJobHistory] = {}
         self.arrivals = ArrivalRate()
-        self._sample = Reservoir(options.sample)
+        self._sample = Reservoir(SAMPLE)
         self._finished: list[Points] = []  # logs not offered to the sample yet
-        self.progress: ProgressModel = prior(options.prior_epochs)
+        self.progress: ProgressModel = prior(PRIOR_EPOCHS)
         self.changed_at = Seconds(0.0)  # when the last plan was put in force
 
     # --- events and views
@@ -147,8 +196,8 @@ class PaperEstimates:
                 history = self.history(event.job)
                 history.steps = max(history.steps, event.step)
                 history.samples = max(history.samples, event.samples_done)
-                speeds = self.family(event.family).speeds
-                speeds.add(event.nodes, event.slots, event.global_batch, event.samples_per_s)
+                family = self.family(event.family)
+                family.add(event.nodes, event.slots, event.global_batch, event.samples_per_s)
             case JobEnded():
                 self._end(event)
             case PlanTaken(waiting=waiting):
@@ -162,8 +211,8 @@ class PaperEstimates:
         history = self.history(event.job)
         history.epoch_due, history.counted_at = True, now
         if event.whole:
-            speeds = self.family(event.family).speeds
-            speeds.add(event.nodes, event.slots, event.global_batch, event.samples_per_s)
+            family = self.family(event.family)
+            family.add(event.nodes, event.slots, event.global_batch, event.samples_per_s)
         if event.train_loss is not None:
             history.loss = event.train_loss
             if history.first_loss is None:
@@ -248,7 +297,7 @@ class PaperEstimates:
         """True if the warm-up steps are done (Start) and the job's speed is known."""
         if job.epoch:
             return True
-        measured = self.family(job.family).speeds.known
+        measured = self.family(job.family).known
         return measured and self.history(job.job).steps >= self._options.warmup_steps
 
     def gate(self, job: JobView) -> Seconds:

@@ -53,7 +53,13 @@ class NodeFreeSlots:
 
     def start(self, job: JobView, size: int) -> list[SlotId]:
         """Take slots as the mode says."""
-        return self._start(size)
+        if self._mode == "spread":
+            return self._spread(size)
+        taken: list[SlotId] = []
+        while len(taken) < size:
+            need = size - len(taken)
+            taken += self._take(self._next(need, first=not taken), need)
+        return taken
 
     def grow(self, job: JobView, own: list[SlotId], size: int) -> list[SlotId]:
         """Take `own` and others close to them."""
@@ -61,7 +67,7 @@ class NodeFreeSlots:
         if self._mode != "spread":
             for node, _ in Counter(map(node_of, own)).most_common():
                 taken += self._take(self._place[node], size - len(taken))
-        taken += self._start(size - len(taken))
+        taken += self.start(job, size - len(taken))
         return by_node(taken)
 
     def pack(self, job: JobView, own: list[SlotId], size: int) -> list[SlotId]:
@@ -75,28 +81,19 @@ class NodeFreeSlots:
             room = len(self._free[place])
             if room and need and (room >= need or room >= len(self._free[self._roomiest()])):
                 taken += self._take(place, need)
-        return taken + self._start(size - len(taken))
+        return taken + self.start(job, size - len(taken))
 
     def claim(self, job: JobView, slots: Sequence[SlotId]) -> bool:
         """Take exactly these slots, or none."""
         places = [self._place.get(node_of(slot)) for slot in slots]
-        for place, slot in zip(places, slots, strict=True):
-            if place is None or slot not in self._free[place]:
-                return False
-        for place, slot in zip(places, slots, strict=True):
+        found = list(zip(places, slots, strict=True))
+        if any(place is None or slot not in self._free[place] for place, slot in found):
+            return False
+        for place, slot in found:
             if place is not None:
                 self._free[place].remove(slot)
                 self._put_back(place)
         return True
-
-    def _start(self, size: int) -> list[SlotId]:
-        if self._mode == "spread":
-            return self._spread(size)
-        taken: list[SlotId] = []
-        while len(taken) < size:
-            need = size - len(taken)
-            taken += self._take(self._next(need, first=not taken), need)
-        return taken
 
     def _next(self, need: int, *, first: bool) -> int:
         found = None

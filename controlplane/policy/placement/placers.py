@@ -194,36 +194,10 @@ LEARNING_PLACERS: Final[frozenset[str]] = frozenset(  # need telemetry
 )
 
 
-class SlotPlacer(Protocol):
-    """Turns sizes into slots, for policies that decide only on sizes; may learn from events."""
-
-    def observe(self, event: PolicyEvent, now: Seconds) -> None:
-        """Learn from an event."""
-        ...
-
-    def place(
-        self, partition: Partition, sizes: Mapping[JobId, int], packed: Collection[JobId] = ()
-    ) -> dict[JobId, list[SlotId]]:
-        """Return the slots of each job, in order of rank, node by node.
-
-        Args:
-            sizes: slots of `running` and `waiting` jobs, in the order in which those are placed
-                that do not keep theirs; at most `room` in total. Absent: none.
-            packed: running jobs that may exchange their slots for better ones.
-        """
-        ...
-
-    def restarts(
-        self, partition: Partition, placed: Mapping[JobId, Sequence[SlotId]]
-    ) -> tuple[JobId, ...]:
-        """Return the jobs that have to stop to get the slots that `place` gave them."""
-        ...
-
-
-def make_placer(name: PlacerName, moves: Moves = "elastic") -> SlotPlacer:
+def make_placer(name: PlacerName, moves: Moves = "elastic") -> Placer:
     """Return a new placer of that name."""
     if name in PLACERS:
-        placer: SlotPlacer = _load(PLACERS[name])(moves=moves)
+        placer: Placer = _load(PLACERS[name])(moves=moves)
         return placer
     if name in SCORERS:
         return ScoredPlacer(_load(SCORERS[name])(), moves)

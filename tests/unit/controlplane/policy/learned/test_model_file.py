@@ -152,7 +152,7 @@ def test_pickled_objects_are_never_loaded() -> None:
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     file = str(tmp_path / "none.npz")
     with pytest.raises(SettingsError, match=r"none\.npz: No such file or directory; leave it out"):
-        read_model(file, policy="drl", features=4, shapes=SHAPES)
+        read_model(file, "drl.npz", policy="drl", features=4, shapes=SHAPES)
 
 
 def test_a_network_is_its_layers_with_tanh_between_them() -> None:

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import dataclasses
+from typing import Any
+
 import msgspec
+import numpy as np
 import pytest
 from numpy.random import default_rng
 
 from controlplane.policy.api import Budget, EpochSeen, JobEnded, JobView, StepsSeen
-from controlplane.policy.ones_paper.policy import OnesPaper
+from controlplane.policy.ones_paper.policy import EvolutionarySearch, OnesPaper
 from controlplane.policy.options import OnesPaperOptions
 from schemas.ids import JobId, Seconds
 from tests.support.builders import A, B, job_view
-from tests.support.views import NOW, planned, row_of, view_of
-
-SLOTS = row_of(4, 4)
+from tests.support.views import NOW, planned, view_of
+from tests.unit.controlplane.policy.ones_paper.problems import (
+    SLOTS,
+    genes,
+    problem_of,
+    seen,
+    warm_job,
+)
 
 
 def a_job(job: JobId = A) -> JobView:
@@ -148,3 +157,76 @@ def test_statistics_are_numbers_whatever_there_is(jobs: int) -> None:
 
     assert stats.best_fitness >= stats.mean_fitness
     assert stats.best_fitness >= stats.incumbent_fitness
+
+
+def state_of(search: EvolutionarySearch) -> Any:
+    return search._now
+
+
+def test_there_are_as_many_candidates_as_slots_and_none_twice() -> None:
+    problem = problem_of(*(warm_job(JobId(f"j-{number}")) for number in range(8)))
+    search = EvolutionarySearch(OnesPaperOptions())
+    rng = np.random.default_rng(0)
+
+    search.update(problem, rng)
+    for _ in range(3):
+        search.evolve(rng)
+
+    state = state_of(search)
+    assert state.genes.shape == (8, 8)
+    assert len({row.tobytes() for row in state.genes}) == 8
+    assert list(state.scores) == sorted(state.scores, reverse=True)
+
+
+def test_diversity_is_the_share_of_jobs_in_which_two_candidates_differ() -> None:
+    problem = problem_of(warm_job(A), warm_job(B), events=(seen(),))
+    search = EvolutionarySearch(OnesPaperOptions(population=2))
+    search.update(problem, np.random.default_rng(0))
+    standing = state_of(search)
+
+    def among(*candidates: list[int]) -> float:
+        found = genes(*candidates)
+        search._now = dataclasses.replace(standing, genes=found)
+        return search.diversity()
+
+    assert among([1, 1, 2], [2, 1, 1]) == 0.0  # the same numbers of slots
+    assert among([1, 1, 2], [1, 1, 0]) == 0.5
+    assert among([1, 1, 2], [1, 2, 2]) == 1.0
+
+
+def test_the_schedule_in_force_is_in_the_population() -> None:
+    jobs = [warm_job(JobId(f"j-{place}"), on=1, first=place) for place in range(8)]
+    problem = problem_of(*jobs)
+    search = EvolutionarySearch(OnesPaperOptions())
+    search.update(problem, np.random.default_rng(0))
+
+    assert any((row == problem.present).all() for row in state_of(search).genes)
+
+
+def test_a_generation_is_never_worse_than_the_one_before() -> None:
+    jobs = [warm_job(JobId(f"j-{place}"), on=1, first=place) for place in range(5)]
+    search, rng = EvolutionarySearch(OnesPaperOptions()), np.random.default_rng(0)
+    search.update(problem_of(*jobs, events=(seen(),)), rng)
+
+    best = [float(state_of(search).scores[0])]
+    for _ in range(5):
+        search.evolve(rng)
+        best.append(float(state_of(search).scores[0]))
+
+    assert best == sorted(best)
+    assert best[0] >= search.incumbent()
+
+
+def test_flat_reorder_puts_jobs_where_the_genome_says_and_the_aligned_one_on_whole_nodes() -> None:
+    held = warm_job(A, on=3, moved_at=Seconds(90.0))  # gated
+    waits = warm_job(B, epoch=0, samples_done=0)
+    wide = msgspec.structs.replace(waits, least=4)
+    view = view_of(SLOTS, held, wide)
+
+    def nodes(reorder: str) -> int:
+        options = {"reorder": reorder, "gate": "job"}
+        plan = planned("ones-paper", view, options=options)
+        return len({slot.split("/")[0] for slot in plan.local_batch[B]})
+
+    assert nodes("aligned") == 1
+    assert nodes("flat") == 2

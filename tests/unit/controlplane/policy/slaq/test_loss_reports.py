@@ -1,4 +1,4 @@
-"""From means over epochs and parts of them to one loss for each stretch of training."""
+"""Reports of mean losses, converted to one loss per stretch of training."""
 
 from __future__ import annotations
 
@@ -12,16 +12,7 @@ def stretches(reports: LossReports) -> list[tuple[float, float]]:
     return list(zip(reports.positions, reports.losses, strict=True))
 
 
-def test_an_epoch_is_reported_at_its_middle() -> None:
-    reports = LossReports(40)
-
-    reports.take_epoch(1, 1000, 4.0)
-    reports.take_epoch(2, 2000, 2.0)
-
-    assert stretches(reports) == [(500.0, 4.0), (1500.0, 2.0)]
-
-
-def test_telemetry_tells_of_the_stretch_since_it_told_before() -> None:
+def test_telemetry_adds_the_stretch_since_the_last_report() -> None:
     """Mean 4 over 400 samples, then 3 over 800: 2 over those in between; the epoch's 2.8: 2."""
     reports = LossReports(40)
 
@@ -33,8 +24,8 @@ def test_telemetry_tells_of_the_stretch_since_it_told_before() -> None:
     assert stretches(reports) == [(200.0, 4.0), (600.0, 2.0), (1500.0, 1.5)]
 
 
-def test_a_short_stretch_waits_for_more() -> None:
-    """A quarter of the epoch before at least, or of what the first one has come to."""
+def test_a_short_stretch_is_not_a_report() -> None:
+    """The shortest is a quarter of the last epoch, or of the first one so far."""
     reports = LossReports(40)
 
     for samples in range(100, 1000, 100):
@@ -47,7 +38,7 @@ def test_a_short_stretch_waits_for_more() -> None:
     assert list(reports.positions) == [*first, *second]
 
 
-def test_what_is_trained_again_after_a_loss_of_workers_is_not_counted_twice() -> None:
+def test_samples_that_are_trained_again_count_once() -> None:
     reports = LossReports(40)
     reports.take_epoch(1, 1000, 4.0)
     reports.take_steps(1500, 3.0)
@@ -57,17 +48,12 @@ def test_what_is_trained_again_after_a_loss_of_workers_is_not_counted_twice() ->
     reports.take_epoch(2, 2000, 2.5)
 
     assert stretches(reports) == [(500.0, 4.0), (1250.0, 3.0), (1750.0, 2.0)]
+    resumed = LossReports(40)  # earlier epochs are assumed to be equally long
+    resumed.take_epoch(10, 10_000, 1.0)
+    assert stretches(resumed) == [(9500.0, 1.0)]
 
 
-def test_a_job_that_is_met_in_the_middle_had_epochs_of_one_length() -> None:
-    reports = LossReports(40)
-
-    reports.take_epoch(10, 10_000, 1.0)
-
-    assert stretches(reports) == [(9500.0, 1.0)]
-
-
-def test_losses_that_are_none_are_no_reports() -> None:
+def test_missing_and_implausible_losses_are_ignored() -> None:
     reports = LossReports(40)
 
     for epoch, loss in enumerate([None, float("nan"), float("inf"), -1e300], 1):
@@ -77,7 +63,7 @@ def test_losses_that_are_none_are_no_reports() -> None:
     assert reports.first is None
 
 
-def test_an_explosion_that_comes_back_is_no_progress() -> None:
+def test_a_rise_and_its_return_are_no_reduction() -> None:
     """First 4, then 1000, then 3.5: the loss has fallen by 0.5."""
     reports = LossReports(40)
 

@@ -1,4 +1,4 @@
-"""Population and generations of the search (ONES figure 5).
+"""Candidate schedules: the operations of the search, and scores and selection of candidates.
 
 The four operations of ONES section 3.2.2 work on all candidates at once. None of them loses a slot.
 """
@@ -11,22 +11,225 @@ from typing import Final, Literal
 import numpy as np
 from numpy.random import Generator
 
-from controlplane.policy.api import SearchStats
-from controlplane.policy.ones_paper.candidate_scores import (
-    Scorer,
-    counts_of,
-    draws,
-    mean_draw,
-    ranks,
-    scorer_for,
-    selected,
-    work_left,
-)
 from controlplane.policy.ones_paper.problem import IDLE, Genes, PaperProblem
-from controlplane.policy.options import MAX_CANDIDATES, OnesPaperOptions
-from controlplane.policy.search.search_loop import Evolution
+from controlplane.policy.options import OnesPaperOptions
 from controlplane.prediction import BoolArray, FloatArray, IntArray
+from controlplane.prediction.progress_distribution import mean_progress
 from schemas.ids import JobId, SlotId
+
+MIN_DISTANCE: Final = 1e-3  # least distance of a drawn progress from 0 and 1
+STALL_WEIGHT: Final = 2.5  # cost of a stall in multiples of its length; as in `ones`
+MIN_LEFT_S, MAX_LEFT_S = 60.0, 900.0  # bounds of the remaining time that a stall is compared with
+SIZE_EXPONENT: Final = 0.55  # score "all": how much short jobs are preferred
+SPEEDUP_EXPONENT: Final = 0.8  # score "all": how much a further slot is worth
+PATIENCE_S: Final = 300.0  # score "all": added to remaining times, at most 1/4 of their mean
+
+
+def counts_of(genes: Genes, jobs: int) -> IntArray:
+    """Return c_j, the slots of each job in each candidate (eq. 2), shape (K, J)."""
+    many = len(genes)
+    if not genes.size:
+        return np.zeros((many, jobs), dtype=np.int64)
+    flat = genes.astype(np.int64) + 1 + np.arange(many)[:, None] * (jobs + 1)
+    found = np.bincount(flat.ravel(), minlength=many * (jobs + 1))
+    return np.asarray(found.reshape(many, jobs + 1)[:, 1:], dtype=np.int64)
+
+
+def ranks(genes: Genes) -> IntArray:
+    """Return the index of each slot among the slots of its job, from 0; shape (K, G)."""
+    order = np.argsort(genes, axis=1, kind="stable")
+    row = np.take_along_axis(genes, order, axis=1)
+    place = np.broadcast_to(np.arange(genes.shape[1]), genes.shape)
+    begins = np.ones(genes.shape, dtype=np.bool_)
+    begins[:, 1:] = row[:, 1:] != row[:, :-1]
+    first = np.maximum.accumulate(np.where(begins, place, 0), axis=1)
+    found = np.empty(genes.shape, dtype=np.int64)
+    np.put_along_axis(found, order, place - first, axis=1)
+    return found
+
+
+# --- remaining work
+
+
+def mean_draw(problem: PaperProblem) -> FloatArray:
+    """Return the mean progress of every job in the shape of one draw, (J, 1)."""
+    return mean_progress(problem.alpha, problem.beta)[:, None]
+
+
+def draws(problem: PaperProblem, rng: Generator, many: int) -> FloatArray:
+    """Draw rho of every job (Algorithm 1, line 2); shape (J, many)."""
+    shape = (len(problem.jobs), many)
+    found = rng.beta(problem.alpha[:, None], problem.beta[:, None], shape)
+    return np.clip(found, MIN_DISTANCE, 1.0 - MIN_DISTANCE)
+
+
+def work_left(problem: PaperProblem, progress: FloatArray) -> FloatArray:
+    """Return Y of eq. 7, samples, shape (J, M): Y_processed (1 / rho - 1), or the known value.
+
+    Args:
+        progress: rho, shape (J, M), in (0, 1).
+    """
+    forecast = problem.done[:, None] * (1.0 / progress - 1.0)
+    exact = problem.exact[:, None]
+    return np.where(np.isfinite(exact), exact, forecast)
+
+
+# --- scores
+
+
+@dataclass(frozen=True)
+class Scorer:
+    """Scores as a sum over jobs of a part that depends on slots times a part that depends on work.
+
+    `parts` is indexed by job, slots and placement: 0 on few nodes, 1 on more; 2 and 3 are the same
+    for a job that keeps its size on other slots.
+    """
+
+    parts: FloatArray  # shape (J, C + 1, 4)
+    problem: PaperProblem
+    options: OnesPaperOptions
+
+    def weights(self, progress: FloatArray) -> FloatArray:
+        """Return the part that depends on progress, shape (J, M); `progress` is rho in (0, 1)."""
+        left = work_left(self.problem, progress)
+        if self.options.score == "running":
+            return -left
+        lasts = left / one_slot_rates(self.problem)[:, None]
+        usual = lasts.sum(axis=0, keepdims=True) / max(1, len(lasts))
+        patience = np.minimum(PATIENCE_S, 0.25 * usual)
+        return np.asarray(np.power(lasts + patience + 1e-9, -SIZE_EXPONENT))
+
+    def matrix(self, genes: Genes) -> FloatArray:
+        """Return the part that depends on slots, shape (K, J)."""
+        problem = self.problem
+        counts = counts_of(genes, len(problem.jobs))
+        how: IntArray = np.zeros_like(counts)
+        if self.options.reorder == "flat":
+            how = _spread(genes, counts, problem) + 2 * _moved(genes, problem)
+        return np.asarray(self.parts[problem.rows, counts, how])
+
+
+def scorer_for(problem: PaperProblem, options: OnesPaperOptions) -> Scorer:
+    """Return the scorer of the candidates of one view."""
+    slots = np.arange(problem.rates.shape[1])[None, :, None]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        if options.score == "running":  # eq. 8: c / X
+            parts = np.where(problem.rates > 0, slots / problem.rates, 0.0)
+            return Scorer(np.concatenate([parts, parts], axis=2), problem, options)
+    speedup = problem.rates / one_slot_rates(problem)[:, None, None]
+    keeps, moved, again = _keeps(problem, options)
+    parts = np.concatenate([speedup * keeps[:, :, None], speedup * moved[:, :, None]], axis=2)
+    parts = np.power(parts, SPEEDUP_EXPONENT)
+    stopped = np.power(again, SPEEDUP_EXPONENT) - 1.0
+    parts[:, 0, :] = np.where(problem.size > 0, stopped, 0.0)[:, None]
+    return Scorer(parts, problem, options)
+
+
+def one_slot_rates(problem: PaperProblem) -> FloatArray:
+    """Return X on one slot, samples/s, shape (J,); from a job's least slots if it needs several."""
+    least = np.minimum(problem.least, problem.rates.shape[1] - 1)
+    rate = problem.rates[problem.rows, least, 0] / np.maximum(least, 1)
+    return np.where(rate > 0, rate, 1.0)
+
+
+def _keeps(
+    problem: PaperProblem, options: OnesPaperOptions
+) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Return the share of the speed-up left after a resize, after a move, and after a restart."""
+    sizes = problem.rates.shape[1]
+    jobs = len(problem.jobs)
+    if not options.charge:
+        return np.ones((jobs, sizes)), np.ones((jobs, sizes)), np.ones(jobs)
+    left = work_left(problem, mean_draw(problem))
+    rate = problem.rates[:, :, 0]
+    lasts = np.divide(left, rate, out=np.full(rate.shape, MAX_LEFT_S), where=rate > 0)
+    lasts = np.clip(lasts, MIN_LEFT_S, MAX_LEFT_S)
+    runs = problem.size > 0
+    stall = np.where(runs, options.rescale_stall_s, problem.start_s)
+    changed = np.maximum(0.0, 1.0 - STALL_WEIGHT * stall[:, None] / lasts - options.change_margin)
+    changed[problem.new] = 1.0  # every job needs a first start
+    keeps, here = changed.copy(), np.minimum(problem.size, sizes - 1)
+    stays = runs & (problem.size < sizes)
+    keeps[problem.rows[stays], here[stays]] = 1.0
+    start = STALL_WEIGHT * problem.start_s / lasts[problem.rows, here]
+    again = np.maximum(0.0, 1.0 - start - options.change_margin)
+    return keeps, changed, again
+
+
+def _spread(genes: Genes, counts: IntArray, problem: PaperProblem) -> IntArray:
+    """Return 1 for each job on more nodes than it needs, otherwise 0; shape (K, J)."""
+    jobs = len(problem.jobs)
+    if not genes.size or not jobs:
+        return np.zeros_like(counts)
+    nodes = int(problem.nodes.max()) + 1
+    key = (np.arange(len(genes))[:, None] * (jobs + 1) + genes + 1) * nodes + problem.nodes
+    pairs = np.unique(key.ravel()) // nodes  # one for each candidate, job and node
+    spans = np.bincount(pairs, minlength=len(genes) * (jobs + 1))
+    spans = spans.reshape(len(genes), jobs + 1)[:, 1:]
+    widest = int(np.bincount(problem.nodes).max())
+    return (spans > -(-counts // widest)).astype(np.int64)
+
+
+def _moved(genes: Genes, problem: PaperProblem) -> IntArray:
+    """Return 1 for each running job that loses any of its slots, otherwise 0; shape (K, J)."""
+    stays: Genes = np.where(genes == problem.present, genes, IDLE).astype(np.int16)
+    kept = counts_of(stays, len(problem.jobs))
+    return ((problem.size > 0) & (kept < problem.size)).astype(np.int64)
+
+
+# --- selection
+
+
+def selected(
+    scorer: Scorer, genes: Genes, many: int, rng: Generator
+) -> tuple[IntArray, FloatArray]:
+    """Return the rows of the survivors, best first, and all candidates' scores by mean progress."""
+    options, problem = scorer.options, scorer.problem
+    matrix = scorer.matrix(genes)
+    mean = (matrix @ scorer.weights(mean_draw(problem)))[:, 0]
+    many = min(many, len(genes))
+    if options.selection == "sampled":
+        return _rounds(scorer, matrix, many, rng), mean
+    if options.rho == "mean":
+        scores = mean
+    elif options.rho == "generation":
+        scores = (matrix @ scorer.weights(draws(problem, rng, 1)))[:, 0]
+    else:
+        each = scorer.weights(draws(problem, rng, len(genes)))
+        scores = np.einsum("kj,jk->k", matrix, each)
+    return _best_first(scores)[:many], mean
+
+
+def _rounds(scorer: Scorer, matrix: FloatArray, many: int, rng: Generator) -> IntArray:
+    """Run Algorithm 1 K times: draw, take the winner out, and draw again."""
+    problem, rho = scorer.problem, scorer.options.rho
+    if rho == "candidate":  # draw for each candidate in each round
+        left = np.ones(len(matrix), dtype=np.bool_)
+        chosen: list[int] = []
+        for _ in range(many):
+            each = scorer.weights(draws(problem, rng, len(matrix)))
+            scores = np.where(left, np.einsum("kj,jk->k", matrix, each), -np.inf)
+            chosen.append(int(scores.argmax()))
+            left[chosen[-1]] = False
+        return np.array(chosen, dtype=np.int64)
+    drawn = mean_draw(problem) if rho == "mean" else draws(problem, rng, many)
+    scores = matrix @ scorer.weights(drawn)
+    if rho == "mean":
+        return _best_first(scores[:, 0])[:many]
+    taken: dict[int, None] = {}
+    for column in range(many):
+        order = _best_first(scores[:, column])
+        taken[next(int(row) for row in order if int(row) not in taken)] = None
+    return np.array(list(taken), dtype=np.int64)
+
+
+def _best_first(scores: FloatArray) -> IntArray:
+    """Return the order by falling score; the earlier candidate first if scores are equal."""
+    rounded = np.round(scores, 12)
+    return np.argsort(-rounded, kind="stable")
+
+
+# --- operations
 
 INFINITE: Final = np.inf  # gain of a job that cannot grow
 MAX_SAMPLES: Final = 1e15  # samples; upper bound in comparisons
@@ -237,129 +440,6 @@ def _first_places(genes: Genes) -> Genes:
     return np.asarray(first[rows, genes])
 
 
-MIN_IMPROVEMENT: Final = 1e-9  # relative; a smaller gain is no progress
-
-
-@dataclass(frozen=True, slots=True)
-class _State:
-    """Problem and its candidates, best first."""
-
-    problem: PaperProblem
-    scorer: Scorer
-    genes: Genes  # shape (K, G)
-    scores: FloatArray  # by mean progress, shape (K,)
-
-
-class EvolutionarySearch(Evolution):
-    """Evolution of K candidates; a generation has three steps.
-
-    `update` must be called with a problem before the first step.
-    """
-
-    def __init__(self, options: OnesPaperOptions) -> None:
-        super().__init__(options.patience)
-        self._options = options
-        self._now: _State | None = None
-        self._children: list[Genes] = []  # of the incomplete generation
-
-    @property
-    def best(self) -> Genes | None:
-        """S*: the job on each slot, shape (G,); None if there is no candidate."""
-        return None if self._now is None or not len(self._now.genes) else self._now.genes[0]
-
-    @property
-    def scores(self) -> FloatArray:
-        """Scores of the population by mean progress."""
-        return np.zeros(0) if self._now is None else self._now.scores
-
-    @property
-    def population(self) -> Genes:
-        """All candidates, shape (K, G)."""
-        return np.zeros((0, 0), dtype=np.int16) if self._now is None else self._now.genes
-
-    def stats(self) -> SearchStats:
-        """Return statistics of the population."""
-        scores = self.scores
-        return SearchStats(
-            generations=self.generations,
-            best_fitness=float(scores.max(initial=-np.inf)) if len(scores) else 0.0,
-            mean_fitness=float(scores.mean()) if len(scores) else 0.0,
-            incumbent_fitness=self.incumbent(),
-            diversity=self.diversity(),
-        )
-
-    def diversity(self) -> float:
-        """Return the mean share of jobs whose numbers of slots differ between two candidates."""
-        now = self._now
-        if now is None or len(now.genes) < 2 or not now.problem.jobs:  # noqa: PLR2004 - a pair
-            return 0.0
-        jobs, many, sizes = len(now.problem.jobs), len(now.genes), now.genes.shape[1] + 1
-        counts = counts_of(now.genes, jobs) + np.arange(jobs) * sizes
-        alike = np.bincount(counts.ravel(), minlength=jobs * sizes).astype(np.float64)
-        pairs = float((alike * (alike - 1.0)).sum())
-        return 1.0 - pairs / (jobs * many * (many - 1.0))
-
-    def incumbent(self) -> float:
-        """Return the score of the schedule in force."""
-        if self._now is None or not self._now.problem.jobs:
-            return 0.0
-        problem, scorer = self._now.problem, self._now.scorer
-        genes = within_limits(problem.present[None, :], problem)
-        return float((scorer.matrix(genes) @ scorer.weights(mean_draw(problem)))[0, 0])
-
-    def update(self, problem: PaperProblem, rng: Generator) -> None:
-        """Replace the problem and refresh every candidate with it (figure 7).
-
-        Paper: the initial population is random. Here it may contain the schedule in force as well
-        (option `incumbent`).
-        """
-        options, former = self._options, self._now
-        many = options.population or min(max(len(problem.slots), 2), MAX_CANDIDATES)
-        if former is None or not former.genes.size:
-            genes = random_schedules(problem, many, rng)
-        else:
-            genes = carried_over(former.genes, former.problem, problem)
-        if options.incumbent:
-            genes = np.concatenate([problem.present[None, :], genes])
-        genes = refreshed(genes, problem, fill_costs(problem, len(genes), rng))
-        self._children, self._idle_generations = [], 0
-        self._settle(problem, scorer_for(problem, options), genes, many, rng)
-
-    def advance(self, rng: Generator) -> None:
-        """Run one step of a generation: crossover, mutation, or reorder and selection."""
-        now, options = self._now, self._options
-        if now is None or not now.genes.size or not now.problem.jobs:
-            self._stop()
-            return
-        problem, many = now.problem, len(now.genes)
-        if not self._children:
-            children = within_limits(crossed(now.genes, many, rng), problem)
-            self._children.append(filled(children, problem, fill_costs(problem, 2 * many, rng)))
-        elif len(self._children) == 1:
-            parents = now.genes[rng.integers(0, many, many)]
-            struck = preempted(parents, problem, options.mutation_rate, rng)
-            left = fill_costs(problem, many, rng)
-            self._children.append(mutated(parents, problem, struck, left))
-        else:
-            before = float(now.scores[0])
-            children = reordered(np.concatenate(self._children), options.reorder)
-            genes = np.concatenate([now.genes, children])
-            self._children = []
-            wanted = options.population or min(max(len(problem.slots), 2), MAX_CANDIDATES)
-            after = float(self._settle(problem, now.scorer, genes, wanted, rng).scores[0])
-            better = after > before + MIN_IMPROVEMENT * max(1.0, abs(before))
-            self._end_generation(better=better)
-
-    def _settle(
-        self, problem: PaperProblem, scorer: Scorer, genes: Genes, many: int, rng: Generator
-    ) -> _State:
-        """Keep the K best distinct candidates."""
-        different = _different(genes)
-        rows, scores = selected(scorer, different, many, rng)
-        self._now = _State(problem, scorer, different[rows], scores[rows])
-        return self._now
-
-
 def carried_over(genes: Genes, before: PaperProblem, after: PaperProblem) -> Genes:
     """Return candidates of one view in the rows and columns of the next; part (1) of refresh.
 
@@ -377,7 +457,7 @@ def carried_over(genes: Genes, before: PaperProblem, after: PaperProblem) -> Gen
     return found
 
 
-def _different(genes: Genes) -> Genes:
+def different(genes: Genes) -> Genes:
     """Return the distinct candidates in the order of their first occurrence."""
     if not genes.size:
         return genes[:1]

@@ -1,4 +1,4 @@
-"""What is learnt of neighbours, against speeds that are made of known costs."""
+"""Costs of neighbours, learnt from speeds with known costs; search for layouts."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.random import default_rng
 
-from controlplane.policy.placement.harmony_placer import LayoutSearch
-from controlplane.policy.placement.occupancy import (
+from controlplane.policy.placement.harmony_placer import (
+    LayoutSearch,
     NeighbourCosts,
     Occupancy,
     OwnWorkers,
@@ -37,7 +37,7 @@ def new() -> NeighbourCosts:
 def tell(
     costs: NeighbourCosts, family: str, *nodes: NodeCrowd, times: int = 20, off: float = 1.0
 ) -> None:
-    """Reports of a job beside these, as `COST` makes them, `off` times as fast."""
+    """Report speeds of a job beside these by `COST`, times `off`."""
     slots = sum(own for own, _ in nodes)
     worst = max(sum(COST[family, other] for other in others) for _, others in nodes)
     speed = BATCH * slots / (SOLO_S[slots] * math.exp(worst))
@@ -48,7 +48,7 @@ def tell(
 # --- what neighbours cost
 
 
-def test_what_each_neighbour_costs_is_found_without_being_told_the_speed_alone() -> None:
+def test_the_cost_of_each_neighbour_is_learnt() -> None:
     costs = new()
     for crowd in ((), ("b",), ("c",), ("b", "c")):
         tell(costs, "a", (1, crowd))
@@ -58,7 +58,7 @@ def test_what_each_neighbour_costs_is_found_without_being_told_the_speed_alone()
     assert costs.step_s("a", 1, BATCH) == pytest.approx(0.1, rel=0.02)
 
 
-def test_the_worst_node_counts() -> None:
+def test_the_worst_node_determines_the_speed() -> None:
     costs = new()
     for nodes in (((1, ()), (1, ())), ((1, ("b",)), (1, ("c",))), ((1, ()), (1, ("c",)))):
         tell(costs, "a", *nodes)
@@ -67,19 +67,19 @@ def test_the_worst_node_counts() -> None:
     assert costs.cost("a", "c") == pytest.approx(0.1, abs=0.06)
 
 
-def test_a_pair_that_was_never_seen_is_believed_to_lose_what_others_did() -> None:
+def test_an_unmeasured_pair_uses_the_mean_of_the_others() -> None:
     costs = new()
     assert costs.cost("a", "b") == pytest.approx(PRIOR)
 
     tell(costs, "a", (1, ()))
     tell(costs, "a", (1, ("c",)))
 
-    assert costs.cost("b", "d") == pytest.approx(PRIOR), "nobody met either of them"
+    assert costs.cost("b", "d") == pytest.approx(PRIOR)  # without any measurement
     assert costs.cost("b", "c") == pytest.approx((PRIOR + (PRIOR + 0.1) / 2) / 2, abs=0.02)
     assert costs.cost("a", "d") == pytest.approx((PRIOR + (PRIOR + 0.1) / 2) / 2, abs=0.02)
 
 
-def test_own_workers_beside_each_other_and_being_spread_are_learnt_as_well() -> None:
+def test_costs_of_own_workers_are_learnt() -> None:
     costs = new()
     for _ in range(20):
         costs.add("a", (2, BATCH, "", ((2, ()),)), 2 * BATCH, 100.0)
@@ -89,11 +89,11 @@ def test_own_workers_beside_each_other_and_being_spread_are_learnt_as_well() -> 
     assert apart == pytest.approx(math.log(2.0), abs=0.06)
 
 
-# --- nonsense
+# --- implausible speeds
 
 
 @pytest.mark.parametrize("speed", [0.0, -5.0, math.nan, math.inf, -math.inf, 1e300, 1e-300])
-def test_a_speed_that_nobody_can_have_teaches_nothing_and_is_remembered_once(speed: float) -> None:
+def test_an_implausible_speed_is_dropped_and_recorded_once(speed: float) -> None:
     taught, fooled = new(), new()
     for crowd in ((), ("b",)):
         tell(taught, "a", (1, crowd))
@@ -106,7 +106,7 @@ def test_a_speed_that_nobody_can_have_teaches_nothing_and_is_remembered_once(spe
     assert fooled.dropped["a"] == pytest.approx(speed, nan_ok=True)
 
 
-def test_one_speed_far_from_all_others_is_not_believed_but_a_second_one_is() -> None:
+def test_an_outlier_counts_only_if_it_is_repeated() -> None:
     costs = new()
     tell(costs, "a", (1, ()))
 
@@ -117,7 +117,7 @@ def test_one_speed_far_from_all_others_is_not_believed_but_a_second_one_is() -> 
     assert costs.step_s("a", 1, BATCH) == pytest.approx(1e-5, rel=0.01)
 
 
-# --- whatever is reported, and wherever jobs are
+# --- properties
 
 speeds = st.floats() | st.floats(1.0, 1e4)
 crowds = st.lists(st.sampled_from("abc"), max_size=3).map(lambda names: tuple(sorted(names)))
@@ -125,7 +125,7 @@ crowds = st.lists(st.sampled_from("abc"), max_size=3).map(lambda names: tuple(so
 
 @settings(max_examples=examples(60))
 @given(st.lists(st.tuples(st.sampled_from("ab"), st.integers(1, 3), crowds, speeds), max_size=30))
-def test_whatever_is_reported_every_cost_is_a_number_from_0_on(
+def test_every_cost_is_a_small_number_from_0_on(
     told: list[tuple[str, int, tuple[str, ...], float]],
 ) -> None:
     costs = new()
@@ -138,7 +138,7 @@ def test_whatever_is_reported_every_cost_is_a_number_from_0_on(
 
 
 def somewhere(seed: int, jobs: int = 4) -> Occupancy:
-    """Jobs with one to three workers on nodes by chance."""
+    """Jobs with one to three workers on random nodes."""
     rng = default_rng(seed)
     names = [JobId(f"{'abc'[number % 3]}-{number}") for number in range(jobs)]
     where = Occupancy({name: name[0] for name in (*names, JobId("a-9"))})
@@ -150,7 +150,7 @@ def somewhere(seed: int, jobs: int = 4) -> Occupancy:
 
 @settings(max_examples=examples(60))
 @given(st.integers(0, 10**6))
-def test_the_gain_of_a_change_is_the_difference_of_all_speeds_and_looking_changes_nothing(
+def test_a_gain_is_the_difference_of_all_speeds(
     seed: int,
 ) -> None:
     where, costs = somewhere(seed), new()
@@ -168,9 +168,7 @@ def test_the_gain_of_a_change_is_the_difference_of_all_speeds_and_looking_change
 
 @settings(max_examples=examples(60))
 @given(st.integers(0, 10**6), st.lists(st.integers(0, 3), min_size=3, max_size=3))
-def test_a_worker_goes_where_no_other_node_would_have_been_better(
-    seed: int, rooms: list[int]
-) -> None:
+def test_a_worker_goes_to_the_best_node(seed: int, rooms: list[int]) -> None:
     where, costs, job = somewhere(seed), new(), JobId("a-9")
     tell(costs, "a", (1, ()))
     tell(costs, "a", (1, ("b",)))
@@ -184,7 +182,7 @@ def test_a_worker_goes_where_no_other_node_would_have_been_better(
     assert gain_of({job: found}, where, costs) == pytest.approx(max(gains.values()), abs=1e-5)
 
 
-def test_crowds_name_other_jobs_once_whatever_their_workers() -> None:
+def test_crowds_name_each_other_job_once() -> None:
     where = Occupancy({JobId(name): name[0] for name in ("a-1", "b-1", "b-2")})
     where.put(JobId("a-1"), {NODES[0]: 2, NODES[1]: 1})
     where.put(JobId("b-1"), {NODES[0]: 3})

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.random import default_rng
 
-from controlplane.policy.learned.decision_round import (
+from controlplane.policy.learned.drl import (
     CLUSTER_INPUTS,
     JOB_INPUTS,
     DecisionInput,
