@@ -19,7 +19,7 @@ from typing import Final
 import numpy as np
 
 from controlplane.client import BlockingClient
-from controlplane.prediction.speed_model import statistical_efficiency
+from controlplane.prediction.throughput import statistical_efficiency
 from schemas.ids import JobId
 from schemas.wire.client import JobSummary
 from tests.bench import report

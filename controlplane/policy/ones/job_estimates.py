@@ -22,10 +22,11 @@ from controlplane.policy.api import (
     PolicyEvent,
     StepsSeen,
 )
-from controlplane.policy.ones.growth_trials import BatchCaps, last_loss
 from controlplane.policy.ones.job_history import (
+    BatchCaps,
     Measurements,
     OnesJobHistory,
+    last_loss,
     migration_between,
     noise_estimate,
 )

@@ -23,8 +23,7 @@ from controlplane.policy.api import JobView
 from controlplane.policy.ones.size_table import SizeTable
 from controlplane.policy.search.cluster_index import ClusterIndex
 from controlplane.prediction import BoolArray, FloatArray, IntArray
-from controlplane.prediction.speed_model import statistical_efficiency
-from controlplane.prediction.throughput import SpeedModel
+from controlplane.prediction.throughput import SpeedModel, statistical_efficiency
 from schemas.ids import JobId, Seconds, SlotId
 
 

@@ -12,11 +12,11 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from controlplane.policy.api import ClusterView, JobView
-from controlplane.policy.ones.fairness import FairShares
 from controlplane.policy.ones.job_estimates import Estimates, EstimateVersion
 from controlplane.policy.ones.problem import CLOSED, FREE, InterferenceModel, JobRow, Problem
 from controlplane.policy.ones.size_table import SizeTable, size_table
 from controlplane.policy.ones.size_values import (
+    FairShares,
     InPlay,
     SlotSupply,
     in_play,

@@ -13,8 +13,7 @@ from controlplane.policy.ones.job_estimates import Estimates
 from controlplane.policy.options import OnesOptions
 from controlplane.prediction import FloatArray, IntArray
 from controlplane.prediction.slowdowns import stretch_alone
-from controlplane.prediction.speed_model import statistical_efficiency
-from controlplane.prediction.throughput import SpeedModel
+from controlplane.prediction.throughput import SpeedModel, statistical_efficiency
 
 NO_TIME_S: Final = 1e-12  # lower bound of a divisor
 ROUNDING: Final = 1e-9  # of a logarithm; a limit that is a power of two is on the grid

@@ -26,7 +26,7 @@ from controlplane.policy.search.cluster_index import ClusterIndex
 from controlplane.policy.search.observed_families import Colocation, FamilyHistories, FamilyRecord
 from controlplane.prediction import FloatArray
 from controlplane.prediction.slowdowns import stretch
-from controlplane.prediction.speed_model import PRIOR_SCALING, Scaling
+from controlplane.prediction.throughput import PRIOR_SCALING, Scaling
 from schemas.ids import JobId, NodeId, SlotId
 
 MIN_SCALING: Final = 0.7  # least prior exponent: below, no job would try two slots

@@ -20,8 +20,8 @@ from typing import Final
 import numpy as np
 
 from controlplane.policy.api import ClusterView, StartForecast
+from controlplane.policy.ones.evolution import Candidate
 from controlplane.policy.ones.greedy import used
-from controlplane.policy.ones.operators import Candidate
 from controlplane.policy.ones.problem import JobRow, Problem
 from controlplane.policy.ones.size_values import LEAST_GAIN, UNKNOWN_S
 from controlplane.prediction import FloatArray

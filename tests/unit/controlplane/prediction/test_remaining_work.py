@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controlplane.prediction.lengths import remaining_samples
-from controlplane.prediction.speed_model import statistical_efficiency
+from controlplane.prediction.throughput import statistical_efficiency
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controlplane.prediction.speed_model import PassLimits, SeenPasses, SpeedModel
+from controlplane.prediction.throughput import PassLimits, SeenPasses, SpeedModel
 from elastic.batches import passes as dealt
 
 MODEL = SpeedModel(compute=(0.1, 0.01), near=(0.2, 0.0), known=True)

@@ -9,13 +9,13 @@ import pytest
 from numpy.random import default_rng
 
 from controlplane.policy.api import Budget, JobView, Plan, StepsSeen
-from controlplane.policy.ones.growth_trials import (
+from controlplane.policy.ones.job_estimates import Estimates
+from controlplane.policy.ones.job_history import (
     CAP_DURATION_S,
     NOISE_GROWTH,
     BatchCaps,
     GrowthTrial,
 )
-from controlplane.policy.ones.job_estimates import Estimates
 from controlplane.policy.ones.policy import Ones
 from controlplane.policy.options import OnesOptions
 from schemas.ids import Seconds, SlotId

@@ -14,7 +14,7 @@ from controlplane.policy.api import ClusterView, EpochSeen, JobView, Plan, Steps
 from controlplane.policy.ones.policy import Ones
 from controlplane.policy.options import OnesOptions
 from controlplane.policy.placement.slot_partition import split
-from controlplane.prediction.speed_model import SpeedModel
+from controlplane.prediction.throughput import SpeedModel
 from schemas.ids import JobId, Seconds, SlotId
 from tests.support.builders import S0, S1, T0, A, B, job_view
 from tests.support.sizes import examples

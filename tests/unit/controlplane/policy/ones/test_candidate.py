@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from numpy.random import default_rng
 
 from controlplane.policy.api import JobView
-from controlplane.policy.ones.operators import Candidate, laid_out, present, score
+from controlplane.policy.ones.evolution import Candidate, laid_out, present, score
 from controlplane.policy.ones.placement import PlacementHints, lay_out
 from controlplane.policy.ones.problem import Problem
 from controlplane.policy.options import OnesOptions

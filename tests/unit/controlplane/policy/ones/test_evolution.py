@@ -13,9 +13,15 @@ from hypothesis import strategies as st
 from numpy.random import Generator, default_rng
 
 from controlplane.policy.api import EpochSeen, JobView
-from controlplane.policy.ones.evolution import EvolutionarySearch
+from controlplane.policy.ones.evolution import (
+    Candidate,
+    EvolutionarySearch,
+    laid_out,
+    present,
+    refreshed,
+    score,
+)
 from controlplane.policy.ones.greedy import baselines, exchanged, filled
-from controlplane.policy.ones.operators import Candidate, laid_out, present, refreshed, score
 from controlplane.policy.ones.problem import FREE, Problem
 from controlplane.policy.options import OnesOptions
 from controlplane.prediction import IntArray

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from controlplane.policy.api import EpochSeen, JobView, Reason
-from controlplane.policy.ones.explain import for_change, least_value, slot_owners, waits
-from controlplane.policy.ones.operators import Candidate, score
+from controlplane.policy.ones.evolution import Candidate, score
+from controlplane.policy.ones.policy import for_change, least_value, slot_owners, waits
 from controlplane.policy.ones.problem import FREE, InterferenceModel, Problem
 from controlplane.policy.options import OnesOptions
 from schemas.ids import JobId, SlotId

@@ -9,8 +9,8 @@ import pytest
 from numpy.random import default_rng
 
 from controlplane.policy.api import Budget, JobView, Plan, PlanTaken, PolicyEvent, StepsSeen
-from controlplane.policy.ones.growth_trials import GrowthTrial
 from controlplane.policy.ones.job_estimates import Estimates
+from controlplane.policy.ones.job_history import GrowthTrial
 from controlplane.policy.ones.policy import Ones
 from controlplane.policy.options import OnesOptions
 from schemas.ids import Seconds, SlotId

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from numpy.random import default_rng
 
 from controlplane.policy.api import JobView
-from controlplane.policy.ones.greedy import filled, used
-from controlplane.policy.ones.operators import (
+from controlplane.policy.ones.evolution import (
     crossed,
     laid_out,
     moved,
@@ -21,6 +20,7 @@ from controlplane.policy.ones.operators import (
     refreshed,
     resized,
 )
+from controlplane.policy.ones.greedy import filled, used
 from controlplane.policy.ones.problem import Problem
 from schemas.ids import JobId, Seconds, SlotId
 from tests.support.builders import S0, S1, T0, T1, A, B, C, changed_job, job_view

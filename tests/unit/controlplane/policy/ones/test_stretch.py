@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from controlplane.policy.api import ClusterView, JobView, Plan, PolicyEvent
-from controlplane.policy.ones.fairness import LoadAverage
+from controlplane.policy.ones.evolution import score
 from controlplane.policy.ones.greedy import filled, used
-from controlplane.policy.ones.operators import score
 from controlplane.policy.ones.policy import Ones
 from controlplane.policy.ones.problem import FREE, FairnessFloors, Problem
+from controlplane.policy.ones.size_values import LoadAverage
 from controlplane.policy.options import OnesOptions
 from controlplane.policy.registry import make
 from controlplane.sim.cluster import NodeGroup

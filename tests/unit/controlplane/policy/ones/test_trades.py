@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from numpy.random import default_rng
 
 from controlplane.policy.api import JobView
-from controlplane.policy.ones.operators import (
+from controlplane.policy.ones.evolution import (
     Candidate,
     laid_out,
     present,
