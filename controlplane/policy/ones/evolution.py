@@ -1,8 +1,7 @@
-"""Operators of the evolution (ONES section 3.2.2), and the exchange of places.
+"""Population of the search (ONES section 3.2.2): seeded, refreshed with each view, evolved.
 
-A candidate is a schedule: the level of every job, the job on each slot, and the value.
-
-Population of the search: seeded, refreshed with each new view, evolved by generations.
+A candidate is a schedule: the level of every job, the job on each slot, and the value. Where GPU
+types differ, jobs also exchange places.
 """
 
 from __future__ import annotations
@@ -110,11 +109,14 @@ def refreshed(problem: Problem, levels: IntArray) -> IntArray:
     from the job that has run longest, so that it does not starve (rule 3 of the paper). Slots that
     are still idle go to the jobs with the largest gain.
     """
-    order = _longest_waiting_first(problem)
+    begun = [(bool(job_row.job.epoch), job_row.job.submitted_at) for job_row in problem.job_rows]
+    order = np.array(sorted(range(len(begun)), key=begun.__getitem__), dtype=np.int64)
     levels = repaired(problem, levels, order)
     low = np.maximum(problem.lowest, 1)
     free = problem.capacity - used(problem, levels)
-    donors = _longest_run_first(problem, levels, low)
+    donors = sorted(  # can give slots up; the job that has run longest comes last
+        np.flatnonzero(levels > low).tolist(), key=lambda row: problem.job_rows[row].job.ran_s
+    )
     for row in map(int, order):
         job_row = problem.job_rows[row]
         if (
@@ -137,17 +139,6 @@ def refreshed(problem: Problem, levels: IntArray) -> IntArray:
     return filled(problem, levels)
 
 
-def _longest_waiting_first(problem: Problem) -> IntArray:
-    begun = [(bool(job_row.job.epoch), job_row.job.submitted_at) for job_row in problem.job_rows]
-    return np.array(sorted(range(len(begun)), key=lambda row: begun[row]), dtype=np.int64)
-
-
-def _longest_run_first(problem: Problem, levels: IntArray, low: IntArray) -> list[int]:
-    """Return the jobs that can give slots up; the job that has run longest comes last."""
-    able = [int(row) for row in np.flatnonzero(levels > low)]
-    return sorted(able, key=lambda row: problem.job_rows[row].job.ran_s)
-
-
 def crossed(problem: Problem, one: IntArray, other: IntArray, rng: Generator) -> IntArray:
     """Uniform crossover: take each job's level from one of the parents.
 
@@ -160,11 +151,7 @@ def crossed(problem: Problem, one: IntArray, other: IntArray, rng: Generator) ->
 
 
 def mutated(problem: Problem, parent: IntArray, rate: float, rng: Generator) -> IntArray:
-    """Uniform mutation: some jobs lose their slots, and a random draw gives them to others.
-
-    Args:
-        rate: theta, the share of jobs that lose their slots.
-    """
+    """Uniform mutation: a share `rate` (theta) of the jobs lose their slots to others."""
     lost = rng.random(len(parent)) < rate
     if not lost.any() and len(parent):
         lost[rng.integers(len(parent))] = True
@@ -236,7 +223,11 @@ def with_places_exchanged(problem: Problem, best: Candidate) -> Candidate:
         return best
     for _ in range(ROUNDS):
         found = max(
-            (other for pair in _pairs(problem, best) if (other := _traded(problem, best, pair))),
+            (
+                other
+                for pair in _pairs(problem, best)
+                if (other := laid_out(problem, best, best.levels, PlacementHints(traders=pair)))
+            ),
             key=lambda other: other.fitness,
             default=best,
         )
@@ -244,10 +235,6 @@ def with_places_exchanged(problem: Problem, best: Candidate) -> Candidate:
             break
         best = found
     return best
-
-
-def _traded(problem: Problem, best: Candidate, pair: tuple[int, int]) -> Candidate | None:
-    return laid_out(problem, best, best.levels, PlacementHints(traders=pair))
 
 
 def _pairs(problem: Problem, best: Candidate) -> list[tuple[int, int]]:
@@ -457,12 +444,10 @@ def _alike(one: Problem, other: Problem) -> bool:
 def _same_places(one: Problem, other: Problem) -> bool:
     """True if GPU types and neighbours cost about the same."""
     costs = [(one.slow, other.slow)]
-    if one.interference is not None and other.interference is not None:
-        costs.append((one.interference.log_slowdowns, other.interference.log_slowdowns))
-    elif one.interference is not other.interference:
-        return False
+    near = [problem.interference for problem in (one, other)]
+    costs.append((near[0] and near[0].log_slowdowns, near[1] and near[1].log_slowdowns))
     return all(
-        (a is None and b is None)
+        a is b
         or (a is not None and b is not None and a.shape == b.shape
             and bool(np.allclose(a, b, rtol=RELEVANT_CHANGE, atol=RELEVANT_CHANGE)))
         for a, b in costs

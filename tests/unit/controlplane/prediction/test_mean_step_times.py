@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from controlplane.prediction.step_times import MAX_WEIGHT, Size, StepTimes
 
 ONE: Size = (1, 1, 64)
@@ -38,16 +36,3 @@ def test_only_the_latest_sizes_are_remembered_if_there_is_a_bound() -> None:
 
     assert list(bounded.means) == [(1, 1, 1), (1, 1, 2)]
     assert len(unbounded.means) == 3
-
-
-def test_the_share_of_the_reduction_is_smoothed_and_one_that_drifts_tells_something_new() -> None:
-    times: StepTimes[Size] = StepTimes()
-    times.add(TWO, 0.1)
-    times.mark_fitted()
-
-    assert times.add(TWO, 0.1, 0.2)  # it was not told before
-    times.mark_fitted()
-    assert not times.add(TWO, 0.1, 0.5)  # 0.29 on average
-    assert not times.add(TWO, 0.1), "what is not told changes nothing"
-    assert times.means[TWO].sync_share == pytest.approx(0.29)
-    assert times.add(TWO, 0.1, 0.6)  # 0.38

@@ -10,7 +10,7 @@ import pytest
 
 from controlplane.policy.api import EpochSeen, JobView, Reason
 from controlplane.policy.ones.evolution import Candidate, score
-from controlplane.policy.ones.policy import for_change, least_value, slot_owners, waits
+from controlplane.policy.ones.policy import PlanReasons
 from controlplane.policy.ones.problem import FREE, InterferenceModel, Problem
 from controlplane.policy.options import OnesOptions
 from schemas.ids import JobId, SlotId
@@ -61,7 +61,9 @@ def why(problem: Problem, where: Mapping[JobId, tuple[SlotId, ...]], job: JobId 
     batch = int(problem.job_rows[row].table.batches[level - 1]) if level else 0
     slots = where[job]
     placed = {slot: batch // len(slots) for slot in slots}
-    return for_change(problem, best, slot_owners(problem, best), row, placed)
+    reason = PlanReasons(problem, best).of(row, placed)
+    assert reason is not None
+    return reason
 
 
 def text(problem: Problem, where: Mapping[JobId, tuple[SlotId, ...]], job: JobId = A) -> str:
@@ -213,12 +215,13 @@ def test_a_job_that_is_stopped_is_told_for_whom() -> None:
 def test_a_job_that_waits_is_told_what_the_least_slot_in_use_is_worth() -> None:
     problem = posed(on(A, S0), on(B, T0), on(C))
     best = planned(problem, {A: (S0,), B: (T0,), C: ()})
-    least = least_value(problem, best)
+    reasons = PlanReasons(problem, best)
 
-    reason = waits(problem, best, 2, least)
+    reason = reasons.of(2, {})
 
+    assert reason is not None
     assert (reason.code, reason.text) == (
         "waits",
         "waits for 1 slot: other jobs gain more from them",
     )
-    assert reason.numbers["least_value_of_a_slot"] == least > 0.0
+    assert reason.numbers["least_value_of_a_slot"] == reasons.least_value > 0.0

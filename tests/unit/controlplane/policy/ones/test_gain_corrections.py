@@ -14,7 +14,7 @@ from controlplane.policy.ones.job_estimates import (
     Estimates,
     GainCorrections,
 )
-from controlplane.policy.ones.size_table import SizeTable, size_table
+from controlplane.policy.ones.job_rows import SizeTable, size_table
 from controlplane.policy.options import OnesOptions
 from schemas.ids import Seconds
 from tests.support.builders import A, B, job_view

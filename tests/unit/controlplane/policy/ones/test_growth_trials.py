@@ -10,7 +10,7 @@ from numpy.random import default_rng
 
 from controlplane.policy.api import Budget, JobView, Plan, PlanTaken, PolicyEvent, StepsSeen
 from controlplane.policy.ones.job_estimates import Estimates
-from controlplane.policy.ones.job_history import GrowthTrial
+from controlplane.policy.ones.job_history import GrowthTrial, Loss
 from controlplane.policy.ones.policy import Ones
 from controlplane.policy.options import OnesOptions
 from schemas.ids import Seconds, SlotId
@@ -70,96 +70,73 @@ def answer(*jobs: JobView, events: list[PolicyEvent], cores: int = 0) -> Plan:
     return policy.plan(view, NOW)
 
 
-# --- what a trial says
-
-
-def test_a_growth_that_slows_a_job_down_loses() -> None:
-    trial = trial_of((1, 1, 64, 0.1), (2, 2, 64, 0.2), (2, 2, 64, 0.2))
-
-    assert trial.loss(by_batch) == pytest.approx(0.5)
-
-
-def test_a_growth_that_pays_does_not_lose() -> None:
-    trial = trial_of((1, 1, 64, 0.1), (2, 2, 64, 0.06), (2, 2, 64, 0.06))
-
-    assert (trial.ratio(by_batch), trial.loss(by_batch)) == (pytest.approx(0.1 / 0.06), None)
-
-
-def test_one_look_says_nothing() -> None:
-    assert trial_of((1, 1, 64, 0.1), (2, 2, 64, 0.9)).ratio(by_batch) is None
-
-
-def test_a_little_less_is_noise() -> None:
-    trial = trial_of((1, 1, 64, 0.1), (2, 2, 64, 0.109), (2, 2, 64, 0.109))
-
-    assert trial.loss(by_batch) is None
-
-
-def test_to_shrink_is_no_trial() -> None:
-    trial = trial_of((1, 2, 64, 0.1), (2, 1, 64, 0.9), (2, 1, 64, 0.9))
-
-    assert trial.ratio(by_batch) is None
-
-
-def test_another_batch_at_the_same_size_is_still_held_against_the_size_before() -> None:
-    trial = trial_of((1, 1, 64, 0.1), (2, 2, 64, 0.2), (3, 2, 128, 0.3), (3, 2, 128, 0.3))
-
-    assert trial.loss(by_batch) == pytest.approx(128 / 0.3 / 640)
-
-
-def test_samples_that_are_worth_less_in_a_larger_batch_count_less() -> None:
-    """Twice as many samples in the same time, each worth a quarter."""
-    trial = trial_of((1, 1, 64, 0.1), (2, 2, 128, 0.1), (2, 2, 128, 0.1))
-
-    assert trial.loss(lambda batch: batch / (batch / 64) ** 2) == pytest.approx(0.5)
-
-
-# --- groups as large as before
-
-
-def beside(*steps: tuple[int, int, int, float, int]) -> GrowthTrial:
-    """Steps with the nodes that the group is on; each group is looked at three times."""
-    trial = GrowthTrial()
-    for step in steps:
-        for _ in range(3):
-            trial.add(*step)
-    return trial
-
-
-def test_a_larger_batch_on_the_same_slots_that_is_slower_loses() -> None:
-    trial = beside((1, 2, 64, 0.1, 1), (2, 2, 128, 0.4, 1))
-
-    assert trial.ratio(by_batch) is None, "it did not grow"
-    assert trial.same_size_loss(by_batch) == pytest.approx(0.5)
-
-
-def test_a_larger_batch_whose_samples_are_worth_less_loses_though_it_is_faster() -> None:
-    trial = beside((1, 2, 64, 0.1, 1), (2, 2, 128, 0.15, 1))
-
-    assert trial.same_size_loss(by_batch) is None
-    assert trial.same_size_loss(lambda batch: batch**0.3) == pytest.approx(2**0.3 / 1.5)
-
-
-def test_the_same_slots_farther_apart_lose_where_they_are_slower() -> None:
-    assert beside((1, 2, 64, 0.1, 1), (2, 2, 64, 0.2, 2)).same_size_loss(by_batch) == pytest.approx(
-        0.5
-    )
+# --- trials
 
 
 @pytest.mark.parametrize(
-    "then",
-    [(2, 2, 32, 0.9, 1), (2, 2, 64, 0.9, 1), (2, 2, 128, 0.9, 2), (2, 1, 128, 0.9, 1)],
-    ids=["a smaller batch", "the same", "a batch and a place at once", "fewer slots"],
+    ("steps", "ratio"),
+    [
+        ([(1, 1, 64, 0.1), *[(2, 2, 64, 0.2)] * 2], 0.5),
+        ([(1, 1, 64, 0.1), *[(2, 2, 64, 0.06)] * 2], None),
+        ([(1, 1, 64, 0.1), (2, 2, 64, 0.9)], None),
+        ([(1, 1, 64, 0.1), *[(2, 2, 64, 0.109)] * 2], None),
+        ([(1, 2, 64, 0.1), *[(2, 1, 64, 0.9)] * 2], None),
+        ([(1, 1, 64, 0.1), (2, 2, 64, 0.2), *[(3, 2, 128, 0.3)] * 2], 128 / 0.3 / 640),
+    ],
+    ids=["slower", "faster", "one measurement", "noise", "shrinks", "another batch after growth"],
 )
-def test_other_changes_are_held_against_nothing(then: tuple[int, int, int, float, int]) -> None:
-    assert beside((1, 2, 64, 0.1, 1), then).same_size_loss(by_batch) is None
+def test_a_growth_is_compared_with_the_last_smaller_group(
+    steps: list[tuple[int, int, int, float]], ratio: float | None
+) -> None:
+    assert trial_of(*steps).loss(by_batch) == (ratio and Loss(pytest.approx(ratio), 1))
+
+
+def test_samples_of_less_value_in_a_larger_batch_count_less() -> None:
+    """Twice as many samples in the same time, each worth a quarter."""
+    trial = trial_of((1, 1, 64, 0.1), (2, 2, 128, 0.1), (2, 2, 128, 0.1))
+
+    assert trial.loss(lambda batch: batch / (batch / 64) ** 2) == (pytest.approx(0.5), 1, None)
+
+
+@pytest.mark.parametrize(
+    ("then", "loss"),
+    [
+        ((2, 2, 128, 0.4, 1), (pytest.approx(0.5), 2, 64)),
+        ((2, 2, 64, 0.2, 2), (pytest.approx(0.5), 2, None)),
+        ((2, 2, 128, 0.15, 1), None),
+        ((2, 2, 32, 0.9, 1), None),
+        ((2, 2, 64, 0.9, 1), None),
+        ((2, 2, 128, 0.9, 2), None),
+        ((2, 1, 128, 0.9, 1), None),
+    ],
+    ids=[
+        "larger batch", "farther apart", "faster", "smaller batch", "same group",
+        "batch and place", "fewer slots",
+    ],
+)  # fmt: skip
+def test_a_group_of_the_same_size_is_compared_if_its_batch_or_its_place_changed(
+    then: tuple[int, int, int, float, int], loss: tuple[float, int, int | None] | None
+) -> None:
+    trial = GrowthTrial()
+    for step in [(1, 2, 64, 0.1, 1)] * 3 + [then] * 3:
+        trial.add(*step)
+
+    assert trial.loss(by_batch) == loss
+
+
+def test_a_larger_batch_of_less_value_loses_although_it_is_faster() -> None:
+    trial = trial_of(*[(1, 2, 64, 0.1)] * 3, *[(2, 2, 128, 0.15)] * 3)
+
+    loss = trial.loss(lambda batch: batch**0.3)
+
+    assert loss == (pytest.approx(2**0.3 / 1.5), 2, 64)
 
 
 @pytest.mark.parametrize(("before", "after"), [(3, 2), (2, 3)])
-def test_two_looks_at_either_batch_say_nothing(before: int, after: int) -> None:
+def test_a_batch_needs_three_measurements_of_each_group(before: int, after: int) -> None:
     trial = trial_of(*[(1, 2, 64, 0.1)] * before, *[(2, 2, 128, 0.9)] * after)
 
-    assert trial.same_size_loss(by_batch) is None
+    assert trial.loss(by_batch) is None
 
 
 # --- what telemetry makes of it

@@ -236,12 +236,12 @@ def test_what_is_left_is_told_by_the_user_or_by_relatives_or_by_nobody() -> None
     done = JobEnded(job=B, family="f", samples_done=900, succeeded=True)
     failed = JobEnded(job=B, family="f", samples_done=900, succeeded=False)
 
-    assert knowing().remaining(running()) is None
-    assert knowing().remaining(running(stop_samples=500, samples_done=200)) == 300
-    assert knowing((1.0, done)).remaining(running(samples_done=200)) == 700
-    assert knowing((1.0, failed)).remaining(running(samples_done=200)) == 700
-    assert knowing((1.0, failed)).remaining(running(samples_done=500)) == 500
-    assert knowing((1.0, steps(5, B))).remaining(running()) == 320
+    assert knowing().lengths.remaining(running()) is None
+    assert knowing().lengths.remaining(running(stop_samples=500, samples_done=200)) == 300
+    assert knowing((1.0, done)).lengths.remaining(running(samples_done=200)) == 700
+    assert knowing((1.0, failed)).lengths.remaining(running(samples_done=200)) == 700
+    assert knowing((1.0, failed)).lengths.remaining(running(samples_done=500)) == 500
+    assert knowing((1.0, steps(5, B))).lengths.remaining(running()) == 320
 
 
 def ended(slot_s: float, family: str = "g") -> JobEnded:
@@ -313,17 +313,17 @@ def test_jobs_without_a_family_have_no_relatives() -> None:
 def test_a_jobs_own_telemetry_tells_more_than_its_view_and_its_relatives() -> None:
     own = [steps(step, noise_scale=1024.0) for step in range(200)]
 
-    heard = phi(*own, epoch(B, epoch=1, noise_scale=32.0), noise_scale=16.0, noise_epochs=99)
+    heard = phi(*own, epoch(B, epoch=1, noise_scale=32.0), noise_scale=16.0)
 
     assert heard == 1024.0
 
 
 def test_what_the_view_tells_counts_while_there_was_no_telemetry() -> None:
-    assert phi(noise_scale=1024.0, noise_epochs=999) == 1024.0
+    assert phi(noise_scale=1024.0) == 1024.0
 
 
 def test_a_noise_scale_is_told_to_an_eighth_of_a_doubling() -> None:
-    told = [phi(noise_scale=at, noise_epochs=10**9) for at in (256.0, 260.0, 267.0, 268.0, 279.0)]
+    told = [phi(noise_scale=at) for at in (256.0, 260.0, 267.0, 268.0, 279.0)]
 
     assert told == [256.0, 256.0, 256.0, 256 * 2 ** (1 / 8), 256 * 2 ** (1 / 8)]
 
@@ -332,15 +332,14 @@ def test_a_noise_scale_is_told_to_an_eighth_of_a_doubling() -> None:
     told=st.lists(st.floats() | st.none(), max_size=8),
     relatives=st.lists(st.floats() | st.none(), max_size=4),
     shown=st.floats() | st.none(),
-    epochs=st.integers(0, 5),
 )
 def test_whatever_is_told_the_noise_scale_is_a_number_above_zero(
-    told: list[float | None], relatives: list[float | None], shown: float | None, epochs: int
+    told: list[float | None], relatives: list[float | None], shown: float | None
 ) -> None:
     events: list[Any] = [epoch(B, epoch=1, noise_scale=value) for value in relatives]
     events += [steps(step, noise_scale=value) for step, value in enumerate(told)]
 
-    found = phi(*events, noise_scale=shown, noise_epochs=epochs)
+    found = phi(*events, noise_scale=shown)
 
     assert 0.0 < found < 1e16
     assert 8 * np.log2(found) == pytest.approx(round(8 * np.log2(found)), abs=1e-6)
@@ -350,7 +349,7 @@ def test_whatever_is_told_the_noise_scale_is_a_number_above_zero(
 def test_noise_scales_that_nobody_can_have_measured_are_ignored(hostile: float) -> None:
     reports = [epoch(noise_scale=hostile), steps(1, noise_scale=hostile)]
 
-    assert phi(*reports, noise_scale=hostile, noise_epochs=3) == 256.0
+    assert phi(*reports, noise_scale=hostile) == 256.0
 
 
 # --- types of GPU, and neighbours
@@ -503,7 +502,7 @@ def test_a_search_that_begins_anew_knows_the_speeds_and_the_length_that_the_last
     again = met(knowing(*PAST), running(), now=7.0)
 
     assert sizes(again) == sizes(lived)
-    assert again.remaining(running()) == lived.remaining(running()) == 900
+    assert again.lengths.remaining(running()) == lived.lengths.remaining(running()) == 900
     assert again.family("f").largest == lived.family("f").largest == 2
     size = (np.array([1, 1]), np.array([1, 2]), np.array([64.0, 64.0]))
     one, other = (k.family("f").speed_model(64).step_s(*size) for k in (lived, again))

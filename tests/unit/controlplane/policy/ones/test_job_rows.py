@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from controlplane.policy.api import ClusterView, EpochSeen, JobEnded, PolicyEvent, StepsSeen
 from controlplane.policy.ones.job_estimates import Estimates
-from controlplane.policy.ones.problem import JobRow
-from controlplane.policy.ones.problem_builder import JobRowBuilder
-from controlplane.policy.ones.size_values import in_play
+from controlplane.policy.ones.job_rows import JobRow, JobRowBuilder
+from controlplane.policy.ones.problem_builder import in_play
 from controlplane.policy.options import OnesOptions
 from controlplane.policy.search.cluster_index import ClusterIndexCache
 from schemas.ids import JobId, Seconds, SlotId

@@ -12,15 +12,8 @@ from hypothesis import strategies as st
 
 from controlplane.policy.api import EpochSeen, JobView
 from controlplane.policy.ones.job_estimates import Estimates
-from controlplane.policy.ones.size_table import SizeTable, size_table
-from controlplane.policy.ones.size_values import (
-    kept_share,
-    left_after,
-    remaining_s,
-    stall_share,
-    values,
-    weights,
-)
+from controlplane.policy.ones.job_rows import SizeTable, size_table, stall_share
+from controlplane.policy.ones.problem_builder import weights
 from controlplane.policy.options import OnesOptions
 from controlplane.prediction import FloatArray
 from schemas.ids import Seconds, SlotId
@@ -85,8 +78,8 @@ def test_a_family_that_never_ran_gains_by_the_prior() -> None:
 def test_a_larger_batch_is_offered_where_noise_makes_it_worth_while() -> None:
     steps = (measured(1, 64, 0.1), measured(1, 128, 0.11))
 
-    noisy = table(a_job(noise_scale=1e6, noise_epochs=1000), *steps, limit=128)
-    quiet = table(a_job(noise_scale=1.0, noise_epochs=1000), *steps, limit=128)
+    noisy = table(a_job(noise_scale=1e6), *steps, limit=128)
+    quiet = table(a_job(noise_scale=1.0), *steps, limit=128)
 
     assert (noisy.batches[0], quiet.batches[0]) == (128, 64)
 
@@ -95,7 +88,7 @@ def test_batches_are_tried_at_six_steps_to_a_doubling() -> None:
     """The best batch of a job whose steps take 0.1 s + 1 ms a sample, at a noise scale of 64."""
     steps = tuple(measured(1, batch, 0.1 + 0.001 * batch) for batch in (64, 128, 256))
 
-    seen = table(a_job(noise_scale=64.0, noise_epochs=10**6), *steps, limit=256)
+    seen = table(a_job(noise_scale=64.0), *steps, limit=256)
 
     tried = [round(64 * 2 ** (step / 6)) for step in range(13)]
     best = max(tried, key=lambda batch: batch / (0.1 + 0.001 * batch) / (64 + batch))
@@ -105,7 +98,7 @@ def test_batches_are_tried_at_six_steps_to_a_doubling() -> None:
 
 def test_a_job_that_resumes_has_at_most_twice_its_last_batch() -> None:
     steady = (measured(1, 64, 0.1), measured(1, 256, 0.1))
-    noisy = {"noise_scale": 1e9, "noise_epochs": 1000}
+    noisy = {"noise_scale": 1e9}
 
     assert table(a_job(last_batch=64, **noisy), *steady, limit=256).batches[0] == 128
     assert table(a_job(**noisy), *steady, limit=256).batches[0] == 256
@@ -154,67 +147,37 @@ def test_the_present_batch_stays_where_it_must() -> None:
 # --- length and change
 
 
-def test_the_remaining_time_on_one_slot_is_unknown_without_samples_or_seconds() -> None:
-    assert remaining_s(1000.0, 50.0, known=True) == 20.0
-    unknown = [
-        remaining_s(None, 50.0, known=True),
-        remaining_s(1000.0, 50.0, known=False),
-        remaining_s(1000.0, 0.0, known=True),
-    ]
-    assert all(map(math.isnan, unknown))
-
-
 MARGIN = 0.02
 
 
-def share(one_s: float, stall_s: float, now_slots: int) -> FloatArray:
-    """What is left after a change to one slot, and to two at twice the goodput."""
-    seen = table(a_job(batch_limit=64), measured(1, 64, 0.1), measured(2, 64, 0.05))
-    return kept_share(seen, one_s, stall_s, MARGIN, now_slots)
-
-
 @pytest.mark.parametrize(
-    ("one_s", "stall_s", "left"),
+    ("left_s", "stall_s", "share"),
     [
-        (600.0, 10.0, [1.0, 1 - 25 / 300]),
-        (8.0, 1.0, [1.0, 1 - 2.5 / 10]),
-        (1e6, 30.0, [1.0, 1 - 75 / 900]),
-        (600.0, 1.0, [1.0, 1 - MARGIN]),
-        (80.0, 1000.0, [1.0, 0.05]),
+        (300.0, 10.0, 1 - 25 / 300),
+        (4.0, 1.0, 1 - 2.5 / 10),
+        (1e6, 30.0, 1 - 75 / 900),
+        (300.0, 1.0, 1 - MARGIN),
+        (40.0, 1000.0, 0.05),
     ],
-    ids=[
-        "a share of what is left", "at least ten seconds", "at most 15 minutes", "the margin",
-        "never nothing",
-    ],
-)  # fmt: skip
-def test_a_change_costs_its_stall_or_the_margin_whichever_is_more(
-    one_s: float, stall_s: float, left: list[float]
+    ids=["share of the rest", "at least 10 s", "at most 15 min", "margin", "never 0"],
+)
+def test_a_change_costs_its_stall_or_the_margin_if_that_is_more(
+    left_s: float, stall_s: float, share: float
 ) -> None:
-    assert share(one_s, stall_s, now_slots=1).tolist() == pytest.approx(left)
-
-
-def test_the_size_that_a_job_has_costs_nothing_and_another_does() -> None:
-    assert share(1e6, 0.0, now_slots=2).tolist() == pytest.approx([0.98, 1.0])
+    assert stall_share(left_s, stall_s, MARGIN) == pytest.approx(share)
 
 
 @given(left=st.floats(0, 1e9), stall=st.floats(0, 1e6), margin=st.floats(0, 1))
 def test_a_change_never_adds_to_a_value_and_never_leaves_less_than_a_twentieth(
     left: float, stall: float, margin: float
 ) -> None:
-    found = stall_share(np.array([left]), stall, margin)
+    found = float(stall_share(left, stall, margin))
 
-    assert 0.05 <= found[0] <= 1.0
-    assert found[0] <= max(1.0 - margin, 0.05)
-    assert found[0] == left_after(left, stall, margin)
+    assert 0.05 <= found <= 1.0
+    assert found <= max(1.0 - margin, 0.05)
 
 
 # --- worth
-
-
-def test_the_worth_of_a_size_is_its_weight_times_its_gain_to_the_power_of_four_fifths() -> None:
-    value = values(np.array([[1.0, 1.8, 0.0]]), np.array([[0.5]]), OPTIONS)
-
-    assert value.tolist() == [[0.5, pytest.approx(0.5 * 1.8**0.8), 0.0]]
 
 
 def weighed(

@@ -16,7 +16,7 @@ from controlplane.policy.ones.evolution import score
 from controlplane.policy.ones.greedy import filled, used
 from controlplane.policy.ones.policy import Ones
 from controlplane.policy.ones.problem import FREE, FairnessFloors, Problem
-from controlplane.policy.ones.size_values import LoadAverage
+from controlplane.policy.ones.problem_builder import LoadAverage
 from controlplane.policy.options import OnesOptions
 from controlplane.policy.registry import make
 from controlplane.sim.cluster import NodeGroup

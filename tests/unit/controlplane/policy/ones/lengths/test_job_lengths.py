@@ -7,7 +7,14 @@ from typing import Any, get_args
 import msgspec
 import pytest
 
-from controlplane.policy.api import EpochSeen, JobEnded, JobView, PolicyEvent, StepsSeen
+from controlplane.policy.api import (
+    EpochSeen,
+    JobEnded,
+    JobView,
+    PolicyEvent,
+    SearchStats,
+    StepsSeen,
+)
 from controlplane.policy.ones.job_lengths import JobLengths
 from controlplane.policy.options import LengthModelName
 from schemas.ids import JobId
@@ -47,6 +54,10 @@ def knowing(model: LengthModelName, *events: PolicyEvent) -> JobLengths:
     for event in events:
         lengths.observe(event)
     return lengths
+
+
+def accuracy(lengths: JobLengths) -> SearchStats:
+    return lengths.calibration.added_to(SearchStats())
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -164,14 +175,16 @@ def test_predictions_are_held_against_what_came(model: LengthModelName) -> None:
     for at in range(1, 10):
         lengths.observe(epoch(at))
         lengths.remaining(a_job(epochs=at))
-    assert lengths.calibration is None, "none of those before was asked about"
+    assert accuracy(lengths).length_predictions == 0, "no prediction was requested before"
 
     lengths.observe(ended(1000, A))
 
-    seen = lengths.calibration
-    assert seen is not None
-    assert seen.predictions == 7, "after 1, 2, 3, 4, 5, 7 and 9 epochs: a quarter more each time"
-    assert seen.median_error < 0.1
+    seen = accuracy(lengths)
+    assert seen.length_predictions == 7, (
+        "after 1, 2, 3, 4, 5, 7 and 9 epochs: a quarter more each time"
+    )
+    assert seen.length_error is not None
+    assert seen.length_error < 0.1
 
 
 def test_a_job_that_was_given_up_proves_no_prediction_wrong() -> None:
@@ -180,7 +193,7 @@ def test_a_job_that_was_given_up_proves_no_prediction_wrong() -> None:
 
     lengths.observe(ended(100, A, succeeded=False))
 
-    assert lengths.calibration is None
+    assert accuracy(lengths) == SearchStats()
 
 
 @pytest.mark.parametrize("model", MODELS)
