@@ -10,12 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from controlplane.prediction import FloatArray
-from controlplane.prediction.convergence_curves import (
-    MAX_REPORTS,
-    Form,
-    fit_curves,
-    job_curve,
-)
+from controlplane.prediction.convergence_curves import MAX_REPORTS, Form, fit_curves, job_curve
 from tests.support.sizes import examples
 
 NAN, INF = float("nan"), float("inf")
@@ -141,9 +136,7 @@ def test_whatever_is_reported_a_curve_never_rises_and_never_falls_below_its_limi
 
 @settings(max_examples=examples(40), deadline=None)
 @given(data=st.data())
-def test_jobs_are_fitted_together_as_each_is_alone(
-    data: st.DataObject,
-) -> None:
+def test_jobs_are_fitted_together_as_each_is_alone(data: st.DataObject) -> None:
     losses = data.draw(st.composite(rows)())
     positions = np.broadcast_to(np.arange(6.0), losses.shape)
 

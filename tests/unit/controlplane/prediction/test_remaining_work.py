@@ -44,10 +44,7 @@ amount = st.floats(0, 1e12)
 
 
 @given(
-    done=amount,
-    stated=st.none() | amount,
-    finished=st.lists(amount, max_size=5),
-    largest=amount,
+    done=amount, stated=st.none() | amount, finished=st.lists(amount, max_size=5), largest=amount
 )
 def test_what_is_left_is_never_negative(
     done: float, stated: float | None, finished: list[float], largest: float

@@ -342,10 +342,7 @@ def test_a_job_that_shrinks_keeps_as_few_nodes_as_it_can(problem: Problem, seed:
 
 
 @WHOLE
-@given(
-    taken=st.lists(st.booleans(), min_size=12, max_size=12),
-    wide=st.integers(1, 3),
-)
+@given(taken=st.lists(st.booleans(), min_size=12, max_size=12), wide=st.integers(1, 3))
 def test_a_start_of_whole_nodes_has_them_for_itself_if_so_many_are_free(
     taken: Sequence[bool], wide: int
 ) -> None:

@@ -197,9 +197,7 @@ def test_a_job_that_was_given_up_proves_no_prediction_wrong() -> None:
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_jobs_that_nobody_will_hear_of_again_are_forgotten_some_day(
-    model: LengthModelName,
-) -> None:
+def test_jobs_that_nobody_will_hear_of_again_are_forgotten_some_day(model: LengthModelName) -> None:
     lengths = knowing(model, *(epoch(5, JobId(f"r-{n}")) for n in range(200)), epoch(3))
 
     lengths.forget({A})
