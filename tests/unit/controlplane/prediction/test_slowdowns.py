@@ -1,4 +1,9 @@
-"""What separates sizes, types of GPU and neighbours, against steps that are made of known parts."""
+"""What separates sizes, types of GPU and neighbours, against steps that are made of known parts.
+
+Slow-downs as functions of what neighbours use.
+
+Steps of workers that share cores, by hand.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +11,26 @@ import itertools
 import math
 from collections.abc import Hashable
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.random import default_rng
 
-from controlplane.prediction.slowdowns import MAX_COLOCATION_LOG, Observation, Parts, separate
+from controlplane.prediction.slowdowns import (
+    MAX_COLOCATION_LOG,
+    MAX_LOG_SLOWDOWN,
+    Form,
+    Observation,
+    Parts,
+    fit_usage_slowdowns,
+    predicted_slowdown,
+    prior_weights,
+    separate,
+    stretch,
+    stretch_alone,
+    usage_features,
+)
 from tests.support.sizes import examples
 
 SIZES = {1: math.log(0.1), 2: math.log(0.12), 4: math.log(0.2)}
@@ -160,3 +179,70 @@ def test_whatever_is_told_every_part_is_finite_and_no_neighbour_helps(
 @given(told=observations)
 def test_the_same_observations_give_the_same_parts(told: list[Observation]) -> None:
     assert separate(told, {}, {}) == separate(list(told), {}, {})
+
+
+TRUE: dict[Form, tuple[float, ...]] = {
+    "linear": (0.3, 0.05),
+    "quadratic": (0.1, 0.0, 0.05, 0.02, 0.04),
+}
+EACH_FORM = pytest.mark.parametrize("form", TRUE)
+
+
+@EACH_FORM
+def test_weights_are_found_whatever_the_steps_of_each_size_are_alone(form: Form) -> None:
+    rng = default_rng(1)
+    uses = [(rng.uniform(0, 12), rng.uniform(0, 3e9)) for _ in range(300)]
+    features = np.array([usage_features(form, *use) for use in uses])
+    sizes = [f"size {number % 7}" for number in range(300)]
+    bases = np.array([number % 7 - 3.0 for number in range(300)])
+
+    found = fit_usage_slowdowns(form, sizes, features, bases + features @ TRUE[form], ridge=1e-6)
+
+    assert found == pytest.approx(TRUE[form], abs=1e-6)
+
+
+@EACH_FORM
+def test_what_was_never_measured_is_believed(form: Form) -> None:
+    nothing = np.empty((0, len(TRUE[form])))
+    once = np.array([usage_features(form, 8.0, 1e9)])
+
+    for features, sizes in (
+        (nothing, []),
+        (once, ["a"]),
+    ):  # one measurement tells of its base alone
+        found = fit_usage_slowdowns(form, sizes, features, np.ones(len(sizes)), ridge=2.0)
+        assert found.tolist() == prior_weights(form).tolist()
+
+
+@EACH_FORM
+@settings(max_examples=examples(50), deadline=None)
+@given(
+    weights=st.lists(st.floats(-10, 10), min_size=5, max_size=5),
+    cores=st.floats(0, 1e4),
+    sent=st.floats(0, 1e12),
+)
+def test_a_prediction_is_no_gain_and_no_catastrophe(
+    form: Form, weights: list[float], cores: float, sent: float
+) -> None:
+    known = np.array(weights[: len(TRUE[form])])
+
+    assert 0.0 <= predicted_slowdown(form, known, cores, sent) <= MAX_LOG_SLOWDOWN
+    assert predicted_slowdown(form, known, 0.0, 0.0) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("busy", "cores", "times"), [(1, 2, 1.0), (2, 2, 1.0), (3, 2, 1.5), (8, 2, 4.0)]
+)
+def test_more_workers_than_cores_take_turns(busy: int, cores: int, times: float) -> None:
+    assert stretch(busy, cores) == times
+
+
+def test_workers_with_a_device_each_share_nothing() -> None:
+    assert stretch(100, math.inf) == 1.0
+    assert stretch_alone(np.array([1, 8]), np.array([1, 2]), math.inf).tolist() == [1.0, 1.0]
+
+
+def test_a_job_over_several_nodes_shares_the_cores_of_each() -> None:
+    slots, nodes = np.array([1, 3, 4, 8, 7]), np.array([1, 1, 1, 2, 2])
+
+    assert stretch_alone(slots, nodes, 2).tolist() == [1.0, 1.5, 2.0, 2.0, 2.0]

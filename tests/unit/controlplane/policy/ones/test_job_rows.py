@@ -1,4 +1,7 @@
-"""A row that is not worked out again is the one that would come out."""
+"""A row that is not worked out again is the one that would come out.
+
+What each size is worth, by hand.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +9,33 @@ import math
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from controlplane.policy.api import ClusterView, EpochSeen, JobEnded, PolicyEvent, StepsSeen
+from controlplane.policy.api import (
+    ClusterView,
+    EpochSeen,
+    JobEnded,
+    JobView,
+    PolicyEvent,
+    StepsSeen,
+)
 from controlplane.policy.ones.job_estimates import Estimates
-from controlplane.policy.ones.job_rows import JobRow, JobRowBuilder
-from controlplane.policy.ones.problem_builder import in_play
+from controlplane.policy.ones.job_rows import (
+    JobRow,
+    JobRowBuilder,
+    SizeTable,
+    size_table,
+    stall_share,
+)
+from controlplane.policy.ones.problem_builder import in_play, weights
 from controlplane.policy.options import OnesOptions
 from controlplane.policy.search.cluster_index import ClusterIndexCache
+from controlplane.prediction import FloatArray
 from schemas.ids import JobId, Seconds, SlotId
-from tests.support.builders import job_view
+from tests.support.builders import S0, S1, A, B, job_view
 from tests.support.sizes import examples
 from tests.support.views import NOW, events_of, row_of, view_of, views
 
@@ -167,3 +185,252 @@ def test_what_happens_elsewhere_makes_a_row_anew(kind: str, pause_s: float) -> N
 
     assert after == row(JobRowBuilder(estimates, options), later)
     assert after != before
+
+
+OPTIONS = OnesOptions(batch_margin=0.1)
+
+
+def measured(slots: int, batch: int, step_s: float) -> EpochSeen:
+    return EpochSeen(
+        job=B, family="f", slots=slots, nodes=1, global_batch=batch,
+        samples_per_s=batch / step_s, whole=True,
+    )  # fmt: skip
+
+
+def table(job: JobView, *events: EpochSeen, limit: int = 0, keep_batch: bool = False) -> SizeTable:
+    """What one and two slots offer; the job's R is `limit`."""
+    estimates = Estimates(OPTIONS)
+    for event in events:
+        estimates.observe(event, Seconds(1.0))
+    if limit:
+        estimates.observe(
+            EpochSeen(job=job.job, family="other", slots=1, nodes=1, global_batch=limit,
+                      samples_per_s=1.0, whole=True),
+            Seconds(1.0),
+        )  # fmt: skip
+    sizes = np.array([1, 2])
+    return size_table(job, estimates, OPTIONS, sizes, np.ones_like(sizes), keep_batch=keep_batch)
+
+
+def a_job(**changes: object) -> JobView:
+    """First batch 64, up to 256, 256 on a slot."""
+    job = job_view(A, slots=(1, 4), family="f", batch_limit=256, local_limit=256)
+    return msgspec.structs.replace(job, **changes)
+
+
+def on(*slots: SlotId, batch: int) -> dict[SlotId, int]:
+    return dict.fromkeys(slots, batch // len(slots))
+
+
+# --- speed, batch, goodput
+
+
+def test_each_size_is_offered_at_the_speed_that_was_measured() -> None:
+    seen = table(a_job(batch_limit=64), measured(1, 64, 0.1), measured(2, 64, 0.08))
+
+    assert seen.known
+    assert seen.batches.tolist() == [64, 64]
+    assert seen.speeds.tolist() == pytest.approx([640.0, 800.0])
+    assert seen.goodputs.tolist() == pytest.approx([640.0, 800.0])
+    assert seen.gains.tolist() == pytest.approx([1.0, 1.25])
+
+
+def test_a_family_that_never_ran_gains_by_the_prior() -> None:
+    seen = table(a_job(batch_limit=64))
+
+    # a step of 32 samples a slot takes 0.3 + 0.7 / 2 of one of 64, times 2 ** 0.1
+    assert not seen.known
+    assert seen.gains.tolist() == pytest.approx([1.0, 1.0 / (0.65 * 2**0.1)])
+
+
+def test_a_larger_batch_is_offered_where_noise_makes_it_worth_while() -> None:
+    steps = (measured(1, 64, 0.1), measured(1, 128, 0.11))
+
+    noisy = table(a_job(noise_scale=1e6), *steps, limit=128)
+    quiet = table(a_job(noise_scale=1.0), *steps, limit=128)
+
+    assert (noisy.batches[0], quiet.batches[0]) == (128, 64)
+
+
+def test_batches_are_tried_at_six_steps_to_a_doubling() -> None:
+    """The best batch of a job whose steps take 0.1 s + 1 ms a sample, at a noise scale of 64."""
+    steps = tuple(measured(1, batch, 0.1 + 0.001 * batch) for batch in (64, 128, 256))
+
+    seen = table(a_job(noise_scale=64.0), *steps, limit=256)
+
+    tried = [round(64 * 2 ** (step / 6)) for step in range(13)]
+    best = max(tried, key=lambda batch: batch / (0.1 + 0.001 * batch) / (64 + batch))
+    assert best == 81
+    assert seen.batches[0] == best
+
+
+def test_a_job_that_resumes_has_at_most_twice_its_last_batch() -> None:
+    steady = (measured(1, 64, 0.1), measured(1, 256, 0.1))
+    noisy = {"noise_scale": 1e9}
+
+    assert table(a_job(last_batch=64, **noisy), *steady, limit=256).batches[0] == 128
+    assert table(a_job(**noisy), *steady, limit=256).batches[0] == 256
+
+
+def test_without_a_noise_scale_it_is_a_few_times_the_first_batch() -> None:
+    assert table(a_job()).noise_scale == 256.0
+
+
+def test_no_batch_is_above_the_limit_or_twice_that_of_now() -> None:
+    steady = (measured(1, 64, 0.1), measured(1, 256, 0.1))
+
+    limited = table(a_job(noise_scale=1e9), *steady, limit=100)
+    now = a_job(noise_scale=1e9, running_on=on(S0, batch=64))
+    twice = table(now, *steady, limit=256)
+
+    assert limited.batches.tolist() == [100, 100]
+    assert twice.batches.tolist() == [128, 128]
+
+
+def test_no_slot_is_offered_more_than_fits() -> None:
+    job = a_job(noise_scale=1e9, local_limit=64)
+
+    seen = table(job, measured(1, 64, 0.1), measured(2, 128, 0.1), limit=256)
+
+    assert seen.batches.tolist() == [64, 128]
+
+
+def test_the_present_batch_stays_until_another_brings_more_than_the_margin() -> None:
+    assert OPTIONS.batch_margin == 0.1
+    job = a_job(noise_scale=1e9, running_on=on(S0, batch=64))
+    little = table(job, measured(1, 64, 0.1), measured(1, 128, 0.21), limit=128)
+    much = table(job, measured(1, 64, 0.1), measured(1, 128, 0.1), limit=128)
+
+    assert (little.batches[0], much.batches[0]) == (64, 128)
+
+
+def test_the_present_batch_stays_where_it_must() -> None:
+    job = a_job(noise_scale=1e9, running_on=on(S0, S1, batch=64))
+
+    seen = table(job, measured(2, 64, 0.1), measured(2, 128, 0.1), limit=128, keep_batch=True)
+
+    assert seen.batches[1] == 64
+
+
+# --- length and change
+
+
+MARGIN = 0.02
+
+
+@pytest.mark.parametrize(
+    ("left_s", "stall_s", "share"),
+    [
+        (300.0, 10.0, 1 - 25 / 300),
+        (4.0, 1.0, 1 - 2.5 / 10),
+        (1e6, 30.0, 1 - 75 / 900),
+        (300.0, 1.0, 1 - MARGIN),
+        (40.0, 1000.0, 0.05),
+    ],
+    ids=["share of the rest", "at least 10 s", "at most 15 min", "margin", "never 0"],
+)
+def test_a_change_costs_its_stall_or_the_margin_if_that_is_more(
+    left_s: float, stall_s: float, share: float
+) -> None:
+    assert stall_share(left_s, stall_s, MARGIN) == pytest.approx(share)
+
+
+@given(left=st.floats(0, 1e9), stall=st.floats(0, 1e6), margin=st.floats(0, 1))
+def test_a_change_never_adds_to_a_value_and_never_leaves_less_than_a_twentieth(
+    left: float, stall: float, margin: float
+) -> None:
+    found = float(stall_share(left, stall, margin))
+
+    assert 0.05 <= found <= 1.0
+    assert found <= max(1.0 - margin, 0.05)
+
+
+# --- worth
+
+
+def weighed(
+    *remaining: float,
+    waited: tuple[float, ...] = (),
+    ran: tuple[float, ...] = (),
+    options: OnesOptions = OPTIONS,
+) -> FloatArray:
+    none = (0.0,) * len(remaining)
+    length, idle, busy = (np.array(times or none) for times in (remaining, waited, ran))
+    return weights(length, np.ones(len(remaining)), idle, busy, options)
+
+
+AGEING = OnesOptions(ageing=2.0)
+
+
+def test_nobody_weighs_more_for_having_waited_if_nothing_else_is_asked_for() -> None:
+    assert weighed(100.0, 100.0, waited=(0.0, 1e6)).tolist() == [125**-0.55, 125**-0.55]
+
+
+def test_with_ageing_who_waited_weighs_more_by_the_response_ratio() -> None:
+    weight = weighed(
+        100.0, 100.0, 100.0,
+        waited=(0.0, 125.0, 1250.0), ran=(0.0, 0.0, 1125.0), options=AGEING,
+    )  # fmt: skip
+
+    assert (weight / weight[0]).tolist() == pytest.approx([1.0, 4.0, 4.0])
+
+
+def test_with_ageing_no_stream_of_short_jobs_outweighs_one_that_waits_for_ever() -> None:
+    weight = weighed(10_000.0, 1.0, waited=(1e7, 0.0), options=AGEING)
+
+    assert weight[0] > 10 * weight[1]
+
+
+def test_short_jobs_weigh_more() -> None:
+    # the mean is 10000 s, so that the patience is all of its 300 s
+    weight = weighed(100.0, 9900.0, 20000.0)
+
+    assert weight.tolist() == pytest.approx([400**-0.55, 10200**-0.55, 20300**-0.55])
+
+
+def test_patience_is_at_most_a_quarter_of_the_mean() -> None:
+    weight = weighed(20.0, 60.0)  # 40 s / 4
+
+    assert weight.tolist() == pytest.approx([30**-0.55, 70**-0.55])
+
+
+def test_an_unknown_length_counts_as_half_the_median_of_the_known() -> None:
+    weight = weighed(math.nan, 400.0, 1200.0)  # 400 s; mean 2000 / 3
+
+    patience = 2000 / 12
+    assert weight.tolist() == pytest.approx(
+        [(length + patience) ** -0.55 for length in (400.0, 400.0, 1200.0)]
+    )
+
+
+def test_where_no_length_is_known_all_weigh_the_same() -> None:
+    assert weighed(math.nan, math.nan).tolist() == pytest.approx([75**-0.55] * 2)
+    assert weighed().tolist() == []
+
+
+def test_a_job_with_nothing_left_has_a_finite_weight() -> None:
+    assert weighed(0.0).tolist() == [1.0]
+
+
+# --- what sizes are worth, whatever may be given now
+
+
+def test_a_job_that_has_not_ramped_up_is_worth_as_much_as_one_that_has() -> None:
+    steps = (measured(1, 64, 0.1), measured(2, 128, 0.1), measured(2, 256, 0.12))
+    noisy = a_job(noise_scale=1e6, running_on=on(S0, batch=64))
+    options = OnesOptions()
+    estimates = Estimates(options)
+    for event in steps:
+        estimates.observe(event, Seconds(1.0))
+    sizes = np.array([1, 2])
+    begun = size_table(noisy, estimates, options, sizes, np.ones_like(sizes), keep_batch=False)
+    estimates.observe(
+        msgspec.structs.replace(measured(1, 256, 1.0), job=A, family="other"), Seconds(1.0)
+    )
+    ramped = msgspec.structs.replace(noisy, running_on=on(S0, batch=256))
+
+    grown = size_table(ramped, estimates, options, sizes, np.ones_like(sizes), keep_batch=False)
+
+    assert begun.batches.max() <= 128
+    assert begun.gains.tolist() == pytest.approx(grown.gains.tolist())
+    assert begun.one_speed == pytest.approx(grown.one_speed)

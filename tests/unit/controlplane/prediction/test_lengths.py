@@ -1,4 +1,9 @@
-"""How much a job has left, as a distribution."""
+"""How much a job has left, as a distribution.
+
+How the loss goes on falling.
+
+How much is left, and what a sample is worth.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +18,14 @@ from numpy.random import default_rng
 from controlplane.prediction.lengths import (
     Evidence,
     LengthDistribution,
+    LossCurve,
+    fit_loss,
     of_relatives,
     one_length,
     pooled_spread,
+    remaining_samples,
 )
+from controlplane.prediction.throughput import statistical_efficiency
 
 
 def certain(*totals: float) -> LengthDistribution:
@@ -115,3 +124,105 @@ def test_whatever_is_known_something_finite_is_left_and_bounds_are_in_order(
         assert 0.0 < likely.mean_left(done) < math.inf
         assert 0.0 <= low <= middle <= high < math.inf
         assert likely.weights.sum() == pytest.approx(1.0)
+
+
+def test_a_curve_worked_out_by_hand() -> None:
+    """After 2 epochs 1 / (0.5 x 2 + 1) + 0.25; the next takes 0.5 - 0.4 of 0.75 away."""
+    curve = LossCurve(0.5, 1.0, 0.25)
+
+    assert curve.at(2) == 0.75
+    assert curve.fall(2) == pytest.approx(0.1 / 0.75)
+
+
+@pytest.mark.parametrize("true", [LossCurve(0.3, 0.5, 0.2), LossCurve(0.05, 0.4, 0.0)])
+def test_a_fit_tells_how_the_curve_goes_on(true: LossCurve) -> None:
+    epochs = range(1, 13)
+
+    found = fit_loss(list(epochs), [true.at(k) for k in epochs])
+
+    assert found is not None
+    for k in (1, 12, 20, 40):
+        assert found.at(k) == pytest.approx(true.at(k), rel=0.05)
+
+
+def test_convergence_is_the_first_epoch_after_which_too_little_is_gained() -> None:
+    """Loss 1 / k falls by 1 / (k + 1) of itself: 1 / 10 after 9, 1 / 11 after 10."""
+    assert LossCurve(1.0, 0.0, 0.0).converged_at(0.095) == 10
+
+
+def test_a_curve_that_never_flattens_ends_somewhere() -> None:
+    assert LossCurve(1.0, 0.0, 0.0).converged_at(1e-6) == 10_000
+
+
+def test_a_curve_that_is_flat_has_converged() -> None:
+    assert LossCurve(0.0, 2.0, 0.0).converged_at(0.01) == 0
+
+
+@pytest.mark.parametrize(
+    ("epochs", "losses"),
+    [
+        ([], []),
+        ([1, 2], [1.0, 0.5]),
+        ([1, 2, 3], [1.0, 1.0, 1.0]),
+        ([1, 2, 3], [float("nan"), 1.0, 0.5]),
+        ([1, 2, 3], [-1.0, -2.0, 1.0]),
+    ],
+)
+def test_too_few_points_tell_nothing(epochs: list[int], losses: list[float]) -> None:
+    assert fit_loss(epochs, losses) is None
+
+
+@pytest.mark.parametrize(
+    ("done", "stated", "finished", "largest", "left"),
+    [
+        (300.0, 1000.0, [5000.0], 9000.0, 700.0),
+        (1200.0, 1000.0, [], 0.0, 0.0),
+        (300.0, None, [400.0, 500.0, 200.0], 500.0, 150.0),
+        (0.0, None, [400.0, 500.0], 500.0, 450.0),
+        (600.0, None, [400.0, 500.0], 500.0, 600.0),
+        (600.0, None, [], 2000.0, 1400.0),
+        (600.0, None, [], 700.0, 600.0),
+        (500.0, None, [500.0], 500.0, 500.0),
+    ],
+    ids=[
+        "what was stated",
+        "more than was stated",
+        "the mean of relatives that went on longer",
+        "all relatives, before it has begun",
+        "as much again, after all relatives had ended",
+        "up to the furthest relative, before one has finished",
+        "as much again, if that is more",
+        "a relative that ended here tells nothing",
+    ],
+)
+def test_what_is_left(
+    done: float, stated: float | None, finished: list[float], largest: float, left: float
+) -> None:
+    assert remaining_samples(done, stated, finished, largest) == left
+
+
+amount = st.floats(0, 1e12)
+
+
+@given(
+    done=amount, stated=st.none() | amount, finished=st.lists(amount, max_size=5), largest=amount
+)
+def test_what_is_left_is_never_negative(
+    done: float, stated: float | None, finished: list[float], largest: float
+) -> None:
+    assert remaining_samples(done, stated, finished, largest) >= 0.0
+
+
+def test_a_sample_is_worth_less_in_a_larger_batch() -> None:
+    batches = np.array([32.0, 64.0, 160.0, 672.0])
+
+    worth = statistical_efficiency(batches, 32.0, 96.0)
+
+    assert worth.tolist() == [1.0, 128 / 160, 0.5, 128 / 768]
+
+
+def test_without_noise_a_larger_batch_gains_nothing_and_with_much_it_loses_nothing() -> None:
+    twice = np.array([64.0])
+
+    assert statistical_efficiency(twice, 32.0, 0.0).tolist() == [0.5]
+    assert statistical_efficiency(twice, 32.0, 1e12) == pytest.approx([1.0])
