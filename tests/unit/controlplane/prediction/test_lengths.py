@@ -1,9 +1,4 @@
-"""How much a job has left, as a distribution.
-
-How the loss goes on falling.
-
-How much is left, and what a sample is worth.
-"""
+"""Lengths of jobs as distributions, their remaining work, and Optimus' loss curve."""
 
 from __future__ import annotations
 
@@ -25,45 +20,44 @@ from controlplane.prediction.lengths import (
     pooled_spread,
     remaining_samples,
 )
-from controlplane.prediction.throughput import statistical_efficiency
 
 
 def certain(*totals: float) -> LengthDistribution:
     return of_relatives(totals, [], spread=0.0)
 
 
-def test_relatives_that_all_took_as_long_leave_the_rest_of_that() -> None:
-    family = certain(1000.0, 1000.0, 1000.0)
+@pytest.mark.parametrize(
+    ("totals", "done", "left"),
+    [
+        ([1000.0] * 3, 0.0, 1000.0),
+        ([1000.0] * 3, 400.0, 600.0),
+        ([100.0, 400.0, 600.0], 200.0, 300.0),
+    ],
+    ids=["before the start", "later", "relatives that ended before"],
+)
+def test_relatives_that_trained_for_longer_leave_their_mean(
+    totals: list[float], done: float, left: float
+) -> None:
+    assert of_relatives(totals, [], spread=0.0).mean_left(done) == pytest.approx(left, rel=1e-3)
 
-    assert family.mean_left(0.0) == pytest.approx(1000.0, rel=1e-3)
-    assert family.mean_left(400.0) == pytest.approx(600.0, rel=1e-3)
 
-
-def test_relatives_that_ended_before_do_not_count() -> None:
-    family = certain(100.0, 400.0, 600.0)
-
-    assert family.mean_left(200.0) == pytest.approx(300.0, rel=1e-3)
-
-
-def test_who_has_outlived_all_relatives_is_nearly_done_and_not_half_way() -> None:
+def test_a_job_that_outlived_all_relatives_is_nearly_done() -> None:
     family = of_relatives([1000.0] * 5, [], spread=0.1)
 
     assert 0.0 < family.mean_left(1200.0) < 120.0
     assert 0.0 < family.mean_left(5000.0) < 500.0
 
 
-def test_a_job_that_was_given_up_late_speaks_for_long_lives() -> None:
+@pytest.mark.parametrize(("lost", "weights"), [(200.0, [1 / 3, 2 / 3]), (50.0, [0.5, 0.5])])
+def test_a_job_given_up_counts_as_the_relatives_that_trained_for_longer(
+    lost: float, weights: list[float]
+) -> None:
     """Kaplan and Meier: of three, one ended at 100; of the two others one was lost at 200."""
-    family = of_relatives([100.0, 300.0], [200.0], spread=0.0)
+    family = of_relatives([100.0, 300.0], [lost], spread=0.0)
 
-    assert family.weights.tolist() == pytest.approx([1 / 3, 2 / 3])
-    assert family.mean_left(0.0) == pytest.approx(100 / 3 + 200, rel=1e-2)
-
-
-def test_a_job_that_was_given_up_early_tells_nothing() -> None:
-    family = of_relatives([100.0, 300.0], [50.0], spread=0.0)
-
-    assert family.weights.tolist() == pytest.approx([0.5, 0.5])
+    assert family.weights.tolist() == pytest.approx(weights)
+    expected = weights[0] * 100 + weights[1] * 300
+    assert family.mean_left(0.0) == pytest.approx(expected, rel=1e-2)
 
 
 def test_evidence_as_sure_as_the_relatives_meets_them_half_way() -> None:
@@ -126,14 +120,6 @@ def test_whatever_is_known_something_finite_is_left_and_bounds_are_in_order(
         assert likely.weights.sum() == pytest.approx(1.0)
 
 
-def test_a_curve_worked_out_by_hand() -> None:
-    """After 2 epochs 1 / (0.5 x 2 + 1) + 0.25; the next takes 0.5 - 0.4 of 0.75 away."""
-    curve = LossCurve(0.5, 1.0, 0.25)
-
-    assert curve.at(2) == 0.75
-    assert curve.fall(2) == pytest.approx(0.1 / 0.75)
-
-
 @pytest.mark.parametrize("true", [LossCurve(0.3, 0.5, 0.2), LossCurve(0.05, 0.4, 0.0)])
 def test_a_fit_tells_how_the_curve_goes_on(true: LossCurve) -> None:
     epochs = range(1, 13)
@@ -145,17 +131,20 @@ def test_a_fit_tells_how_the_curve_goes_on(true: LossCurve) -> None:
         assert found.at(k) == pytest.approx(true.at(k), rel=0.05)
 
 
-def test_convergence_is_the_first_epoch_after_which_too_little_is_gained() -> None:
-    """Loss 1 / k falls by 1 / (k + 1) of itself: 1 / 10 after 9, 1 / 11 after 10."""
-    assert LossCurve(1.0, 0.0, 0.0).converged_at(0.095) == 10
-
-
-def test_a_curve_that_never_flattens_ends_somewhere() -> None:
-    assert LossCurve(1.0, 0.0, 0.0).converged_at(1e-6) == 10_000
-
-
-def test_a_curve_that_is_flat_has_converged() -> None:
-    assert LossCurve(0.0, 2.0, 0.0).converged_at(0.01) == 0
+@pytest.mark.parametrize(
+    ("curve", "convergence", "epoch"),
+    [
+        # The loss 1 / k falls by 1 / (k + 1) of itself: 1 / 10 after 9, 1 / 11 after 10.
+        (LossCurve(1.0, 0.0, 0.0), 0.095, 10),
+        (LossCurve(1.0, 0.0, 0.0), 1e-6, 10_000),
+        (LossCurve(0.0, 2.0, 0.0), 0.01, 0),
+    ],
+    ids=["1 / k", "never flat", "flat"],
+)
+def test_a_curve_has_converged_before_the_first_epoch_that_gains_too_little(
+    curve: LossCurve, convergence: float, epoch: int
+) -> None:
+    assert curve.converged_at(convergence) == epoch
 
 
 @pytest.mark.parametrize(
@@ -211,18 +200,3 @@ def test_what_is_left_is_never_negative(
     done: float, stated: float | None, finished: list[float], largest: float
 ) -> None:
     assert remaining_samples(done, stated, finished, largest) >= 0.0
-
-
-def test_a_sample_is_worth_less_in_a_larger_batch() -> None:
-    batches = np.array([32.0, 64.0, 160.0, 672.0])
-
-    worth = statistical_efficiency(batches, 32.0, 96.0)
-
-    assert worth.tolist() == [1.0, 128 / 160, 0.5, 128 / 768]
-
-
-def test_without_noise_a_larger_batch_gains_nothing_and_with_much_it_loses_nothing() -> None:
-    twice = np.array([64.0])
-
-    assert statistical_efficiency(twice, 32.0, 0.0).tolist() == [0.5]
-    assert statistical_efficiency(twice, 32.0, 1e12) == pytest.approx([1.0])

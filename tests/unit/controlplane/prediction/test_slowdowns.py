@@ -1,9 +1,4 @@
-"""What separates sizes, types of GPU and neighbours, against steps that are made of known parts.
-
-Slow-downs as functions of what neighbours use.
-
-Steps of workers that share cores, by hand.
-"""
+"""Slow-downs by GPU types, neighbours, their usage, and shared cores."""
 
 from __future__ import annotations
 
@@ -94,17 +89,13 @@ def test_a_size_that_was_never_seen_alone_is_told_without_its_neighbour() -> Non
     assert step_s(parts, 2, "") == pytest.approx(math.exp(0.2), rel=0.05)
 
 
-def test_a_neighbour_who_seems_to_help_costs_nothing() -> None:
-    parts = separate([seen(1, "", None, 0.0), seen(1, "", "helper", -0.5)], {}, {})
+@pytest.mark.parametrize(("log_step", "cost"), [(-0.5, 0.0), (50.0, MAX_COLOCATION_LOG)])
+def test_the_cost_of_a_neighbour_is_bounded(log_step: float, cost: float) -> None:
+    parts = separate([seen(1, "", None, 0.0), seen(1, "", "other", log_step)], {}, {})
 
-    assert parts.colocations == {"helper": 0.0}
-    assert parts.base == {1: pytest.approx(-0.25, abs=1e-3)}, "steps beside it count as alone"
-
-
-def test_no_neighbour_is_believed_to_cost_more_than_the_most() -> None:
-    parts = separate([seen(1, "", None, 0.0), seen(1, "", "awful", 50.0)], {}, {})
-
-    assert parts.colocations == {"awful": MAX_COLOCATION_LOG}
+    assert parts.colocations == {"other": cost}
+    if not cost:
+        assert parts.base == {1: pytest.approx(-0.25, abs=1e-3)}, "steps beside it count as alone"
 
 
 def test_several_neighbours_cost_what_each_of_them_costs_and_twins_twice_as_much() -> None:
@@ -168,17 +159,12 @@ def test_whatever_is_told_every_part_is_finite_and_no_neighbour_helps(
 ) -> None:
     parts = separate(told, gpu_types, colocations)
 
+    assert parts == separate(list(told), gpu_types, colocations)
     assert all(map(math.isfinite, (*parts.base.values(), *parts.gpu_types.values())))
     assert all(0.0 <= cost <= MAX_COLOCATION_LOG for cost in parts.colocations.values())
     assert set(parts.base) == {one.size for one in told}
     assert set(parts.gpu_types) == {one.gpu_type for one in told}
     assert set(parts.colocations) == {other for one in told for other in one.beside}
-
-
-@settings(max_examples=examples(100))
-@given(told=observations)
-def test_the_same_observations_give_the_same_parts(told: list[Observation]) -> None:
-    assert separate(told, {}, {}) == separate(list(told), {}, {})
 
 
 TRUE: dict[Form, tuple[float, ...]] = {

@@ -1,7 +1,4 @@
-"""How long a step takes, as it was measured and where it was not.
-
-Steps that are taken in several passes.
-"""
+"""Step times, measured and predicted, passes, and the value of a sample."""
 
 from __future__ import annotations
 
@@ -22,6 +19,7 @@ from controlplane.prediction.throughput import (
     SpeedModel,
     _Fitted,
     fit,
+    statistical_efficiency,
 )
 from elastic.batches import passes as dealt
 from tests.support.sizes import examples
@@ -61,7 +59,6 @@ NOISELESS = [
 
 
 def test_a_fit_recovers_how_steps_without_noise_come_about() -> None:
-    """Priors shift some of it from one coefficient to the next, and leave little to correct."""
     model = fit(NOISELESS, 32)
 
     assert model.known
@@ -112,17 +109,16 @@ def test_the_model_is_exact_on_average_at_a_size_that_was_measured() -> None:
     )
 
 
-def test_two_measurements_at_one_size_are_met_in_their_geometric_mean() -> None:
+def test_measurements_at_one_size_count_by_their_geometric_mean() -> None:
     model = fit([Sample(ONE_NODE, 1, 32, 0.1), Sample(ONE_NODE, 1, 32, 0.4)], 32)
 
     assert at(model, ONE_NODE, 1, 32) == pytest.approx(0.2)
 
 
-def test_one_measured_batch_leaves_the_belief_that_a_part_of_a_step_does_not_depend_on_it() -> None:
+def test_one_measured_batch_leaves_the_prior_share_that_does_not_depend_on_the_batch() -> None:
     model = fit([Sample(ONE_NODE, 1, 32, 0.1)], 32)
 
-    assert model.compute[0] == pytest.approx(0.03, rel=0.01)
-    assert model.compute[1] * 32 == pytest.approx(0.07, rel=0.01)
+    assert (model.compute[0], model.compute[1] * 32) == pytest.approx((0.03, 0.07), rel=0.01)
 
 
 def test_a_step_that_gets_shorter_with_the_batch_leaves_no_negative_coefficient() -> None:
@@ -251,6 +247,8 @@ def test_a_step_takes_a_positive_and_finite_time(
         assert step_s.shape == NODES.shape
         assert np.isfinite(step_s).all()
         assert (step_s > 0).all()
+        for pair in (model.compute, model.near, model.far):
+            assert pair is None or min(pair) >= 0.0
 
 
 @settings(max_examples=examples(150), deadline=None)
@@ -264,15 +262,6 @@ def test_a_size_that_was_measured_once_takes_as_long_as_it_was_measured(
 
     found = [at(model, s.nodes, s.slots, s.local_batch) for s in once]
     assert found == pytest.approx([s.step_s for s in once], rel=1e-6)
-
-
-@settings(max_examples=examples(100), deadline=None)
-@given(samples=st.lists(any_sample, max_size=8), first=st.integers(1, 4096))
-def test_no_coefficient_is_negative(samples: list[Sample], first: int) -> None:
-    model = fit(samples, first)
-
-    for pair in (model.compute, model.near, model.far):
-        assert pair is None or min(pair) >= 0.0
 
 
 @settings(max_examples=examples(150), deadline=None)
@@ -353,3 +342,18 @@ def test_shares_take_as_many_passes_as_in_the_training_library_once_a_full_one_w
     found = seen.limits.passes(np.full(len(shares), 2), np.array(shares, dtype=np.float64))
 
     assert found.tolist() == [len(dealt(share, bound)) for share in shares]
+
+
+def test_a_sample_is_worth_less_in_a_larger_batch() -> None:
+    batches = np.array([32.0, 64.0, 160.0, 672.0])
+
+    worth = statistical_efficiency(batches, 32.0, 96.0)
+
+    assert worth.tolist() == [1.0, 128 / 160, 0.5, 128 / 768]
+
+
+def test_without_noise_a_larger_batch_gains_nothing_and_with_much_it_loses_nothing() -> None:
+    twice = np.array([64.0])
+
+    assert statistical_efficiency(twice, 32.0, 0.0).tolist() == [0.5]
+    assert statistical_efficiency(twice, 32.0, 1e12) == pytest.approx([1.0])

@@ -1,7 +1,4 @@
-"""What a schedule is worth where it is laid out.
-
-New candidates from old ones.
-"""
+"""Candidates: their value in a layout, and the operators of the evolution."""
 
 from __future__ import annotations
 
@@ -15,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.random import default_rng
 
-from controlplane.policy.api import JobView
 from controlplane.policy.ones.evolution import (
     Candidate,
     crossed,
@@ -34,29 +30,22 @@ from controlplane.policy.ones.problem import Problem
 from controlplane.policy.options import OnesOptions
 from controlplane.prediction import IntArray
 from schemas.ids import JobId, Seconds, SlotId
-from tests.support.builders import S0, S1, T0, T1, A, B, C, changed_job, job_view
+from tests.support.builders import S0, S1, T0, T1, A, B, C
 from tests.support.sizes import examples
 from tests.support.views import (
+    LINEAR,
     any_levels,
-    pace,
     problem_of,
     problems,
     row_of,
     some_levels,
     surrounded,
     view_of,
+    warm_job,
 )
 
 SIZE = settings(max_examples=examples(40), deadline=None)
 seeds = st.integers(0, 1000)
-LINEAR = pace("f", 100.0, 200.0, 300.0, 400.0)
-
-
-def a_job(job: JobId, *on: SlotId, **changes: Any) -> JobView:
-    """A warm job of 1 to 4 slots with a batch of 64."""
-    held = dict.fromkeys(on, 64 // len(on)) if on else {}
-    view = job_view(job, slots=(1, 4), family="f", epoch=1, start_s=0.0, running_on=held)
-    return changed_job(view, **changes)
 
 
 def slot(node: int, index: int) -> SlotId:
@@ -75,7 +64,7 @@ def made(problem: Problem, levels: list[int], hints: PlacementHints | None = Non
 
 
 def test_a_schedule_is_worth_the_sum_of_what_its_jobs_are() -> None:
-    problem = problem_of(view_of(row_of(4), a_job(A), a_job(B)), events=LINEAR)
+    problem = problem_of(view_of(row_of(4), warm_job(A), warm_job(B)), events=LINEAR)
 
     candidate = made(problem, [3, 1])
 
@@ -86,8 +75,8 @@ def test_a_schedule_is_worth_the_sum_of_what_its_jobs_are() -> None:
 
 
 def test_a_job_over_more_nodes_than_it_needs_is_worth_less_by_what_its_steps_take_longer() -> None:
-    held = a_job(B, slot(3, 0), slot(3, 1))
-    problem = problem_of(view_of(row_of(1, 1, 2), held, a_job(A)))
+    held = warm_job(B, slot(3, 0), slot(3, 1))
+    problem = problem_of(view_of(row_of(1, 1, 2), held, warm_job(A)))
 
     candidate = made(problem, [int(problem.present[0]), 2])
 
@@ -97,7 +86,7 @@ def test_a_job_over_more_nodes_than_it_needs_is_worth_less_by_what_its_steps_tak
 
 
 def test_to_bring_a_job_together_costs_the_move_and_gains_the_nodes() -> None:
-    problem = problem_of(view_of(row_of(2, 2), a_job(A, S0, T0, stop_samples=10_000)))
+    problem = problem_of(view_of(row_of(2, 2), warm_job(A, S0, T0, stop_samples=10_000)))
     stays = present(problem)
 
     packed = made(problem, problem.present.tolist(), PlacementHints(movers=(0,)))
@@ -107,29 +96,20 @@ def test_to_bring_a_job_together_costs_the_move_and_gains_the_nodes() -> None:
     assert (stays.moves, packed.moves) == (0, 1)
 
 
-def test_a_job_on_gpus_on_which_its_steps_take_twice_as_long_is_worth_less_by_that() -> None:
-    view = view_of(row_of(1, 1), a_job(A, S0), a_job(B, T0))
-    problem = surrounded(
-        problem_of(view, events=LINEAR), types=(0, 1), slow=[(1.0, 2.0), (1.0, 2.0)]
-    )
+def test_a_slow_gpu_type_reduces_the_value_and_the_slowest_type_counts() -> None:
+    view = view_of(row_of(1, 1), warm_job(A, S0), warm_job(B, T0))
+    slow = [(1.0, 2.0), (1.0, 2.0)]
+    alone = surrounded(problem_of(view, events=LINEAR), types=(0, 1), slow=slow)
+    both = problem_of(view_of(row_of(2, 2), warm_job(A, S0, T0)), events=LINEAR)
+    mixed = surrounded(both, types=(0, 1), slow=[(1.0, 3.0)])
 
-    found = present(problem).value
-
-    assert found.tolist() == pytest.approx([problem.value[0, 1], problem.value[1, 1] * 2.0**-0.8])
-
-
-def test_the_slowest_gpu_sets_the_pace_of_a_job() -> None:
-    problem = surrounded(
-        problem_of(view_of(row_of(2, 2), a_job(A, S0, T0)), events=LINEAR),
-        types=(0, 1),
-        slow=[(1.0, 3.0)],
-    )
-
-    assert present(problem).fitness == pytest.approx(problem.value[0, 2] * 3.0**-0.8)
+    expected = [alone.value[0, 1], alone.value[1, 1] * 2.0**-0.8]
+    assert present(alone).value.tolist() == pytest.approx(expected)
+    assert present(mixed).fitness == pytest.approx(mixed.value[0, 2] * 3.0**-0.8)
 
 
 def test_a_job_is_worth_less_beside_one_that_slows_it_down() -> None:
-    view = view_of(row_of(3, 1), a_job(A, S0), a_job(B, slot(1, 1)), a_job(C, T0))
+    view = view_of(row_of(3, 1), warm_job(A, S0), warm_job(B, slot(1, 1)), warm_job(C, T0))
     costs = [(0.0, 0.5, 9.0), (0.2, 0.0, 9.0), (9.0, 9.0, 0.0)]
     problem = surrounded(problem_of(view, events=LINEAR), costs=costs)
 
@@ -140,7 +120,7 @@ def test_a_job_is_worth_less_beside_one_that_slows_it_down() -> None:
 
 def test_who_waits_is_not_slowed_down_by_anything() -> None:
     problem = surrounded(
-        problem_of(view_of(row_of(1), a_job(A), a_job(B, S0)), events=LINEAR),
+        problem_of(view_of(row_of(1), warm_job(A), warm_job(B, S0)), events=LINEAR),
         types=(1,),
         slow=[(1.0, 2.0), (1.0, 1.0)],
         costs=[(1.0, 1.0), (1.0, 1.0)],
@@ -151,7 +131,7 @@ def test_who_waits_is_not_slowed_down_by_anything() -> None:
 
 def test_a_job_moves_only_if_it_has_samples_enough_for_both_places_at_once() -> None:
     """The controller would refuse it."""
-    small, large = (a_job(A, S0, S1, batch_size=2, batch_limit=limit) for limit in (3, 4))
+    small, large = (warm_job(A, S0, S1, batch_size=2, batch_limit=limit) for limit in (3, 4))
     elsewhere = PlacementHints(movers=(0,), jitter=np.array([1.0, 0.0]))
 
     here, there = (
@@ -170,9 +150,9 @@ def test_a_job_moves_only_if_it_has_samples_enough_for_both_places_at_once() -> 
 
 def crowded(*, family: str = "f", moved_at: float = 0.0, **options: Any) -> Problem:
     """Three slots are needed and two are free on each node; a lodger is on the first."""
-    lodger = a_job(A, S0, family=family, moved_at=Seconds(moved_at))
-    start = a_job(B, least=3, most=3)
-    stays = a_job(C, T0, movable=False)
+    lodger = warm_job(A, S0, family=family, moved_at=Seconds(moved_at))
+    start = warm_job(B, least=3, most=3)
+    stays = warm_job(C, T0, movable=False)
     is_scattered = [(at, msgspec.structs.replace(event, nodes=2, samples_per_s=150.0))
             for at, event in LINEAR[1:]]  # fmt: skip
     view = view_of(row_of(3, 3), lodger, start, stays)
@@ -319,7 +299,7 @@ def test_a_job_that_may_not_move_does_not_do_so_in_several_steps_either(
 
 
 def test_a_job_that_was_moved_just_now_does_not_grow_elsewhere_and_shrink_here() -> None:
-    view = view_of(row_of(1, 3), a_job(A, S0, moved_at=Seconds(99.0)))
+    view = view_of(row_of(1, 3), warm_job(A, S0, moved_at=Seconds(99.0)))
     problem = problem_of(view, events=LINEAR)
     grown = laid_out(problem, present(problem), np.array([3]))
     assert grown is not None
@@ -330,18 +310,8 @@ def test_a_job_that_was_moved_just_now_does_not_grow_elsewhere_and_shrink_here()
     assert back is None
 
 
-SEARCHES = settings(max_examples=examples(30), deadline=None)
-
-
-def one_job(job: JobId, *on: SlotId, **changes: Any) -> JobView:
-    """A warm job of 1 to 4 slots with a batch of 64."""
-    held = dict.fromkeys(on, 64 // len(on)) if on else {}
-    view = job_view(job, slots=(1, 4), family="f", epoch=1, start_s=0.0, running_on=held)
-    return changed_job(view, **changes)
-
-
 def test_who_gets_too_little_room_after_a_crossover_gives_way_by_chance() -> None:
-    problem = problem_of(view_of(row_of(4), one_job(A), one_job(B)), events=LINEAR)
+    problem = problem_of(view_of(row_of(4), warm_job(A), warm_job(B)), events=LINEAR)
     one, other = np.array([3, 1]), np.array([1, 3])
 
     children = {tuple(crossed(problem, one, other, default_rng(seed))) for seed in range(40)}
@@ -350,29 +320,27 @@ def test_who_gets_too_little_room_after_a_crossover_gives_way_by_chance() -> Non
     assert all(sum(child) == 4 for child in children)
 
 
-def test_a_mutation_takes_slots_away_from_some_and_others_get_them() -> None:
-    problem = problem_of(view_of(row_of(4), one_job(A), one_job(B)), events=LINEAR)
+@pytest.mark.parametrize(
+    ("slots", "parent", "rate", "expected"),
+    [(4, [4, 0], 0.5, None), (1, [1, 0], 0.0, {(1, 0), (0, 1)})],
+    ids=["half of the jobs", "rate 0 changes one job"],
+)
+def test_a_mutation_gives_the_slots_of_some_jobs_to_others(
+    slots: int, parent: list[int], rate: float, expected: set[tuple[int, ...]] | None
+) -> None:
+    problem = problem_of(view_of(row_of(slots), warm_job(A), warm_job(B)), events=LINEAR)
 
     children = {
-        tuple(mutated(problem, np.array([4, 0]), 0.5, default_rng(seed))) for seed in range(80)
+        tuple(mutated(problem, np.array(parent), rate, default_rng(seed))) for seed in range(80)
     }
 
     assert len(children) > 1
-    assert all(sum(child) == 4 for child in children)
-
-
-def test_a_mutation_at_rate_zero_still_changes_somebody() -> None:
-    problem = problem_of(view_of(row_of(1), one_job(A), one_job(B)), events=LINEAR)
-
-    children = {
-        tuple(mutated(problem, np.array([1, 0]), 0.0, default_rng(seed))) for seed in range(40)
-    }
-
-    assert children == {(1, 0), (0, 1)}
+    assert all(sum(child) == slots for child in children)
+    assert expected is None or children == expected
 
 
 def test_one_job_takes_each_size_that_it_may_have() -> None:
-    problem = problem_of(view_of(row_of(4), one_job(A), one_job(B)), events=LINEAR)
+    problem = problem_of(view_of(row_of(4), warm_job(A), warm_job(B)), events=LINEAR)
 
     children = {tuple(resized(problem, np.array([2, 2]), default_rng(seed))) for seed in range(80)}
 
@@ -382,24 +350,21 @@ def test_one_job_takes_each_size_that_it_may_have() -> None:
 # --- refresh
 
 
-def test_a_job_that_never_ran_takes_its_first_slot_from_the_one_that_ran_longest() -> None:
-    young, old = one_job(A, S0, S1, ran_s=5.0), one_job(B, T0, T1, ran_s=500.0)
-    problem = problem_of(view_of(row_of(2, 2), young, old, one_job(C, epoch=0)), events=LINEAR)
+@pytest.mark.parametrize(("epoch", "levels"), [(0, [2, 1, 1]), (1, [2, 2, 0])])
+def test_a_refresh_gives_a_job_that_never_ran_a_slot_of_the_job_that_ran_longest(
+    epoch: int, levels: list[int]
+) -> None:
+    young, old = warm_job(A, S0, S1, ran_s=5.0), warm_job(B, T0, T1, ran_s=500.0)
+    view = view_of(row_of(2, 2), young, old, warm_job(C, epoch=epoch))
+    problem = problem_of(view, events=LINEAR)
 
-    assert refreshed(problem, problem.present).tolist() == [2, 1, 1]
-
-
-def test_a_job_that_ran_before_and_waits_takes_nothing_from_others() -> None:
-    young, old = one_job(A, S0, S1, ran_s=5.0), one_job(B, T0, T1, ran_s=500.0)
-    problem = problem_of(view_of(row_of(2, 2), young, old, one_job(C)), events=LINEAR)
-
-    assert refreshed(problem, problem.present).tolist() == [2, 2, 0]
+    assert refreshed(problem, problem.present).tolist() == levels
 
 
 def test_of_those_who_never_ran_the_first_that_came_is_served_first() -> None:
-    late = one_job(B, epoch=0, submitted_at=Seconds(9.0))
-    early = one_job(C, epoch=0, submitted_at=Seconds(3.0))
-    problem = problem_of(view_of(row_of(2), one_job(A, S0, S1), late, early), events=LINEAR)
+    late = warm_job(B, epoch=0, submitted_at=Seconds(9.0))
+    early = warm_job(C, epoch=0, submitted_at=Seconds(3.0))
+    problem = problem_of(view_of(row_of(2), warm_job(A, S0, S1), late, early), events=LINEAR)
 
     assert refreshed(problem, problem.present).tolist() == [1, 0, 1]
 
@@ -408,7 +373,7 @@ def test_of_those_who_never_ran_the_first_that_came_is_served_first() -> None:
 
 
 def test_one_on_more_nodes_than_it_needs_is_moved() -> None:
-    is_scattered, whole = one_job(A, S0, T0), one_job(B, S1)
+    is_scattered, whole = warm_job(A, S0, T0), warm_job(B, S1)
     problem = problem_of(view_of(row_of(2, 2), whole, is_scattered), events=LINEAR)
 
     found = [moved(problem, present(problem), default_rng(seed)) for seed in range(10)]
@@ -417,15 +382,15 @@ def test_one_on_more_nodes_than_it_needs_is_moved() -> None:
 
 
 def test_nobody_is_moved_where_all_are_together_and_one_place_is_as_good_as_another() -> None:
-    problem = problem_of(view_of(row_of(2, 2), one_job(A, S0), one_job(B, T0)), events=LINEAR)
+    problem = problem_of(view_of(row_of(2, 2), warm_job(A, S0), warm_job(B, T0)), events=LINEAR)
 
     assert moved(problem, present(problem), default_rng(0)) is None
     assert node_jitter(problem, default_rng(0)) is None
 
 
 def test_where_neighbours_matter_anybody_who_runs_and_may_move_is_moved() -> None:
-    late = one_job(C, T1, moved_at=Seconds(99.0))
-    view = view_of(row_of(2, 3), one_job(A, S0), one_job(B, T0), late, one_job(JobId("d-4")))
+    late = warm_job(C, T1, moved_at=Seconds(99.0))
+    view = view_of(row_of(2, 3), warm_job(A, S0), warm_job(B, T0), late, warm_job(JobId("d-4")))
     costs = [[0.1] * 4] * 4
     problem = surrounded(problem_of(view, events=LINEAR), costs=costs)
 
@@ -438,19 +403,22 @@ def test_where_neighbours_matter_anybody_who_runs_and_may_move_is_moved() -> Non
 # --- whatever the problem
 
 
-@SEARCHES
+@SIZE
 @given(problem=problems(), seed=seeds)
 def test_every_child_is_allowed_fits_and_can_be_placed(problem: Problem, seed: int) -> None:
     rng = default_rng(seed)
     if not problem.job_rows:
         return
     one, other = (filled(problem, some_levels(problem, seed + n)) for n in (0, 1))
+    copies = one.tolist(), other.tolist()
     children = (
         *(crossed(problem, one, other, rng) for _ in range(8)),
         mutated(problem, one, 0.3, rng),
         resized(problem, one, rng),
         refreshed(problem, any_levels(problem, seed)),
+        refreshed(problem, one),
     )
+    assert (one.tolist(), other.tolist()) == copies
 
     for child in children:
         assert problem.allowed[problem.rows, child].all()
@@ -458,23 +426,7 @@ def test_every_child_is_allowed_fits_and_can_be_placed(problem: Problem, seed: i
         assert laid_out(problem, present(problem), child) is not None
 
 
-@SEARCHES
-@given(problem=problems(), seed=seeds)
-def test_parents_stay_as_they_are(problem: Problem, seed: int) -> None:
-    rng = default_rng(seed)
-    one, other = (some_levels(problem, seed + n) for n in (0, 1))
-    copies = one.tolist(), other.tolist()
-
-    if len(one):
-        crossed(problem, one, other, rng)
-        mutated(problem, one, 0.3, rng)
-        resized(problem, one, rng)
-        refreshed(problem, one)
-
-    assert (one.tolist(), other.tolist()) == copies
-
-
-@SEARCHES
+@SIZE
 @given(problem=problems(), seed=seeds)
 def test_only_jobs_that_run_and_may_move_are_moved(problem: Problem, seed: int) -> None:
     parent = laid_out(problem, present(problem), some_levels(problem, seed))

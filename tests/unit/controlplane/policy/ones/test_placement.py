@@ -1,7 +1,4 @@
-"""Where jobs go: few moves, few nodes.
-
-Who trades places in a schedule, who steps aside for that, and what it costs.
-"""
+"""Layout of schedules on slots, and trades of places with their cost."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.random import default_rng
 
-from controlplane.policy.api import JobView
+from controlplane.policy.api import JobView, SlotView
 from controlplane.policy.ones.evolution import (
     Candidate,
     laid_out,
@@ -73,120 +70,100 @@ def nodes_of(problem: Problem, owner: IntArray, row: int) -> set[int]:
     return set(problem.node_of[owner == row].tolist())
 
 
-# --- who grows, shrinks and starts
+# --- jobs that grow, shrink and start
+
+LEAVING = msgspec.structs.replace(slot_view(N[0], usable=False), leaving=True)
 
 
-def test_a_job_that_grows_stays_and_takes_slots_beside_its_own() -> None:
-    problem = problem_of(view_of(row_of(4, 4), a_job(A, P[0])))
-
-    assert placed(problem, a=2) == {A: (P[0], P[1])}
-
-
-def test_a_job_that_outgrows_its_node_goes_where_it_has_room_on_one() -> None:
-    problem = problem_of(view_of(row_of(1, 4), a_job(A, N[0])))
-
-    assert placed(problem, a=2) == {A: (P[0], P[1])}
-
-
-def test_a_job_that_outgrows_its_node_takes_that_first_if_it_cannot_train_in_both_at_once() -> None:
-    problem = problem_of(view_of(row_of(1, 4), a_job(A, N[0], batch_size=2, batch_limit=2)))
-
-    assert placed(problem, a=2) == {A: (N[0], P[0])}
-
-
-def test_a_job_that_outgrows_its_node_has_the_rest_on_another_if_it_fits_on_none() -> None:
-    held = a_job(A, N[0], N[1])
-    problem = problem_of(view_of(row_of(3, 3), held, a_job(B, P[0], movable=False)))
-
-    assert placed(problem, a=4) == {A: (N[0], N[1], N[2], P[1])}
-
-
-def test_a_job_that_shrinks_keeps_the_nodes_where_it_has_most() -> None:
-    problem = problem_of(view_of(row_of(4, 4), a_job(A, N[0], P[0], P[1], N[1], P[2])))
-
-    assert placed(problem, a=3) == {A: (P[0], P[1], P[2])}
-    assert placed(problem, a=4) == {A: (N[0], P[0], P[1], P[2])}
-
-
-def test_a_small_job_goes_where_it_fits_best() -> None:
-    problem = problem_of(view_of(row_of(4, 2, 1), a_job(A)))
-
-    assert placed(problem, a=1) == {A: (Q[0],)}
-
-
-def test_a_job_that_fits_no_node_alone_begins_with_the_emptiest() -> None:
-    problem = problem_of(view_of(row_of(2, 3), a_job(A, least=4)))
-
-    assert placed(problem, a=4) == {A: (N[0], P[0], P[1], P[2])}
-
-
-def test_a_start_comes_before_growth() -> None:
-    problem = problem_of(view_of(row_of(2, 3), a_job(A, N[0]), a_job(B)))
-
-    assert placed(problem, a=2, b=1) == {A: (P[0], P[1]), B: (N[1],)}
-
-
-def test_a_job_that_fills_a_node_comes_before_all_others() -> None:
-    problem = problem_of(view_of(row_of(2, 2), a_job(A, N[0]), a_job(B)))
-
-    assert placed(problem, a=2, b=1) == {A: (N[0], N[1]), B: (P[0],)}
-
-
-def test_of_two_starts_the_larger_comes_first() -> None:
-    problem = problem_of(view_of(row_of(2, 3), a_job(A), a_job(B, least=2)))
-
-    assert placed(problem, a=1, b=2) == {A: (P[0],), B: (N[0], N[1])}
-
-
-def test_what_one_gives_up_another_may_have() -> None:
-    problem = problem_of(view_of(row_of(3), a_job(A, N[0], N[1], N[2]), a_job(B)))
-
-    assert placed(problem, a=2, b=1) == {A: (N[0], N[1]), B: (N[2],)}
+@pytest.mark.parametrize(
+    ("slots", "jobs", "sizes", "expected"),
+    [
+        (row_of(4, 4), [a_job(A, P[0])], {"a": 2}, {A: (P[0], P[1])}),
+        (row_of(1, 4), [a_job(A, N[0])], {"a": 2}, {A: (P[0], P[1])}),
+        (row_of(1, 4), [a_job(A, N[0], batch_size=2, batch_limit=2)], {"a": 2}, {A: (N[0], P[0])}),
+        (
+            row_of(3, 3), [a_job(A, N[0], N[1]), a_job(B, P[0], movable=False)], {"a": 4},
+            {A: (N[0], N[1], N[2], P[1])},
+        ),
+        (row_of(4, 4), [a_job(A, N[0], P[0], P[1], N[1], P[2])], {"a": 3}, {A: (P[0], P[1], P[2])}),
+        (
+            row_of(4, 4), [a_job(A, N[0], P[0], P[1], N[1], P[2])], {"a": 4},
+            {A: (N[0], P[0], P[1], P[2])},
+        ),
+        (row_of(4, 2, 1), [a_job(A)], {"a": 1}, {A: (Q[0],)}),
+        (row_of(2, 3), [a_job(A, least=4)], {"a": 4}, {A: (N[0], P[0], P[1], P[2])}),
+        (
+            row_of(2, 3), [a_job(A, N[0]), a_job(B)], {"a": 2, "b": 1},
+            {A: (P[0], P[1]), B: (N[1],)},
+        ),
+        (
+            row_of(2, 2), [a_job(A, N[0]), a_job(B)], {"a": 2, "b": 1},
+            {A: (N[0], N[1]), B: (P[0],)},
+        ),
+        (
+            row_of(2, 3), [a_job(A), a_job(B, least=2)], {"a": 1, "b": 2},
+            {A: (P[0],), B: (N[0], N[1])},
+        ),
+        (
+            row_of(3), [a_job(A, N[0], N[1], N[2]), a_job(B)], {"a": 2, "b": 1},
+            {A: (N[0], N[1]), B: (N[2],)},
+        ),
+        ([LEAVING, slot_view(N[1])], [a_job(A)], {"a": 1}, {A: (N[1],)}),
+        ([LEAVING, slot_view(P[0]), slot_view(P[1])], [a_job(A)], {"a": 1}, {A: (P[0],)}),
+        (row_of(1), [a_job(A), a_job(B)], {"a": 1, "b": 1}, None),
+    ],
+    ids=[
+        "a growing job takes slots on its node",
+        "a job that outgrows its node moves to a node with room",
+        "too few samples for both places: it stays on its node",
+        "no node has room: the rest is on another node",
+        "a shrinking job keeps the node with most of its slots",
+        "a shrinking job keeps whole nodes first",
+        "a small job goes to the fullest node",
+        "a job larger than any node starts with the emptiest",
+        "a start precedes growth",
+        "a job of a whole node precedes other jobs",
+        "a larger start precedes a smaller one",
+        "freed slots are available to other jobs",
+        "free slots of a node precede leaving ones",
+        "a start prefers a free slot on another node to a leaving one",
+        "too few slots",
+    ],
+)  # fmt: skip
+def test_changed_jobs_are_laid_out_closely(
+    slots: list[SlotView],
+    jobs: list[JobView],
+    sizes: dict[str, int],
+    expected: dict[JobId, tuple[SlotId, ...]] | None,
+) -> None:
+    assert placed(problem_of(view_of(slots, *jobs)), **sizes) == expected
 
 
-def test_a_slot_that_is_left_just_now_is_taken_after_the_free_ones_of_its_node() -> None:
-    leaving = msgspec.structs.replace(slot_view(N[0], usable=False), leaving=True)
-    view = view_of([leaving, slot_view(N[1])], a_job(A))
-
-    assert placed(problem_of(view), a=1) == {A: (N[1],)}
+# --- jobs that move
 
 
-def test_a_start_takes_a_slot_that_is_free_now_wherever_that_is() -> None:
-    leaving = msgspec.structs.replace(slot_view(N[0], usable=False), leaving=True)
-    view = view_of([leaving, slot_view(P[0]), slot_view(P[1])], a_job(A))
+@pytest.mark.parametrize(
+    ("nodes", "jobs", "jitter", "expected"),
+    [
+        ((2, 4), [a_job(A, N[0], P[0]), a_job(B, N[1])], None, {A: (P[0], P[1]), B: (N[1],)}),
+        ((2, 2), [a_job(A, N[0], N[1])], None, {A: (N[0], N[1])}),
+        ((2, 2, 2), [a_job(A, N[0], N[1])], [0.2, 0.1, 0.0], {A: (Q[0], Q[1])}),
+    ],
+    ids=["brought together, keeps a slot", "no better place", "node of least cost"],
+)
+def test_a_moving_job_goes_to_few_nodes_of_least_cost(
+    nodes: tuple[int, ...],
+    jobs: list[JobView],
+    jitter: list[float] | None,
+    expected: dict[JobId, tuple[SlotId, ...]],
+) -> None:
+    problem = problem_of(view_of(row_of(*nodes), *jobs))
+    costs = None if jitter is None else np.array(jitter)
 
-    assert placed(problem_of(view), a=1) == {A: (P[0],)}
-
-
-def test_there_is_no_place_for_more_than_there_are() -> None:
-    problem = problem_of(view_of(row_of(1), a_job(A), a_job(B)))
-
-    assert placed(problem, a=1, b=1) is None
-
-
-# --- who moves
-
-
-def test_a_job_that_moves_is_brought_together_on_few_nodes_and_keeps_what_it_can() -> None:
-    problem = problem_of(view_of(row_of(2, 4), a_job(A, N[0], P[0]), a_job(B, N[1])))
-
-    assert placed(problem, PlacementHints(movers=(0,))) == {A: (P[0], P[1]), B: (N[1],)}
-
-
-def test_a_job_that_moves_to_where_it_is_stays() -> None:
-    problem = problem_of(view_of(row_of(2, 2), a_job(A, N[0], N[1])))
-
-    assert placed(problem, PlacementHints(movers=(0,))) == {A: (N[0], N[1])}
+    assert placed(problem, PlacementHints(movers=(0,), jitter=costs)) == expected
 
 
-def test_a_job_that_moves_goes_to_the_node_that_it_likes_best() -> None:
-    problem = problem_of(view_of(row_of(2, 2, 2), a_job(A, N[0], N[1])))
-    likes = PlacementHints(movers=(0,), jitter=np.array([0.2, 0.1, 0.0]))
-
-    assert placed(problem, likes) == {A: (Q[0], Q[1])}
-
-
-def test_a_job_goes_to_the_gpus_that_it_is_fast_on_even_if_it_fits_better_elsewhere() -> None:
+def test_a_job_goes_to_its_fast_gpus_although_another_node_fits_better() -> None:
     problem = problem_of(view_of(row_of(2, 1), a_job(A)))
 
     slower = surrounded(problem, types=(0, 1), slow=[(1.0, 2.0)])
@@ -195,15 +172,12 @@ def test_a_job_goes_to_the_gpus_that_it_is_fast_on_even_if_it_fits_better_elsewh
     assert placed(slower, a=1) == {A: (N[0],)}
 
 
-def test_jobs_that_hurt_each_other_are_kept_apart() -> None:
+def test_jobs_that_slow_each_other_down_are_kept_apart() -> None:
     problem = problem_of(view_of(row_of(4, 4), a_job(A, N[0]), a_job(B)))
 
-    apart = surrounded(problem, costs=[(0.0, 0.0), (0.5, 0.0)])
-    other = surrounded(problem, costs=[(0.0, 0.5), (0.0, 0.0)])
-
     assert placed(problem, b=1) == {A: (N[0],), B: (N[1],)}
-    assert placed(apart, b=1) == {A: (N[0],), B: (P[0],)}
-    assert placed(other, b=1) == {A: (N[0],), B: (P[0],)}
+    for costs in ([(0.0, 0.0), (0.5, 0.0)], [(0.0, 0.5), (0.0, 0.0)]):
+        assert placed(surrounded(problem, costs=costs), b=1) == {A: (N[0],), B: (P[0],)}
 
 
 # --- who makes room

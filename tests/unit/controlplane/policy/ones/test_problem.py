@@ -1,7 +1,4 @@
-"""Who may have which size now, and what is remembered from view to view.
-
-What jobs cost each other on one node.
-"""
+"""Problem of a view: sizes, values, jobs that are kept, caches, and interference."""
 
 from __future__ import annotations
 
@@ -15,7 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.random import Generator, default_rng
 
-from controlplane.policy.api import ClusterView, EpochSeen, JobView, PolicyEvent, StepsSeen
+from controlplane.policy.api import (
+    ClusterView,
+    EpochSeen,
+    JobView,
+    PolicyEvent,
+    SlotView,
+    StepsSeen,
+)
 from controlplane.policy.ones.problem import CLOSED, FREE, InterferenceModel, Problem
 from controlplane.policy.ones.problem_builder import ProblemBuilder
 from controlplane.policy.options import OnesOptions
@@ -65,52 +69,42 @@ def choices(problem: Problem, job: JobId = A) -> list[int]:
     return [int(size) for size in problem.sizes[row][allowed]]
 
 
-# --- the start rule
+# --- sizes
 
 
-def test_a_job_starts_on_one_slot() -> None:
-    problem = problem_of(view_of(row_of(8), a_job()), events=[(1.0, ran_on(4))])
-
-    assert choices(problem) == [0, 1]
-
-
-def test_a_job_that_is_not_warm_keeps_to_one_slot() -> None:
-    problem = problem_of(view_of(row_of(8), a_job(on=(S0,))), events=[(1.0, ran_on(4))])
-
-    assert choices(problem) == [0, 1]
-
-
-def test_a_job_starts_on_its_least_slots_if_it_needs_several() -> None:
-    job = msgspec.structs.replace(a_job(), least=3)
-
-    assert choices(problem_of(view_of(row_of(8), job))) == [0, 3]
+HELD = (S0, S1, T0, T1, slot_id(NodeId("n2"), 2))
 
 
 @pytest.mark.parametrize(
-    ("largest", "growth", "sizes"),
-    [(1, 2.0, [0, 1, 2]), (3, 2.0, [0, 1, 2, 3, 4, 5, 6]), (3, 1.0, [0, 1, 2, 3])],
-    ids=["twice one", "twice three", "as large as a relative"],
-)
-def test_a_warm_job_may_have_twice_the_largest_size_that_its_family_ran_on(
-    largest: int, growth: float, sizes: list[int]
+    ("nodes", "job", "events", "growth", "sizes"),
+    [
+        ((8,), a_job(), [ran_on(4)], 2.0, [0, 1]),
+        ((8,), a_job(on=(S0,)), [ran_on(4)], 2.0, [0, 1]),
+        ((8,), a_job(least=3), [], 2.0, [0, 3]),
+        ((8,), a_job(on=(S0,)), [WARM, ran_on(1)], 2.0, [0, 1, 2]),
+        ((8,), a_job(on=(S0,)), [WARM, ran_on(3)], 2.0, [0, 1, 2, 3, 4, 5, 6]),
+        ((8,), a_job(on=(S0,)), [WARM, ran_on(3)], 1.0, [0, 1, 2, 3]),
+        ((4, 4, 4), a_job(on=HELD, epoch=1), [], 2.0, [0, 1, 2, 3, 4, 5, 8]),
+        (
+            (8,), a_job(on=(S0,), epoch=1, batch_size=3, batch_limit=3), [ran_on(4)], 2.0,
+            [0, 1, 2, 3],
+        ),
+    ],
+    ids=[
+        "start", "not warm", "least slots", "twice one", "twice a relative's size",
+        "a relative's size", "whole nodes and the present size", "no more slots than samples",
+    ],
+)  # fmt: skip
+def test_the_sizes_of_a_job_follow_the_start_rule_and_the_growth_of_its_family(
+    nodes: tuple[int, ...], job: JobView, events: list[PolicyEvent], growth: float, sizes: list[int]
 ) -> None:
-    view = view_of(row_of(8), a_job(on=(S0,)))
-    events: list[tuple[float, PolicyEvent]] = [(1.0, WARM), (1.0, ran_on(largest))]
+    problem = problem_of(
+        view_of(row_of(*nodes), job),
+        events=[(1.0, event) for event in events],
+        options=OnesOptions(growth=growth),
+    )
 
-    assert choices(problem_of(view, events=events, options=OnesOptions(growth=growth))) == sizes
-
-
-def test_beyond_one_node_a_job_has_whole_nodes_and_what_it_has_now() -> None:
-    held = (S0, S1, T0, T1, slot_id(NodeId("n2"), 2))
-    view = view_of(row_of(4, 4, 4), a_job(on=held, epoch=1))
-
-    assert choices(problem_of(view)) == [0, 1, 2, 3, 4, 5, 8]
-
-
-def test_no_job_gets_more_slots_than_samples() -> None:
-    job = a_job(on=(S0,), epoch=1, batch_size=3, batch_limit=3)
-
-    assert choices(problem_of(view_of(row_of(8), job), events=[(1.0, ran_on(4))])) == [0, 1, 2, 3]
+    assert choices(problem) == sizes
 
 
 # --- who is left alone
@@ -139,30 +133,27 @@ def test_a_job_whose_last_change_came_to_nothing_is_kept_until_it_may_be_changed
     assert choices(problem_of(view, now=Seconds(101.0))) == [0, 1, 2, 3, 4]
 
 
-def test_a_job_that_nobody_may_move_is_kept_and_its_slots_are_not_in_play() -> None:
-    kept = a_job(on=(S0, S1), movable=False)
+AWAY = msgspec.structs.replace(slot_view(T0, usable=False), up=False)
 
-    problem = problem_of(view_of(row_of(4), kept, a_job(B)))
 
-    assert problem.kept == {A: kept.running_on}
+@pytest.mark.parametrize(
+    ("slots", "kept", "capacity"),
+    [
+        (row_of(4), a_job(on=(S0, S1), movable=False), 2),
+        ([*row_of(1), AWAY], a_job(on=(S0, T0), epoch=1), 0),
+        (row_of(2), a_job(on=(S0, EIGHT[7]), epoch=1), 1),
+    ],
+    ids=["not movable", "node down", "slot no longer offered"],
+)
+def test_a_job_that_may_not_be_moved_keeps_its_slots_out_of_play(
+    slots: list[SlotView], kept: JobView, capacity: int
+) -> None:
+    problem = problem_of(view_of(slots, kept, a_job(B)))
+
+    assert (problem.kept, problem.capacity) == ({A: kept.running_on}, capacity)
     assert [job_row.job.job for job_row in problem.job_rows] == [B]
-    assert problem.owner.tolist() == [CLOSED, CLOSED, FREE, FREE]
-    assert problem.capacity == 2
-
-
-def test_a_job_with_a_worker_on_a_node_that_is_away_is_kept() -> None:
-    away = [msgspec.structs.replace(slot_view(T0, usable=False), up=False)]
-    spread = a_job(on=(S0, T0), epoch=1)
-
-    problem = problem_of(view_of([*row_of(1), *away], spread, a_job(B)))
-
-    assert (problem.kept, problem.capacity) == ({A: spread.running_on}, 0)
-
-
-def test_a_job_on_a_slot_that_its_node_offers_no_more_is_kept() -> None:
-    ghost = a_job(on=(S0, EIGHT[7]), epoch=1)
-
-    assert problem_of(view_of(row_of(2), ghost)).kept == {A: ghost.running_on}
+    closed = [slot in kept.running_on for slot in problem.slots]
+    assert (problem.owner == CLOSED).tolist() == closed
 
 
 def test_the_gate_opens_a_moment_after_an_epoch_however_short_that_is() -> None:
@@ -360,43 +351,26 @@ def test_nobody_makes_room_where_migration_is_off() -> None:
 # --- what is remembered
 
 
-def same(one: Problem, other: Problem) -> bool:
-    return (
-        all(map(np.array_equal, _arrays(one), _arrays(other)))
-        and [job_row.now for job_row in one.job_rows] == [job_row.now for job_row in other.job_rows]
-        and [job_row.limit for job_row in one.job_rows]
-        == [job_row.limit for job_row in other.job_rows]
-        and [job_row.gated for job_row in one.job_rows]
-        == [job_row.gated for job_row in other.job_rows]
-        and _plain(one) == _plain(other)
-    )
-
-
-def _arrays(problem: Problem) -> list[Any]:
-    job_rows = [
-        array
-        for job_row in problem.job_rows
-        for array in (
-            job_row.change_factor,
-            job_row.table.batches,
-            job_row.table.goodputs,
-            job_row.table.nodes,
-        )
-    ]
-    table = [
+def told(problem: Problem) -> list[object]:
+    """Return everything that a search sees of a problem, to be compared."""
+    arrays = [
         problem.sizes, problem.spans, problem.value, problem.present, problem.weight,
         problem.move_factor, problem.free_to_move, problem.owner, problem.early,
         problem.node_of, problem.cluster.type_of,
     ]  # fmt: skip
-    return [*table, *job_rows]
-
-
-def _plain(problem: Problem) -> tuple[object, ...]:
-    return (
+    rows = [
+        (
+            row.job, row.now, row.level, row.limit, row.gated, row.move_factor, row.restart_factor,
+            row.change_factor.tolist(), row.table.batches.tolist(), row.table.goodputs.tolist(),
+            row.table.nodes.tolist(),
+        )
+        for row in problem.job_rows
+    ]  # fmt: skip
+    plain = [
         problem.version, problem.kept, problem.slots, problem.cluster.types, problem.backing_off,
         problem.too_large, problem.widest, problem.capacity, problem.gates,
-        [(job_row.job, job_row.level, job_row.move_factor, job_row.restart_factor) for job_row in problem.job_rows],
-    )  # fmt: skip
+    ]  # fmt: skip
+    return [[array.tolist() for array in arrays], rows, plain]
 
 
 def test_a_case_that_did_not_change_is_not_worked_out_again() -> None:
@@ -479,7 +453,7 @@ def test_what_is_remembered_never_changes_a_problem(
         lived = builder.build(view, Seconds(at))
         fresh = ProblemBuilder(known, OnesOptions()).build(view, Seconds(at))
 
-        assert same(lived, fresh)
+        assert told(lived) == told(fresh)
 
 
 NODES, NAMES = 3, 2
@@ -502,33 +476,29 @@ def kept(where: InterferenceModel, *pairs: tuple[int, int], jobs: int = 3) -> li
     return [float(share) for share in found]
 
 
-def test_one_that_has_a_node_to_itself_keeps_its_speed() -> None:
-    assert kept(three(), (0, 0), (2, 1)) == [1.0, 1.0, 1.0]
-    assert kept(three()) == [1.0, 1.0, 1.0]
+OVER_NODES = np.array([[0.0] * 4, [0.0, 0.0, 0.0, 1.0]])  # a job of family 1 that may not move
 
 
-def test_jobs_slow_each_other_down_by_what_was_learnt_of_their_families() -> None:
-    assert kept(three(), (0, 0), (2, 0)) == pytest.approx([np.exp(-0.3), 1.0, np.exp(-0.2)])
-    assert kept(three(), (0, 0), (1, 0)) == pytest.approx([np.exp(-0.1), np.exp(-0.1), 1.0])
-
-
-def test_of_several_neighbours_the_worst_counts() -> None:
-    found = kept(three(), (0, 0), (1, 0), (2, 0))
-
-    assert found == pytest.approx([np.exp(-0.3), np.exp(-0.3), np.exp(-0.2)])
-
-
-def test_a_job_over_several_nodes_is_another_neighbour_and_the_worst_of_its_nodes_counts() -> None:
-    spread = kept(three(), (0, 0), (0, 1), (2, 1))
-
-    assert spread == pytest.approx([np.exp(-0.5), 1.0, np.exp(-0.7)])
-
-
-def test_a_job_that_nobody_may_move_is_a_neighbour_as_well() -> None:
-    fixed = np.zeros((2, 4))
-    fixed[1, 3] = 1.0  # of family 1, over several nodes
-
-    assert kept(three(fixed), (0, 0), (1, 1)) == pytest.approx([1.0, np.exp(-0.4), 1.0])
+@pytest.mark.parametrize(
+    ("fixed", "pairs", "logs"),
+    [
+        (None, [(0, 0), (2, 1)], [0.0, 0.0, 0.0]),
+        (None, [], [0.0, 0.0, 0.0]),
+        (None, [(0, 0), (2, 0)], [0.3, 0.0, 0.2]),
+        (None, [(0, 0), (1, 0)], [0.1, 0.1, 0.0]),
+        (None, [(0, 0), (1, 0), (2, 0)], [0.3, 0.3, 0.2]),
+        (None, [(0, 0), (0, 1), (2, 1)], [0.5, 0.0, 0.7]),
+        (OVER_NODES, [(0, 0), (1, 1)], [0.0, 0.4, 0.0]),
+    ],
+    ids=[
+        "alone on their nodes", "waiting", "two families", "one family", "the worst neighbour",
+        "over several nodes", "a neighbour that may not move",
+    ],
+)  # fmt: skip
+def test_a_job_is_slowed_down_by_its_worst_neighbour_on_any_of_its_nodes(
+    fixed: FloatArray | None, pairs: list[tuple[int, int]], logs: list[float]
+) -> None:
+    assert kept(three(fixed), *pairs) == pytest.approx(np.exp(-np.array(logs)).tolist())
 
 
 def test_a_node_is_disliked_for_both_sides_of_what_neighbours_would_cost() -> None:
