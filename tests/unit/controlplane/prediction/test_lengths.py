@@ -60,7 +60,7 @@ def test_a_job_given_up_counts_as_the_relatives_that_trained_for_longer(
     assert family.mean_left(0.0) == pytest.approx(expected, rel=1e-2)
 
 
-def test_evidence_as_sure_as_the_relatives_meets_them_half_way() -> None:
+def test_evidence_of_equal_spread_gives_the_geometric_mean() -> None:
     relatives = one_length(Evidence(math.log(100.0), 0.2))
 
     both = relatives.given(Evidence(math.log(400.0), 0.2))
@@ -75,7 +75,7 @@ def test_evidence_chooses_among_relatives() -> None:
     assert family.mean_left(0.0) == pytest.approx(975.0, rel=0.03)
 
 
-def test_intervals_hold_as_often_as_they_say() -> None:
+def test_intervals_cover_their_share_of_lengths() -> None:
     """Lengths are drawn from what is believed; then 80% lie in the interval of 80%."""
     family, rng = of_relatives([300.0, 1000.0, 1100.0], [500.0], spread=0.3), default_rng(1)
     bump = rng.choice(len(family.weights), size=60_000, p=family.weights)
@@ -87,7 +87,7 @@ def test_intervals_hold_as_often_as_they_say() -> None:
         assert family.mean_left(done) == pytest.approx(left.mean(), rel=0.05)
 
 
-def test_one_family_of_equal_lengths_makes_all_of_them_surer() -> None:
+def test_families_of_equal_lengths_reduce_the_common_spread() -> None:
     assert pooled_spread([], 0.3, 2.0) == pytest.approx(0.3)
     assert pooled_spread([[5.0]], 0.3, 2.0) == pytest.approx(0.3)
     assert pooled_spread([[5.0] * 20, [7.0] * 20], 0.3, 2.0) == pytest.approx(0.067, abs=0.001)
@@ -104,7 +104,7 @@ samples = st.floats(1.0, 1e12)
     said=st.tuples(samples, st.floats(0.01, 5.0)),
     done=st.just(0.0) | samples,
 )
-def test_whatever_is_known_something_finite_is_left_and_bounds_are_in_order(
+def test_the_remaining_work_is_finite_and_quantiles_ascend(
     finished: list[float],
     outlived: list[float],
     spread: float,
@@ -121,7 +121,7 @@ def test_whatever_is_known_something_finite_is_left_and_bounds_are_in_order(
 
 
 @pytest.mark.parametrize("true", [LossCurve(0.3, 0.5, 0.2), LossCurve(0.05, 0.4, 0.0)])
-def test_a_fit_tells_how_the_curve_goes_on(true: LossCurve) -> None:
+def test_a_fit_predicts_the_loss_curve(true: LossCurve) -> None:
     epochs = range(1, 13)
 
     found = fit_loss(list(epochs), [true.at(k) for k in epochs])
@@ -157,7 +157,7 @@ def test_a_curve_has_converged_before_the_first_epoch_that_gains_too_little(
         ([1, 2, 3], [-1.0, -2.0, 1.0]),
     ],
 )
-def test_too_few_points_tell_nothing(epochs: list[int], losses: list[float]) -> None:
+def test_too_few_or_flat_losses_have_no_curve(epochs: list[int], losses: list[float]) -> None:
     assert fit_loss(epochs, losses) is None
 
 
@@ -184,7 +184,7 @@ def test_too_few_points_tell_nothing(epochs: list[int], losses: list[float]) -> 
         "a relative that ended here tells nothing",
     ],
 )
-def test_what_is_left(
+def test_the_remaining_samples_follow_statement_relatives_or_progress(
     done: float, stated: float | None, finished: list[float], largest: float, left: float
 ) -> None:
     assert remaining_samples(done, stated, finished, largest) == left
@@ -196,7 +196,7 @@ amount = st.floats(0, 1e12)
 @given(
     done=amount, stated=st.none() | amount, finished=st.lists(amount, max_size=5), largest=amount
 )
-def test_what_is_left_is_never_negative(
+def test_the_remaining_samples_are_never_negative(
     done: float, stated: float | None, finished: list[float], largest: float
 ) -> None:
     assert remaining_samples(done, stated, finished, largest) >= 0.0

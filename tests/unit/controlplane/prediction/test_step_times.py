@@ -17,7 +17,7 @@ ONE: Size = (1, 1, 64)
 TWO: Size = (1, 2, 32)
 
 
-def test_a_size_that_was_never_measured_and_a_mean_that_drifts_tell_something_new() -> None:
+def test_a_new_size_or_a_drifting_mean_needs_a_new_fit() -> None:
     times: StepTimes[Size] = StepTimes()
 
     assert times.add(ONE, 0.1)
@@ -28,7 +28,7 @@ def test_a_size_that_was_never_measured_and_a_mean_that_drifts_tell_something_ne
     assert times.add(TWO, 0.1)
 
 
-def test_a_mean_follows_the_newest_and_weighs_as_much_as_a_few_measurements() -> None:
+def test_a_mean_follows_the_newest_measurements_with_bounded_weight() -> None:
     times: StepTimes[Size] = StepTimes()
     for step_s in [0.1, *[0.2] * 30]:
         times.add(ONE, step_s)
@@ -37,7 +37,7 @@ def test_a_mean_follows_the_newest_and_weighs_as_much_as_a_few_measurements() ->
     assert times.means[ONE].weight == MAX_WEIGHT
 
 
-def test_only_the_latest_sizes_are_remembered_if_there_is_a_bound() -> None:
+def test_a_bound_keeps_the_latest_sizes() -> None:
     bounded, unbounded = StepTimes[Size](kept=2), StepTimes[Size]()
     for times in (bounded, unbounded):
         for local in range(3):
@@ -54,9 +54,7 @@ SEEN = [(slots, batch) for slots in (1, 2, 3, 4, 8) for batch in (64, 256)]
 @pytest.mark.parametrize(
     ("slots", "batch", "within"), [(1, 128, 0.03), (6, 128, 0.03), (16, 256, 0.15)]
 )
-def test_a_fit_says_what_the_truth_says_at_sizes_it_never_saw(
-    slots: int, batch: int, within: float
-) -> None:
+def test_a_fit_predicts_unmeasured_sizes(slots: int, batch: int, within: float) -> None:
     samples = [StepSample(w, b, TRUE.step_s(w, b)) for w, b in SEEN]
 
     # On 2 slots with batch 100: 0.002 x 50 + 0.05 + 0.02 / 2 + 0.003 x 2.
@@ -66,7 +64,7 @@ def test_a_fit_says_what_the_truth_says_at_sizes_it_never_saw(
     )
 
 
-def test_a_job_that_further_slots_slow_down_is_not_thought_to_gain() -> None:
+def test_a_job_that_slots_slow_down_is_not_predicted_to_gain() -> None:
     samples = [StepSample(slots, 64, 0.1 * slots) for slots in (1, 2, 4)]
     model = fit_steps(samples, 64)
 
@@ -74,7 +72,7 @@ def test_a_job_that_further_slots_slow_down_is_not_thought_to_gain() -> None:
 
 
 @pytest.mark.parametrize("samples", [[], [StepSample(2, 128, 0.6)]])
-def test_what_was_not_measured_is_believed_to_speed_up_a_little_below_proportion(
+def test_unmeasured_sizes_speed_up_slightly_below_proportion(
     samples: list[StepSample],
 ) -> None:
     model = fit_steps(samples, 64)

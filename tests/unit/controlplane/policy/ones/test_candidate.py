@@ -63,7 +63,7 @@ def made(problem: Problem, levels: list[int], hints: PlacementHints | None = Non
 # --- by example
 
 
-def test_a_schedule_is_worth_the_sum_of_what_its_jobs_are() -> None:
+def test_the_fitness_is_the_sum_of_the_values_of_jobs() -> None:
     problem = problem_of(view_of(row_of(4), warm_job(A), warm_job(B)), events=LINEAR)
 
     candidate = made(problem, [3, 1])
@@ -74,7 +74,7 @@ def test_a_schedule_is_worth_the_sum_of_what_its_jobs_are() -> None:
     assert candidate.moves == 2
 
 
-def test_a_job_over_more_nodes_than_it_needs_is_worth_less_by_what_its_steps_take_longer() -> None:
+def test_more_nodes_than_needed_reduce_the_value_by_the_longer_step() -> None:
     held = warm_job(B, slot(3, 0), slot(3, 1))
     problem = problem_of(view_of(row_of(1, 1, 2), held, warm_job(A)))
 
@@ -85,7 +85,7 @@ def test_a_job_over_more_nodes_than_it_needs_is_worth_less_by_what_its_steps_tak
     assert candidate.fitness == pytest.approx(value)
 
 
-def test_to_bring_a_job_together_costs_the_move_and_gains_the_nodes() -> None:
+def test_bringing_a_job_together_costs_a_move_and_gains_speed() -> None:
     problem = problem_of(view_of(row_of(2, 2), warm_job(A, S0, T0, stop_samples=10_000)))
     stays = present(problem)
 
@@ -108,7 +108,7 @@ def test_a_slow_gpu_type_reduces_the_value_and_the_slowest_type_counts() -> None
     assert present(mixed).fitness == pytest.approx(mixed.value[0, 2] * 3.0**-0.8)
 
 
-def test_a_job_is_worth_less_beside_one_that_slows_it_down() -> None:
+def test_a_neighbour_reduces_the_value_by_its_slow_down() -> None:
     view = view_of(row_of(3, 1), warm_job(A, S0), warm_job(B, slot(1, 1)), warm_job(C, T0))
     costs = [(0.0, 0.5, 9.0), (0.2, 0.0, 9.0), (9.0, 9.0, 0.0)]
     problem = surrounded(problem_of(view, events=LINEAR), costs=costs)
@@ -118,7 +118,7 @@ def test_a_job_is_worth_less_beside_one_that_slows_it_down() -> None:
     assert found.tolist() == pytest.approx([np.exp(-0.4), np.exp(-0.16), 1.0])
 
 
-def test_who_waits_is_not_slowed_down_by_anything() -> None:
+def test_a_waiting_job_is_not_slowed_down() -> None:
     problem = surrounded(
         problem_of(view_of(row_of(1), warm_job(A), warm_job(B, S0)), events=LINEAR),
         types=(1,),
@@ -129,7 +129,7 @@ def test_who_waits_is_not_slowed_down_by_anything() -> None:
     assert present(problem).value.tolist() == [problem.value[0, 0], problem.value[1, 1]]
 
 
-def test_a_job_moves_only_if_it_has_samples_enough_for_both_places_at_once() -> None:
+def test_a_job_moves_only_with_samples_for_both_places() -> None:
     """The controller would refuse it."""
     small, large = (warm_job(A, S0, S1, batch_size=2, batch_limit=limit) for limit in (3, 4))
     elsewhere = PlacementHints(movers=(0,), jitter=np.array([1.0, 0.0]))
@@ -159,7 +159,7 @@ def crowded(*, family: str = "f", moved_at: float = 0.0, **options: Any) -> Prob
     return problem_of(view, events=[*LINEAR, *is_scattered], options=OnesOptions(**options))
 
 
-def test_a_lodger_is_moved_away_if_that_is_worth_it() -> None:
+def test_a_small_job_is_moved_away_if_the_gain_exceeds_the_cost() -> None:
     problem = crowded()
 
     candidate = made(problem, [1, 1])
@@ -167,7 +167,7 @@ def test_a_lodger_is_moved_away_if_that_is_worth_it() -> None:
     assert (candidate.slots(0), candidate.slots(1)) == ((4,), (0, 1, 2))
 
 
-def test_a_lodger_that_a_move_costs_more_than_the_other_gains_stays() -> None:
+def test_a_small_job_stays_if_its_move_costs_more() -> None:
     dear = crowded()
     dear = replace(dear, move_factor=np.array([0.01, 1.0]), weight=dear.weight)
 
@@ -176,7 +176,7 @@ def test_a_lodger_that_a_move_costs_more_than_the_other_gains_stays() -> None:
     assert (candidate.slots(0), len(candidate.slots(1))) == ((0,), 3)
 
 
-def test_a_lodger_that_may_not_move_or_with_migration_off_stays() -> None:
+def test_a_small_job_stays_if_it_is_gated_or_migration_is_off() -> None:
     for problem in (crowded(moved_at=99.0), crowded(migration=False)):
         candidate = made(problem, [1, 1])
 
@@ -218,7 +218,7 @@ def naive(problem: Problem, levels: IntArray, owner: IntArray) -> list[float]:
 
 @SIZE
 @given(problem=problems(), seed=seeds)
-def test_all_jobs_at_once_are_worth_what_each_by_itself_is(problem: Problem, seed: int) -> None:
+def test_values_of_a_layout_equal_those_computed_job_by_job(problem: Problem, seed: int) -> None:
     """One after the other, with a third schedule to show that nothing wrong is remembered."""
     for number in range(3):
         levels = some_levels(problem, seed + number)
@@ -238,7 +238,7 @@ def test_all_jobs_at_once_are_worth_what_each_by_itself_is(problem: Problem, see
 
 @SIZE
 @given(problem=problems())
-def test_the_schedule_in_force_is_worth_what_the_table_says_and_changes_nobody(
+def test_the_schedule_in_force_has_the_values_of_the_table(
     problem: Problem,
 ) -> None:
     plain = replace(problem, slow=None, interference=None, stretch={})
@@ -254,7 +254,7 @@ def test_the_schedule_in_force_is_worth_what_the_table_says_and_changes_nobody(
 
 @SIZE
 @given(problem=problems(), seed=seeds)
-def test_room_is_made_only_where_that_is_worth_it(problem: Problem, seed: int) -> None:
+def test_making_room_never_reduces_the_fitness(problem: Problem, seed: int) -> None:
     levels = some_levels(problem, seed)
     rigid = replace(problem, evacuates=False, stretch={})
 
@@ -266,9 +266,7 @@ def test_room_is_made_only_where_that_is_worth_it(problem: Problem, seed: int) -
 
 @SIZE
 @given(problem=problems(), seed=seeds)
-def test_two_candidates_have_the_same_key_only_if_they_are_the_same(
-    problem: Problem, seed: int
-) -> None:
+def test_keys_are_equal_only_for_equal_candidates(problem: Problem, seed: int) -> None:
     one, other = (made(problem, some_levels(problem, seed + n).tolist()) for n in (0, 1))
 
     same = (one.owner == other.owner).all() and (one.levels == other.levels).all()
@@ -277,7 +275,7 @@ def test_two_candidates_have_the_same_key_only_if_they_are_the_same(
 
 @SIZE
 @given(problem=problems(), seed=seeds, number=st.integers(1, 4))
-def test_a_job_that_may_not_move_does_not_do_so_in_several_steps_either(
+def test_a_gated_job_does_not_move_in_several_steps(
     problem: Problem, seed: int, number: int
 ) -> None:
     """Nor one that has fewer samples than slots in both places: the controller would refuse it."""
@@ -298,7 +296,7 @@ def test_a_job_that_may_not_move_does_not_do_so_in_several_steps_either(
             assert len(old | new) <= job_row.job.batch_limit
 
 
-def test_a_job_that_was_moved_just_now_does_not_grow_elsewhere_and_shrink_here() -> None:
+def test_a_gated_job_does_not_move_by_growing_and_shrinking() -> None:
     view = view_of(row_of(1, 3), warm_job(A, S0, moved_at=Seconds(99.0)))
     problem = problem_of(view, events=LINEAR)
     grown = laid_out(problem, present(problem), np.array([3]))
@@ -310,7 +308,7 @@ def test_a_job_that_was_moved_just_now_does_not_grow_elsewhere_and_shrink_here()
     assert back is None
 
 
-def test_who_gets_too_little_room_after_a_crossover_gives_way_by_chance() -> None:
+def test_a_crossover_without_room_cuts_random_jobs() -> None:
     problem = problem_of(view_of(row_of(4), warm_job(A), warm_job(B)), events=LINEAR)
     one, other = np.array([3, 1]), np.array([1, 3])
 
@@ -339,7 +337,7 @@ def test_a_mutation_gives_the_slots_of_some_jobs_to_others(
     assert expected is None or children == expected
 
 
-def test_one_job_takes_each_size_that_it_may_have() -> None:
+def test_a_resize_reaches_every_allowed_size() -> None:
     problem = problem_of(view_of(row_of(4), warm_job(A), warm_job(B)), events=LINEAR)
 
     children = {tuple(resized(problem, np.array([2, 2]), default_rng(seed))) for seed in range(80)}
@@ -361,7 +359,7 @@ def test_a_refresh_gives_a_job_that_never_ran_a_slot_of_the_job_that_ran_longest
     assert refreshed(problem, problem.present).tolist() == levels
 
 
-def test_of_those_who_never_ran_the_first_that_came_is_served_first() -> None:
+def test_a_refresh_serves_new_jobs_in_order_of_arrival() -> None:
     late = warm_job(B, epoch=0, submitted_at=Seconds(9.0))
     early = warm_job(C, epoch=0, submitted_at=Seconds(3.0))
     problem = problem_of(view_of(row_of(2), warm_job(A, S0, S1), late, early), events=LINEAR)
@@ -372,7 +370,7 @@ def test_of_those_who_never_ran_the_first_that_came_is_served_first() -> None:
 # --- moves
 
 
-def test_one_on_more_nodes_than_it_needs_is_moved() -> None:
+def test_a_scattered_job_is_chosen_to_move() -> None:
     is_scattered, whole = warm_job(A, S0, T0), warm_job(B, S1)
     problem = problem_of(view_of(row_of(2, 2), whole, is_scattered), events=LINEAR)
 
@@ -381,14 +379,14 @@ def test_one_on_more_nodes_than_it_needs_is_moved() -> None:
     assert [hints and (hints.movers, hints.jitter) for hints in found] == [((1,), None)] * 10
 
 
-def test_nobody_is_moved_where_all_are_together_and_one_place_is_as_good_as_another() -> None:
+def test_no_job_moves_if_all_places_are_equal() -> None:
     problem = problem_of(view_of(row_of(2, 2), warm_job(A, S0), warm_job(B, T0)), events=LINEAR)
 
     assert moved(problem, present(problem), default_rng(0)) is None
     assert node_jitter(problem, default_rng(0)) is None
 
 
-def test_where_neighbours_matter_anybody_who_runs_and_may_move_is_moved() -> None:
+def test_any_movable_job_may_move_if_neighbours_matter() -> None:
     late = warm_job(C, T1, moved_at=Seconds(99.0))
     view = view_of(row_of(2, 3), warm_job(A, S0), warm_job(B, T0), late, warm_job(JobId("d-4")))
     costs = [[0.1] * 4] * 4
@@ -405,7 +403,7 @@ def test_where_neighbours_matter_anybody_who_runs_and_may_move_is_moved() -> Non
 
 @SIZE
 @given(problem=problems(), seed=seeds)
-def test_every_child_is_allowed_fits_and_can_be_placed(problem: Problem, seed: int) -> None:
+def test_every_child_fits_and_parents_stay_unchanged(problem: Problem, seed: int) -> None:
     rng = default_rng(seed)
     if not problem.job_rows:
         return
@@ -428,7 +426,7 @@ def test_every_child_is_allowed_fits_and_can_be_placed(problem: Problem, seed: i
 
 @SIZE
 @given(problem=problems(), seed=seeds)
-def test_only_jobs_that_run_and_may_move_are_moved(problem: Problem, seed: int) -> None:
+def test_only_running_movable_jobs_are_chosen_to_move(problem: Problem, seed: int) -> None:
     parent = laid_out(problem, present(problem), some_levels(problem, seed))
     assert parent is not None
 

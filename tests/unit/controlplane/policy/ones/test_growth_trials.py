@@ -142,7 +142,7 @@ def test_a_batch_needs_three_measurements_of_each_group(before: int, after: int)
 # --- what telemetry makes of it
 
 
-def test_telemetry_says_by_how_much_a_growth_loses_and_where_it_came_from() -> None:
+def test_telemetry_shows_the_loss_of_a_growth_and_the_former_size() -> None:
     events = telemetry(1, 1, 640.0, 640.0) + telemetry(2, 2, 320.0, 320.0)
 
     loss = learnt(*events, on=(S0, S1)).growth_loss(a_job(S0, S1))
@@ -150,13 +150,13 @@ def test_telemetry_says_by_how_much_a_growth_loses_and_where_it_came_from() -> N
     assert loss == (pytest.approx(0.5), 1)
 
 
-def test_a_group_that_is_not_in_force_any_more_is_no_trial() -> None:
+def test_a_former_group_is_no_trial() -> None:
     events = telemetry(1, 1, 640.0, 640.0) + telemetry(2, 2, 320.0, 320.0)
 
     assert learnt(*events).growth_loss(a_job(S0)) is None
 
 
-def test_a_growth_does_not_lose_because_others_came_to_share_its_cores() -> None:
+def test_jobs_that_share_cores_cause_no_loss_of_a_growth() -> None:
     """Four busy slots on two cores halve the speed of everybody; its growth doubled its own."""
     policy = Estimates(OnesOptions())
     alone = view_of(row_of(4, cores=2), a_job(S0))
@@ -176,7 +176,7 @@ def test_a_growth_does_not_lose_because_others_came_to_share_its_cores() -> None
 # --- what the policy does about it
 
 
-def test_a_growth_that_loses_is_taken_back_before_its_gate_opens() -> None:
+def test_a_growth_that_loses_is_undone_before_its_gate_opens() -> None:
     events = telemetry(1, 1, 640.0, 640.0) + telemetry(2, 2, 320.0, 320.0)
 
     plan = answer(a_job(S0, S1), events=events)
@@ -185,7 +185,7 @@ def test_a_growth_that_loses_is_taken_back_before_its_gate_opens() -> None:
     assert plan.reasons[A].text.startswith("undoes its growth, which made 0.50 x the progress")
 
 
-def test_a_growth_that_pays_is_left_alone_until_its_gate_opens() -> None:
+def test_a_growth_that_pays_stays_until_its_gate_opens() -> None:
     events = telemetry(1, 1, 640.0, 640.0) + telemetry(2, 2, 1200.0, 1200.0)
 
     plan = answer(a_job(S0, S1), events=events)
@@ -209,7 +209,7 @@ def sent(to: SlotId, *, then: list[PolicyEvent]) -> Plan:
     return policy.plan(both, NOW)
 
 
-def test_what_a_job_makes_of_its_old_and_new_slots_together_is_no_loss() -> None:
+def test_the_first_half_of_a_migration_is_no_loss() -> None:
     estimates = learnt(
         *telemetry(1, 1, 640.0, 640.0),
         PlanTaken(waiting=(), slots={A: (S1,)}),
@@ -221,7 +221,7 @@ def test_what_a_job_makes_of_its_old_and_new_slots_together_is_no_loss() -> None
     assert estimates.moves_to(half_way) == {S1}
 
 
-def test_a_move_that_is_slow_half_way_goes_on_to_its_new_slot() -> None:
+def test_a_migration_that_is_slow_half_way_is_completed() -> None:
     plan = sent(S2, then=telemetry(2, 2, 320.0, 320.0))
 
     assert plan.local_batch == {A: {S2: 64}}
@@ -229,7 +229,7 @@ def test_a_move_that_is_slow_half_way_goes_on_to_its_new_slot() -> None:
     assert plan.reasons[A].text.startswith("has moved: leaves its former slots")
 
 
-def test_a_growth_after_a_move_is_judged_again() -> None:
+def test_a_growth_after_a_migration_is_a_trial() -> None:
     estimates = learnt(
         *telemetry(1, 1, 640.0, 640.0),
         PlanTaken(waiting=(), slots={A: (S1,)}),
@@ -257,7 +257,7 @@ def test_no_job_grows_beyond_the_cores_of_its_node() -> None:
     assert sharing.local_batch == {A: {S0: 32, S1: 32}}
 
 
-def test_no_job_grows_at_the_cost_of_the_cores_of_others() -> None:
+def test_no_job_grows_onto_the_cores_of_other_jobs() -> None:
     other = msgspec.structs.replace(
         moved_long_ago(S1), job=B, family="f", running_on={S1: 64}, submitted_at=Seconds(1.0)
     )
@@ -267,7 +267,7 @@ def test_no_job_grows_at_the_cost_of_the_cores_of_others() -> None:
     assert plan.local_batch == {A: {S0: 64}, B: {S1: 64}}
 
 
-def test_a_job_that_waits_starts_on_a_slot_without_a_core_of_its_own() -> None:
+def test_a_waiting_job_starts_on_a_slot_without_its_own_core() -> None:
     others = [
         msgspec.structs.replace(moved_long_ago(slot), job=job) for slot, job in ((S0, A), (S1, B))
     ]

@@ -1,7 +1,4 @@
-"""A row that is not worked out again is the one that would come out.
-
-What each size is worth, by hand.
-"""
+"""Rows of jobs: cached rows, batches and speeds of sizes, costs of changes, weights."""
 
 from __future__ import annotations
 
@@ -78,7 +75,7 @@ def _noisy(event: PolicyEvent, noise_scale: float | None) -> PolicyEvent:
 
 @settings(max_examples=examples(40), deadline=None)
 @given(histories(), st.booleans())
-def test_rows_that_are_remembered_are_those_that_would_be_made_anew(
+def test_cached_rows_equal_fresh_rows(
     history: tuple[ClusterView, list[tuple[float, list[PolicyEvent]]]],
     shared: bool,  # noqa: FBT001 - drawn
 ) -> None:
@@ -106,7 +103,7 @@ def test_rows_that_are_remembered_are_those_that_would_be_made_anew(
 
 @settings(max_examples=examples(20), deadline=None)
 @given(views())
-def test_a_job_of_which_nothing_new_is_known_keeps_its_row(view: ClusterView) -> None:
+def test_an_unchanged_job_keeps_its_row(view: ClusterView) -> None:
     options = OnesOptions()
     estimates = Estimates(options)
     builder, clusters = JobRowBuilder(estimates, options), ClusterIndexCache()
@@ -149,7 +146,7 @@ def seen(job: JobId, slots: int = 1, **changes: Any) -> EpochSeen:
         ("its gate opened", 31.0),
     ],
 )
-def test_what_happens_elsewhere_makes_a_row_anew(kind: str, pause_s: float) -> None:
+def test_news_of_relatives_and_open_gates_renew_a_row(kind: str, pause_s: float) -> None:
     running = job_view(
         JobId("a-1"),
         slots=(1, 4),
@@ -225,7 +222,7 @@ def on(*slots: SlotId, batch: int) -> dict[SlotId, int]:
 # --- speed, batch, goodput
 
 
-def test_each_size_is_offered_at_the_speed_that_was_measured() -> None:
+def test_each_size_has_its_measured_speed() -> None:
     seen = table(a_job(batch_limit=64), measured(1, 64, 0.1), measured(2, 64, 0.08))
 
     assert seen.known
@@ -235,7 +232,7 @@ def test_each_size_is_offered_at_the_speed_that_was_measured() -> None:
     assert seen.gains.tolist() == pytest.approx([1.0, 1.25])
 
 
-def test_a_family_that_never_ran_gains_by_the_prior() -> None:
+def test_an_unmeasured_family_gains_by_the_prior() -> None:
     seen = table(a_job(batch_limit=64))
 
     # a step of 32 samples a slot takes 0.3 + 0.7 / 2 of one of 64, times 2 ** 0.1
@@ -243,7 +240,7 @@ def test_a_family_that_never_ran_gains_by_the_prior() -> None:
     assert seen.gains.tolist() == pytest.approx([1.0, 1.0 / (0.65 * 2**0.1)])
 
 
-def test_a_larger_batch_is_offered_where_noise_makes_it_worth_while() -> None:
+def test_noise_makes_a_larger_batch_better() -> None:
     steps = (measured(1, 64, 0.1), measured(1, 128, 0.11))
 
     noisy = table(a_job(noise_scale=1e6), *steps, limit=128)
@@ -252,7 +249,7 @@ def test_a_larger_batch_is_offered_where_noise_makes_it_worth_while() -> None:
     assert (noisy.batches[0], quiet.batches[0]) == (128, 64)
 
 
-def test_batches_are_tried_at_six_steps_to_a_doubling() -> None:
+def test_a_doubling_of_the_batch_has_six_steps() -> None:
     """The best batch of a job whose steps take 0.1 s + 1 ms a sample, at a noise scale of 64."""
     steps = tuple(measured(1, batch, 0.1 + 0.001 * batch) for batch in (64, 128, 256))
 
@@ -264,47 +261,40 @@ def test_batches_are_tried_at_six_steps_to_a_doubling() -> None:
     assert seen.batches[0] == best
 
 
-def test_a_job_that_resumes_has_at_most_twice_its_last_batch() -> None:
-    steady = (measured(1, 64, 0.1), measured(1, 256, 0.1))
-    noisy = {"noise_scale": 1e9}
-
-    assert table(a_job(last_batch=64, **noisy), *steady, limit=256).batches[0] == 128
-    assert table(a_job(**noisy), *steady, limit=256).batches[0] == 256
+STEADY = (measured(1, 64, 0.1), measured(1, 256, 0.1), measured(2, 128, 0.1))
 
 
-def test_without_a_noise_scale_it_is_a_few_times_the_first_batch() -> None:
-    assert table(a_job()).noise_scale == 256.0
+@pytest.mark.parametrize(
+    ("changes", "limit", "batches"),
+    [
+        ({}, 100, [100, 100]),
+        ({"running_on": {S0: 64}}, 256, [128, 128]),
+        ({"last_batch": 64}, 256, [128, 128]),
+        ({"local_limit": 64}, 256, [64, 128]),
+        ({}, 256, [256, 256]),
+    ],
+    ids=["R", "twice the present batch", "twice the last batch", "local limit", "user's limit"],
+)
+def test_a_batch_is_within_r_and_the_users_limits_and_twice_the_present_or_last_batch(
+    changes: dict[str, Any], limit: int, batches: list[int]
+) -> None:
+    seen = table(a_job(noise_scale=1e9, **changes), *STEADY, limit=limit)
+
+    assert seen.batches.tolist() == batches
 
 
-def test_no_batch_is_above_the_limit_or_twice_that_of_now() -> None:
-    steady = (measured(1, 64, 0.1), measured(1, 256, 0.1))
-
-    limited = table(a_job(noise_scale=1e9), *steady, limit=100)
-    now = a_job(noise_scale=1e9, running_on=on(S0, batch=64))
-    twice = table(now, *steady, limit=256)
-
-    assert limited.batches.tolist() == [100, 100]
-    assert twice.batches.tolist() == [128, 128]
-
-
-def test_no_slot_is_offered_more_than_fits() -> None:
-    job = a_job(noise_scale=1e9, local_limit=64)
-
-    seen = table(job, measured(1, 64, 0.1), measured(2, 128, 0.1), limit=256)
-
-    assert seen.batches.tolist() == [64, 128]
-
-
-def test_the_present_batch_stays_until_another_brings_more_than_the_margin() -> None:
-    assert OPTIONS.batch_margin == 0.1
+@pytest.mark.parametrize(("step_s", "batch"), [(0.21, 64), (0.1, 128)])
+def test_the_present_batch_stays_until_another_one_gains_more_than_the_margin(
+    step_s: float, batch: int
+) -> None:
     job = a_job(noise_scale=1e9, running_on=on(S0, batch=64))
-    little = table(job, measured(1, 64, 0.1), measured(1, 128, 0.21), limit=128)
-    much = table(job, measured(1, 64, 0.1), measured(1, 128, 0.1), limit=128)
 
-    assert (little.batches[0], much.batches[0]) == (64, 128)
+    seen = table(job, measured(1, 64, 0.1), measured(1, 128, step_s), limit=128)
+
+    assert seen.batches[0] == batch
 
 
-def test_the_present_batch_stays_where_it_must() -> None:
+def test_keep_batch_keeps_the_present_batch() -> None:
     job = a_job(noise_scale=1e9, running_on=on(S0, S1, batch=64))
 
     seen = table(job, measured(2, 64, 0.1), measured(2, 128, 0.1), limit=128, keep_batch=True)
@@ -336,7 +326,7 @@ def test_a_change_costs_its_stall_or_the_margin_if_that_is_more(
 
 
 @given(left=st.floats(0, 1e9), stall=st.floats(0, 1e6), margin=st.floats(0, 1))
-def test_a_change_never_adds_to_a_value_and_never_leaves_less_than_a_twentieth(
+def test_a_change_leaves_between_a_twentieth_and_all_of_a_value(
     left: float, stall: float, margin: float
 ) -> None:
     found = float(stall_share(left, stall, margin))
@@ -362,60 +352,43 @@ def weighed(
 AGEING = OnesOptions(ageing=2.0)
 
 
-def test_nobody_weighs_more_for_having_waited_if_nothing_else_is_asked_for() -> None:
-    assert weighed(100.0, 100.0, waited=(0.0, 1e6)).tolist() == [125**-0.55, 125**-0.55]
+AGEING = OnesOptions(ageing=2.0)
 
 
-def test_with_ageing_who_waited_weighs_more_by_the_response_ratio() -> None:
-    weight = weighed(
-        100.0, 100.0, 100.0,
-        waited=(0.0, 125.0, 1250.0), ran=(0.0, 0.0, 1125.0), options=AGEING,
-    )  # fmt: skip
+@pytest.mark.parametrize(
+    ("remaining", "lengths"),
+    [
+        ((100.0, 9900.0, 20000.0), (400.0, 10200.0, 20300.0)),  # mean 10000 s: all of the 300 s
+        ((20.0, 60.0), (30.0, 70.0)),  # a quarter of the mean of 40 s
+        ((math.nan, 400.0, 1200.0), (400 + 500 / 3, 400 + 500 / 3, 1200 + 500 / 3)),
+        ((math.nan, math.nan), (75.0, 75.0)),
+        ((0.0,), (1.0,)),
+        ((), ()),
+    ],
+    ids=["patience", "patience of short jobs", "unknown: half the median", "all unknown",
+         "nothing left", "no jobs"],
+)  # fmt: skip
+def test_short_jobs_weigh_more_by_their_length_and_the_patience(
+    remaining: tuple[float, ...], lengths: tuple[float, ...]
+) -> None:
+    expected = [length**-0.55 for length in lengths]
 
-    assert (weight / weight[0]).tolist() == pytest.approx([1.0, 4.0, 4.0])
-
-
-def test_with_ageing_no_stream_of_short_jobs_outweighs_one_that_waits_for_ever() -> None:
-    weight = weighed(10_000.0, 1.0, waited=(1e7, 0.0), options=AGEING)
-
-    assert weight[0] > 10 * weight[1]
-
-
-def test_short_jobs_weigh_more() -> None:
-    # the mean is 10000 s, so that the patience is all of its 300 s
-    weight = weighed(100.0, 9900.0, 20000.0)
-
-    assert weight.tolist() == pytest.approx([400**-0.55, 10200**-0.55, 20300**-0.55])
-
-
-def test_patience_is_at_most_a_quarter_of_the_mean() -> None:
-    weight = weighed(20.0, 60.0)  # 40 s / 4
-
-    assert weight.tolist() == pytest.approx([30**-0.55, 70**-0.55])
+    assert weighed(*remaining).tolist() == pytest.approx(expected)
 
 
-def test_an_unknown_length_counts_as_half_the_median_of_the_known() -> None:
-    weight = weighed(math.nan, 400.0, 1200.0)  # 400 s; mean 2000 / 3
+def test_with_ageing_a_job_that_waited_weighs_more_by_the_response_ratio() -> None:
+    waited, ran = (0.0, 125.0, 1250.0), (0.0, 0.0, 1125.0)
 
-    patience = 2000 / 12
-    assert weight.tolist() == pytest.approx(
-        [(length + patience) ** -0.55 for length in (400.0, 400.0, 1200.0)]
-    )
+    plain = weighed(100.0, 100.0, 100.0, waited=waited, ran=ran)
+    aged = weighed(100.0, 100.0, 100.0, waited=waited, ran=ran, options=AGEING)
+    starving = weighed(10_000.0, 1.0, waited=(1e7, 0.0), options=AGEING)
 
-
-def test_where_no_length_is_known_all_weigh_the_same() -> None:
-    assert weighed(math.nan, math.nan).tolist() == pytest.approx([75**-0.55] * 2)
-    assert weighed().tolist() == []
+    assert plain.tolist() == [125**-0.55] * 3
+    assert (aged / aged[0]).tolist() == pytest.approx([1.0, 4.0, 4.0])
+    assert starving[0] > 10 * starving[1]
 
 
-def test_a_job_with_nothing_left_has_a_finite_weight() -> None:
-    assert weighed(0.0).tolist() == [1.0]
-
-
-# --- what sizes are worth, whatever may be given now
-
-
-def test_a_job_that_has_not_ramped_up_is_worth_as_much_as_one_that_has() -> None:
+def test_a_small_batch_limit_does_not_reduce_the_gains() -> None:
     steps = (measured(1, 64, 0.1), measured(2, 128, 0.1), measured(2, 256, 0.12))
     noisy = a_job(noise_scale=1e6, running_on=on(S0, batch=64))
     options = OnesOptions()

@@ -172,7 +172,7 @@ def test_a_job_goes_to_its_fast_gpus_although_another_node_fits_better() -> None
     assert placed(slower, a=1) == {A: (N[0],)}
 
 
-def test_jobs_that_slow_each_other_down_are_kept_apart() -> None:
+def test_jobs_that_slow_each_other_down_are_separated() -> None:
     problem = problem_of(view_of(row_of(4, 4), a_job(A, N[0]), a_job(B)))
 
     assert placed(problem, b=1) == {A: (N[0],), B: (N[1],)}
@@ -192,7 +192,7 @@ def lodging(lodger: JobView) -> Problem:
     return problem_of(view_of(row_of(3, 3), lodger, a_job(B, least=3), stays))
 
 
-def test_a_lodger_is_moved_away_for_a_job_that_needs_the_node() -> None:
+def test_a_small_job_is_moved_away_for_a_job_that_needs_the_node() -> None:
     problem = lodging(a_job(A, N[1]))
 
     assert placed(problem, ROOM, b=3) == {A: (P[1],), B: (N[0], N[1], N[2])}
@@ -208,7 +208,7 @@ def test_a_lodger_is_moved_away_for_a_job_that_needs_the_node() -> None:
     ],
     ids=["moved just now", "too small a batch for both places at once", "on other nodes as well"],
 )
-def test_a_lodger_that_may_not_be_moved_stays(lodger: JobView) -> None:
+def test_a_small_job_that_may_not_move_stays(lodger: JobView) -> None:
     problem = lodging(lodger)
 
     found = placed(problem, ROOM, b=3)
@@ -218,7 +218,7 @@ def test_a_lodger_that_may_not_be_moved_stays(lodger: JobView) -> None:
     assert len(found[B]) == 3
 
 
-def test_a_growing_job_gets_its_node_for_itself() -> None:
+def test_a_growing_job_gets_a_whole_node() -> None:
     grows, lodger = a_job(A, N[0], N[1]), a_job(B, N[2])
     problem = problem_of(view_of(row_of(4, 3), grows, lodger, a_job(C, P[0], movable=False)))
 
@@ -243,9 +243,7 @@ def any_wishes(problem: Problem, seed: int) -> PlacementHints:
 
 @WHOLE
 @given(problem=problems(), seed=seeds)
-def test_no_slot_is_given_twice_or_closed_and_every_job_gets_its_size(
-    problem: Problem, seed: int
-) -> None:
+def test_every_job_gets_its_size_and_closed_slots_stay_closed(problem: Problem, seed: int) -> None:
     """From the schedule in force, and from there to the next."""
     hints = any_wishes(problem, seed)
     first = some_levels(problem, seed)
@@ -264,9 +262,7 @@ def test_no_slot_is_given_twice_or_closed_and_every_job_gets_its_size(
 
 @WHOLE
 @given(problem=problems(), seed=seeds)
-def test_jobs_that_do_not_change_stay_and_those_that_shrink_keep_a_part(
-    problem: Problem, seed: int
-) -> None:
+def test_unchanged_jobs_stay_and_shrinking_jobs_keep_own_slots(problem: Problem, seed: int) -> None:
     levels = some_levels(problem, seed)
 
     owner = laid(problem, levels)
@@ -279,9 +275,7 @@ def test_jobs_that_do_not_change_stay_and_those_that_shrink_keep_a_part(
 
 @WHOLE
 @given(problem=problems(), seed=seeds)
-def test_only_a_job_that_is_all_on_one_node_and_may_be_moved_makes_room(
-    problem: Problem, seed: int
-) -> None:
+def test_only_movable_jobs_on_one_node_make_room(problem: Problem, seed: int) -> None:
     levels = some_levels(problem, seed)
 
     owner = laid(problem, levels, ROOM)
@@ -297,9 +291,7 @@ def test_only_a_job_that_is_all_on_one_node_and_may_be_moved_makes_room(
 
 @WHOLE
 @given(problem=problems(), seed=seeds)
-def test_one_that_grows_takes_the_slots_of_its_own_nodes_first_or_goes_to_fewer_nodes(
-    problem: Problem, seed: int
-) -> None:
+def test_a_growing_job_uses_its_nodes_first_or_moves_to_fewer(problem: Problem, seed: int) -> None:
     for row in np.flatnonzero(problem.present).tolist():
         levels = problem.present.copy()
         levels[row] = some_levels(problem, seed)[row]
@@ -321,7 +313,7 @@ def test_one_that_grows_takes_the_slots_of_its_own_nodes_first_or_goes_to_fewer_
 
 @WHOLE
 @given(problem=problems(), seed=seeds)
-def test_a_job_that_shrinks_keeps_as_few_nodes_as_it_can(problem: Problem, seed: int) -> None:
+def test_a_shrinking_job_keeps_the_fewest_nodes(problem: Problem, seed: int) -> None:
     levels = some_levels(problem, seed)
 
     owner = laid(problem, levels)
@@ -336,9 +328,7 @@ def test_a_job_that_shrinks_keeps_as_few_nodes_as_it_can(problem: Problem, seed:
 
 @WHOLE
 @given(taken=st.lists(st.booleans(), min_size=12, max_size=12), wide=st.integers(1, 3))
-def test_a_start_of_whole_nodes_has_them_for_itself_if_so_many_are_free(
-    taken: Sequence[bool], wide: int
-) -> None:
+def test_a_start_of_whole_nodes_gets_free_nodes(taken: Sequence[bool], wide: int) -> None:
     slots = row_of(4, 4, 4)
     others = [
         a_job(JobId(f"x-{place}"), slot.slot, movable=False)
@@ -357,7 +347,7 @@ def test_a_start_of_whole_nodes_has_them_for_itself_if_so_many_are_free(
 
 @WHOLE
 @given(problem=problems(), seed=seeds)
-def test_one_that_moves_keeps_its_size_and_is_on_no_more_nodes(problem: Problem, seed: int) -> None:
+def test_a_moving_job_keeps_its_size_on_no_more_nodes(problem: Problem, seed: int) -> None:
     movers = np.flatnonzero(problem.free_to_move)
     if not len(movers) or problem.places_matter:
         return
@@ -380,10 +370,6 @@ def cheapest_last(row: int, *_: int) -> tuple[YieldMode, float]:
     return YieldMode.PAUSE, -row
 
 
-def between(before: list[int], after: list[int]) -> Trades:
-    return trades_between(np.array(before), np.array(after), 0, cheapest_last)
-
-
 def on(job: JobId, *slots: SlotId, **changes: Any) -> JobView:
     """1 or 2 slots, a batch of 64, hours to go."""
     given = {"epoch": 1, "family": "f", "stop_samples": 1_000_000, "slots": (1, 2)}
@@ -404,30 +390,32 @@ def nodes(problem: Problem, found: Candidate) -> list[list[int]]:
     return [problem.node_of[list(found.slots(row))].tolist() for row in problem.rows]
 
 
-# --- who trades with whom
+# --- trades
 
 
-def test_two_that_take_each_others_slots_trade_places_and_the_cheaper_one_steps_aside() -> None:
-    assert between([0, 1], [1, 0]) == Trades(((0, 1),), {1: YieldMode.PAUSE})
+@pytest.mark.parametrize(
+    ("before", "after", "trades"),
+    [
+        ([0, 1], [1, 0], Trades(((0, 1),), {1: YieldMode.PAUSE})),
+        ([0, 1, 2], [1, 2, 0], Trades(((0, 1, 2),), {2: YieldMode.PAUSE})),
+        (
+            [0, 1, 2, 3], [1, 0, 3, 2],
+            Trades(((0, 1), (2, 3)), {3: YieldMode.PAUSE, 1: YieldMode.PAUSE}),
+        ),
+        ([0, 1, FREE], [FREE, 0, 1], NO_TRADES),
+        ([0, 1], [1, FREE], NO_TRADES),
+        ([0, 1, 1], [0, 0, 1], NO_TRADES),
+        ([0, FREE], [1, 0], NO_TRADES),
+    ],
+    ids=["pair", "three", "two pairs", "free slot", "a job stops", "a job shrinks", "a job starts"],
+)  # fmt: skip
+def test_jobs_trade_places_if_they_take_each_others_slots_in_a_circle(
+    before: list[int], after: list[int], trades: Trades
+) -> None:
+    assert trades_between(np.array(before), np.array(after), 0, cheapest_last) == trades
 
 
-def test_a_circle_of_three_needs_one_that_steps_aside_and_two_circles_two() -> None:
-    assert between([0, 1, 2], [1, 2, 0]) == Trades(((0, 1, 2),), {2: YieldMode.PAUSE})
-    both = Trades(((0, 1), (2, 3)), {3: YieldMode.PAUSE, 1: YieldMode.PAUSE})
-    assert between([0, 1, 2, 3], [1, 0, 3, 2]) == both
-
-
-def test_a_line_behind_a_free_slot_or_behind_one_that_stops_is_no_circle() -> None:
-    assert between([0, 1, FREE], [FREE, 0, 1]) == NO_TRADES
-    assert between([0, 1], [1, FREE]) == NO_TRADES
-    assert between([0, 1, 1], [0, 0, 1]) == NO_TRADES
-
-
-def test_one_that_starts_where_somebody_leaves_is_in_no_circle() -> None:
-    assert between([0, FREE], [1, 0]) == NO_TRADES
-
-
-def test_who_can_go_on_meanwhile_steps_aside_before_one_that_has_to_pause() -> None:
+def test_a_job_that_can_continue_yields_before_a_job_that_must_pause() -> None:
     problem = two_types(on(A, S0, S1), on(B, T0, T1, start_s=0.1))
     keeps_one = score(problem, problem.present, np.array([0, 1, 1, 0]))
     all_of_it = score(problem, problem.present, np.array([1, 1, 0, 0]))
@@ -439,9 +427,7 @@ def test_who_can_go_on_meanwhile_steps_aside_before_one_that_has_to_pause() -> N
 # --- what it costs
 
 
-def test_one_that_pauses_pays_for_a_start_the_other_one_for_a_move_and_both_for_being_held() -> (
-    None
-):
+def test_a_trade_costs_a_restart_a_move_and_another_change_of_both() -> None:
     problem = two_types(on(A, S0), on(B, T0, start_s=200.0))
 
     found = score(problem, problem.present, np.array([1, 0]))
@@ -454,7 +440,7 @@ def test_one_that_pauses_pays_for_a_start_the_other_one_for_a_move_and_both_for_
     assert paid.tolist() == pytest.approx([problem.job_rows[0].restart_factor * held, cheap**2])
 
 
-def test_places_are_traded_only_where_that_pays() -> None:
+def test_places_are_traded_only_if_that_pays() -> None:
     soon_over = {"stop_samples": 3000, "samples_done": 1000, "start_s": 60.0}
     long_ones, short_ones = two_types(), two_types(on(A, S0, **soon_over), on(B, T0, **soon_over))
 
@@ -464,7 +450,7 @@ def test_places_are_traded_only_where_that_pays() -> None:
     assert nodes(short_ones, found[1]) == [[0], [1]]
 
 
-def test_nobody_trades_places_where_that_is_switched_off() -> None:
+def test_trades_can_be_switched_off() -> None:
     problem = two_types(swaps=False)
 
     assert with_places_exchanged(problem, present(problem)).key == present(problem).key
@@ -474,7 +460,7 @@ def test_nobody_trades_places_where_that_is_switched_off() -> None:
     )
 
 
-def test_for_better_neighbours_nobody_looks_for_a_trade() -> None:
+def test_no_trade_is_sought_for_better_neighbours() -> None:
     problem = surrounded(two_types(), costs=[[0.0, 1.0], [1.0, 0.0]])
 
     assert problem.places_matter
@@ -482,7 +468,7 @@ def test_for_better_neighbours_nobody_looks_for_a_trade() -> None:
     assert traded(problem, present(problem), default_rng(0)) is None
 
 
-def test_jobs_that_share_out_their_slots_keep_those_of_nodes_where_both_stay() -> None:
+def test_traders_keep_their_slots_on_nodes_where_both_stay() -> None:
     problem = two_types(on(A, S0, T1), on(B, T0, S1))
 
     found = laid_out(problem, present(problem), problem.present, PlacementHints(traders=(0, 1)))
@@ -498,9 +484,7 @@ def test_jobs_that_share_out_their_slots_keep_those_of_nodes_where_both_stay() -
 
 @settings(max_examples=examples(60), deadline=None)
 @given(problem=problems(), seed=st.integers(0, 1000))
-def test_a_trade_keeps_sizes_moves_only_its_own_jobs_and_an_exchange_is_never_worse(
-    problem: Problem, seed: int
-) -> None:
+def test_a_trade_keeps_sizes_and_an_exchange_is_never_worse(problem: Problem, seed: int) -> None:
     parent, rng = present(problem), default_rng(seed)
     hints = traded(problem, parent, rng)
     found = laid_out(problem, parent, parent.levels, hints) if hints else None

@@ -110,7 +110,7 @@ def test_the_sizes_of_a_job_follow_the_start_rule_and_the_growth_of_its_family(
 # --- who is left alone
 
 
-def test_a_job_that_was_moved_just_now_keeps_its_slots_while_others_wait_or_makes_room() -> None:
+def test_a_gated_job_only_shrinks_while_jobs_wait() -> None:
     moved = a_job(on=(S0, S1), epoch=1, moved_at=Seconds(99.0))
 
     crowded = problem_of(view_of(row_of(4), moved, a_job(B)))
@@ -119,13 +119,13 @@ def test_a_job_that_was_moved_just_now_keeps_its_slots_while_others_wait_or_make
     assert crowded.job_rows[0].gated
 
 
-def test_a_job_that_was_moved_just_now_may_grow_onto_idle_slots_while_nobody_waits() -> None:
+def test_a_gated_job_only_grows_while_no_job_waits() -> None:
     moved = a_job(on=(S0, S1), epoch=1, moved_at=Seconds(99.0))
 
     assert choices(problem_of(view_of(row_of(3), moved))) == [2, 3]
 
 
-def test_a_job_whose_last_change_came_to_nothing_is_kept_until_it_may_be_changed_again() -> None:
+def test_a_job_is_kept_until_its_retry_time() -> None:
     job = a_job(on=(S0, S1), epoch=1, retry_at=Seconds(101.0))
     view = view_of(row_of(8), job)
 
@@ -156,7 +156,7 @@ def test_a_job_that_may_not_be_moved_keeps_its_slots_out_of_play(
     assert (problem.owner == CLOSED).tolist() == closed
 
 
-def test_the_gate_opens_a_moment_after_an_epoch_however_short_that_is() -> None:
+def test_the_gate_opens_shortly_after_an_epoch() -> None:
     moved = a_job(on=(S0,), epoch=3, epoch_at=Seconds(99.9), moved_at=Seconds(98.0))
     view = view_of(row_of(1), moved)
 
@@ -166,7 +166,7 @@ def test_the_gate_opens_a_moment_after_an_epoch_however_short_that_is() -> None:
     assert not problem_of(view, now=Seconds(101.0)).job_rows[0].gated
 
 
-def test_slots_that_were_given_back_for_nobody_are_not_taken_again_for_a_while() -> None:
+def test_returned_slots_are_not_taken_again_for_a_while() -> None:
     estimates, builder = builder_of()
     before = view_of(row_of(4), a_job(on=(S0, S1), epoch=1))
     after = view_of(row_of(4), a_job(on=(S0,), epoch=1), version=2)
@@ -181,9 +181,7 @@ def test_slots_that_were_given_back_for_nobody_are_not_taken_again_for_a_while()
 @pytest.mark.parametrize(
     ("start_s", "left"), [(60.0, 1.0 - 150 / 900), (6.0, 0.9)], ids=["a long start", "the margin"]
 )
-def test_to_stop_a_job_costs_what_starting_it_again_will_take_and_a_margin(
-    start_s: float, left: float
-) -> None:
+def test_a_stop_costs_the_restart_and_a_margin(start_s: float, left: float) -> None:
     job = a_job(on=(S0,), epoch=1, start_s=start_s, stop_samples=90_000, batch_limit=64)
 
     problem = problem_of(view_of(row_of(1), job), events=[(1.0, ran_on(1))])
@@ -191,7 +189,7 @@ def test_to_stop_a_job_costs_what_starting_it_again_will_take_and_a_margin(
     assert problem.value[0, 0] == pytest.approx(problem.weight[0] * (left**0.8 - 1.0 - 1.5))
 
 
-def test_a_job_that_backs_off_is_out_of_play_until_then() -> None:
+def test_a_job_that_backs_off_is_out_of_play() -> None:
     job = a_job(ready_at=Seconds(104.0))
 
     problem = problem_of(view_of(row_of(4), job))
@@ -200,9 +198,7 @@ def test_a_job_that_backs_off_is_out_of_play_until_then() -> None:
     assert choices(problem_of(view_of(row_of(4), job), now=Seconds(104.0))) == [0, 1]
 
 
-def test_a_job_that_the_cluster_can_never_hold_is_out_of_play_and_does_not_count_as_waiting() -> (
-    None
-):
+def test_a_job_larger_than_the_cluster_is_out_of_play() -> None:
     large = msgspec.structs.replace(a_job(), least=5)
     moved = a_job(B, on=(S0,), epoch=1, moved_at=Seconds(99.0))
 
@@ -212,7 +208,7 @@ def test_a_job_that_the_cluster_can_never_hold_is_out_of_play_and_does_not_count
     assert choices(problem, B) == [1, 2]  # it may grow: nobody waits
 
 
-def test_slots_that_are_left_just_now_may_be_planned_with() -> None:
+def test_leaving_slots_are_in_play() -> None:
     leaving = msgspec.structs.replace(slot_view(S0, usable=False), leaving=True)
     view = view_of([leaving, slot_view(S1), slot_view(T0, usable=False)], a_job())
 
@@ -226,14 +222,14 @@ def test_slots_that_are_left_just_now_may_be_planned_with() -> None:
 # --- the table
 
 
-def test_waiting_is_worth_nothing_and_a_first_start_costs_nothing() -> None:
+def test_waiting_has_no_value_and_a_first_start_no_cost() -> None:
     problem = problem_of(view_of(row_of(1), a_job()))
 
     assert problem.value[0].tolist() == [0.0, pytest.approx(problem.weight[0])]
     assert (problem.present.tolist(), problem.sizes.tolist()) == ([0], [[0, 1]])
 
 
-def test_the_present_size_is_worth_its_goodput_and_others_less_by_the_change() -> None:
+def test_other_sizes_lose_the_cost_of_the_change() -> None:
     events = [(1.0, ran_on(1)), (1.0, ran_on(2))]
     view = view_of(row_of(4), a_job(on=(S0,), epoch=1, stop_samples=90_000, batch_limit=64))
     options = OnesOptions(rescale_stall_s=60.0)
@@ -250,9 +246,7 @@ def test_the_present_size_is_worth_its_goodput_and_others_less_by_the_change() -
 
 
 @pytest.mark.parametrize(("start_s", "change_factor"), [(60.0, 1.0 - 150 / 900), (6.0, 0.9)])
-def test_a_resume_costs_what_the_last_start_took_and_at_least_a_margin(
-    start_s: float, change_factor: float
-) -> None:
+def test_a_resume_costs_the_last_start_or_the_margin(start_s: float, change_factor: float) -> None:
     view = view_of(row_of(4), a_job(epoch=1, start_s=start_s, stop_samples=90_000, batch_limit=64))
 
     problem = problem_of(view, events=[(1.0, ran_on(1))])
@@ -263,7 +257,7 @@ def test_a_resume_costs_what_the_last_start_took_and_at_least_a_margin(
 # --- where jobs are
 
 
-def test_nodes_slots_and_types_are_numbered_in_the_order_of_the_view() -> None:
+def test_slots_nodes_and_types_are_numbered_by_the_view() -> None:
     slots = [slot_view(T0, model="L"), slot_view(S0, model="H"), slot_view(T1, model="L")]
 
     cluster = ClusterIndex.of(view_of(slots))
@@ -274,13 +268,13 @@ def test_nodes_slots_and_types_are_numbered_in_the_order_of_the_view() -> None:
     assert (cluster.types, cluster.widest) == (("L", "H"), 2)
 
 
-def test_a_cluster_without_nodes_has_a_site_as_well() -> None:
+def test_an_empty_cluster_has_an_index() -> None:
     cluster = ClusterIndex.of(view_of([]))
 
     assert (cluster.slots, cluster.slots_on, cluster.types, cluster.widest) == ((), (), (), 1)
 
 
-def test_those_on_more_nodes_than_they_need_are_scattered_unless_they_may_not_move() -> None:
+def test_movable_jobs_on_too_many_nodes_are_scattered() -> None:
     spread, whole = a_job(on=(S0, T0), epoch=1), a_job(B, on=(S1,), epoch=1)
     late = a_job(C, on=(slot_id(N1, 2), T1), epoch=1, moved_at=Seconds(99.0))
 
@@ -289,7 +283,7 @@ def test_those_on_more_nodes_than_they_need_are_scattered_unless_they_may_not_mo
     assert problem.scattered_rows(problem.owner).tolist() == [0]
 
 
-def test_a_schedule_is_torn_if_a_job_that_changes_is_on_more_nodes_than_it_needs() -> None:
+def test_a_schedule_is_scattered_by_a_changing_job_on_too_many_nodes() -> None:
     problem = problem_of(view_of(row_of(2, 2), a_job(on=(S0, T0), epoch=1), a_job(B, epoch=1)))
     more = np.array([problem.present[0] + 1, 0])
     less, other = (problem.present + np.array(step) for step in ([-1, 0], [0, 2]))
@@ -300,7 +294,7 @@ def test_a_schedule_is_torn_if_a_job_that_changes_is_on_more_nodes_than_it_needs
     assert not problem.is_scattered(less, np.array([0, FREE, FREE, FREE]))
 
 
-def test_a_node_is_disliked_for_its_gpus_and_for_who_is_there() -> None:
+def test_the_cost_of_a_node_includes_gpus_and_neighbours() -> None:
     view = view_of(row_of(2, 2), a_job(on=(S0,)), a_job(B, on=(T0,)), a_job(C))
     problem = problem_of(view)
     costs = [(0.0, 0.0, 0.1), (0.0, 0.0, 0.2), (0.4, 0.0, 0.0)]
@@ -321,7 +315,7 @@ def test_a_node_is_disliked_for_its_gpus_and_for_who_is_there() -> None:
     ],
     ids=["free to move", "three samples", "moved just now"],
 )
-def test_a_move_is_barred_for_a_job_that_may_not_or_cannot_train_in_both_places_at_once(
+def test_a_move_is_barred_for_gated_jobs_and_small_batches(
     job: JobView, expected: list[bool]
 ) -> None:
     problem = problem_of(view_of(row_of(2, 2), job))
@@ -333,14 +327,14 @@ def test_a_move_is_barred_for_a_job_that_may_not_or_cannot_train_in_both_places_
     assert found == expected
 
 
-def test_only_jobs_that_run_and_were_not_moved_just_now_are_free_to_move() -> None:
+def test_only_running_jobs_with_open_gates_are_free_to_move() -> None:
     late = a_job(B, on=(S1,), epoch=1, moved_at=Seconds(99.0))
     view = view_of(row_of(3), a_job(on=(S0,), epoch=1), late, a_job(C))
 
     assert problem_of(view).free_to_move.tolist() == [True, False, False]
 
 
-def test_nobody_makes_room_where_migration_is_off() -> None:
+def test_migration_can_be_switched_off() -> None:
     view = view_of(row_of(1), a_job())
 
     off = problem_of(view, options=OnesOptions(migration=False))
@@ -373,7 +367,7 @@ def told(problem: Problem) -> list[object]:
     return [[array.tolist() for array in arrays], rows, plain]
 
 
-def test_a_case_that_did_not_change_is_not_worked_out_again() -> None:
+def test_the_row_of_an_unchanged_job_is_cached() -> None:
     _, builder = builder_of()
     view = view_of(row_of(4), a_job(on=(S0,)), a_job(B, on=(S1,)))
     other = msgspec.structs.replace(view.jobs[B], samples_done=7)
@@ -385,7 +379,7 @@ def test_a_case_that_did_not_change_is_not_worked_out_again() -> None:
     assert after.job_rows[1] is not before.job_rows[1]
 
 
-def test_a_case_is_worked_out_again_when_its_limit_moved() -> None:
+def test_a_changed_limit_renews_a_row() -> None:
     estimates, builder = builder_of()
     view = view_of(row_of(4), a_job(on=(S0,), moved_at=NOW))
     before = builder.build(view, NOW).job_rows[0].limit
@@ -399,7 +393,7 @@ def test_a_case_is_worked_out_again_when_its_limit_moved() -> None:
     assert (before, builder.build(view, NOW).job_rows[0].limit) == (64, 128)
 
 
-def test_slots_keep_their_numbers_and_with_another_node_all_is_worked_out_again() -> None:
+def test_a_new_node_renumbers_the_slots() -> None:
     _, builder = builder_of()
     job = a_job(on=(T0,))
     two = view_of([slot_view(S0), slot_view(T0)], job)
@@ -442,7 +436,7 @@ def lives(draw: st.DrawFn) -> list[tuple[ClusterView, list[PolicyEvent], float]]
 
 @settings(max_examples=examples(40), deadline=None)
 @given(life=lives())
-def test_what_is_remembered_never_changes_a_problem(
+def test_caches_never_change_a_problem(
     life: list[tuple[ClusterView, list[PolicyEvent], float]],
 ) -> None:
     estimates, builder = builder_of()
@@ -501,14 +495,14 @@ def test_a_job_is_slowed_down_by_its_worst_neighbour_on_any_of_its_nodes(
     assert kept(three(fixed), *pairs) == pytest.approx(np.exp(-np.array(logs)).tolist())
 
 
-def test_a_node_is_disliked_for_both_sides_of_what_neighbours_would_cost() -> None:
+def test_the_cost_of_a_node_includes_both_slow_downs() -> None:
     there = np.array([1, 2]), np.array([0, 1])
 
     assert three().node_costs(0, *there).tolist() == pytest.approx([0.1 + 0.1, 0.3 + 0.2])
     assert three().node_costs(2, *there).tolist() == pytest.approx([0.2 + 0.3, 0.0])
 
 
-def test_nobody_dislikes_where_it_is_because_of_itself() -> None:
+def test_a_job_is_no_neighbour_of_itself() -> None:
     assert three().node_costs(1, np.array([1]), np.array([0])).tolist() == [0.0, 0.0]
 
 
@@ -550,7 +544,7 @@ def pairs_of(on: list[set[int]]) -> tuple[IntArray, IntArray, IntArray]:
 
 @settings(max_examples=examples(60), deadline=None)
 @given(seed=st.integers(0, 10_000))
-def test_all_jobs_at_once_keep_what_each_by_itself_does(seed: int) -> None:
+def test_shares_of_all_jobs_equal_those_of_each_job(seed: int) -> None:
     where, on = drawn(default_rng(seed))
 
     found = where.kept(*pairs_of(on))
@@ -560,7 +554,7 @@ def test_all_jobs_at_once_keep_what_each_by_itself_does(seed: int) -> None:
 
 @settings(max_examples=examples(60), deadline=None)
 @given(seed=st.integers(0, 10_000))
-def test_a_node_where_nobody_is_is_not_disliked(seed: int) -> None:
+def test_an_empty_node_costs_nothing(seed: int) -> None:
     where, on = drawn(default_rng(seed))
     on[0] = set()
     rows, nodes, _ = pairs_of(on)

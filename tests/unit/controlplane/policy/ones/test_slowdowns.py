@@ -1,9 +1,4 @@
-"""A family that nobody knows, on a host with fewer cores than slots: what is promised, what comes.
-
-What families that ran on two slots gained is expected of those that never did.
-
-On which GPUs jobs are, and beside whom.
-"""
+"""Slow-downs by shared cores, priors of speed-ups, and where jobs run."""
 
 from __future__ import annotations
 
@@ -19,7 +14,7 @@ from numpy.random import default_rng
 from controlplane.policy.api import Budget, ClusterView, JobEnded, JobView, SlotView, StepsSeen
 from controlplane.policy.ones.slowdowns import CoreDemand, LearnedSlowdowns, PlacementIndex
 from controlplane.policy.registry import make
-from controlplane.policy.search.observed_families import FamilyHistories, FamilyRecord
+from controlplane.policy.search.observed_families import Colocation, FamilyHistories, FamilyRecord
 from schemas.ids import JobId, Seconds, SlotId
 from tests.support.builders import S0, S1, T0, T1, A, B, C, job_view
 from tests.support.steady_cluster import SteadyCluster, a_job
@@ -48,7 +43,7 @@ def lived(cores: int) -> tuple[FewCores, list[int]]:
     return cluster, slots
 
 
-def test_a_growth_that_makes_a_job_five_times_slower_is_gone_after_three_seconds() -> None:
+def test_a_growth_that_loses_is_undone_after_three_seconds() -> None:
     cluster, slots = lived(cores=0)  # nobody said that the slots share any
 
     promised = [float(said) for *_, text in cluster.changes for said in PROMISE.findall(text)]
@@ -61,7 +56,7 @@ def test_a_growth_that_makes_a_job_five_times_slower_is_gone_after_three_seconds
 
 
 @pytest.mark.parametrize("cores", [1, 2])
-def test_where_cores_are_known_it_is_not_even_tried(cores: int) -> None:
+def test_a_job_does_not_grow_beyond_known_cores(cores: int) -> None:
     _, slots = lived(cores)
 
     assert set(slots) == set(range(1, cores + 1))
@@ -90,7 +85,7 @@ def short(job: JobId, place: int) -> JobView:
     )  # fmt: skip
 
 
-def test_a_long_job_does_not_wait_beside_free_slots_because_it_would_slow_down_short_ones() -> None:
+def test_a_long_job_starts_beside_short_jobs_on_shared_cores() -> None:
     policy = make("ones", {})
     running = [short(A, 0), short(B, 1)]
     for done in range(1000, 1300, 64):
@@ -116,9 +111,7 @@ def test_a_long_job_does_not_wait_beside_free_slots_because_it_would_slow_down_s
         ({A: 0.05}, 32),  # B is a relative
     ],
 )
-def test_workers_that_wait_for_something_else_share_cores_with_nobody(
-    used: dict[JobId, float], cores: int
-) -> None:
+def test_workers_that_hardly_use_a_core_share_none(used: dict[JobId, float], cores: int) -> None:
     demand = CoreDemand()
     for job, usage in used.items():
         demand.observe(telemetry(job, cpu_cores=usage))
@@ -127,7 +120,7 @@ def test_workers_that_wait_for_something_else_share_cores_with_nobody(
     assert {slot.cores for slot in demand.shown(view).slots} == {cores}
 
 
-def test_on_a_host_without_a_core_to_spare_nobody_can_tell_what_workers_want() -> None:
+def test_the_demand_is_unknown_on_a_busy_host() -> None:
     """Six workers of a job use a third of a core each: of two, as much as there is."""
     demand = CoreDemand()
     demand.observe(telemetry(A, cpu_cores=0.33))
@@ -137,7 +130,7 @@ def test_on_a_host_without_a_core_to_spare_nobody_can_tell_what_workers_want() -
     assert {slot.cores for slot in demand.shown(crowd(job, slots=8)).slots} == {2}
 
 
-def test_a_relative_that_ended_is_remembered_and_gpus_have_no_cores() -> None:
+def test_the_demand_of_a_family_outlives_its_jobs() -> None:
     demand = CoreDemand()
     demand.observe(telemetry(A, cpu_cores=0.05))
     demand.observe(JobEnded(job=A, family="f", samples_done=1, succeeded=True))
@@ -148,7 +141,7 @@ def test_a_relative_that_ended_is_remembered_and_gpus_have_no_cores() -> None:
 
 
 @pytest.mark.parametrize(("used", "most"), [(1.0, 2), (0.05, 4)])
-def test_a_job_that_sleeps_grows_beyond_the_cores_of_its_host(used: float, most: int) -> None:
+def test_a_job_that_hardly_computes_grows_beyond_the_cores(used: float, most: int) -> None:
     class Sleeps(SteadyCluster):
         def _carry_out(self, view: ClusterView) -> None:
             for job in view.jobs.values():
@@ -185,7 +178,7 @@ def agreed(families: FamilyHistories) -> None:
     LearnedSlowdowns(families).by_neighbour(["f"])
 
 
-def test_a_family_says_how_it_scales_once_it_was_on_several_slots() -> None:
+def test_a_family_has_a_scaling_after_several_sizes() -> None:
     families = FamilyHistories()
 
     assert seen(families, "f", 0.1).scaling() == (None, None)
@@ -197,36 +190,25 @@ def test_a_family_says_how_it_scales_once_it_was_on_several_slots() -> None:
     assert less == pytest.approx(0.5, abs=0.05)
 
 
-def test_without_any_that_was_on_two_slots_the_prior_holds() -> None:
+@pytest.mark.parametrize(
+    ("two_slots_s", "exponent"),
+    [(None, 0.9), (0.2, 0.7), (0.2 / 2.0**0.6, 0.75)],
+    ids=["the prior", "at least 0.7", "the mean with the prior"],
+)
+def test_a_new_family_is_expected_to_speed_up_as_other_families_did(
+    two_slots_s: float | None, exponent: float
+) -> None:
     families = FamilyHistories()
     new = seen(families, "f", 0.1)
+    if two_slots_s is not None:
+        seen(families, "g", 0.1, two_slots_s)
 
     agreed(families)
 
-    assert speed_up(new) == pytest.approx(2.0**0.9)
+    assert speed_up(new) == pytest.approx(2.0**exponent, rel=0.02)
 
 
-def test_a_new_family_still_tries_where_another_gained_nothing() -> None:
-    families = FamilyHistories()
-    new = seen(families, "f", 0.1)
-    seen(families, "g", 0.1, 0.2)
-
-    agreed(families)
-
-    assert speed_up(new) == pytest.approx(2.0**0.7)
-
-
-def test_a_new_family_is_believed_to_gain_as_much_as_others_did() -> None:
-    families = FamilyHistories()
-    new = seen(families, "f", 0.1)
-    seen(families, "g", 0.1, 0.2 / 2.0**0.6)
-
-    agreed(families)
-
-    assert speed_up(new) == pytest.approx(2.0**0.75, rel=0.02)
-
-
-def test_a_family_that_was_on_two_slots_itself_is_not_told_by_others() -> None:
+def test_a_family_measured_on_two_slots_ignores_others() -> None:
     families = FamilyHistories()
     own = seen(families, "f", 0.1, 0.1)
     before = speed_up(own)
@@ -238,7 +220,7 @@ def test_a_family_that_was_on_two_slots_itself_is_not_told_by_others() -> None:
     assert speed_up(own) == before
 
 
-def test_beyond_two_slots_half_is_lost_until_some_family_was_there() -> None:
+def test_half_of_the_gain_is_lost_beyond_two_slots_by_default() -> None:
     families = FamilyHistories()
     new = seen(families, "f", 0.1)
     agreed(families)
@@ -264,7 +246,7 @@ def looked(*jobs: JobView, models: tuple[str, ...] = ("", "")) -> PlacementIndex
     return where
 
 
-def test_before_anything_was_seen_nobody_is_anywhere() -> None:
+def test_before_the_first_view_no_job_has_a_place() -> None:
     where = PlacementIndex()
 
     assert (where.gpu_type(A), where.colocations(A), where.is_alone(A), where.is_changing(A)) == (
@@ -273,48 +255,43 @@ def test_before_anything_was_seen_nobody_is_anywhere() -> None:
     assert where.types == ()
 
 
-def test_where_all_gpus_are_alike_their_type_does_not_matter() -> None:
-    where = looked(on(A, S0), models=("a100", "a100"))
-
-    assert (where.gpu_type(A), where.types) == ("", ("a100",))
-
-
-def test_a_job_is_on_the_type_of_its_slots_or_on_a_mixture() -> None:
+def test_the_type_of_a_job_is_that_of_its_slots_or_a_mixture_if_types_differ() -> None:
     where = looked(on(A, S0), on(B, T0), on(C, T1, S1), models=("v100", "a100"))
+    alike = looked(on(A, S0), models=("a100", "a100"))
 
     assert [where.gpu_type(job) for job in (A, B, C, D)] == ["v100", "a100", "a100+v100", ""]
     assert where.types == ("v100", "a100")
+    assert (alike.gpu_type(A), alike.types) == ("", ("a100",))
 
 
-def test_a_job_that_waits_is_beside_nobody() -> None:
-    where = looked(on(A), on(B, S0))
-
-    assert (where.colocations(A), where.colocations(B)) == ([], [])
-
-
-def test_company_are_the_others_on_a_shared_node_by_family_and_by_who_spans_nodes() -> None:
-    where = looked(on(A, S0), on(B, S1, T0, family="g"), on(C, T1, family="h"))
-
-    assert where.colocations(A) == [(False, "g", True)]
-    assert where.colocations(B) == [(True, "f", False), (True, "h", False)]
-    assert where.colocations(C) == [(False, "g", True)]
-    assert [where.is_alone(job) for job in (A, B, C)] == [False, False, False]
-
-
-def test_relatives_are_company_too_and_count_once() -> None:
+@pytest.mark.parametrize(
+    ("jobs", "expected"),
+    [
+        ([on(A), on(B, S0)], {A: [], B: []}),
+        (
+            [on(A, S0), on(B, S1, T0, family="g"), on(C, T1, family="h")],
+            {
+                A: [(False, "g", True)],
+                B: [(True, "f", False), (True, "h", False)],
+                C: [(False, "g", True)],
+            },
+        ),
+        ([on(A, S0), on(B, S1), on(C, SlotId("n1/2"))], {A: [(False, "f", False)]}),
+        ([on(A, S0, S1), on(B, T0)], {A: [], B: []}),
+    ],
+    ids=["waiting", "by family and span", "relatives count once", "nodes of its own"],
+)
+def test_neighbours_are_the_classes_of_the_other_jobs_on_the_same_nodes(
+    jobs: list[JobView], expected: dict[JobId, list[Colocation]]
+) -> None:
     where = PlacementIndex()
-    where.update(view_of(row_of(3), on(A, S0), on(B, S1), on(C, SlotId("n1/2"))))
+    where.update(view_of(row_of(3, 2), *jobs))
 
-    assert where.colocations(A) == [(False, "f", False)]
-
-
-def test_who_has_its_nodes_to_itself_is_beside_nobody() -> None:
-    where = looked(on(A, S0, S1), on(B, T0))
-
-    assert (where.colocations(A), where.is_alone(A), where.is_alone(B)) == ([], True, True)
+    assert {job: where.colocations(job) for job in expected} == expected
+    assert all(where.is_alone(job) == (not classes) for job, classes in expected.items())
 
 
-def test_only_the_last_view_counts() -> None:
+def test_a_new_view_replaces_the_former_one() -> None:
     where = looked(on(A, S0), on(B, S1, family="g"))
     assert where.colocations(A) == [(False, "g", False)]
 
@@ -322,17 +299,13 @@ def test_only_the_last_view_counts() -> None:
     assert where.colocations(A) == []
 
 
-def test_a_job_that_starts_or_is_moved_just_now_is_not_where_it_is_shown() -> None:
+def test_a_job_that_may_not_move_is_changing() -> None:
     where = looked(on(A, S0, movable=False), on(B, T0))
 
-    assert (where.is_changing(A), where.is_changing(B), where.is_changing(C)) == (
-        True,
-        False,
-        False,
-    )
+    assert [where.is_changing(job) for job in (A, B, C)] == [True, False, False]
 
 
-def test_a_slot_that_is_gone_is_on_no_node() -> None:
+def test_a_lost_slot_has_no_node() -> None:
     lost = view_of([], on(A, S0), on(B, S1))
     where = PlacementIndex()
 
@@ -341,7 +314,7 @@ def test_a_slot_that_is_gone_is_on_no_node() -> None:
     assert (where.gpu_type(A), where.colocations(A)) == ("", [])
 
 
-def test_a_node_of_another_type_that_joins_makes_types_matter() -> None:
+def test_a_node_of_another_type_makes_types_matter() -> None:
     slots: list[SlotView] = row_of(2, models=("v100",))
     where = PlacementIndex()
     where.update(view_of(slots, on(A, S0)))
