@@ -179,7 +179,6 @@ def job_view(job: Job, trades_to: Mapping[SlotId, int] | None = None) -> JobView
         stop_samples=job.stop_samples,
         stop=_bounded_stop_rule(spec.stop),
         noise_scale=progress.noise_scale,
-        noise_epochs=progress.noise_epochs,
         ran_s=account.running_s,
         slot_s=account.slot_s,
         waited_s=account.queued_s,

@@ -66,7 +66,6 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     stop_samples: int | None = None  # total work, as stated; None: not fixed
     stop: StopRule | None = None  # of the job file; None: the script decides
     noise_scale: float | None = None  # of the gradients, samples; None: not reported
-    noise_epochs: int = 0  # number of epochs with a measurement
     last_batch: int = 0  # global, of the current or last group; 0: never trained
     ran_s: float = 0.0  # time with slots, up to `moved_at`
     slot_s: float = 0.0  # attained service: slots times seconds, up to `moved_at`

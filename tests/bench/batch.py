@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import math
 import statistics
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,7 +25,6 @@ from schemas.jobs import ENDED, JobSpec, StopRule
 from tests.bench import report
 from tests.bench.live_cluster import cluster
 from tests.bench.live_jobs import EXAMPLES, LEFT_BEHIND, SEEDED
-from tests.bench.live_tables import say
 
 OWN: Final = Path(__file__).parent / "trainings"
 MAX_SLOTS: Final = 8  # a job may say: the batch that fits them is no bound here
@@ -39,8 +37,6 @@ spread: the range over the seeds with the batch kept."""
 
 @dataclass(frozen=True)
 class Training:
-    """One that is run with every seed, both ways."""
-
     name: str
     folder: Path
     metric: str
@@ -58,8 +54,6 @@ TRAININGS: Final = (
 
 @dataclass
 class Outcome:
-    """What one run came to."""
-
     metric: float = math.nan
     loss: float = math.nan  # of the last epoch's training
     batches: list[int] = field(default_factory=list)  # one after the other
@@ -71,18 +65,16 @@ Outcomes = dict[tuple[str, str], list[Outcome]]  # by training and way
 
 
 def main() -> None:
-    """Train, print, write."""
     chosen = arguments()
     trainings = [one for one in TRAININGS if one.name in chosen.only]
-    with tempfile.TemporaryDirectory(prefix="ones-bench-") as folder:
+    with report.folder() as folder:
         seeds = range(chosen.seeds or (1 if chosen.quick else 3))
-        found = outcomes(trainings, seeds, Path(folder), quick=chosen.quick)
+        found = outcomes(trainings, seeds, folder, quick=chosen.quick)
     figures = tell(trainings, found)
     report.write(figures, chosen.json)
 
 
 def arguments() -> argparse.Namespace:
-    """The command line."""
     names = [one.name for one in TRAININGS]
     parser = report.parser(__doc__ or "", "one seed, a quarter of the epochs")
     parser.add_argument("--seeds", type=int, help="of every training; default: 3, quick: 1")
@@ -93,7 +85,6 @@ def arguments() -> argparse.Namespace:
 def outcomes(
     trainings: Sequence[Training], seeds: Sequence[int], base: Path, *, quick: bool
 ) -> Outcomes:
-    """Run everything; the cluster's queue says what runs at a time."""
     found: Outcomes = {(one.name, way): [] for one in trainings for way in (KEPT, RAISED)}
     with cluster(base / "cluster", "fifo") as (_, client):
         names: dict[JobId, tuple[Training, str]] = {}
@@ -115,7 +106,6 @@ def outcomes(
 
 
 def spec_of(one: Training, way: str, seed: int, scripts: Path, *, quick: bool) -> JobSpec:
-    """The training's job file; two slots where the noise of its gradients is to be measured."""
     spec = load_job(one.folder / "job.toml")
     epochs = spec.stop.epochs if spec.stop and spec.stop.epochs else 1
     kept = way == KEPT
@@ -132,7 +122,6 @@ def spec_of(one: Training, way: str, seed: int, scripts: Path, *, quick: bool) -
 
 
 def raise_batches(client: BlockingClient, names: set[JobId]) -> None:
-    """Every job to its limit, by no more than twice at once."""
     for job in client.jobs():
         if job.job not in names or job.state != "running":
             continue
@@ -173,7 +162,6 @@ def _outcome(client: BlockingClient, name: JobId, one: Training) -> Outcome:
 def tell(
     trainings: Sequence[Training], found: Mapping[tuple[str, str], Sequence[Outcome]]
 ) -> dict[str, float]:
-    """Print a line for each training; the figures."""
     figures: dict[str, float] = {"batch_worse": 0.0, "batch_compared": float(len(trainings))}
     rows: list[list[object]] = []
     for one in trainings:
@@ -196,7 +184,7 @@ def tell(
     heads = ["", KEPT, RAISED, "spread", "worse by", "noise scale", "largest batch", "steps", ""]
     seeds = len(found[trainings[0].name, KEPT])
     report.table(f"final held-out metrics, {seeds} seeds: mean (range)", heads, rows)
-    say(ABOUT)
+    report.say(ABOUT)
     return figures
 
 

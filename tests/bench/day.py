@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import os
 import re
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -101,7 +100,6 @@ def sizes_mib(home: Path) -> dict[str, float]:
 
 
 def _below(folder: Path) -> Iterator[Path]:
-    """What is in a folder, though folders go meanwhile."""
     for inside, folders, files in os.walk(folder):
         for name in (*folders, *files):
             yield Path(inside, name)
@@ -154,12 +152,11 @@ async def _look_s(client: Client) -> float:
 
 
 def main() -> None:
-    """Print the table and write the figures."""
     chosen = report.arguments(__doc__ or "", f"{QUICK} jobs")
     jobs = QUICK if chosen.quick else JOBS
     looks: list[dict[str, float]] = []
-    with tempfile.TemporaryDirectory(prefix="ones-bench-") as folder:
-        cluster = Cluster(Path(folder) / "home", Path(folder) / "jobs", slots=SLOTS, policy="ones")
+    with report.folder() as folder:
+        cluster = Cluster(folder / "home", folder / "jobs", slots=SLOTS, policy="ones")
         cluster.up()
         cluster.down()
         settings = cluster.home / "controller.toml"
@@ -168,11 +165,8 @@ def main() -> None:
         agent.write_text(
             f"keep_work_s = {KEEP_S}\nkeep_checkpoints_s = {KEEP_S}\n" + agent.read_text()
         )
-        cluster.up()
-        try:
+        with report.running(cluster):
             well, took_s = asyncio.run(drive(cluster, jobs, looks))
-        finally:
-            cluster.down()
     kinds = list(dict.fromkeys(key for look in looks for key in look))
     rows = [(kind, *(look.get(kind, float("nan")) for look in looks)) for kind in kinds]
     report.table(
@@ -180,7 +174,9 @@ def main() -> None:
         ["", "before", "a quarter", "half", "three quarters", "end"],
         rows,
     )
-    figures = {f"{kind}_end_vs_half": looks[-1][kind] / max(looks[2][kind], 1e-9) for kind in kinds if kind in looks[2] and kind in looks[-1]}  # fmt: skip
+    half, end = looks[2], looks[-1]
+    both = [kind for kind in kinds if kind in half and kind in end]
+    figures = {f"{kind}_end_vs_half": end[kind] / max(half[kind], 1e-9) for kind in both}
     report.write({"jobs": jobs, "succeeded": well, "took_s": took_s, **figures}, chosen.json)
 
 

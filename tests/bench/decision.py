@@ -46,8 +46,6 @@ READ: Final = 1 << 20
 
 
 class Search:
-    """The search process, from outside."""
-
     def __init__(self, *, patience: int, history: list[tuple[Seconds, PolicyEvent]]) -> None:
         command = [sys.executable, "-P", "-m", "controlplane.service.planner.search_process"]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
@@ -87,8 +85,6 @@ class Search:
 
 @dataclass
 class World:
-    """A cluster that follows plans, in virtual time."""
-
     gpus: int
     jobs_wanted: int
     rng: random.Random
@@ -155,7 +151,6 @@ class World:
         )  # fmt: skip
 
     def event(self, number: int) -> list[PolicyEvent]:
-        """The next thing happens; what a policy hears of it beside the view."""
         self.now += 1.0
         running = [job for job in self.jobs.values() if job.running_on]
         match number % 4:
@@ -177,7 +172,6 @@ class World:
         return []
 
     def lose(self, job: JobView) -> None:
-        """A node with some of a job is gone."""
         node = NodeId(next(iter(job.running_on)).rpartition("/")[0])
         self.lost = {node}
         for other in list(self.jobs.values()):
@@ -197,7 +191,6 @@ class World:
 
 
 def measure(gpus: int, jobs: int, events: int, *, patience: int) -> tuple[list[float], float, int]:
-    """Milliseconds of each decision after the first, of the first, and generations meanwhile."""
     world = World(gpus, jobs, random.Random(7))  # noqa: S311 - a workload, no secret
     history: list[tuple[Seconds, PolicyEvent]] = [
         (Seconds(world.now), world.seen(job)) for job in world.jobs.values() if job.running_on
@@ -220,7 +213,6 @@ def measure(gpus: int, jobs: int, events: int, *, patience: int) -> tuple[list[f
 
 
 def first_come(gpus: int, jobs: int, events: int) -> list[float]:
-    """The same events under `fifo`, without a process of its own."""
     world, policy = World(gpus, jobs, random.Random(7)), make("fifo")  # noqa: S311
     took = []
     for number in range(events):
@@ -248,7 +240,6 @@ def simulated(jobs: int) -> tuple[float, float, float]:
 
 
 def main() -> None:
-    """Measure, print, write."""
     chosen = report.arguments(__doc__ or "", "few events, and a short simulation")
     figures: dict[str, float] = {}
     rows: list[list[object]] = []

@@ -34,7 +34,6 @@ USUAL: Final = (16, 3)  # population, generations
 
 
 def searches(here: dict[str, Way], names: Sequence[str]) -> list[Pair]:
-    """Evolution, climbing and no search, against each other."""
     pairs = []
     for name in names:
         on = here[name].but(search="evolution")
@@ -48,7 +47,6 @@ def searches(here: dict[str, Way], names: Sequence[str]) -> list[Pair]:
 
 
 def trades(here: dict[str, Way], names: Sequence[str]) -> list[Pair]:
-    """Jobs may trade places or not, with a search and without; and what a search is worth then."""
     pairs = []
     for name in names:
         on, off = here[name].but(search="evolution"), here[name].but(search="greedy")
@@ -61,7 +59,6 @@ def trades(here: dict[str, Way], names: Sequence[str]) -> list[Pair]:
 
 
 def terms(here: dict[str, Way]) -> list[Pair]:
-    """Each term switched off, over the policy as it is, where the term should matter."""
     plain, neighbours = here[""], here["_interference"]
     partial, types, busy = here["_partial"], here["_types"], here["_busy"]
     return [
@@ -87,7 +84,6 @@ def paper(here: dict[str, Way]) -> list[Pair]:
 
 
 def fed(here: dict[str, Way]) -> list[Pair]:
-    """The literal reading, but that every job gets a slot some day: it takes its time."""
     literal = Way(here[""].scenario, LITERAL, "ones-paper")
     alive = literal.but(limit_floor="first", keep_least=True)
     return [Pair("literal_fed_vs_ones", alive, here[""])]
@@ -120,7 +116,6 @@ def measured(folder: Path, *, quick: bool) -> list[Pair]:
 
 
 def budgets(way: Way, *, whole: bool) -> dict[tuple[int, int], Way]:
-    """Ways by population and generations: all of them, or those that differ in one of the two."""
     return {
         (population, generations): way.but(search="evolution", population=population).knowing(
             generations=generations
@@ -132,14 +127,11 @@ def budgets(way: Way, *, whole: bool) -> dict[tuple[int, int], Way]:
 
 
 class EpochMetrics:
-    """Collects figures, prints tables, writes what there is after each."""
-
     def __init__(self, bench: Bench, path: Path | None) -> None:
         self._bench, self._path = bench, path
         self._figures: dict[str, float] = {}
 
     def section(self, title: str, pairs: Sequence[Pair], seeds: Sequence[int]) -> None:
-        """Simulate some pairs and tell of them."""
         self._bench.do([way for pair in pairs for way in (pair.first, pair.second)], seeds)
         rows: list[list[object]] = []
         for pair in pairs:
@@ -158,7 +150,6 @@ class EpochMetrics:
         report.table(f"{title}; {self._bench.elapsed_s:.0f} s so far", columns, rows)
 
     def curve(self, way: Way, seeds: Sequence[int], *, whole: bool) -> None:
-        """Average completion time by population and generations, over that without a search."""
         off, found = way.but(search="greedy"), budgets(way, whole=whole)
         self._bench.do([off, *found.values()], seeds)
         rows: list[list[object]] = []
@@ -188,11 +179,8 @@ class EpochMetrics:
 
 
 def main() -> None:
-    """Measure, print, write."""
     chosen = _arguments()
-    first, _, last = chosen.seeds.partition("-")
-    seeds = list(range(int(first), int(last or first) + 1))
-    seeds = seeds[:1] if chosen.quick else seeds
+    seeds = report.seeds(chosen.seeds)[: 1 if chosen.quick else None]
     here = settings(chosen.jobs or (JOBS // 2 if chosen.quick else JOBS), THINK_S)
     told = EpochMetrics(Bench(seeds, chosen.workers, chosen.results), chosen.json)
     if chosen.searches:

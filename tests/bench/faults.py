@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 import statistics
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -125,8 +124,6 @@ CASES: Final = (
 
 @dataclass(frozen=True)
 class Result:
-    """What became of a case."""
-
     gap_ms: float
     usual_ms: float
     story: str
@@ -135,7 +132,6 @@ class Result:
 
 
 def run(cluster: Cluster, pids: Callable[[], dict[str, Any]], folder: Path, case: Case) -> Result:
-    """One job through one case."""
     folder.mkdir()
     job = cluster.submit(
         SCRIPT,
@@ -186,7 +182,6 @@ def run(cluster: Cluster, pids: Callable[[], dict[str, Any]], folder: Path, case
 
 
 def victim(cluster: Cluster, pids: dict[str, Any], process: str) -> int:
-    """The pid of a process of this cluster."""
     if process == "agent":
         return int(pids["agents"][0])
     if process == "controller":
@@ -212,16 +207,13 @@ def _is_zygote(pid: int, sockets: str) -> bool:
 
 
 def main() -> None:
-    """Print the table and write the figures."""
     chosen = report.arguments(__doc__ or "", "every fourth case")
     cases = CASES[::4] if chosen.quick else CASES
     rows: list[tuple[object, ...]] = []
     figures: dict[str, float] = {}
-    with tempfile.TemporaryDirectory(prefix="ones-bench-") as folder:
-        base = Path(folder)
+    with report.folder() as base:
         cluster = Cluster(base / "home", base / "jobs")
-        cluster.up()
-        try:
+        with report.running(cluster):
             for number, case in enumerate(report.counted("case", cases, len(cases))):
                 found = run(cluster, cluster.up, base / f"steps-{number}", case)
                 exact = "yes" if found.exact else "NO"
@@ -229,18 +221,15 @@ def main() -> None:
                     (case.stage, case.victim, found.gap_ms, found.usual_ms, found.story,
                      found.restarts, exact)
                 )  # fmt: skip
-        finally:
-            cluster.down()
-            report.table(
-                "kill -9 by stage and victim; steps of 20 ms on a device of their own",
-                ["stage", "victim", "longest ms", "usual ms", "versions", "restarts", "exact"],
-                rows,
-            )
+    report.table(
+        "kill -9 by stage and victim; steps of 20 ms on a device of their own",
+        ["stage", "victim", "longest ms", "usual ms", "versions", "restarts", "exact"],
+        rows,
+    )
     figures["cases"] = len(rows)
     figures["inexact"] = sum(row[-1] != "yes" for row in rows)
     figures["longest_ms_median"] = statistics.median(float(str(row[2])) for row in rows)
-    report.table("figures", ["key", "value"], list(figures.items()))
-    report.write(figures, chosen.json)
+    report.finish(figures, chosen.json)
 
 
 if __name__ == "__main__":

@@ -49,8 +49,6 @@ LINE: Final = {"backfill": False}  # gangs in order of arrival, as `fifo` serves
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A policy, how the tables call it, and how the keys do."""
-
     name: str
     policy: str
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -83,7 +81,6 @@ class Ratio:
     high: float
 
     def __str__(self) -> str:
-        """In three digits."""
         return f"{self.mean:.3f} ({self.low:.3f} to {self.high:.3f})"
 
 
@@ -111,7 +108,6 @@ def ended_s(job: JobResult) -> float:
 def simulated(
     rows: Sequence[Row], seeds: Sequence[int], changes: Mapping[str, Any], keep: Path | None
 ) -> Found:
-    """Every row under every pattern with every seed; what `keep` has is not done again."""
     cells = {
         (row.name, name): [
             Cell(policy=row.policy, options=dict(row.options), scenario=where, seed=seed)
@@ -127,13 +123,11 @@ def simulated(
 
 
 def simulate_cell(cell: Cell) -> SimulationResult:
-    """One simulation, in a worker process."""
     assert isinstance(cell.scenario, Scenario)
     return simulate(cell.policy, cell.scenario, cell.seed, cell.options)
 
 
 def averages(found: Found, name: str, pattern: str | None = None) -> list[float]:
-    """Average completion times of a row, pattern by pattern and seed by seed."""
     return [
         average_s(result)
         for each in PATTERNS
@@ -143,7 +137,6 @@ def averages(found: Found, name: str, pattern: str | None = None) -> list[float]
 
 
 def table(found: Found, rows: Sequence[Row], title: str) -> None:
-    """Times, and what they cost."""
     lines: list[list[object]] = []
     for row in rows:
         results = [result for each in PATTERNS for result in found[row.name, each]]
@@ -162,7 +155,6 @@ def table(found: Found, rows: Sequence[Row], title: str) -> None:
 
 
 def figures_of(found: Found, rows: Sequence[Row]) -> dict[str, float]:
-    """The keys: ours over each baseline."""
     figures: dict[str, float] = {}
     ours = averages(found, OURS)
     for row in rows:
@@ -208,7 +200,6 @@ def draw(found: Found, rows: Sequence[Row], path: Path) -> None:
 
 
 def main() -> None:
-    """Simulate, print, write, draw."""
     options = arguments()
     seeds = options.seeds[:1] if options.quick else options.seeds
     changes = {"jobs": 25} if options.quick else {}
@@ -225,22 +216,14 @@ def main() -> None:
             if row.key:
                 ours, theirs = averages(found_too, OURS), averages(found_too, row.name)
                 figures[f"jct_vs_{row.key}_{kind}"] = ratio(ours, theirs).mean
-    report.table("harmony", ["figure", "value"], list(figures.items()))
-    report.write(figures, options.json)
+    report.finish(figures, options.json, "harmony")
     if options.figure is not None:
         draw(found, ROWS, options.figure)
 
 
-def seeds_of(text: str) -> tuple[int, ...]:
-    """The seeds of FIRST-LAST."""
-    first, _, last = text.partition("-")
-    return tuple(range(int(first), int(last or first) + 1))
-
-
 def arguments() -> argparse.Namespace:
-    """The command line."""
     parser = report.parser((__doc__ or "").partition("\n\n")[0], "one seed, 25 jobs")
-    parser.add_argument("--seeds", type=seeds_of, default=SEEDS, help="as in 200-211")
+    parser.add_argument("--seeds", type=report.seeds, default=SEEDS, help="as in 200-211")
     parser.add_argument("--keep", type=Path, help="results as they come; go on from them")
     parser.add_argument("--figure", type=Path, help="draw average completion times here")
     return parser.parse_args()

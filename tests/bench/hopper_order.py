@@ -36,7 +36,6 @@ EPOCHS: Final = 8
 
 
 def problem(configs: int, slots: int, *, alike: bool, seed: int, epochs: int = 1) -> HopProblem:
-    """Configurations and slots of one setting, a partition for each slot."""
     rng = stream("hopper", seed)
     costs = [
         5.9 if alike else min(21.0, max(0.36, rng.lognormvariate(1.4, 0.9))) for _ in range(configs)
@@ -56,12 +55,10 @@ def at_random(one: HopProblem, rng: Random) -> float:
 
 
 def in_fixed_order(one: HopProblem, _: Random) -> float:
-    """Seconds where each model's visits are known beforehand."""
     return played(one, FixedOrder(one, range(len(one.models))))
 
 
 def played(one: HopProblem, order: GreedyOrder) -> float:
-    """Seconds until all is done."""
     now = 0.0
     ends: list[tuple[float, Visit]] = []
     while True:
@@ -75,7 +72,6 @@ def played(one: HopProblem, order: GreedyOrder) -> float:
 
 
 def with_jitter(one: HopProblem, rng: Random) -> float:
-    """Makespan where units take other times than expected, over the busiest slot or model."""
     busy: dict[tuple[str, int], float] = {}
 
     def seconds(visit: Visit) -> float:
@@ -103,11 +99,6 @@ def decision_ms(one: HopProblem) -> float:
 
 
 def order_figures(*, quick: bool) -> dict[str, float]:
-    """Print the tables; the figures of `bin/bench hopper`.
-
-    Args:
-        quick: fewer seeds.
-    """
     seeds = range(3 if quick else 40)
     rows: list[list[object]] = []
     ours: list[float] = []

@@ -42,11 +42,6 @@ FILE: Final = StateFile(0, 1, 1)
 
 
 def transfer_figures(*, quick: bool) -> dict[str, float]:
-    """Print the table; the figures of `bin/bench hopper`.
-
-    Args:
-        quick: fewer rounds.
-    """
     rounds = 3 if quick else ROUNDS
     each = BYTES // TENSORS // 4
     state = {"model": {str(at): torch.randn(each) for at in range(TENSORS)}}
@@ -85,7 +80,6 @@ def transfer_figures(*, quick: bool) -> dict[str, float]:
 
 @contextmanager
 def _serving(folder: Path, *, in_memory: bool) -> Iterator[str]:
-    """Another process that has the state."""
     ours, theirs = FORKS.Pipe()
     process = FORKS.Process(target=_serve, args=(theirs, folder, in_memory), daemon=True)
     process.start()

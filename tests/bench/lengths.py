@@ -41,8 +41,6 @@ HARD: Final = {"early_share": 0.4}
 
 @dataclass(frozen=True)
 class Case:
-    """One simulation."""
-
     setting: str
     scenario: Scenario
     seed: int
@@ -53,17 +51,13 @@ class Case:
 
 @dataclass(frozen=True)
 class Found:
-    """What came of it."""
-
     average_s: float
     stats: SearchStats
 
 
 def main() -> None:
-    """Measure, print, write."""
     chosen = _arguments()
-    first, _, last = chosen.seeds.partition("-")
-    seeds = list(range(int(first), int(last or first) + 1))[: 1 if chosen.quick else None]
+    seeds = report.seeds(chosen.seeds)[: 1 if chosen.quick else None]
     models = chosen.models.split(",")
     cases = [
         replace(case, model=model)
@@ -154,13 +148,6 @@ def _simulated(case: Case) -> Found:
 
 
 def shuffled(trace: Trace, seed: int, cancels: float = 0.0) -> Trace:
-    """The same jobs at each other's times, some of which are given up.
-
-    Args:
-        trace: of a measured workload.
-        seed: of the order, and of who is given up.
-        cancels: share of the jobs; after up to an hour and a half.
-    """
     rng = default_rng((seed, STREAM))
     order = rng.permutation(len(trace.jobs)).tolist()
     jobs = []

@@ -23,7 +23,7 @@ from controlplane.policy.registry import POLICIES
 from schemas.jobs import Utility
 from schemas.wire.client import Decision, Explanation, JobDetail
 from tests.bench import report
-from tests.bench.live import names, place
+from tests.bench.live import names
 from tests.bench.live_cluster import LOOK_S, cluster, over
 from tests.bench.live_jobs import SLOTS
 from tests.bench.live_sleepers import Sleeper, sleepers, spec_of
@@ -42,8 +42,6 @@ WAITING: Final = frozenset({"queued", "paused"})
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one policy made of the jobs."""
-
     policy: str
     jct_s: tuple[float, ...]
     queued_s: float  # mean
@@ -56,12 +54,10 @@ class Outcome:
 
     @property
     def average_s(self) -> float:
-        """Average completion time."""
         return statistics.fmean(self.jct_s)
 
 
 def main() -> None:
-    """Measure, print, write."""
     every = ",".join(name for name, one in POLICIES.items() if one.oracle != "must")
     parser = report.parser(__doc__ or "", f"four short jobs under {', '.join(QUICK)}")
     parser.add_argument("--seeds", type=int, default=1, help="with other arrivals")
@@ -71,7 +67,7 @@ def main() -> None:
     chosen = parser.parse_args()
     policies = chosen.policies or (QUICK if chosen.quick else names(every))
     found: list[Outcome] = []
-    with place(chosen.keep) as base:
+    with report.folder(chosen.keep) as base:
         for seed, policy in itertools.product(range(1, chosen.seeds + 1), policies):
             coming = sleepers(seed, chosen.gap, many=4 if chosen.quick else 8)
             if chosen.quick:
@@ -83,7 +79,6 @@ def main() -> None:
 
 
 def run(policy: str, coming: Sequence[Sleeper], base: Path, home: Path) -> Outcome:
-    """Submit the jobs when they come, and wait until all are over."""
     with cluster(home, policy, options=OPTIONS.get(policy, "")) as (made, client):
         submitted: list[str] = []
         began = time.monotonic()
@@ -98,7 +93,6 @@ def run(policy: str, coming: Sequence[Sleeper], base: Path, home: Path) -> Outco
 
 
 def outcome(policy: str, client: BlockingClient, submitted: Sequence[str]) -> Outcome:
-    """What the cluster tells of its jobs when all are over."""
     details = [client.job(name) for name in submitted]
     told = [client.explain(name) for name in submitted]
     last = max(detail.history[-1].time for detail in details)
@@ -122,12 +116,10 @@ def outcome(policy: str, client: BlockingClient, submitted: Sequence[str]) -> Ou
 
 
 def carried_out(told: Explanation) -> list[Decision]:
-    """Decisions that came to something."""
     return [one for one in told.decisions if one.outcome not in {"abandoned", "failed", ""}]
 
 
 def promised(told: Explanation, placed: Sequence[Allocation]) -> list[tuple[float, float]]:
-    """Times from an order to the worker's beginning: its slot is nobody else's by then."""
     begins: dict[str, list[float]] = {}
     for one in placed:
         if one.job == told.job:
@@ -141,13 +133,11 @@ def promised(told: Explanation, placed: Sequence[Allocation]) -> list[tuple[floa
 
 
 def is_migration(one: Decision) -> bool:
-    """Whether a job that had slots gets others for some of them."""
     was, to = set(one.was.slots), set(one.to.slots)
     return bool(was and to - was and was - to)
 
 
 def waiting(detail: JobDetail) -> list[tuple[float, float]]:
-    """When a job had nothing."""
     times = [(change.time, change.to_state) for change in detail.history]
     times.insert(0, (detail.summary.submitted_at, "queued"))
     return [
@@ -160,13 +150,6 @@ def waiting(detail: JobDetail) -> list[tuple[float, float]]:
 def idle_while_waiting(
     taken: Sequence[tuple[float, float]], waits: Sequence[tuple[float, float]], slots: int
 ) -> float:
-    """Seconds in which a job waited and fewer slots were taken than there are.
-
-    Args:
-        taken: begin and end of each worker's time on a slot.
-        waits: begin and end of each time that a job waited.
-        slots: of the cluster.
-    """
     edges = sorted({edge for stretch in (*taken, *waits) for edge in stretch})
     idle_s = 0.0
     for low, high in itertools.pairwise(edges):
@@ -184,7 +167,6 @@ HEADS: Final = [
 
 
 def tell(title: str, found: Sequence[Outcome]) -> None:
-    """Print a line for each."""
     report.table(title, HEADS, [_line(one) for one in found])
 
 
@@ -208,7 +190,6 @@ def _line(one: Outcome) -> list[Any]:
 
 
 def figures(found: Sequence[Outcome]) -> dict[str, float]:
-    """Means over the seeds of each policy."""
     told: dict[str, float] = {}
     for policy in dict.fromkeys(one.policy for one in found):
         mine = [one for one in found if one.policy == policy]

@@ -25,20 +25,12 @@ ROWS: Final = 5000  # in one transaction
 
 @dataclass(frozen=True)
 class Size:
-    """Of a cluster."""
-
     nodes: int
     jobs: int
     training: int  # of the jobs, on a slot each
 
 
 def history(size: Size, epochs: int) -> Iterator[tuple[Seconds, Input]]:
-    """Nodes come, jobs arrive, some begin to train, and then end so many epochs in turn.
-
-    Args:
-        size: of the cluster.
-        epochs: of all jobs together.
-    """
     said = dict.fromkeys((NodeId(f"n{at}") for at in range(size.nodes)), 0)
     version = 1 + size.nodes + size.jobs
     clock = itertools.count()
@@ -75,12 +67,6 @@ def write(
     path: Path, inputs: Iterable[tuple[Seconds, Input]], reactor: Reactor, number: int = 0
 ) -> int:
     """Put a history into a journal, which need not survive a loss of power.
-
-    Args:
-        path: of a journal, made if it is not there.
-        inputs: in order.
-        reactor: handles each, and is as they leave it.
-        number: of the input before them.
 
     Returns:
         The number of the last one.

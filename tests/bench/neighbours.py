@@ -13,7 +13,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import textwrap
 import threading
 import time
@@ -78,8 +77,6 @@ PRINTING: Final = """
 
 
 class Watched:
-    """Ann: when her job's lines were written and came to her, and how long her submissions took."""
-
     def __init__(self, home: Path, spec: JobSpec) -> None:
         self._home, self._spec = home, spec
         self.lines: list[tuple[float, float]] = []  # written, heard
@@ -117,7 +114,6 @@ class Watched:
 
 
 def user_of(cluster: Cluster, base: Path, name: str) -> Path:
-    """A key, and a folder for its owner's commands."""
     keys = cluster.home / "keys"
     public = write_keys(keys, name).public.decode()
     with (keys / "authorised.toml").open("a") as file:
@@ -133,7 +129,6 @@ def user_of(cluster: Cluster, base: Path, name: str) -> Path:
 
 
 def spec_of(base: Path, name: str, script: str, **env: str) -> JobSpec:
-    """A job of one slot."""
     work = base / f"work-{name}"
     work.mkdir()
     (work / "train.py").write_text(textwrap.dedent(script))
@@ -142,7 +137,6 @@ def spec_of(base: Path, name: str, script: str, **env: str) -> JobSpec:
 
 
 def most_bytes(process: psutil.Process, until: float) -> float:
-    """The most that a process has in memory until then."""
     most = 0
     while time.time() < until:
         most = max(most, process.memory_info().rss)
@@ -151,7 +145,6 @@ def most_bytes(process: psutil.Process, until: float) -> float:
 
 
 def measure(base: Path, attacks: Sequence[str], seconds: float) -> dict[str, float]:
-    """Before and during each attack."""
     cluster = Cluster(base / "cluster", base, slots=2)
     controller = psutil.Process(cluster.up()["controller"])
     try:
@@ -215,14 +208,13 @@ def _one(
 
 
 def main() -> None:
-    """Print the table and write the figures."""
     arguments = report.parser(__doc__ or "", "2 s of each")
     known = [*ATTACKS, OUTPUT]
     arguments.add_argument("--attacks", default=",".join(known), help="which of them")
     chosen = arguments.parse_args()
     attacks = chosen.attacks.split(",")
-    with tempfile.TemporaryDirectory(prefix="ones-neighbours-") as base:
-        figures = measure(Path(base), attacks, 2.0 if chosen.quick else 10.0)
+    with report.folder() as base:
+        figures = measure(base, attacks, 2.0 if chosen.quick else 10.0)
     names = ("step_p50", "step_p99", "submit_p50", "submit_p99", "line_late_p50", "line_late_p99")
     rows = [
         [

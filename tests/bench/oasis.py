@@ -49,14 +49,12 @@ Run = tuple[str, int, int, int, dict[str, Any]]  # policy, load, seed, jobs, opt
 
 
 def scenario(load: float, jobs: int, seed: int) -> Scenario:
-    """A trace whose jobs ask for `load` times what the cluster has while they come."""
     base = Scenario(jobs=jobs, nodes=(CLUSTER,), utilities=True, knowledge="L3", warm_up=WARM_UP)
     asked = [job.slots * duration_s(job.workload, job.slots) for job in trace_of(base, seed).jobs]
     return msgspec.structs.replace(base, interval_s=mean(asked) / (base.slots * load))
 
 
 def hindsight(jobs: int, seed: int) -> dict[str, float]:
-    """U and L of all jobs of a trace, whenever they come."""
     dense = [
         job.utility.value / (duration_s(job.workload, 1) + START_S)
         for job in trace_of(scenario(1, jobs, seed), seed).jobs
@@ -66,13 +64,11 @@ def hindsight(jobs: int, seed: int) -> dict[str, float]:
 
 
 def figures_of(run: Run) -> dict[str, Any]:
-    """One simulation, as `ones sim run -o json` tells it."""
     policy, load, seed, jobs, options = run
     return summary(simulate(policy, scenario(load, jobs, seed), seed, options))
 
 
 def row(found: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """The figures of all seeds of one policy at one load."""
     jobs = sum(each["jobs"] for each in found)
     came = sum(each["promises_kept"] + each["promises_broken"] for each in found)
     late = sum((each["lateness_s"] or 0.0) * (each["promises_kept"] + each["promises_broken"])
@@ -89,7 +85,6 @@ def row(found: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def ms_per_job() -> float:
-    """Milliseconds of one core that a new job's decision takes, beside keeping what was promised before."""
     policy, now = Oasis(OasisOptions()), Seconds(0.0)
     for slots in (1, 2, 4):
         seen = EpochSeen(
@@ -123,7 +118,6 @@ def _improve_ms(policy: Oasis, view: ClusterView, now: Seconds) -> float:
 
 
 def main() -> None:
-    """Simulate, print and write."""
     about = (__doc__ or "").partition("\n\n")[0]
     options = report.arguments(about, "one seed and load, 60 jobs")
     seeds, loads, jobs = (SEEDS[:1], (MAIN,), 60) if options.quick else (SEEDS, LOADS, 150)
@@ -153,8 +147,7 @@ def main() -> None:
         [[f"{name}, {load}", each["utility"], *(each[c] for c in columns)]
          for (name, load), each in rows.items()],
     )  # fmt: skip
-    report.table("oasis", ["figure", "value"], list(figures.items()))
-    report.write(figures, options.json)
+    report.finish(figures, options.json, "oasis")
 
 
 def _keys(rows: Mapping[tuple[str, int], Mapping[str, float]]) -> dict[str, float]:

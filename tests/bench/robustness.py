@@ -45,11 +45,6 @@ THINK_S: Final = 10.0
 
 
 def pairs(plain: Scenario) -> dict[str, list[Pair]]:
-    """By setting, what is set side by side: `ones` over the others, and each over itself told all.
-
-    Args:
-        plain: cluster and trace.
-    """
     found = {}
     truth = {
         policy: Way(plain, {}, policy).knowing(**SETTINGS[TRUTH]) for policy in ("ones", *OTHERS)
@@ -67,11 +62,8 @@ def pairs(plain: Scenario) -> dict[str, list[Pair]]:
 
 
 def main() -> None:
-    """Measure, print, write."""
     chosen = _arguments()
-    first, _, last = chosen.seeds.partition("-")
-    seeds = list(range(int(first), int(last or first) + 1))
-    seeds = seeds[:1] if chosen.quick else seeds
+    seeds = report.seeds(chosen.seeds)[: 1 if chosen.quick else None]
     bench, figures = Bench(seeds, chosen.workers, chosen.results), dict[str, float]()
     for gpus in (int(part) for part in chosen.gpus.split(",")):
         plain = Scenario(

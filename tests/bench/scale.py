@@ -15,7 +15,6 @@ import os
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -43,7 +42,6 @@ LISTS: Final = {
 
 
 async def submit(home: Path, spec: JobSpec, snapshot: str, count: int) -> None:
-    """One client, one job after the other."""
     async with Client(home, timeout=60.0) as client:
         for _ in range(count):
             await client.submit_stored(spec, snapshot)
@@ -65,7 +63,6 @@ def command_s(home: Path, words: tuple[str, ...]) -> float:
 
 
 async def measure(base: Path, *, agents: int, jobs: int) -> dict[str, float]:
-    """Submissions, then lists."""
     work = base / "work"
     work.mkdir()
     (work / "train.py").write_text("")
@@ -87,7 +84,6 @@ async def measure(base: Path, *, agents: int, jobs: int) -> dict[str, float]:
 
 
 def messages(base: Path, agents: int) -> dict[str, float]:
-    """Deltas of so many nodes."""
     scale = replace(messaging.QUICK, agents=agents, order="", shipped_s=SHIPPED_S)
     bench = messaging.Bench(scale, base)
     uvloop.run(bench.run())
@@ -101,12 +97,11 @@ def messages(base: Path, agents: int) -> dict[str, float]:
 
 
 def main() -> None:
-    """Print the table and write the figures."""
     chosen = report.arguments(__doc__ or "", "a tenth of the agents and jobs")
     agents, jobs = (AGENTS // 10, JOBS // 10) if chosen.quick else (AGENTS, JOBS)
     figures: dict[str, float] = {"agents": agents, "jobs": jobs}
-    with tempfile.TemporaryDirectory(prefix="ones-bench-") as folder:
-        lists, deltas = Path(folder, "lists"), Path(folder, "deltas")
+    with report.folder() as folder:
+        lists, deltas = folder / "lists", folder / "deltas"
         for each in (lists, deltas):
             each.mkdir()
         figures |= asyncio.run(measure(lists, agents=agents, jobs=jobs))

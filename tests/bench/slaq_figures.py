@@ -37,7 +37,6 @@ SIZES: Final = (1000, 2000, 3000, 4000)  # jobs
 
 
 def errors_by_family() -> dict[str, tuple[float, float]]:
-    """Mean relative error of a loss ten iterations ahead, of the fits and of the last loss kept."""
     known = windows()
     ours = errors(predicted(fit_curves(known.places, known.losses), known), known)
     kept = errors(known.last, known)
@@ -52,7 +51,6 @@ def errors_by_family() -> dict[str, tuple[float, float]]:
 
 
 def draw_errors(by_family: Mapping[str, tuple[float, float]], path: Path) -> None:
-    """A pair of bars for each family: our error ten ahead, and that of the last loss kept."""
     figure = new_figure(7.6, 3.8)
     axes = figure.subplots()
     for aside, which, label, colour, hatch in (
@@ -108,7 +106,6 @@ def _simulate(cell: experiment.Cell) -> SimulationResult:
 
 
 def main() -> None:
-    """Simulate, measure, draw, print."""
     parser = report.parser(__doc__ or "", "one seed on 64 cores, one decision of each size")
     parser.add_argument("--into", type=Path, required=True, help="folder for the figures")
     parser.add_argument("--seeds", default="30-31", help="of simulations, as in 30-31")

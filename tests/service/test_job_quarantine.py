@@ -92,7 +92,7 @@ async def test_a_process_that_dies_of_a_view_goes_on_without_the_job_and_the_oth
     )  # each life of a process takes its time
     async with searching(3, A) as board:
         board.plans.clear()
-        poison = job_view(B, noise_epochs="many")  # it cannot read this
+        poison = job_view(B, epoch_samples="many")  # it cannot read this
 
         board.view = view_of(board.slots, job_view(A), poison, version=2)
         board.planner.request_plan()

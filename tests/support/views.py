@@ -34,7 +34,7 @@ from controlplane.policy.registry import make
 from controlplane.prediction import IntArray
 from schemas.ids import JobId, NodeId, Seconds, SlotId, slot_id
 from schemas.jobs import Utility
-from tests.support.builders import changed_job, slot_view
+from tests.support.builders import changed_job, job_view, slot_view
 
 NOW = Seconds(100.0)
 FAMILIES = ("", "f", "g")
@@ -104,6 +104,16 @@ def pace(family: str, *speeds: float, batch: int = 64) -> list[tuple[float, Poli
                         global_batch=batch, samples_per_s=speed, whole=True))
         for slots, speed in enumerate(speeds, 1)
     ]  # fmt: skip
+
+
+LINEAR = pace("f", 100.0, 200.0, 300.0, 400.0)  # speeds are proportional to slots
+
+
+def warm_job(job: JobId, *on: SlotId, **changes: Any) -> JobView:
+    """A warm job of family f, of 1 to 4 slots, with a batch of 64."""
+    held = dict.fromkeys(on, 64 // len(on)) if on else {}
+    view = job_view(job, slots=(1, 4), family="f", epoch=1, start_s=0.0, running_on=held)
+    return changed_job(view, **changes)
 
 
 def surrounded(

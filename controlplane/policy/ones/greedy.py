@@ -26,9 +26,7 @@ def filled(
 ) -> IntArray:
     """Grow jobs from `levels` while slots are left, by the largest value per slot.
 
-    Args:
-        noise: shape (J,), factors on the values, for a random draw.
-        capacity: slots that may be used; None: all.
+    `noise`, shape (J,), are factors on the values, for a random draw. `capacity` None: all slots.
     """
     levels = levels.copy()
     left = (problem.capacity if capacity is None else capacity) - used(problem, levels)
@@ -73,10 +71,9 @@ def _next(value: FloatArray, sizes: IntArray, level: int, left: int) -> tuple[fl
 
 
 def repaired(problem: Problem, levels: IntArray, order: IntArray) -> IntArray:
-    """Return `levels` within the allowed levels and the capacity; later jobs of `order` give way.
+    """Return `levels` within the allowed levels and the capacity.
 
-    Args:
-        order: shape (J,), a permutation.
+    Later jobs of `order`, a permutation of shape (J,), give way.
     """
     low, rows = problem.lowest, problem.rows
     levels = np.where(problem.allowed[rows, levels], levels, problem.present)

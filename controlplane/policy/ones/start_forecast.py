@@ -20,10 +20,11 @@ from typing import Final
 import numpy as np
 
 from controlplane.policy.api import ClusterView, StartForecast
+from controlplane.policy.ones.evolution import Candidate
 from controlplane.policy.ones.greedy import used
-from controlplane.policy.ones.operators import Candidate
-from controlplane.policy.ones.problem import JobRow, Problem
-from controlplane.policy.ones.size_values import MIN_GAIN, UNKNOWN_S
+from controlplane.policy.ones.job_rows import MIN_GAIN
+from controlplane.policy.ones.problem import Problem
+from controlplane.policy.ones.problem_builder import UNKNOWN_S, remaining_of
 from controlplane.prediction import FloatArray
 from schemas.ids import JobId, Seconds
 
@@ -90,7 +91,7 @@ class StartForecasts:
     def _compute(
         self, problem: Problem, best: Candidate, now: Seconds
     ) -> dict[JobId, StartForecast]:
-        length_s = _lengths(problem.job_rows)
+        length_s = remaining_of(problem.job_rows)
         line = _in_line(problem, best, length_s)
         free = problem.capacity - used(problem, best.levels)
         waits = _rolled(self._occupied(problem, best, length_s, now), free, line, now)
@@ -154,15 +155,6 @@ def _has_left(view: ClusterView, name: JobId) -> bool:
     """True if a job no longer waits."""
     job = view.jobs.get(name)
     return job is None or bool(job.running_on)
-
-
-def _lengths(job_rows: Sequence[JobRow]) -> FloatArray:
-    """Return seconds on one slot, shape (J,); half the median where unknown."""
-    left_s = np.array([row.remaining_s for row in job_rows], dtype=np.float64)
-    known = left_s[np.isfinite(left_s)]
-    return np.where(
-        np.isfinite(left_s), left_s, float(np.median(known)) / 2.0 if len(known) else UNKNOWN_S
-    )
 
 
 def _in_line(

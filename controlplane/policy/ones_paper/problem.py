@@ -18,8 +18,7 @@ from controlplane.policy.options import OnesPaperOptions
 from controlplane.policy.placement.slot_partition import Partition, partition_of
 from controlplane.policy.search.cluster_index import ClusterIndexCache
 from controlplane.prediction import BoolArray, FloatArray, IntArray
-from controlplane.prediction.speed_model import statistical_efficiency
-from controlplane.prediction.throughput import SpeedModel
+from controlplane.prediction.throughput import SpeedModel, statistical_efficiency
 from schemas.ids import JobId, Seconds, SlotId
 
 Genes = npt.NDArray[np.int16]  # row of the job on each slot, or IDLE

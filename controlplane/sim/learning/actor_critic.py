@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from controlplane.prediction import BoolArray, FloatArray
 from controlplane.sim.cluster import TrainingError
-from controlplane.sim.traces.recording_file import write_whole
+from controlplane.sim.models.recording import write_whole
 
 FORMAT: Final = 2  # of saved states
 LAMBDA: Final = 0.95  # of generalised advantages

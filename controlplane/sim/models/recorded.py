@@ -18,7 +18,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from controlplane.prediction.lengths import remaining_samples
-from controlplane.prediction.speed_model import statistical_efficiency
+from controlplane.prediction.throughput import statistical_efficiency
 from controlplane.sim.cluster import TraceError
 from controlplane.sim.models.job_model import (
     ChangeCosts,

@@ -9,13 +9,13 @@ import pytest
 from numpy.random import default_rng
 
 from controlplane.policy.api import Budget, JobView, Plan, StepsSeen
-from controlplane.policy.ones.growth_trials import (
+from controlplane.policy.ones.job_estimates import Estimates
+from controlplane.policy.ones.job_history import (
     CAP_DURATION_S,
     NOISE_GROWTH,
     BatchCaps,
     GrowthTrial,
 )
-from controlplane.policy.ones.job_estimates import Estimates
 from controlplane.policy.ones.policy import Ones
 from controlplane.policy.options import OnesOptions
 from schemas.ids import Seconds, SlotId
@@ -48,28 +48,28 @@ def capped(step_s: float, job: JobView, *, phi: float = PHI, later_s: float = 0.
     return caps.capped(job, 256, phi)
 
 
-def test_a_batch_that_lost_is_not_given_again_on_these_slots() -> None:
+def test_a_batch_that_lost_is_capped_on_the_same_slots() -> None:
     assert capped(0.4, a_job(S0, S1)) == 64
 
 
-def test_a_batch_that_pays_caps_nothing() -> None:
+def test_a_batch_that_pays_sets_no_cap() -> None:
     assert capped(0.15, a_job(S0, S1)) == 256
 
 
-def test_on_other_slots_it_may_pay() -> None:
+def test_a_cap_does_not_hold_on_other_slots() -> None:
     assert capped(0.4, a_job(S0)) == 256
 
 
-def test_where_gradients_have_become_noisier_it_may_pay() -> None:
+def test_a_cap_ends_when_the_noise_scale_has_doubled() -> None:
     assert capped(0.4, a_job(S0, S1), phi=1.9 * PHI) == 64
     assert capped(0.4, a_job(S0, S1), phi=NOISE_GROWTH * PHI) == 256
 
 
-def test_some_day_it_is_tried_again() -> None:
+def test_a_cap_expires() -> None:
     assert capped(0.4, a_job(S0, S1), later_s=CAP_DURATION_S) == 256
 
 
-def test_a_job_that_is_over_leaves_nothing() -> None:
+def test_the_end_of_a_job_removes_its_cap() -> None:
     caps = BatchCaps()
     caps.observe(a_job(S0, S1), trial(0.4), PHI, NOW)
 
@@ -102,9 +102,7 @@ def learnt(job: JobView, *events: StepsSeen, **options: Any) -> Estimates:
 
 
 @pytest.mark.parametrize(("speed", "limit"), [(320.0, 64), (1000.0, 128)])
-def test_a_larger_batch_that_is_slower_is_taken_back_within_a_few_reports(
-    speed: float, limit: int
-) -> None:
+def test_a_slower_larger_batch_is_capped_after_a_few_reports(speed: float, limit: int) -> None:
     job = a_job(S0, S1)
     estimates = learnt(job, *reports(1, 64, 640.0), *reports(2, 128, speed))
 
@@ -112,7 +110,7 @@ def test_a_larger_batch_that_is_slower_is_taken_back_within_a_few_reports(
     assert estimates.growth_loss(job) is None, "its slots may stay"
 
 
-def test_a_place_that_is_slower_opens_the_gate_at_its_size() -> None:
+def test_a_slower_place_counts_as_a_loss_at_the_same_size() -> None:
     job = a_job(S0, S1, batch=64)
     estimates = learnt(job, *reports(1, 64, 640.0), *reports(2, 64, 320.0, nodes=2))
 
@@ -120,7 +118,7 @@ def test_a_place_that_is_slower_opens_the_gate_at_its_size() -> None:
     assert estimates.limit(job) >= 64
 
 
-def test_with_batch_caps_off_a_batch_that_lost_may_be_given_again() -> None:
+def test_batch_caps_can_be_switched_off() -> None:
     job, events = a_job(S0, S1), (*reports(1, 64, 640.0), *reports(2, 128, 320.0))
 
     limits = [learnt(job, *events, batch_caps=on).limit(job) for on in (True, False)]
@@ -129,7 +127,7 @@ def test_with_batch_caps_off_a_batch_that_lost_may_be_given_again() -> None:
     assert limits[1] >= 128
 
 
-def test_with_place_trials_off_a_slower_place_is_kept_and_growth_is_judged_as_before() -> None:
+def test_place_trials_can_be_switched_off() -> None:
     job = a_job(S0, S1, batch=64)
     placed = (*reports(1, 64, 640.0), *reports(2, 64, 320.0, nodes=2))
     alone = [msgspec.structs.replace(report, slots=1) for report in reports(1, 64, 640.0)]
@@ -159,19 +157,19 @@ def moved(*on: SlotId) -> JobView:
     return msgspec.structs.replace(job, least=2, most=2, batch_limit=64)
 
 
-def test_a_place_that_loses_is_left_before_its_gate_opens() -> None:
+def test_a_job_leaves_a_slower_place_before_its_gate_opens() -> None:
     plan = answer(moved(S0, T0), *reports(1, 64, 640.0), *reports(2, 64, 320.0, nodes=2))
 
     assert plan.local_batch in ({A: {S0: 32, S1: 32}}, {A: {T0: 32, T1: 32}})
 
 
-def test_a_place_that_is_a_little_slower_is_kept() -> None:
+def test_a_job_stays_in_a_slightly_slower_place() -> None:
     plan = answer(moved(S0, T0), *reports(1, 64, 640.0), *reports(2, 64, 600.0, nodes=2))
 
     assert plan.local_batch == {A: {S0: 32, T0: 32}}
 
 
-def test_a_larger_batch_that_loses_goes_back_on_the_same_slots() -> None:
+def test_a_job_returns_to_the_better_batch_on_the_same_slots() -> None:
     job = msgspec.structs.replace(a_job(S0, S1, moved_at=NOW, placed_at=NOW), least=2, most=2)
     policy = Ones()
     view = view_of(row_of(2, 2), job)

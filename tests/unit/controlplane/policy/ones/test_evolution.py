@@ -13,9 +13,15 @@ from hypothesis import strategies as st
 from numpy.random import Generator, default_rng
 
 from controlplane.policy.api import EpochSeen, JobView
-from controlplane.policy.ones.evolution import EvolutionarySearch
+from controlplane.policy.ones.evolution import (
+    Candidate,
+    EvolutionarySearch,
+    laid_out,
+    present,
+    refreshed,
+    score,
+)
 from controlplane.policy.ones.greedy import baselines, exchanged, filled
-from controlplane.policy.ones.operators import Candidate, laid_out, present, refreshed, score
 from controlplane.policy.ones.problem import FREE, Problem
 from controlplane.policy.options import OnesOptions
 from controlplane.prediction import IntArray
@@ -64,7 +70,7 @@ def a_job(job: JobId, *on: SlotId, **changes: Any) -> JobView:
     generations=st.integers(0, 3),
     options=st.sampled_from([OPTIONS, CLIMB, GREEDY]),
 )
-def test_the_best_is_never_worse_than_the_schedule_in_force_or_than_greedy(
+def test_the_best_is_never_worse_than_greedy_or_no_change(
     problem: Problem, seed: int, generations: int, options: OnesOptions
 ) -> None:
     search, rng = facing(problem, options), default_rng(seed)
@@ -80,9 +86,7 @@ def test_the_best_is_never_worse_than_the_schedule_in_force_or_than_greedy(
 
 @settings(max_examples=examples(40), deadline=None)
 @given(problem=problems(), seed=seeds)
-def test_after_a_generation_the_best_is_not_worse_than_what_others_would_answer(
-    problem: Problem, seed: int
-) -> None:
+def test_after_a_generation_the_best_beats_the_baselines(problem: Problem, seed: int) -> None:
     search = facing(problem)
 
     search.evolve(default_rng(seed))
@@ -93,7 +97,7 @@ def test_after_a_generation_the_best_is_not_worse_than_what_others_would_answer(
 
 @settings(max_examples=examples(25), deadline=None)
 @given(problem=problems(), seed=seeds, options=st.sampled_from([OPTIONS, CLIMB]))
-def test_generations_never_lose_the_best_and_hold_different_candidates_in_order(
+def test_generations_keep_the_best_and_rank_distinct_candidates(
     problem: Problem, seed: int, options: OnesOptions
 ) -> None:
     search, rng, before = facing(problem, options), default_rng(seed), -np.inf
@@ -117,7 +121,7 @@ def crowded(version: int = 1, *more: JobView) -> Problem:
     return problem_of(view)
 
 
-def test_a_schedule_in_force_that_nothing_beats_stays() -> None:
+def test_the_best_schedule_in_force_stays() -> None:
     """Its job would grow onto another node, where it was measured to be slow."""
     near, far = (
         (1.0, EpochSeen(job=B, family="", slots=2, nodes=nodes, global_batch=64,
@@ -135,7 +139,7 @@ def test_a_schedule_in_force_that_nothing_beats_stays() -> None:
     assert search.best.levels.tolist() == [1]
 
 
-def test_a_search_rests_after_so_many_generations_without_progress() -> None:
+def test_a_search_converges_after_generations_without_progress() -> None:
     search, rng = facing(crowded()), default_rng(0)
     while not search.converged:
         better = search.evolve(rng)
@@ -147,7 +151,7 @@ def test_a_search_rests_after_so_many_generations_without_progress() -> None:
     assert search.generations == rested_at
 
 
-def test_a_search_with_nothing_to_decide_rests_at_once() -> None:
+def test_a_search_without_jobs_converges_at_once() -> None:
     search = facing(problem_of(view_of(row_of(2))))
 
     assert not search.evolve(default_rng(0))
@@ -156,7 +160,7 @@ def test_a_search_with_nothing_to_decide_rests_at_once() -> None:
     assert search.best.owner.tolist() == [FREE, FREE]
 
 
-def test_a_view_with_something_new_wakes_a_search_and_another_does_not() -> None:
+def test_a_changed_problem_restarts_the_search() -> None:
     search, rng = facing(crowded()), default_rng(0)
     while not search.converged:
         search.evolve(rng)
@@ -167,7 +171,7 @@ def test_a_view_with_something_new_wakes_a_search_and_another_does_not() -> None
     assert not search.converged
 
 
-def test_a_job_that_ended_leaves_its_slots_to_others() -> None:
+def test_other_jobs_get_the_slots_of_an_ended_job() -> None:
     search = facing(crowded())
     search.evolve(default_rng(0))
 
@@ -177,7 +181,7 @@ def test_a_job_that_ended_leaves_its_slots_to_others() -> None:
     assert len(search.best.slots(0)) == 2  # growth is at most twofold
 
 
-def test_a_small_budget_is_part_of_a_larger_one() -> None:
+def test_single_steps_give_the_same_generation() -> None:
     problem = crowded()
     whole, parts = facing(problem), facing(problem)
     one, other = default_rng(7), default_rng(7)
@@ -192,7 +196,7 @@ def test_a_small_budget_is_part_of_a_larger_one() -> None:
 # --- the other two ways to search
 
 
-def test_greedy_rests_at_once_and_answers_without_chance() -> None:
+def test_greedy_converges_at_once_without_chance() -> None:
     problem = interference()
     search = facing(problem, GREEDY)
     before = [candidate.key for candidate in search.population]
@@ -217,7 +221,7 @@ def climbing(seed: int) -> tuple[Problem, EvolutionarySearch]:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_a_climb_needs_the_best_candidate_alone(seed: int) -> None:
+def test_a_climb_breeds_from_the_best_candidate_alone(seed: int) -> None:
     (_, many), (_, alone) = climbing(seed), climbing(seed)
     alone.population = alone.population[:1]
 
@@ -229,7 +233,7 @@ def test_a_climb_needs_the_best_candidate_alone(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_a_climb_takes_nothing_over_from_the_last_view_but_the_best(seed: int) -> None:
+def test_a_climb_keeps_only_the_best_for_the_next_view(seed: int) -> None:
     (problem, many), (_, alone) = climbing(seed), climbing(seed)
     alone.population = alone.population[:1]
 
@@ -308,7 +312,7 @@ def nodes_by_job(problem: Problem, candidate: Candidate) -> list[list[int]]:
     return [problem.node_of[list(candidate.slots(row))].tolist() for row in problem.rows]
 
 
-def test_of_two_that_hurt_each_other_one_is_moved_to_a_node_of_its_own() -> None:
+def test_evolution_separates_jobs_that_slow_each_other_down() -> None:
     problem = interference()
 
     greedy, best = greedily(problem), evolved(problem)
@@ -320,7 +324,7 @@ def test_of_two_that_hurt_each_other_one_is_moved_to_a_node_of_its_own() -> None
     assert best.fitness == pytest.approx(value * (1.0 + problem.move_factor[0] ** 0.8))
 
 
-def test_a_job_is_moved_to_gpus_that_are_faster() -> None:
+def test_evolution_moves_a_job_to_faster_gpus() -> None:
     view = view_of(row_of(1, 1), single(A, T0))
     problem = surrounded(problem_of(view, events=pace("f", 100.0)), types=(0, 1), slow=[(1.0, 3.0)])
 
@@ -330,7 +334,7 @@ def test_a_job_is_moved_to_gpus_that_are_faster() -> None:
     assert best.fitness == pytest.approx(greedy.fitness * (3.0 * problem.move_factor[0]) ** 0.8)
 
 
-def test_the_fast_gpu_goes_to_the_job_that_gains_by_it() -> None:
+def test_evolution_gives_the_fast_gpu_to_the_job_that_gains() -> None:
     """Greedy gives it to the first that came."""
     problem = surrounded(
         problem_of(view_of(row_of(1, 1), single(A), single(B)), events=pace("f", 100.0)),
@@ -344,7 +348,7 @@ def test_the_fast_gpu_goes_to_the_job_that_gains_by_it() -> None:
     assert best.fitness == pytest.approx(problem.value[:, 1].sum())
 
 
-def test_two_running_jobs_change_places_by_way_of_a_free_slot_where_none_may_trade() -> None:
+def test_jobs_change_places_over_a_free_slot_if_trades_are_off() -> None:
     view = view_of(row_of(1, 1, 1), single(A, S0), single(B, T0))
     problem = surrounded(
         problem_of(view, events=pace("f", 100.0), options=OnesOptions(swaps=False)),
@@ -359,7 +363,7 @@ def test_two_running_jobs_change_places_by_way_of_a_free_slot_where_none_may_tra
     assert best.fitness > greedy.fitness
 
 
-def test_a_job_that_lies_over_parts_of_two_nodes_is_brought_together() -> None:
+def test_evolution_brings_a_scattered_job_together() -> None:
     is_scattered = single(A, slots=(1, 2), running_on={S0: 32, T0: 32})
     view = view_of(row_of(2, 2), is_scattered, single(B, S1))
     problem = problem_of(view, events=pace("f", 100.0, 200.0))
@@ -491,7 +495,7 @@ def worse_places(problem: Problem, rng: Generator) -> Problem:
 
 
 @pytest.mark.slow
-def test_on_one_node_the_search_finds_the_best_of_all_schedules_of_a_tiny_problem() -> None:
+def test_the_search_finds_the_optimum_of_small_problems() -> None:
     found = []
     for seed in range(60):
         rng = default_rng(seed)
@@ -503,7 +507,7 @@ def test_on_one_node_the_search_finds_the_best_of_all_schedules_of_a_tiny_proble
 
 
 @pytest.mark.slow
-def test_where_places_matter_the_search_comes_far_nearer_to_the_best_than_greedy() -> None:
+def test_the_search_beats_greedy_where_places_matter() -> None:
     found = []
     for seed in range(40):
         rng = default_rng(1000 + seed)
@@ -518,7 +522,7 @@ def test_where_places_matter_the_search_comes_far_nearer_to_the_best_than_greedy
     assert (shares > greedy + 0.01).mean() >= 0.3
 
 
-def test_the_sizes_that_were_found_for_one_view_are_refreshed_for_the_next() -> None:
+def test_the_best_sizes_are_refreshed_for_the_next_view() -> None:
     found = 0
     for seed in range(60):
         problem, rng = tiny(default_rng(seed), 2, 3), default_rng(seed)

@@ -9,8 +9,8 @@ import pytest
 from numpy.random import default_rng
 
 from controlplane.policy.api import Budget, JobView, Plan, PlanTaken, PolicyEvent, StepsSeen
-from controlplane.policy.ones.growth_trials import GrowthTrial
 from controlplane.policy.ones.job_estimates import Estimates
+from controlplane.policy.ones.job_history import GrowthTrial, Loss
 from controlplane.policy.ones.policy import Ones
 from controlplane.policy.options import OnesOptions
 from schemas.ids import Seconds, SlotId
@@ -70,102 +70,79 @@ def answer(*jobs: JobView, events: list[PolicyEvent], cores: int = 0) -> Plan:
     return policy.plan(view, NOW)
 
 
-# --- what a trial says
-
-
-def test_a_growth_that_slows_a_job_down_loses() -> None:
-    trial = trial_of((1, 1, 64, 0.1), (2, 2, 64, 0.2), (2, 2, 64, 0.2))
-
-    assert trial.loss(by_batch) == pytest.approx(0.5)
-
-
-def test_a_growth_that_pays_does_not_lose() -> None:
-    trial = trial_of((1, 1, 64, 0.1), (2, 2, 64, 0.06), (2, 2, 64, 0.06))
-
-    assert (trial.ratio(by_batch), trial.loss(by_batch)) == (pytest.approx(0.1 / 0.06), None)
-
-
-def test_one_look_says_nothing() -> None:
-    assert trial_of((1, 1, 64, 0.1), (2, 2, 64, 0.9)).ratio(by_batch) is None
-
-
-def test_a_little_less_is_noise() -> None:
-    trial = trial_of((1, 1, 64, 0.1), (2, 2, 64, 0.109), (2, 2, 64, 0.109))
-
-    assert trial.loss(by_batch) is None
-
-
-def test_to_shrink_is_no_trial() -> None:
-    trial = trial_of((1, 2, 64, 0.1), (2, 1, 64, 0.9), (2, 1, 64, 0.9))
-
-    assert trial.ratio(by_batch) is None
-
-
-def test_another_batch_at_the_same_size_is_still_held_against_the_size_before() -> None:
-    trial = trial_of((1, 1, 64, 0.1), (2, 2, 64, 0.2), (3, 2, 128, 0.3), (3, 2, 128, 0.3))
-
-    assert trial.loss(by_batch) == pytest.approx(128 / 0.3 / 640)
-
-
-def test_samples_that_are_worth_less_in_a_larger_batch_count_less() -> None:
-    """Twice as many samples in the same time, each worth a quarter."""
-    trial = trial_of((1, 1, 64, 0.1), (2, 2, 128, 0.1), (2, 2, 128, 0.1))
-
-    assert trial.loss(lambda batch: batch / (batch / 64) ** 2) == pytest.approx(0.5)
-
-
-# --- groups as large as before
-
-
-def beside(*steps: tuple[int, int, int, float, int]) -> GrowthTrial:
-    """Steps with the nodes that the group is on; each group is looked at three times."""
-    trial = GrowthTrial()
-    for step in steps:
-        for _ in range(3):
-            trial.add(*step)
-    return trial
-
-
-def test_a_larger_batch_on_the_same_slots_that_is_slower_loses() -> None:
-    trial = beside((1, 2, 64, 0.1, 1), (2, 2, 128, 0.4, 1))
-
-    assert trial.ratio(by_batch) is None, "it did not grow"
-    assert trial.same_size_loss(by_batch) == pytest.approx(0.5)
-
-
-def test_a_larger_batch_whose_samples_are_worth_less_loses_though_it_is_faster() -> None:
-    trial = beside((1, 2, 64, 0.1, 1), (2, 2, 128, 0.15, 1))
-
-    assert trial.same_size_loss(by_batch) is None
-    assert trial.same_size_loss(lambda batch: batch**0.3) == pytest.approx(2**0.3 / 1.5)
-
-
-def test_the_same_slots_farther_apart_lose_where_they_are_slower() -> None:
-    assert beside((1, 2, 64, 0.1, 1), (2, 2, 64, 0.2, 2)).same_size_loss(by_batch) == pytest.approx(
-        0.5
-    )
+# --- trials
 
 
 @pytest.mark.parametrize(
-    "then",
-    [(2, 2, 32, 0.9, 1), (2, 2, 64, 0.9, 1), (2, 2, 128, 0.9, 2), (2, 1, 128, 0.9, 1)],
-    ids=["a smaller batch", "the same", "a batch and a place at once", "fewer slots"],
+    ("steps", "ratio"),
+    [
+        ([(1, 1, 64, 0.1), *[(2, 2, 64, 0.2)] * 2], 0.5),
+        ([(1, 1, 64, 0.1), *[(2, 2, 64, 0.06)] * 2], None),
+        ([(1, 1, 64, 0.1), (2, 2, 64, 0.9)], None),
+        ([(1, 1, 64, 0.1), *[(2, 2, 64, 0.109)] * 2], None),
+        ([(1, 2, 64, 0.1), *[(2, 1, 64, 0.9)] * 2], None),
+        ([(1, 1, 64, 0.1), (2, 2, 64, 0.2), *[(3, 2, 128, 0.3)] * 2], 128 / 0.3 / 640),
+    ],
+    ids=["slower", "faster", "one measurement", "noise", "shrinks", "another batch after growth"],
 )
-def test_other_changes_are_held_against_nothing(then: tuple[int, int, int, float, int]) -> None:
-    assert beside((1, 2, 64, 0.1, 1), then).same_size_loss(by_batch) is None
+def test_a_growth_is_compared_with_the_last_smaller_group(
+    steps: list[tuple[int, int, int, float]], ratio: float | None
+) -> None:
+    assert trial_of(*steps).loss(by_batch) == (ratio and Loss(pytest.approx(ratio), 1))
+
+
+def test_samples_of_less_value_in_a_larger_batch_count_less() -> None:
+    """Twice as many samples in the same time, each worth a quarter."""
+    trial = trial_of((1, 1, 64, 0.1), (2, 2, 128, 0.1), (2, 2, 128, 0.1))
+
+    assert trial.loss(lambda batch: batch / (batch / 64) ** 2) == (pytest.approx(0.5), 1, None)
+
+
+@pytest.mark.parametrize(
+    ("then", "loss"),
+    [
+        ((2, 2, 128, 0.4, 1), (pytest.approx(0.5), 2, 64)),
+        ((2, 2, 64, 0.2, 2), (pytest.approx(0.5), 2, None)),
+        ((2, 2, 128, 0.15, 1), None),
+        ((2, 2, 32, 0.9, 1), None),
+        ((2, 2, 64, 0.9, 1), None),
+        ((2, 2, 128, 0.9, 2), None),
+        ((2, 1, 128, 0.9, 1), None),
+    ],
+    ids=[
+        "larger batch", "farther apart", "faster", "smaller batch", "same group",
+        "batch and place", "fewer slots",
+    ],
+)  # fmt: skip
+def test_a_group_of_the_same_size_is_compared_if_its_batch_or_its_place_changed(
+    then: tuple[int, int, int, float, int], loss: tuple[float, int, int | None] | None
+) -> None:
+    trial = GrowthTrial()
+    for step in [(1, 2, 64, 0.1, 1)] * 3 + [then] * 3:
+        trial.add(*step)
+
+    assert trial.loss(by_batch) == loss
+
+
+def test_a_larger_batch_of_less_value_loses_although_it_is_faster() -> None:
+    trial = trial_of(*[(1, 2, 64, 0.1)] * 3, *[(2, 2, 128, 0.15)] * 3)
+
+    loss = trial.loss(lambda batch: batch**0.3)
+
+    assert loss == (pytest.approx(2**0.3 / 1.5), 2, 64)
 
 
 @pytest.mark.parametrize(("before", "after"), [(3, 2), (2, 3)])
-def test_two_looks_at_either_batch_say_nothing(before: int, after: int) -> None:
+def test_a_batch_needs_three_measurements_of_each_group(before: int, after: int) -> None:
     trial = trial_of(*[(1, 2, 64, 0.1)] * before, *[(2, 2, 128, 0.9)] * after)
 
-    assert trial.same_size_loss(by_batch) is None
+    assert trial.loss(by_batch) is None
 
 
 # --- what telemetry makes of it
 
 
-def test_telemetry_says_by_how_much_a_growth_loses_and_where_it_came_from() -> None:
+def test_telemetry_shows_the_loss_of_a_growth_and_the_former_size() -> None:
     events = telemetry(1, 1, 640.0, 640.0) + telemetry(2, 2, 320.0, 320.0)
 
     loss = learnt(*events, on=(S0, S1)).growth_loss(a_job(S0, S1))
@@ -173,13 +150,13 @@ def test_telemetry_says_by_how_much_a_growth_loses_and_where_it_came_from() -> N
     assert loss == (pytest.approx(0.5), 1)
 
 
-def test_a_group_that_is_not_in_force_any_more_is_no_trial() -> None:
+def test_a_former_group_is_no_trial() -> None:
     events = telemetry(1, 1, 640.0, 640.0) + telemetry(2, 2, 320.0, 320.0)
 
     assert learnt(*events).growth_loss(a_job(S0)) is None
 
 
-def test_a_growth_does_not_lose_because_others_came_to_share_its_cores() -> None:
+def test_jobs_that_share_cores_cause_no_loss_of_a_growth() -> None:
     """Four busy slots on two cores halve the speed of everybody; its growth doubled its own."""
     policy = Estimates(OnesOptions())
     alone = view_of(row_of(4, cores=2), a_job(S0))
@@ -199,7 +176,7 @@ def test_a_growth_does_not_lose_because_others_came_to_share_its_cores() -> None
 # --- what the policy does about it
 
 
-def test_a_growth_that_loses_is_taken_back_before_its_gate_opens() -> None:
+def test_a_growth_that_loses_is_undone_before_its_gate_opens() -> None:
     events = telemetry(1, 1, 640.0, 640.0) + telemetry(2, 2, 320.0, 320.0)
 
     plan = answer(a_job(S0, S1), events=events)
@@ -208,7 +185,7 @@ def test_a_growth_that_loses_is_taken_back_before_its_gate_opens() -> None:
     assert plan.reasons[A].text.startswith("undoes its growth, which made 0.50 x the progress")
 
 
-def test_a_growth_that_pays_is_left_alone_until_its_gate_opens() -> None:
+def test_a_growth_that_pays_stays_until_its_gate_opens() -> None:
     events = telemetry(1, 1, 640.0, 640.0) + telemetry(2, 2, 1200.0, 1200.0)
 
     plan = answer(a_job(S0, S1), events=events)
@@ -232,7 +209,7 @@ def sent(to: SlotId, *, then: list[PolicyEvent]) -> Plan:
     return policy.plan(both, NOW)
 
 
-def test_what_a_job_makes_of_its_old_and_new_slots_together_is_no_loss() -> None:
+def test_the_first_half_of_a_migration_is_no_loss() -> None:
     estimates = learnt(
         *telemetry(1, 1, 640.0, 640.0),
         PlanTaken(waiting=(), slots={A: (S1,)}),
@@ -244,7 +221,7 @@ def test_what_a_job_makes_of_its_old_and_new_slots_together_is_no_loss() -> None
     assert estimates.moves_to(half_way) == {S1}
 
 
-def test_a_move_that_is_slow_half_way_goes_on_to_its_new_slot() -> None:
+def test_a_migration_that_is_slow_half_way_is_completed() -> None:
     plan = sent(S2, then=telemetry(2, 2, 320.0, 320.0))
 
     assert plan.local_batch == {A: {S2: 64}}
@@ -252,7 +229,7 @@ def test_a_move_that_is_slow_half_way_goes_on_to_its_new_slot() -> None:
     assert plan.reasons[A].text.startswith("has moved: leaves its former slots")
 
 
-def test_a_growth_after_a_move_is_judged_again() -> None:
+def test_a_growth_after_a_migration_is_a_trial() -> None:
     estimates = learnt(
         *telemetry(1, 1, 640.0, 640.0),
         PlanTaken(waiting=(), slots={A: (S1,)}),
@@ -280,7 +257,7 @@ def test_no_job_grows_beyond_the_cores_of_its_node() -> None:
     assert sharing.local_batch == {A: {S0: 32, S1: 32}}
 
 
-def test_no_job_grows_at_the_cost_of_the_cores_of_others() -> None:
+def test_no_job_grows_onto_the_cores_of_other_jobs() -> None:
     other = msgspec.structs.replace(
         moved_long_ago(S1), job=B, family="f", running_on={S1: 64}, submitted_at=Seconds(1.0)
     )
@@ -290,7 +267,7 @@ def test_no_job_grows_at_the_cost_of_the_cores_of_others() -> None:
     assert plan.local_batch == {A: {S0: 64}, B: {S1: 64}}
 
 
-def test_a_job_that_waits_starts_on_a_slot_without_a_core_of_its_own() -> None:
+def test_a_waiting_job_starts_on_a_slot_without_its_own_core() -> None:
     others = [
         msgspec.structs.replace(moved_long_ago(slot), job=job) for slot, job in ((S0, A), (S1, B))
     ]

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from controlplane.policy.api import EpochSeen, JobView, Reason
-from controlplane.policy.ones.explain import for_change, least_value, slot_owners, waits
-from controlplane.policy.ones.operators import Candidate, score
+from controlplane.policy.ones.evolution import Candidate, score
+from controlplane.policy.ones.policy import PlanReasons
 from controlplane.policy.ones.problem import FREE, InterferenceModel, Problem
 from controlplane.policy.options import OnesOptions
 from schemas.ids import JobId, SlotId
@@ -61,7 +61,9 @@ def why(problem: Problem, where: Mapping[JobId, tuple[SlotId, ...]], job: JobId 
     batch = int(problem.job_rows[row].table.batches[level - 1]) if level else 0
     slots = where[job]
     placed = {slot: batch // len(slots) for slot in slots}
-    return for_change(problem, best, slot_owners(problem, best), row, placed)
+    reason = PlanReasons(problem, best).of(row, placed)
+    assert reason is not None
+    return reason
 
 
 def text(problem: Problem, where: Mapping[JobId, tuple[SlotId, ...]], job: JobId = A) -> str:
@@ -80,7 +82,7 @@ def cost(**pairs: float) -> InterferenceModel:
 # --- where jobs of the same size go
 
 
-def test_a_job_is_brought_together_only_where_it_is_on_fewer_nodes_than_before() -> None:
+def test_a_move_to_fewer_nodes_is_a_pack() -> None:
     problem = posed(on(A, S0, T0))
 
     reason = why(problem, {A: (S0, S1)})
@@ -91,7 +93,7 @@ def test_a_job_is_brought_together_only_where_it_is_on_fewer_nodes_than_before()
     assert speeds == pytest.approx([1200.0, 1800.0], rel=0.02)
 
 
-def test_a_job_that_goes_to_faster_gpus_is_said_to() -> None:
+def test_a_move_to_faster_gpus_has_that_reason() -> None:
     slow = np.array([[2.0, 1.0]])
     problem = posed(on(A, S0))
     cluster = replace(problem.cluster, type_of=problem.node_of, types=("v100", "a100"))
@@ -105,7 +107,7 @@ def test_a_job_that_goes_to_faster_gpus_is_said_to() -> None:
     assert speeds == pytest.approx([500.0, 1000.0], rel=0.02)
 
 
-def test_a_job_that_leaves_a_neighbour_who_slows_it_down_is_said_to() -> None:
+def test_a_move_to_better_neighbours_has_that_reason() -> None:
     problem = posed(on(A, S0), on(B, S1, family="g"))
     problem = replace(problem, interference=cost(f_beside_g=1.5))
 
@@ -116,7 +118,7 @@ def test_a_job_that_leaves_a_neighbour_who_slows_it_down_is_said_to() -> None:
     )
 
 
-def test_a_job_that_leaves_a_neighbour_whom_it_slows_down_is_said_to() -> None:
+def test_a_move_away_from_a_slowed_neighbour_has_that_reason() -> None:
     problem = posed(on(A, S0), on(B, S1, family="g"))
     problem = replace(problem, interference=cost(g_beside_f=1.5))
 
@@ -125,7 +127,7 @@ def test_a_job_that_leaves_a_neighbour_whom_it_slows_down_is_said_to() -> None:
     )
 
 
-def test_a_job_that_makes_room_is_said_to() -> None:
+def test_a_move_that_makes_room_has_that_reason() -> None:
     problem = posed(on(A, S1), on(B, S0))
 
     where = {A: (T0,), B: (S0, S1)}
@@ -135,7 +137,7 @@ def test_a_job_that_makes_room_is_said_to() -> None:
     assert text(problem, where, B).endswith(f": from {A}")
 
 
-def test_a_job_that_gets_another_batch_where_it_goes_is_said_to() -> None:
+def test_the_reason_of_a_move_includes_a_new_batch() -> None:
     grown = EpochSeen(job=A, family="other", slots=2, nodes=2, global_batch=128,
                       samples_per_s=1.0, whole=True)  # fmt: skip
     problem = posed(on(A, S0, T0, limit=256), reported=[grown])
@@ -147,13 +149,13 @@ def test_a_job_that_gets_another_batch_where_it_goes_is_said_to() -> None:
     assert reason.text.startswith(f"brought together on fewer nodes, with batch {batch} (1.")
 
 
-def test_of_a_move_for_no_known_reason_none_is_told() -> None:
+def test_a_move_without_a_known_reason_says_other_slots() -> None:
     problem = posed(on(A, S0))
 
     assert text(problem, {A: (T0,)}) == "moved to other slots (1.00 x the speed expected)"
 
 
-def test_a_job_that_is_spread_is_told_how_much_slower_it_will_be() -> None:
+def test_the_reason_includes_the_expected_slow_down() -> None:
     problem = posed(on(A, S0, S1), on(B, T0))
 
     where = {A: (S0, T0), B: (S1,)}
@@ -162,7 +164,7 @@ def test_a_job_that_is_spread_is_told_how_much_slower_it_will_be() -> None:
     assert text(problem, where) == words
 
 
-def test_those_who_trade_places_are_told_with_whom_and_what_for() -> None:
+def test_a_trade_names_the_partner_and_the_reason() -> None:
     problem = posed(on(A, S0, S1), on(B, T0, T1, family="g"))
     slow = np.array([[1.0, 2.0], [1.0, 1.25]])
     types = replace(problem.cluster, types=("a", "b"), type_of=np.array([1, 1, 0, 0]))
@@ -179,7 +181,7 @@ def test_those_who_trade_places_are_told_with_whom_and_what_for() -> None:
 # --- other sizes, and none
 
 
-def test_what_a_job_gains_by_growing_counts_the_nodes_that_it_will_be_on() -> None:
+def test_the_gain_of_a_growth_depends_on_the_nodes() -> None:
     near, far = posed(on(A, S0)), posed(on(A, S0), on(B, S1))
 
     assert text(near, {A: (S0, S1)}).startswith("grows to 2 slots")
@@ -190,7 +192,7 @@ def test_what_a_job_gains_by_growing_counts_the_nodes_that_it_will_be_on() -> No
     assert other / one == pytest.approx(2 / 3, rel=0.02)
 
 
-def test_a_job_that_gives_slots_up_is_told_to_whom() -> None:
+def test_a_shrink_names_the_recipient() -> None:
     problem = posed(on(A, S0, S1), on(B, T0))
 
     reason = why(problem, {A: (S0,), B: (T0, S1)})
@@ -199,7 +201,7 @@ def test_a_job_that_gives_slots_up_is_told_to_whom() -> None:
     assert reason.text.startswith(f"gives 1 slot to {B}, goes on with 1 slot")
 
 
-def test_a_job_that_is_stopped_is_told_for_whom() -> None:
+def test_a_pause_names_the_recipient() -> None:
     problem = posed(on(A, S0), on(B, T0), on(C))
 
     assert why(problem, {A: (), B: (T0,), C: (S0,)}) == Reason(
@@ -210,15 +212,16 @@ def test_a_job_that_is_stopped_is_told_for_whom() -> None:
     assert text(problem, {A: (), B: (T0,), C: (S0,)}, C) == "goes on, on 1 slot"
 
 
-def test_a_job_that_waits_is_told_what_the_least_slot_in_use_is_worth() -> None:
+def test_a_wait_includes_the_least_value_of_a_slot() -> None:
     problem = posed(on(A, S0), on(B, T0), on(C))
     best = planned(problem, {A: (S0,), B: (T0,), C: ()})
-    least = least_value(problem, best)
+    reasons = PlanReasons(problem, best)
 
-    reason = waits(problem, best, 2, least)
+    reason = reasons.of(2, {})
 
+    assert reason is not None
     assert (reason.code, reason.text) == (
         "waits",
         "waits for 1 slot: other jobs gain more from them",
     )
-    assert reason.numbers["least_value_of_a_slot"] == least > 0.0
+    assert reason.numbers["least_value_of_a_slot"] == reasons.least_value > 0.0
