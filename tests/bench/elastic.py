@@ -104,7 +104,7 @@ def _regroup(rank: int, times: int, ports: Queue[int], told: Queue[float]) -> No
     from elastic.collectives.rendezvous_store import StoreServer  # noqa: PLC0415
     from elastic.state.portions import encode_metadata  # noqa: PLC0415
     from elastic.state.state_tensors import TensorState  # noqa: PLC0415
-    from elastic.state.transfer import broadcast_state
+    from elastic.state.transfer import broadcast_state  # noqa: PLC0415
 
     torch.set_num_threads(1)
     model = _model()
@@ -155,7 +155,7 @@ def _side_by_side(
     from elastic.collectives.control_words import FIXED_WORDS, ControlWords, read_agreed_words  # noqa: PLC0415
     from elastic.collectives.rendezvous import build_process_group  # noqa: PLC0415
     from elastic.collectives.rendezvous_store import StoreServer  # noqa: PLC0415
-    from elastic.step.gradient_reduction import Reducer
+    from elastic.step.gradient_reduction import Reducer  # noqa: PLC0415
 
     torch.set_num_threads(1)
     if rank == 0:

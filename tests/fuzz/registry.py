@@ -45,7 +45,7 @@ TARGETS: Final[dict[str, Target]] = {
     "stored_output": Target("logs:stored_output", ("controlplane.service.log_store", "controlplane.service.log_store")),
     "cursors": Target("logs:cursors", ("controlplane.service.api.views",), share=1),
     "job_files": Target("settings:job_files", ("controlplane.client.job_file", "controlplane.client.spec_overrides", "schemas.jobs", "schemas.host.settings")),
-    "sweep_files": Target("settings:sweep_files", ("controlplane.client.sweeps.sweep_file", "controlplane.client.sweeps.sweep", "controlplane.client.sweeps.searchers", "schemas.sweeps")),
+    "sweep_files": Target("settings:sweep_files", ("controlplane.client.job_file", "controlplane.client.sweeps.sweep", "schemas.sweeps")),
     "settings_files": Target("settings:settings_files", ("schemas.host.settings", "controlplane.service.settings", "nodeagent.settings")),
     "key_files": Target("settings:key_files", ("schemas.transport.keys",), share=1),
     "worker_folders": Target("node:worker_folders", ("nodeagent.folders",), 2048, 1),

@@ -19,7 +19,7 @@ from controlplane.client.archive import digest_of, pack, survey
 from controlplane.client.client import Change
 from controlplane.client.job_file import checked
 from controlplane.client.spec_overrides import toml_value
-from controlplane.client.sweeps.manifest import read_manifest
+from controlplane.client.sweeps.results import read_manifest
 from controlplane.client.sweeps.sampler import SamplerName
 from controlplane.client.sweeps.sweep import format_value, stated_sweep
 from schemas.errors import BadFieldError, suggestion
@@ -269,12 +269,12 @@ for command in (
 ):
     sweep.command(command)
 sweep.command(
-    "controlplane.cli.sweep.top:top",
+    "controlplane.cli.sweep.tables:top",
     name="top",
     help="Show a sweep while it trains, every second until Ctrl-C.",
 )
 sweep.command(
-    "controlplane.cli.sweep.plot:plot",
+    "controlplane.cli.sweep.export:plot",
     name="plot",
     help="Draw the learning curves of a sweep into a PNG file.",
 )

@@ -13,17 +13,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from controlplane.client.files import JobFile
-from controlplane.client.sweeps.manifest import Manifest, manifest_of
 from controlplane.client.sweeps.preview import Preview, preview
-from controlplane.client.sweeps.sampler import SamplerName, suggested
-from controlplane.client.sweeps.tables import (
+from controlplane.client.sweeps.results import (
     Best,
+    Manifest,
     best_epoch,
     best_of,
     epoch_rows,
+    manifest_of,
     ranked,
     trial_row,
 )
+from controlplane.client.sweeps.sampler import SamplerName, suggested
 from schemas.errors import BadFieldError, OnesError
 from schemas.ids import JobId
 from schemas.jobs import ENDED

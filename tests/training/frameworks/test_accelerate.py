@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.training.frameworks.jobs import BATCH, EPOCHS, STEPS, each_sample_once, job
-from tests.training.frameworks.same_tests import *
+from tests.training.frameworks.same_tests import *  # noqa: F403
 from tests.training.frameworks.same_tests import BUILD, GROWN_AND_SHRUNK, Framework, build_plain
 from tests.training.groups import Crew, furthest
 

@@ -24,7 +24,7 @@ from tests.training.frameworks.jobs import (
     job,
     toy_data,
 )  # fmt: skip
-from tests.training.frameworks.same_tests import *
+from tests.training.frameworks.same_tests import *  # noqa: F403
 from tests.training.frameworks.same_tests import GROWN_AND_SHRUNK, Framework
 from tests.training.groups import Crew, furthest
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from controlplane.cli import config_check
+from controlplane.cli import admin
 from controlplane.cli.local import ROLES, _free_ports
 from controlplane.cli.output import Common
 from schemas.errors import SettingsError
@@ -35,7 +35,7 @@ def test_a_job_file_is_sent_to_the_command_that_checks_it(home: Path) -> None:
     file.write_text('name = "a"\nscript = "train.py"\nslots = [1, 4]\nworkdir = "."\n')
 
     with pytest.raises(SettingsError) as error:
-        config_check.check(file)
+        admin.check_settings(file)
 
     assert str(error.value) == (
         f"{file} is a job file, not a daemon's settings; `ones submit {file} --dry-run` checks it"
@@ -57,7 +57,7 @@ def agent(home: Path, text: str = "") -> Path:
 
 
 def checked(file: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, list[str]]:
-    code = config_check.check(file)
+    code = admin.check_settings(file)
     lines = capsys.readouterr().out.splitlines()
     assert all(line.startswith(f"{file}: ") for line in lines)
     return code, [line.removeprefix(f"{file}: ") for line in lines]
@@ -182,7 +182,7 @@ def test_a_port_of_the_very_controller_is_free_and_that_of_another_is_not(
 def test_programs_get_the_problems_as_json(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = agent(home, "slots = -1")
 
-    code = config_check.check(file, common=Common(output="json"))
+    code = admin.check_settings(file, common=Common(output="json"))
 
     assert code == 2
     assert json.loads(capsys.readouterr().out) == {

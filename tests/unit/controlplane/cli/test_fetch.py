@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from controlplane.cli.fetch import _as_fetched, _say_fetched, _say_list
+from controlplane.cli.job_output import _as_fetched, _say_fetched, _say_list
 from controlplane.cli.output import Common
 from controlplane.client.files import Fetch, Fetched, JobFiles
 from controlplane.client.sweeps.runs import NoTorchError, convert_state

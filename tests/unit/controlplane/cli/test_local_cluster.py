@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 
-from controlplane.cli import local, nodes
+from controlplane.cli import local, operators
 from controlplane.cli.output import Exit, exit_code
 from nodeagent.__main__ import _end_workers as end_workers_of
 from nodeagent.settings import AgentSettings, Controller
@@ -190,7 +190,7 @@ def test_a_process_that_only_locks_the_pid_file_is_never_signalled(
 
 
 def test_the_settings_of_a_new_node_are_complete() -> None:
-    text = nodes.TEMPLATE.format(node="gpu-7", host="::1", agents=7701)
+    text = operators.TEMPLATE.format(node="gpu-7", host="::1", agents=7701)
 
     assert msgspec.convert(tomllib.loads(text), AgentSettings) == AgentSettings(
         node="gpu-7",

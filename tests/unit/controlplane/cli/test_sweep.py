@@ -12,14 +12,20 @@ from rich.console import Console, RenderableType
 
 from controlplane.cli.output import Common
 from controlplane.cli.sweep.commands import values_of
-from controlplane.cli.sweep.export import write_csv, write_scalars
-from controlplane.cli.sweep.plot import draw
+from controlplane.cli.sweep.export import draw, write_csv, write_scalars
 from controlplane.cli.sweep.preview import replay_task
-from controlplane.cli.sweep.tables import _show_trial, _sweeps, summary_lines, time_left
-from controlplane.cli.sweep.top import ABSENT_NOTE, dashboard, follow
+from controlplane.cli.sweep.tables import (
+    ABSENT_NOTE,
+    _show_trial,
+    _sweeps,
+    dashboard,
+    follow,
+    summary_lines,
+    time_left,
+)
 from controlplane.client import Choice, Integer, LogUniform
 from controlplane.client.archive import digest_of, pack
-from controlplane.client.sweeps.manifest import manifest_of, write_manifest
+from controlplane.client.sweeps.results import manifest_of, write_manifest
 from schemas.errors import BadFieldError, RemoteError, UnreachableError
 from schemas.ids import JobId, Seconds, SlotId
 from schemas.wire.client import SweepDetail

@@ -10,9 +10,17 @@ import pytest
 
 from controlplane.client.client import Client
 from controlplane.client.files import JobFile
-from controlplane.client.sweeps.manifest import Manifest, manifest_of, read_manifest, write_manifest
+from controlplane.client.sweeps.results import (
+    Manifest,
+    best_of,
+    epoch_rows,
+    manifest_of,
+    ranked,
+    read_manifest,
+    trial_row,
+    write_manifest,
+)
 from controlplane.client.sweeps.runs import chosen_state
-from controlplane.client.sweeps.tables import best_of, epoch_rows, ranked, trial_row
 from schemas.errors import BadFieldError, SettingsError
 from schemas.ids import JobId, NodeId
 from schemas.wire.client import ChangeSweep, GetLedger, GetSweep, Ledger, SweepChanged, SweepDetail
