@@ -139,48 +139,35 @@ def test_a_file_that_changed_has_another_stamp(node: NodeFolders) -> None:
     assert piece(node, "train.py").stamp != before
 
 
+OUTSIDE = (
+    "../../secret", "/etc/passwd", "lib/../../../secret", "away", "folder/secret", "", ".", "lib/..",
+)  # fmt: skip
+
+
 @pytest.mark.parametrize(
-    "path",
+    ("path", "job", "why"),
     [
-        "../../secret",
-        "/etc/passwd",
-        "lib/../../../secret",
-        "away",
-        "folder/secret",
-        "",
-        ".",
-        "lib/..",
+        *((path, JOB, f"{path} leads out of the job's folder") for path in OUTSIDE),
+        ("none.txt", JOB, "none.txt is not on this node any more"),
+        ("train.py/x", JOB, "train.py/x is not on this node any more"),
+        ("lib", JOB, "lib is not a regular file"),
+        ("pipe", JOB, "pipe is not a regular file"),
+        ("a\0b", JOB, "invalid path: embedded null byte"),
+        ("circle", JOB, "invalid path: "),
+        *(("train.py", job, f"{job!r} is not a job") for job in ("", "..", ".", "a/b", "../work", ".digits-1.new")),
     ],
-)
-def test_no_path_leads_out_of_the_jobs_folder(node: NodeFolders, tmp_path: Path, path: str) -> None:
+)  # fmt: skip
+def test_a_path_outside_the_jobs_folder_or_to_no_file_is_refused(
+    node: NodeFolders, tmp_path: Path, path: str, job: str, why: str
+) -> None:
+    work = node.job(JOB)
     (tmp_path / "secret").write_text("s")
-    (node.job(JOB) / "away").symlink_to(tmp_path / "secret")
-    (node.job(JOB) / "folder").symlink_to(tmp_path)
+    (work / "away").symlink_to(tmp_path / "secret")
+    (work / "folder").symlink_to(tmp_path)
+    (work / "circle").symlink_to("circle")
+    os.mkfifo(work / "pipe")
 
-    assert refused(node, path) == f"{path} leads out of the job's folder"
-
-
-@pytest.mark.parametrize(
-    ("path", "why"),
-    [
-        ("none.txt", "none.txt is not on this node any more"),
-        ("train.py/x", "train.py/x is not on this node any more"),
-        ("lib", "lib is not a regular file"),
-        ("pipe", "pipe is not a regular file"),
-        ("a\0b", "invalid path: embedded null byte"),
-        ("circle", "invalid path: "),
-    ],
-)
-def test_what_is_no_file_is_refused(node: NodeFolders, path: str, why: str) -> None:
-    os.mkfifo(node.job(JOB) / "pipe")
-    (node.job(JOB) / "circle").symlink_to("circle")
-
-    assert refused(node, path).startswith(why)
-
-
-@pytest.mark.parametrize("job", ["", "..", ".", "a/b", "../work", ".digits-1.new"])
-def test_a_job_whose_name_is_a_path_is_refused(node: NodeFolders, job: str) -> None:
-    assert refused(node, "train.py", job) == f"{job!r} is not a job"
+    assert refused(node, path, job).startswith(why)
 
 
 def test_a_link_that_is_put_in_between_the_look_and_the_opening_is_not_followed(

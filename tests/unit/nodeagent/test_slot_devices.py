@@ -23,6 +23,7 @@ mig|MIG-c2|NVIDIA A100 MIG 2g.10gb|{10 * GIB}"""
 UNMADE: Final = f"gpu|GPU-bb22|NVIDIA A100|{40 * GIB}|0|1"
 LOST: Final = "gpu|GPU-ff|NVIDIA H100|0|15|0"
 CPU: Final = [(0, "cpu", ""), (1, "cpu", "")]
+BOTH: Final = [(0, "gpu", "GPU-aa11"), (1, "gpu", "GPU-aa22")]
 
 
 @pytest.fixture(scope="module")
@@ -40,20 +41,11 @@ def offered(answer: dict[str, Any]) -> list[tuple[int, str, str]]:
 def test_each_gpu_is_a_slot(hosts: Hosts) -> None:
     answer = hosts.inventory(f"{H100}\n{SECOND}")
 
-    assert answer == {
-        "slots": [
-            {
-                "index": index,
-                "kind": "gpu",
-                "model": "NVIDIA H100",
-                "memory_bytes": 80 * GIB,
-                "uuid": uuid,
-            }
-            for index, uuid in enumerate(("GPU-aa11", "GPU-aa22"))
-        ],
-        "logged": [],
-        "open": False,
-    }
+    shared = {"kind": "gpu", "model": "NVIDIA H100", "memory_bytes": 80 * GIB}
+    slots = [
+        {**shared, "index": i, "uuid": uuid} for i, uuid in enumerate(("GPU-aa11", "GPU-aa22"))
+    ]
+    assert answer == {"slots": slots, "logged": [], "open": False}
 
 
 @pytest.mark.slow
@@ -69,21 +61,19 @@ def test_each_mig_instance_is_a_slot_of_its_own_size(hosts: Hosts) -> None:
 
 
 @pytest.mark.slow
-def test_a_gpu_with_mig_on_and_no_instance_is_no_slot_and_is_logged(hosts: Hosts) -> None:
-    answer = hosts.inventory(f"{UNMADE}\n{H100}")
-
-    assert offered(answer) == [(1, "gpu", "GPU-aa11")]
-    assert answer["logged"] == ["MIG is enabled without instances, GPU not offered"]
-
-
-@pytest.mark.slow
-def test_a_gpu_that_does_not_answer_is_left_out_and_the_others_keep_their_numbers(
-    hosts: Hosts,
+@pytest.mark.parametrize(
+    ("driver", "slots", "logged"),
+    [
+        (f"{UNMADE}\n{H100}", [(1, "gpu", "GPU-aa11")], ["MIG is enabled without instances, GPU not offered"]),
+        (f"{H100}\n{LOST}\n{SECOND}", [*BOTH[:1], (2, "gpu", "GPU-aa22")], ["GPU does not respond, not offered"]),
+    ],
+)  # fmt: skip
+def test_a_gpu_that_cannot_be_used_is_left_out_and_the_others_keep_their_numbers(
+    hosts: Hosts, driver: str, slots: list[tuple[int, str, str]], logged: list[str]
 ) -> None:
-    answer = hosts.inventory(f"{H100}\n{LOST}\n{SECOND}")
+    answer = hosts.inventory(driver)
 
-    assert offered(answer) == [(0, "gpu", "GPU-aa11"), (2, "gpu", "GPU-aa22")]
-    assert answer["logged"] == ["GPU does not respond, not offered"]
+    assert (offered(answer), answer["logged"]) == (slots, logged)
 
 
 @pytest.mark.slow
@@ -105,19 +95,13 @@ def test_a_host_whose_driver_fails_does_not_pass_for_one_without_gpus(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("driver", ["init|9", ""])
-def test_a_driver_that_is_not_loaded_or_has_no_gpu_leaves_cpu_slots(
-    hosts: Hosts, driver: str
+def test_a_host_without_driver_or_gpu_has_cpu_slots(
+    hosts: Hosts, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    assert offered(hosts.inventory(driver, CUDA_VISIBLE_DEVICES="0")) == CPU
-
-
-@pytest.mark.slow
-def test_without_a_driver_there_are_cpu_slots(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> None:
-    with Hosts(broken_driver(tmp_path_factory.mktemp("none"))) as hosts:
-        assert offered(hosts.inventory(H100)) == CPU
+    for driver in ("init|9", ""):
+        assert offered(hosts.inventory(driver, CUDA_VISIBLE_DEVICES="0")) == CPU
+    with Hosts(broken_driver(tmp_path_factory.mktemp("none"))) as broken:
+        assert offered(broken.inventory(H100)) == CPU
 
 
 # --- the agent's own CUDA_VISIBLE_DEVICES
@@ -126,23 +110,14 @@ def test_without_a_driver_there_are_cpu_slots(
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("value", "slots"),
-    [
-        ("0", [(0, "gpu", "GPU-aa11")]),
-        ("1", [(1, "gpu", "GPU-aa22")]),
-        ("1,0", [(0, "gpu", "GPU-aa11"), (1, "gpu", "GPU-aa22")]),
-        ("1,-1,0", [(1, "gpu", "GPU-aa22")]),
-        ("GPU-aa2", [(1, "gpu", "GPU-aa22")]),
-        ("", CPU),
-        ("-1", CPU),
-    ],
-)
-def test_an_agent_offers_what_its_own_environment_shows_it(
+    [("0", BOTH[:1]), ("1", BOTH[1:]), ("1,0", BOTH), ("1,-1,0", BOTH[1:]), ("GPU-aa2", BOTH[1:]), ("", CPU), ("-1", CPU)],
+)  # fmt: skip
+def test_an_agent_offers_the_devices_that_its_environment_shows(
     hosts: Hosts, value: str, slots: list[tuple[int, str, str]]
 ) -> None:
     answer = hosts.inventory(f"{H100}\n{SECOND}", CUDA_VISIBLE_DEVICES=value)
 
-    assert offered(answer) == slots
-    assert answer["logged"] == []
+    assert (offered(answer), answer["logged"]) == (slots, [])
 
 
 @pytest.mark.slow
@@ -200,17 +175,11 @@ def test_indices_among_gpus_of_several_models_need_an_order(hosts: Hosts) -> Non
 # --- what a worker sees
 
 
-def test_a_worker_sees_the_device_of_its_slot_and_no_other() -> None:
-    gpu = SlotSpec(index=3, kind="gpu", uuid="MIG-c2")
+def test_a_worker_sees_only_the_device_of_its_slot() -> None:
+    gpu, cpu = SlotSpec(index=3, kind="gpu", uuid="MIG-c2"), SlotSpec(index=0, kind="cpu")
 
-    assert device_environment(gpu) == {
-        "CUDA_VISIBLE_DEVICES": "MIG-c2",
-        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-    }
-
-
-def test_a_worker_of_a_cpu_slot_sees_no_gpu() -> None:
-    assert device_environment(SlotSpec(index=0, kind="cpu"))["CUDA_VISIBLE_DEVICES"] == ""
+    shown = [device_environment(slot)["CUDA_VISIBLE_DEVICES"] for slot in (gpu, cpu)]
+    assert (shown, device_environment(gpu)["CUDA_DEVICE_ORDER"]) == (["MIG-c2", ""], "PCI_BUS_ID")
 
 
 # --- cores
@@ -225,13 +194,10 @@ def control_group(root: Path, *limits: str) -> Path:
     return root
 
 
-def test_without_a_quota_cores_are_those_of_the_affinity(tmp_path: Path) -> None:
+def test_cores_are_those_of_the_affinity_or_of_a_smaller_quota(tmp_path: Path) -> None:
     mine = len(os.sched_getaffinity(0))
 
     assert usable_cores(tmp_path) == mine
     assert usable_cores(control_group(tmp_path, "max 100000\n")) == mine
-
-
-@pytest.mark.parametrize(("limit", "cores"), [("100000 100000", 1), ("50000 100000", 1)])
-def test_a_quota_counts_where_it_is_less(tmp_path: Path, limit: str, cores: int) -> None:
-    assert usable_cores(control_group(tmp_path, limit)) == cores
+    for limit in ("100000 100000", "50000 100000"):
+        assert usable_cores(control_group(tmp_path, limit)) == 1
