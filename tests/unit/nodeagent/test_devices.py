@@ -1,4 +1,4 @@
-"""The inventory of hosts whose driver library is a stand-in that `pynvml` loads."""
+"""Slots of a host: its driver, which is a stand-in that `pynvml` loads, and CUDA_VISIBLE_DEVICES."""
 
 from __future__ import annotations
 
@@ -9,7 +9,15 @@ from typing import Any, Final
 
 import pytest
 
-from nodeagent.devices import OWN_CGROUP, device_environment, usable_cores
+from nodeagent.devices import (
+    OWN_CGROUP,
+    Device,
+    Gpu,
+    Selection,
+    device_environment,
+    select_visible,
+    usable_cores,
+)
 from schemas.nodes import SlotSpec
 from tests.support.fake_nvml import Hosts, broken_driver, build_driver
 
@@ -201,3 +209,90 @@ def test_cores_are_those_of_the_affinity_or_of_a_smaller_quota(tmp_path: Path) -
     assert usable_cores(control_group(tmp_path, "max 100000\n")) == mine
     for limit in ("100000 100000", "50000 100000"):
         assert usable_cores(control_group(tmp_path, limit)) == 1
+
+
+# --- CUDA_VISIBLE_DEVICES as CUDA reads it
+
+
+def whole(uuid: str) -> Gpu:
+    return Gpu(uuid, "H100", (Device(uuid, "H100", 80),))
+
+
+def split_gpu(uuid: str, *instances: str) -> Gpu:
+    return Gpu(uuid, "A100", tuple(Device(name, "A100 MIG 1g", 5) for name in instances))
+
+
+HOST: Final = (
+    whole("GPU-aa11"),
+    whole("GPU-aa22"),
+    split_gpu("GPU-bb11", "MIG-c1", "MIG-c2"),
+    Gpu("", "", ()),  # does not answer
+)
+
+
+def read(value: str) -> tuple[list[str], str | None, str | None]:
+    selection = select_visible(value, HOST)
+    return [d.uuid for d in selection.devices], selection.ended_by, selection.repeated
+
+
+@pytest.mark.parametrize(
+    ("value", "visible"),
+    [
+        ("", []),
+        ("  ", []),
+        ("0", ["GPU-aa11"]),
+        ("1,0", ["GPU-aa22", "GPU-aa11"]),
+        (" 1 , 0 ", ["GPU-aa22", "GPU-aa11"]),
+        ("+1", ["GPU-aa22"]),
+        ("1gpu,0x", ["GPU-aa22", "GPU-aa11"]),
+        ("2", ["MIG-c1", "MIG-c2"]),
+        ("3,0", ["GPU-aa11"]),
+        ("GPU-aa22", ["GPU-aa22"]),
+        ("GPU-aa2,GPU-b", ["GPU-aa22", "MIG-c1", "MIG-c2"]),
+        ("MIG-c2", ["MIG-c2"]),
+        ("MIG-c2,MIG-c1", ["MIG-c2", "MIG-c1"]),
+    ],
+)
+def test_these_name_devices(value: str, visible: list[str]) -> None:
+    assert read(value) == (visible, None, None)
+
+
+@pytest.mark.parametrize(
+    ("value", "visible", "ended_by"),
+    [
+        ("-1", [], "-1"),
+        ("0,-1,1", ["GPU-aa11"], "-1"),
+        ("0,4,1", ["GPU-aa11"], "4"),
+        ("0,,1", ["GPU-aa11"], ""),
+        ("none", [], "none"),
+        ("GPU-a", [], "GPU-a"),  # fits two
+        ("GPU-", [], "GPU-"),
+        ("GPU-aa11,GPU-ff,GPU-aa22", ["GPU-aa11"], "GPU-ff"),
+        ("GPU-aa11,1", ["GPU-aa11"], "1"),
+        ("1,GPU-aa11", ["GPU-aa22"], "GPU-aa11"),
+        ("MIG-c", [], "MIG-c"),
+        ("MIG-c1,GPU-aa11", ["MIG-c1"], "GPU-aa11"),
+        ("gpu-aa11", [], "gpu-aa11"),
+    ],
+)
+def test_the_list_ends_at_what_names_nothing(value: str, visible: list[str], ended_by: str) -> None:
+    assert read(value) == (visible, ended_by, None)
+
+
+@pytest.mark.parametrize("value", ["0,0", "0,1,+0", "GPU-aa1,GPU-aa11", "MIG-c1,MIG-c1"])
+def test_a_device_that_is_named_twice_hides_all(value: str) -> None:
+    assert read(value) == ([], None, value.rpartition(",")[2])
+
+
+def test_only_indices_depend_on_the_order_of_gpus() -> None:
+    assert [select_visible(v, HOST).by_index for v in ("0", "-1", "GPU-aa1", "MIG-c1", "")] == [
+        True,
+        True,
+        False,
+        False,
+        False,
+    ]
+
+
+def test_without_gpus_nothing_is_visible() -> None:
+    assert select_visible("0", ()) == Selection((), by_index=True, ended_by="0")
