@@ -89,9 +89,12 @@ class Parties:
 async def parties(
     request: pytest.FixtureRequest, keys: dict[str, KeyPair]
 ) -> AsyncIterator[Parties]:
-    parties = Parties(keys if request.param == "with keys" else None)
+    parties = Parties(None if request.param == "without" else keys)
     yield parties
     await parties.close()
+
+
+only_with_keys = pytest.mark.parametrize("parties", ["with keys"], indirect=True)
 
 
 def speak(address: str, frame: int) -> int:
@@ -101,8 +104,10 @@ def speak(address: str, frame: int) -> int:
         return speak_without_end(wire, frame)
 
 
-async def test_a_message_that_does_not_end_costs_its_sender_the_connection() -> None:
-    parties = Parties(None)
+@pytest.mark.parametrize("parties", ["without"], indirect=True)
+async def test_a_message_that_does_not_end_costs_its_sender_the_connection(
+    parties: Parties,
+) -> None:
     router = parties.server.bind("ROUTER", parties.address)
     parties.watch()
     other = await parties.speaker()
@@ -114,10 +119,11 @@ async def test_a_message_that_does_not_end_costs_its_sender_the_connection() -> 
     (line,) = parties.cut
     assert line.startswith("127.0.0.1:")
     assert line.endswith("bytes that it sent were not read")
-    await parties.close()
 
 
-async def test_messages_that_wait_cost_it_as_well(parties: Parties) -> None:
+async def test_messages_that_are_not_read_cost_their_sender_the_connection(
+    parties: Parties,
+) -> None:
     parties.server.bind("ROUTER", parties.address)
     parties.watch()
     hostile = await parties.speaker()
@@ -130,12 +136,12 @@ async def test_messages_that_wait_cost_it_as_well(parties: Parties) -> None:
     assert len(parties.cut) == 1
 
 
-async def test_who_was_cut_off_often_waits_for_the_next_connection_and_nobody_else(
-    keys: dict[str, KeyPair], monkeypatch: pytest.MonkeyPatch
+@only_with_keys
+async def test_a_key_that_was_cut_off_often_has_to_wait_and_other_keys_do_not(
+    parties: Parties, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection_limits, "FREE_CUTS", 1)
     monkeypatch.setattr(connection_limits, "FIRST_DELAY_S", connection_limits.MAX_DELAY_S)
-    parties = Parties(keys)
     router = parties.server.bind("ROUTER", parties.address)
     parties.watch()
     hostile = await parties.speaker()
@@ -154,14 +160,13 @@ async def test_who_was_cut_off_often_waits_for_the_next_connection_and_nobody_el
 
     assert heard.frames[1:] == (b"still here",)
     assert parties.denied == ["user:ada cannot connect for 60 s: its connections were cut off"]
-    await parties.close()
 
 
+@only_with_keys
 async def test_a_node_that_was_cut_off_connects_again_at_once(
-    keys: dict[str, KeyPair], monkeypatch: pytest.MonkeyPatch
+    parties: Parties, keys: dict[str, KeyPair], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection_limits, "FREE_CUTS", 0)
-    parties = Parties(keys)
     router = parties.server.bind("ROUTER", parties.address)
     for _ in range(3):
         parties.server._flood_guard.backoff.cut("ones-1", keys["node"].public)
@@ -170,13 +175,12 @@ async def test_a_node_that_was_cut_off_connects_again_at_once(
     node.send(b"here")
 
     assert (await soon(router.receive())).frames[1:] == (b"here",)
-    await parties.close()
 
 
-async def test_one_who_has_many_connections_that_are_cut_together_is_blamed_once(
-    keys: dict[str, KeyPair],
+@only_with_keys
+async def test_a_key_with_many_connections_that_are_cut_together_is_counted_once(
+    parties: Parties,
 ) -> None:
-    parties = Parties(keys)
     router = parties.server.bind("ROUTER", parties.address)
     for _ in range(3):
         (await parties.speaker()).send(b"here")
@@ -188,10 +192,9 @@ async def test_one_who_has_many_connections_that_are_cut_together_is_blamed_once
 
     assert len(lines) == 3
     assert [cuts.count for cuts in watch.backoff._cuts.values()] == [1]
-    await parties.close()
 
 
-async def test_what_was_taken_counts_no_more_to_the_byte(parties: Parties) -> None:
+async def test_messages_that_were_read_are_not_counted(parties: Parties) -> None:
     router = parties.server.bind("ROUTER", parties.address)
     speaker = await parties.speaker()
     frames = [bytes(size) for size in (0, 1, 220, 221, 222, 223, 253, 254, 255, 256, 70_000)]
@@ -207,7 +210,7 @@ async def test_what_was_taken_counts_no_more_to_the_byte(parties: Parties) -> No
     assert left < SLACK
 
 
-async def test_who_is_gone_is_not_looked_at(parties: Parties) -> None:
+async def test_a_closed_connection_is_not_checked(parties: Parties) -> None:
     parties.server.bind("ROUTER", parties.address)
     speaker = await parties.speaker()
     assert len(await parties.unread_bytes(1)) == 1
@@ -233,14 +236,14 @@ def _descriptors(path: Path) -> list[int]:
     return same
 
 
-def test_a_number_that_is_no_connection_any_more_leaves_nothing_open(tmp_path: Path) -> None:
+def test_a_descriptor_that_is_no_connection_leaves_nothing_open(tmp_path: Path) -> None:
     path = tmp_path / "file"
     with path.open("wb") as file:
         assert FloodGuard()._peer(file.fileno(), "") is None
         assert _descriptors(path) == [file.fileno()]
 
 
-def test_of_many_that_are_ahead_together_the_furthest_go() -> None:
+def test_the_worst_connections_are_cut_beyond_the_total_limit() -> None:
     watch, gone = FloodGuard(), list[int]()
 
     def end(descriptor: int) -> flood_guard._Ended:
@@ -255,7 +258,7 @@ def test_of_many_that_are_ahead_together_the_furthest_go() -> None:
     assert lines == [f"peer-4 is cut off: {7 * MIB} bytes that it sent were not read"]
 
 
-def test_memory_that_grew_is_noticed_once() -> None:
+def test_growth_of_memory_is_detected_once() -> None:
     sizes = iter([100, 100 + 15 * MIB, 50, 50 + 16 * MIB, 60 + 16 * MIB, 50 + 32 * MIB])
     growth = flood_guard.GrowthDetector(lambda: next(sizes), 16 * MIB)
 
