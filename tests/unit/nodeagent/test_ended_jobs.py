@@ -77,7 +77,7 @@ def own(tmp_path: Path) -> Folder:
     return Folder(Leftovers(tmp_path / "work", marker_file="mark"))
 
 
-def test_what_ended_long_ago_goes_with_its_mark_and_what_nobody_said_has_ended_stays(
+def test_folders_of_jobs_that_ended_long_ago_are_deleted_with_their_marks(
     shared: Folder,
 ) -> None:
     shared.job("old-1", ended=8.0)
@@ -88,31 +88,20 @@ def test_what_ended_long_ago_goes_with_its_mark_and_what_nobody_said_has_ended_s
     assert shared.marked == ["new-2"]
 
 
-def test_a_job_that_the_node_knows_stays_whatever_its_mark_says(shared: Folder) -> None:
-    shared.job("old-1", ended=8.0)
+def test_a_known_or_restarted_job_stays_and_a_repeated_end_counts_from_the_first(
+    shared: Folder,
+) -> None:
+    for name in ("busy-1", "again-2", "old-3"):
+        shared.job(name, ended=8.0)
+    shared.area.note(JobId("again-2"), ended=False)
+    shared.area.note(JobId("never-4"), ended=False)
+    shared.area.note(JobId("old-3"), ended=True)
 
-    assert shared.keeps(WEEK, frozenset({"old-1"})) == ["old-1"]
-    assert shared.marked == ["old-1"]
-
-
-def test_a_job_that_begins_again_stays_on_every_node(shared: Folder) -> None:
-    shared.job("again-1", ended=8.0)
-
-    shared.area.note(JobId("again-1"), ended=False)
-    shared.area.note(JobId("never-2"), ended=False)
-
-    assert shared.keeps(WEEK) == ["again-1"]
+    assert shared.keeps(WEEK, frozenset({"busy-1"})) == ["again-2", "busy-1"]
+    assert shared.marked == ["busy-1"]
 
 
-def test_an_end_that_is_heard_of_again_counts_from_the_first_time(shared: Folder) -> None:
-    shared.job("old-1", ended=8.0)
-
-    shared.area.note(JobId("old-1"), ended=True)
-
-    assert shared.keeps(WEEK) == []
-
-
-def test_the_oldest_go_sooner_where_all_are_too_much(shared: Folder) -> None:
+def test_the_oldest_folders_are_deleted_beyond_the_size_limit(shared: Folder) -> None:
     for name, ended in (("a-1", 3.0), ("b-2", 2.0), ("c-3", 1.0)):
         shared.job(name, ended=ended)
     shared.job("lives-4")
@@ -120,7 +109,7 @@ def test_the_oldest_go_sooner_where_all_are_too_much(shared: Folder) -> None:
     assert shared.keeps(KeepLimits(7 * DAY, 20 << 10)) == ["b-2", "c-3", "lives-4"]
 
 
-def test_what_just_ended_goes_by_its_age_only(shared: Folder) -> None:
+def test_a_job_that_just_ended_is_deleted_by_age_only(shared: Folder) -> None:
     shared.job("old-1", ended=1.1 * MIN_AGE_FOR_SIZE_S / DAY)
     shared.job("young-2", ended=0.9 * MIN_AGE_FOR_SIZE_S / DAY)
 
@@ -129,7 +118,7 @@ def test_what_just_ended_goes_by_its_age_only(shared: Folder) -> None:
     assert shared.keeps(KeepLimits(0.0, MUCH)) == []
 
 
-def test_folders_of_unknown_jobs_go_by_their_last_change_where_no_other_node_uses_them(
+def test_folders_of_unknown_jobs_are_deleted_by_their_last_change(
     own: Folder,
 ) -> None:
     unheard = MIN_UNREPORTED_AGE_S / DAY
@@ -143,7 +132,7 @@ def test_folders_of_unknown_jobs_go_by_their_last_change_where_no_other_node_use
     assert own.keeps(KeepLimits(1.0, MUCH)) == ["foreign", "young-2"]
 
 
-def test_jobs_of_which_no_end_was_heard_are_told_of_those_changed_last_first(
+def test_jobs_without_an_end_are_listed_by_their_last_change(
     own: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("nodeagent.ended_jobs.MAX_UNMARKED", 2)
@@ -158,9 +147,7 @@ def test_jobs_of_which_no_end_was_heard_are_told_of_those_changed_last_first(
     assert own.area.marked() == ["done-5"]
 
 
-def test_of_a_folder_of_all_nodes_and_of_one_that_cannot_be_read_nobody_is_told_of(
-    shared: Folder, tmp_path: Path
-) -> None:
+def test_a_shared_or_unreadable_folder_lists_no_jobs(shared: Folder, tmp_path: Path) -> None:
     shared.job("old-1")
 
     assert shared.area.unmarked() == []
@@ -168,18 +155,14 @@ def test_of_a_folder_of_all_nodes_and_of_one_that_cannot_be_read_nobody_is_told_
     assert Leftovers(tmp_path / "none").marked() == []
 
 
-def test_a_mark_goes_with_a_folder_that_somebody_else_deleted(shared: Folder) -> None:
+def test_a_job_without_a_folder_has_no_mark(shared: Folder) -> None:
+    shared.area.note(JobId("elsewhere-1"), ended=True)
+    assert not (shared.area.root / MARKS).exists()
     shared.job("gone-1", ended=1.0)
     shutil.rmtree(shared.area.root / "gone-1")
 
     assert shared.keeps(WEEK) == []
     assert shared.marked == []
-
-
-def test_where_nothing_of_a_job_lies_it_gets_no_mark(shared: Folder) -> None:
-    shared.area.note(JobId("elsewhere-1"), ended=True)
-
-    assert not (shared.area.root / MARKS).exists()
 
 
 def test_nothing_is_deleted_behind_a_link(shared: Folder, tmp_path: Path) -> None:
@@ -250,7 +233,7 @@ class House:
         (31 * 86400.0, [False, False, False]),
     ],
 )
-async def test_what_a_job_left_goes_after_a_week_and_its_checkpoints_after_a_month(
+async def test_work_is_deleted_after_a_week_and_checkpoints_after_a_month(
     tmp_path: Path, seconds: float, left: list[bool]
 ) -> None:
     house = House(tmp_path)
@@ -262,13 +245,13 @@ async def test_what_a_job_left_goes_after_a_week_and_its_checkpoints_after_a_mon
     assert await house.turn() == left
 
 
-async def test_nothing_of_a_job_goes_whose_end_was_not_heard_of(tmp_path: Path) -> None:
+async def test_nothing_of_a_job_without_an_end_is_deleted(tmp_path: Path) -> None:
     house = House(tmp_path, keep_work_s=0.0, keep_checkpoints_s=0.0)
 
     assert await house.turn() == [True, True, True]
 
 
-async def test_a_second_of_nothing_deletes_at_once_but_states_that_graduates_begin_with(
+async def test_a_limit_of_zero_deletes_all_but_recent_states_at_once(
     tmp_path: Path,
 ) -> None:
     house = House(tmp_path, keep_work_s=0.0, keep_checkpoints_s=0.0)
@@ -282,7 +265,7 @@ async def test_a_second_of_nothing_deletes_at_once_but_states_that_graduates_beg
     assert await house.turn() == [False, False, False]
 
 
-async def test_a_job_that_begins_behind_its_end_stays(tmp_path: Path) -> None:
+async def test_a_job_that_starts_after_its_end_stays(tmp_path: Path) -> None:
     house = House(tmp_path, keep_work_s=0.0, keep_checkpoints_s=0.0)
     house.ended.note(DONE, ended=True)
     await house.turn(look=False)
@@ -293,7 +276,7 @@ async def test_a_job_that_begins_behind_its_end_stays(tmp_path: Path) -> None:
     assert await house.turn() == [True, True, True]
 
 
-async def test_of_two_words_about_a_job_the_last_one_counts(tmp_path: Path) -> None:
+async def test_the_last_note_about_a_job_counts(tmp_path: Path) -> None:
     house = House(tmp_path)
 
     house.ended.note(DONE, ended=True)
@@ -303,7 +286,7 @@ async def test_of_two_words_about_a_job_the_last_one_counts(tmp_path: Path) -> N
     assert not any((folder.parent / ".ended" / DONE).exists() for folder in house.all)
 
 
-async def test_a_mark_that_the_disk_does_not_take_is_made_later_and_holds_up_no_deletion(
+async def test_a_mark_that_cannot_be_written_is_written_later(
     tmp_path: Path,
 ) -> None:
     house = House(tmp_path)
@@ -319,7 +302,7 @@ async def test_a_mark_that_the_disk_does_not_take_is_made_later_and_holds_up_no_
     assert (marks / DONE).exists()
 
 
-async def test_the_controller_is_asked_about_jobs_that_left_something_before_this_life(
+async def test_a_hello_names_jobs_with_files_from_before_the_start(
     tmp_path: Path,
 ) -> None:
     house = House(tmp_path)
@@ -336,7 +319,7 @@ async def test_the_controller_is_asked_about_jobs_that_left_something_before_thi
     assert again.unended == ()
 
 
-async def test_what_the_settings_say_later_holds_from_then_on(tmp_path: Path) -> None:
+async def test_changed_settings_apply_at_once(tmp_path: Path) -> None:
     house = House(tmp_path)
     house.ended.note(DONE, ended=True)
     await house.turn()

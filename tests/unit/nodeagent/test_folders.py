@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.__main__ import end_workers
+from nodeagent.__main__ import _end_workers, end_workers
 from nodeagent.folders import FRAME, FolderLocks, NodeFolders, WorkerFolder
 from nodeagent.process_identity import open_process, start_ticks
 from schemas.codec import encode
@@ -48,7 +48,7 @@ def folders(tmp_path: Path) -> NodeFolders:
 # --- files of one worker
 
 
-def test_an_assignment_comes_back_as_it_was_written(tmp_path: Path) -> None:
+def test_an_assignment_is_read_as_it_was_written(tmp_path: Path) -> None:
     folder = WorkerFolder(tmp_path / "workers" / f"{A}.v1.r0")
     folder.write_assignment(assignment(run(A)))
 
@@ -58,24 +58,17 @@ def test_an_assignment_comes_back_as_it_was_written(tmp_path: Path) -> None:
     assert folder.worker == f"{A}.v1.r0"
 
 
-def test_a_folder_without_files_says_nothing(folder: WorkerFolder) -> None:
-    assert (folder.assignment(), folder.mark(), folder.exit()) == (None, None, None)
-    assert folder.reports(0) == ([], 0)
-
-
-def test_files_that_are_cut_short_say_nothing(folder: WorkerFolder) -> None:
-    for name in ("assignment", "process", "exit"):
-        (folder.path / name).write_bytes(encode(assignment(run(A)))[:-5])
-
-    assert (folder.assignment(), folder.mark(), folder.exit()) == (None, None, None)
-
-
-def test_a_process_and_its_end_are_read_from_its_folder(folder: WorkerFolder) -> None:
+def test_a_process_and_its_exit_are_read_from_complete_files(folder: WorkerFolder) -> None:
     mark = ProcessMark(pid=100, started_ticks=7)
     status = ExitStatus(code=None, signal=9, at=1.0, max_rss_bytes=2, cpu_s=3.0)
+
+    assert (folder.assignment(), folder.mark(), folder.exit()) == (None, None, None)
+    assert folder.reports(0) == ([], 0)
+    for name in ("assignment", "process", "exit"):
+        (folder.path / name).write_bytes(encode(assignment(run(A)))[:-5])
+    assert (folder.assignment(), folder.mark(), folder.exit()) == (None, None, None)
     (folder.path / "process").write_bytes(encode(mark))
     (folder.path / "exit").write_bytes(encode(status))
-
     assert (folder.mark(), folder.exit()) == (mark, status)
 
 
@@ -87,7 +80,7 @@ def test_streams_are_files_of_the_folder(folder: WorkerFolder) -> None:
 # --- reports
 
 
-def test_reports_are_read_on_from_where_the_last_look_ended(folder: WorkerFolder) -> None:
+def test_reports_are_read_from_a_position(folder: WorkerFolder) -> None:
     path = folder.path / "reports"
     path.write_bytes(framed(REPORTS[0]) + framed(REPORTS[1]))
     first, position = folder.reports(0)
@@ -99,7 +92,7 @@ def test_reports_are_read_on_from_where_the_last_look_ended(folder: WorkerFolder
     assert (end, folder.reports(end)) == (path.stat().st_size, ([], end))
 
 
-def test_half_a_report_is_left_until_it_is_whole(folder: WorkerFolder) -> None:
+def test_an_incomplete_report_is_read_later(folder: WorkerFolder) -> None:
     whole = b"".join(framed(report) for report in REPORTS)
     path = folder.path / "reports"
     for size in range(len(whole) + 1):
@@ -111,7 +104,7 @@ def test_half_a_report_is_left_until_it_is_whole(folder: WorkerFolder) -> None:
     assert found == REPORTS
 
 
-def test_a_report_that_is_damaged_is_passed_over(folder: WorkerFolder) -> None:
+def test_a_damaged_report_is_skipped(folder: WorkerFolder) -> None:
     damaged = FRAME.pack(3) + b"\xc1\xc1\xc1"
     (folder.path / "reports").write_bytes(damaged + framed(REPORTS[0]) + damaged)
 
@@ -123,7 +116,7 @@ def test_a_report_that_is_damaged_is_passed_over(folder: WorkerFolder) -> None:
 # --- folders of a node
 
 
-def test_folders_are_made_for_their_owner_only(folders: NodeFolders) -> None:
+def test_folders_are_private(folders: NodeFolders) -> None:
     for path in (folders.run, folders.run / "workers", folders.sockets, folders.work):
         assert path.stat().st_mode & 0o777 == 0o700
     folders.make()  # a second time harms nothing
@@ -137,7 +130,7 @@ def test_every_worker_has_a_folder_of_its_own(folders: NodeFolders) -> None:
     assert folders.job(JobId("a-1")) == folders.work / "a-1"
 
 
-def test_sockets_of_a_deep_folder_lie_where_their_names_fit(
+def test_sockets_of_a_deep_folder_are_in_the_temporary_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
@@ -151,7 +144,7 @@ def test_sockets_of_a_deep_folder_lie_where_their_names_fit(
     assert deep[0].sockets == NodeFolders(deep[0].run, tmp_path, tmp_path).sockets
 
 
-def test_sockets_outside_of_the_run_folder_go_with_the_workers(
+def test_sockets_outside_of_the_run_folder_are_deleted_with_the_workers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
@@ -165,7 +158,7 @@ def test_sockets_outside_of_the_run_folder_go_with_the_workers(
     assert (deep.run.exists(), deep.sockets.exists(), short.sockets.exists()) == (True, False, True)
 
 
-def test_sockets_in_a_folder_of_somebody_else_are_refused(
+def test_sockets_in_a_folder_of_another_user_are_refused(
     folders: NodeFolders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "getuid", lambda: os.geteuid() + 1)
@@ -180,7 +173,7 @@ def test_sockets_in_a_folder_of_somebody_else_are_refused(
 
 
 @pytest.mark.slow
-def test_a_process_is_named_by_its_pid_and_its_start() -> None:
+def test_a_process_is_identified_by_pid_and_start() -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
         ticks = start_ticks(child.pid)
         assert ticks is not None
@@ -194,7 +187,7 @@ def test_a_process_is_named_by_its_pid_and_its_start() -> None:
     assert (start_ticks(child.pid), open_process(child.pid, ticks)) == (None, None)
 
 
-def test_a_run_folder_keeps_its_id_and_another_in_its_place_has_another(
+def test_a_run_folder_keeps_its_id_until_it_is_replaced(
     folders: NodeFolders,
 ) -> None:
     first = folders.run_id()
@@ -204,11 +197,8 @@ def test_a_run_folder_keeps_its_id_and_another_in_its_place_has_another(
 
     assert (again, len(first)) == (first, 12)
     assert folders.run_id() not in ("", first)
-
-
-def test_a_run_folder_whose_id_cannot_be_written_has_none(folders: NodeFolders) -> None:
+    (folders.run / "run_id").unlink()
     (folders.run / "run_id.new").mkdir()  # in the way, as a full disk is
-
     assert folders.run_id() == ""
 
 
@@ -237,7 +227,7 @@ def folders_in(base: Path, run: str = "run", work: str = "work") -> NodeFolders:
     ("setting", "run", "work"),
     [("run", "run", "other"), ("work", "other", "work"), ("run", "run", "work")],
 )
-def test_a_second_agent_is_refused_and_told_whose_folder_it_is(
+def test_a_second_agent_is_refused_with_the_owner_of_the_folder(
     tmp_path: Path, setting: str, run: str, work: str
 ) -> None:
     first = FolderLocks(folders_in(tmp_path), "n1")
@@ -254,7 +244,7 @@ def test_a_second_agent_is_refused_and_told_whose_folder_it_is(
     first.close()
 
 
-def test_an_agent_that_was_refused_holds_nothing(tmp_path: Path) -> None:
+def test_a_refused_agent_holds_no_lock(tmp_path: Path) -> None:
     first = FolderLocks(folders_in(tmp_path, work="taken"), "n1")
     with pytest.raises(SettingsError, match="taken is in use"):
         FolderLocks(folders_in(tmp_path, run="other", work="taken"), "n2")
@@ -274,26 +264,14 @@ def test_agents_with_folders_of_their_own_share_checkpoints(tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-def test_the_next_agent_begins_where_one_was_stopped_whatever_that_one_started(
-    tmp_path: Path,
-) -> None:
+def test_the_next_agent_takes_the_locks_of_one_that_stopped_or_was_killed(tmp_path: Path) -> None:
     first = FolderLocks(folders_in(tmp_path), "n1")
-    started = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    first.close()
-
-    FolderLocks(folders_in(tmp_path), "n1").close()
-
-    started.kill()
-    started.communicate()
-
-
-@pytest.mark.slow
-def test_the_next_agent_begins_where_one_was_killed(tmp_path: Path) -> None:
-    folders_in(tmp_path)
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as started:
+        first.close()
+        FolderLocks(folders_in(tmp_path), "n1").close()
+        started.kill()
     with subprocess.Popen(
-        [sys.executable, "-c", HOLDER, str(tmp_path)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
+        [sys.executable, "-c", HOLDER, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == b"held\n"
@@ -304,7 +282,20 @@ def test_the_next_agent_begins_where_one_was_killed(tmp_path: Path) -> None:
     FolderLocks(folders_in(tmp_path), "n1").close()
 
 
-def test_a_folder_that_takes_no_lock_keeps_no_agent_from_saying_that_it_is_ill(
+def test_workers_are_not_ended_beside_a_running_agent(tmp_path: Path) -> None:
+    settings = tmp_path / "agent.toml"
+    settings.write_text('node = "n1"\ncheckpoints = "shared"\n')
+    locks = FolderLocks(folders_in(tmp_path), "n1")
+
+    owner = re.escape(f"is in use by another agent (node n1, pid {os.getpid()}); stop that agent")
+    with pytest.raises(SettingsError, match=owner):
+        _end_workers(settings)
+    locks.close()
+
+    assert _end_workers(settings) == 0
+
+
+def test_a_folder_that_cannot_be_locked_does_not_stop_the_agent(
     tmp_path: Path,
 ) -> None:
     there = folders_in(tmp_path)
