@@ -66,7 +66,7 @@ async def agent(tmp_path: Path) -> AsyncIterator[Agent]:
     end(made)
 
 
-async def test_workers_connect_again_when_somebody_deleted_the_socket_with_its_folder(
+async def test_workers_connect_again_when_the_socket_and_its_folder_were_deleted(
     agent: Agent, tmp_path: Path
 ) -> None:
     for path in (tmp_path / "run", agent._folders.sockets):
@@ -83,9 +83,7 @@ async def test_workers_connect_again_when_somebody_deleted_the_socket_with_its_f
     assert agent._hello().problems == ()
 
 
-async def test_the_controller_hears_when_a_node_cannot_start_workers(
-    agent: Agent, tmp_path: Path
-) -> None:
+async def test_a_node_that_cannot_start_workers_reports_it(agent: Agent, tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "work")
     (tmp_path / "work").touch()
 
@@ -117,12 +115,12 @@ async def test_workers_are_ended_when_the_controller_did_not_answer_for_the_stat
 
 
 @pytest.mark.parametrize(("fence_s", "fenced_s"), [(0.0, 0.0), (3.0, 15.0), (600.0, 612.0)])
-def test_a_node_says_when_its_workers_are_gone(fence_s: float, fenced_s: float) -> None:
+def test_a_node_reports_ended_workers(fence_s: float, fenced_s: float) -> None:
     settings = AgentSettings(node="n1", devices="cpu", fence_s=fence_s)
     assert inventory(settings).fenced_s == fenced_s
 
 
-def test_a_fence_that_is_too_short_to_hear_an_answer_is_refused() -> None:
+def test_a_fence_shorter_than_an_answer_takes_is_refused() -> None:
     with pytest.raises(SettingsError) as refused:
         inventory(AgentSettings(node="n1", devices="cpu", fence_s=2.0))
     assert (refused.value.field, refused.value.message) == (
@@ -212,9 +210,7 @@ async def test_a_job_that_is_to_be_forgotten_leaves_nothing_where_nothing_is_kep
     assert [folder.name for folder in folders if folder.exists()] == [B, B]
 
 
-async def test_a_hello_names_the_jobs_of_which_no_end_was_heard(
-    agent: Agent, tmp_path: Path
-) -> None:
+async def test_a_hello_names_jobs_without_a_reported_end(agent: Agent, tmp_path: Path) -> None:
     for job in (A, B):
         folder = tmp_path / "work" / job
         folder.mkdir()

@@ -41,7 +41,7 @@ class Port(KeyConnections):
         return self.admit(PORT, host, key)
 
 
-def test_a_key_may_have_so_many_and_is_told_of_once() -> None:
+def test_the_connections_of_a_key_are_limited_and_logged_once() -> None:
     port = Port()
 
     assert [port.opened(number, ADA) for number in range(5)] == [True, True, True, False, False]
@@ -49,7 +49,7 @@ def test_a_key_may_have_so_many_and_is_told_of_once() -> None:
     assert port.opened(9, BOB)
 
 
-def test_each_connection_that_goes_makes_room_whether_it_ever_spoke() -> None:
+def test_each_closed_connection_frees_its_place() -> None:
     port = Port()
     for number in range(3):
         port.opened(number, ADA)
@@ -62,7 +62,7 @@ def test_each_connection_that_goes_makes_room_whether_it_ever_spoke() -> None:
         port.closed(20 + number)  # it was refused
 
 
-def test_a_connection_without_a_handshake_makes_no_room_when_it_goes() -> None:
+def test_a_connection_closed_before_its_handshake_frees_nothing() -> None:
     port = Port()
     for number in range(3):
         port.opened(number, ADA)
@@ -115,7 +115,7 @@ steps = st.lists(
 
 @given(steps)
 @settings(max_examples=examples(200))
-def test_whatever_comes_and_goes_no_more_is_counted_than_there_is(
+def test_no_more_connections_are_counted_than_exist(
     steps: list[tuple[str, int, bytes, str]],
 ) -> None:
     port, there, spoken = Port(), dict[int, bytes](), set[int]()
@@ -144,7 +144,7 @@ def test_whatever_comes_and_goes_no_more_is_counted_than_there_is(
     assert port._counts == Counter((PORT, key) for key in there.values())
 
 
-def test_what_was_said_is_counted_for_its_key_while_the_connection_is_open() -> None:
+def test_bytes_are_counted_for_their_key_while_the_connection_is_open() -> None:
     port = Port()
     for number, key in enumerate((ADA, ADA, BOB)):
         port.opened(number, key)
@@ -157,7 +157,7 @@ def test_what_was_said_is_counted_for_its_key_while_the_connection_is_open() -> 
     assert not port._kept_bytes
 
 
-def test_who_is_cut_off_before_his_message_was_whole_is_known_by_his_handshake() -> None:
+def test_a_connection_cut_within_its_first_message_is_known_by_its_handshake() -> None:
     port = Port()
     port.record_opened(1, PORT, HOST)  # somebody who never shakes hands
     port.opened(2, ADA)
@@ -166,7 +166,7 @@ def test_who_is_cut_off_before_his_message_was_whole_is_known_by_his_handshake()
     assert port._counts.total() == 0
 
 
-def test_who_spoke_is_known_whoever_else_is_silent() -> None:
+def test_the_sender_is_known_beside_silent_connections() -> None:
     port = Port()
     port.opened(1, BOB)
     port.opened(2, ADA)
@@ -177,7 +177,7 @@ def test_who_spoke_is_known_whoever_else_is_silent() -> None:
     assert not port.is_of(2, ADA)
 
 
-def test_nobody_is_blamed_for_another_one_of_his_host() -> None:
+def test_a_connection_is_not_cut_for_another_of_its_host() -> None:
     port = Port()
     port.record_opened(1, PORT, HOST)  # shakes hands late
     port.opened(2, ADA)
@@ -224,7 +224,7 @@ def test_each_cut_beyond_the_first_ones_doubles_the_time(cuts: int, wait_s: floa
     assert backoff.left_s(PORT, ADA) == 0.0
 
 
-def test_nobody_else_waits_and_nobody_at_another_port() -> None:
+def test_other_hosts_and_other_ports_do_not_wait() -> None:
     backoff = Held()
     backoff.cut_times(FREE_CUTS + 3)
     backoff.cut(PORT, b"")  # of whom nobody knows whose it was
@@ -244,7 +244,7 @@ def test_after_some_time_without_a_cut_all_begins_anew() -> None:
     assert backoff.left_s(PORT, ADA) == 0.0
 
 
-def test_a_wait_is_told_of_once_for_each_cut() -> None:
+def test_a_wait_is_logged_once_for_each_cut() -> None:
     backoff = Held()
     backoff.cut_times(FREE_CUTS + 1)
     told = [backoff.first_refusal(PORT, ADA) for _ in range(2)]
@@ -253,7 +253,7 @@ def test_a_wait_is_told_of_once_for_each_cut() -> None:
     assert [*told, backoff.first_refusal(PORT, ADA)] == [True, False, True]
 
 
-def test_a_port_that_is_gone_is_forgotten() -> None:
+def test_a_closed_port_is_forgotten() -> None:
     backoff = Held()
     backoff.cut_times(FREE_CUTS + 3)
     backoff.cut_times(FREE_CUTS + 3, port=OTHER_PORT)

@@ -105,7 +105,7 @@ def speak(address: str, frame: int) -> int:
 
 
 @pytest.mark.parametrize("parties", ["without"], indirect=True)
-async def test_a_message_that_does_not_end_costs_its_sender_the_connection(
+async def test_an_endless_message_costs_its_sender_the_connection(
     parties: Parties,
 ) -> None:
     router = parties.server.bind("ROUTER", parties.address)

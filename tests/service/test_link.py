@@ -150,7 +150,7 @@ async def test_the_identity_of_a_key_arrives_on_sub_and_xpub(house: House) -> No
     assert await soon(feed.receive()) == Incoming((b"\x01job",), ADA)
 
 
-async def test_a_subscription_gives_nothing_until_it_is_admitted(house: House) -> None:
+async def test_a_subscription_gets_nothing_before_its_topic_is_granted(house: House) -> None:
     feed = house.bind("XPUB")
     ada = house.connect("ada", "SUB")
     ada.subscribe(b"job")
@@ -163,9 +163,7 @@ async def test_a_subscription_gives_nothing_until_it_is_admitted(house: House) -
     assert await soon(ada.receive()) == Incoming((b"job", b"after"), None)
 
 
-async def test_on_ipc_nobody_needs_a_key_and_nobody_has_a_name(
-    house: House, socket_path: Path
-) -> None:
+async def test_on_ipc_there_are_no_keys_and_no_identities(house: House, socket_path: Path) -> None:
     router, worker = await house.on_ipc(socket_path)
 
     worker.send(b"hello")
@@ -174,7 +172,7 @@ async def test_on_ipc_nobody_needs_a_key_and_nobody_has_a_name(
     assert (incoming.identity, incoming.frames[1:]) == (None, (b"hello",))
 
 
-async def test_everything_that_arrived_is_taken_in_order(house: House, socket_path: Path) -> None:
+async def test_messages_are_taken_in_order(house: House, socket_path: Path) -> None:
     router, worker = await house.on_ipc(socket_path)
     sent = [str(number).encode() for number in range(1000)]
 
@@ -189,7 +187,7 @@ async def test_everything_that_arrived_is_taken_in_order(house: House, socket_pa
     assert arrived == sent
 
 
-async def test_who_waits_for_a_message_hears_it_though_something_was_sent_as_it_arrived(
+async def test_a_waiting_receiver_gets_a_message_that_arrives_during_a_send(
     house: House, socket_path: Path
 ) -> None:
     router, dealer = await house.on_ipc(socket_path)
@@ -232,7 +230,7 @@ async def test_many_messages_leave_turns_of_the_loop_to_others(
     assert len(set(before)) == 50
 
 
-async def test_what_a_connection_that_is_cut_sent_before_is_dropped_and_another_is_heard(
+async def test_unread_messages_of_a_cut_connection_are_dropped(
     house: House,
 ) -> None:
     router = house.bind()
@@ -253,7 +251,7 @@ async def test_what_a_connection_that_is_cut_sent_before_is_dropped_and_another_
     assert (taken, cut) == ([b"0", b"other"], True)
 
 
-async def test_a_connection_that_has_the_number_of_one_that_is_gone_is_not_cut(
+async def test_a_connection_with_a_reused_number_is_not_cut(
     house: House,
 ) -> None:
     router = house.bind()
@@ -269,9 +267,7 @@ async def test_a_connection_that_has_the_number_of_one_that_is_gone_is_not_cut(
     assert (await soon(router.receive())).frames[1:] == (b"still here",)
 
 
-async def test_of_connections_that_were_cut_so_many_are_remembered(
-    house: House, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_remembered_cuts_are_limited(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sockets, "MAX_REMEMBERED_CUTS", 2)
     router = house.server.bind("ROUTER", free_address())
 
@@ -284,7 +280,7 @@ async def test_of_connections_that_were_cut_so_many_are_remembered(
 # --- who may not speak any more
 
 
-async def test_a_key_that_is_removed_or_given_away_loses_its_open_connections(
+async def test_a_removed_or_reassigned_key_loses_its_open_connections(
     house: House,
 ) -> None:
     router, key = house.bind(), house.keys["ada"].public
@@ -336,7 +332,7 @@ async def test_an_unknown_key_is_denied_and_known_keys_connect(house: House) -> 
     stranger.close()
 
 
-async def test_one_key_has_so_many_connections_to_a_port_and_others_connect(
+async def test_connections_of_one_key_to_a_port_are_limited_and_others_connect(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection_limits, "MAX_CONNECTIONS_PER_KEY", 3)
@@ -380,7 +376,7 @@ async def until_counted(house: House, connections: int) -> None:
             await asyncio.sleep(0.005)
 
 
-async def test_who_only_listens_counts_as_well_and_is_forgotten_when_he_goes(
+async def test_silent_connections_count_until_they_close(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection_limits, "MAX_CONNECTIONS_PER_KEY", 2)
@@ -400,7 +396,7 @@ async def test_who_only_listens_counts_as_well_and_is_forgotten_when_he_goes(
     await soon(house.denial.wait())
 
 
-async def test_an_unknown_key_publishes_to_nobody(house: House) -> None:
+async def test_events_of_an_unknown_key_do_not_arrive(house: House) -> None:
     events = house.bind("SUB")
     stranger = house.connect("stranger", "PUB")
     node = house.connect("node", "PUB")
@@ -622,7 +618,7 @@ def test_a_thread_dealer_without_a_router_sends_nothing_and_can_be_woken(
     assert dealer.poll(0.0) == ([], False)
 
 
-async def test_a_thread_dealer_comes_back_when_the_router_is_bound_anew(
+async def test_a_thread_dealer_reconnects_to_a_new_router(
     socket_path: Path, thread_dealer: Callable[[], ThreadDealer]
 ) -> None:
     dealer = thread_dealer()
@@ -652,7 +648,7 @@ def test_written_keys_are_for_their_owner_only_and_can_be_read_back(tmp_path: Pa
     assert load_public(secret) == pair.public
 
 
-def test_keys_are_written_over_no_link_and_are_nobody_elses_at_any_moment(
+def test_keys_replace_links_and_are_private_at_every_moment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[Path] = []

@@ -90,9 +90,7 @@ def speak(path: Path, frame: int) -> int:
 
 
 @pytest.mark.parametrize("frame", [100, 16_000])
-async def test_a_message_that_does_not_end_costs_its_sender_the_connection(
-    party: Party, frame: int
-) -> None:
+async def test_an_endless_message_costs_its_sender_the_connection(party: Party, frame: int) -> None:
     party.begin()
     honest = await party.speaker()
 
@@ -104,7 +102,7 @@ async def test_a_message_that_does_not_end_costs_its_sender_the_connection(
     assert party.cut == [f"{ME} is cut off: it sends more than is read"]
 
 
-async def test_where_memory_grows_and_nobody_stands_out_all_connect_again(party: Party) -> None:
+async def test_all_connections_are_cut_when_memory_grows_and_none_stands_out(party: Party) -> None:
     now = 0
     party.watch._memory = lambda: now
     party.watch._reset()
@@ -123,7 +121,7 @@ async def test_where_memory_grows_and_nobody_stands_out_all_connect_again(party:
     ]
 
 
-async def test_memory_that_grows_for_another_reason_cuts_nobody(party: Party) -> None:
+async def test_memory_that_grows_for_another_reason_cuts_no_connection(party: Party) -> None:
     seen: list[int] = []
 
     def memory() -> int:
@@ -144,7 +142,7 @@ async def test_memory_that_grows_for_another_reason_cuts_nobody(party: Party) ->
     assert party.cut == []
 
 
-async def test_one_user_has_so_many_connections(
+async def test_connections_of_one_user_are_limited(
     party: Party, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(flood_guard, "MAX_CONNECTIONS_PER_USER", 2)
@@ -181,7 +179,7 @@ def test_a_user_has_no_more_connections_than_a_quarter_of_the_files(
         assert flood_guard.max_connections_per_user() == most
 
 
-async def test_who_connects_and_goes_without_end_leaves_the_loop_to_others(
+async def test_endless_short_connections_leave_the_loop_to_others(
     party: Party, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(flood_guard, "MAX_EVENTS", 4)
@@ -198,7 +196,7 @@ async def test_who_connects_and_goes_without_end_leaves_the_loop_to_others(
     assert await party.until_counted(0) == []
 
 
-async def test_what_an_honest_one_said_and_nobody_took_yet_is_little(
+async def test_a_few_unread_bytes_are_no_flood(
     party: Party, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await party.speaker()

@@ -77,7 +77,7 @@ def node(tmp_path: Path) -> Iterator[Node]:
     channel.close()
 
 
-async def test_who_shows_a_workers_token_is_that_worker(node: Node) -> None:
+async def test_a_token_identifies_its_worker(node: Node) -> None:
     mine = hello(token=TOKENS[MINE])
 
     await node.say(node.connected(), mine, reported())
@@ -86,9 +86,7 @@ async def test_who_shows_a_workers_token_is_that_worker(node: Node) -> None:
 
 
 @pytest.mark.parametrize("token", ["", "c" * 64, "b" * 64, "ä"])
-async def test_who_does_not_show_it_is_heard_by_nobody_and_told_nothing(
-    node: Node, token: str
-) -> None:
+async def test_a_connection_without_the_token_is_ignored(node: Node, token: str) -> None:
     stranger = node.connected()
 
     await node.say(stranger, hello(token=token), reported())
@@ -98,7 +96,7 @@ async def test_who_does_not_show_it_is_heard_by_nobody_and_told_nothing(
     assert stranger.poll(0.05)[0] == []
 
 
-async def test_a_worker_that_names_another_one_speaks_of_itself(node: Node) -> None:
+async def test_a_message_counts_for_its_sender_whatever_worker_it_names(node: Node) -> None:
     dealer = node.connected()
 
     await node.say(dealer, hello(token=TOKENS[MINE]), reported(B, 0, 7), reported(A, 1, 8))
@@ -106,7 +104,7 @@ async def test_a_worker_that_names_another_one_speaks_of_itself(node: Node) -> N
     assert node.all_heard()[1:] == [(MINE, reported(count=7)), (MINE, reported(count=8))]
 
 
-async def test_a_worker_cannot_take_the_orders_of_another_one(node: Node) -> None:
+async def test_a_worker_cannot_take_the_orders_of_another(node: Node) -> None:
     mine, others = node.connected(), node.connected()
     await node.say(others, hello(B, token=TOKENS[OTHER]))
 
@@ -117,7 +115,7 @@ async def test_a_worker_cannot_take_the_orders_of_another_one(node: Node) -> Non
     assert mine.poll(0.05)[0] == []
 
 
-async def test_a_worker_of_an_older_library_goes_on_without_a_token(node: Node) -> None:
+async def test_a_worker_of_an_older_library_needs_no_token(node: Node) -> None:
     await node.say(node.connected(), hello(rank=1), reported(rank=1))
 
     assert [worker for worker, _ in node.all_heard()] == [OLD, OLD]
@@ -134,7 +132,7 @@ async def test_a_worker_that_ended_says_nothing_more(node: Node) -> None:
     assert node.all_heard() == [(MINE, mine)]
 
 
-async def test_a_worker_that_connects_again_is_told_what_comes_there(node: Node) -> None:
+async def test_a_reconnected_worker_receives_its_orders(node: Node) -> None:
     first, second = node.connected(), node.connected()
     mine = hello(token=TOKENS[MINE])
     await node.say(first, mine)
@@ -222,7 +220,7 @@ hostile = st.one_of(
 @example([frames((0, encode(grown(9))))])
 @example([frames((0, encode(WorkerHello(job=A, version=Version(1), rank=Rank(0), pid=2))))])
 @settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.too_slow])
-def test_whatever_is_written_another_worker_is_heard_and_nobody_speaks_for_it(
+def test_hostile_bytes_neither_stop_nor_impersonate_another_worker(
     written: list[Written],
 ) -> None:
     async def meddle(path: str) -> None:
@@ -276,7 +274,7 @@ def test_a_message_that_no_worker_would_say_ends_its_connection() -> None:
     assert {worker for worker, _ in heard} == {MINE}
 
 
-def test_what_waits_of_one_connection_is_a_few_mebibytes() -> None:
+def test_unread_bytes_of_one_connection_are_limited() -> None:
     assert MAX_QUEUED_ON_IPC * (MAX_WORKER_MESSAGE_BYTES + ENVELOPE) <= 8 << 20
     with tempfile.TemporaryDirectory(prefix="ones-") as folder:
 

@@ -118,7 +118,7 @@ def test_limits_are_those_of_the_slots_that_a_job_has_here(tmp_path: Path) -> No
     assert groups.said(*files) == [str(4 * GIB), "0", "max"]
 
 
-def test_the_worker_after_whose_start_processes_were_killed_for_memory_hears_the_limit(
+def test_a_worker_is_told_the_limit_when_processes_were_killed_for_memory_since_its_start(
     tmp_path: Path,
 ) -> None:
     groups = Fake(tmp_path / "g", Jobs(memory_bytes=GIB))
@@ -177,7 +177,7 @@ def leaves(groups: JobGroups) -> dict[str, int]:
 @pytest.mark.slow
 @needs_groups
 @pytest.mark.parametrize("trees", TREES)
-def test_what_a_worker_forked_ends_with_it_wherever_it_went_and_others_live_on(
+def test_all_processes_of_a_worker_end_with_it_and_others_go_on(
     trees: tuple[Hierarchy, ...], tmp_path: Path, running: list[subprocess.Popen[bytes]]
 ) -> None:
     groups = JobGroups(trees, tmp_path)
@@ -199,7 +199,7 @@ def test_what_a_worker_forked_ends_with_it_wherever_it_went_and_others_live_on(
 
 @pytest.mark.slow
 @needs_groups
-def test_an_agent_adopts_who_lives_and_ends_what_those_left_who_ended_without_it(
+def test_an_agent_adopts_living_workers_and_ends_the_processes_of_ended_ones(
     tmp_path: Path, running: list[subprocess.Popen[bytes]]
 ) -> None:
     former = JobGroups(find(), tmp_path)
@@ -221,7 +221,7 @@ def test_an_agent_adopts_who_lives_and_ends_what_those_left_who_ended_without_it
 
 @pytest.mark.slow
 @needs_groups
-def test_a_worker_from_before_there_were_groups_is_put_into_its_own(
+def test_a_worker_without_a_group_gets_one(
     tmp_path: Path, running: list[subprocess.Popen[bytes]]
 ) -> None:
     running.append(subprocess.Popen(["sleep", "60"]))
@@ -254,7 +254,7 @@ def test_a_group_of_version_2_is_divided_again_when_it_was_removed(
 
 @pytest.mark.slow
 @pytest.mark.skipif(MEMORY not in {n for t in find() for n in t.controllers}, reason="no memory")
-def test_memory_that_is_taken_beyond_the_limit_is_counted_where_it_was_taken(
+def test_memory_beyond_the_limit_is_counted_for_its_worker(
     tmp_path: Path, running: list[subprocess.Popen[bytes]]
 ) -> None:
     groups = JobGroups(find(), tmp_path, Jobs(memory_bytes=64 << 20))
@@ -270,7 +270,7 @@ def test_memory_that_is_taken_beyond_the_limit_is_counted_where_it_was_taken(
 
 
 @pytest.mark.skipif(MEMORY not in {n for t in find() for n in t.controllers}, reason="no memory")
-def test_an_agent_that_begins_takes_no_limits_from_another_whose_group_is_empty(
+def test_a_new_agent_keeps_the_limits_of_an_empty_group_of_another(
     tmp_path: Path,
 ) -> None:
     limits = Jobs(memory_bytes=64 << 20)
@@ -303,7 +303,7 @@ GREEDY = "head -c 1G /dev/zero | tail > /dev/null"
         ({"pids": 100}, "jobs.pids", "that limit processes, and jobs run as the agent"),
     ],
 )
-def test_limits_that_do_not_hold_here_are_refused_at_the_start(
+def test_limits_that_cannot_be_applied_are_refused_at_the_start(
     jobs: dict[str, int], field: str, why: str
 ) -> None:
     given = Jobs(run_as="agent", trust_each_other=True, cgroup="/no/where", **jobs)  # type: ignore[arg-type]

@@ -92,9 +92,7 @@ def test_a_gpu_that_cannot_be_used_is_left_out_and_the_others_keep_their_numbers
         (LOST, "none of its 1 GPUs responds"),
     ],
 )
-def test_a_host_whose_driver_fails_does_not_pass_for_one_without_gpus(
-    hosts: Hosts, driver: str, why: str
-) -> None:
+def test_a_failing_driver_is_not_a_host_without_gpus(hosts: Hosts, driver: str, why: str) -> None:
     assert hosts.inventory(driver)["error"] == [
         "devices",
         f"devices: the GPU driver cannot be used: {why}",
@@ -275,7 +273,9 @@ def test_these_name_devices(value: str, visible: list[str]) -> None:
         ("gpu-aa11", [], "gpu-aa11"),
     ],
 )
-def test_the_list_ends_at_what_names_nothing(value: str, visible: list[str], ended_by: str) -> None:
+def test_the_device_list_ends_at_an_unknown_name(
+    value: str, visible: list[str], ended_by: str
+) -> None:
     assert read(value) == (visible, ended_by, None)
 
 

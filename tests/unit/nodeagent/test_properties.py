@@ -329,5 +329,5 @@ def one_of(choices: Sequence[T], which: int) -> T:
     return choices[which % len(choices)]
 
 
-def test_whatever_happens_exactly_the_wanted_workers_live_and_one_on_each_slot() -> None:
+def test_exactly_the_wanted_workers_live_and_one_on_each_slot() -> None:
     run_state_machine_as_test(Agent, settings=SIZE)

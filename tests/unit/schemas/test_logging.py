@@ -134,7 +134,7 @@ def test_refusals_are_limited_per_second_and_the_others_counted() -> None:
     ]  # fmt: skip
 
 
-def test_a_flood_of_one_peer_takes_no_line_from_others() -> None:
+def test_a_flood_of_one_peer_hides_no_line_about_others() -> None:
     audit = Audit(limit_per_s=20, of_one_per_s=2, clock=lambda: 10.0)
 
     with structlog.testing.capture_logs() as lines:

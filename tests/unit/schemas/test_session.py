@@ -687,7 +687,7 @@ def fenced_and_lost(up: Road, down: Road, *, agent_began_s: float) -> tuple[floa
 )
 @example(up=[0.0], down=[0.0], up_cut_s=20.0, down_cut_s=NEVER, agent_began_s=0.0)
 @example(up=[0.0], down=[3.0], up_cut_s=20.0, down_cut_s=NEVER, agent_began_s=1e6)
-def test_an_agent_is_fenced_before_its_controller_gives_it_up_whatever_the_network_does(
+def test_an_agent_is_fenced_before_its_controller_considers_it_lost(
     up: list[float], down: list[float], up_cut_s: float, down_cut_s: float, agent_began_s: float
 ) -> None:
     roads = Road(up, up_cut_s), Road(down, down_cut_s)
