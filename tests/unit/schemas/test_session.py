@@ -134,52 +134,42 @@ def controller(committed: int = 0, boot: BootId = BOOT) -> ControllerSession:
     return session
 
 
-def tick(now: float) -> Call:
-    return lambda session: session.tick(Seconds(now))
+def do(method: str, *arguments: Any) -> Call:
+    return lambda session: getattr(session, method)(*arguments)
 
 
 def receive(message: object, now: float = 1.0) -> Call:
-    return lambda session: session.receive(message, Seconds(now))
+    return do("receive", message, now)
 
 
 def record(pid: int) -> Call:
-    return lambda session: session.record_event(started(pid=pid))
+    return do("record_event", started(pid=pid))
 
 
 def take(*seqs: int, now: float = 1.0, boot: BootId = BOOT) -> Call:
-    return lambda session: session.receive_events(events(*seqs, boot=boot), Seconds(now))
+    return do("receive_events", events(*seqs, boot=boot), now)
 
 
 def order(delta: object, now: float = 1.0) -> Call:
-    return lambda session: session.order(delta, Seconds(now))
+    return do("order", delta, now)
 
 
 def open_(boot: BootId, sent: int, durable: int, now: float) -> Call:
-    return lambda session: session.open_session(hello(boot, sent), durable, Seconds(now), 1, 2)
+    return do("open_session", hello(boot, sent), durable, now, 1, 2)
 
 
 def resume(sent: int, now: float, echo: str = "") -> Call:
-    return lambda session: session.resume_session(hello(BOOT, sent, echo), Seconds(now), 1, 2)
+    return do("resume_session", hello(BOOT, sent, echo), now, 1, 2)
 
 
-def acknowledge(through: int) -> Call:
-    return lambda session: session.acknowledge(through)
-
-
-def condition(now: float) -> Call:
-    return lambda session: session.condition(Seconds(now))
-
-
-def unconfirmed_s(now: float) -> Call:
-    return lambda session: session.unconfirmed_s(Seconds(now))
+tick, acknowledge, condition, unconfirmed_s = (
+    partial(do, name) for name in ("tick", "acknowledge", "condition", "unconfirmed_s")
+)
+request = do("request_hello")
 
 
 def attribute(name: str) -> Call:
     return lambda session: getattr(session, name)
-
-
-def request(session: ControllerSession) -> object:
-    return session.request_hello()
 
 
 def nodes(*messages: Any) -> list[ToNode]:
@@ -330,7 +320,7 @@ AGENT: Final[dict[str, Case]] = {
         welcomed,
         [
             (receive(delta(A, 2, 4, 2)), ...), (receive(sweep_delta(A, 2, 7)), ...),
-            (lambda session: session.forget_job(A), None), (attribute("held"), {}),
+            (do("forget_job", A), None), (attribute("held"), {}),
         ],
     ),
     "newer deltas of a sweep are applied, equal ones acknowledged": (
@@ -377,7 +367,7 @@ CONTROLLER: Final[dict[str, Case]] = {
         partial(controller, 7),
         [
             (receive(beat("2.1", 7), 0.5), ...), (order(FIRST, 0.5), ...),
-            (lambda session: session.repeats_hello(hello(BOOT, 9)), True),
+            (do("repeats_hello", hello(BOOT, 9)), True),
             (resume(9, 5.0), nodes(welcome("2.1", committed=7))), (attribute("last_received_at"), 0.5),
             (tick(5.0), nodes(FIRST)),
         ],
@@ -407,7 +397,7 @@ CONTROLLER: Final[dict[str, Case]] = {
     "each hello begins a session of this incarnation": (
         fresh,
         [
-            (lambda session: session.repeats_hello(hello(BOOT, 0)), False),
+            (do("repeats_hello", hello(BOOT, 0)), False),
             (open_(BOOT, 9, 7, 0.0), nodes(welcome("2.1", committed=7))),
             (open_(BOOT, 9, 7, 0.0), nodes(welcome("2.2", committed=7))),
         ],
