@@ -225,48 +225,39 @@ class House:
             os.utime(mark, (time.time() - seconds,) * 2)
 
 
+ZERO: Final = {"keep_work_s": 0.0, "keep_checkpoints_s": 0.0}
+
+
 @pytest.mark.parametrize(
-    ("seconds", "left"),
+    ("keep", "ended_s_ago", "left"),
     [
-        (3600.0, [True, True, True]),
-        (8 * 86400.0, [False, False, True]),
-        (31 * 86400.0, [False, False, False]),
+        ({}, 3600.0, [True, True, True]),
+        ({}, 8 * DAY, [False, False, True]),
+        ({}, 31 * DAY, [False, False, False]),
+        (ZERO, None, [True, True, True]),
+        (ZERO, 3000.0, [False, True, False]),
+        (ZERO, NOW, [False, False, False]),
     ],
 )
-async def test_work_is_deleted_after_a_week_and_checkpoints_after_a_month(
-    tmp_path: Path, seconds: float, left: list[bool]
+async def test_files_are_kept_after_the_end_of_their_job_as_configured(
+    tmp_path: Path, keep: dict[str, float], ended_s_ago: float | None, left: list[bool]
 ) -> None:
-    house = House(tmp_path)
-    house.ended.note(DONE, ended=True)
-    assert await house.turn() == [True, True, True]
-
-    house.age(seconds)
+    house = House(tmp_path, **keep)
+    if ended_s_ago is not None:
+        house.ended.note(DONE, ended=True)
+    assert await house.turn(look=False) == [True, True, True]
+    if ended_s_ago is not None:
+        house.age(ended_s_ago)
 
     assert await house.turn() == left
 
-
-async def test_nothing_of_a_job_without_an_end_is_deleted(tmp_path: Path) -> None:
-    house = House(tmp_path, keep_work_s=0.0, keep_checkpoints_s=0.0)
-
-    assert await house.turn() == [True, True, True]
-
-
-async def test_a_limit_of_zero_deletes_all_but_recent_states_at_once(
-    tmp_path: Path,
-) -> None:
-    house = House(tmp_path, keep_work_s=0.0, keep_checkpoints_s=0.0)
-    house.ended.note(DONE, ended=True)
-    await house.turn(look=False)
-    house.age(3000.0)
-    assert await house.turn() == [False, True, False]
-
-    os.utime(house.folders.all_states / ".ended" / DONE, (1, 1))
-
-    assert await house.turn() == [False, False, False]
+    house.ended.note(DONE, ended=False)
+    await house.turn()
+    assert not any((folder.parent / ".ended" / DONE).exists() for folder in house.all)
 
 
 async def test_a_job_that_starts_after_its_end_stays(tmp_path: Path) -> None:
-    house = House(tmp_path, keep_work_s=0.0, keep_checkpoints_s=0.0)
+    house = House(tmp_path, **ZERO)
     house.ended.note(DONE, ended=True)
     await house.turn(look=False)
     house.age(9e9)
