@@ -64,17 +64,11 @@ async def test_deleted_folders_are_made_again_without_a_report(node: Node) -> No
 
     assert node.told == []
     assert node.socket.exists()
-    for path in (*needed, folders.run / "workers"):
+    new = folders.run / "new" / "inner"
+    assert Place("run", new, 0).problem(full=False) == ""
+    for path in (*needed, folders.run / "workers", new.parent, new):
         assert path.stat().st_mode & 0o777 == 0o700
         assert not list(path.glob(".*"))
-
-
-def test_new_parent_folders_are_private(tmp_path: Path) -> None:
-    folder = tmp_path / "run" / "workers"
-
-    assert Place("run", folder, 0).problem(full=False) == ""
-
-    assert [path.stat().st_mode & 0o777 for path in (folder.parent, folder)] == [0o700, 0o700]
 
 
 async def test_a_fault_is_reported_until_it_is_repaired(node: Node) -> None:
@@ -142,16 +136,10 @@ async def test_a_disk_that_takes_no_file_is_full(
     monkeypatch.setattr(Place, "_probe", no_room)
     await node.watch().look()
 
-    def said(setting: str, path: Path) -> str:
-        return f"{setting} {path}: No space left on device; free space there"
-
     folders = node.folders
+    places = ((name, getattr(folders, name)) for name in ("run", "work", "checkpoints"))
     assert node.told == [
-        (
-            said("run", folders.run),
-            said("work", folders.work),
-            said("checkpoints", folders.checkpoints),
-        )
+        tuple(f"{name} {path}: No space left on device; free space there" for name, path in places)
     ]
 
 

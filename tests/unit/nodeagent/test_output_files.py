@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
@@ -29,23 +29,20 @@ def folder(tmp_path: Path) -> WorkerFolder:
     return made
 
 
-class Files:
-    """Those that a test opens; they are closed behind it."""
-
-    def __init__(self) -> None:
-        self.opened: list[OutputFile] = []
-
-    def __call__(self, folder: WorkerFolder, name: str = LOG) -> OutputFile:
-        self.opened.append(OutputFile(folder, name))
-        return self.opened[-1]
+Files = Callable[..., OutputFile]
 
 
 @pytest.fixture
 def of() -> Iterator[Files]:
-    files = Files()
-    yield files
-    for file in files.opened:
-        file.close()
+    """Opens the files of a test, and closes them behind it."""
+    with ExitStack() as stack:
+
+        def opened(folder: WorkerFolder, name: str = LOG) -> OutputFile:
+            file = OutputFile(folder, name)
+            stack.callback(file.close)
+            return file
+
+        yield opened
 
 
 def marked(folder: WorkerFolder, pid: int) -> None:
@@ -127,23 +124,17 @@ def test_the_next_agent_reads_a_deleted_file_through_its_worker(
         assert read(of(folder), 4) == "two\n"
 
 
-def test_lost_output_is_a_gap_that_each_agent_finds_once(folder: WorkerFolder, of: Files) -> None:
-    note = gap("output", 4, "deleted")
-
-    assert read(of(folder), 4) == note
-    assert read(of(folder), 4) == note
-    assert read(of(folder), 4 + len(note)) == ""
-
-
-@pytest.mark.parametrize(("sent", "exists"), [(0, True), (4, False)])
-def test_a_missing_log_is_a_gap_even_without_its_folder(
+@pytest.mark.parametrize(("sent", "exists"), [(0, True), (4, True), (4, False)])
+def test_a_missing_log_is_a_gap_that_each_agent_finds_once(
     folder: WorkerFolder, of: Files, sent: int, *, exists: bool
 ) -> None:
+    note = gap("output", sent, "deleted")
     if not exists:
         (folder.path / "process").unlink()
         folder.path.rmdir()
 
-    assert read(of(folder), sent) == gap("output", sent, "deleted")
+    assert [read(of(folder), sent) for _ in range(2)] == [note, note]
+    assert read(of(folder), sent + len(note)) == ""
 
 
 def test_a_worker_without_output_has_lost_nothing(folder: WorkerFolder, of: Files) -> None:
