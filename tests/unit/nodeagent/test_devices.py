@@ -115,35 +115,25 @@ def test_a_host_without_driver_or_gpu_has_cpu_slots(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("value", "slots"),
-    [("0", BOTH[:1]), ("1", BOTH[1:]), ("1,0", BOTH), ("1,-1,0", BOTH[1:]), ("GPU-aa2", BOTH[1:]), ("", CPU), ("-1", CPU)],
+    ("value", "slots", "logged"),
+    [
+        ("0", BOTH[:1], []), ("1", BOTH[1:], []), ("1,0", BOTH, []), ("1,-1,0", BOTH[1:], []), ("GPU-aa2", BOTH[1:], []),
+        ("", CPU, []), ("-1", CPU, []), ("1,7,0", BOTH[1:], ["entry of CUDA_VISIBLE_DEVICES names no GPU"]),
+    ],
 )  # fmt: skip
 def test_an_agent_offers_the_devices_that_its_environment_shows(
-    hosts: Hosts, value: str, slots: list[tuple[int, str, str]]
+    hosts: Hosts, value: str, slots: list[tuple[int, str, str]], logged: list[str]
 ) -> None:
     answer = hosts.inventory(f"{H100}\n{SECOND}", CUDA_VISIBLE_DEVICES=value)
 
-    assert (offered(answer), answer["logged"]) == (slots, [])
+    assert (offered(answer), answer["logged"]) == (slots, logged)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("value", "slots"), [("MIG-c2", ["MIG-c2"]), ("GPU-bb", ["MIG-c1", "MIG-c2"])]
-)
-def test_mig_instances_are_named_one_by_one_or_by_their_gpu(
-    hosts: Hosts, value: str, slots: list[str]
-) -> None:
-    answer = hosts.inventory(f"{H100}\n{SPLIT}", CUDA_VISIBLE_DEVICES=value)
-
-    assert [slot["uuid"] for slot in answer["slots"]] == slots
-
-
-@pytest.mark.slow
-def test_an_entry_that_names_no_gpu_ends_the_list_and_is_logged(hosts: Hosts) -> None:
-    answer = hosts.inventory(f"{H100}\n{SECOND}", CUDA_VISIBLE_DEVICES="1,7,0")
-
-    assert offered(answer) == [(1, "gpu", "GPU-aa22")]
-    assert answer["logged"] == ["entry of CUDA_VISIBLE_DEVICES names no GPU"]
+def test_mig_instances_are_named_one_by_one_or_by_their_gpu(hosts: Hosts) -> None:
+    for value, slots in (("MIG-c2", ["MIG-c2"]), ("GPU-bb", ["MIG-c1", "MIG-c2"])):
+        answer = hosts.inventory(f"{H100}\n{SPLIT}", CUDA_VISIBLE_DEVICES=value)
+        assert [slot["uuid"] for slot in answer["slots"]] == slots
 
 
 @pytest.mark.slow
@@ -228,71 +218,44 @@ HOST: Final = (
 )
 
 
-def read(value: str) -> tuple[list[str], str | None, str | None]:
-    selection = select_visible(value, HOST)
-    return [d.uuid for d in selection.devices], selection.ended_by, selection.repeated
+VISIBLE: Final[dict[str, tuple[list[str], str | None, str | None]]] = {
+    **{
+        value: (visible, None, None)
+        for value, visible in {
+            "": [], "  ": [], "0": ["GPU-aa11"], "1,0": ["GPU-aa22", "GPU-aa11"], " 1 , 0 ": ["GPU-aa22", "GPU-aa11"],
+            "+1": ["GPU-aa22"], "1gpu,0x": ["GPU-aa22", "GPU-aa11"], "2": ["MIG-c1", "MIG-c2"], "3,0": ["GPU-aa11"],
+            "GPU-aa22": ["GPU-aa22"], "GPU-aa2,GPU-b": ["GPU-aa22", "MIG-c1", "MIG-c2"], "MIG-c2": ["MIG-c2"],
+            "MIG-c2,MIG-c1": ["MIG-c2", "MIG-c1"],
+        }.items()
+    },
+    **{
+        value: (visible, ended_by, None)
+        for value, visible, ended_by in (
+            ("-1", [], "-1"), ("0,-1,1", ["GPU-aa11"], "-1"), ("0,4,1", ["GPU-aa11"], "4"), ("0,,1", ["GPU-aa11"], ""),
+            ("none", [], "none"), ("GPU-a", [], "GPU-a"),  # fits two
+            ("GPU-", [], "GPU-"), ("GPU-aa11,GPU-ff,GPU-aa22", ["GPU-aa11"], "GPU-ff"), ("GPU-aa11,1", ["GPU-aa11"], "1"),
+            ("1,GPU-aa11", ["GPU-aa22"], "GPU-aa11"), ("MIG-c", [], "MIG-c"), ("MIG-c1,GPU-aa11", ["MIG-c1"], "GPU-aa11"),
+            ("gpu-aa11", [], "gpu-aa11"),
+        )
+    },
+    **{
+        value: ([], None, repeated)
+        for value, repeated in (("0,0", "0"), ("0,1,+0", "+0"), ("GPU-aa1,GPU-aa11", "GPU-aa11"), ("MIG-c1,MIG-c1", "MIG-c1"))
+    },
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("value", "visible"),
-    [
-        ("", []),
-        ("  ", []),
-        ("0", ["GPU-aa11"]),
-        ("1,0", ["GPU-aa22", "GPU-aa11"]),
-        (" 1 , 0 ", ["GPU-aa22", "GPU-aa11"]),
-        ("+1", ["GPU-aa22"]),
-        ("1gpu,0x", ["GPU-aa22", "GPU-aa11"]),
-        ("2", ["MIG-c1", "MIG-c2"]),
-        ("3,0", ["GPU-aa11"]),
-        ("GPU-aa22", ["GPU-aa22"]),
-        ("GPU-aa2,GPU-b", ["GPU-aa22", "MIG-c1", "MIG-c2"]),
-        ("MIG-c2", ["MIG-c2"]),
-        ("MIG-c2,MIG-c1", ["MIG-c2", "MIG-c1"]),
-    ],
-)
-def test_these_name_devices(value: str, visible: list[str]) -> None:
-    assert read(value) == (visible, None, None)
-
-
-@pytest.mark.parametrize(
-    ("value", "visible", "ended_by"),
-    [
-        ("-1", [], "-1"),
-        ("0,-1,1", ["GPU-aa11"], "-1"),
-        ("0,4,1", ["GPU-aa11"], "4"),
-        ("0,,1", ["GPU-aa11"], ""),
-        ("none", [], "none"),
-        ("GPU-a", [], "GPU-a"),  # fits two
-        ("GPU-", [], "GPU-"),
-        ("GPU-aa11,GPU-ff,GPU-aa22", ["GPU-aa11"], "GPU-ff"),
-        ("GPU-aa11,1", ["GPU-aa11"], "1"),
-        ("1,GPU-aa11", ["GPU-aa22"], "GPU-aa11"),
-        ("MIG-c", [], "MIG-c"),
-        ("MIG-c1,GPU-aa11", ["MIG-c1"], "GPU-aa11"),
-        ("gpu-aa11", [], "gpu-aa11"),
-    ],
-)
-def test_the_device_list_ends_at_an_unknown_name(
-    value: str, visible: list[str], ended_by: str
+@pytest.mark.parametrize(("value", "expected"), VISIBLE.items())
+def test_a_value_shows_devices_until_an_unknown_or_repeated_name(
+    value: str, expected: tuple[list[str], str | None, str | None]
 ) -> None:
-    assert read(value) == (visible, ended_by, None)
+    selection = select_visible(value, HOST)
 
-
-@pytest.mark.parametrize("value", ["0,0", "0,1,+0", "GPU-aa1,GPU-aa11", "MIG-c1,MIG-c1"])
-def test_a_device_that_is_named_twice_hides_all(value: str) -> None:
-    assert read(value) == ([], None, value.rpartition(",")[2])
+    found = [device.uuid for device in selection.devices], selection.ended_by, selection.repeated
+    assert found == expected
 
 
 def test_only_indices_depend_on_the_order_of_gpus() -> None:
-    assert [select_visible(v, HOST).by_index for v in ("0", "-1", "GPU-aa1", "MIG-c1", "")] == [
-        True,
-        True,
-        False,
-        False,
-        False,
-    ]
-
-
-def test_without_gpus_nothing_is_visible() -> None:
+    by_index = {v: select_visible(v, HOST).by_index for v in ("0", "-1", "GPU-aa1", "MIG-c1", "")}
+    assert by_index == {"0": True, "-1": True, "GPU-aa1": False, "MIG-c1": False, "": False}
     assert select_visible("0", ()) == Selection((), by_index=True, ended_by="0")

@@ -70,11 +70,7 @@ def test_a_process_and_its_exit_are_read_from_complete_files(folder: WorkerFolde
     (folder.path / "process").write_bytes(encode(mark))
     (folder.path / "exit").write_bytes(encode(status))
     assert (folder.mark(), folder.exit()) == (mark, status)
-
-
-def test_streams_are_files_of_the_folder(folder: WorkerFolder) -> None:
-    assert folder.stream(LOG) == folder.path / "log"
-    assert folder.stream(SAMPLES) == folder.path / "samples"
+    assert [folder.stream(name).name for name in (LOG, SAMPLES)] == ["log", "samples"]
 
 
 # --- reports
@@ -116,13 +112,10 @@ def test_a_damaged_report_is_skipped(folder: WorkerFolder) -> None:
 # --- folders of a node
 
 
-def test_folders_are_private(folders: NodeFolders) -> None:
+def test_folders_are_private_and_every_worker_has_its_own(folders: NodeFolders) -> None:
     for path in (folders.run, folders.run / "workers", folders.sockets, folders.work):
         assert path.stat().st_mode & 0o777 == 0o700
     folders.make()  # a second time harms nothing
-
-
-def test_every_worker_has_a_folder_of_its_own(folders: NodeFolders) -> None:
     for name in ("b-2.v1.r0", "a-1.v1.r0"):
         folders.worker(WorkerId(name)).path.mkdir()
 
@@ -244,22 +237,16 @@ def test_a_second_agent_is_refused_with_the_owner_of_the_folder(
     first.close()
 
 
-def test_a_refused_agent_holds_no_lock(tmp_path: Path) -> None:
+def test_agents_with_folders_of_their_own_share_checkpoints_and_a_refused_one_holds_no_lock(
+    tmp_path: Path,
+) -> None:
     first = FolderLocks(folders_in(tmp_path, work="taken"), "n1")
     with pytest.raises(SettingsError, match="taken is in use"):
         FolderLocks(folders_in(tmp_path, run="other", work="taken"), "n2")
 
-    third = FolderLocks(folders_in(tmp_path, run="other"), "n3")
+    second = FolderLocks(folders_in(tmp_path, run="other"), "n3")
 
-    for locks in (first, third):
-        locks.close()
-
-
-def test_agents_with_folders_of_their_own_share_checkpoints(tmp_path: Path) -> None:
-    for locks in [
-        FolderLocks(folders_in(tmp_path, f"run-{node}", f"work-{node}"), node)
-        for node in ("1", "2")
-    ]:
+    for locks in (first, second):
         locks.close()
 
 
