@@ -4,9 +4,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from schemas.ids import JobId, Version
+from schemas.ids import JobId
 from schemas.session import key_of, order_of
-from tests.support.schemas_network import Network
+from tests.support.schemas_network import Delta, Network, delta, sweep_delta
 from tests.support.sizes import examples
 
 CHOICE = st.integers(0, 1 << 12)
@@ -38,22 +38,22 @@ class Delivery(RuleBasedStateMachine):
     def the_core_wants_something_newer(
         self, job: JobId, version: int, stage: int, *, lost: bool
     ) -> None:
-        held = self.net.wanted.get(job)
-        now = (held.version, held.stage) if held else (0, 0)
+        held = self.net.wanted.get((job, False))
+        now = order_of(held)[1:] if held else (0, 0)
         newer = (now[0] + version, stage)
-        before = len(self.net.down)
         if newer > now:
-            self.net.want(job, Version(newer[0]), stage)
-        if lost:
-            del self.net.down[before:]
+            self.want(delta(job, 0, *newer), lost=lost)
 
     @rule(job=st.sampled_from(JOBS), more=st.integers(1, 2), lost=st.booleans())
     def the_core_wants_something_newer_of_a_sweep(
         self, job: JobId, more: int, *, lost: bool
     ) -> None:
-        held = self.net.wanted_sweeps.get(job)
+        held = self.net.wanted.get((job, True))
+        self.want(sweep_delta(job, 0, (order_of(held)[1] if held else 0) + more), lost=lost)
+
+    def want(self, new: Delta, *, lost: bool) -> None:
         before = len(self.net.down)
-        self.net.want_of_sweep(job, (held.revision if held else 0) + more)
+        self.net.want(new)
         if lost:
             del self.net.down[before:]
 
@@ -121,8 +121,8 @@ class Delivery(RuleBasedStateMachine):
     @rule(choice=CHOICE, job=st.sampled_from(JOBS), version=st.integers(1, 9))
     def a_former_controller_orders_something(self, choice: int, job: JobId, version: int) -> None:
         former = self.net.former[choice % len(self.net.former)]
-        self.net.order(former, job, Version(version), stage=1)
-        self.net.order_of_sweep(former, job, version)
+        self.net.order(former, delta(job, 0, version, 1))
+        self.net.order(former, sweep_delta(job, 0, version))
 
     # --- what is always true
 
@@ -170,7 +170,7 @@ class Delivery(RuleBasedStateMachine):
         assert agent.spool == []
         assert session.durable == agent.sent
         assert session.outstanding == {}
-        for wish in (*self.net.wanted.values(), *self.net.wanted_sweeps.values()):
+        for wish in self.net.wanted.values():
             assert self.net.orders[agent.boot, key_of(wish)][-1] == order_of(wish)
             assert agent.held[key_of(wish)] == order_of(wish)
 

@@ -40,6 +40,9 @@ def reported(job: JobId = A, rank: int = 0, count: int = 1) -> Reported:
     return Reported(job=job, version=Version(1), rank=Rank(rank), count=count)
 
 
+HELLO = hello(token=TOKENS[MINE])
+
+
 @dataclass
 class Node:
     """A channel, and what came over it."""
@@ -77,14 +80,6 @@ def node(tmp_path: Path) -> Iterator[Node]:
     channel.close()
 
 
-async def test_a_token_identifies_its_worker(node: Node) -> None:
-    mine = hello(token=TOKENS[MINE])
-
-    await node.say(node.connected(), mine, reported())
-
-    assert node.all_heard() == [(MINE, mine), (MINE, reported())]
-
-
 @pytest.mark.parametrize("token", ["", "c" * 64, "b" * 64, "ä"])
 async def test_a_connection_without_the_token_is_ignored(node: Node, token: str) -> None:
     stranger = node.connected()
@@ -98,10 +93,12 @@ async def test_a_connection_without_the_token_is_ignored(node: Node, token: str)
 
 async def test_a_message_counts_for_its_sender_whatever_worker_it_names(node: Node) -> None:
     dealer = node.connected()
+    others = reported(B, 0, 7), reported(A, 1, 8)
 
-    await node.say(dealer, hello(token=TOKENS[MINE]), reported(B, 0, 7), reported(A, 1, 8))
+    await node.say(dealer, HELLO, reported(), *others)
 
-    assert node.all_heard()[1:] == [(MINE, reported(count=7)), (MINE, reported(count=8))]
+    mine = [HELLO, reported(), reported(count=7), reported(count=8)]
+    assert node.all_heard() == [(MINE, message) for message in mine]
 
 
 async def test_a_worker_cannot_take_the_orders_of_another(node: Node) -> None:
@@ -121,39 +118,30 @@ async def test_a_worker_of_an_older_library_needs_no_token(node: Node) -> None:
     assert [worker for worker, _ in node.all_heard()] == [OLD, OLD]
 
 
-async def test_a_worker_that_ended_says_nothing_more(node: Node) -> None:
+async def test_messages_of_an_ended_worker_are_ignored(node: Node) -> None:
     dealer = node.connected()
-    mine = hello(token=TOKENS[MINE])
-    await node.say(dealer, mine)
+    await node.say(dealer, HELLO)
     node.channel.forget(MINE)
 
     await node.say(dealer, reported())
 
-    assert node.all_heard() == [(MINE, mine)]
+    assert node.all_heard() == [(MINE, HELLO)]
 
 
 async def test_a_reconnected_worker_receives_its_orders(node: Node) -> None:
     first, second = node.connected(), node.connected()
-    mine = hello(token=TOKENS[MINE])
-    await node.say(first, mine)
+    again = replace(HELLO, pid=2)
+    await node.say(first, HELLO)
 
-    await node.say(second, replace(mine, pid=2))
+    await node.say(second, again)
     await node.say(first, reported())
     node.channel.send(MINE, SlotGranted())
 
     assert [TO_WORKER.decode(data) for data in second.poll(LIMIT_S)[0]] == [SlotGranted()]
-    assert node.all_heard() == [(MINE, mine), (MINE, replace(mine, pid=2))]
+    assert node.all_heard() == [(MINE, HELLO), (MINE, again)]
 
 
 # --- hostile bytes
-
-
-MY_TOKEN = TOKENS[MINE]
-HELLO = WorkerHello(job=JobId(A), version=Version(1), rank=Rank(0), pid=1, token=MY_TOKEN)
-
-
-def grown(count: int) -> Reported:
-    return Reported(job=A, version=Version(1), rank=Rank(0), count=count)
 
 
 Heard = list[tuple[WorkerId, FromWorker]]
@@ -164,7 +152,7 @@ async def channel_with(meddle: Callable[[str], Awaitable[None]]) -> Heard:
     with tempfile.TemporaryDirectory(prefix="ones-") as folder:
         heard: Heard = []
         address = f"ipc://{folder}/s"
-        channel = WorkerChannel(address, lambda *said: heard.append(said), {MINE: MY_TOKEN}.get)
+        channel = WorkerChannel(address, lambda *said: heard.append(said), {MINE: TOKENS[MINE]}.get)
         receiving = asyncio.create_task(channel.receive())
         honest = ThreadDealer(address)
 
@@ -177,7 +165,7 @@ async def channel_with(meddle: Callable[[str], Awaitable[None]]) -> Heard:
 
         await said(HELLO)
         await meddle(f"{folder}/s")
-        await said(grown(7))
+        await said(reported(count=7))
         receiving.cancel()
         honest.close()
         channel.close()
@@ -217,8 +205,8 @@ hostile = st.one_of(
 
 @given(st.lists(hostile, min_size=1, max_size=5))
 @example([frames(*[(MORE, b"")] * 1000)])
-@example([frames((0, encode(grown(9))))])
-@example([frames((0, encode(WorkerHello(job=A, version=Version(1), rank=Rank(0), pid=2))))])
+@example([frames((0, encode(reported(count=9))))])
+@example([frames((0, encode(hello())))])
 @settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_hostile_bytes_neither_stop_nor_impersonate_another_worker(
     written: list[Written],
@@ -230,12 +218,12 @@ def test_hostile_bytes_neither_stop_nor_impersonate_another_worker(
     heard = asyncio.run(channel_with(meddle))
 
     assert {worker for worker, _ in heard} == {MINE}
-    assert {message for _, message in heard} == {HELLO, grown(7)}
+    assert {message for _, message in heard} == {HELLO, reported(count=7)}
 
 
 @given(st.lists(st.lists(st.binary(max_size=200), min_size=1, max_size=6), max_size=8))
 @settings(max_examples=examples(30), deadline=None, suppress_health_check=[HealthCheck.too_slow])
-def test_messages_of_any_frames_are_no_words_of_a_worker(messages: list[list[bytes]]) -> None:
+def test_messages_of_any_frames_count_for_no_worker(messages: list[list[bytes]]) -> None:
     async def meddle(path: str) -> None:
         with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
             dealer.linger = 1000
@@ -249,7 +237,7 @@ def test_messages_of_any_frames_are_no_words_of_a_worker(messages: list[list[byt
     assert {worker for worker, _ in heard} == {MINE}
 
 
-def test_a_message_that_no_worker_would_say_ends_its_connection() -> None:
+def test_an_oversized_message_ends_its_connection() -> None:
     cut: list[bool] = []
 
     async def meddle(path: str) -> None:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import copy
 from dataclasses import dataclass, field
 
+from msgspec.structs import replace
+
 from schemas.ids import BootId, JobId, NodeId, Rank, Seconds, Term, Version
 from schemas.nodes import NodeSpec
 from schemas.session import (
@@ -48,6 +50,7 @@ SPEC = NodeSpec(
 )
 
 
+Delta = GroupDelta | SweepDelta
 Up = tuple[BootId, FromAgent | Numbered]  # with the agent's boot that sent it
 Down = tuple[BootId | None, ToSession]  # with the agent's boot that it is meant for
 
@@ -85,12 +88,9 @@ def hello(boot: BootId, events_sent: int, echo: str = "") -> Hello:
 
 @dataclass
 class Controller:
-    """One incarnation: its session, what it has yet to commit, and the shared journal."""
+    """One incarnation: its session, and what it has yet to commit."""
 
     session: ControllerSession
-    journal: dict[BootId, list[Numbered]]
-    wanted: dict[JobId, GroupDelta]
-    wanted_sweeps: dict[JobId, SweepDelta]
     pending: list[Numbered | Hello] = field(default_factory=list)  # commits in this order
 
 
@@ -100,8 +100,7 @@ class Network:
 
     now: Seconds = Seconds(0.0)
     journal: dict[BootId, list[Numbered]] = field(default_factory=dict)
-    wanted: dict[JobId, GroupDelta] = field(default_factory=dict)
-    wanted_sweeps: dict[JobId, SweepDelta] = field(default_factory=dict)
+    wanted: dict[Key, Delta] = field(default_factory=dict)
     up: list[Up] = field(default_factory=list)
     down: list[Down] = field(default_factory=list)
     sent_up: list[Up] = field(default_factory=list)  # ever
@@ -135,7 +134,7 @@ class Network:
         if self._terms > 1:
             self.former.append(self.controller)
         session = ControllerSession(NODE, Term(self._terms), last_received_at=self.now)
-        self.controller = Controller(session, self.journal, self.wanted, self.wanted_sweeps)
+        self.controller = Controller(session)
 
     def happen(self) -> None:
         """Something happens to a worker."""
@@ -143,23 +142,13 @@ class Network:
         self.said[self.agent.boot] += [o.numbered for o in outputs if isinstance(o, Publish)]
         self._of_agent(outputs)
 
-    def want(self, job: JobId, version: Version, stage: int) -> None:
-        """The core decides about `job`."""
-        self.wanted[job] = self.order(self.controller, job, version, stage)
+    def want(self, new: Delta) -> None:
+        """The core decides about a job, or about its sweep."""
+        self.wanted[key_of(new)] = self.order(self.controller, new)
 
-    def order(self, controller: Controller, job: JobId, version: Version, stage: int) -> GroupDelta:
+    def order(self, controller: Controller, new: Delta) -> Delta:
         """An incarnation, not always the present one, orders something."""
-        new = delta(job, controller.session.term, version, stage)
-        self._of_controller(controller, controller.session.order(new, self.now))
-        return new
-
-    def want_of_sweep(self, job: JobId, revision: int) -> None:
-        """The core decides about the sweep `job`."""
-        self.wanted_sweeps[job] = self.order_of_sweep(self.controller, job, revision)
-
-    def order_of_sweep(self, controller: Controller, job: JobId, revision: int) -> SweepDelta:
-        """An incarnation, not always the present one, orders something of a sweep."""
-        new = sweep_delta(job, controller.session.term, revision)
+        new = replace(new, term=controller.session.term)
         self._of_controller(controller, controller.session.order(new, self.now))
         return new
 
@@ -182,10 +171,8 @@ class Network:
         if isinstance(taken, Hello):
             committed = len(self.journal[taken.boot])
             self._of_controller(controller, session.open_session(taken, committed, self.now, 1, 2))
-            for job, wish in self.wanted.items():
-                self.wanted[job] = self.order(controller, job, wish.version, wish.stage)
-            for job, sweep in self.wanted_sweeps.items():
-                self.wanted_sweeps[job] = self.order_of_sweep(controller, job, sweep.revision)
+            for key, wish in self.wanted.items():
+                self.wanted[key] = self.order(controller, wish)
             return
         self.journal[taken.boot].append(taken)
         if session.boot == taken.boot:
