@@ -105,9 +105,7 @@ def speak(address: str, frame: int) -> int:
 
 
 @pytest.mark.parametrize("parties", ["without"], indirect=True)
-async def test_an_endless_message_costs_its_sender_the_connection(
-    parties: Parties,
-) -> None:
+async def test_an_endless_message_costs_its_sender_the_connection(parties: Parties) -> None:
     router = parties.server.bind("ROUTER", parties.address)
     parties.watch()
     other = await parties.speaker()

@@ -216,9 +216,7 @@ async def test_many_messages_leave_turns_of_the_loop_to_others(
     assert len(set(before)) == 50
 
 
-async def test_unread_messages_of_a_cut_connection_are_dropped(
-    house: House,
-) -> None:
+async def test_unread_messages_of_a_cut_connection_are_dropped(house: House) -> None:
     router = house.bind()
     hostile = await house.dealer("ada")
     other = await house.dealer("ada")
@@ -237,9 +235,7 @@ async def test_unread_messages_of_a_cut_connection_are_dropped(
     assert (taken, cut) == ([b"0", b"other"], True)
 
 
-async def test_a_connection_with_a_reused_number_is_not_cut(
-    house: House,
-) -> None:
+async def test_a_connection_with_a_reused_number_is_not_cut(house: House) -> None:
     router = house.bind()
     node = await house.dealer()
     node.send(b"from the node")
@@ -267,9 +263,7 @@ async def test_remembered_cuts_are_limited(house: House, monkeypatch: pytest.Mon
 # --- who may not speak any more
 
 
-async def test_a_removed_or_reassigned_key_loses_its_open_connections(
-    house: House,
-) -> None:
+async def test_a_removed_or_reassigned_key_loses_its_open_connections(house: House) -> None:
     router, key = house.bind(), house.keys["ada"].public
     ada = await house.dealer("ada")
 

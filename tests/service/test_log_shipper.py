@@ -155,9 +155,7 @@ async def test_a_chunk_that_is_lost_while_its_job_waits_comes_again(
     assert site.stored(A) == text
 
 
-async def test_only_the_end_of_output_beyond_its_bound_is_shipped(
-    tmp_path: Path,
-) -> None:
+async def test_only_the_end_of_output_beyond_its_bound_is_shipped(tmp_path: Path) -> None:
     async with shipping(tmp_path, most=100_000) as site:
         site.worker(A, lines(16 << 20))
         await until(lambda: site.store.full(A, LOG))

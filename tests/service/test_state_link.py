@@ -208,9 +208,7 @@ def test_a_server_answers_valid_requests_among_hostile_ones(sources: Sources) ->
     assert sum(map(len, answers[2][1:])) == PIECE
 
 
-def test_a_peer_with_an_oversized_request_is_dropped(
-    sources: Sources,
-) -> None:
+def test_a_peer_with_an_oversized_request_is_dropped(sources: Sources) -> None:
     address = sources.good()
     with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
         dealer.linger = 0

@@ -208,9 +208,7 @@ hostile = st.one_of(
 @example([frames((0, encode(reported(count=9))))])
 @example([frames((0, encode(hello())))])
 @settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.too_slow])
-def test_hostile_bytes_neither_stop_nor_impersonate_another_worker(
-    written: list[Written],
-) -> None:
+def test_hostile_bytes_neither_stop_nor_impersonate_another_worker(written: list[Written]) -> None:
     async def meddle(path: str) -> None:
         for each in written:
             await write(path, each)

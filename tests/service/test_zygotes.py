@@ -108,9 +108,7 @@ while True:
 
 
 @pytest.mark.slow
-async def test_an_agent_waits_for_a_zygote_that_the_last_agent_started(
-    tmp_path: Path,
-) -> None:
+async def test_an_agent_waits_for_a_zygote_that_the_last_agent_started(tmp_path: Path) -> None:
     folders = NodeFolders(tmp_path / "r", tmp_path / "w", tmp_path / "c")
     folders.make()
     program = tmp_path / "zygote.py"
@@ -252,9 +250,7 @@ anything = st.one_of(st.binary(max_size=200), st.binary(max_size=200).map(framed
 @example([framed(encode(Forked(folder="other", pid=1, started_ticks=1)))])
 @example([framed(encode(FORKED))[:5], framed(encode(FORKED))[5:]])
 @settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.too_slow])
-def test_hostile_messages_end_a_fork_and_affect_no_other(
-    said: list[bytes],
-) -> None:
+def test_hostile_messages_end_a_fork_and_affect_no_other(said: list[bytes]) -> None:
     async def both() -> list[Forked | None]:
         return await asyncio.gather(
             answered(said, "hostile"), answered([framed(encode(FORKED))], "honest")

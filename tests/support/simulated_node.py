@@ -47,13 +47,7 @@ from schemas.ids import (
 )
 from schemas.session import AgentSession, Apply
 from schemas.wire.agent import GroupDelta, JobCleared, Welcome
-from tests.support.builders import (
-    assignment,
-    formed,
-    node_spec,
-    ready,
-    run,
-)
+from tests.support.builders import assignment, formed, node_spec, ready, run
 from tests.support.simulated_processes import Process, World
 
 

@@ -255,9 +255,7 @@ def test_memory_beyond_the_limit_is_counted_for_its_worker(
 
 
 @needs_memory
-def test_a_new_agent_keeps_the_limits_of_an_empty_group_of_another(
-    tmp_path: Path,
-) -> None:
+def test_a_new_agent_keeps_the_limits_of_an_empty_group_of_another(tmp_path: Path) -> None:
     limits = Jobs(memory_bytes=64 << 20)
     groups, other = (JobGroups(find(), tmp_path / name, limits) for name in ("one", "other"))
     groups.open()

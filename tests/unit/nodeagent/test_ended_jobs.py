@@ -77,9 +77,7 @@ def own(tmp_path: Path) -> Folder:
     return Folder(Leftovers(tmp_path / "work", marker_file="mark"))
 
 
-def test_folders_of_jobs_that_ended_long_ago_are_deleted_with_their_marks(
-    shared: Folder,
-) -> None:
+def test_folders_of_jobs_that_ended_long_ago_are_deleted_with_their_marks(shared: Folder) -> None:
     shared.job("old-1", ended=8.0)
     shared.job("new-2", ended=6.0, changed=9.0)
     shared.job("paused-3", changed=90.0)
@@ -118,9 +116,7 @@ def test_a_job_that_just_ended_is_deleted_by_age_only(shared: Folder) -> None:
     assert shared.keeps(KeepLimits(0.0, MUCH)) == []
 
 
-def test_folders_of_unknown_jobs_are_deleted_by_their_last_change(
-    own: Folder,
-) -> None:
+def test_folders_of_unknown_jobs_are_deleted_by_their_last_change(own: Folder) -> None:
     unheard = MIN_UNREPORTED_AGE_S / DAY
     for name, changed in (("old-1", unheard + 2), ("young-2", unheard - 1)):
         own.job(name, changed=changed)
@@ -277,9 +273,7 @@ async def test_the_last_note_about_a_job_counts(tmp_path: Path) -> None:
     assert not any((folder.parent / ".ended" / DONE).exists() for folder in house.all)
 
 
-async def test_a_mark_that_cannot_be_written_is_written_later(
-    tmp_path: Path,
-) -> None:
+async def test_a_mark_that_cannot_be_written_is_written_later(tmp_path: Path) -> None:
     house = House(tmp_path)
     marks = house.folders.checkpoints / ".ended"
     marks.touch()
@@ -293,9 +287,7 @@ async def test_a_mark_that_cannot_be_written_is_written_later(
     assert (marks / DONE).exists()
 
 
-async def test_a_hello_names_jobs_with_files_from_before_the_start(
-    tmp_path: Path,
-) -> None:
+async def test_a_hello_names_jobs_with_files_from_before_the_start(tmp_path: Path) -> None:
     house = House(tmp_path)
     house.busy = {JobId("here-2")}
 

@@ -180,9 +180,7 @@ def test_a_process_is_identified_by_pid_and_start() -> None:
     assert (start_ticks(child.pid), open_process(child.pid, ticks)) == (None, None)
 
 
-def test_a_run_folder_keeps_its_id_until_it_is_replaced(
-    folders: NodeFolders,
-) -> None:
+def test_a_run_folder_keeps_its_id_until_it_is_replaced(folders: NodeFolders) -> None:
     first = folders.run_id()
     again = folders.run_id()
     shutil.rmtree(folders.run)
@@ -282,9 +280,7 @@ def test_workers_are_not_ended_beside_a_running_agent(tmp_path: Path) -> None:
     assert _end_workers(settings) == 0
 
 
-def test_a_folder_that_cannot_be_locked_does_not_stop_the_agent(
-    tmp_path: Path,
-) -> None:
+def test_a_folder_that_cannot_be_locked_does_not_stop_the_agent(tmp_path: Path) -> None:
     there = folders_in(tmp_path)
     (there.work / ".agent.lock").mkdir()
 

@@ -97,9 +97,7 @@ def folders(tmp_path: Path) -> NodeFolders:
 
 
 @needs_root
-async def test_a_user_without_an_account_is_a_fault_of_the_node(
-    folders: NodeFolders,
-) -> None:
+async def test_a_user_without_an_account_is_a_fault_of_the_node(folders: NodeFolders) -> None:
     accounts = JobAccounts(settings(run_as="submitter", users={"ann": "nobody"}), folders)
 
     with pytest.raises(NodeStartError, match="user 'bob' has no account on this node") as refused:
@@ -124,9 +122,7 @@ async def test_each_job_has_a_uid_of_its_own_that_outlives_the_agent(folders: No
 
 
 @needs_root
-async def test_a_uid_is_reserved_while_folders_of_its_job_exist(
-    folders: NodeFolders,
-) -> None:
+async def test_a_uid_is_reserved_while_folders_of_its_job_exist(folders: NodeFolders) -> None:
     accounts = JobAccounts(settings(), folders)
     for job in (A, B):
         await accounts.prepare(job, "ann")
@@ -142,9 +138,7 @@ async def test_a_uid_is_reserved_while_folders_of_its_job_exist(
 
 
 @needs_root
-async def test_a_job_takes_the_uid_of_its_checkpoints(
-    folders: NodeFolders,
-) -> None:
+async def test_a_job_takes_the_uid_of_its_checkpoints(folders: NodeFolders) -> None:
     there = await JobAccounts(settings(), folders).prepare(A, "ann")
     assert there is not None
     other = next(uid for uid in (70_000, 70_001) if uid != there.owner.uid)

@@ -115,9 +115,7 @@ def test_an_oversized_report_is_skipped_without_reading_it(tmp_path: Path) -> No
     assert found.reports(position) == ([epoch_end(A, 1)], path.stat().st_size)
 
 
-def test_metrics_that_a_script_writes_itself_are_bounded(
-    tmp_path: Path,
-) -> None:
+def test_metrics_that_a_script_writes_itself_are_bounded(tmp_path: Path) -> None:
     found = worker(tmp_path)
     metrics = {f"m{i:04d}\n": float(i) for i in range(MAX_EPOCH_METRICS + 5)}
     data = encode(epoch_end(A, 1, metrics=metrics))
@@ -249,9 +247,7 @@ def test_a_mark_that_names_a_process_of_another_user_is_ignored(tmp_path: Path) 
 
 @pytest.mark.slow
 @needs_root
-def test_a_folder_of_an_older_release_is_given_to_its_job(
-    tmp_path: Path,
-) -> None:
+def test_a_folder_of_an_older_release_is_given_to_its_job(tmp_path: Path) -> None:
     root = tmp_path / "job"
     (root / "inner").mkdir(parents=True)
     (root / "inner" / "file").touch()

@@ -182,9 +182,7 @@ async def test_a_missing_state_without_a_source_is_reported(nodes: Nodes) -> Non
     )
 
 
-async def test_states_that_are_not_wanted_are_deleted_finished_or_not(
-    nodes: Nodes,
-) -> None:
+async def test_states_that_are_not_wanted_are_deleted_finished_or_not(nodes: Nodes) -> None:
     here, _ = nodes
     here.has(0, 1, 1)
     here.has(0, 2, 2)

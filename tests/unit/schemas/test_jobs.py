@@ -305,10 +305,7 @@ def test_a_job_that_does_not_fit_into_messages_is_refused() -> None:
         (Utility(value=1.0, deadline_s=math.nan, decay=1.0), ["deadline_s"]),
         (Utility(value=1.0, deadline_s=9.0, decay=-1.0), ["decay"]),
         (Utility(value=1.0, deadline_s=9.0, decay=math.inf), ["decay"]),
-        (
-            Utility(value=-1.0, deadline_s=-1.0, decay=math.nan),
-            ["value", "deadline_s", "decay"],
-        ),
+        (Utility(value=-1.0, deadline_s=-1.0, decay=math.nan), ["value", "deadline_s", "decay"]),
     ],
 )
 def test_a_utility_has_a_value_a_future_deadline_and_a_decay(

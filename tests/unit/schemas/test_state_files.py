@@ -53,8 +53,7 @@ def test_a_state_comes_back_from_its_file_by_trial_version_and_digest(tmp_path: 
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["epoch-000001.v1.pt", "3-12.state", "3-12-x.state", "-3-12-7.state", "../3-12-7.state"],
+    "name", ["epoch-000001.v1.pt", "3-12.state", "3-12-x.state", "-3-12-7.state", "../3-12-7.state"]
 )
 def test_a_name_that_is_no_states_is_none(name: str) -> None:
     assert StateFile.of(name) is None
