@@ -1,8 +1,6 @@
-"""Connections to the controller: orders, events, and bulk traffic (output, files, snapshots).
+"""Connections to the controller (orders, events, bulk traffic) and to this node's workers.
 
-The settings name the port of orders; the controller's welcome names the others.
-
-Socket of this node's workers: hints and telemetry in, orders out.
+The settings name the controller's port of orders; its welcome names the others.
 """
 
 from __future__ import annotations

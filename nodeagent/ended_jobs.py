@@ -64,11 +64,7 @@ class Leftovers:
                 path.touch(exist_ok=False)
 
     def delete(
-        self,
-        keep: KeepLimits,
-        busy: Container[str],
-        now: float,
-        sizes: dict[str, AgedFile],
+        self, keep: KeepLimits, busy: Container[str], now: float, sizes: dict[str, AgedFile]
     ) -> list[str]:
         """Delete folders of jobs that ended too long ago, then the oldest while they are too large.
 

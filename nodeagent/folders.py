@@ -16,14 +16,7 @@ from typing import Final
 import structlog
 from msgspec.structs import replace
 
-from nodeagent.owned_files import (
-    Owner,
-    acting_as,
-    make_folder,
-    owner_of,
-    read_small,
-    write_private,
-)
+from nodeagent.owned_files import Owner, acting_as, make_folder, owner_of, read_small, write_private
 from nodeagent.process_identity import belongs_to
 from schemas.codec import ASSIGNMENT, EXIT_STATUS, MAX_BYTES, PROCESS_MARK, REPORT, encode
 from schemas.errors import OnesError, SettingsError
