@@ -28,6 +28,7 @@ from schemas.wire.agent import EpochReported, ScriptReport
 from schemas.wire.feed import LOG, SAMPLES
 from schemas.wire.worker import Assignment, ExitStatus, ProcessMark
 
+log = structlog.get_logger("folders")
 FRAME: Final = struct.Struct(">I")
 SOCKET: Final = "agent.sock"
 RUN_ID: Final = "run_id"
@@ -288,9 +289,6 @@ class NodeFolders:
     def states(self, job: JobId) -> Path:
         """Return the folder of a sweep's states on this node, which need not exist."""
         return self.all_states / job
-
-
-log = structlog.get_logger("folders")
 
 
 class FolderLocks:

@@ -8,6 +8,7 @@ leave a request without an answer, or make what is durable another than what was
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
 import itertools
 import shutil
@@ -288,11 +289,14 @@ async def _converse(data: bytes) -> None:
             await conversation.end()
 
 
-_runner: asyncio.Runner | None = None
+@cache
+def _runner() -> asyncio.Runner:
+    """One loop for all inputs."""
+    runner = asyncio.Runner()
+    atexit.register(runner.close)
+    return runner
 
 
 def controller(data: bytes) -> None:
     """Anybody says anything to a controller that runs a job."""
-    global _runner  # noqa: PLW0603 - a loop for all inputs
-    _runner = _runner or asyncio.Runner()
-    _runner.run(_converse(data))
+    _runner().run(_converse(data))
