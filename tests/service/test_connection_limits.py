@@ -72,22 +72,18 @@ def test_a_connection_closed_before_its_handshake_frees_nothing() -> None:
     assert not port.opened(4, ADA)
 
 
-def test_silent_ones_of_another_key_from_there_make_no_room() -> None:
+def test_silent_connections_of_another_key_and_reused_descriptors_free_nothing() -> None:
     port = Port()
     for number in range(3):
         port.opened(number, ADA)
     port.opened(10, BOB)
     port.closed(10)
-
     assert port._counts == {(PORT, ADA): 3}
 
-
-def test_a_number_that_is_used_again_is_another_connection() -> None:
     port = Port()
     for _ in range(20):
         assert port.opened(7, ADA)
         port.record_key(7, ADA)
-
     assert port._counts == {(PORT, ADA): 1}
 
 
@@ -224,16 +220,6 @@ def test_each_cut_beyond_the_first_ones_doubles_the_time(cuts: int, wait_s: floa
     assert backoff.left_s(PORT, ADA) == 0.0
 
 
-def test_other_hosts_and_other_ports_do_not_wait() -> None:
-    backoff = Held()
-    backoff.cut_times(FREE_CUTS + 3)
-    backoff.cut(PORT, b"")  # of whom nobody knows whose it was
-
-    found = [backoff.left_s(*who) for who in ((PORT, BOB), (OTHER_PORT, ADA), (PORT, b""))]
-
-    assert found == [0.0, 0.0, 0.0]
-
-
 def test_after_some_time_without_a_cut_all_begins_anew() -> None:
     backoff = Held()
     backoff.cut_times(FREE_CUTS + 8)
@@ -253,9 +239,12 @@ def test_a_wait_is_logged_once_for_each_cut() -> None:
     assert [*told, backoff.first_refusal(PORT, ADA)] == [True, False, True]
 
 
-def test_a_closed_port_is_forgotten() -> None:
+def test_other_keys_and_ports_do_not_wait_and_a_closed_port_is_forgotten() -> None:
     backoff = Held()
     backoff.cut_times(FREE_CUTS + 3)
+    backoff.cut(PORT, b"")  # the key is not known
+    assert [backoff.left_s(*each) for each in ((PORT, BOB), (PORT, b""))] == [0.0, 0.0]
+    assert backoff.left_s(OTHER_PORT, ADA) == 0.0
     backoff.cut_times(FREE_CUTS + 3, port=OTHER_PORT)
 
     backoff.port_closed(PORT)
