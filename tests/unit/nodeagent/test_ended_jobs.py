@@ -99,21 +99,17 @@ def test_a_known_or_restarted_job_stays_and_a_repeated_end_counts_from_the_first
     assert shared.marked == ["busy-1"]
 
 
-def test_the_oldest_folders_are_deleted_beyond_the_size_limit(shared: Folder) -> None:
+def test_the_oldest_folders_are_deleted_beyond_the_size_limit_unless_they_are_young(
+    shared: Folder,
+) -> None:
     for name, ended in (("a-1", 3.0), ("b-2", 2.0), ("c-3", 1.0)):
         shared.job(name, ended=ended)
     shared.job("lives-4")
+    shared.job("young-5", ended=0.9 * MIN_AGE_FOR_SIZE_S / DAY)
 
-    assert shared.keeps(KeepLimits(7 * DAY, 20 << 10)) == ["b-2", "c-3", "lives-4"]
-
-
-def test_a_job_that_just_ended_is_deleted_by_age_only(shared: Folder) -> None:
-    shared.job("old-1", ended=1.1 * MIN_AGE_FOR_SIZE_S / DAY)
-    shared.job("young-2", ended=0.9 * MIN_AGE_FOR_SIZE_S / DAY)
-
-    assert shared.keeps(KeepLimits(7 * DAY, 0)) == ["young-2"]
-    assert shared.keeps(KeepLimits(0.95 * MIN_AGE_FOR_SIZE_S, 0)) == ["young-2"]
-    assert shared.keeps(KeepLimits(0.0, MUCH)) == []
+    assert shared.keeps(KeepLimits(7 * DAY, 20 << 10)) == ["b-2", "c-3", "lives-4", "young-5"]
+    assert shared.keeps(KeepLimits(7 * DAY, 0)) == ["lives-4", "young-5"]
+    assert shared.keeps(KeepLimits(0.0, MUCH)) == ["lives-4"]
 
 
 def test_folders_of_unknown_jobs_are_deleted_by_their_last_change(own: Folder) -> None:
@@ -128,8 +124,8 @@ def test_folders_of_unknown_jobs_are_deleted_by_their_last_change(own: Folder) -
     assert own.keeps(KeepLimits(1.0, MUCH)) == ["foreign", "young-2"]
 
 
-def test_jobs_without_an_end_are_listed_by_their_last_change(
-    own: Folder, monkeypatch: pytest.MonkeyPatch
+def test_jobs_without_an_end_are_listed_by_their_last_change_unless_shared(
+    own: Folder, shared: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("nodeagent.ended_jobs.MAX_UNMARKED", 2)
     for days, name in enumerate(("a-1", "b-2", "c-3", "no job", "foreign-4")):
@@ -141,14 +137,9 @@ def test_jobs_without_an_end_are_listed_by_their_last_change(
 
     assert own.area.unmarked() == ["a-1", "b-2"]
     assert own.area.marked() == ["done-5"]
-
-
-def test_a_shared_or_unreadable_folder_lists_no_jobs(shared: Folder, tmp_path: Path) -> None:
     shared.job("old-1")
-
-    assert shared.area.unmarked() == []
-    assert Leftovers(tmp_path / "none").unmarked() == []
-    assert Leftovers(tmp_path / "none").marked() == []
+    for nothing in (shared.area, Leftovers(tmp_path / "none")):
+        assert (nothing.unmarked(), nothing.marked()) == ([], [])
 
 
 def test_a_job_without_a_folder_has_no_mark(shared: Folder) -> None:

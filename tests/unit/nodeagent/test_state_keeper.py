@@ -154,6 +154,11 @@ def copied(trial: int, version: int) -> StateCopied:
 
 async def test_a_wanted_state_is_fetched_once_and_reported_for_each_delta(nodes: Nodes) -> None:
     here, there = nodes
+    os.truncate(here.has(5, 2), 1000)
+    here.keeper.keep(delta(want(5, 2)))
+    gone = "the state is not on this node's disk any more"
+    assert await here.hears() == StateNotCopied(job=JOB, trial=5, version=2, why=gone)
+
     here.keeper.keep(delta(want(3, 2, there.address)))
     missed = await here.hears()
     assert isinstance(missed, StateNotCopied)
@@ -169,17 +174,6 @@ async def test_a_wanted_state_is_fetched_once_and_reported_for_each_delta(nodes:
     path = find_state(here.folder, 3, 2, DIGEST)
     assert path == here.folder / "3-2-0.state"
     assert [bytes(frame) for frame in read_frames(map_state(path), DIGEST)] == FRAMES
-
-
-async def test_a_missing_state_without_a_source_is_reported(nodes: Nodes) -> None:
-    here, _ = nodes
-    os.truncate(here.has(3, 2), 1000)
-
-    here.keeper.keep(delta(want(3, 2)))
-
-    assert await here.hears() == StateNotCopied(
-        job=JOB, trial=3, version=2, why="the state is not on this node's disk any more"
-    )
 
 
 async def test_states_that_are_not_wanted_are_deleted_finished_or_not(nodes: Nodes) -> None:
