@@ -177,13 +177,13 @@ def start_error(python: str, output: Path) -> StartError:
     descriptor = open_regular(output)
     try:
         start = max(0, os.fstat(descriptor).st_size - MAX_OUTPUT_BYTES)
-        said = os.pread(descriptor, MAX_OUTPUT_BYTES, start).decode(errors="replace")
+        text = os.pread(descriptor, MAX_OUTPUT_BYTES, start).decode(errors="replace")
     finally:
         os.close(descriptor)
-    lines = said.strip().splitlines()
-    said = lines[-1] if lines else "no output"
+    lines = text.strip().splitlines()
+    text = lines[-1] if lines else "no output"
     hint = f"in a checkout of ONES: {python} -m pip install '.[train]'"
-    return StartError(f"python {python!r} cannot run workers: {said}", hint)
+    return StartError(f"python {python!r} cannot run workers: {text}", hint)
 
 
 class ZygoteConnection:

@@ -97,10 +97,10 @@ def latest_events(monitor: zmq.Socket[bytes]) -> Events:
     found: dict[int, int] = {}
     for _ in range(MAX_EVENTS):
         try:
-            told = monitor.recv_multipart(zmq.NOBLOCK)
+            frames = monitor.recv_multipart(zmq.NOBLOCK)
         except zmq.Again:
             return Events(found, stopped=False, more=False)
-        event, value = _EVENT.unpack(told[0])
+        event, value = _EVENT.unpack(frames[0])
         if event == zmq.EVENT_MONITOR_STOPPED:
             return Events(found, stopped=True, more=False)
         found.pop(value, None)  # keep the order of the latest events
@@ -429,8 +429,10 @@ class UnixFloodGuard:
     def _connection(self, descriptor: int) -> _UnixConnection | None:
         with contextlib.suppress(OSError), duplicate(descriptor) as wire:
             if wire.family == socket.AF_UNIX and wire.getsockname() == self._path:
-                told = wire.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-                pid, uid, _ = _CREDENTIALS.unpack(told)
+                credentials = wire.getsockopt(
+                    socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size
+                )
+                pid, uid, _ = _CREDENTIALS.unpack(credentials)
                 return _UnixConnection(os.fstat(wire.fileno()).st_ino, pid, uid)
         return None
 

@@ -46,8 +46,8 @@ FRAME_LIMIT = MAX_BYTES + 64 * 1024
 
 
 @dataclass
-class House:
-    """A server that knows the keys of a node and of Ada, and the links of everybody."""
+class Setup:
+    """A server with the keys of a node and of Ada, and all links."""
 
     server: HeldLink
     server_key: bytes
@@ -87,7 +87,7 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> dict[str, KeyPair]:
 
 
 @pytest.fixture
-async def house(keys: dict[str, KeyPair]) -> AsyncIterator[House]:
+async def setup(keys: dict[str, KeyPair]) -> AsyncIterator[Setup]:
     denied: list[str] = []
     denial = asyncio.Event()
 
@@ -100,12 +100,12 @@ async def house(keys: dict[str, KeyPair]) -> AsyncIterator[House]:
     known = {keys["node"].public: NODE, keys["ada"].public: ADA}
     authority = server.authority(known, deny)
     running = asyncio.create_task(authority.run())
-    house = House(server, keys["server"].public, keys, denied, denial, known)
-    yield house
+    setup = Setup(server, keys["server"].public, keys, denied, denial, known)
+    yield setup
     running.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await running
-    for link in (*house.links, server):
+    for link in (*setup.links, server):
         link.close()
 
 
@@ -116,14 +116,14 @@ def socket_path() -> Iterator[Path]:
     shutil.rmtree(folder)
 
 
-# --- who is behind a frame
+# --- identities
 
 
 async def test_the_identity_of_a_key_arrives_on_a_router_and_replies_reach_its_peer(
-    house: House,
+    setup: Setup,
 ) -> None:
-    router = house.bind()
-    node, ada = await house.dealer(), await house.dealer("ada")
+    router = setup.bind()
+    node, ada = await setup.dealer(), await setup.dealer("ada")
 
     assert node.send(b"from the node")
     first = await soon(router.receive())
@@ -136,15 +136,15 @@ async def test_the_identity_of_a_key_arrives_on_a_router_and_replies_reach_its_p
     assert await soon(node.receive()) == Incoming((b"welcome",), None)
     assert not await ada._socket.poll(0)
     assert router.send(b"\0nobd", b"welcome") is False
-    assert house.denied == []
+    assert setup.denied == []
 
 
-async def test_the_identity_of_a_key_arrives_on_sub_and_xpub(house: House) -> None:
-    events = house.bind("SUB")
-    node = house.connect("node", "PUB")
+async def test_the_identity_of_a_key_arrives_on_sub_and_xpub(setup: Setup) -> None:
+    events = setup.bind("SUB")
+    node = setup.connect("node", "PUB")
     incoming = await heard(events, lambda: node.send(b"agent-1", b"event"))
-    feed = house.bind("XPUB")
-    ada = house.connect("ada", "SUB")
+    feed = setup.bind("XPUB")
+    ada = setup.connect("ada", "SUB")
     ada.subscribe(b"job")
 
     assert incoming == Incoming((b"agent-1", b"event"), NODE)
@@ -156,9 +156,9 @@ async def test_the_identity_of_a_key_arrives_on_sub_and_xpub(house: House) -> No
 
 
 async def test_on_ipc_there_are_no_keys_and_messages_arrive_in_order(
-    house: House, socket_path: Path
+    setup: Setup, socket_path: Path
 ) -> None:
-    router, worker = await house.on_ipc(socket_path)
+    router, worker = await setup.on_ipc(socket_path)
     sent = [str(number).encode() for number in range(1000)]
 
     assert all(worker.send(data) for data in sent)
@@ -174,9 +174,9 @@ async def test_on_ipc_there_are_no_keys_and_messages_arrive_in_order(
 
 
 async def test_a_waiting_receiver_gets_a_message_that_arrives_during_a_send(
-    house: House, socket_path: Path
+    setup: Setup, socket_path: Path
 ) -> None:
-    router, dealer = await house.on_ipc(socket_path)
+    router, dealer = await setup.on_ipc(socket_path)
     assert dealer.send(b"first")
     route = (await soon(router.receive())).route
     waiting = asyncio.create_task(router.receive())
@@ -192,10 +192,10 @@ async def test_a_waiting_receiver_gets_a_message_that_arrives_during_a_send(
 
 
 async def test_many_messages_leave_turns_of_the_loop_to_others(
-    house: House, socket_path: Path, monkeypatch: pytest.MonkeyPatch
+    setup: Setup, socket_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sockets, "TURN_S", 0.0)
-    router, worker = await house.on_ipc(socket_path)
+    router, worker = await setup.on_ipc(socket_path)
     turns, before = 0, list[int]()
 
     async def others() -> None:
@@ -216,10 +216,10 @@ async def test_many_messages_leave_turns_of_the_loop_to_others(
     assert len(set(before)) == 50
 
 
-async def test_unread_messages_of_a_cut_connection_are_dropped(house: House) -> None:
-    router = house.bind()
-    hostile = await house.dealer("ada")
-    other = await house.dealer("ada")
+async def test_unread_messages_of_a_cut_connection_are_dropped(setup: Setup) -> None:
+    router = setup.bind()
+    hostile = await setup.dealer("ada")
+    other = await setup.dealer("ada")
     assert all(hostile.send(str(number).encode()) for number in range(300))
 
     taken, cut = [], False
@@ -235,13 +235,13 @@ async def test_unread_messages_of_a_cut_connection_are_dropped(house: House) -> 
     assert (taken, cut) == ([b"0", b"other"], True)
 
 
-async def test_a_connection_with_a_reused_number_is_not_cut(house: House) -> None:
-    router = house.bind()
-    node = await house.dealer()
+async def test_a_connection_with_a_reused_number_is_not_cut(setup: Setup) -> None:
+    router = setup.bind()
+    node = await setup.dealer()
     node.send(b"from the node")
     incoming = await soon(router.receive())
 
-    stale = replace(incoming, frames=(b"gone", b""), key=house.keys["ada"].public)
+    stale = replace(incoming, frames=(b"gone", b""), key=setup.keys["ada"].public)
     cut = router.cut(stale)
     node.send(b"still here")
 
@@ -249,9 +249,9 @@ async def test_a_connection_with_a_reused_number_is_not_cut(house: House) -> Non
     assert (await soon(router.receive())).frames[1:] == (b"still here",)
 
 
-async def test_remembered_cuts_are_limited(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_remembered_cuts_are_limited(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sockets, "MAX_REMEMBERED_CUTS", 2)
-    router = house.server.bind("ROUTER", free_address())
+    router = setup.server.bind("ROUTER", free_address())
 
     assert router._socket.backlog == 4096, "libzmq's own 100 have the others try again in seconds"
     for number in range(5):
@@ -260,12 +260,12 @@ async def test_remembered_cuts_are_limited(house: House, monkeypatch: pytest.Mon
     assert [route for route, _, _ in router._cut] == [b"\x03", b"\x04"]
 
 
-# --- who may not speak any more
+# --- revoked keys
 
 
-async def test_a_removed_or_reassigned_key_loses_its_open_connections(house: House) -> None:
-    router, key = house.bind(), house.keys["ada"].public
-    ada = await house.dealer("ada")
+async def test_a_removed_or_reassigned_key_loses_its_open_connections(setup: Setup) -> None:
+    router, key = setup.bind(), setup.keys["ada"].public
+    ada = await setup.dealer("ada")
 
     async def arrived() -> Incoming:
         ada.send(b"word")
@@ -273,55 +273,55 @@ async def test_a_removed_or_reassigned_key_loses_its_open_connections(house: Hou
 
     before = await arrived()
     assert (before.identity, before.revoked) == (ADA, False)
-    del house.known[key]
+    del setup.known[key]
     removed = await arrived()
     assert (before.revoked, removed.identity, removed.revoked) == (True, None, True)
     assert removed.frames[1:] == (b"word",)
-    house.known[key] = ADA
+    setup.known[key] = ADA
     back = await arrived()
     assert (back.identity, back.revoked) == (ADA, False)
-    house.known[key] = Identity("viewer", "ada")
+    setup.known[key] = Identity("viewer", "ada")
     given = await arrived()
     assert (back.revoked, given.identity, given.revoked) == (True, Identity("viewer", "ada"), False)
 
 
-# --- who is kept out
+# --- refused peers
 
 
-async def test_an_unknown_key_is_denied_and_known_keys_connect(house: House) -> None:
-    router = house.bind()
-    stranger_keys = house.keys["stranger"]
+async def test_an_unknown_key_is_denied_and_known_keys_connect(setup: Setup) -> None:
+    router = setup.bind()
+    stranger_keys = setup.keys["stranger"]
     stranger = plain_dealer(
-        house.link("stranger"),
-        house.address,
-        curve_serverkey=house.server_key,
+        setup.link("stranger"),
+        setup.address,
+        curve_serverkey=setup.server_key,
         curve_publickey=stranger_keys.public,
         curve_secretkey=stranger_keys.secret,
     )
     said = stranger.send(b"from a stranger")
 
-    await soon(house.denial.wait())
-    assert house.connect("stranger").send(b"from a stranger") is False
-    node = await house.dealer()
+    await soon(setup.denial.wait())
+    assert setup.connect("stranger").send(b"from a stranger") is False
+    node = await setup.dealer()
     node.send(b"from the node")
     incoming = await soon(router.receive())
 
     assert (incoming.identity, incoming.frames[1:]) == (NODE, (b"from the node",))
     assert not await router._socket.poll(0)
-    assert set(house.denied) == {f"{stranger_keys.public.decode()} is not authorised"}
+    assert set(setup.denied) == {f"{stranger_keys.public.decode()} is not authorised"}
     assert said.done()  # type: ignore[attr-defined] # queued on the stranger's side
     stranger.close()
 
 
 async def test_connections_of_one_key_to_a_port_are_limited_and_others_connect(
-    house: House, monkeypatch: pytest.MonkeyPatch
+    setup: Setup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection_limits, "MAX_CONNECTIONS_PER_KEY", 3)
     addresses = free_address(), free_address()
-    routers = [house.server.bind("ROUTER", address) for address in addresses]
+    routers = [setup.server.bind("ROUTER", address) for address in addresses]
     first, other = addresses
-    link = house.link("ada")
-    many = [link.connect("DEALER", first, house.server_key) for _ in range(3)]
+    link = setup.link("ada")
+    many = [link.connect("DEALER", first, setup.server_key) for _ in range(3)]
     for wire in many:
         await connected(wire)
 
@@ -330,27 +330,27 @@ async def test_connections_of_one_key_to_a_port_are_limited_and_others_connect(
         first,
         immediate=True,
         handshake_ivl=1500,  # milliseconds, after which it tries again
-        curve_serverkey=house.server_key,
-        curve_publickey=house.keys["ada"].public,
-        curve_secretkey=house.keys["ada"].secret,
+        curve_serverkey=setup.server_key,
+        curve_publickey=setup.keys["ada"].public,
+        curve_secretkey=setup.keys["ada"].secret,
     )
-    await soon(house.denial.wait())
+    await soon(setup.denial.wait())
     await soon(events_of(Socket(late), zmq.EVENT_CONNECT_RETRIED))
-    await connected(house.link("node").connect("DEALER", first, house.server_key))
-    await connected(link.connect("DEALER", other, house.server_key))
+    await connected(setup.link("node").connect("DEALER", first, setup.server_key))
+    await connected(link.connect("DEALER", other, setup.server_key))
     for wire in many:
         assert wire.send(b"here")
         assert (await soon(routers[0].receive())).identity == ADA
 
-    assert house.denied == ["user:ada has 1000 connections to one port, the maximum"]
+    assert setup.denied == ["user:ada has 1000 connections to one port, the maximum"]
     many[0].close()
     await connected(Socket(late))
     late.close()
 
 
-async def until_counted(house: House, connections: int) -> None:
+async def until_counted(setup: Setup, connections: int) -> None:
     """The server knows of so many."""
-    watch = house.server._flood_guard
+    watch = setup.server._flood_guard
     async with asyncio.timeout(BOUND_S):
         while watch.keys._counts.total() != connections:
             watch.process_events()
@@ -358,31 +358,31 @@ async def until_counted(house: House, connections: int) -> None:
 
 
 async def test_silent_connections_count_until_they_close(
-    house: House, monkeypatch: pytest.MonkeyPatch
+    setup: Setup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection_limits, "MAX_CONNECTIONS_PER_KEY", 2)
-    house.bind("XPUB")
-    link = house.link("ada")
+    setup.bind("XPUB")
+    link = setup.link("ada")
     for _ in range(5):
-        silent = link.connect("SUB", house.address, house.server_key)
-        await until_counted(house, 1)
+        silent = link.connect("SUB", setup.address, setup.server_key)
+        await until_counted(setup, 1)
         silent.close()
-        await until_counted(house, 0)
+        await until_counted(setup, 0)
 
     for _ in range(2):
-        link.connect("SUB", house.address, house.server_key)
-    await until_counted(house, 2)
-    link.connect("SUB", house.address, house.server_key)
+        link.connect("SUB", setup.address, setup.server_key)
+    await until_counted(setup, 2)
+    link.connect("SUB", setup.address, setup.server_key)
 
-    await soon(house.denial.wait())
+    await soon(setup.denial.wait())
 
 
-async def test_events_of_an_unknown_key_do_not_arrive(house: House) -> None:
-    events = house.bind("SUB")
-    stranger = house.connect("stranger", "PUB")
-    node = house.connect("node", "PUB")
+async def test_events_of_an_unknown_key_do_not_arrive(setup: Setup) -> None:
+    events = setup.bind("SUB")
+    stranger = setup.connect("stranger", "PUB")
+    node = setup.connect("node", "PUB")
 
-    await soon(house.denial.wait())
+    await soon(setup.denial.wait())
 
     def both_publish() -> None:
         stranger.send(b"agent-1", b"forged")
@@ -392,12 +392,12 @@ async def test_events_of_an_unknown_key_do_not_arrive(house: House) -> None:
     assert arrived == [Incoming((b"agent-1", b"event"), NODE)] * 5
 
 
-async def test_a_peer_without_keys_gets_no_handshake(house: House) -> None:
-    router = house.bind()
+async def test_a_peer_without_keys_gets_no_handshake(setup: Setup) -> None:
+    router = setup.bind()
     failed = events_of(
         router, zmq.Event.HANDSHAKE_FAILED_PROTOCOL, zmq.Event.HANDSHAKE_FAILED_NO_DETAIL
     )
-    bare = house.link(None).connect("DEALER", house.address)
+    bare = setup.link(None).connect("DEALER", setup.address)
 
     await soon(failed)
 
@@ -405,8 +405,8 @@ async def test_a_peer_without_keys_gets_no_handshake(house: House) -> None:
     assert not await router._socket.poll(0)
 
 
-async def test_a_request_that_the_authority_cannot_answer_does_not_stop_it(house: House) -> None:
-    asking = house.server._context.socket(zmq.REQ)
+async def test_a_request_that_the_authority_cannot_answer_does_not_stop_it(setup: Setup) -> None:
+    asking = setup.server._context.socket(zmq.REQ)
     asking.linger = 0
     asking.connect("inproc://zeromq.zap.01")
 
@@ -415,17 +415,17 @@ async def test_a_request_that_the_authority_cannot_answer_does_not_stop_it(house
     asking.close()
 
     assert answer[:3] == [b"1.0", b"7", b"500"]
-    assert house.denied[0].startswith("unusable request: ")
-    router = house.bind()
-    node = await house.dealer()
+    assert setup.denied[0].startswith("unusable request: ")
+    router = setup.bind()
+    node = await setup.dealer()
     node.send(b"still here")
     assert (await soon(router.receive())).identity == NODE
 
 
-async def test_peers_that_ask_together_are_answered_together(house: House) -> None:
-    asking = [house.server._context.socket(zmq.REQ) for _ in range(20)]
+async def test_peers_that_ask_together_are_answered_together(setup: Setup) -> None:
+    asking = [setup.server._context.socket(zmq.REQ) for _ in range(20)]
     shown = [zmq.Socket.shadow(each) for each in asking]
-    key = z85.decode(house.keys["node"].public)
+    key = z85.decode(setup.keys["node"].public)
     for number, each in enumerate(shown):
         each.linger = 0
         each.connect("inproc://zeromq.zap.01")
@@ -460,11 +460,11 @@ async def test_without_keys_only_loopback_may_be_bound() -> None:
         assert (await soon(router.receive())).identity is None
 
 
-async def test_an_address_that_is_taken_or_of_another_host_is_named(house: House) -> None:
-    house.bind()
-    for address, taken in ((house.address, True), ("tcp://192.0.2.1:7700", False)):
+async def test_an_address_that_is_taken_or_of_another_host_is_named(setup: Setup) -> None:
+    setup.bind()
+    for address, taken in ((setup.address, True), ("tcp://192.0.2.1:7700", False)):
         with pytest.raises(SettingsError, match=f"^cannot bind {re.escape(address)}: ") as refused:
-            house.server.bind("ROUTER", address)
+            setup.server.bind("ROUTER", address)
 
         assert isinstance(refused.value, AddressInUseError) is taken
         assert ("Address already in use" in str(refused.value)) is taken
@@ -473,10 +473,10 @@ async def test_an_address_that_is_taken_or_of_another_host_is_named(house: House
 
 @pytest.mark.skipif(not Path("/proc/net/if_inet6").exists(), reason="no IPv6 here")
 @pytest.mark.parametrize("host", ["::1", "[::1]"])
-async def test_peers_meet_over_ipv6_with_brackets_or_without(house: House, host: str) -> None:
+async def test_peers_meet_over_ipv6_with_brackets_or_without(setup: Setup, host: str) -> None:
     address = f"tcp://{host}:{free_address().rpartition(':')[2]}"
-    router = house.server.bind("ROUTER", address)
-    dealer = house.link("ada").connect("DEALER", address, house.server_key)
+    router = setup.server.bind("ROUTER", address)
+    dealer = setup.link("ada").connect("DEALER", address, setup.server_key)
     (await connected(dealer)).send(b"hello")
 
     assert (await soon(router.receive())).identity == ADA
@@ -486,12 +486,12 @@ async def test_peers_meet_over_ipv6_with_brackets_or_without(house: House, host:
     ("families", "ipv6"), [({AF_INET6}, 1), ({AF_INET, AF_INET6}, 0), ({AF_INET}, 0)]
 )
 async def test_a_name_is_looked_up_in_ipv6_where_its_host_has_nothing_else(
-    house: House, families: set[AddressFamily], ipv6: int, monkeypatch: pytest.MonkeyPatch
+    setup: Setup, families: set[AddressFamily], ipv6: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     addresses = [(family, SOCK_STREAM, 6, "", ("", 0)) for family in families]
     monkeypatch.setattr("schemas.transport.sockets.getaddrinfo", lambda *_, **__: addresses)
 
-    dealer = house.link("ada").connect("DEALER", "tcp://localhost:1", house.server_key)
+    dealer = setup.link("ada").connect("DEALER", "tcp://localhost:1", setup.server_key)
 
     assert dealer._socket.get(zmq.IPV6) == ipv6
 
@@ -501,13 +501,13 @@ async def test_a_name_is_looked_up_in_ipv6_where_its_host_has_nothing_else(
 
 @pytest.mark.parametrize("secured", [True, False], ids=["with keys", "on ipc"])
 async def test_a_larger_frame_drops_its_sender_and_the_router_lives_on(
-    house: House, socket_path: Path, *, secured: bool
+    setup: Setup, socket_path: Path, *, secured: bool
 ) -> None:
     address = free_address() if secured else f"ipc://{socket_path}"
-    key = house.server_key if secured else None
-    router = house.server.bind("ROUTER", address)
-    large = await connected(house.link("node").connect("DEALER", address, key))
-    other = await connected(house.link("ada").connect("DEALER", address, key))
+    key = setup.server_key if secured else None
+    router = setup.server.bind("ROUTER", address)
+    large = await connected(setup.link("node").connect("DEALER", address, key))
+    other = await connected(setup.link("ada").connect("DEALER", address, key))
     dropped = events_of(large, zmq.Event.DISCONNECTED)
     large.send(bytes(MAX_BYTES))
     assert len((await soon(router.receive())).frames[1]) == MAX_BYTES

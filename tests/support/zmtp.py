@@ -1,4 +1,4 @@
-"""A peer without ZeroMQ, which may say what no library would: its handshake, and frames of any kind."""
+"""ZMTP without a library: a handshake, and frames of any kind."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def shake_hands(wire: socket.socket) -> None:
     _read(wire, size)
 
 
-def speak_without_end(wire: socket.socket, frame: int) -> int:
+def send_endless_message(wire: socket.socket, frame: int) -> int:
     """One message of frames without end, until its connection is cut.
 
     Args:

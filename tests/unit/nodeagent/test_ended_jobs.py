@@ -28,7 +28,7 @@ NOW: Final = 10_000_000.0
 DAY: Final = 86_400.0
 MUCH: Final = 1 << 40
 WEEK: Final = KeepLimits(7 * DAY, MUCH)
-NOBODY: Final = frozenset[str]()
+NONE: Final = frozenset[str]()
 
 
 class Folder:
@@ -39,7 +39,7 @@ class Folder:
         area.root.mkdir(parents=True)
 
     def job(self, name: str, *, ended: float | None = None, changed: float = 0.0) -> None:
-        """One that ended so many days ago, and was changed last then; each has 8 KiB."""
+        """Add a job with 8 KiB that ended, and was changed last, so many days ago."""
         folder = self.area.root / name
         (folder / "lib").mkdir(parents=True)
         for file in ("a", "lib/b"):
@@ -49,8 +49,8 @@ class Folder:
             self.area.note(JobId(name), ended=True)
             _at(self.area.root / MARKS / name, ended)
 
-    def keeps(self, kept: KeepLimits, busy: frozenset[str] = NOBODY) -> list[str]:
-        """Who is left."""
+    def keeps(self, kept: KeepLimits, busy: frozenset[str] = NONE) -> list[str]:
+        """Delete what is due; the jobs that are left."""
         self.area.delete(kept, busy, NOW, {})
         return self.left
 
@@ -168,10 +168,10 @@ def test_nothing_is_deleted_behind_a_link(shared: Folder, tmp_path: Path) -> Non
 def test_files_are_measured_once(shared: Folder) -> None:
     shared.job("a-1", ended=1.0)
     sizes: dict[str, object] = {}
-    shared.area.delete(WEEK, NOBODY, NOW, sizes)  # type: ignore[arg-type]
+    shared.area.delete(WEEK, NONE, NOW, sizes)  # type: ignore[arg-type]
     (shared.area.root / "a-1" / "late").write_bytes(bytes(1 << 20))
 
-    gone = shared.area.delete(KeepLimits(7 * DAY, 100 << 10), NOBODY, NOW, sizes)  # type: ignore[arg-type]
+    gone = shared.area.delete(KeepLimits(7 * DAY, 100 << 10), NONE, NOW, sizes)  # type: ignore[arg-type]
 
     assert (gone, list(sizes)) == ([], ["a-1"])
 
@@ -182,8 +182,8 @@ def test_files_are_measured_once(shared: Folder) -> None:
 DONE = JobId("done-1")
 
 
-class House:
-    """A node's folders with what one job left, and what keeps them."""
+class Node:
+    """Folders of a node with the files of an ended job."""
 
     def __init__(self, base: Path, **keep: float) -> None:
         self.folders = NodeFolders(base / "run", base / "work", base / "checkpoints")
@@ -200,13 +200,13 @@ class House:
             tree(folder, {"train.py": "x", MARK: ""})
 
     async def turn(self, *, look: bool = True) -> list[bool]:
-        """Which of the job's folders are there behind it: work, states, checkpoints."""
+        """Delete what is due; which of work, states and checkpoints exist then."""
         for keeper in self.ended._keepers:
             await keeper.turn(keeper._keep(), look=look)
         return [folder.exists() for folder in self.all]
 
     def age(self, seconds: float) -> None:
-        """So long ago the job has ended."""
+        """Let the end of the job be so long ago."""
         for folder in self.all:
             mark = folder.parent / ".ended" / DONE
             os.utime(mark, (time.time() - seconds,) * 2)
@@ -229,76 +229,76 @@ ZERO: Final = {"keep_work_s": 0.0, "keep_checkpoints_s": 0.0}
 async def test_files_are_kept_after_the_end_of_their_job_as_configured(
     tmp_path: Path, keep: dict[str, float], ended_s_ago: float | None, left: list[bool]
 ) -> None:
-    house = House(tmp_path, **keep)
+    node = Node(tmp_path, **keep)
     if ended_s_ago is not None:
-        house.ended.note(DONE, ended=True)
-    assert await house.turn(look=False) == [True, True, True]
+        node.ended.note(DONE, ended=True)
+    assert await node.turn(look=False) == [True, True, True]
     if ended_s_ago is not None:
-        house.age(ended_s_ago)
+        node.age(ended_s_ago)
 
-    assert await house.turn() == left
+    assert await node.turn() == left
 
-    house.ended.note(DONE, ended=False)
-    await house.turn()
-    assert not any((folder.parent / ".ended" / DONE).exists() for folder in house.all)
+    node.ended.note(DONE, ended=False)
+    await node.turn()
+    assert not any((folder.parent / ".ended" / DONE).exists() for folder in node.all)
 
 
 async def test_a_job_that_starts_after_its_end_stays(tmp_path: Path) -> None:
-    house = House(tmp_path, **ZERO)
-    house.ended.note(DONE, ended=True)
-    await house.turn(look=False)
-    house.age(9e9)
+    node = Node(tmp_path, **ZERO)
+    node.ended.note(DONE, ended=True)
+    await node.turn(look=False)
+    node.age(9e9)
 
-    house.ended.note(DONE, ended=False)
+    node.ended.note(DONE, ended=False)
 
-    assert await house.turn() == [True, True, True]
+    assert await node.turn() == [True, True, True]
 
 
 async def test_the_last_note_about_a_job_counts(tmp_path: Path) -> None:
-    house = House(tmp_path)
+    node = Node(tmp_path)
 
-    house.ended.note(DONE, ended=True)
-    house.ended.note(DONE, ended=False)
-    await house.turn()
+    node.ended.note(DONE, ended=True)
+    node.ended.note(DONE, ended=False)
+    await node.turn()
 
-    assert not any((folder.parent / ".ended" / DONE).exists() for folder in house.all)
+    assert not any((folder.parent / ".ended" / DONE).exists() for folder in node.all)
 
 
 async def test_a_mark_that_cannot_be_written_is_written_later(tmp_path: Path) -> None:
-    house = House(tmp_path)
-    marks = house.folders.checkpoints / ".ended"
+    node = Node(tmp_path)
+    marks = node.folders.checkpoints / ".ended"
     marks.touch()
-    house.ended.note(DONE, ended=True)
-    await house.turn()
+    node.ended.note(DONE, ended=True)
+    await node.turn()
     assert marks.read_bytes() == b""
     marks.unlink()
 
-    await house.turn()
+    await node.turn()
 
     assert (marks / DONE).exists()
 
 
 async def test_a_hello_names_jobs_with_files_from_before_the_start(tmp_path: Path) -> None:
-    house = House(tmp_path)
-    house.busy = {JobId("here-2")}
+    node = Node(tmp_path)
+    node.busy = {JobId("here-2")}
 
-    assert await house.ended.find() == []
-    assert house.ended.unended == (DONE, "here-2")
-    house.ended.note(DONE, ended=True)
-    await house.turn(look=False)
+    assert await node.ended.find() == []
+    assert node.ended.unended == (DONE, "here-2")
+    node.ended.note(DONE, ended=True)
+    await node.turn(look=False)
 
-    assert house.ended.unended == ("here-2",)
-    again = EndedJobs(house.folders, lambda: house.settings, set)
+    assert node.ended.unended == ("here-2",)
+    again = EndedJobs(node.folders, lambda: node.settings, set)
     assert await again.find() == [DONE]
     assert again.unended == ()
 
 
 async def test_changed_settings_apply_at_once(tmp_path: Path) -> None:
-    house = House(tmp_path)
-    house.ended.note(DONE, ended=True)
-    await house.turn()
-    house.age(7200.0)
+    node = Node(tmp_path)
+    node.ended.note(DONE, ended=True)
+    await node.turn()
+    node.age(7200.0)
 
-    house.settings = AgentSettings(node="n1", keep_work_s=1.0, keep_checkpoints_bytes=0)
+    node.settings = AgentSettings(node="n1", keep_work_s=1.0, keep_checkpoints_bytes=0)
 
-    assert await house.turn() == [False, False, False]
+    assert await node.turn() == [False, False, False]
