@@ -82,7 +82,7 @@ def sweep_delta(job: str, term: int, revision: int) -> SweepDelta:
 
 
 def hello(boot: BootId, events_sent: int, echo: str = "") -> Hello:
-    """What an agent without workers says first."""
+    """Return the hello of an agent without workers."""
     return Hello(node=NODE, boot=boot, spec=SPEC, workers=(), events_sent=events_sent, echo=echo)
 
 
@@ -105,7 +105,7 @@ class Network:
     down: list[Down] = field(default_factory=list)
     sent_up: list[Up] = field(default_factory=list)  # ever
     sent_down: list[Down] = field(default_factory=list)  # ever
-    said: dict[BootId, list[Numbered]] = field(default_factory=dict)  # what happened, per boot
+    recorded: dict[BootId, list[Numbered]] = field(default_factory=dict)  # events of each boot
     orders: dict[tuple[BootId, Key], list[Order]] = field(default_factory=dict)
     agent: AgentSession = field(init=False)
     began: Seconds | None = field(init=False)  # when the agent first looked at its clock
@@ -118,42 +118,42 @@ class Network:
         self.start_agent()
         self.start_controller()
 
-    # --- what people and machines do
+    # --- events
 
     def start_agent(self) -> None:
-        """A new agent process: what the old one knew is gone."""
+        """Start a new agent process without the knowledge of the old one."""
         self._boots += 1
         self.agent = AgentSession(NODE, BootId(f"boot-{self._boots}"))
         self.began = None
-        self.said[self.agent.boot] = []
+        self.recorded[self.agent.boot] = []
         self.journal[self.agent.boot] = []
 
     def start_controller(self) -> None:
-        """A new incarnation; the old one goes on as if it were alone."""
+        """Start a new incarnation; the old one continues as if it were alone."""
         self._terms += 1
         if self._terms > 1:
             self.former.append(self.controller)
         session = ControllerSession(NODE, Term(self._terms), last_received_at=self.now)
         self.controller = Controller(session)
 
-    def happen(self) -> None:
-        """Something happens to a worker."""
+    def record(self) -> None:
+        """Record an event of a worker."""
         outputs = self.agent.record_event(started(pid=self.agent.sent + 1))
-        self.said[self.agent.boot] += [o.numbered for o in outputs if isinstance(o, Publish)]
+        self.recorded[self.agent.boot] += [o.numbered for o in outputs if isinstance(o, Publish)]
         self._of_agent(outputs)
 
     def want(self, new: Delta) -> None:
-        """The core decides about a job, or about its sweep."""
+        """Order a group or a sweep, as the core does."""
         self.wanted[key_of(new)] = self.order(self.controller, new)
 
     def order(self, controller: Controller, new: Delta) -> Delta:
-        """An incarnation, not always the present one, orders something."""
+        """Order a group or a sweep, maybe as a former controller."""
         new = replace(new, term=controller.session.term)
         self._of_controller(controller, controller.session.order(new, self.now))
         return new
 
     def pass_time(self, seconds: float) -> None:
-        """Both ends hear that time has passed."""
+        """Let time pass at both ends."""
         self.now = Seconds(self.now + seconds)
         if self.began is None:
             self.began = self.now
@@ -162,7 +162,7 @@ class Network:
             self._of_controller(controller, controller.session.tick(self.now))
 
     def commit(self) -> None:
-        """The journal takes the oldest thing that waits for it."""
+        """Commit the oldest pending event or hello."""
         controller = self.controller
         if not controller.pending:
             return
@@ -178,7 +178,7 @@ class Network:
         if session.boot == taken.boot:
             self._of_controller(controller, session.acknowledge(taken.seq))
 
-    # --- what the network does
+    # --- network
 
     def arrive_up(self, sent: Up, controller: Controller | None = None) -> None:
         """Bring a message to the controller, or to an incarnation before it."""
@@ -206,14 +206,14 @@ class Network:
             assert [o for o in outputs if not is_refusal(o)] == []
         self._of_agent(outputs)
 
-    def be_fair(self, seconds: float = 20.0) -> None:
-        """Be calm until everything is said; former incarnations go on as they like."""
+    def settle(self, seconds: float = 20.0) -> None:
+        """Deliver everything until nothing is left to send."""
         end = self.now + seconds
         while self.now < end and not self.settled():
-            self.be_calm(0.5)
+            self.deliver_all(0.5)
 
-    def be_calm(self, seconds: float = 1.0) -> None:
-        """Time passes, then everything under way arrives, in order, and is committed."""
+    def deliver_all(self, seconds: float = 1.0) -> None:
+        """Let time pass, then deliver all messages in order and commit all events."""
         self.pass_time(seconds)
         while self.up or self.down or self.controller.pending:
             if self.up:
@@ -223,11 +223,11 @@ class Network:
                 self.arrive_down(self.down.pop(0))
 
     def settled(self) -> bool:
-        """Whether nothing is left to say."""
+        """True if nothing is left to send."""
         return (
             self.agent.session is not None
             and self.agent.session == self.controller.session.session
-            and self.journal[self.agent.boot] == self.said[self.agent.boot]
+            and self.journal[self.agent.boot] == self.recorded[self.agent.boot]
             and not self.agent.spool
             and not self.controller.session.outstanding
         )
