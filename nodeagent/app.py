@@ -53,14 +53,7 @@ from schemas.host.files import take_pid_file
 from schemas.host.logging import notify, watchdog
 from schemas.host.reload import SettingsReload
 from schemas.ids import BootId, NodeId, Seconds, WorkerId
-from schemas.session import (
-    AgentOutput,
-    AgentSession,
-    Apply,
-    Publish,
-    SendHello,
-    ToController,
-)
+from schemas.session import AgentOutput, AgentSession, Apply, Publish, SendHello, ToController
 from schemas.transport.keys import load_keys, load_public
 from schemas.transport.sockets import Link
 from schemas.wire.agent import (

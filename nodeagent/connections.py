@@ -1,8 +1,6 @@
-"""Connections to the controller: orders, events, and bulk traffic (output, files, snapshots).
+"""Connections to the controller (orders, events, bulk traffic) and to this node's workers.
 
-The settings name the port of orders; the controller's welcome names the others.
-
-Socket of this node's workers: hints and telemetry in, orders out.
+The settings name the controller's port of orders; its welcome names the others.
 """
 
 from __future__ import annotations
@@ -34,6 +32,10 @@ from schemas.wire.files import AskFiles, AskPiece
 from schemas.wire.worker import FromWorker, GroupOrder, WorkerHello
 
 RETRY_S: Final = 2.0  # without a reply, the request is repeated
+MAX_READERS: Final = 4  # concurrent reads of jobs' files
+MAX_LOGGED_NAME: Final = 200  # characters, in a log line
+MAX_QUEUED: Final = 1000  # messages queued for a worker that does not read
+MAX_WORKER_MESSAGE_BYTES: Final = 16 << 10  # bytes of a message from a worker: hints and telemetry
 
 
 @dataclass(slots=True)
@@ -95,9 +97,6 @@ class SnapshotFetcher:
                     piece = await asyncio.wait_for(fetch.pieces.get(), RETRY_S)
                     if piece.offset == offset:
                         return piece
-
-
-MAX_READERS: Final = 4  # concurrent reads of jobs' files
 
 
 class ControllerPorts:
@@ -183,11 +182,6 @@ class BulkTraffic:
                 found = await asyncio.to_thread(job_folders.answer, asked, self._folders)
             if self.socket is not None:
                 self.socket.send(encode(found))
-
-
-MAX_LOGGED_NAME: Final = 200  # characters, in a log line
-MAX_QUEUED: Final = 1000  # messages queued for a worker that does not read
-MAX_WORKER_MESSAGE_BYTES: Final = 16 << 10  # bytes of a message from a worker: hints and telemetry
 
 
 class WorkerChannel:

@@ -25,11 +25,17 @@ from nodeagent.states import JOB
 from schemas.host.files import AgedFile, expired_files
 from schemas.ids import JobId
 
+log = structlog.get_logger("ended_jobs")
 leftovers_log = structlog.get_logger("leftovers")
 MARKS: Final = ".ended"
 MIN_AGE_FOR_SIZE_S: Final = 3600.0  # younger folders are deleted by age only, not by size
 MAX_UNMARKED: Final = 2000  # jobs in a hello
 MIN_UNREPORTED_AGE_S: Final = 7 * 86400.0  # of a folder whose job's end was never reported
+FIRST_CHECK_S: Final = 60.0  # after the start: by then the controller has reported active jobs
+FIND_TIMEOUT_S: Final = 2.0
+MAX_INTERVAL_S: Final = 600.0  # longest interval
+MIN_INTERVAL_S: Final = 10.0
+MIN_STATES_AGE_S: Final = 3600.0  # of states: graduated trials start from them
 
 
 class KeepLimits(NamedTuple):
@@ -64,11 +70,7 @@ class Leftovers:
                 path.touch(exist_ok=False)
 
     def delete(
-        self,
-        keep: KeepLimits,
-        busy: Container[str],
-        now: float,
-        sizes: dict[str, AgedFile],
+        self, keep: KeepLimits, busy: Container[str], now: float, sizes: dict[str, AgedFile]
     ) -> list[str]:
         """Delete folders of jobs that ended too long ago, then the oldest while they are too large.
 
@@ -145,14 +147,6 @@ def _marks(folder: Path) -> Iterator[tuple[str, float]]:
         for entry in entries:
             with contextlib.suppress(FileNotFoundError):
                 yield entry.name, entry.stat(follow_symlinks=False).st_mtime
-
-
-log = structlog.get_logger("ended_jobs")
-FIRST_CHECK_S: Final = 60.0  # after the start: by then the controller has reported active jobs
-FIND_TIMEOUT_S: Final = 2.0
-MAX_INTERVAL_S: Final = 600.0  # longest interval
-MIN_INTERVAL_S: Final = 10.0
-MIN_STATES_AGE_S: Final = 3600.0  # of states: graduated trials start from them
 
 
 class EndedJobs:

@@ -16,14 +16,7 @@ from typing import Final
 import structlog
 from msgspec.structs import replace
 
-from nodeagent.owned_files import (
-    Owner,
-    acting_as,
-    make_folder,
-    owner_of,
-    read_small,
-    write_private,
-)
+from nodeagent.owned_files import Owner, acting_as, make_folder, owner_of, read_small, write_private
 from nodeagent.process_identity import belongs_to
 from schemas.codec import ASSIGNMENT, EXIT_STATUS, MAX_BYTES, PROCESS_MARK, REPORT, encode
 from schemas.errors import OnesError, SettingsError
@@ -35,6 +28,7 @@ from schemas.wire.agent import EpochReported, ScriptReport
 from schemas.wire.feed import LOG, SAMPLES
 from schemas.wire.worker import Assignment, ExitStatus, ProcessMark
 
+log = structlog.get_logger("folders")
 FRAME: Final = struct.Struct(">I")
 SOCKET: Final = "agent.sock"
 RUN_ID: Final = "run_id"
@@ -295,9 +289,6 @@ class NodeFolders:
     def states(self, job: JobId) -> Path:
         """Return the folder of a sweep's states on this node, which need not exist."""
         return self.all_states / job
-
-
-log = structlog.get_logger("folders")
 
 
 class FolderLocks:

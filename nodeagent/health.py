@@ -18,6 +18,7 @@ import structlog
 from nodeagent.folders import NodeFolders
 from schemas.errors import OnesError
 
+log = structlog.get_logger("health")
 folder_log = structlog.get_logger("folders")
 PROBE: Final = ".ones-probe"
 PROBE_BYTES: Final = 4096
@@ -27,6 +28,9 @@ HOST_ERRNOS: Final = frozenset({  # errors of the host, which no job or archive 
     errno.EAGAIN, errno.ESTALE,
 })  # fmt: skip
 _NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+CHECK_INTERVAL_S: Final = 2.0
+SHARED_INTERVAL: Final = 10  # a shared folder is checked at every tenth check
+RESPONSE_TIMEOUT_S: Final = 20.0  # a file system that takes longer is considered hung
 
 
 def is_node_fault(error: OSError) -> bool:
@@ -124,12 +128,6 @@ def checked_places(
     )
     sockets = Place("run", folders.sockets, 0, own=True, mode=folders.mode)
     return (run, workers, sockets, work), (checkpoints,)
-
-
-log = structlog.get_logger("health")
-CHECK_INTERVAL_S: Final = 2.0
-SHARED_INTERVAL: Final = 10  # a shared folder is checked at every tenth check
-RESPONSE_TIMEOUT_S: Final = 20.0  # a file system that takes longer is considered hung
 
 
 @dataclass(slots=True)

@@ -54,6 +54,12 @@ from schemas.wire.files import (
 
 MARK: Final = ".ones-snapshot"
 MAX_MARK_BYTES: Final = 512 << 20  # bytes: the most and longest names that an archive can have
+PIECE: Final = 1 << 20
+MAX_FILES: Final = 10_000
+MAX_NAMES: Final = 1 << 20  # bytes of all paths in one list
+MAX_REFUSED: Final = 20
+AREAS: Final = (WORK, CHECKPOINTS, STATES)
+IGNORED_FOLDERS: Final = frozenset({"__pycache__", ".git"})
 
 
 def is_laid_out(folder: Path, digest: str) -> bool:
@@ -122,14 +128,6 @@ def read_manifest(folder: Path) -> dict[str, tuple[int, int]]:
         return msgspec.json.decode(text or "{}", type=dict[str, tuple[int, int]])
     except (OSError, ValueError, msgspec.MsgspecError):
         return {}
-
-
-PIECE: Final = 1 << 20
-MAX_FILES: Final = 10_000
-MAX_NAMES: Final = 1 << 20  # bytes of all paths in one list
-MAX_REFUSED: Final = 20
-AREAS: Final = (WORK, CHECKPOINTS, STATES)
-IGNORED_FOLDERS: Final = frozenset({"__pycache__", ".git"})
 
 
 def answer(asked: ToNode, folders: NodeFolders) -> FromNode:

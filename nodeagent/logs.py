@@ -33,6 +33,14 @@ MAX_RESTARTED_BYTES: Final = 64 << 20  # bytes that are kept of a log that was r
 NUL: Final = b"\0"
 SLACK: Final = 16 << 20  # bytes beyond the limit at which a file is truncated
 UNBOUNDED: Final = 1 << 62
+CHUNK: Final = 256 * 1024
+LOOK_S: Final = 0.05  # between two checks of the files
+GROWING_POLL_S: Final = 0.02  # the same while some grow
+GROWING_S: Final = 1.0  # after the last chunk, files count as growing
+RETRY_S: Final = 2.0  # without a reply, the request is repeated
+FULL_S: Final = 30.0  # between two questions to a full store
+HOLD_S: Final = 0.5  # an incomplete line is sent after this time, even while it grows
+STREAMS: Final = (LOG, SAMPLES)
 
 
 class OutputFile:
@@ -173,16 +181,6 @@ def _reopen(handle: Path) -> BinaryIO:
     """Open a file named by /proc, which is a special link and has to be followed."""
     descriptor = os.open(handle, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     return os.fdopen(require_regular(descriptor, handle), "rb")
-
-
-CHUNK: Final = 256 * 1024
-LOOK_S: Final = 0.05  # between two checks of the files
-GROWING_POLL_S: Final = 0.02  # the same while some grow
-GROWING_S: Final = 1.0  # after the last chunk, files count as growing
-RETRY_S: Final = 2.0  # without a reply, the request is repeated
-FULL_S: Final = 30.0  # between two questions to a full store
-HOLD_S: Final = 0.5  # an incomplete line is sent after this time, even while it grows
-STREAMS: Final = (LOG, SAMPLES)
 
 
 @dataclass(slots=True)

@@ -32,6 +32,12 @@ from schemas.transport.state_transfer import PIECE, FileTarget, StateServer, Sto
 from schemas.wire.files import AskState
 from schemas.wire.sweeps import StateCopied, StateNotCopied, StateRef, SweepDelta, WantedState
 
+log = structlog.get_logger("states")
+JOB: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
+DATA: Final = "data"  # folder of staged data, beside the states
+FETCHES: Final = 2  # concurrent
+MAX_REASON_CHARACTERS: Final = 1000  # in a report
+
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
@@ -73,13 +79,6 @@ def _is_coming(file: StateFile, delta: SweepDelta) -> bool:
     return any(
         (one.state.trial, one.state.version) == (file.trial, file.version) for one in delta.wanted
     )
-
-
-log = structlog.get_logger("states")
-JOB: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
-DATA: Final = "data"  # folder of staged data, beside the states
-FETCHES: Final = 2  # concurrent
-MAX_REASON_CHARACTERS: Final = 1000  # in a report
 
 
 class StateKeeper:

@@ -1,7 +1,4 @@
-"""Zygotes of this node, one for each interpreter and user, and the uids that workers use.
-
-Process of a zygote: its start, its recognition in /proc, and its error output.
-"""
+"""Zygotes of this node, one for each interpreter and user: their processes and connections."""
 
 from __future__ import annotations
 
@@ -39,6 +36,7 @@ from schemas.host.files import open_regular
 from schemas.wire import Message
 from schemas.wire.worker import ZYGOTE_TITLE, Fork, Forked, ForkFailed, Held, LetGo, ZygoteReady
 
+log = structlog.get_logger("zygotes")
 NODE_SIGNALS: Final = frozenset({signal.SIGKILL, signal.SIGTERM})  # sent by the node
 TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
 MODULE: Final = "elastic.worker.zygote"
@@ -53,6 +51,12 @@ AGENT_VARIABLES: Final = (  # of the agent's account; removed for other accounts
     "STATE_DIRECTORY", "CONFIGURATION_DIRECTORY", "SSH_AUTH_SOCK", "DBUS_SESSION_BUS_ADDRESS",
     "XDG_RUNTIME_DIR", "XDG_CONFIG_HOME", "XDG_CACHE_HOME", "TMPDIR",
 )  # fmt: skip
+START_TIMEOUT_S: Final = 180.0  # a cold import of torch on a busy host
+RECONNECT_TIMEOUT_S: Final = 5.0  # a running zygote checks its socket's file every second
+FORK_TIMEOUT_S: Final = 60.0
+PROBE_S: Final = 0.05
+MAX_ZYGOTE_MESSAGE_BYTES: Final = 1 << 16  # bytes of a message
+PEER: Final = struct.Struct("iII")  # pid, uid, gid of the peer: unix(7)
 
 
 def starting_zygotes(path: Path, workers: Container[int], uid: int) -> list[tuple[int, int, float]]:
@@ -173,22 +177,13 @@ def start_error(python: str, output: Path) -> StartError:
     descriptor = open_regular(output)
     try:
         start = max(0, os.fstat(descriptor).st_size - MAX_OUTPUT_BYTES)
-        said = os.pread(descriptor, MAX_OUTPUT_BYTES, start).decode(errors="replace")
+        text = os.pread(descriptor, MAX_OUTPUT_BYTES, start).decode(errors="replace")
     finally:
         os.close(descriptor)
-    lines = said.strip().splitlines()
-    said = lines[-1] if lines else "no output"
+    lines = text.strip().splitlines()
+    text = lines[-1] if lines else "no output"
     hint = f"in a checkout of ONES: {python} -m pip install '.[train]'"
-    return StartError(f"python {python!r} cannot run workers: {said}", hint)
-
-
-log = structlog.get_logger("zygotes")
-START_TIMEOUT_S: Final = 180.0  # a cold import of torch on a busy host
-RECONNECT_TIMEOUT_S: Final = 5.0  # a running zygote checks its socket's file every second
-FORK_TIMEOUT_S: Final = 60.0
-PROBE_S: Final = 0.05
-MAX_ZYGOTE_MESSAGE_BYTES: Final = 1 << 16  # bytes of a message
-PEER: Final = struct.Struct("iII")  # pid, uid, gid of the peer: unix(7)
+    return StartError(f"python {python!r} cannot run workers: {text}", hint)
 
 
 class ZygoteConnection:

@@ -39,6 +39,11 @@ from schemas.wire.sweeps import SweepDelta, SweepDeltaAcked
 Delta = GroupDelta | SweepDelta
 Order = tuple[int, ...]  # (term, version, stage), of a sweep (term, revision)
 Key = tuple[JobId, bool]  # True: the job's sweep
+MAX_RESENT: Final = 256  # events in one Resent
+MAX_DOUBLINGS: Final = 10  # the pause between hellos grows no further
+MAX_HELLO_PAUSE_S: Final = 8.0  # between two unanswered hellos; the first pause is one heartbeat
+MAX_SPOOLED: Final = 20_000  # events; beyond it the agent stops reading its workers' reports
+MAX_HELD: Final = 4096  # events that arrived early and wait for a gap to close
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,11 +88,6 @@ def _ack(delta: Delta, order: Order, *, applied: bool) -> DeltaAcked | SweepDelt
 
 
 # --- agent's end: sends hellos, numbers and spools events, refuses old deltas
-
-MAX_RESENT: Final = 256  # events in one Resent
-MAX_DOUBLINGS: Final = 10  # the pause between hellos grows no further
-MAX_HELLO_PAUSE_S: Final = 8.0  # between two unanswered hellos; the first pause is one heartbeat
-MAX_SPOOLED: Final = 20_000  # events; beyond it the agent stops reading its workers' reports
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,8 +285,6 @@ class AgentSession:
 
 
 # --- controller's end: events in order, deltas until acknowledged
-
-MAX_HELD: Final = 4096  # events that arrived early and wait for a gap to close
 
 
 @dataclass(frozen=True, slots=True)

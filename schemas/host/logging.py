@@ -15,6 +15,8 @@ from typing import Final
 
 import structlog
 
+LAG_LIMIT_S: Final = 2.0  # an event loop with a longer delay is unhealthy
+
 
 class LogLines:
     """Writer of log lines to a file descriptor that may be full, closed or slow; never raises.
@@ -52,9 +54,6 @@ class LogLines:
         except OSError:
             return False
         return True
-
-
-LAG_LIMIT_S: Final = 2.0  # an event loop with a longer delay is unhealthy
 
 
 def configure_logging(fd: int = 2) -> None:

@@ -19,6 +19,10 @@ from dataclasses import dataclass, field
 from typing import Final
 
 MAX_CONNECTIONS_PER_KEY: Final = 1000  # connections to one port
+FREE_CUTS: Final = 2  # cuts without a delay: an honest peer may be cut once or twice
+FIRST_DELAY_S: Final = 1.0  # delay after the next cut
+MAX_DELAY_S: Final = 60.0
+FORGET_AFTER_S: Final = 300.0  # after so long without a cut the count restarts
 
 
 @dataclass(slots=True)
@@ -172,12 +176,6 @@ class KeyConnections:
         if not self._counts[port, key]:
             del self._counts[port, key]
             self._full.discard((port, key))
-
-
-FREE_CUTS: Final = 2  # cuts without a delay: an honest peer may be cut once or twice
-FIRST_DELAY_S: Final = 1.0  # delay after the next cut
-MAX_DELAY_S: Final = 60.0
-FORGET_AFTER_S: Final = 300.0  # after so long without a cut the count restarts
 
 
 @dataclass(slots=True)

@@ -1,14 +1,12 @@
-"""Flood guard of TCP sockets: disconnects peers that send more than this process reads.
+"""Flood guards of TCP and Unix sockets: disconnect peers that send more than this process reads.
 
 libzmq limits the bytes of a frame and the messages of a queue, but not the bytes of either: a
 message of a thousand frames, or a queue of large messages, is kept in memory at any size.
 
-Flood guard of a Unix socket: disconnects local processes that send more than is read.
-
-libzmq keeps all frames of a message until the last one arrives, and a Unix socket does not count
-its bytes. Therefore the memory of this process is watched. When it grows, connections for which the
-kernel repeatedly holds many bytes are cut. When it grows further and no connection stands out, all
-connections are cut: this frees their memory, and honest peers reconnect within moments.
+TCP counts the bytes of each connection; a Unix socket does not. So for Unix sockets the memory of
+this process is watched. When it grows, connections for which the kernel repeatedly holds many bytes
+are cut. When it grows further and no connection stands out, all connections are cut: this frees
+their memory, and honest peers reconnect within moments.
 """
 
 from __future__ import annotations
@@ -49,6 +47,14 @@ _EVENTS: Final = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_MONITOR
 _NUMBERS: Final = itertools.count()
 _RESET_ON_CLOSE: Final = struct.pack("ii", 1, 0)
 _PAGE: Final = os.sysconf("SC_PAGE_SIZE")
+MAX_GROWTH_BYTES: Final = 64 << 20  # bytes of memory that lead to a cut of all connections
+UNIX_CHECK_INTERVAL_S: Final = 0.05
+SAMPLES: Final = 16  # samples of a check; an endless sender exceeds MAX_KERNEL_BYTES
+SAMPLE_INTERVAL_S: Final = 0.003  # between two samples
+MIN_SAMPLES: Final = 4  # samples above MAX_KERNEL_BYTES that lead to a cut, at least
+MAX_KERNEL_BYTES: Final = 16 << 10  # bytes in the kernel of one connection: more than a message
+MAX_CONNECTIONS_PER_USER: Final = 1000  # and at most a quarter of RLIMIT_NOFILE
+_CREDENTIALS: Final = struct.Struct("3i")  # struct ucred: pid, uid, gid
 
 
 @dataclass(slots=True)
@@ -91,10 +97,10 @@ def latest_events(monitor: zmq.Socket[bytes]) -> Events:
     found: dict[int, int] = {}
     for _ in range(MAX_EVENTS):
         try:
-            told = monitor.recv_multipart(zmq.NOBLOCK)
+            frames = monitor.recv_multipart(zmq.NOBLOCK)
         except zmq.Again:
             return Events(found, stopped=False, more=False)
-        event, value = _EVENT.unpack(told[0])
+        event, value = _EVENT.unpack(frames[0])
         if event == zmq.EVENT_MONITOR_STOPPED:
             return Events(found, stopped=True, more=False)
         found.pop(value, None)  # keep the order of the latest events
@@ -302,16 +308,6 @@ def duplicate(descriptor: int) -> socket.socket:
         raise
 
 
-MAX_GROWTH_BYTES: Final = 64 << 20  # bytes of memory that lead to a cut of all connections
-UNIX_CHECK_INTERVAL_S: Final = 0.05
-SAMPLES: Final = 16  # samples of a check; an endless sender exceeds MAX_KERNEL_BYTES
-SAMPLE_INTERVAL_S: Final = 0.003  # between two samples
-MIN_SAMPLES: Final = 4  # samples above MAX_KERNEL_BYTES that lead to a cut, at least
-MAX_KERNEL_BYTES: Final = 16 << 10  # bytes in the kernel of one connection: more than a message
-MAX_CONNECTIONS_PER_USER: Final = 1000  # and at most a quarter of RLIMIT_NOFILE
-_CREDENTIALS: Final = struct.Struct("3i")  # struct ucred: pid, uid, gid
-
-
 @dataclass(frozen=True, slots=True)
 class _UnixConnection:
     inode: int  # of the socket: descriptors are reused
@@ -433,8 +429,10 @@ class UnixFloodGuard:
     def _connection(self, descriptor: int) -> _UnixConnection | None:
         with contextlib.suppress(OSError), duplicate(descriptor) as wire:
             if wire.family == socket.AF_UNIX and wire.getsockname() == self._path:
-                told = wire.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-                pid, uid, _ = _CREDENTIALS.unpack(told)
+                credentials = wire.getsockopt(
+                    socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size
+                )
+                pid, uid, _ = _CREDENTIALS.unpack(credentials)
                 return _UnixConnection(os.fstat(wire.fileno()).st_ino, pid, uid)
         return None
 

@@ -34,6 +34,9 @@ from schemas.wire.client import Role
 
 ENDPOINT = "inproc://zeromq.zap.01"
 DRAIN: Final = 256  # handshakes answered without returning to the loop
+MAX_NAME: Final = 64  # characters; for users, nodes and projects
+KEY_BYTES: Final = 32
+MAX_PROJECTS: Final = 100  # of one key
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,11 +147,6 @@ class KeyPair:
 
     public: bytes
     secret: bytes
-
-
-MAX_NAME: Final = 64  # characters; for users, nodes and projects
-KEY_BYTES: Final = 32
-MAX_PROJECTS: Final = 100  # of one key
 
 
 class _AuthorisedKey(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final, NamedTuple, Protocol
 
 import zmq
+from msgspec.structs import replace
 
 from schemas.codec import FROM_STATES, TO_STATES, encode
 from schemas.errors import OnesError
@@ -29,6 +30,15 @@ from schemas.transport.sockets import has_only_ipv6
 from schemas.wire.files import AskState, StatePiece, StateRefused
 
 MAX_HEADER: Final = 16 << 20  # bytes
+PIECE: Final = 1 << 20  # bytes
+WINDOW: Final = 8  # requested pieces that have not arrived
+PIECE_TIMEOUT_S: Final = 10.0  # timeout of a piece, after which the source is abandoned
+POLL_INTERVAL_S: Final = 0.25
+CONNECT_S: Final = 3.0
+MAX_STATE: Final = 1 << 40  # bytes
+MAX_REQUEST_BYTES: Final = 4096  # bytes
+POLL_INTERVAL_MS: Final = 100  # between two checks of the flood guard
+MIN_ZERO_COPY_BYTES: Final = 64 * 1024  # bytes; copying a smaller part costs less
 
 
 class Target(Protocol):
@@ -132,14 +142,6 @@ class FileTarget:
             os.fsync(self._descriptor)
         finally:
             os.close(self._descriptor)
-
-
-PIECE: Final = 1 << 20  # bytes
-WINDOW: Final = 8  # requested pieces that have not arrived
-PIECE_TIMEOUT_S: Final = 10.0  # timeout of a piece, after which the source is abandoned
-POLL_INTERVAL_S: Final = 0.25
-CONNECT_S: Final = 3.0
-MAX_STATE: Final = 1 << 40  # bytes
 
 
 class StateUnavailableError(OnesError):
@@ -252,13 +254,9 @@ class _Request:
         found = []
         while len(self.awaited) < WINDOW and self._next < (1 if self.total is None else self.total):
             self.awaited.add(self._next)
-            found.append(encode(self._of(self._next)))
+            found.append(encode(replace(self._asked, offset=self._next)))
             self._next += PIECE
         return found
-
-    def _of(self, offset: int) -> AskState:
-        a = self._asked
-        return AskState(job=a.job, trial=a.trial, version=a.version, digest=a.digest, offset=offset)
 
     @property
     def over(self) -> bool:
@@ -291,9 +289,6 @@ def _store_piece(frames: list[zmq.Frame], request: _Request, target: Target) -> 
     return True
 
 
-MAX_REQUEST_BYTES: Final = 4096  # bytes
-POLL_INTERVAL_MS: Final = 100  # between two checks of the flood guard
-MIN_ZERO_COPY_BYTES: Final = 64 * 1024  # bytes; copying a smaller part costs less
 Parts = Sequence[Buffer]  # of a state's file, header first
 
 

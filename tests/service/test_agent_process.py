@@ -39,24 +39,21 @@ def agent_in(home: Path) -> Agent:
     return Agent(AgentSettings(node="n1", devices="cpu", disk_reserve_bytes=0), home)
 
 
+async def hears_a_worker(agent: Agent) -> bool:
+    """Whether what a new worker sends arrives."""
+    worker = ThreadDealer(agent._folders.socket)
+    worker.poll(5.0)
+    assert worker.send(b"greeting")
+    incoming = await asyncio.wait_for(agent._workers.socket.receive(), 60.0)
+    worker.close()
+    return incoming.frames[-1] == b"greeting"
+
+
 def end(agent: Agent) -> None:
     agent._manager.close()
     agent._link.close()
     agent._locks.close()
     agent._workers.close()
-
-
-async def test_sockets_to_the_ports_of_a_former_controller_are_closed(tmp_path: Path) -> None:
-    agent = agent_in(tmp_path)
-    agent._welcomed(welcome(1, 2))
-    former = (agent._bulk.socket, agent._ports.events)
-    agent._welcomed(welcome(3, 4))
-    present = (agent._bulk.socket, agent._ports.events)
-    closed = [socket._socket.closed for socket in (*former, *present)]
-    agent._bulk.close()
-    end(agent)
-
-    assert closed == [True, True, False, False]
 
 
 @pytest.fixture
@@ -66,7 +63,18 @@ async def agent(tmp_path: Path) -> AsyncIterator[Agent]:
     end(made)
 
 
-async def test_workers_connect_again_when_somebody_deleted_the_socket_with_its_folder(
+async def test_sockets_to_the_ports_of_a_former_controller_are_closed(agent: Agent) -> None:
+    agent._welcomed(welcome(1, 2))
+    former = (agent._bulk.socket, agent._ports.events)
+    agent._welcomed(welcome(3, 4))
+    present = (agent._bulk.socket, agent._ports.events)
+    closed = [socket._socket.closed for socket in (*former, *present)]
+    agent._bulk.close()
+
+    assert closed == [True, True, False, False]
+
+
+async def test_workers_connect_again_when_the_socket_and_its_folder_were_deleted(
     agent: Agent, tmp_path: Path
 ) -> None:
     for path in (tmp_path / "run", agent._folders.sockets):
@@ -74,18 +82,11 @@ async def test_workers_connect_again_when_somebody_deleted_the_socket_with_its_f
 
     await agent._health.look()
 
-    worker = ThreadDealer(agent._folders.socket)
-    worker.poll(5.0)
-    assert worker.send(b"greeting")
-    incoming = await asyncio.wait_for(agent._workers.socket.receive(), 60.0)
-    worker.close()
-    assert incoming.frames[-1] == b"greeting"
+    assert await hears_a_worker(agent)
     assert agent._hello().problems == ()
 
 
-async def test_the_controller_hears_when_a_node_cannot_start_workers(
-    agent: Agent, tmp_path: Path
-) -> None:
+async def test_a_node_that_cannot_start_workers_reports_it(agent: Agent, tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "work")
     (tmp_path / "work").touch()
 
@@ -116,18 +117,14 @@ async def test_workers_are_ended_when_the_controller_did_not_answer_for_the_stat
     assert len(ended) == fenced
 
 
-@pytest.mark.parametrize(("fence_s", "fenced_s"), [(0.0, 0.0), (3.0, 15.0), (600.0, 612.0)])
-def test_a_node_says_when_its_workers_are_gone(fence_s: float, fenced_s: float) -> None:
-    settings = AgentSettings(node="n1", devices="cpu", fence_s=fence_s)
-    assert inventory(settings).fenced_s == fenced_s
+def test_a_node_states_when_its_workers_are_ended_and_refuses_a_short_fence() -> None:
+    def fenced_s(fence_s: float) -> float:
+        return inventory(AgentSettings(node="n1", devices="cpu", fence_s=fence_s)).fenced_s
 
-
-def test_a_fence_that_is_too_short_to_hear_an_answer_is_refused() -> None:
-    with pytest.raises(SettingsError) as refused:
-        inventory(AgentSettings(node="n1", devices="cpu", fence_s=2.0))
-    assert (refused.value.field, refused.value.message) == (
-        "fence_s", "fence_s: 2 s is too short"
-    )  # fmt: skip
+    assert [fenced_s(each) for each in (0.0, 3.0, 600.0)] == [0.0, 15.0, 612.0]
+    with pytest.raises(SettingsError, match=r"^fence_s: 2 s is too short") as refused:
+        fenced_s(2.0)
+    assert refused.value.field == "fence_s"
 
 
 async def test_an_action_that_fails_holds_up_no_other(
@@ -140,19 +137,13 @@ async def test_an_action_that_fails_holds_up_no_other(
             raise KeyError(action)
         done.append(action)
 
-    monkeypatch.setattr(agent, "_reconciler", Asking())
+    asking = SimpleNamespace(handle=lambda _: ["a", "b", "c"])
+    monkeypatch.setattr(agent, "_reconciler", asking)
     monkeypatch.setattr(agent, "_perform", perform)
 
     agent._handle(LogsStored(WorkerId("a-1.v1.r0")))
 
     assert done == ["a", "c"]
-
-
-class Asking:
-    """A reconciler that always asks for the same."""
-
-    def handle(self, _: object) -> list[str]:
-        return ["a", "b", "c"]
 
 
 async def two_messages() -> AsyncIterator[Incoming]:
@@ -184,12 +175,7 @@ async def test_a_second_agent_on_the_same_folders_is_refused_before_it_takes_the
     with pytest.raises(SettingsError, match="is in use by another agent"):
         agent_in(tmp_path)
 
-    worker = ThreadDealer(agent._folders.socket)
-    worker.poll(5.0)
-    assert worker.send(b"greeting")
-    incoming = await asyncio.wait_for(agent._workers.socket.receive(), 60.0)
-    worker.close()
-    assert incoming.frames[-1] == b"greeting"
+    assert await hears_a_worker(agent)
 
 
 async def test_a_job_that_is_to_be_forgotten_leaves_nothing_where_nothing_is_kept(
@@ -212,9 +198,7 @@ async def test_a_job_that_is_to_be_forgotten_leaves_nothing_where_nothing_is_kep
     assert [folder.name for folder in folders if folder.exists()] == [B, B]
 
 
-async def test_a_hello_names_the_jobs_of_which_no_end_was_heard(
-    agent: Agent, tmp_path: Path
-) -> None:
+async def test_a_hello_names_jobs_without_a_reported_end(agent: Agent, tmp_path: Path) -> None:
     for job in (A, B):
         folder = tmp_path / "work" / job
         folder.mkdir()

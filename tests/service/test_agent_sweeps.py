@@ -199,7 +199,9 @@ async def test_a_configuration_hops_over_nodes_workers_and_agents_that_die(site:
 
 
 @pytest.mark.slow
-async def test_who_trains_what_is_given_up_is_killed_and_its_file_goes(site: Site) -> None:
+async def test_a_zygote_that_trains_an_abandoned_worker_is_killed_and_its_file_deleted(
+    site: Site,
+) -> None:
     await site.start()
     hold = site.near.folders.job(JOB) / "hold-0-1-2"
     hold.touch()

@@ -115,7 +115,7 @@ def lines(size: int) -> bytes:
     return b"".join(b"%015d\n" % number for number in range(size // 16))
 
 
-async def test_a_job_beyond_its_rate_loses_nothing_and_another_one_is_not_held_up(
+async def test_a_job_beyond_its_rate_loses_nothing_and_delays_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(log_relay, "BURST_S", 0.1)
@@ -155,9 +155,7 @@ async def test_a_chunk_that_is_lost_while_its_job_waits_comes_again(
     assert site.stored(A) == text
 
 
-async def test_of_a_job_that_is_beyond_its_bound_nothing_more_is_shipped_but_the_end(
-    tmp_path: Path,
-) -> None:
+async def test_only_the_end_of_output_beyond_its_bound_is_shipped(tmp_path: Path) -> None:
     async with shipping(tmp_path, most=100_000) as site:
         site.worker(A, lines(16 << 20))
         await until(lambda: site.store.full(A, LOG))
@@ -197,7 +195,7 @@ async def test_a_file_without_end_is_bounded_before_any_controller_answers(tmp_p
     assert site.stored(A) == lines(1008)[:1000] + note
 
 
-async def test_half_a_line_that_goes_on_growing_is_shipped_after_a_while(tmp_path: Path) -> None:
+async def test_a_growing_half_line_is_shipped_after_a_while(tmp_path: Path) -> None:
     site = Site(tmp_path, LogStore(tmp_path / "logs", MUCH), float(MUCH))
     log_file = site.worker(A, b"begin\n").stream(LOG)
     stream = site.shipper._by_key[A, 1, 0, LOG]

@@ -4,15 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from nodeagent.reconciler import (
-    Adopted,
-    Desired,
-    Ended,
-    Event,
-    Reconciler,
-    Started,
-    WorkspaceReady,
-)
+from nodeagent.reconciler import Adopted, Desired, Ended, Event, Reconciler, Started, WorkspaceReady
 from schemas.ids import JobId, Rank, Version, WorkerId, worker_id
 from schemas.wire.agent import GroupDelta
 from tests.support.builders import N1, S0, S1, SNAPSHOT, A, assignment, run, settle

@@ -113,7 +113,7 @@ def shake_hands(wire: socket.socket) -> None:
     _read(wire, size)
 
 
-def speak_without_end(wire: socket.socket, frame: int) -> int:
+def send_endless_message(wire: socket.socket, frame: int) -> int:
     """One message of frames without end, until its connection is cut.
 
     Returns:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 from typing import Any, Final
 
-import structlog
-
 from controlplane.service.api.views import numbered, page_of
 from controlplane.service.log_store import LogStore, record
 from schemas.codec import LOG_REPLY, encode
@@ -14,7 +12,7 @@ from schemas.errors import BadFieldError
 from schemas.ids import JobId, Rank
 from schemas.wire.feed import LogPage
 from tests.fuzz.choices import Choices
-from tests.fuzz.targets.folders import folder
+from tests.fuzz.targets.folders import folder, without_log_lines
 
 JOB: Final = JobId("a-1")
 MOST: Final = 4096
@@ -23,7 +21,7 @@ STEPS: Final = 30
 
 def stored_output(data: bytes) -> None:
     """Whatever is shipped, asked for or damaged: what was stored is read again, and nothing else."""
-    structlog.configure(processors=[_dropped])
+    without_log_lines()
     choices = Choices(data)
     with folder() as here:
         path = here / f"{JOB}.log"
@@ -91,10 +89,6 @@ def _damage(choices: Choices, path: Any) -> None:
     if content:
         content[choices.below(len(content))] = choices.below(256)
     path.write_bytes(content[: choices.below(len(content) + 1)] if choices.flag() else content)
-
-
-def _dropped(*_: Any) -> Any:
-    raise structlog.DropEvent
 
 
 def cursors(data: bytes) -> None:

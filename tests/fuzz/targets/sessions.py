@@ -25,23 +25,11 @@ from tests.fuzz.hostile_messages import Known, hostile_bytes
 NODE, BOOT = NodeId("n1"), BootId("b1")
 PORTS: Final = (7704, 7700)
 KNOWN: Final[Known] = {
-    "node": ["n1", "n1", "n2"],
-    "boot": ["b1", "b1", "b2"],
-    "session": ["1.1", "1.2", "2.1"],
-    "term": [1, 2, 3],
-    "seq": [1, 2, 3, 4],
-    "committed": [0, 1, 2],
-    "through": [1, 2],
-    "first": [0, 1, 2],
-    "job": ["a-1", "b-2"],
-    "version": [1, 2, 3],
-    "stage": [1, 2, 3],
-    "revision": [1, 2],
-    "events_sent": [0, 1, 3],
-    "events_dropped": [0, 1],
-    "number": [0, 1, 2],
-    "echo": ["", "1.1"],
-}
+    "node": ["n1", "n1", "n2"], "boot": ["b1", "b1", "b2"], "session": ["1.1", "1.2", "2.1"], "term": [1, 2, 3],
+    "seq": [1, 2, 3, 4], "committed": [0, 1, 2], "through": [1, 2], "first": [0, 1, 2], "job": ["a-1", "b-2"],
+    "version": [1, 2, 3], "stage": [1, 2, 3], "revision": [1, 2], "events_sent": [0, 1, 3],
+    "events_dropped": [0, 1], "number": [0, 1, 2], "echo": ["", "1.1"],
+}  # fmt: skip
 STEPS: Final = 60
 
 

@@ -59,16 +59,8 @@ AUTHORISED: Final[dict[str, Any]] = {
     ]
 }  # fmt: skip
 POLICIES: Final = (
-    "fifo",
-    "ones",
-    "ones_paper",
-    "harmony",
-    "slaq",
-    "oasis",
-    "drl",
-    "srtf",
-    "tiresias",
-)
+    "fifo", "ones", "ones_paper", "harmony", "slaq", "oasis", "drl", "srtf", "tiresias",
+)  # fmt: skip
 
 
 def toml(value: Any) -> str:

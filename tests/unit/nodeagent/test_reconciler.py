@@ -490,12 +490,8 @@ def test_an_ended_sweep_only_keeps_states_until_it_has_a_group() -> None:
 
 def test_a_hello_names_every_process_that_was_started() -> None:
     reconciler = agent(
-        *alive(A),
-        *map(event_of, (run(B, on=S1), laid_out(B), run(JobId("c-3")), ended(A, code=3))),
+        *alive(A), *map(event_of, (run(B, on=S1), laid_out(B), run(JobId("c-3")), ended(A, code=3)))
     )
 
     assert agent().seen() == ()
-    assert reconciler.seen() == (
-        seen(A, pid=100, ended=True, code=3),
-        seen(B, slot=1, pid=None),
-    )
+    assert reconciler.seen() == (seen(A, pid=100, ended=True, code=3), seen(B, slot=1, pid=None))

@@ -9,6 +9,8 @@ from __future__ import annotations
 import copy
 from dataclasses import dataclass, field
 
+from msgspec.structs import replace
+
 from schemas.ids import BootId, JobId, NodeId, Rank, Seconds, Term, Version
 from schemas.nodes import NodeSpec
 from schemas.session import (
@@ -48,6 +50,7 @@ SPEC = NodeSpec(
 )
 
 
+Delta = GroupDelta | SweepDelta
 Up = tuple[BootId, FromAgent | Numbered]  # with the agent's boot that sent it
 Down = tuple[BootId | None, ToSession]  # with the agent's boot that it is meant for
 
@@ -75,18 +78,15 @@ def sweep_delta(job: str, term: int, revision: int) -> SweepDelta:
 
 
 def hello(boot: BootId, events_sent: int, echo: str = "") -> Hello:
-    """What an agent without workers says first."""
+    """Return the hello of an agent without workers."""
     return Hello(node=NODE, boot=boot, spec=SPEC, workers=(), events_sent=events_sent, echo=echo)
 
 
 @dataclass
 class Controller:
-    """One incarnation: its session, what it has yet to commit, and the shared journal."""
+    """One incarnation: its session, and what it has yet to commit."""
 
     session: ControllerSession
-    journal: dict[BootId, list[Numbered]]
-    wanted: dict[JobId, GroupDelta]
-    wanted_sweeps: dict[JobId, SweepDelta]
     pending: list[Numbered | Hello] = field(default_factory=list)  # commits in this order
 
 
@@ -96,13 +96,12 @@ class Network:
 
     now: Seconds = Seconds(0.0)
     journal: dict[BootId, list[Numbered]] = field(default_factory=dict)
-    wanted: dict[JobId, GroupDelta] = field(default_factory=dict)
-    wanted_sweeps: dict[JobId, SweepDelta] = field(default_factory=dict)
+    wanted: dict[Key, Delta] = field(default_factory=dict)
     up: list[Up] = field(default_factory=list)
     down: list[Down] = field(default_factory=list)
     sent_up: list[Up] = field(default_factory=list)  # ever
     sent_down: list[Down] = field(default_factory=list)  # ever
-    said: dict[BootId, list[Numbered]] = field(default_factory=dict)  # what happened, per boot
+    recorded: dict[BootId, list[Numbered]] = field(default_factory=dict)  # events of each boot
     orders: dict[tuple[BootId, Key], list[Order]] = field(default_factory=dict)
     agent: AgentSession = field(init=False)
     began: Seconds | None = field(init=False)  # when the agent first looked at its clock
@@ -115,52 +114,42 @@ class Network:
         self.start_agent()
         self.start_controller()
 
-    # --- what people and machines do
+    # --- events
 
     def start_agent(self) -> None:
-        """A new agent process: what the old one knew is gone."""
+        """Start a new agent process without the knowledge of the old one."""
         self._boots += 1
         self.agent = AgentSession(NODE, BootId(f"boot-{self._boots}"))
         self.began = None
-        self.said[self.agent.boot] = []
+        self.recorded[self.agent.boot] = []
         self.journal[self.agent.boot] = []
 
     def start_controller(self) -> None:
-        """A new incarnation; the old one goes on as if it were alone."""
+        """Start a new incarnation; the old one continues as if it were alone."""
         self._terms += 1
         if self._terms > 1:
             self.former.append(self.controller)
         session = ControllerSession(NODE, Term(self._terms), last_received_at=self.now)
-        self.controller = Controller(session, self.journal, self.wanted, self.wanted_sweeps)
+        self.controller = Controller(session)
 
-    def happen(self) -> None:
-        """Something happens to a worker."""
+    def record(self) -> None:
+        """Record an event of a worker."""
         outputs = self.agent.record_event(started(pid=self.agent.sent + 1))
-        self.said[self.agent.boot] += [o.numbered for o in outputs if isinstance(o, Publish)]
+        self.recorded[self.agent.boot] += [o.numbered for o in outputs if isinstance(o, Publish)]
         self._of_agent(outputs)
 
-    def want(self, job: JobId, version: Version, stage: int) -> None:
-        """The core decides about `job`."""
-        self.wanted[job] = self.order(self.controller, job, version, stage)
+    def want(self, new: Delta) -> None:
+        """Order a group or a sweep, as the core does."""
+        self.wanted[key_of(new)] = self.order(self.controller, new)
 
-    def order(self, controller: Controller, job: JobId, version: Version, stage: int) -> GroupDelta:
-        """An incarnation, not always the present one, orders something."""
-        new = delta(job, controller.session.term, version, stage)
-        self._of_controller(controller, controller.session.order(new, self.now))
-        return new
-
-    def want_of_sweep(self, job: JobId, revision: int) -> None:
-        """The core decides about the sweep `job`."""
-        self.wanted_sweeps[job] = self.order_of_sweep(self.controller, job, revision)
-
-    def order_of_sweep(self, controller: Controller, job: JobId, revision: int) -> SweepDelta:
-        """An incarnation, not always the present one, orders something of a sweep."""
-        new = sweep_delta(job, controller.session.term, revision)
+    def order(self, controller: Controller, new: Delta) -> Delta:
+        """Order a group or a sweep, maybe as a former controller."""
+        new = replace(new, term=controller.session.term)
         self._of_controller(controller, controller.session.order(new, self.now))
         return new
 
     def pass_time(self, seconds: float) -> None:
-        """Both ends hear that time has passed."""
+        """Let time pass at both ends."""
         self.now = Seconds(self.now + seconds)
         if self.began is None:
             self.began = self.now
@@ -169,7 +158,7 @@ class Network:
             self._of_controller(controller, controller.session.tick(self.now))
 
     def commit(self) -> None:
-        """The journal takes the oldest thing that waits for it."""
+        """Commit the oldest pending event or hello."""
         controller = self.controller
         if not controller.pending:
             return
@@ -178,16 +167,14 @@ class Network:
         if isinstance(taken, Hello):
             committed = len(self.journal[taken.boot])
             self._of_controller(controller, session.open_session(taken, committed, self.now, 1, 2))
-            for job, wish in self.wanted.items():
-                self.wanted[job] = self.order(controller, job, wish.version, wish.stage)
-            for job, sweep in self.wanted_sweeps.items():
-                self.wanted_sweeps[job] = self.order_of_sweep(controller, job, sweep.revision)
+            for key, wish in self.wanted.items():
+                self.wanted[key] = self.order(controller, wish)
             return
         self.journal[taken.boot].append(taken)
         if session.boot == taken.boot:
             self._of_controller(controller, session.acknowledge(taken.seq))
 
-    # --- what the network does
+    # --- network
 
     def arrive_up(self, sent: Up, controller: Controller | None = None) -> None:
         """Bring a message to the controller, or to an incarnation before it."""
@@ -215,14 +202,14 @@ class Network:
             assert [o for o in outputs if not is_refusal(o)] == []
         self._of_agent(outputs)
 
-    def be_fair(self, seconds: float = 20.0) -> None:
-        """Be calm until everything is said; former incarnations go on as they like."""
+    def settle(self, seconds: float = 20.0) -> None:
+        """Deliver everything until nothing is left to send."""
         end = self.now + seconds
         while self.now < end and not self.settled():
-            self.be_calm(0.5)
+            self.deliver_all(0.5)
 
-    def be_calm(self, seconds: float = 1.0) -> None:
-        """Time passes, then everything under way arrives, in order, and is committed."""
+    def deliver_all(self, seconds: float = 1.0) -> None:
+        """Let time pass, then deliver all messages in order and commit all events."""
         self.pass_time(seconds)
         while self.up or self.down or self.controller.pending:
             if self.up:
@@ -232,11 +219,11 @@ class Network:
                 self.arrive_down(self.down.pop(0))
 
     def settled(self) -> bool:
-        """Whether nothing is left to say."""
+        """True if nothing is left to send."""
         return (
             self.agent.session is not None
             and self.agent.session == self.controller.session.session
-            and self.journal[self.agent.boot] == self.said[self.agent.boot]
+            and self.journal[self.agent.boot] == self.recorded[self.agent.boot]
             and not self.agent.spool
             and not self.controller.session.outstanding
         )

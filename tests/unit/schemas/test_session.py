@@ -1,12 +1,16 @@
-"""Both ends of a session, message by message."""
+"""Both ends of a session, message by message, and their clocks."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from schemas.ids import BootId, JobId, NodeId, Rank, Seconds, Term, Version
@@ -39,8 +43,10 @@ from schemas.wire.agent import (
     WorkerSeen,
 )
 from schemas.wire.sweeps import SweepDeltaAcked
-from tests.support.builders import stop
-from tests.unit.schemas.session_network import NODE, delta, hello, started, sweep_delta
+from tests.support.builders import started, stop
+from tests.support.schemas_examples import NODE
+from tests.support.sizes import examples
+from tests.unit.schemas.session_network import delta, hello, sweep_delta
 
 BOOT, OTHER = BootId("boot-1"), BootId("boot-0")
 A, B = JobId("a-1"), JobId("b-2")
@@ -129,52 +135,42 @@ def controller(committed: int = 0, boot: BootId = BOOT) -> ControllerSession:
     return session
 
 
-def tick(now: float) -> Call:
-    return lambda session: session.tick(Seconds(now))
+def do(method: str, *arguments: Any) -> Call:
+    return lambda session: getattr(session, method)(*arguments)
 
 
 def receive(message: object, now: float = 1.0) -> Call:
-    return lambda session: session.receive(message, Seconds(now))
+    return do("receive", message, now)
 
 
 def record(pid: int) -> Call:
-    return lambda session: session.record_event(started(pid=pid))
+    return do("record_event", started(pid=pid))
 
 
 def take(*seqs: int, now: float = 1.0, boot: BootId = BOOT) -> Call:
-    return lambda session: session.receive_events(events(*seqs, boot=boot), Seconds(now))
+    return do("receive_events", events(*seqs, boot=boot), now)
 
 
 def order(delta: object, now: float = 1.0) -> Call:
-    return lambda session: session.order(delta, Seconds(now))
+    return do("order", delta, now)
 
 
 def open_(boot: BootId, sent: int, durable: int, now: float) -> Call:
-    return lambda session: session.open_session(hello(boot, sent), durable, Seconds(now), 1, 2)
+    return do("open_session", hello(boot, sent), durable, now, 1, 2)
 
 
 def resume(sent: int, now: float, echo: str = "") -> Call:
-    return lambda session: session.resume_session(hello(BOOT, sent, echo), Seconds(now), 1, 2)
+    return do("resume_session", hello(BOOT, sent, echo), now, 1, 2)
 
 
-def acknowledge(through: int) -> Call:
-    return lambda session: session.acknowledge(through)
+tick, acknowledge, condition, unconfirmed_s = (
+    partial(do, name) for name in ("tick", "acknowledge", "condition", "unconfirmed_s")
+)
+request = do("request_hello")
 
 
-def condition(now: float) -> Call:
-    return lambda session: session.condition(Seconds(now))
-
-
-def unconfirmed_s(now: float) -> Call:
-    return lambda session: session.unconfirmed_s(Seconds(now))
-
-
-def field(name: str) -> Call:
+def attribute(name: str) -> Call:
     return lambda session: getattr(session, name)
-
-
-def request(session: ControllerSession) -> object:
-    return session.request_hello()
 
 
 def nodes(*messages: Any) -> list[ToNode]:
@@ -195,7 +191,7 @@ AGENT: Final[dict[str, Case]] = {
         partial(agent, 3),
         [
             (receive(welcome(committed=1)), [welcome(committed=1), *controllers(Resent(events=events(2, 3)))]),
-            (field("spool"), list(events(2, 3))),
+            (attribute("spool"), list(events(2, 3))),
         ],
     ),
     "a heartbeat states the last event": (
@@ -203,7 +199,7 @@ AGENT: Final[dict[str, Case]] = {
     ),
     "a request is answered with a hello at once, and with another a second later": (
         welcomed,
-        [(receive(asked(3), 4.0), HELLO), (field("session"), None), (tick(4.9), []), (tick(5.0), HELLO)],
+        [(receive(asked(3), 4.0), HELLO), (attribute("session"), None), (tick(4.9), []), (tick(5.0), HELLO)],
     ),
     "a second request is answered only if its controller is newer": (
         welcomed, [(receive(asked(3), 4.0), ...), (receive(asked(3), 4.5), []), (receive(asked(4), 4.6), HELLO)],
@@ -211,7 +207,7 @@ AGENT: Final[dict[str, Case]] = {
     "the requested word is repeated at once": (
         agent,
         [
-            (receive(asked(2), 0.0), ...), (receive(asked(2, "2.1"), 0.25), HELLO), (field("echo"), "2.1"),
+            (receive(asked(2), 0.0), ...), (receive(asked(2, "2.1"), 0.25), HELLO), (attribute("echo"), "2.1"),
             (receive(asked(2, "2.1"), 0.5), []),
         ],
     ),
@@ -243,20 +239,20 @@ AGENT: Final[dict[str, Case]] = {
         welcomed, [(tick(1.0), ...), (receive(ack(), 5.0), ...), (unconfirmed_s(6.0), 1.0)],
     ),
     "a reply of another session changes nothing": (
-        partial(welcomed, 2), [(receive(ack("1.9", committed=2), 5.0), []), (field("spool"), list(events(1, 2))), (tick(11.0), HELLO)],
+        partial(welcomed, 2), [(receive(ack("1.9", committed=2), 5.0), []), (attribute("spool"), list(events(1, 2))), (tick(11.0), HELLO)],
     ),
     "a reply of a former controller changes nothing after a delta of a newer one": (
         partial(welcomed, 2),
         [
             (receive(delta(A, 3, 4, 1)), ...), (receive(ack(committed=2), 5.0), []),
-            (field("spool"), list(events(1, 2))), (tick(6.5), HELLO),
+            (attribute("spool"), list(events(1, 2))), (tick(6.5), HELLO),
         ],
     ),
     "an event is numbered, published and kept": (
         agent,
         [
             (record(1), [Publish(numbered(1))]), (record(2), [Publish(numbered(2))]),
-            (field("spool"), list(events(1, 2))),
+            (attribute("spool"), list(events(1, 2))),
         ],
     ),
     "missing events are resent": (partial(welcomed, 3), [(receive(missing(2)), controllers(Resent(events=events(2, 3))))]),
@@ -264,26 +260,26 @@ AGENT: Final[dict[str, Case]] = {
     "committed events can not be resent": (
         partial(agent, 3),
         [
-            (field("dropped"), 0), (receive(committed(2)), ...), (field("dropped"), 2),
-            (receive(committed(3)), ...), (field("dropped"), 3),
+            (attribute("dropped"), 0), (receive(committed(2)), ...), (attribute("dropped"), 2),
+            (receive(committed(3)), ...), (attribute("dropped"), 3),
         ],
     ),
     "committed events of this boot are dropped": (
         partial(welcomed, 3),
         [
-            (receive(committed(3, OTHER)), ...), (field("spool"), list(events(1, 2, 3))),
-            (receive(committed(2)), ...), (field("spool"), list(events(3))),
-            (receive(committed(1)), ...), (field("spool"), list(events(3))),
+            (receive(committed(3, OTHER)), ...), (attribute("spool"), list(events(1, 2, 3))),
+            (receive(committed(2)), ...), (attribute("spool"), list(events(3))),
+            (receive(committed(1)), ...), (attribute("spool"), list(events(3))),
         ],
     ),
     "a reply to a heartbeat drops committed events": (
-        partial(welcomed, 3), [(receive(ack(committed=3)), ...), (field("spool"), [])],
+        partial(welcomed, 3), [(receive(ack(committed=3)), ...), (attribute("spool"), [])],
     ),
     "a spool is full until the controller has caught up": (
         partial(welcomed, MAX_SPOOLED - 1),
         [
-            (field("spool_full"), False), (record(MAX_SPOOLED), ...), (field("spool_full"), True),
-            (receive(committed(1)), ...), (field("spool_full"), False),
+            (attribute("spool_full"), False), (record(MAX_SPOOLED), ...), (attribute("spool_full"), True),
+            (receive(committed(1)), ...), (attribute("spool_full"), False),
         ],
     ),
     "newer deltas are applied and acknowledged": (
@@ -311,11 +307,11 @@ AGENT: Final[dict[str, Case]] = {
                 (receive(delta(A, *older)), controllers(acked(2, 4, 2, applied=False)))
                 for older in ((1, 9, 3), (2, 3, 3), (2, 4, 1))
             ),
-            (field("held"), {(A, False): (2, 4, 2)}),
+            (attribute("held"), {(A, False): (2, 4, 2)}),
         ],
     ),
     "a delta of a former controller is refused for any job": (
-        welcomed, [(receive(delta(A, 1, 9, 3)), controllers(acked(2, 0, 0, applied=False))), (field("held"), {})],
+        welcomed, [(receive(delta(A, 1, 9, 3)), controllers(acked(2, 0, 0, applied=False))), (attribute("held"), {})],
     ),
     "jobs are ordered independently": (
         welcomed,
@@ -325,7 +321,7 @@ AGENT: Final[dict[str, Case]] = {
         welcomed,
         [
             (receive(delta(A, 2, 4, 2)), ...), (receive(sweep_delta(A, 2, 7)), ...),
-            (lambda session: session.forget_job(A), None), (field("held"), {}),
+            (do("forget_job", A), None), (attribute("held"), {}),
         ],
     ),
     "newer deltas of a sweep are applied, equal ones acknowledged": (
@@ -345,7 +341,7 @@ AGENT: Final[dict[str, Case]] = {
             (receive(sweep_delta(A, 2, 4)), ...),
             (receive(sweep_delta(A, 1, 9)), controllers(sweep_acked(2, 4))),
             (receive(sweep_delta(A, 2, 3)), controllers(sweep_acked(2, 4))),
-            (field("held"), {(A, True): (2, 4)}),
+            (attribute("held"), {(A, True): (2, 4)}),
         ],
     ),
     "a job and its sweep are ordered independently": (
@@ -363,7 +359,7 @@ AGENT: Final[dict[str, Case]] = {
         ],
     ),
     "a higher term takes over": (
-        welcomed, [(receive(welcome("3.1")), [welcome("3.1")]), (field("session"), "3.1"), (field("term"), Term(3))],
+        welcomed, [(receive(welcome("3.1")), [welcome("3.1")]), (attribute("session"), "3.1"), (attribute("term"), Term(3))],
     ),
 }  # fmt: skip
 
@@ -372,8 +368,8 @@ CONTROLLER: Final[dict[str, Case]] = {
         partial(controller, 7),
         [
             (receive(beat("2.1", 7), 0.5), ...), (order(FIRST, 0.5), ...),
-            (lambda session: session.repeats_hello(hello(BOOT, 9)), True),
-            (resume(9, 5.0), nodes(welcome("2.1", committed=7))), (field("last_received_at"), 0.5),
+            (do("repeats_hello", hello(BOOT, 9)), True),
+            (resume(9, 5.0), nodes(welcome("2.1", committed=7))), (attribute("last_received_at"), 0.5),
             (tick(5.0), nodes(FIRST)),
         ],
     ),
@@ -381,7 +377,7 @@ CONTROLLER: Final[dict[str, Case]] = {
         controller,
         [
             (receive(beat("2.1", 0)), ...), (resume(0, 3.0), ...), (open_(BOOT, 1, 0, 5.0), ...),
-            (field("last_received_at"), 1.0), (condition(7.0), SUSPECT),
+            (attribute("last_received_at"), 1.0), (condition(7.0), SUSPECT),
             (receive(beat("2.2", 0), 13.5), ...), (condition(13.5), ALIVE),
         ],
     ),
@@ -389,20 +385,20 @@ CONTROLLER: Final[dict[str, Case]] = {
         controller,
         [
             (request, nodes(asked(2, "2.1"))), (request, nodes(asked(2, "2.1"))),
-            (resume(0, 3.0, ""), ...), (field("last_received_at"), 0.0),
-            (resume(0, 4.0, "1.1"), ...), (field("last_received_at"), 0.0),
-            (resume(0, 5.0, "2.1"), ...), (field("last_received_at"), 5.0),
-            (resume(0, 6.0, "2.1"), ...), (field("last_received_at"), 5.0),
+            (resume(0, 3.0, ""), ...), (attribute("last_received_at"), 0.0),
+            (resume(0, 4.0, "1.1"), ...), (attribute("last_received_at"), 0.0),
+            (resume(0, 5.0, "2.1"), ...), (attribute("last_received_at"), 5.0),
+            (resume(0, 6.0, "2.1"), ...), (attribute("last_received_at"), 5.0),
             (request, nodes(asked(2, "2.2"))),
         ],
     ),
     "a new boot of an agent is a sign of life": (
-        controller, [(open_(OTHER, 0, 0, 9.0), ...), (field("last_received_at"), 9.0)],
+        controller, [(open_(OTHER, 0, 0, 9.0), ...), (attribute("last_received_at"), 9.0)],
     ),
     "each hello begins a session of this incarnation": (
         fresh,
         [
-            (lambda session: session.repeats_hello(hello(BOOT, 0)), False),
+            (do("repeats_hello", hello(BOOT, 0)), False),
             (open_(BOOT, 9, 7, 0.0), nodes(welcome("2.1", committed=7))),
             (open_(BOOT, 9, 7, 0.0), nodes(welcome("2.2", committed=7))),
         ],
@@ -414,7 +410,7 @@ CONTROLLER: Final[dict[str, Case]] = {
         controller,
         [
             *((receive(beat(unknown, 5), 7.0), nodes(asked(2, "2.1"))) for unknown in ("1.1", "2.2", "")),
-            (field("last_received_at"), 0.0),
+            (attribute("last_received_at"), 0.0),
         ],
     ),
     "a heartbeat before any hello leads to a request": (
@@ -482,7 +478,7 @@ CONTROLLER: Final[dict[str, Case]] = {
         controller,
         [
             (take(1, 2, 3), ...), (acknowledge(2), nodes(committed(2))), (acknowledge(2), []),
-            (acknowledge(1), []), (field("durable"), 2),
+            (acknowledge(1), []), (attribute("durable"), 2),
         ],
     ),
     "nothing is acknowledged before a hello": (fresh, [(acknowledge(1), [])]),
@@ -600,3 +596,99 @@ def test_many_missing_events_are_resent_in_pieces() -> None:
     resent = [message.events for message in sent if isinstance(message, Resent)]
     assert [len(events) for events in resent] == [MAX_RESENT, MAX_RESENT, 1]
     assert [event for events in resent for event in events] == session.spool
+
+
+# --- an agent's fence is over before its controller considers it lost
+
+
+STEP_S = 0.25
+ENDS_S = 60.0
+FENCE_S = 8.0
+DELAYS = st.lists(st.sampled_from((0.0, 0.25, 1.0, 3.0, 7.0, 20.0)), min_size=1, max_size=6)
+NEVER = math.inf
+
+
+@dataclass
+class Road:
+    """One way: each message takes its time, none overtakes another, and from `cut_s` on all are lost."""
+
+    delays: Sequence[float]
+    cut_s: float
+    under_way: list[tuple[float, object]] = field(default_factory=list)
+    sent: int = 0
+
+    def send(self, message: object, now: float) -> None:
+        at = now + self.delays[self.sent % len(self.delays)]
+        self.sent += 1
+        if now < self.cut_s:
+            last = self.under_way[-1][0] if self.under_way else at
+            self.under_way.append((max(at, last), message))
+
+    def arrived(self, now: float) -> list[object]:
+        due = [message for at, message in self.under_way if at <= now]
+        del self.under_way[: len(due)]
+        return due
+
+
+def fenced_and_lost(up: Road, down: Road, *, agent_began_s: float) -> tuple[float, float]:
+    """When the agent first was alone for so long, and when the controller had heard nothing for so long."""
+    agent = AgentSession(NODE, BootId("boot-1"))
+    controller = ControllerSession(NODE, Term(1))
+    fenced = lost = NEVER
+    for step in range(int(ENDS_S / STEP_S)):
+        now = step * STEP_S
+        agent_now = Seconds(now + agent_began_s)
+        outputs = agent.tick(agent_now)
+        for message in down.arrived(now):
+            outputs += agent.receive(message, agent_now)  # type: ignore[arg-type]
+        for output in outputs:
+            match output:
+                case ToController(message=said):
+                    up.send(said, now)
+                case SendHello():
+                    up.send(None, now)
+        for message in up.arrived(now):
+            if message is None:
+                greeting = hello(agent.boot, 0, agent.echo)
+                known = controller.repeats_hello(greeting)
+                answers = (
+                    controller.resume_session(greeting, Seconds(now), 1, 2)
+                    if known
+                    else controller.open_session(greeting, 0, Seconds(now), 1, 2)
+                )
+            else:
+                answers = controller.receive(message, Seconds(now))  # type: ignore[arg-type]
+            for answer in answers:
+                if isinstance(answer, ToNode):
+                    down.send(answer.message, now)
+        if agent.unconfirmed_s(agent_now) >= FENCE_S:
+            fenced = min(fenced, now)
+        if controller.session is not None and now - controller.last_received_at >= FENCE_S:
+            lost = min(lost, now)
+    return fenced, lost
+
+
+@settings(max_examples=examples(200), deadline=None)
+@given(
+    up=DELAYS,
+    down=DELAYS,
+    up_cut_s=st.sampled_from((5.0, 20.0, NEVER)),
+    down_cut_s=st.sampled_from((5.0, 20.0, NEVER)),
+    agent_began_s=st.sampled_from((0.0, -1e6, 1e6)),
+)
+@example(up=[0.0], down=[0.0], up_cut_s=20.0, down_cut_s=NEVER, agent_began_s=0.0)
+@example(up=[0.0], down=[3.0], up_cut_s=20.0, down_cut_s=NEVER, agent_began_s=1e6)
+def test_an_agent_is_fenced_before_its_controller_considers_it_lost(
+    up: list[float], down: list[float], up_cut_s: float, down_cut_s: float, agent_began_s: float
+) -> None:
+    roads = Road(up, up_cut_s), Road(down, down_cut_s)
+
+    fenced, lost = fenced_and_lost(*roads, agent_began_s=agent_began_s)
+
+    assert fenced <= lost
+
+
+def test_an_agent_that_is_answered_is_never_fenced() -> None:
+    roads = Road([0.25], NEVER), Road([1.0], NEVER)
+
+    assert fenced_and_lost(*roads, agent_began_s=0.0) == (NEVER, NEVER)

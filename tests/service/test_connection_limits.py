@@ -1,4 +1,4 @@
-"""Connections of each key are counted, although nobody says whose a silent one is."""
+"""Limits of each key: open connections, and delays after cuts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schemas.transport import connection_limits
-from schemas.transport.connection_limits import KeyConnections
+from schemas.transport.connection_limits import (
+    FIRST_DELAY_S,
+    FORGET_AFTER_S,
+    FREE_CUTS,
+    MAX_DELAY_S,
+    KeyConnections,
+    ReconnectBackoff,
+)
 from tests.support.sizes import examples
 
 PORT, HOST = "ones-1", "10.0.0.7"
@@ -34,7 +41,7 @@ class Port(KeyConnections):
         return self.admit(PORT, host, key)
 
 
-def test_a_key_may_have_so_many_and_is_told_of_once() -> None:
+def test_the_connections_of_a_key_are_limited_and_logged_once() -> None:
     port = Port()
 
     assert [port.opened(number, ADA) for number in range(5)] == [True, True, True, False, False]
@@ -42,7 +49,7 @@ def test_a_key_may_have_so_many_and_is_told_of_once() -> None:
     assert port.opened(9, BOB)
 
 
-def test_each_connection_that_goes_makes_room_whether_it_ever_spoke() -> None:
+def test_each_closed_connection_frees_its_place() -> None:
     port = Port()
     for number in range(3):
         port.opened(number, ADA)
@@ -55,7 +62,7 @@ def test_each_connection_that_goes_makes_room_whether_it_ever_spoke() -> None:
         port.closed(20 + number)  # it was refused
 
 
-def test_a_connection_without_a_handshake_makes_no_room_when_it_goes() -> None:
+def test_a_connection_closed_before_its_handshake_frees_nothing() -> None:
     port = Port()
     for number in range(3):
         port.opened(number, ADA)
@@ -65,22 +72,18 @@ def test_a_connection_without_a_handshake_makes_no_room_when_it_goes() -> None:
     assert not port.opened(4, ADA)
 
 
-def test_silent_ones_of_another_key_from_there_make_no_room() -> None:
+def test_silent_connections_of_another_key_and_reused_descriptors_free_nothing() -> None:
     port = Port()
     for number in range(3):
         port.opened(number, ADA)
     port.opened(10, BOB)
     port.closed(10)
-
     assert port._counts == {(PORT, ADA): 3}
 
-
-def test_a_number_that_is_used_again_is_another_connection() -> None:
     port = Port()
     for _ in range(20):
         assert port.opened(7, ADA)
         port.record_key(7, ADA)
-
     assert port._counts == {(PORT, ADA): 1}
 
 
@@ -108,7 +111,7 @@ steps = st.lists(
 
 @given(steps)
 @settings(max_examples=examples(200))
-def test_whatever_comes_and_goes_no_more_is_counted_than_there_is(
+def test_no_more_connections_are_counted_than_exist(
     steps: list[tuple[str, int, bytes, str]],
 ) -> None:
     port, there, spoken = Port(), dict[int, bytes](), set[int]()
@@ -137,7 +140,7 @@ def test_whatever_comes_and_goes_no_more_is_counted_than_there_is(
     assert port._counts == Counter((PORT, key) for key in there.values())
 
 
-def test_what_was_said_is_counted_for_its_key_while_the_connection_is_open() -> None:
+def test_bytes_are_counted_for_their_key_while_the_connection_is_open() -> None:
     port = Port()
     for number, key in enumerate((ADA, ADA, BOB)):
         port.opened(number, key)
@@ -150,7 +153,7 @@ def test_what_was_said_is_counted_for_its_key_while_the_connection_is_open() -> 
     assert not port._kept_bytes
 
 
-def test_who_is_cut_off_before_his_message_was_whole_is_known_by_his_handshake() -> None:
+def test_a_connection_cut_within_its_first_message_is_known_by_its_handshake() -> None:
     port = Port()
     port.record_opened(1, PORT, HOST)  # somebody who never shakes hands
     port.opened(2, ADA)
@@ -159,7 +162,7 @@ def test_who_is_cut_off_before_his_message_was_whole_is_known_by_his_handshake()
     assert port._counts.total() == 0
 
 
-def test_who_spoke_is_known_whoever_else_is_silent() -> None:
+def test_the_sender_is_known_beside_silent_connections() -> None:
     port = Port()
     port.opened(1, BOB)
     port.opened(2, ADA)
@@ -170,10 +173,80 @@ def test_who_spoke_is_known_whoever_else_is_silent() -> None:
     assert not port.is_of(2, ADA)
 
 
-def test_nobody_is_blamed_for_another_one_of_his_host() -> None:
+def test_a_connection_is_not_cut_for_another_of_its_host() -> None:
     port = Port()
     port.record_opened(1, PORT, HOST)  # shakes hands late
     port.opened(2, ADA)
     port.admit(PORT, HOST, BOB)
 
     assert port.cut(1) == b""
+
+
+# --- delays
+
+
+OTHER_PORT = "ones-2"
+
+
+class Held(ReconnectBackoff):
+    """One whose time stands still."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        super().__init__(lambda: self.now)
+
+    def cut_times(self, count: int, port: str = PORT) -> None:
+        for _ in range(count):
+            self.cut(port, ADA)
+
+
+@pytest.mark.parametrize(
+    ("cuts", "wait_s"),
+    [
+        (0, 0.0),
+        (FREE_CUTS, 0.0),
+        (FREE_CUTS + 1, FIRST_DELAY_S),
+        (FREE_CUTS + 2, 2 * FIRST_DELAY_S),
+        (FREE_CUTS + 4, 8 * FIRST_DELAY_S),
+        (FREE_CUTS + 2000, MAX_DELAY_S),
+    ],
+)
+def test_each_cut_beyond_the_first_ones_doubles_the_time(cuts: int, wait_s: float) -> None:
+    backoff = Held()
+    backoff.cut_times(cuts)
+
+    assert backoff.left_s(PORT, ADA) == wait_s
+    backoff.now += wait_s
+    assert backoff.left_s(PORT, ADA) == 0.0
+
+
+def test_after_some_time_without_a_cut_all_begins_anew() -> None:
+    backoff = Held()
+    backoff.cut_times(FREE_CUTS + 8)
+    backoff.now += FORGET_AFTER_S
+
+    backoff.cut_times(FREE_CUTS)
+
+    assert backoff.left_s(PORT, ADA) == 0.0
+
+
+def test_a_wait_is_logged_once_for_each_cut() -> None:
+    backoff = Held()
+    backoff.cut_times(FREE_CUTS + 1)
+    told = [backoff.first_refusal(PORT, ADA) for _ in range(2)]
+    backoff.cut_times(1)
+
+    assert [*told, backoff.first_refusal(PORT, ADA)] == [True, False, True]
+
+
+def test_other_keys_and_ports_do_not_wait_and_a_closed_port_is_forgotten() -> None:
+    backoff = Held()
+    backoff.cut_times(FREE_CUTS + 3)
+    backoff.cut(PORT, b"")  # the key is not known
+    assert [backoff.left_s(*each) for each in ((PORT, BOB), (PORT, b""))] == [0.0, 0.0]
+    assert backoff.left_s(OTHER_PORT, ADA) == 0.0
+    backoff.cut_times(FREE_CUTS + 3, port=OTHER_PORT)
+
+    backoff.port_closed(PORT)
+
+    assert (backoff.left_s(PORT, ADA), backoff.left_s(OTHER_PORT, ADA)) == (0.0, 4 * FIRST_DELAY_S)
