@@ -46,13 +46,13 @@ from schemas.wire.agent import (
     START,
     SUSPEND,
     GroupFormed,
-    HopperOpened,
     Quiesced,
     ScriptReport,
     SlotAwaited,
     StepsReported,
     StoreOpened,
     Suspended,
+    SweepWorkerReady,
     WorkerReady,
 )
 from schemas.wire.sweeps import UnitOrder, UnitTask
@@ -184,7 +184,7 @@ class SweepWorker:
             parameters=0,
             store_port=self._orders.port,
         )
-        self._report(HopperOpened, address=self._server.address if self._server else "")
+        self._report(SweepWorkerReady, address=self._server.address if self._server else "")
         self._connection.set_telemetry(self._steps)
         while (unit := self._next()) is not None:
             attempts.make(unit)

@@ -24,7 +24,7 @@ from elastic.sweep_worker.unit import StateFramesError, Unit, UnitSpeed, size
 from elastic.sweep_worker.unit_runner import UnitFailedError, UnitResult, UnitRunner
 from elastic.training_errors import UsageError
 from schemas.sweeps import SweepSpec
-from schemas.wire.agent import UnitBegun, UnitEnded, UnitFailed
+from schemas.wire.agent import UnitEnded, UnitFailed, UnitStarted
 from schemas.wire.sweeps import UnitOrder
 
 MAX_REASON_CHARACTERS: Final = 2000  # limit of a report
@@ -62,7 +62,7 @@ class UnitAttempts:
         gc.collect()  # an error's frames hold tensors
         if self._runner.device.type != "cpu":
             torch.accelerator.empty_cache()
-        self._report(UnitFailed, attempt=order.attempt, why=why, fault=fault)
+        self._report(UnitFailed, attempt=order.attempt, reason=why, fault=fault)
 
     def _run_attempt(self, order: UnitOrder) -> None:
         began = time.monotonic()
@@ -75,7 +75,7 @@ class UnitAttempts:
         waited_s = wait.seconds if wait else 0.0
         _log(order, f"{samples} samples")
         begun = {"samples": samples, "waited_s": waited_s, "staged_s": staged_s}
-        self._report(UnitBegun, attempt=order.attempt, **begun)
+        self._report(UnitStarted, attempt=order.attempt, **begun)
         started = time.monotonic()
         while (result := self._train(order, state)) is None:
             state = self._state_of(order)

@@ -21,7 +21,7 @@ def lived(
 
 
 def told(violation: Violation) -> tuple[float, tuple[int, int], tuple[int, int], str]:
-    return violation.began, violation.shape, violation.better, violation.why
+    return violation.began, violation.shape, violation.better, violation.reason
 
 
 def test_a_growth_that_loses_may_live_for_ten_seconds() -> None:

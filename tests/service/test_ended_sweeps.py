@@ -44,7 +44,7 @@ def path(tmp_path: Path) -> Path:
     assert len(cluster.controller.sweep_history(A).units) == UNITS
     history, reactor = cluster.controller.history, Reactor()
     inputs = iter(enumerate(history, start=1))
-    while A not in reactor.state.leaving:
+    while A not in reactor.state.leaving_jobs:
         count, (at, body) = next(inputs)
         reactor.handle(input_from(body), at)
     write(tmp_path / "journal.sqlite", history[:count])
@@ -99,7 +99,7 @@ def test_the_same_is_told_of_it_before_and_afterwards_and_by_the_next_controller
     run(path, again)
     assert len(before[0].trials) == 3
     assert before[0].trials[0].metrics
-    assert len(before[1].units) == before[1].units_in_all == UNITS
+    assert len(before[1].units) == before[1].units_total == UNITS
     with contextlib.closing(Reader(path)) as reader:
         assert list(problems(reader)) == []
 
@@ -132,7 +132,7 @@ def test_of_a_damaged_trial_the_rest_is_told_and_a_ledger_with_a_hole_is_refused
 
         shown = await service.ask(GetSweep(job=A))
         assert shown.trials[:2] == whole.trials[:2]
-        assert (shown.trials[2].why, shown.trials[2].metrics) == (ended.HISTORY_DAMAGED, ())
+        assert (shown.trials[2].reason, shown.trials[2].metrics) == (ended.HISTORY_DAMAGED, ())
         with pytest.raises(JournalError, match="the journal's sweep a-1: its units are damaged"):
             await service.ask(GetLedger(job=A))
         assert len((await service.ask(GetLedger(job=A, limit=5))).units) == 5

@@ -246,7 +246,7 @@ def quiesced(
     group: int,
     step: int = 20,
     epoch: int = 0,
-    full: bool = True,
+    has_full_state: bool = True,
     port: int = 0,
 ) -> Quiesced:
     return Quiesced(
@@ -255,7 +255,7 @@ def quiesced(
         group=Version(group),
         step=step,
         epoch=epoch,
-        full=full,
+        has_full_state=has_full_state,
         port=port,
     )
 
@@ -310,9 +310,9 @@ def epoch_end(
 
 
 def finished(
-    job: JobId, version: int = 1, *, rank: int = 0, index: int, why: str
+    job: JobId, version: int = 1, *, rank: int = 0, index: int, reason: str
 ) -> TrainingFinished:
-    return TrainingFinished(**_worker(job, version, rank), index=index, why=why)
+    return TrainingFinished(**_worker(job, version, rank), index=index, reason=reason)
 
 
 def raised(

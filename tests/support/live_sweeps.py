@@ -119,8 +119,8 @@ def trained_alone(house: Cluster, job: str, trial: int) -> dict[str, Any]:
     assert spec is not None
     visits = [
         {
-            "config": one.by,
-            "values": values[one.by],
+            "config": one.values_of,
+            "values": values[one.values_of],
             "epoch": one.epoch,
             "partition": one.partition,
             "version": one.version,

@@ -205,15 +205,15 @@ _TRIAL: Final = client.TrialInfo(
     number=9,
     values=VALUES,
     state="training",
-    why="promoted",
+    reason="promoted",
     graduated_as=JOB,
     parent=4,
     epochs=2,
     granted=6,
-    began_at=1,
+    start_epochs=1,
     partition=3,
     slot=SLOT,
-    left=5,
+    partitions_left=5,
     metrics=({"accuracy": 0.75, "loss": 0.5},),
     ended_at=(Seconds(1_760_000_030.5),),
     state_bytes=4096,
@@ -223,7 +223,7 @@ _TRIAL: Final = client.TrialInfo(
 )
 _LEDGER_UNIT: Final = client.LedgerUnit(
     trial=9,
-    by=4,
+    values_of=4,
     version=12,
     epoch=2,
     partition=3,
@@ -250,7 +250,7 @@ _CHANGE: Final = client.Change(
     time=Seconds(1_760_000_004.5),
     from_state="queued",
     to_state="starting",
-    why="2 slots are free",
+    reason="2 slots are free",
     detail={"slots": 2, "lr": 0.05, "first": True, "by": "fifo", "before": None},
 )
 _EPOCH_INFO: Final = client.EpochInfo(
@@ -279,9 +279,9 @@ _EPOCH_INFO: Final = client.EpochInfo(
 _SIZE: Final = client.Size(slots=(SlotId("agent-1/0"), SLOT), batch=64)
 _DECISION: Final = client.Decision(
     time=Seconds(1_760_000_070.5),
-    was=client.Size(slots=(SlotId("agent-1/0"),), batch=32),
+    before=client.Size(slots=(SlotId("agent-1/0"),), batch=32),
     to=_SIZE,
-    why="2 slots are worth it",
+    reason="2 slots are worth it",
     code="grow",
     by="operator",
     numbers={"speed_now": 1000.5, "speed_then": 1800.5},
@@ -343,7 +343,9 @@ _OF_WORKERS: Final = (
     ),
     agent.JoinFailed(**_WORKER, index=3, group=VERSION, error="the store closed"),
     agent.GroupBroken(**_WORKER, index=3, group=VERSION, error="connection reset by peer"),
-    agent.Quiesced(**_WORKER, index=4, group=VERSION, step=341, epoch=12, full=True, port=29_402),
+    agent.Quiesced(
+        **_WORKER, index=4, group=VERSION, step=341, epoch=12, has_full_state=True, port=29_402
+    ),
     agent.Suspended(**_WORKER, index=5, group=VERSION, epoch=12, step=345, samples_done=21_800),
     agent.EpochReported(
         **_WORKER,
@@ -368,9 +370,9 @@ _OF_WORKERS: Final = (
         local_batch=16,
         passes=2,
     ),
-    agent.TrainingFinished(**_WORKER, index=4, why="40 epochs are done"),
-    agent.HopperOpened(**_WORKER, index=2, address="10.0.0.7:41007"),
-    agent.UnitBegun(**_WORKER, index=3, attempt=37, samples=180, waited_s=0.25, staged_s=1.5),
+    agent.TrainingFinished(**_WORKER, index=4, reason="40 epochs are done"),
+    agent.SweepWorkerReady(**_WORKER, index=2, address="10.0.0.7:41007"),
+    agent.UnitStarted(**_WORKER, index=3, attempt=37, samples=180, waited_s=0.25, staged_s=1.5),
     agent.UnitEnded(
         **_WORKER,
         index=4,
@@ -382,7 +384,7 @@ _OF_WORKERS: Final = (
         digest=DIGEST,
         size=4096,
     ),
-    agent.UnitFailed(**_WORKER, index=5, attempt=37, why="loss is nan", fault="trial"),
+    agent.UnitFailed(**_WORKER, index=5, attempt=37, reason="loss is nan", fault="trial"),
     agent.ScriptFailed(
         **_WORKER, index=5, error="ValueError: no data", where="train.py:31", refused=True
     ),
@@ -393,7 +395,7 @@ _OF_WORKERS: Final = (
     agent.NodeHealth(problems=("/var/lib/ones is full; free space on it",)),
     agent.JobCleared(job=JOB, version=VERSION),
     sweeps.StateCopied(job=JOB, trial=4, version=11),
-    sweeps.StateNotCopied(job=JOB, trial=4, version=11, why="no space left on device"),
+    sweeps.StateNotCopied(job=JOB, trial=4, version=11, reason="no space left on device"),
     _STEPS,
 )
 _OF_AGENTS: Final = (
@@ -553,20 +555,20 @@ _OF_CLIENTS: Final = (
         summary=_SUMMARY,
         spec=SWEEP,
         trials=(_TRIAL,),
-        trials_in_all=24,
+        trials_total=24,
         best=9,
         best_score=0.75,
         units_done=90,
-        units_again=1,
+        units_repeated=1,
         units_left=120,
         unit_s=5.5,
         expected_end=Seconds(1_760_000_400.5),
-        hopped_bytes=1 << 20,
+        moved_bytes=1 << 20,
         waited_s=2.5,
         trained_s=480.5,
     ),
     client.SweepChanged(job=JOB, trial=9, state="stopped"),
-    client.Ledger(job=JOB, spec=SWEEP, snapshot=DIGEST, units=(_LEDGER_UNIT,), units_in_all=2100),
+    client.Ledger(job=JOB, spec=SWEEP, snapshot=DIGEST, units=(_LEDGER_UNIT,), units_total=2100),
     _NODE_INFO,
     client.Nodes(nodes=(_NODE_INFO,), next="nodes.1"),
     _FEED_EVENT,
@@ -639,7 +641,7 @@ _ON_A_NODE: Final = (
 _OF_STATES: Final[tuple[Message, ...]] = (
     files.AskState(job=JOB, trial=3, version=12, digest=DIGEST, offset=1 << 20),
     files.StatePiece(digest=DIGEST, offset=1 << 20, total=100 << 20),
-    files.StateRefused(digest=DIGEST, why="it is not here"),
+    files.StateRefused(digest=DIGEST, reason="it is not here"),
 )
 
 EXAMPLES: Final[dict[str, Message]] = {

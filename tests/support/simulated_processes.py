@@ -275,7 +275,7 @@ class Process:
                     group=version,
                     step=step - behind,
                     epoch=epoch,
-                    full=self.group is not None,
+                    has_full_state=self.group is not None,
                     port=port,
                 )
             case "suspended":
@@ -287,4 +287,4 @@ class Process:
                     job, epoch, who[1], rank=rank, index=index, group=version, step=step
                 )
             case _:
-                return finished(*who, rank=rank, index=index, why="its epochs are done")
+                return finished(*who, rank=rank, index=index, reason="its epochs are done")

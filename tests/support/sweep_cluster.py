@@ -102,7 +102,7 @@ class SweepCluster:
         """A unit is in one place, a slot has one unit, a trial has one unit."""
         for job in self.controller.state.jobs.values():
             if job.sweep is not None:
-                counted = [one for one in job.sweep.engine.state.leases.values() if not one.void]
+                counted = [one for one in job.sweep.engine.state.leases.values() if not one.ignored]
                 trials = [one.trial for one in counted]
                 assert len(trials) == len(set(trials)), "a trial has one unit at a time"
                 assert set(job.sweep.units) == {

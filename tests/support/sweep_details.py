@@ -32,15 +32,15 @@ def sweep(**changes: Any) -> Sweep:
 
 def trial(number: int, *accuracies: float, **changes: Any) -> TrialInfo:
     """A trial that trained so many epochs and waits for its rung, but for `changes`."""
-    began_at = changes.get("began_at", 0)
+    start_epochs = changes.get("start_epochs", 0)
     top = max(accuracies, default=None)
     fields: dict[str, Any] = {
-        "first_epoch": began_at + 1,
+        "first_epoch": start_epochs + 1,
         "best_score": top,
-        "best_epoch": 0 if top is None else began_at + accuracies.index(top) + 1,
+        "best_epoch": 0 if top is None else start_epochs + accuracies.index(top) + 1,
         "values": {"lr": 0.01 * (number + 1), "width": 16},
         "state": "waiting",
-        "epochs": len(accuracies) + began_at,
+        "epochs": len(accuracies) + start_epochs,
         "granted": max(1, len(accuracies)),
         "metrics": tuple({"loss": 1.0 - one, "accuracy": one} for one in accuracies),
         "ended_at": tuple(Seconds(100.0 * (at + 1)) for at in range(len(accuracies))),
@@ -63,7 +63,7 @@ def detail(*trials: TrialInfo, spec: SweepSpec | None = None, **changes: Any) ->
         "summary": summary(A, state="running", reason="trains on 2 slots", slots=2),
         "spec": spec or sweep().sweep_spec(),
         "trials": trials,
-        "trials_in_all": len(trials),
+        "trials_total": len(trials),
     }
     return SweepDetail(**{**fields, **changes})
 
@@ -72,7 +72,7 @@ def unit(trial: int, version: int, *, by: int | None = None, digest: str = "") -
     """A unit that counts: visit `version` of `trial`, over the partitions in their order."""
     return LedgerUnit(
         trial=trial,
-        by=trial if by is None else by,
+        values_of=trial if by is None else by,
         version=version,
         epoch=(version - 1) // PARTITIONS + 1,
         partition=(version - 1) % PARTITIONS,
@@ -93,5 +93,5 @@ def ledger(units: Sequence[LedgerUnit], spec: SweepSpec | None = None) -> Ledger
         spec=spec or sweep().sweep_spec(),
         snapshot="5ca1ab1e",
         units=tuple(units),
-        units_in_all=len(units),
+        units_total=len(units),
     )

@@ -117,7 +117,7 @@ def _bar(detail: SweepDetail, width: int) -> Table:
     share = detail.units_done / everything if everything else 0.0
     spent = detail.waited_s + detail.trained_s
     waits = f", {detail.waited_s / spent:.1%} of the time" if spent else ""
-    hopped = f"{byte_count(detail.hopped_bytes)} hopped{waits}" if detail.hopped_bytes else ""
+    hopped = f"{byte_count(detail.moved_bytes)} hopped{waits}" if detail.moved_bytes else ""
     row = Table.grid(padding=(0, GAP))
     bar = ProgressBar(1.0, share, max(10, min(60, width // 3)), style="grey35")
     row.add_row(bar, f"{share:.0%}", hopped)

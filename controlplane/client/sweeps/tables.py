@@ -62,7 +62,7 @@ def trial_row(trial: TrialInfo) -> dict[str, Any]:
         "parent": trial.parent,
         **{f"config.{name}": value for name, value in trial.values.items()},
         "state": trial.state,
-        "why": trial.why,
+        "reason": trial.reason,
         "epochs": trial.epochs,
         "granted": trial.granted,
         "partition": trial.partition,

@@ -143,7 +143,7 @@ class NodeAgents:
                     group=delta.version,
                     step=int(training.steps),
                     epoch=training.epoch,
-                    full=job.workers[name].ready and job.group is not None,
+                    has_full_state=job.workers[name].ready and job.group is not None,
                     port=PORT,
                 )
                 self._call_after_current(self._processes.report, job, name, quiesced)

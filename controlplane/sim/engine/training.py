@@ -212,7 +212,7 @@ class GroupTraining:
     def _finish(self, job: JobProcesses, group: Group) -> None:
         self.stop(job)
         job.group = None
-        finished = partial(TrainingFinished, why="its stop rule is met")
+        finished = partial(TrainingFinished, reason="its stop rule is met")
         self._processes.report(job, group.members[0].worker, finished)
         for name in [member.worker for member in group.members]:
             self._processes.exit(job, name, code=0)

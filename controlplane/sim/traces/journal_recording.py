@@ -105,7 +105,7 @@ def replay_journal(
 
 def _past_jobs(reader: Reader) -> tuple[list[Job], int]:
     found, damaged = [], 0
-    for row in reader.ended.behind(0):
+    for row in reader.ended.after(0):
         try:
             found.append(row.read())
         except JournalError:

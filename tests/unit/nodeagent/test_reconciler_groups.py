@@ -203,7 +203,7 @@ def test_reports_are_said_as_they_are_read_and_the_exit_behind_them() -> None:
         ready(A),
         formed(A),
         epoch_end(A, 1),
-        finished(A, index=4, why="done"),
+        finished(A, index=4, reason="done"),
     )
 
     said = [reconciler.handle(ReportRead(FIRST, report)) for report in reports]

@@ -26,7 +26,7 @@ from nodeagent.reconciler_events import (
     Terminate,
 )
 from schemas.ids import Rank, Term, Version, WorkerId
-from schemas.wire.agent import JOIN, ScriptReport, UnitBegun, UnitEnded, UnitFailed
+from schemas.wire.agent import JOIN, ScriptReport, UnitEnded, UnitFailed, UnitStarted
 from schemas.wire.sweeps import StateRef, SweepDelta, UnitOrder
 from tests.support.builders import S1, A, group, run, settle, stop, switch
 from tests.support.reconciler_events import (
@@ -73,7 +73,7 @@ def said(kind: type[ScriptReport], attempt: int, index: int = 1, **fields: Any) 
 
 
 def begun(attempt: int) -> ReportRead:
-    return said(UnitBegun, attempt, samples=24, waited_s=0.0, staged_s=0.0)
+    return said(UnitStarted, attempt, samples=24, waited_s=0.0, staged_s=0.0)
 
 
 def over(attempt: int) -> ReportRead:
@@ -115,7 +115,7 @@ def test_a_unit_that_was_handed_on_and_has_not_begun_is_given_up_with_its_proces
 
 @pytest.mark.parametrize("kind", [UnitEnded, UnitFailed])
 def test_who_is_through_is_not_killed(kind: type[ScriptReport]) -> None:
-    through = over(1) if kind is UnitEnded else said(UnitFailed, 1, why="no", fault="trial")
+    through = over(1) if kind is UnitEnded else said(UnitFailed, 1, reason="no", fault="trial")
     reconciler = agent(*alive(), SweepDesired(delta(unit(1))), begun(1), through)
 
     assert wanted(reconciler, revision=2, attempts=1) == []

@@ -195,7 +195,7 @@ async def test_what_nobody_gives_is_told_and_tried_again_with_the_next_order(nod
     here.keeper.keep(delta(want(3, 2, there.address)))
     missed = await here.hears()
     assert isinstance(missed, StateNotCopied)
-    assert missed.why == (
+    assert missed.reason == (
         f"state 2 of trial 3 is not available: {there.address}: not available here; it will be trained again"
     )
 
@@ -212,7 +212,7 @@ async def test_a_state_that_should_be_here_and_is_gone_is_told(nodes: Nodes) -> 
     here.keeper.keep(delta(want(3, 2)))
 
     assert await here.hears() == StateNotCopied(
-        job=JOB, trial=3, version=2, why="the state is not on this node's disk any more"
+        job=JOB, trial=3, version=2, reason="the state is not on this node's disk any more"
     )
 
 
@@ -254,7 +254,7 @@ async def test_a_full_disk_is_told_and_leaves_nothing(
 
     missed = await here.hears()
     assert isinstance(missed, StateNotCopied)
-    assert "No space left on device" in missed.why
+    assert "No space left on device" in missed.reason
     assert list(here.folder.iterdir()) == []
 
 
