@@ -545,7 +545,7 @@ class ScalingAgent:
 
     def _finish(self) -> None:
         if self._epochs.close() and self.rank == 0:
-            self._reporter.report(TrainingFinished, why=self._training.why_done)
+            self._reporter.report(TrainingFinished, reason=self._training.why_done)
         if self._reducer is not None:
             self._reducer.close()
 

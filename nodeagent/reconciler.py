@@ -25,9 +25,9 @@ from schemas.wire.agent import (
     GroupDelta,
     JobCleared,
     ScriptReport,
-    UnitBegun,
     UnitEnded,
     UnitFailed,
+    UnitStarted,
     WorkerExited,
     WorkerRefused,
     WorkerSeen,
@@ -257,7 +257,7 @@ class HeldUnit:
     def reported(self, report: ScriptReport) -> None:
         """Update from a worker's report; only those about units matter."""
         match report:
-            case UnitBegun(attempt=attempt):
+            case UnitStarted(attempt=attempt):
                 self.held = max(self.held, attempt)
             case UnitEnded(attempt=attempt) | UnitFailed(attempt=attempt):
                 self.held, self.ended = max(self.held, attempt), max(self.ended, attempt)

@@ -247,5 +247,5 @@ def _copied(job: JobId, state: StateRef) -> StateCopied:
 
 def _not_copied(job: JobId, state: StateRef, why: str) -> StateNotCopied:
     return StateNotCopied(
-        job=job, trial=state.trial, version=state.version, why=why[:MAX_REASON_CHARACTERS]
+        job=job, trial=state.trial, version=state.version, reason=why[:MAX_REASON_CHARACTERS]
     )

@@ -73,11 +73,11 @@ def print_decisions(explanation: Explanation, search: SearchInfo, *, numbers: bo
     rows = [
         [
             moment(d.time)[11:19],
-            _size(d.was),
+            _size(d.before),
             _size(d.to),
             d.by,
             d.outcome or "under way",
-            d.why,
+            d.reason,
             *([" ".join(f"{k}={v:.4g}" for k, v in d.numbers.items())] if numbers else []),
         ]
         for d in explanation.decisions
@@ -134,7 +134,7 @@ def history_lines(detail: JobDetail, width: int | None) -> Iterator[str]:
         if date != day:
             yield f"  {date}"
             day = date
-        line = f"  {time}  {change.from_state} -> {change.to_state}: {change.why}"
+        line = f"  {time}  {change.from_state} -> {change.to_state}: {change.reason}"
         yield from (
             [line]
             if width is None
@@ -385,5 +385,5 @@ def _moved(client: BlockingClient, detail: JobDetail, common: Common) -> int:
         sys.stdout.write(f"{job.job} {job.state}: {job.reason}\n")
         last = client.explain(job.job).decisions[-1:] if job.state == "rescaling" else ()
         if last and last[0].outcome == "ordered":  # the line above shows the old size
-            sys.stdout.write(f"{job.job}: {last[0].why}; starts after the current change\n")
+            sys.stdout.write(f"{job.job}: {last[0].reason}; starts after the current change\n")
     return Exit.OK

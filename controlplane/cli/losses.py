@@ -44,7 +44,7 @@ class LossCurve(msgspec.Struct, frozen=True, kw_only=True):
     running: LossPoint | None  # mean of the running epoch, in the middle of its trained part
     batches: tuple[tuple[int, int], ...] = ()  # epoch and global batch at its end
     form: str = ""  # sublinear or exponential; empty: no curve
-    why: str = ""  # reason for no curve
+    reason: str = ""  # reason for no curve
     error: float | None = None  # root mean square of weighted residuals, in units of the loss
     limit: float | None = None  # lower bound of the curve
     fitted: tuple[LossPoint, ...] = ()  # over the reports that were used
@@ -86,7 +86,7 @@ def describe_curve(curve: LossCurve) -> list[str]:
         many = none if curve.left_out == 1 else f"{curve.left_out} losses that are not finite"
         lines.append(f"  left out   {many}")
     if not curve.form:
-        return [*lines, f"  curve      none: {curve.why}"]
+        return [*lines, f"  curve      none: {curve.reason}"]
     used = min(len(curve.reported), MAX_REPORTS)
     lines.append(
         f"  curve      {SHAPES[curve.form]}, never below {curve.limit:.4g}; fitted to the last "
@@ -107,7 +107,7 @@ def _fit(reported: Sequence[LossPoint], ahead: int) -> dict[str, object]:
     curves = job_curve(positions, losses)
     form = Form(int(curves.forms[0]))
     if form not in FORMS:
-        return {"why": _no_fit_reason(form, len(reported))}
+        return {"reason": _no_fit_reason(form, len(reported))}
 
     def points(epochs: np.ndarray[tuple[int], np.dtype[np.float64]]) -> tuple[LossPoint, ...]:
         along = curves.at(epochs[None, :])[0]

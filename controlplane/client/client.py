@@ -353,7 +353,7 @@ class Client(FileTransfers):
         """
         detail = await self._call(GetSweep(job=JobId(job)), SweepDetail)
         trials = list(detail.trials)
-        while len(trials) < detail.trials_in_all:
+        while len(trials) < detail.trials_total:
             page = await self._call(GetSweep(job=JobId(job), from_trial=len(trials)), SweepDetail)
             if not page.trials:
                 break
@@ -403,7 +403,7 @@ class Client(FileTransfers):
         """
         ledger = await self._call(GetLedger(job=JobId(job)), Ledger)
         units = list(ledger.units)
-        while len(units) < ledger.units_in_all:
+        while len(units) < ledger.units_total:
             page = await self._call(GetLedger(job=JobId(job), from_unit=len(units)), Ledger)
             if not page.units:
                 break

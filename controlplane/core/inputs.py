@@ -191,7 +191,7 @@ class OrderTooLarge(Message, tag="core.order_too_large.1"):
 class CommitsResumed(Message, tag="core.commits_resumed.1"):
     """The journal accepts inputs again after it could not be written."""
 
-    why: str  # reason of the stall
+    reason: str  # reason of the stall
     since: Seconds
 
 

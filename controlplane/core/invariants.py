@@ -34,7 +34,7 @@ def check(state: State) -> None:
             job.sweep is not None or job.progress.epoch == _checkpointed(job),
             f"{name}: epoch {job.progress.epoch} has no checkpoint",
         )
-    kept, fresh = state.living_counts, JobCounters(state.jobs[name] for name in state.active)
+    kept, fresh = state.job_counters, JobCounters(state.jobs[name] for name in state.active)
     same = (kept.phases, kept.promised) == (fresh.phases, fresh.promised)
     _require(same, "the job counters are out of date")
     _deadlines_have_their_reason(state)
@@ -60,7 +60,7 @@ def _one_owner_per_slot(state: State) -> None:
     owner: dict[SlotId, str] = {}
     heir: dict[SlotId, str] = {}
     slots = state.slot_index.slots()
-    for job, worker in state.living():
+    for job, worker in state.live_workers():
         other = (heir if worker.reserved else owner).setdefault(worker.slot, worker.worker)
         _require(other == worker.worker, f"{worker.slot} has two owners in {job.job}: {other}")
         _require(worker.slot in slots, f"{worker.worker} is on unknown slot {worker.slot}")

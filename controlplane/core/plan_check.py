@@ -23,7 +23,7 @@ from controlplane.core.swap_plan import Mover, swaps_among
 from controlplane.policy.api import Plan, Reason
 from schemas.ids import JobId, NodeId, Seconds, SlotId, node_of
 
-DEATHS_BEFORE_AVOIDED: Final = 2  # workers of a job that died on a node before it is avoided
+CRASHES_BEFORE_AVOIDED: Final = 2  # crashes of a job on a node before it is avoided
 
 Placed = Mapping[JobId, Mapping[SlotId, int]]
 
@@ -66,7 +66,11 @@ def around_bad_nodes(
 
 
 def _bad_for(job: Job) -> set[NodeId]:
-    return {node for node, died in job.attempts.died_on.items() if died >= DEATHS_BEFORE_AVOIDED}
+    return {
+        node
+        for node, count in job.attempts.crashes_by_node.items()
+        if count >= CRASHES_BEFORE_AVOIDED
+    }
 
 
 def _has(job: Job, slot: SlotId) -> bool:
@@ -294,13 +298,13 @@ def _slots(job: Job) -> set[SlotId]:
 
 
 def _stale(job: Job, plan: Plan, now: Seconds) -> str:
-    if job.changed_at > plan.based_on:
+    if job.changed_version > plan.based_on:
         return "the job changed after the plan was made"
     if isinstance(job.status, Running) and job.status.script.finished:
         return "the training has finished"
-    if job.phase is not Phase.RUNNING and job.attempts.start_at > now:
+    if job.phase is not Phase.RUNNING and job.attempts.next_start_at > now:
         return "the job waits for its next retry"
-    if job.phase is Phase.RUNNING and job.attempts.change_at > now:
+    if job.phase is Phase.RUNNING and job.attempts.next_change_at > now:
         return "the job waits before its next change"
     return ""
 

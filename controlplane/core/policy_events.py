@@ -53,8 +53,8 @@ def _of_record(record: Record, job: Job) -> PolicyEvent | None:
             return GainSeen(
                 job=job.job,
                 family=job.family,
-                predicted=promise.then / promise.now,
-                realised=speed / promise.now,
+                predicted=promise.speed_expected / promise.speed_before,
+                realised=speed / promise.speed_before,
                 correction=promise.correction,
             )
         case PhaseChanged(change=change) if change.to_state in ENDED:

@@ -71,7 +71,7 @@ class ViewBuilder:
         held = sum(
             max(0, (job.override.slots or 0) - len(job.members()))
             for job in map(state.jobs.__getitem__, state.overrides)
-            if job.override and job.override_waits and not job.override.paused
+            if job.override and job.override_wait_reason and not job.override.paused
         )
         leaving = slot_index.releasing()
         promised = {slot for swap in state.swaps for slot in swap.slots()}
@@ -152,7 +152,7 @@ def job_view(job: Job, trades_to: Mapping[SlotId, int] | None = None) -> JobView
     runs_on, end = status.change.group if status.change else group, job.promised_end
     least, most = spec.slots
     if job.sweep is not None:  # more slots than trials that can train would be idle
-        most = max(least, min(most, job.sweep.can_train))
+        most = max(least, min(most, job.sweep.trainable))
     running_on = {m.slot: m.local_batch for m in runs_on.members} if runs_on else {}
     view = JobView(
         job=job.job,
@@ -167,8 +167,8 @@ def job_view(job: Job, trades_to: Mapping[SlotId, int] | None = None) -> JobView
         priority=spec.priority,
         family=job.family,
         movable=trades_to is None and _is_movable(status),
-        ready_at=attempts.start_at,
-        retry_at=attempts.change_at,
+        ready_at=attempts.next_start_at,
+        retry_at=attempts.next_change_at,
         moved_at=account.since,
         placed_at=account.placed_at,
         epoch=progress.epoch,
@@ -183,7 +183,7 @@ def job_view(job: Job, trades_to: Mapping[SlotId, int] | None = None) -> JobView
         slot_s=account.slot_s,
         waited_s=account.queued_s,
         last_batch=group.global_batch if group else progress.last_batch,
-        start_s=account.started_s,
+        start_s=account.last_start_s,
         utility=spec.stated_utility,
         promised_at=end.first if end else None,
         expected_at=end.latest if end else None,

@@ -115,7 +115,7 @@ class Reactor:
         ctx = self._ctx
         ctx.begin(now)
         self.state.version += 1
-        if self.state.leaving:
+        if self.state.leaving_jobs:
             lifecycle.remove_leaving(ctx)
         HANDLERS[type(event)](ctx, event)
         if self.state.swaps:
@@ -142,6 +142,6 @@ class Reactor:
         again: list[Input] = [
             OverrideDue(job=name)
             for name in state.overrides
-            if 0 < state.jobs[name].attempts.change_at <= now
+            if 0 < state.jobs[name].attempts.next_change_at <= now
         ]
         return [*passed, *again, *drains.due(state, now), *sweeps.expired_units(state, now)]

@@ -309,7 +309,7 @@ class JobRecords:
     def processes(self, job: JobId) -> dict[WorkerId, Process]:
         """Return every process that the job had or may have had, with its node."""
         found = self._behind(job, PROCESSES, 0)
-        return {record.worker: Process(record.node, record.heard) for _, record in found}
+        return {record.worker: Process(record.node, record.confirmed) for _, record in found}
 
     def _behind(self, job: JobId, name: str, after: int) -> Iterator[tuple[int, Any]]:
         select = self._select("AND at > ?3 ", "ORDER BY at LIMIT ?4")

@@ -273,11 +273,11 @@ class CommitLoop:
         """Announce that the journal cannot be written, and that it is writable again."""
         why = self._writer.stalled
         if why and self._stall is None:
-            self._stall = CommitsResumed(why=why, since=self.now())
+            self._stall = CommitsResumed(reason=why, since=self.now())
             log.warning("journal cannot be written, refusing submissions", why=why)
             notify(f"STATUS=the journal cannot be written: {why}")
         elif not why and self._stall is not None:
-            log.info("journal is writable again", was=self._stall.why)
+            log.info("journal is writable again", was=self._stall.reason)
             notify("STATUS=")
             self.handle(self._stall)
             self._stall = None

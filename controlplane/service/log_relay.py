@@ -321,7 +321,7 @@ class LogRelay:
         job = self.job(request.job)
         started = self.records.processes(job.job)
         ordered = {
-            worker.worker: Process(node_of(worker.slot), heard=worker.pid is not None)
+            worker.worker: Process(node_of(worker.slot), confirmed=worker.pid is not None)
             for worker in job.workers.values()
             if worker.worker not in started
         }
@@ -357,15 +357,15 @@ class LogRelay:
         missing, final = [], job.ended
         late = job.ended and self.now() - job.accounting.since > SHIPPING_TIMEOUT_S
         late = late and self._rates.quiet_s((job.job, request.stream)) > SHIPPING_TIMEOUT_S
-        for name, (node, heard) in processes.items():
+        for name, (node, confirmed) in processes.items():
             version, rank = name.removeprefix(f"{job.job}.v").split(".r")
             if self.store.stored(job.job, request.stream, (int(version), int(rank)))[1]:
                 continue
             host = self.state().nodes.get(node)
             gone = host is None or host.phase is NodePhase.LOST
-            lost = gone or late or not (heard or name in ordered)
-            if request.rank in (None, int(rank)) and (lost or heard):
-                what = ", which is lost" if gone else "" if heard else ", if it ran there"
+            lost = gone or late or not (confirmed or name in ordered)
+            if request.rank in (None, int(rank)) and (lost or confirmed):
+                what = ", which is lost" if gone else "" if confirmed else ", if it ran there"
                 missing.append(f"{name} on {node}{what}")
             final = final and lost
         return tuple(missing), final

@@ -111,7 +111,7 @@ class Metrics:
     def write(self, core: Reactor, search: SearchInfo) -> None:
         """Update the metrics; a counter below its last value has restarted from 0."""
         state, totals = core.state, core.totals
-        counts = state.living_counts
+        counts = state.job_counters
         for name in STATES:
             count = counts.phases[Phase(name)] + totals.ended.get(name, 0)
             self._jobs.labels(name).set(count)

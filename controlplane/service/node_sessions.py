@@ -124,9 +124,10 @@ def _is_missed(job: Job, node: NodeId) -> bool:
     waited_for = [
         node_of(member.slot)
         for member in change.group.members
-        if member.worker not in change.points and job.workers[member.worker].phase not in EXITING
+        if member.worker not in change.quiesce_points
+        and job.workers[member.worker].phase not in EXITING
     ]
-    return set(waited_for) == {node} and bool(change.points)
+    return set(waited_for) == {node} and bool(change.quiesce_points)
 
 
 log = structlog.get_logger("node_sessions")
@@ -250,7 +251,7 @@ class NodeSessions:
             return
 
         known = self._node(hello.node)
-        if known is not None and hello.boot in known.former:
+        if known is not None and hello.boot in known.former_boots:
             why = f"boot {hello.boot} of {hello.node} was replaced by {known.boot}"
             self.audit.refused("hello", why, peer=hello.node)
             hint = "stop this agent, or give it its own name and key"

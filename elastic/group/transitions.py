@@ -445,7 +445,7 @@ class GroupTransitions:
             group=order.version,
             step=position.step,
             epoch=position.epoch - 1,
-            full=membership.has_full_state,
+            has_full_state=membership.has_full_state,
             port=self._listener.stores.serve(order.version, oldest=membership.version),
         )
 

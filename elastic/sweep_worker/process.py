@@ -55,16 +55,16 @@ from schemas.wire.agent import (
     START,
     SUSPEND,
     GroupFormed,
-    HopperOpened,
     Quiesced,
     ScriptReport,
     SlotAwaited,
     StepsReported,
     StoreOpened,
     Suspended,
-    UnitBegun,
+    SweepWorkerReady,
     UnitEnded,
     UnitFailed,
+    UnitStarted,
     WorkerReady,
 )
 from schemas.wire.sweeps import UnitOrder, UnitTask
@@ -224,7 +224,9 @@ class SweepWorker:
             parameters=0,
             store_port=self._orders.port,
         )
-        self._connection.report(HopperOpened, address=self._server.address if self._server else "")
+        self._connection.report(
+            SweepWorkerReady, address=self._server.address if self._server else ""
+        )
         self._connection.set_telemetry(self._steps)
         while (unit := self._next()) is not None:
             self._make_attempt(unit)
@@ -274,7 +276,7 @@ class SweepWorker:
         gc.collect()  # an error's frames hold tensors
         if self._runner.device.type != "cpu":
             torch.accelerator.empty_cache()
-        self._connection.report(UnitFailed, attempt=order.attempt, why=why, fault=fault)
+        self._connection.report(UnitFailed, attempt=order.attempt, reason=why, fault=fault)
 
     def _run_attempt(self, order: UnitOrder) -> None:
         began = time.monotonic()
@@ -287,7 +289,7 @@ class SweepWorker:
         waited_s = wait.seconds if wait else 0.0
         _log(order, f"{samples} samples")
         begun = {"samples": samples, "waited_s": waited_s, "staged_s": staged_s}
-        self._connection.report(UnitBegun, attempt=order.attempt, **begun)
+        self._connection.report(UnitStarted, attempt=order.attempt, **begun)
         started = time.monotonic()
         while (result := self._train(order, state)) is None:
             state = self._state_of(order)

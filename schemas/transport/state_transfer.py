@@ -270,7 +270,7 @@ def _store_piece(frames: list[zmq.Frame], request: _Request, target: Target) -> 
     if answer.digest != request.digest:
         return False
     if not isinstance(answer, StatePiece):
-        raise StateUnavailableError(answer.why[:200])
+        raise StateUnavailableError(answer.reason[:200])
     if answer.offset not in request.awaited:
         return False
     if request.total is None:
@@ -394,7 +394,9 @@ class StateServer:
         elif found is not None:
             total, parts = sum(map(len, found)), _piece_views(found, asked.offset)
         if found is None or asked.offset > total:
-            self._send([route, encode(StateRefused(digest=asked.digest, why="not available here"))])
+            self._send(
+                [route, encode(StateRefused(digest=asked.digest, reason="not available here"))]
+            )
             return
         piece = StatePiece(digest=asked.digest, offset=asked.offset, total=total)
         self._send([route, encode(piece), *parts])

@@ -80,13 +80,13 @@ class GroupBroken(ScriptReport, tag="worker.group_broken.1"):
     error: str
 
 
-class Quiesced(ScriptReport, tag="worker.quiesced.1"):
+class Quiesced(ScriptReport, tag="worker.quiesced.2"):
     """The training thread has stopped, as group `group` asked, and no operation is in progress."""
 
     group: Version
     step: int  # last finished step
     epoch: int  # finished
-    full: bool  # the worker has the full state of the job
+    has_full_state: bool  # the worker has the full state of the job
     port: int  # of a TCPStore for the next group
 
 
@@ -123,19 +123,19 @@ class EpochReported(ScriptReport, tag="worker.epoch_reported.2"):
     passes: int = 0
 
 
-class TrainingFinished(ScriptReport, tag="worker.training_finished.1"):
+class TrainingFinished(ScriptReport, tag="worker.training_finished.2"):
     """The stop rule is met; the script may still evaluate or save before it exits."""
 
-    why: str
+    reason: str
 
 
-class HopperOpened(ScriptReport, tag="hopper.opened.1"):
+class SweepWorkerReady(ScriptReport, tag="sweep.worker_ready.1"):
     """The worker accepts units of its sweep, and serves the states that it has in memory."""
 
     address: str  # HOST:PORT
 
 
-class UnitBegun(ScriptReport, tag="hopper.unit_begun.1"):
+class UnitStarted(ScriptReport, tag="sweep.unit_started.1"):
     """Data and state are loaded; user code starts."""
 
     attempt: int
@@ -144,7 +144,7 @@ class UnitBegun(ScriptReport, tag="hopper.unit_begun.1"):
     staged_s: float  # for the data; 0: already on the node
 
 
-class UnitEnded(ScriptReport, tag="hopper.unit_ended.1"):
+class UnitEnded(ScriptReport, tag="sweep.unit_ended.1"):
     """The unit's state is on the node's disk, fsynced."""
 
     attempt: int
@@ -156,11 +156,11 @@ class UnitEnded(ScriptReport, tag="hopper.unit_ended.1"):
     size: int  # of the state, bytes
 
 
-class UnitFailed(ScriptReport, tag="hopper.unit_failed.1"):
+class UnitFailed(ScriptReport, tag="sweep.unit_failed.1"):
     """The unit failed; the worker accepts the next one."""
 
     attempt: int
-    why: str
+    reason: str
     fault: str  # trial, state or data
 
 
@@ -237,8 +237,8 @@ AgentEvent = (
     | Suspended
     | EpochReported
     | TrainingFinished
-    | HopperOpened
-    | UnitBegun
+    | SweepWorkerReady
+    | UnitStarted
     | UnitEnded
     | UnitFailed
     | ScriptFailed

@@ -177,7 +177,7 @@ def as_sweep(
         makespan_s=max(unit.ended for unit in ledger.units) - detail.summary.submitted_at,
         curves=[[epoch[one.metric] for epoch in info.metrics] for info in detail.trials],
         data_bytes=staged,
-        network_bytes=float(detail.hopped_bytes),
+        network_bytes=float(detail.moved_bytes),
         waited_s=detail.waited_s,
         trained_s=detail.trained_s,
         units=len(ledger.units),

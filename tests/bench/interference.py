@@ -236,7 +236,7 @@ def tell(client: BlockingClient, policy: str, jobs: Sequence[str]) -> None:
     found = [(each.time, job, each) for job in jobs for each in client.explain(job).decisions]
     found.sort(key=lambda entry: entry[0])
     rows = [
-        [f"{at - found[0][0]:.0f}", job, " ".join(sorted(each.to.slots)) or "-", each.why]
+        [f"{at - found[0][0]:.0f}", job, " ".join(sorted(each.to.slots)) or "-", each.reason]
         for at, job, each in found
     ]
     report.table(policy, ["s", "job", "slots", "why"], rows)

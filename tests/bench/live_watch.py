@@ -281,7 +281,7 @@ def watch(policy: str, minutes: float, base: Path, home: Path, seed: int = 1) ->
     held = driver.seen.violations
     rows: list[list[object]] = [
         [one.job, one.shape, f"{one.progress:.0f}", one.better, f"{one.better_progress:.0f}",
-         f"{one.ended - one.began:.1f}", one.why] for one in held
+         f"{one.ended - one.began:.1f}", one.reason] for one in held
     ]  # fmt: skip
     heads = ["", "slots, batch", "progress/s", "known", "progress/s", "held, s", ""]
     report.table(f"{policy}: held for more than {PATIENCE_S:g} s", heads, rows)
@@ -353,7 +353,7 @@ class _Driver:
         for one in self.seen.take(looks, idle):
             report.say(
                 f"{now:.0f} s: {one.job} is held at {one.shape} ({one.progress:.0f}/s): "
-                f"{one.better} was {one.better_progress:.0f}/s; {one.why}"
+                f"{one.better} was {one.better_progress:.0f}/s; {one.reason}"
             )
 
     def _noise_scale(self, client: BlockingClient, job: JobSummary) -> float | None:

@@ -35,7 +35,7 @@ def changed(at: float, slots: tuple[int, int], then: float, came: float | None) 
         time=Seconds(at),
         was=Size(slots=tuple(SlotId(f"n/{at}") for at in range(slots[0]))),
         to=Size(slots=tuple(SlotId(f"n/{at}") for at in range(slots[1]))),
-        why="",
+        reason="",
         numbers=numbers if came is None else {**numbers, "speed_realised": came},
         outcome="formed",
     )
@@ -48,12 +48,12 @@ def of(job: JobId, *decisions: Decision) -> Explanation:
 def queued(at: float, start_s: float, low: float, high: float) -> Decision:
     numbers = {"start_s": start_s, "start_earliest_s": low, "start_latest_s": high}
     return Decision(
-        time=Seconds(at), was=Size(), to=Size(), why="", numbers=numbers, outcome="waits"
+        time=Seconds(at), was=Size(), to=Size(), reason="", numbers=numbers, outcome="waits"
     )
 
 
 def change(at: float, before: str, after: str) -> Change:
-    return Change(time=Seconds(at), from_state=before, to_state=after, why="", detail={})
+    return Change(time=Seconds(at), from_state=before, to_state=after, reason="", detail={})
 
 
 def test_a_promise_counts_once_an_epoch_was_held_against_it() -> None:
@@ -129,7 +129,7 @@ def lived(
 
 
 def told(violation: Violation) -> tuple[float, tuple[int, int], tuple[int, int], str]:
-    return violation.began, violation.shape, violation.better, violation.why
+    return violation.began, violation.shape, violation.better, violation.reason
 
 
 def test_a_growth_that_loses_may_live_for_ten_seconds() -> None:

@@ -61,14 +61,14 @@ def test_jobs_grow_make_room_and_finish(cluster: Cluster) -> None:
     changes = [c for job in (first, *others) for c in cluster.show(job)["history"]]
     pauses = sum(change["to_state"] == "paused" for change in changes)
     begun = codes["start"] + codes["resume"] + codes["fill"]
-    assert begun == 5 + pauses, [c["why"] for c in changes]
+    assert begun == 5 + pauses, [c["reason"] for c in changes]
     assert codes["grow"] >= 2
     assert codes["shrink"] + codes["pause"] >= 1
     searched = [d for d in decisions if "slots_then" in d["numbers"]]
     assert all(d["numbers"]["slots_then"] == len(d["to"]["slots"]) for d in searched)
     # The rest came about without the search: while it was away, or because a worker was lost.
     rest = [d for d in decisions if d not in searched]
-    assert {d["code"] for d in rest} <= {"fill", "lost"}, [(d["code"], d["why"]) for d in rest]
+    assert {d["code"] for d in rest} <= {"fill", "lost"}, [(d["code"], d["reason"]) for d in rest]
 
 
 def test_the_death_of_the_search_costs_nothing(cluster: Cluster) -> None:

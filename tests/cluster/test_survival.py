@@ -233,7 +233,7 @@ def test_a_killed_worker_resumes_from_its_last_finished_epoch(
     assert after["failures"] == 0
     first, second = (version["resumed_epoch"] for version in after["versions"])
     assert (first, second >= 2) == (0, True)
-    reasons = [change["why"] for change in after["history"] if change["to_state"] == "paused"]
+    reasons = [change["reason"] for change in after["history"] if change["to_state"] == "paused"]
     assert len(reasons) == 1
     assert reasons[0].startswith("a worker was killed by SIGKILL; resumes after epoch")
     house.wait(undisturbed)
@@ -255,7 +255,7 @@ def test_a_job_that_lost_a_worker_is_brought_back_to_its_least_slots(
     assert house.samples(job) == dict.fromkeys((1, 2, 3, 4), EPOCH)
     after = house.show(job)
     assert len(after["versions"][-1]["slots"]) == 2
-    back = [change["why"] for change in after["history"] if "grows back" in change["why"]]
+    back = [change["reason"] for change in after["history"] if "grows back" in change["reason"]]
     assert back[0] == (
         "grows back to 2 slots: it lost members, 1 of its least 2 slots left: "
         "1 -> 2 slots, batch 20 -> 20"

@@ -66,7 +66,7 @@ def test_kill_9_of_worker_agent_and_controller_costs_no_finished_unit(house: Clu
     assert sorted((unit.trial, unit.version) for unit in units) == [
         (trial, version) for trial in range(4) for version in range(1, 9)
     ]
-    assert until_sweep(house, job, lambda _: True).units_again == 0
+    assert until_sweep(house, job, lambda _: True).units_repeated == 0
     assert trained_alone(house, job, 0) == {"equal": True, "first_difference": None, "units": 8}
 
 
@@ -93,7 +93,7 @@ def test_a_configuration_that_raises_fails_alone(house: Cluster) -> None:
     failed = [trial for trial in trials if trial.state == "failed"]
     assert [trial.values["lr"] > 0.03 for trial in trials] == [t in failed for t in trials]
     assert failed
-    assert all("too fast" in trial.why for trial in failed)
+    assert all("too fast" in trial.reason for trial in failed)
 
 
 def test_a_slot_that_is_wanted_is_given_up_in_the_midst_of_a_long_unit(house: Cluster) -> None:
@@ -149,7 +149,7 @@ def test_asha_of_24_configurations_has_the_same_winner_beside_three_jobs_as_alon
 
         versions = shared.show(sweep)["versions"]
         detail = until_sweep(shared, sweep, lambda _: True)
-        assert (detail.trials_in_all, detail.units_again) == (24, 0)
+        assert (detail.trials_total, detail.units_repeated) == (24, 0)
         assert len({len(version["slots"]) for version in versions}) > 1, "slots moved"
         expected = until_sweep(shared, alone, lambda _: True)
         assert detail.best == expected.best

@@ -46,7 +46,7 @@ def submitted(cluster: Cluster) -> str:
 def test_twelve_jobs_run_to_their_ends_and_take_every_sample_once(cluster: Cluster) -> None:
     jobs = [submitted(cluster) for _ in range(JOBS)]
     codes = [cluster.wait(job).code for job in jobs]
-    reasons = [decision["why"] for job in jobs for decision in explained(cluster, job)]
+    reasons = [decision["reason"] for job in jobs for decision in explained(cluster, job)]
     samples = [cluster.samples(job) for job in jobs]
     rescales = sum(cluster.show(job)["rescales"] for job in jobs)
 

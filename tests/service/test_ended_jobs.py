@@ -118,7 +118,7 @@ async def test_a_job_that_left_is_submitted_again_as_the_same(
 ) -> None:
     monkeypatch.setattr(lifecycle, "MAX_LEFT_KEYS", kept)
     service = await a_job_left(tmp_path)
-    assert len(service.loop.reactor.state.left_keys) == kept
+    assert len(service.loop.reactor.state.left_submission_keys) == kept
     again = SubmitJob(spec=job_spec("a"), snapshot=SNAPSHOT, key="k")
 
     assert await service.ask(again) == JobAccepted(job=A, state="succeeded")

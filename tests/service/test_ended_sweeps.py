@@ -43,7 +43,7 @@ def path(tmp_path: Path) -> Path:
     assert len(cluster.controller.sweep_history(A).units) == UNITS
     history, reactor = cluster.controller.history, Reactor()
     inputs = iter(enumerate(history, start=1))
-    while A not in reactor.state.leaving:
+    while A not in reactor.state.leaving_jobs:
         count, (at, body) = next(inputs)
         reactor.handle(input_from(body), at)
     write(tmp_path / "journal.sqlite", history[:count])
@@ -92,7 +92,7 @@ async def test_replies_about_a_sweep_are_equal_before_and_after_it_left_and_afte
 
     assert len(before[0].trials) == 3
     assert before[0].trials[0].metrics
-    assert len(before[1].units) == before[1].units_in_all == UNITS
+    assert len(before[1].units) == before[1].units_total == UNITS
     with contextlib.closing(Reader(path)) as reader:
         assert list(problems(reader)) == []
 
@@ -121,7 +121,7 @@ async def test_of_a_damaged_trial_the_rest_is_told_and_a_ledger_with_a_hole_is_r
 
     shown = await service.ask(GetSweep(job=A))
     assert shown.trials[:2] == whole.trials[:2]
-    assert (shown.trials[2].why, shown.trials[2].metrics) == (ended.HISTORY_DAMAGED, ())
+    assert (shown.trials[2].reason, shown.trials[2].metrics) == (ended.HISTORY_DAMAGED, ())
     with pytest.raises(JournalError, match="the journal's sweep a-1: its units are damaged"):
         await service.ask(GetLedger(job=A))
     assert len((await service.ask(GetLedger(job=A, limit=5))).units) == 5

@@ -190,7 +190,7 @@ def test_a_server_answers_valid_requests_among_hostile_ones(sources: Sources) ->
         for hostile in (
             [b""],
             [b"\x00" * 100],
-            [encode(StateRefused(digest="", why=""))],
+            [encode(StateRefused(digest="", reason=""))],
             [encode(msgspec.structs.replace(ASKED, digest="../../etc"))],
             [encode(msgspec.structs.replace(ASKED, offset=1 << 62))],
             [b"", encode(ASKED)],
@@ -201,8 +201,8 @@ def test_a_server_answers_valid_requests_among_hostile_ones(sources: Sources) ->
     said = [FROM_STATES.decode(answer[0]) for answer in answers]
     total = len(header_of(FRAMES, DIGEST)) + sum(map(len, FRAMES))
     assert said == [
-        StateRefused(digest="../../etc", why="not available here"),
-        StateRefused(digest=DIGEST, why="not available here"),
+        StateRefused(digest="../../etc", reason="not available here"),
+        StateRefused(digest=DIGEST, reason="not available here"),
         StatePiece(digest=DIGEST, offset=0, total=total),
     ]
     assert sum(map(len, answers[2][1:])) == PIECE

@@ -161,7 +161,7 @@ ready = _report(
 )  # fmt: skip
 awaits = _report(SlotAwaited)
 store = _report(StoreOpened)
-quiesced = _report(Quiesced, step=20, epoch=0, full=True, port=0)
+quiesced = _report(Quiesced, step=20, epoch=0, has_full_state=True, port=0)
 join_failed = _report(JoinFailed)
 broken = _report(GroupBroken)
 finished = _report(TrainingFinished)

@@ -367,7 +367,7 @@ def check_all_done(cluster: Cluster, jobs: list[str], epochs: int) -> list[dict[
         assert cluster.wait(job).code == 0, cluster.show(job)["history"]
         assert cluster.samples(job) == dict.fromkeys(range(1, epochs + 1), ids)
         decisions = explained(cluster, job)
-        assert all(decision["why"] for decision in decisions)
+        assert all(decision["reason"] for decision in decisions)
         ordered = [version["version"] for version in cluster.show(job)["versions"]]
         assert [decision["version"] for decision in decisions] == ordered
         told += decisions
@@ -492,8 +492,8 @@ def trained_alone(house: Cluster, job: str, trial: int) -> dict[str, Any]:
     assert spec is not None
     visits = [
         {
-            "config": one.by,
-            "values": values[one.by],
+            "config": one.values_of,
+            "values": values[one.values_of],
             "epoch": one.epoch,
             "partition": one.partition,
             "version": one.version,

@@ -69,7 +69,7 @@ class Controller:
     @property
     def names(self) -> list[JobId]:
         """Jobs that the next input can still name."""
-        return [name for name in self.state.jobs if name not in self.state.leaving]
+        return [name for name in self.state.jobs if name not in self.state.leaving_jobs]
 
     def job(self, job: JobId) -> Job:
         """Return a job of the state, or the last version of a job that left it."""

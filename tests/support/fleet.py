@@ -279,7 +279,7 @@ class Training:
             job.over = True
             self.finished += 1
             self.later(5.0, 5.0, self.jobs.pop, job.job, None)
-            first.report(TrainingFinished, why="its epochs are done")
+            first.report(TrainingFinished, reason="its epochs are done")
             for worker in members:
                 if worker is not None:
                     self.later(0.0, 0.02, worker.end, 0)
@@ -387,7 +387,7 @@ class Worker:
         self.quiescing = True
         self.armed.clear()
         self.report(
-            Quiesced, group=delta.version, step=job.step, epoch=job.epoch, full=self.in_group,
+            Quiesced, group=delta.version, step=job.step, epoch=job.epoch, has_full_state=self.in_group,
             port=29002,
         )  # fmt: skip
 

@@ -125,7 +125,7 @@ def _step(cluster: Cluster, rng: Random) -> None:
 
     def have_room_again() -> None:
         since = Seconds(controller.now - 5.0)
-        cluster.take(CommitsResumed(why="database or disk is full", since=since))
+        cluster.take(CommitsResumed(reason="database or disk is full", since=since))
 
     often: list[tuple[float, Callable[[], Any]]] = [
         (12.0, lambda: cluster.all_goes_well_for_a_moment(1, rng.choice((None, 2)))), (3.0, submit),
@@ -189,7 +189,7 @@ def summary(state: State) -> dict[str, Any]:
         "nodes": {node.node: node.phase.value for node in state.nodes.values()},
         "owners": dict(sorted(state.slot_index.owners().items())),
         "active": {
-            name: [job.phase.value, job.why, job.version, job.progress.epoch, list(job.workers)]
+            name: [job.phase.value, job.reason, job.version, job.progress.epoch, list(job.workers)]
             for name, job in ((name, state.job(name)) for name in state.active)
         },
     }

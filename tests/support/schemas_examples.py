@@ -112,13 +112,13 @@ _KEY: Final = client.KeyInfo(
 )  # fmt: skip
 _PROMISE: Final = client.PromiseInfo(time=Seconds(1_760_000_004.5), end=Seconds(1_760_000_100.5))
 _TRIAL: Final = client.TrialInfo(
-    number=9, values=VALUES, state="training", why="promoted", parent=4, graduated_as=JOB, epochs=2,
-    granted=6, began_at=1, partition=3, slot=SLOT, left=5, metrics=({"accuracy": 0.75, "loss": 0.5},),
+    number=9, values=VALUES, state="training", reason="promoted", parent=4, graduated_as=JOB, epochs=2,
+    granted=6, start_epochs=1, partition=3, slot=SLOT, partitions_left=5, metrics=({"accuracy": 0.75, "loss": 0.5},),
     ended_at=(Seconds(1_760_000_030.5),), state_bytes=4096, first_epoch=2, best_score=0.75,
     best_epoch=2,
 )  # fmt: skip
 _LEDGER_UNIT: Final = client.LedgerUnit(
-    trial=9, by=4, version=12, epoch=2, partition=3, digest=DIGEST, node=NODE, slot=SLOT,
+    trial=9, values_of=4, version=12, epoch=2, partition=3, digest=DIGEST, node=NODE, slot=SLOT,
     ended=Seconds(1_760_000_031.5), seconds=5.25, metrics={"loss": 0.5}, samples=180,
 )  # fmt: skip
 _WORKER_INFO: Final = client.WorkerInfo(
@@ -126,7 +126,7 @@ _WORKER_INFO: Final = client.WorkerInfo(
     worker=WorkerId("digits-7.v5.r1"), step=336,
 )  # fmt: skip
 _CHANGE: Final = client.Change(
-    time=Seconds(1_760_000_004.5), from_state="queued", to_state="starting", why="2 slots are free",
+    time=Seconds(1_760_000_004.5), from_state="queued", to_state="starting", reason="2 slots are free",
     detail={"slots": 2, "lr": 0.05, "first": True, "by": "fifo", "before": None},
 )  # fmt: skip
 _EPOCH_INFO: Final = client.EpochInfo(
@@ -138,8 +138,8 @@ _EPOCH_INFO: Final = client.EpochInfo(
 )  # fmt: skip
 _SIZE: Final = client.Size(slots=(SlotId("agent-1/0"), SLOT), batch=64)
 _DECISION: Final = client.Decision(
-    time=Seconds(1_760_000_070.5), was=client.Size(slots=(SlotId("agent-1/0"),), batch=32),
-    to=_SIZE, why="2 slots are worth it", code="grow", by="operator",
+    time=Seconds(1_760_000_070.5), before=client.Size(slots=(SlotId("agent-1/0"),), batch=32),
+    to=_SIZE, reason="2 slots are worth it", code="grow", by="operator",
     numbers={"speed_now": 1000.5, "speed_then": 1800.5}, version=VERSION, outcome="formed",
     took_s=0.25,
 )  # fmt: skip
@@ -174,7 +174,7 @@ _OF_WORKERS: Final = (
     ),
     agent.JoinFailed(**_WORKER, index=3, group=VERSION, error="the store closed"),
     agent.GroupBroken(**_WORKER, index=3, group=VERSION, error="connection reset by peer"),
-    agent.Quiesced(**_WORKER, index=4, group=VERSION, step=341, epoch=12, full=True, port=29_402),
+    agent.Quiesced(**_WORKER, index=4, group=VERSION, step=341, epoch=12, has_full_state=True, port=29_402),
     agent.Suspended(**_WORKER, index=5, group=VERSION, epoch=12, step=345, samples_done=21_800),
     agent.EpochReported(
         **_WORKER, index=3, group=VERSION, epoch=13, step=364, samples_done=18_681,
@@ -183,14 +183,14 @@ _OF_WORKERS: Final = (
         trained_samples=1024, left_early=True, pass_s=0.0125, sync_s=0.0025, local_batch=16,
         passes=2,
     ),
-    agent.TrainingFinished(**_WORKER, index=4, why="40 epochs are done"),
-    agent.HopperOpened(**_WORKER, index=2, address="10.0.0.7:41007"),
-    agent.UnitBegun(**_WORKER, index=3, attempt=37, samples=180, waited_s=0.25, staged_s=1.5),
+    agent.TrainingFinished(**_WORKER, index=4, reason="40 epochs are done"),
+    agent.SweepWorkerReady(**_WORKER, index=2, address="10.0.0.7:41007"),
+    agent.UnitStarted(**_WORKER, index=3, attempt=37, samples=180, waited_s=0.25, staged_s=1.5),
     agent.UnitEnded(
         **_WORKER, index=4, attempt=37, metrics={"loss": 0.5}, samples=180, seconds=5.25,
         scores={"accuracy": 0.75}, digest=DIGEST, size=4096,
     ),
-    agent.UnitFailed(**_WORKER, index=5, attempt=37, why="loss is nan", fault="trial"),
+    agent.UnitFailed(**_WORKER, index=5, attempt=37, reason="loss is nan", fault="trial"),
     agent.ScriptFailed(
         **_WORKER, index=5, error="ValueError: no data", where="train.py:31", refused=True,
     ),
@@ -201,7 +201,7 @@ _OF_WORKERS: Final = (
     agent.NodeHealth(problems=("/var/lib/ones is full; free space on it",)),
     agent.JobCleared(job=JOB, version=VERSION),
     sweeps.StateCopied(job=JOB, trial=4, version=11),
-    sweeps.StateNotCopied(job=JOB, trial=4, version=11, why="no space left on device"),
+    sweeps.StateNotCopied(job=JOB, trial=4, version=11, reason="no space left on device"),
     _STEPS,
 )  # fmt: skip
 _OF_AGENTS: Final = (
@@ -301,12 +301,12 @@ _OF_CLIENTS: Final = (
         length_coverage_80=0.75, length_coverage_90=0.875,
     ),
     client.SweepDetail(
-        summary=_SUMMARY, spec=SWEEP, trials=(_TRIAL,), trials_in_all=24, best=9, best_score=0.75,
-        units_done=90, units_again=1, units_left=120, unit_s=5.5,
-        expected_end=Seconds(1_760_000_400.5), hopped_bytes=1 << 20, waited_s=2.5, trained_s=480.5,
+        summary=_SUMMARY, spec=SWEEP, trials=(_TRIAL,), trials_total=24, best=9, best_score=0.75,
+        units_done=90, units_repeated=1, units_left=120, unit_s=5.5,
+        expected_end=Seconds(1_760_000_400.5), moved_bytes=1 << 20, waited_s=2.5, trained_s=480.5,
     ),
     client.SweepChanged(job=JOB, trial=9, state="stopped"),
-    client.Ledger(job=JOB, spec=SWEEP, snapshot=DIGEST, units=(_LEDGER_UNIT,), units_in_all=2100),
+    client.Ledger(job=JOB, spec=SWEEP, snapshot=DIGEST, units=(_LEDGER_UNIT,), units_total=2100),
     _NODE_INFO,
     client.Nodes(nodes=(_NODE_INFO,), next="nodes.1"),
     _FEED_EVENT,
@@ -364,7 +364,7 @@ _ON_A_NODE: Final = (
 _OF_STATES: Final[tuple[Message, ...]] = (
     files.AskState(job=JOB, trial=3, version=12, digest=DIGEST, offset=1 << 20),
     files.StatePiece(digest=DIGEST, offset=1 << 20, total=100 << 20),
-    files.StateRefused(digest=DIGEST, why="it is not here"),
+    files.StateRefused(digest=DIGEST, reason="it is not here"),
 )
 
 EXAMPLES: Final[dict[str, Message]] = {

@@ -106,7 +106,7 @@ class LiveService:
 
     def finish(self) -> None:
         """Job a comes to its end."""
-        self.tell(builders.finished(A, index=900, why="all epochs are done"))
+        self.tell(builders.finished(A, index=900, reason="all epochs are done"))
         self.tell(builders.exited(A, code=0))
 
     async def ask(self, request: Message, who: Identity = ANN) -> Any:

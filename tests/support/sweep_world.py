@@ -42,16 +42,16 @@ from schemas.wire.agent import (
     AgentEvent,
     GroupDelta,
     GroupFormed,
-    HopperOpened,
     JobCleared,
     Quiesced,
     ScriptReport,
     SlotAwaited,
     StoreOpened,
     Suspended,
-    UnitBegun,
+    SweepWorkerReady,
     UnitEnded,
     UnitFailed,
+    UnitStarted,
     WorkerExited,
     WorkerReady,
     WorkerSeen,
@@ -107,7 +107,7 @@ class Hopper:
 
     def ready(self) -> None:
         self.waits = False
-        self.report(HopperOpened, address=f"{self.host.node}:{self.pid}")
+        self.report(SweepWorkerReady, address=f"{self.host.node}:{self.pid}")
         self.report(
             WorkerReady, epoch_samples=1, resumed_epoch=0, parameters=1, store_port=self.pid
         )
@@ -121,7 +121,9 @@ class Hopper:
         if self.waits or version in self.formed:
             return
         if delta.kind == RECOVER and delta.stage == PREPARE and member is not None:
-            self.report(Quiesced, group=version, step=0, epoch=0, full=True, port=self.pid)
+            self.report(
+                Quiesced, group=version, step=0, epoch=0, has_full_state=True, port=self.pid
+            )
         elif delta.stage == PREPARE and member is not None and member.rank == 0:
             if self.version != version:
                 self.report(StoreOpened, group=version, port=self.pid)
@@ -142,7 +144,7 @@ class Hopper:
         self.begun = True
         samples = self.host.samples_of(self.unit.partition)
         self.report(
-            UnitBegun, attempt=self.unit.attempt, samples=samples, waited_s=0.0, staged_s=0.0
+            UnitStarted, attempt=self.unit.attempt, samples=samples, waited_s=0.0, staged_s=0.0
         )
 
     def end(self) -> None:
@@ -156,10 +158,10 @@ class Hopper:
             file = (self.job, unit.state.trial, unit.state.version)
             before = host.world.read(host, self, file, unit.state.digest, unit.sources)
         if before is None:
-            self.report(UnitFailed, attempt=unit.attempt, why="nobody has it", fault="state")
+            self.report(UnitFailed, attempt=unit.attempt, reason="nobody has it", fault="state")
             return
         if any(value == host.world.poison for value in unit.values.values()):
-            self.report(UnitFailed, attempt=unit.attempt, why="model_fn raised", fault="trial")
+            self.report(UnitFailed, attempt=unit.attempt, reason="model_fn raised", fault="trial")
             return
         after = step(before, unit.values, unit.epoch, unit.partition)
         name = (self.job, unit.result.trial, unit.result.version)
@@ -379,7 +381,9 @@ class HopperNode(Host):
             elif want.sources:
                 self.fetching.append((job, want))
             elif not here:
-                self.happen(StateNotCopied(job=job, trial=file[1], version=file[2], why="no file"))
+                self.happen(
+                    StateNotCopied(job=job, trial=file[1], version=file[2], reason="no file")
+                )
 
     def fetch(self, at: int) -> None:
         """A copy comes to its end."""
@@ -391,7 +395,7 @@ class HopperNode(Host):
             self.files[file] = good[0]
             self.happen(StateCopied(job=job, trial=file[1], version=file[2]))
         else:
-            self.happen(StateNotCopied(job=job, trial=file[1], version=file[2], why="nobody"))
+            self.happen(StateNotCopied(job=job, trial=file[1], version=file[2], reason="nobody"))
 
     # --- what can happen next
 
@@ -467,7 +471,7 @@ class SweepCluster(BaseWorld[HopperNode]):
         """A unit is in one place, a slot has one unit, a trial has one unit."""
         for job in self.controller.state.jobs.values():
             if job.sweep is not None:
-                counted = [one for one in job.sweep.engine.state.leases.values() if not one.void]
+                counted = [one for one in job.sweep.engine.state.leases.values() if not one.ignored]
                 trials = [one.trial for one in counted]
                 assert len(trials) == len(set(trials)), "a trial has one unit at a time"
                 assert set(job.sweep.units) == {

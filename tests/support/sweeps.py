@@ -135,7 +135,7 @@ class SweepSite:
                 case TrialEnded():
                     self.ended.append(order)
         leases = self.sweep.state.leases
-        running = [order for order in self.running.values() if not leases[order.attempt].void]
+        running = [order for order in self.running.values() if not leases[order.attempt].ignored]
         trials = [order.result.trial for order in running]
         assert len(trials) == len(set(trials)), "a trial is in one place at a time"
 

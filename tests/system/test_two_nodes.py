@@ -128,7 +128,7 @@ def test_a_node_that_is_drained_is_left_without_a_sample_lost_and_given_back(pai
     assert moved["slots"] >= 1
     told = [e["type"] for e in pair.events() if e["type"].startswith("node.")][-3:]
     assert told == ["node.draining", "node.drained", "node.undrained"]
-    whys = [one["why"] for one in explained(pair, job) if one["code"] == "drain"]
+    whys = [one["reason"] for one in explained(pair, job) if one["code"] == "drain"]
     assert whys[0].startswith(f"{node} is drained by ")
     assert ": new kernel; " in whys[0]
     assert_nothing_lost(pair, job)

@@ -30,11 +30,11 @@ from schemas.wire.agent import (
     START,
     SWITCH,
     GroupFormed,
-    HopperOpened,
     ScriptFailed,
     ScriptReport,
     SlotAwaited,
     StepsReported,
+    SweepWorkerReady,
     UnitEnded,
     UnitFailed,
     WorkerReady,
@@ -309,12 +309,12 @@ class SweepCrew(ForkedWorkers[SweepProcess]):
                 self._router.send_multipart([self.workers[name].route, encode(SlotGranted())])
         self.until(
             lambda: all(
-                self.last(name, HopperOpened) and self.workers[name].route for name in born
+                self.last(name, SweepWorkerReady) and self.workers[name].route for name in born
             ),
             "all are ready",
         )
         for name in born:
-            opened = self.last(name, HopperOpened)
+            opened = self.last(name, SweepWorkerReady)
             assert opened is not None
             self.workers[name].address = opened.address
         return [self.workers[name] for name in born]

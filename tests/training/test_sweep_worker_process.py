@@ -12,12 +12,12 @@ from schemas.host.state_files import find_state
 from schemas.wire.agent import (
     SUSPEND,
     GroupFormed,
-    HopperOpened,
     ScriptFailed,
     SlotAwaited,
     Suspended,
-    UnitBegun,
+    SweepWorkerReady,
     UnitEnded,
+    UnitStarted,
     WorkerReady,
 )
 from schemas.wire.sweeps import StateRef
@@ -74,7 +74,7 @@ def test_data_are_read_once_on_a_node(crews: Crews) -> None:
         crew.ended(crew.unit(worker, 1, (1, 2), trial=trial))
 
     assert crew.noted().count("input_fn 2") == 2
-    assert {begun.samples for begun in crew.reported(UnitBegun)} == {24}
+    assert {begun.samples for begun in crew.reported(UnitStarted)} == {24}
 
 
 def test_a_leaver_ends_its_unit_first(crews: Crews) -> None:
@@ -150,7 +150,7 @@ def test_a_missing_state_fails_one_unit_only(crews: Crews) -> None:
     failed = crew.failed(crew.unit(first, 2, (1, 1), gone))
 
     assert failed.fault == "state"
-    assert failed.why == (
+    assert failed.reason == (
         "state 1 of trial 0 is not available: no node is known to have it; the unit is trained again"
     )
     crew.ended(crew.unit(first, 1, (1, 0), trial=1))
@@ -173,7 +173,7 @@ def test_a_failed_unit_reports_its_fault(
     failed = crew.failed(crew.unit(first, 1, (1, 1)))
 
     assert failed.fault == fault
-    assert why in failed.why
+    assert why in failed.reason
     assert first.alive
 
 
@@ -212,4 +212,8 @@ def test_a_worker_waits_for_its_slot(crews: Crews) -> None:
 
     (first,) = crew.begin("a", granted=False)
 
-    assert [type(report) for report in first.reports] == [SlotAwaited, WorkerReady, HopperOpened]
+    assert [type(report) for report in first.reports] == [
+        SlotAwaited,
+        WorkerReady,
+        SweepWorkerReady,
+    ]

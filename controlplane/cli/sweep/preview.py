@@ -103,8 +103,8 @@ def replay_task(found: Manifest, trial: int) -> dict[str, Any]:
         "seed": sweep.search.seed,
         "visits": [
             {
-                "config": str(unit.by),
-                "values": values[unit.by],
+                "config": str(unit.values_of),
+                "values": values[unit.values_of],
                 "epoch": unit.epoch,
                 "partition": unit.partition,
                 "version": unit.version,

@@ -69,7 +69,7 @@ def _cells(detail: SweepDetail, trial: TrialInfo, scale: Callable[[float], str])
     last = trial.metrics[-1].get(metric) if trial.metrics else None
     curve = [value for one in trial.metrics if (value := one.get(metric)) is not None]
     where = "" if trial.partition is None else f"{trial.partition}"
-    through = partitions - trial.left if trial.left else 0
+    through = partitions - trial.partitions_left if trial.partitions_left else 0
     part = f" +{through}/{partitions}" if through else ""
     return {
         "trial": f"{trial.number}" if trial.parent is None else f"{trial.number} of {trial.parent}",
@@ -82,7 +82,7 @@ def _cells(detail: SweepDetail, trial: TrialInfo, scale: Callable[[float], str])
         metric: "" if last is None else f"{last:.4g}",
         "best": "" if found is None else f"{found.score:.4g} @{found.epoch}",
         "curve": "".join(map(scale, curve[-CURVE:])),
-        "why": trial.why,
+        REASON: trial.reason,
     }  # fmt: skip
 
 
@@ -136,14 +136,14 @@ def count_by_state(detail: SweepDetail) -> str:
     for trial in detail.trials:
         states[trial.state] = states.get(trial.state, 0) + 1
     parts = ", ".join(f"{count} {state}" for state, count in states.items())
-    return f"{detail.trials_in_all} trials ({parts})" if parts else "no trials yet"
+    return f"{detail.trials_total} trials ({parts})" if parts else "no trials yet"
 
 
 def units_line(detail: SweepDetail, now: float) -> str:
     """Return the finished and remaining units, and the remaining time."""
     text = [f"units: {detail.units_done} done, {detail.units_left} left"]
-    if detail.units_again:
-        text.append(f"{detail.units_again} repeated")
+    if detail.units_repeated:
+        text.append(f"{detail.units_repeated} repeated")
     if detail.unit_s is not None:
         text.append(f"{detail.unit_s:.3g} s each")
     left = time_left(detail, now)
@@ -164,9 +164,9 @@ def time_left(detail: SweepDetail, now: float) -> float | None:
 
 
 GAP: Final = 2
-WHY: Final = "why"
+REASON: Final = "reason"
 MIN_REASON_WIDTH: Final = 20  # columns of a useful reason
-OMIT_ORDER: Final = (WHY, "partition", "curve", "slot", "best")  # omitted in this order
+OMIT_ORDER: Final = (REASON, "partition", "curve", "slot", "best")  # omitted in this order
 RIGHT: Final = frozenset({"trial", "epoch", "partition"})
 TRIAL_STYLES: Final = {
     "training": "green",
@@ -197,7 +197,7 @@ def trial_table(detail: SweepDetail, shown: Sequence[TrialInfo], width: int) -> 
     best = best_of(detail)
     for trial, cells in zip(shown, rows, strict=True):
         style = "bold" if best is not None and trial.number == best.trial.number else ""
-        drawn = {**cells, WHY: cut(cells.get(WHY, ""), why)}
+        drawn = {**cells, REASON: cut(cells.get(REASON, ""), why)}
         table.add_row(*(_styled(name, drawn[name]) for name in columns), style=style)
     return table
 
@@ -213,13 +213,13 @@ def _fitting(rows: Sequence[Mapping[str, str]], width: int) -> tuple[list[str], 
         return [], 0
     kept = list(rows[0])
     wide = {name: max(cell_len(name), *(cell_len(row[name]) for row in rows)) for name in kept}
-    longest = wide.get(WHY, 0)
-    wide[WHY] = min(longest, MIN_REASON_WIDTH)
+    longest = wide.get(REASON, 0)
+    wide[REASON] = min(longest, MIN_REASON_WIDTH)
     for name in OMIT_ORDER:
         if sum(wide[one] + GAP for one in kept) - GAP <= width:
             break
         kept = [one for one in kept if one != name]
-    left = width - sum(wide[one] + GAP for one in kept if one != WHY)
+    left = width - sum(wide[one] + GAP for one in kept if one != REASON)
     return kept, min(longest, max(left, 1))
 
 
@@ -350,10 +350,12 @@ def _show_trial(detail: SweepDetail, number: int, common: Common) -> int:
         print_data(trial, common.output)
         return Exit.OK
     values = ", ".join(f"{name} {format_value(value)}" for name, value in trial.values.items())
-    why = one_line(trial.why and f" ({trial.why})")
+    why = one_line(trial.reason and f" ({trial.reason})")
     sys.stdout.write(f"trial {number} of {job}: {trial.state}{why}\n  {one_line(values)}\n")
     if trial.parent is not None:
-        sys.stdout.write(f"  continues from trial {trial.parent} after {trial.began_at} epochs\n")
+        sys.stdout.write(
+            f"  continues from trial {trial.parent} after {trial.start_epochs} epochs\n"
+        )
     rows = epoch_rows(detail, (number,))
     names = list(dict.fromkeys(name for metrics in trial.metrics for name in metrics))
     if rows:
@@ -374,7 +376,7 @@ def _line_of(detail: SweepDetail) -> dict[str, Any]:
         "state": job.state,
         "reason": job.reason,
         "slots": job.slots,
-        "trials": detail.trials_in_all,
+        "trials": detail.trials_total,
         "ended": sum(one.state in ENDED_STATES for one in detail.trials),
         "units": detail.units_done,
         "left": detail.units_left,
@@ -387,7 +389,7 @@ def _line_of(detail: SweepDetail) -> dict[str, Any]:
 def _hops(detail: SweepDetail) -> str:
     share = detail.waited_s / (detail.waited_s + detail.trained_s) if detail.trained_s else 0.0
     trained = f"{span(detail.trained_s)} of training"
-    return f"hops: {byte_count(detail.hopped_bytes)}, {share:.1%} of the time; {trained}"
+    return f"hops: {byte_count(detail.moved_bytes)}, {share:.1%} of the time; {trained}"
 
 
 def _shown(value: object) -> str:
@@ -477,7 +479,7 @@ def _bar(detail: SweepDetail, width: int) -> Table:
     share = detail.units_done / everything if everything else 0.0
     spent = detail.waited_s + detail.trained_s
     waits = f", {detail.waited_s / spent:.1%} of the time" if spent else ""
-    hopped = f"{byte_count(detail.hopped_bytes)} hopped{waits}" if detail.hopped_bytes else ""
+    hopped = f"{byte_count(detail.moved_bytes)} hopped{waits}" if detail.moved_bytes else ""
     row = Table.grid(padding=(0, GAP))
     bar = ProgressBar(1.0, share, max(10, min(60, width // 3)), style="grey35")
     row.add_row(bar, f"{share:.0%}", hopped)

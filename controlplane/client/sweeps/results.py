@@ -23,7 +23,7 @@ class ManifestTrial(msgspec.Struct, frozen=True, kw_only=True):
     number: int
     values: dict[str, Value]
     parent: int | None = None
-    began_at: int = 0
+    start_epochs: int = 0
     state: str = ""
     epochs: int = 0
 
@@ -32,7 +32,7 @@ class ManifestUnit(msgspec.Struct, frozen=True, kw_only=True):
     """Counted unit; fields as in `schemas.wire.client.LedgerUnit`."""
 
     trial: int
-    by: int
+    values_of: int
     version: int
     epoch: int
     partition: int
@@ -71,7 +71,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         found: list[ManifestUnit] = []
         for at, one in enumerate(reversed(lineage)):
             following = len(lineage) - 2 - at
-            until = lineage[following].began_at * partitions if following >= 0 else None
+            until = lineage[following].start_epochs * partitions if following >= 0 else None
             own = sorted((u for u in self.units if u.trial == one.number), key=lambda u: u.version)
             found += [u for u in own if until is None or u.version <= until]
         return found
@@ -89,7 +89,7 @@ def manifest_of(spec: JobSpec, detail: SweepDetail, ledger: Ledger) -> Manifest:
             number=one.number,
             values=one.values,
             parent=one.parent,
-            began_at=one.began_at,
+            start_epochs=one.start_epochs,
             state=one.state,
             epochs=one.epochs,
         )
@@ -197,7 +197,7 @@ def trial_row(trial: TrialInfo) -> dict[str, Any]:
         "parent": trial.parent,
         **{f"config.{name}": value for name, value in trial.values.items()},
         "state": trial.state,
-        "why": trial.why,
+        "reason": trial.reason,
         "epochs": trial.epochs,
         "granted": trial.granted,
         "partition": trial.partition,

@@ -72,7 +72,7 @@ def chosen_state(detail: SweepDetail, files: Iterable[JobFile], trial: int) -> S
     if (job := detail.trials[trial].graduated_as) is not None and not any(
         state.version == _best_version(detail, trial) for state in mine
     ):
-        problem = f"trial {trial} {detail.trials[trial].why}"
+        problem = f"trial {trial} {detail.trials[trial].reason}"
         raise BadFieldError(problem, f"`ones export {job} FILE` has its model", "trial")
     if not mine:
         over = detail.spec.keep

@@ -115,19 +115,21 @@ def on_training_finished(
 ) -> None:
     """Note that the stop rule is met; the script may still evaluate or save before it exits."""
     if isinstance(job.status, Starting | Running | Rescaling):
-        job.status.script.finished = event.why
+        job.status.script.finished = event.reason
 
 
 def _expect_reports(progress: Progress, epoch: int) -> None:
     """Mark the epochs after the last counted one, up to `epoch`, as finished but unreported."""
     first = max(progress.epoch, epoch - MAX_HELD_REPORTS) + 1
-    progress.unheard = [*progress.unheard, *range(first, epoch + 1)][-MAX_HELD_REPORTS:]
+    progress.missing_epochs = [*progress.missing_epochs, *range(first, epoch + 1)][
+        -MAX_HELD_REPORTS:
+    ]
 
 
 def _record_late_epoch(ctx: HandlerContext, job: Job, event: EpochReported) -> None:
     """Record a late report of an epoch that the job continued from."""
     progress = job.progress
-    progress.unheard.remove(event.epoch)
+    progress.missing_epochs.remove(event.epoch)
     if event.epoch == progress.epoch:
         _update_progress(progress, event, ctx.now)
     _record_epoch(ctx, job, event, _epoch_info(event, None, ctx.now))
@@ -138,9 +140,9 @@ def _record_held_epochs(ctx: HandlerContext, job: Job, event: EpochReported) -> 
     """Record held reports of earlier epochs, which the reporting group continued from."""
     progress = job.progress
     _expect_reports(progress, event.epoch - 1)
-    late, progress.late = progress.late, []
+    late, progress.held_reports = progress.held_reports, []
     for before in sorted(late, key=lambda report: report.epoch):
-        if before.epoch in progress.unheard:
+        if before.epoch in progress.missing_epochs:
             _record_late_epoch(ctx, job, before)
 
 
@@ -149,7 +151,7 @@ def _is_whole(job: Job, group: Group, event: EpochReported) -> bool:
     if event.group != group.version or event.epoch != job.progress.epoch + 1:
         return False
     return all(
-        worker.formed == group.version and worker.formed_step <= job.progress.epoch_step
+        worker.group_version == group.version and worker.group_first_step <= job.progress.epoch_step
         for worker in job.group_workers()
     )
 
@@ -187,8 +189,8 @@ def _measure_speed(ctx: HandlerContext, job: Job, event: EpochReported) -> None:
     ctx.totals.speed_measured(promise, speed)
     detail: Detail = {
         "version": promise.version,
-        "predicted": promise.then / promise.now,
-        "realised": event.samples_per_s / promise.now,
+        "predicted": promise.speed_expected / promise.speed_before,
+        "realised": event.samples_per_s / promise.speed_before,
     }
     ctx.announce("job.gain", job, detail)
 
@@ -202,7 +204,7 @@ def _update_progress(progress: Progress, event: EpochReported, now: Seconds) -> 
     progress.epoch_at, progress.epoch_step = now, event.step
     progress.epoch, progress.step = event.epoch, event.step
     progress.samples_done, progress.epoch_samples = event.samples_done, event.epoch_samples
-    progress.epochs_stated = event.epochs
+    progress.stated_epochs = event.epochs
     progress.samples_per_s = event.samples_per_s
     progress.train_loss, progress.metrics, progress.lr = event.train_loss, event.metrics, event.lr
     noise_scale = _noise_scale(event)
@@ -219,8 +221,10 @@ def _count_untrained(job: Job, event: EpochReported) -> None:
     trained, all_samples = event.trained_samples, event.epoch_samples
     if trained is None or (stop is not None and stop.samples is not None):
         return
-    progress.epoch_left_out = min(MAX_COUNT, max(0, all_samples - trained))
-    progress.left_out = min(MAX_COUNT, progress.left_out + progress.epoch_left_out)
+    progress.epoch_untrained = min(MAX_COUNT, max(0, all_samples - trained))
+    progress.untrained_samples = min(
+        MAX_COUNT, progress.untrained_samples + progress.epoch_untrained
+    )
 
 
 def on_late_epoch(ctx: HandlerContext, job: Job, event: EpochReported) -> None:
@@ -231,11 +235,11 @@ def on_late_epoch(ctx: HandlerContext, job: Job, event: EpochReported) -> None:
     from the epoch.
     """
     progress = job.progress
-    if event.epoch in progress.unheard:
+    if event.epoch in progress.missing_epochs:
         _record_late_epoch(ctx, job, event)
     elif _may_belong(job, event):
-        if len(progress.late) < MAX_HELD_REPORTS:
-            progress.late.append(event)
+        if len(progress.held_reports) < MAX_HELD_REPORTS:
+            progress.held_reports.append(event)
         if isinstance(job.status, Paused):
             _advance_paused(ctx, job)
 
@@ -252,9 +256,9 @@ def on_resumed(ctx: HandlerContext, job: Job, epoch: int) -> None:
         _expect_reports(progress, epoch)
         progress.epoch = epoch
         progress.checkpoint = ResumePoint(epoch=epoch, version=point.version)
-    late, progress.late = progress.late, []
+    late, progress.held_reports = progress.held_reports, []
     for event in late:
-        if event.epoch in progress.unheard:
+        if event.epoch in progress.missing_epochs:
             _record_late_epoch(ctx, job, event)
 
 
@@ -272,10 +276,10 @@ def _may_belong(job: Job, event: EpochReported) -> bool:
 def _advance_paused(ctx: HandlerContext, job: Job) -> None:
     """Advance a paused job to the last epoch that its lost group finished."""
     progress = job.progress
-    for event in sorted(progress.late, key=lambda report: report.epoch):
+    for event in sorted(progress.held_reports, key=lambda report: report.epoch):
         if event.epoch == progress.epoch + 1:
-            progress.unheard.append(event.epoch)
+            progress.missing_epochs.append(event.epoch)
             progress.epoch = event.epoch
-            progress.late.remove(event)
+            progress.held_reports.remove(event)
             _record_late_epoch(ctx, job, event)
             job.attempts.losses = 0

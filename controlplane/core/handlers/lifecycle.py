@@ -45,7 +45,7 @@ def schedule_leave(ctx: HandlerContext, job: Job) -> None:
     For the rest of the current input the job can still be found.
     """
     if job.ended and not job.workers and _is_finished(ctx.state, job):
-        ctx.state.leaving[job.job] = None
+        ctx.state.leaving_jobs[job.job] = None
 
 
 def _is_finished(state: State, job: Job) -> bool:
@@ -61,30 +61,30 @@ def _is_finished(state: State, job: Job) -> bool:
 def remove_leaving(ctx: HandlerContext) -> None:
     """Remove the jobs that are leaving from the state, before an input is handled."""
     state = ctx.state
-    names, state.leaving = list(state.leaving), {}
+    names, state.leaving_jobs = list(state.leaving_jobs), {}
     for name in names:
         job = state.jobs.pop(name)
         if job.nodes:
-            state.left[name] = job.version
+            state.left_jobs[name] = job.version
         if job.key:
-            del state.keys[job.key]
-            state.left_keys[job.key] = name
+            del state.submission_keys[job.key]
+            state.left_submission_keys[job.key] = name
         ctx.records.append(JobLeft(job=name, last=job))
         if job.sweep is not None:
             _leave_sweep(ctx, job, job.sweep)
         elif (trial := job.spec.stated_trial) is not None and trial.sweep in state.jobs:
             schedule_leave(ctx, state.jobs[trial.sweep])
-    while len(state.left) > MAX_LEFT_JOBS:
-        del state.left[next(iter(state.left))]
-    while len(state.left_keys) > MAX_LEFT_KEYS:
-        del state.left_keys[next(iter(state.left_keys))]
+    while len(state.left_jobs) > MAX_LEFT_JOBS:
+        del state.left_jobs[next(iter(state.left_jobs))]
+    while len(state.left_submission_keys) > MAX_LEFT_KEYS:
+        del state.left_submission_keys[next(iter(state.left_submission_keys))]
 
 
 def _leave_sweep(ctx: HandlerContext, job: Job, sweep: JobSweep) -> None:
     """Remove a sweep from the state and record its history, which leaves with it."""
     state = ctx.state
     state.ended_sweeps.pop(job.job, None)
-    last = {node: desired_sweep(state, job, sweep, node) for node in sweep.told}
+    last = {node: desired_sweep(state, job, sweep, node) for node in sweep.notified_nodes}
     state.left_sweeps[job.job] = LeftSweep(
         revision=sweep.revision,
         attempts=sweep.engine.state.attempts,
@@ -128,7 +128,7 @@ _ENDS: Final = {
 }
 
 
-def restart_from_checkpoint(ctx: HandlerContext, job: Job, why: str) -> None:
+def restart_from_checkpoint(ctx: HandlerContext, job: Job, reason: str) -> None:
     """Restart a job that lost its training state from its last checkpoint.
 
     The job fails at `MAX_LOSSES` losses without a finished epoch, and at the first loss of a
@@ -137,63 +137,63 @@ def restart_from_checkpoint(ctx: HandlerContext, job: Job, why: str) -> None:
     """
     job.attempts.losses += 1
     if job.spec.fails_on_loss and any(w.pid is not None for w in job.group_workers()):
-        end(ctx, job, JobTrigger.GAVE_UP, f"{why}; on_loss = fail")
+        end(ctx, job, JobTrigger.GAVE_UP, f"{reason}; on_loss = fail")
         return
     if job.attempts.losses >= MAX_LOSSES:
-        why = f"{why}; {MAX_LOSSES} losses in a row without a finished epoch"
-        end(ctx, job, JobTrigger.GAVE_UP, why)
+        reason = f"{reason}; {MAX_LOSSES} losses in a row without a finished epoch"
+        end(ctx, job, JobTrigger.GAVE_UP, reason)
         return
     again = "restarts from the beginning"
     if job.sweep is not None:
         again = "finished units are kept"
     elif job.progress.checkpoint:
         again = f"resumes after epoch {job.progress.epoch}"
-    withdraw(ctx, job, "lost", JobTrigger.GROUP_LOST, f"{why}; {again}")
+    withdraw(ctx, job, "lost", JobTrigger.GROUP_LOST, f"{reason}; {again}")
 
 
-def fail(ctx: HandlerContext, job: Job, why: str) -> None:
+def fail(ctx: HandlerContext, job: Job, reason: str) -> None:
     """Handle a failure of the script: retry after a pause, or end the job if no retry is left.
 
     A batch that did not fit a slot is not counted as a failure; it is retried with a smaller one.
     `why` is shown to users and gets the consequence appended.
     """
-    if lower_local_limit(job, why):
-        why = f"{why}; retrying with at most {job.progress.fits} samples per slot"
-        withdraw(ctx, job, "failed", JobTrigger.SCRIPT_FAILED, why)
+    if lower_local_limit(job, reason):
+        reason = f"{reason}; retrying with at most {job.progress.fitting_batch} samples per slot"
+        withdraw(ctx, job, "failed", JobTrigger.SCRIPT_FAILED, reason)
         return
     attempts = job.attempts
     attempts.failures += 1
     if isinstance(job.status, WithGroup) and job.status.script.refused:
         again = "; not retried: the library would refuse it again" if job.spec.retries else ""
-        end(ctx, job, JobTrigger.GAVE_UP, why + again)
+        end(ctx, job, JobTrigger.GAVE_UP, reason + again)
         return
     if job.failing_is_final:
         tried = f" (attempt {attempts.failures} of {attempts.failures})" if job.spec.retries else ""
-        end(ctx, job, JobTrigger.GAVE_UP, why + tried)
+        end(ctx, job, JobTrigger.GAVE_UP, reason + tried)
         return
     pause_s = pause_before(attempts.failures)
-    attempts.start_at = Seconds(ctx.now + pause_s)
+    attempts.next_start_at = Seconds(ctx.now + pause_s)
     left = job.spec.retries - attempts.failures + 1
     retries = "1 retry" if left == 1 else f"{left} retries"
-    why = f"{why}; retrying in {pause_s:.0f} s, {retries} left"
-    withdraw(ctx, job, "failed", JobTrigger.SCRIPT_FAILED, why)
+    reason = f"{reason}; retrying in {pause_s:.0f} s, {retries} left"
+    withdraw(ctx, job, "failed", JobTrigger.SCRIPT_FAILED, reason)
 
 
-def withdraw(ctx: HandlerContext, job: Job, outcome: str, trigger: JobTrigger, why: str) -> None:
+def withdraw(ctx: HandlerContext, job: Job, outcome: str, trigger: JobTrigger, reason: str) -> None:
     """Take the job's group away and notify its nodes; the job waits for another group.
 
     `outcome` is recorded for the group.
     """
     resumes = isinstance(job.status, Starting) and job.status.resumes
     nodes = _dismiss(ctx, job, outcome)
-    ctx.move(job, trigger, Paused(suspended=resumes), why)
+    ctx.move(job, trigger, Paused(suspended=resumes), reason)
     ctx.send_to(job, nodes)
     ctx.announce_phase(job)
     ctx.plan_needed = True
 
 
 def end(
-    ctx: HandlerContext, job: Job, trigger: JobTrigger, why: str, more: Detail | None = None
+    ctx: HandlerContext, job: Job, trigger: JobTrigger, reason: str, more: Detail | None = None
 ) -> None:
     """End the job; no process of it may run anywhere.
 
@@ -204,11 +204,11 @@ def end(
     ended: Detail = {"exit_code": job.attempts.exit_code, "epoch": job.progress.epoch}
     detail: Detail = {**ended, **(more or {})}
     nodes = dict.fromkeys([*_dismiss(ctx, job, trigger.value), *job.nodes])
-    ctx.advance(job, trigger, Ended(phase=_ENDS[trigger]), why, detail)
+    ctx.advance(job, trigger, Ended(phase=_ENDS[trigger]), reason, detail)
     ctx.totals.job_ended(job, ctx.now)
     del ctx.state.active[job.job]
     ctx.state.overrides.pop(job.job, None)
-    job.override, job.override_waits = None, ""
+    job.override, job.override_wait_reason = None, ""
     ctx.send_to(job, nodes)
     _release_sweep(ctx, job)
     forget_exited(ctx, job)
@@ -220,7 +220,7 @@ def _release_sweep(ctx: HandlerContext, job: Job) -> None:
     trial = job.spec.stated_trial
     former = ctx.state.jobs.get(trial.sweep) if trial is not None else None
     if former is not None and former.ended and former.sweep is not None:
-        ctx.send_to(former, dict.fromkeys([*former.nodes, *former.sweep.told]))
+        ctx.send_to(former, dict.fromkeys([*former.nodes, *former.sweep.notified_nodes]))
 
 
 def on_order_too_large(ctx: HandlerContext, event: OrderTooLarge) -> None:
@@ -228,9 +228,9 @@ def on_order_too_large(ctx: HandlerContext, event: OrderTooLarge) -> None:
     job = ctx.state.jobs.get(event.job)
     if job is None or (job.phase, JobTrigger.GAVE_UP) not in NEXT:
         return
-    why = f"orders for node {event.node} take {event.size} bytes, the limit is {event.most}"
+    reason = f"orders for node {event.node} take {event.size} bytes, the limit is {event.most}"
     remedy = "move large args, env and choices into files in the working directory"
-    end(ctx, job, JobTrigger.GAVE_UP, f"{why}: {remedy}")
+    end(ctx, job, JobTrigger.GAVE_UP, f"{reason}: {remedy}")
 
 
 def _dismiss(ctx: HandlerContext, job: Job, outcome: str) -> list[NodeId]:
@@ -281,7 +281,7 @@ def accept(ctx: HandlerContext, spec: JobSpec, snapshot: str, user: str, project
         submitted_at=ctx.now,
         accounting=Accounting(since=ctx.now),
     )
-    state.living_counts.came(job)
+    state.job_counters.add(job)
     state.jobs[name] = job
     state.active[name] = None
     ctx.changed_jobs[name] = None

@@ -90,7 +90,7 @@ def on_resume_requested(ctx: HandlerContext, event: ResumeRequested) -> None:
     if job.ended or was is None:
         return
     if event.auto or (was.slots is None and was.batch is None and not was.on):
-        job.override, job.override_waits, job.changed_at = None, "", ctx.state.version
+        job.override, job.override_wait_reason, job.changed_version = None, "", ctx.state.version
         ctx.state.overrides.pop(job.job, None)
         ended = "returned the job to the policy" if event.auto else "ended the pause"
         _record_order(ctx, job, was, f"{event.user} {ended}", f"resumed by {event.user}")
@@ -105,7 +105,7 @@ def _set_override(ctx: HandlerContext, job: Job, override: ManualOverride, order
     state = f"{'paused' if override.paused else 'resumed'} by {override.user}"
     _record_order(ctx, job, job.override, f"{override.user} {order}", state)
     job.override = override
-    job.attempts.change_at, job.attempts.changes = Seconds(0.0), 0
+    job.attempts.next_change_at, job.attempts.changes = Seconds(0.0), 0
     ctx.state.overrides[job.job] = None
     slots = ", ".join(override.on) or override.slots
     detail: Detail = {
@@ -123,13 +123,13 @@ def _record_order(
 ) -> None:
     """Record an order as a decision, and as the reason of a waiting job."""
     decision = Decision(
-        time=ctx.now, was=job.size, to=job.size, why=order, code="order", by=OPERATOR,
+        time=ctx.now, before=job.size, to=job.size, reason=order, code="order", by=OPERATOR,
         outcome="ordered",
     )  # fmt: skip
     ctx.records.append(Decided(job=job.job, decision=decision))
     changes = state.startswith("paused") or (was is not None and was.paused)
     if job.phase in {Phase.QUEUED, Phase.PAUSED} and changes:
-        job.why = state
+        job.reason = state
     ctx.changed_jobs[job.job] = None
 
 
@@ -137,7 +137,7 @@ def on_override_due(ctx: HandlerContext, event: OverrideDue) -> None:
     """Allow an order to be tried again."""
     job = ctx.state.jobs.get(event.job)
     if job is not None:
-        job.attempts.change_at = Seconds(0.0)
+        job.attempts.next_change_at = Seconds(0.0)
         ctx.changed_jobs[job.job] = None
 
 
@@ -189,7 +189,7 @@ def _mover(job: Job) -> Mover | None:
     override, group = job.override, job.group
     if override is None or override.paused or group is None:
         return None
-    if job.phase is not Phase.RUNNING or not (job.override_waits and override.on):
+    if job.phase is not Phase.RUNNING or not (job.override_wait_reason and override.on):
         return None
     on = [SlotId(slot) for slot in override.on]
     if len({*on, *(member.slot for member in group.members)}) > job.spec.batch_limit:
@@ -199,7 +199,7 @@ def _mover(job: Job) -> Mover | None:
 
 
 def _reconcile(ctx: HandlerContext, job: Job, override: ManualOverride) -> None:
-    job.override_waits = ""
+    job.override_wait_reason = ""
     phase = job.status.phase
     if override.paused or override.slots == 0:
         _pause(ctx, job, override)
@@ -213,7 +213,9 @@ def _reconcile(ctx: HandlerContext, job: Job, override: ManualOverride) -> None:
     elif not override.on:
         more = (override.slots or 0) - len(job.members())
         if more > 0:  # views withhold these slots from policies
-            job.override_waits = f"waiting for {_more_slots(more)}, as {override.user} ordered"
+            job.override_wait_reason = (
+                f"waiting for {_more_slots(more)}, as {override.user} ordered"
+            )
 
 
 def _pause(ctx: HandlerContext, job: Job, override: ManualOverride) -> None:
@@ -221,7 +223,7 @@ def _pause(ctx: HandlerContext, job: Job, override: ManualOverride) -> None:
     phase = job.status.phase
     if phase is Phase.STARTING:
         withdraw(ctx, job, "paused", JobTrigger.SUSPENDED, f"{why} {_before_training(job)}")
-    elif phase is Phase.RUNNING and job.attempts.change_at <= ctx.now:
+    elif phase is Phase.RUNNING and job.attempts.next_change_at <= ctx.now:
         order_change(ctx, job, {}, Reason("operator", why), by=OPERATOR)
     elif _preparing(job) and job.change is not None and job.change.kind != SUSPEND:
         abandon(ctx, job, RescaleTrigger.SUPERSEDED, "replaced by a newer order")
@@ -237,9 +239,9 @@ def _before_training(job: Job) -> str:
 
 
 def _start(ctx: HandlerContext, job: Job, override: ManualOverride) -> None:
-    if job.attempts.start_at > ctx.now:
-        job.attempts.change_at, job.override_waits = (
-            job.attempts.start_at,
+    if job.attempts.next_start_at > ctx.now:
+        job.attempts.next_change_at, job.override_wait_reason = (
+            job.attempts.next_start_at,
             "waiting for its next retry",
         )
         return
@@ -251,7 +253,9 @@ def _start(ctx: HandlerContext, job: Job, override: ManualOverride) -> None:
     if len(free) < least:
         needs = f", at least {least} are needed" if least < size else ""
         room = f"{len(free)} {'is' if len(free) == 1 else 'are'} free"
-        job.override_waits = f"waiting for slots: {override.user} ordered {asked}{needs}, {room}"
+        job.override_wait_reason = (
+            f"waiting for slots: {override.user} ordered {asked}{needs}, {room}"
+        )
         return
     chosen = _nearby_slots(free, (), size)
     reason = _reason(override, asked, size, len(chosen))
@@ -275,13 +279,19 @@ def _resize(ctx: HandlerContext, job: Job, override: ManualOverride) -> None:
     if missing or same:
         more = size - len(current)
         waits = ", ".join(missing) or (_more_slots(more) if more > 0 else "")
-        job.override_waits = f"waiting for {waits}, as {override.user} ordered" if waits else ""
-    elif job.attempts.change_at > ctx.now:
-        job.override_waits = "waiting for its next retry"
+        job.override_wait_reason = (
+            f"waiting for {waits}, as {override.user} ordered" if waits else ""
+        )
+    elif job.attempts.next_change_at > ctx.now:
+        job.override_wait_reason = "waiting for its next retry"
     else:
         asked = _order_text(size, override.batch, override.on)
         reason = _reason(override, asked, size, len(target))
         order_change(ctx, job, split(batch, target), reason, by=OPERATOR)
+
+
+def _waiting_for(slots: str, override: ManualOverride) -> str:
+    return f"waiting for {slots}, as {override.user} ordered"
 
 
 def _more_slots(count: int) -> str:

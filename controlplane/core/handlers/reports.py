@@ -32,7 +32,6 @@ from schemas.wire.agent import (
     EpochReported,
     GroupBroken,
     GroupFormed,
-    HopperOpened,
     JobCleared,
     JoinFailed,
     NodeHealth,
@@ -42,10 +41,11 @@ from schemas.wire.agent import (
     SlotAwaited,
     StoreOpened,
     Suspended,
+    SweepWorkerReady,
     TrainingFinished,
-    UnitBegun,
     UnitEnded,
     UnitFailed,
+    UnitStarted,
     WorkerExited,
     WorkerReady,
     WorkerRefused,
@@ -81,8 +81,8 @@ def on_suspended(ctx: HandlerContext, job: Job, worker: Worker, event: Suspended
     ctx.state.deadlines.clear(job.job)
     ctx.conclude(job, "suspended")
     where = f"at step {event.step}" if job.sweep is None else "its workers stop their units"
-    why = f"{change.why}, {where}"
-    ctx.advance(job, JobTrigger.SUSPENDED, Paused(suspended=True), why, {"epoch": event.epoch})
+    reason = f"{change.reason}, {where}"
+    ctx.advance(job, JobTrigger.SUSPENDED, Paused(suspended=True), reason, {"epoch": event.epoch})
     ctx.send_to(job, dict.fromkeys([*nodes_of(status.group), *change.notified_nodes]))
     forget_exited(ctx, job)
     ctx.plan_needed = True
@@ -130,7 +130,9 @@ def on_node_reported(ctx: HandlerContext, event: NodeReported) -> None:
         worker.reports = report.index
     kind = type(report)
     inactive = worker.phase not in ACTIVE_PHASES or job.group is None
-    if isinstance(report, EpochReported) and (inactive or report.epoch in job.progress.unheard):
+    if isinstance(report, EpochReported) and (
+        inactive or report.epoch in job.progress.missing_epochs
+    ):
         epochs.on_late_epoch(ctx, job, report)
         return
     if inactive and kind in MEMBER_REPORTS:
@@ -140,10 +142,12 @@ def on_node_reported(ctx: HandlerContext, event: NodeReported) -> None:
 
 
 def _release_foreign(ctx: HandlerContext, node: Node, name: WorkerId) -> None:
-    if name not in node.foreign.values():
+    if name not in node.foreign_workers.values():
         return
-    slots = list(node.foreign)
-    node.foreign = {slot: other for slot, other in node.foreign.items() if other != name}
+    slots = list(node.foreign_workers)
+    node.foreign_workers = {
+        slot: other for slot, other in node.foreign_workers.items() if other != name
+    }
     ctx.state.slot_index.touch_node(node.node)
     for slot in slots:
         exits.grant_reserved_slot(ctx, slot)
@@ -185,14 +189,14 @@ def on_worker_ready(ctx: HandlerContext, job: Job, worker: Worker, event: Worker
 
 def on_slot_awaited(_ctx: HandlerContext, _job: Job, worker: Worker, _: SlotAwaited) -> None:
     """Note that a newcomer has built what it can and waits for its slot; see `handlers.plans`."""
-    worker.waits = True
+    worker.awaits_slot = True
 
 
 def on_group_formed(ctx: HandlerContext, job: Job, worker: Worker, event: GroupFormed) -> None:
     """Note that a worker trains in a group; recover the job if that group was abandoned."""
     if not ctx.advance_reported(job, worker, WorkerTrigger.FORMED) or job.group is None:
         return
-    worker.formed, worker.formed_step = event.group, event.step
+    worker.group_version, worker.group_first_step = event.group, event.step
     status = job.status
     if isinstance(status, Rescaling):
         rescale.on_group_formed(ctx, job, status, event)
@@ -230,8 +234,8 @@ HANDLERS: Final[Mapping[type, Callable[[HandlerContext, Job, Worker, Any], None]
     Suspended: on_suspended,
     EpochReported: epochs.on_epoch_reported,
     TrainingFinished: epochs.on_training_finished,
-    HopperOpened: sweep_units.on_hopper_opened,
-    UnitBegun: sweep_units.on_unit_begun,
+    SweepWorkerReady: sweep_units.on_sweep_worker_ready,
+    UnitStarted: sweep_units.on_unit_started,
     UnitEnded: sweep_units.on_unit_ended,
     UnitFailed: sweep_units.on_unit_failed,
     ScriptFailed: on_script_failed,

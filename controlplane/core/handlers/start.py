@@ -92,9 +92,9 @@ def record_order(
     slots = tuple(member.slot for member in group.members)
     decision = Decision(
         time=ctx.now,
-        was=Size() if kind == START else job.size,
+        before=Size() if kind == START else job.size,
         to=Size(slots=slots, batch=group.global_batch),
-        why=reason.text,
+        reason=reason.text,
         code=reason.code,
         by=by,
         numbers=reason.numbers,
@@ -117,7 +117,9 @@ def _promise(version: Version, numbers: dict[str, float]) -> SpeedPromise | None
     if then is None or not now:
         return None
     correction = numbers.get(CORRECTION)
-    return SpeedPromise(version=version, now=now, then=then, correction=correction)
+    return SpeedPromise(
+        version=version, speed_before=now, speed_expected=then, correction=correction
+    )
 
 
 def names_of(group: Group) -> list[WorkerId]:
@@ -169,7 +171,7 @@ def start(
     for member in group.members:
         job.workers[member.worker].reserved = member.slot in owners
     record_order(ctx, job, group, START, reason, by=by)
-    job.override_waits, job.attempts.exit_code = "", None
+    job.override_wait_reason, job.attempts.exit_code = "", None
     ctx.state.slot_index.job_starts(job.job)
     ctx.state.jobs_with_processes[job.job] = None
     ctx.state.deadlines.expect_start(job.job, version, ctx.now)
@@ -184,11 +186,11 @@ def start(
 
 def form_when_ready(ctx: HandlerContext, job: Job, status: Starting) -> None:
     """Let the group form once all workers are ready; fail if one exited while the rest wait."""
-    if status.meeting:
+    if status.forming:
         return
     phases = {worker.phase for worker in job.group_workers()}
     if phases == {WorkerPhase.READY}:
-        status.meeting = True
+        status.forming = True
         ctx.send(job)
     elif phases >= {WorkerPhase.READY, WorkerPhase.EXITED}:
         fail(ctx, job, ENDED_ALONE)
@@ -200,12 +202,12 @@ def on_group_formed(ctx: HandlerContext, job: Job, status: Starting, event: Grou
     `event` is the report of the last member, with the position that it resumes from.
     """
     group = status.group
-    if any(worker.formed != group.version for worker in job.group_workers()):
+    if any(worker.group_version != group.version for worker in job.group_workers()):
         return
     ctx.state.deadlines.clear(job.job)
     ctx.conclude(job, "formed", event)
     account = job.accounting
-    account.started_s = ctx.now - account.since
+    account.last_start_s = ctx.now - account.since
     account.rescales += status.resumes
     ctx.totals.rescales += status.resumes
     job.attempts.recoveries = 0

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 import msgspec
 
 from schemas.sweeps import MAX_METRIC, are_bounded, bounded_metrics, printable
-from schemas.wire.agent import AgentEvent, EpochReported, StepsReported, UnitBegun, UnitEnded
+from schemas.wire.agent import AgentEvent, EpochReported, StepsReported, UnitEnded, UnitStarted
 
 MAX_COUNT: Final = 2**53  # of any count; larger ones lose precision as floats
 MAX_MEASURE: Final = 1e15  # of any measurement
@@ -62,7 +62,7 @@ def _clamp_float(struct: msgspec.Struct, name: str, value: float) -> float | Non
 # --- units of sweeps
 
 
-def clamp_unit_begun(event: UnitBegun) -> UnitBegun:
+def clamp_unit_started(event: UnitStarted) -> UnitStarted:
     """Return the report with its numbers within bounds."""
     return msgspec.structs.replace(
         event,

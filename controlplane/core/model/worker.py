@@ -65,10 +65,10 @@ class Worker(msgspec.Struct, kw_only=True):
     pid: int | None = None
     reports: int = 0  # handled reports of its report file
     store_port: int = 0  # from its ready report
-    formed: Version = Version(0)  # the group that it trains in
-    formed_step: int = 0  # first step in that group
+    group_version: Version = Version(0)  # the group that it trains in
+    group_first_step: int = 0  # first step in that group
     reserved: bool = False  # prepared beside the slot's owner, which is about to leave
-    waits: bool = False  # has built all that needs no device and waits for its slot
+    awaits_slot: bool = False  # has built all that needs no device and waits for its slot
 
 
 def advance(worker: Worker, trigger: WorkerTrigger) -> bool:
@@ -117,10 +117,10 @@ def exit_cause(event: WorkerExited, script: ScriptReports, epoch: int) -> tuple[
     if event.code is not None:
         code = event.code
         error = f"{script.error} (exit code {code})" if script.error else ""
-        why = error or f"the script exited with code {code}"
+        reason = error or f"the script exited with code {code}"
         if event.memory_limit is not None:
-            why += f"; {_memory_problem(event.memory_limit)}"
-        return ExitCause.FAILED, why
+            reason += f"; {_memory_problem(event.memory_limit)}"
+        return ExitCause.FAILED, reason
     if event.memory_limit is not None:
         return (
             ExitCause.FAILED,

@@ -350,7 +350,7 @@ class ChangeRequests:
     def _earlier_job(self, key: str) -> JobId | None:
         """Return the job of an earlier submission with this key, even if it has left the state."""
         newest = self._newest
-        known = newest.keys.get(key) or newest.left_keys.get(key)
+        known = newest.submission_keys.get(key) or newest.left_submission_keys.get(key)
         return known or self._commit_loop.reader.ended.of_key(key)
 
     def _is_durable(self, name: JobId) -> bool:

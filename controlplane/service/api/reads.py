@@ -102,7 +102,7 @@ def _departed_rows(
     summary: Callable[[Job], JobSummary],
     sees: Callable[[JobOwner], bool],
 ) -> Iterator[FoundRow]:
-    for job in ended.behind(after):
+    for job in ended.after(after):
         asked_for = _matches(request, job.job, job.name, job.user, job.state)
         if asked_for and sees(job.owner()):
             yield job.number, 1, partial(_summary_of, job, summary)

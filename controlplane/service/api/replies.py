@@ -65,11 +65,11 @@ def job_summary(
     live = live if live and job.group and live.group >= job.group.version else None
     waiting = not job.group and not job.ended
     reason = None if job.override else reason  # the plan is older than the operator's order
-    why = job.why if job.attempts.start_at > now else COUNTDOWN.sub("retrying", job.why)
+    why = job.reason if job.attempts.next_start_at > now else COUNTDOWN.sub("retrying", job.reason)
     if reason and waiting:
         why = reason.text if job.phase is Phase.QUEUED else waiting_reason(why, reason)
-    if job.override_waits:
-        why = f"{job.why}; {job.override_waits}"
+    if job.override_wait_reason:
+        why = f"{job.reason}; {job.override_wait_reason}"
     remark = _slow_start_note(job, now) or _stuck_note(job, telemetry.idle_s(job.job, now), now)
     if remark:
         why = f"{remark}; {why}"
@@ -194,11 +194,11 @@ def _worker_info(worker: Worker, rank: Rank) -> WorkerInfo:
         node=node_of(worker.slot),
         slot=worker.slot,
         pid=worker.pid,
-        version=worker.formed or worker.version,
+        version=worker.group_version or worker.version,
         phase=worker.phase.value,
         local_batch=worker.local_batch,
         worker=worker.worker,
-        step=worker.formed_step,
+        step=worker.group_first_step,
     )
 
 
@@ -218,10 +218,10 @@ def job_explanation(
     lists, following = page_of({"decisions": rows}, cursor)
     decisions = lists["decisions"]
     if job.override is not None:  # the policy's reason is older than the order
-        reason = Reason("operator", job.override_waits or job.why)
+        reason = Reason("operator", job.override_wait_reason or job.reason)
     if reason is not None and job.group is None and not job.ended and not following:
         waits = Decision(
-            time=now, was=job.size, to=job.size, why=reason.text, code=reason.code,
+            time=now, before=job.size, to=job.size, reason=reason.text, code=reason.code,
             numbers=reason.numbers, outcome="waits", by=OPERATOR if job.override else POLICY,
         )  # fmt: skip
         decisions = (*decisions, waits)
@@ -282,8 +282,12 @@ def node_info(state: State, name: NodeId) -> NodeInfo:
 
 def _node_info(node: Node, owners: Mapping[SlotId, JobId]) -> NodeInfo:
     slots = [slot_id(node.node, slot.index) for slot in node.spec.slots]
-    foreign = f"slots held by unknown jobs: {sorted(node.foreign)}" if node.foreign else ""
-    drained = (node.drain.why,) if node.drain is not None else ()
+    foreign = (
+        f"slots held by unknown jobs: {sorted(node.foreign_workers)}"
+        if node.foreign_workers
+        else ""
+    )
+    drained = (node.drain.text,) if node.drain is not None else ()
     return NodeInfo(
         node=node.node,
         state=_node_state(node),
@@ -304,7 +308,7 @@ def _node_state(node: Node) -> str:
     if node.phase is NodePhase.UP and node.problems:
         state = UNHEALTHY
     elif node.phase is NodePhase.UP and node.drain is not None:
-        state = DRAINED if node.drain.empty else DRAINING
+        state = DRAINED if node.drain.announced_empty else DRAINING
     return state
 
 

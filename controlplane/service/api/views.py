@@ -59,7 +59,7 @@ class View:
     def detail(self, detail: JobDetail, owner: JobOwner) -> JobDetail:
         """Filter a page of `ones show`."""
         history = tuple(
-            replace(one, why=self.text(one.why), detail=self._detail(one.detail))
+            replace(one, reason=self.text(one.reason), detail=self._detail(one.detail))
             for one in detail.history
         )
         return replace(
@@ -98,7 +98,7 @@ class View:
         return replace(event, detail=self._detail(event.detail))
 
     def _decision(self, decision: Decision) -> Decision:
-        return replace(decision, why=self.text(decision.why))
+        return replace(decision, reason=self.text(decision.reason))
 
     def _detail(self, detail: Detail) -> Detail:
         return {

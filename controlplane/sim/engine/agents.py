@@ -236,7 +236,7 @@ class GroupTraining:
     def _finish(self, job: JobProcesses, group: Group) -> None:
         self.stop(job)
         job.group = None
-        finished = partial(TrainingFinished, why="its stop rule is met")
+        finished = partial(TrainingFinished, reason="its stop rule is met")
         self._processes.report(job, group.members[0].worker, finished)
         for name in [member.worker for member in group.members]:
             self._processes.exit(job, name, code=0)
@@ -378,7 +378,7 @@ class NodeAgents:
                     group=delta.version,
                     step=int(training.steps),
                     epoch=training.epoch,
-                    full=job.workers[name].ready and job.group is not None,
+                    has_full_state=job.workers[name].ready and job.group is not None,
                     port=PORT,
                 )
                 self._call_after_current(self._processes.report, job, name, quiesced)

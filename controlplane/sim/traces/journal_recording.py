@@ -90,7 +90,7 @@ def replay_journal(path: Path) -> tuple[list[Job], JobHistories, Slots, int]:
 
 def _past_jobs(reader: Reader) -> tuple[list[Job], int]:
     found, damaged = [], 0
-    for row in reader.ended.behind(0):
+    for row in reader.ended.after(0):
         try:
             found.append(row.read())
         except JournalError:

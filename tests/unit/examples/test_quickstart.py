@@ -55,7 +55,7 @@ def decided(before: int, after: int, outcome: str = "formed", **numbers: float) 
             "took_s": 2.0,
             "from": {"slots": slots[:before]},
             "to": {"slots": slots[:after]},
-            "why": "",
+            "reason": "",
             "outcome": outcome,
             "numbers": numbers,
         },

@@ -44,9 +44,9 @@ from schemas.wire.agent import (
     SUSPEND,
     GroupDelta,
     ScriptReport,
-    UnitBegun,
     UnitEnded,
     UnitFailed,
+    UnitStarted,
 )
 from schemas.wire.sweeps import StateRef, SweepDelta, UnitOrder
 from tests.support.builders import (
@@ -132,7 +132,7 @@ def report(kind: type[ScriptReport], attempt: int, **fields: Any) -> ScriptRepor
 
 
 def begun(attempt: int) -> ScriptReport:
-    return report(UnitBegun, attempt, samples=24, waited_s=0.0, staged_s=0.0)
+    return report(UnitStarted, attempt, samples=24, waited_s=0.0, staged_s=0.0)
 
 
 DONE: Final = report(
@@ -314,7 +314,7 @@ ENDS: Final[dict[str, Case]] = {
     "reports are published as they are read, and the exit after them": (
         alive(),
         [
-            *((one, [one]) for one in (ready(A), formed(A), epoch_end(A, 1), finished(A, index=4, why="done"))),
+            *((one, [one]) for one in (ready(A), formed(A), epoch_end(A, 1), finished(A, index=4, reason="done"))),
             (ended(code=0), [exited(A, code=0)]), (ended(code=0), []),
         ],
     ),

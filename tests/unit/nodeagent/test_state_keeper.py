@@ -157,12 +157,12 @@ async def test_a_wanted_state_is_fetched_once_and_reported_for_each_delta(nodes:
     os.truncate(here.has(5, 2), 1000)
     here.keeper.keep(delta(want(5, 2)))
     gone = "the state is not on this node's disk any more"
-    assert await here.hears() == StateNotCopied(job=JOB, trial=5, version=2, why=gone)
+    assert await here.hears() == StateNotCopied(job=JOB, trial=5, version=2, reason=gone)
 
     here.keeper.keep(delta(want(3, 2, there.address)))
     missed = await here.hears()
     assert isinstance(missed, StateNotCopied)
-    assert missed.why == (
+    assert missed.reason == (
         f"state 2 of trial 3 is not available: {there.address}: not available here; it will be trained again"
     )
     there.has(3, 2)
@@ -212,7 +212,7 @@ async def test_a_full_disk_is_reported_and_leaves_no_file(
 
     missed = await here.hears()
     assert isinstance(missed, StateNotCopied)
-    assert "No space left on device" in missed.why
+    assert "No space left on device" in missed.reason
     assert list(here.folder.iterdir()) == []
 
 

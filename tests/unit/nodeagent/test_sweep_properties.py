@@ -24,7 +24,7 @@ from nodeagent.reconciler import (
     Terminate,
 )
 from schemas.ids import Rank, Term, Version, WorkerId
-from schemas.wire.agent import UnitBegun, UnitEnded
+from schemas.wire.agent import UnitEnded, UnitStarted
 from schemas.wire.sweeps import StateRef, SweepDelta, UnitOrder
 from tests.support.builders import N1, S1, A, assignment, group, run, settle, switch
 from tests.support.reconciler_events import BOTH, laid_out, worker
@@ -137,7 +137,7 @@ class Agent(RuleBasedStateMachine):
 
     def begin(self, name: WorkerId) -> None:
         times = {"samples": 1, "waited_s": 0.0, "staged_s": 0.0}
-        self.report(name, UnitBegun, self.training[name], **times)
+        self.report(name, UnitStarted, self.training[name], **times)
 
     def connect(self, name: WorkerId) -> None:
         self.received[name].clear()

@@ -214,7 +214,7 @@ def test_an_order_behind_a_change_under_way_is_said_to_wait_for_it(
     async def explained(*_: object) -> Explanation:
         told = msgspec.convert(EXAMPLES["client.explanation.1"], Explanation)
         order = msgspec.structs.replace(
-            told.decisions[0], outcome="ordered", why="ann ended the pause"
+            told.decisions[0], outcome="ordered", reason="ann ended the pause"
         )
         return msgspec.structs.replace(told, decisions=(order,))
 

@@ -62,9 +62,9 @@ def test_history_is_folded_to_the_width_of_a_terminal_and_loses_no_word() -> Non
     at_noon = msgspec.structs.replace(
         detail.history[0],
         time=1_760_011_200.0, from_state="running", to_state="rescaling",
-        why="root asked for 2 slots: 1 -> 2 slots, batch 32 -> 64, whatever the policy thinks",
+        reason="root asked for 2 slots: 1 -> 2 slots, batch 32 -> 64, whatever the policy thinks",
     )  # fmt: skip
-    later = msgspec.structs.replace(at_noon, time=1_760_097_600.0, why="again")
+    later = msgspec.structs.replace(at_noon, time=1_760_097_600.0, reason="again")
     detail = msgspec.structs.replace(detail, history=(at_noon, later))
 
     folded = list(history_lines(detail, 80))
@@ -77,7 +77,8 @@ def test_history_is_folded_to_the_width_of_a_terminal_and_loses_no_word() -> Non
         "  12:00:00Z  running -> rescaling: again",
     ]
     assert (
-        list(history_lines(detail, None))[1] == f"  12:00:00Z  running -> rescaling: {at_noon.why}"
+        list(history_lines(detail, None))[1]
+        == f"  12:00:00Z  running -> rescaling: {at_noon.reason}"
     )
 
 

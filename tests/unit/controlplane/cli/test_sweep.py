@@ -33,16 +33,18 @@ from tests.support.builders import A
 from tests.support.client_examples import detail, ledger, summary, sweep, trial, unit
 from tests.support.commands import ones
 
-TRAINING = trial(1, 0.6, 0.7, state="training", granted=3, partition=2, slot=SlotId("n1/0"), left=3)
+TRAINING = trial(
+    1, 0.6, 0.7, state="training", granted=3, partition=2, slot=SlotId("n1/0"), partitions_left=3
+)
 WHOLE = detail(
-    trial(0, 0.5, state="stopped", why="not among the best 1 of 2 after 1 epoch"),
+    trial(0, 0.5, state="stopped", reason="not among the best 1 of 2 after 1 epoch"),
     TRAINING,
-    trial(2, 0.9, parent=1, began_at=2, state="done", granted=3),
+    trial(2, 0.9, parent=1, start_epochs=2, state="done", granted=3),
     units_done=18,
     units_left=6,
-    units_again=1,
+    units_repeated=1,
     unit_s=2.0,
-    hopped_bytes=12_000_000,
+    moved_bytes=12_000_000,
     waited_s=1.0,
     trained_s=99.0,
 )
@@ -62,7 +64,7 @@ def test_the_dashboard_has_the_best_the_units_and_those_that_train_first() -> No
         "best: trial 2, accuracy 0.9 after 3 epochs (lr 0.03, width 16)",
         "units: 18 done, 6 left, 1 repeated, 2 s each, about 6.0s left",
         "━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━╸              75%  12 MB hopped, 1.0% of the time",
-        " trial    lr  width  state        epoch  partition  slot  accuracy  best    curve  why",
+        " trial    lr  width  state        epoch  partition  slot  accuracy  best    curve  reason",
         "─" * 122,
         "     1  0.02     16  training  2/3 +1/4          2  n1/0  0.7       0.7 @2  ▂▄",
         "2 of 1  0.03     16  done           3/3                   0.9       0.9 @3  █",
@@ -81,7 +83,7 @@ def test_where_there_is_no_room_columns_go_and_trials_are_counted() -> None:
 
 def test_what_a_training_said_says_nothing_to_a_terminal() -> None:
     loud = trial(
-        0, state="failed", why="\x1b[31mred\nand\tmore", values={"lr": 1.0, "width": "\x07"}
+        0, state="failed", reason="\x1b[31mred\nand\tmore", values={"lr": 1.0, "width": "\x07"}
     )
 
     lines = shown(dashboard(detail(loud), 120, now=0.0))

@@ -63,7 +63,7 @@ async def test_pages_are_joined() -> None:
 
 
 async def test_a_page_that_came_back_empty_ends_the_list() -> None:
-    controller = Controller(detail(trial(0, 0.5), trials_in_all=9), ledger([]))
+    controller = Controller(detail(trial(0, 0.5), trials_total=9), ledger([]))
 
     assert len((await controller.sweep("a-1")).trials) == 1
 
@@ -111,7 +111,7 @@ def test_epochs_of_a_very_long_trial_keep_their_numbers_and_its_best_may_be_an_o
 
 
 def test_rows_are_flat_and_a_copy_counts_its_parents_epochs() -> None:
-    whole = detail(trial(0, 0.7, 0.8), trial(1, 0.9, parent=0, began_at=2))
+    whole = detail(trial(0, 0.7, 0.8), trial(1, 0.9, parent=0, start_epochs=2))
 
     assert epoch_rows(whole, (1,)) == [
         {"trial": 1, "parent": 0, "config.lr": 0.02, "config.width": 16, "epoch": 3,
@@ -120,7 +120,7 @@ def test_rows_are_flat_and_a_copy_counts_its_parents_epochs() -> None:
     assert [row["epoch"] for row in epoch_rows(whole)] == [1, 2, 3]
     assert trial_row(whole.trials[1]) == {
         "trial": 1, "parent": 0, "config.lr": 0.02, "config.width": 16, "state": "waiting",
-        "why": "", "epochs": 3, "granted": 1, "partition": None, "slot": None, "best": 0.9,
+        "reason": "", "epochs": 3, "granted": 1, "partition": None, "slot": None, "best": 0.9,
         "best_epoch": 3, "loss": pytest.approx(0.1), "accuracy": 0.9,
     }  # fmt: skip
 
@@ -142,7 +142,7 @@ def test_the_state_of_a_trial_is_that_of_its_best_epoch_else_its_newest() -> Non
             0.7,
             0.9,
             state="graduated",
-            why="continues as job a-t0-5 from epoch 1",
+            reason="continues as job a-t0-5 from epoch 1",
             graduated_as=JobId("a-t0-5"),
         )
     )
@@ -158,7 +158,7 @@ def test_the_state_of_a_trial_is_that_of_its_best_epoch_else_its_newest() -> Non
 
 
 def manifest() -> Manifest:
-    whole = detail(trial(0, 0.7, 0.8), trial(1, 0.9), trial(2, 0.9, parent=0, began_at=1))
+    whole = detail(trial(0, 0.7, 0.8), trial(1, 0.9), trial(2, 0.9, parent=0, start_epochs=1))
     units = [*(unit(0, version) for version in range(1, 9)), unit(1, 2), unit(1, 1)]
     units += [unit(2, version) for version in range(5, 9)]
     return manifest_of(sweep().job_spec(), whole, ledger(units))

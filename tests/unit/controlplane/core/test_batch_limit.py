@@ -138,7 +138,7 @@ def test_a_share_that_does_not_fit_is_halved_and_tried_again_without_a_retry() -
 
     job = controller.job(A)
     assert (job.phase, job.attempts.failures) == (Phase.PAUSED, 0)
-    assert job.why.endswith("retrying with at most 128 samples per slot")
+    assert job.reason.endswith("retrying with at most 128 samples per slot")
     assert controller.view().jobs[A].local_limit == 2 * BATCH
 
 

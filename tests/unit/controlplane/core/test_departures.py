@@ -23,7 +23,7 @@ from tests.support.recorded_history import of_jobs
 def ended(**spec: object) -> Controller:
     """Job a has ended, and nothing of it lives."""
     controller = running(cluster_of(n1=1), epochs=1, **spec)
-    controller.tell(N1, builders.finished(A, index=4, why="all epochs are done"))
+    controller.tell(N1, builders.finished(A, index=4, reason="all epochs are done"))
     controller.tell(N1, builders.exited(A, code=0))
     return controller
 
@@ -70,7 +70,7 @@ def test_a_node_that_comes_back_with_a_process_of_a_job_that_left_is_told_to_sto
     commands = controller.take(builders.greeting(N1, seen(A)))
 
     assert send(N1, stop(A, version, forget=True)) in commands
-    assert controller.state.nodes[N1].foreign == {}
+    assert controller.state.nodes[N1].foreign_workers == {}
 
 
 def test_a_node_hears_which_of_the_jobs_that_left_something_there_have_ended() -> None:
@@ -147,9 +147,9 @@ def test_what_is_remembered_of_those_that_left_is_bounded(monkeypatch: pytest.Mo
     controller.submit("b", key="b")
 
     state = controller.state
-    assert list(state.left) == ["a-5", "a-6"]
-    assert list(state.left_keys) == ["ann/k4", "ann/k5", "ann/k6"]
-    assert list(state.keys) == ["ann/b"]
+    assert list(state.left_jobs) == ["a-5", "a-6"]
+    assert list(state.left_submission_keys) == ["ann/k4", "ann/k5", "ann/k6"]
+    assert list(state.submission_keys) == ["ann/b"]
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -162,7 +162,7 @@ def test_all_orders_are_the_same_as_if_no_job_left(
         with monkeypatch.context() as patch:
             patch.setattr(lifecycle, "remove_leaving", lambda _: None)
             expected = orders(stays.handle(event, at))
-        stays.state.leaving.clear()
+        stays.state.leaving_jobs.clear()
         assert orders(leaves.handle(event, at)) == expected
         gone |= {record.job for record in leaves.records if isinstance(record, JobLeft)}
 

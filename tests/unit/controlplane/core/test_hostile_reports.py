@@ -254,7 +254,7 @@ def expected(job: Job) -> Iterator[tuple[NodeId, AgentEvent]]:
     for worker in job.workers.values():
         for event in _own_way(job, worker):
             yield node_of(worker.slot), event
-    if isinstance(status, Starting) and status.meeting:
+    if isinstance(status, Starting) and status.forming:
         for member in status.group.members:
             worker = job.workers[member.worker]
             if worker.phase is WorkerPhase.READY:
@@ -272,7 +272,7 @@ def expected(job: Job) -> Iterator[tuple[NodeId, AgentEvent]]:
                 yield said(builders.formed, job, worker, group=version)
     elif change.phase is RescalePhase.QUIESCING:
         for worker in members:
-            if worker.worker not in change.points:
+            if worker.worker not in change.quiesce_points:
                 yield said(builders.quiesced, job, worker, group=version)
 
 
@@ -360,5 +360,5 @@ def test_a_sum_of_absurd_reports_can_still_be_written_down() -> None:
     for epoch in (1, 2, 3):
         controller.tell(N1, builders.epoch_end(A, epoch, **absurd))
 
-    assert controller.job(A).progress.left_out == 2**53
+    assert controller.job(A).progress.untrained_samples == 2**53
     assert written(controller.state)

@@ -18,7 +18,7 @@ KILLED = "a worker was killed by SIGKILL"
 
 
 def why(controller: Controller) -> str:
-    return controller.history_of(A).changes[-1].why
+    return controller.history_of(A).changes[-1].reason
 
 
 @pytest.mark.parametrize(

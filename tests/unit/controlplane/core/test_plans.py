@@ -371,7 +371,7 @@ def test_a_slot_is_not_promised_again_before_the_one_that_waited_for_it_is_gone(
         "the newcomer of b was told to stop"
     )
 
-    controller.now = controller.job(A).attempts.change_at
+    controller.now = controller.job(A).attempts.next_change_at
     wanted = {A: {T0: BATCH}, C: {S1: 32, T1: 32}}
     verdict = check(plan(controller, wanted), controller.state, Seconds(controller.now))
 
@@ -473,7 +473,7 @@ def test_a_stale_entry_is_refused_the_rest_is_done_and_a_new_plan_is_asked_for()
 
 def test_a_plan_of_the_moment_of_the_last_change_is_no_older_than_it() -> None:
     controller = alone()
-    assert controller.job(A).changed_at == controller.view().version
+    assert controller.job(A).changed_version == controller.view().version
 
     assert deltas(controller.place({A: {}})) != []
 
@@ -555,7 +555,7 @@ def test_a_job_in_a_hand_changing_starting_or_ended_is_left_alone(then: Any) -> 
 
 def test_a_job_whose_training_is_done_is_left_alone() -> None:
     controller = both()
-    controller.tell(N1, finished(A, index=3, why="its epochs are done"))
+    controller.tell(N1, finished(A, index=3, reason="its epochs are done"))
 
     verdict = check(plan(controller, {A: {S0: 64}}), controller.state, Seconds(controller.now))
 
@@ -565,7 +565,7 @@ def test_a_job_whose_training_is_done_is_left_alone() -> None:
 
 def test_a_job_that_was_lost_after_its_training_was_done_is_started_again() -> None:
     controller = training(cluster_of(n1=1), S0)
-    controller.tell(N1, finished(A, index=3, why="its epochs are done"))
+    controller.tell(N1, finished(A, index=3, reason="its epochs are done"))
     controller.tell(N1, exited(A, signal=SIGKILL))
     assert controller.view().jobs[A].movable
 
@@ -589,8 +589,8 @@ def test_a_growth_that_came_to_nothing_is_not_tried_again_at_once() -> None:
     controller.place({A: HALVES})
     controller.tell(N2, refused(A, 2, rank=1, error="no zygote"))
     job = controller.job(A)
-    wait_s = job.attempts.change_at - controller.now
-    assert (wait_s, controller.view().jobs[A].retry_at) == (1.0, job.attempts.change_at)
+    wait_s = job.attempts.next_change_at - controller.now
+    assert (wait_s, controller.view().jobs[A].retry_at) == (1.0, job.attempts.next_change_at)
 
     assert controller.place({A: HALVES}) == [AskForPlan()]
     controller.now += wait_s
@@ -601,7 +601,7 @@ def test_a_shrink_that_came_to_nothing_is_not_tried_again_at_once() -> None:
     controller = both()
     controller.place({A: {S0: BATCH}})
     controller.tell(N1, join_failed(A, index=3, group=2, error="no"))
-    assert controller.job(A).attempts.change_at > controller.now
+    assert controller.job(A).attempts.next_change_at > controller.now
 
     assert controller.place({A: {S0: BATCH}}) == [AskForPlan()]
 
@@ -677,18 +677,18 @@ def test_every_group_is_a_decision_with_its_reason_numbers_and_outcome() -> None
     controller.take(grow)
     first = Decision(
         time=Seconds(at),
-        was=Size(),
+        before=Size(),
         to=Size(slots=(S0,), batch=64),
-        why="planned",
+        reason="planned",
         code="planned",
         version=controller.history_of(A).decisions[0].version,
         outcome="formed",
     )
     under_way = Decision(
         time=Seconds(at + 5.0),
-        was=Size(slots=(S0,), batch=64),
+        before=Size(slots=(S0,), batch=64),
         to=Size(slots=(S0, T0), batch=64),
-        why="two are faster",
+        reason="two are faster",
         code="grow",
         numbers={"speed_now": 400.0, "speed_then": 800.0},
         version=controller.job(A).version,
@@ -936,7 +936,7 @@ def test_a_job_is_movable_while_it_waits_and_trains_and_not_in_between() -> None
     told.append(movable(controller))
     controller.tell(N2, refused(A, 2, rank=1, error="no zygote"))
     told.append(movable(controller))
-    controller.now = controller.job(A).attempts.change_at
+    controller.now = controller.job(A).attempts.next_change_at
     controller.place({A: {}})
     told.append(movable(controller))
     controller.tell(N1, suspended(A, index=3, group=3))
@@ -998,7 +998,7 @@ def test_slots_of_a_lost_node_are_not_seen_and_of_a_suspect_one_not_leaving() ->
 def test_a_slot_that_an_operator_waits_for_is_not_leaving() -> None:
     controller = training(training(cluster_of(n1=1, n2=2), S0), T0, T1, name="b")
     controller.take(resized(A, 3))
-    assert controller.job(A).override_waits != ""
+    assert controller.job(A).override_wait_reason != ""
 
     controller.place({B: {T0: BATCH}})
 

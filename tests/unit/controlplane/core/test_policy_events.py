@@ -100,7 +100,7 @@ def test_an_end_teaches_how_far_the_job_came_and_whether_that_is_all(
     controller = running(family="f", epochs=2)
     told: list[PolicyEvent] = []
     if succeeded:
-        controller.tell(N1, builders.finished(A, index=5, why="done"))
+        controller.tell(N1, builders.finished(A, index=5, reason="done"))
         told += learnt(controller)
 
     controller.tell(N1, builders.exited(A, code=code))

@@ -487,10 +487,10 @@ class Cluster(RuleBasedStateMachine):
     def is_where_it_should_be(self, job: Job) -> None:
         """Nothing goes on any more, so nothing is under way: what was asked for is there."""
         changes = self.controller.history_of(job.job).changes
-        story = [change.why for change in changes[-6:]], job.change, job.workers
+        story = [change.reason for change in changes[-6:]], job.change, job.workers
         assert job.phase not in {Phase.STARTING, Phase.RESCALING}, story
         override = job.override
-        if override is None or job.override_waits:
+        if override is None or job.override_wait_reason:
             return
         if override.paused:
             assert job.phase in {Phase.PAUSED, Phase.QUEUED}, story
@@ -563,7 +563,7 @@ class Cluster(RuleBasedStateMachine):
 
     def an_override_is_due(self) -> bool:
         due = [
-            job.attempts.change_at
+            job.attempts.next_change_at
             for job in map(self.controller.job, self.controller.state.overrides)
         ]
         later = [at for at in due if at > 0]
@@ -641,7 +641,7 @@ class Cluster(RuleBasedStateMachine):
         on = self.controller.state.slot_index.jobs_on
         drained = {job.job for node in self.controller.state.draining for job in on(node)}
         before = {job.job: job.version for job in jobs}
-        known = {job.job for job in jobs if job.changed_at <= plan.based_on}
+        known = {job.job for job in jobs if job.changed_version <= plan.based_on}
 
         self.take(PlanProposed(plan=plan))
 

@@ -290,7 +290,7 @@ def test_where_samples_end_the_job_a_short_last_epoch_says_nothing_of_others() -
 
 def test_exit_code_0_is_success_and_the_node_may_forget_the_job() -> None:
     controller = running(epochs=2)
-    controller.tell(N1, finished(A, index=5, why="2 of 2 epochs"))
+    controller.tell(N1, finished(A, index=5, reason="2 of 2 epochs"))
 
     commands = controller.tell(N1, exited(A, code=0))
 
@@ -427,7 +427,7 @@ def test_a_failure_names_what_the_script_raised_and_where() -> None:
 
 def test_a_worker_that_nobody_saw_end_is_done_if_it_said_so_before() -> None:
     controller = running(epochs=1)
-    controller.tell(N1, finished(A, index=4, why="1 of 1 epochs"))
+    controller.tell(N1, finished(A, index=4, reason="1 of 1 epochs"))
 
     commands = controller.tell(N1, exited(A))
 
@@ -437,7 +437,7 @@ def test_a_worker_that_nobody_saw_end_is_done_if_it_said_so_before() -> None:
 
 def test_an_exit_that_nobody_saw_has_no_code() -> None:
     controller = running(epochs=1)
-    controller.tell(N1, finished(A, index=4, why="1 of 1 epochs"))
+    controller.tell(N1, finished(A, index=4, reason="1 of 1 epochs"))
 
     controller.tell(N1, exited(A))
 
@@ -465,7 +465,7 @@ def test_a_failed_script_is_tried_again_after_a_back_off_that_doubles() -> None:
             begin(controller, A, version)
         controller.tell(N1, exited(A, version, code=3))
         assert controller.job(A).phase is Phase.PAUSED
-        pauses.append(controller.job(A).attempts.start_at - controller.now)
+        pauses.append(controller.job(A).attempts.next_start_at - controller.now)
         controller.now += pauses[-1]
     begin(controller, A, 7)
 
@@ -509,7 +509,7 @@ def test_a_back_off_has_a_longest() -> None:
     version = 1
     for _ in range(10):
         controller.tell(N1, exited(A, version, code=3))
-        pause_s = controller.job(A).attempts.start_at - controller.now
+        pause_s = controller.job(A).attempts.next_start_at - controller.now
         controller.now += pause_s
         version += 2
         begin(controller, A, version)
@@ -541,7 +541,10 @@ def test_a_killed_worker_pauses_its_job_and_is_not_counted() -> None:
         news("job.paused", A, reason=why),
         AskForPlan(),
     ]
-    assert (controller.job(A).attempts.failures, controller.job(A).attempts.start_at) == (0, 0.0)
+    assert (controller.job(A).attempts.failures, controller.job(A).attempts.next_start_at) == (
+        0,
+        0.0,
+    )
 
 
 def test_a_lost_job_resumes_from_the_last_reported_epoch_and_its_version() -> None:
@@ -918,7 +921,7 @@ def test_a_worker_that_went_unheard_with_its_nodes_folders_is_not_begun_again() 
         send(N1, stop(A, 2)),
         AskForPlan(),
     ]
-    assert controller.history_of(A).processes == {FIRST: Process(N1, heard=False)}
+    assert controller.history_of(A).processes == {FIRST: Process(N1, confirmed=False)}
 
 
 @pytest.mark.parametrize("run_id", ["run-1", ""])
@@ -942,7 +945,7 @@ def test_a_called_off_worker_that_went_with_its_nodes_folders_may_have_run() -> 
     controller.take(greeting(N1, boot="boot-2"))  # an agent that does not say
     controller.take(greeting(N1, boot="boot-3", run_id="run-2"))
 
-    assert controller.history_of(A).processes == {FIRST: Process(N1, heard=False)}
+    assert controller.history_of(A).processes == {FIRST: Process(N1, confirmed=False)}
     assert usable(controller) == {S0: True}
 
 
@@ -1183,7 +1186,7 @@ def test_the_end_of_an_old_worker_says_nothing_about_its_job() -> None:
     controller.take(greeting(N1, seen(A)))
 
     said: tuple[AgentEvent, ...] = (
-        finished(A, index=3, why="done"),
+        finished(A, index=3, reason="done"),
         raised(A, index=4, error="E", where=""),
         exited(A, code=1),
     )
@@ -1281,7 +1284,7 @@ def test_a_stale_plan_starts_no_job_that_ended() -> None:
 
 def test_a_stale_plan_leaves_a_running_job_as_it_is() -> None:
     controller = running(cluster_of(n1=2), slots=(1, 2))
-    before = controller.job(A).changed_at - 1
+    before = controller.job(A).changed_version - 1
 
     assert controller.take(proposal({A: {S1: BATCH}}, based_on=before)) == [AskForPlan()]
     assert controller.take(proposal({A: {}}, based_on=before)) == [AskForPlan()]

@@ -82,11 +82,11 @@ def test_a_job_that_never_started_is_rejected_and_its_user_told_why() -> None:
         AskForPlan(),
     ]  # fmt: skip
     job = controller.job(A)
-    assert (job.phase, job.why, job.ended) == (Phase.REJECTED, WHY.text, True)
+    assert (job.phase, job.reason, job.ended) == (Phase.REJECTED, WHY.text, True)
     assert controller.view().jobs == {}
     assert controller.history_of(A).decisions == [
         Decision(
-            time=Seconds(controller.now), was=Size(), to=Size(), why=f"rejected: {WHY.text}",
+            time=Seconds(controller.now), before=Size(), to=Size(), reason=f"rejected: {WHY.text}",
             code="rejected", numbers={"deadline_s": 60.0}, outcome="rejected",
         )
     ]  # fmt: skip

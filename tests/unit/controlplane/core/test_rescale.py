@@ -283,7 +283,7 @@ def test_a_job_that_waits_starts_on_what_is_free_within_its_bounds_and_grows_to_
     controller.tell(N1, started(A))
     controller.tell(N1, ready(A))
     controller.tell(N1, formed(A))
-    assert controller.job(A).override_waits == "waiting for 1 more slot, as ann ordered"
+    assert controller.job(A).override_wait_reason == "waiting for 1 more slot, as ann ordered"
     assert reasons(controller.take(greeting(N2))) == [
         "ann asked for 2 slots: 1 -> 2 slots, batch 64 -> 64"
     ]
@@ -326,7 +326,7 @@ def test_a_job_that_waits_is_not_started_below_its_least() -> None:
     commands = controller.take(resized(A, 3))
 
     assert deltas(commands) == []
-    assert controller.job(A).override_waits == (
+    assert controller.job(A).override_wait_reason == (
         "waiting for slots: ann ordered 3 slots, at least 2 are needed, 1 is free"
     )
     assert len(deltas(controller.take(greeting(N2)))) == 2, "a slot came"
@@ -359,7 +359,7 @@ def test_orders_are_among_the_decisions_with_who_gave_them() -> None:
     assert {(one.code, one.by, one.outcome) for one in decisions} == {
         ("order", "operator", "ordered")
     }
-    assert [one.why for one in decisions] == [
+    assert [one.reason for one in decisions] == [
         "bob asked for 4 slots, batch 128",
         "ann asked for a pause",
         "ann ended the pause",
@@ -386,11 +386,11 @@ def test_an_order_does_not_take_the_outcome_of_the_group_before_it() -> None:
 def test_a_job_that_waits_says_who_paused_and_resumed_it() -> None:
     controller = cluster_of()
     controller.submit("a", **ELASTIC)
-    reasons_ = [controller.job(A).why]
+    reasons_ = [controller.job(A).reason]
 
     for event in (paused(A), resumed(A), paused(A), resized(A, 1)):
         controller.take(event)
-        reasons_.append(controller.job(A).why)
+        reasons_.append(controller.job(A).reason)
 
     assert reasons_ == [
         "submitted", "paused by ann", "resumed by ann", "paused by ann", "resumed by ann",
@@ -403,9 +403,9 @@ def test_an_order_that_does_not_fit_waits_and_says_for_what() -> None:
     commands = controller.take(resized(A, 2))
 
     assert deltas(commands) == []
-    assert controller.job(A).override_waits == "waiting for 1 more slot, as ann ordered"
+    assert controller.job(A).override_wait_reason == "waiting for 1 more slot, as ann ordered"
     assert deltas(controller.take(greeting(N2))) != [], "a slot came"
-    assert controller.job(A).override_waits == ""
+    assert controller.job(A).override_wait_reason == ""
 
 
 # --- a group shrinks, or changes its batch only
@@ -621,7 +621,7 @@ def test_a_newcomer_whose_script_is_through_first_is_not_lost() -> None:
     """The job's last epoch ends in the group that it has just joined; its node says so first."""
     controller = switching()
     controller.tell(N1, formed(A, index=4, group=2))
-    controller.tell(N1, finished(A, index=5, why="10 of 10 epochs"))
+    controller.tell(N1, finished(A, index=5, reason="10 of 10 epochs"))
 
     early = controller.tell(N2, exited(A, 2, rank=1, code=0))
     last = controller.tell(N1, exited(A, code=0))
@@ -678,8 +678,8 @@ def test_an_order_that_failed_is_tried_again_after_a_pause_that_doubles() -> Non
     pauses = []
     for version in (2, 3, 4):
         controller.tell(N2, refused(A, version, rank=1, error="no zygote"))
-        pauses.append(controller.job(A).attempts.change_at - controller.now)
-        assert controller.job(A).override_waits == "waiting for its next retry"
+        pauses.append(controller.job(A).attempts.next_change_at - controller.now)
+        assert controller.job(A).override_wait_reason == "waiting for its next retry"
         controller.now += pauses[-1]
         assert controller.due() == [OverrideDue(job=A)]
         controller.take(OverrideDue(job=A))
@@ -716,7 +716,7 @@ def test_a_member_that_switched_before_the_change_was_abandoned_is_mended_at_onc
 def test_when_the_last_incumbent_ends_well_the_job_has_ended_whatever_its_newcomers_do() -> None:
     controller = growing()
     controller.tell(N2, started(A, 2, rank=1))
-    controller.tell(N1, finished(A, index=3, why="10 of 10 epochs"))
+    controller.tell(N1, finished(A, index=3, reason="10 of 10 epochs"))
 
     commands = controller.tell(N1, exited(A, code=0))
 
@@ -850,7 +850,7 @@ def test_a_slot_is_promised_to_one_only() -> None:
     controller.take(resized(C, 2))
 
     assert [job.job for job, _ in controller.state.slot_index.reservations().values()] == [A]
-    assert controller.job(C).override_waits == "waiting for 1 more slot, as ann ordered"
+    assert controller.job(C).override_wait_reason == "waiting for 1 more slot, as ann ordered"
 
 
 # --- a member is lost
@@ -928,7 +928,7 @@ def test_a_newcomer_without_the_whole_state_is_dismissed() -> None:
     controller.tell(N2, started(A, 2, rank=2))
     controller.tell(N2, ready(A, 2, rank=2))
     controller.tell(N1, exited(A, rank=1, signal=SIGKILL))
-    controller.tell(N2, quiesced(A, 2, rank=2, index=2, group=3, full=False))
+    controller.tell(N2, quiesced(A, 2, rank=2, index=2, group=3, has_full_state=False))
 
     commands = controller.tell(N1, quiesced(A, index=4, group=3))
 
@@ -999,7 +999,7 @@ def test_nobody_who_has_the_whole_state_is_nobody_to_go_on_with() -> None:
     controller = quiescing()
 
     for rank in (0, 1):
-        controller.tell(N1, quiesced(A, rank=rank, index=3, group=2, full=False))
+        controller.tell(N1, quiesced(A, rank=rank, index=3, group=2, has_full_state=False))
 
     assert phase(controller) is Phase.PAUSED
 
@@ -1076,7 +1076,7 @@ def test_a_script_that_raises_before_its_group_has_formed_fails_the_job(
 
 def test_a_job_has_succeeded_when_its_last_worker_ends() -> None:
     controller = both()
-    controller.tell(N1, finished(A, index=3, why="10 of 10 epochs"))
+    controller.tell(N1, finished(A, index=3, reason="10 of 10 epochs"))
 
     controller.tell(N1, exited(A, code=0))
     assert phase(controller) is Phase.RUNNING
@@ -1107,7 +1107,7 @@ def test_a_job_of_which_one_node_tells_the_end_waits_for_the_other_to_tell() -> 
     controller.tell(N2, formed(A, rank=1))
     controller.tell(N2, exited(A, rank=1, code=0))
     assert phase(controller) is Phase.STARTING
-    for report in (formed(A), epoch_end(A, 1), finished(A, index=4, why="1 of 1 epochs")):
+    for report in (formed(A), epoch_end(A, 1), finished(A, index=4, reason="1 of 1 epochs")):
         controller.tell(N1, report)
     controller.tell(N1, exited(A, code=0))
 
@@ -1290,7 +1290,7 @@ def test_slots_that_a_hand_waits_for_are_kept_from_the_policy() -> None:
     controller.submit("a", **{**ELASTIC, "slots": (3, 4)})
     controller.take(resized(A, 3))
 
-    assert controller.job(A).override_waits != ""
+    assert controller.job(A).override_wait_reason != ""
     assert [slot.usable for slot in controller.view().slots] == [False, False]
 
 

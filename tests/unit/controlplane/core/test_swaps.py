@@ -70,7 +70,9 @@ def test_who_has_to_pause_trains_on_until_the_other_one_waits_for_its_slot() -> 
     full.plan({A: {T0: BATCH}, B: {S0: BATCH}})
 
     while full.controller.job(A).phase is Phase.RUNNING:
-        seen = {worker.slot: worker.waits for worker in full.controller.job(B).workers.values()}
+        seen = {
+            worker.slot: worker.awaits_slot for worker in full.controller.job(B).workers.values()
+        }
         assert seen[S0] is False
         assert full.round()
 
@@ -128,8 +130,8 @@ def test_a_job_that_keeps_enough_slots_goes_on_with_those() -> None:
 
 def test_the_one_that_starts_fastest_pauses() -> None:
     full = site({A: {S0: BATCH}, B: {T0: BATCH}}, n1=1, n2=1)
-    full.controller.job(A).accounting.started_s = 9.0
-    full.controller.job(B).accounting.started_s = 2.0
+    full.controller.job(A).accounting.last_start_s = 9.0
+    full.controller.job(B).accounting.last_start_s = 2.0
 
     full.plan({A: {T0: BATCH}, B: {S0: BATCH}})
     full.settle()
@@ -146,7 +148,7 @@ def test_a_circle_of_three_needs_one_who_steps_aside_and_the_reason_names_the_ot
     assert full.where() == {A: {S1: BATCH}, B: {T0: BATCH}, C: {S0: BATCH}}
     moves = [("planned", 2), ("planned", 1)]
     assert [codes(full, job) for job in (A, B, C)] == [[("swap", 0), ("planned", 1)], moves, moves]
-    why = full.controller.history_of(A).decisions[1].why
+    why = full.controller.history_of(A).decisions[1].reason
     assert why == "pauses temporarily, because it trades slots with b-2, c-3: planned"
 
 
@@ -160,7 +162,7 @@ def test_who_hears_from_its_policy_that_it_trades_places_hears_it_once() -> None
     full.settle()
 
     pause, start = full.controller.history_of(A).decisions[1:]
-    assert pause.why == f"pauses temporarily: trades places with {B}: makes room"
+    assert pause.reason == f"pauses temporarily: trades places with {B}: makes room"
     assert (pause.numbers, start.numbers) == ({}, {"speed_then": 2.0})
     assert (pause.code, start.code) == ("swap", "trade")
 
@@ -234,7 +236,7 @@ def test_orders_to_each_other_s_slots_are_a_swap_too() -> None:
     full = site({A: {S0: BATCH}, B: {T0: BATCH}}, n1=1, n2=1)
 
     full.take(resized(A, 1, on=(T0,)))
-    assert full.controller.job(A).override_waits == f"waiting for {T0}, as ann ordered"
+    assert full.controller.job(A).override_wait_reason == f"waiting for {T0}, as ann ordered"
     full.take(resized(B, 1, on=(S0,)))
     full.settle()
 

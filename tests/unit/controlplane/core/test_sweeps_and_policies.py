@@ -110,7 +110,7 @@ def test_a_sweep_takes_idle_slots_gives_them_up_and_takes_them_again(
     assert 1 <= beside < 4
     assert all(others)
     assert shared.slots_of(sweep) == 4
-    assert shared.cluster.controller.sweep_history(sweep).units_again == 0
+    assert shared.cluster.controller.sweep_history(sweep).units_repeated == 0
     assert shared.cluster.controller.replayed() == shared.cluster.controller.state
 
 

@@ -114,7 +114,7 @@ def test_all_orders_are_the_same_as_if_no_sweep_left(
         with monkeypatch.context() as patch:
             patch.setattr(lifecycle, "remove_leaving", lambda _: None)
             expected = orders(stays.handle(event, at))
-        stays.state.leaving.clear()
+        stays.state.leaving_jobs.clear()
         assert orders(leaves.handle(event, at)) == expected
         for record in leaves.records:
             if isinstance(record, JobLeft):

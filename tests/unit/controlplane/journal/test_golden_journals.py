@@ -70,7 +70,7 @@ def test_the_past_of_its_jobs_is_what_its_inputs_lead_to(journal: Path, tmp_path
         sweeps = {one.job: one.history for one in records if isinstance(one, SweepLeft)}
 
         assert {name: reader.records.of(name) for name in histories.jobs} == histories.jobs
-        assert {job.job: job.read() for job in reader.ended.behind(0)} == left
+        assert {job.job: job.read() for job in reader.ended.after(0)} == left
         for name, history in sweeps.items():
             units, many = reader.sweeps.units(name, 0, 10**6)
             assert (units, many) == (history.units, len(history.units))

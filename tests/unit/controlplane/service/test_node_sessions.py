@@ -523,7 +523,7 @@ async def test_a_job_whose_orders_do_not_fit_a_message_fails_and_nobody_is_told_
     failed = OrderTooLarge(job=A, node=N1, size=size, most=MAX_BYTES)
     assert service.commit_loop.taken[-1] == failed
     assert controller.job(A).phase is Phase.FAILED
-    assert controller.job(A).why == (
+    assert controller.job(A).reason == (
         f"orders for node n1 take {size} bytes, the limit is {MAX_BYTES}: "
         "move large args, env and choices into files in the working directory"
     )

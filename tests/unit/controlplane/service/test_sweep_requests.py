@@ -57,8 +57,8 @@ def test_a_sweep_shows_each_trial_where_it_is_and_how_far() -> None:
 
     shown = detail(cluster, name)
 
-    states = {trial.number: (trial.state, trial.left) for trial in shown.trials}
-    assert shown.trials_in_all == 3
+    states = {trial.number: (trial.state, trial.partitions_left) for trial in shown.trials}
+    assert shown.trials_total == 3
     assert states[0][1] == 1
     assert sorted(state for state, _ in states.values()) == ["training", "training", "waiting"]
     assert {trial.slot for trial in shown.trials if trial.state == "training"} == set(
@@ -77,7 +77,7 @@ def test_trials_and_units_come_in_pages() -> None:
 
     assert [t.number for t in detail(cluster, name, from_trial=3, limit=10).trials] == [3, 4]
     assert [t.number for t in detail(cluster, name, limit=2).trials] == [0, 1]
-    assert len(units(cluster, name).units) == units(cluster, name).units_in_all == 2
+    assert len(units(cluster, name).units) == units(cluster, name).units_total == 2
     assert units(cluster, name, from_unit=1).units == units(cluster, name).units[1:]
 
 
@@ -100,7 +100,13 @@ def test_the_ledger_has_every_unit_with_the_digest_of_its_state() -> None:
 
     (unit,) = units(cluster, name).units
 
-    assert (unit.trial, unit.by, unit.version, unit.epoch, unit.node) == (0, 0, 1, 1, NodeId("n1"))
+    assert (unit.trial, unit.values_of, unit.version, unit.epoch, unit.node) == (
+        0,
+        0,
+        1,
+        1,
+        NodeId("n1"),
+    )
     assert unit.digest == cluster.sweep(name).engine.state.models[0].digest(1)
 
 

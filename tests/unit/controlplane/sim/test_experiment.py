@@ -155,7 +155,7 @@ def test_a_cell_that_fails_is_named_and_the_others_are_kept(
         run(wanted, simulate, path, workers=2)
 
     assert [failure.cell.seed for failure in caught.value.failures] == [0, 1]
-    assert all(failure.why.startswith(why) for failure in caught.value.failures)
+    assert all(failure.reason.startswith(why) for failure in caught.value.failures)
     said = str(caught.value)
     assert said.startswith(f"2 failed: broken with seed 0 [{cell_key(wanted[0])[:8]}]: {why}")
     assert said.endswith(

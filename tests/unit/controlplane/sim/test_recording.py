@@ -79,7 +79,7 @@ def busy_cluster() -> Controller:
     training(controller, T0, name="b", user="bob", stop=StopRule(epochs=1))
     controller.now += 10.0
     controller.tell(N2, builders.epoch_end(B, 1, epochs=1))
-    controller.tell(N2, builders.finished(B, index=4, why="all done"))
+    controller.tell(N2, builders.finished(B, index=4, reason="all done"))
     controller.tell(N2, builders.exited(B, code=0))
     controller.take(builders.cancelled(A))
     controller.now += 10.0

@@ -134,8 +134,8 @@ def test_whoever_is_lost_every_trial_ends_and_graduates_have_a_state_that_is_kep
     gone = [trial for trial in sweep.state.trials if trial.ended == "graduated"]
     assert 2 * len(gone) <= max(0, slots)
     for trial in gone:
-        name = sweep.state.left_with[trial.number]
+        name = sweep.state.graduated_states[trial.number]
         assert name.version % 3 == 0
-        assert name.version == len(sweep.state.models[trial.number].visits)
+        assert name.version == len(sweep.state.models[trial.number].finished_units)
         assert any(name in states for states in site.states.values())
     assert {trial.ended for trial in sweep.state.trials} <= {"done", "stopped", "graduated"}

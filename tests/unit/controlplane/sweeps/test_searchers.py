@@ -230,7 +230,7 @@ def test_the_best_is_the_highest_score_at_its_earliest_epoch() -> None:
     trials = [
         Trial(0, {}, 3, scores=(0.5, 0.9, 0.9)),
         Trial(1, {}, 3, scores=(0.9, 0.1)),
-        Trial(2, {}, 5, scores=(0.9,), parent=0, began_at=3),
+        Trial(2, {}, 5, scores=(0.9,), parent=0, start_epochs=3),
     ]
 
     assert best(trials) == (1, 1)

@@ -53,7 +53,7 @@ def histories(site: SweepSite) -> dict[int, History]:
     state = site.sweep.state
     for model in state.models:
         history: History = ()
-        for at, visit in enumerate(model.visits):
+        for at, visit in enumerate(model.finished_units):
             epoch = 1 + at // state.partitions
             history = step(history, state.trials[visit.trial].values, epoch, visit.partition)
         found[model.trial] = history
@@ -103,7 +103,7 @@ def test_faults_change_no_result_and_repeat_no_finished_visit(
     state = site.sweep.state
     for model in state.models:
         for epoch in range(model.whole_epochs):
-            visits = model.visits[epoch * partitions : (epoch + 1) * partitions]
+            visits = model.finished_units[epoch * partitions : (epoch + 1) * partitions]
             assert sorted(one.partition for one in visits) == list(range(partitions))
     for one in site.scored:
         assert one.metrics == {
@@ -111,7 +111,7 @@ def test_faults_change_no_result_and_repeat_no_finished_visit(
             "loss": pytest.approx(mean_loss(partitions)),
         }
     done = sum(
-        len(model.visits) - (model.parents[-1].version if model.parents else 0)
+        len(model.finished_units) - (model.parents[-1].version if model.parents else 0)
         for model in state.models
     )
     assert site.units >= done
@@ -231,7 +231,7 @@ def test_a_unit_that_is_not_over_in_time_is_given_up_and_its_trial_is_not_to_bla
     assert one.deadline_passed(Seconds(129.0)) == []
     assert one.deadline_passed(Seconds(130.0)) == [StopUnit(run.attempt, W0), ReleaseWorker(W0)]
 
-    assert (one.state.hangs, one.state.crashes) == ({}, {})
+    assert (one.state.hung_units, one.state.crashes) == ({}, {})
     assert len(units(one.worker_came(W1, N0, Seconds(131.0)))) == 1
 
 
@@ -365,7 +365,7 @@ def test_the_unit_of_a_trial_that_its_user_ends_runs_out_and_counts_for_nothing(
 
     assert isinstance(following, RunUnit)
     assert following.trial == 1 - run.trial
-    assert one.state.models[run.trial].visits == []
+    assert one.state.models[run.trial].finished_units == []
 
 
 def test_what_a_node_has_on_its_disk_counts_again_when_it_comes_back() -> None:
@@ -422,11 +422,11 @@ def test_a_node_whose_data_differ_is_left_out_and_alone_it_ends_the_sweep() -> N
     assert (stop, released) == (StopUnit(second.attempt, W1), ReleaseWorker(W1))
     assert refused == DataRefused(N1, second.partition, why)
     assert second.partition not in one.state.staged[N1]
-    assert one.state.stuck == ""
+    assert one.state.stuck_reason == ""
     one.unit_failed(first.attempt, "no such file", "data", NOW)
     (again,) = [lease.order for lease in one.state.leases.values() if lease.order.worker == W0]
     one.unit_failed(again.attempt, "no such file", "data", NOW)
-    assert "no such file" in one.state.stuck
+    assert "no such file" in one.state.stuck_reason
 
 
 @pytest.mark.slow
