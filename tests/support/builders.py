@@ -18,6 +18,7 @@ from controlplane.core.inputs import (
     ResumeRequested,
 )
 from controlplane.policy.api import ClusterView, JobView, Plan, Reason, SlotView
+from schemas.epochs import EpochFacts
 from schemas.ids import (
     BootId,
     JobId,
@@ -288,23 +289,28 @@ def epoch_end(
     rank: int = 0,
     index: int | None = None,
     group: int | None = None,
+    epochs: int | None = 10,
     **changes: Any,
 ) -> EpochReported:
-    report = EpochReported(
-        **_worker(job, version, rank),
-        index=2 + epoch if index is None else index,
-        group=Version(version if group is None else group),
+    facts = EpochFacts(
         epoch=epoch,
         step=epoch * 16,
         samples_done=epoch * 1000,
         epoch_samples=1000,
-        epochs=10,
         samples_per_s=500.0,
-        duration_s=2.0,
         train_loss=1.0 / epoch,
         metrics={"accuracy": 0.5},
         global_batch=BATCH,
         lr=0.1,
+    )
+    of_facts = {name: changes.pop(name) for name in list(changes) if hasattr(facts, name)}
+    report = EpochReported(
+        **_worker(job, version, rank),
+        index=2 + epoch if index is None else index,
+        group=Version(version if group is None else group),
+        stated_epochs=epochs,
+        duration_s=2.0,
+        facts=msgspec.structs.replace(facts, **of_facts),
     )
     return msgspec.structs.replace(report, **changes)
 

@@ -8,6 +8,7 @@ from typing import Any, Final, get_args
 import msgspec
 
 from schemas.codec import CODECS, tag_of
+from schemas.epochs import EpochFacts, StepTimes
 from schemas.ids import BootId, JobId, NodeId, Rank, Seconds, SlotId, Term, Version, WorkerId
 from schemas.jobs import JobSpec, StopRule, Utility
 from schemas.nodes import Group, Member, NodeSpec, ResumePoint, SlotSpec
@@ -141,6 +142,7 @@ UNIT: Final = sweeps.UnitOrder(
 
 _WORKER: Final[dict[str, Any]] = {"job": JOB, "version": VERSION, "rank": RANK}
 _STARTED: Final = agent.WorkerStarted(**_WORKER, pid=4711, started_ticks=88_123)
+_STEP_TIMES: Final = StepTimes(pass_s=0.0125, sync_s=0.0025, local_batch=16, passes=2)
 _STEPS: Final = agent.StepsReported(
     **_WORKER,
     group=VERSION,
@@ -155,10 +157,7 @@ _STEPS: Final = agent.StepsReported(
     cpu_cores=1.75,
     sent_bytes_per_s=2.5e8,
     group_steps=120,
-    pass_s=0.0125,
-    sync_s=0.0025,
-    local_batch=16,
-    passes=2,
+    step_times=_STEP_TIMES,
 )
 _NUMBERED: Final = agent.Numbered(node=NODE, boot=BOOT, seq=300, event=_STARTED)
 _SEEN: Final = agent.WorkerSeen(
@@ -271,10 +270,7 @@ _EPOCH_INFO: Final = client.EpochInfo(
     trained_samples=1024,
     left_early=True,
     beside=((1, ("language",)), (2, ("digits", "language"))),
-    pass_s=0.0125,
-    sync_s=0.0025,
-    local_batch=16,
-    passes=2,
+    step_times=_STEP_TIMES,
 )
 _SIZE: Final = client.Size(slots=(SlotId("agent-1/0"), SLOT), batch=64)
 _DECISION: Final = client.Decision(
@@ -351,24 +347,23 @@ _OF_WORKERS: Final = (
         **_WORKER,
         index=3,
         group=VERSION,
-        epoch=13,
-        step=364,
-        samples_done=18_681,
-        epoch_samples=1437,
-        epochs=40,
-        samples_per_s=1800.5,
+        stated_epochs=40,
         duration_s=0.75,
-        train_loss=0.25,
-        metrics={"accuracy": 0.875},
-        global_batch=64,
-        lr=0.05,
-        noise_scale=512.5,
-        trained_samples=1024,
-        left_early=True,
-        pass_s=0.0125,
-        sync_s=0.0025,
-        local_batch=16,
-        passes=2,
+        facts=EpochFacts(
+            epoch=13,
+            step=364,
+            samples_done=18_681,
+            epoch_samples=1437,
+            samples_per_s=1800.5,
+            train_loss=0.25,
+            metrics={"accuracy": 0.875},
+            global_batch=64,
+            lr=0.05,
+            noise_scale=512.5,
+            trained_samples=1024,
+            left_early=True,
+            step_times=_STEP_TIMES,
+        ),
     ),
     agent.TrainingFinished(**_WORKER, index=4, reason="40 epochs are done"),
     agent.SweepWorkerReady(**_WORKER, index=2, address="10.0.0.7:41007"),
@@ -504,7 +499,6 @@ _OF_CLIENTS: Final = (
     _CHANGE,
     _SIZE,
     _DECISION,
-    _EPOCH_INFO,
     _VERSION_INFO,
     _PROMISE,
     client.JobDetail(

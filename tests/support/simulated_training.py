@@ -15,6 +15,7 @@ from nodeagent.reconciler_events import (
     ReportRead,
 )
 from schemas.codec import encode
+from schemas.epochs import EpochFacts
 from schemas.ids import JobId, Rank, Version, WorkerId
 from schemas.nodes import Group
 from schemas.wire.agent import (
@@ -153,19 +154,22 @@ class Training:
 
     def epoch_of(self, job: Job, group: Group, now: float) -> dict[str, Any]:
         """The fields of a report of the epoch that just ended."""
+        facts = EpochFacts(
+            epoch=job.epoch,
+            step=job.step,
+            samples_done=job.epoch * job.epoch_samples,
+            epoch_samples=job.epoch_samples,
+            samples_per_s=job.epoch_samples / max(0.001, now - job.epoch_at),
+            train_loss=1.0 / job.epoch,
+            metrics={"accuracy": 0.5},
+            global_batch=group.global_batch,
+            lr=0.1,
+        )
         return {
             "group": group.version,
-            "epoch": job.epoch,
-            "step": job.step,
-            "samples_done": job.epoch * job.epoch_samples,
-            "epoch_samples": job.epoch_samples,
-            "epochs": job.epochs,
-            "samples_per_s": job.epoch_samples / max(0.001, now - job.epoch_at),
+            "stated_epochs": job.epochs,
             "duration_s": now - job.epoch_at,
-            "train_loss": 1.0 / job.epoch,
-            "metrics": {"accuracy": 0.5},
-            "global_batch": group.global_batch,
-            "lr": 0.1,
+            "facts": facts,
         }
 
 

@@ -192,9 +192,10 @@ class Measurements:
     def _timed(self, event: EpochSeen | StepsSeen) -> None:
         """Record the time of a pass; without a report on passes a step counts as one pass."""
         family = self._families.of(event.family)
-        if self._options.passes and event.passes and event.pass_s is not None:
-            family.observe_passes(event.slots, event.local_batch, event.passes)
-            self._measured(event, event.local_batch, event.pass_s)
+        times = event.step_times
+        if self._options.passes and times is not None:
+            family.observe_passes(event.slots, times.local_batch, times.passes)
+            self._measured(event, times.local_batch, times.pass_s)
             return
         local = max(1, round(event.global_batch / max(1, event.slots)))
         if family.passes.limits.one_is_enough(event.slots, local):

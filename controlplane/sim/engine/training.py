@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from dataclasses import astuple
 from functools import partial
 
 from controlplane.sim.cluster import RELATIVE_SPEEDS
@@ -13,6 +14,7 @@ from controlplane.sim.engine.telemetry import MeasuredFigures, StepTelemetry
 from controlplane.sim.engine.workers import WorkerProcesses
 from controlplane.sim.models.demands import Interference
 from controlplane.sim.models.job_model import Throughput
+from schemas.epochs import EpochFacts, StepTimes
 from schemas.ids import JobId, NodeId, SlotId, node_of, slot_id
 from schemas.nodes import Group, NodeSpec
 from schemas.wire.agent import EpochReported, GroupBroken, ScriptFailed, TrainingFinished
@@ -187,25 +189,22 @@ class GroupTraining:
         faster = self._measured.error(job.id)
         parts = self._measured.parts(job.id, training.throughput.parts, faster)
         stop, metrics = model.spec.stop, model.epoch_metrics(training.epoch, group.global_batch)
-        reported = partial(
-            EpochReported,
-            group=group.version,
+        facts = EpochFacts(
             epoch=training.epoch,
             step=int(training.steps),
             samples_done=round(training.progress),
             epoch_samples=model.epoch_samples,
-            epochs=stop.epochs if stop is not None else None,
             samples_per_s=samples_per_s * faster,
-            duration_s=0.0,
             train_loss=metrics.train_loss,
             metrics=metrics.metrics,
             global_batch=group.global_batch,
             lr=group.lr or 0.0,
             noise_scale=self._measured.noise_scale(job, metrics.noise_scale),
-            pass_s=None if parts is None else parts.pass_s,
-            sync_s=None if parts is None else parts.sync_s,
-            local_batch=0 if parts is None else parts.local_batch,
-            passes=0 if parts is None else parts.passes,
+            step_times=None if parts is None else StepTimes(*astuple(parts)),
+        )
+        stated = stop.epochs if stop is not None else None
+        reported = partial(
+            EpochReported, group=group.version, stated_epochs=stated, duration_s=0.0, facts=facts
         )
         self._processes.report(job, group.members[0].worker, reported)
 

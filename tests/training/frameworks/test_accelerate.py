@@ -135,7 +135,7 @@ def test_a_loop_in_a_group_that_changes_trains_as_one_process_would(tmp_path: Pa
         epochs = made.ended()
 
         ends_as_one_loop(made)
-        assert [list(epoch.metrics) for epoch in epochs] == [["error"]] * EPOCHS
+        assert [list(epoch.facts.metrics) for epoch in epochs] == [["error"]] * EPOCHS
 
 
 def test_a_batch_that_shrinks_gives_epochs_more_steps_than_were_planned(tmp_path: Path) -> None:

@@ -164,7 +164,7 @@ def test_a_trainer_in_a_group_that_changes_trains_as_one_loop_would(tmp_path: Pa
         epochs = made.ended()
 
         ends_as(made, plain())
-        assert [list(epoch.metrics) for epoch in epochs] == [["eval_loss"]] * EPOCHS
+        assert [list(epoch.facts.metrics) for epoch in epochs] == [["eval_loss"]] * EPOCHS
         saved = [(word["rank"], word["saved"]) for word in made.words() if "saved" in word]
         assert sorted({step for rank, step in saved if rank == 0}) == [6, 12, 18, 24, 30, 36]
         folders = {folder.name for folder in (tmp_path / "out").iterdir()}
@@ -353,7 +353,7 @@ def test_a_callback_that_stops_the_job_stops_it_for_all_by_rank_0_s_word(tmp_pat
         epochs = made.ended()
 
         assert [epoch.epoch for epoch in epochs] == [1, 2, 3]
-        assert [epoch.metrics["eval_score"] for epoch in epochs] == [-1.0, -2.0, -3.0]
+        assert [epoch.facts.metrics["eval_score"] for epoch in epochs] == [-1.0, -2.0, -3.0]
         assert {word["steps"] for word in made.words() if "result" in word} == {18}
 
 

@@ -33,7 +33,8 @@ class Told:
 
     def __call__(self, kind: type[Any], **values: Any) -> None:
         assert kind is EpochReported
-        self.epochs.append((values["epoch"], values["group"], values["metrics"]["accuracy"]))
+        facts = values["facts"]
+        self.epochs.append((facts.epoch, values["group"], facts.metrics["accuracy"]))
 
 
 def end_three(reports: EpochReports, *, first: bool) -> None:
@@ -87,7 +88,11 @@ def test_a_report_says_how_many_samples_were_trained_and_whether_the_script_left
     made = training()
     told: list[tuple[Any, ...]] = []
     names = ("epoch", "trained_samples", "epoch_samples", "left_early")
-    reports = EpochReports(made, lambda _, **values: told.append(tuple(map(values.get, names))))
+
+    def report(_: type[Any], **values: Any) -> None:
+        told.append(tuple(getattr(values["facts"], name) for name in names))
+
+    reports = EpochReports(made, report)
     reports.open(tmp_path / "checkpoints")
     summary = EpochSummary({}, None).encode()
 

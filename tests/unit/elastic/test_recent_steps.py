@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from elastic.metrics import PassTimes, RecentSteps, StepMeans
+from elastic.metrics import RecentSteps, StepMeans
+from schemas.epochs import StepTimes
 
 
 class Clock:
@@ -44,7 +45,7 @@ def test_a_slow_job_is_measured_with_its_second_step() -> None:
 
     assert clock.step(9.0) == StepMeans(1, (64,))
     assert clock.step(4.0) == StepMeans(
-        1, (64,), samples_per_s=16.0, times=PassTimes(4.0, 0.0, 64, 1)
+        1, (64,), samples_per_s=16.0, times=StepTimes(4.0, 0.0, 64, 1)
     )
 
 
@@ -69,7 +70,7 @@ def test_the_parts_of_a_step_add_up_to_it() -> None:
 
     assert means is not None
     times = means.times
-    assert times == PassTimes(pass_s=1.5, sync_s=0.5, local_batch=17, passes=3)
+    assert times == StepTimes(pass_s=1.5, sync_s=0.5, local_batch=17, passes=3)
     assert times.pass_s + (times.passes - 1) * (times.pass_s - times.sync_s) == 3.5
 
 
@@ -110,7 +111,7 @@ def test_the_last_step_of_an_epoch_counts_as_samples_and_not_as_a_step_of_the_ba
 
     means = clock.step(2.0, samples=16)
 
-    assert means == StepMeans(1, (64,), samples_per_s=8.0, times=PassTimes(2.0, 0.0, 64, 1))
+    assert means == StepMeans(1, (64,), samples_per_s=8.0, times=StepTimes(2.0, 0.0, 64, 1))
 
 
 def test_what_a_script_does_between_epochs_is_in_its_speed_and_not_in_its_steps() -> None:
@@ -123,7 +124,7 @@ def test_what_a_script_does_between_epochs_is_in_its_speed_and_not_in_its_steps(
     means = clock.step(2.0)
 
     assert means is not None
-    assert (means.samples_per_s, means.times) == (8.0, PassTimes(2.0, 0.0, 64, 1))
+    assert (means.samples_per_s, means.times) == (8.0, StepTimes(2.0, 0.0, 64, 1))
 
 
 def test_an_epoch_has_the_means_of_its_whole_steps_in_the_last_group() -> None:
@@ -136,7 +137,7 @@ def test_an_epoch_has_the_means_of_its_whole_steps_in_the_last_group() -> None:
     clock.step(2.0)
     clock.step(3.0)
     clock.step(0.5, samples=16)
-    assert clock.meter.over_epoch() == PassTimes(2.5, 0.0, 64, 1)
+    assert clock.meter.over_epoch() == StepTimes(2.5, 0.0, 64, 1)
 
     clock.step(9.0, version=2)
     assert clock.meter.over_epoch() is None
@@ -151,7 +152,7 @@ def test_a_reduction_that_failed_is_no_part_of_the_steps_of_the_next_group() -> 
     means = clock.step(2.0, version=2)
 
     assert means is not None
-    assert means.times == PassTimes(2.0, 0.0, 64, 1)
+    assert means.times == StepTimes(2.0, 0.0, 64, 1)
 
 
 def test_a_pause_is_held_against_a_usual_step_and_its_usual_wait_for_peers() -> None:

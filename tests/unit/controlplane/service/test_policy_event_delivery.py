@@ -15,6 +15,7 @@ from controlplane.policy.api import JobEnded, PolicyEvent, StepsSeen
 from controlplane.service.api.replies import job_summary
 from controlplane.service.planner.plan_coordinator import PolicyObserver
 from controlplane.service.worker_telemetry import TelemetryTable
+from schemas.epochs import StepTimes
 from schemas.ids import JobId, Rank, Seconds, Version
 from schemas.wire.agent import StepsReported
 from tests.support import builders
@@ -140,7 +141,7 @@ def test_pass_times_that_make_no_sense_are_dropped_with_what_is_wrong_with_them(
     service: Service,
 ) -> None:
     nonsense = msgspec.structs.replace(
-        steps(5), pass_s=1.0, sync_s=2.0, local_batch=64, passes=1, cpu_cores=-2.0
+        steps(5), step_times=StepTimes(1.0, 2.0, 64, 1), cpu_cores=-2.0
     )
     with structlog.testing.capture_logs() as lines:
         for report in (nonsense, nonsense):
