@@ -23,25 +23,11 @@ import msgspec
 import torch
 
 from elastic.training_errors import MissingMetricError
+from schemas.epochs import StepTimes
 from schemas.jobs import StopRule
 
 WINDOW_S: Final = 2.0
 FIRST_WINDOW_S: Final = 0.5  # minimum of the first, incomplete window
-
-
-@dataclass(frozen=True, slots=True)
-class PassTimes:
-    """Times of a worker's steps: a step has `passes` passes, the last includes the reduction."""
-
-    pass_s: float  # seconds of a step's last pass, with its reduction
-    sync_s: float  # part in the reduction, including waits for peers; 0 alone
-    local_batch: int  # samples of a pass, the largest of the step
-    passes: int  # in a step
-
-    @property
-    def step_s(self) -> float:
-        """Seconds of a whole step."""
-        return (self.pass_s - self.sync_s) * self.passes + self.sync_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +37,7 @@ class StepMeans:
     version: int  # of the group
     shares: tuple[int, ...]  # samples of a step, by rank
     samples_per_s: float = 0.0  # recent, all workers, including pauses; 0: unknown yet
-    times: PassTimes | None = None  # recent whole steps, without pauses; None: unknown yet
+    times: StepTimes | None = None  # recent whole steps, without pauses; None: unknown yet
 
 
 @dataclass(slots=True)
@@ -69,12 +55,12 @@ class _WholeSteps:
         self.steps, self.share, self.passes = self.steps + 1, share, passes
         self.seconds, self.sync_s = self.seconds + took_s, self.sync_s + sync_s
 
-    def times(self) -> PassTimes | None:
+    def times(self) -> StepTimes | None:
         """Return the means, all passes equal but for the last one's reduction; None if empty."""
         if not self.steps:
             return None
         step_s, sync_s = self.seconds / self.steps, self.sync_s / self.steps
-        return PassTimes(
+        return StepTimes(
             pass_s=(step_s - sync_s) / self.passes + sync_s,
             sync_s=sync_s,
             local_batch=-(-self.share // self.passes),
@@ -107,7 +93,7 @@ class RecentSteps:
         """Start an epoch; the time since the last step does not count."""
         self._step_began, self._epoch = now, _WholeSteps()
 
-    def over_epoch(self) -> PassTimes | None:
+    def over_epoch(self) -> StepTimes | None:
         """Return the means over the epoch's whole steps in the current group; None without any."""
         return self._epoch.times()
 

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Final
 
 import structlog
-from msgspec.structs import replace
 
 from nodeagent.owned_files import Owner, acting_as, make_folder, owner_of, read_small, write_private
 from nodeagent.process_identity import belongs_to
@@ -23,7 +22,6 @@ from schemas.errors import OnesError, SettingsError
 from schemas.host.files import open_regular, try_lock
 from schemas.host.logging import Audit
 from schemas.ids import JobId, WorkerId
-from schemas.sweeps import are_bounded, bounded_metrics
 from schemas.wire.agent import EpochReported, ScriptReport
 from schemas.wire.feed import LOG, SAMPLES
 from schemas.wire.worker import Assignment, ExitStatus, ProcessMark
@@ -177,9 +175,7 @@ class WorkerFolder:
 
 
 def _limit_metrics(report: ScriptReport) -> ScriptReport:
-    if not isinstance(report, EpochReported) or are_bounded(report.metrics):
-        return report
-    return replace(report, metrics=bounded_metrics(report.metrics))
+    return report.without_excess_metrics() if isinstance(report, EpochReported) else report
 
 
 def _is_truncated(data: bytes) -> bool:

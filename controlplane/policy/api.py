@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
+from schemas.epochs import StepTimes
 from schemas.ids import JobId, NodeId, Seconds, SlotId
 from schemas.jobs import StopRule, Utility
 from schemas.wire.client import NodeCrowd
@@ -113,10 +114,7 @@ class EpochSeen(msgspec.Struct, frozen=True, kw_only=True, tag="epoch"):
     stop_metric: float | None = None  # value for the stop rule; None: the rule has no metric
     noise_scale: float | None = None  # of the gradients, samples; as reported, not smoothed
     beside: tuple[NodeCrowd, ...] | None = None  # jobs on each of its nodes; None: they changed
-    pass_s: float | None = None  # mean over the steps, as in `StepsSeen`: all four or none
-    sync_s: float | None = None
-    local_batch: int = 0
-    passes: int = 0
+    step_times: StepTimes | None = None  # mean over the epoch; None: not reported
 
 
 class StepsSeen(msgspec.Struct, frozen=True, kw_only=True, tag="steps"):
@@ -136,13 +134,9 @@ class StepsSeen(msgspec.Struct, frozen=True, kw_only=True, tag="steps"):
     cpu_cores: float | None = None  # used by the first worker, recent mean; None: not reported
     sent_bytes_per_s: float | None = None  # gradients sent by this worker, recent mean
     # Steps of this group with this batch; the figures are means of the latest of them, so the
-    # first report is valid. 0: an older worker; its figures may include steps of other groups.
+    # first report is valid.
     group_steps: int = 0
-    # A step takes pass_s + (passes - 1) * (pass_s - sync_s); all four are reported, or none.
-    pass_s: float | None = None  # last pass of a step, with its reduction
-    sync_s: float | None = None  # part of `pass_s` in the reduction; 0 on one slot
-    local_batch: int = 0  # samples of one pass of one worker; 0: not reported
-    passes: int = 0  # per worker and step; more than 1: gradient accumulation
+    step_times: StepTimes | None = None  # recent mean; None: not reported
 
 
 class JobEnded(msgspec.Struct, frozen=True, kw_only=True, tag="ended"):

@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from schemas.epochs import EpochFacts
 from schemas.ids import JobId, NodeId, Rank, Seconds, SlotId, Term, Version, WorkerId
 from schemas.jobs import JobSpec
 from schemas.sweeps import SweepSpec, Value
@@ -356,30 +357,14 @@ class Decision(Message, tag="client.decision.2"):
 NodeCrowd = tuple[int, tuple[str, ...]]  # the job's workers on a node, families of other jobs there
 
 
-class EpochInfo(Message, tag="client.epoch_info.1"):
-    """Results of one epoch."""
+class EpochInfo(EpochFacts, frozen=True, kw_only=True):
+    """Results of one epoch, as kept in the job's history."""
 
-    epoch: int
     time: Seconds
-    step: int
-    global_batch: int
-    lr: float
-    samples_per_s: float
-    train_loss: float | None
-    metrics: dict[str, float]
     slots: int = 0  # of the group that reported the epoch
     nodes: int = 0
     whole: bool = False  # one group trained the entire epoch
-    noise_scale: float | None = None  # gradient noise scale, samples
-    samples_done: int = 0  # Y_processed since the job began; 0: not known
-    epoch_samples: int = 0  # ||D||; 0: not known
-    trained_samples: int | None = None  # of this epoch; None: not known
-    left_early: bool = False  # the script left its loop before the epoch's end
     beside: tuple[NodeCrowd, ...] | None = None  # for each node; None: changed during the epoch
-    pass_s: float | None = None  # of a step's last pass, with its reduction; None: not reported
-    sync_s: float | None = None  # part of `pass_s` spent in the reduction
-    local_batch: int = 0  # samples of one pass of one worker; 0: not reported
-    passes: int = 0  # of one worker in a step; 0: not reported
 
 
 class VersionInfo(Message, tag="client.version_info.3"):

@@ -18,6 +18,7 @@ from controlplane.core.inputs import (
     ResumeRequested,
 )
 from controlplane.policy.api import ClusterView, JobView, Plan, Reason, SlotView
+from schemas.epochs import EpochFacts
 from schemas.ids import (
     BootId,
     JobId,
@@ -189,13 +190,18 @@ def suspended(job: JobId, version: int = 1, *, step: int = 20, **fields: Any) ->
 def epoch_end(
     job: JobId, epoch: int, version: int = 1, *, group: int | None = None, **changes: Any
 ) -> EpochReported:
+    facts = EpochFacts(
+        epoch=epoch, step=epoch * 16, samples_done=epoch * 1000, epoch_samples=1000,
+        samples_per_s=500.0, train_loss=1.0 / epoch, metrics={"accuracy": 0.5},
+        global_batch=BATCH, lr=0.1,
+    )  # fmt: skip
+    of_facts = {name: changes.pop(name) for name in list(changes) if hasattr(facts, name)}
     usual = {
-        "index": 2 + epoch, "group": version if group is None else group,
-        "epoch": epoch, "step": epoch * 16,
-        "samples_done": epoch * 1000, "epoch_samples": 1000, "epochs": 10, "samples_per_s": 500.0,
-        "duration_s": 2.0, "train_loss": 1.0 / epoch, "metrics": {"accuracy": 0.5},
-        "global_batch": BATCH, "lr": 0.1,
+        "index": 2 + epoch, "group": version if group is None else group, "stated_epochs": 10,
+        "duration_s": 2.0, "facts": msgspec.structs.replace(facts, **of_facts),
     }  # fmt: skip
+    if "epochs" in changes:
+        usual["stated_epochs"] = changes.pop("epochs")
     return _report(EpochReported)(job, version, **{**usual, **changes})
 
 

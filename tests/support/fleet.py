@@ -45,6 +45,7 @@ from nodeagent.reconciler import (
     WorkspaceReady,
 )
 from schemas.codec import TO_AGENT, encode
+from schemas.epochs import EpochFacts
 from schemas.ids import BootId, JobId, NodeId, Rank, Seconds, Version, WorkerId
 from schemas.nodes import Group, NodeSpec
 from schemas.session import AgentOutput, AgentSession, Apply, Publish, SendHello, ToController
@@ -289,13 +290,16 @@ class Training:
 
     def epoch_of(self, job: Job, group: Group, now: float) -> dict[str, Any]:
         """The fields of a report of the epoch that just ended."""
+        facts = EpochFacts(
+            epoch=job.epoch, step=job.step, samples_done=job.epoch * job.epoch_samples,
+            epoch_samples=job.epoch_samples,
+            samples_per_s=job.epoch_samples / max(0.001, now - job.epoch_at),
+            train_loss=1.0 / job.epoch, metrics={"accuracy": 0.5},
+            global_batch=group.global_batch, lr=0.1,
+        )  # fmt: skip
         return {
-            "group": group.version, "epoch": job.epoch, "step": job.step,
-            "samples_done": job.epoch * job.epoch_samples, "epoch_samples": job.epoch_samples,
-            "epochs": job.epochs,
-            "samples_per_s": job.epoch_samples / max(0.001, now - job.epoch_at),
-            "duration_s": now - job.epoch_at, "train_loss": 1.0 / job.epoch,
-            "metrics": {"accuracy": 0.5}, "global_batch": group.global_batch, "lr": 0.1,
+            "group": group.version, "stated_epochs": job.epochs,
+            "duration_s": now - job.epoch_at, "facts": facts,
         }  # fmt: skip
 
 

@@ -8,6 +8,7 @@ from typing import Any, Final, get_args
 import msgspec
 
 from schemas.codec import CODECS, tag_of
+from schemas.epochs import EpochFacts, StepTimes
 from schemas.ids import BootId, JobId, NodeId, Rank, Seconds, SlotId, Term, Version, WorkerId
 from schemas.jobs import JobSpec, StopRule, Utility
 from schemas.nodes import Group, Member, NodeSpec, ResumePoint, SlotSpec
@@ -88,10 +89,11 @@ UNIT: Final = sweeps.UnitOrder(
 
 _WORKER: Final[dict[str, Any]] = {"job": JOB, "version": VERSION, "rank": RANK}
 _STARTED: Final = agent.WorkerStarted(**_WORKER, pid=4711, started_ticks=88_123)
+_STEP_TIMES: Final = StepTimes(pass_s=0.0125, sync_s=0.0025, local_batch=16, passes=2)
 _STEPS: Final = agent.StepsReported(
     **_WORKER, group=VERSION, epoch=13, step=340, samples_done=21_760, samples_per_s=1800.5,
     train_loss=0.25, global_batch=64, lr=0.05, noise_scale=512.5, cpu_cores=1.75,
-    sent_bytes_per_s=2.5e8, group_steps=120, pass_s=0.0125, sync_s=0.0025, local_batch=16, passes=2,
+    sent_bytes_per_s=2.5e8, group_steps=120, step_times=_STEP_TIMES,
 )  # fmt: skip
 _NUMBERED: Final = agent.Numbered(node=NODE, boot=BOOT, seq=300, event=_STARTED)
 _SEEN: Final = agent.WorkerSeen(
@@ -133,8 +135,8 @@ _EPOCH_INFO: Final = client.EpochInfo(
     epoch=12, time=Seconds(1_760_000_060.5), step=336, global_batch=64, lr=0.05,
     samples_per_s=1800.5, train_loss=0.25, metrics={"accuracy": 0.875}, slots=2, nodes=1,
     whole=True, noise_scale=512.5, samples_done=19_840, epoch_samples=1797, trained_samples=1024,
-    left_early=True, beside=((1, ("language",)), (2, ("digits", "language"))), pass_s=0.0125,
-    sync_s=0.0025, local_batch=16, passes=2,
+    left_early=True, beside=((1, ("language",)), (2, ("digits", "language"))),
+    step_times=_STEP_TIMES,
 )  # fmt: skip
 _SIZE: Final = client.Size(slots=(SlotId("agent-1/0"), SLOT), batch=64)
 _DECISION: Final = client.Decision(
@@ -177,11 +179,26 @@ _OF_WORKERS: Final = (
     agent.Quiesced(**_WORKER, index=4, group=VERSION, step=341, epoch=12, has_full_state=True, port=29_402),
     agent.Suspended(**_WORKER, index=5, group=VERSION, epoch=12, step=345, samples_done=21_800),
     agent.EpochReported(
-        **_WORKER, index=3, group=VERSION, epoch=13, step=364, samples_done=18_681,
-        epoch_samples=1437, epochs=40, samples_per_s=1800.5, duration_s=0.75, train_loss=0.25,
-        metrics={"accuracy": 0.875}, global_batch=64, lr=0.05, noise_scale=512.5,
-        trained_samples=1024, left_early=True, pass_s=0.0125, sync_s=0.0025, local_batch=16,
-        passes=2,
+        **_WORKER,
+        index=3,
+        group=VERSION,
+        stated_epochs=40,
+        duration_s=0.75,
+        facts=EpochFacts(
+            epoch=13,
+            step=364,
+            samples_done=18_681,
+            epoch_samples=1437,
+            samples_per_s=1800.5,
+            train_loss=0.25,
+            metrics={"accuracy": 0.875},
+            global_batch=64,
+            lr=0.05,
+            noise_scale=512.5,
+            trained_samples=1024,
+            left_early=True,
+            step_times=_STEP_TIMES,
+        ),
     ),
     agent.TrainingFinished(**_WORKER, index=4, reason="40 epochs are done"),
     agent.SweepWorkerReady(**_WORKER, index=2, address="10.0.0.7:41007"),
@@ -281,7 +298,6 @@ _OF_CLIENTS: Final = (
     _CHANGE,
     _SIZE,
     _DECISION,
-    _EPOCH_INFO,
     _VERSION_INFO,
     _PROMISE,
     client.JobDetail(

@@ -223,7 +223,7 @@ class StormyCrew(Crew):
         self._hear()
         points = [
             *(
-                (r.step, ResumePoint(epoch=r.epoch, version=r.group))
+                (r.facts.step, ResumePoint(epoch=r.epoch, version=r.group))
                 for r in self.reported(EpochReported)
             ),
             *(
@@ -278,7 +278,7 @@ def carried_through(the: Plan, home: Path) -> Outcome:
         epochs = crew.finish()
         outcome, recorded = crew.outcome, crew.recorded()
         outcome.deaths, outcome.recoveries = crew.deaths(), crew.recoveries
-        outcome.epochs, outcome.steps = epochs[-1].epoch, epochs[-1].step
+        outcome.epochs, outcome.steps = epochs[-1].epoch, epochs[-1].facts.step
         for epoch in range(1, outcome.epochs + 1):
             steps = recorded.get(epoch, {}).values()
             ids = [i for shares in steps for share in shares.values() for i in share]

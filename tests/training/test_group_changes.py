@@ -105,7 +105,7 @@ def test_incumbents_report_their_pauses(tmp_path: Path) -> None:
 def test_the_reported_loss_is_a_mean_over_samples(tmp_path: Path) -> None:
     steady = PLAIN.replace("lr=0.05", "lr=0.0")  # so all epochs have the same loss
     with crew(tmp_path, script(steady, LOOP, size=24), bound=4) as job:
-        losses = [epoch.train_loss for epoch in job.through((6, 6), 1, (12,), 1)]
+        losses = [epoch.facts.train_loss for epoch in job.through((6, 6), 1, (12,), 1)]
 
         assert losses == [pytest.approx(losses[-1])] * len(losses)
 
@@ -118,8 +118,8 @@ def test_a_batch_changes_without_a_new_process(tmp_path: Path) -> None:
         every_sample_once(job)
         all_ranks_equal(job)
         assert len(job.workers) == 2
-        assert [epochs[0].global_batch, epochs[-1].global_batch] == [12, 3]
-        assert epochs[-1].lr == pytest.approx(0.01 * 3 / 12)
+        assert [epochs[0].facts.global_batch, epochs[-1].facts.global_batch] == [12, 3]
+        assert epochs[-1].facts.lr == pytest.approx(0.01 * 3 / 12)
 
 
 def test_telemetry_has_the_noise_scale_of_a_group(tmp_path: Path) -> None:
@@ -158,18 +158,25 @@ def test_one_worker_measures_noise_from_its_passes(tmp_path: Path) -> None:
 def test_telemetry_has_the_passes_of_the_current_group(tmp_path: Path) -> None:
     with crew(tmp_path, script(PLAIN, LOOP), bound=4) as job:
         job.start(12)
-        job.until(lambda: bool(job.told) and job.told[-1].passes > 0, "one worker tells")
+        job.until(
+            lambda: bool(job.told) and job.told[-1].step_times is not None, "one worker tells"
+        )
         alone = job.told[-1]
         job.change(10, 10)
-        job.until(lambda: job.told[-1].group == 2 and job.told[-1].passes > 0, "two tell")
+        job.until(
+            lambda: job.told[-1].group == 2 and job.told[-1].step_times is not None, "two tell"
+        )
         both = job.told[-1]
         job.finish()
 
-    assert (alone.group_steps > 1, alone.sync_s, alone.local_batch, alone.passes) == (
+    first, second = alone.step_times, both.step_times
+    assert first is not None
+    assert second is not None
+    assert (alone.group_steps > 1, first.sync_s, first.local_batch, first.passes) == (
         True, 0.0, 4, 3,
     )  # fmt: skip
-    assert (both.global_batch, both.local_batch, both.passes) == (20, 4, 3)
-    assert 0.0 < (both.sync_s or 0.0) < (both.pass_s or 0.0)
+    assert (both.global_batch, second.local_batch, second.passes) == (20, 4, 3)
+    assert 0.0 < second.sync_s < second.pass_s
     assert both.group_steps < both.step
 
 

@@ -12,6 +12,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+import msgspec
+
 from controlplane.core.handler_context import HandlerContext
 from controlplane.core.handlers import sweep_orders
 from controlplane.core.history import EpochFinished, SpeedMeasured
@@ -20,7 +22,7 @@ from controlplane.core.model.job_phases import Paused, Rescaling, Running, Start
 from controlplane.core.model.report_bounds import (
     MAX_COUNT,
     first_valid_noise_scale,
-    plausible_passes,
+    plausible_times,
 )
 from controlplane.core.model.worker import Worker
 from schemas.ids import NodeId, Seconds, node_of
@@ -53,23 +55,17 @@ def on_epoch_reported(ctx: HandlerContext, job: Job, _: Worker, event: EpochRepo
     _count_untrained(job, event)
     job.attempts.losses, job.attempts.changes = 0, 0
     info = _epoch_info(event, group, ctx.now, whole=whole, beside=beside if unchanged else None)
-    _record_epoch(ctx, job, event, info)
+    _record_epoch(ctx, job, info)
     sweep_orders.epoch_reported(ctx, job, event)
 
 
-def _record_epoch(ctx: HandlerContext, job: Job, event: EpochReported, info: EpochInfo) -> None:
+def _record_epoch(ctx: HandlerContext, job: Job, info: EpochInfo) -> None:
     """Add a finished epoch to the job's history, announce it, and request a plan."""
     ctx.records.append(EpochFinished(job=job.job, epoch=info))
-    detail: Detail = {
-        **event.metrics,
-        "epoch": event.epoch,
-        "train_loss": event.train_loss,
-        "samples_per_s": event.samples_per_s,
-        "global_batch": event.global_batch,
-        "lr": event.lr,
-    }
-    if event.left_early:
-        detail |= {"trained_samples": event.trained_samples, "left_early": True}
+    shown = ("epoch", "train_loss", "samples_per_s", "global_batch", "lr")
+    detail: Detail = {**info.metrics, **{name: getattr(info, name) for name in shown}}
+    if info.left_early:
+        detail |= {"trained_samples": info.trained_samples, "left_early": True}
     ctx.announce("job.epoch", job, detail)
     ctx.plan_needed = True
 
@@ -83,30 +79,17 @@ def _epoch_info(
     beside: tuple[NodeCrowd, ...] | None = None,
 ) -> EpochInfo:
     """Return the history entry of an epoch; `group` is None if unknown."""
-    times = plausible_passes(event)
     slots = [member.slot for member in group.members] if group is not None else []
+    facts = msgspec.structs.replace(
+        event.facts, noise_scale=_noise_scale(event), step_times=plausible_times(event.facts)
+    )
     return EpochInfo(
-        epoch=event.epoch,
+        **{name: getattr(facts, name) for name in facts.__struct_fields__},
         time=now,
-        step=event.step,
-        global_batch=event.global_batch,
-        lr=event.lr,
-        samples_per_s=event.samples_per_s,
-        train_loss=event.train_loss,
-        metrics=event.metrics,
         slots=len(slots),
         nodes=len({node_of(slot) for slot in slots}),
         whole=whole,
-        noise_scale=_noise_scale(event),
-        samples_done=event.samples_done,
-        epoch_samples=event.epoch_samples,
-        trained_samples=event.trained_samples,
-        left_early=event.left_early,
         beside=beside,
-        pass_s=times.pass_s,
-        sync_s=times.sync_s,
-        local_batch=times.local_batch,
-        passes=times.passes,
     )
 
 
@@ -132,7 +115,7 @@ def _record_late_epoch(ctx: HandlerContext, job: Job, event: EpochReported) -> N
     progress.missing_epochs.remove(event.epoch)
     if event.epoch == progress.epoch:
         _update_progress(progress, event, ctx.now)
-    _record_epoch(ctx, job, event, _epoch_info(event, None, ctx.now))
+    _record_epoch(ctx, job, _epoch_info(event, None, ctx.now))
     ctx.changed_jobs[job.job] = None
 
 
@@ -184,29 +167,30 @@ def _measure_speed(ctx: HandlerContext, job: Job, event: EpochReported) -> None:
     if promise is None or promise.version != event.group:
         return
     job.promise = None
-    speed = event.samples_per_s
+    speed = event.facts.samples_per_s
     ctx.records.append(SpeedMeasured(job=job.job, promise=promise, samples_per_s=speed))
     ctx.totals.speed_measured(promise, speed)
     detail: Detail = {
         "version": promise.version,
         "predicted": promise.speed_expected / promise.speed_before,
-        "realised": event.samples_per_s / promise.speed_before,
+        "realised": speed / promise.speed_before,
     }
     ctx.announce("job.gain", job, detail)
 
 
 def _noise_scale(event: EpochReported) -> float | None:
     """Return the script's own metric of this name if it is valid, else the measured value."""
-    return first_valid_noise_scale(event.metrics.get("noise_scale"), event.noise_scale)
+    facts = event.facts
+    return first_valid_noise_scale(facts.metrics.get("noise_scale"), facts.noise_scale)
 
 
 def _update_progress(progress: Progress, event: EpochReported, now: Seconds) -> None:
-    progress.epoch_at, progress.epoch_step = now, event.step
-    progress.epoch, progress.step = event.epoch, event.step
-    progress.samples_done, progress.epoch_samples = event.samples_done, event.epoch_samples
-    progress.stated_epochs = event.epochs
-    progress.samples_per_s = event.samples_per_s
-    progress.train_loss, progress.metrics, progress.lr = event.train_loss, event.metrics, event.lr
+    facts = event.facts
+    for name in ("epoch", "step", "samples_done", "epoch_samples", "samples_per_s"):
+        setattr(progress, name, getattr(facts, name))
+    progress.train_loss, progress.metrics, progress.lr = facts.train_loss, facts.metrics, facts.lr
+    progress.epoch_at, progress.epoch_step = now, facts.step
+    progress.stated_epochs = event.stated_epochs
     noise_scale = _noise_scale(event)
     if noise_scale is not None:  # smoothed: a group's first measurements are rough
         before = progress.noise_scale or noise_scale
@@ -218,7 +202,7 @@ def _update_progress(progress: Progress, event: EpochReported, now: Seconds) -> 
 def _count_untrained(job: Job, event: EpochReported) -> None:
     """Count the samples that the epoch skipped, unless it was cut short by the job's end."""
     stop, progress = job.spec.stop, job.progress
-    trained, all_samples = event.trained_samples, event.epoch_samples
+    trained, all_samples = event.facts.trained_samples, event.facts.epoch_samples
     if trained is None or (stop is not None and stop.samples is not None):
         return
     progress.epoch_untrained = min(MAX_COUNT, max(0, all_samples - trained))

@@ -98,8 +98,9 @@ def epoch_reported(ctx: HandlerContext, job: Job, event: EpochReported) -> None:
 
 def metrics_of(event: EpochReported) -> dict[str, float]:
     """Return what the trial's functions returned; the training loss of the job is their `loss`."""
-    loss = {} if event.train_loss is None else {"loss": event.train_loss}
-    return {**loss, **event.metrics}
+    facts = event.facts
+    loss = {} if facts.train_loss is None else {"loss": facts.train_loss}
+    return {**loss, **facts.metrics}
 
 
 def carry_out(ctx: HandlerContext, job: Job, sweep: JobSweep, orders: Iterable[Order]) -> None:

@@ -189,9 +189,10 @@ class Estimates:
         """Record the time of a pass; without a report on passes a step counts as one pass."""
         options, family = self._options, self.family(event.family)
         local = max(1, round(event.global_batch / max(1, event.slots)))
-        if options.passes and event.passes and event.pass_s is not None:
-            family.observe_passes(event.slots, event.local_batch, event.passes)
-            local, step_s = event.local_batch, event.pass_s
+        times = event.step_times
+        if options.passes and times is not None:
+            family.observe_passes(event.slots, times.local_batch, times.passes)
+            local, step_s = times.local_batch, times.pass_s
         elif family.passes.limits.one_is_enough(event.slots, local):
             step_s = event.global_batch / event.samples_per_s
         else:

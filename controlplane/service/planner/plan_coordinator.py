@@ -19,7 +19,7 @@ from controlplane.core import policy_events
 from controlplane.core.history import Record
 from controlplane.core.inputs import PlanProposed
 from controlplane.core.model.job_phases import HOLDING
-from controlplane.core.model.report_bounds import passes_problem, usage_problem
+from controlplane.core.model.report_bounds import times_problem, usage_problem
 from controlplane.core.plan_check import difference
 from controlplane.policy.api import (
     ClusterView,
@@ -73,7 +73,7 @@ class PolicyObserver:
         if job is None or job.ended:
             return
         self._telemetry.take(steps, self._commit_loop.now())
-        dropped = (usage_problem(steps), passes_problem(steps))
+        dropped = (usage_problem(steps), times_problem(steps))
         reason = "; ".join(filter(None, dropped))
         if reason and job.job not in self._warned:
             self._warned.add(job.job)

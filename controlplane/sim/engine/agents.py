@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict
+from dataclasses import astuple
 from functools import partial
 from typing import Final
 
@@ -23,6 +23,7 @@ from controlplane.sim.engine.jobs import (
 from controlplane.sim.engine.telemetry import MeasuredFigures, StepTelemetry
 from controlplane.sim.models.demands import Interference
 from controlplane.sim.models.job_model import Throughput
+from schemas.epochs import EpochFacts, StepTimes
 from schemas.ids import JobId, NodeId, SlotId, Version, WorkerId, node_of, slot_id
 from schemas.nodes import Group, Member, NodeSpec
 from schemas.wire.agent import (
@@ -214,22 +215,22 @@ class GroupTraining:
         faster = self._measured.error(job.id)
         parts = self._measured.parts(job.id, training.throughput.parts, faster)
         stop, metrics = model.spec.stop, model.epoch_metrics(training.epoch, group.global_batch)
-        reported = partial(
-            EpochReported,
-            group=group.version,
+        facts = EpochFacts(
             epoch=training.epoch,
             step=int(training.steps),
             samples_done=round(training.progress),
             epoch_samples=model.epoch_samples,
-            epochs=stop.epochs if stop is not None else None,
             samples_per_s=samples_per_s * faster,
-            duration_s=0.0,
             train_loss=metrics.train_loss,
             metrics=metrics.metrics,
             global_batch=group.global_batch,
             lr=group.lr or 0.0,
             noise_scale=self._measured.noise_scale(job, metrics.noise_scale),
-            **(asdict(parts) if parts else {}),
+            step_times=None if parts is None else StepTimes(*astuple(parts)),
+        )
+        stated = stop.epochs if stop is not None else None
+        reported = partial(
+            EpochReported, group=group.version, stated_epochs=stated, duration_s=0.0, facts=facts
         )
         self._processes.report(job, group.members[0].worker, reported)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from typing import Final
 from zlib import crc32
 
@@ -17,6 +17,7 @@ from controlplane.sim.engine.jobs import JobProcesses
 from controlplane.sim.engine.oracle import demand_of_model
 from controlplane.sim.engine.planner import SimulatedPlanner
 from controlplane.sim.models.job_model import StepParts
+from schemas.epochs import StepTimes
 from schemas.ids import JobId, node_of
 from schemas.nodes import Group
 
@@ -177,7 +178,7 @@ class StepTelemetry:
             cpu_cores=cores,
             sent_bytes_per_s=sent,
             group_steps=group_steps,
-            **(asdict(parts) if parts else {}),
+            step_times=None if parts is None else StepTimes(*astuple(parts)),
         )
 
 

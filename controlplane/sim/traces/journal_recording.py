@@ -294,14 +294,14 @@ def _measured(info: EpochInfo) -> bool:
 
 
 def _speed(info: EpochInfo) -> EpochSpeed:
-    reported = info.sync_s is not None and info.passes > 0
+    times = info.step_times
     return EpochSpeed(
         info.nodes,
         info.slots,
         info.global_batch,
         info.samples_per_s,
-        sync_s=info.sync_s if reported else None,
-        passes=info.passes if reported else None,
+        sync_s=None if times is None else times.sync_s,
+        passes=None if times is None else times.passes,
     )
 
 

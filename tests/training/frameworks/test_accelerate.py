@@ -143,7 +143,7 @@ def test_a_loop_in_a_changing_group_trains_as_one_process(tmp_path: Path) -> Non
         epochs = made.through(*GROWN_AND_SHRUNK)
 
         ends_as_one_loop(made)
-        assert [list(epoch.metrics) for epoch in epochs] == [["error"]] * EPOCHS
+        assert [list(epoch.facts.metrics) for epoch in epochs] == [["error"]] * EPOCHS
 
 
 def test_accumulated_gradients_are_passes_through_a_pause(tmp_path: Path) -> None:

@@ -190,7 +190,7 @@ def test_a_trainer_in_a_changing_group_trains_as_one_loop(tmp_path: Path) -> Non
         ends_as_one_loop(made)
         first = next(word for word in made.words() if word.get("steps") and not word["rank"])
         assert list(map(int, first["steps"])) == list(range(STEPS))
-        assert {"val", "train_epoch"} <= set(epochs[-1].metrics)
+        assert {"val", "train_epoch"} <= set(epochs[-1].facts.metrics)
         saved = {word["saved"] for word in made.words() if "saved" in word}
         assert saved == set(range(6, 37, 6))
         assert len(list((tmp_path / "out").iterdir())) == EPOCHS

@@ -150,7 +150,7 @@ def test_a_trainer_in_a_changing_group_trains_as_one_loop(tmp_path: Path) -> Non
         epochs = made.through(*GROWN_AND_SHRUNK)
 
         ends_as(made, plain())
-        assert [list(epoch.metrics) for epoch in epochs] == [["eval_loss"]] * EPOCHS
+        assert [list(epoch.facts.metrics) for epoch in epochs] == [["eval_loss"]] * EPOCHS
         saved = [(word["rank"], word["saved"]) for word in made.words() if "saved" in word]
         assert sorted({step for rank, step in saved if rank == 0}) == [6, 12, 18, 24, 30, 36]
         folders = {folder.name for folder in (tmp_path / "out").iterdir()}
@@ -287,7 +287,7 @@ def test_rank_0_decides_whether_a_callback_stops_the_job(tmp_path: Path) -> None
         epochs = made.through((6, 6))
 
         assert [epoch.epoch for epoch in epochs] == [1, 2, 3]
-        assert [epoch.metrics["eval_score"] for epoch in epochs] == [-1.0, -2.0, -3.0]
+        assert [epoch.facts.metrics["eval_score"] for epoch in epochs] == [-1.0, -2.0, -3.0]
         assert {word["step"] for word in made.words() if "result" in word} == {18}
 
 

@@ -31,7 +31,8 @@ class Told:
 
     def __call__(self, kind: type[Any], **values: Any) -> None:
         assert kind is EpochReported
-        self.epochs.append((values["epoch"], values["group"], values["metrics"]["accuracy"]))
+        facts = values["facts"]
+        self.epochs.append((facts.epoch, values["group"], facts.metrics["accuracy"]))
 
 
 def end_three(reports: EpochReports, *, first: bool) -> None:
@@ -80,7 +81,11 @@ def test_a_report_has_the_trained_samples(tmp_path: Path) -> None:
     made = training()
     told: list[tuple[Any, ...]] = []
     names = ("epoch", "trained_samples", "epoch_samples", "left_early")
-    reports = EpochReports(made, lambda _, **values: told.append(tuple(map(values.get, names))))
+
+    def report(_: type[Any], **values: Any) -> None:
+        told.append(tuple(getattr(values["facts"], name) for name in names))
+
+    reports = EpochReports(made, report)
     reports.open(tmp_path / "checkpoints")
     summary = EpochSummary({}, None).encode()
 

@@ -14,7 +14,6 @@ from elastic.metrics import (
     MIN_MEASUREMENTS,
     USAGE_WINDOW_S,
     NoiseMeter,
-    PassTimes,
     RecentSteps,
     SpeedMeter,
     StepMeans,
@@ -25,6 +24,7 @@ from elastic.metrics import (
     stop_reason,
 )
 from elastic.training_errors import MissingMetricError
+from schemas.epochs import StepTimes
 from schemas.jobs import StopRule
 
 
@@ -63,7 +63,7 @@ def test_the_second_step_of_a_slow_job_is_measured() -> None:
 
     assert clock.step(9.0) == StepMeans(1, (64,))
     assert clock.step(4.0) == StepMeans(
-        1, (64,), samples_per_s=16.0, times=PassTimes(4.0, 0.0, 64, 1)
+        1, (64,), samples_per_s=16.0, times=StepTimes(4.0, 0.0, 64, 1)
     )
 
 
@@ -88,7 +88,7 @@ def test_the_parts_of_a_step_add_up_to_it() -> None:
 
     assert means is not None
     times = means.times
-    assert times == PassTimes(pass_s=1.5, sync_s=0.5, local_batch=17, passes=3)
+    assert times == StepTimes(pass_s=1.5, sync_s=0.5, local_batch=17, passes=3)
     assert times.pass_s + (times.passes - 1) * (times.pass_s - times.sync_s) == 3.5
 
 
@@ -127,7 +127,7 @@ def test_a_short_step_counts_samples_but_no_time() -> None:
 
     means = clock.step(2.0, samples=16)
 
-    assert means == StepMeans(1, (64,), samples_per_s=8.0, times=PassTimes(2.0, 0.0, 64, 1))
+    assert means == StepMeans(1, (64,), samples_per_s=8.0, times=StepTimes(2.0, 0.0, 64, 1))
 
 
 def test_pauses_count_in_the_speed_only() -> None:
@@ -140,7 +140,7 @@ def test_pauses_count_in_the_speed_only() -> None:
     means = clock.step(2.0)
 
     assert means is not None
-    assert (means.samples_per_s, means.times) == (8.0, PassTimes(2.0, 0.0, 64, 1))
+    assert (means.samples_per_s, means.times) == (8.0, StepTimes(2.0, 0.0, 64, 1))
 
 
 def test_an_epoch_has_the_means_of_its_whole_steps() -> None:
@@ -153,7 +153,7 @@ def test_an_epoch_has_the_means_of_its_whole_steps() -> None:
     clock.step(2.0)
     clock.step(3.0)
     clock.step(0.5, samples=16)
-    assert clock.meter.over_epoch() == PassTimes(2.5, 0.0, 64, 1)
+    assert clock.meter.over_epoch() == StepTimes(2.5, 0.0, 64, 1)
 
     clock.step(9.0, version=2)
     assert clock.meter.over_epoch() is None
@@ -168,7 +168,7 @@ def test_a_failed_reduction_is_not_measured() -> None:
     means = clock.step(2.0, version=2)
 
     assert means is not None
-    assert means.times == PassTimes(2.0, 0.0, 64, 1)
+    assert means.times == StepTimes(2.0, 0.0, 64, 1)
 
 
 def test_an_average_step_has_its_reductions() -> None:

@@ -15,6 +15,7 @@ from controlplane.core.model.job import MAX_FAMILY_CHARACTERS
 from controlplane.core.model.report_bounds import MAX_COUNT, MAX_MEASURE, clamp_numbers
 from controlplane.policy.api import ClusterView, EpochSeen, JobEnded, JobView, StepsSeen
 from controlplane.service.planner.search_messages import TO_SEARCH, FullView, encode_frame
+from schemas.epochs import StepTimes
 from schemas.ids import JobId
 from schemas.jobs import StopRule
 from schemas.sweeps import MAX_METRIC
@@ -49,8 +50,7 @@ def test_what_is_beyond_is_at_the_bound_and_what_is_no_number_is_not_told() -> N
             epoch=-(2**70),
             samples_per_s=math.nan,
             train_loss=math.nan,
-            pass_s=math.inf,
-            sync_s=-1e300,
+            step_times=StepTimes(math.inf, -1e300, 1, 1),
         )
     )
 
@@ -60,8 +60,7 @@ def test_what_is_beyond_is_at_the_bound_and_what_is_no_number_is_not_told() -> N
         epoch=-MAX_COUNT,
         samples_per_s=0.0,
         train_loss=None,
-        pass_s=MAX_MEASURE,
-        sync_s=-MAX_MEASURE,
+        step_times=StepTimes(MAX_MEASURE, -MAX_MEASURE, 1, 1),
     )
 
 

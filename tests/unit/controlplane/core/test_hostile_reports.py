@@ -268,7 +268,7 @@ def expected(job: Job) -> Iterator[tuple[NodeId, AgentEvent]]:
         yield said(builders.suspended, job, job.group_workers()[0], group=version)
     elif change.phase in {RescalePhase.SWITCHING, RescalePhase.REJOINING}:
         for worker in members:
-            if worker.formed != version:
+            if worker.group_version != version:
                 yield said(builders.formed, job, worker, group=version)
     elif change.phase is RescalePhase.QUIESCING:
         for worker in members:

@@ -15,6 +15,7 @@ from controlplane.policy.api import JobEnded, PolicyEvent, StepsSeen
 from controlplane.service.api.replies import job_summary
 from controlplane.service.planner.plan_coordinator import PolicyObserver
 from controlplane.service.worker_telemetry import TelemetryTable
+from schemas.epochs import StepTimes
 from schemas.ids import JobId, Rank, Seconds, Version
 from schemas.wire.agent import StepsReported
 from tests.support import builders
@@ -116,7 +117,7 @@ def test_of_an_ended_job_nothing_is_kept_however_late_its_telemetry_comes(servic
             "cpu_cores -2 is not 0 to 65536; sent_bytes_per_s 1e+300 is not 0 to 1e+13",
         ),
         (
-            {"pass_s": 1.0, "sync_s": 2.0, "local_batch": 64, "passes": 1, "cpu_cores": -2.0},
+            {"step_times": StepTimes(1.0, 2.0, 64, 1), "cpu_cores": -2.0},
             "cpu_cores -2 is not 0 to 65536; sync_s 2 is not 0 to pass_s 1",
         ),
     ],

@@ -30,6 +30,7 @@ from controlplane.sim.models.recording import (
 )
 from controlplane.sim.results import Trace, TraceJob
 from controlplane.sim.traces.journal_recording import recording_from_journal
+from schemas.epochs import StepTimes
 from schemas.ids import Seconds, Term
 from schemas.jobs import JobSpec, StopRule
 from tests.support import builders
@@ -74,8 +75,8 @@ def busy_cluster() -> Controller:
     training(controller, S0, name="a", env={"TOKEN": "secret"}, args=("--key", "secret"))
     controller.now += 10.0
     controller.tell(N1, builders.epoch_end(A, 1, noise_scale=64.0))
-    parts = {"pass_s": 0.1, "sync_s": 0.0, "local_batch": 64, "passes": 1}
-    controller.tell(N1, builders.epoch_end(A, 2, samples_per_s=600.0, **parts))
+    times = StepTimes(pass_s=0.1, sync_s=0.0, local_batch=64, passes=1)
+    controller.tell(N1, builders.epoch_end(A, 2, samples_per_s=600.0, step_times=times))
     training(controller, T0, name="b", user="bob", stop=StopRule(epochs=1))
     controller.now += 10.0
     controller.tell(N2, builders.epoch_end(B, 1, epochs=1))

@@ -15,6 +15,7 @@ from controlplane.policy.ones.policy import Ones
 from controlplane.policy.options import OnesOptions
 from controlplane.policy.placement.slot_partition import split
 from controlplane.prediction.throughput import SpeedModel
+from schemas.epochs import StepTimes
 from schemas.ids import JobId, Seconds, SlotId
 from tests.support.builders import S0, S1, T0, A, B, job_view
 from tests.support.sizes import examples
@@ -205,8 +206,8 @@ def epoch(batch: int) -> EpochSeen:
 def test_a_measured_pass_predicts_steps_of_several_passes() -> None:
     """A pass of 32 samples takes 0.1 s alone, and no reduction: two of them 0.2 s."""
     policy = policy_of(jobs=(a_job(),))
-    told: dict[str, Any] = {"pass_s": 0.1, "sync_s": 0.0, "local_batch": 32, "passes": 2}
-    policy.observe(steps(batch=64, samples_per_s=64 / 0.2, **told), NOW)
+    times = StepTimes(pass_s=0.1, sync_s=0.0, local_batch=32, passes=2)
+    policy.observe(steps(batch=64, samples_per_s=64 / 0.2, step_times=times), NOW)
 
     model = policy.estimates.family("f").speed_model(FIRST)
     one, two = np.array([1, 1]), np.array([32.0, 64.0])
@@ -219,8 +220,8 @@ def computing(model: SpeedModel, samples: float) -> float:
 
 
 def test_an_epoch_of_several_passes_measures_no_pass() -> None:
-    told: dict[str, Any] = {"pass_s": 0.1, "sync_s": 0.0, "local_batch": 32, "passes": 2}
-    policy = policy_of(steps(batch=64, **told), jobs=(a_job(A, S0),))
+    times = StepTimes(pass_s=0.1, sync_s=0.0, local_batch=32, passes=2)
+    policy = policy_of(steps(batch=64, step_times=times), jobs=(a_job(A, S0),))
     epoch_of_64 = msgspec.structs.replace(epoch(64), whole=True)
     policy.observe(epoch_of_64, NOW)
 
