@@ -20,12 +20,12 @@ from controlplane.journal.backup import back_up, problems, restore
 from controlplane.journal.database import JournalError, checksum
 from controlplane.journal.reader import Reader
 from controlplane.journal.replay import recover
-from controlplane.journal.take_snapshot import save_state, take_snapshot
+from controlplane.journal.take_snapshot import take_snapshot
 from controlplane.journal.writer import Writer
 from controlplane.service.commit_loop import CommitLoop
 from schemas.codec import encode
 from tests.support.builders import A
-from tests.support.recorded_history import of_jobs, write
+from tests.support.recorded_history import of_jobs, snapshot_at, write
 
 SEED: Final = 3
 BOUND: Final = 1_600_000_000  # terms behind a restore are seconds since the epoch
@@ -126,14 +126,6 @@ def test_damage_of_what_is_only_shown_is_copied_as_it_is_and_new_damage_refused(
     with pytest.raises(JournalError, match="wrong checksum; the copy was not used"):
         restore(copy, other, force=True)
     assert found_in(other) == [damage]
-
-
-def test_a_copy_is_put_back_where_nothing_is(path: Path, tmp_path: Path) -> None:
-    other = tmp_path / "other" / "journal.sqlite"
-
-    assert restore(path, other) is None
-
-    assert state_of(other) == state_of(path)
 
 
 def test_a_journal_with_a_history_is_replaced_by_force_only_and_kept(
@@ -269,6 +261,8 @@ def test_backup_and_restore_bring_a_state_from_one_folder_to_another(
 ) -> None:
     (tmp_path / "elsewhere").mkdir()
 
+    assert restore(path, tmp_path / "other" / "journal.sqlite") is None
+    assert state_of(tmp_path / "other" / "journal.sqlite") == state_of(path)
     assert ones_admin("backup", tmp_path / "copy", "--of", path) == Exit.OK
     assert ones_admin("restore", tmp_path / "copy", "--of", tmp_path / "elsewhere") == Exit.OK
 
@@ -284,9 +278,7 @@ def test_compact_forgets_what_is_older_than_the_settings_say_and_means_the_same(
     before, size = state_of(path), path.stat().st_size
     change(path, "DELETE FROM snapshots")
     for last in (50, 100):
-        with contextlib.closing(Reader(path)) as reader:
-            found = recover(reader, most=last)
-        save_state(path, found.reactor, found.last, found.at)
+        snapshot_at(path, last)
 
     assert ones_admin("compact", "--of", settings) == Exit.OK
 

@@ -21,10 +21,10 @@ from controlplane.journal.reader import Reader
 from controlplane.journal.records import JobRecords, RecordRow, append_rows, drop_oldest, rows_of
 from controlplane.journal.replay import recover
 from controlplane.journal.retention import Retention, forget, forget_records, used_bytes
-from controlplane.journal.take_snapshot import save_state
 from schemas.ids import JobId, Seconds
 from schemas.wire.client import PromiseInfo
 from tests.bench.long_journal import AT, Size, history, write
+from tests.support.recorded_history import snapshot_at
 
 EPOCHS: Final = 200
 NOW: Final = Seconds(AT + 1000.0)
@@ -61,9 +61,7 @@ def keeps(
 
 def snapshots_at(path: Path, *numbers: int) -> None:
     for number in numbers:
-        with contextlib.closing(Reader(path)) as reader:
-            found = recover(reader, most=number)
-        save_state(path, found.reactor, found.last, found.at)
+        snapshot_at(path, number)
 
 
 def first_input(path: Path) -> int:

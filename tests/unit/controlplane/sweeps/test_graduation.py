@@ -46,26 +46,25 @@ def test_one_trial_of_four_slots_goes_on_as_a_job_after_its_epoch() -> None:
     assert sweep.state.trials[0].ended == "graduated"
     assert sweep.over
     assert sweep.state.stored.on(N0) == [StateName(0, 1)]  # until its job has it
+    sweep.graduate_ended_epoch(0, {"accuracy": 0.75})
+    sweep.graduate_ended_epoch(0, {"loss": 0.1})
+    assert sweep.state.trials[0].scores == (0.5, 0.75), "epochs of its job count"
+    assert sweep.state.trials[0].ended == "graduated"
     sweep.close("it is over")
     assert sweep.state.stored.on(N0) == [StateName(0, 1)]
 
 
-def test_one_trial_of_two_slots_stays() -> None:
-    sweep, unit = alone(slots=2)
+@pytest.mark.parametrize(("slots", "epochs", "ended"), [(2, 3, ""), (4, 1, "done")])
+def test_a_trial_on_few_slots_or_at_its_end_does_not_graduate(
+    slots: int, epochs: int, ended: str
+) -> None:
+    sweep, unit = alone(slots, epochs)
 
     orders = sweep.unit_done(unit.attempt, report(0.5), NOW)
 
     assert graduates(orders) == []
-    assert [type(order) for order in orders][-1] is RunUnit
-
-
-def test_a_trial_that_is_done_does_not_graduate() -> None:
-    sweep, unit = alone(slots=4, epochs=1)
-
-    orders = sweep.unit_done(unit.attempt, report(0.5), NOW)
-
-    assert graduates(orders) == []
-    assert sweep.state.trials[0].ended == "done"
+    assert sweep.state.trials[0].ended == ended
+    assert any(isinstance(order, RunUnit) for order in orders) is not bool(ended)
 
 
 def test_the_winner_of_asha_graduates_and_those_that_were_not_promoted_stop() -> None:
@@ -77,17 +76,6 @@ def test_the_winner_of_asha_graduates_and_those_that_were_not_promoted_stop() ->
     ended = [trial.ended for trial in sweep.state.trials]
     assert ended.count("graduated") == 1
     assert set(ended) == {"graduated", "stopped"}
-
-
-def test_what_a_graduate_reaches_in_its_job_counts_for_the_best() -> None:
-    sweep, unit = alone(slots=4)
-    sweep.unit_done(unit.attempt, report(0.5), NOW)
-
-    sweep.graduate_ended_epoch(0, {"accuracy": 0.75})
-    sweep.graduate_ended_epoch(0, {"loss": 0.1})
-
-    assert sweep.state.trials[0].scores == (0.5, 0.75)
-    assert sweep.state.trials[0].ended == "graduated"
 
 
 def test_a_trial_that_joins_takes_the_last_ones_back() -> None:
