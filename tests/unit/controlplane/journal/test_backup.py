@@ -79,7 +79,7 @@ def test_a_copy_is_taken_beside_the_writer_and_is_one_file(path: Path, tmp_path:
     assert found_in(copy) == []
 
 
-def test_a_copy_that_is_there_stays_unless_it_is_forced(path: Path, tmp_path: Path) -> None:
+def test_an_existing_copy_is_replaced_by_force_only(path: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy.sqlite"
     copy.write_text("something else")
 
@@ -91,7 +91,7 @@ def test_a_copy_that_is_there_stays_unless_it_is_forced(path: Path, tmp_path: Pa
     assert found_in(copy) == []
 
 
-def test_what_is_damaged_is_neither_copied_nor_put_back(path: Path, tmp_path: Path) -> None:
+def test_damaged_inputs_are_neither_copied_nor_restored(path: Path, tmp_path: Path) -> None:
     copy, other = tmp_path / "copy.sqlite", tmp_path / "other" / "journal.sqlite"
     change(path, "UPDATE inputs SET at = at + 1 WHERE id = 7")
 
@@ -104,7 +104,7 @@ def test_what_is_damaged_is_neither_copied_nor_put_back(path: Path, tmp_path: Pa
     assert not other.exists()
 
 
-def test_damage_of_what_is_only_shown_is_copied_as_it_is_and_new_damage_refused(
+def test_damage_of_records_is_copied_and_new_damage_is_refused(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     copy, other = tmp_path / "copy.sqlite", tmp_path / "other" / "journal.sqlite"
@@ -148,7 +148,7 @@ def test_a_journal_with_a_history_is_replaced_by_force_only_and_kept(
         assert len(reader.snapshots()) == 1
 
 
-def test_nothing_is_put_back_under_a_controller(path: Path, tmp_path: Path) -> None:
+def test_a_journal_of_a_running_controller_is_not_replaced(path: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy.sqlite"
     back_up(path, copy)
     writer = Writer(path, lambda _: None)
@@ -158,9 +158,7 @@ def test_nothing_is_put_back_under_a_controller(path: Path, tmp_path: Path) -> N
     writer.close()
 
 
-def test_the_term_behind_a_restore_is_above_all_that_a_node_may_have_heard_of(
-    path: Path, tmp_path: Path
-) -> None:
+def test_the_term_after_a_restore_is_above_all_known_terms(path: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy.sqlite"
     back_up(path, copy)
     restore(copy, path, force=True)
@@ -181,7 +179,7 @@ def test_the_term_behind_a_restore_is_above_all_that_a_node_may_have_heard_of(
 # --- checks
 
 
-def test_a_journal_that_means_something_else_than_it_says_is_found(path: Path) -> None:
+def test_a_replaced_input_is_found(path: Path) -> None:
     body = encode(CancelRequested(job=A, user="eve"))
     with contextlib.closing(Reader(path)) as reader:
         number, at, _ = next(
@@ -196,7 +194,7 @@ def test_a_journal_that_means_something_else_than_it_says_is_found(path: Path) -
     assert all("checksum" not in problem for problem in found)
 
 
-def test_an_event_that_says_something_else_than_its_input_leads_to_is_found(path: Path) -> None:
+def test_a_replaced_event_is_found(path: Path) -> None:
     with contextlib.closing(Reader(path)) as reader:
         (event,) = reader.feed(5, 1)
     body = encode(msgspec.structs.replace(event, event="job.invented"))
@@ -246,7 +244,7 @@ def test_the_journal_is_found_by_its_folder_its_file_the_settings_and_the_home(
     assert json.loads(capsys.readouterr().out)["problems"] == []
 
 
-def test_a_check_that_finds_something_says_it_and_ends_with_1(
+def test_a_check_prints_damage_and_exits_with_1(
     path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     change(path, "UPDATE feed SET body = x'00' WHERE seq = 3")
@@ -256,9 +254,7 @@ def test_a_check_that_finds_something_says_it_and_ends_with_1(
     assert "feed event 3: wrong checksum\n" in capsys.readouterr().out
 
 
-def test_backup_and_restore_bring_a_state_from_one_folder_to_another(
-    path: Path, tmp_path: Path
-) -> None:
+def test_backup_and_restore_move_a_state_to_another_folder(path: Path, tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
 
     assert restore(path, tmp_path / "other" / "journal.sqlite") is None
@@ -269,7 +265,7 @@ def test_backup_and_restore_bring_a_state_from_one_folder_to_another(
     assert state_of(tmp_path / "elsewhere" / "journal.sqlite") == state_of(path)
 
 
-def test_compact_forgets_what_is_older_than_the_settings_say_and_means_the_same(
+def test_compact_deletes_old_rows_and_keeps_the_state(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("controlplane.journal.retention.PIECE", 20)

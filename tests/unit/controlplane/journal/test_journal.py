@@ -119,7 +119,7 @@ def test_a_history_reads_back_in_pages_and_replays_to_the_same_state(path: Path)
             assert reader.feed(len(feed) + 1, 2) == ()
 
 
-def test_what_is_queued_when_it_closes_is_committed(path: Path) -> None:
+def test_closing_commits_queued_entries(path: Path) -> None:
     durable = Durable()
     writer = Writer(path, durable)
     for number in range(500):
@@ -131,7 +131,7 @@ def test_what_is_queued_when_it_closes_is_committed(path: Path) -> None:
     assert numbers(path) == list(range(500))
 
 
-def test_entries_that_wait_together_are_committed_together_and_in_order(path: Path) -> None:
+def test_waiting_entries_are_committed_together_and_in_order(path: Path) -> None:
     with journal(path) as (writer, durable):
         with held_by_another(path):
             for number in range(1500):
@@ -145,7 +145,7 @@ def test_entries_that_wait_together_are_committed_together_and_in_order(path: Pa
 # --- one owner
 
 
-def test_a_second_writer_is_refused_and_told_what_to_do(path: Path) -> None:
+def test_a_second_writer_is_refused_with_a_hint(path: Path) -> None:
     with journal(path) as (writer, durable):
         with pytest.raises(JournalError) as refused:
             Writer(path, Durable())
@@ -228,7 +228,7 @@ def retries(monkeypatch: pytest.MonkeyPatch) -> Retries:
 
 
 @FULL_DISK
-def test_while_the_disk_is_full_nothing_is_reported_and_then_it_goes_on(
+def test_no_entry_is_reported_as_durable_while_the_disk_is_full(
     path: Path, retries: Retries, full_disk: FullDisk, why: str
 ) -> None:
     with journal(path) as (writer, durable):
@@ -310,7 +310,7 @@ while True:
 
 
 @pytest.mark.slow
-def test_everything_reported_before_kill_9_is_there_and_the_rest_is_a_prefix(path: Path) -> None:
+def test_entries_reported_before_a_kill_survive_it(path: Path) -> None:
     root = Path(__file__).parents[4]
     command = [sys.executable, "-c", APPENDING, str(path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=root) as child:
@@ -333,7 +333,7 @@ def test_everything_reported_before_kill_9_is_there_and_the_rest_is_a_prefix(pat
 
 
 @pytest.mark.parametrize("lost", [1, 100, 4096, 5000, 9000, 20_000])
-def test_a_torn_tail_takes_whole_entries_from_the_end_only(
+def test_a_torn_tail_loses_whole_entries_at_the_end_only(
     path: Path, tmp_path: Path, lost: int
 ) -> None:
     copy = tmp_path / "crashed.db"
@@ -383,7 +383,7 @@ def test_a_journal_of_another_schema_is_refused_and_not_held(
         )
 
 
-def test_a_journal_that_is_not_there_is_not_made_by_who_reads_it(path: Path) -> None:
+def test_a_reader_does_not_create_a_missing_journal(path: Path) -> None:
     path.parent.mkdir()
 
     with pytest.raises(JournalError) as refused:
@@ -417,7 +417,7 @@ def test_a_file_that_is_no_journal_is_refused_and_unchanged(
     assert path.read_bytes() == content
 
 
-def test_a_journal_of_which_sqlite_says_what_is_no_text_is_refused(path: Path) -> None:
+def test_a_damaged_schema_table_is_refused(path: Path) -> None:
     with journal(path) as (writer, durable):
         writer.append(entry(0))
         durable.wait_for(1)

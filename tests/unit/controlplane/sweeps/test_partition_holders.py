@@ -15,7 +15,7 @@ workers = st.dictionaries(st.sampled_from([N0, N1, N2]), st.integers(1, 4), min_
 
 @settings(max_examples=examples(200), deadline=None)
 @given(st.lists(workers, min_size=1, max_size=5), st.integers(1, 12), st.integers(1, 4))
-def test_each_partition_has_its_replicas_and_loads_are_even_whoever_comes_and_goes(
+def test_each_partition_has_its_replicas_and_loads_are_even(
     changes: list[dict[NodeId, int]], partitions: int, replicas: int
 ) -> None:
     held: dict[NodeId, set[int]] = {}

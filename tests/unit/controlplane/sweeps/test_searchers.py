@@ -65,7 +65,7 @@ def searchers() -> st.SearchStrategy[Searcher]:
 
 @settings(max_examples=examples(100), deadline=None)
 @given(searchers(), st.integers(4, 9), st.integers(0, 99), st.sampled_from([0.0, 0.1, 1.0]))
-def test_every_search_ends_and_trains_nobody_beyond_the_last_epoch(
+def test_every_search_ends_and_trains_no_trial_beyond_the_last_epoch(
     searcher: Searcher, epochs: int, seed: int, failing: float
 ) -> None:
     scores = by_chance(seed, failing)
@@ -89,7 +89,7 @@ def test_every_search_ends_and_trains_nobody_beyond_the_last_epoch(
     st.integers(0, 99),
     st.integers(0, 99),
 )
-def test_searchers_that_wait_come_to_the_same_trials_whoever_is_first(
+def test_waiting_searchers_give_the_same_trials_in_any_order(
     searcher: Searcher, seed: int, order: int
 ) -> None:
     scores = by_chance(seed, failing=0.05)
@@ -123,9 +123,7 @@ def test_successive_halving_keeps_exactly_one_in_eta_of_every_rung_in_any_order(
 
 @settings(max_examples=examples(60), deadline=None)
 @given(st.integers(2, 20), st.integers(2, 4), st.integers(0, 99))
-def test_asha_promotes_nobody_who_is_not_among_the_best_that_came_so_far(
-    many: int, eta: int, seed: int
-) -> None:
+def test_asha_promotes_only_trials_among_the_best_so_far(many: int, eta: int, seed: int) -> None:
     scores, order = by_chance(seed), stream(seed)
     spec = search(Asha(many, eta=eta, promotes="on_arrival"), epochs=eta**2)
     trials, _ = settled(spec, [])
@@ -142,7 +140,7 @@ def test_asha_promotes_nobody_who_is_not_among_the_best_that_came_so_far(
             assert before[grant.trial].scores[level - 1] in here[:places]
 
 
-def test_asha_promotes_before_all_are_there_and_looks_at_scores_in_order() -> None:
+def test_asha_promotes_before_all_trials_arrived_and_in_order() -> None:
     spec = search(Asha(6, eta=2), epochs=4)
     trials = [Trial(n, {"lr": 0.1}, granted=1) for n in range(6)]
     for number, score in ((0, 0.1), (1, 0.2), (3, 0.9), (4, 0.8)):
@@ -191,7 +189,7 @@ def test_a_trial_below_the_median_of_the_others_stops(
     assert next_decisions(spec, [*good, late]) == [Stop(3, reason)]
 
 
-def test_the_worst_of_a_population_give_way_to_changed_copies_of_the_best() -> None:
+def test_changed_copies_of_the_best_replace_the_worst_of_a_population() -> None:
     spec = search(PopulationBased(4, interval_epochs=2, resample=0.0), epochs=6)
     trials = [
         Trial(n, {"lr": 0.01}, granted=2, scores=(0.0, score))
@@ -212,7 +210,7 @@ def test_the_worst_of_a_population_give_way_to_changed_copies_of_the_best() -> N
     assert next_decisions(spec, [*trials[:3], slowest]) == [], "a population waits for its slowest"
 
 
-def test_a_trial_without_a_finite_score_failed_and_the_others_go_on() -> None:
+def test_a_trial_without_a_finite_score_fails_alone() -> None:
     spec = search(SuccessiveHalving(3, eta=3), epochs=3)
     trials, _ = settled(spec, [])
     for number, score in enumerate((math.nan, 0.1, math.inf)):
@@ -235,7 +233,7 @@ def test_the_best_is_the_highest_score_at_its_earliest_epoch() -> None:
     assert best([]) is None
 
 
-def test_who_joins_a_rung_late_gets_a_place_only_if_one_is_left() -> None:
+def test_a_late_trial_is_promoted_only_if_a_place_is_left() -> None:
     spec = search(SuccessiveHalving(3, eta=3), epochs=9)
     there = [
         Trial(0, {"lr": 0.1}, granted=3, scores=(0.5,)),
@@ -263,7 +261,7 @@ def test_who_joins_a_rung_late_gets_a_place_only_if_one_is_left() -> None:
         (RandomSearch(2), 4, 9),
     ],
 )
-def test_who_joins_trains_to_a_rung_that_the_searcher_has(
+def test_an_added_trial_trains_to_the_next_rung(
     searcher: Searcher, begun: int, granted: int
 ) -> None:
     assert epochs_of_new(search(searcher, epochs=9), begun) == granted

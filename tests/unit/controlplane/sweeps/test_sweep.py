@@ -81,7 +81,7 @@ sizes = st.tuples(st.integers(1, 3), st.integers(1, 3), st.integers(1, 4))
     order=st.sampled_from(get_args(VisitOrder)),
     lost_disks=st.booleans(),
 )
-def test_faults_change_no_result_and_repeat_no_finished_visit(
+def test_faults_change_no_result_and_repeat_no_finished_unit(
     searcher: Searcher,
     size: tuple[int, int, int],
     faults: int,
@@ -155,7 +155,7 @@ def report(**scores: float) -> UnitReport:
     return UnitReport({"loss": 1.0}, 10, 2.0, scores)
 
 
-def test_a_state_is_dropped_when_the_next_one_is_in_two_places() -> None:
+def test_a_state_is_dropped_when_the_next_one_has_two_replicas() -> None:
     one, orders = sweep(workers={W0: N0, W1: N1}, epochs=2)
     first, second = units(orders)
 
@@ -174,7 +174,7 @@ def test_a_state_is_dropped_when_the_next_one_is_in_two_places() -> None:
     assert DropState(copy.state, N1) in after
 
 
-def test_where_no_copy_ever_ends_a_node_keeps_few_states_of_a_trial() -> None:
+def test_a_node_keeps_few_states_while_copies_fail() -> None:
     one, orders = sweep(workers={W0: N0, W1: N1}, epochs=50, many=1)
     most = 0
     for _ in range(60):
@@ -185,7 +185,7 @@ def test_where_no_copy_ever_ends_a_node_keeps_few_states_of_a_trial() -> None:
     assert most <= 4
 
 
-def test_a_copy_that_fails_goes_to_another_node_and_after_three_tries_waits_for_the_next() -> None:
+def test_a_copy_is_tried_three_times_on_different_nodes() -> None:
     one, orders = sweep(workers={W0: N0, W1: N1, WorkerId("w2"): NodeId("n2")}, many=1)
     (run,) = units(orders)
     orders = one.unit_done(run.attempt, report(), NOW)
@@ -221,7 +221,7 @@ def test_a_revoked_worker_ends_its_unit_first_unless_it_has_no_time() -> None:
     assert (again.trial, again.partition, again.state) == (run.trial, run.partition, None)
 
 
-def test_a_unit_that_is_not_over_in_time_is_given_up_and_its_trial_is_not_to_blame() -> None:
+def test_a_unit_of_a_leaving_worker_is_given_up_without_blame() -> None:
     one, run = one_trial()
     assert one.worker_revoked(W0, Seconds(10.0), 120.0) == []
     assert one.deadline == 130.0
@@ -234,9 +234,7 @@ def test_a_unit_that_is_not_over_in_time_is_given_up_and_its_trial_is_not_to_bla
 
 
 @pytest.mark.parametrize(("at", "ends_first"), [(50.0, False), (90.0, True)])
-def test_a_unit_that_is_known_to_take_longer_is_given_up_at_once(
-    at: float, *, ends_first: bool
-) -> None:
+def test_a_unit_that_cannot_end_in_time_is_given_up_at_once(at: float, *, ends_first: bool) -> None:
     one, run = one_trial()
     took = UnitReport({}, 10, 200.0)
     (following,) = units(one.unit_done(run.attempt, took, NOW))  # 200 s a unit
@@ -248,7 +246,7 @@ def test_a_unit_that_is_known_to_take_longer_is_given_up_at_once(
     assert orders == ([] if ends_first else given_up)
 
 
-def test_a_worker_that_stays_after_all_takes_units_again() -> None:
+def test_a_kept_worker_takes_units_again() -> None:
     one, run = one_trial()
     one.worker_revoked(W0, NOW, 120.0)
 
@@ -275,9 +273,7 @@ def test_a_trial_that_fails_ends_alone() -> None:
         ({"accuracy": float("nan")}, "metric accuracy is nan, not a finite number"),
     ],
 )
-def test_a_metric_that_is_missing_or_no_number_fails_its_trial(
-    scores: dict[str, float], why: str
-) -> None:
+def test_a_missing_or_infinite_metric_fails_its_trial(scores: dict[str, float], why: str) -> None:
     one, run = one_trial(partitions=1)
 
     orders = one.unit_done(run.attempt, report(**scores), NOW)
@@ -286,7 +282,7 @@ def test_a_metric_that_is_missing_or_no_number_fails_its_trial(
     assert one.over
 
 
-def test_a_unit_that_hangs_is_given_up_and_fails_its_trial_the_second_time() -> None:
+def test_a_second_hanging_unit_fails_its_trial() -> None:
     one, run = one_trial()
     one.unit_begun(run.attempt, 10, Seconds(100.0))
     assert one.deadline == 3700.0
@@ -310,7 +306,7 @@ def test_a_unit_has_five_times_its_expected_duration() -> None:
     assert one.deadline == 700.0
 
 
-def test_a_copy_that_cannot_be_read_is_done_again_from_the_state_before() -> None:
+def test_an_unreadable_state_is_trained_again_from_the_earlier_one() -> None:
     one, run = one_trial()
     (following,) = units(one.unit_done(run.attempt, report(), NOW))
 
@@ -344,7 +340,7 @@ def test_a_configuration_continues_from_its_parent_s_state_until_the_last_epoch(
     assert TrialEnded(2, "stopped", "trial 1 has already trained all 2 epochs") in orders
 
 
-def test_the_unit_of_a_trial_that_its_user_ends_runs_out_and_counts_for_nothing() -> None:
+def test_the_running_unit_of_a_stopped_trial_does_not_count() -> None:
     one, orders = sweep(workers={W0: N0})
     (run,) = units(orders)
 
@@ -358,7 +354,7 @@ def test_the_unit_of_a_trial_that_its_user_ends_runs_out_and_counts_for_nothing(
     assert one.state.models[run.trial].finished_units == []
 
 
-def test_what_a_node_has_on_its_disk_counts_again_when_it_comes_back() -> None:
+def test_states_of_a_returned_node_count_again() -> None:
     one, run = one_trial()
     one.unit_done(run.attempt, UnitReport({}, 10, 1.0, {}, "d1"), NOW)
 
@@ -371,7 +367,7 @@ def test_what_a_node_has_on_its_disk_counts_again_when_it_comes_back() -> None:
     assert again.state == run.result
 
 
-def test_a_unit_that_is_done_again_and_leaves_another_state_is_announced() -> None:
+def test_a_repeated_unit_with_another_state_is_announced() -> None:
     one, run = one_trial()
     (following,) = units(one.unit_done(run.attempt, UnitReport({}, 10, 1.0, {}, "d1"), NOW))
     one.state_missing(run.result, N0, NOW)
@@ -384,7 +380,7 @@ def test_a_unit_that_is_done_again_and_leaves_another_state_is_announced() -> No
     assert one.state.models[0].digest(1) == "d2"
 
 
-def test_a_trial_whose_units_end_three_workers_in_a_row_fails() -> None:
+def test_three_consecutive_crashes_fail_a_trial() -> None:
     one, orders = sweep(workers={W0: N0}, many=1)
     ended: list[object] = []
     for at in range(3):
@@ -398,7 +394,7 @@ def test_a_trial_whose_units_end_three_workers_in_a_row_fails() -> None:
     assert one.over
 
 
-def test_a_node_whose_data_differ_is_left_out_and_alone_it_ends_the_sweep() -> None:
+def test_a_node_with_other_data_is_left_out() -> None:
     one, orders = sweep(workers={W0: N0, W1: N1})
     first, second = units(orders)
     assert first.partition != second.partition
@@ -430,7 +426,7 @@ def test_a_node_whose_data_differ_is_left_out_and_alone_it_ends_the_sweep() -> N
     chance=st.integers(0, 999),
     faults=st.sampled_from([0, 6]),
 )
-def test_in_fixed_order_a_sweep_comes_to_the_same_trials_on_any_slots_and_after_any_faults(
+def test_the_fixed_order_gives_the_same_trials_on_any_slots(
     searcher: Searcher, seed: int, workers: int, chance: int, faults: int
 ) -> None:
     def trials(workers: int, chance: int, faults: int) -> list[Trial]:
@@ -455,7 +451,7 @@ JOINED: list[Searcher] = [
 @pytest.mark.parametrize("searcher", JOINED, ids=lambda one: type(one).__name__)
 @settings(max_examples=examples(20), deadline=None)
 @given(seed=st.integers(0, 99), after=st.integers(0, 60), failing=st.booleans())
-def test_a_sweep_ends_whenever_users_add_trials_afresh_or_from_anybody_s_state(
+def test_a_sweep_ends_with_trials_added_at_any_time(
     searcher: Searcher, seed: int, after: int, *, failing: bool
 ) -> None:
     rng = stream("joining", seed)
@@ -503,9 +499,7 @@ def test_a_copy_of_a_copy_continues_from_the_state_of_the_first() -> None:
 @pytest.mark.parametrize(
     ("losses", "mean"), [((math.inf, -math.inf), math.nan), ((1e306, 1.2e306), 1.1e306)]
 )
-def test_metrics_at_the_end_of_what_numbers_can_be_are_put_together(
-    losses: tuple[float, float], mean: float
-) -> None:
+def test_huge_metrics_are_merged(losses: tuple[float, float], mean: float) -> None:
     parts = [({"loss": loss}, 100) for loss in losses]
 
     assert merged(parts) == {"loss": pytest.approx(mean, nan_ok=True)}
