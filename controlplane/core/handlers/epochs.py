@@ -35,12 +35,32 @@ MAX_HELD_REPORTS: Final = 1000  # held reports; only a faulty node sends more
 NOISE_SMOOTHING: Final = 0.3  # weight of the newest epoch
 
 
-def on_epoch_reported(ctx: HandlerContext, job: Job, _: Worker, event: EpochReported) -> None:
-    """Record a finished epoch with a durable checkpoint, unless it is already recorded."""
-    status, progress = job.status, job.progress
-    group, change = status.group, status.change
-    if group is None or event.epoch <= progress.epoch:
-        return
+def on_epoch_reported(
+    ctx: HandlerContext, job: Job, event: EpochReported, *, by_member: bool
+) -> None:
+    """Handle a finished epoch with a durable checkpoint, unless it is already recorded.
+
+    A report of a worker that is not in the job's group any more (`by_member` is False) may be late.
+    It advances a paused job. A job that starts holds it until the start epoch is known; a running
+    job, until its next epoch.
+    """
+    progress, group = job.progress, job.group
+    if event.epoch in progress.missing_epochs:
+        _record_late_epoch(ctx, job, event)
+    elif by_member and group is not None:
+        ctx.changed_jobs[job.job] = None
+        if event.epoch > progress.epoch:
+            _record_next_epoch(ctx, job, group, event)
+    elif _may_belong(job, event):
+        if len(progress.held_reports) < MAX_HELD_REPORTS:
+            progress.held_reports.append(event)
+        if isinstance(job.status, Paused):
+            _advance_paused(ctx, job)
+
+
+def _record_next_epoch(ctx: HandlerContext, job: Job, group: Group, event: EpochReported) -> None:
+    """Record an epoch of the job's current group, or of the group that it changes to."""
+    progress, change = job.progress, job.change
     whole = _is_whole(job, group, event)
     if change is not None and change.group.version == event.group:
         group = change.group
@@ -209,23 +229,6 @@ def _count_untrained(job: Job, event: EpochReported) -> None:
     progress.untrained_samples = min(
         MAX_COUNT, progress.untrained_samples + progress.epoch_untrained
     )
-
-
-def on_late_epoch(ctx: HandlerContext, job: Job, event: EpochReported) -> None:
-    """Handle an epoch report of a worker that is not in the job's group any more.
-
-    A report of a paused job advances it. A report of a job that starts is held until the start
-    epoch is known; of a running job, until its next epoch. Other reports count if the job continued
-    from the epoch.
-    """
-    progress = job.progress
-    if event.epoch in progress.missing_epochs:
-        _record_late_epoch(ctx, job, event)
-    elif _may_belong(job, event):
-        if len(progress.held_reports) < MAX_HELD_REPORTS:
-            progress.held_reports.append(event)
-        if isinstance(job.status, Paused):
-            _advance_paused(ctx, job)
 
 
 def on_resumed(ctx: HandlerContext, job: Job, epoch: int) -> None:

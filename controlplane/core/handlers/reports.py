@@ -46,6 +46,7 @@ from schemas.wire.agent import (
     UnitEnded,
     UnitFailed,
     UnitStarted,
+    WorkerEvent,
     WorkerExited,
     WorkerReady,
     WorkerRefused,
@@ -94,8 +95,7 @@ ACTIVE_PHASES: Final = frozenset({WorkerPhase.READY, WorkerPhase.MEMBER, WorkerP
 def on_node_reported(ctx: HandlerContext, event: NodeReported) -> None:
     """Handle the next event of a node's stream.
 
-    Events of another boot and events that were handled before are ignored. Of an unknown process
-    only the exit and late epochs count.
+    Events of another boot and events that were handled before are ignored.
     """
     node = ctx.state.nodes.get(event.node)
     if node is None or node.boot != event.boot or event.seq <= node.committed:
@@ -109,36 +109,43 @@ def on_node_reported(ctx: HandlerContext, event: NodeReported) -> None:
     if isinstance(report, JobCleared):
         if job is not None:
             exits.on_job_cleared(ctx, job, node, report)
-        return
-    if isinstance(report, StateCopied | StateNotCopied):
+    elif isinstance(report, StateCopied | StateNotCopied):
         if job is not None:
             sweep_units.on_state_report(ctx, job, node, report)
-        return
+    else:
+        _handle_worker_report(ctx, node, job, report)
+
+
+def _handle_worker_report(
+    ctx: HandlerContext, node: Node, job: Job | None, report: WorkerEvent
+) -> None:
+    """Handle a report about one worker; a node may report its own workers only.
+
+    Of an unknown worker only the exit and epochs count.
+    """
     name = worker_id(report.job, report.version, report.rank)
-    worker = job.workers.get(name) if job else None
+    worker = job.workers.get(name) if job is not None else None
     if job is None or worker is None:
         if isinstance(report, WorkerExited | WorkerRefused):
             _release_foreign(ctx, node, name)
-        if job is not None and isinstance(report, EpochReported) and node.node in job.nodes:
-            epochs.on_late_epoch(ctx, job, report)
-        return
-    if node_of(worker.slot) != node.node:
-        return  # a node may report its own workers only
-    if isinstance(report, ScriptReport):
-        if report.index <= worker.reports:
-            return
-        worker.reports = report.index
-    kind = type(report)
-    inactive = worker.phase not in ACTIVE_PHASES or job.group is None
-    if isinstance(report, EpochReported) and (
-        inactive or report.epoch in job.progress.missing_epochs
-    ):
-        epochs.on_late_epoch(ctx, job, report)
-        return
-    if inactive and kind in MEMBER_REPORTS:
-        return
-    ctx.changed_jobs[job.job] = None
-    HANDLERS[kind](ctx, job, worker, report)
+        elif job is not None and isinstance(report, EpochReported) and node.node in job.nodes:
+            epochs.on_epoch_reported(ctx, job, report, by_member=False)
+    elif node_of(worker.slot) == node.node and _is_new(worker, report):
+        active = worker.phase in ACTIVE_PHASES and job.group is not None
+        if isinstance(report, EpochReported):
+            epochs.on_epoch_reported(ctx, job, report, by_member=active)
+        elif active or type(report) not in MEMBER_REPORTS:
+            ctx.changed_jobs[job.job] = None
+            HANDLERS[type(report)](ctx, job, worker, report)
+
+
+def _is_new(worker: Worker, report: WorkerEvent) -> bool:
+    """Count a report of the worker's script; return False if it is a repeated one."""
+    if not isinstance(report, ScriptReport):
+        return True
+    new = report.index > worker.reports
+    worker.reports = max(worker.reports, report.index)
+    return new
 
 
 def _release_foreign(ctx: HandlerContext, node: Node, name: WorkerId) -> None:
@@ -232,7 +239,6 @@ HANDLERS: Final[Mapping[type, Callable[[HandlerContext, Job, Worker, Any], None]
     GroupBroken: recovery.on_group_broken,
     Quiesced: recovery.on_quiesced,
     Suspended: on_suspended,
-    EpochReported: epochs.on_epoch_reported,
     TrainingFinished: epochs.on_training_finished,
     SweepWorkerReady: sweep_units.on_sweep_worker_ready,
     UnitStarted: sweep_units.on_unit_started,
@@ -243,5 +249,5 @@ HANDLERS: Final[Mapping[type, Callable[[HandlerContext, Job, Worker, Any], None]
     WorkerRefused: exits.on_worker_refused,
 }
 MEMBER_REPORTS: Final = frozenset(  # reports that count only from a worker that may train
-    {JoinFailed, GroupBroken, Quiesced, Suspended, EpochReported, TrainingFinished}
+    {JoinFailed, GroupBroken, Quiesced, Suspended, TrainingFinished}
 )

@@ -236,8 +236,6 @@ def value_of(hint: Any, given: dict[type, Any]) -> Any:
     hint = getattr(hint, "__supertype__", hint)  # of a NewType
     if hint in given:
         return given[hint]
-    if getattr(hint, "__supertype__", None) is not None:
-        return value_of(hint, given)
     parts = get_args(hint)
     if type(None) in parts:
         return value_of(parts[0], given) if given[bool] else None
@@ -245,6 +243,8 @@ def value_of(hint: Any, given: dict[type, Any]) -> Any:
         return {"accuracy": given[float], "noise_scale": given[float], given[str][:20]: 1.0}
     if getattr(hint, "__origin__", None) is tuple:
         return ()
+    if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
+        return hint(**{name: value_of(one, given) for name, one in get_type_hints(hint).items()})
     raise AssertionError(f"no value for {hint}")
 
 

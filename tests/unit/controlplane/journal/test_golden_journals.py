@@ -33,9 +33,7 @@ def copy_of(journal: Path, folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("journal", JOURNALS, ids=lambda path: path.stem)
-def test_it_comes_to_the_same_state_and_tells_the_same_events(
-    journal: Path, tmp_path: Path
-) -> None:
+def test_a_replay_gives_the_stored_state_and_events(journal: Path, tmp_path: Path) -> None:
     reader, reactor = Reader(copy_of(journal, tmp_path)), Reactor()
     told: list[FeedEvent] = []
     for at, event in reader.inputs():
@@ -57,7 +55,7 @@ def test_the_journals_have_most_kinds_of_input(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("journal", JOURNALS, ids=lambda path: path.stem)
-def test_the_past_of_its_jobs_is_what_its_inputs_lead_to(journal: Path, tmp_path: Path) -> None:
+def test_the_stored_history_equals_that_of_a_replay(journal: Path, tmp_path: Path) -> None:
     histories, records = JobHistories(), list[Record]()
 
     def note(told: Sequence[Record]) -> None:
@@ -80,9 +78,7 @@ def test_the_past_of_its_jobs_is_what_its_inputs_lead_to(journal: Path, tmp_path
 
 
 @pytest.mark.parametrize("journal", JOURNALS, ids=lambda path: path.stem)
-def test_a_snapshot_of_the_present_format_is_the_state_that_its_inputs_lead_to(
-    journal: Path, tmp_path: Path
-) -> None:
+def test_a_snapshot_equals_the_state_of_a_replay(journal: Path, tmp_path: Path) -> None:
     passed_over: list[str] = []
     with contextlib.closing(Reader(copy_of(journal, tmp_path))) as reader:
         (snapshot,) = reader.snapshots()
@@ -97,9 +93,7 @@ def test_a_snapshot_of_the_present_format_is_the_state_that_its_inputs_lead_to(
 
 
 @pytest.mark.parametrize("journal", JOURNALS, ids=lambda path: path.stem)
-def test_a_snapshot_of_another_format_is_passed_over_and_all_inputs_are_read(
-    journal: Path, tmp_path: Path
-) -> None:
+def test_a_snapshot_of_another_format_is_skipped(journal: Path, tmp_path: Path) -> None:
     path, passed_over = copy_of(journal, tmp_path), list[str]()
     with contextlib.closing(sqlite3.connect(path)) as database:
         database.execute("UPDATE snapshots SET format = format - 1 WHERE format = ?", (FORMAT,))

@@ -36,7 +36,7 @@ def rows(path: Path) -> list[tuple[str, str, int, bytes]]:
         return database.execute("SELECT * FROM job_records").fetchall()
 
 
-def test_records_are_durable_with_their_input_and_a_restart_writes_none_again(
+def test_a_restart_writes_no_record_twice(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "journal.sqlite"
@@ -63,7 +63,7 @@ def test_records_are_durable_with_their_input_and_a_restart_writes_none_again(
     assert rows(path) == before
 
 
-def test_a_page_goes_on_behind_its_position_and_says_what_became_of_a_decision(
+def test_a_page_starts_after_a_position_and_has_the_outcomes_of_decisions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(job_records, "PAGE", 2)
@@ -85,7 +85,7 @@ def test_a_page_goes_on_behind_its_position_and_says_what_became_of_a_decision(
             assert records.processes(name) == history.processes
 
 
-def test_of_an_unknown_job_nothing_is_known(tmp_path: Path) -> None:
+def test_an_unknown_job_has_an_empty_history(tmp_path: Path) -> None:
     database = open_for_writing(tmp_path / "journal.sqlite")
     records, ghost = JobRecords(database), JobId("ghost-1")
 

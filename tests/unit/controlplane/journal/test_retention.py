@@ -21,10 +21,10 @@ from controlplane.journal.reader import Reader
 from controlplane.journal.records import JobRecords, RecordRow, append_rows, drop_oldest, rows_of
 from controlplane.journal.replay import recover
 from controlplane.journal.retention import Retention, forget, forget_records, used_bytes
-from controlplane.journal.take_snapshot import save_state
 from schemas.ids import JobId, Seconds
 from schemas.wire.client import PromiseInfo
 from tests.bench.long_journal import AT, Size, history, write
+from tests.support.recorded_history import snapshot_at
 
 EPOCHS: Final = 200
 NOW: Final = Seconds(AT + 1000.0)
@@ -61,9 +61,7 @@ def keeps(
 
 def snapshots_at(path: Path, *numbers: int) -> None:
     for number in numbers:
-        with contextlib.closing(Reader(path)) as reader:
-            found = recover(reader, most=number)
-        save_state(path, found.reactor, found.last, found.at)
+        snapshot_at(path, number)
 
 
 def first_input(path: Path) -> int:
@@ -119,7 +117,7 @@ def test_inputs_go_piece_by_piece_when_they_are_too_old(
     assert first_input(path) == 48
 
 
-def test_a_file_that_is_too_large_keeps_no_input_longer_than_a_restart_needs(
+def test_a_file_above_its_limit_keeps_only_inputs_for_a_restart(
     path: Path, database: sqlite3.Connection
 ) -> None:
     snapshots_at(path, 150, 200)
@@ -145,7 +143,7 @@ def test_events_go_piece_by_piece_when_they_are_too_old(
         assert reader.feed(1, 10**6) == events[40:]
 
 
-def test_a_file_of_which_much_is_free_gets_smaller(
+def test_free_pages_are_returned_to_the_file_system(
     path: Path, database: sqlite3.Connection
 ) -> None:
     snapshots_at(path, 150, 200)
@@ -159,7 +157,7 @@ def test_a_file_of_which_much_is_free_gets_smaller(
     assert free <= left / 4
 
 
-def test_jobs_that_left_go_when_they_are_too_old_or_the_file_is_too_large(
+def test_old_jobs_are_deleted_by_age_and_by_file_size(
     database: sqlite3.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(retention, "ENDED_JOBS_PER_PIECE", 2)
@@ -179,7 +177,7 @@ def test_jobs_that_left_go_when_they_are_too_old_or_the_file_is_too_large(
     assert jobs_in(database) == []
 
 
-def test_of_a_job_that_goes_on_the_latest_records_stay_and_its_first_promise(
+def test_a_running_job_keeps_its_latest_records_and_first_promise(
     database: sqlite3.Connection,
 ) -> None:
     job, other = JobId("a-1"), JobId("b-2")

@@ -50,9 +50,7 @@ MAKERS: Final = {"jobs": of_jobs, "sweeps": of_sweeps}
 @settings(max_examples=examples(40), deadline=None)
 @example(seed=27, share=0.95)
 @given(seed=st.integers(0, 10_000), share=st.floats(0.0, 1.0))
-def test_a_state_that_was_written_down_goes_on_as_if_nothing_had_been(
-    kind: str, seed: int, share: float
-) -> None:
+def test_a_restored_state_continues_like_the_original(kind: str, seed: int, share: float) -> None:
     history = MAKERS[kind](seed, 120).history
     half = int(share * len(history))
     first = replay((at, input_from(body)) for at, body in history[:half])
@@ -66,14 +64,14 @@ def test_a_state_that_was_written_down_goes_on_as_if_nothing_had_been(
     assert second.state.slot_index.order() == first.state.slot_index.order()
 
 
-def test_a_sweep_over_more_partitions_than_a_number_has_bits_is_written_down() -> None:
+def test_a_sweep_over_100_partitions_is_encoded() -> None:
     controller = cluster_of(n1=1)
     controller.submit("a", **sweep_job((1, 1), partitions=100))
 
     assert copy_of(controller.reactor).state == controller.state
 
 
-def test_a_number_that_is_none_is_read_back_as_what_it_is() -> None:
+def test_a_nan_reads_back_as_nan() -> None:
     controller = running(epochs=1)
     (job,) = controller.state.jobs.values()
     job.progress.train_loss = float("nan")
@@ -84,17 +82,17 @@ def test_a_number_that_is_none_is_read_back_as_what_it_is() -> None:
     assert round_trips(image, controller.reactor)
 
 
-def test_an_image_of_something_else_does_not_give_the_state_back() -> None:
+def test_an_image_of_another_state_is_no_round_trip() -> None:
     assert not round_trips(image_of(Reactor()), running().reactor)
 
 
-def test_whatever_is_no_image_is_refused() -> None:
+def test_invalid_images_are_refused() -> None:
     for body in (b"", b"\x80", b"\xc1", b"\x81\xa5state\x93"):
         with pytest.raises(ValueError, match=r"."):
             reactor_from(body)
 
 
-def test_an_image_whose_parts_do_not_fit_together_is_refused() -> None:
+def test_an_inconsistent_image_is_refused() -> None:
     controller = training(cluster_of(n1=2), S0, S1)
     controller.tell(N1, builders.exited(A, rank=1, signal=9))
     whole = msgspec.msgpack.decode(image_of(controller.reactor))
@@ -136,9 +134,7 @@ def kept(path: Path) -> list[int]:
         return [snapshot.input for snapshot in reader.snapshots()]
 
 
-def test_a_restart_reads_the_last_snapshot_and_what_came_since(
-    path: Path, told: Controller
-) -> None:
+def test_a_restart_reads_the_last_snapshot_and_later_inputs(path: Path, told: Controller) -> None:
     many = len(told.history)
     snapshot_at(path, 100)
     change(path, "DELETE FROM inputs WHERE id <= 100")
@@ -150,9 +146,7 @@ def test_a_restart_reads_the_last_snapshot_and_what_came_since(
     assert found.reactor.totals == told.reactor.totals
 
 
-def test_the_two_latest_are_kept_whatever_their_size(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_two_latest_snapshots_are_kept(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("controlplane.journal.snapshots.PART_BYTES", 100)
     for number in (50, 100, 150, 150):
         snapshot_at(path, number)
@@ -173,7 +167,7 @@ DAMAGES: Final = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_one_that_cannot_be_used_is_told_of_and_the_one_before_is_taken(
+def test_an_unusable_snapshot_is_reported_and_the_earlier_one_used(
     damage: str, path: Path, told: Controller
 ) -> None:
     for number in (50, 100):
@@ -188,7 +182,7 @@ def test_one_that_cannot_be_used_is_told_of_and_the_one_before_is_taken(
     assert "snapshot 100" in warning
 
 
-def test_without_a_good_one_all_inputs_are_read(path: Path, told: Controller) -> None:
+def test_all_inputs_are_read_without_a_good_snapshot(path: Path, told: Controller) -> None:
     snapshot_at(path, 100)
     change(path, DAMAGES["content"])
 
@@ -197,7 +191,7 @@ def test_without_a_good_one_all_inputs_are_read(path: Path, told: Controller) ->
     assert (found.snapshot, found.reactor.state) == (0, told.state)
 
 
-def test_without_a_good_one_and_without_all_inputs_it_says_what_is_left(path: Path) -> None:
+def test_a_start_without_good_snapshot_and_inputs_is_refused(path: Path) -> None:
     snapshot_at(path, 100)
     change(path, "DELETE FROM inputs WHERE id <= 100", DAMAGES["content"])
 
@@ -206,7 +200,7 @@ def test_without_a_good_one_and_without_all_inputs_it_says_what_is_left(path: Pa
 
 
 @pytest.mark.parametrize("lost", [101, 120])
-def test_an_input_that_is_missing_behind_a_snapshot_is_named(path: Path, lost: int) -> None:
+def test_a_missing_input_after_a_snapshot_is_named(path: Path, lost: int) -> None:
     snapshot_at(path, 100)
     change(path, f"DELETE FROM inputs WHERE id = {lost:d}")  # noqa: S608 - a number
 
@@ -214,7 +208,7 @@ def test_an_input_that_is_missing_behind_a_snapshot_is_named(path: Path, lost: i
         recovered(path)
 
 
-def test_one_that_was_not_finished_is_not_there_and_is_cleared_away(
+def test_an_incomplete_snapshot_is_invisible_and_deleted(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("controlplane.journal.snapshots.PART_BYTES", 100)
@@ -228,7 +222,7 @@ def test_one_that_was_not_finished_is_not_there_and_is_cleared_away(
     assert parts == [(100,)]
 
 
-def test_a_full_disk_leaves_the_snapshots_that_there_are(path: Path) -> None:
+def test_a_full_disk_leaves_existing_snapshots(path: Path) -> None:
     snapshot_at(path, 100)
     with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as database:
         (pages,) = database.execute("PRAGMA page_count").fetchone()
@@ -240,7 +234,7 @@ def test_a_full_disk_leaves_the_snapshots_that_there_are(path: Path) -> None:
     assert recovered(path).snapshot == 100
 
 
-def test_a_state_that_is_not_read_back_as_it_is_is_not_written(
+def test_a_state_that_does_not_round_trip_is_not_written(
     path: Path, told: Controller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(snapshot_process, "round_trips", lambda *_: False)
@@ -251,7 +245,7 @@ def test_a_state_that_is_not_read_back_as_it_is_is_not_written(
     assert kept(path) == []
 
 
-def test_a_second_life_numbers_its_inputs_behind_a_snapshot_of_all(path: Path) -> None:
+def test_inputs_are_numbered_after_the_last_snapshot(path: Path) -> None:
     last = take_snapshot(path)
     change(path, "DELETE FROM inputs")
 
@@ -271,7 +265,7 @@ def written(path: Path) -> Iterator[Writer]:
     writer.close()
 
 
-def test_one_is_taken_beside_the_writer_from_the_one_before(path: Path, told: Controller) -> None:
+def test_a_snapshot_is_taken_beside_the_writer(path: Path, told: Controller) -> None:
     snapshot_at(path, 100)
     change(path, "DELETE FROM inputs WHERE id <= 100")
     with written(path):
@@ -281,7 +275,7 @@ def test_one_is_taken_beside_the_writer_from_the_one_before(path: Path, told: Co
     assert recovered(path).reactor.state == told.state
 
 
-def test_two_are_not_taken_at_once(path: Path) -> None:
+def test_two_snapshots_are_not_taken_at_once(path: Path) -> None:
     with snapshot_process._exclusive(path) as alone:
         assert alone
         assert take_snapshot(path) == 0
