@@ -21,7 +21,7 @@ pytestmark = [
 
 
 @pytest.mark.timeout(60)
-def test_power_goes_off_also_where_a_daemon_is_not_yet_in_its_namespace() -> None:
+def test_a_power_failure_also_kills_a_daemon_outside_its_namespace() -> None:
     with (
         tempfile.TemporaryDirectory(prefix="lab-") as folder,
         Site(Path(folder), os.getpid(), nodes=1, slots=1, policy="fifo") as site,

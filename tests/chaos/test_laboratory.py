@@ -26,7 +26,7 @@ def test_a_seed_is_a_schedule() -> None:
 
 @pytest.mark.timeout(SETTLE_S + 120.0)  # a job that does not end is told by the checker
 @pytest.mark.parametrize("seed", range(1, 11))
-def test_nothing_is_lost(seed: int) -> None:
+def test_no_seed_loses_samples(seed: int) -> None:
     with tempfile.TemporaryDirectory(prefix="lab-") as folder:
         outcome = run(draw(seed, LASTS_S), Path(folder))
 

@@ -51,7 +51,7 @@ async def until(found: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_a_lost_node_that_speaks_and_does_not_hear_is_not_up_before_it_hears(
+async def test_a_lost_node_that_cannot_receive_stays_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ONES__SILENCE__SUSPECT_S", "1.0")

@@ -15,7 +15,7 @@ from tests.support.fleet import Fleet, Training, TrainingAgent
 pytestmark = pytest.mark.slow
 
 
-async def test_simulated_workers_take_a_job_from_its_start_over_a_change_to_its_end(
+async def test_simulated_workers_start_resize_and_finish_a_job(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "work").mkdir()

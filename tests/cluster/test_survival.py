@@ -109,7 +109,7 @@ def test_killing_the_agent_disturbs_no_training(house: Cluster, tmp_path: Path) 
         trained_without_a_scratch(house, job)
 
 
-def test_a_controller_and_an_agent_take_over_what_may_change_when_they_are_hung_up_on(
+def test_sighup_reloads_the_settings_of_controller_and_agent(
     house: Cluster,
 ) -> None:
     pids = house.up()
@@ -157,7 +157,7 @@ def said(house: Cluster, part: str, event: str) -> dict[str, Any]:
     return {key: line[key] for key in line if key not in {"event", "level", "timestamp"}}
 
 
-def test_a_job_starts_though_somebody_deleted_the_socket_that_its_worker_needs(
+def test_a_job_starts_after_the_agent_socket_was_deleted(
     house: Cluster,
 ) -> None:
     sockets = NodeFolders(house.home / "run" / "node-1", house.base, house.base).sockets
@@ -168,7 +168,7 @@ def test_a_job_starts_though_somebody_deleted_the_socket_that_its_worker_needs(
     trained_without_a_scratch(house, job)
 
 
-def test_a_controller_and_an_agent_that_are_asked_to_stop_leave_jobs_training(
+def test_jobs_train_on_after_sigterm_to_controller_and_agent(
     house: Cluster, tmp_path: Path
 ) -> None:
     held = {**SLOW, "HOLD": str(tmp_path / "go on")}
@@ -204,7 +204,9 @@ def test_exit_codes_and_output_of_workers_survive_a_dead_agent(house: Cluster) -
     assert house.output(job) == [*map(str, range(2000)), "last"]
 
 
-def test_killing_controller_and_agent_at_once_loses_nothing(house: Cluster, tmp_path: Path) -> None:
+def test_killing_controller_and_agent_together_loses_no_sample(
+    house: Cluster, tmp_path: Path
+) -> None:
     job = house.submit(env={**SLOW, "HOLD": str(tmp_path / "go on")}, record_samples=True)
     house.until_epoch(job, 1)
 
@@ -274,9 +276,7 @@ def test_a_zygote_that_dies_takes_no_worker_with_it(house: Cluster, tmp_path: Pa
     assert house.wait(house.submit()).code == 0
 
 
-def test_a_whole_cluster_that_goes_down_resumes_when_it_is_up_again(
-    house: Cluster, tmp_path: Path
-) -> None:
+def test_jobs_resume_after_the_whole_cluster_restarted(house: Cluster, tmp_path: Path) -> None:
     held = {**SLOW, "HOLD": str(tmp_path / "go on")}
     leaves_on_term = "import signal, sys\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(1))\n"
     job = house.submit(env=held, record_samples=True)
@@ -294,7 +294,7 @@ def test_a_whole_cluster_that_goes_down_resumes_when_it_is_up_again(
     assert house.show(polite)["failures"] == 0
 
 
-def test_a_tracked_scheduler_goes_on_where_it_was(house: Cluster, tmp_path: Path) -> None:
+def test_a_tracked_scheduler_resumes_its_rates(house: Cluster, tmp_path: Path) -> None:
     script = TOY.replace(
         "step = 0\n",
         "scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, 0.1, total_iters=4)\n"

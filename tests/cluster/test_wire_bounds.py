@@ -29,7 +29,7 @@ def kib(size: int) -> str:
     return f"{size >> 10} KiB"
 
 
-def test_each_row_of_the_table_is_what_the_constants_say() -> None:
+def test_each_row_of_the_table_equals_its_constant() -> None:
     section = TEXT.split("\n## Bounds\n")[1].split("\nThose of a job file")[0]
     events, units = reads.MAX_EVENTS, sweep_replies.MAX_PAGE
     shares, backoff = fair_queue, flood_guard
@@ -95,7 +95,7 @@ def test_each_row_of_the_table_is_what_the_constants_say() -> None:
     ]
 
 
-def test_bounds_in_sentences_are_those_in_force() -> None:
+def test_bounds_in_sentences_equal_their_constants() -> None:
     size, depth = DEFAULT_BOUNDS.size >> 30, DEFAULT_BOUNDS.depth
     said = [
         f"`wait_s` (seconds, at most {fair_queue.MAX_WAIT_S:g};",

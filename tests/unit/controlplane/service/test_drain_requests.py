@@ -22,7 +22,7 @@ ASKED = DrainRequested(node=N1, user="ann", reason="new kernel", within_s=60.0)
 
 
 @pytest.mark.parametrize("role", ["operator", "admin"])
-def test_operators_and_admins_drain_nodes_and_give_them_back(role: str) -> None:
+def test_operators_and_admins_drain_and_return_nodes(role: str) -> None:
     controller, who = cluster_of(n1=1), Identity(role, "ann")
 
     assert drain_input(controller.state, DRAIN, who) == ASKED
@@ -45,7 +45,7 @@ def test_an_impossible_drain_is_refused_with_its_field(request_: DrainNode, refu
         drain_input(cluster_of(n1=1).state, request_, ANN)
 
 
-def test_the_list_of_nodes_says_how_far_a_drain_is_and_why() -> None:
+def test_the_list_of_nodes_shows_state_and_reason_of_a_drain() -> None:
     controller = training(cluster_of(n1=1, n2=1), S0)
 
     empty = DrainRequested(node=NodeId("n2"), user="ann", reason="", within_s=None)

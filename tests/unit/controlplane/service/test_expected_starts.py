@@ -20,7 +20,7 @@ SAID = StartForecast(at=Seconds(400.0), earliest=Seconds(220.0), latest=Seconds(
         (8000.0, "expected to start at any moment"),
     ],
 )
-def test_a_reason_says_when_a_job_will_start_from_now_on(now: float, words: str) -> None:
+def test_a_reason_includes_the_expected_start(now: float, words: str) -> None:
     found = with_start_forecast(WAITS, SAID, Seconds(now))
 
     assert found == Reason(

@@ -22,7 +22,7 @@ def predicted(controller: Controller) -> float | None:
     ).predicted_loss
 
 
-def test_a_prediction_is_told_of_a_job_on_slots_and_of_no_other() -> None:
+def test_only_a_job_on_slots_shows_a_prediction() -> None:
     controller = running(epochs=2)
 
     on_slots = predicted(controller)
@@ -38,11 +38,11 @@ def test_a_prediction_is_told_of_a_job_on_slots_and_of_no_other() -> None:
         ("waits for 2 slots, 0 free", f"{PAUSED}; waits for 2 slots, 0 free"),
     ],
 )
-def test_why_a_job_waits_is_said_once(waits: str, said: str) -> None:
+def test_the_reason_of_a_waiting_job_is_not_repeated(waits: str, said: str) -> None:
     assert waiting_reason(PAUSED, Reason("wait", waits)) == said
 
 
-def test_what_a_plan_said_before_an_operator_s_order_is_told_no_more() -> None:
+def test_an_override_hides_the_reason_of_an_older_plan() -> None:
     controller = cluster_of()
     controller.submit("a")
     stale = Reason("wait", "expected to start in 58 s")
@@ -65,7 +65,7 @@ def test_what_a_plan_said_before_an_operator_s_order_is_told_no_more() -> None:
     ]
 
 
-def test_the_wait_before_a_retry_is_told_until_it_is_over() -> None:
+def test_the_reason_shows_the_wait_before_a_retry() -> None:
     controller = running(retries=1)
     controller.tell(N1, exited(A, code=3))
 

@@ -44,7 +44,7 @@ class Shippers(LogRates[str]):
 
 
 @pytest.mark.parametrize("workers", [1, 64])
-def test_a_job_without_end_has_its_burst_and_then_its_rate(workers: int) -> None:
+def test_a_noisy_job_is_limited_to_its_burst_and_rate(workers: int) -> None:
     shippers = Shippers()
     shippers.begin(NOISY, *(f"r{rank}" for rank in range(workers)))
 
@@ -54,7 +54,7 @@ def test_a_job_without_end_has_its_burst_and_then_its_rate(workers: int) -> None
     assert most - MOST_CREDIT < shippers.sent.total() <= most + workers * MOST_CREDIT
 
 
-def test_workers_of_such_a_job_take_turns() -> None:
+def test_workers_of_a_noisy_job_take_turns() -> None:
     shippers = Shippers()
     shippers.begin(NOISY, *(f"r{rank}" for rank in range(8)))
     shippers.clock.run(2 * BURST_S)
@@ -67,7 +67,7 @@ def test_workers_of_such_a_job_take_turns() -> None:
     assert max(counts) - min(counts) <= 1
 
 
-def test_another_job_is_answered_at_once_and_has_all_of_its_credit() -> None:
+def test_a_quiet_job_gets_full_credit_at_once() -> None:
     shippers = Shippers()
     shippers.begin(NOISY, *(f"r{rank}" for rank in range(64)))
     shippers.clock.run(2 * BURST_S)
@@ -79,7 +79,7 @@ def test_another_job_is_answered_at_once_and_has_all_of_its_credit() -> None:
     assert shippers._credit(shippers._streams[QUIET]) == MOST_CREDIT
 
 
-def test_who_asks_again_while_he_waits_is_answered_once_in_his_place() -> None:
+def test_a_repeated_request_keeps_its_place_and_gets_a_single_reply() -> None:
     shippers = Shippers()
     shippers.count_output(NOISY, int(BURST) + 1)
     for worker in ("r0", "r1", "r0"):
@@ -93,7 +93,7 @@ def test_who_asks_again_while_he_waits_is_answered_once_in_his_place() -> None:
     assert shippers.answered == ["r0", "r1"]
 
 
-def test_a_job_that_was_silent_for_long_has_its_burst_again() -> None:
+def test_a_silent_job_regains_its_burst() -> None:
     shippers = Shippers()
     shippers.count_output(NOISY, int(BURST) + 1)
     shippers.clock.run(2 * BURST_S)
@@ -103,7 +103,7 @@ def test_a_job_that_was_silent_for_long_has_its_burst_again() -> None:
     assert shippers.answered == ["r0"]
 
 
-def test_of_jobs_without_number_only_those_beyond_their_rate_are_remembered(
+def test_only_jobs_beyond_their_rate_are_remembered(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(log_relay, "MAX_STREAMS", 10)

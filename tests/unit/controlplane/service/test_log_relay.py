@@ -62,7 +62,7 @@ def relay(controller: Controller, store: LogStore, bytes_per_s: float = float(1 
         (2, ()),
     ],
 )
-def test_a_page_of_one_rank_names_only_workers_of_that_rank_whose_output_is_missing(
+def test_a_page_of_a_rank_names_only_missing_output_of_that_rank(
     rank: int | None, missing: tuple[str, ...], tmp_path: Path
 ) -> None:
     controller = ended_on_two_nodes()
@@ -89,14 +89,14 @@ def nothing_stored() -> Any:
     return SimpleNamespace(stored=lambda *_: (0, False), read=lambda *_, **__: ([], 0))
 
 
-def test_workers_of_which_nothing_was_heard_are_waited_for_and_not_named() -> None:
+def test_workers_without_reports_are_waited_for() -> None:
     made = relay(ended_unheard(), NONE)
     made.store = nothing_stored()
 
     assert made._page(ReadLog(job=A)) == LogPage(job=A, pieces=(), cursor=0, ended=False)
 
 
-def test_one_whose_node_lost_its_folders_meanwhile_is_named_and_not_waited_for() -> None:
+def test_a_worker_whose_node_lost_its_folders_is_named_as_missing() -> None:
     controller = ended_unheard()
     controller.lose(N2)
     controller.take(builders.greeting(N1, boot="boot-2", run_id="n1-run-2"))
@@ -109,7 +109,7 @@ def test_one_whose_node_lost_its_folders_meanwhile_is_named_and_not_waited_for()
     )
 
 
-def test_a_piece_says_when_it_came_and_from_which_node(tmp_path: Path) -> None:
+def test_a_piece_contains_its_time_and_node(tmp_path: Path) -> None:
     controller, store = ended_on_two_nodes(), LogStore(tmp_path, 1 << 30, lambda: 7.5)
     store.append(A, LOG, (1, 1), 0, b"said\n")
     store.append(A, LOG, (9, 0), 0, b"said by nobody who is known\n")
@@ -158,9 +158,7 @@ async def test_a_waiting_follower_is_refused_with_the_reason(
     [{"version": -1}, {"rank": -1}, {"offset": -1}, {"offset": 2**60}, {"version": 2**60}],
     ids=repr,
 )
-async def test_output_that_no_worker_can_have_is_refused_and_freezes_nothing(
-    wrong: dict[str, int], tmp_path: Path
-) -> None:
+async def test_implausible_output_is_refused(wrong: dict[str, int], tmp_path: Path) -> None:
     controller, store = ended_on_two_nodes(), LogStore(tmp_path, 1 << 30)
     made = relay(controller, store)
     made.shippers = SimpleNamespace(send=lambda *_: True)  # type: ignore[assignment]
@@ -197,7 +195,7 @@ class Followers:
         return False
 
 
-async def test_followers_of_one_user_keep_no_other_from_a_page(tmp_path: Path) -> None:
+async def test_followers_of_a_user_do_not_block_another_user(tmp_path: Path) -> None:
     controller = cluster_of(n1=1)
     controller.submit("a")
     made = relay(controller, LogStore(tmp_path, 1 << 30))

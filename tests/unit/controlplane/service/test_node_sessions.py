@@ -128,7 +128,7 @@ def hello(
     return Hello(node=node, boot=BootId(boot), spec=spec, workers=workers, events_sent=0, echo=echo)
 
 
-async def test_a_repeated_hello_is_answered_and_not_written_down() -> None:
+async def test_a_repeated_hello_is_answered_without_an_input() -> None:
     service = Service()
     await service.greet(hello())
 
@@ -138,7 +138,7 @@ async def test_a_repeated_hello_is_answered_and_not_written_down() -> None:
     assert service.commit_loop.greeted() == [N1]
 
 
-async def test_events_that_only_a_lost_journal_had_are_passed_over_and_the_stream_goes_on() -> None:
+async def test_events_lost_with_a_journal_are_skipped() -> None:
     service = Service(running())
     node = service.commit_loop.reactor.state.nodes[N1]
     has = builders.seen(A)
@@ -157,7 +157,7 @@ async def test_events_that_only_a_lost_journal_had_are_passed_over_and_the_strea
     assert service.commit_loop.reactor.state.job(A).progress.epoch == 1
 
 
-async def test_events_that_the_journal_has_are_no_loss() -> None:
+async def test_dropped_events_in_the_journal_are_not_lost() -> None:
     service = Service(running())
     known = service.commit_loop.reactor.state.nodes[N1].committed
     assert known > 0
@@ -168,7 +168,7 @@ async def test_events_that_the_journal_has_are_no_loss() -> None:
     assert [type(event).__name__ for event in service.commit_loop.taken] == ["NodeGreeted"]
 
 
-async def test_a_hello_that_is_repeated_before_it_is_durable_is_answered_once() -> None:
+async def test_a_hello_repeated_before_it_is_durable_is_answered_once() -> None:
     service = Service()
     service.hear(hello())
     service.hear(hello())
@@ -184,7 +184,7 @@ async def test_a_hello_that_is_repeated_before_it_is_durable_is_answered_once() 
 @pytest.mark.parametrize(
     "news", [hello(N1, builders.seen(A)), hello(boot="boot-2")], ids=["workers", "boot"]
 )
-async def test_a_hello_with_news_is_written_down(news: Hello) -> None:
+async def test_a_changed_hello_becomes_an_input(news: Hello) -> None:
     service = Service()
     await service.greet(hello())
 
@@ -195,7 +195,7 @@ async def test_a_hello_with_news_is_written_down(news: Hello) -> None:
     assert service.commit_loop.greeted() == [N1, N1]
 
 
-async def test_a_node_that_was_lost_is_greeted_as_if_it_were_new_once_it_repeats_our_word() -> None:
+async def test_a_lost_node_is_greeted_after_it_returns_the_echo() -> None:
     service = Service()
     await service.greet(hello())
     service.commit_loop.controller.lose(N1)
@@ -210,7 +210,7 @@ async def test_a_node_that_was_lost_is_greeted_as_if_it_were_new_once_it_repeats
 
 
 @pytest.mark.parametrize("phase", [NodePhase.SUSPECT, NodePhase.LOST])
-async def test_a_node_that_speaks_and_does_not_hear_stays_what_it_is(phase: NodePhase) -> None:
+async def test_a_node_that_cannot_receive_keeps_its_state(phase: NodePhase) -> None:
     service = Service()
     await service.greet(hello())
     node = service.commit_loop.controller.state.nodes[N1]
@@ -227,7 +227,7 @@ async def test_a_node_that_speaks_and_does_not_hear_stays_what_it_is(phase: Node
     assert (service.commit_loop.greeted(), node.phase) == ([N1], phase)
 
 
-async def test_a_word_shows_once_that_it_was_heard() -> None:
+async def test_an_echo_is_valid_once() -> None:
     service = Service()
     await service.greet(hello())
     for _ in range(2):
@@ -240,7 +240,7 @@ async def test_a_word_shows_once_that_it_was_heard() -> None:
     assert service.said() == [(N1, "HelloRequest"), (N1, "Welcome"), *[(N1, "HelloRequest")] * 2]
 
 
-async def test_an_agent_of_a_former_release_repeats_nothing_and_is_greeted() -> None:
+async def test_an_agent_without_echo_is_greeted() -> None:
     service = Service()
     await service.greet(hello(echo=None))
     service.commit_loop.controller.lose(N1)
@@ -250,7 +250,7 @@ async def test_an_agent_of_a_former_release_repeats_nothing_and_is_greeted() -> 
     assert service.commit_loop.controller.state.nodes[N1].phase is NodePhase.UP
 
 
-async def test_hellos_of_many_nodes_are_written_down_a_few_at_a_time_and_in_their_order() -> None:
+async def test_hellos_of_many_nodes_become_inputs_in_bounded_batches() -> None:
     service = Service()
     names = [NodeId(f"n{number}") for number in range(2 * UNDER_WAY + 5)]
     for name in (*names, *names):
@@ -278,7 +278,7 @@ async def test_heartbeats_are_answered_while_hellos_wait() -> None:
     assert service.said() == [(N1, "HeartbeatAck")]
 
 
-async def test_a_hello_of_a_former_life_is_refused_with_the_reason() -> None:
+async def test_a_hello_of_a_former_boot_is_refused() -> None:
     service = Service()
     await service.greet(hello(boot="boot-1"))
     await service.greet(hello(boot="boot-2"))
@@ -298,7 +298,7 @@ async def test_a_hello_of_a_former_life_is_refused_with_the_reason() -> None:
     assert service.commit_loop.greeted() == [N1, N1]
 
 
-async def test_events_that_become_durable_together_are_acknowledged_at_once() -> None:
+async def test_events_committed_together_are_acknowledged_together() -> None:
     service = Service(running())
     boot = service.commit_loop.controller.state.nodes[N1].boot
     committed = service.commit_loop.controller.state.nodes[N1].committed
@@ -316,7 +316,7 @@ async def test_events_that_become_durable_together_are_acknowledged_at_once() ->
     assert service.sent == [(N1, EventsCommitted(boot=boot, through=committed + 3))]
 
 
-async def test_metrics_beyond_bounds_are_left_out_before_they_are_written_down() -> None:
+async def test_excess_metrics_are_dropped_before_the_journal() -> None:
     service = Service(running())
     node = service.commit_loop.controller.state.nodes[N1]
     await service.greet(hello(N1, builders.seen(A), boot=node.boot))
@@ -331,7 +331,7 @@ async def test_metrics_beyond_bounds_are_left_out_before_they_are_written_down()
     )
 
 
-async def test_a_heartbeat_of_a_session_that_there_is_not_is_asked_for_a_hello() -> None:
+async def test_a_heartbeat_of_an_unknown_session_requests_a_hello() -> None:
     service = Service()
     await service.greet(hello())
 
@@ -351,9 +351,7 @@ DENIED = Refused(
 )
 
 
-async def test_a_node_whose_key_is_taken_out_is_told_and_neither_heard_nor_ordered_any_more() -> (
-    None
-):
+async def test_a_node_with_a_removed_key_is_refused_and_gets_no_orders() -> None:
     service = Service(running())
     boot = service.commit_loop.controller.state.nodes[N1].boot
     await service.greet(hello(N1, builders.seen(A), boot=boot))
@@ -374,7 +372,7 @@ async def test_a_node_whose_key_is_taken_out_is_told_and_neither_heard_nor_order
     assert service.sessions._sessions[N1].last_heard == heard_at
 
 
-async def test_a_hello_that_waits_as_its_key_is_taken_out_begins_nothing() -> None:
+async def test_a_waiting_hello_of_a_removed_key_starts_no_session() -> None:
     service = Service()
     service.hear(hello())
 
@@ -384,7 +382,7 @@ async def test_a_hello_that_waits_as_its_key_is_taken_out_begins_nothing() -> No
     assert service.sent == []
 
 
-async def test_a_node_whose_key_comes_back_goes_on() -> None:
+async def test_a_node_with_a_restored_key_continues() -> None:
     service = Service()
     await service.greet(hello())
     service.take_out(N1)
@@ -424,7 +422,7 @@ async def silent(controller: Controller, seconds: float) -> list[str]:
     return [type(event).__name__ for event in service.commit_loop.taken]
 
 
-async def test_a_silent_node_is_lost_in_seconds_when_workers_elsewhere_miss_theirs() -> None:
+async def test_a_silent_node_missed_by_peers_is_lost_early() -> None:
     controller = broken_group()
     controller.tell(N1, builders.quiesced(A, index=4, group=2))
 
@@ -435,15 +433,13 @@ async def test_a_silent_node_is_lost_in_seconds_when_workers_elsewhere_miss_thei
     assert (change.phase, [m.slot for m in change.group.members]) == (RescalePhase.REJOINING, [S0])
 
 
-async def test_a_node_that_nobody_misses_is_given_its_time() -> None:
+async def test_a_silent_node_not_missed_by_peers_is_not_lost_early() -> None:
     assert await silent(training(cluster_of(n1=1, n2=1), S0, T0), 5.5) == []
     assert await silent(broken_group(), 5.5) == [], "those elsewhere do not stand still yet"
     assert await silent(training(cluster_of(n1=1, n2=1), S0, T0), 6.5) == ["NodeSuspected"]
 
 
-async def test_a_node_whose_agent_ends_its_workers_is_lost_when_they_are_gone_and_not_before() -> (
-    None
-):
+async def test_a_fenced_node_is_lost_after_its_workers_exited() -> None:
     def fenced(fenced_s: float) -> Controller:
         controller = broken_group()
         controller.tell(N1, builders.quiesced(A, index=4, group=2))
@@ -461,7 +457,7 @@ async def test_a_node_whose_agent_ends_its_workers_is_lost_when_they_are_gone_an
     assert found == {key: early.get(key, ["NodeLost"]) for key in found}
 
 
-async def test_a_new_controller_gives_each_node_its_time_from_its_own_beginning_on() -> None:
+async def test_silence_counts_from_the_start_of_the_controller() -> None:
     controller = running()
     controller.start()
     service = Service(controller)
@@ -476,16 +472,14 @@ async def test_a_new_controller_gives_each_node_its_time_from_its_own_beginning_
     assert judged == {1.0: [], 29.0: ["NodeSuspected"], 31.0: ["NodeLost"]}
 
 
-async def test_a_node_that_speaks_is_not_lost_however_long_its_workers_take() -> None:
+async def test_a_node_that_sends_messages_is_not_lost() -> None:
     controller = broken_group()
     controller.tell(N1, builders.quiesced(A, index=4, group=2))
 
     assert await silent(controller, 1.0) == []
 
 
-async def test_a_node_that_greets_for_the_first_time_is_not_silent_while_that_is_written_down() -> (
-    None
-):
+async def test_a_first_hello_under_way_is_not_silence() -> None:
     service = Service()
     service.hear(hello())
 
@@ -495,9 +489,7 @@ async def test_a_node_that_greets_for_the_first_time_is_not_silent_while_that_is
     assert [type(event) for event in service.commit_loop.taken] == [NodeGreeted]
 
 
-async def test_other_times_of_silence_hold_for_nodes_that_are_there_and_for_those_that_come() -> (
-    None
-):
+async def test_new_timings_apply_to_known_and_new_nodes() -> None:
     service = Service()
     await service.greet(hello())
 
@@ -508,7 +500,7 @@ async def test_other_times_of_silence_hold_for_nodes_that_are_there_and_for_thos
     assert found == {N1: 2.0, N2: 2.0}
 
 
-async def test_a_job_whose_orders_do_not_fit_a_message_fails_and_nobody_is_told_them() -> None:
+async def test_a_job_with_oversized_orders_fails() -> None:
     controller = running(args=("x" * MAX_BYTES,))  # of a release that took any job file
     service = Service(controller)
     await service.greet(msgspec.structs.replace(hello(), workers=(builders.seen(A),)))
@@ -529,7 +521,7 @@ async def test_a_job_whose_orders_do_not_fit_a_message_fails_and_nobody_is_told_
     assert service.sessions._sessions[N1].outstanding == {}
 
 
-def test_a_job_that_is_over_does_not_fail_once_more() -> None:
+def test_an_ended_job_does_not_fail_again() -> None:
     controller = running()
     controller.take(builders.cancelled(A))
 

@@ -33,7 +33,7 @@ def coordinator_of(planner: Planner) -> PlanCoordinator:
     return coordinator
 
 
-async def test_all_that_happens_at_a_moment_is_one_question() -> None:
+async def test_events_of_a_moment_cause_a_single_request() -> None:
     planner = Planner(0.001)
     coordinator = coordinator_of(planner)
 
@@ -44,7 +44,7 @@ async def test_all_that_happens_at_a_moment_is_one_question() -> None:
     assert len(planner.asked) == 1
 
 
-async def test_a_planner_that_holds_up_the_loop_is_asked_when_others_had_their_turn() -> None:
+async def test_a_slow_planner_is_asked_again_after_a_pause() -> None:
     planner = Planner(0.02)
     coordinator = coordinator_of(planner)
 

@@ -58,7 +58,7 @@ def service() -> Service:
     return Service()
 
 
-def test_a_running_job_that_makes_no_step_for_a_minute_is_told_so(service: Service) -> None:
+def test_a_running_job_without_steps_for_a_minute_gets_a_note(service: Service) -> None:
     controller = service.controller
 
     def told(step: int, after_s: float) -> str:
@@ -77,7 +77,7 @@ def test_a_running_job_that_makes_no_step_for_a_minute_is_told_so(service: Servi
     assert said == [moves, stands + moves, moves]
 
 
-def test_a_job_that_runs_again_after_a_long_pause_is_not_said_to_stand(service: Service) -> None:
+def test_a_resumed_job_is_not_reported_as_stuck(service: Service) -> None:
     controller = service.controller
     service.observer.steps_reported(steps(5))
     controller.now += 3600.0
@@ -96,7 +96,7 @@ def test_the_latest_report_of_a_running_job_is_shown(service: Service) -> None:
     assert service.heard == [StepsSeen, StepsSeen]
 
 
-def test_of_an_ended_job_nothing_is_kept_however_late_its_telemetry_comes(service: Service) -> None:
+def test_late_telemetry_of_an_ended_job_is_dropped(service: Service) -> None:
     service.observer.steps_reported(steps(5))
     ended = service.end()
     service.observer.steps_reported(steps(6))
@@ -134,7 +134,7 @@ def test_implausible_telemetry_is_dropped_with_one_warning_for_each_job(
     assert service.heard == [StepsSeen, StepsSeen]
 
 
-def test_of_a_job_that_nobody_submitted_nothing_is_kept(service: Service) -> None:
+def test_telemetry_of_an_unknown_job_is_dropped(service: Service) -> None:
     service.observer.steps_reported(steps(5, job=JobId("z-9")))
 
     assert service.telemetry.of(JobId("z-9")) is None

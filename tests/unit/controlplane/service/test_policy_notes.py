@@ -14,12 +14,12 @@ from tests.support.controller import cluster_of, running, starting
 UNTIL = "slaq shares slots by training losses: it has at least a fair share until it reports some"
 
 
-def test_a_policy_without_needs_has_nothing_to_say_of_any_job() -> None:
+def test_a_policy_without_needs_makes_no_notes() -> None:
     assert PolicyNotes("fifo").of_spec(job_spec()) == ()
     assert PolicyNotes("fifo").of(running(epochs=2).job(A)) == ()
 
 
-def test_a_job_that_has_not_begun_is_told_the_same_before_and_after_it_is_submitted() -> None:
+def test_a_job_gets_equal_notes_before_and_after_submission() -> None:
     assert PolicyNotes("slaq").of_spec(job_spec()) == (UNTIL,)
     assert PolicyNotes("slaq").of(starting().job(A)) == (UNTIL,)
 
@@ -27,7 +27,7 @@ def test_a_job_that_has_not_begun_is_told_the_same_before_and_after_it_is_submit
 @pytest.mark.parametrize(
     ("loss", "begins"), [(None, "no loss in 1 epoch: "), (math.nan, "its loss is nan: "), (0.5, "")]
 )
-def test_an_epoch_settles_whether_there_are_losses(loss: float | None, begins: str) -> None:
+def test_the_first_epoch_decides_the_note_about_losses(loss: float | None, begins: str) -> None:
     controller = running()
     controller.tell(N1, epoch_end(A, 1, train_loss=loss))
 
@@ -36,11 +36,11 @@ def test_an_epoch_settles_whether_there_are_losses(loss: float | None, begins: s
     assert [note.startswith(begins) for note in notes] == [True] * bool(begins)
 
 
-def test_what_telemetry_says_counts_before_an_epoch_has_ended() -> None:
+def test_a_loss_in_telemetry_prevents_the_note() -> None:
     assert PolicyNotes("slaq").of(starting().job(A), train_loss=0.5) == ()
 
 
-def test_a_job_that_has_ended_lacks_nothing() -> None:
+def test_an_ended_job_gets_no_note() -> None:
     controller = starting()
     controller.tell(N1, exited(A, code=0))
 

@@ -6,7 +6,7 @@ from schemas.errors import BadFieldError, UnknownJobError
 from schemas.wire.client import Failed
 
 
-def test_a_refusal_says_what_is_wrong_and_where() -> None:
+def test_a_refusal_names_problem_and_field() -> None:
     error = BadFieldError("slots: 3 is outside", "choose 1 to 2", "slots")
 
     assert failure_reply(error) == Failed(
@@ -14,7 +14,7 @@ def test_a_refusal_says_what_is_wrong_and_where() -> None:
     )
 
 
-def test_a_refusal_of_something_endless_is_short() -> None:
+def test_a_refusal_of_long_text_is_short() -> None:
     error = UnknownJobError("\0" * (4 << 20))
 
     assert len(encode(failure_reply(error))) < 2 * MAX_SAID

@@ -18,7 +18,7 @@ from tests.support.controller import running
         (128, "max_batch_size of the job file"),
     ],
 )
-def test_a_batch_above_its_bound_is_told_whose_bound_that_is(limit: int | None, most: str) -> None:
+def test_the_refusal_of_a_batch_names_the_source_of_its_bound(limit: int | None, most: str) -> None:
     controller = running(max_batch_size=limit)
 
     with pytest.raises(BadFieldError) as error:
