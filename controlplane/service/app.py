@@ -174,8 +174,31 @@ class Controller:
             self._owners.of,
         )
         self.term = self._commit_loop.begin(__version__)
-        self._node_sessions = await self._open_node_sessions()
-        self._log_relay = await self._open_log_relay()
+        self._node_sessions = NodeSessions(
+            commit_loop=self._commit_loop,
+            orders=await self._bind("ROUTER", listen.agents),
+            events=await self._bind("SUB", listen.events),
+            term=self.term,
+            timings=_timings(self._settings),
+            ports=(listen.shippers, listen.events),
+            on_steps=self._observer.steps_reported,
+            audit=self._audit,
+        )
+        self._log_relay = LogRelay(
+            shippers=await self._bind("ROUTER", listen.shippers),
+            followers=await self._bind(
+                "ROUTER", listen.followers, queued=QUEUED_PAGES, largest=MAX_QUESTION
+            ),
+            store=self._logs,
+            snapshots=self._snapshots,
+            files=JobFiles(state=self._state, ask=self._node_sessions.ask),
+            state=self._state,
+            job=self._commit_loop.job,
+            records=self._commit_loop.records,
+            now=self._commit_loop.now,
+            audit=self._audit,
+            bytes_per_s=self._settings.store.log_bytes_per_s,
+        )
         self._request_server = RequestServer(
             commit_loop=self._commit_loop,
             plans=self._plans,
@@ -270,37 +293,6 @@ class Controller:
         self._link.close()
 
     # --- parts
-
-    async def _open_log_relay(self) -> LogRelay:
-        listen = self._settings.listen
-        return LogRelay(
-            shippers=await self._bind("ROUTER", listen.shippers),
-            followers=await self._bind(
-                "ROUTER", listen.followers, queued=QUEUED_PAGES, largest=MAX_QUESTION
-            ),
-            store=self._logs,
-            snapshots=self._snapshots,
-            files=JobFiles(state=self._state, ask=self._node_sessions.ask),
-            state=self._state,
-            job=self._commit_loop.job,
-            records=self._commit_loop.records,
-            now=self._commit_loop.now,
-            audit=self._audit,
-            bytes_per_s=self._settings.store.log_bytes_per_s,
-        )
-
-    async def _open_node_sessions(self) -> NodeSessions:
-        listen = self._settings.listen
-        return NodeSessions(
-            commit_loop=self._commit_loop,
-            orders=await self._bind("ROUTER", listen.agents),
-            events=await self._bind("SUB", listen.events),
-            term=self.term,
-            timings=_timings(self._settings),
-            ports=(listen.shippers, listen.events),
-            on_steps=self._observer.steps_reported,
-            audit=self._audit,
-        )
 
     def _tasks(self, metrics: Metrics) -> tuple[Coroutine[Any, Any, None], ...]:
         """Return the tasks that run until cancelled, in the order in which they start."""

@@ -380,7 +380,8 @@ class ChangeRequests:
     def _override_input(self, request: ResizeJob | PauseJob | ResumeJob, who: Identity) -> Override:
         job = self._newest.jobs.get(request.job) or self._commit_loop.job(request.job)
         if job.ended or job.job not in self._newest.jobs:
-            raise BadFieldError(f"job: {job.job} has {_end_state(job)}", "submit it again", "job")
+            state = job.phase.value if job.ended else "ended"
+            raise BadFieldError(f"job: {job.job} has {state}", "submit it again", "job")
         match request:
             case ResizeJob(slots=slots, batch=batch, on=on):
                 check_resize(self._newest, job, request)
@@ -435,10 +436,6 @@ class ChangeRequests:
 
         self._commit_loop.handle_unless_stalled(event, committed)
         return await done
-
-
-def _end_state(job: Job) -> str:
-    return job.phase.value if job.ended else "ended"
 
 
 def _project(asked: str, who: Identity) -> str:
