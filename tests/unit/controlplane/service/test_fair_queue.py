@@ -1,4 +1,4 @@
-"""One user's requests wait behind his own: nobody else's do."""
+"""Requests of a user wait in the queue of that user; refusals are short."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from controlplane.service.api import fair_queue
 from controlplane.service.api.fair_queue import (
     BURST_S,
     LOOP_PERCENT,
+    MAX_SAID,
     POLLS,
     QUEUED,
     QUEUED_BYTES,
@@ -16,8 +17,11 @@ from controlplane.service.api.fair_queue import (
     TOKEN_BYTES,
     UNDER_WAY,
     FairQueue,
+    failure_reply,
 )
-from schemas.errors import UnavailableError
+from schemas.codec import encode
+from schemas.errors import BadFieldError, UnavailableError, UnknownJobError
+from schemas.wire.client import Failed
 from tests.support.loop_clock import Clock
 
 PER_S = 10.0
@@ -200,3 +204,17 @@ def test_waiting_requests_of_a_user_are_bounded(
     with shares.waits("bob", 30.0):
         pass
     assert POLLS > 2
+
+
+def test_a_refusal_names_problem_and_field() -> None:
+    error = BadFieldError("slots: 3 is outside", "choose 1 to 2", "slots")
+
+    assert failure_reply(error) == Failed(
+        code="bad_field", message="slots: 3 is outside", hint="choose 1 to 2", field="slots"
+    )
+
+
+def test_a_refusal_of_long_text_is_short() -> None:
+    error = UnknownJobError("\0" * (4 << 20))
+
+    assert len(encode(failure_reply(error))) < 2 * MAX_SAID

@@ -1,4 +1,4 @@
-"""Which jobs a list has."""
+"""Jobs in a list."""
 
 from __future__ import annotations
 

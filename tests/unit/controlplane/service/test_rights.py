@@ -1,4 +1,4 @@
-"""Who may do what, as one table: each role, each request, each kind of job."""
+"""The table of rights: each role, each request, each relation to a job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may connect: keys of a file, keys that admins add and revoke, and their time."""
+"""Keys of authorised.toml, keys that admins add and revoke, and their expiry."""
 
 from __future__ import annotations
 
