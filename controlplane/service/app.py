@@ -242,7 +242,7 @@ class Controller:
         self._snapshots.max_bytes = settings.store.snapshot_bytes
         self._snapshots.bounds = settings.store.workdir
         self._snapshots.upload_bytes = settings.store.upload_bytes
-        self._file_keeper.use(settings.store)
+        self._file_keeper.settings = settings.store
 
     def _reload_keys(self, settings: ControllerSettings) -> None:
         self._keys.reload(load_authorised(self._home / settings.keys.authorised))

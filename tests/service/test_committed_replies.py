@@ -101,7 +101,7 @@ async def test_a_job_larger_than_the_cluster_gets_a_note(
         "`slots` in the job file may ask for fewer"
     )
 
-    service.server._changes._snapshots.has = lambda _: True  # type: ignore[method-assign]
+    service.server._changes.snapshots.has = lambda _: True  # type: ignore[method-assign]
     spec = job_spec("b", slots=8)
 
     service.take(builders.submission("b", key="k2", slots=8))
@@ -117,7 +117,7 @@ async def test_a_repeated_submission_is_answered_on_a_full_disk_if_the_first_one
     def again(key: str) -> SubmitJob:
         return SubmitJob(spec=job_spec("a"), snapshot=SNAPSHOT, key=key)
 
-    service.server._changes._snapshots.has = lambda _: True  # type: ignore[method-assign]
+    service.server._changes.snapshots.has = lambda _: True  # type: ignore[method-assign]
     async with service.full_disk():
         service.take(builders.submission("b", key="later"))
 

@@ -56,9 +56,7 @@ async def test_a_reload_applies_all_retention_settings(house: House) -> None:
 
     house.reload()
 
-    assert house.controller._file_keeper._settings == Store(
-        workdir=bounds, **dict.fromkeys(kept, 7)
-    )
+    assert house.controller._file_keeper.settings == Store(workdir=bounds, **dict.fromkeys(kept, 7))
     snapshots = house.controller._snapshots
     assert (house.controller._logs.max_bytes, snapshots.max_bytes) == (7, 7)
     assert house.controller._log_relay.bytes_per_s == 7

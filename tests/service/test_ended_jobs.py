@@ -46,7 +46,7 @@ async def a_job_left(folder: Path) -> LiveService:
     service.take(builders.submission("b", key="kb"))
     await service.loop.caught_up()
     assert list(service.loop.committed.state.jobs) == [B]
-    service.server._changes._snapshots.has = lambda _: True  # type: ignore[method-assign]
+    service.server._changes.snapshots.has = lambda _: True  # type: ignore[method-assign]
     return service
 
 

@@ -65,7 +65,7 @@ def test_a_repeated_submission_ignores_the_quota(
 
     async def scenario(service: LiveService) -> tuple[Any, Any]:
         service.server.limits = Limits(live_jobs=1)
-        monkeypatch.setattr(service.server._changes._snapshots, "is_of", lambda *_: True)
+        monkeypatch.setattr(service.server._changes.snapshots, "is_of", lambda *_: True)
         first = await service.ask(request("once"))
         with pytest.raises(DeniedError, match="ann has 1 live jobs"):
             await service.ask(request("twice"))
