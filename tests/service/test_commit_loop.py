@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 import sqlite3
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final
@@ -94,7 +95,19 @@ async def stalled(life: Life) -> None:
             await asyncio.sleep(0)
 
 
-# --- inputs that cannot be
+@asynccontextmanager
+async def stalled_life(path: Path) -> AsyncIterator[Life]:
+    """A life with a durable submission and another one that a full disk holds back."""
+    life = Life(path)
+    life.submit(0)
+    await life.have_left(1)
+    with full_disk(life.loop):
+        life.submit(1, padding=200_000)
+        await stalled(life)
+        yield life
+
+
+# --- impossible inputs
 
 
 @pytest.mark.usefixtures("bad_input")
@@ -120,12 +133,7 @@ async def test_an_impossible_input_is_replaced_by_a_skip(path: Path) -> None:
 async def test_a_skip_on_a_full_disk_has_no_effect_before_it_is_durable(
     path: Path,
 ) -> None:
-    life = Life(path)
-    life.submit(0)
-    await life.have_left(1)
-    with full_disk(life.loop):
-        life.submit(1, padding=200_000)
-        await stalled(life)
+    async with stalled_life(path) as life:
         life.loop.handle(BAD)
         life.submit(2)
         names = [job.spec.name for job in life.loop.reactor.state.jobs.values()]
@@ -143,12 +151,7 @@ async def test_a_skip_on_a_full_disk_has_no_effect_before_it_is_durable(
 async def test_a_skip_on_a_full_disk_is_lost_when_the_process_exits(
     path: Path,
 ) -> None:
-    life = Life(path)
-    life.submit(0)
-    await life.have_left(1)
-    with full_disk(life.loop):
-        life.submit(1, padding=200_000)
-        await stalled(life)
+    async with stalled_life(path) as life:
         life.loop.handle(BAD)
         life.loop._writer.close()
 
@@ -217,12 +220,7 @@ async def test_a_restart_uses_the_snapshot_of_the_last_close(path: Path) -> None
 
 
 async def test_the_closing_snapshot_excludes_inputs_that_are_not_durable(path: Path) -> None:
-    life = Life(path)
-    life.submit(0)
-    await life.have_left(1)
-    with full_disk(life.loop):
-        life.submit(1, padding=200_000)
-        await stalled(life)
+    async with stalled_life(path) as life:
         life.loop.close()
 
     with contextlib.closing(Reader(path)) as reader:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -64,8 +64,17 @@ async def test_a_reload_applies_all_retention_settings(house: House) -> None:
     assert snapshots.user_bytes == 8
 
 
-async def test_a_removed_key_is_refused_on_open_connections(
-    house: House, people: tuple[Person, Person]
+def remove(house: House) -> None:
+    house.authorise("ann")
+
+
+def revoke(house: House) -> None:
+    house.controller._keys.revoke("bob", "root")
+
+
+@pytest.mark.parametrize("end", [remove, revoke])
+async def test_a_removed_or_revoked_key_is_refused_on_open_connections(
+    house: House, people: tuple[Person, Person], end: Callable[[House], None]
 ) -> None:
     ann, bob = people
     job = await heard_by(house, ann, bob)
@@ -75,7 +84,9 @@ async def test_a_removed_key_is_refused_on_open_connections(
     while house.controller._feed._waiter is None:
         await asyncio.sleep(0)
 
-    house.authorise("ann")
+    end(house)
+    if end is revoke:
+        assert await bob.ask(GetCluster()) == DENIED
     house.reload()
 
     assert await bob.ask(GetCluster()) == DENIED

@@ -124,25 +124,6 @@ async def test_a_refused_key_leaves_no_files(house: House, tmp_path: Path) -> No
     assert len(house.controller._keys.known) == 4
 
 
-async def test_a_revoked_key_is_refused_and_receives_no_events(house: House) -> None:
-    ann, bob = (Person(house, house.keys[name]) for name in ("ann", "bob"))
-    for person in (ann, bob):
-        await connected(person.requests)
-    await heard_by(house, ann, bob)
-    poll = bob.begin(ReadEvents(from_seq=house.controller._state().feed_seq + 1, wait_s=30.0))
-
-    house.controller._keys.revoke("bob", "root")
-
-    assert await bob.ask(GetCluster()) == DENIED
-    await heard_by(house, ann)
-    assert await bob.answer(poll) == DENIED
-    assert not await bob.feed._socket.poll(0)
-    house.reload()
-    assert await bob.ask(GetCluster()) == DENIED
-    for person in (ann, bob):
-        person.close()
-
-
 async def test_a_revocation_ends_waiting_requests_at_once(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
