@@ -316,26 +316,23 @@ def test_output_beyond_the_bound_of_a_stream_is_dropped_with_a_note(tmp_path: Pa
 # --- pages
 
 
-def test_a_page_ends_before_the_piece_that_does_not_fit(store: LogStore) -> None:
+def test_pages_end_before_a_piece_that_does_not_fit_and_cursors_read_later_output(
+    store: LogStore,
+) -> None:
+    def read(cursor: int) -> tuple[list[int], int]:
+        pieces, following = store.read(A, LOG, None, cursor, 25)
+        return [found.offset for found in pieces], following
+
+    assert [read(cursor) for cursor in (0, 99, -1)] == [([], 0)] * 3
     for number in range(4):
         store.append(A, LOG, R0, 10 * number, b"x" * 10)
+    first, cursor = read(0)
+    second, end = read(cursor)
 
-    first, cursor = store.read(A, LOG, None, 0, 25)
-    second, end = store.read(A, LOG, None, cursor, 25)
-    nothing, stays = store.read(A, LOG, None, end, 25)
-
-    assert [found.offset for found in first] == [0, 10]
-    assert [found.offset for found in second] == [20, 30]
-    assert (nothing, stays) == ([], end)
-
-
-def test_a_cursor_reads_later_output(store: LogStore) -> None:
-    store.append(A, LOG, R0, 0, b"abc")
-    _, cursor = store.read(A, LOG, None, 0, MUCH)
-
-    store.append(A, LOG, R0, 3, b"def")
-
-    assert store.read(A, LOG, None, cursor, MUCH)[0] == [piece(b"def", offset=3)]
+    assert (first, second) == ([0, 10], [20, 30])
+    assert read(end) == read(10**9) == ([], end)
+    store.append(A, LOG, R0, 40, b"later")
+    assert read(end) == ([40], inside(store))
 
 
 def test_a_page_of_a_rank_skips_other_ranks(store: LogStore) -> None:
@@ -349,12 +346,6 @@ def test_a_page_of_a_rank_skips_other_ranks(store: LogStore) -> None:
     assert first == [piece(b"oo", 0, R1), piece(b"oo", 2, R1)]
     assert second == [piece(b"oo", 4, R1)]
     assert store.read(A, LOG, Rank(1), end, 4) == ([], end)
-
-
-def test_a_job_without_output_has_empty_pages(store: LogStore) -> None:
-    assert store.read(A, LOG, None, 0, MUCH) == ([], 0)
-    assert store.read(A, LOG, None, 99, MUCH) == ([], 0)
-    assert store.read(A, LOG, None, -1, MUCH) == ([], 0)
 
 
 def test_unused_streams_are_closed_and_continue_when_reopened(tmp_path: Path) -> None:
@@ -378,13 +369,6 @@ def test_an_invalid_cursor_is_refused(store: LogStore, cursor: int) -> None:
         store.read(A, LOG, None, cursor, MUCH)
 
     assert refused.value.field == "cursor"
-
-
-def test_a_cursor_beyond_the_end_waits_there(store: LogStore) -> None:
-    store.append(A, LOG, R0, 0, b"all")
-    end = inside(store)
-
-    assert store.read(A, LOG, None, 10**9, MUCH) == ([], end)
 
 
 def test_output_that_looks_like_a_record_is_data(store: LogStore) -> None:
