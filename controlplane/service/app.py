@@ -251,8 +251,8 @@ class Controller:
         """Disconnect the owners of keys that were revoked, expired or changed."""
         log.info("keys are no longer authorised", owners=[str(who) for who in owners])
         self._node_sessions.cut_off_revoked()
-        self._request_server.end_revoked()
-        self._log_relay.end_revoked()
+        self._request_server.waiting.end_revoked()
+        self._log_relay.waiting.end_revoked()
         if any(who.role in READERS for who in owners):
             self._feed.cut_off()
 

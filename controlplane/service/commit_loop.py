@@ -183,17 +183,6 @@ class CommitLoop:
         records = tuple(self.reactor.records)
         self._writer.append(Entry(at=now, input=event, feed=feed, records=records))
 
-    def handle_unless_stalled(
-        self, event: Input, after_effects: Callable[[list[Command]], None]
-    ) -> None:
-        """Handle a client's request, unless the journal cannot be written.
-
-        Raises:
-            UnavailableError: if the journal cannot be written; nothing was changed.
-        """
-        self.refuse_while_stalled()
-        self.handle(event, after_effects=after_effects)
-
     async def caught_up(self) -> None:
         """Wait until all inputs handled so far are durable and their commands executed.
 

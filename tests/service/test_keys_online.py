@@ -138,7 +138,7 @@ async def test_a_revocation_ends_waiting_requests_at_once(
     follows = asyncio.create_task(bob.read_log(ReadLog(job=job, wait_s=3600.0)))
     server, relay = house.controller._request_server, house.controller._log_relay
     async with asyncio.timeout(60.0):
-        while (len(server._waiting._tasks), len(relay._waiting._tasks)) != (2, 1):
+        while (len(server.waiting._tasks), len(relay.waiting._tasks)) != (2, 1):
             await asyncio.sleep(0.005)
 
     house.controller._keys.revoke("bob", "root")

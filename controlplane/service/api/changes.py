@@ -429,7 +429,8 @@ class ChangeRequests:
             if not done.done():
                 done.set_result(commands)
 
-        self.commit_loop.handle_unless_stalled(event, committed)
+        self.commit_loop.refuse_while_stalled()
+        self.commit_loop.handle(event, after_effects=committed)
         return await done
 
 
