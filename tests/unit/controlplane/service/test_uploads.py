@@ -167,62 +167,61 @@ def other(number: int) -> tuple[bytes, str]:
     return data, hashlib.sha256(data).hexdigest()
 
 
-async def test_unfinished_uploads_of_a_user_are_bounded(
-    tmp_path: Path,
-) -> None:
+async def upload(
+    store: SnapshotStore, who: str, number: int, begin: int = 0, end: int = 1000
+) -> int:
+    """Send a piece of an archive of 1000 bytes; return how many bytes are stored."""
+    data, digest = other(number)
+    return await store.put(who, digest, begin, data[begin:end], 1000)
+
+
+async def test_unfinished_uploads_of_a_user_are_bounded(tmp_path: Path) -> None:
     store = SnapshotStore(tmp_path, max_bytes=4096, upload_bytes=2500)
-    for number in range(3):
-        data, digest = other(number)
-        if number < 2:
-            assert await store.put(WHO, digest, 0, data[:900], 1000) == 900
-            continue
-        with pytest.raises(TooLargeError) as refused:
-            await store.put(WHO, digest, 0, data[:900], 1000)
+    for number in (0, 1):
+        assert await upload(store, WHO, number, end=900) == 900
+
+    with pytest.raises(TooLargeError) as refused:
+        await upload(store, WHO, 2, end=900)
 
     assert (refused.value.message, refused.value.hint) == (
         "your unfinished uploads have 1800 bytes, with this one more than 2500",
         "finish the others, or wait a minute",
     )
-    assert await store.put(OTHER, digest, 0, data, 1000) == 1000
-    data, digest = other(0)
-    assert await store.put(WHO, digest, 900, data[900:], 1000) == 1000
+    assert await upload(store, OTHER, 2) == 1000
+    assert await upload(store, WHO, 0, begin=900) == 1000
 
 
 async def test_an_abandoned_upload_is_deleted_for_the_next(tmp_path: Path) -> None:
     store = SnapshotStore(tmp_path, max_bytes=4096, upload_bytes=2500)
-    for number in range(2):
-        data, digest = other(number)
-        await store.put(WHO, digest, 0, data[:900], 1000)
+    for number in (0, 1):
+        await upload(store, WHO, number, end=900)
     (name,) = [name for name in names(tmp_path) if name.startswith(other(0)[1])]
-    left = tmp_path / name
-    os.utime(left, (1, 1))
+    os.utime(tmp_path / name, (1, 1))
 
-    assert await store.put(WHO, other(2)[1], 0, other(2)[0][:900], 1000) == 900
+    assert await upload(store, WHO, 2, end=900) == 900
 
-    assert not left.exists()
+    assert name not in names(tmp_path)
     assert len(names(tmp_path)) == 2
 
 
 async def test_uploads_that_grow_together_stay_within_the_bound(tmp_path: Path) -> None:
     store = SnapshotStore(tmp_path, max_bytes=4096, upload_bytes=2500)
     for number in range(10):
-        data, digest = other(number)
-        await store.put(WHO, digest, 0, data[:100], 1000)
+        await upload(store, WHO, number, end=100)
 
-    taken = 0
+    accepted = 1000
     for number in range(10):
-        data, digest = other(number)
         with contextlib.suppress(TooLargeError):
-            taken += await store.put(WHO, digest, 100, data[100:900], 1000) - 100
+            accepted += await upload(store, WHO, number, begin=100, end=900) - 100
 
-    assert 1000 + taken <= 2500
+    assert accepted <= 2500
     assert sum(file.size for file in files_in(tmp_path)) <= 2500
 
 
 async def sent(store: SnapshotStore, who: str, number: int, *, at: float = 0.0) -> str:
-    """The digest of an archive of 1000 bytes that somebody sent, and asked for last at `at`."""
-    data, digest = other(number)
-    assert await store.put(who, digest, 0, data, 1000) == 1000
+    """Return the digest of an archive of 1000 bytes that a user sent, last used at `at`."""
+    assert await upload(store, who, number) == 1000
+    digest = other(number)[1]
     os.utime(store.folder / digest, (at, at))
     return digest
 
@@ -281,10 +280,8 @@ async def test_archives_of_the_last_minute_are_kept(quota: SnapshotStore) -> Non
 
 
 async def test_an_archive_of_two_users_is_kept_for_the_other_user(quota: SnapshotStore) -> None:
-    shared = await sent(quota, WHO, 0)
-    data, digest = other(0)
-    await quota.put(OTHER, digest, 0, data, 1000)
-    os.utime(quota.folder / shared, (0.0, 0.0))
+    await sent(quota, WHO, 0)
+    shared = await sent(quota, OTHER, 0)
 
     for number in (1, 2):
         await sent(quota, WHO, number, at=float(number))
@@ -292,13 +289,10 @@ async def test_an_archive_of_two_users_is_kept_for_the_other_user(quota: Snapsho
     assert (quota.is_of(WHO, shared), quota.is_of(OTHER, shared)) == (False, True)
 
 
-async def test_archives_completed_together_stay_within_the_quota(
-    quota: SnapshotStore,
-) -> None:
+async def test_archives_completed_together_stay_within_the_quota(quota: SnapshotStore) -> None:
     for number in range(5):
-        data, digest = other(number)
-        await quota.put(WHO, digest, 0, data[:900], 1000)
-    ends = [quota.put(WHO, other(n)[1], 900, other(n)[0][900:], 1000) for n in range(5)]
+        await upload(quota, WHO, number, end=900)
+    ends = [upload(quota, WHO, number, begin=900) for number in range(5)]
 
     ended = await asyncio.gather(*ends, return_exceptions=True)
 
