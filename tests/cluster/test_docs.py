@@ -17,7 +17,7 @@ from controlplane.cli.main import build
 from tests.support.cluster import Cluster
 from tests.support.documented import PAGES, ROOT, Shown, commands_of_block, shown
 
-PLAIN = ROOT / "tests" / "controlplane" / "cli" / "scripts" / "plain.py"
+PLAIN = ROOT / "tests" / "unit" / "controlplane" / "cli" / "scripts" / "plain.py"
 MODULES = {  # of programs whose parser is argparse's
     "ones-agent": "nodeagent.__main__",
     "ones-controller": "controlplane.service.__main__",
