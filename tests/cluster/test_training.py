@@ -212,15 +212,9 @@ def test_the_python_client_submits_waits_and_tails(cluster: Cluster) -> None:
     assert detail.summary.state == "succeeded"
     assert lines == [*TOY_OUTPUT[:20], "done"]
     assert types == [
-        "job.submitted",
-        "job.starting",
-        "worker.started",
-        "worker.ready",
-        "job.running",
-        "job.epoch",
-        "worker.exited",
-        "job.succeeded",
-    ]
+        "job.submitted", "job.starting", "worker.started", "worker.ready", "job.running",
+        "job.epoch", "worker.exited", "job.succeeded",
+    ]  # fmt: skip
 
 
 def test_a_client_needs_only_pyzmq_and_msgpack(cluster: Cluster) -> None:
