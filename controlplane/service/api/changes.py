@@ -11,7 +11,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from typing import Final
 
 from controlplane.core.commands import Accept, Command
 from controlplane.core.inputs import (
@@ -260,7 +260,6 @@ MAX_KEY: Final = 200  # characters; all keys are kept
 Override = ResizeRequested | PauseRequested | ResumeRequested
 DrainInput = DrainRequested | UndrainRequested
 ChangeInput = JobSubmitted | CancelRequested | Override | DrainInput | SweepChangeRequested
-T = TypeVar("T")
 
 
 @dataclass(eq=False)
@@ -359,18 +358,22 @@ class ChangeRequests:
 
     async def cancel(self, request: CancelJob, who: Identity) -> JobDetail:
         """Cancel a job; a job that has ended stays as it is."""
-        job = self._newest.jobs.get(request.job)
-        if job is None or job.ended:
-            await self.commit_loop.caught_up()
-        else:
-            await self._durable(CancelRequested(job=request.job, user=who.name))
-        return self.reads.detail(self.commit_loop.job(request.job), self.reads.view(who))
+
+        def check() -> CancelRequested | None:
+            job = self._newest.jobs.get(request.job)
+            live = job is not None and not job.ended
+            return CancelRequested(job=request.job, user=who.name) if live else None
+
+        await self._apply(check)
+        return self._detail(request.job, who)
 
     async def override(self, request: ResizeJob | PauseJob | ResumeJob, who: Identity) -> JobDetail:
         """Override the policy for a job, or return the job to the policy's control."""
-        event = await self._checked(lambda: self._override_input(request, who))
-        await self._durable(event)
-        return self.reads.detail(self.commit_loop.job(request.job), self.reads.view(who))
+        await self._apply(lambda: self._override_input(request, who))
+        return self._detail(request.job, who)
+
+    def _detail(self, job: JobId, who: Identity) -> JobDetail:
+        return self.reads.detail(self.commit_loop.job(job), self.reads.view(who))
 
     def _override_input(self, request: ResizeJob | PauseJob | ResumeJob, who: Identity) -> Override:
         job = self._newest.jobs.get(request.job) or self.commit_loop.job(request.job)
@@ -391,36 +394,35 @@ class ChangeRequests:
 
     async def drain(self, request: DrainNode | UndrainNode, who: Identity) -> Nodes:
         """Drain a node, or end its drain."""
-        event = await self._checked(lambda: drain_input(self._newest, request, who))
-        if event is None:
-            await self.commit_loop.caught_up()
-        else:
-            await self._durable(event)
+        await self._apply(lambda: drain_input(self._newest, request, who))
         return Nodes(nodes=(self.reads.view(who).node(node_info(self._state, request.node)),))
 
     async def change_sweep(self, request: ChangeSweep, who: Identity) -> SweepChanged:
         """Change a trial of a sweep, or add one."""
         _check_key(request.key)
+        number = 0
 
-        def check() -> tuple[int, SweepChangeRequested | None]:
+        def check() -> SweepChangeRequested | None:
+            nonlocal number
             job = self._newest.jobs.get(request.job) or self.commit_loop.job(request.job)
-            return change_or_repeat(job, request, who.name)
+            number, event = change_or_repeat(job, request, who.name)
+            return event
 
-        number, event = await self._checked(check)
+        await self._apply(check)
+        sweep, _ = sweep_of(self.commit_loop.job(request.job))
+        return SweepChanged(job=request.job, trial=number, state=trial_state(sweep, number))
+
+    async def _apply(self, check: Callable[[], ChangeInput | None]) -> None:
+        """Make the input of a check durable; None, or a refusal: wait for the inputs before."""
+        try:
+            event = check()
+        except OnesError:
+            await self.commit_loop.caught_up()
+            raise
         if event is None:
             await self.commit_loop.caught_up()
         else:
             await self._durable(event)
-        sweep, _ = sweep_of(self.commit_loop.job(request.job))
-        return SweepChanged(job=request.job, trial=number, state=trial_state(sweep, number))
-
-    async def _checked(self, check: Callable[[], T]) -> T:
-        """Run a check on the newest state; delay its refusal until the reason is durable."""
-        try:
-            return check()
-        except OnesError:
-            await self.commit_loop.caught_up()
-            raise
 
     async def _durable(self, event: ChangeInput) -> list[Command]:
         done: asyncio.Future[list[Command]] = asyncio.get_running_loop().create_future()
