@@ -46,11 +46,11 @@ class Accept:
 
 
 @dataclass(frozen=True, slots=True)
-class AskForPlan:
+class RequestPlan:
     """Request a plan: the cluster changed in a way that may change it."""
 
 
-Command = SendDelta | SendSweepDelta | Announce | Accept | AskForPlan
+Command = SendDelta | SendSweepDelta | Announce | Accept | RequestPlan
 
 
 class CoreError(OnesError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from controlplane.core.commands import AskForPlan, Command
+from controlplane.core.commands import Command, RequestPlan
 from controlplane.core.handler_context import HandlerContext
 from controlplane.core.handlers import (
     drains,
@@ -129,7 +129,7 @@ class Reactor:
         self.state.slot_index.keep_up()  # later queries must not change the order of entries
         self._views.touch(ctx.changed_jobs)
         if ctx.plan_needed:
-            ctx.out.append(AskForPlan())
+            ctx.out.append(RequestPlan())
         return ctx.out
 
     def due(self, now: Seconds) -> list[Input]:

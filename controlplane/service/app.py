@@ -13,7 +13,7 @@ import msgspec
 import structlog
 
 from controlplane.core import policy_events
-from controlplane.core.commands import Announce, AskForPlan, Command, SendDelta, SendSweepDelta
+from controlplane.core.commands import Announce, Command, RequestPlan, SendDelta, SendSweepDelta
 from controlplane.core.history import Record
 from controlplane.core.model.job import number_of
 from controlplane.core.state import State
@@ -167,8 +167,31 @@ class Controller:
             self._owners.of,
         )
         self.term = self._commit_loop.begin(__version__)
-        self._node_sessions = await self._open_node_sessions()
-        self._log_relay = await self._open_log_relay()
+        self._node_sessions = NodeSessions(
+            commit_loop=self._commit_loop,
+            orders=await self._bind("ROUTER", listen.agents),
+            events=await self._bind("SUB", listen.events),
+            term=self.term,
+            timings=_timings(self._settings),
+            ports=(listen.shippers, listen.events),
+            on_steps=self._observer.steps_reported,
+            audit=self._audit,
+        )
+        self._log_relay = LogRelay(
+            shippers=await self._bind("ROUTER", listen.shippers),
+            followers=await self._bind(
+                "ROUTER", listen.followers, queued=QUEUED_PAGES, largest=MAX_QUESTION
+            ),
+            store=self._logs,
+            snapshots=self._snapshots,
+            files=JobFiles(state=self._state, ask=self._node_sessions.ask),
+            state=self._state,
+            job=self._commit_loop.job,
+            records=self._commit_loop.records,
+            now=self._commit_loop.now,
+            audit=self._audit,
+            bytes_per_s=self._settings.store.log_bytes_per_s,
+        )
         self._request_server = RequestServer(
             commit_loop=self._commit_loop,
             plans=self._plans,
@@ -212,7 +235,7 @@ class Controller:
         self._snapshots.max_bytes = settings.store.snapshot_bytes
         self._snapshots.bounds = settings.store.workdir
         self._snapshots.upload_bytes = settings.store.upload_bytes
-        self._file_keeper.use(settings.store)
+        self._file_keeper.settings = settings.store
 
     def _reload_keys(self, settings: ControllerSettings) -> None:
         self._keys.reload(load_authorised(self._home / settings.keys.authorised))
@@ -221,8 +244,8 @@ class Controller:
         """Disconnect the owners of keys that were revoked, expired or changed."""
         log.info("keys are no longer authorised", owners=[str(who) for who in owners])
         self._node_sessions.cut_off_revoked()
-        self._request_server.end_revoked()
-        self._log_relay.end_revoked()
+        self._request_server.waiting.end_revoked()
+        self._log_relay.waiting.end_revoked()
         if any(who.role in READERS for who in owners):
             self._feed.cut_off()
 
@@ -263,37 +286,6 @@ class Controller:
         self._link.close()
 
     # --- parts
-
-    async def _open_log_relay(self) -> LogRelay:
-        listen = self._settings.listen
-        return LogRelay(
-            shippers=await self._bind("ROUTER", listen.shippers),
-            followers=await self._bind(
-                "ROUTER", listen.followers, queued=QUEUED_PAGES, largest=MAX_QUESTION
-            ),
-            store=self._logs,
-            snapshots=self._snapshots,
-            files=JobFiles(state=self._state, ask=self._node_sessions.ask),
-            state=self._state,
-            job=self._commit_loop.job,
-            records=self._commit_loop.records,
-            now=self._commit_loop.now,
-            audit=self._audit,
-            bytes_per_s=self._settings.store.log_bytes_per_s,
-        )
-
-    async def _open_node_sessions(self) -> NodeSessions:
-        listen = self._settings.listen
-        return NodeSessions(
-            commit_loop=self._commit_loop,
-            orders=await self._bind("ROUTER", listen.agents),
-            events=await self._bind("SUB", listen.events),
-            term=self.term,
-            timings=_timings(self._settings),
-            ports=(listen.shippers, listen.events),
-            on_steps=self._observer.steps_reported,
-            audit=self._audit,
-        )
 
     def _tasks(self, metrics: Metrics) -> tuple[Coroutine[Any, Any, None], ...]:
         """Return the tasks that run until cancelled, in the order in which they start."""
@@ -347,7 +339,7 @@ class Controller:
 
     def _perform(self, command: Command) -> None:
         match command:
-            case AskForPlan():
+            case RequestPlan():
                 self._plans.request_plan()
             case SendDelta() | SendSweepDelta():
                 self._node_sessions.send(command)

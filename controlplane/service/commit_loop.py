@@ -34,7 +34,6 @@ from controlplane.journal.writer import Task, Writer
 from schemas.errors import UnavailableError, UnknownJobError
 from schemas.host.logging import notify
 from schemas.ids import JobId, Seconds, Term
-from schemas.wire.feed import FeedEvent
 
 log = structlog.get_logger("commit_loop")
 Perform = Callable[[Command], None]
@@ -89,9 +88,19 @@ class CommitLoop:
         self._catching_up: deque[tuple[int, asyncio.Future[None]]] = deque()
         self._failed: asyncio.Future[JournalError] = self._loop.create_future()
         self._writer = Writer(journal, self._committed, self._writer_failed)
-        self.reader = Reader(journal, damaged=_damaged_row)
+        self.reader = Reader(
+            journal,
+            damaged=lambda row: log.error(
+                "row of a job's records is damaged, omitting it", row=row
+            ),
+        )
         self._stall: CommitsResumed | None = None  # announced once the journal is writable
-        found = recover(self.reader, _skip_snapshot)
+        found = recover(
+            self.reader,
+            lambda reason: log.error(
+                "snapshot of the state is unusable, skipping it", reason=reason
+            ),
+        )
         self.reactor, self.committed = found.reactor, copy_of(found.reactor)
         self._last = found.last  # number of the last handled input
         self._last_at = found.at
@@ -166,19 +175,9 @@ class CommitLoop:
         )
 
     def _append(self, event: Input, now: Seconds, commands: list[Command]) -> None:
+        feed = tuple(command.event for command in commands if isinstance(command, Announce))
         records = tuple(self.reactor.records)
-        self._writer.append(Entry(at=now, input=event, feed=_feed(commands), records=records))
-
-    def handle_unless_stalled(
-        self, event: Input, after_effects: Callable[[list[Command]], None]
-    ) -> None:
-        """Handle a client's request, unless the journal cannot be written.
-
-        Raises:
-            UnavailableError: if the journal cannot be written; nothing was changed.
-        """
-        self.refuse_while_stalled()
-        self.handle(event, after_effects=after_effects)
+        self._writer.append(Entry(at=now, input=event, feed=feed, records=records))
 
     async def caught_up(self) -> None:
         """Wait until all inputs handled so far are durable and their commands executed.
@@ -291,18 +290,6 @@ class CommitLoop:
                 save_state(self._path, self.reactor, self._last, self._last_at)
             except JournalError as error:
                 log.warning("snapshot of the state failed", why=str(error))
-
-
-def _skip_snapshot(why: str) -> None:
-    log.error("snapshot of the state is unusable, skipping it", why=why)
-
-
-def _damaged_row(what: str) -> None:
-    log.error("row of a job's records is damaged, omitting it", row=what)
-
-
-def _feed(commands: list[Command]) -> tuple[FeedEvent, ...]:
-    return tuple(command.event for command in commands if isinstance(command, Announce))
 
 
 def _skipped(event: Input, error: Exception) -> InputSkipped:

@@ -20,7 +20,7 @@ from schemas.wire.files import (
     FilesRefused,
     FromFollower,
     FromNode,
-    ListFiles,
+    ReadFile,
     ToNode,
 )
 
@@ -66,7 +66,13 @@ class JobFiles:
         answer: asyncio.Future[FromNode] = asyncio.get_running_loop().create_future()
         self._waiting[name] = (request.node, who.name, answer)
         try:
-            if not self.ask(request.node, _node_request(request, name)):
+            asked: ToNode = AskFiles(request=name, job=request.job)
+            if isinstance(request, ReadFile):
+                asked = AskPiece(
+                    request=name, job=request.job, area=request.area, path=request.path,
+                    offset=request.offset,
+                )  # fmt: skip
+            if not self.ask(request.node, asked):
                 raise UnavailableError(
                     f"node {request.node} is not connected", "try again when it is connected"
                 )
@@ -82,11 +88,3 @@ class JobFiles:
         asked, _, answer = self._waiting.get(message.request, (NodeId(""), "", None))
         if answer is not None and asked == node and not answer.done():
             answer.set_result(message)
-
-
-def _node_request(request: FromFollower, name: str) -> ToNode:
-    if isinstance(request, ListFiles):
-        return AskFiles(request=name, job=request.job)
-    return AskPiece(
-        request=name, job=request.job, area=request.area, path=request.path, offset=request.offset
-    )

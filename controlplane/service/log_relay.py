@@ -194,11 +194,7 @@ class LogRelay:
         self._rates: LogRates[_WorkerStream] = LogRates(self._give_credit, lambda: self.bytes_per_s)
         self._queue = FairQueue(self._start, lambda: PAGES_PER_S, PAGE_TOKEN_BYTES)
         self._tasks: set[asyncio.Task[None]] = set()
-        self._waiting = WaitingRequests()
-
-    def end_revoked(self) -> None:
-        """Reply at once to waiting followers whose keys were revoked."""
-        self._waiting.end_revoked()
+        self.waiting = WaitingRequests()
 
     async def serve_shippers(self) -> None:
         """Handle what agents ship until cancelled."""
@@ -290,7 +286,7 @@ class LogRelay:
                 wait_s = request.wait_s
                 with (
                     self._queue.waits(str(who), wait_s),
-                    self._waiting.interruptible(incoming, wait_s),
+                    self.waiting.interruptible(incoming, wait_s),
                 ):
                     reply = encode(await self._wait_for_page(request))
             else:

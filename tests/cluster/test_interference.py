@@ -11,7 +11,7 @@ from tests.bench.interference import OPTIONS, arrive, inexact, is_apart, moved, 
 pytestmark = pytest.mark.slow
 
 
-def test_harmony_learns_who_disturbs_whom_and_takes_them_apart(tmp_path: Path) -> None:
+def test_harmony_learns_interference_and_separates_the_jobs(tmp_path: Path) -> None:
     with two_cores(tmp_path, "harmony", options=OPTIONS["harmony"]) as (cluster, client):
         jobs = arrive(cluster, client, ("reader", "waiter"))  # whatever else the host does
 

@@ -52,7 +52,7 @@ def test_a_job_takes_every_size_and_loses_no_sample(cluster: Cluster) -> None:
     assert_nothing_lost(cluster, job)
 
 
-def test_random_sizes_and_batches_one_upon_the_other_lose_no_sample(cluster: Cluster) -> None:
+def test_random_resizes_in_quick_succession_lose_no_sample(cluster: Cluster) -> None:
     job = training_job(cluster)
     choose = random.Random(7)  # noqa: S311 - sizes
     for _ in range(8):
@@ -97,7 +97,7 @@ def test_a_job_moves_to_other_slots_while_it_trains(cluster: Cluster) -> None:
     assert_nothing_lost(cluster, job)
 
 
-def test_pause_and_resume_go_on_from_the_same_step(cluster: Cluster) -> None:
+def test_a_resumed_job_continues_from_the_step_of_its_pause(cluster: Cluster) -> None:
     job = training_job(cluster, 2)
     further(cluster, job)
     assert cluster.ones("pause", job).code == 0
@@ -171,7 +171,7 @@ QUICK = {  # before the change, and after it; `elastic/test_group_changes.py` ha
         for name, fault in FAULTS.items()
     ],
 )
-def test_the_job_goes_on_and_loses_no_sample_when(cluster: Cluster, fault: str) -> None:
+def test_a_resize_survives_a_fault_without_losing_samples(cluster: Cluster, fault: str) -> None:
     job = training_job(cluster, 2, faults=fault)
     assert cluster.ones("resize", job, "--slots", "3").code == 0
     whole = cluster.until(job, lambda s: s["slots"] == 3 and s["state"] == "running")
@@ -195,7 +195,7 @@ def test_a_job_whose_members_are_all_lost_goes_back_to_its_last_epoch(cluster: C
 
 # A controller dies during re-scales in `test_scheduling.py`, too.
 @pytest.mark.parametrize("part", ["agent", "controller"])
-def test_a_change_survives_the_death_of_the(cluster: Cluster, part: str) -> None:
+def test_a_resize_survives_the_death_of_a_daemon(cluster: Cluster, part: str) -> None:
     job = training_job(
         cluster, 2, faults="ready:rank=2:version=2=stall 0.5; built:rank=1:version=2=stall 0.5"
     )
@@ -210,7 +210,7 @@ def test_a_change_survives_the_death_of_the(cluster: Cluster, part: str) -> None
     assert_nothing_lost(cluster, job)
 
 
-def test_the_output_of_every_worker_that_ever_was_is_there(cluster: Cluster) -> None:
+def test_the_output_of_every_former_worker_is_kept(cluster: Cluster) -> None:
     job = training_job(cluster)
     for slots in (3, 1, 2):
         resize(cluster, job, slots)
@@ -237,7 +237,7 @@ REFUSED = (
 )
 
 
-def test_an_order_that_cannot_be_followed_is_refused(cluster: Cluster) -> None:
+def test_an_impossible_resize_is_refused(cluster: Cluster) -> None:
     job = training_job(cluster)
     refused = [cluster.ones("resize", job, *order) for order, _ in REFUSED]
     shown = cluster.show(job)
@@ -248,7 +248,7 @@ def test_an_order_that_cannot_be_followed_is_refused(cluster: Cluster) -> None:
     assert (shown["state"], shown["rescales"], shown["batch_changes"]) == ("running", 0, 0)
 
 
-def test_an_order_that_has_to_wait_says_what_for(cluster: Cluster) -> None:
+def test_a_waiting_resize_states_its_reason(cluster: Cluster) -> None:
     first, second = training_job(cluster, 3), training_job(cluster, 1)
     assert cluster.ones("resize", second, "--slots", "2").code == 0
     waiting = cluster.show(second)["reason"]
@@ -262,7 +262,7 @@ def test_an_order_that_has_to_wait_says_what_for(cluster: Cluster) -> None:
     assert "1 more" in waiting
 
 
-def test_the_policy_leaves_a_job_alone_until_it_is_given_back(cluster: Cluster) -> None:
+def test_the_policy_does_not_change_an_overridden_job(cluster: Cluster) -> None:
     job = training_job(cluster)
     assert cluster.ones("resume", job).code == 2
     assert cluster.ones("pause", job).code == 0

@@ -48,7 +48,7 @@ def cluster(house: Cluster) -> Iterator[Cluster]:
     house.clear()
 
 
-def test_jobs_grow_make_room_and_finish(cluster: Cluster) -> None:
+def test_jobs_grow_shrink_for_others_and_finish(cluster: Cluster) -> None:
     first = submit_searched(cluster, 80)  # long enough to be asked for room when it has grown
     grown = cluster.until(first, lambda shown: shown["slots"] >= 3)
     others = [submit_searched(cluster, 8) for _ in range(4)]
@@ -71,7 +71,7 @@ def test_jobs_grow_make_room_and_finish(cluster: Cluster) -> None:
     assert {d["code"] for d in rest} <= {"fill", "lost"}, [(d["code"], d["reason"]) for d in rest]
 
 
-def test_the_death_of_the_search_costs_nothing(cluster: Cluster) -> None:
+def test_a_killed_search_process_disturbs_no_job(cluster: Cluster) -> None:
     family = "of a search that dies"
     jobs = [submit_searched(cluster, 14, family=family)]
     cluster.until(jobs[0], lambda shown: shown["slots"] >= 2)
@@ -87,7 +87,7 @@ def test_the_death_of_the_search_costs_nothing(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize("victim", ["controller", "agents"])
-def test_a_death_during_rescales_loses_nothing(cluster: Cluster, victim: str) -> None:
+def test_a_killed_controller_loses_no_sample_during_rescales(cluster: Cluster, victim: str) -> None:
     family = f"of {victim} that die"
     jobs = [submit_searched(cluster, 18, family=family)]
     cluster.until(jobs[0], lambda shown: shown["slots"] >= 2)
@@ -103,7 +103,7 @@ def test_a_death_during_rescales_loses_nothing(cluster: Cluster, victim: str) ->
     check_all_done(cluster, jobs, 18)
 
 
-def test_who_waits_is_told_when_it_will_start(cluster: Cluster) -> None:
+def test_a_waiting_job_states_its_expected_start(cluster: Cluster) -> None:
     first = submit_searched(cluster, 150, slots=[4, 4], family="whole clusters")
     cluster.until(first, lambda shown: shown["slots"] == 4)
     second = submit_searched(cluster, 150, slots=[4, 4], family="whole clusters")

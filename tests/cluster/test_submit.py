@@ -34,7 +34,7 @@ def test_waiting_for_a_job_that_fails_prints_its_error_and_its_last_lines(cluste
 
 
 @pytest.mark.slow
-def test_a_program_that_waits_for_a_failing_job_reads_why_as_json(cluster: Cluster) -> None:
+def test_wait_prints_the_reason_of_a_failed_job_as_json(cluster: Cluster) -> None:
     done = cluster.ones("submit", str(cluster.write(BAD, name="bad")), "--wait", "-o", "json")
 
     job = done.json["job"]

@@ -46,7 +46,7 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     running.down()
 
 
-def test_kill_9_of_worker_agent_and_controller_costs_no_finished_unit(house: Cluster) -> None:
+def test_kill_9_of_worker_agent_and_controller_loses_no_finished_unit(house: Cluster) -> None:
     job = submit_sweep(house, FOUR)
     until_sweep(house, job, lambda shown: shown.units_done >= 4)
     kill(house.show(job)["workers"][0]["pid"])
@@ -70,7 +70,7 @@ def test_kill_9_of_worker_agent_and_controller_costs_no_finished_unit(house: Clu
     assert trained_alone(house, job, 0) == {"equal": True, "first_difference": None, "units": 8}
 
 
-def test_functions_that_cannot_be_imported_fail_the_job_with_what_they_raised(
+def test_functions_that_cannot_be_imported_fail_the_job_with_the_error(
     house: Cluster,
 ) -> None:
     job = submit_sweep(house, FOUR, functions=FUNCTIONS + "\nraise ValueError('no licence')\n")
@@ -81,7 +81,7 @@ def test_functions_that_cannot_be_imported_fail_the_job_with_what_they_raised(
     assert "importing functions raised ValueError: no licence" in reason
 
 
-def test_a_configuration_that_raises_fails_alone(house: Cluster) -> None:
+def test_a_configuration_that_raises_fails_without_the_others(house: Cluster) -> None:
     bad = FUNCTIONS.replace(
         "    model = nn", "    assert values['lr'] < 0.03, 'too fast'\n    model = nn"
     )
@@ -96,7 +96,7 @@ def test_a_configuration_that_raises_fails_alone(house: Cluster) -> None:
     assert all("too fast" in trial.reason for trial in failed)
 
 
-def test_a_slot_that_is_wanted_is_given_up_in_the_midst_of_a_long_unit(house: Cluster) -> None:
+def test_a_revoked_slot_is_released_during_a_long_unit(house: Cluster) -> None:
     job = submit_sweep(house, FOUR, pause_s=60.0, more="revoke_s = 0.5")
     until_sweep(house, job, lambda shown: sum(t.state == "training" for t in shown.trials) == 4)
 
@@ -108,7 +108,7 @@ def test_a_slot_that_is_wanted_is_given_up_in_the_midst_of_a_long_unit(house: Cl
     house.ones("cancel", job)
 
 
-def test_a_lost_node_is_done_without(tmp_path: Path) -> None:
+def test_a_sweep_finishes_without_a_lost_node(tmp_path: Path) -> None:
     with cluster(tmp_path, slots=2, agents=2, policy="fair") as pair:
         settings = pair.home / "controller.toml"
         settings.write_text(f"{settings.read_text()}\n[silence]\nsuspect_s = 1.0\nlost_s = 3.0\n")
@@ -132,7 +132,7 @@ def test_a_lost_node_is_done_without(tmp_path: Path) -> None:
         assert trained_alone(pair, job, 1)["equal"]
 
 
-def test_asha_of_24_configurations_has_the_same_winner_beside_three_jobs_as_alone(
+def test_asha_selects_the_same_winner_beside_three_jobs(
     tmp_path: Path,
 ) -> None:
     asha = 'type = "asha"\nconfigurations = 24\nmax_epochs = 9\n'
@@ -158,7 +158,7 @@ def test_asha_of_24_configurations_has_the_same_winner_beside_three_jobs_as_alon
         ]
 
 
-def test_the_last_configuration_goes_on_as_a_job_and_its_sweep_counts_its_epochs(
+def test_the_last_configuration_continues_as_a_job_counted_by_its_sweep(
     house: Cluster,
 ) -> None:
     one = 'type = "random"\nconfigurations = 1\nmax_epochs = 3\n'

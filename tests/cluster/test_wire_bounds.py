@@ -76,7 +76,7 @@ def test_each_row_of_the_table_states_its_constants() -> None:
     assert missing == []
 
 
-def test_bounds_in_sentences_are_those_in_force() -> None:
+def test_bounds_in_sentences_equal_their_constants() -> None:
     size, depth = DEFAULT_BOUNDS.size >> 30, DEFAULT_BOUNDS.depth
     said = [
         f"`wait_s` (seconds, at most {fair_queue.MAX_WAIT_S:g};",

@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 import sqlite3
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final
@@ -94,11 +95,23 @@ async def stalled(life: Life) -> None:
             await asyncio.sleep(0)
 
 
-# --- inputs that cannot be
+@asynccontextmanager
+async def stalled_life(path: Path) -> AsyncIterator[Life]:
+    """A life with a durable submission and another one that a full disk holds back."""
+    life = Life(path)
+    life.submit(0)
+    await life.have_left(1)
+    with full_disk(life.loop):
+        life.submit(1, padding=200_000)
+        await stalled(life)
+        yield life
+
+
+# --- impossible inputs
 
 
 @pytest.mark.usefixtures("bad_input")
-async def test_an_input_that_cannot_be_leaves_no_trace_but_that_it_was_skipped(path: Path) -> None:
+async def test_an_impossible_input_is_replaced_by_a_skip(path: Path) -> None:
     life = Life(path)
     life.submit(0)
     life.loop.handle(BAD)
@@ -117,15 +130,10 @@ async def test_an_input_that_cannot_be_leaves_no_trace_but_that_it_was_skipped(p
 
 
 @pytest.mark.usefixtures("bad_input")
-async def test_an_input_is_skipped_on_a_full_disk_and_nothing_is_told_before_it_is_durable(
+async def test_a_skip_on_a_full_disk_has_no_effect_before_it_is_durable(
     path: Path,
 ) -> None:
-    life = Life(path)
-    life.submit(0)
-    await life.have_left(1)
-    with full_disk(life.loop):
-        life.submit(1, padding=200_000)
-        await stalled(life)
+    async with stalled_life(path) as life:
         life.loop.handle(BAD)
         life.submit(2)
         names = [job.spec.name for job in life.loop.reactor.state.jobs.values()]
@@ -140,15 +148,10 @@ async def test_an_input_is_skipped_on_a_full_disk_and_nothing_is_told_before_it_
 
 
 @pytest.mark.usefixtures("bad_input")
-async def test_what_was_skipped_on_a_full_disk_is_as_if_it_had_never_been_when_the_process_ends(
+async def test_a_skip_on_a_full_disk_is_lost_when_the_process_exits(
     path: Path,
 ) -> None:
-    life = Life(path)
-    life.submit(0)
-    await life.have_left(1)
-    with full_disk(life.loop):
-        life.submit(1, padding=200_000)
-        await stalled(life)
+    async with stalled_life(path) as life:
         life.loop.handle(BAD)
         life.loop._writer.close()
 
@@ -157,7 +160,7 @@ async def test_what_was_skipped_on_a_full_disk_is_as_if_it_had_never_been_when_t
     assert kinds(path) == [JobSubmitted]
 
 
-async def test_what_cannot_be_written_down_is_skipped_like_what_cannot_be_handled(
+async def test_an_input_that_cannot_be_encoded_is_skipped(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def too_large(ctx: HandlerContext, _: CancelRequested) -> None:
@@ -177,7 +180,7 @@ async def test_what_cannot_be_written_down_is_skipped_like_what_cannot_be_handle
 
 
 @pytest.mark.usefixtures("bad_input")
-async def test_an_input_that_cannot_be_costs_no_look_at_the_journal(path: Path) -> None:
+async def test_skipping_an_input_does_not_read_the_journal(path: Path) -> None:
     life = Life(path)
     for number in range(3):
         life.submit(number)
@@ -194,7 +197,7 @@ async def test_an_input_that_cannot_be_costs_no_look_at_the_journal(path: Path) 
 # --- restarts
 
 
-async def test_a_restart_begins_with_the_state_that_the_life_before_it_left(path: Path) -> None:
+async def test_a_restart_uses_the_snapshot_of_the_last_close(path: Path) -> None:
     first = Life(path)
     for number in range(3):
         first.submit(number)
@@ -216,13 +219,8 @@ async def test_a_restart_begins_with_the_state_that_the_life_before_it_left(path
         assert [snapshot.input for snapshot in reader.snapshots()] == [4, 3]
 
 
-async def test_what_is_not_durable_is_not_in_the_state_that_is_left(path: Path) -> None:
-    life = Life(path)
-    life.submit(0)
-    await life.have_left(1)
-    with full_disk(life.loop):
-        life.submit(1, padding=200_000)
-        await stalled(life)
+async def test_the_closing_snapshot_excludes_inputs_that_are_not_durable(path: Path) -> None:
+    async with stalled_life(path) as life:
         life.loop.close()
 
     with contextlib.closing(Reader(path)) as reader:
@@ -232,7 +230,7 @@ async def test_what_is_not_durable_is_not_in_the_state_that_is_left(path: Path) 
 # --- a full disk
 
 
-async def test_the_commit_of_one_input_lets_no_effect_of_a_later_one_out(path: Path) -> None:
+async def test_a_commit_releases_no_effect_of_a_later_input(path: Path) -> None:
     life = Life(path)
     life.submit(0)
     deadline = time.monotonic() + LIMIT_S
@@ -248,7 +246,7 @@ async def test_the_commit_of_one_input_lets_no_effect_of_a_later_one_out(path: P
     life.loop.close()
 
 
-async def test_a_full_disk_is_told_of_when_it_is_over_with_its_reason_and_how_long_it_took(
+async def test_the_end_of_a_full_disk_is_announced_with_reason_and_duration(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(commit_loop, "DEADLINE_TICK_S", 0.001)
@@ -279,7 +277,7 @@ async def test_a_full_disk_is_told_of_when_it_is_over_with_its_reason_and_how_lo
 # --- effects
 
 
-async def test_an_effect_that_fails_holds_up_no_other(path: Path) -> None:
+async def test_a_failing_effect_does_not_stop_the_others(path: Path) -> None:
     life = Life(path, lambda command: "j0" in repr(command))
     done: list[str] = []
 
@@ -300,7 +298,7 @@ async def test_an_effect_that_fails_holds_up_no_other(path: Path) -> None:
 # --- a journal that is lost
 
 
-async def test_a_journal_that_can_never_be_written_again_is_no_silence(path: Path) -> None:
+async def test_a_permanent_journal_failure_is_reported(path: Path) -> None:
     life = Life(path)
     life.submit(0)
     await life.have_left(1)
@@ -320,9 +318,7 @@ async def test_a_journal_that_can_never_be_written_again_is_no_silence(path: Pat
     assert kinds(path) == [JobSubmitted]
 
 
-async def test_a_disk_that_once_failed_to_make_something_durable_is_not_asked_again(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_failed_fsync_is_not_retried(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     life = Life(path)
     tries: list[Any] = []
 
@@ -342,9 +338,7 @@ async def test_a_disk_that_once_failed_to_make_something_durable_is_not_asked_ag
     life.loop.close()
 
 
-async def test_a_journal_that_another_process_holds_up_is_waited_for(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_locked_journal_is_retried(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writer_module, "time", SimpleNamespace(sleep=lambda _: None))
 
     life = Life(path)

@@ -51,7 +51,7 @@ async def service(tmp_path: Path) -> AsyncIterator[LiveService]:
         yield made
 
 
-async def test_a_wait_hears_of_an_end_when_the_end_is_durable(service: LiveService) -> None:
+async def test_a_wait_returns_when_the_end_is_durable(service: LiveService) -> None:
     async with service.full_disk():
         service.finish()
         assert service.loop.reactor.state.job(A).phase.value == "succeeded"
@@ -63,7 +63,7 @@ async def test_a_wait_hears_of_an_end_when_the_end_is_durable(service: LiveServi
     assert detail.summary.state == "succeeded"
 
 
-async def test_lists_and_details_are_of_what_is_durable_and_go_on_on_a_full_disk(
+async def test_lists_and_details_show_the_durable_state_on_a_full_disk(
     service: LiveService,
 ) -> None:
     before = await service.ask(ListNodes())
@@ -80,7 +80,7 @@ async def test_lists_and_details_are_of_what_is_durable_and_go_on_on_a_full_disk
         assert await service.ask(ListNodes()) == before
 
 
-async def test_a_refusal_is_not_told_before_its_reason_is_durable(service: LiveService) -> None:
+async def test_a_refusal_is_sent_when_its_reason_is_durable(service: LiveService) -> None:
     async with service.full_disk():
         service.finish()
         with pytest.raises(UnavailableError, match="cannot write its journal"):
@@ -93,7 +93,7 @@ async def test_a_refusal_is_not_told_before_its_reason_is_durable(service: LiveS
     assert (await service.ask(CancelJob(job=A))).summary.state == "succeeded"
 
 
-async def test_a_job_larger_than_the_cluster_is_told_so_when_it_is_checked_and_submitted(
+async def test_a_job_larger_than_the_cluster_gets_a_note(
     service: LiveService,
 ) -> None:
     note = (
@@ -101,7 +101,7 @@ async def test_a_job_larger_than_the_cluster_is_told_so_when_it_is_checked_and_s
         "`slots` in the job file may ask for fewer"
     )
 
-    service.server._changes._snapshots.has = lambda _: True  # type: ignore[method-assign]
+    service.server._changes.snapshots.has = lambda _: True  # type: ignore[method-assign]
     spec = job_spec("b", slots=8)
 
     service.take(builders.submission("b", key="k2", slots=8))
@@ -117,7 +117,7 @@ async def test_a_repeated_submission_is_answered_on_a_full_disk_if_the_first_one
     def again(key: str) -> SubmitJob:
         return SubmitJob(spec=job_spec("a"), snapshot=SNAPSHOT, key=key)
 
-    service.server._changes._snapshots.has = lambda _: True  # type: ignore[method-assign]
+    service.server._changes.snapshots.has = lambda _: True  # type: ignore[method-assign]
     async with service.full_disk():
         service.take(builders.submission("b", key="later"))
 
@@ -128,7 +128,7 @@ async def test_a_repeated_submission_is_answered_on_a_full_disk_if_the_first_one
             await service.ask(again("new"))
 
 
-async def test_two_epochs_that_are_committed_together_teach_the_policy_each_once(
+async def test_the_policy_observes_each_of_two_epochs_committed_together(
     service: LiveService,
 ) -> None:
     async with service.full_disk():
@@ -139,7 +139,7 @@ async def test_two_epochs_that_are_committed_together_teach_the_policy_each_once
     assert learnt == [1, 2]
 
 
-def test_what_is_told_after_a_restart_is_what_was_told_before(tmp_path: Path) -> None:
+def test_replies_after_a_restart_equal_those_before(tmp_path: Path) -> None:
     async def both() -> None:
         async with a_service(tmp_path) as service:
             service.tell(builders.epoch_end(A, 1))

@@ -46,7 +46,7 @@ async def a_job_left(folder: Path) -> LiveService:
     service.take(builders.submission("b", key="kb"))
     await service.loop.caught_up()
     assert list(service.loop.committed.state.jobs) == [B]
-    service.server._changes._snapshots.has = lambda _: True  # type: ignore[method-assign]
+    service.server._changes.snapshots.has = lambda _: True  # type: ignore[method-assign]
     return service
 
 
@@ -69,7 +69,7 @@ async def told(service: LiveService) -> dict[str, Any]:
     }
 
 
-def test_everything_is_told_of_a_job_that_left_and_after_a_restart_the_same(tmp_path: Path) -> None:
+def test_replies_about_an_ended_job_survive_a_restart(tmp_path: Path) -> None:
     async def both() -> None:
         service = await a_job_left(tmp_path)
         before = await told(service)
@@ -90,7 +90,7 @@ def test_everything_is_told_of_a_job_that_left_and_after_a_restart_the_same(tmp_
     asyncio.run(both())
 
 
-async def test_lists_choose_among_those_that_left(service: LiveService) -> None:
+async def test_lists_filter_jobs_that_left_the_state(service: LiveService) -> None:
     for request, expected in (
         (ListJobs(), [B]),
         (ListJobs(states=("succeeded",)), [A]),
@@ -101,7 +101,7 @@ async def test_lists_choose_among_those_that_left(service: LiveService) -> None:
         assert [job.job for job in (await service.ask(request)).jobs] == expected
 
 
-async def test_a_job_that_left_is_cancelled_in_vain_and_resized_never(service: LiveService) -> None:
+async def test_a_job_that_left_the_state_cannot_be_changed(service: LiveService) -> None:
     assert (await service.ask(CancelJob(job=A))).summary.state == "succeeded"
     with pytest.raises(BadFieldError, match="a-1 has succeeded"):
         await service.ask(ResizeJob(job=A, slots=1))
@@ -113,7 +113,7 @@ async def test_a_job_that_left_is_cancelled_in_vain_and_resized_never(service: L
 
 
 @pytest.mark.parametrize("kept", [0, 1], ids=["its key is in the table", "in the state, too"])
-async def test_a_job_that_left_is_submitted_again_as_the_same(
+async def test_a_repeated_submission_finds_the_job_that_left(
     tmp_path: Path, kept: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lifecycle, "MAX_LEFT_KEYS", kept)
@@ -126,7 +126,7 @@ async def test_a_job_that_left_is_submitted_again_as_the_same(
     service.loop.close()
 
 
-async def test_on_a_full_disk_a_job_that_leaves_is_told_of_as_it_was(service: LiveService) -> None:
+async def test_a_job_that_leaves_on_a_full_disk_is_shown_as_before(service: LiveService) -> None:
     async with service.full_disk():
         service.take(builders.cancelled(B))
         service.take(builders.greeting())
@@ -136,7 +136,7 @@ async def test_on_a_full_disk_a_job_that_leaves_is_told_of_as_it_was(service: Li
     assert (await service.ask(GetJob(job=B))).summary.state == "cancelled"
 
 
-async def test_a_search_that_begins_anew_learns_from_jobs_that_left(service: LiveService) -> None:
+async def test_a_restarted_search_observes_jobs_that_left(service: LiveService) -> None:
     left = service.loop.reader.ended.latest(10)
     learnt = policy_events.history(left, service.loop.records)
 
@@ -147,7 +147,7 @@ async def test_a_search_that_begins_anew_learns_from_jobs_that_left(service: Liv
     assert len(learnt) == 2  # and its epoch
 
 
-async def test_the_oldest_of_those_that_left_are_forgotten_with_their_past(
+async def test_the_oldest_ended_jobs_are_forgotten_with_their_records(
     service: LiveService, tmp_path: Path
 ) -> None:
     for number in range(3, 7):

@@ -97,7 +97,7 @@ async def test_replies_about_a_sweep_are_equal_before_and_after_it_left_and_afte
         assert list(problems(reader)) == []
 
 
-async def test_it_is_changed_no_more(service: LiveService) -> None:
+async def test_a_sweep_that_left_cannot_be_changed(service: LiveService) -> None:
     await it_leaves(service)
     with pytest.raises(BadFieldError, match="a-1 has succeeded"):
         await service.ask(ChangeSweep(job=A, change="stop", trial=0))
@@ -111,7 +111,7 @@ def damage(path: Path, name: str) -> None:
         database.commit()
 
 
-async def test_of_a_damaged_trial_the_rest_is_told_and_a_ledger_with_a_hole_is_refused(
+async def test_a_damaged_trial_is_named_and_a_damaged_ledger_is_refused(
     service: LiveService, path: Path
 ) -> None:
     whole = await service.ask(GetSweep(job=A))
@@ -135,7 +135,7 @@ async def test_of_a_damaged_trial_the_rest_is_told_and_a_ledger_with_a_hole_is_r
         assert len(list(reader.problems())) == 3
 
 
-async def test_it_is_forgotten_with_its_past(service: LiveService, path: Path) -> None:
+async def test_a_forgotten_sweep_leaves_no_records(service: LiveService, path: Path) -> None:
     await it_leaves(service)
     with contextlib.closing(open_for_reading(path)) as database:
         assert forget_ended(database, before=1e12) == (A,)

@@ -20,7 +20,7 @@ async def house(tmp_path: Path) -> AsyncIterator[House]:
         yield made
 
 
-async def test_subscriptions_without_number_cost_their_sender_the_connection(
+async def test_too_many_subscriptions_disconnect_their_sender(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(event_feed, "MAX_SUBSCRIPTION_BYTES", 4096)

@@ -59,7 +59,7 @@ def first_rows(path: Path) -> tuple[int, int]:
         return reader.first_and_last()[0], reader.first_event()
 
 
-async def test_of_a_job_that_goes_on_too_many_records_are_dropped_and_show_says_so(
+async def test_excess_records_of_a_running_job_are_dropped_with_a_note(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(file_keeper, "RECORDS_S", 0.001)
@@ -83,7 +83,7 @@ async def test_of_a_job_that_goes_on_too_many_records_are_dropped_and_show_says_
 
 
 @pytest.mark.slow
-async def test_a_child_takes_a_snapshot_when_the_tail_is_long_and_old_rows_go(path: Path) -> None:
+async def test_a_child_takes_snapshots_and_old_rows_are_deleted(path: Path) -> None:
     loop = CommitLoop(path, lambda _: None)
     settings = JournalSettings(snapshot_inputs=20, keep_inputs_s=0.0, keep_events_s=0.0)
     keeper = asyncio.create_task(JournalKeeper(loop, path, settings).run())
@@ -101,7 +101,7 @@ async def test_a_child_takes_a_snapshot_when_the_tail_is_long_and_old_rows_go(pa
     again.close()
 
 
-async def test_what_was_handled_while_a_snapshot_was_taken_is_still_behind_it(path: Path) -> None:
+async def test_inputs_handled_during_a_snapshot_count_towards_the_next(path: Path) -> None:
     loop = CommitLoop(path, lambda _: None)
     await submitted(loop, 40)
     whole = loop.tail
@@ -114,7 +114,7 @@ async def test_what_was_handled_while_a_snapshot_was_taken_is_still_behind_it(pa
 
 
 @pytest.mark.slow
-async def test_a_child_that_fails_is_told_of_and_not_tried_again_at_once(path: Path) -> None:
+async def test_a_failed_snapshot_is_logged_and_retried_later(path: Path) -> None:
     loop = CommitLoop(path, lambda _: None)
     await submitted(loop, 3)
     with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as database:
@@ -132,7 +132,7 @@ async def test_a_child_that_fails_is_told_of_and_not_tried_again_at_once(path: P
     loop.close()
 
 
-async def test_what_is_done_between_commits_is_done_in_its_turn_and_undone_without_room(
+async def test_work_between_commits_runs_in_order_and_is_rolled_back_without_room(
     path: Path,
 ) -> None:
     loop = CommitLoop(path, lambda _: None)

@@ -60,7 +60,7 @@ def client(service: LiveService) -> Connected:
     return Connected(service)
 
 
-async def test_jobs_come_whole_and_in_order_whatever_their_number(
+async def test_all_jobs_are_listed_in_order_over_several_pages(
     service: LiveService, client: Connected
 ) -> None:
     for number in range(30):
@@ -75,7 +75,7 @@ async def test_jobs_come_whole_and_in_order_whatever_their_number(
     assert all(len(encode(reply)) < ROOM + 200 for reply in client.replies)
 
 
-async def test_a_page_of_jobs_goes_on_behind_the_last_one_though_jobs_end_meanwhile(
+async def test_pages_of_jobs_continue_although_jobs_end_meanwhile(
     service: LiveService,
 ) -> None:
     for number in range(30):
@@ -90,7 +90,7 @@ async def test_a_page_of_jobs_goes_on_behind_the_last_one_though_jobs_end_meanwh
     assert seen == [A, *(f"b{at}-{at + 2}" for at in range(len(seen) - 1))]
 
 
-async def test_a_detail_and_its_decisions_come_whole(
+async def test_all_epochs_and_decisions_of_a_job_are_shown(
     service: LiveService, client: Connected
 ) -> None:
     for epoch in range(1, 81):
@@ -109,7 +109,7 @@ async def test_a_detail_and_its_decisions_come_whole(
     assert explained.decisions == tuple(history.decisions)
 
 
-async def test_nodes_come_whole_and_each_with_its_own_jobs(
+async def test_all_nodes_are_listed_with_their_jobs(
     service: LiveService, client: Connected
 ) -> None:
     names = [f"m{number}" for number in range(40)]
@@ -125,7 +125,7 @@ async def test_nodes_come_whole_and_each_with_its_own_jobs(
     assert len(client.replies) > 1
 
 
-async def test_a_page_of_events_is_bounded_and_the_next_one_goes_on(
+async def test_pages_of_events_are_bounded_and_continue(
     service: LiveService, client: Connected
 ) -> None:
     for number in range(60):
@@ -139,7 +139,7 @@ async def test_a_page_of_events_is_bounded_and_the_next_one_goes_on(
     assert len(client.replies) > 2
 
 
-async def test_a_wait_asks_for_nothing_of_the_history(
+async def test_replies_to_a_wait_contain_no_history(
     service: LiveService, client: Connected
 ) -> None:
     waits = asyncio.create_task(client.wait_state(A))
@@ -152,16 +152,14 @@ async def test_a_wait_asks_for_nothing_of_the_history(
     assert all(len(encode(reply)) < 300 for reply in client.replies)
 
 
-async def test_a_wait_of_no_length_is_answered_at_once(service: LiveService) -> None:
+async def test_a_wait_without_duration_is_answered_at_once(service: LiveService) -> None:
     assert (await service.ask(WaitJob(job=A, wait_s=-1.0))).state == "running"
     page = await service.ask(ReadEvents(from_seq=10_000, wait_s=-1.0))
     assert (page.events, page.next_seq) == ((), 10_000)
 
 
 @pytest.mark.parametrize("kind", [WaitJob, GetJob, ReadEvents])
-async def test_a_wait_that_is_no_number_is_refused_by_name(
-    service: LiveService, kind: type
-) -> None:
+async def test_a_wait_of_nan_is_refused_with_its_field(service: LiveService, kind: type) -> None:
     what = {"from_seq": 10_000} if kind is ReadEvents else {"job": A}
 
     with pytest.raises(BadFieldError, match=r"wait_s: nan is not a duration") as refused:
@@ -185,15 +183,13 @@ async def test_a_wait_that_is_no_number_is_refused_by_name(
     ],
     ids=lambda request: f"{type(request).__name__}-{request.cursor[:20]}",
 )
-async def test_a_cursor_that_is_none_of_the_list_is_refused(
-    service: LiveService, request_: Message
-) -> None:
+async def test_a_cursor_of_another_list_is_refused(service: LiveService, request_: Message) -> None:
     with pytest.raises(BadFieldError, match=r"^cursor: '.{0,40}' (is|does)") as refused:
         await service.ask(request_)
     assert (refused.value.field, refused.value.hint[:11]) == ("cursor", "restart wit")
 
 
-def test_a_row_that_is_larger_than_a_page_comes_alone() -> None:
+def test_an_oversized_row_has_a_page_of_its_own() -> None:
     rows = views.numbered(["a", "b" * (ROOM + 1), "c"])
 
     first, cursor = page_of({"some": rows}, "")
@@ -204,7 +200,7 @@ def test_a_row_that_is_larger_than_a_page_comes_alone() -> None:
     assert (cursor, cursor_2, end) == ("some.1", "some.2", "")
 
 
-async def test_a_reply_that_no_message_has_room_for_is_refused_and_nobody_is_cut_off(
+async def test_an_oversized_reply_is_refused_before_it_is_sent(
     service: LiveService,
 ) -> None:
     detail = await service.ask(GetJob(job=A))

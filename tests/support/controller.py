@@ -9,7 +9,7 @@ from typing import Any, Final
 import msgspec
 
 from controlplane.core import invariants
-from controlplane.core.commands import Announce, AskForPlan, Command
+from controlplane.core.commands import Announce, Command, RequestPlan
 from controlplane.core.history import (
     JobHistories,
     JobHistory,
@@ -94,7 +94,7 @@ class Controller:
             elif isinstance(record, SweepLeft):
                 self._left_sweeps[record.job] = record.history
         invariants.check(self.state)
-        self.asked = self.asked or AskForPlan() in commands
+        self.asked = self.asked or RequestPlan() in commands
         told = [command.event for command in commands if isinstance(command, Announce)]
         assert [(event.seq, event.time) for event in told] == [
             (before + place + 1, self.now) for place in range(len(told))

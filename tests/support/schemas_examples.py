@@ -399,16 +399,16 @@ def kinds_on_the_wire() -> dict[str, type[Message]]:
 
 
 def _collect(annotation: object, found: dict[type[msgspec.Struct], None]) -> None:
-    for kind in _structs_in(annotation):
+    for kind in structs_in(annotation):
         if kind not in found:
             found[kind] = None
             for field in msgspec.structs.fields(kind):
                 _collect(field.type, found)
 
 
-def _structs_in(annotation: object) -> Iterator[type[msgspec.Struct]]:
+def structs_in(annotation: object) -> Iterator[type[msgspec.Struct]]:
     if inner := get_args(annotation):
         for argument in inner:
-            yield from _structs_in(argument)
+            yield from structs_in(argument)
     elif isinstance(annotation, type) and issubclass(annotation, msgspec.Struct):
         yield annotation

@@ -13,7 +13,7 @@ from functools import partial
 from random import Random
 from typing import Any
 
-from controlplane.core.commands import Announce, AskForPlan, Command
+from controlplane.core.commands import Announce, Command, RequestPlan
 from controlplane.core.handlers import sweeps
 from controlplane.core.history import Record
 from controlplane.core.inputs import ControllerStarted, Input, NodeGreeted, NodeLost
@@ -462,7 +462,7 @@ class SweepCluster(BaseWorld[HopperNode]):
         commands = super().take(event)
         self.records += self.controller.reactor.records
         self.nothing_was_passed_over()
-        self.asked = self.asked or AskForPlan() in commands
+        self.asked = self.asked or RequestPlan() in commands
         self.told += [command.event for command in commands if isinstance(command, Announce)]
         self.check()
         return commands
@@ -479,7 +479,7 @@ class SweepCluster(BaseWorld[HopperNode]):
                 }
 
     def submit(self, name: str = "a", **spec: Any) -> JobId:
-        self.asked = AskForPlan() in self.controller.submit(name, **spec) or self.asked
+        self.asked = RequestPlan() in self.controller.submit(name, **spec) or self.asked
         return JobId(f"{name}-{self.controller.state.jobs_accepted}")
 
     def job(self, name: JobId) -> Job:

@@ -522,6 +522,8 @@ class Node(Host):
             case ForgetJob(job=job):
                 assert not [w for w in self.processes.values() if w.assignment.job == job]
                 self.session.forget_job(job)
+            case _:
+                raise AssertionError(f"{self.node} got an unexpected action: {action}")
 
     def _older(self, cleared: JobCleared) -> list[WorkerId]:
         job = self.reconciler.jobs.get(cleared.job)

@@ -10,7 +10,7 @@ from tests.support.cluster import Cluster, assert_nothing_lost, further, kill, k
 
 
 @pytest.mark.slow
-def test_a_host_that_dies_is_done_without_in_seconds(tmp_path: Path) -> None:
+def test_a_job_continues_seconds_after_a_host_died(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path / "home", tmp_path / "jobs", slots=2, agents=2, policy="fifo")
     try:
         pids = cluster.up()

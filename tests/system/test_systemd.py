@@ -23,7 +23,7 @@ LIMIT_S = 120.0
 
 @pytest.mark.slow
 @pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="no systemd-analyze here")
-def test_systemd_has_nothing_to_say_about_the_units() -> None:
+def test_systemd_verifies_the_units_without_warnings() -> None:
     done = subprocess.run(
         ["systemd-analyze", "verify", *UNITS], capture_output=True, text=True, check=False
     )
@@ -45,7 +45,7 @@ def test_systemd_has_nothing_to_say_about_the_units() -> None:
         ("ones-controller.service", "controller-credentials.conf", 25),
     ],
 )
-def test_little_of_the_host_is_exposed_to_a_unit(
+def test_the_exposure_of_each_unit_is_low(
     tmp_path: Path, unit: str, drop_in: str, most: int
 ) -> None:
     text = (UNITS[0].parent / unit).read_text()
@@ -163,7 +163,7 @@ def main_pid(box: Box, unit: str) -> str:
 
 
 @pytest.mark.root
-def test_the_services_run_and_train_as_the_readme_says(box: Box) -> None:
+def test_the_services_train_a_job_after_the_steps_of_the_readme(box: Box) -> None:
     job = submitted(box, 0)
 
     assert ones(box, "wait", job, "--timeout", str(LIMIT_S)).startswith(f"{job} succeeded")
@@ -206,7 +206,7 @@ def test_workers_survive_a_stop_of_the_agent(box: Box) -> None:
 
 
 @pytest.mark.root
-def test_a_controller_that_is_killed_or_hangs_is_started_again(box: Box) -> None:
+def test_a_killed_or_hanging_controller_is_restarted(box: Box) -> None:
     job = submitted(box, 0.1)
     until(box, job, "running")
     first = main_pid(box, "ones-controller")
@@ -225,7 +225,7 @@ def test_a_controller_that_is_killed_or_hangs_is_started_again(box: Box) -> None
 
 
 @pytest.mark.root
-def test_a_reload_takes_over_what_may_change_and_restarts_nothing(box: Box) -> None:
+def test_a_reload_applies_settings_without_a_restart(box: Box) -> None:
     pids = [main_pid(box, unit) for unit in ("ones-controller", "ones-agent")]
     box.write("/etc/ones/controller.toml", CONTROLLER + "[silence]\nlost_s = 31.0\n")
     box.write("/etc/ones/agent.toml", "kill_grace_s = 9.0\n" + AGENT)
@@ -275,7 +275,7 @@ def test_an_upgrade_disturbs_no_step_of_a_running_job(box: Box) -> None:
 
 
 @pytest.mark.root
-def test_settings_that_the_new_software_refuses_restart_nothing(box: Box) -> None:
+def test_an_upgrade_with_invalid_settings_restarts_no_unit(box: Box) -> None:
     pids = [main_pid(box, unit) for unit in ("ones-controller", "ones-agent")]
     box.write("/etc/ones/agent.toml", "slot = 3\n" + AGENT)
 
@@ -329,14 +329,14 @@ def test_memory_of_a_job_is_bounded_below_a_unit_that_outlives_the_agent(box: Bo
 
 @pytest.mark.root
 @pytest.mark.parametrize(("unit", "most"), [("ones-controller", "25"), ("ones-agent", "35")])
-def test_the_units_are_as_little_exposed_where_they_run(box: Box, unit: str, most: str) -> None:
+def test_the_exposure_of_each_running_unit_is_low(box: Box, unit: str, most: str) -> None:
     done = box.run("systemd-analyze", "security", f"--threshold={most}", unit, check=False)
 
     assert done.returncode == 0, done.stdout.splitlines()[-1]
 
 
 @pytest.mark.root
-def test_keys_can_be_credentials_that_no_user_but_root_can_read_or_change(box: Box) -> None:
+def test_only_root_can_read_or_change_keys_in_credentials(box: Box) -> None:
     secrets = {"controller": "server", "agent": "node-1"}
     for part, key in secrets.items():
         box.run("chown", "root:root", f"/etc/ones/keys/{key}.key_secret")
@@ -365,7 +365,7 @@ StandardError=append:/var/lib/ones/stderr.log
 
 
 @pytest.mark.root
-def test_a_full_disk_also_of_stderr_is_no_reason_for_a_restart(box: Box) -> None:
+def test_a_full_disk_of_stderr_causes_no_restart(box: Box) -> None:
     unit = "ones-controller"
     box.run("systemctl", "stop", unit)
     options = "size=48m,mode=0700,uid=ones,gid=ones"
@@ -442,7 +442,7 @@ def ones_by(box: Box, user: str, *arguments: str) -> subprocess.CompletedProcess
 
 
 @pytest.mark.root
-def test_two_users_of_one_host_see_and_harm_only_what_is_their_own(box: Box) -> None:
+def test_two_users_of_a_host_are_isolated(box: Box) -> None:
     keys = {user: with_account(box, user) for user in ("ann", "bob")}
     known = (box.root / "etc/ones/keys/authorised.toml").read_text()
     rows = (f'[[key]]\npublic = "{keys[name]}"\nname = "{name}"\nrole = "user"\n' for name in keys)

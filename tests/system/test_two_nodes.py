@@ -61,7 +61,7 @@ def test_a_quiet_cluster_stays_quiet(pair: Cluster) -> None:
     assert kinds == {"job.epoch"}
 
 
-def test_a_job_that_waits_says_what_it_waits_for(pair: Cluster) -> None:
+def test_a_waiting_job_states_its_reason(pair: Cluster) -> None:
     pair.until_epoch(submit_searched(pair, 10_000), 1)
 
     late = submit_searched(pair, 5, slots=[5, 6])
@@ -85,7 +85,7 @@ def test_a_search_that_hangs_leaves_no_slot_idle(pair: Cluster) -> None:
     until_searched(pair)
 
 
-def test_jobs_whose_workers_on_a_node_die_go_on(pair: Cluster) -> None:
+def test_jobs_continue_without_the_workers_of_a_node(pair: Cluster) -> None:
     jobs = [submit_searched(pair, 40), submit_searched(pair, 40)]
     pair.until(jobs[1], lambda shown: shown["slots"] >= 1)
     pair.until(jobs[0], lambda shown: shown["slots"] >= 2)
@@ -111,7 +111,7 @@ def test_a_group_spans_nodes_and_survives_the_loss_of_a_worker_there(pair: Clust
     assert_nothing_lost(pair, job)
 
 
-def test_a_node_that_is_drained_is_left_without_a_sample_lost_and_given_back(pair: Cluster) -> None:
+def test_a_drained_node_is_emptied_without_losing_samples_and_returned(pair: Cluster) -> None:
     job = training_job(pair, 2)
     node = pair.show(job)["workers"][0]["node"]
 
@@ -168,9 +168,7 @@ os.symlink("/etc/hostname", "away") if agent.rank == 0 else None
 """
 
 
-def test_what_every_rank_made_is_fetched_from_its_node_with_the_model(
-    pair: Cluster, tmp_path: Path
-) -> None:
+def test_files_of_every_rank_are_fetched_from_their_nodes(pair: Cluster, tmp_path: Path) -> None:
     job = pair.submit(MADE, name="made", slots=[3, 3], batch_size=6, max_batch_size=6)
     assert pair.wait(job).code == 0
     slots = pair.show(job)["versions"][0]["slots"]

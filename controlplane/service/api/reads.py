@@ -170,7 +170,12 @@ class ReadRequests:
     async def job_state(self, request: WaitJob, who: Identity) -> JobState:
         """Return the state of a job, once it has ended or the wait is over."""
         job = await self._when_ended(request.job, request.wait_s)
-        return replies.job_state(job, self.view(who).text(self._summary(job).reason))
+        return JobState(
+            job=job.job,
+            state=job.phase.value,
+            reason=self.view(who).text(self._summary(job).reason),
+            exit_code=job.attempts.exit_code,
+        )
 
     def nodes(self, request: ListNodes, who: Identity) -> Nodes:
         """Return a page of all nodes."""
@@ -182,8 +187,7 @@ class ReadRequests:
         job = self.commit_loop.job(request.job)
         sweep_replies.sweep_of(job)
         past = self._past(job.job)
-        now, reason = self.commit_loop.now(), self.plans.reason(job.job)
-        summary = replies.job_summary(job, reason, self.telemetry, now)
+        summary, now = self._summary(job), self.commit_loop.now()
         return self.view(who).sweep(sweep_replies.sweep_detail(job, past, summary, request, now))
 
     def ledger(self, request: GetLedger, _: Identity) -> Ledger:
@@ -246,12 +250,8 @@ class ReadRequests:
         Raises:
             BadFieldError: if the cursor does not belong to this job.
         """
-        reason = self.plans.reason(job.job)
-        records, now = self.commit_loop.records, self.commit_loop.now()
-        predicted = self.plans.predicted_loss.get(job.job)
-        detail = replies.job_detail(
-            job, records, reason, self.telemetry, now, predicted_loss=predicted, cursor=cursor
-        )
+        records, summary = self.commit_loop.records, self._summary(job)
+        detail = replies.job_detail(job, summary, records, self.telemetry, cursor)
         notes = (*self.notes.of(job, detail.summary.train_loss), *_missing_notes(records, job.job))
         return view.detail(msgspec.structs.replace(detail, notes=notes), job.owner)
 
@@ -266,20 +266,15 @@ class ReadRequests:
 
 
 def _missing_notes(records: JobRecords, job: JobId) -> tuple[str, ...]:
-    return (*_dropped(records, job), *_damage(records, job))
-
-
-def _dropped(records: JobRecords, job: JobId) -> tuple[str, ...]:
+    notes = []
     dropped = ", ".join(f"{rows} of {name}" for name, rows in sorted(records.dropped(job).items()))
-    return (f"older records are not kept: {dropped} (keep_records)",) if dropped else ()
-
-
-def _damage(records: JobRecords, job: JobId) -> tuple[str, ...]:
-    damaged = records.damage_of(job)
-    if not damaged:
-        return ()
-    more = f" and {len(damaged) - 1} more" if len(damaged) > 1 else ""
-    return (f"omitted because damaged in the journal: {damaged[0]}{more} (`ones admin check`)",)
+    if dropped:
+        notes.append(f"older records are not kept: {dropped} (keep_records)")
+    if damaged := records.damage_of(job):
+        more = f" and {len(damaged) - 1} more" if len(damaged) > 1 else ""
+        what = f"{damaged[0]}{more} (`ones admin check`)"
+        notes.append(f"omitted because damaged in the journal: {what}")
+    return tuple(notes)
 
 
 def _clock() -> float:

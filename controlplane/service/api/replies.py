@@ -31,7 +31,6 @@ from schemas.wire.client import (
     Decision,
     Explanation,
     JobDetail,
-    JobState,
     JobSummary,
     NodeInfo,
     SearchInfo,
@@ -135,14 +134,7 @@ def _stuck_note(job: Job, idle_s: float, now: Seconds) -> str | None:
 
 
 def job_detail(
-    job: Job,
-    records: JobRecords,
-    reason: Reason | None,
-    telemetry: TelemetryTable,
-    now: Seconds,
-    *,
-    predicted_loss: float | None = None,
-    cursor: str = "",
+    job: Job, summary: JobSummary, records: JobRecords, telemetry: TelemetryTable, cursor: str
 ) -> JobDetail:
     """Return one page of `ones show`: everything about a job.
 
@@ -156,7 +148,7 @@ def job_detail(
         {"workers": numbered(workers), **_lists_of(job.job, records)}, cursor
     )
     return JobDetail(
-        summary=job_summary(job, reason, telemetry, now, predicted_loss=predicted_loss),
+        summary=summary,
         spec=job.spec,
         snapshot=job.snapshot,
         failures=job.attempts.failures,
@@ -180,12 +172,6 @@ def _lists_of(job: JobId, records: JobRecords) -> dict[str, Rows]:
         "versions": Rows(versions, records.last(job, GROUPS)),
         "promises": Rows(partial(records.promises, job), records.last(job, PROMISES)),
     }
-
-
-def job_state(job: Job, reason: str) -> JobState:
-    """Return the reply to `ones wait`."""
-    code = job.attempts.exit_code
-    return JobState(job=job.job, state=job.phase.value, reason=reason, exit_code=code)
 
 
 def _worker_info(worker: Worker, rank: Rank) -> WorkerInfo:

@@ -186,11 +186,7 @@ class RequestServer:
         self._owners = owners
         self._queue = FairQueue(self._start, lambda: self.limits.requests_per_s)
         self._tasks: set[asyncio.Task[None]] = set()
-        self._waiting = WaitingRequests()
-
-    def end_revoked(self) -> None:
-        """Answer the waiting requests whose keys were revoked."""
-        self._waiting.end_revoked()
+        self.waiting = WaitingRequests()
 
     async def serve(self) -> None:
         """Handle requests until cancelled."""
@@ -219,7 +215,7 @@ class RequestServer:
             incoming = replace(incoming, frames=incoming.frames[:2])  # frees the payload
             who = incoming.identity or Identity("", "")
             wait_s = getattr(request, "wait_s", 0.0)
-            with self._queue.waits(user, wait_s), self._waiting.interruptible(incoming, wait_s):
+            with self._queue.waits(user, wait_s), self.waiting.interruptible(incoming, wait_s):
                 reply = _encode_reply(await self._dispatch(request, who, usage))
             if not isinstance(request, RevokeKey):  # reply even if it revoked its own key
                 refuse_revoked(incoming)  # the key may have been revoked during the wait

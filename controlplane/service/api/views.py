@@ -19,7 +19,6 @@ from schemas.ids import JobId
 from schemas.jobs import JobSpec
 from schemas.transport.keys import Identity
 from schemas.wire.client import (
-    Decision,
     EpochInfo,
     Explanation,
     JobDetail,
@@ -72,11 +71,10 @@ class View:
 
     def explanation(self, reply: Explanation) -> Explanation:
         """Filter a page of `ones explain`."""
-        return (
-            reply
-            if self._all
-            else replace(reply, decisions=tuple(map(self._decision, reply.decisions)))
-        )
+        if self._all:
+            return reply
+        decisions = (replace(one, why=self.text(one.why)) for one in reply.decisions)
+        return replace(reply, decisions=tuple(decisions))
 
     def sweep(self, reply: SweepDetail) -> SweepDetail:
         """Filter a page of `ones sweep show` about a visible sweep."""
@@ -96,9 +94,6 @@ class View:
         if event.job is not None and not self.sees(self._owner_of(event.job)):
             return None
         return replace(event, detail=self._detail(event.detail))
-
-    def _decision(self, decision: Decision) -> Decision:
-        return replace(decision, reason=self.text(decision.reason))
 
     def _detail(self, detail: Detail) -> Detail:
         return {

@@ -80,8 +80,12 @@ class JobQuarantine:
         The first crash in a row may be chance and quarantines nothing.
         """
         if self._on_probation:
-            self._requarantine(_present(self._on_probation, self._visible))
-            self._on_probation = []
+            group, self._on_probation = _present(self._on_probation, self._visible), []
+            middle = len(group) // 2
+            if len(group) == 1:
+                self.culprits |= dict.fromkeys(group)
+            elif group:
+                self._groups += [group[:middle], group[middle:]]
             return
         self._crashes += 1
         if self._crashes >= CRASHES_BEFORE_QUARANTINE and self._visible:
@@ -94,13 +98,6 @@ class JobQuarantine:
         self._crashes, self._on_probation = 0, []
         if self._groups:
             self._on_probation = self._groups.pop()
-
-    def _requarantine(self, group: list[JobId]) -> None:
-        middle = len(group) // 2
-        if len(group) == 1:
-            self.culprits |= dict.fromkeys(group)
-        elif group:
-            self._groups += [group[:middle], group[middle:]]
 
 
 def _present(group: Iterable[JobId], known: Iterable[JobId]) -> list[JobId]:

@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 
 from controlplane.core import policy_events
-from controlplane.core.commands import Accept, Announce, AskForPlan, Command, SendDelta
+from controlplane.core.commands import Accept, Announce, Command, RequestPlan, SendDelta
 from controlplane.core.history import JobHistories
 from controlplane.core.inputs import (
     CancelRequested,
@@ -183,7 +183,7 @@ class Simulation:
                     self._agents.apply(command.node, command.delta)
                 case Announce():
                     self._handle_announcement(command)
-                case AskForPlan() if self.planner is not None:
+                case RequestPlan() if self.planner is not None:
                     self.planner.ask(can_wait=is_epoch)
                 case Accept():
                     self._accepted = command.job

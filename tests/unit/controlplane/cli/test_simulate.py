@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from controlplane.cli.sim import ended
-from controlplane.core.commands import AskForPlan
+from controlplane.core.commands import RequestPlan
 from controlplane.sim.models.recording import write_recording
 from tests.support.builders import N1, A, news
 from tests.support.commands import ones
@@ -211,4 +211,4 @@ def test_progress_counts_jobs_that_ended_in_whatever_way() -> None:
         news(f"job.{state}", A) for state in ("succeeded", "failed", "cancelled", "running")
     ]
 
-    assert ended([*commands, news("node.lost", N1), AskForPlan()]) == 3
+    assert ended([*commands, news("node.lost", N1), RequestPlan()]) == 3

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from controlplane.core.commands import Accept, AskForPlan, Command, SendDelta
+from controlplane.core.commands import Accept, Command, RequestPlan, SendDelta
 from controlplane.core.handlers import lifecycle
 from controlplane.core.history import JobLeft
 from controlplane.core.model.job_phases import Phase
@@ -174,4 +174,4 @@ def test_all_orders_are_the_same_as_if_no_job_left(
 
 def orders(commands: list[Command]) -> list[Command]:
     """All but questions for a plan: late words of a job that left lead to none."""
-    return [command for command in commands if command != AskForPlan()]
+    return [command for command in commands if command != RequestPlan()]

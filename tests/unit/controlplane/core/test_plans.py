@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from controlplane.core import policy_events
-from controlplane.core.commands import AskForPlan
+from controlplane.core.commands import RequestPlan
 from controlplane.core.inputs import NodeSuspected, PlanProposed
 from controlplane.core.model.job_phases import Phase
 from controlplane.core.plan_check import Verdict, check, difference
@@ -326,10 +326,10 @@ def test_a_start_waits_until_a_slot_is_free() -> None:
 
     commands = controller.place({C: {S1: BATCH}, A: {S0: BATCH}})
 
-    assert commands[-1] == AskForPlan()
+    assert commands[-1] == RequestPlan()
     assert phases(controller) == {A: Phase.RESCALING, B: Phase.RUNNING, C: Phase.QUEUED}
     controller.tell(N1, formed(A, index=3, group=2))
-    assert controller.place({C: {S1: BATCH}}) == [AskForPlan()], "its process lives"
+    assert controller.place({C: {S1: BATCH}}) == [RequestPlan()], "its process lives"
     controller.tell(N1, exited(A, rank=1, code=0))
     assert deltas(controller.place({C: {S1: BATCH}})) == [
         send(N1, order(run, 1, S1, [(1, 0)], job=C))
@@ -402,7 +402,7 @@ def test_a_job_does_not_wait_for_a_slot_that_it_just_left() -> None:
     controller.tell(N1, formed(A, index=3, group=2))
     assert controller.state.slot_index.releasing() == {T0: A}
 
-    assert controller.place({A: HALVES}) == [AskForPlan()]
+    assert controller.place({A: HALVES}) == [RequestPlan()]
 
 
 # --- to other slots
@@ -419,7 +419,7 @@ def test_a_migration_grows_first_and_shrinks_by_the_next_plan() -> None:
     controller.tell(N1, store(A, index=3, group=2, port=29500))
     controller.tell(N2, ready(A, 2, rank=1))
     controller.tell(N1, formed(A, index=4, group=2))
-    assert controller.tell(N2, formed(A, 2, rank=1))[-1] == AskForPlan()
+    assert controller.tell(N2, formed(A, 2, rank=1))[-1] == RequestPlan()
     second = controller.place({A: there})
     former = members(A, HALVES, [OLD, NEW])[:1]
     leave = order(switch, 3, T0, [NEW], kind=JOIN, former=former)
@@ -446,7 +446,7 @@ def test_slots_that_a_migration_leaves_are_not_promised_before_it_shrinks() -> N
 
     commands = controller.place({A: {T1: BATCH}, B: {T0: 32, S0: 32}})
 
-    assert commands[-1] == AskForPlan()
+    assert commands[-1] == RequestPlan()
     assert phases(controller) == {A: Phase.RESCALING, B: Phase.RUNNING}
     assert controller.state.slot_index.releasing() == {}
 
@@ -467,7 +467,7 @@ def test_a_stale_entry_is_refused_the_rest_is_done_and_a_new_plan_is_asked_for()
     assert moves(verdict) == {B: {T0: 32}}
     assert verdict.refused == {A: "the job changed after the plan was made"}
     assert reasons(commands) == ["planned: 1 -> 1 slots, batch 64 -> 32"]
-    assert commands[-1] == AskForPlan()
+    assert commands[-1] == RequestPlan()
     assert placed(controller) == {S0: 32, S1: 16}
 
 
@@ -481,7 +481,7 @@ def test_a_plan_of_the_moment_of_the_last_change_is_no_older_than_it() -> None:
 def test_an_epoch_does_not_make_a_plan_stale() -> None:
     controller = both()
     view = plan(controller, {A: {S0: BATCH}})
-    assert controller.tell(N1, epoch_end(A, 1))[-1] == AskForPlan()
+    assert controller.tell(N1, epoch_end(A, 1))[-1] == RequestPlan()
 
     assert reasons(controller.take(PlanProposed(plan=view))) != []
 
@@ -505,14 +505,14 @@ def test_a_plan_outside_the_bounds_of_a_running_job_is_refused(wanted: Placed, w
     verdict = check(plan(controller, {A: wanted}), controller.state, Seconds(controller.now))
 
     assert verdict == Verdict(refused={A: why})
-    assert controller.place({A: wanted}) == [AskForPlan()]
+    assert controller.place({A: wanted}) == [RequestPlan()]
 
 
 def test_a_job_grows_onto_no_suspect_node_and_shrinks_away_from_it() -> None:
     controller = both()
     controller.take(NodeSuspected(node=N2, silent_s=6.0))
 
-    assert controller.place({A: {S0: 22, T0: 21, T1: 21}}) == [AskForPlan()]
+    assert controller.place({A: {S0: 22, T0: 21, T1: 21}}) == [RequestPlan()]
     assert reasons(controller.place({A: {S0: BATCH}})) != []
 
 
@@ -580,7 +580,7 @@ def test_a_job_that_is_given_back_is_not_moved_by_a_plan_from_before() -> None:
     view = plan(controller, {A: {S0: BATCH}})
     controller.take(resumed(A, auto=True))
 
-    assert controller.take(PlanProposed(plan=view)) == [AskForPlan()]
+    assert controller.take(PlanProposed(plan=view)) == [RequestPlan()]
     assert reasons(controller.place({A: {S0: BATCH}})) != []
 
 
@@ -592,7 +592,7 @@ def test_a_growth_that_came_to_nothing_is_not_tried_again_at_once() -> None:
     wait_s = job.attempts.next_change_at - controller.now
     assert (wait_s, controller.view().jobs[A].retry_at) == (1.0, job.attempts.next_change_at)
 
-    assert controller.place({A: HALVES}) == [AskForPlan()]
+    assert controller.place({A: HALVES}) == [RequestPlan()]
     controller.now += wait_s
     assert reasons(controller.place({A: HALVES})) != []
 
@@ -603,7 +603,7 @@ def test_a_shrink_that_came_to_nothing_is_not_tried_again_at_once() -> None:
     controller.tell(N1, join_failed(A, index=3, group=2, error="no"))
     assert controller.job(A).attempts.next_change_at > controller.now
 
-    assert controller.place({A: {S0: BATCH}}) == [AskForPlan()]
+    assert controller.place({A: {S0: BATCH}}) == [RequestPlan()]
 
 
 # --- jobs that a plan does not name
@@ -773,7 +773,7 @@ def test_the_first_whole_epoch_of_a_group_shows_what_the_change_was_good_for() -
     }
     assert controller.reactor.totals.gains == [(2.0, 1.5)]
     again = controller.tell(N1, epoch_end(A, 2, index=6, group=2, samples_per_s=700.0))
-    assert [command.event.event for command in again if command != AskForPlan()] == ["job.epoch"]  # type: ignore[union-attr]
+    assert [command.event.event for command in again if command != RequestPlan()] == ["job.epoch"]  # type: ignore[union-attr]
     assert controller.reactor.totals.gains == [(2.0, 1.5)]
 
 

@@ -6,7 +6,7 @@ from signal import SIGKILL, SIGSEGV, SIGTERM
 
 import pytest
 
-from controlplane.core.commands import Accept, Announce, AskForPlan
+from controlplane.core.commands import Accept, Announce, RequestPlan
 from controlplane.core.desired_state import desired
 from controlplane.core.handlers.lifecycle import MAX_LOSSES
 from controlplane.core.history import Process
@@ -87,7 +87,7 @@ def test_a_submission_is_accepted_and_asks_for_a_plan() -> None:
     assert commands == [
         news("job.submitted", A, name="a", user="ann"),
         Accept(A),
-        AskForPlan(),
+        RequestPlan(),
     ]
     assert controller.job(A).phase is Phase.QUEUED
     assert list(controller.state.active) == [A]
@@ -198,7 +198,7 @@ def test_a_formed_group_is_running_and_settled() -> None:
     assert commands == [
         news("job.running", A, reason="trains on 1 slot, batch 64", slots=1, epoch=0, batch=64),
         send(N1, settle(A)),
-        AskForPlan(),
+        RequestPlan(),
     ]
     assert controller.job(A).phase is Phase.RUNNING
     assert controller.history_of(A).versions[-1].outcome == "formed"
@@ -222,7 +222,7 @@ def test_an_epoch_is_kept_and_announced() -> None:
             lr=0.1,
             accuracy=0.5,
         ),
-        AskForPlan(),
+        RequestPlan(),
     ]
     job = controller.job(A)
     assert (
@@ -298,7 +298,7 @@ def test_exit_code_0_is_success_and_the_node_may_forget_the_job() -> None:
         news("worker.exited", A, rank=0, slot=S0, version=1, code=0, signal=None),
         news("job.succeeded", A, reason="2 of 2 epochs", exit_code=0, epoch=2),
         send(N1, stop(A, 2, forget=True)),
-        AskForPlan(),
+        RequestPlan(),
     ]
     assert controller.job(A).phase is Phase.SUCCEEDED
     assert controller.state.active == controller.state.jobs_with_processes == {}
@@ -412,7 +412,7 @@ def test_exit_code_3_fails_the_job_and_names_the_code() -> None:
         news("worker.exited", A, rank=0, slot=S0, version=1, code=3, signal=None),
         news("job.failed", A, reason="the script exited with code 3", exit_code=3, epoch=0),
         send(N1, stop(A, 2, forget=True)),
-        AskForPlan(),
+        RequestPlan(),
     ]
 
 
@@ -487,7 +487,7 @@ def test_a_retry_says_how_long_it_waits_and_how_many_are_left() -> None:
         news(
             "job.paused", A, reason="the script exited with code 3; retrying in 1 s, 2 retries left"
         ),
-        AskForPlan(),
+        RequestPlan(),
     ]
 
 
@@ -521,7 +521,7 @@ def test_a_job_is_not_started_before_its_back_off_is_over() -> None:
     controller = running(retries=1)
     controller.tell(N1, exited(A, code=3))
 
-    assert controller.place({A: S0}) == [AskForPlan()]
+    assert controller.place({A: S0}) == [RequestPlan()]
     controller.now += RETRY_FIRST_S
     assert deltas(controller.place({A: S0})) == [send(N1, run(A, 3, retries=1))]
 
@@ -539,7 +539,7 @@ def test_a_killed_worker_pauses_its_job_and_is_not_counted() -> None:
         news("worker.exited", A, rank=0, slot=S0, version=1, code=None, signal=9),
         send(N1, stop(A, 2)),
         news("job.paused", A, reason=why),
-        AskForPlan(),
+        RequestPlan(),
     ]
     assert (controller.job(A).attempts.failures, controller.job(A).attempts.next_start_at) == (
         0,
@@ -651,7 +651,7 @@ def test_a_refused_worker_fails_its_job_with_error_and_hint() -> None:
     assert commands == [
         news("job.failed", A, reason="no such python; correct `python`", exit_code=None, epoch=0),
         send(N1, stop(A, 2, forget=True)),
-        AskForPlan(),
+        RequestPlan(),
     ]
     assert usable(controller) == {S0: True}
 
@@ -671,7 +671,7 @@ def test_a_refused_worker_that_was_called_off_frees_its_slot_and_asks_for_a_plan
     commands = controller.tell(N1, refused(A, error="no zygote"))
 
     assert usable(controller) == {S0: True}
-    assert commands == [AskForPlan()]
+    assert commands == [RequestPlan()]
 
 
 def test_a_group_that_does_not_form_in_time_is_a_failure_of_the_script() -> None:
@@ -687,7 +687,7 @@ def test_a_group_that_does_not_form_in_time_is_a_failure_of_the_script() -> None
     assert commands == [
         news("job.failed", A, reason=why, exit_code=None, epoch=0),
         send(N1, stop(A, 2, forget=True)),
-        AskForPlan(),
+        RequestPlan(),
     ]
     assert usable(controller) == {S0: False}, "its process still lives"
     assert controller.due(9 * START_LIMIT_S) == []
@@ -734,7 +734,7 @@ def test_a_waiting_job_is_cancelled_at_once() -> None:
 
     assert commands == [
         news("job.cancelled", A, reason="cancelled by ann", exit_code=None, epoch=0),
-        AskForPlan(),
+        RequestPlan(),
     ]
 
 
@@ -747,7 +747,7 @@ def test_a_cancelled_worker_is_stopped_and_holds_its_slot_until_it_is_gone() -> 
     assert usable(controller) == {S0: False}
     assert controller.tell(N1, exited(A, signal=SIGTERM)) == [
         news("worker.exited", A, rank=0, slot=S0, version=1, code=None, signal=15),
-        AskForPlan(),
+        RequestPlan(),
     ]
     assert usable(controller) == {S0: True}
     assert controller.job(A).phase is Phase.CANCELLED
@@ -758,7 +758,7 @@ def test_a_worker_called_off_before_it_was_ever_started_frees_its_slot_when_clea
     controller.take(cancelled(A))
     assert usable(controller) == {S0: False}
 
-    assert controller.tell(N1, cleared(A, 2)) == [AskForPlan()]
+    assert controller.tell(N1, cleared(A, 2)) == [RequestPlan()]
 
     assert usable(controller) == {S0: True}
     assert controller.state.jobs_with_processes == {}
@@ -796,7 +796,7 @@ def test_a_silent_node_gets_no_new_work_and_keeps_what_it_has() -> None:
 
     commands = controller.take(NodeSuspected(node=N1, silent_s=6.5))
 
-    assert commands == [news("node.suspect", N1, silent_s=6.5), AskForPlan()]
+    assert commands == [news("node.suspect", N1, silent_s=6.5), RequestPlan()]
     assert usable(controller) == {S0: False, S1: False}
     assert controller.job(A).phase is Phase.RUNNING
 
@@ -805,7 +805,7 @@ def test_a_node_that_speaks_again_in_time_is_up() -> None:
     controller = running(cluster_of(n1=2))
     controller.take(NodeSuspected(node=N1, silent_s=6.5))
 
-    assert controller.take(NodeHeard(node=N1)) == [news("node.up", N1), AskForPlan()]
+    assert controller.take(NodeHeard(node=N1)) == [news("node.up", N1), RequestPlan()]
     assert usable(controller) == {S0: False, S1: True}
 
 
@@ -821,7 +821,7 @@ def test_a_lost_node_pauses_its_jobs_and_no_others() -> None:
         news("node.lost", N1, silent_s=30.0),
         send(N1, stop(A, 2)),
         news("job.paused", A, reason=why),
-        AskForPlan(),
+        RequestPlan(),
     ]
     assert controller.job(B).phase is Phase.RUNNING
     assert usable(controller) == {T0: False}
@@ -838,7 +838,7 @@ def test_slots_of_a_lost_node_are_not_used_before_it_greets() -> None:
     controller = running(cluster_of(n1=1))
     controller.lose(N1)
 
-    assert controller.place({A: S0}) == [AskForPlan()]
+    assert controller.place({A: S0}) == [RequestPlan()]
     controller.take(greeting(N1, boot="boot-2"))
     assert deltas(controller.place({A: S0})) == [send(N1, run(A, 3))]
 
@@ -859,7 +859,7 @@ def test_a_new_node_joins_and_asks_for_a_plan() -> None:
 
     assert controller.take(greeting(N1, slots=2)) == [
         news("node.joined", N1, slots=2),
-        AskForPlan(),
+        RequestPlan(),
     ]
     assert usable(controller) == {S0: True, S1: True}
 
@@ -871,7 +871,7 @@ def test_a_node_that_returns_with_an_old_worker_is_told_to_stop_it() -> None:
 
     commands = controller.take(greeting(N1, seen(A)))
 
-    assert commands == [news("node.up", N1), send(N1, stop(A, 3)), AskForPlan()]
+    assert commands == [news("node.up", N1), send(N1, stop(A, 3)), RequestPlan()]
     assert usable(controller) == {S0: False, T0: False}
     controller.tell(N1, exited(A, signal=SIGTERM))
     assert usable(controller) == {S0: True, T0: False}
@@ -889,7 +889,7 @@ def test_a_node_that_returns_without_a_started_worker_lost_it() -> None:
         send(N1, stop(A, 2)),
         news("job.paused", A, reason=why),
         send(N1, stop(A, 2)),
-        AskForPlan(),
+        RequestPlan(),
     ]
     assert usable(controller) == {S0: True}
 
@@ -899,7 +899,7 @@ def test_a_node_that_returns_without_an_ordered_worker_is_sent_the_order_again()
 
     commands = controller.take(greeting(N1, boot="boot-2"))
 
-    assert commands == [send(N1, run(A)), AskForPlan()]
+    assert commands == [send(N1, run(A)), RequestPlan()]
     assert controller.job(A).phase is Phase.STARTING
 
 
@@ -919,7 +919,7 @@ def test_a_worker_that_went_unheard_with_its_nodes_folders_is_not_begun_again() 
             reason="a worker vanished without an exit status; restarts from the beginning",
         ),
         send(N1, stop(A, 2)),
-        AskForPlan(),
+        RequestPlan(),
     ]
     assert controller.history_of(A).processes == {FIRST: Process(N1, confirmed=False)}
 
@@ -932,7 +932,7 @@ def test_one_that_a_node_with_the_same_folders_does_not_have_has_not_begun(run_i
 
     commands = controller.take(greeting(N1, boot="boot-2", run_id=run_id))
 
-    assert commands == [send(N1, run(A)), AskForPlan()]
+    assert commands == [send(N1, run(A)), RequestPlan()]
     assert controller.history_of(A).processes == {}
 
 
@@ -954,7 +954,7 @@ def test_a_node_that_returns_with_its_worker_keeps_it() -> None:
 
     commands = controller.take(greeting(N1, seen(A), boot="boot-2"))
 
-    assert commands == [send(N1, settle(A)), AskForPlan()]
+    assert commands == [send(N1, settle(A)), RequestPlan()]
     assert controller.job(A).phase is Phase.RUNNING
 
 
@@ -966,7 +966,7 @@ def test_a_greeting_tells_of_a_start_that_was_not_heard_of() -> None:
     assert commands == [
         news("worker.started", A, rank=0, slot=S0, version=1, pid=42),
         send(N1, run(A)),
-        AskForPlan(),
+        RequestPlan(),
     ]
 
 
@@ -987,10 +987,10 @@ def test_an_order_that_was_called_off_is_called_off_again_until_the_node_says_cl
     controller.take(cancelled(A))
 
     for _ in range(2):
-        assert controller.take(greeting(N1)) == [send(N1, stop(A, 2, forget=True)), AskForPlan()]
+        assert controller.take(greeting(N1)) == [send(N1, stop(A, 2, forget=True)), RequestPlan()]
         assert usable(controller) == {S0: False}
 
-    assert controller.tell(N1, cleared(A, 2)) == [AskForPlan()]
+    assert controller.tell(N1, cleared(A, 2)) == [RequestPlan()]
     assert usable(controller) == {S0: True}
 
 
@@ -1009,10 +1009,10 @@ def test_a_worker_of_an_unknown_job_keeps_its_slot_and_is_not_killed() -> None:
 
     commands = controller.take(greeting(N1, seen(GHOST, slot=1), slots=2))
 
-    assert commands == [news("node.joined", N1, slots=2), AskForPlan()]
+    assert commands == [news("node.joined", N1, slots=2), RequestPlan()]
     assert usable(controller) == {S0: True, S1: False}
     controller.submit("a")
-    assert controller.place({A: S1}) == [AskForPlan()]
+    assert controller.place({A: S1}) == [RequestPlan()]
 
 
 def test_an_unknown_worker_that_ended_holds_nothing() -> None:
@@ -1036,7 +1036,7 @@ def test_an_unknown_worker_that_could_not_be_started_frees_its_slot() -> None:
     controller = cluster_of()
     controller.take(greeting(N1, seen(GHOST, pid=None)))
 
-    assert controller.tell(N1, refused(GHOST, error="no zygote")) == [AskForPlan()]
+    assert controller.tell(N1, refused(GHOST, error="no zygote")) == [RequestPlan()]
     assert usable(controller) == {S0: True}
 
 
@@ -1044,7 +1044,7 @@ def test_the_exit_of_an_unknown_worker_asks_for_a_plan() -> None:
     controller = cluster_of()
     controller.take(greeting(N1, seen(GHOST)))
 
-    assert controller.tell(N1, exited(GHOST, code=0)) == [AskForPlan()]
+    assert controller.tell(N1, exited(GHOST, code=0)) == [RequestPlan()]
 
 
 def test_a_report_of_an_unknown_worker_frees_nothing() -> None:
@@ -1100,7 +1100,7 @@ def test_a_new_controller_awaits_its_nodes_and_keeps_their_jobs() -> None:
 
     commands = controller.start()
 
-    assert commands == [news("controller.started", term=2, release="0"), AskForPlan()]
+    assert commands == [news("controller.started", term=2, release="0"), RequestPlan()]
     assert controller.state.nodes[N1].phase is NodePhase.AWAITED
     assert usable(controller) == {S0: False, S1: False}
     assert controller.job(A).phase is Phase.RUNNING
@@ -1113,7 +1113,7 @@ def test_a_node_that_greets_a_new_controller_is_sent_its_state_in_the_new_term()
     assert controller.take(greeting(N1, seen(A))) == [
         news("node.up", N1),
         send(N1, settle(A, term=2)),
-        AskForPlan(),
+        RequestPlan(),
     ]
 
 
@@ -1244,7 +1244,7 @@ def test_a_stale_plan_keeps_the_entries_that_still_fit() -> None:
     commands = controller.take(stale)
 
     assert deltas(commands) == [send(N1, run(A))]
-    assert commands[-1] == AskForPlan()
+    assert commands[-1] == RequestPlan()
     assert [controller.job(job).phase for job in (A, B, C)] == [
         Phase.STARTING,
         Phase.QUEUED,
@@ -1271,7 +1271,7 @@ def test_a_stale_plan_starts_nothing_on_a_silent_node(silence: type[NodeSuspecte
     else:
         controller.lose(N1)
 
-    assert controller.place({A: S0}) == [AskForPlan()]
+    assert controller.place({A: S0}) == [RequestPlan()]
 
 
 def test_a_stale_plan_starts_no_job_that_ended() -> None:
@@ -1286,8 +1286,8 @@ def test_a_stale_plan_leaves_a_running_job_as_it_is() -> None:
     controller = running(cluster_of(n1=2), slots=(1, 2))
     before = controller.job(A).changed_version - 1
 
-    assert controller.take(proposal({A: {S1: BATCH}}, based_on=before)) == [AskForPlan()]
-    assert controller.take(proposal({A: {}}, based_on=before)) == [AskForPlan()]
+    assert controller.take(proposal({A: {S1: BATCH}}, based_on=before)) == [RequestPlan()]
+    assert controller.take(proposal({A: {}}, based_on=before)) == [RequestPlan()]
     assert controller.take(proposal({A: {S0: BATCH}}, based_on=before)) == [], "it asks for nothing"
     assert controller.take(proposal({}, based_on=before)) == []
     assert controller.job(A).phase is Phase.RUNNING
@@ -1297,7 +1297,7 @@ def test_a_plan_may_name_jobs_and_slots_that_do_not_exist() -> None:
     controller = cluster_of(n1=1)
     controller.submit("a")
 
-    assert controller.place({B: S0, A: SlotId("n9/0")}) == [AskForPlan()]
+    assert controller.place({B: S0, A: SlotId("n9/0")}) == [RequestPlan()]
 
 
 @pytest.mark.parametrize(
@@ -1309,7 +1309,7 @@ def test_a_plan_outside_the_bounds_of_a_job_is_refused(placed: dict[SlotId, int]
     controller = cluster_of(n1=2)
     controller.submit("a")
 
-    assert controller.place({A: placed}) == [AskForPlan()]
+    assert controller.place({A: placed}) == [RequestPlan()]
     assert controller.job(A).phase is Phase.QUEUED
 
 
@@ -1317,7 +1317,7 @@ def test_a_plan_may_grow_the_batch_up_to_what_one_slot_holds() -> None:
     controller = cluster_of(n1=1)
     controller.submit("a", max_batch_size=200, max_local_batch=100)
 
-    assert controller.place({A: {S0: 101}}) == [AskForPlan()]
+    assert controller.place({A: {S0: 101}}) == [RequestPlan()]
     assert deltas(controller.place({A: {S0: 100}})) == [
         send(N1, run(A, on={S0: 100}, max_batch_size=200, max_local_batch=100))
     ]

@@ -6,7 +6,7 @@ from typing import Final
 
 import pytest
 
-from controlplane.core.commands import AskForPlan
+from controlplane.core.commands import RequestPlan
 from controlplane.core.inputs import PlanProposed
 from controlplane.core.model.job import PromisedEnd
 from controlplane.core.model.job_phases import Phase
@@ -79,7 +79,7 @@ def test_a_job_that_never_started_is_rejected_and_its_user_told_why() -> None:
             "job.rejected", A, reason=WHY.text, exit_code=None, epoch=0, code="rejected",
             deadline_s=60.0,
         ),
-        AskForPlan(),
+        RequestPlan(),
     ]  # fmt: skip
     job = controller.job(A)
     assert (job.phase, job.reason, job.ended) == (Phase.REJECTED, WHY.text, True)
@@ -107,7 +107,7 @@ def test_a_job_that_has_started_is_rejected_no_more() -> None:
     assert verdict(controller, proposed) == Verdict(
         refused={A: "a job that has started cannot be rejected"}
     )
-    assert take(controller, proposed) == [AskForPlan()]
+    assert take(controller, proposed) == [RequestPlan()]
     assert controller.job(A).phase is Phase.RUNNING
 
 

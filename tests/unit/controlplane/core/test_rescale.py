@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from controlplane.core.commands import AskForPlan, Command
+from controlplane.core.commands import Command, RequestPlan
 from controlplane.core.desired_state import desired
 from controlplane.core.handlers import overrides
 from controlplane.core.handlers.recovery import MAX_RECOVERIES
@@ -160,7 +160,7 @@ def test_growing_prepares_the_newcomers_and_rank_0_and_nobody_else() -> None:
         news("job.rescaling", A, reason=why),
         send(third.rpartition("/")[0], prepare),  # type: ignore[arg-type]
         send(N1, prepare),
-        AskForPlan(),
+        RequestPlan(),
     ]
     assert slots(controller) == [S0, T0], "the old group trains"
 
@@ -215,7 +215,7 @@ def test_a_group_is_settled_when_each_of_its_members_takes_its_steps_in_it() -> 
         news("job.running", A, reason=why, slots=2, batch=64, took_s=2.0),
         send(N1, settled),
         send(N2, settled),
-        AskForPlan(),
+        RequestPlan(),
     ]
     job = controller.job(A)
     assert (
@@ -519,7 +519,7 @@ def test_a_pause_is_a_group_of_nobody() -> None:
         news("job.rescaling", A, reason="paused by ann: 2 -> 0 slots, batch 64 -> 0"),
         send(N1, suspend),
         send(N2, suspend),
-        AskForPlan(),
+        RequestPlan(),
     ]
 
 
@@ -534,7 +534,7 @@ def test_a_job_is_paused_when_its_checkpoint_is_durable_and_resumes_from_it() ->
         news("job.paused", A, reason="paused by ann, at step 20", epoch=1),
         send(N1, stop(A, 2)),
         send(N2, stop(A, 2)),
-        AskForPlan(),
+        RequestPlan(),
     ]
     assert {worker.phase for worker in controller.job(A).workers.values()} == {WorkerPhase.RETIRING}
     controller.tell(N1, exited(A, code=0))
@@ -866,7 +866,7 @@ def test_a_lost_member_brings_the_others_to_rest() -> None:
         news("worker.exited", A, rank=2, slot=T0, version=1, code=None, signal=9),
         news("job.rescaling", A, reason="a worker was killed by SIGKILL; 2 workers continue"),
         send(N1, rest),
-        AskForPlan(),
+        RequestPlan(),
     ]
     assert change(controller) is RescalePhase.QUIESCING
 
@@ -1302,7 +1302,7 @@ def test_auto_gives_a_job_back_to_the_policy() -> None:
 
     assert commands == [
         news("job.override", A, user="ann", override="off"),
-        AskForPlan(),
+        RequestPlan(),
     ]
     assert list(controller.view().jobs) == [A]
 

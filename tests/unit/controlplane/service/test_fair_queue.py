@@ -1,4 +1,4 @@
-"""One user's requests wait behind his own: nobody else's do."""
+"""Requests of a user wait in the queue of that user; refusals are short."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from controlplane.service.api import fair_queue
 from controlplane.service.api.fair_queue import (
     BURST_S,
     LOOP_PERCENT,
+    MAX_TEXT_CHARACTERS,
     POLLS,
     QUEUED,
     QUEUED_BYTES,
@@ -16,8 +17,11 @@ from controlplane.service.api.fair_queue import (
     TOKEN_BYTES,
     UNDER_WAY,
     FairQueue,
+    failure_reply,
 )
-from schemas.errors import UnavailableError
+from schemas.codec import encode
+from schemas.errors import BadFieldError, UnavailableError, UnknownJobError
+from schemas.wire.client import Failed
 from tests.support.loop_clock import Clock
 
 PER_S = 10.0
@@ -56,7 +60,7 @@ class Shares(FairQueue[str]):
             self.ended(user, reply_bytes)
 
 
-def test_a_request_of_another_user_is_the_next_that_begins() -> None:
+def test_a_request_of_another_user_starts_next() -> None:
     shares = Shares()
     shares.flood("bob", 1000)
     shares.clock.turn()
@@ -67,7 +71,7 @@ def test_a_request_of_another_user_is_the_next_that_begins() -> None:
     assert shares.begun == ["bob", "bob", "ann"]
 
 
-def test_so_many_of_one_user_are_under_way_and_others_begin() -> None:
+def test_requests_of_a_user_under_way_are_bounded() -> None:
     shares = Shares()
     shares.flood("bob", UNDER_WAY + 20)
     shares.clock.run(60.0)
@@ -81,7 +85,7 @@ def test_so_many_of_one_user_are_under_way_and_others_begin() -> None:
     assert shares.begun[UNDER_WAY:] == ["ann"] + ["bob"] * 5
 
 
-def test_a_flood_goes_at_its_rate_and_another_user_at_once() -> None:
+def test_a_flood_is_limited_to_its_rate_without_delaying_another_user() -> None:
     shares = Shares()
     shares.answer_at_once()
     shares.flood("bob", 1000)
@@ -110,7 +114,7 @@ def test_large_replies_cost_as_much_as_many_requests() -> None:
     assert shares.begun == ["bob", "bob"]
 
 
-def test_answers_that_take_long_take_so_much_of_the_loop_and_no_more() -> None:
+def test_slow_replies_use_a_bounded_share_of_the_loop() -> None:
     shares = Shares()
     shares.answer_at_once(busy_s=1.0)
     shares.flood("bob", 100)
@@ -123,7 +127,7 @@ def test_answers_that_take_long_take_so_much_of_the_loop_and_no_more() -> None:
     assert abs(len(shares.begun) - at_once - 40.0 * LOOP_PERCENT / 100) <= 2
 
 
-def test_what_is_sent_costs_by_its_size() -> None:
+def test_large_requests_cost_more_tokens() -> None:
     shares = Shares()
     shares.answer_at_once()
 
@@ -134,7 +138,7 @@ def test_what_is_sent_costs_by_its_size() -> None:
 
 
 @pytest.mark.parametrize("size", [1, QUEUED_BYTES // 10])
-def test_what_waits_is_bounded_and_the_refusal_says_so(size: int) -> None:
+def test_queued_requests_of_a_user_are_bounded(size: int) -> None:
     shares = Shares()
 
     taken = shares.flood("bob", QUEUED + 50, size)
@@ -145,7 +149,7 @@ def test_what_waits_is_bounded_and_the_refusal_says_so(size: int) -> None:
     shares.put("ann", "ann", size)
 
 
-def test_who_goes_on_although_most_is_refused_floods_until_nothing_waits() -> None:
+def test_a_user_floods_from_many_refusals_until_the_queue_is_empty() -> None:
     shares = Shares()
     shares.answer_at_once()
     shares.flood("bob", QUEUED + REFUSED)
@@ -163,7 +167,7 @@ def test_who_goes_on_although_most_is_refused_floods_until_nothing_waits() -> No
     assert not shares.floods("bob")
 
 
-def test_who_waits_keeps_no_request_from_beginning() -> None:
+def test_waiting_requests_do_not_count_as_under_way() -> None:
     shares = Shares()
     waiting = []
     for _ in range(UNDER_WAY + 10):
@@ -186,7 +190,7 @@ def test_who_waits_keeps_no_request_from_beginning() -> None:
     assert "bob" not in shares._users
 
 
-def test_those_of_one_user_who_wait_are_bounded_and_others_wait(
+def test_waiting_requests_of_a_user_are_bounded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(fair_queue, "POLLS", 2)
@@ -200,3 +204,17 @@ def test_those_of_one_user_who_wait_are_bounded_and_others_wait(
     with shares.waits("bob", 30.0):
         pass
     assert POLLS > 2
+
+
+def test_a_refusal_names_problem_and_field() -> None:
+    error = BadFieldError("slots: 3 is outside", "choose 1 to 2", "slots")
+
+    assert failure_reply(error) == Failed(
+        code="bad_field", message="slots: 3 is outside", hint="choose 1 to 2", field="slots"
+    )
+
+
+def test_a_refusal_of_long_text_is_short() -> None:
+    error = UnknownJobError("\0" * (4 << 20))
+
+    assert len(encode(failure_reply(error))) < 2 * MAX_TEXT_CHARACTERS

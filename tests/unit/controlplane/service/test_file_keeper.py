@@ -39,7 +39,7 @@ FILES = st.lists(
 
 
 @given(files=FILES, keep_s=st.floats(0, 100), keep_bytes=st.integers(0, 300))
-def test_what_stays_is_young_enough_and_fits_and_nothing_more_went_than_had_to(
+def test_outdated_files_are_the_fewest_that_satisfy_the_bounds(
     files: list[AgedFile], keep_s: float, keep_bytes: int
 ) -> None:
     gone = expired_files(files, keep_s, keep_bytes, 100.0)
@@ -59,7 +59,7 @@ SENDERS = st.dictionaries(
 
 
 @given(files=FILES, most=st.integers(0, 300), senders=SENDERS)
-def test_who_has_less_than_his_share_of_all_archives_loses_none(
+def test_a_user_within_a_fair_share_loses_no_archive(
     files: list[AgedFile], most: int, senders: dict[str, set[str]]
 ) -> None:
     gone = excess_archives(files, most, senders)
@@ -122,7 +122,7 @@ def controller() -> Controller:
     return made
 
 
-async def test_output_goes_when_its_job_ended_long_ago(
+async def test_output_is_deleted_long_after_the_end_of_its_job(
     controller: Controller, tmp_path: Path
 ) -> None:
     folders = Folders(tmp_path, controller)
@@ -137,7 +137,7 @@ async def test_output_goes_when_its_job_ended_long_ago(
     assert folders.logs.append(JobId("b-2"), "log", WHO, 0, b"late") == 4
 
 
-async def test_output_of_ended_jobs_goes_sooner_where_there_is_much_of_it(
+async def test_output_of_ended_jobs_is_deleted_earlier_beyond_its_bound(
     controller: Controller, tmp_path: Path
 ) -> None:
     folders = Folders(tmp_path, controller, keep_logs_bytes=300)
@@ -150,7 +150,7 @@ async def test_output_of_ended_jobs_goes_sooner_where_there_is_much_of_it(
     assert folders.left == {"a-1.log", "gone-5.log", "gone-6.log"}
 
 
-async def test_archives_and_parts_go_that_no_job_needs_and_nobody_asked_for(
+async def test_unneeded_archives_and_abandoned_uploads_are_deleted(
     controller: Controller, tmp_path: Path
 ) -> None:
     folders = Folders(tmp_path, controller)
@@ -170,7 +170,7 @@ async def test_archives_and_parts_go_that_no_job_needs_and_nobody_asked_for(
     assert S0 in controller.state.slot_index.owners(), "the job that uses it goes on"
 
 
-async def test_an_archive_that_was_just_sent_stays_however_little_is_kept(
+async def test_a_recent_archive_is_kept_beyond_the_bound(
     controller: Controller, tmp_path: Path
 ) -> None:
     folders = Folders(tmp_path, controller, keep_archives_s=0.0, keep_archives_bytes=0)
@@ -182,7 +182,7 @@ async def test_an_archive_that_was_just_sent_stays_however_little_is_kept(
     assert folders.left == {young}
 
 
-async def test_one_who_keeps_much_pushes_out_his_own_archives_and_nobody_elses(
+async def test_the_user_with_the_most_archives_loses_the_oldest(
     controller: Controller, tmp_path: Path
 ) -> None:
     folders = Folders(tmp_path, controller, keep_archives_bytes=500)

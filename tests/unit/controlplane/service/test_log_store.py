@@ -65,7 +65,7 @@ def no_file_beyond(size: int) -> Iterator[None]:
 # --- what is stored
 
 
-def test_pieces_come_back_in_the_order_in_which_they_arrived(store: LogStore) -> None:
+def test_pieces_are_read_in_order_of_arrival(store: LogStore) -> None:
     store.append(A, LOG, R0, 0, b"one\n")
     store.append(A, LOG, R1, 0, b"other\n")
     store.append(A, LOG, R0, 4, b"two\n")
@@ -79,7 +79,7 @@ def test_pieces_come_back_in_the_order_in_which_they_arrived(store: LogStore) ->
     ]
 
 
-def test_what_was_stored_before_a_moment_is_passed_over(tmp_path: Path) -> None:
+def test_output_stored_before_a_time_is_skipped(tmp_path: Path) -> None:
     clock = iter((100.0, 200.0, 300.0))
     store = LogStore(tmp_path, MUCH, lambda: next(clock))
     store.append(A, LOG, R0, 0, b"early\n")
@@ -92,7 +92,7 @@ def test_what_was_stored_before_a_moment_is_passed_over(tmp_path: Path) -> None:
     assert store.read(A, LOG, None, cursor, MUCH) == ([], cursor)
 
 
-def test_records_of_a_time_when_they_had_none_are_old(tmp_path: Path) -> None:
+def test_records_without_a_time_count_as_old(tmp_path: Path) -> None:
     header = msgspec.msgpack.encode((*R0, 0, 4, False))
     (tmp_path / f"{A}.{LOG}").write_bytes(LENGTH.pack(len(header)) + header + b"old\n")
     store = LogStore(tmp_path, MUCH, midday)
@@ -115,7 +115,7 @@ def test_jobs_streams_and_workers_do_not_mix(store: LogStore) -> None:
     assert (store.stored(A, LOG, R0), store.stored(A, LOG, R1)) == ((8, False), (0, False))
 
 
-def test_a_gap_is_refused_until_it_is_closed(store: LogStore) -> None:
+def test_a_gap_is_refused_until_it_is_filled(store: LogStore) -> None:
     assert store.append(A, LOG, R0, 3, b"def") == 0
     assert all_of(store) == []
 
@@ -123,7 +123,7 @@ def test_a_gap_is_refused_until_it_is_closed(store: LogStore) -> None:
     assert store.append(A, LOG, R0, 3, b"def") == 6
 
 
-def test_a_store_that_is_opened_again_goes_on(store: LogStore, reopened: LogStore) -> None:
+def test_a_reopened_store_continues(store: LogStore, reopened: LogStore) -> None:
     store.append(A, LOG, R0, 0, b"abc")
     store.end(A, LOG, R0, 3)
     store.append(A, LOG, R1, 0, b"de")
@@ -194,7 +194,7 @@ def damage(start: int, end: int) -> LogPiece:
 
 @pytest.mark.parametrize("place", [0, 1, 3, 4, 5])
 @pytest.mark.parametrize("first", [True, False], ids=["of the first record", "of another"])
-def test_a_bad_byte_hides_its_record_and_no_other(
+def test_a_bad_byte_hides_only_its_record(
     store: LogStore, reopened: LogStore, tmp_path: Path, place: int, *, first: bool
 ) -> None:
     begins = 0
@@ -221,7 +221,7 @@ def test_a_bad_byte_hides_its_record_and_no_other(
         again.read(A, LOG, None, begins + 2, MUCH)
 
 
-def test_a_record_that_seems_to_be_cut_off_in_the_midst_of_others_is_damage(
+def test_a_seemingly_torn_record_before_others_is_damage(
     store: LogStore, reopened: LogStore, tmp_path: Path
 ) -> None:
     store.append(A, LOG, R0, 0, b"x" * 300)
@@ -236,7 +236,7 @@ def test_a_record_that_seems_to_be_cut_off_in_the_midst_of_others_is_damage(
     assert all_of(reopened)[:2] == [damage(0, ends), piece(b"third\n", who=R1)]
 
 
-def test_damage_up_to_the_end_stays_where_it_is_and_output_goes_on(
+def test_damage_at_the_end_stays_and_output_continues(
     store: LogStore, reopened: LogStore, tmp_path: Path
 ) -> None:
     store.append(A, LOG, R0, 0, b"first\n")
@@ -258,7 +258,7 @@ def test_damage_up_to_the_end_stays_where_it_is_and_output_goes_on(
     place=st.floats(0, 1, exclude_max=True),
     bit=st.integers(1, 255),
 )
-def test_one_bad_byte_anywhere_takes_no_more_than_a_record_or_two_with_it(
+def test_a_bad_byte_anywhere_hides_at_most_two_records(
     tmp_path_factory: pytest.TempPathFactory, sizes: list[int], place: float, bit: int
 ) -> None:
     folder = tmp_path_factory.mktemp("logs")
@@ -275,7 +275,7 @@ def test_one_bad_byte_anywhere_takes_no_more_than_a_record_or_two_with_it(
 
 
 @pytest.mark.parametrize("size", [10, 20_000])
-def test_a_full_disk_takes_nothing_and_what_comes_again_is_whole(
+def test_a_full_disk_stores_no_partial_record(
     store: LogStore, reopened: LogStore, tmp_path: Path, size: int
 ) -> None:
     store.append(A, LOG, R0, 0, b"before")
@@ -316,29 +316,26 @@ def test_output_beyond_the_bound_of_a_stream_is_dropped_with_a_note(tmp_path: Pa
 # --- pages
 
 
-def test_a_page_ends_before_the_piece_that_does_not_fit(store: LogStore) -> None:
+def test_pages_end_before_a_piece_that_does_not_fit_and_cursors_read_later_output(
+    store: LogStore,
+) -> None:
+    def read(cursor: int) -> tuple[list[int], int]:
+        pieces, following = store.read(A, LOG, None, cursor, 25)
+        return [found.offset for found in pieces], following
+
+    assert [read(cursor) for cursor in (0, 99, -1)] == [([], 0)] * 3
     for number in range(4):
         store.append(A, LOG, R0, 10 * number, b"x" * 10)
+    first, cursor = read(0)
+    second, end = read(cursor)
 
-    first, cursor = store.read(A, LOG, None, 0, 25)
-    second, end = store.read(A, LOG, None, cursor, 25)
-    nothing, stays = store.read(A, LOG, None, end, 25)
-
-    assert [found.offset for found in first] == [0, 10]
-    assert [found.offset for found in second] == [20, 30]
-    assert (nothing, stays) == ([], end)
-
-
-def test_a_cursor_sees_what_comes_later(store: LogStore) -> None:
-    store.append(A, LOG, R0, 0, b"abc")
-    _, cursor = store.read(A, LOG, None, 0, MUCH)
-
-    store.append(A, LOG, R0, 3, b"def")
-
-    assert store.read(A, LOG, None, cursor, MUCH)[0] == [piece(b"def", offset=3)]
+    assert (first, second) == ([0, 10], [20, 30])
+    assert read(end) == read(10**9) == ([], end)
+    store.append(A, LOG, R0, 40, b"later")
+    assert read(end) == ([40], inside(store))
 
 
-def test_a_page_of_one_rank_passes_over_the_others(store: LogStore) -> None:
+def test_a_page_of_a_rank_skips_other_ranks(store: LogStore) -> None:
     for number in range(3):
         store.append(A, LOG, R0, 2 * number, b"zz")
         store.append(A, LOG, R1, 2 * number, b"oo")
@@ -351,13 +348,7 @@ def test_a_page_of_one_rank_passes_over_the_others(store: LogStore) -> None:
     assert store.read(A, LOG, Rank(1), end, 4) == ([], end)
 
 
-def test_a_job_without_output_has_empty_pages(store: LogStore) -> None:
-    assert store.read(A, LOG, None, 0, MUCH) == ([], 0)
-    assert store.read(A, LOG, None, 99, MUCH) == ([], 0)
-    assert store.read(A, LOG, None, -1, MUCH) == ([], 0)
-
-
-def test_streams_that_nobody_uses_are_forgotten_and_go_on_where_they_were(tmp_path: Path) -> None:
+def test_unused_streams_are_closed_and_continue_when_reopened(tmp_path: Path) -> None:
     store = LogStore(tmp_path, MUCH, midday, known=2)
     jobs = [JobId(f"a-{number}") for number in range(5)]
     for offset, data in ((0, b"one\n"), (4, b"two\n")):
@@ -371,7 +362,7 @@ def test_streams_that_nobody_uses_are_forgotten_and_go_on_where_they_were(tmp_pa
 
 
 @pytest.mark.parametrize("cursor", [-5, 1, 3, 7, 19])
-def test_a_cursor_that_was_never_given_out_is_refused(store: LogStore, cursor: int) -> None:
+def test_an_invalid_cursor_is_refused(store: LogStore, cursor: int) -> None:
     store.append(A, LOG, R0, 0, b"\xff" * 40)
 
     with pytest.raises(BadFieldError, match=f"{cursor} is not the position of a page") as refused:
@@ -380,14 +371,7 @@ def test_a_cursor_that_was_never_given_out_is_refused(store: LogStore, cursor: i
     assert refused.value.field == "cursor"
 
 
-def test_a_cursor_beyond_the_end_waits_there(store: LogStore) -> None:
-    store.append(A, LOG, R0, 0, b"all")
-    end = inside(store)
-
-    assert store.read(A, LOG, None, 10**9, MUCH) == ([], end)
-
-
-def test_output_that_looks_like_a_record_is_none(store: LogStore) -> None:
+def test_output_that_looks_like_a_record_is_data(store: LogStore) -> None:
     header = msgspec.msgpack.encode((1, 0, 0, 1_000_000_000, False))
     forged = LENGTH.pack(len(header)) + header
     store.append(A, LOG, R0, 0, forged + bytes(1000))
@@ -397,9 +381,7 @@ def test_output_that_looks_like_a_record_is_none(store: LogStore) -> None:
         store.read(A, LOG, None, inside(store) - len(found.data), MUCH)
 
 
-def test_every_end_of_a_page_begins_the_next_one_however_long_the_output(
-    store: LogStore, reopened: LogStore
-) -> None:
+def test_each_page_starts_at_the_end_of_the_last(store: LogStore, reopened: LogStore) -> None:
     data = b"some line\n" * 2000
     for number in range(10):
         store.append(A, LOG, R0, number * len(data), data)

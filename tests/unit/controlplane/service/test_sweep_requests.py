@@ -51,7 +51,7 @@ def units(cluster: SweepCluster, name: JobId, **page: int) -> Ledger:
     return ledger(cluster.job(name), history, GetLedger(job=name, **page))
 
 
-def test_a_sweep_shows_each_trial_where_it_is_and_how_far() -> None:
+def test_a_sweep_shows_place_and_progress_of_each_trial() -> None:
     cluster, name = running()
     cluster.end_unit(name, 0)
 
@@ -134,9 +134,7 @@ def test_the_ledger_has_every_unit_with_the_digest_of_its_state() -> None:
         ),
     ],
 )
-def test_a_change_that_cannot_be_is_refused_with_its_field(
-    wanted: dict[str, Any], what: str
-) -> None:
+def test_an_impossible_change_is_refused_with_its_field(wanted: dict[str, Any], what: str) -> None:
     cluster, name = running(space=SPACE)
 
     with pytest.raises(OnesError) as refused:
@@ -147,7 +145,7 @@ def test_a_change_that_cannot_be_is_refused_with_its_field(
     assert refused.value.hint
 
 
-def test_a_trial_that_is_through_is_no_parent() -> None:
+def test_a_fully_trained_trial_cannot_be_a_parent() -> None:
     cluster, name = running(space=SPACE)
     models = cluster.sweep(name).engine.state.models
     while not (through := [model.trial for model in models if model.whole_epochs == 2]):
@@ -160,7 +158,7 @@ def test_a_trial_that_is_through_is_no_parent() -> None:
     assert refused.value.field == "parent"
 
 
-def test_an_ordinary_job_is_no_sweep() -> None:
+def test_an_ordinary_job_is_not_a_sweep() -> None:
     cluster = SweepCluster(n1=1)
     name = cluster.submit()
 
@@ -168,7 +166,7 @@ def test_an_ordinary_job_is_no_sweep() -> None:
         change_or_repeat(cluster.job(name), ChangeSweep(job=name, change="stop", trial=0), "ann")
 
 
-def test_a_change_that_was_done_is_answered_again() -> None:
+def test_a_repeated_change_is_answered_again() -> None:
     cluster, name = running(space={"layers": integer(1, 4)})
     request = ChangeSweep(job=name, change="add", values={"layers": 9}, key="k")
 

@@ -16,7 +16,7 @@ import pytest
 from msgspec.structs import replace
 from structlog.testing import capture_logs
 
-from controlplane.core.commands import AskForPlan, Command, SendDelta
+from controlplane.core.commands import Command, RequestPlan, SendDelta
 from controlplane.core.history import Record
 from controlplane.core.inputs import (
     CancelRequested,
@@ -160,7 +160,7 @@ class Live(CommitLoop):
     def _do(self, command: Command) -> None:
         if isinstance(command, SendDelta):
             self.orders.append(command)
-        if isinstance(command, AskForPlan):
+        if isinstance(command, RequestPlan):
             self.plans.request_plan()
 
     def _learn(self, record: Record) -> None:

@@ -1,4 +1,4 @@
-"""Who may do what, as one table: each role, each request, each kind of job."""
+"""The table of rights: each role, each request, each relation to a job."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def outcome(who: Identity, kind: type[Any], job: JobOwner | None) -> str:
     return DONE
 
 
-def test_no_request_is_without_a_rule() -> None:
+def test_every_request_has_a_right() -> None:
     kinds = {*REQUEST.kinds, *READ_LOG.kinds}
 
     assert set(RIGHT_OF) == kinds
@@ -103,7 +103,7 @@ def test_no_request_is_without_a_rule() -> None:
 
 
 @pytest.mark.parametrize("role", WHO)
-def test_each_role_may_do_what_the_table_says_and_nothing_else(role: str) -> None:
+def test_each_role_has_exactly_the_rights_of_the_table(role: str) -> None:
     mine = [case for case in CASES if case[0] == role]
 
     found = [(role, kind, job, outcome(WHO[role], kind, job)) for _, kind, job, _ in mine]
@@ -111,7 +111,7 @@ def test_each_role_may_do_what_the_table_says_and_nothing_else(role: str) -> Non
     assert found == mine
 
 
-def test_a_job_that_one_may_not_know_of_is_refused_as_one_that_is_not_there() -> None:
+def test_an_invisible_job_is_refused_like_a_missing_job() -> None:
     def said(job: JobOwner | None, kind: type[Any]) -> tuple[str, ...]:
         with pytest.raises((UnknownJobError, DeniedError)) as refused:
             permit(WHO["user"], RIGHT_OF[kind], MESSAGES[kind], job)
@@ -122,14 +122,14 @@ def test_a_job_that_one_may_not_know_of_is_refused_as_one_that_is_not_there() ->
         assert said(FOREIGN, kind) == said(None, kind)
 
 
-def test_a_user_without_a_project_has_one_of_his_own() -> None:
+def test_a_user_without_a_project_has_a_personal_project() -> None:
     eve = Identity("user", "eve")
 
     assert [outcome(eve, ReadLog, job) for job in (MINE, TEAM, FOREIGN)] == [UNKNOWN, UNKNOWN, DONE]
     assert outcome(Identity("user", "dan", ("eve",)), ReadLog, FOREIGN) == DONE
 
 
-def test_a_viewers_name_makes_no_job_his() -> None:
+def test_the_name_of_a_viewer_gives_no_ownership() -> None:
     assert outcome(Identity("viewer", "eve", ("vision",)), ReadLog, FOREIGN) == UNKNOWN
 
 
@@ -153,7 +153,7 @@ ALL: Final = (b"job/", b"node/", b"cluster")
         ("node", b"", ()),
     ],
 )
-def test_a_subscriber_gets_what_he_asks_for_as_far_as_it_is_for_him(
+def test_a_subscription_is_granted_within_the_rights_of_its_key(
     role: str, asked: bytes, granted: tuple[bytes, ...]
 ) -> None:
     assert granted_topics(WHO[role], asked) == granted
@@ -170,7 +170,7 @@ TOPICS: Final = st.one_of(
 
 
 @given(st.lists(NAMES, min_size=1, max_size=3), TOPICS, NAMES, NAMES)
-def test_nobody_is_granted_a_topic_under_which_jobs_of_others_are_told(
+def test_no_granted_topic_covers_invisible_jobs(
     projects: list[str], asked: bytes, project: str, user: str
 ) -> None:
     who = Identity("user", "me", tuple(projects))

@@ -1,4 +1,4 @@
-"""Which jobs a list has."""
+"""Jobs in a list."""
 
 from __future__ import annotations
 
@@ -62,17 +62,19 @@ def summary(job: Job) -> JobSummary:
     ],
 )
 @pytest.mark.parametrize("leaves", [False, True], ids=["all are here", "the ended one left"])
-def test_a_list_has(request_: ListJobs, jobs: list[str], *, leaves: bool) -> None:
+def test_a_list_contains_the_matching_jobs(
+    request_: ListJobs, jobs: list[str], *, leaves: bool
+) -> None:
     assert listed(a_cluster(leaves=leaves), request_) == jobs
 
 
-def test_a_list_of_one_users_jobs() -> None:
+def test_a_list_filters_by_user() -> None:
     controller = a_cluster()
 
     assert listed(controller, ListJobs(user=controller.job(A).user)) == [A, C]
 
 
-def test_a_list_goes_on_behind_a_job_whether_it_is_here_or_left() -> None:
+def test_a_list_continues_after_a_job_that_may_have_left() -> None:
     for leaves in (False, True):
         controller = a_cluster(leaves=leaves)
         assert [listed(controller, ListJobs(ended=True), after) for after in (1, 2, 3)] == [
@@ -80,11 +82,11 @@ def test_a_list_goes_on_behind_a_job_whether_it_is_here_or_left() -> None:
         ]  # fmt: skip
 
 
-def test_a_pattern_that_would_take_minutes_is_refused() -> None:
+def test_an_oversized_pattern_is_refused() -> None:
     with pytest.raises(BadFieldError, match="pattern of 2000000 characters exceeds 200"):
         listed(a_cluster(), ListJobs(name="*a" * 1_000_000))
 
 
-def test_a_state_that_is_none_is_named() -> None:
+def test_an_unknown_state_is_named() -> None:
     with pytest.raises(BadFieldError, match="unknown state 'done'; use one of queued, starting"):
         listed(a_cluster(), ListJobs(states=("done",)))

@@ -32,7 +32,7 @@ def store(tmp_path: Path) -> SnapshotStore:
     return SnapshotStore(tmp_path / "snapshots", max_bytes=4096)
 
 
-async def test_an_archive_arrives_in_pieces_and_is_there_when_it_is_whole(
+async def test_an_archive_is_stored_when_all_pieces_arrived(
     store: SnapshotStore,
 ) -> None:
     assert await store.put(WHO, DIGEST, 0, DATA[:500], len(DATA)) == 500
@@ -46,7 +46,7 @@ async def test_an_archive_arrives_in_pieces_and_is_there_when_it_is_whole(
     assert await store.put(WHO, DIGEST, 0, DATA[:1], len(DATA)) == len(DATA)
 
 
-async def test_who_names_a_stored_archive_and_does_not_have_it_gets_nothing_by_it(
+async def test_naming_a_stored_archive_gives_no_access_to_it(
     store: SnapshotStore,
 ) -> None:
     await store.put(WHO, DIGEST, 0, DATA, len(DATA))
@@ -60,7 +60,7 @@ async def test_who_names_a_stored_archive_and_does_not_have_it_gets_nothing_by_i
     assert not any(store.is_of(who, DIGEST) for who in (WHO, OTHER))
 
 
-async def test_a_piece_that_does_not_continue_says_where_to_go_on(store: SnapshotStore) -> None:
+async def test_a_misplaced_piece_gets_the_stored_size(store: SnapshotStore) -> None:
     await store.put(WHO, DIGEST, 0, DATA[:500], len(DATA))
 
     assert await store.put(WHO, DIGEST, 400, DATA[400:], len(DATA)) == 500
@@ -127,7 +127,7 @@ async def test_a_new_controller_drops_uploads_that_were_not_finished(tmp_path: P
     assert after.has(DIGEST)
 
 
-async def test_an_archive_is_handed_out_in_pieces(
+async def test_an_archive_is_read_in_pieces(
     store: SnapshotStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(uploads, "PIECE_BYTES", 1000)
@@ -139,7 +139,7 @@ async def test_an_archive_is_handed_out_in_pieces(
     assert store.piece(DIGEST, -1) == (b"", -1)
 
 
-async def test_an_archive_is_hashed_beside_the_loop_and_a_repeated_last_piece_waits_for_it(
+async def test_an_archive_is_hashed_in_a_thread(
     store: SnapshotStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     go_on = threading.Event()
@@ -167,62 +167,61 @@ def other(number: int) -> tuple[bytes, str]:
     return data, hashlib.sha256(data).hexdigest()
 
 
-async def test_uploads_that_one_user_does_not_end_stay_within_a_bound_and_others_go_on(
-    tmp_path: Path,
-) -> None:
+async def upload(
+    store: SnapshotStore, who: str, number: int, begin: int = 0, end: int = 1000
+) -> int:
+    """Send a piece of an archive of 1000 bytes; return how many bytes are stored."""
+    data, digest = other(number)
+    return await store.put(who, digest, begin, data[begin:end], 1000)
+
+
+async def test_unfinished_uploads_of_a_user_are_bounded(tmp_path: Path) -> None:
     store = SnapshotStore(tmp_path, max_bytes=4096, upload_bytes=2500)
-    for number in range(3):
-        data, digest = other(number)
-        if number < 2:
-            assert await store.put(WHO, digest, 0, data[:900], 1000) == 900
-            continue
-        with pytest.raises(TooLargeError) as refused:
-            await store.put(WHO, digest, 0, data[:900], 1000)
+    for number in (0, 1):
+        assert await upload(store, WHO, number, end=900) == 900
+
+    with pytest.raises(TooLargeError) as refused:
+        await upload(store, WHO, 2, end=900)
 
     assert (refused.value.message, refused.value.hint) == (
         "your unfinished uploads have 1800 bytes, with this one more than 2500",
         "finish the others, or wait a minute",
     )
-    assert await store.put(OTHER, digest, 0, data, 1000) == 1000
-    data, digest = other(0)
-    assert await store.put(WHO, digest, 900, data[900:], 1000) == 1000
+    assert await upload(store, OTHER, 2) == 1000
+    assert await upload(store, WHO, 0, begin=900) == 1000
 
 
-async def test_an_upload_that_nobody_goes_on_with_gives_way_to_the_next(tmp_path: Path) -> None:
+async def test_an_abandoned_upload_is_deleted_for_the_next(tmp_path: Path) -> None:
     store = SnapshotStore(tmp_path, max_bytes=4096, upload_bytes=2500)
-    for number in range(2):
-        data, digest = other(number)
-        await store.put(WHO, digest, 0, data[:900], 1000)
+    for number in (0, 1):
+        await upload(store, WHO, number, end=900)
     (name,) = [name for name in names(tmp_path) if name.startswith(other(0)[1])]
-    left = tmp_path / name
-    os.utime(left, (1, 1))
+    os.utime(tmp_path / name, (1, 1))
 
-    assert await store.put(WHO, other(2)[1], 0, other(2)[0][:900], 1000) == 900
+    assert await upload(store, WHO, 2, end=900) == 900
 
-    assert not left.exists()
+    assert name not in names(tmp_path)
     assert len(names(tmp_path)) == 2
 
 
-async def test_parts_that_grow_together_stay_within_the_bound_as_well(tmp_path: Path) -> None:
+async def test_uploads_that_grow_together_stay_within_the_bound(tmp_path: Path) -> None:
     store = SnapshotStore(tmp_path, max_bytes=4096, upload_bytes=2500)
     for number in range(10):
-        data, digest = other(number)
-        await store.put(WHO, digest, 0, data[:100], 1000)
+        await upload(store, WHO, number, end=100)
 
-    taken = 0
+    accepted = 1000
     for number in range(10):
-        data, digest = other(number)
         with contextlib.suppress(TooLargeError):
-            taken += await store.put(WHO, digest, 100, data[100:900], 1000) - 100
+            accepted += await upload(store, WHO, number, begin=100, end=900) - 100
 
-    assert 1000 + taken <= 2500
+    assert accepted <= 2500
     assert sum(file.size for file in files_in(tmp_path)) <= 2500
 
 
 async def sent(store: SnapshotStore, who: str, number: int, *, at: float = 0.0) -> str:
-    """The digest of an archive of 1000 bytes that somebody sent, and asked for last at `at`."""
-    data, digest = other(number)
-    assert await store.put(who, digest, 0, data, 1000) == 1000
+    """Return the digest of an archive of 1000 bytes that a user sent, last used at `at`."""
+    assert await upload(store, who, number) == 1000
+    digest = other(number)[1]
     os.utime(store.folder / digest, (at, at))
     return digest
 
@@ -237,7 +236,7 @@ def quota(tmp_path: Path) -> SnapshotStore:
     return SnapshotStore(tmp_path / "snapshots", max_bytes=4096, user_bytes=2500)
 
 
-async def test_of_a_user_with_much_goes_what_no_job_needs_the_oldest_first(
+async def test_the_oldest_unneeded_archives_of_a_user_are_deleted_first(
     quota: SnapshotStore,
 ) -> None:
     needed = await sent(quota, WHO, 0, at=1.0)
@@ -250,7 +249,7 @@ async def test_of_a_user_with_much_goes_what_no_job_needs_the_oldest_first(
     assert there(quota) == {needed, latest, *theirs}
 
 
-async def test_a_user_whose_jobs_need_all_that_he_may_have_is_refused_and_another_is_not(
+async def test_a_user_with_needed_archives_up_to_the_quota_is_refused(
     quota: SnapshotStore,
 ) -> None:
     needed = [await sent(quota, WHO, number) for number in range(2)]
@@ -271,7 +270,7 @@ async def test_a_user_whose_jobs_need_all_that_he_may_have_is_refused_and_anothe
     assert there(quota) == {*needed, theirs}
 
 
-async def test_what_was_sent_this_minute_stays_for_its_submission(quota: SnapshotStore) -> None:
+async def test_archives_of_the_last_minute_are_kept(quota: SnapshotStore) -> None:
     young = [await sent(quota, WHO, number, at=time.time()) for number in range(2)]
 
     with pytest.raises(TooLargeError):
@@ -280,11 +279,9 @@ async def test_what_was_sent_this_minute_stays_for_its_submission(quota: Snapsho
     assert there(quota) == set(young)
 
 
-async def test_an_archive_of_two_users_stays_the_others(quota: SnapshotStore) -> None:
-    shared = await sent(quota, WHO, 0)
-    data, digest = other(0)
-    await quota.put(OTHER, digest, 0, data, 1000)
-    os.utime(quota.folder / shared, (0.0, 0.0))
+async def test_an_archive_of_two_users_is_kept_for_the_other_user(quota: SnapshotStore) -> None:
+    await sent(quota, WHO, 0)
+    shared = await sent(quota, OTHER, 0)
 
     for number in (1, 2):
         await sent(quota, WHO, number, at=float(number))
@@ -292,13 +289,10 @@ async def test_an_archive_of_two_users_stays_the_others(quota: SnapshotStore) ->
     assert (quota.is_of(WHO, shared), quota.is_of(OTHER, shared)) == (False, True)
 
 
-async def test_archives_that_end_together_stay_within_the_quota_as_well(
-    quota: SnapshotStore,
-) -> None:
+async def test_archives_completed_together_stay_within_the_quota(quota: SnapshotStore) -> None:
     for number in range(5):
-        data, digest = other(number)
-        await quota.put(WHO, digest, 0, data[:900], 1000)
-    ends = [quota.put(WHO, other(n)[1], 900, other(n)[0][900:], 1000) for n in range(5)]
+        await upload(quota, WHO, number, end=900)
+    ends = [upload(quota, WHO, number, begin=900) for number in range(5)]
 
     ended = await asyncio.gather(*ends, return_exceptions=True)
 
@@ -306,7 +300,7 @@ async def test_archives_that_end_together_stay_within_the_quota_as_well(
     assert len(there(quota)) == 2
 
 
-async def test_a_bomb_is_refused_as_it_is_submitted_and_a_good_archive_looked_at_once(
+async def test_an_archive_bomb_is_refused_and_a_good_archive_is_inspected_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = SnapshotStore(tmp_path / "s", max_bytes=1 << 20, bounds=ArchiveBounds(size=1000))
@@ -327,7 +321,7 @@ async def test_a_bomb_is_refused_as_it_is_submitted_and_a_good_archive_looked_at
     assert [path.name for path in looked].count(digest_of(good)) == 1
 
 
-async def test_what_is_no_archive_is_refused_as_it_is_submitted(store: SnapshotStore) -> None:
+async def test_an_invalid_archive_is_refused_at_submission(store: SnapshotStore) -> None:
     await store.put(WHO, DIGEST, 0, DATA, len(DATA))
 
     with pytest.raises(BadFieldError, match="its archive cannot be unpacked") as refused:

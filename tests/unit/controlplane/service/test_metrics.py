@@ -74,7 +74,7 @@ def test_clients_and_prometheus_read_what_the_policy_states() -> None:
     assert all(map(math.isnan, gains))
 
 
-def test_what_was_counted_is_not_counted_again() -> None:
+def test_counters_count_only_increments() -> None:
     controller, metrics = running(), Metrics()
     counted = told(controller)
 
@@ -85,7 +85,7 @@ def test_what_was_counted_is_not_counted_again() -> None:
     assert metrics.registry.get_sample_value("ones_search_generations_total") == 47.0
 
 
-def test_promises_are_counted_by_what_became_of_them() -> None:
+def test_promises_are_counted_by_outcome() -> None:
     controller = running()
     for name in ("b", "c", "d"):
         controller.submit(name)
