@@ -41,6 +41,16 @@ def fork_with(*modules: str) -> None:
 fork_with()
 
 
+def run_forked(target: Callable[..., Any], *arguments: Any, limit_s: float = 60.0) -> int | None:
+    """Return the exit code of a forked process."""
+    process = FORKS.Process(target=target, args=arguments)
+    process.start()
+    process.join(limit_s)
+    code = process.exitcode
+    process.close()
+    return code
+
+
 class RendezvousInfo:
     def __init__(self, rank: int, size: int, store: str, port: int) -> None:
         self.rank = rank

@@ -150,11 +150,9 @@ def example(heading: str) -> str:
 
 
 def runs_alone(home: Path, source: str) -> str:
-    process = peers.FORKS.Process(target=_run_alone, args=(home, source))
-    process.start()
-    process.join(120)
+    code = peers.run_forked(_run_alone, home, source, limit_s=120.0)
     printed = (home / "printed").read_text()
-    assert process.exitcode == 0, printed
+    assert code == 0, printed
     return printed
 
 

@@ -42,14 +42,15 @@ def point(epoch: int) -> ResumePoint:
 
 
 def test_the_last_two_checkpoints_stay(tmp_path: Path) -> None:
-    durable: list[int] = []
+    durable: list[tuple[int, bool]] = []
     writer = CheckpointWriter(tmp_path)
     for epoch in (1, 2, 3, 4):
         content = {"epoch": epoch, "model": {"w": torch.full((3,), float(epoch))}}
-        writer.write(point(epoch), content, partial(durable.append, epoch))
+        file = checkpoint_path(tmp_path, point(epoch))
+        writer.write(point(epoch), content, lambda e=epoch, f=file: durable.append((e, f.exists())))
     writer.close()
 
-    assert durable == [1, 2, 3, 4]
+    assert durable == [(1, True), (2, True), (3, True), (4, True)]
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "epoch-000003.v3.pt",
         "epoch-000004.v3.pt",
@@ -90,21 +91,6 @@ def test_a_named_tuple_is_read_back_as_a_tuple(tmp_path: Path) -> None:
         mean, count = read["average"]
         assert (type(read["average"]), mean.tolist(), count) == (tuple, [1, 1], 3)
         assert read["shapes"] == [torch.Size([2])]
-
-
-def test_an_epoch_is_durable_only_when_its_file_is_there(tmp_path: Path) -> None:
-    seen: list[bool] = []
-    done = threading.Event()
-
-    def durable() -> None:
-        seen.append(checkpoint_path(tmp_path, point(1)).exists())
-        done.set()
-
-    writer = CheckpointWriter(tmp_path)
-    writer.write(point(1), {"epoch": 1}, durable)
-    writer.close()
-
-    assert (seen, done.is_set()) == ([True], True)
 
 
 def test_a_full_disk_loses_no_epoch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -243,14 +229,6 @@ def test_a_full_disk_keeps_the_old_checkpoint(
     assert load_checkpoint(find_checkpoint(tmp_path, point(1), 4))["w"].equal(weights)
 
 
-@pytest.mark.parametrize("size", [3, 100_000])
-def test_a_device_without_room_says_so(size: int, tmp_path: Path) -> None:
-    (tmp_path / "x.pt").symlink_to("/dev/full")
-
-    with pytest.raises(OSError, match="No space left on device"):
-        save_checkpoint({"format": FORMAT, "w": torch.zeros(size)}, tmp_path / "x.pt")
-
-
 def test_a_checkpoint_is_retried_until_there_is_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -284,12 +262,7 @@ def test_a_damaged_or_missing_checkpoint_is_named(tmp_path: Path) -> None:
 
     with pytest.raises(CheckpointError, match=r"epoch-000001.v3.pt cannot be read"):
         load_checkpoint(path)
-
-
-def test_a_checkpoint_cannot_run_code(tmp_path: Path) -> None:
-    path = checkpoint_path(tmp_path, point(1))
-    torch.save({"format": FORMAT, "evil": Path}, path)
-
+    torch.save({"format": FORMAT, "evil": Path}, path)  # would execute code
     with pytest.raises(CheckpointError, match="cannot be read"):
         load_checkpoint(path)
 

@@ -198,26 +198,11 @@ def test_an_unsupported_value_is_named() -> None:
         to_frames({"scheduler": {"by": Path()}})
 
 
-@pytest.mark.parametrize(("functions", "where"), [
-    ({"input_fn": lambda *_: 1 / 0}, "input_fn"),
-    ({"model_fn": lambda _: 1 / 0}, "model_fn"),
-    ({"train_fn": lambda *_: 1 / 0}, "train_fn"),
-    ({"eval_fn": lambda *_: 1 / 0}, "eval_fn"),
-])  # fmt: skip
-def test_a_raising_function_is_named(functions: dict[str, Any], where: str) -> None:
-    state = runner().begin("0", {"lr": 0.01}, 7)
-    broken = UserFunctions(**{
-        "input_fn": input_fn, "model_fn": model_fn, "train_fn": train_fn, "eval_fn": eval_fn,
-        **functions,
-    })  # fmt: skip
-
-    with pytest.raises(UnitFailedError, match="division by zero") as raised:
-        runner(broken).run(unit("0", 1, 0), state, evaluate=True)
-
-    assert raised.value.where == where
-
-
 @pytest.mark.parametrize(("functions", "what"), [
+    ({"input_fn": lambda *_: 1 / 0}, "input_fn raised ZeroDivisionError: division by zero"),
+    ({"model_fn": lambda _: 1 / 0}, "model_fn raised ZeroDivisionError: division by zero"),
+    ({"train_fn": lambda *_: 1 / 0}, "train_fn raised ZeroDivisionError: division by zero"),
+    ({"eval_fn": lambda *_: 1 / 0}, "eval_fn raised ZeroDivisionError: division by zero"),
     ({"input_fn": lambda *_: []}, "input_fn returned no data for partition 0 of 4"),
     ({"model_fn": lambda _: 3}, "model_fn returned a int"),
     ({"model_fn": lambda _: Trained(model=None)}, "model_fn returned no model"),
@@ -232,11 +217,11 @@ def test_a_raising_function_is_named(functions: dict[str, Any], where: str) -> N
 def test_an_unusable_result_is_named(functions: dict[str, Any], what: str) -> None:
     state = runner().begin("0", {"lr": 0.01}, 7)
     broken = UserFunctions(**{
-        "input_fn": input_fn, "model_fn": model_fn, "train_fn": train_fn, **functions,
+        "input_fn": input_fn, "model_fn": model_fn, "train_fn": train_fn, "eval_fn": eval_fn, **functions,
     })  # fmt: skip
 
     with pytest.raises((UsageError, UnitFailedError)) as raised:
-        runner(broken).run(unit("0", 1, 0), state)
+        runner(broken).run(unit("0", 1, 0), state, evaluate=True)
 
     assert what in str(raised.value)
 
