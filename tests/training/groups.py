@@ -112,13 +112,9 @@ if agent.rank == 0:
 """
 
 
-SCHEDULED: Final = """
-SCALING = "none"
-
-def build_model():
-    torch.manual_seed(3)
-    return nn.Sequential(nn.Linear(6, 7), nn.Tanh(), nn.Linear(7, 1))
-
+SCHEDULED: Final = (
+    PLAIN[: PLAIN.index("def build_optimizer")]
+    + """
 def build_optimizer(parameters):
     return torch.optim.Adam(parameters, lr=0.01)
 
@@ -141,6 +137,7 @@ def schedules(optimizer):
     scaler = torch.amp.GradScaler(DEVICE, init_scale=2.0**10, growth_interval=9)
     return per_batch, Both(chained, plateau), scaler
 """
+)
 
 SCHEDULED_LOOP: Final = """
 model, optimizer, loader = agent.load(

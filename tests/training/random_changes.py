@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from schemas.nodes import ResumePoint
-from schemas.wire.agent import EpochReported, GroupFormed, Suspended, WorkerReady
+from schemas.wire.agent import EpochReported, Suspended, WorkerReady
 from tests.training.groups import Crew, Worker, furthest
 from tests.training.mixed_trainings import BASE_BATCH, Shares, Training, any_training, replayed
 
@@ -101,15 +101,6 @@ def _change(draw: random.Random, number: int, points: Sequence[str]) -> Change:
 # --- a job that is carried through it
 
 
-@dataclass(frozen=True, slots=True)
-class Taken:
-    """Duration of an undisturbed change."""
-
-    kind: str  # grow, shrink, batch, pause
-    seconds: float  # from the order until the new group trains
-    pauses_ms: tuple[float, ...]  # of the incumbents
-
-
 @dataclass(slots=True)
 class Outcome:
     changes: int = 0
@@ -124,7 +115,6 @@ class Outcome:
     unequal: int = 0  # epochs at whose end ranks differed
     apart: float = 0.0  # from one plain process, the largest difference of a parameter
     where: list[str] = field(default_factory=list)  # samples are missing
-    taken: list[Taken] = field(default_factory=list)
 
     @property
     def exact(self) -> bool:
@@ -143,9 +133,6 @@ class StormyCrew(Crew):
         self.until(lambda: self._kills is None, "whoever is to die is dead")
         self.version = max(self.version, change.version - 1)
         self._shares = change.shares
-        began, before = time.monotonic(), len(self.group.members)
-        versions = self.version
-        dead = self.deaths()
         if change.kind == "die":
             self._die()
             self.nobody_has_the_state()
@@ -157,8 +144,6 @@ class StormyCrew(Crew):
             if change.killed is not None:
                 self._kills = (time.monotonic() + change.moment_s, change.killed)
             self.change_if_it_can(*change.shares)
-        if self.deaths() == dead and self.version == versions + 1 + (change.kind == "pause"):
-            self._note(change, time.monotonic() - began, before)
         if change.epochs:
             self._trains(change.epochs)
         self.outcome.changes += 1
@@ -180,18 +165,6 @@ class StormyCrew(Crew):
 
     def deaths(self) -> int:
         return sum(bool(worker.process.exitcode) for worker in self.workers.values())
-
-    def _note(self, change: Change, seconds: float, before: int) -> None:
-        after = len(change.shares)
-        kind = change.kind
-        if kind == "resize":
-            kind = "grow" if after > before else "shrink" if after < before else "batch"
-        formed = [
-            report.pause_ms
-            for report in self.reported(GroupFormed)
-            if report.group == self.group.version and report.pause_ms
-        ]
-        self.outcome.taken.append(Taken(kind, seconds, tuple(formed)))
 
     def _trains(self, epochs: int) -> None:
         wanted = len(self.epochs()) + epochs

@@ -121,30 +121,19 @@ CLIPPED = TURNS.replace(  # the critic is frozen while the generator learns, and
         parameter.requires_grad_(False)
 """,
 ).replace("    made = generator(x)\n", "    critic.requires_grad_(True)\n    made = generator(x)\n")
-LATER = ["reduce.later:rank=1:step=10:version=1=kill"]
+LATER = "reduce.later:rank=1:step=10:version=1=kill"
 KILLS = {
     "in the second reduction": (TURNS, LATER),
     "where the script changes parameters too": (CLIPPED, LATER),
-    "rank 0 in the first reduction": (TURNS, ["reduce:rank=0:step=10:version=1=kill"]),
-    "one rank is through with the first reduction": (
-        TURNS,
-        ["reduced:rank=1:step=10:version=1=kill", "reduced:rank=0:step=10:version=1=fail"],
-    ),
-    "one rank is through with the step": (
-        TURNS,
-        [
-            "reduced.later:rank=1:step=10:version=1=kill",
-            "reduced.later:rank=0:step=10:version=1=fail",
-        ],
-    ),
-}
+    "rank 0 in the first reduction": (TURNS, "reduce:rank=0:step=10:version=1=kill"),
+    "one rank is through with the first reduction": (TURNS, "reduced:rank=1:step=10:version=1=kill;reduced:rank=0:step=10:version=1=fail"),
+    "one rank is through with the step": (TURNS, "reduced.later:rank=1:step=10:version=1=kill;reduced.later:rank=0:step=10:version=1=fail"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("source", "faults"), KILLS.values(), ids=KILLS.keys())
-def test_a_half_made_step_is_rolled_back(
-    tmp_path: Path, source: str, faults: Sequence[str]
-) -> None:
-    with crew(tmp_path, script(source, LOOP), faults=";".join(faults)) as job:
+def test_a_half_made_step_is_rolled_back(tmp_path: Path, source: str, faults: str) -> None:
+    with crew(tmp_path, script(source, LOOP), faults=faults) as job:
         job.through((4, 4, 4), "loss", 1)
 
         as_alone(job, source)

@@ -27,6 +27,7 @@ from elastic.sweep_worker.unit import (
 )
 from elastic.sweep_worker.unit_runner import Trained, UnitFailedError, UnitRunner, as_trained
 from elastic.training_errors import UsageError
+from tests.support.same_values import same
 from tests.support.sizes import examples
 
 CPU = torch.device("cpu")
@@ -147,27 +148,6 @@ values = st.recursive(
     | st.dictionaries(st.integers() | st.text(max_size=3), inner, max_size=3),
     max_leaves=10,
 )  # fmt: skip
-
-
-def same(one: object, other: object) -> bool:
-    if isinstance(one, torch.Tensor):
-        return (
-            isinstance(other, torch.Tensor) and one.dtype == other.dtype and torch.equal(one, other)
-        )
-    if isinstance(one, dict):
-        return (
-            isinstance(other, dict)
-            and list(one) == list(other)
-            and all(same(one[key], other[key]) for key in one)
-        )
-    if isinstance(one, list | tuple):
-        return (
-            type(one) is type(other)
-            and isinstance(other, list | tuple)
-            and len(one) == len(other)
-            and all(map(same, one, other))
-        )
-    return type(one) is type(other) and one == other
 
 
 @settings(max_examples=examples(150), deadline=None)
