@@ -16,7 +16,6 @@ from elastic.metrics import (
     NoiseMeter,
     PassTimes,
     RecentSteps,
-    SpeedMeter,
     StepMeans,
     StopState,
     Usage,
@@ -303,11 +302,14 @@ def test_a_missing_metric_is_named() -> None:
 
 
 def test_speed_is_measured_over_the_epoch() -> None:
-    speed = SpeedMeter(now=0.0)
+    clock = Clock()
     for samples in (100, 300, 10):
-        speed.add(samples)
+        clock.step(1.0, samples=samples)
+    assert clock.meter.epoch_speed(102.5) == (164.0, 2.5)
+    clock.meter.begin_epoch(103.0)
+    clock.step(1.0, samples=50)
 
-    assert speed.over_epoch(2.5) == (164.0, 2.5)
+    assert clock.meter.epoch_speed(104.0) == (50.0, 1.0)
 
 
 def test_usage_is_the_mean_of_the_last_window() -> None:
