@@ -1,7 +1,7 @@
-"""A job's workers as real processes, with a test in the place of agent and controller.
+"""A job's workers as real processes; the test replaces agent and controller.
 
 Workers run a real script through `ScalingAgent`: assignment file, report file, ZeroMQ socket, gloo.
-The crew forks them, hears their reports and gives the orders that a controller would give.
+The crew forks them, reads their reports and gives the orders that a controller would give.
 """
 
 from __future__ import annotations

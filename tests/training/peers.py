@@ -1,4 +1,4 @@
-"""Real processes for tests: forked from a server that has torch imported, never outliving a test."""
+"""Real processes, forked from a server with torch; none outlives its test."""
 
 from __future__ import annotations
 

@@ -1,10 +1,9 @@
-"""Random changes of running jobs, with losses of every kind: what a seed says, on real processes.
+"""Random changes of running jobs, with losses of every kind, on real processes.
 
-A plan is a pure function of its seed. A job is carried through its plan's changes: it grows, shrinks,
-gets other batches, is paused and resumed, loses members at named points and at any moment, and at
-times all of them. In the end every sample of every epoch was taken once, all ranks had the same
-parameters, and one plain process has the same from the same samples. `bin/soak changes` does it to
-many jobs.
+A plan is a pure function of its seed. A job grows, shrinks, gets other batches, is paused and
+resumed, and loses members at named points, at any moment, or all at once. In the end every sample
+of every epoch was taken once, all ranks had equal parameters, and one plain process has the same
+parameters. `bin/soak changes` does it to many jobs.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Carries jobs through many changes and losses, for as long as one has time; see `bin/soak`."""
+"""Many changes and losses of jobs; see `bin/soak`."""
 
 from __future__ import annotations
 

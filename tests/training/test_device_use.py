@@ -1,4 +1,4 @@
-"""The first use of a GPU waits for its slot, in a process whose torch believes it has one."""
+"""The first use of a GPU waits for the slot."""
 
 from __future__ import annotations
 

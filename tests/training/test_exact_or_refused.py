@@ -1,4 +1,4 @@
-"""What a group cannot train exactly is refused with what to do; closures are carried through."""
+"""A group refuses what it cannot train exactly; closures are exact."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The seed of a job is the job file's, else the script's own, on all workers alike."""
+"""A job has the job file's seed, else the script's, on all workers."""
 
 from __future__ import annotations
 

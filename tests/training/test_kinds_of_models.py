@@ -1,4 +1,4 @@
-"""Layouts, types and ways to compute: a group trains every kind of model as one process does."""
+"""A group trains every kind of model as one process does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A worker's entry, in processes of its own."""
+"""Run of a script by `elastic.launch` and by a worker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What workers on GPUs find in their environment before the first process group."""
+"""Environment of GPU workers before the first process group."""
 
 from __future__ import annotations
 

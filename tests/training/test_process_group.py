@@ -1,4 +1,4 @@
-"""Process groups of a job: several at once, and never a wait without an end."""
+"""Process groups of several versions; every wait can be cancelled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`ScalingAgent` stand-alone: the same script without a cluster."""
+"""`ScalingAgent` without a cluster."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several optimizers take turns: in a group that changes and breaks, as in one process."""
+"""Several optimizers in a group that changes and breaks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Data of a partition are read once on a node, and are the same for all of its workers."""
+"""Data of a partition are read once on a node."""
 
 from __future__ import annotations
 

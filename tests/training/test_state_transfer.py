@@ -1,4 +1,4 @@
-"""A job's state on its way: every bit, whatever the model keeps."""
+"""A job's state arrives with every bit."""
 
 from __future__ import annotations
 

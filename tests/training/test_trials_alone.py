@@ -1,4 +1,4 @@
-"""A trial is trained here, without a cluster: one unit to measure it, or all to compare digests."""
+"""Trial runs of units and replays of trials without a cluster."""
 
 from __future__ import annotations
 

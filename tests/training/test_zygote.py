@@ -1,4 +1,4 @@
-"""What a zygote says of the workers that it was asked for: those that began, and those that could not."""
+"""Workers that a zygote starts, and starts that fail."""
 
 from __future__ import annotations
 

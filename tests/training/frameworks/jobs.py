@@ -1,7 +1,7 @@
-"""Jobs of frameworks: crews whose scripts use an adapter, beside one plain loop of torch.
+"""Jobs of frameworks: crews whose scripts use an adapter, and one plain loop of torch.
 
 A framework is imported once, in a server that all workers are forked from. Scripts wait at gates
-until the change that a test ordered is ready, so that it happens in the epoch that is meant.
+until the change that a test ordered is ready, so that it happens in the intended epoch.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What went wrong on GPUs before it could be tried: each fault, on the simulated device."""
+"""Faults that GPUs had before they could be tried, on the simulated device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The parts of `bin/gpu-day`, played on the simulated device: they do what they say, and judge it."""
+"""Parts of `bin/gpu-day` on the simulated device, and the judgement of their results."""
 
 from __future__ import annotations
 

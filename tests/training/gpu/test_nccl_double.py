@@ -1,4 +1,4 @@
-"""The double of NCCL itself: each sentence of its docstring."""
+"""The double of NCCL keeps each sentence of its docstring."""
 
 from __future__ import annotations
 

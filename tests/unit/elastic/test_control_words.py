@@ -1,4 +1,4 @@
-"""What ranks tell each other at the tail of their gradients."""
+"""Control words at the tail of the gradients."""
 
 from __future__ import annotations
 

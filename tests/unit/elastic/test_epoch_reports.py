@@ -1,4 +1,4 @@
-"""An epoch's report leaves with its checkpoint, also if rank 0 dies before that."""
+"""Epochs are reported with their checkpoints, also if rank 0 is lost."""
 
 from __future__ import annotations
 

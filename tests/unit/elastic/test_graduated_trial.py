@@ -1,4 +1,4 @@
-"""A trial of a sweep goes on as an elastic job, from its state, over all partitions at once."""
+"""A trial of a sweep continues as an elastic job over all partitions."""
 
 from __future__ import annotations
 

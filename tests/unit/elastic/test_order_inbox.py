@@ -1,4 +1,4 @@
-"""Orders in, what is to be done about them out: no process, no thread."""
+"""State machine of the controller's orders."""
 
 from __future__ import annotations
 

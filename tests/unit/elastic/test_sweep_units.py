@@ -1,4 +1,4 @@
-"""A configuration that hops trains, bit by bit, as it would alone."""
+"""Hopping configurations train, bit by bit, as they would alone."""
 
 from __future__ import annotations
 

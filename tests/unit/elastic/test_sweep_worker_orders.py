@@ -1,4 +1,4 @@
-"""A worker answers the group's protocol at once, and makes each attempt once."""
+"""Replies of a sweep worker to orders."""
 
 from __future__ import annotations
 
