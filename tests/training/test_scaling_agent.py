@@ -69,25 +69,6 @@ def test_the_rate_keeps_the_ratios_of_parameter_groups(agent: ScalingAgent) -> N
     assert [group["lr"] for group in optimizer.param_groups] == [0.5, 1.0]
 
 
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:This DataLoader will create")  # more than there are cores
-def test_loader_workers_give_the_same_batches() -> None:
-    def epoch(workers: int) -> list[list[float]]:
-        own = ScalingAgent.from_env()
-        _, _, loader = own.load(
-            lambda: nn.Linear(1, 1),
-            lambda parameters: torch.optim.SGD(parameters, lr=0.1),
-            IDS,
-            batch_size=3,
-            num_workers=workers,
-        )
-        for _ in own.epochs(1):
-            batches = [batch.flatten().tolist() for (batch,) in loader]
-        return batches
-
-    assert epoch(0) == epoch(2)
-
-
 def test_the_loss_is_seen_in_backward(agent: ScalingAgent) -> None:
     model, _, loader = loaded(agent)
     for _ in agent.epochs(1):
