@@ -6,6 +6,7 @@ import math
 import subprocess
 import sys
 import time
+from typing import Any
 
 import pytest
 import torch
@@ -33,27 +34,14 @@ class Clock:
         self.meter = RecentSteps(self.now)
 
     def step(
-        self,
-        took_s: float,
-        *,
-        sync_s: float = 0.0,
-        version: int = 1,
-        shares: tuple[int, ...] = (64,),
-        samples: int | None = None,
-        passes: int = 1,
-        rank: int | None = 0,
+        self, took_s: float, *, sync_s: float = 0.0, samples: int | None = None, **given: Any
     ) -> StepMeans | None:
+        facts = {"version": 1, "shares": (64,), "passes": 1, "rank": 0, **given}
         self.now += took_s
         if sync_s:
             self.meter.add_reduction(sync_s)
-        self.meter.step_over(
-            self.now,
-            version=version,
-            shares=shares,
-            rank=rank,
-            samples=sum(shares) if samples is None else samples,
-            passes=passes,
-        )
+        facts["samples"] = sum(facts["shares"]) if samples is None else samples
+        self.meter.step_over(self.now, **facts)
         return self.meter.means
 
 
@@ -94,16 +82,14 @@ def test_the_parts_of_a_step_add_up_to_it() -> None:
 @pytest.mark.parametrize(
     "change", [{"version": 2}, {"shares": (32, 32), "version": 2}, {"shares": (128,)}]
 )
-def test_a_change_starts_a_new_window(change: dict[str, int | tuple[int, ...]]) -> None:
+def test_a_change_starts_a_new_window(change: dict[str, Any]) -> None:
     clock = Clock()
     for _ in range(3):
         clock.step(1.0)
 
-    assert clock.step(7.0, **change) == StepMeans(  # type: ignore[arg-type] # some keywords
-        **{"version": 1, "shares": (64,), **change}  # type: ignore[arg-type]
-    )
+    assert clock.step(7.0, **change) == StepMeans(**{"version": 1, "shares": (64,), **change})
     assert clock.meter.steps == 1
-    means = clock.step(2.0, **change)  # type: ignore[arg-type]
+    means = clock.step(2.0, **change)
     assert means is not None
     assert (clock.meter.steps, means.times and means.times.pass_s) == (2, 2.0)
 

@@ -129,8 +129,16 @@ def test_an_order_in_a_vote_waits_for_the_result(
         assert (inbox.pending.version if inbox.pending else None) == pending
         if unanimous and voted_for:
             assert (inbox.pending, voted_for.boundary) == (voted_for, 12)
-            assert inbox.hear(order(2, SETTLED)) == ()  # an agreed group cannot be withdrawn
-            assert inbox.pending is voted_for
+
+
+def test_an_agreed_group_cannot_be_withdrawn() -> None:
+    inbox = Inbox()
+    inbox.hear(order(2))
+    inbox.vote_ready(built)
+    pending, _ = inbox.close_vote(unanimous=True, boundary=12)
+
+    assert inbox.hear(order(2, SETTLED)) == ()
+    assert inbox.pending is pending is not None
 
 
 def test_a_joining_worker_gets_its_order() -> None:
