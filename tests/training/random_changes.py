@@ -193,16 +193,8 @@ class StormyCrew(Crew):
         self._kills = None
         self._die()
         self._hear()
-        points = [
-            *(
-                (r.step, ResumePoint(epoch=r.epoch, version=r.group))
-                for r in self.reported(EpochReported)
-            ),
-            *(
-                (r.step, ResumePoint(epoch=r.epoch, version=r.group))
-                for r in self.reported(Suspended)
-            ),
-        ]
+        durable = [*self.reported(EpochReported), *self.reported(Suspended)]
+        points = [(r.step, ResumePoint(epoch=r.epoch, version=r.group)) for r in durable]
         step, point = max(points, default=(0, None), key=lambda found: found[0])
         lost = list(self.workers.values())
         self.start(*self._shares, resume=point)
@@ -222,14 +214,11 @@ class StormyCrew(Crew):
 
     def recorded(self) -> dict[int, dict[int, Shares]]:
         found: dict[int, dict[int, dict[int, list[int]]]] = {}
-        for worker in self.workers.values():
-            path = worker.folder / "samples"
-            for line in path.read_text().splitlines() if path.exists() else ():
-                entry = json.loads(line)
-                step = found.setdefault(entry["epoch"], {}).setdefault(entry["step"], {})
-                known = step.setdefault(entry["rank"], entry["ids"])
-                if known != entry["ids"]:
-                    self.outcome.repeated += len(entry["ids"])
+        for entry in self.records():
+            step = found.setdefault(entry["epoch"], {}).setdefault(entry["step"], {})
+            known = step.setdefault(entry["rank"], entry["ids"])
+            if known != entry["ids"]:
+                self.outcome.repeated += len(entry["ids"])
         return {
             epoch: {step: dict(sorted(shares.items())) for step, shares in steps.items()}
             for epoch, steps in found.items()

@@ -93,32 +93,6 @@ def test_a_named_tuple_is_read_back_as_a_tuple(tmp_path: Path) -> None:
         assert read["shapes"] == [torch.Size([2])]
 
 
-def test_a_full_disk_loses_no_epoch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    room, tried = threading.Event(), threading.Event()
-    save = save_checkpoint
-
-    def full(content: dict[str, object], path: Path) -> None:
-        if not room.is_set():
-            tried.set()
-            raise OSError(errno.ENOSPC, "No space left on device")
-        save(content, path)
-
-    monkeypatch.setattr(checkpoints, "save_checkpoint", full)
-    monkeypatch.setattr(checkpoints, "RETRY_INTERVAL_S", 0.01)
-    durable: list[int] = []
-    writer = CheckpointWriter(tmp_path)
-    for epoch in (1, 2, 3, 4):
-        writer.write(point(epoch), {"epoch": epoch}, partial(durable.append, epoch))
-        assert tried.wait(5)
-    assert durable == []
-    room.set()
-    writer.close()
-
-    assert durable == [1, 2, 3, 4]
-    newest = find_checkpoint(tmp_path, point(2), 4)
-    assert load_checkpoint(newest)["epoch"] == 4
-
-
 def written(folder: Path, *names: str) -> None:
     for name in names:
         epoch, version = map(int, name.split(".v"))
@@ -206,6 +180,21 @@ class Disk:
 
         monkeypatch.setattr(checkpoints, "FileIO", File)
         monkeypatch.setattr(checkpoints, "RETRY_INTERVAL_S", 0.01)
+
+
+def test_a_full_disk_loses_no_epoch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    durable: list[int] = []
+    disk = Disk(monkeypatch, room=0)
+    writer = CheckpointWriter(tmp_path)
+    for epoch in (1, 2, 3, 4):
+        writer.write(point(epoch), {"epoch": epoch}, partial(durable.append, epoch))
+        assert disk.full.wait(5)
+    assert durable == []
+    disk.room = 1 << 30
+    writer.close()
+
+    assert durable == [1, 2, 3, 4]
+    assert load_checkpoint(find_checkpoint(tmp_path, point(2), 4))["epoch"] == 4
 
 
 @pytest.mark.parametrize("room", [0, 1000, 100_000], ids=["nothing", "a header", "a part"])
