@@ -16,11 +16,8 @@ SAME_TYPE = [
 ]
 SMALL = [
     ("mixed types", torch.float32),
-    *itertools.product(
-        ("channels_last", "tied", "unused parameters that change"),
-        (torch.float32, torch.bfloat16, torch.float16),
-    ),
-]
+    *itertools.product(("channels_last", "tied", "unused parameters that change"), (torch.float32, torch.bfloat16, torch.float16)),
+]  # fmt: skip
 
 
 def worst_by_optimizer(net: str, dtype: torch.dtype, *, chunked: bool) -> dict[str, float]:
