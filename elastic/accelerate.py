@@ -73,10 +73,8 @@ class ElasticAccelerator(Accelerator):
     `max_local_batch`) are taken in several passes, in which `sync_gradients` is false.
 
     Args:
-        args: of `Accelerator`.
         agent: of this process; None: created here.
         lr_scaling: how the rate follows the batch, as in `ScalingAgent.load`.
-        options: of `Accelerator`, by name.
 
     Raises:
         UsageError: if the training is distributed by another library.
@@ -108,7 +106,6 @@ class ElasticAccelerator(Accelerator):
         Args:
             args: the first loader beside an optimizer is the training loader; other loaders give
                 all of their data to every worker.
-            options: of `Accelerator.prepare`.
 
         Raises:
             UsageError: if an object is missing, or the agent cannot train it exactly.
@@ -139,11 +136,7 @@ class ElasticAccelerator(Accelerator):
         return tuple(loader if each is loaders[0] else next(prepared) for each in args)
 
     def register_for_checkpointing(self, *objects: Any) -> None:
-        """Keep objects with the job: they are restored after a pause and sent to newcomers.
-
-        Args:
-            objects: each has `state_dict` and `load_state_dict`.
-        """
+        """Keep objects with a `state_dict`: they are restored after a pause, sent to newcomers."""
         for each in objects:
             self._custom_objects.append(each)
             self.agent.track(**{f"registered {len(self._custom_objects)}": each})
@@ -169,11 +162,7 @@ class ElasticAccelerator(Accelerator):
         self.agent.weight(items)
 
     def stop(self, why: str) -> None:
-        """End the job with this epoch, if rank 0 calls it.
-
-        Args:
-            why: one line.
-        """
+        """End the job with this epoch, if rank 0 calls it; `why` is one line."""
         self.agent.stop(why)
 
     def _do_sync(self) -> None:

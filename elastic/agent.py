@@ -250,7 +250,8 @@ class ScalingAgent:
         if self._training.is_loaded:
             hint = "put all trained modules into one; build_optimizer may return several optimizers"
             raise UsageError("load() was called twice", hint)
-        fault_points.reach("load", rank=self.rank, version=self._version)
+        version = self._assignment.version if self._assignment else None
+        fault_points.reach("load", rank=self.rank, version=version)
         size = dataset_size(train_set)
         self._reporter.log_override("seed", self._seed.follow(), self._seed.value)
         model, built = build(build_model, build_optimizer, self._place_model)
@@ -410,17 +411,10 @@ class ScalingAgent:
             at = f"step {position.step}, samples {position.samples_done}"
             self._reporter.log(f"resumes after epoch {self._resumed_epoch}, {at}")
 
-    @property
-    def _version(self) -> int | None:
-        return self._assignment.version if self._assignment else None
-
     def _join(self) -> None:
         """Report that this worker is ready and wait until it is a member of its group."""
-        assignment, connection, training = (
-            self._assignment,
-            self._reporter.connection,
-            self._training,
-        )
+        assignment, training = self._assignment, self._training
+        connection = self._reporter.connection
         self._joined = True
         if assignment is None or connection is None or self._folder is None:
             self._executor.check_tracked()
@@ -500,7 +494,10 @@ class ScalingAgent:
             yield training.position.epoch - 1
             if training.epoch_open:
                 self.report()
-        self._finish()
+        if self._epochs.close() and self.rank == 0:
+            self._reporter.report(TrainingFinished, why=training.why_done)
+        if self._reducer is not None:
+            self._reducer.close()
 
     def report(self, **metrics: float) -> dict[str, float]:
         """End the epoch with its metrics; in a group, rank 0's numbers apply to all workers.
@@ -542,14 +539,6 @@ class ScalingAgent:
             why: one line, for the job's history.
         """
         self._training.stop_request = why
-
-    def _finish(self) -> None:
-        if self._epochs.close() and self.rank == 0:
-            self._reporter.report(TrainingFinished, reason=self._training.why_done)
-        if self._reducer is not None:
-            self._reducer.close()
-
-    # --- steps
 
     def _telemetry(self) -> StepsReported | None:
         assignment, training = self._assignment, self._training

@@ -348,7 +348,6 @@ class ElasticStrategy(SingleDeviceStrategy):
         agent: of this process; None: created here. On a GPU that another job is about to leave,
             create it before the first use of the GPU.
         lr_scaling: how the rate follows the batch, as in `ScalingAgent.load`.
-        options: of `SingleDeviceStrategy`, by name.
     """
 
     strategy_name = "elastic"

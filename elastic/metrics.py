@@ -79,10 +79,9 @@ class RecentSteps:
     def __init__(self, now: float) -> None:
         self.means: StepMeans | None = None  # replaced as a whole: another thread reads it
         self.steps = 0  # of the current group with the current shares
-        self._step_began = now
         self._sync_s = 0.0  # of the step under way
         self._is_first = True  # first window of its group, read before it is complete
-        self._epoch = _WholeSteps()
+        self.begin_epoch(now)
         self._begin_window(now)
 
     def _begin_window(self, now: float) -> None:
@@ -92,6 +91,12 @@ class RecentSteps:
     def begin_epoch(self, now: float) -> None:
         """Start an epoch; the time since the last step does not count."""
         self._step_began, self._epoch = now, _WholeSteps()
+        self._epoch_began, self._epoch_samples = now, 0
+
+    def epoch_speed(self, now: float) -> tuple[float, float]:
+        """Return samples per second of all workers over the epoch so far, and its seconds."""
+        seconds = max(now - self._epoch_began, 1e-9)
+        return self._epoch_samples / seconds, seconds
 
     def over_epoch(self) -> StepTimes | None:
         """Return the means over the epoch's whole steps in the current group; None without any."""
@@ -125,6 +130,7 @@ class RecentSteps:
         `shares` are the current samples of a step by rank. `rank` None means that this worker has
         no share. `samples` is below the sum of `shares` if the step ended an epoch.
         """
+        self._epoch_samples += samples
         took_s, self._step_began = now - self._step_began, now
         sync_s, self._sync_s = min(self._sync_s, took_s), 0.0
         means = self.means
@@ -308,23 +314,6 @@ def _seconds_of(pid: str) -> float:
         fields = stat.rpartition(")")[2].split()
         return (int(fields[USER_TICKS]) + int(fields[SYSTEM_TICKS])) / TICKS_PER_S
     return 0.0
-
-
-class SpeedMeter:
-    """Samples per second over the epoch; times are seconds of any origin."""
-
-    def __init__(self, now: float) -> None:
-        self._epoch_began = now
-        self._epoch_samples = 0
-
-    def add(self, samples: int) -> None:
-        """Count the samples of a step, over all workers."""
-        self._epoch_samples += samples
-
-    def over_epoch(self, now: float) -> tuple[float, float]:
-        """Return samples per second over the epoch so far, and its seconds."""
-        seconds = max(now - self._epoch_began, 1e-9)
-        return self._epoch_samples / seconds, seconds
 
 
 class StopState(msgspec.Struct, kw_only=True):

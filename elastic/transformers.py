@@ -221,11 +221,9 @@ class ElasticMixin(Mixed):
     `per_device_train_batch_size` (the job file's `max_local_batch`) is taken in several passes.
 
     Args:
-        args: of `Trainer`.
         agent: of this process; None: created here. On a GPU that another job is about to leave,
             create it before the first use of the GPU.
         lr_scaling: how the rate follows the batch, as in `ScalingAgent.load`.
-        options: of `Trainer`, by name.
 
     Raises:
         UsageError: if an option cannot be kept exact.
@@ -474,7 +472,6 @@ class ElasticMixin(Mixed):
 
         Args:
             resume_from_checkpoint: must be None.
-            args: of `Trainer.train`.
 
         Raises:
             UsageError: if it should resume from the trainer's own checkpoints.

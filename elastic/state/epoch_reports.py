@@ -101,7 +101,7 @@ class EpochReports:
         rule = training.stop_rule or StopRule(epochs=epoch)
         why_done = stop_reason(rule, training.stop, epoch, position.samples_done, agreed.metrics)
         training.why_done = why_done or agreed.stop
-        samples_per_s, seconds = training.speed.over_epoch(now)
+        samples_per_s, seconds = training.recent_steps.epoch_speed(now)
         loss = agreed.loss if agreed.loss is not None and math.isfinite(agreed.loss) else None
         facts = EpochFacts(
             epoch=epoch,

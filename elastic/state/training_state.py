@@ -15,7 +15,7 @@ import torch
 from torch.amp.grad_scaler import GradScaler
 
 from elastic.collectives.process_group import ProcessGroup
-from elastic.metrics import LossMeter, NoiseMeter, RecentSteps, SpeedMeter, StopState, UsageMeter
+from elastic.metrics import LossMeter, NoiseMeter, RecentSteps, StopState, UsageMeter
 from elastic.sample_stream import (
     RECENT_STEPS,
     DealtStep,
@@ -63,7 +63,6 @@ class TrainingState:
         self.losses = LossMeter()
         self.noise = NoiseMeter()
         self.usage = UsageMeter()
-        self.speed = SpeedMeter(time.monotonic())
         self.recent_steps = RecentSteps(time.monotonic())
         self._rank = rank
         self._tensors: TensorState | None = None
@@ -95,9 +94,7 @@ class TrainingState:
 
     def begin_timing(self) -> None:
         """Start the time of the next step and epoch now."""
-        now = time.monotonic()
-        self.speed = SpeedMeter(now)
-        self.recent_steps.begin_epoch(now)
+        self.recent_steps.begin_epoch(time.monotonic())
 
     @property
     def global_batch(self) -> int:
@@ -156,7 +153,6 @@ class TrainingState:
         """
         before, self.position = self.position, self.position.after_step(step, cursor)
         samples, row = self.position.samples_done - before.samples_done, self.schedule.at(step)
-        self.speed.add(samples)
         self.recent_steps.step_over(
             time.monotonic(),
             version=version,

@@ -258,7 +258,7 @@ class StateTransfer:
 class OutgoingState(StateTransfer):
     """Transfer from a member that has the full state."""
 
-    newcomers: list[int]  # ranks
+    newcomers: Sequence[int]  # ranks
 
     def __post_init__(self) -> None:
         """Plan the transfer, and copy the buffers, which forward passes change."""

@@ -1,4 +1,4 @@
-"""Where the processes of this folder's tests are forked from."""
+"""Server that processes are forked from, and an agent that trains alone."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A job's workers as real processes, with a test in the place of agent and controller.
+"""A job's workers as real processes; the test replaces agent and controller.
 
 Workers run a real script through `ScalingAgent`: assignment file, report file, ZeroMQ socket, gloo.
-The crew forks them, hears their reports and gives the orders that a controller would give.
+The crew forks them, reads their reports and gives the orders that a controller would give.
 """
 
 from __future__ import annotations
@@ -112,13 +112,9 @@ if agent.rank == 0:
 """
 
 
-SCHEDULED: Final = """
-SCALING = "none"
-
-def build_model():
-    torch.manual_seed(3)
-    return nn.Sequential(nn.Linear(6, 7), nn.Tanh(), nn.Linear(7, 1))
-
+SCHEDULED: Final = (
+    PLAIN[: PLAIN.index("def build_optimizer")]
+    + """
 def build_optimizer(parameters):
     return torch.optim.Adam(parameters, lr=0.01)
 
@@ -141,6 +137,7 @@ def schedules(optimizer):
     scaler = torch.amp.GradScaler(DEVICE, init_scale=2.0**10, growth_interval=9)
     return per_batch, Both(chained, plateau), scaler
 """
+)
 
 SCHEDULED_LOOP: Final = """
 model, optimizer, loader = agent.load(
@@ -377,9 +374,11 @@ class Crew(ForkedWorkers[Worker]):
         self.group = coming
         kept = [member.worker for member in coming.members]
         self._order(kept, SETTLED, JOIN, coming)
-        left = [m.worker for m in old.members if m.worker not in kept]
-        self.until(lambda: not any(self.workers[n].alive for n in left), "the leavers left")
-        codes = {self.workers[name].process.exitcode for name in left}
+        self._await_exits([m.worker for m in old.members if m.worker not in kept])
+
+    def _await_exits(self, names: Sequence[WorkerId]) -> None:
+        self.until(lambda: not any(self.workers[n].alive for n in names), "the workers left")
+        codes = {self.workers[name].process.exitcode for name in names}
         assert codes <= ({0, -signal.SIGKILL} if self._tolerant else {0})
 
     def change_if_it_can(self, *batches: int) -> None:
@@ -441,9 +440,7 @@ class Crew(ForkedWorkers[Worker]):
 
     def finish_suspend(self) -> ResumePoint:
         names = [member.worker for member in self.group.members]
-        self.until(lambda: not any(self.workers[n].alive for n in names), "the workers left")
-        codes = {self.workers[name].process.exitcode for name in names}
-        assert codes <= ({0, -signal.SIGKILL} if self._tolerant else {0})
+        self._await_exits(names)
         last = self.last(names[0], Suspended)
         assert last is not None
         self.group = Group(version=Version(self.version), members=(), lr=None)
@@ -451,14 +448,8 @@ class Crew(ForkedWorkers[Worker]):
 
     def recover(self) -> None:
         """Quiesce the survivors, take the state that is furthest ahead, and continue."""
-        candidates = list(
-            dict.fromkeys(
-                [
-                    *(m.worker for m in self.group.members),
-                    *(m.worker for m in getattr(self, "_coming", self.group).members),
-                ]
-            )
-        )
+        coming = getattr(self, "_coming", self.group)
+        candidates = dict.fromkeys(m.worker for m in (*self.group.members, *coming.members))
         for attempt in itertools.count(1):
             self.recoveries += 1
             assert attempt < 6, "recovered again and again\n" + self.said()
@@ -542,16 +533,17 @@ class Crew(ForkedWorkers[Worker]):
 
     def samples(self) -> dict[int, list[int]]:
         """Return the ids that committed steps took, sorted, by epoch; repeated records count once."""
-        taken: set[tuple[int, int, int, tuple[int, ...]]] = set()
-        for worker in self.workers.values():
-            path = worker.folder / "samples"
-            for line in path.read_text().splitlines() if path.exists() else ():
-                entry = json.loads(line)
-                taken.add((entry["epoch"], entry["step"], entry["rank"], tuple(entry["ids"])))
+        taken = {(e["epoch"], e["step"], e["rank"], tuple(e["ids"])) for e in self.records()}
         found: dict[int, list[int]] = {}
         for epoch, _, _, ids in taken:
             found.setdefault(epoch, []).extend(ids)
         return {epoch: sorted(ids) for epoch, ids in sorted(found.items())}
+
+    def records(self) -> Iterator[dict[str, Any]]:
+        for worker in self.workers.values():
+            path = worker.folder / "samples"
+            for line in path.read_text().splitlines() if path.exists() else ():
+                yield json.loads(line)
 
     def words(self) -> list[dict[str, Any]]:
         path = self.home / "said"

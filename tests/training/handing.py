@@ -1,4 +1,4 @@
-"""Handovers between real processes, without jobs: what a peer of those tests runs."""
+"""Functions that peers run in tests of state transfers."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Kinds of models and optimizers that a group has to train as one process does, in one process.
+"""Kinds of models and optimizers that a group trains as one process does.
 
-The ranks of a group are replicas here, each with a reducer of its own; their buckets are added up by
-hand. What is compared with: one process on whole batches (float64), or one that takes each batch in
-the ranks' chunks (rounding control).
+The ranks are replicas in this process, each with a reducer; their buckets are added by hand. They
+are compared with one process on whole batches (float64), or with one that takes each batch in the
+ranks' chunks (rounding control).
 """
 
 from __future__ import annotations

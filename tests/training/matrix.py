@@ -1,8 +1,7 @@
-"""The whole matrix of trainings, each through every kind of change, against one plain process.
+"""Matrix of trainings, each through every kind of change, against one plain process.
 
-Models of all kinds train side by side in one job, and each job goes through all kinds of changes one
-after the other. So a job stands for a cell of optimizer x scheduler x loader, and says of each model
-how far it is from one process that has nothing of the library. `bin/soak matrix` runs it.
+Models of all kinds train side by side in one job, which goes through all kinds of changes one after
+the other. A job stands for a cell of optimizer x scheduler x loader. `bin/soak matrix` runs it.
 """
 
 from __future__ import annotations

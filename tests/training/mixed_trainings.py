@@ -1,8 +1,8 @@
-"""Trainings of many kinds: the script of each, and one plain process on the very same samples.
+"""Trainings of many kinds: the script of each, and one plain process on the same samples.
 
-A `Training` is a value: from it come the script that a job's workers run, and `Replay`, which has
-nothing of the library and takes each recorded step in the shares that the ranks had of it. So also
-layers that look at a share as a whole (batch normalisation) are compared to the last digits.
+A `Training` gives the script of a job's workers, and `Replay`, which uses nothing of the library and
+takes each recorded step in the shares of the ranks. So layers that see a share as a whole (batch
+normalisation) can be compared to the last digits.
 """
 
 from __future__ import annotations

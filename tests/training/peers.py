@@ -1,4 +1,4 @@
-"""Real processes for tests: forked from a server that has torch imported, never outliving a test."""
+"""Real processes, forked from a server with torch; none outlives its test."""
 
 from __future__ import annotations
 
@@ -39,6 +39,16 @@ def fork_with(*modules: str) -> None:
 
 
 fork_with()
+
+
+def run_forked(target: Callable[..., Any], *arguments: Any, limit_s: float = 60.0) -> int | None:
+    """Return the exit code of a forked process."""
+    process = FORKS.Process(target=target, args=arguments)
+    process.start()
+    process.join(limit_s)
+    code = process.exitcode
+    process.close()
+    return code
 
 
 class RendezvousInfo:

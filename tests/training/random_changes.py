@@ -1,10 +1,9 @@
-"""Random changes of running jobs, with losses of every kind: what a seed says, on real processes.
+"""Random changes of running jobs, with losses of every kind, on real processes.
 
-A plan is a pure function of its seed. A job is carried through its plan's changes: it grows, shrinks,
-gets other batches, is paused and resumed, loses members at named points and at any moment, and at
-times all of them. In the end every sample of every epoch was taken once, all ranks had the same
-parameters, and one plain process has the same from the same samples. `bin/soak changes` does it to
-many jobs.
+A plan is a pure function of its seed. A job grows, shrinks, gets other batches, is paused and
+resumed, and loses members at named points, at any moment, or all at once. In the end every sample
+of every epoch was taken once, all ranks had equal parameters, and one plain process has the same
+parameters. `bin/soak changes` does it to many jobs.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from schemas.nodes import ResumePoint
-from schemas.wire.agent import EpochReported, GroupFormed, Suspended, WorkerReady
+from schemas.wire.agent import EpochReported, Suspended, WorkerReady
 from tests.training.groups import Crew, Worker, furthest
 from tests.training.mixed_trainings import BASE_BATCH, Shares, Training, any_training, replayed
 
@@ -101,15 +100,6 @@ def _change(draw: random.Random, number: int, points: Sequence[str]) -> Change:
 # --- a job that is carried through it
 
 
-@dataclass(frozen=True, slots=True)
-class Taken:
-    """Duration of an undisturbed change."""
-
-    kind: str  # grow, shrink, batch, pause
-    seconds: float  # from the order until the new group trains
-    pauses_ms: tuple[float, ...]  # of the incumbents
-
-
 @dataclass(slots=True)
 class Outcome:
     changes: int = 0
@@ -124,7 +114,6 @@ class Outcome:
     unequal: int = 0  # epochs at whose end ranks differed
     apart: float = 0.0  # from one plain process, the largest difference of a parameter
     where: list[str] = field(default_factory=list)  # samples are missing
-    taken: list[Taken] = field(default_factory=list)
 
     @property
     def exact(self) -> bool:
@@ -143,9 +132,6 @@ class StormyCrew(Crew):
         self.until(lambda: self._kills is None, "whoever is to die is dead")
         self.version = max(self.version, change.version - 1)
         self._shares = change.shares
-        began, before = time.monotonic(), len(self.group.members)
-        versions = self.version
-        dead = self.deaths()
         if change.kind == "die":
             self._die()
             self.nobody_has_the_state()
@@ -157,8 +143,6 @@ class StormyCrew(Crew):
             if change.killed is not None:
                 self._kills = (time.monotonic() + change.moment_s, change.killed)
             self.change_if_it_can(*change.shares)
-        if self.deaths() == dead and self.version == versions + 1 + (change.kind == "pause"):
-            self._note(change, time.monotonic() - began, before)
         if change.epochs:
             self._trains(change.epochs)
         self.outcome.changes += 1
@@ -180,18 +164,6 @@ class StormyCrew(Crew):
 
     def deaths(self) -> int:
         return sum(bool(worker.process.exitcode) for worker in self.workers.values())
-
-    def _note(self, change: Change, seconds: float, before: int) -> None:
-        after = len(change.shares)
-        kind = change.kind
-        if kind == "resize":
-            kind = "grow" if after > before else "shrink" if after < before else "batch"
-        formed = [
-            report.pause_ms
-            for report in self.reported(GroupFormed)
-            if report.group == self.group.version and report.pause_ms
-        ]
-        self.outcome.taken.append(Taken(kind, seconds, tuple(formed)))
 
     def _trains(self, epochs: int) -> None:
         wanted = len(self.epochs()) + epochs
@@ -222,14 +194,9 @@ class StormyCrew(Crew):
         self._die()
         self._hear()
         points = [
-            *(
-                (r.facts.step, ResumePoint(epoch=r.epoch, version=r.group))
-                for r in self.reported(EpochReported)
-            ),
-            *(
-                (r.step, ResumePoint(epoch=r.epoch, version=r.group))
-                for r in self.reported(Suspended)
-            ),
+            (step, ResumePoint(epoch=one.epoch, version=one.group))
+            for one in (*self.reported(EpochReported), *self.reported(Suspended))
+            for step in [one.facts.step if isinstance(one, EpochReported) else one.step]
         ]
         step, point = max(points, default=(0, None), key=lambda found: found[0])
         lost = list(self.workers.values())
@@ -250,14 +217,11 @@ class StormyCrew(Crew):
 
     def recorded(self) -> dict[int, dict[int, Shares]]:
         found: dict[int, dict[int, dict[int, list[int]]]] = {}
-        for worker in self.workers.values():
-            path = worker.folder / "samples"
-            for line in path.read_text().splitlines() if path.exists() else ():
-                entry = json.loads(line)
-                step = found.setdefault(entry["epoch"], {}).setdefault(entry["step"], {})
-                known = step.setdefault(entry["rank"], entry["ids"])
-                if known != entry["ids"]:
-                    self.outcome.repeated += len(entry["ids"])
+        for entry in self.records():
+            step = found.setdefault(entry["epoch"], {}).setdefault(entry["step"], {})
+            known = step.setdefault(entry["rank"], entry["ids"])
+            if known != entry["ids"]:
+                self.outcome.repeated += len(entry["ids"])
         return {
             epoch: {step: dict(sorted(shares.items())) for step, shares in steps.items()}
             for epoch, steps in found.items()

@@ -1,11 +1,10 @@
-"""Carries jobs through many changes and losses, for as long as one has time; see `bin/soak`."""
+"""Many changes and losses of jobs; see `bin/soak`."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
 import hashlib
-import statistics
 import sys
 import tempfile
 import time
@@ -81,15 +80,6 @@ def summarise(outcomes: Sequence[Outcome], seconds: float) -> None:
     say(f"{counted} in {seconds:.0f} s")
     furthest = max((outcome.apart for outcome in outcomes), default=0.0)
     say(f"{totals('lost', 'repeated', 'unequal')}, apart {furthest:.1e}")
-    taken = [one for outcome in outcomes for one in outcome.taken]
-    for kind in sorted({one.kind for one in taken}):
-        of_kind = [one for one in taken if one.kind == kind]
-        median = statistics.median(one.seconds for one in of_kind)
-        pauses = [pause for one in of_kind for pause in one.pauses_ms] or [0.0]
-        say(
-            f"{kind}: {len(of_kind)} undisturbed, {median:.3f} s each, pause"
-            f" {statistics.median(pauses):.2f} ms (medians)"
-        )
 
 
 def matrix(device: str, part: str) -> int:

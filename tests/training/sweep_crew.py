@@ -224,7 +224,6 @@ def eval_fn(trained, data, unit):
 
 
 def sweep_spec(**changes: Any) -> SweepSpec:
-    """A sweep of `units.py`."""
     spec = SweepSpec(
         search=SearchSpec(
             space={"lr": log_uniform(1e-4, 1e-1)}, searcher=Asha(4), epochs=2, metric="error",
@@ -237,7 +236,6 @@ def sweep_spec(**changes: Any) -> SweepSpec:
 
 
 def job_spec(sweep: SweepSpec, slots: int = 8) -> JobSpec:
-    """The job of a sweep."""
     return JobSpec(
         name="search", script="sweep", batch_size=slots, max_batch_size="keep", slots=(1, slots),
         sweep=sweep, env={"OMP_NUM_THREADS": "1"},
@@ -245,7 +243,6 @@ def job_spec(sweep: SweepSpec, slots: int = 8) -> JobSpec:
 
 
 def alone(home: Path, visits: Sequence[tuple[int, int]], trial: int = 0) -> list[str]:
-    """Digests of a trial after each (epoch, partition), trained by one process that never hops."""
     spec = importlib.util.spec_from_file_location("units_alone", home / "units.py")
     assert spec is not None
     assert spec.loader is not None
@@ -267,16 +264,12 @@ def alone(home: Path, visits: Sequence[tuple[int, int]], trial: int = 0) -> list
 
 @dataclass(kw_only=True)
 class SweepProcess(ForkedWorker):
-    """One process and what it reported."""
-
     states: Path
     slot: int
     address: str = ""
 
 
 class SweepCrew(ForkedWorkers[SweepProcess]):
-    """The workers of one sweep, and what agents and a controller would do for them."""
-
     def __init__(self, home: Path, source: str = FUNCTIONS, **changes: Any) -> None:
         super().__init__(home)
         (home / "units.py").write_text(source)
@@ -288,7 +281,6 @@ class SweepCrew(ForkedWorkers[SweepProcess]):
     # --- groups
 
     def begin(self, *nodes: str, kind: str = START, granted: bool = True) -> list[SweepProcess]:
-        """Start a worker on each of these nodes, and wait until all are ready."""
         self._version += 1
         stay = [m for m in self.group.members if self.workers[m.worker].alive]
         born = [self._named(len(stay) + at) for at in range(len(nodes))]
@@ -320,23 +312,21 @@ class SweepCrew(ForkedWorkers[SweepProcess]):
         return [self.workers[name] for name in born]
 
     def start(self, *nodes: str, kind: str = START) -> list[SweepProcess]:
-        """The same, until all are members of the group."""
+        """Start workers and wait until all are members of the group."""
         born = self.begin(*nodes, kind=kind)
         self.order(SWITCH, kind)
         self.until(self.formed, "the group is formed")
         return born
 
     def join(self, *nodes: str) -> list[SweepProcess]:
-        """More workers."""
         return self.start(*nodes, kind=JOIN)
 
     def kill(self, worker: SweepProcess) -> None:
-        """The end of a worker, without a word."""
         worker.process.kill()
         self.until(lambda: not worker.alive, "it is dead")
 
     def leave(self, *workers: SweepProcess, kind: str = JOIN) -> None:
-        """Order a group without these."""
+        """Order a group without these workers."""
         self._version += 1
         out = {worker.name for worker in workers}
         stay = [(m.worker, m.slot) for m in self.group.members if m.worker not in out]
@@ -345,7 +335,6 @@ class SweepCrew(ForkedWorkers[SweepProcess]):
         self.order(SWITCH, kind, heard)
 
     def group_of(self, members: Sequence[tuple[WorkerId, Any]]) -> Group:
-        """The group of this version."""
         return Group(
             version=Version(self._version),
             members=tuple(
@@ -356,7 +345,6 @@ class SweepCrew(ForkedWorkers[SweepProcess]):
         )
 
     def order(self, stage: int, kind: str, to: Sequence[SweepProcess] | None = None) -> None:
-        """Let workers hear of the group."""
         order = GroupOrder(version=self.group.version, stage=stage, kind=kind, group=self.group)
         members = [self.workers[m.worker] for m in self.group.members]
         for worker in members if to is None else to:
@@ -364,7 +352,6 @@ class SweepCrew(ForkedWorkers[SweepProcess]):
                 self._router.send_multipart([worker.route, encode(order)])
 
     def formed(self) -> bool:
-        """Whether all members are."""
         names = [member.worker for member in self.group.members]
         found = [self.last(name, GroupFormed) for name in names]
         return all(one is not None and one.group == self.group.version for one in found)
@@ -397,23 +384,20 @@ class SweepCrew(ForkedWorkers[SweepProcess]):
         return order
 
     def send(self, worker: SweepProcess, order: UnitOrder) -> None:
-        """As the agent would, once more at each greeting."""
+        """Send a unit again, as the agent does at each greeting."""
         self._router.send_multipart([worker.route, encode(UnitTask(unit=order))])
 
     def ended(self, order: UnitOrder) -> UnitEnded:
-        """What came of a unit."""
         report = self.outcome(order)
         assert isinstance(report, UnitEnded), f"{report}\n{self.said()}"
         return report
 
     def failed(self, order: UnitOrder) -> UnitFailed:
-        """Why it came to nothing."""
         report = self.outcome(order)
         assert isinstance(report, UnitFailed), report
         return report
 
     def outcome(self, order: UnitOrder) -> UnitEnded | UnitFailed:
-        """Either."""
         found: list[UnitEnded | UnitFailed] = []
 
         def there() -> bool:
@@ -430,13 +414,11 @@ class SweepCrew(ForkedWorkers[SweepProcess]):
     # --- what users' functions do
 
     def hold(self, visit: tuple[int, int], trial: int = 0) -> Path:
-        """`train_fn` waits there until the file is removed."""
         path = self.home / f"hold-{trial}-{visit[0]}-{visit[1]}"
         path.touch()
         return path
 
     def noted(self) -> list[str]:
-        """Which functions were called."""
         path = self.home / "noted"
         return path.read_text().splitlines() if path.exists() else []
 

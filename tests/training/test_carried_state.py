@@ -1,4 +1,4 @@
-"""State that lives from batch to batch: a group carries it as one process does."""
+"""A group carries state from batch to batch as one process does."""
 
 from __future__ import annotations
 

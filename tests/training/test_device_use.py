@@ -1,4 +1,4 @@
-"""The first use of a GPU waits for its slot, in a process whose torch believes it has one."""
+"""The first use of a GPU waits for the slot."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from schemas.codec import encode
 from schemas.wire.agent import ScriptReport, SlotAwaited
 from schemas.wire.worker import SlotGranted
 from tests.support.builders import A, assignment, run
-from tests.training.peers import FORKS
+from tests.training.peers import run_forked
 
 DATA: Any = [(torch.ones(1), torch.ones(1))]
 
@@ -78,28 +78,17 @@ def build_on(device: bool, granted: bool, folder: Path) -> None:  # noqa: FBT001
     os._exit(0)
 
 
-def order_of(folder: Path, *, device: bool, granted: bool = False) -> str:
-    process = FORKS.Process(target=build_on, args=(device, granted, folder))
-    process.start()
-    process.join(60)
-    assert process.exitcode == 0
-    process.close()
-    return (folder / "said").read_text()
-
-
 @pytest.mark.slow
-def test_a_model_built_on_the_gpu_waits_for_the_slot(tmp_path: Path) -> None:
-    assert order_of(tmp_path, device=True) == "building waits granted on the GPU"
-
-
-@pytest.mark.slow
-def test_a_model_built_on_the_host_waits_afterwards(tmp_path: Path) -> None:
-    assert order_of(tmp_path, device=False) == "building on the host waits granted"
-
-
-@pytest.mark.slow
-def test_a_granted_slot_is_used_at_once(tmp_path: Path) -> None:
-    assert order_of(tmp_path, device=True, granted=True) == "building on the GPU"
+@pytest.mark.parametrize(("device", "granted", "events"), [
+    (True, False, "building waits granted on the GPU"),
+    (False, False, "building on the host waits granted"),
+    (True, True, "building on the GPU"),
+])  # fmt: skip
+def test_the_first_use_of_the_gpu_waits_for_the_slot(
+    tmp_path: Path, *, device: bool, granted: bool, events: str
+) -> None:
+    assert run_forked(build_on, device, granted, tmp_path) == 0
+    assert (tmp_path / "said").read_text() == events
 
 
 def test_a_device_in_use_is_logged(

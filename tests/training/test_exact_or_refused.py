@@ -1,4 +1,4 @@
-"""What a group cannot train exactly is refused with what to do; closures are carried through."""
+"""A group refuses what it cannot train exactly; closures are exact."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -47,13 +48,6 @@ SECOND = (
 )
 
 
-def test_a_closure_runs_in_every_pass_on_every_worker(tmp_path: Path) -> None:
-    with crew(tmp_path, script(PLAIN, LOOP.replace(STEP, CLOSURE)), bound=4) as job:
-        job.through((12,), (7, 5), 1)
-
-        assert furthest(job.final(), alone(PLAIN, job.epochs()[-1].epoch, 12)) < 1e-9
-
-
 WEIGHTS = "1.0 + 2.0 * (x[:, :1] > 0.3)"  # of the samples: as if they had so many tokens
 WEIGHED = f"""\
         weights = {WEIGHTS}
@@ -73,14 +67,6 @@ class Weighed(Alone):
         loss = (weights * (self.model(x) - y).square()).sum() / weights.sum()
         loss.backward()
         self.optimizer.step()
-
-
-def test_a_token_loss_is_a_mean_over_the_global_batch(tmp_path: Path) -> None:
-    with crew(tmp_path, script(PLAIN, LOOP.replace(STEP, WEIGHED)), bound=5) as job:
-        job.through((12,), (4, 8), (3, 3, 6), 1)
-
-        one = alone(PLAIN, job.epochs()[-1].epoch, 12, kind=Weighed)
-        assert furthest(job.final(), one) < 1e-9
 
 
 REFUSED = {
@@ -138,12 +124,21 @@ class PassedOver(Alone):
         self.optimizer.step()
 
 
-def test_a_batch_skipped_by_one_worker_counts_the_rest(tmp_path: Path) -> None:
-    with crew(tmp_path, script(PLAIN, LOOP.replace(STEP, PASSED_OVER))) as job:
-        job.through((6, 6), 1)
+EXACT: dict[str, tuple[str, int, list[Any], type[Alone]]] = {
+    "a closure, evaluated in every pass": (CLOSURE, 4, [(12,), (7, 5), 1], Alone),
+    "a loss over tokens of the global batch": (WEIGHED, 5, [(12,), (4, 8), (3, 3, 6), 1], Weighed),
+    "a batch that one worker skips": (PASSED_OVER, 1000, [(6, 6), 1], PassedOver),
+}
 
-        one = alone(PLAIN, job.epochs()[-1].epoch, 12, kind=PassedOver)
-        assert furthest(job.final(), one) < 1e-9
+
+@pytest.mark.parametrize(("step", "bound", "events", "kind"), EXACT.values(), ids=EXACT.keys())
+def test_an_exact_loop_trains_as_one_process(
+    tmp_path: Path, step: str, bound: int, events: list[Any], kind: type[Alone]
+) -> None:
+    with crew(tmp_path, script(PLAIN, LOOP.replace(STEP, step)), bound=bound) as job:
+        last = job.through(*events)[-1].epoch
+
+        assert furthest(job.final(), alone(PLAIN, last, 12, kind=kind)) < 1e-9
 
 
 def test_an_epoch_left_early_is_logged(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -200,37 +199,26 @@ def test_all_workers_leave_out_the_remainder(tmp_path: Path) -> None:
 
 
 KILLS = {
-    "before the reduction": (["reduce:rank=1:step=10:version=1=kill"], (4, 4, 4)),
-    "rank 0 before the reduction": (["reduce:rank=0:step=10:version=1=kill"], (4, 4, 4)),
-    "after the reduction": (["reduced:rank=2:step=10:version=1=kill"], (4, 4, 4)),
-    "rank 0 after the reduction": (["reduced:rank=0:step=11:version=1=kill"], (6, 6)),
-    "one rank is a step ahead": (
-        ["reduced:rank=1:step=10:version=1=kill", "reduced:rank=0:step=10:version=1=fail"],
-        (4, 4, 4),
-    ),
-    "the last step of an epoch": (
-        ["reduced:rank=1:step=12:version=1=kill", "reduced:rank=0:step=12:version=1=fail"],
-        (4, 4, 4),
-    ),
-    "at the end of an epoch": (["report:rank=1:version=1=kill"], (4, 4, 4)),
-    "rank 0 at the end of an epoch": (["report:rank=0:version=1=kill"], (4, 4, 4)),
-    "nobody dies": (["reduced:rank=1:step=10:version=1=fail"], (4, 4, 4)),
-    "twice": (["reduce:rank=1:step=10:version=1=kill", "recover:rank=2:version=2=kill"], (3, 3, 3, 3)),
-    "again before a step is done": (
-        ["reduce:rank=1:step=10:version=1=kill", "recovered:rank=0:version=2=kill"],
-        (3, 3, 3, 3),
-    ),
+    "before the reduction": ("reduce:rank=1:step=10:version=1=kill", (4, 4, 4)),
+    "rank 0 before the reduction": ("reduce:rank=0:step=10:version=1=kill", (4, 4, 4)),
+    "after the reduction": ("reduced:rank=2:step=10:version=1=kill", (4, 4, 4)),
+    "rank 0 after the reduction": ("reduced:rank=0:step=11:version=1=kill", (6, 6)),
+    "one rank is a step ahead": ("reduced:rank=1:step=10:version=1=kill;reduced:rank=0:step=10:version=1=fail", (4, 4, 4)),
+    "the last step of an epoch": ("reduced:rank=1:step=12:version=1=kill;reduced:rank=0:step=12:version=1=fail", (4, 4, 4)),
+    "at the end of an epoch": ("report:rank=1:version=1=kill", (4, 4, 4)),
+    "rank 0 at the end of an epoch": ("report:rank=0:version=1=kill", (4, 4, 4)),
+    "no death": ("reduced:rank=1:step=10:version=1=fail", (4, 4, 4)),
+    "twice": ("reduce:rank=1:step=10:version=1=kill;recover:rank=2:version=2=kill", (3, 3, 3, 3)),
+    "again before a step is done": ("reduce:rank=1:step=10:version=1=kill;recovered:rank=0:version=2=kill", (3, 3, 3, 3)),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("faults", "batches"), [pytest.param(*kill, id=name) for name, kill in KILLS.items()]
-)
+@pytest.mark.parametrize(("faults", "batches"), KILLS.values(), ids=KILLS.keys())
 def test_a_lost_member_costs_no_sample_and_no_step(
-    tmp_path: Path, faults: Sequence[str], batches: Sequence[int]
+    tmp_path: Path, faults: str, batches: tuple[int, ...]
 ) -> None:
-    with crew(tmp_path, script(SCHEDULED, SCHEDULED_LOOP), faults=";".join(faults)) as job:
-        job.through(tuple(batches), "loss", 1)
+    with crew(tmp_path, script(SCHEDULED, SCHEDULED_LOOP), faults=faults) as job:
+        job.through(batches, "loss", 1)
 
         as_alone(job, SCHEDULED, 12)
 

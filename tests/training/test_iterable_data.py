@@ -1,4 +1,4 @@
-"""Iterable datasets: every worker reads all of the stream, in its order, and takes its part."""
+"""Workers read all of an iterable dataset, in its order, and take their parts."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""The seed of a job is the job file's, else the script's own, on all workers alike."""
+"""A job has the job file's seed, else the script's, on all workers."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,58 +38,44 @@ def drawn() -> Draws:
     return int(torch.randint(2**60, ())), random.random(), float(np.random.rand())  # noqa: S311, NPY002
 
 
-def of(torch_seed: int, python_seed: int, numpy_seed: int) -> Draws:
-    torch.manual_seed(torch_seed)
-    random.seed(python_seed)
-    np.random.seed(numpy_seed)  # noqa: NPY002
+def seed_script(torch_seed: int | None, python_seed: int | None, numpy_seed: int | None) -> None:
+    for seed_generator, seed in (
+        (torch.manual_seed, torch_seed), (random.seed, python_seed), (np.random.seed, numpy_seed),
+    ):  # fmt: skip
+        if seed is not None:
+            seed_generator(seed)
+
+
+def of(*seeds: int) -> Draws:
+    seed_script(*seeds)
     return drawn()
 
 
-def nothing() -> None:
-    pass
+ALL_THREE = (7, 8, 9)
 
 
-def torch_alone() -> None:
-    torch.manual_seed(7)
-
-
-def zero() -> None:
-    torch.manual_seed(0)
-
-
-def all_three() -> None:
-    torch.manual_seed(7)
-    random.seed(8)
-    np.random.seed(9)  # noqa: NPY002
-
-
-def others_alone() -> None:
-    random.seed(8)
-    np.random.seed(9)  # noqa: NPY002
-
-
-@pytest.mark.parametrize(("told", "script_does", "value", "overruled", "seeds"), [
-    ((None, None), nothing, 0, None, (0, 0, 0)),
-    ((None, None), torch_alone, 7, None, (7, 7, 7)),
-    ((None, None), zero, 0, None, (0, 0, 0)),
-    ((None, None), all_three, 7, None, (7, 8, 9)),
-    ((None, None), others_alone, 0, None, (0, 8, 9)),
-    ((None, 5), all_three, 5, None, (5, 5, 5)),
-    ((11, None), nothing, 11, None, (11, 11, 11)),
-    ((11, None), all_three, 11, 7, (11, 11, 11)),
-    ((7, None), all_three, 7, None, (7, 7, 7)),
-    ((11, 5), nothing, 11, 5, (11, 11, 11)),
+@pytest.mark.parametrize(("told", "script", "value", "overruled", "seeds"), [
+    ((None, None), (None, None, None), 0, None, (0, 0, 0)),
+    ((None, None), (7, None, None), 7, None, (7, 7, 7)),
+    ((None, None), (0, None, None), 0, None, (0, 0, 0)),
+    ((None, None), ALL_THREE, 7, None, (7, 8, 9)),
+    ((None, None), (None, 8, 9), 0, None, (0, 8, 9)),
+    ((None, 5), ALL_THREE, 5, None, (5, 5, 5)),
+    ((11, None), (None, None, None), 11, None, (11, 11, 11)),
+    ((11, None), ALL_THREE, 11, 7, (11, 11, 11)),
+    ((7, None), ALL_THREE, 7, None, (7, 7, 7)),
+    ((11, 5), (None, None, None), 11, 5, (11, 11, 11)),
 ])  # fmt: skip
 def test_seeds_rank_job_file_argument_torch(
     told: tuple[int | None, int | None],
-    script_does: Callable[[], None],
+    script: tuple[int | None, int | None, int | None],
     value: int,
     overruled: int | None,
     seeds: tuple[int, int, int],
 ) -> None:
     stated, given = told
     seed_initial_generators(stated)
-    script_does()
+    seed_script(*script)
     seed = JobSeed(stated)
 
     said = seed.begin(given)
@@ -113,14 +99,14 @@ def test_the_job_files_seed_overrides_a_later_seed() -> None:
     seed_initial_generators(11)
     seed = JobSeed(11)
     seed.begin(None)
-    all_three()
+    seed_script(*ALL_THREE)
 
     assert (seed.follow(), seed.value, drawn()) == (7, 11, of(11, 11, 11))
 
 
 def test_generators_seeded_by_the_script_keep_their_state() -> None:
     seed_initial_generators(None)
-    all_three()
+    seed_script(*ALL_THREE)
     first = drawn()
     JobSeed(None).begin(None)
     second = drawn()

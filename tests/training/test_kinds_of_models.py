@@ -1,4 +1,4 @@
-"""Layouts, types and ways to compute: a group trains every kind of model as one process does."""
+"""A group trains every kind of model as one process does."""
 
 from __future__ import annotations
 
@@ -16,11 +16,8 @@ SAME_TYPE = [
 ]
 SMALL = [
     ("mixed types", torch.float32),
-    *itertools.product(
-        ("channels_last", "tied", "unused parameters that change"),
-        (torch.float32, torch.bfloat16, torch.float16),
-    ),
-]
+    *itertools.product(("channels_last", "tied", "unused parameters that change"), (torch.float32, torch.bfloat16, torch.float16)),
+]  # fmt: skip
 
 
 def worst_by_optimizer(net: str, dtype: torch.dtype, *, chunked: bool) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""A worker's entry, in processes of its own."""
+"""Run of a script by `elastic.launch` and by a worker."""
 
 from __future__ import annotations
 
@@ -18,16 +18,12 @@ from elastic.worker import run_script
 from elastic.worker.run_script import _location
 from schemas.errors import one_line_error
 from tests.support.cluster import TOY
-from tests.training.peers import FORKS
+from tests.training.peers import run_forked
 
 
 def launched(folder: Path, script: str, *arguments: str) -> tuple[int, str, str]:
     (folder / "train.py").write_text(script)
-    process = FORKS.Process(target=_launch, args=(folder, arguments))
-    process.start()
-    process.join(60)
-    code = process.exitcode
-    process.close()
+    code = run_forked(_launch, folder, arguments)
     assert code is not None
     return code, (folder / "out").read_text(), (folder / "err").read_text()
 

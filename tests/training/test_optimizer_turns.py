@@ -1,4 +1,4 @@
-"""Several optimizers in one process: what `load` takes, what is kept, taken back and refused."""
+"""Several optimizers in one process: load, checkpoints, rollback, refusals."""
 
 from __future__ import annotations
 

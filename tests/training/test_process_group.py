@@ -1,4 +1,4 @@
-"""Process groups of a job: several at once, and never a wait without an end."""
+"""Process groups of several versions; every wait can be cancelled."""
 
 from __future__ import annotations
 
@@ -17,26 +17,36 @@ from elastic.training_errors import BrokenGroupError, CancelledError
 from tests.training.peers import CPU, LIMIT_S, Parent, RendezvousInfo, each, peers
 
 
-def _two_versions(meeting: RendezvousInfo) -> list[list[float]]:
+def _use_two_versions(meeting: RendezvousInfo) -> list[object]:
     first = meeting.group(1)
     second = meeting.group(2, size=2) if meeting.rank < 2 else None
-    cancel = threading.Event()
-    found = []
-    for _ in range(2):
-        for group in (first, second):
-            if group is not None:
-                tensor = torch.full((2,), float(meeting.rank + 1))
-                group.all_reduce(tensor, cancel)
-                found.append(tensor.tolist())
-    return found
+    cancel, found = threading.Event(), list[object]()
+    for group in (first, second, first, second):
+        if group is not None:
+            tensor = torch.full((2,), float(meeting.rank + 1))
+            group.all_reduce(tensor, cancel)
+            found.append(tensor.tolist())
+    own = bytes([meeting.rank]) * 5
+    found += [first.broadcast_bytes(own, cancel, source) for source in range(3)]
+    found.append(first.broadcast_bytes(b"", cancel))
+    tensor = torch.arange(3.0) * meeting.rank
+    first.broadcast(tensor, 2, cancel)
+    first.retire()
+    if second is not None:
+        second.all_reduce(summed := torch.ones(2), cancel)
+        found.append(summed.tolist())
+    return [*found, tensor.tolist()]
 
 
 @pytest.mark.slow
 def test_versions_of_a_group_work_side_by_side() -> None:
-    assert each(_two_versions, 3) == [
-        [[6.0, 6.0], [3.0, 3.0]] * 2,
-        [[6.0, 6.0], [3.0, 3.0]] * 2,
-        [[6.0, 6.0]] * 2,
+    words = [b"\0" * 5, b"\1" * 5, b"\2" * 5, b""]
+    both = [[6.0, 6.0], [3.0, 3.0]] * 2
+
+    assert each(_use_two_versions, 3) == [
+        [*both, *words, [2.0, 2.0], [0.0, 2.0, 4.0]],
+        [*both, *words, [2.0, 2.0], [0.0, 2.0, 4.0]],
+        [*[[6.0, 6.0]] * 2, *words, [0.0, 2.0, 4.0]],
     ]
 
 
@@ -88,40 +98,6 @@ def test_a_wait_for_a_missing_peer_can_be_cancelled() -> None:
         assert made.said(0) == "called off"
         made.tell(1, "bye")
         assert made.said(1) == "bye"
-
-
-def _agree(meeting: RendezvousInfo) -> list[object]:
-    group = meeting.group()
-    cancel = threading.Event()
-    words = [
-        group.broadcast_bytes(bytes([meeting.rank]) * 5, cancel, source) for source in range(3)
-    ]
-    words.append(group.broadcast_bytes(b"", cancel))
-    tensor = torch.arange(3.0) * meeting.rank
-    group.broadcast(tensor, 2, cancel)
-    return [*words, tensor.tolist()]
-
-
-@pytest.mark.slow
-def test_a_broadcast_reaches_all_ranks() -> None:
-    said = [b"\0" * 5, b"\1" * 5, b"\2" * 5, b"", [0.0, 2.0, 4.0]]
-
-    assert each(_agree, 3) == [said, said, said]
-
-
-def _retire(meeting: RendezvousInfo) -> list[float]:
-    old, new = meeting.group(1), meeting.group(2)
-    cancel = threading.Event()
-    old.all_reduce(torch.ones(1 << 16), cancel)
-    old.retire()
-    tensor = torch.ones(2)
-    new.all_reduce(tensor, cancel)
-    return tensor.tolist()
-
-
-@pytest.mark.slow
-def test_a_retired_group_does_not_disturb_the_next() -> None:
-    assert each(_retire, 2) == [[2.0, 2.0]] * 2
 
 
 class _Idle(GlooBackend):

@@ -1,4 +1,4 @@
-"""Random changes and losses of a job: what `bin/soak` does for longer."""
+"""A few random changes and losses; `bin/soak` does many."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`ScalingAgent` stand-alone: the same script without a cluster."""
+"""`ScalingAgent` without a cluster."""
 
 from __future__ import annotations
 
@@ -67,25 +67,6 @@ def test_the_rate_keeps_the_ratios_of_parameter_groups(agent: ScalingAgent) -> N
     _, optimizer, _ = loaded(agent, lr=0.5)
 
     assert [group["lr"] for group in optimizer.param_groups] == [0.5, 1.0]
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:This DataLoader will create")  # more than there are cores
-def test_loader_workers_give_the_same_batches() -> None:
-    def epoch(workers: int) -> list[list[float]]:
-        own = ScalingAgent.from_env()
-        _, _, loader = own.load(
-            lambda: nn.Linear(1, 1),
-            lambda parameters: torch.optim.SGD(parameters, lr=0.1),
-            IDS,
-            batch_size=3,
-            num_workers=workers,
-        )
-        for _ in own.epochs(1):
-            batches = [batch.flatten().tolist() for (batch,) in loader]
-        return batches
-
-    assert epoch(0) == epoch(2)
 
 
 def test_the_loss_is_seen_in_backward(agent: ScalingAgent) -> None:
@@ -385,6 +366,15 @@ def test_objects_tracked_before_load_are_restored(agent: ScalingAgent) -> None:
     assert int(counted.n_averaged) == 0
 
 
+def test_a_negative_weight_is_refused(agent: ScalingAgent) -> None:
+    batches = iter(loaded(agent)[2])
+    next(agent.epochs(1))
+    next(batches)
+
+    with pytest.raises(UsageError, match=r"weight\(-1.0\) is negative or not a number"):
+        agent.weight(-1)
+
+
 def test_a_loader_after_report_is_refused(agent: ScalingAgent) -> None:
     _, _, loader = loaded(agent)
     for _ in agent.epochs(1):
@@ -421,14 +411,15 @@ def test_schedulers_and_scalers_are_found(agent: ScalingAgent) -> None:
     every.StepLR(other, 3)
     whole = every.SequentialLR(optimizer, made, [2])
     found = [*made, whole, every.ReduceLROnPlateau(optimizer), Own(whole)]
-    scaler, off = torch.amp.GradScaler("cpu"), torch.amp.GradScaler("cpu", enabled=False)
-    for each in (scaler, scaler, off):
+    scaler, second = torch.amp.GradScaler("cpu"), torch.amp.GradScaler("cpu")
+    for each in (scaler, scaler, torch.amp.GradScaler("cpu", enabled=False), second):
         each.scale(torch.ones(()))
 
     tracked = agent._training._tracked
     assert tracked._things == {
         **{f"scheduler {place}": each for place, each in enumerate(found, start=1)},
         "scaler 1": scaler,
+        "scaler 2": second,
     }
     assert tracked.states()["scheduler 5"] == {"calls": 3}
 

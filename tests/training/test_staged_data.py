@@ -1,4 +1,4 @@
-"""Data of a partition are read once on a node, and are the same for all of its workers."""
+"""Data of a partition are read once on a node."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
 from elastic.sweep_worker.staged_data import DataDiffersError, StagedData, count_samples
+from tests.support.same_values import same
 from tests.training.peers import FORKS
 
 X = torch.arange(24.0).view(6, 4)
@@ -31,21 +32,6 @@ class Lazy(Dataset[int]):
 
     def __getitem__(self, at: int) -> int:
         return at
-
-
-def same(one: Any, other: Any) -> bool:
-    if isinstance(one, torch.Tensor):
-        alike = one.dtype == other.dtype and one.stride() == other.stride()
-        return bool(alike and torch.equal(one, other))
-    if isinstance(one, np.ndarray):
-        return one.dtype == other.dtype and bool(np.array_equal(one, other))
-    if isinstance(one, TensorDataset):
-        return isinstance(other, TensorDataset) and same(one.tensors, other.tensors)
-    if isinstance(one, dict):
-        return list(one) == list(other) and all(same(one[key], other[key]) for key in one)
-    if isinstance(one, list | tuple):
-        return type(one) is type(other) and all(map(same, one, other)) and len(one) == len(other)
-    return type(one) is type(other) and bool(one == other)
 
 
 @pytest.mark.parametrize("data", [

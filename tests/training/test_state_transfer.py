@@ -1,4 +1,4 @@
-"""A job's state on its way: every bit, whatever the model keeps."""
+"""A job's state arrives with every bit."""
 
 from __future__ import annotations
 
@@ -33,6 +33,7 @@ def test_a_newcomer_allocates_the_optimizers_state(name: str) -> None:
 
     assert written(new) == written(old)
     assert new.digest() == old.digest()
+    assert [unit.size for unit in new.units(CPU)] == [unit.size for unit in old.units(CPU)]
     assert new.hyperparameters() == old.hyperparameters()
     for state in (old, new):
         torch.manual_seed(9)

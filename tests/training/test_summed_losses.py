@@ -1,4 +1,4 @@
-"""Losses that are sums over the batch are told from all others."""
+"""Losses that are sums over the batch are recognised."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Workers of a sweep as real processes: what hops is what would have been trained alone."""
+"""Sweep workers as real processes."""
 
 from __future__ import annotations
 

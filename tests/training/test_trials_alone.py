@@ -1,11 +1,10 @@
-"""A trial is trained here, without a cluster: one unit to measure it, or all to compare digests."""
+"""Trial runs of units and replays of trials without a cluster."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,41 +15,12 @@ from elastic.sweep_worker.alone import main, replay, try_unit
 from elastic.sweep_worker.unit import Unit, import_functions
 from elastic.sweep_worker.unit_runner import UnitRunner
 from elastic.training_errors import UsageError
+from tests.support import user_functions
+from tests.support.user_functions import FUNCTIONS
 
-FUNCTIONS = {
-    name: f"alone_functions:{name}" for name in ("input_fn", "model_fn", "train_fn", "eval_fn")
-}
-SCRIPT = """
-import torch
-from torch.utils.data import TensorDataset
+folder = user_functions.folder
 
-def input_fn(partition, partitions):
-    x = torch.arange(12.0).reshape(6, 2) + (0 if partition is None else partition)
-    return TensorDataset(x)
-
-def model_fn(values):
-    model = torch.nn.Linear(2, 1)
-    return model, torch.optim.Adam(model.parameters(), lr=values["lr"])
-
-def train_fn(trained, data, unit):
-    for (x,) in unit.loader(data, batch_size=2):
-        trained.optimizer.zero_grad()
-        trained.model(x).square().mean().backward()
-        trained.optimizer.step()
-
-def eval_fn(trained, data, unit):
-    print("a user prints")
-    return {"score": trained.model(data.tensors[0]).mean()}
-"""
 VISITS = [(1, 1), (1, 0), (2, 0)]  # epoch, partition
-
-
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    (tmp_path / "alone_functions.py").write_text(SCRIPT)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    yield tmp_path
-    sys.modules.pop("alone_functions", None)
 
 
 def trained(values: dict[str, Any]) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""What a zygote says of the workers that it was asked for: those that began, and those that could not."""
+"""Workers that a zygote starts, and starts that fail."""
 
 from __future__ import annotations
 
@@ -33,7 +33,6 @@ from tests.training.peers import FORKS
 
 pytestmark = pytest.mark.slow
 LIMIT_S: Final = 60.0
-FULL: Final = "import os; raise OSError(28, os.strerror(28), 'model.pt')"
 
 
 @dataclass
@@ -117,9 +116,7 @@ async def test_a_full_disk_at_the_start_is_the_nodes_fault(tmp_path: Path) -> No
 @pytest.mark.parametrize(("lost", "why"), [
     ("log", "Is a directory"),
     ("reports", "Is a directory"),
-    ("samples", "No such file or directory"),
-    ("assignment", "No such file or directory"),
-    ("", "No such file or directory"),
+    *((lost, "No such file or directory") for lost in ("samples", "assignment", "")),
 ])  # fmt: skip
 async def test_a_failed_start_is_the_nodes_fault(tmp_path: Path, lost: str, why: str) -> None:
     async with node(tmp_path, "print('began')") as here:
@@ -167,30 +164,22 @@ async def test_a_zygote_does_not_replace_another_file(tmp_path: Path) -> None:
         assert here.socket.is_file()
 
 
-async def test_an_error_of_the_script_is_its_own(tmp_path: Path) -> None:
-    async with node(tmp_path, FULL) as here:
-        assert await here.fork() == ""
-        assert (await here.ended()).code == 1
-
-    told = [report for report in here.folder.reports(0)[0] if isinstance(report, ScriptFailed)]
-    assert [report.error for report in told] == [
-        "OSError: [Errno 28] No space left on device: 'model.pt'"
-    ]
+RAISED: Final = "from elastic.training_errors import {0}\nraise {0}('no', 'do that')"
 
 
-@pytest.mark.parametrize(("error", "refused"), [("UsageError", True), ("ElasticError", False)])
-async def test_a_usage_error_is_reported_as_refused(
-    tmp_path: Path, error: str, *, refused: bool
+@pytest.mark.parametrize(("script", "error", "refused"), [
+    ("import os; raise OSError(28, os.strerror(28), 'model.pt')", "OSError: [Errno 28] No space left on device: 'model.pt'", False),
+    (RAISED.format("UsageError"), "UsageError: no; do that", True),
+    (RAISED.format("ElasticError"), "ElasticError: no; do that", False),
+])  # fmt: skip
+async def test_an_error_of_the_script_is_reported(
+    tmp_path: Path, script: str, error: str, *, refused: bool
 ) -> None:
-    script = f"from elastic.training_errors import {error}\nraise {error}('no', 'do that')"
     async with node(tmp_path, script) as here:
-        assert await here.fork() == ""
-        assert (await here.ended()).code == 1
+        assert (await here.fork(), (await here.ended()).code) == ("", 1)
 
     told = [report for report in here.folder.reports(0)[0] if isinstance(report, ScriptFailed)]
-    assert [(report.error, report.refused) for report in told] == [
-        (f"{error}: no; do that", refused)
-    ]
+    assert [(report.error, report.refused) for report in told] == [(error, refused)]
 
 
 async def test_a_missing_script_is_the_jobs_fault(tmp_path: Path) -> None:

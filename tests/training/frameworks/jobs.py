@@ -1,7 +1,7 @@
-"""Jobs of frameworks: crews whose scripts use an adapter, beside one plain loop of torch.
+"""Jobs of frameworks: crews whose scripts use an adapter, and one plain loop of torch.
 
 A framework is imported once, in a server that all workers are forked from. Scripts wait at gates
-until the change that a test ordered is ready, so that it happens in the epoch that is meant.
+until the change that a test ordered is ready, so that it happens in the intended epoch.
 """
 
 from __future__ import annotations
@@ -150,11 +150,9 @@ def example(heading: str) -> str:
 
 
 def runs_alone(home: Path, source: str) -> str:
-    process = peers.FORKS.Process(target=_run_alone, args=(home, source))
-    process.start()
-    process.join(120)
+    code = peers.run_forked(_run_alone, home, source, limit_s=120.0)
     printed = (home / "printed").read_text()
-    assert process.exitcode == 0, printed
+    assert code == 0, printed
     return printed
 
 

@@ -117,18 +117,22 @@ def plain_loop(model: nn.Module, loss: Any, optimizer: Any = None, **options: An
     return one
 
 
-@functools.cache
-def plain() -> PlainLoop:
-    with computing_in(torch.float64):
+def build_plain(dtype: torch.dtype = torch.float64) -> PlainLoop:
+    """Train one plain loop; in float32 with autocast."""
+    with computing_in(dtype):
         torch.manual_seed(3)
         model = nn.Module()
         model.layers = nn.Sequential(nn.Linear(6, 7), nn.Tanh(), nn.Linear(7, 1))
-        inputs, targets = toy_data()
+        inputs, targets = (values.to(dtype) for values in toy_data())
 
         def loss(model: Any, ids: list[int]) -> torch.Tensor:
-            return nn.functional.mse_loss(model.layers(inputs[ids]), targets[ids])
+            with torch.autocast("cpu", torch.bfloat16, enabled=dtype is torch.float32):
+                return nn.functional.mse_loss(model.layers(inputs[ids]), targets[ids])
 
         return plain_loop(model, loss)
+
+
+plain = functools.cache(build_plain)
 
 
 def ends_as(made: Crew, one: PlainLoop) -> dict[str, Any]:
@@ -193,20 +197,6 @@ class Narrow(Net):
 
 MODEL = Narrow
 """
-
-
-def plain_autocast() -> PlainLoop:
-    with computing_in(torch.float32):
-        torch.manual_seed(3)
-        model = nn.Module()
-        model.layers = nn.Sequential(nn.Linear(6, 7), nn.Tanh(), nn.Linear(7, 1))
-        inputs, targets = (values.float() for values in toy_data())
-
-        def loss(model: Any, ids: list[int]) -> torch.Tensor:
-            with torch.autocast("cpu", torch.bfloat16):
-                return nn.functional.mse_loss(model.layers(inputs[ids]), targets[ids])
-
-        return plain_loop(model, loss)
 
 
 TOKENS = """
@@ -332,7 +322,7 @@ FRAMEWORK = Framework(
     heading="Hugging Face Trainer",
     script=text(),
     narrow=text(NARROW, bf16=True, **LOADS),
-    plain_narrow=lambda: plain_autocast().model,
+    plain_narrow=lambda: build_plain(torch.float32).model,
     ends=lambda made: ends_as(made, plain()),
     before=BEFORE,
     after="print('ended', trainer.state.global_step, sorted(trainer.state.log_history[-2])[0])",

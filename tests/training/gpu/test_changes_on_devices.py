@@ -1,7 +1,4 @@
-"""Every test of a changing group once more, on the simulated device.
-
-Each runs with an ordinary NCCL double and with one at its worst.
-"""
+"""All tests of changing groups on the simulated device, with an ordinary NCCL double and the worst."""
 
 from __future__ import annotations
 

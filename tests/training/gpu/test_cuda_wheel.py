@@ -1,4 +1,4 @@
-"""The check against torch's CUDA build looks at everything that the library uses of it."""
+"""The check of torch's CUDA build covers all that the library uses of it."""
 
 from __future__ import annotations
 

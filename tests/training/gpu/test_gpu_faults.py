@@ -1,4 +1,4 @@
-"""What went wrong on GPUs before it could be tried: each fault, on the simulated device."""
+"""Faults that GPUs had before they could be tried, on the simulated device."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from elastic.collectives.process_group import ProcessGroup
 from elastic.collectives.rendezvous import build_process_group
 from elastic.state.transfer import HostStaging
 from elastic.training_errors import BrokenGroupError, CancelledError
-from tests.support.simgpu.processes import MODES, on_device, on_ranks, play, require_library
+from tests.support.simgpu.processes import MODES, on_device, on_ranks, ranks_of
 from tests.training.groups import LOOP, PLAIN, WIDE, Slots, crew, script
-from tests.training.peers import HERE, Parent, RendezvousInfo, peers
+from tests.training.peers import HERE, Parent, RendezvousInfo
 from tests.training.test_group_changes import as_alone
 
 pytestmark = pytest.mark.slow  # a cluster or devices of its own
@@ -168,8 +168,7 @@ def is_called_off(_double: Any, meeting: RendezvousInfo) -> str:
 
 
 def test_a_cancelled_build_ends(mode: str) -> None:
-    require_library()
-    with peers(play, 2, is_called_off, (), {"NCCL_DOUBLE": mode}) as ranks:
+    with ranks_of(is_called_off, 2, NCCL_DOUBLE=mode) as ranks:
         assert ranks.said(0) == "the group was aborted"
 
 
@@ -207,8 +206,7 @@ def reduce_alone(double: Any) -> list[float]:
 
 
 def test_a_broken_group_frees_the_device_and_gives_no_sum(mode: str) -> None:
-    require_library()
-    with peers(play, 2, is_aborted, (), {"NCCL_DOUBLE": mode}) as ranks:
+    with ranks_of(is_aborted, 2, NCCL_DOUBLE=mode) as ranks:
         assert ranks.said(0) == "broken, then [7.0, 7.0, 7.0, 7.0]"
 
 

@@ -1,4 +1,4 @@
-"""The parts of `bin/gpu-day`, played on the simulated device: they do what they say, and judge it."""
+"""Parts of `bin/gpu-day` on the simulated device, and the judgement of their results."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from tests.support.gpu_day import NO_GPU, environment, judge, visible_gpus
-from tests.support.simgpu.processes import MODES, on_ranks, play, require_library
+from tests.support.simgpu.processes import MODES, on_ranks, ranks_of
 from tests.training.gpu.gpu_parts import PARTS, Answer, Member
-from tests.training.peers import HERE, RendezvousInfo, peers
+from tests.training.peers import HERE, RendezvousInfo
 
 pytestmark = pytest.mark.slow  # a cluster or devices of its own
 
@@ -41,8 +41,7 @@ def test_a_part_of_two_ranks_passes(name: str, mode: str) -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_survivors_of_a_death_form_a_group(mode: str) -> None:
-    require_library()
-    with peers(play, 3, part_on_device, ("death",), {"NCCL_DOUBLE": mode}) as made:
+    with ranks_of(part_on_device, 3, "death", NCCL_DOUBLE=mode) as made:
         answers = [made.said(rank) for rank in (0, 1)]
         made.processes[2].join(5)
         code = made.processes[2].exitcode

@@ -1,4 +1,4 @@
-"""The double of NCCL itself: each sentence of its docstring."""
+"""The double of NCCL keeps each sentence of its docstring."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
-from tests.support.simgpu.processes import MODES, on_ranks, play, require_library
-from tests.training.peers import Parent, RendezvousInfo, peers
+from tests.support.simgpu.processes import MODES, on_ranks, ranks_of
+from tests.training.peers import Parent, RendezvousInfo
 
 pytestmark = pytest.mark.slow  # a cluster or devices of its own
 
@@ -88,8 +88,7 @@ def comes_later(double: Any, meeting: RendezvousInfo) -> list[bool]:
 
 
 def test_a_wait_blocks_only_the_current_stream() -> None:
-    require_library()
-    with peers(play, 2, comes_later, (), {}) as ranks:
+    with ranks_of(comes_later, 2) as ranks:
         assert ranks.said(1) == "ready"
         assert ranks.said(0) == "waits"
         ranks.tell(1, "begin")
@@ -147,8 +146,7 @@ def times_out(double: Any, meeting: RendezvousInfo) -> tuple[str, list[bool], st
 
 
 def test_a_wait_with_a_limit_aborts_the_communicator() -> None:
-    require_library()
-    with peers(play, 2, times_out, (), SPARING) as ranks:
+    with ranks_of(times_out, 2, **SPARING) as ranks:
         said, complete, _ = ranks.said(0)
 
         assert "ALLREDUCE timed out in blocking wait" in said
@@ -182,8 +180,7 @@ def connects_lazily(double: Any, meeting: RendezvousInfo, blocking: bool) -> lis
 
 @pytest.mark.parametrize(("blocking", "returned"), [(True, False), (False, True)])
 def test_connecting_blocks_unless_configured_otherwise(blocking: bool, returned: bool) -> None:  # noqa: FBT001
-    require_library()
-    with peers(play, 2, connects_lazily, (blocking,), {}) as ranks:
+    with ranks_of(connects_lazily, 2, blocking) as ranks:
         assert ranks.said(1) is False
         assert ranks.said(0) == [False, returned, False]
         ranks.tell(1, "connect")
@@ -203,8 +200,7 @@ def is_called_off(double: Any, meeting: RendezvousInfo) -> str:
 
 
 def test_a_nonblocking_connection_can_be_aborted() -> None:
-    require_library()
-    with peers(play, 2, is_called_off, (), {}) as ranks:
+    with ranks_of(is_called_off, 2) as ranks:
         assert "NCCL communicator was aborted" in ranks.said(0)
 
 
@@ -260,8 +256,7 @@ def loses_a_peer(double: Any, meeting: RendezvousInfo, learns: bool) -> list[obj
 @pytest.mark.parametrize("mode", MODES)
 def test_an_abort_ends_operations_and_leaves_garbage(mode: str) -> None:
     learns = mode == "ordinary"
-    require_library()
-    with peers(play, 2, loses_a_peer, (learns,), {**SPARING, "NCCL_DOUBLE": mode}) as ranks:
+    with ranks_of(loses_a_peer, 2, learns, NCCL_DOUBLE=mode, **SPARING) as ranks:
         assert ranks.said(0) == "reduces"
         ranks.processes[1].join(SOON_S)
         ranks.tell(0, "abort")
@@ -286,8 +281,7 @@ def survives_or_not(double: Any, meeting: RendezvousInfo) -> str:
 def codes_after_a_death(
     mode: str, environment: dict[str, str], *, ended: tuple[int, ...]
 ) -> list[int | None]:
-    require_library()
-    with peers(play, 3, survives_or_not, (), {**environment, "NCCL_DOUBLE": mode}) as ranks:
+    with ranks_of(survives_or_not, 3, NCCL_DOUBLE=mode, **environment) as ranks:
         for rank in range(3):
             assert ranks.said(rank) == "ready"
         ranks.tell(1, "die")

@@ -1,4 +1,4 @@
-"""Workers of a sweep on a device: states leave it, and come back as they were."""
+"""Sweep workers on a device: states leave it and return unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a full disk does to a worker's files: nothing that training would feel."""
+"""A worker's files on a full disk."""
 
 from __future__ import annotations
 

@@ -42,14 +42,15 @@ def point(epoch: int) -> ResumePoint:
 
 
 def test_the_last_two_checkpoints_stay(tmp_path: Path) -> None:
-    durable: list[int] = []
+    durable: list[tuple[int, bool]] = []
     writer = CheckpointWriter(tmp_path)
     for epoch in (1, 2, 3, 4):
         content = {"epoch": epoch, "model": {"w": torch.full((3,), float(epoch))}}
-        writer.write(point(epoch), content, partial(durable.append, epoch))
+        file = checkpoint_path(tmp_path, point(epoch))
+        writer.write(point(epoch), content, lambda e=epoch, f=file: durable.append((e, f.exists())))
     writer.close()
 
-    assert durable == [1, 2, 3, 4]
+    assert durable == [(1, True), (2, True), (3, True), (4, True)]
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "epoch-000003.v3.pt",
         "epoch-000004.v3.pt",
@@ -90,47 +91,6 @@ def test_a_named_tuple_is_read_back_as_a_tuple(tmp_path: Path) -> None:
         mean, count = read["average"]
         assert (type(read["average"]), mean.tolist(), count) == (tuple, [1, 1], 3)
         assert read["shapes"] == [torch.Size([2])]
-
-
-def test_an_epoch_is_durable_only_when_its_file_is_there(tmp_path: Path) -> None:
-    seen: list[bool] = []
-    done = threading.Event()
-
-    def durable() -> None:
-        seen.append(checkpoint_path(tmp_path, point(1)).exists())
-        done.set()
-
-    writer = CheckpointWriter(tmp_path)
-    writer.write(point(1), {"epoch": 1}, durable)
-    writer.close()
-
-    assert (seen, done.is_set()) == ([True], True)
-
-
-def test_a_full_disk_loses_no_epoch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    room, tried = threading.Event(), threading.Event()
-    save = save_checkpoint
-
-    def full(content: dict[str, object], path: Path) -> None:
-        if not room.is_set():
-            tried.set()
-            raise OSError(errno.ENOSPC, "No space left on device")
-        save(content, path)
-
-    monkeypatch.setattr(checkpoints, "save_checkpoint", full)
-    monkeypatch.setattr(checkpoints, "RETRY_INTERVAL_S", 0.01)
-    durable: list[int] = []
-    writer = CheckpointWriter(tmp_path)
-    for epoch in (1, 2, 3, 4):
-        writer.write(point(epoch), {"epoch": epoch}, partial(durable.append, epoch))
-        assert tried.wait(5)
-    assert durable == []
-    room.set()
-    writer.close()
-
-    assert durable == [1, 2, 3, 4]
-    newest = find_checkpoint(tmp_path, point(2), 4)
-    assert load_checkpoint(newest)["epoch"] == 4
 
 
 def written(folder: Path, *names: str) -> None:
@@ -222,6 +182,21 @@ class Disk:
         monkeypatch.setattr(checkpoints, "RETRY_INTERVAL_S", 0.01)
 
 
+def test_a_full_disk_loses_no_epoch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    durable: list[int] = []
+    disk = Disk(monkeypatch, room=0)
+    writer = CheckpointWriter(tmp_path)
+    for epoch in (1, 2, 3, 4):
+        writer.write(point(epoch), {"epoch": epoch}, partial(durable.append, epoch))
+        assert disk.full.wait(5)
+    assert durable == []
+    disk.room = 1 << 30
+    writer.close()
+
+    assert durable == [1, 2, 3, 4]
+    assert load_checkpoint(find_checkpoint(tmp_path, point(2), 4))["epoch"] == 4
+
+
 @pytest.mark.parametrize("room", [0, 1000, 100_000], ids=["nothing", "a header", "a part"])
 def test_a_full_disk_keeps_the_old_checkpoint(
     room: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -241,14 +216,6 @@ def test_a_full_disk_keeps_the_old_checkpoint(
     assert durable == [1]
     assert [path.name for path in tmp_path.iterdir()] == ["epoch-000001.v3.pt"]
     assert load_checkpoint(find_checkpoint(tmp_path, point(1), 4))["w"].equal(weights)
-
-
-@pytest.mark.parametrize("size", [3, 100_000])
-def test_a_device_without_room_says_so(size: int, tmp_path: Path) -> None:
-    (tmp_path / "x.pt").symlink_to("/dev/full")
-
-    with pytest.raises(OSError, match="No space left on device"):
-        save_checkpoint({"format": FORMAT, "w": torch.zeros(size)}, tmp_path / "x.pt")
 
 
 def test_a_checkpoint_is_retried_until_there_is_room(
@@ -284,12 +251,7 @@ def test_a_damaged_or_missing_checkpoint_is_named(tmp_path: Path) -> None:
 
     with pytest.raises(CheckpointError, match=r"epoch-000001.v3.pt cannot be read"):
         load_checkpoint(path)
-
-
-def test_a_checkpoint_cannot_run_code(tmp_path: Path) -> None:
-    path = checkpoint_path(tmp_path, point(1))
-    torch.save({"format": FORMAT, "evil": Path}, path)
-
+    torch.save({"format": FORMAT, "evil": Path}, path)  # would execute code
     with pytest.raises(CheckpointError, match="cannot be read"):
         load_checkpoint(path)
 

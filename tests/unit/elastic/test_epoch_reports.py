@@ -1,10 +1,11 @@
-"""An epoch's report leaves with its checkpoint, also if rank 0 dies before that."""
+"""Epochs are reported with their checkpoints, also if rank 0 is lost."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
@@ -41,27 +42,18 @@ def end_three(reports: EpochReports, *, first: bool) -> None:
         reports.end_epoch(summary, float(epoch), version=1, first=first)
 
 
-def test_the_next_rank_0_repeats_reports(tmp_path: Path) -> None:
-    told = Told()
-    survivor = EpochReports(training(), told)
-    survivor.open(tmp_path / "checkpoints")
-    end_three(survivor, first=False)
+@pytest.mark.parametrize("newcomer", [False, True])
+def test_the_next_rank_0_repeats_reports(tmp_path: Path, *, newcomer: bool) -> None:
+    told, state = Told(), training()
+    next_rank_0 = EpochReports(state, told)
+    next_rank_0.open(tmp_path / "checkpoints")
+    old = training() if newcomer else state
+    end_three(EpochReports(old, Told()) if newcomer else next_rank_0, first=False)
+    if newcomer:
+        state.load_metadata(decode_metadata(encode_metadata(old.metadata())))
 
-    survivor.report_again(2)
-    survivor.close()
-
-    assert told.epochs == [(2, 2, 0.5), (3, 2, 0.75)]
-
-
-def test_a_newcomer_as_rank_0_repeats_reports(tmp_path: Path) -> None:
-    old, new, told = training(), training(), Told()
-    end_three(EpochReports(old, Told()), first=False)
-    newcomer = EpochReports(new, told)
-    newcomer.open(tmp_path / "checkpoints")
-    new.load_metadata(decode_metadata(encode_metadata(old.metadata())))
-
-    newcomer.report_again(2)
-    newcomer.close()
+    next_rank_0.report_again(2)
+    next_rank_0.close()
 
     assert told.epochs == [(2, 2, 0.5), (3, 2, 0.75)]
 

@@ -1,4 +1,4 @@
-"""The rate follows the batch: down at once, up without a jump."""
+"""The learning rate follows the batch."""
 
 from __future__ import annotations
 

@@ -6,6 +6,7 @@ import math
 import subprocess
 import sys
 import time
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +16,6 @@ from elastic.metrics import (
     USAGE_WINDOW_S,
     NoiseMeter,
     RecentSteps,
-    SpeedMeter,
     StepMeans,
     StopState,
     Usage,
@@ -34,27 +34,14 @@ class Clock:
         self.meter = RecentSteps(self.now)
 
     def step(
-        self,
-        took_s: float,
-        *,
-        sync_s: float = 0.0,
-        version: int = 1,
-        shares: tuple[int, ...] = (64,),
-        samples: int | None = None,
-        passes: int = 1,
-        rank: int | None = 0,
+        self, took_s: float, *, sync_s: float = 0.0, samples: int | None = None, **given: Any
     ) -> StepMeans | None:
+        facts = {"version": 1, "shares": (64,), "passes": 1, "rank": 0, **given}
         self.now += took_s
         if sync_s:
             self.meter.add_reduction(sync_s)
-        self.meter.step_over(
-            self.now,
-            version=version,
-            shares=shares,
-            rank=rank,
-            samples=sum(shares) if samples is None else samples,
-            passes=passes,
-        )
+        facts["samples"] = sum(facts["shares"]) if samples is None else samples
+        self.meter.step_over(self.now, **facts)
         return self.meter.means
 
 
@@ -95,16 +82,14 @@ def test_the_parts_of_a_step_add_up_to_it() -> None:
 @pytest.mark.parametrize(
     "change", [{"version": 2}, {"shares": (32, 32), "version": 2}, {"shares": (128,)}]
 )
-def test_a_change_starts_a_new_window(change: dict[str, int | tuple[int, ...]]) -> None:
+def test_a_change_starts_a_new_window(change: dict[str, Any]) -> None:
     clock = Clock()
     for _ in range(3):
         clock.step(1.0)
 
-    assert clock.step(7.0, **change) == StepMeans(  # type: ignore[arg-type] # some keywords
-        **{"version": 1, "shares": (64,), **change}  # type: ignore[arg-type]
-    )
+    assert clock.step(7.0, **change) == StepMeans(**{"version": 1, "shares": (64,), **change})
     assert clock.meter.steps == 1
-    means = clock.step(2.0, **change)  # type: ignore[arg-type]
+    means = clock.step(2.0, **change)
     assert means is not None
     assert (clock.meter.steps, means.times and means.times.pass_s) == (2, 2.0)
 
@@ -303,11 +288,14 @@ def test_a_missing_metric_is_named() -> None:
 
 
 def test_speed_is_measured_over_the_epoch() -> None:
-    speed = SpeedMeter(now=0.0)
+    clock = Clock()
     for samples in (100, 300, 10):
-        speed.add(samples)
+        clock.step(1.0, samples=samples)
+    assert clock.meter.epoch_speed(102.5) == (164.0, 2.5)
+    clock.meter.begin_epoch(103.0)
+    clock.step(1.0, samples=50)
 
-    assert speed.over_epoch(2.5) == (164.0, 2.5)
+    assert clock.meter.epoch_speed(104.0) == (50.0, 1.0)
 
 
 def test_usage_is_the_mean_of_the_last_window() -> None:

@@ -1,4 +1,4 @@
-"""Orders in, what is to be done about them out: no process, no thread."""
+"""State machine of the controller's orders."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from elastic.group.order_inbox import (
     DropBuild,
     OpenStore,
     OrderInbox,
-    PendingGroup,
 )
 from schemas.ids import JobId, NodeId, Rank, Version, WorkerId, slot_id, worker_id
 from schemas.nodes import Group, Member
@@ -47,12 +46,6 @@ def built(_: int) -> bool:
     return True
 
 
-def agreed(inbox: Inbox, boundary: int = 12) -> PendingGroup | None:
-    pending, effects = inbox.close_vote(unanimous=True, boundary=boundary)
-    assert effects == ()
-    return pending
-
-
 def test_an_ordered_group_is_built_and_gets_a_boundary() -> None:
     inbox = Inbox()
 
@@ -60,7 +53,8 @@ def test_an_ordered_group_is_built_and_gets_a_boundary() -> None:
     assert not inbox.vote_ready(lambda _: False)
     assert inbox.close_vote(unanimous=False, boundary=0) == (None, ())
     assert inbox.vote_ready(built)
-    pending = agreed(inbox)
+    pending, effects = inbox.close_vote(unanimous=True, boundary=12)
+    assert effects == ()
     assert pending is inbox.pending
     assert pending is not None
     assert (pending.version, pending.boundary) == (2, 12)
@@ -89,87 +83,62 @@ def test_rank_0_opens_the_store() -> None:
     assert Inbox(A, start_version=2).hear(prepare) == ()  # it says its port when it is ready
 
 
-@pytest.mark.parametrize(
-    "again", [order(2), order(2, PREPARE), order(1, SETTLED)], ids=["same", "stage", "version"]
-)
-def test_an_order_that_is_not_newer_changes_nothing(again: GroupOrder) -> None:
-    inbox = Inbox()
-    inbox.hear(order(2))
-    pending = inbox.pending
-
-    assert inbox.hear(again) == ()
-    assert inbox.pending is pending
-
-
-def test_the_newest_order_wins() -> None:
+@pytest.mark.parametrize(("heard", "effects", "pending"), [
+    (order(2), (), 2),
+    (order(2, PREPARE), (), 2),
+    (order(1, SETTLED), (), 2),
+    (order(3), (DropBuild(2), BuildGroup(order(3))), 3),
+    (order(2, SETTLED), (DropBuild(2),), None),
+], ids=["same", "earlier stage", "earlier version", "newer", "withdrawn"])  # fmt: skip
+def test_an_order_meets_a_pending_group(
+    heard: GroupOrder, effects: tuple[object, ...], pending: int | None
+) -> None:
     inbox = Inbox()
     inbox.hear(order(2))
 
-    assert inbox.hear(order(3)) == (DropBuild(2), BuildGroup(order(3)))
-    assert inbox.pending is not None
-    assert inbox.pending.version == 3
+    assert inbox.hear(heard) == effects
+    assert (inbox.pending.version if inbox.pending else None) == pending
+    assert inbox.vote_ready(built) == (pending is not None)
 
 
 def test_an_order_for_an_earlier_group_is_ignored() -> None:
     inbox = Inbox()
 
-    assert inbox.hear(order(2), version=2) == ()
-    assert inbox.pending is None
+    assert (inbox.hear(order(2), version=2), inbox.pending) == ((), None)
 
 
-def test_a_withdrawn_group_is_dropped() -> None:
-    inbox = Inbox()
-    inbox.hear(order(2))
+@pytest.mark.parametrize(("heard", "effects", "agreed", "disagreed"), [
+    (order(2, SETTLED), (), (2, ()), (None, (DropBuild(2),))),
+    (order(3), (BuildGroup(order(3)),), (2, (DropBuild(3),)), (3, (DropBuild(2),))),
+], ids=["withdrawn", "newer"])  # fmt: skip
+def test_an_order_in_a_vote_waits_for_the_result(
+    heard: GroupOrder,
+    effects: tuple[object, ...],
+    agreed: tuple[int, tuple[object, ...]],
+    disagreed: tuple[int | None, tuple[object, ...]],
+) -> None:
+    for unanimous, (pending, after) in ((True, agreed), (False, disagreed)):
+        inbox = Inbox()
+        inbox.hear(order(2))
+        voted_for = inbox.pending
+        inbox.vote_ready(built)
+        assert inbox.hear(heard) == effects
 
-    assert inbox.hear(order(2, SETTLED)) == (DropBuild(2),)
-    assert inbox.pending is None
-    assert not inbox.vote_ready(built)
+        found = voted_for if unanimous else None
+        assert inbox.close_vote(unanimous=unanimous, boundary=12) == (found, after)
+        assert (inbox.pending.version if inbox.pending else None) == pending
+        if unanimous and voted_for:
+            assert (inbox.pending, voted_for.boundary) == (voted_for, 12)
 
 
 def test_an_agreed_group_cannot_be_withdrawn() -> None:
     inbox = Inbox()
     inbox.hear(order(2))
     inbox.vote_ready(built)
-    pending = agreed(inbox)
+    pending, _ = inbox.close_vote(unanimous=True, boundary=12)
 
     assert inbox.hear(order(2, SETTLED)) == ()
-    assert inbox.pending is pending
-
-
-def test_a_group_withdrawn_in_its_vote_waits_for_the_result() -> None:
-    dropped, kept = Inbox(), Inbox()
-    for inbox in (dropped, kept):
-        inbox.hear(order(2))
-        inbox.vote_ready(built)
-        assert inbox.hear(order(2, SETTLED)) == ()
-
-    assert dropped.close_vote(unanimous=False, boundary=0) == (None, (DropBuild(2),))
-    assert dropped.pending is None
-    pending = agreed(kept)  # all others go there
-    assert pending is not None
-    assert pending.boundary == 12
-
-
-def test_an_agreed_group_replaces_a_newer_order() -> None:
-    inbox = Inbox()
-    inbox.hear(order(2))
-    voted_for = inbox.pending
-    inbox.vote_ready(built)
-    assert inbox.hear(order(3)) == (BuildGroup(order(3)),)
-
-    assert inbox.close_vote(unanimous=True, boundary=12) == (voted_for, (DropBuild(3),))
-    assert inbox.pending is voted_for
-
-
-def test_a_newer_order_stays_without_an_agreement() -> None:
-    inbox = Inbox()
-    inbox.hear(order(2))
-    inbox.vote_ready(built)
-    inbox.hear(order(3))
-
-    assert inbox.close_vote(unanimous=False, boundary=0) == (None, (DropBuild(2),))
-    assert inbox.pending is not None
-    assert inbox.pending.version == 3
+    assert inbox.pending is pending is not None
 
 
 def test_a_joining_worker_gets_its_order() -> None:

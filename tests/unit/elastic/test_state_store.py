@@ -1,4 +1,4 @@
-"""What a worker keeps of its states, and whose fault it is when a unit comes to nothing."""
+"""States that a sweep worker keeps, and causes of failed units."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
-"""A worker answers the group's protocol at once, and makes each attempt once."""
+"""Replies of a sweep worker to orders."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -75,30 +76,22 @@ def test_an_order_makes_a_worker_a_member() -> None:
     assert not orders.leaving
 
 
-def test_a_newcomer_is_a_member_of_its_start_group() -> None:
-    orders = sweep_worker(own_id=OTHER, start_version=2, rank=1)
-
-    assert orders.receive(order(2, PREPARE, JOIN, ME, OTHER)) == ()
-    assert orders.receive(order(2, SWITCH, JOIN, ME, OTHER)) == formed(2)
+IN_TWO = order(2, SWITCH, JOIN, ME, OTHER)
+NEWCOMER: dict[str, Any] = {"own_id": OTHER, "start_version": 2, "rank": 1}
+POINT = {"group": 3, "step": 0, "epoch": 0, "full": True, "port": 29000}
 
 
-def test_rank_0_of_a_growing_group_opens_a_store() -> None:
-    orders = sweep_worker(STARTED)
-
-    opened = orders.receive(order(2, PREPARE, JOIN, ME, OTHER))
-
-    assert opened == ((StoreOpened, {"group": 2, "port": 29000}),)
-
-
-def test_a_recovering_group_has_quiesced() -> None:
-    orders = sweep_worker(order(2, SWITCH, JOIN, ME, OTHER))
-
-    still = orders.receive(order(3, PREPARE, RECOVER, ME))
-    again = orders.receive(order(3, SWITCH, RECOVER, ME))
-
-    point = {"group": 3, "step": 0, "epoch": 0, "full": True, "port": 29000}
-    assert still == ((Quiesced, point),)
-    assert again == formed(3)
+@pytest.mark.parametrize(("earlier", "kind", "heard", "replies"), [
+    ([], NEWCOMER, order(2, PREPARE, JOIN, ME, OTHER), ()),
+    ([], NEWCOMER, IN_TWO, formed(2)),
+    ([STARTED], {}, order(2, PREPARE, JOIN, ME, OTHER), ((StoreOpened, {"group": 2, "port": 29000}),)),
+    ([IN_TWO], {}, order(3, PREPARE, RECOVER, ME), ((Quiesced, POINT),)),
+    ([IN_TWO, order(3, PREPARE, RECOVER, ME)], {}, order(3, SWITCH, RECOVER, ME), formed(3)),
+])  # fmt: skip
+def test_an_order_has_its_reply(
+    earlier: list[GroupOrder], kind: dict[str, Any], heard: GroupOrder, replies: Any
+) -> None:
+    assert sweep_worker(*earlier, **kind).receive(heard) == replies
 
 
 def test_a_leaver_stays_if_the_change_is_withdrawn() -> None:

@@ -1,4 +1,4 @@
-"""Gradients of a group equal those of one process on the whole batch."""
+"""The reducer's buckets, losses and dropped steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a loader gives keeps its type on the way to the device."""
+"""Batches keep their types on the way to the device."""
 
 from __future__ import annotations
 
