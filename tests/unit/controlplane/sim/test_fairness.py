@@ -22,22 +22,20 @@ from tests.support.sim_results import job_result, result
 UNKNOWN = {"ftf_mean": None, "ftf_worst": None, "ftf_unfair_share": None}
 
 
-def test_a_job_that_was_alone_is_held_against_its_time_alone() -> None:
-    assert finish_time_fairness(result(job_result("a", 150.0, wanted=2, alone_s=100.0))) == {
-        "a": 1.5
-    }
+@pytest.mark.parametrize(
+    ("names", "jct", "wanted", "alone_s", "rho"),
+    [
+        ("a", 150.0, 2, 100.0, 1.5),  # alone in the cluster
+        ("ab", 100.0, 4, 50.0, 1.0),  # half of the time each
+        ("abcd", 100.0, 1, 80.0, 1.25),  # a larger share than wanted is no help
+    ],
+)
+def test_fairness_compares_with_the_time_in_a_share_of_the_cluster(
+    names: str, jct: float, wanted: int, alone_s: float, rho: float
+) -> None:
+    jobs = [job_result(name, jct, wanted=wanted, alone_s=alone_s) for name in names]
 
-
-def test_two_jobs_that_want_the_whole_cluster_have_half_of_the_time_each() -> None:
-    jobs = [job_result(name, 100.0, wanted=4, alone_s=50.0) for name in "ab"]
-
-    assert finish_time_fairness(result(*jobs)) == {"a": 1.0, "b": 1.0}
-
-
-def test_a_share_that_is_larger_than_what_a_job_wants_is_no_help_to_it() -> None:
-    jobs = [job_result(name, 100.0, wanted=1, alone_s=80.0) for name in "abcd"]
-
-    assert finish_time_fairness(result(*jobs)) == dict.fromkeys("abcd", 1.25)
+    assert finish_time_fairness(result(*jobs)) == dict.fromkeys(names, rho)
 
 
 def test_contention_is_the_mean_over_the_life_of_a_job() -> None:
@@ -65,7 +63,7 @@ def test_jobs_that_are_not_counted_or_do_not_end_contend_and_have_no_fairness() 
     assert finish_time_fairness(found) == {"a": 2.0}
 
 
-def test_the_figures_are_the_mean_the_worst_and_who_is_above_one() -> None:
+def test_the_figures_are_mean_maximum_and_share_above_one() -> None:
     alone_s = {"a": 100.0, "b": 50.0, "c": 25.0, "d": 200.0}
     jobs = [job_result(name, 100.0, alone_s=each) for name, each in alone_s.items()]
 
@@ -74,7 +72,7 @@ def test_the_figures_are_the_mean_the_worst_and_who_is_above_one() -> None:
     }  # fmt: skip
 
 
-def test_without_a_time_alone_there_are_no_figures() -> None:
+def test_jobs_without_a_time_alone_have_no_figures() -> None:
     for empty in (result(), result(job_result("a", 100.0)), result(job_result("a", None))):
         assert fairness_figures(empty) == UNKNOWN
 
@@ -82,7 +80,7 @@ def test_without_a_time_alone_there_are_no_figures() -> None:
 @given(
     st.lists(st.tuples(st.integers(0, 20), st.none() | st.integers(0, 20)), min_size=1, max_size=8)
 )
-def test_contention_is_what_counting_every_second_gives(
+def test_contention_equals_a_count_of_every_second(
     lives: list[tuple[int, int | None]],
 ) -> None:
     jobs = [job_result(f"j{n}", jct, at=float(at)) for n, (at, jct) in enumerate(lives)]
@@ -105,7 +103,7 @@ def simulated(policy: str, **changes: object) -> SimulationResult:
 
 
 @pytest.mark.parametrize("model", ["v100", "k80"])
-def test_one_job_with_its_users_size_and_batch_is_done_in_its_time_alone(model: str) -> None:
+def test_a_single_job_takes_its_time_alone(model: str) -> None:
     found = simulated("fifo", nodes=(NodeGroup(count=4, slots=4, model=model),))
 
     assert fairness_figures(found)["ftf_mean"] == pytest.approx(1.0, abs=0.01)
