@@ -273,9 +273,8 @@ class ProfiledJob(JobModel):
         """Return the batch as divided into equal passes, and these passes."""
         app, slots = self.app, sum(placement)
         share = math.ceil(batch / slots - CEIL_TOLERANCE)
-        more = math.ceil(share / app.most_local - CEIL_TOLERANCE) - 1
-        if slots == 1 and batch > app.first_batch:
-            more = max(1, more)
+        least = int(slots == 1 and batch > app.first_batch)
+        more = max(least, math.ceil(share / app.most_local - CEIL_TOLERANCE) - 1)
         local = math.ceil(share / (more + 1) - CEIL_TOLERANCE)
         local = max(1, min(local, app.most_batch // (slots * (more + 1))))
         step_s, sync_s = app.speed(placement, local)
