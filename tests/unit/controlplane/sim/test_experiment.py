@@ -1,4 +1,4 @@
-"""Many simulations in real processes: kept, gone on with, interrupted, killed."""
+"""Many simulations in real processes: saved, resumed, interrupted, killed."""
 
 from __future__ import annotations
 
@@ -95,8 +95,9 @@ def test_equal_cells_have_the_same_key_and_others_do_not() -> None:
 
 
 @pytest.mark.slow
-def test_results_come_in_the_order_of_the_cells_from_other_processes(tmp_path: Path) -> None:
+def test_results_have_the_order_of_the_cells(tmp_path: Path) -> None:
     wanted = cells(tmp_path, "a", "b")
+    wanted.append(wanted[0])  # simulated once
     seen: list[ExperimentProgress] = []
 
     found = run(wanted, simulate, workers=3, on_progress=seen.append)
@@ -109,16 +110,7 @@ def test_results_come_in_the_order_of_the_cells_from_other_processes(tmp_path: P
 
 
 @pytest.mark.slow
-def test_a_cell_that_is_asked_for_twice_is_simulated_once(tmp_path: Path) -> None:
-    (cell,) = cells(tmp_path, "a", seeds=1)
-    seen: list[ExperimentProgress] = []
-
-    assert run([cell, cell], simulate, on_progress=seen.append) == [expected(cell)] * 2
-    assert seen[-1].total == 1
-
-
-@pytest.mark.slow
-def test_what_is_in_the_file_is_not_simulated_again(tmp_path: Path) -> None:
+def test_results_in_the_file_are_not_simulated_again(tmp_path: Path) -> None:
     path = tmp_path / "results.jsonl"
     first = run(cells(tmp_path, "a"), simulate, path)
     for name in started(tmp_path):
@@ -145,7 +137,7 @@ def test_what_is_in_the_file_is_not_simulated_again(tmp_path: Path) -> None:
         ("exits", "its worker exited with code 7"),
     ],
 )
-def test_a_cell_that_fails_is_named_and_the_others_are_kept(
+def test_a_failed_cell_is_named_and_the_others_are_kept(
     tmp_path: Path, does: str, why: str
 ) -> None:
     path = tmp_path / "results.jsonl"
@@ -231,7 +223,7 @@ def alive(folder: Path) -> list[str]:
 
 
 @pytest.mark.slow
-def test_ctrl_c_ends_the_workers_at_once_keeps_what_is_done_and_says_how_to_go_on(
+def test_ctrl_c_kills_the_workers_and_keeps_finished_results(
     tmp_path: Path,
 ) -> None:
     process = start(tmp_path)
@@ -251,7 +243,7 @@ def test_ctrl_c_ends_the_workers_at_once_keeps_what_is_done_and_says_how_to_go_o
 
 
 @pytest.mark.slow
-def test_ctrl_c_while_a_worker_starts_ends_that_one_too(
+def test_ctrl_c_during_the_start_of_a_worker_kills_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     really_start = ForkServerProcess.start
@@ -276,7 +268,7 @@ def test_ctrl_c_while_a_worker_starts_ends_that_one_too(
 
 
 @pytest.mark.slow
-def test_ctrl_c_stays_with_the_program_around_python_that_takes_it(
+def test_ctrl_c_stays_with_an_embedding_program(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(number: int, handler: Any) -> None:
