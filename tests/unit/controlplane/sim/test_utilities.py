@@ -1,4 +1,4 @@
-"""What generated jobs are worth, and what a policy that admits them makes of it."""
+"""Utilities of generated jobs, and admission by them."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ def test_utilities_are_drawn_as_in_the_paper_and_leave_the_trace_as_it_is() -> N
     assert with_utilities(plain, 3, lambda job: 100.0 * job.slots) == trace
 
 
-def test_only_generated_jobs_are_given_utilities() -> None:
+def test_only_generated_jobs_get_utilities() -> None:
     with pytest.raises(TraceError, match="generated trace; write columns value, deadline_s"):
         Scenario(utilities=True, workload="mine.csv")
 
 
-def test_in_a_crowd_admission_is_worth_more_than_a_queue_and_a_journal_keeps_its_promises() -> None:
+def test_admission_beats_a_queue_and_a_journal_keeps_promises() -> None:
     trace = trace_of(CROWDED, 3)
 
     told: list[tuple[Seconds, Input]] = []
