@@ -144,6 +144,7 @@ def cumulative(results: Results, path: Path) -> None:
             share = np.arange(1, len(values) + 1) / max(1, counted)
             axes.step(values, share, where="post", label=label, **look[label].line)
         axes.set_xscale("log")
+        axes.tick_params(axis="x", which="minor", labelsize="x-small", labelrotation=60)
         axes.set_xlabel(f"{name} (s)")
         axes.set_ylim(0.0, 1.02)
         tidy(axes, along="both")
@@ -415,7 +416,6 @@ def gantt(result: SimulationResult, path: Path) -> None:
     edge = {"edgecolor": GRID, "linewidths": 0.2}
     draw_bars(axes, bars, slots, {job: {"facecolor": c, **edge} for job, c in colours.items()})
     name_bars(axes, bars, slots, colours, length)
-    axes.set_ylabel("slots")
     axes.set_xlabel(name)
     title = f"which of {len(result.jobs)} jobs had which of {result.slots} slots; grey: free"
     axes.set_title(f"{result.policy}: {title}", loc="left", fontsize="medium")
