@@ -137,9 +137,7 @@ def test_results_in_the_file_are_not_simulated_again(tmp_path: Path) -> None:
         ("exits", "its worker exited with code 7"),
     ],
 )
-def test_a_failed_cell_is_named_and_the_others_are_kept(
-    tmp_path: Path, does: str, why: str
-) -> None:
+def test_a_failed_cell_is_named_and_others_are_kept(tmp_path: Path, does: str, why: str) -> None:
     path = tmp_path / "results.jsonl"
     wanted = cells(tmp_path, "broken", "fine", does=does)
 
@@ -157,9 +155,7 @@ def test_a_failed_cell_is_named_and_the_others_are_kept(
     assert len(caught.value.results) == 2
 
 
-def test_a_file_that_cannot_be_written_is_refused_before_anything_is_simulated(
-    tmp_path: Path,
-) -> None:
+def test_a_file_that_cannot_be_written_is_refused_before_simulations(tmp_path: Path) -> None:
     with pytest.raises(ResultsError, match="No such file or directory"):
         run(cells(tmp_path, "a"), simulate, tmp_path / "no" / "results.jsonl")
     assert started(tmp_path) == set()
@@ -223,9 +219,7 @@ def alive(folder: Path) -> list[str]:
 
 
 @pytest.mark.slow
-def test_ctrl_c_kills_the_workers_and_keeps_finished_results(
-    tmp_path: Path,
-) -> None:
+def test_ctrl_c_kills_the_workers_and_keeps_finished_results(tmp_path: Path) -> None:
     process = start(tmp_path)
     wait_for("the cells did not start", tmp_path)
 
@@ -243,9 +237,7 @@ def test_ctrl_c_kills_the_workers_and_keeps_finished_results(
 
 
 @pytest.mark.slow
-def test_ctrl_c_during_the_start_of_a_worker_kills_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ctrl_c_kills_a_starting_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     really_start = ForkServerProcess.start
 
     def start_and_interrupt(process: ForkServerProcess) -> None:
@@ -268,7 +260,7 @@ def test_ctrl_c_during_the_start_of_a_worker_kills_it(
 
 
 @pytest.mark.slow
-def test_ctrl_c_stays_with_an_embedding_program(
+def test_ctrl_c_stays_with_embedding_programs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(number: int, handler: Any) -> None:

@@ -80,9 +80,7 @@ def test_jobs_without_a_time_alone_have_no_figures() -> None:
 @given(
     st.lists(st.tuples(st.integers(0, 20), st.none() | st.integers(0, 20)), min_size=1, max_size=8)
 )
-def test_contention_equals_a_count_of_every_second(
-    lives: list[tuple[int, int | None]],
-) -> None:
+def test_contention_equals_a_count_of_every_second(lives: list[tuple[int, int | None]]) -> None:
     jobs = [job_result(f"j{n}", jct, at=float(at)) for n, (at, jct) in enumerate(lives)]
     found = msgspec.structs.replace(result(*jobs), ended_at=60.0)
     spans = [(at, 60 if jct is None else at + jct) for at, jct in lives]

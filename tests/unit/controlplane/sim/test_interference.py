@@ -315,9 +315,7 @@ def gavel_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_measured_pairs_are_read_by_gpu_and_pairs_that_did_not_fit_count_as_the_worst(
-    gavel_file: Path,
-) -> None:
+def test_measured_pairs_are_read_by_gpu_and_pairs_that_did_not_fit(gavel_file: Path) -> None:
     lm = "LM (batch size 20)"
 
     assert read_pairs(gavel_file) == {

@@ -125,9 +125,7 @@ def words(path: Path) -> list[str]:
         (times_to_reductions, ["fair", "slaq", "mean time since submission (s)", "90"]),
     ],
 )
-def test_figures_of_losses_are_labelled_and_reproducible(
-    tmp_path: Path, draw: Draw, told: list[str]
-) -> None:
+def test_figures_of_losses_are_reproducible(tmp_path: Path, draw: Draw, told: list[str]) -> None:
     both = [result(*three(), policy=policy) for policy in ("fair", "slaq")]
 
     draw(both, tmp_path / "a.svg")
@@ -154,7 +152,7 @@ SIZES = st.lists(st.integers(0, 9), min_size=1, max_size=6)
 
 
 @given(st.lists(st.tuples(st.floats(0.0, 50.0), LOSSES, SIZES), min_size=1, max_size=8))
-def test_shares_add_up_and_averages_lie_between_the_losses(
+def test_shares_add_up_and_means_are_bounded(
     drawn: list[tuple[float, list[float], list[int]]],
 ) -> None:
     jobs = [

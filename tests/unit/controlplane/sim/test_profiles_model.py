@@ -208,7 +208,7 @@ def test_a_missing_table_is_named(tmp_path: Path, missing: str) -> None:
         ("validation-8.csv", b"\xff\xfe", "validation-8.csv:1"),
     ],
 )
-def test_a_damaged_table_is_refused(
+def test_damaged_tables_are_refused(
     tmp_path: Path, file: str, text: str | bytes, says: str
 ) -> None:
     error = complaint(write(tmp_path, tables={**TABLES, file: text}))

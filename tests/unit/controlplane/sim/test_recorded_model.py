@@ -175,9 +175,7 @@ def test_costs_are_those_of_the_family_then_of_the_cluster_then_as_given() -> No
         (ChangeTimes(join_s=1.5, switch_s=2.0), (0.0, 1.5)),
     ],
 )  # fmt: skip
-def test_pauses_are_at_most_as_long_as_recorded_changes(
-    took: ChangeTimes, expected: tuple[float, float]
-) -> None:
+def test_recorded_changes_bound_pauses(took: ChangeTimes, expected: tuple[float, float]) -> None:
     found = msgspec.structs.replace(recording(a_job()), took=took)
     given = ChangeCosts(start_s=25.0, restart_s=10.0, prepare_s=20.0, switch_s=30.0)
     costs = RecordedModel(found, given).job_model(found.as_trace().jobs[0], "elastic", seed=1).costs
@@ -231,9 +229,7 @@ def average_s(result: SimulationResult) -> float:
     ("policy", "within"),
     [("fifo", 0.03), ("tiresias", 0.03), pytest.param("ones", 0.15, marks=pytest.mark.slow)],
 )
-def test_a_replay_under_the_same_policy_takes_as_long(
-    policy: str, within: float, tmp_path: Path
-) -> None:
+def test_a_replay_takes_as_long_as_the_run(policy: str, within: float, tmp_path: Path) -> None:
     what = Scenario(
         nodes=(NodeGroup(count=4, slots=4),), jobs=12, interval_s=60.0, warm_up=0.0, knowledge="L3"
     )

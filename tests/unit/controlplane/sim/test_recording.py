@@ -223,9 +223,7 @@ def test_first_starts_and_restarts_are_measured_apart(tmp_path: Path) -> None:
     )
 
 
-def test_durations_of_epochs_are_known_within_one_group(
-    tmp_path: Path,
-) -> None:
+def test_durations_of_epochs_are_known_within_one_group(tmp_path: Path) -> None:
     controller = cluster_of(n1=1)
     training(controller, S0, name="a")
     for epoch in (1, 2):
@@ -305,18 +303,14 @@ def test_other_files_are_refused_with_a_remedy(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_journal_of_another_release_or_with_damage_is_refused(
-    tmp_path: Path, statement: str, said: str
-) -> None:
+def test_a_damaged_or_newer_journal_is_refused(tmp_path: Path, statement: str, said: str) -> None:
     path = journal_of(busy_cluster(), tmp_path)
     change(path, statement)
 
     assert refused(path).startswith(said)
 
 
-def test_a_damaged_row_of_a_past_job_is_left_out(
-    tmp_path: Path,
-) -> None:
+def test_a_damaged_row_of_a_past_job_is_left_out(tmp_path: Path) -> None:
     path = Path(shutil.copy(GOLDEN / "schema-3-format-2-jobs.sqlite", tmp_path / "journal.sqlite"))
     whole = recording_from_journal(path)
     change(path, "UPDATE ended_jobs SET body = x'81' WHERE number = 2")
@@ -375,9 +369,7 @@ def test_a_written_recording_can_be_read(tmp_path: Path) -> None:
         (b'"script":"train.py"', b'"script":7', "FILE:3: Expected `str`, got `int`"),
     ],
 )
-def test_an_invalid_line_is_refused_with_a_remedy(
-    tmp_path: Path, before: bytes, after: bytes, said: str
-) -> None:
+def test_invalid_lines_are_refused(tmp_path: Path, before: bytes, after: bytes, said: str) -> None:
     path = tmp_path / "week.jsonl"
     write_recording(a_recording(), path)
     text = path.read_bytes()
@@ -403,9 +395,7 @@ def test_other_files_are_no_recordings(tmp_path: Path) -> None:
 
 @SAME_FOLDER
 @given(cut=st.integers(0, 2000), put=st.binary(max_size=40), drop=st.integers(0, 40))
-def test_damaged_bytes_raise_trace_errors_only(
-    tmp_path: Path, cut: int, put: bytes, drop: int
-) -> None:
+def test_damaged_bytes_raise_trace_errors(tmp_path: Path, cut: int, put: bytes, drop: int) -> None:
     path = tmp_path / "week.jsonl"
     write_recording(a_recording(), path)
     text = path.read_bytes()

@@ -157,9 +157,7 @@ def test_jobs_wait_for_the_next_round_and_stall_at_once() -> None:
 
 
 @pytest.mark.parametrize(("samples", "next_starts"), [(298, 120.0), (302, 180.0)])
-def test_an_epoch_rounded_down_to_a_round_belongs_to_the_next_round(
-    samples: int, next_starts: float
-) -> None:
+def test_an_epoch_rounded_to_a_round_belongs_to_the_next(samples: int, next_starts: float) -> None:
     costs = replace(DEAR, start_s=30.0)
     model = ToyModel(costs=costs, epochs=1, epoch_samples=samples, whole_seconds=True)
     nodes = (NodeGroup(count=1, slots=1),)

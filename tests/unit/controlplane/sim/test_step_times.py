@@ -134,7 +134,7 @@ some_points = st.dictionaries(
 
 
 @given(some_points, st.integers(1, 12), st.integers(8, 100))
-def test_interpolated_times_lie_between_their_measurements(
+def test_interpolated_times_are_bounded_by_measurements(
     points: Points, slots: int, local: int
 ) -> None:
     times = family(*(measured(1, on, batch, s) for (on, batch), s in points.items()))

@@ -282,9 +282,7 @@ def test_jobs_differ_in_length_by_about_a_tenth_and_only_by_name_and_seed() -> N
 
 @pytest.mark.parametrize("workload", ["alexnet-imagenet-10k", "bert-sst2-10k"])
 @pytest.mark.parametrize("erratic", [False, True])
-def test_the_tenth_report_in_a_row_above_target_ends_the_job(
-    workload: str, *, erratic: bool
-) -> None:
+def test_ten_reports_above_the_target_end_the_job(workload: str, *, erratic: bool) -> None:
     for seed in range(20):
         job_model = job_model_of(workload, seed=seed, training_model=Table2Model(erratic=erratic))
         stop = job_model.spec.stop
@@ -401,9 +399,7 @@ def test_a_trace_depends_on_the_seed_only() -> None:
     assert one.jobs != other.jobs
 
 
-def test_every_sampled_gpu_time_is_replaced_by_the_closest_workload(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_gpu_times_are_replaced_by_the_closest_workload(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(generators, "sample", lambda _, count: [1500.0] * count)
 
     trace = generate(jobs=40, seed=3)
