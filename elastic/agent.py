@@ -495,7 +495,7 @@ class ScalingAgent:
             if training.epoch_open:
                 self.report()
         if self._epochs.close() and self.rank == 0:
-            self._reporter.report(TrainingFinished, why=training.why_done)
+            self._reporter.report(TrainingFinished, reason=training.why_done)
         if self._reducer is not None:
             self._reducer.close()
 

@@ -81,7 +81,9 @@ def png(
         ResultsError: if matplotlib is not installed, or the file cannot be written.
     """
     window = window or full_window(allocations)
-    jobs = {job: job_colour(index) for job, index in colour_indices(allocations).items()}
+    jobs: dict[str, str] = {
+        job: job_colour(index) for job, index in colour_indices(allocations).items()
+    }
     within = [job for job, past in (pasts or {}).items() if _is_visible(past, window)]
     panels = within[-MAX_PANELS:]
     height = min(max(1.6 + 0.3 * len(slots), 2.5), 12.0)
@@ -202,7 +204,7 @@ def _draw_states_legend(figure: Figure) -> None:
     )  # fmt: skip
 
 
-def _draw_legend(axes: Axes, jobs: Mapping[JobId, str], *, started: bool) -> None:
+def _draw_legend(axes: Axes, jobs: Mapping[str, str], *, started: bool) -> None:
     from matplotlib.patches import Patch  # noqa: PLC0415
 
     shown = list(jobs.items())[:MAX_LEGEND_JOBS]

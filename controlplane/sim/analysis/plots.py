@@ -17,7 +17,9 @@ from scipy.ndimage import uniform_filter1d
 
 from controlplane.sim.analysis.comparison import by_size, mean_interval
 from controlplane.sim.analysis.plot_style import (
+    DASHES,
     GRID,
+    HATCHES,
     Bar,
     Style,
     caption,
@@ -144,6 +146,7 @@ def cumulative(results: Results, path: Path) -> None:
             share = np.arange(1, len(values) + 1) / max(1, counted)
             axes.step(values, share, where="post", label=label, **look[label].line)
         axes.set_xscale("log")
+        axes.tick_params(axis="x", which="minor", labelsize="x-small", labelrotation=60)
         axes.set_xlabel(f"{name} (s)")
         axes.set_ylim(0.0, 1.02)
         tidy(axes, along="both")
@@ -303,13 +306,14 @@ def normalised_loss(results: Results, path: Path) -> None:
     look = styles(groups)
     figure = new_figure(7.6, 3.6)
     axes = figure.subplots()
-    for label, group in groups.items():
+    for place, (label, group) in enumerate(groups.items()):
         series, inside = _window(group[0])
         mean = np.mean([np.nanmean(s.mean_loss[i]) for s, i in map(_window, group)])
         jct_s = np.mean([job.jct_s or 0.0 for result in group for job in finished(result)])
         text = f"{label}: mean {mean:.3f}, completion {jct_s:.0f} s"
         times_s, loss = series.times_s[inside], series.mean_loss[inside]
-        axes.plot(times_s, loss, label=text, **look[label].line)
+        style = {**look[label].line, "linestyle": DASHES[place % len(DASHES)]}
+        axes.plot(times_s, loss, label=text, **style)
     axes.set_xlabel("time since the first submission (s)")
     axes.set_ylabel("normalised loss, mean of active jobs")
     axes.set_ylim(bottom=0.0)
@@ -357,7 +361,8 @@ def times_to_reductions(results: Results, path: Path) -> None:
     for place, (label, group) in enumerate(groups.items()):
         places = np.arange(len(REDUCTIONS)) + (place - (len(groups) - 1) / 2.0) * width
         heights = [_mean_time(group, reduction) for reduction in REDUCTIONS]
-        bars = axes.bar(places, heights, width * 0.92, label=label, **look[label].area)
+        style = {**look[label].area, "hatch": HATCHES[place % len(HATCHES)]}
+        bars = axes.bar(places, heights, width * 0.92, label=label, **style)
         axes.bar_label(bars, fmt="%.0f", fontsize="small", padding=2)
     axes.set_xticks(range(len(REDUCTIONS)), [f"{100 * reduction:.0f}" for reduction in REDUCTIONS])
     axes.set_xlabel("loss reduction (%)")
@@ -415,7 +420,6 @@ def gantt(result: SimulationResult, path: Path) -> None:
     edge = {"edgecolor": GRID, "linewidths": 0.2}
     draw_bars(axes, bars, slots, {job: {"facecolor": c, **edge} for job, c in colours.items()})
     name_bars(axes, bars, slots, colours, length)
-    axes.set_ylabel("slots")
     axes.set_xlabel(name)
     title = f"which of {len(result.jobs)} jobs had which of {result.slots} slots; grey: free"
     axes.set_title(f"{result.policy}: {title}", loc="left", fontsize="medium")

@@ -273,9 +273,8 @@ class ProfiledJob(JobModel):
         """Return the batch as divided into equal passes, and these passes."""
         app, slots = self.app, sum(placement)
         share = math.ceil(batch / slots - CEIL_TOLERANCE)
-        more = math.ceil(share / app.most_local - CEIL_TOLERANCE) - 1
-        if slots == 1 and batch > app.first_batch:
-            more = max(1, more)
+        least = int(slots == 1 and batch > app.first_batch)
+        more = max(least, math.ceil(share / app.most_local - CEIL_TOLERANCE) - 1)
         local = math.ceil(share / (more + 1) - CEIL_TOLERANCE)
         local = max(1, min(local, app.most_batch // (slots * (more + 1))))
         step_s, sync_s = app.speed(placement, local)
@@ -337,8 +336,9 @@ class ProfilesModel(TrainingModel):
         """Return the model of a job, which does not depend on the seed."""
         app = self._application(job.workload)
         stop = StopRule(epochs=app.epochs) if self._stated else None
-        specify = self._elastic if batch == "elastic" else self._fixed
-        return ProfiledJob(app, specify(app, job, stop), self._costs)
+        sizes = _elastic_sizes(app, job) if batch == "elastic" else _fixed_sizes(app, job)
+        spec = job_spec(job, family=app.name, stop=stop, **sizes)
+        return ProfiledJob(app, spec, self._costs)
 
     def _application(self, name: str) -> MeasuredApplication:
         if name not in self._applications:
@@ -350,33 +350,30 @@ class ProfilesModel(TrainingModel):
             self._applications[name] = MeasuredApplication(folder)
         return self._applications[name]
 
-    def _elastic(self, app: MeasuredApplication, job: TraceJob, stop: StopRule | None) -> JobSpec:
-        alone = app.name in SINGLE_SLOT
-        local = app.most_batch if alone else min(app.most_batch, app.most_local * MAX_PASSES)
-        return job_spec(
-            job,
-            family=app.name,
-            batch_size=app.most_batch if alone else app.first_batch,
-            max_batch_size=app.most_batch,
-            max_local_batch=local,
-            slots=(1, 1) if alone else (1, MAX_SLOTS),
-            slots_wanted=1 if alone else min(job.slots, MAX_SLOTS),
-            stop=stop,
-        )
 
-    def _fixed(self, app: MeasuredApplication, job: TraceJob, stop: StopRule | None) -> JobSpec:
-        alone = app.name in SINGLE_SLOT
-        batch = job.batch or app.first_batch * job.slots
-        if batch > app.most_batch:
-            problem = f"job {job.name}: {app.name} was measured up to a batch of {app.most_batch}"
-            raise TraceError(f"{problem}, not {batch}", "lower its batch_size", "batch_size")
-        most = 1 if alone else max(1, min(MAX_SLOTS, batch // app.least_local))
-        return job_spec(
-            job,
-            family=app.name,
-            batch_size=batch,
-            max_batch_size=KEEP,
-            slots=(1, max(most, 1 if alone else job.slots)),
-            slots_wanted=1 if alone else job.slots,
-            stop=stop,
+def _elastic_sizes(app: MeasuredApplication, job: TraceJob) -> dict[str, Any]:
+    most, wanted = app.most_batch, min(job.slots, MAX_SLOTS)
+    if app.name in SINGLE_SLOT:
+        first, local, slots, wanted = most, most, (1, 1), 1
+    else:
+        first, local, slots = (
+            app.first_batch,
+            min(most, app.most_local * MAX_PASSES),
+            (1, MAX_SLOTS),
         )
+    return {
+        "batch_size": first, "max_batch_size": most, "max_local_batch": local, "slots": slots,
+        "slots_wanted": wanted,
+    }  # fmt: skip
+
+
+def _fixed_sizes(app: MeasuredApplication, job: TraceJob) -> dict[str, Any]:
+    batch = job.batch or app.first_batch * job.slots
+    if batch > app.most_batch:
+        problem = f"job {job.name}: {app.name} was measured up to a batch of {app.most_batch}"
+        raise TraceError(f"{problem}, not {batch}", "lower its batch_size", "batch_size")
+    most, wanted = max(1, min(MAX_SLOTS, batch // app.least_local)), job.slots
+    if app.name in SINGLE_SLOT:
+        most = wanted = 1
+    slots = (1, max(most, wanted))
+    return {"batch_size": batch, "max_batch_size": KEEP, "slots": slots, "slots_wanted": wanted}

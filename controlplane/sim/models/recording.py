@@ -441,7 +441,7 @@ class _Lines:
             raise self.refusal(f"{name!r} is duplicated", "delete one")
         known[name] = line
 
-    def refusal(self, problem: str, hint: str, field: str | None = None) -> TraceError:
+    def refusal(self, problem: str, hint: str, field: str = "") -> TraceError:
         """Return the error of the line read last, to be raised."""
         return TraceError(f"{self._path}:{self._number}: {problem}", hint, field)
 

@@ -134,9 +134,7 @@ def by_order(instance: Instance, order: Callable[[list[float]], list[int]], widt
 
 @settings(deadline=None, max_examples=examples(60))
 @given(instance=instances())
-def test_no_policy_beats_the_optimum_and_the_optimum_never_beats_the_bound(
-    instance: Instance,
-) -> None:
+def test_no_policy_beats_the_optimum_nor_the_optimum_the_bound(instance: Instance) -> None:
     release, work, speeds = instance
     # The table of a slot's worth: one slot is the most efficient, for speeds are concave.
     lower = bound(release, work, [max(of) for of in speeds], SLOTS)

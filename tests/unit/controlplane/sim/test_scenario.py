@@ -171,10 +171,12 @@ def test_an_invalid_trace_is_refused(tmp_path: Path, row: str, says: str) -> Non
     assert says in str(complaint(Scenario(workload=str(file))))
 
 
-def test_profiles_need_a_workload() -> None:
+def test_profiles_need_tables_and_a_workload(tmp_path: Path) -> None:
+    nowhere = Scenario(physics="profiles", profiles=str(tmp_path / "nowhere"), workload="w.csv")
+
+    assert "nowhere is not a folder" in str(complaint(nowhere))
     with pytest.raises(TraceError, match="the profiles have no generator") as raised:
         trace_of(Scenario(physics="profiles"), 1)
-
     assert "--workload" in raised.value.hint
 
 

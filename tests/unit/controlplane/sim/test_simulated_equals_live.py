@@ -1,4 +1,4 @@
-"""What is simulated is what is shipped: the same inputs at the same times, the same commands."""
+"""The simulation and the live service: equal inputs at equal times lead to equal commands."""
 
 from __future__ import annotations
 
@@ -200,7 +200,7 @@ def apart(ours: Sequence[Event], theirs: Sequence[Event]) -> list[tuple[Event, E
     return [pair for pair in zip(ours, theirs, strict=False) if pair[0] != pair[1]][:1]
 
 
-def test_what_is_compared_here_has_everything_in_it() -> None:
+def test_the_compared_runs_contain_every_kind_of_event() -> None:
     seen = {policy: kinds(simulated(policy)[1]) for policy in POLICIES}
 
     for each in seen.values():
@@ -214,9 +214,7 @@ def test_what_is_compared_here_has_everything_in_it() -> None:
 
 
 @pytest.mark.parametrize("policy", ["fifo", pytest.param("tiresias", marks=pytest.mark.slow)])
-def test_the_live_service_plans_and_orders_what_the_simulation_did(
-    policy: str, tmp_path: Path
-) -> None:
+def test_the_live_service_plans_and_orders_like_the_simulation(policy: str, tmp_path: Path) -> None:
     _, events = simulated(policy)
 
     live = run(partial(_live_again, tmp_path / "journal.sqlite", policy, events))
@@ -226,9 +224,7 @@ def test_the_live_service_plans_and_orders_what_the_simulation_did(
 
 
 @pytest.mark.parametrize("policy", ["ones", "slaq", "oasis", "drl", "harmony-drl"])
-def test_the_live_service_orders_what_a_simulated_search_led_to(
-    policy: str, tmp_path: Path
-) -> None:
+def test_the_live_service_orders_like_a_simulated_search(policy: str, tmp_path: Path) -> None:
     _, events = simulated(policy)
 
     live = run(partial(_live_again, tmp_path / "journal.sqlite", "", events))
