@@ -1,4 +1,4 @@
-"""Figures 7 to 10, Table 1 and Algorithm 1 of the ONES paper, as far as its text describes them."""
+"""Operations on candidates, figures 7 to 10, and their scores by Algorithm 1."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_the_slots_of_a_job_follow_from_the_genome() -> None:
 # --- equations 5 to 8, Algorithm 1
 
 
-def test_remaining_work_is_what_was_done_times_one_over_progress_less_one() -> None:
+def test_remaining_work_is_equation_7() -> None:
     problem = a_problem(present=[1], most=[1], left=[float("nan")])
 
     left = work_left(problem, np.array([[0.25]]))
@@ -58,7 +58,7 @@ def test_remaining_work_is_what_was_done_times_one_over_progress_less_one() -> N
     assert left.tolist() == [[3000.0]]  # Y = 1000 (1 / 0.25 - 1)
 
 
-def test_the_score_of_equation_8_is_the_sum_of_remaining_time_times_slots() -> None:
+def test_the_score_is_equation_8() -> None:
     problem = a_problem(
         present=[1, 1, 2, 0],
         most=[2, 2, 2],
@@ -72,7 +72,7 @@ def test_the_score_of_equation_8_is_the_sum_of_remaining_time_times_slots() -> N
     assert score.tolist() == [[-(100.0 * 2 + 100.0 * 1)]]  # T c of both; smaller is better
 
 
-def test_algorithm_1_takes_the_candidate_with_the_smallest_sum() -> None:
+def test_algorithm_1_selects_the_smallest_sum() -> None:
     problem = a_problem(present=[1, 2], most=[2, 2], rates=[[10.0, 10.0], [10.0, 20.0]])
     candidates = genes([1, 1], [1, 2], [2, 2])  # sums: 200, 200, 100
 
@@ -85,7 +85,7 @@ def test_algorithm_1_takes_the_candidate_with_the_smallest_sum() -> None:
 # --- figure 7: refresh
 
 
-def test_figure_7_job_1_is_selected_first_and_job_2_fills_the_last_idle_slot() -> None:
+def test_refresh_agrees_with_figure_7() -> None:
     # Two slots for each of three jobs; the third has completed. R allows job 1 one slot more, and
     # job 2 two. The gain of job 1, (2/2 - 1/1) Y, is smaller than that of job 2.
     before = a_problem(present=[1, 3, 2, 2, 3, 0], most=[2, 4, 2])
@@ -103,13 +103,13 @@ def test_figure_7_job_1_is_selected_first_and_job_2_fills_the_last_idle_slot() -
     assert shown(found) == [[1, 1, 2, 2, 2, 2]]
 
 
-def test_refresh_scales_down_what_is_beyond_its_limit() -> None:
+def test_refresh_scales_down_to_the_limit() -> None:
     problem = a_problem(present=[1, 1, 1, 2], most=[2, 1])
 
     assert shown(within_limits(problem.present[None, :], problem)) == [[1, 1, 0, 2]]
 
 
-def test_refresh_takes_slots_for_new_jobs_from_the_largest_time_processed() -> None:
+def test_new_jobs_get_slots_of_the_longest_served() -> None:
     problem = a_problem(
         present=[1, 1, 2, 2, 3, 0],
         most=[2, 2, 2, 2, 2, 2],
@@ -125,9 +125,7 @@ def test_refresh_takes_slots_for_new_jobs_from_the_largest_time_processed() -> N
 # --- figure 8: uniform crossover
 
 
-def test_figure_8_each_slot_goes_from_one_parent_to_one_child_and_from_the_other_to_the_other() -> (
-    None
-):
+def test_crossover_agrees_with_figure_8() -> None:
     one, other = genes([1, 1, 2, 3]), genes([2, 1, 3, 4])
 
     children = swapped(one, other, np.array([[True, False, False, True]]))
@@ -138,7 +136,7 @@ def test_figure_8_each_slot_goes_from_one_parent_to_one_child_and_from_the_other
 # --- figure 9: uniform mutation
 
 
-def test_figure_9_two_workers_are_replaced_by_job_4() -> None:
+def test_mutation_agrees_with_figure_9() -> None:
     # Job 2 has two workers and is pre-empted; job 4 waits, and its gain is the smallest.
     problem = a_problem(present=[1, 2, 2, 3], most=[1, 2, 1, 2], left=[9e3, 9e3, 9e3, 10.0])
     struck = np.array([[False, True, False, False]])
@@ -146,40 +144,28 @@ def test_figure_9_two_workers_are_replaced_by_job_4() -> None:
     found = mutated(problem.present[None, :], problem, struck, problem.exact[None, :])
 
     assert shown(found) == [[1, 4, 4, 3]]
-
-
-def test_what_others_cannot_use_goes_back_to_the_job_that_was_preempted() -> None:
-    problem = a_problem(present=[1, 2, 2], most=[1, 2])
-    struck = np.array([[False, True]])
-
-    found = mutated(problem.present[None, :], problem, struck, problem.exact[None, :])
-
-    assert shown(found) == [[1, 2, 2]]
+    # Slots that no other job can use return to the pre-empted job.
+    two = a_problem(present=[1, 2, 2], most=[1, 2])
+    again = mutated(two.present[None, :], two, np.array([[False, True]]), two.exact[None, :])
+    assert shown(again) == [[1, 2, 2]]
 
 
 # --- figure 10: reorder
 
 
-def test_figure_10_workers_are_packed_in_the_order_of_occurrence_of_each_job() -> None:
+def test_reorder_agrees_with_figure_10() -> None:
     assert shown(reordered(genes([3, 1, 3, 2, 1, 3, 0, 2]), "flat")) == [[3, 3, 3, 1, 1, 2, 2, 0]]
-
-
-def test_reorder_in_the_order_of_arrival_gives_a_slot_the_same_job_in_most_candidates() -> None:
     assert shown(reordered(genes([3, 1, 3, 2], [1, 3, 2, 3]), "aligned")) == [[1, 2, 3, 3]] * 2
 
 
 # --- equation 4
 
 
-@pytest.mark.parametrize("slots", [1, 2, 3, 4])
-def test_a_waiting_job_asks_for_its_least_and_a_running_one_for_what_its_limit_allows(
-    slots: int,
-) -> None:
-    problem = a_problem(present=[0] * slots, most=[4])
-
-    found = filled(problem.present[None, :], problem, ANY_LEFT[:, :1])
-
-    assert shown(found) == [[1] * slots]
+def test_a_waiting_job_gets_its_minimum_then_what_its_limit_allows() -> None:
+    for slots in (1, 2, 3, 4):
+        problem = a_problem(present=[0] * slots, most=[4])
+        found = filled(problem.present[None, :], problem, ANY_LEFT[:, :1])
+        assert shown(found) == [[1] * slots]
 
 
 MANY = 5
@@ -241,7 +227,7 @@ def test_an_operator_makes_full_schedules_within_limits(
 
 @SIZE
 @given(problem=any_problem(), seed=st.integers(0, 99))
-def test_new_jobs_are_served_before_all_others(problem: PaperProblem, seed: int) -> None:
+def test_new_jobs_are_served_first(problem: PaperProblem, seed: int) -> None:
     rng = default_rng(seed)
     schedules = with_new_jobs(within_limits(random_schedules(problem, MANY, rng), problem), problem)
 
@@ -283,7 +269,7 @@ def test_reorder_only_moves(problem: PaperProblem, seed: int) -> None:
         assert changes.tolist() == [many - 1 for many in kinds]
 
 
-def test_without_any_job_every_slot_is_idle() -> None:
+def test_without_jobs_every_slot_is_idle() -> None:
     problem = a_problem(present=[0, 0], most=[])
     rng = default_rng(0)
 
@@ -292,7 +278,7 @@ def test_without_any_job_every_slot_is_idle() -> None:
     assert idle(found) == 6
 
 
-def test_a_rate_of_zero_preempts_nobody_and_a_rate_of_one_everybody() -> None:
+def test_a_rate_of_0_preempts_no_job_and_a_rate_of_1_all() -> None:
     problem = a_problem(present=[1, 2], most=[1, 1])
     schedule = genes([1, 2])
 
@@ -300,7 +286,7 @@ def test_a_rate_of_zero_preempts_nobody_and_a_rate_of_one_everybody() -> None:
     assert preempted(schedule, problem, 1.0, default_rng(0)).all()
 
 
-def test_draws_of_progress_fill_equal_candidates_in_different_ways() -> None:
+def test_draws_fill_equal_candidates_differently() -> None:
     problem = a_problem(present=[1, 2, 0, 0], most=[3, 3], left=[float("nan")] * 2,
                         rates=[[1.0, 1.5, 1.8]] * 2)  # fmt: skip
     schedules = genes(*[[1, 2, 0, 0]] * 30)
@@ -310,7 +296,7 @@ def test_draws_of_progress_fill_equal_candidates_in_different_ways() -> None:
     assert len({tuple(row) for row in shown(filled(schedules, problem, drawn))}) == 2
 
 
-def test_a_job_whose_remaining_work_is_infinite_still_fills_the_cluster() -> None:
+def test_a_job_of_infinite_work_fills_the_cluster() -> None:
     problem = a_problem(present=[0, 0], most=[2], left=[float("inf")])
 
     found = filled(genes([0, 0]), problem, np.array([[np.inf]]))
@@ -328,7 +314,7 @@ def scores(problem: PaperProblem, candidates: Genes, options: OnesPaperOptions) 
     return [float(value) for value in found[:, 0]]
 
 
-def test_read_literally_a_schedule_gains_by_leaving_a_job_out() -> None:
+def test_read_literally_leaving_a_job_out_is_a_gain() -> None:
     problem = a_problem(present=[0, 0, 0], most=[3, 3, 3], rates=THREE, left=[100.0, 100.0, 300.0])
     candidates = genes([1, 1, 2], [1, 2, 3])
 
@@ -339,7 +325,7 @@ def test_read_literally_a_schedule_gains_by_leaving_a_job_out() -> None:
     assert all_jobs[0] < all_jobs[1]
 
 
-def test_a_change_must_pay_for_its_stall_unless_changes_are_taken_to_cost_nothing() -> None:
+def test_a_change_is_charged_for_its_stall() -> None:
     problem = a_problem(present=[1, 2, 2], most=[2, 2], rates=[[1.0, 1.05]] * 2)
     stays, changes = genes([1, 2, 2]), genes([1, 1, 2])
 
@@ -350,7 +336,7 @@ def test_a_change_must_pay_for_its_stall_unless_changes_are_taken_to_cost_nothin
     assert free[0] == pytest.approx(free[1])
 
 
-def test_to_stop_a_running_job_is_worth_less_than_to_let_one_wait() -> None:
+def test_stopping_a_job_costs_more_than_letting_it_wait() -> None:
     runs = a_problem(present=[1], most=[1, 1])
     waits = a_problem(present=[0], most=[1, 1])
     nobody = genes([0])
@@ -359,7 +345,7 @@ def test_to_stop_a_running_job_is_worth_less_than_to_let_one_wait() -> None:
     assert scores(waits, nobody, OnesPaperOptions()) == [0.0]
 
 
-def test_only_the_flat_reading_looks_at_nodes_and_at_which_slots_they_are() -> None:
+def test_only_the_flat_reading_scores_nodes_and_moves() -> None:
     problem = a_problem(present=[1, 1, 0, 0, 0, 0], most=[2], spread=0.5)
     candidates = genes([1, 1, 0, 0, 0, 0], [0, 0, 1, 1, 0, 0], [0, 0, 0, 1, 1, 0])
 
@@ -381,7 +367,7 @@ def test_short_jobs_are_worth_more() -> None:
 # --- progress
 
 
-def test_the_mean_of_draws_is_the_mean_progress() -> None:
+def test_draws_have_the_mean_progress() -> None:
     problem = a_problem(present=[1, 2], most=[1, 1])
 
     drawn = draws(problem, default_rng(0), 20_000)
@@ -390,7 +376,7 @@ def test_the_mean_of_draws_is_the_mean_progress() -> None:
     assert ((drawn > 0) & (drawn < 1)).all()
 
 
-def test_what_is_known_otherwise_is_not_drawn() -> None:
+def test_known_work_is_not_drawn() -> None:
     problem = a_problem(present=[1, 2], most=[1, 1], left=[123.0, NAN])
 
     left = work_left(problem, draws(problem, default_rng(0), 50))
@@ -408,7 +394,7 @@ def many_candidates() -> tuple[PaperProblem, Genes]:
 
 @pytest.mark.parametrize("rho", ["mean", "generation", "candidate"])
 @pytest.mark.parametrize("selection", ["best", "sampled"])
-def test_k_different_candidates_go_on_whatever_is_drawn(rho: str, selection: str) -> None:
+def test_k_different_candidates_survive(rho: str, selection: str) -> None:
     problem, candidates = many_candidates()
     options = OnesPaperOptions(rho=rho, selection=selection)  # type: ignore[arg-type]  # both listed
 
@@ -417,7 +403,7 @@ def test_k_different_candidates_go_on_whatever_is_drawn(rho: str, selection: str
     assert len(rows) == len(set(rows.tolist())) == 10
 
 
-def test_by_the_mean_every_search_selects_the_same_and_by_draws_it_does_not() -> None:
+def test_only_draws_make_selections_differ() -> None:
     problem, candidates = many_candidates()
 
     def winners(**readings: str) -> int:
@@ -433,7 +419,7 @@ def test_by_the_mean_every_search_selects_the_same_and_by_draws_it_does_not() ->
     assert winners(rho="candidate") > winners(rho="mean")
 
 
-def test_the_rounds_of_algorithm_1_are_not_the_best_of_one_draw() -> None:
+def test_rounds_of_algorithm_1_differ_from_one_draw() -> None:
     problem, candidates = many_candidates()
     best = scorer_for(problem, OnesPaperOptions(rho="generation"))
     rounds = scorer_for(problem, OnesPaperOptions(rho="generation", selection="sampled"))
@@ -444,5 +430,5 @@ def test_the_rounds_of_algorithm_1_are_not_the_best_of_one_draw() -> None:
     assert one.tolist() != other.tolist()
 
 
-def test_slots_of_a_job_are_numbered() -> None:
+def test_slots_of_a_job_have_ranks() -> None:
     assert ranks(genes([2, 1, 2, 0, 2, 1, 0])).tolist() == [[0, 0, 1, 0, 2, 1, 1]]
