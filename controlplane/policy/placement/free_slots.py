@@ -45,7 +45,8 @@ class NodeFreeSlots:
         self._mode = mode
         self._free = list(partition.free.values())
         self._place = {node: place for place, node in enumerate(partition.free)}
-        self._begun = self._in_use(partition) if mode == "tetris" else [False] * len(self._free)
+        sizes = Counter(slot.node for slot in partition.view.slots) if mode == "tetris" else {}
+        self._begun = [len(slots) < sizes.get(node, 0) for node, slots in partition.free.items()]
         top = 1 + max(map(len, self._free), default=0)
         self._heaps: tuple[list[list[int]], ...] = tuple([[] for _ in range(top)] for _ in "ab")
         for place, slots in enumerate(self._free):
@@ -58,7 +59,10 @@ class NodeFreeSlots:
         taken: list[SlotId] = []
         while len(taken) < size:
             need = size - len(taken)
-            taken += self._take(self._next(need, first=not taken), need)
+            found = None
+            if self._mode != "emptiest" and (not taken or self._mode != "roomiest"):
+                found = self._tightest(need)
+            taken += self._take(self._roomiest() if found is None else found, need)
         return taken
 
     def grow(self, job: JobView, own: list[SlotId], size: int) -> list[SlotId]:
@@ -94,12 +98,6 @@ class NodeFreeSlots:
                 self._free[place].remove(slot)
                 self._put_back(place)
         return True
-
-    def _next(self, need: int, *, first: bool) -> int:
-        found = None
-        if self._mode != "emptiest" and (first or self._mode != "roomiest"):
-            found = self._tightest(need)
-        return self._roomiest() if found is None else found
 
     def _tightest(self, need: int) -> int | None:
         """Return the node with the least sufficient room; nodes in use come first."""
@@ -148,10 +146,6 @@ class NodeFreeSlots:
             for place in used:
                 self._put_back(place)
         return by_node(taken)
-
-    def _in_use(self, partition: Partition) -> list[bool]:
-        sizes = Counter(slot.node for slot in partition.view.slots)
-        return [len(slots) < sizes[node] for node, slots in partition.free.items()]
 
 
 def by_node(slots: Sequence[SlotId]) -> list[SlotId]:

@@ -19,7 +19,6 @@ from controlplane.policy.ones_paper.candidates import (
     filled,
     mean_draw,
     mutated,
-    preempted,
     random_schedules,
     ranks,
     refreshed,
@@ -187,7 +186,7 @@ def crossover(found: Genes, problem: PaperProblem, rng: Generator) -> Genes:
 
 
 def mutation(found: Genes, problem: PaperProblem, rng: Generator) -> Genes:
-    struck = preempted(found, problem, 0.4, rng)
+    struck = rng.random((len(found), len(problem.jobs))) < 0.4
     return mutated(found, problem, struck, left(problem, len(found), rng))
 
 
@@ -276,14 +275,6 @@ def test_without_jobs_every_slot_is_idle() -> None:
     found = refresh(random_schedules(problem, 3, rng), problem, rng)
 
     assert idle(found) == 6
-
-
-def test_a_rate_of_0_preempts_no_job_and_a_rate_of_1_all() -> None:
-    problem = a_problem(present=[1, 2], most=[1, 1])
-    schedule = genes([1, 2])
-
-    assert not preempted(schedule, problem, 0.0, default_rng(0)).any()
-    assert preempted(schedule, problem, 1.0, default_rng(0)).all()
 
 
 def test_draws_fill_equal_candidates_differently() -> None:
