@@ -68,21 +68,19 @@ def test_the_best_batch_at_each_size(
     assert goodput_table(STEP, replace(BOUNDS, **changes), noise, 1).batches.tolist() == batches
 
 
-def test_speed_ups_are_relative_to_the_fewest_slots_with_a_valid_batch() -> None:
-    """64 samples, 32 of which fit a slot: none on one, 64 on two, 128 on four."""
-    table = goodput_table(STEP, replace(BOUNDS, local_limit=32, most=4), 1e9, 1)
-    none = goodput_table(STEP, replace(BOUNDS, local_limit=1, most=4), 0.0, 1)
-
-    assert table.fewest == 2
-    assert table.speedups[[0, 1, 3]].tolist() == [0.0, 1.0, table.goodputs[3] / table.goodputs[1]]
-    assert none.speedups.tolist() == [0.0] * 4
-
-
 def test_goodput_on_one_slot_agrees_with_a_calculation_by_hand() -> None:
-    """Batch 64: 64 / 0.164 s = 390; batch 128: 128 / 0.228 s (64 + 64) / (64 + 128) = 374."""
+    """Batch 64: 64 / 0.164 s = 390; batch 128: 128 / 0.228 s (64 + 64) / (64 + 128) = 374.
+
+    With a limit of 32 samples per slot two slots are the fewest: speed-ups are relative to them.
+    """
+    tight = goodput_table(STEP, replace(BOUNDS, local_limit=32, most=4), 1e9, 1)
+    none = goodput_table(STEP, replace(BOUNDS, local_limit=1, most=4), 0.0, 1)
     fitted = fit([Sample(1, 1, 64.0, 0.164), Sample(1, 1, 128.0, 0.228)], 64)
     table = goodput_table(STEP, BOUNDS, 64.0, 1)
 
+    assert (tight.fewest, tight.speedups[[0, 1]].tolist()) == (2, [0.0, 1.0])
+    assert tight.speedups[3] == tight.goodputs[3] / tight.goodputs[1]
+    assert none.speedups.tolist() == [0.0] * 4
     assert table.batches[0] == 64
     assert table.goodputs[0] == pytest.approx(64 / 0.164)
     assert goodput_table(fitted, BOUNDS, 64.0, 1).goodputs[0] == pytest.approx(64 / 0.164, rel=0.05)
@@ -134,17 +132,11 @@ def test_a_job_at_most_doubles_in_each_round() -> None:
 
     assert grown == [1, 2, 4, 8, 8]
     assert sum(it.jobs[A].running_on.values()) == 512
-
-
-def test_a_job_starts_on_the_fewest_slots_with_a_valid_batch() -> None:
-    policy = goodput()
-    perfect(policy, A)
-    job = elastic(A, local_limit=32)
-
-    plan = policy.plan(view_of(row_of(4), job), Seconds(0.0))
-
-    assert plan.local_batch == {A: {S0: 32, S1: 32}}
-    assert plan.reasons[A].text.endswith("1.00 x the goodput of 2 slots, with batch 64")
+    fresh = goodput()
+    perfect(fresh, A)
+    start = fresh.plan(view_of(row_of(4), elastic(A, local_limit=32)), Seconds(0.0))
+    assert start.local_batch == {A: {S0: 32, S1: 32}}
+    assert start.reasons[A].text.endswith("1.00 x the goodput of 2 slots, with batch 64")
 
 
 def test_equal_jobs_share_the_slots_with_a_new_job() -> None:
@@ -175,16 +167,11 @@ def test_between_rounds_sizes_hold_and_new_jobs_start_on_idle_slots() -> None:
     assert it.plans[-1].reasons[C].text == "waits: sizes are chosen again in the next round"
     it.end(A)
     assert it.sizes(13.0) == {B: 1, C: 1}
-
-
-def test_as_published_new_jobs_wait_for_the_round() -> None:
-    it = InstantCluster(goodput(starts="rounds", age_share=0.0), row_of(4))
+    it = InstantCluster(goodput(starts="rounds", age_share=0.0), row_of(4))  # as published
     it.submit(elastic(A))
     it.at(0.0)
     it.submit(elastic(B, 10.0))
-
-    assert it.sizes(10.0) == {A: 1}
-    assert it.plans[-1].wake_at == 60.0
+    assert (it.sizes(10.0), it.plans[-1].wake_at) == ({A: 1}, 60.0)
     assert it.plans[-1].reasons[B].text == "waits: sizes are chosen again in the next round"
     assert B in it.at(60.0)
 
@@ -276,17 +263,11 @@ def test_the_noise_scale_comes_from_telemetry_then_from_epochs() -> None:
     assert noise_of(between, job) == pytest.approx(1000.0 * 2.0**0.3)
     assert noise_of(nonsense, job) == 1000.0
     assert noise_of(goodput(noise_scale_prior=3.0), elastic(A)) == 3.0 * 64
-
-
-def test_the_noise_scale_of_other_and_ended_jobs_is_not_used() -> None:
-    policy = goodput(share_family=True)
-    tell(policy, 1000.0)
-
-    assert noise_of(policy, elastic(B, noise_scale=50.0)) == 50.0
-
-    ended = JobEnded(job=A, family="", samples_done=64, succeeded=True)
-    policy.observe(ended, Seconds(1.0))
-    assert noise_of(policy, elastic(A, noise_scale=50.0)) == 50.0
+    family = goodput(share_family=True)
+    tell(family, 1000.0)
+    assert noise_of(family, elastic(B, noise_scale=50.0)) == 50.0  # another job
+    heard.observe(JobEnded(job=A, family="", samples_done=64, succeeded=True), Seconds(1.0))
+    assert noise_of(heard, job) == 50.0  # a new job of that name
 
 
 @pytest.mark.parametrize("share", [False, True])

@@ -71,19 +71,13 @@ def test_no_batch_is_more_than_twice_the_last_one() -> None:
 # --- Y
 
 
-def test_by_equation_7_a_new_job_has_no_work_left() -> None:
-    job = warm_job(epoch=0, samples_done=0)
-
-    problem = problem_of(job)
-
-    assert work_left(problem, mean_draw(problem)).tolist() == [[0.0]]
-
-
 def test_a_stated_length_is_used_and_else_a_forecast() -> None:
     stated, forecast = problem_of(warm_job(stop_samples=4000)), problem_of(warm_job())
 
     assert work_left(stated, mean_draw(stated)).tolist() == [[3000.0]]
     assert work_left(forecast, mean_draw(forecast)) == pytest.approx(10_000.0)
+    new = problem_of(warm_job(epoch=0, samples_done=0))
+    assert work_left(new, mean_draw(new)).tolist() == [[0.0]]  # by eq. 7
 
 
 # --- R
@@ -168,7 +162,7 @@ def test_gates_close_until_an_epoch_ends() -> None:
     assert {A, B, "c-3"} >= set(changed("off")) >= {"c-3"}
 
 
-def test_a_gate_opens_after_a_report_interval() -> None:
+def test_a_gate_opens_after_a_report_interval_and_when_a_change_has_settled() -> None:
     job = warm_job(on=2, moved_at=Seconds(90.0), epoch_at=Seconds(60.0))
     view = view_of(SLOTS, job)
 
@@ -177,12 +171,6 @@ def test_a_gate_opens_after_a_report_interval() -> None:
 
     assert pieces.wake_at == Seconds(120.0)
     assert never.wake_at is None
-
-
-def test_a_gate_stays_closed_until_a_change_has_settled() -> None:
-    job = warm_job(on=2, moved_at=Seconds(99.0), epoch_at=Seconds(99.5))
-
-    plan = planned("ones-paper", view_of(SLOTS, job), options={"settle_s": 3.0})
-
-    assert plan.local_batch == {A: dict(job.running_on)}
-    assert plan.wake_at == Seconds(102.0)
+    settles = warm_job(on=2, moved_at=Seconds(99.0), epoch_at=Seconds(99.5))
+    plan = planned("ones-paper", view_of(SLOTS, settles), options={"settle_s": 3.0})
+    assert (plan.local_batch, plan.wake_at) == ({A: dict(settles.running_on)}, Seconds(102.0))
