@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from controlplane.policy.api import EpochSeen, JobEnded, JobView, Policy, StepsSeen
+from controlplane.policy.api import JobEnded, JobView, Policy
 from controlplane.policy.baselines.goodput import JobBounds, best_sizes, goodput_table, utilities
 from controlplane.policy.registry import make
 from controlplane.prediction.throughput import Sample, SpeedModel, fit
@@ -19,7 +19,7 @@ from schemas.ids import JobId, Seconds, node_of
 from tests.support.builders import S0, S1, T0, A, B, C, job_view
 from tests.support.instant_cluster import InstantCluster
 from tests.support.sizes import examples
-from tests.support.views import row_of, view_of
+from tests.support.views import epoch_seen, row_of, steps_seen, view_of
 
 BOUNDS = JobBounds(first_batch=64, batch_limit=512, local_limit=128, most=8, widest=4)
 STEP = SpeedModel(compute=(0.1, 0.001), known=True)  # seconds: 0.1 + 0.001 for each sample
@@ -34,18 +34,14 @@ def goodput(**options: Any) -> Policy:
     return make("goodput", options)
 
 
-def epoch(
-    job: JobId, slots: int, nodes: int, batch: int, speed: float, *, family: str = ""
-) -> EpochSeen:
-    return EpochSeen(job=job, family=family, slots=slots, nodes=nodes, global_batch=batch,
-                     samples_per_s=speed, whole=True)  # fmt: skip
-
-
 def perfect(policy: Policy, job: JobId) -> None:
     """Report that n slots make the job n times as fast."""
     for slots, batch in itertools.product((1, 2, 4, 8), (64, 128, 256, 512)):
         speed = batch / (0.1 + 0.001 * batch / slots)
-        policy.observe(epoch(job, slots, 1 + (slots > 4), batch, speed), Seconds(0.0))
+        seen = epoch_seen(
+            job, slots=slots, nodes=1 + (slots > 4), global_batch=batch, samples_per_s=speed
+        )
+        policy.observe(seen, Seconds(0.0))
 
 
 # --- what sizes are worth
@@ -212,7 +208,9 @@ def test_a_spread_job_moves_to_fewer_nodes_if_that_pays() -> None:
     def nodes_at(age: float) -> set[str]:
         policy = goodput(growth=1.0, moves="restart")
         for nodes in (1, 2):
-            policy.observe(epoch(A, 2, nodes, 128, 400.0 / nodes**2), Seconds(0.0))
+            speed = 400.0 / nodes**2
+            seen = epoch_seen(A, slots=2, nodes=nodes, global_batch=128, samples_per_s=speed)
+            policy.observe(seen, Seconds(0.0))
         job = elastic(A, -age, running_on={S0: 64, T0: 64})
         plan = policy.plan(view_of(row_of(2, 2), job), Seconds(0.0))
         return {node_of(slot) for slot in plan.local_batch[A]}
@@ -235,13 +233,8 @@ def test_a_batch_changes_only_for_more_than_the_margin(batch: int, then: int) ->
 def tell(policy: Policy, *noise_scales: float | None) -> None:
     """Report noise scales of A, without a speed."""
     for noise_scale in noise_scales:
-        policy.observe(
-            StepsSeen(
-                job=A, family="", group=1, slots=1, nodes=1, global_batch=64, step=1,
-                samples_done=64, noise_scale=noise_scale,
-            ),
-            Seconds(0.0),
-        )  # fmt: skip
+        seen = steps_seen(A, samples_per_s=0.0, noise_scale=noise_scale)
+        policy.observe(seen, Seconds(0.0))
 
 
 def noise_of(policy: Policy, job: JobView) -> float:
@@ -275,7 +268,8 @@ def test_speeds_of_relatives_count_only_with_share_family(share: bool) -> None: 
     """A is slower on two slots; without its reports B is expected to gain from them."""
     policy = goodput(share_family=share)
     for slots in (1, 2):
-        policy.observe(epoch(A, slots, 1, 64, 100.0 / slots, family="f"), Seconds(0.0))
+        seen = epoch_seen(A, family="f", slots=slots, samples_per_s=100.0 / slots)
+        policy.observe(seen, Seconds(0.0))
     job = elastic(B, -1e6, family="f", noise_scale=0.0, running_on={S0: 64})
 
     plan = policy.plan(view_of(row_of(2), job), Seconds(0.0))

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.random import default_rng
 
-from controlplane.policy.api import Budget, ClusterView, JobView, Plan, StepsSeen
+from controlplane.policy.api import Budget, ClusterView, JobView, Plan
 from controlplane.policy.learned.gang_model import (
     CLASSES,
     FEATURES,
@@ -31,7 +31,7 @@ from schemas.errors import SettingsError
 from schemas.ids import JobId, Seconds, SlotId
 from tests.support.builders import A, B, C, job_view
 from tests.support.sizes import examples
-from tests.support.views import row_of, view_of
+from tests.support.views import row_of, steps_seen, view_of
 
 NOW = Seconds(100.0)
 FAMILIES = ("loud", "quiet")
@@ -191,11 +191,9 @@ def told(learner: HarmonyDrl, view: ClusterView, speeds: dict[JobId, float], tim
         learner.improve(view, Budget(generations=1), default_rng(0), NOW)
         for name, speed in speeds.items():
             here = view.jobs[name]
-            seen = StepsSeen(
-                job=name, family=here.family, group=1, slots=len(here.running_on),
-                nodes=len({slot.split("/")[0] for slot in here.running_on}), global_batch=8,
-                step=10, samples_done=80, samples_per_s=speed,
-            )  # fmt: skip
+            nodes = len({slot.split("/")[0] for slot in here.running_on})
+            seen = steps_seen(name, family=here.family, slots=len(here.running_on), nodes=nodes,
+                              global_batch=8, samples_per_s=speed)  # fmt: skip
             learner.observe(seen, NOW)
     learner.improve(view, Budget(generations=1), default_rng(0), NOW)
 

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from numpy.random import default_rng
 
-from controlplane.policy.api import Budget, EpochSeen, JobEnded, JobView, StepsSeen
+from controlplane.policy.api import Budget, EpochSeen, JobEnded, JobView
 from controlplane.policy.ones_paper.policy import EvolutionarySearch, OnesPaper
 from controlplane.policy.options import OnesPaperOptions
 from schemas.ids import JobId, Seconds
 from tests.support.builders import A, B, job_view
 from tests.support.paper_problems import SLOTS, genes, problem_of, seen, warm_job
-from tests.support.views import NOW, planned, view_of
+from tests.support.views import NOW, epoch_seen, planned, steps_seen, view_of
 
 
 def a_job(job: JobId = A) -> JobView:
@@ -25,9 +25,8 @@ def a_job(job: JobId = A) -> JobView:
 
 
 def epoch(number: int, samples_done: int = 0) -> EpochSeen:
-    return EpochSeen(job=A, family="f", slots=1, nodes=1, global_batch=64, samples_per_s=100.0,
-                     whole=True, epoch=number, train_loss=2.0 / number,
-                     samples_done=samples_done)  # fmt: skip
+    return epoch_seen(A, family="f", epoch=number, train_loss=2.0 / number,
+                      samples_done=samples_done)  # fmt: skip
 
 
 def lived(policy: OnesPaper, epochs: int, *, succeeded: bool) -> None:
@@ -99,8 +98,7 @@ def test_a_search_converges_until_the_next_event() -> None:
     while policy.improve(view, Budget(generations=1), rng, NOW):
         asked += 1
     assert asked <= 10
-    steps = StepsSeen(job=A, family="f", group=1, slots=1, nodes=1, global_batch=64, step=1,
-                      samples_done=64)  # fmt: skip
+    steps = steps_seen(A, family="f", samples_per_s=0.0)
     policy.observe(steps, NOW)
 
     assert policy.improve(view, Budget(steps=1), rng, NOW)

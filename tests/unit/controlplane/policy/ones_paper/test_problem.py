@@ -14,7 +14,7 @@ from controlplane.policy.registry import make
 from schemas.ids import JobId, Seconds
 from tests.support.builders import A, B
 from tests.support.paper_problems import SLOTS, problem_of, seen, warm_job
-from tests.support.views import planned, view_of
+from tests.support.views import planned, steps_seen, view_of
 
 # --- options
 
@@ -85,8 +85,7 @@ def test_a_stated_length_is_used_and_else_a_forecast() -> None:
 
 def test_a_job_has_its_minimum_until_it_is_warm() -> None:
     def steps(many: int) -> StepsSeen:
-        return StepsSeen(job=A, family="f", group=1, slots=1, nodes=1, global_batch=64, step=many,
-                         samples_done=64 * many, samples_per_s=100.0)  # fmt: skip
+        return steps_seen(A, family="f", step=many, samples_done=64 * many)
 
     job = warm_job(on=1, epoch=0, samples_done=0, moved_at=Seconds(50.0))
     long: dict[str, Any] = {"now": 100.0, "scale_down": "off", "report_interval_s": 30.0}

@@ -13,14 +13,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from controlplane.policy.api import EpochSeen, JobView, Policy, StepsSeen
+from controlplane.policy.api import EpochSeen, JobView, Policy
 from controlplane.policy.registry import make
 from controlplane.policy.slaq.policy import allocate
 from schemas.ids import JobId, Seconds
 from tests.support.builders import A, B, C, job_view
 from tests.support.instant_cluster import InstantCluster
 from tests.support.sizes import examples
-from tests.support.views import row_of
+from tests.support.views import epoch_seen, row_of, steps_seen
 
 NAN = float("nan")
 
@@ -31,11 +31,8 @@ def elastic(job: JobId, most: int = 8, **changes: Any) -> JobView:
 
 def epoch(job: JobId, number: int, loss: float | None, slots: int = 1) -> EpochSeen:
     """Epochs of 1000 samples; 100 samples/s and slot."""
-    return EpochSeen(
-        job=job, family=str(job), slots=slots, nodes=1, global_batch=64,
-        samples_per_s=100.0 * slots, whole=True, epoch=number, samples_done=1000 * number,
-        train_loss=loss,
-    )  # fmt: skip
+    return epoch_seen(job, family=str(job), slots=slots, samples_per_s=100.0 * slots, epoch=number,
+                      samples_done=1000 * number, train_loss=loss)  # fmt: skip
 
 
 def told(
@@ -121,11 +118,9 @@ def test_a_job_with_long_epochs_has_a_curve_from_telemetry() -> None:
     policy = told({B: has_converged})
     for k in range(1, 12):
         x = 0.1 * k
-        policy.observe(
-            StepsSeen(job=A, family=str(A), group=1, slots=1, nodes=1, global_batch=64, step=k,
-                      samples_done=1000 * k, samples_per_s=100.0, train_loss=10.0 * (1.0 - exp(-x)) / x),
-            Seconds(100.0),
-        )  # fmt: skip
+        loss = 10.0 * (1.0 - exp(-x)) / x
+        seen = steps_seen(A, family=str(A), step=k, samples_done=1000 * k, train_loss=loss)
+        policy.observe(seen, Seconds(100.0))
     it = cluster(policy, elastic(A), elastic(B))
 
     assert it.sizes(100.0) == {A: 7, B: 1}
