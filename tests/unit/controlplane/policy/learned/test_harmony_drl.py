@@ -93,17 +93,7 @@ def test_a_job_goes_where_the_total_loss_is_least(
     assert taken(policy(model(apart=apart)).plan(view, NOW), C) == slots
 
 
-def test_jobs_start_in_order_of_arrival() -> None:
-    large, small = job(B, "quiet", slots=3), job(C, "quiet")
-    view = view_of(row_of(2, 2), job(A, "quiet", slots=2, on=("n1/0", "n1/1")), large, small)
-
-    plan = policy().plan(view, NOW)
-
-    assert (taken(plan, B), taken(plan, C)) == ([], [])
-    assert plan.reasons[C].text == "waits: for 1 slot behind 1 job, 2 were free"
-
-
-def test_a_reason_names_the_node_and_the_expected_losses() -> None:
+def test_a_reason_names_the_node_and_its_losses_or_the_queue() -> None:
     view = view_of(row_of(2, 2), *ON_BOTH, job(C, "quiet"))
 
     reason = policy().plan(view, NOW).reasons[C]
@@ -115,6 +105,11 @@ def test_a_reason_names_the_node_and_the_expected_losses() -> None:
     assert set(reason.numbers) == {
         "slots_now", "slots_then", "own_loss", "neighbours_loss", "score", "next_score",
     }  # fmt: skip
+    large, small = job(B, "quiet", slots=3), job(C, "quiet")
+    full = view_of(row_of(2, 2), job(A, "quiet", slots=2, on=("n1/0", "n1/1")), large, small)
+    plan = policy().plan(full, NOW)
+    assert (taken(plan, B), taken(plan, C)) == ([], [])
+    assert plan.reasons[C].text == "waits: for 1 slot behind 1 job, 2 were free"
 
 
 # --- expected losses
