@@ -241,11 +241,7 @@ class Oracle(Protocol):
     """Ground truth that no cluster has; a simulator offers it to policies used for comparison."""
 
     def remaining_s(self, job: JobView, slots: int) -> float:
-        """Return the seconds that a job still trains with its first batch.
-
-        Args:
-            slots: number of slots of the job, close together.
-        """
+        """Return the seconds that a job still trains with its first batch; slots are close."""
         ...
 
     def remaining_steps(self, job: JobView) -> float:
@@ -253,11 +249,7 @@ class Oracle(Protocol):
         ...
 
     def step_s(self, job: JobView, slots: int) -> float:
-        """Return the seconds of one such step.
-
-        Args:
-            slots: number of slots of the job, close together.
-        """
+        """Return the seconds of one such step; slots are close together."""
         ...
 
     def speed_share(
@@ -269,7 +261,6 @@ class Oracle(Protocol):
         """Return the share of its speed alone and close together that a job would keep, in (0, 1].
 
         Args:
-            job: active.
             layouts: assumed workers of every job on each of its nodes.
             on: for each node of the job, the assumed workers there of every job, its own included.
         """
@@ -289,8 +280,7 @@ class Policy(Protocol):
     def improve(self, view: ClusterView, budget: Budget, rng: Generator, now: Seconds) -> bool:
         """Search within `budget`; return whether more search could still find a better plan.
 
-        Args:
-            rng: the only source of randomness: the same draws give the same plan.
+        `rng` is the only source of randomness: the same draws give the same plan.
         """
         ...
 

@@ -80,39 +80,49 @@ Search = Literal["auto", "evolution", "climb", "greedy"]
 LengthModelName = Literal["residual", "beta", "mixture"]  # see ones/job_lengths
 
 
-class OnesOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class OnesOptions(Options, frozen=True):
     """Options of policy `ones`, table `[policy.options]` of the controller's settings."""
 
-    seed: int = 0
+    seed: Annotated[int, Within(0)] = 0
     # auto: evolution where GPU types differ, else greedy; climb: the best one alone; greedy: none
     search: Search = "auto"
-    population: int = 16  # K; the paper takes as many as GPUs, 16 give the same result
-    patience: int = 10  # generations without a better candidate before the search rests
-    mutation_rate: float = 0.1  # theta: share of a candidate's jobs that lose their slots
-    warmup_steps: int = 10  # on one slot before a job may grow; the paper says "a few"
-    first_slots: int = 1  # that a job may have before; the paper starts all jobs on one
-    report_interval_s: float = 30.0  # a longer epoch counts in pieces of this
-    settle_s: float = (
-        3.0  # after a change, before the next one of the same job, however short epochs
-    )
-    rescale_stall_s: float = 1.0  # what a change costs a running job
-    start_stall_s: float = 10.0  # what a start costs, until some were measured
-    change_margin: float = 0.1  # of its value, that a change must be worth beyond its stall
-    pause_margin: float = 1.5  # of a job's worth on one slot, that stopping it costs beyond that
-    batch_margin: float = 0.03  # of its goodput, that a new batch on the same slots must bring
+    # K; the paper takes as many as GPUs, 16 give the same result.
+    population: Annotated[int, Within(2)] = 16
+    # Generations without a better candidate before the search rests.
+    patience: Annotated[int, Within(0)] = 10
+    # Theta: share of a candidate's jobs that lose their slots.
+    mutation_rate: Annotated[float, Within(0.0, 1.0)] = 0.1
+    # On one slot before a job may grow; the paper says "a few".
+    warmup_steps: Annotated[int, Within(0)] = 10
+    first_slots: Count = 1  # that a job may have before; the paper starts all jobs on one
+    # A longer epoch counts in pieces of this.
+    report_interval_s: Annotated[float, Within(0.1)] = 30.0
+    # After a change, before the next one of the same job, however short epochs.
+    settle_s: NotNegative = 3.0
+    rescale_stall_s: NotNegative = 1.0  # what a change costs a running job
+    start_stall_s: NotNegative = 10.0  # what a start costs, until some were measured
+    change_margin: NotNegative = 0.1  # of its value, that a change must be worth beyond its stall
+    # Of a job's worth on one slot, that stopping it costs beyond that.
+    pause_margin: NotNegative = 1.5
+    # Of its goodput, that a new batch on the same slots must bring.
+    batch_margin: NotNegative = 0.03
     rebatch: bool = True  # on the same slots at any time; else at plans, once a gate is open
-    growth_steps: int = 10  # that a job trains with a batch before it may double
+    # That a job trains with a batch before it may double.
+    growth_steps: Annotated[int, Within(0)] = 10
     batch_caps: bool = True  # stay below a batch that lost on its slots, for a while
     place_trials: bool = True  # leave a place that loses to a closer one of as many slots
-    batches_per_doubling: int = 6  # that are tried between a job's first batch and its limit
-    size_exponent: float = 0.55  # how much short jobs are preferred
-    speedup_exponent: float = 0.8  # how much a further slot is worth
-    ageing: float = 0.0  # exponent of the response ratio in a job's weight; 0: it may starve
-    max_stretch: float = 0.0  # times a job's fair-share time, that it may take; 0: any
-    patience_s: float = 300.0  # added to every remaining time; at most a quarter of their mean
-    growth: float = 2.0  # times the largest size a family has run, in one change
+    batches_per_doubling: Count = 6  # that are tried between a job's first batch and its limit
+    size_exponent: NotNegative = 0.55  # how much short jobs are preferred
+    speedup_exponent: Annotated[float, Within(0.05)] = 0.8  # how much a further slot is worth
+    ageing: NotNegative = 0.0  # exponent of the response ratio in a job's weight; 0: it may starve
+    max_stretch: NotNegative = 0.0  # times a job's fair-share time, that it may take; 0: any
+    # Added to every remaining time; at most a quarter of their mean.
+    patience_s: NotNegative = 300.0
+    # Times the largest size a family has run, in one change.
+    growth: Annotated[float, Within(1.0)] = 2.0
     passes: bool = True  # what a worker takes in several passes is modelled as that
-    noise_scale_prior: float = 4.0  # times the job's first batch, if it reports none
+    # Times the job's first batch, if it reports none.
+    noise_scale_prior: Annotated[float, Within(0.01)] = 4.0
     length_model: LengthModelName = "residual"  # of work that no rule states
     gain_correction: bool = True  # learn what comes of speed-ups that are promised for new sizes
     share_lengths: bool = True  # expect of a new family what all jobs took; else its own past alone
@@ -123,49 +133,11 @@ class OnesOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     swaps: bool = True  # where GPU types differ, let jobs trade places; else nobody ever does
 
     def __post_init__(self) -> None:
-        """Refuse what makes no sense."""
-        _check(self)
-
-
-def _check(options: OnesOptions) -> None:
-    low = {
-        "population": 2,
-        "patience": 0,
-        "warmup_steps": 0,
-        "growth_steps": 0,
-        "first_slots": 1,
-        "report_interval_s": 0.1,
-        "settle_s": 0.0,
-        "ageing": 0.0,
-        "max_stretch": 0.0,
-        "rescale_stall_s": 0.0,
-        "start_stall_s": 0.0,
-        "change_margin": 0.0,
-        "batch_margin": 0.0,
-        "pause_margin": 0.0,
-        "batches_per_doubling": 1,
-        "size_exponent": 0.0,
-        "speedup_exponent": 0.05,
-        "patience_s": 0.0,
-        "growth": 1.0,
-        "noise_scale_prior": 0.01,
-        "seed": 0,
-        "mutation_rate": 0.0,
-    }
-    for name, least in low.items():
-        value = getattr(options, name)
-        field = f"policy.options.{name}"
-        if not math.isfinite(value):
-            raise SettingsError(f"{field}: {value} is not finite", "give a number", field)
-        if value < least:
-            raise SettingsError(f"{field}: {value} is below {least}", "raise it", field)
-    if 0.0 < options.max_stretch < 1.0:
-        field = "policy.options.max_stretch"
-        what = f"{field}: {options.max_stretch} is below 1: not all can be faster than their share"
-        raise SettingsError(what, "give 1 or more, or 0 for no limit", field)
-    if options.mutation_rate > 1:
-        what = f"policy.options.mutation_rate: {options.mutation_rate} is above 1"
-        raise SettingsError(what, "lower it", "policy.options.mutation_rate")
+        """Check the ranges; no limit of the stretch, or one that all jobs can keep."""
+        super().__post_init__()
+        if 0.0 < self.max_stretch < 1.0:
+            what = f"{self.max_stretch} is below 1: not all can be faster than their share"
+            refuse("max_stretch", what, "give 1 or more, or 0 for no limit")
 
 
 MAX_CANDIDATES: Final = 512  # a generation of as many for 512 slots takes 0.35 s (README)

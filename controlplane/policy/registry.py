@@ -147,8 +147,12 @@ def check_options(name: str, options: Mapping[str, Any]) -> Any:
     try:
         return msgspec.convert(dict(options), struct)
     except msgspec.ValidationError as error:
+        wrong = re.search(r"Invalid enum value .* - at `\$\.(\w+)`", str(error))
+        remedy = f"known: {', '.join(struct.__struct_fields__)}"
+        if wrong is not None:
+            remedy = f"choose one of {', '.join(get_args(get_type_hints(struct)[wrong[1]]))}"
         problem = f"policy.options of {name}: {error}"
-        raise SettingsError(problem, _known(struct, str(error)), "policy.options") from None
+        raise SettingsError(problem, remedy, "policy.options") from None
 
 
 def hears_steps(name: str, options: Mapping[str, Any]) -> bool:
@@ -158,14 +162,6 @@ def hears_steps(name: str, options: Mapping[str, Any]) -> bool:
         SettingsError: if there is no such policy.
     """
     return entry(name).searches or options.get("placer") in LEARNING_PLACERS
-
-
-def _known(struct: Any, error: str) -> str:
-    """Return the remedy: the valid values of the wrong option, else the names of all options."""
-    wrong = re.search(r"Invalid enum value .* - at `\$\.(\w+)`", error)
-    if wrong is None:
-        return f"known: {', '.join(struct.__struct_fields__)}"
-    return f"choose one of {', '.join(get_args(get_type_hints(struct)[wrong[1]]))}"
 
 
 def _load(location: str) -> Any:

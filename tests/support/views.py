@@ -116,6 +116,18 @@ def warm_job(job: JobId, *on: SlotId, **changes: Any) -> JobView:
     return changed_job(view, **changes)
 
 
+def epoch_seen(job: JobId, **changes: Any) -> EpochSeen:
+    """A whole epoch of a job on one slot, at 100 samples/s."""
+    usual = {"family": "", "slots": 1, "nodes": 1, "global_batch": 64, "samples_per_s": 100.0}
+    return EpochSeen(job=job, **{"whole": True, **usual, **changes})
+
+
+def steps_seen(job: JobId, **changes: Any) -> StepsSeen:
+    """Telemetry of a job on one slot, at 100 samples/s."""
+    usual = {"family": "", "slots": 1, "nodes": 1, "global_batch": 64, "samples_per_s": 100.0}
+    return StepsSeen(job=job, **{"group": 1, "step": 1, "samples_done": 64, **usual, **changes})
+
+
 def surrounded(
     problem: Problem,
     *,

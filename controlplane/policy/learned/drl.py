@@ -309,7 +309,7 @@ class Drl(ImmediatePolicy):
         model = model or read_actor_model(self.options.model)
         self._trained_on = model.card.slots
         self._actor = Actor(model.arrays)
-        self._observed = ObservedJobs(DRIFT)
+        self._observed = ObservedJobs(DRIFT, count_epochs=True)
         self._placer = make_placer(self.options.placer, self.options.moves)
         self._rounds = Rounds(self.options.interval_s)
         self._targets: dict[JobId, int] = {}  # slots of each job in the last round

@@ -83,7 +83,11 @@ def explain(choices: Sequence[Choice], nodes: Sequence[NodeId]) -> tuple[str, di
     own = float(last.among.own[last.place])
     costs = math.fsum(float((one.among.costs - one.among.own)[one.place]) for one in choices)
     numbers = {"own_loss": own, "neighbours_loss": costs, "score": first.score}
-    words = f"{' and '.join(names)} scored best: {_expected_words(own, costs)}"
+    words = f"{' and '.join(names)} scored best: it keeps {100.0 * (1.0 - own):.0f}% of its speed"
+    if costs < MIN_NAMED_COST:
+        words += " and costs no neighbour any"
+    else:
+        words += f" and costs its neighbours {100.0 * costs:.0f}% of one job's"
     others = np.delete(first.among.scores, first.place)
     if len(others):
         at = int(np.argmax(others))
@@ -91,13 +95,6 @@ def explain(choices: Sequence[Choice], nodes: Sequence[NodeId]) -> tuple[str, di
         numbers["next_score"] = float(others[at])
         words += f"; next is {nodes[node]} ({first.score:.2f} against {others[at]:.2f})"
     return words, numbers
-
-
-def _expected_words(own: float, neighbours: float) -> str:
-    mine = f"it keeps {100.0 * (1.0 - own):.0f}% of its speed"
-    if neighbours < MIN_NAMED_COST:
-        return f"{mine} and costs no neighbour any"
-    return f"{mine} and costs its neighbours {100.0 * neighbours:.0f}% of one job's"
 
 
 class Classes:

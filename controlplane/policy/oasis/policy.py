@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
@@ -89,28 +89,14 @@ def sizes_now(
     for job in claims.others:
         give(job, len(job.running_on))
     for jobs in (claims.promised, claims.others):
-        _grow(jobs, sizes, give, gains, lambda: left)
+        growing = [job for job in jobs if sizes.get(job.job)]
+        while growing and left:  # one more slot in turn for each job that gains by it
+            before = dict(sizes)
+            for job in growing:
+                if left and gains(job, sizes[job.job] + 1):
+                    give(job, sizes[job.job] + 1)
+            growing = [job for job in growing if sizes[job.job] > before[job.job]]
     return sizes
-
-
-def _grow(
-    jobs: Sequence[JobView],
-    sizes: Mapping[JobId, int],
-    give: Callable[[JobView, int], None],
-    gains: Callable[[JobView, int], bool],
-    left: Callable[[], int],
-) -> None:
-    """Give one more slot in turn to each running job that gains by it, while there is room."""
-    growing = [job for job in jobs if sizes.get(job.job)]
-    while growing and left():
-        still: list[JobView] = []
-        for job in growing:
-            have = sizes[job.job]
-            if left() and gains(job, have + 1):
-                give(job, have + 1)
-                if sizes[job.job] > have:
-                    still.append(job)
-        growing = still
 
 
 JOBS_PER_STEP: Final = 8  # jobs that are decided per step of a budget

@@ -64,11 +64,7 @@ def draws(problem: PaperProblem, rng: Generator, many: int) -> FloatArray:
 
 
 def work_left(problem: PaperProblem, progress: FloatArray) -> FloatArray:
-    """Return Y of eq. 7, samples, shape (J, M): Y_processed (1 / rho - 1), or the known value.
-
-    Args:
-        progress: rho, shape (J, M), in (0, 1).
-    """
+    """Return Y of eq. 7, samples: Y_processed (1 / rho - 1), or the known value; shape (J, M)."""
     forecast = problem.done[:, None] * (1.0 / progress - 1.0)
     exact = problem.exact[:, None]
     return np.where(np.isfinite(exact), exact, forecast)
@@ -254,11 +250,7 @@ def fill_costs(problem: PaperProblem, many: int, rng: Generator) -> FloatArray:
 def refreshed(genes: Genes, problem: PaperProblem, left: FloatArray) -> Genes:
     """Refresh (figure 7): (2) scale down, (3) give slots to new jobs, and fill idle slots.
 
-    Part (1), freeing the slots of finished jobs, is done by `carried_over`.
-
-    Args:
-        genes: shape (K, G).
-        left: Y for the fill, shape (K, J).
+    Part (1), freeing the slots of finished jobs, is done by `carried_over`. `left` is Y, (K, J).
     """
     return filled(with_new_jobs(within_limits(genes, problem), problem), problem, left)
 
@@ -320,12 +312,8 @@ def filled(
 
     Each step selects the job with the least utilization gain (phi' - phi) Y, where phi = c / X: the
     change of eq. 8 when its batch goes to R. A running job goes to floor(R c / B) slots; a waiting
-    job, for which that is 0 / 0, to its least slots.
-
-    Args:
-        genes: shape (K, G), within limits.
-        left: Y, shape (K, J).
-        barred: jobs that get nothing, shape (K, J).
+    job, for which that is 0 / 0, to its least slots. `genes` are within limits; `left` is Y, and
+    `barred` jobs get nothing, both of shape (K, J).
     """
     idle = genes == IDLE
     room = idle.sum(axis=1)
@@ -351,11 +339,6 @@ def filled(
         counts[open_, row] += further
         given[open_] += further
         open_ = open_[given[open_] < room[open_]]
-    return _with_idle_given(genes, idle, grown)
-
-
-def _with_idle_given(genes: Genes, idle: BoolArray, grown: Genes) -> Genes:
-    """Put the n-th entry of `grown` on the n-th idle slot of each candidate."""
     place = np.cumsum(idle, axis=1) - 1
     taken = np.take_along_axis(grown, np.maximum(place, 0), axis=1)
     return np.where(idle, taken, genes).astype(np.int16)
@@ -391,19 +374,11 @@ def swapped(one: Genes, other: Genes, straight: BoolArray) -> Genes:
     return np.concatenate([np.where(straight, one, other), np.where(straight, other, one)])
 
 
-def preempted(genes: Genes, problem: PaperProblem, rate: float, rng: Generator) -> BoolArray:
-    """Uniform mutation: choose each job of each candidate with probability theta, shape (K, J)."""
-    return np.asarray(rng.random((len(genes), len(problem.jobs))) < rate)
-
-
 def mutated(genes: Genes, problem: PaperProblem, struck: BoolArray, left: FloatArray) -> Genes:
     """Uniform mutation (figure 9): fill the slots of pre-empted jobs with other jobs.
 
-    Slots that the other jobs cannot use go back to the pre-empted jobs (eq. 4).
-
-    Args:
-        genes: shape (K, G), within limits.
-        left: Y for the fill, shape (K, J).
+    Slots that the other jobs cannot use go back to the pre-empted jobs (eq. 4). `genes` are within
+    limits; `left` is Y, shape (K, J).
     """
     if not len(problem.jobs):
         return genes
@@ -421,9 +396,9 @@ def reordered(genes: Genes, how: Literal["flat", "aligned"]) -> Genes:
     to nodes and with few moves.
     """
     if how == "aligned":
-        keys = np.where(genes == IDLE, np.iinfo(np.int16).max, genes)
-        return np.where(np.sort(keys, axis=1) == np.iinfo(np.int16).max, IDLE,
-                        np.sort(keys, axis=1)).astype(np.int16)  # fmt: skip
+        last = np.iinfo(np.int16).max
+        found = np.sort(np.where(genes == IDLE, last, genes), axis=1)
+        return np.where(found == last, IDLE, found).astype(np.int16)
     order = np.argsort(_first_places(genes), axis=1, kind="stable")
     return np.take_along_axis(genes, order, axis=1)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -84,23 +84,10 @@ MAX_LOG_EPOCHS: Final = 1000  # entries of one log; bounds memory
 DEFAULT_EPOCH_BATCHES: Final = 100  # assumed epoch in first batches, if not reported
 
 
-class ArrivalRate:
-    """Lambda: mean submission rate of the latest jobs."""
-
-    def __init__(self) -> None:
-        self._submitted: deque[Seconds] = deque(maxlen=MAX_ARRIVALS)
-
-    def add(self, submitted_at: Seconds) -> None:
-        """Record the submission of one job."""
-        self._submitted.append(submitted_at)
-
-    @property
-    def per_s(self) -> float:
-        """Jobs per second; 0 until two jobs were submitted at different times."""
-        if len(self._submitted) < 2:  # noqa: PLR2004 - an interval has two ends
-            return 0.0
-        first, last = min(self._submitted), max(self._submitted)
-        return (len(self._submitted) - 1) / (last - first) if last > first else 0.0
+def arrival_rate(submitted: Collection[Seconds]) -> float:
+    """Return lambda, jobs/s; 0 until two jobs were submitted at different times."""
+    first, last = min(submitted, default=0.0), max(submitted, default=0.0)
+    return (len(submitted) - 1) / (last - first) if last > first else 0.0
 
 
 @dataclass(slots=True)
@@ -179,7 +166,7 @@ class PaperEstimates:
         self._options = options
         self._families: dict[str, FamilyHistory] = {}
         self._histories: dict[JobId, PaperJobHistory] = {}
-        self.arrivals = ArrivalRate()
+        self._submitted: deque[Seconds] = deque(maxlen=MAX_ARRIVALS)
         self._sample = Reservoir(SAMPLE)
         self._finished: list[Points] = []  # logs not offered to the sample yet
         self.progress: ProgressModel = prior(PRIOR_EPOCHS)
@@ -246,7 +233,7 @@ class PaperEstimates:
                 history = self._histories[job.job] = PaperJobHistory()
             if not history.limit:
                 history.limit = job.batch_size
-                self.arrivals.add(job.submitted_at)
+                self._submitted.append(job.submitted_at)
             history.bounds = self._bounds(job)
             if job.epoch_samples:
                 history.epoch_samples = job.epoch_samples
@@ -270,7 +257,7 @@ class PaperEstimates:
             history.bounds,
             self._options.scale_down,
             ran_s=job.ran_s + max(0.0, now - job.moved_at),
-            arrivals_per_s=self.arrivals.per_s,
+            arrivals_per_s=arrival_rate(self._submitted),
             contended=contended,
         )
 

@@ -19,7 +19,6 @@ from controlplane.policy.ones_paper.candidates import (
     filled,
     mean_draw,
     mutated,
-    preempted,
     random_schedules,
     refreshed,
     reordered,
@@ -131,7 +130,7 @@ class EvolutionarySearch(Evolution):
             self._children.append(filled(children, problem, fill_costs(problem, 2 * many, rng)))
         elif len(self._children) == 1:
             parents = now.genes[rng.integers(0, many, many)]
-            struck = preempted(parents, problem, options.mutation_rate, rng)
+            struck = rng.random((many, len(problem.jobs))) < options.mutation_rate  # theta
             left = fill_costs(problem, many, rng)
             self._children.append(mutated(parents, problem, struck, left))
         else:

@@ -473,10 +473,6 @@ class InterferenceFreeSlots:
         for job in partition.running:
             self._occupancy.put(job.job, Counter(map(node_of, placed.get(job.job, ()))))
 
-    def start(self, job: JobView, size: int) -> list[SlotId]:
-        """Take slots where the sum of normalised speeds is largest."""
-        return self._take(job, [], self._best(job, size, {}))
-
     def grow(self, job: JobView, own: list[SlotId], size: int) -> list[SlotId]:
         """Take `own`, and slots where the sum of normalised speeds is largest."""
         return self._take(job, own, self._best(job, size, Counter(map(node_of, own))))
@@ -488,15 +484,12 @@ class InterferenceFreeSlots:
             slots.sort(key=lambda slot: slot not in mine)
         return self._take(job, [], self._best(job, size, {}))
 
-    def claim(self, job: JobView, slots: Sequence[SlotId]) -> bool:
-        """Take exactly these slots, or none."""
-        if any(slot not in self._free.get(node_of(slot), ()) for slot in slots):
-            return False
+    def claim(self, job: JobView, slots: Sequence[SlotId]) -> None:
+        """Take exactly these slots."""
         for slot in slots:
             self._free[node_of(slot)].remove(slot)
         layout = Counter(self._occupancy.nodes.get(job.job, {}))
         self._occupancy.put(job.job, layout + Counter(map(node_of, slots)))
-        return True
 
     def _best(self, job: JobView, size: int, own: Layout) -> Layout:
         free: Mapping[NodeId, int] = {node: len(slots) for node, slots in self._free.items()}

@@ -127,17 +127,21 @@ class ObservedJobs:
 
     Args:
         drift: relative change of a measured step time at which models are fitted again.
+        count_epochs: True if epochs inform of lengths, too, not only telemetry and ends.
     """
 
-    def __init__(self, drift: float = 0.0) -> None:
+    def __init__(self, drift: float = 0.0, *, count_epochs: bool = False) -> None:
         self._speeds = StepTimesByFamily(drift)
+        self._count_epochs = count_epochs
         self._families: dict[str, _Lengths] = {}
 
     def observe(self, event: PolicyEvent) -> None:
-        """Learn speeds from epochs and telemetry, and lengths from telemetry and ends."""
+        """Learn speeds from epochs and telemetry, and lengths."""
         if isinstance(event, EpochSeen | StepsSeen):
             self._speeds.observe(event)
-        if isinstance(event, StepsSeen | JobEnded):
+        if isinstance(event, StepsSeen | JobEnded) or (
+            isinstance(event, EpochSeen) and self._count_epochs
+        ):
             family = self._family(event.family, event.job)
             family.reached = max(family.reached, event.samples_done)
             family.left.clear()

@@ -183,7 +183,8 @@ def _padded(rows: Sequence[Sequence[npt.NDArray[Any]]], most: int) -> npt.NDArra
     found = np.zeros((len(rows), most, *shape), dtype=rows[0][0].dtype)
     for place, row in enumerate(rows):
         for number, array in enumerate(row):
-            found[(place, number, *map(slice, array.shape))] = array
+            at: Any = (place, number, *map(slice, array.shape))
+            found[at] = array
     return found
 
 

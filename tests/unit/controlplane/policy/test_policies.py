@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Any, get_args
 
 import msgspec
@@ -12,12 +11,12 @@ from hypothesis import given, note, settings
 from hypothesis import strategies as st
 from numpy.random import default_rng
 
-from controlplane.policy.api import Budget, ClusterView, JobView, Plan, Policy, PolicyEvent
+from controlplane.policy.api import Budget, ClusterView, Plan, Policy, PolicyEvent
 from controlplane.policy.min_slots import fallback_plan
 from controlplane.policy.placement.placers import PlacerName
 from controlplane.policy.placement.slot_partition import split
 from controlplane.policy.registry import POLICIES, check_options, entry, make
-from schemas.ids import JobId, Seconds, SlotId
+from schemas.ids import JobId, Seconds
 from tests.support.builders import job_view
 from tests.support.sizes import examples
 from tests.support.views import (
@@ -57,15 +56,6 @@ def answer(name: str, told: Shown) -> Plan:
     return fallback_plan(told[0], NOW) if name == "fill" else asked(made(name), told)
 
 
-def changed(plan: Plan, view: ClusterView) -> list[tuple[JobView, Mapping[SlotId, int]]]:
-    """Jobs with new slots or batches, and these; without jobs that stop or wait."""
-    return [
-        (view.jobs[name], placed)
-        for name, placed in plan.local_batch.items()
-        if placed and placed != view.jobs[name].running_on
-    ]
-
-
 # --- properties of a plan
 
 
@@ -89,15 +79,13 @@ def slots_are_free_or_given_up(view: ClusterView, plan: Plan) -> None:
         assert placed.keys() <= open_ | given_up | view.jobs[job].running_on.keys()
 
 
-def sizes_are_within_bounds(view: ClusterView, plan: Plan) -> None:
-    for job, placed in changed(plan, view):
-        assert job.least <= len(placed) <= job.most
-
-
-def batches_are_within_bounds(view: ClusterView, plan: Plan) -> None:
-    for job, placed in changed(plan, view):
-        assert all(1 <= batch <= job.local_limit for batch in placed.values())
-        assert sum(placed.values()) <= job.batch_limit
+def changed_jobs_are_within_bounds(view: ClusterView, plan: Plan) -> None:
+    for name, placed in plan.local_batch.items():
+        job = view.jobs[name]
+        if placed and placed != job.running_on:
+            assert job.least <= len(placed) <= job.most
+            assert all(1 <= batch <= job.local_limit for batch in placed.values())
+            assert sum(placed.values()) <= job.batch_limit
 
 
 def immovable_jobs_stay(view: ClusterView, plan: Plan) -> None:
@@ -106,14 +94,10 @@ def immovable_jobs_stay(view: ClusterView, plan: Plan) -> None:
             assert plan.local_batch.get(job.job, {}) == job.running_on
 
 
-def jobs_that_back_off_do_not_start(view: ClusterView, plan: Plan) -> None:
+def jobs_wait_while_they_back_off_or_may_not_change(view: ClusterView, plan: Plan) -> None:
     for job in view.jobs.values():
         if not job.running_on and job.ready_at > NOW:
             assert not plan.local_batch.get(job.job)
-
-
-def jobs_stay_for_a_while_after_a_failed_change(view: ClusterView, plan: Plan) -> None:
-    for job in view.jobs.values():
         if job.running_on and job.retry_at > NOW:
             assert plan.local_batch[job.job] == job.running_on
 
@@ -126,8 +110,8 @@ def only_jobs_that_change_or_wait_have_reasons(view: ClusterView, plan: Plan) ->
         if job.running_on and plan.local_batch.get(job.job) == job.running_on
     }
     assert set(plan.reasons) == concerned - unchanged - plan.rejected.keys()
-    said = (*plan.reasons.values(), *plan.rejected.values())
-    assert all(reason.code and reason.text for reason in said)
+    reasons = (*plan.reasons.values(), *plan.rejected.values())
+    assert all(reason.code and reason.text for reason in reasons)
 
 
 def only_undecided_jobs_are_rejected(view: ClusterView, plan: Plan) -> None:
@@ -135,19 +119,17 @@ def only_undecided_jobs_are_rejected(view: ClusterView, plan: Plan) -> None:
     assert not plan.rejected.keys() & (plan.local_batch.keys() | plan.promised.keys())
 
 
-def promises_belong_to_jobs_of_the_view(view: ClusterView, plan: Plan) -> None:
+def promises_and_forecasts_are_for_jobs_of_the_view(view: ClusterView, plan: Plan) -> None:
+    assert plan.based_on == view.version
     assert plan.promised.keys() <= view.jobs.keys()
     assert all(math.isfinite(end) for end in plan.promised.values())
-
-
-def forecasts_are_for_waiting_jobs_and_the_future(view: ClusterView, plan: Plan) -> None:
     assert not any(plan.local_batch.get(name) for name in plan.starts)
     assert plan.starts.keys() <= view.jobs.keys()
-    for said in plan.starts.values():
-        assert NOW <= said.earliest <= said.at <= said.latest < math.inf
+    for start in plan.starts.values():
+        assert NOW <= start.earliest <= start.at <= start.latest < math.inf
 
 
-def jobs_that_lost_members_grow_back_or_stop(view: ClusterView, plan: Plan) -> None:
+def jobs_that_lost_members_wait_or_grow_back_or_stop(view: ClusterView, plan: Plan) -> None:
     up = {slot.slot for slot in view.slots if slot.up}
     for job in view.jobs.values():
         if job.movable and job.retry_at <= NOW and job.running_on.keys() <= up:
@@ -155,32 +137,18 @@ def jobs_that_lost_members_grow_back_or_stop(view: ClusterView, plan: Plan) -> N
             assert not placed or len(placed) >= job.least
 
 
-def a_plan_names_its_view(view: ClusterView, plan: Plan) -> None:
-    assert plan.based_on == view.version
-
-
 PROPERTIES = (
     slots_exist_and_are_given_once,
     slots_are_free_or_given_up,
-    sizes_are_within_bounds,
-    batches_are_within_bounds,
+    changed_jobs_are_within_bounds,
     immovable_jobs_stay,
-    jobs_that_back_off_do_not_start,
-    jobs_stay_for_a_while_after_a_failed_change,
+    jobs_wait_while_they_back_off_or_may_not_change,
     only_jobs_that_change_or_wait_have_reasons,
     only_undecided_jobs_are_rejected,
-    promises_belong_to_jobs_of_the_view,
-    forecasts_are_for_waiting_jobs_and_the_future,
-    jobs_that_lost_members_grow_back_or_stop,
-    a_plan_names_its_view,
+    promises_and_forecasts_are_for_jobs_of_the_view,
+    jobs_that_lost_members_wait_or_grow_back_or_stop,
 )
-
-
-OVER_TIME = tuple(
-    holds
-    for holds in PROPERTIES
-    if not any(word in holds.__name__ for word in ("back_off", "a_while", "lost_members"))
-)
+OVER_TIME = tuple(holds for holds in PROPERTIES if not holds.__name__.startswith("jobs_"))
 
 
 @settings(max_examples=examples(60), deadline=None)

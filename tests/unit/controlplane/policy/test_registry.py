@@ -50,7 +50,7 @@ def test_an_unknown_policy_is_refused_with_the_known_ones() -> None:
         ("ones", {"length_model": "up"}, r": .*\$\.length_model"),
         ("ones", {"population": 1}, ".population: 1 is below 2; raise it"),
         ("ones", {"growth": 0.5}, ".growth: 0.5 is below 1.0; raise it"),
-        ("ones", {"mutation_rate": 1.5}, ".mutation_rate: 1.5 is above 1; lower it"),
+        ("ones", {"mutation_rate": 1.5}, ".mutation_rate: 1.5 is above 1.0; lower it"),
         ("ones", {"patience_s": NAN}, ".patience_s: nan is not finite"),
         ("ones", {"change_margin": INF}, ".change_margin: inf is not finite"),
         ("ones-paper", {"mutation_rate": 1.5}, ".mutation_rate: 1.5 is above 1.0; lower it"),

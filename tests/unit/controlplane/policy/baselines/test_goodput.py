@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from controlplane.policy.api import EpochSeen, JobEnded, JobView, Policy, StepsSeen
+from controlplane.policy.api import JobEnded, JobView, Policy
 from controlplane.policy.baselines.goodput import JobBounds, best_sizes, goodput_table, utilities
 from controlplane.policy.registry import make
 from controlplane.prediction.throughput import Sample, SpeedModel, fit
 from schemas.ids import JobId, Seconds, node_of
 from tests.support.builders import S0, S1, T0, A, B, C, job_view
 from tests.support.sizes import examples
-from tests.support.views import InstantCluster, row_of, view_of
+from tests.support.views import InstantCluster, epoch_seen, row_of, steps_seen, view_of
 
 BOUNDS = JobBounds(first_batch=64, batch_limit=512, local_limit=128, most=8, widest=4)
 STEP = SpeedModel(compute=(0.1, 0.001), known=True)  # seconds: 0.1 + 0.001 for each sample
@@ -33,18 +33,14 @@ def goodput(**options: Any) -> Policy:
     return make("goodput", options)
 
 
-def epoch(
-    job: JobId, slots: int, nodes: int, batch: int, speed: float, *, family: str = ""
-) -> EpochSeen:
-    return EpochSeen(job=job, family=family, slots=slots, nodes=nodes, global_batch=batch,
-                     samples_per_s=speed, whole=True)  # fmt: skip
-
-
 def perfect(policy: Policy, job: JobId) -> None:
     """Report that n slots make the job n times as fast."""
     for slots, batch in itertools.product((1, 2, 4, 8), (64, 128, 256, 512)):
         speed = batch / (0.1 + 0.001 * batch / slots)
-        policy.observe(epoch(job, slots, 1 + (slots > 4), batch, speed), Seconds(0.0))
+        seen = epoch_seen(
+            job, slots=slots, nodes=1 + (slots > 4), global_batch=batch, samples_per_s=speed
+        )
+        policy.observe(seen, Seconds(0.0))
 
 
 # --- what sizes are worth
@@ -67,21 +63,19 @@ def test_the_best_batch_at_each_size(
     assert goodput_table(STEP, replace(BOUNDS, **changes), noise, 1).batches.tolist() == batches
 
 
-def test_speed_ups_are_relative_to_the_fewest_slots_with_a_valid_batch() -> None:
-    """64 samples, 32 of which fit a slot: none on one, 64 on two, 128 on four."""
-    table = goodput_table(STEP, replace(BOUNDS, local_limit=32, most=4), 1e9, 1)
-    none = goodput_table(STEP, replace(BOUNDS, local_limit=1, most=4), 0.0, 1)
-
-    assert table.fewest == 2
-    assert table.speedups[[0, 1, 3]].tolist() == [0.0, 1.0, table.goodputs[3] / table.goodputs[1]]
-    assert none.speedups.tolist() == [0.0] * 4
-
-
 def test_goodput_on_one_slot_agrees_with_a_calculation_by_hand() -> None:
-    """Batch 64: 64 / 0.164 s = 390; batch 128: 128 / 0.228 s (64 + 64) / (64 + 128) = 374."""
+    """Batch 64: 64 / 0.164 s = 390; batch 128: 128 / 0.228 s (64 + 64) / (64 + 128) = 374.
+
+    With a limit of 32 samples per slot two slots are the fewest: speed-ups are relative to them.
+    """
+    tight = goodput_table(STEP, replace(BOUNDS, local_limit=32, most=4), 1e9, 1)
+    none = goodput_table(STEP, replace(BOUNDS, local_limit=1, most=4), 0.0, 1)
     fitted = fit([Sample(1, 1, 64.0, 0.164), Sample(1, 1, 128.0, 0.228)], 64)
     table = goodput_table(STEP, BOUNDS, 64.0, 1)
 
+    assert (tight.fewest, tight.speedups[[0, 1]].tolist()) == (2, [0.0, 1.0])
+    assert tight.speedups[3] == tight.goodputs[3] / tight.goodputs[1]
+    assert none.speedups.tolist() == [0.0] * 4
     assert table.batches[0] == 64
     assert table.goodputs[0] == pytest.approx(64 / 0.164)
     assert goodput_table(fitted, BOUNDS, 64.0, 1).goodputs[0] == pytest.approx(64 / 0.164, rel=0.05)
@@ -133,17 +127,11 @@ def test_a_job_at_most_doubles_in_each_round() -> None:
 
     assert grown == [1, 2, 4, 8, 8]
     assert sum(it.jobs[A].running_on.values()) == 512
-
-
-def test_a_job_starts_on_the_fewest_slots_with_a_valid_batch() -> None:
-    policy = goodput()
-    perfect(policy, A)
-    job = elastic(A, local_limit=32)
-
-    plan = policy.plan(view_of(row_of(4), job), Seconds(0.0))
-
-    assert plan.local_batch == {A: {S0: 32, S1: 32}}
-    assert plan.reasons[A].text.endswith("1.00 x the goodput of 2 slots, with batch 64")
+    fresh = goodput()
+    perfect(fresh, A)
+    start = fresh.plan(view_of(row_of(4), elastic(A, local_limit=32)), Seconds(0.0))
+    assert start.local_batch == {A: {S0: 32, S1: 32}}
+    assert start.reasons[A].text.endswith("1.00 x the goodput of 2 slots, with batch 64")
 
 
 def test_equal_jobs_share_the_slots_with_a_new_job() -> None:
@@ -174,16 +162,11 @@ def test_between_rounds_sizes_hold_and_new_jobs_start_on_idle_slots() -> None:
     assert it.plans[-1].reasons[C].text == "waits: sizes are chosen again in the next round"
     it.end(A)
     assert it.sizes(13.0) == {B: 1, C: 1}
-
-
-def test_as_published_new_jobs_wait_for_the_round() -> None:
-    it = InstantCluster(goodput(starts="rounds", age_share=0.0), row_of(4))
+    it = InstantCluster(goodput(starts="rounds", age_share=0.0), row_of(4))  # as published
     it.submit(elastic(A))
     it.at(0.0)
     it.submit(elastic(B, 10.0))
-
-    assert it.sizes(10.0) == {A: 1}
-    assert it.plans[-1].wake_at == 60.0
+    assert (it.sizes(10.0), it.plans[-1].wake_at) == ({A: 1}, 60.0)
     assert it.plans[-1].reasons[B].text == "waits: sizes are chosen again in the next round"
     assert B in it.at(60.0)
 
@@ -224,7 +207,9 @@ def test_a_spread_job_moves_to_fewer_nodes_if_that_pays() -> None:
     def nodes_at(age: float) -> set[str]:
         policy = goodput(growth=1.0, moves="restart")
         for nodes in (1, 2):
-            policy.observe(epoch(A, 2, nodes, 128, 400.0 / nodes**2), Seconds(0.0))
+            speed = 400.0 / nodes**2
+            seen = epoch_seen(A, slots=2, nodes=nodes, global_batch=128, samples_per_s=speed)
+            policy.observe(seen, Seconds(0.0))
         job = elastic(A, -age, running_on={S0: 64, T0: 64})
         plan = policy.plan(view_of(row_of(2, 2), job), Seconds(0.0))
         return {node_of(slot) for slot in plan.local_batch[A]}
@@ -247,13 +232,8 @@ def test_a_batch_changes_only_for_more_than_the_margin(batch: int, then: int) ->
 def tell(policy: Policy, *noise_scales: float | None) -> None:
     """Report noise scales of A, without a speed."""
     for noise_scale in noise_scales:
-        policy.observe(
-            StepsSeen(
-                job=A, family="", group=1, slots=1, nodes=1, global_batch=64, step=1,
-                samples_done=64, noise_scale=noise_scale,
-            ),
-            Seconds(0.0),
-        )  # fmt: skip
+        seen = steps_seen(A, samples_per_s=0.0, noise_scale=noise_scale)
+        policy.observe(seen, Seconds(0.0))
 
 
 def noise_of(policy: Policy, job: JobView) -> float:
@@ -275,17 +255,11 @@ def test_the_noise_scale_comes_from_telemetry_then_from_epochs() -> None:
     assert noise_of(between, job) == pytest.approx(1000.0 * 2.0**0.3)
     assert noise_of(nonsense, job) == 1000.0
     assert noise_of(goodput(noise_scale_prior=3.0), elastic(A)) == 3.0 * 64
-
-
-def test_the_noise_scale_of_other_and_ended_jobs_is_not_used() -> None:
-    policy = goodput(share_family=True)
-    tell(policy, 1000.0)
-
-    assert noise_of(policy, elastic(B, noise_scale=50.0)) == 50.0
-
-    ended = JobEnded(job=A, family="", samples_done=64, succeeded=True)
-    policy.observe(ended, Seconds(1.0))
-    assert noise_of(policy, elastic(A, noise_scale=50.0)) == 50.0
+    family = goodput(share_family=True)
+    tell(family, 1000.0)
+    assert noise_of(family, elastic(B, noise_scale=50.0)) == 50.0  # another job
+    heard.observe(JobEnded(job=A, family="", samples_done=64, succeeded=True), Seconds(1.0))
+    assert noise_of(heard, job) == 50.0  # a new job of that name
 
 
 @pytest.mark.parametrize("share", [False, True])
@@ -293,7 +267,8 @@ def test_speeds_of_relatives_count_only_with_share_family(share: bool) -> None: 
     """A is slower on two slots; without its reports B is expected to gain from them."""
     policy = goodput(share_family=share)
     for slots in (1, 2):
-        policy.observe(epoch(A, slots, 1, 64, 100.0 / slots, family="f"), Seconds(0.0))
+        seen = epoch_seen(A, family="f", slots=slots, samples_per_s=100.0 / slots)
+        policy.observe(seen, Seconds(0.0))
     job = elastic(B, -1e6, family="f", noise_scale=0.0, running_on={S0: 64})
 
     plan = policy.plan(view_of(row_of(2), job), Seconds(0.0))

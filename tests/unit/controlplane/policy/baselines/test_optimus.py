@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from controlplane.policy.api import EpochSeen, JobEnded, JobView, Policy
+from controlplane.policy.api import JobEnded, JobView, Policy
 from controlplane.policy.baselines.optimus import LengthEstimates
 from controlplane.policy.registry import make
 from schemas.ids import JobId, Seconds
 from tests.support.builders import A, B, C, job_view
-from tests.support.views import InstantCluster, ToldOracle, row_of, view_of
+from tests.support.views import InstantCluster, ToldOracle, epoch_seen, row_of, view_of
 
 
 def elastic(job: JobId, at: float = 0.0, most: int = 8, **changes: Any) -> JobView:
@@ -147,17 +147,13 @@ def test_slots_stay_reserved_for_a_job_that_is_stopping() -> None:
 # --- without an oracle
 
 
-def epoch(job: JobId, slots: int, rate: float, number: int = 1, **changes: Any) -> EpochSeen:
-    known: dict[str, Any] = {"family": "f", "nodes": 1, "global_batch": 64, "whole": True}
-    return EpochSeen(job=job, slots=slots, samples_per_s=rate, epoch=number, **known | changes)
-
-
 def test_a_job_that_gains_nothing_from_slots_keeps_its_minimum() -> None:
     """B's family is no faster on four slots; A's is twice as fast on two."""
     policy = make("optimus")
     for slots in (1, 2, 4):
-        policy.observe(epoch(B, slots, 100.0), Seconds(1.0))
-        policy.observe(epoch(A, slots, 100.0 * slots, family="g"), Seconds(1.0))
+        policy.observe(epoch_seen(B, family="f", slots=slots), Seconds(1.0))
+        linear = epoch_seen(A, family="g", slots=slots, samples_per_s=100.0 * slots)
+        policy.observe(linear, Seconds(1.0))
     it = InstantCluster(policy, row_of(4))
     it.submit(
         elastic(A, family="g", stop_samples=10_000), elastic(B, family="f", stop_samples=10_000)
@@ -170,7 +166,7 @@ def test_the_loss_curve_gives_the_remaining_steps() -> None:
     """Loss 1/k falls by 1/(k + 1) of itself: by less than 0.095 from epoch 10 on, 6 to go."""
     estimates = LengthEstimates(0.095)
     for k in range(1, 5):
-        estimates.observe(epoch(A, 1, 100.0, k, train_loss=1.0 / k))
+        estimates.observe(epoch_seen(A, epoch=k, train_loss=1.0 / k))
     job = elastic(A, epoch=4, epoch_samples=640, samples_done=2560)
 
     assert estimates.remaining_steps(job) == 60.0

@@ -14,7 +14,7 @@ from controlplane.policy.registry import make
 from schemas.errors import SettingsError
 from schemas.ids import JobId, NodeId, Seconds, SlotId, node_of, slot_id
 from tests.support.builders import cluster_view, job_view, slot_view
-from tests.support.views import ToldOracle
+from tests.support.views import ToldOracle, epoch_seen, steps_seen
 
 SPEED = 100.0
 HURTS = {("loud", "meek"): 0.0, ("meek", "loud"): 0.5, ("loud", "loud"): 0.0, ("meek", "meek"): 0.0}
@@ -57,17 +57,14 @@ def teach(policy: Harmony, losses: Mapping[tuple[str, str], float] = HURTS) -> H
 def epoch(
     family: str, beside: tuple[str, ...] | None, speed: float, *, whole: bool = True
 ) -> EpochSeen:
-    return EpochSeen(
-        job=JobId(f"{family}-0"), family=family, samples_per_s=speed, slots=1, nodes=1,
-        global_batch=16, whole=whole, beside=None if beside is None else ((1, beside),),
-    )  # fmt: skip
+    crowds = None if beside is None else ((1, beside),)
+    return epoch_seen(JobId(f"{family}-0"), family=family, samples_per_s=speed, global_batch=16,
+                      whole=whole, beside=crowds)  # fmt: skip
 
 
 def steps(name: str, speed: float = SPEED) -> StepsSeen:
-    return StepsSeen(
-        job=JobId(name), family=name.partition("-")[0], group=1, slots=1, nodes=1,
-        global_batch=16, step=10, samples_done=100, samples_per_s=speed,
-    )  # fmt: skip
+    family = name.partition("-")[0]
+    return steps_seen(JobId(name), family=family, global_batch=16, samples_per_s=speed)
 
 
 def nodes(plan: Plan, name: str) -> list[str]:

@@ -1,8 +1,9 @@
-"""One round, action by action."""
+"""Rounds of policy `drl`, action by action."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,7 +24,7 @@ MORE_A, FEWER_A, SAME_A, MORE_B, FEWER_B, SAME_B, END = range(7)
 
 
 def table(have: Sequence[int], least: Sequence[int], cap: Sequence[int], room: int) -> JobTable:
-    """Jobs that would be as fast on any number of slots, with a step left."""
+    """Jobs that are as fast on any number of slots, with one step left."""
     many = len(have)
     return JobTable(
         have=np.array(have, dtype=np.int64),
@@ -43,7 +44,7 @@ def table(have: Sequence[int], least: Sequence[int], cap: Sequence[int], room: i
 def played(
     jobs: JobTable, actions: Sequence[int], *, one_job: bool = False, preempt: bool = False
 ) -> tuple[list[int], list[list[int]]]:
-    """Sizes after these actions, and the legal ones before each of them."""
+    """Return the sizes after these actions, and the legal ones before each of them."""
     left, legal = list(actions), []
 
     def choose(moment: DecisionInput) -> int:
@@ -55,59 +56,50 @@ def played(
     return sizes, legal
 
 
-def test_a_waiting_job_starts_on_its_least_and_grows_slot_by_slot() -> None:
-    """A runs on 2 slots, B waits for at least 2; there are 5."""
-    sizes, legal = played(table([2, 0], [1, 2], [4, 3], room=5), [MORE_B, MORE_B, END])
-
-    assert sizes == [2, 3]
-    assert legal == [
-        [MORE_B],
-        [MORE_A, FEWER_A, SAME_A, MORE_B, SAME_B, END],
-        [FEWER_A, SAME_A, END],
-    ]
-
-
-def test_a_job_that_is_left_as_it_is_is_asked_about_no_more() -> None:
-    sizes, legal = played(table([2, 0], [1, 4], [4, 4], room=5), [SAME_A])
-
-    assert sizes == [2, 0]
-    assert legal == [[MORE_A, FEWER_A, SAME_A, END]]
-
-
-def test_of_one_job_at_a_time_only_the_first_goes_on_and_in_its_direction() -> None:
-    _, legal = played(table([3, 1], [1, 1], [4, 4], room=6), [FEWER_A, END], one_job=True)
-
-    assert legal[1] == [FEWER_A, SAME_A, END]
-
-
-def test_a_running_job_is_stopped_only_where_that_is_wanted() -> None:
-    jobs = table([2, 0], [2, 2], [2, 2], room=2)
-
-    assert played(jobs, []) == ([2, 0], [])
-    assert played(jobs, [FEWER_A, MORE_B], preempt=True) == (
-        [0, 2],
-        [[FEWER_A, SAME_A, END], [MORE_B]],
-    )
+@pytest.mark.parametrize(
+    ("jobs", "actions", "rules", "sizes", "legal"),
+    [
+        (
+            table([2, 0], [1, 2], [4, 3], room=5), [MORE_B, MORE_B, END], {}, [2, 3],
+            [[MORE_B], [MORE_A, FEWER_A, SAME_A, MORE_B, SAME_B, END], [FEWER_A, SAME_A, END]],
+        ),
+        (
+            table([2, 0], [1, 4], [4, 4], room=5), [SAME_A], {}, [2, 0],
+            [[MORE_A, FEWER_A, SAME_A, END]],
+        ),
+        (
+            table([3, 1], [1, 1], [4, 4], room=6), [FEWER_A, END], {"one_job": True}, [2, 1],
+            [[MORE_A, FEWER_A, SAME_A, MORE_B, SAME_B, END], [FEWER_A, SAME_A, END]],
+        ),
+        (table([2, 0], [2, 2], [2, 2], room=2), [], {}, [2, 0], []),
+        (
+            table([2, 0], [2, 2], [2, 2], room=2), [FEWER_A, MORE_B], {"preempt": True}, [0, 2],
+            [[FEWER_A, SAME_A, END], [MORE_B]],
+        ),
+    ],
+    ids=[
+        "a start, then slot by slot", "a settled job has no action", "one job in its direction",
+        "no running job is stopped", "except with preempt",
+    ],
+)  # fmt: skip
+def test_legal_actions_of_a_round(
+    jobs: JobTable, actions: list[int], rules: dict[str, bool], sizes: Any, legal: Any
+) -> None:
+    assert played(jobs, actions, **rules) == (sizes, legal)
 
 
-def test_a_round_begins_with_a_start_where_somebody_who_waits_fits() -> None:
+def test_a_round_begins_with_a_start_where_a_waiting_job_fits() -> None:
     jobs = table([0, 0, 0], [1, 2, 5], [4, 4, 5], room=3)
 
     sizes, legal = played(jobs, [MORE_B, END + 3])
 
-    assert sizes == [0, 2, 0]
-    assert legal[0] == [MORE_A, MORE_B]
+    assert (sizes, legal[0]) == ([0, 2, 0], [MORE_A, MORE_B])
 
 
 @st.composite
 def tables(draw: st.DrawFn) -> JobTable:
-    rows = draw(
-        st.lists(
-            st.tuples(st.integers(1, 3), st.integers(0, 4), st.integers(0, 4)),
-            min_size=1,
-            max_size=6,
-        )
-    )
+    row = st.tuples(st.integers(1, 3), st.integers(0, 4), st.integers(0, 4))
+    rows = draw(st.lists(row, min_size=1, max_size=6))
     least = [low for low, _, _ in rows]
     cap = [low + more for low, more, _ in rows]
     have = [min(low + more, low + grown) if grown else 0 for low, more, grown in rows]
@@ -117,7 +109,7 @@ def tables(draw: st.DrawFn) -> JobTable:
 @pytest.mark.parametrize("one_job", [False, True])
 @settings(max_examples=examples(60), deadline=None)
 @given(jobs=tables(), seed=st.integers(0, 99), preempt=st.booleans())
-def test_whatever_is_chosen_a_slot_ends_and_bounds_hold(
+def test_every_round_ends_within_bounds(
     *, one_job: bool, jobs: JobTable, seed: int, preempt: bool
 ) -> None:
     rng, asked = default_rng(seed), []

@@ -1,4 +1,4 @@
-"""Jobs go where they and those who are there are expected to lose least."""
+"""Policy `harmony-drl`: placement, expected losses, online training, models."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.random import default_rng
 
-from controlplane.policy.api import Budget, ClusterView, JobView, Plan, StepsSeen
+from controlplane.policy.api import Budget, ClusterView, JobView, Plan
 from controlplane.policy.learned.gang_model import (
     CLASSES,
     FEATURES,
@@ -31,16 +31,16 @@ from schemas.errors import SettingsError
 from schemas.ids import JobId, Seconds, SlotId
 from tests.support.builders import A, B, C, job_view
 from tests.support.sizes import examples
-from tests.support.views import row_of, view_of
+from tests.support.views import row_of, steps_seen, view_of
 
 NOW = Seconds(100.0)
 FAMILIES = ("loud", "quiet")
 LOUD, QUIET = range(2)
-NONE_LOG = -30.0  # of which the softplus is nothing
+NONE_LOG = -30.0  # its softplus is about 0
 
 
 def linear(inputs: int, bias: float, **weights: float) -> DenseNet:
-    """One layer: `i3=2.0` is the weight of input 3."""
+    """Return a layer; `i3=2.0` is the weight of input 3."""
     layer = np.zeros((inputs, 1))
     for name, weight in weights.items():
         layer[int(name[1:]), 0] = weight
@@ -48,7 +48,7 @@ def linear(inputs: int, bias: float, **weights: float) -> DenseNet:
 
 
 def model(*, quiet: float = NONE_LOG, apart: float = 0.0) -> TrainedModel:
-    """Whoever is beside a loud job loses much; being on several nodes costs `apart`."""
+    """Neighbours of a loud job lose much; being on several nodes costs `apart`."""
     loud_here = {f"i{3 * CLASSES + 2 + LOUD}": 1.0 - quiet}
     reward = RewardModel(
         linear(4 * CLASSES + 2, quiet, **loud_here), linear(CLASSES + 3, apart), CLASSES
@@ -69,52 +69,32 @@ def taken(plan: Plan, name: JobId) -> list[str]:
     return [*plan.local_batch.get(name, {})]
 
 
-def test_a_job_goes_where_it_and_its_neighbours_lose_least() -> None:
-    view = view_of(
-        row_of(2, 2), job(A, "loud", on=("n1/0",)), job(B, "quiet", on=("n2/0",)), job(C, "quiet")
-    )
-
-    assert taken(policy().plan(view, NOW), C) == ["n2/1"]
+ON_BOTH = (job(A, "loud", on=("n1/0",)), job(B, "quiet", on=("n2/0",)))
+DENSE = (job(A, "quiet", on=("n1/0",)), job(B, "quiet", on=("n1/1",)))
+OTHER = job(JobId("d-4"), "quiet", on=("n2/0",))
 
 
-def test_what_a_job_costs_those_who_are_there_counts_as_what_it_loses() -> None:
-    """A loud job loses nothing beside quiet ones: two would suffer on the first node."""
-    quiet = [job(A, "quiet", on=("n1/0",)), job(B, "quiet", on=("n1/1",))]
-    other = job(JobId("d-4"), "quiet", on=("n2/0",))
-    view = view_of(row_of(3, 2), *quiet, other, job(C, "loud"))
+@pytest.mark.parametrize(
+    ("nodes", "jobs", "new", "apart", "slots"),
+    [
+        ((2, 2), ON_BOTH, job(C, "quiet"), 0.0, ["n2/1"]),
+        ((3, 2), (*DENSE, OTHER), job(C, "loud"), 0.0, ["n2/1"]),  # two jobs would suffer on n1
+        ((1, 2), (DENSE[0], job(B, "loud", on=("n2/0",))), job(C, "quiet"), 0.0, ["n2/1"]),
+        ((2, 2), (), job(C, "quiet", slots=2), 1.0, ["n1/0", "n1/1"]),
+        ((2, 2), (), job(C, "quiet", slots=2), -1.0, ["n1/0", "n2/0"]),
+    ],
+    ids=["own loss", "losses of neighbours", "no free slot", "together", "apart"],
+)
+def test_a_job_goes_where_the_total_loss_is_least(
+    nodes: tuple[int, ...], jobs: tuple[JobView, ...], new: JobView, apart: float, slots: list[str]
+) -> None:
+    view = view_of(row_of(*nodes), *jobs, new)
 
-    assert taken(policy().plan(view, NOW), C) == ["n2/1"]
-
-
-def test_a_node_without_a_free_slot_is_no_choice() -> None:
-    view = view_of(
-        row_of(1, 2), job(A, "quiet", on=("n1/0",)), job(B, "loud", on=("n2/0",)), job(C, "quiet")
-    )
-
-    assert taken(policy().plan(view, NOW), C) == ["n2/1"]
-
-
-def test_a_gang_stays_together_where_apart_is_slower_and_not_where_it_is_faster() -> None:
-    view = view_of(row_of(2, 2), job(C, "quiet", slots=2))
-
-    assert taken(policy(model(apart=1.0)).plan(view, NOW), C) == ["n1/0", "n1/1"]
-    assert taken(policy(model(apart=-1.0)).plan(view, NOW), C) == ["n1/0", "n2/0"]
+    assert taken(policy(model(apart=apart)).plan(view, NOW), C) == slots
 
 
-def test_jobs_start_in_order_of_arrival_and_nobody_passes_who_does_not_fit() -> None:
-    large, small = job(B, "quiet", slots=3), job(C, "quiet")
-    view = view_of(row_of(2, 2), job(A, "quiet", slots=2, on=("n1/0", "n1/1")), large, small)
-
-    plan = policy().plan(view, NOW)
-
-    assert (taken(plan, B), taken(plan, C)) == ([], [])
-    assert plan.reasons[C].text == "waits: for 1 slot behind 1 job, 2 were free"
-
-
-def test_the_reason_says_which_node_won_and_what_is_expected_there() -> None:
-    view = view_of(
-        row_of(2, 2), job(A, "loud", on=("n1/0",)), job(B, "quiet", on=("n2/0",)), job(C, "quiet")
-    )
+def test_a_reason_names_the_node_and_its_losses_or_the_queue() -> None:
+    view = view_of(row_of(2, 2), *ON_BOTH, job(C, "quiet"))
 
     reason = policy().plan(view, NOW).reasons[C]
 
@@ -125,14 +105,19 @@ def test_the_reason_says_which_node_won_and_what_is_expected_there() -> None:
     assert set(reason.numbers) == {
         "slots_now", "slots_then", "own_loss", "neighbours_loss", "score", "next_score",
     }  # fmt: skip
+    large, small = job(B, "quiet", slots=3), job(C, "quiet")
+    full = view_of(row_of(2, 2), job(A, "quiet", slots=2, on=("n1/0", "n1/1")), large, small)
+    plan = policy().plan(full, NOW)
+    assert (taken(plan, B), taken(plan, C)) == ([], [])
+    assert plan.reasons[C].text == "waits: for 1 slot behind 1 job, 2 were free"
 
 
-# --- what is expected
+# --- expected losses
 
 
 @st.composite
 def crowds(draw: st.DrawFn) -> SharedNodes:
-    """Jobs anywhere on nodes of three, under a reward model of any weights."""
+    """Jobs anywhere on nodes of three, with a random reward model."""
     rng = default_rng(draw(st.integers(0, 1000)))
     nets = [
         DenseNet(((rng.normal(size=(width, 4)), rng.normal(size=4)), (rng.normal(size=(4, 1)), rng.normal(size=1))))
@@ -152,7 +137,7 @@ def crowds(draw: st.DrawFn) -> SharedNodes:
 
 @settings(max_examples=examples(60), deadline=None)
 @given(shared=crowds(), number=st.integers(0, 3), first=st.booleans())
-def test_what_a_worker_is_expected_to_cost_is_what_all_lose_when_it_is_there(
+def test_the_expected_cost_of_a_worker_is_the_loss_of_all_jobs(
     shared: SharedNodes, number: int, *, first: bool
 ) -> None:
     shared.add("new", number, 2)
@@ -173,7 +158,7 @@ def test_what_a_worker_is_expected_to_cost_is_what_all_lose_when_it_is_there(
 
 @settings(max_examples=examples(30), deadline=None)
 @given(shared=crowds())
-def test_a_job_that_came_and_left_leaves_everything_as_it_was(shared: SharedNodes) -> None:
+def test_a_removed_job_leaves_no_trace(shared: SharedNodes) -> None:
     before, free = shared.losses(), shared.free.tolist()
     shared.add("guest", 1, 1)
     shared.put("guest", int(np.flatnonzero(shared.free > 0)[0]))
@@ -184,7 +169,7 @@ def test_a_job_that_came_and_left_leaves_everything_as_it_was(shared: SharedNode
     assert shared.free.tolist() == free
 
 
-def test_families_that_nobody_trained_get_numbers_as_they_come_and_share_the_last() -> None:
+def test_untrained_families_get_numbers_in_order_and_share_the_last() -> None:
     classes = Classes(("loud", "quiet"))
 
     numbers = [classes.number(f"ann/f{k}") for k in range(CLASSES)] + [classes.number("bob/quiet")]
@@ -192,34 +177,24 @@ def test_families_that_nobody_trained_get_numbers_as_they_come_and_share_the_las
     assert numbers == [*range(2, CLASSES), CLASSES - 1, CLASSES - 1, 1]
 
 
-# --- what is reported
+# --- online training
 
 
 def told(learner: HarmonyDrl, view: ClusterView, speeds: dict[JobId, float], times: int) -> None:
-    """So many rounds of reports from jobs that are where the view has them."""
+    """Report speeds of the jobs of a view, several times."""
     for _ in range(times):
         learner.improve(view, Budget(generations=1), default_rng(0), NOW)
         for name, speed in speeds.items():
             here = view.jobs[name]
-            learner.observe(
-                StepsSeen(
-                    job=name,
-                    family=here.family,
-                    group=1,
-                    slots=len(here.running_on),
-                    nodes=len({slot.split("/")[0] for slot in here.running_on}),
-                    global_batch=8,
-                    step=10,
-                    samples_done=80,
-                    samples_per_s=speed,
-                ),
-                NOW,
-            )
+            nodes = len({slot.split("/")[0] for slot in here.running_on})
+            seen = steps_seen(name, family=here.family, slots=len(here.running_on), nodes=nodes,
+                              global_batch=8, samples_per_s=speed)  # fmt: skip
+            learner.observe(seen, NOW)
     learner.improve(view, Budget(generations=1), default_rng(0), NOW)
 
 
 def learnt(**options: Any) -> list[str]:
-    """Where a quiet job goes after it was seen that quiet ones hurt each other and loud ones do not."""
+    """Return the slot of a quiet job after reports that quiet jobs slow each other down."""
     learner = policy(model(quiet=-2.0), **options)
     alone = view_of(row_of(2, 2, 2), job(A, "quiet", on=("n1/0",)), job(B, "loud", on=("n2/0",)))
     told(learner, alone, {A: 100.0, B: 100.0}, 10)
@@ -237,13 +212,13 @@ def learnt(**options: Any) -> list[str]:
     return taken(learner.plan(view, NOW), C)
 
 
-def test_reports_teach_who_hurts_whom() -> None:
+def test_reports_train_the_reward_model() -> None:
     assert learnt() == ["n2/1"]
     assert learnt(learn=False) == ["n1/1"]
 
 
 @pytest.mark.parametrize("speed", [0.0, -1.0, 1e300, float("nan"), float("inf")])
-def test_a_speed_that_nobody_can_have_measured_teaches_nothing(speed: float) -> None:
+def test_an_implausible_speed_is_ignored(speed: float) -> None:
     one, other = policy(), policy()
     view = view_of(row_of(2), job(A, "quiet", on=("n1/0",)), job(B, "loud", on=("n1/1",)))
     for learner in (one, other):
@@ -269,12 +244,12 @@ def written(folder: Path, *, arrays: dict[str, Any] | None = None, **card: Any) 
     return str(file)
 
 
-def test_the_model_that_ships_is_loaded_and_says_where_it_comes_from() -> None:
+def test_the_shipped_model_knows_the_testbeds_families() -> None:
     assert load(None).families == ("resnet50", "vgg16", "resnext110", "seq2seq", "ctc", "wlm")
 
 
 @pytest.mark.parametrize(
-    ("card", "arrays", "said"),
+    ("card", "arrays", "problem"),
     [
         ({"policy": "drl"}, {}, "a model of policy 'drl', not of 'harmony-drl'"),
         ({"features": 7}, {}, "trained on version 7 of what the policy sees, this one has 1"),
@@ -284,15 +259,15 @@ def test_the_model_that_ships_is_loaded_and_says_where_it_comes_from() -> None:
         ({"families": ("a", "a")}, {}, "family 'a' twice"),
     ],
 )
-def test_a_model_that_cannot_be_used_is_refused_by_its_option(
-    tmp_path: Path, card: dict[str, Any], arrays: dict[str, Any], said: str
+def test_an_unusable_model_is_refused_by_its_option(
+    tmp_path: Path, card: dict[str, Any], arrays: dict[str, Any], problem: str
 ) -> None:
-    with pytest.raises(SettingsError, match=said) as refused:
+    with pytest.raises(SettingsError, match=problem) as refused:
         make("harmony-drl", {"model": written(tmp_path, arrays=arrays, **card)})
     assert refused.value.field == "policy.options.model"
 
 
-def test_by_chance_a_view_has_one_answer_for_each_seed() -> None:
+def test_exploration_is_reproducible_for_each_seed() -> None:
     view = view_of(
         row_of(*[2] * 8),
         *(job(JobId(f"j-{k}"), "quiet", on=(f"n{k + 1}/0",)) for k in range(8)),

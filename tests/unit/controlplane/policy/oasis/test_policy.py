@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.random import default_rng
 
-from controlplane.policy.api import Budget, EpochSeen, JobView, StepsSeen
+from controlplane.policy.api import Budget, JobView
 from controlplane.policy.oasis.job_plans import grid_of
 from controlplane.policy.oasis.policy import Claims, Oasis, sizes_now
 from controlplane.policy.options import OasisOptions
@@ -19,7 +19,7 @@ from schemas.ids import JobId, Seconds
 from schemas.jobs import Utility
 from tests.support.builders import S0, changed_job, job_view
 from tests.support.sizes import examples
-from tests.support.views import InstantCluster, row_of, view_of
+from tests.support.views import InstantCluster, epoch_seen, row_of, steps_seen, view_of
 
 RATE: Final = 100.0  # samples per second on each slot of a job of family f
 OPTIONS: Final = OasisOptions(interval_s=10.0, horizon=60, start_s=0.0, l=1e-3, u=1.0)
@@ -31,8 +31,7 @@ def taught(options: OasisOptions = OPTIONS) -> Oasis:
     """Policy that knows family f: n slots are n times as fast."""
     policy = Oasis(options)
     for slots in (1, 2, 4):
-        seen = EpochSeen(job=JobId("f-0"), family="f", slots=slots, nodes=1, global_batch=64,
-                         samples_per_s=RATE * slots, whole=True)  # fmt: skip
+        seen = epoch_seen(JobId("f-0"), family="f", slots=slots, samples_per_s=RATE * slots)
         policy.observe(seen, Seconds(0.0))
     return policy
 
@@ -47,8 +46,8 @@ def asking(
     )
 
 
-def cluster(policy: Oasis | None = None, *nodes: int) -> InstantCluster:
-    return InstantCluster(policy or taught(), row_of(*(nodes or (4,))))
+def cluster(*nodes: int) -> InstantCluster:
+    return InstantCluster(taught(), row_of(*(nodes or (4,))))
 
 
 # --- admission
@@ -140,20 +139,14 @@ def test_promised_slots_raise_the_value_that_is_needed() -> None:
     assert here.jobs[C].promised_at is not None
 
 
-def test_a_job_without_a_utility_gets_no_promise() -> None:
+def test_a_job_without_a_utility_gets_no_promise_and_makes_room() -> None:
     here = cluster()
     here.submit(asking(A, 1e9, None))
 
     assert here.settle() == {A: [slot.slot for slot in row_of(4)]}
     assert (here.rejected, here.jobs[A].promised_at) == ({}, None)
 
-
-def test_a_job_without_a_promise_makes_room() -> None:
-    here = cluster()
-    here.submit(asking(A, 1e6, None))
-    here.settle()
     here.submit(asking(B, 120.0, Utility(value=100.0, deadline_s=45.0, decay=1.0)))
-
     held = here.settle()
 
     assert len(held[B]) >= 3
@@ -176,10 +169,7 @@ def test_one_job_of_an_unknown_family_is_measured_first() -> None:
     assert reasons[B].text == "waits: to be admitted after a job of its family is measured"
     assert here.jobs[A].promised_at is None
     for step, at in ((1, 8.0), (2, 9.0)):
-        seen = StepsSeen(
-            job=A, family="g", group=1, slots=1, nodes=1, global_batch=64, step=step,
-            samples_done=step * 100, samples_per_s=100.0,
-        )  # fmt: skip
+        seen = steps_seen(A, family="g", step=step, samples_done=step * 100)
         here.policy.observe(seen, Seconds(at))
     here.at(10.0)
     assert all(job.promised_at is not None for job in here.jobs.values())
@@ -203,11 +193,12 @@ def test_a_job_of_unknown_length_runs_without_a_promise() -> None:
 # --- promises
 
 
-def test_a_promise_survives_a_restart_of_the_policy() -> None:
+def test_a_promise_survives_a_restart_and_a_later_expectation() -> None:
     here = cluster()
     here.submit(asking(A, 60.0))
     here.settle()
     promised = here.jobs[A].promised_at
+    assert promised is not None
     here.policy = taught()
 
     here.at(1.0)
@@ -215,24 +206,13 @@ def test_a_promise_survives_a_restart_of_the_policy() -> None:
     assert (here.jobs[A].promised_at, here.jobs[A].expected_at) == (promised, promised)
     assert here.plans[-1].promised == {A: promised}
 
-
-def test_a_later_end_is_expected_beside_the_first_promise() -> None:
-    here = cluster()
-    here.submit(asking(A, 100.0))
-    here.settle()
-    promised = here.jobs[A].promised_at
-    assert promised is not None
-
     here.at(promised - 10.0)  # without any progress
-
-    job = here.jobs[A]
-    assert job.promised_at == promised
-    assert job.expected_at is not None
-    assert promised < job.expected_at <= promised + 100.0
+    assert here.jobs[A].promised_at == promised
+    assert promised < (here.jobs[A].expected_at or 0.0) <= promised + 100.0
 
 
 def test_promises_are_planned_again_after_a_lost_node() -> None:
-    here = cluster(None, 2, 2)
+    here = cluster(2, 2)
     here.submit(asking(A, 100.0), asking(B, 100.0))
     here.settle()
     before = {name: job.promised_at for name, job in here.jobs.items()}

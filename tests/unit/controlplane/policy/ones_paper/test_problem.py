@@ -1,4 +1,4 @@
-"""Each switch that shapes a problem: what the words of the paper say, and the other reading."""
+"""Problems under each reading of the paper."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from controlplane.policy.options import LITERAL, OnesPaperOptions
 from controlplane.policy.registry import make
 from schemas.ids import JobId, Seconds
 from tests.support.builders import A, B
-from tests.support.views import planned, view_of
+from tests.support.views import planned, steps_seen, view_of
 from tests.unit.controlplane.policy.ones_paper.problems import SLOTS, problem_of, seen, warm_job
 
 # --- options
 
 
-def test_every_literal_reading_is_an_option_and_differs_from_some_default() -> None:
+def test_literal_readings_are_options() -> None:
     literal = OnesPaperOptions(**LITERAL)
 
     assert msgspec.structs.asdict(literal).items() >= LITERAL.items()
@@ -29,7 +29,7 @@ def test_every_literal_reading_is_an_option_and_differs_from_some_default() -> N
 # --- T = Y / X
 
 
-def test_the_mean_of_what_was_measured_says_that_slots_never_get_in_each_others_way() -> None:
+def test_only_a_fitted_speed_is_sublinear_in_slots() -> None:
     events = (seen(1, 64, 100.0), seen(2, 128, 150.0), seen(4, 256, 200.0))
     job = warm_job(on=1, last_batch=512)
     options: dict[str, Any] = {"events": events, "scale_down": "off", "limit_floor": "first"}
@@ -41,7 +41,7 @@ def test_the_mean_of_what_was_measured_says_that_slots_never_get_in_each_others_
     assert model[1] < 1.9 * model[0]
 
 
-def test_a_sample_of_a_large_batch_counts_less_where_speed_is_goodput() -> None:
+def test_goodput_prefers_smaller_batches() -> None:
     job = warm_job(on=1, noise_scale=64.0, last_batch=512)
     events = (seen(1, 64, 100.0), seen(1, 256, 150.0))
 
@@ -51,7 +51,7 @@ def test_a_sample_of_a_large_batch_counts_less_where_speed_is_goodput() -> None:
     assert speed.batches[0, 1] > goodput.batches[0, 1] >= 64
 
 
-def test_a_slot_keeps_the_batch_that_the_job_began_with_or_gets_the_best_within_its_limit() -> None:
+def test_a_slot_keeps_its_first_batch_or_gets_the_best() -> None:
     job = warm_job(on=1, noise_scale=1e6, last_batch=64)
     events = (seen(1, 64, 100.0), seen(1, 128, 190.0))
 
@@ -71,28 +71,21 @@ def test_no_batch_is_more_than_twice_the_last_one() -> None:
 # --- Y
 
 
-def test_by_equation_7_a_job_that_has_not_started_looks_finished() -> None:
-    job = warm_job(epoch=0, samples_done=0)
-
-    problem = problem_of(job)
-
-    assert work_left(problem, mean_draw(problem)).tolist() == [[0.0]]
-
-
 def test_a_stated_length_is_used_and_else_a_forecast() -> None:
     stated, forecast = problem_of(warm_job(stop_samples=4000)), problem_of(warm_job())
 
     assert work_left(stated, mean_draw(stated)).tolist() == [[3000.0]]
     assert work_left(forecast, mean_draw(forecast)) == pytest.approx(10_000.0)
+    new = problem_of(warm_job(epoch=0, samples_done=0))
+    assert work_left(new, mean_draw(new)).tolist() == [[0.0]]  # by eq. 7
 
 
 # --- R
 
 
-def test_a_job_has_its_least_slots_until_its_first_steps_are_done() -> None:
+def test_a_job_has_its_minimum_until_it_is_warm() -> None:
     def steps(many: int) -> StepsSeen:
-        return StepsSeen(job=A, family="f", group=1, slots=1, nodes=1, global_batch=64, step=many,
-                         samples_done=64 * many, samples_per_s=100.0)  # fmt: skip
+        return steps_seen(A, family="f", step=many, samples_done=64 * many)
 
     job = warm_job(on=1, epoch=0, samples_done=0, moved_at=Seconds(50.0))
     long: dict[str, Any] = {"now": 100.0, "scale_down": "off", "report_interval_s": 30.0}
@@ -104,7 +97,7 @@ def test_a_job_has_its_least_slots_until_its_first_steps_are_done() -> None:
     assert [int(problem.most[0]) for problem in (cold, warm, eager)] == [1, 2, 2]
 
 
-def test_a_long_epoch_counts_in_pieces_or_not() -> None:
+def test_a_long_epoch_counts_in_pieces() -> None:
     job = warm_job(on=1, moved_at=Seconds(50.0))
 
     pieces = problem_of(job, events=(), report_interval_s=30.0)
@@ -113,7 +106,7 @@ def test_a_long_epoch_counts_in_pieces_or_not() -> None:
     assert (int(pieces.limits[0]), int(whole.limits[0])) == (128, 64)
 
 
-def test_r_is_halved_when_a_plan_leaves_a_job_waiting() -> None:
+def test_a_limit_is_halved_when_a_job_is_rejected() -> None:
     job, rejected = warm_job(), PlanTaken(waiting=(A,))
     halves = problem_of(job, events=(rejected, rejected), limit_floor="one")
     first = problem_of(job, events=(rejected, rejected), limit_floor="first")
@@ -121,7 +114,7 @@ def test_r_is_halved_when_a_plan_leaves_a_job_waiting() -> None:
     assert [int(p.limits[0]) for p in (halves, first)] == [16, 64]
 
 
-def test_scaling_down_may_take_the_last_slot_or_not() -> None:
+def test_scaling_down_may_take_the_last_slot() -> None:
     rejected = PlanTaken(waiting=(A,))
     job = warm_job(
         on=1, moved_at=Seconds(90.0)
@@ -136,7 +129,7 @@ def test_scaling_down_may_take_the_last_slot_or_not() -> None:
     assert left == [1, 0]
 
 
-def test_a_job_whose_limit_allows_no_slot_waits_for_ever() -> None:
+def test_a_job_whose_limit_allows_no_slot_starves() -> None:
     waits = warm_job()
     policy = make("ones-paper", {"limit_floor": "one", "keep_least": False, "gate": "off"})
     plans: list[Plan] = []
@@ -151,7 +144,7 @@ def test_a_job_whose_limit_allows_no_slot_waits_for_ever() -> None:
 # --- the gate
 
 
-def test_the_schedule_changes_when_all_jobs_have_finished_an_epoch_or_each_by_itself() -> None:
+def test_gates_close_until_an_epoch_ends() -> None:
     early = warm_job(A, on=2, moved_at=Seconds(50.0), epoch_at=Seconds(70.0))
     late = warm_job(B, on=2, first=2, moved_at=Seconds(90.0), epoch_at=Seconds(60.0))
     waits = warm_job(JobId("c-3"))
@@ -168,7 +161,7 @@ def test_the_schedule_changes_when_all_jobs_have_finished_an_epoch_or_each_by_it
     assert {A, B, "c-3"} >= set(changed("off")) >= {"c-3"}
 
 
-def test_a_gate_that_is_closed_by_a_long_epoch_opens_after_a_report_interval() -> None:
+def test_a_gate_opens_after_a_report_interval_and_when_a_change_has_settled() -> None:
     job = warm_job(on=2, moved_at=Seconds(90.0), epoch_at=Seconds(60.0))
     view = view_of(SLOTS, job)
 
@@ -177,12 +170,6 @@ def test_a_gate_that_is_closed_by_a_long_epoch_opens_after_a_report_interval() -
 
     assert pieces.wake_at == Seconds(120.0)
     assert never.wake_at is None
-
-
-def test_after_an_epoch_a_gate_stays_closed_until_the_change_has_settled() -> None:
-    job = warm_job(on=2, moved_at=Seconds(99.0), epoch_at=Seconds(99.5))
-
-    plan = planned("ones-paper", view_of(SLOTS, job), options={"settle_s": 3.0})
-
-    assert plan.local_batch == {A: dict(job.running_on)}
-    assert plan.wake_at == Seconds(102.0)
+    settles = warm_job(on=2, moved_at=Seconds(99.0), epoch_at=Seconds(99.5))
+    plan = planned("ones-paper", view_of(SLOTS, settles), options={"settle_s": 3.0})
+    assert (plan.local_batch, plan.wake_at) == ({A: dict(settles.running_on)}, Seconds(102.0))

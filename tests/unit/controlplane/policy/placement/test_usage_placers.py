@@ -15,17 +15,15 @@ from controlplane.policy.placement.usage_placers import UNKNOWN, WorkerUsage, Wo
 from controlplane.policy.registry import hears_steps
 from schemas.ids import JobId, Seconds, SlotId
 from tests.support.builders import A, B, C, job_view
-from tests.support.views import NOW, row_of, view_of
+from tests.support.views import NOW, row_of, steps_seen, view_of
 
 EACH = pytest.mark.parametrize("name", ["lif-linear", "lif-quadratic"])
 BUSY = {"cores": 6.0, "sent": 0.0}
 
 
 def used(job: JobId, family: str, speed: float = 100.0, **use: Any) -> StepsSeen:
-    return StepsSeen(
-        job=job, family=family, group=1, slots=1, nodes=1, global_batch=64, step=1,
-        samples_done=64, samples_per_s=speed, cpu_cores=use["cores"], sent_bytes_per_s=use["sent"],
-    )  # fmt: skip
+    return steps_seen(job, family=family, samples_per_s=speed, cpu_cores=use["cores"],
+                      sent_bytes_per_s=use["sent"])  # fmt: skip
 
 
 def running(job: JobId, family: str, slot: str) -> JobView:

@@ -13,13 +13,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from controlplane.policy.api import EpochSeen, JobView, Policy, StepsSeen
+from controlplane.policy.api import EpochSeen, JobView, Policy
 from controlplane.policy.registry import make
 from controlplane.policy.slaq.policy import allocate
 from schemas.ids import JobId, Seconds
 from tests.support.builders import A, B, C, job_view
 from tests.support.sizes import examples
-from tests.support.views import InstantCluster, row_of
+from tests.support.views import InstantCluster, epoch_seen, row_of, steps_seen
 
 NAN = float("nan")
 
@@ -30,11 +30,8 @@ def elastic(job: JobId, most: int = 8, **changes: Any) -> JobView:
 
 def epoch(job: JobId, number: int, loss: float | None, slots: int = 1) -> EpochSeen:
     """Epochs of 1000 samples; 100 samples/s and slot."""
-    return EpochSeen(
-        job=job, family=str(job), slots=slots, nodes=1, global_batch=64,
-        samples_per_s=100.0 * slots, whole=True, epoch=number, samples_done=1000 * number,
-        train_loss=loss,
-    )  # fmt: skip
+    return epoch_seen(job, family=str(job), slots=slots, samples_per_s=100.0 * slots, epoch=number,
+                      samples_done=1000 * number, train_loss=loss)  # fmt: skip
 
 
 def told(
@@ -100,19 +97,26 @@ def test_a_job_without_a_curve_has_its_fair_share_and_the_reason(
     )
 
 
-def test_a_new_job_has_more_than_its_share() -> None:
-    """Twice four of twelve slots; the others keep their minimum."""
-    it = cluster(
-        told({B: falls, C: falls}), elastic(A, 9, epoch=0), elastic(B), elastic(C), slots=12
-    )
+@pytest.mark.parametrize(
+    ("losses", "many", "jobs", "slots", "sizes"),
+    [
+        ({B: falls, C: falls}, 8, [elastic(A, 9, epoch=0), elastic(B), elastic(C)], 12, {A: 8}),
+        ({B: falls}, 8, [elastic(A), elastic(B, most=2)], 8, {A: 6, B: 2}),
+        ({A: falls, B: falls}, 8, [elastic(A, stop_samples=9000), elastic(B, samples_done=8000)], 8,
+         {A: 1, B: 7}),
+        ({A: has_converged, B: has_converged}, 30, [elastic(A), elastic(B)], 8, {A: 4, B: 4}),
+    ],
+    ids=[
+        "a new job has twice its share", "slots that jobs with curves cannot use are shared",
+        "no gain beyond a stated end in 10 s", "converged jobs share slots by speed",
+    ],
+)  # fmt: skip
+def test_sizes_by_example(
+    losses: Any, many: int, jobs: list[JobView], slots: int, sizes: dict[JobId, int]
+) -> None:
+    found = cluster(told(losses, many), *jobs, slots=slots).sizes(100.0)
 
-    assert it.sizes(100.0)[A] == 8
-
-
-def test_slots_that_jobs_with_curves_cannot_use_are_shared() -> None:
-    it = cluster(told({B: falls}), elastic(A), elastic(B, most=2))
-
-    assert it.sizes(100.0) == {A: 6, B: 2}
+    assert found.items() >= sizes.items()
 
 
 def test_a_job_with_long_epochs_has_a_curve_from_telemetry() -> None:
@@ -120,23 +124,12 @@ def test_a_job_with_long_epochs_has_a_curve_from_telemetry() -> None:
     policy = told({B: has_converged})
     for k in range(1, 12):
         x = 0.1 * k
-        policy.observe(
-            StepsSeen(job=A, family=str(A), group=1, slots=1, nodes=1, global_batch=64, step=k,
-                      samples_done=1000 * k, samples_per_s=100.0, train_loss=10.0 * (1.0 - exp(-x)) / x),
-            Seconds(100.0),
-        )  # fmt: skip
+        loss = 10.0 * (1.0 - exp(-x)) / x
+        seen = steps_seen(A, family=str(A), step=k, samples_done=1000 * k, train_loss=loss)
+        policy.observe(seen, Seconds(100.0))
     it = cluster(policy, elastic(A), elastic(B))
 
     assert it.sizes(100.0) == {A: 7, B: 1}
-
-
-def test_a_job_gains_nothing_beyond_its_stated_end() -> None:
-    """After 8 of 9 epochs another 10 s on one slot are the end of A."""
-    it = cluster(
-        told({A: falls, B: falls}), elastic(A, stop_samples=9000), elastic(B, samples_done=8000)
-    )
-
-    assert it.sizes(100.0) == {A: 1, B: 7}
 
 
 def test_a_size_holds_for_a_scheduling_epoch_if_there_is_room() -> None:
@@ -165,12 +158,6 @@ def test_jobs_take_turns_if_not_all_fit() -> None:
     assert it.plans[0].reasons[B].text == (
         "waits: needs 1 slot, jobs whose turn it is leave no room for it"
     )
-
-
-def test_converged_jobs_share_slots_by_speed() -> None:
-    it = cluster(told({A: has_converged, B: has_converged}, many=30), elastic(A), elastic(B))
-
-    assert it.sizes(100.0) == {A: 4, B: 4}
 
 
 def test_an_efficiency_floor_limits_a_size() -> None:

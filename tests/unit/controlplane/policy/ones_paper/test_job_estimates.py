@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controlplane.policy.ones_paper.job_estimates import ArrivalRate, after_epoch
+from controlplane.policy.ones_paper.job_estimates import after_epoch, arrival_rate
 from controlplane.policy.options import ScaleDown
 from controlplane.policy.search.observed_jobs import LimitBounds, resumed
 from schemas.ids import Seconds
@@ -81,8 +81,4 @@ def test_a_rejected_job_keeps_half_of_its_limit_down_to_the_floor() -> None:
 def test_the_arrival_rate_is_the_mean_rate_of_submissions(
     submitted_at: list[float], per_s: float
 ) -> None:
-    rate = ArrivalRate()
-    for at in submitted_at:
-        rate.add(Seconds(at))
-
-    assert rate.per_s == per_s
+    assert arrival_rate([Seconds(at) for at in submitted_at]) == per_s
