@@ -110,15 +110,11 @@ def spec_of(one: Training, way: str, seed: int, scripts: Path, *, quick: bool) -
     epochs = spec.stop.epochs if spec.stop and spec.stop.epochs else 1
     kept = way == KEPT
     return replace(
-        spec,
-        workdir=str(_copy(one, scripts, seed)),
-        stop=StopRule(epochs=max(2, epochs // 4) if quick else epochs),
-        seed=seed,
-        slots=(1, 1) if kept else (1, MOST_SLOTS),
-        slots_wanted=1 if kept else 2,
-        max_batch_size="keep" if kept else "auto",
-        max_local_batch=None,
-    )
+        spec, workdir=str(_copy(one, scripts, seed)),
+        stop=StopRule(epochs=max(2, epochs // 4) if quick else epochs), seed=seed,
+        slots=(1, 1) if kept else (1, MOST_SLOTS), slots_wanted=1 if kept else 2,
+        max_batch_size="keep" if kept else "auto", max_local_batch=None,
+    )  # fmt: skip
 
 
 def raise_batches(client: BlockingClient, names: set[JobId]) -> None:

@@ -114,17 +114,10 @@ class World:
         self.born += 1
         family = self.rng.randrange(FAMILIES)
         job = JobView(
-            job=JobId(f"j-{self.born}"),
-            submitted_at=Seconds(self.now),
-            family=f"f{family}",
-            batch_size=64,
-            batch_limit=2048,
-            local_limit=512,
-            least=1,
-            most=16,
-            wanted=1,
+            job=JobId(f"j-{self.born}"), submitted_at=Seconds(self.now), family=f"f{family}",
+            batch_size=64, batch_limit=2048, local_limit=512, least=1, most=16, wanted=1,
             stop_samples=self.rng.choice([5, 20, 80]) * 50_000,
-        )
+        )  # fmt: skip
         self.jobs[job.job] = job
         return job
 

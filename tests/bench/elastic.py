@@ -69,12 +69,9 @@ def cold_restart(base: Path, times: int) -> tuple[float, float]:
 
 def _run(script: Path, saved: Path, how: str) -> dict[str, float]:
     done = subprocess.run(
-        [sys.executable, str(script), str(saved), how],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=120,
-    )
+        [sys.executable, str(script), str(saved), how], capture_output=True, text=True,
+        check=True, timeout=120,
+    )  # fmt: skip
     return {word: float(at) for word, at in (line.split() for line in done.stdout.splitlines())}
 
 

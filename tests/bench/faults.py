@@ -79,11 +79,8 @@ CASES: Final = (
     Case("mid all-reduce", "rank 0", "reduce:rank=0:step=30:version=1=kill", 3, None),
     Case("mid all-reduce", "rank 2", "reduce:rank=2:step=30:version=1=kill", 3, None),
     Case(
-        "mid all-reduce, one-step skew",
-        "rank 1",
-        "reduced:rank=1:step=30:version=1=kill; reduced:rank=0:step=30:version=1=fail",
-        3,
-        None,
+        "mid all-reduce, one-step skew", "rank 1",
+        "reduced:rank=1:step=30:version=1=kill; reduced:rank=0:step=30:version=1=fail", 3, None,
     ),
     Case("at the epoch's report", "rank 0", "report:rank=0:version=1=kill", 3, None),
     Case(
@@ -119,7 +116,7 @@ CASES: Final = (
     Case("group is built", "controller", "built:rank=1:version=2=stall 1.5", process="controller"),
     Case("pause's checkpoint (3 s)", "rank 0", "suspend:rank=0:version=2=kill", 2, 0),
     Case("pause is written (3 s)", "rank 0", "suspended:rank=0:version=2=kill", 2, 0),
-)
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

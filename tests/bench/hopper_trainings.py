@@ -135,19 +135,14 @@ def ways(one: Training, base: Path, chosen: Sequence[str], *, quick: bool) -> di
 def _ways(one: Training, base: Path, chosen: Sequence[str], shared: Up | None) -> dict[str, Way]:
     measured: dict[str, Callable[[], Way]] = {
         "hopping": lambda: as_sweep(
-            one,
-            base / "hopping",
-            NODES,
-            1,
-            "greedy",
-            shared=shared,
+            one, base / "hopping", NODES, 1, "greedy", shared=shared,
             compared=min(ALONE, one.configurations // 2),
         ),
         "fixed order": lambda: as_sweep(one, base / "fixed", NODES, 1, "fixed", shared=shared),
         "random order": lambda: as_sweep(one, base / "random", NODES, 1, "random", shared=shared),
         "task-parallel": lambda: as_sweep(one, base / "tasks", 1, NODES, "greedy", shared=shared),
         "elastic jobs": lambda: one_by_one(one, base / "elastic", shared),
-    }
+    }  # fmt: skip
     return {
         name: measured[name]()
         for name in report.counted(f"way of training {one.name}", chosen, len(chosen))
@@ -187,13 +182,9 @@ def as_sweep(
 
 def spec_of(one: Training, partitions: int, replicas: int, order: str, workdir: Path) -> JobSpec:
     search = SearchSpec(
-        space=one.space,
-        searcher=RandomSearch(one.configurations),
-        epochs=one.epochs,
-        metric=one.metric,
-        mode="max" if one.mode == "max" else "min",
-        seed=7,
-    )
+        space=one.space, searcher=RandomSearch(one.configurations), epochs=one.epochs,
+        metric=one.metric, mode="max" if one.mode == "max" else "min", seed=7,
+    )  # fmt: skip
     return JobSpec(
         name=one.name,
         script=SWEEP_SCRIPT,
@@ -395,16 +386,12 @@ def told(one: Training, mine: dict[str, Way]) -> None:
     whole = mine["hopping"]
     rows: list[list[object]] = [
         [
-            name,
-            way.makespan_s,
-            way.makespan_s / whole.makespan_s,
-            best(curve[-1] for curve in way.curves),
-            way.data_bytes / 1e6,
-            way.network_bytes / 1e6,
-            way.waited_s / max(1, way.units) * 1000.0,
+            name, way.makespan_s, way.makespan_s / whole.makespan_s,
+            best(curve[-1] for curve in way.curves), way.data_bytes / 1e6,
+            way.network_bytes / 1e6, way.waited_s / max(1, way.units) * 1000.0,
         ]
         for name, way in mine.items()
-    ]
+    ]  # fmt: skip
     heads = ["way", "makespan, s", "over hopping", f"best {one.metric}", "data on disks, MB",
              "over the network, MB", "wait for a state, ms"]  # fmt: skip
     what = (

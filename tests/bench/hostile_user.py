@@ -163,17 +163,10 @@ def ports_of(home: Path) -> dict[str, int]:
 ATTACKS: Final = {
     each.__name__: each
     for each in (
-        processor,
-        multiparts,
-        uploads,
-        polls,
-        requests,
-        submissions,
-        connections,
-        handshakes,
+        processor, multiparts, uploads, polls, requests, submissions, connections, handshakes,
         subscriptions,
     )
-}
+}  # fmt: skip
 
 
 def attack() -> None:

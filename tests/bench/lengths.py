@@ -93,14 +93,8 @@ def main() -> None:
                     figures[f"{key}_{name}"] = mean
             rows.append(row)
     heads = [
-        "setting",
-        "model",
-        "average, s",
-        f"over {models[0]}",
-        "median error",
-        "in 80%",
-        "in 90%",
-    ]
+        "setting", "model", "average, s", f"over {models[0]}", "median error", "in 80%", "in 90%",
+    ]  # fmt: skip
     report.table(f"lengths, {len(seeds)} seeds", heads, rows)
     report.write(figures, chosen.json)
 

@@ -102,19 +102,14 @@ HEADS: Final = [
 def lines(live: Repeat) -> list[list[object]]:
     return [
         [
-            run.policy,
-            *(f"{of(live)[place]:.1f}" for of in (areas_s, mosts_s)),
-            f"{run.average_s:.1f}",
-            f"{run.p90_s:.1f}",
-            f"{statistics.fmean(e.queued_s for e in run.jobs):.1f}",
-            f"{run.makespan_s:.1f}",
-            f"{run.full:.0%}",
-            f"{statistics.fmean(e.rescales for e in run.jobs):.1f}",
-            sum(not e.exact for e in run.jobs),
-            sum(e.state != "succeeded" for e in run.jobs),
+            run.policy, *(f"{of(live)[place]:.1f}" for of in (areas_s, mosts_s)),
+            f"{run.average_s:.1f}", f"{run.p90_s:.1f}",
+            f"{statistics.fmean(e.queued_s for e in run.jobs):.1f}", f"{run.makespan_s:.1f}",
+            f"{run.full:.0%}", f"{statistics.fmean(e.rescales for e in run.jobs):.1f}",
+            sum(not e.exact for e in run.jobs), sum(e.state != "succeeded" for e in run.jobs),
         ]
         for place, run in enumerate(live)
-    ]
+    ]  # fmt: skip
 
 
 def areas_s(live: Repeat) -> list[float]:

@@ -134,19 +134,12 @@ def _completion(run: Run, place: int) -> str:
 def _line(run: Run) -> list[object]:
     mean = statistics.fmean
     return [
-        run.policy,
-        f"{run.average_s:.1f}",
-        f"{run.p90_s:.1f}",
-        f"{mean(e.queued_s for e in run.jobs):.1f}",
-        f"{mean(e.ran_s for e in run.jobs):.1f}",
-        f"{run.makespan_s:.1f}",
-        f"{run.full:.0%}",
-        f"{mean(e.rescales for e in run.jobs):.1f}",
-        f"{mean(e.batch_changes for e in run.jobs):.1f}",
-        sum(not e.exact for e in run.jobs),
-        sum(e.state != "succeeded" for e in run.jobs),
-        f"{run.load:.1f}",
-    ]
+        run.policy, f"{run.average_s:.1f}", f"{run.p90_s:.1f}",
+        f"{mean(e.queued_s for e in run.jobs):.1f}", f"{mean(e.ran_s for e in run.jobs):.1f}",
+        f"{run.makespan_s:.1f}", f"{run.full:.0%}", f"{mean(e.rescales for e in run.jobs):.1f}",
+        f"{mean(e.batch_changes for e in run.jobs):.1f}", sum(not e.exact for e in run.jobs),
+        sum(e.state != "succeeded" for e in run.jobs), f"{run.load:.1f}",
+    ]  # fmt: skip
 
 
 def compared(runs: Sequence[Sequence[Run]], ours: str) -> dict[str, float]:

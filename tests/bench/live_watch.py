@@ -340,16 +340,12 @@ class _Driver:
         idle = 0 if waits else max(0, SLOTS - sum(job.slots for job in jobs))
         looks = [
             Look(
-                now,
-                job.job,
-                job.slots,
-                job.global_batch,
-                job.samples_per_s,
+                now, job.job, job.slots, job.global_batch, job.samples_per_s,
                 self._noise_scale(client, job),
             )
             for job in jobs
             if job.state in ALIVE
-        ]
+        ]  # fmt: skip
         for one in self.seen.take(looks, idle):
             report.say(
                 f"{now:.0f} s: {one.job} is held at {one.shape} ({one.progress:.0f}/s): "

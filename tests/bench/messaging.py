@@ -258,15 +258,10 @@ class Submitter:
 
     async def _submit(self) -> None:
         spec = JobSpec(
-            name="job",
-            script="train.py",
-            workdir=str(self.work),
-            family=f"family-{self.count % 6}",
-            batch_size=64,
-            max_batch_size=1024,
-            max_local_batch=512,
-            slots=(1, 2 * SLOTS if self.count % 3 == 0 else SLOTS - 1),
-        )
+            name="job", script="train.py", workdir=str(self.work),
+            family=f"family-{self.count % 6}", batch_size=64, max_batch_size=1024,
+            max_local_batch=512, slots=(1, 2 * SLOTS if self.count % 3 == 0 else SLOTS - 1),
+        )  # fmt: skip
         self.count += 1
         fits = self.training.busy + 2 * SLOTS <= self.room
         job = await self.client.submit(spec)
@@ -526,17 +521,8 @@ def show(bench: Bench, figures: dict[str, float], took_s: float) -> None:
     report.table(
         "each block: p99 in ms, and the CPU that was used, in cores",
         [
-            "block",
-            "event to commit",
-            "commit to delta",
-            "own echo",
-            "generations/s",
-            "changes/s",
-            "deltas/s",
-            "events/s",
-            "controller",
-            "search",
-            "bench",
+            "block", "event to commit", "commit to delta", "own echo", "generations/s",
+            "changes/s", "deltas/s", "events/s", "controller", "search", "bench",
         ],
         [
             (
@@ -552,7 +538,7 @@ def show(bench: Bench, figures: dict[str, float], took_s: float) -> None:
             )
             for number, window in enumerate(bench.windows)
         ],
-    )
+    )  # fmt: skip
     early = sum(window.early for window in bench.windows)
     resends = sum(window.resends for window in bench.windows)
     kinds_seen = bench.meter.kinds

@@ -135,13 +135,9 @@ def main() -> None:
     rows = {key: row([next(every) for _ in many]) for key, many in runs.items()}
     figures = {"ms_per_job": ms_per_job(), **_keys(rows)}
     columns = [
-        "utility_share",
-        "rejected_share",
-        "promises_kept",
-        "lateness_s",
-        "avg_jct_s",
+        "utility_share", "rejected_share", "promises_kept", "lateness_s", "avg_jct_s",
         "decision_ms",
-    ]
+    ]  # fmt: skip
     report.table(
         f"{jobs} jobs on {CLUSTER.count * CLUSTER.slots} slots, seeds {seeds}",
         ["policy, load", "utility", *columns],

@@ -81,12 +81,9 @@ def window(name: str, files: list[Path], seconds: float, act: Callable[[], float
     found = gaps(files, start, time.time())
     ratios = [largest / median for median, largest in found]
     return Case(
-        name,
-        statistics.median(m for m, _ in found) * 1000,
-        max(ratios),
-        sum(ratio > DISTURBED_RATIO for ratio in ratios),
-        back_s,
-    )
+        name, statistics.median(m for m, _ in found) * 1000, max(ratios),
+        sum(ratio > DISTURBED_RATIO for ratio in ratios), back_s,
+    )  # fmt: skip
 
 
 def until(moment: float) -> None:

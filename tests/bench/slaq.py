@@ -146,15 +146,12 @@ def fits(many: int) -> dict[str, float]:
     their_s = (time.process_time() - began) / many
     rows: list[list[object]] = [
         [
-            family,
-            float(ours[mine].mean()),
-            float(np.median(ours[mine])),
-            float(kept[mine].mean()),
-            int(mine.sum()),
+            family, float(ours[mine].mean()), float(np.median(ours[mine])),
+            float(kept[mine].mean()), int(mine.sum()),
         ]
         for family in sorted(set(known.families))
         for mine in [np.array([name == family for name in known.families])]
-    ]
+    ]  # fmt: skip
     rows.append(["all", float(ours.mean()), float(np.median(ours)), float(kept.mean()), len(ours)])
     columns = ("family", "error, mean", "median", "last loss kept, mean", "predictions")
     report.table("relative error of the loss ten iterations ahead", columns, rows)

@@ -1,4 +1,4 @@
-"""The population: never worse than what anybody could have said at once."""
+"""Population of the search: never worse than greedy schedules, and near the optimum."""
 
 from __future__ import annotations
 
@@ -390,23 +390,15 @@ def tiny(rng: Generator, *nodes: int) -> Problem:
         held, free = free[:size], free[size:]
         jobs.append(
             job_view(
-                JobId(f"j-{number}"),
-                at=float(rng.integers(9)),
-                slots=(1, 5),
-                family="fg"[rng.integers(2)],
-                running_on=dict.fromkeys(held, 64 // max(1, size)),
-                epoch=int(rng.integers(2)) or int(bool(size)),
-                epoch_at=Seconds(60.0),
-                moved_at=Seconds([0.0, 99.0][int(rng.random() < 0.2)]),
-                batch_size=64,
-                batch_limit=256,
-                local_limit=256,
-                stop_samples=int(10 ** rng.uniform(3, 6)),
-                noise_scale=float(10 ** rng.uniform(1, 4)),
-                ran_s=float(rng.uniform(0, 500)),
+                JobId(f"j-{number}"), at=float(rng.integers(9)), slots=(1, 5),
+                family="fg"[rng.integers(2)], running_on=dict.fromkeys(held, 64 // max(1, size)),
+                epoch=int(rng.integers(2)) or int(bool(size)), epoch_at=Seconds(60.0),
+                moved_at=Seconds([0.0, 99.0][int(rng.random() < 0.2)]), batch_size=64,
+                batch_limit=256, local_limit=256, stop_samples=int(10 ** rng.uniform(3, 6)),
+                noise_scale=float(10 ** rng.uniform(1, 4)), ran_s=float(rng.uniform(0, 500)),
                 start_s=float(rng.uniform(1, 15)),
             )
-        )
+        )  # fmt: skip
     events = [
         event
         for family in "fg"
