@@ -17,14 +17,13 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean
 from typing import Any, Final
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # before the workers import numpy
 
 import numpy as np
 from msgspec.structs import replace
-from scipy.stats import t as student
 
 from controlplane.policy.learned.gang_model import load_card
 from controlplane.sim.analysis.plot_style import (
@@ -37,9 +36,9 @@ from controlplane.sim.analysis.plot_style import (
 )
 from controlplane.sim.experiment import Cell, run
 from controlplane.sim.results import JobResult, SimulationResult
-from controlplane.sim.run import simulate
-from controlplane.sim.scenario import HARMONY, Scenario
+from controlplane.sim.scenario import HARMONY
 from tests.bench import report
+from tests.bench.evolution_cells import interval, simulate_cell
 
 SEEDS: Final = tuple(range(200, 212))  # nothing was trained on these, no constant chosen
 PATTERNS: Final = {"uniform": "uniform", "Poisson": "poisson", "bursty": "bursts"}
@@ -87,11 +86,13 @@ class Ratio:
 def ratio(ours: Iterable[float], theirs: Iterable[float]) -> Ratio:
     """Of paired figures above 0."""
     logs = [math.log(one / other) for one, other in zip(ours, theirs, strict=True)]
-    middle = mean(logs)
-    off = 0.0
-    if len(logs) > 1:
-        off = float(student.ppf(0.975, len(logs) - 1)) * stdev(logs) / math.sqrt(len(logs))
+    middle, off = spread(logs)
     return Ratio(math.exp(middle), math.exp(middle - off), math.exp(middle + off))
+
+
+def spread(values: Sequence[float]) -> tuple[float, float]:
+    """Return the mean, and how far its 95% interval goes; 0 for a single value."""
+    return interval(values) if len(values) > 1 else (values[0], 0.0)
 
 
 def average_s(result: SimulationResult) -> float:
@@ -120,11 +121,6 @@ def simulated(
     every = [cell for many in cells.values() for cell in many]
     results = iter(run(every, simulate_cell, keep, os.cpu_count() or 1, report.simulated))
     return {key: [next(results) for _ in many] for key, many in cells.items()}
-
-
-def simulate_cell(cell: Cell) -> SimulationResult:
-    assert isinstance(cell.scenario, Scenario)
-    return simulate(cell.policy, cell.scenario, cell.seed, cell.options)
 
 
 def averages(found: Found, name: str, pattern: str | None = None) -> list[float]:
@@ -182,10 +178,7 @@ def draw(found: Found, rows: Sequence[Row], path: Path) -> None:
     for number, row in enumerate(rows):
         for place, pattern in enumerate(PATTERNS):
             times = averages(found, row.name, pattern)
-            off = 0.0
-            if len(times) > 1:
-                off = float(student.ppf(0.975, len(times) - 1)) * stdev(times)
-                off /= math.sqrt(len(times))
+            _, off = spread(times)
             axes.bar(
                 place + (number - (len(rows) - 1) / 2) * width, mean(times), width * 0.92,
                 yerr=off, capsize=2, color=COLOURS[number % len(COLOURS)],

@@ -110,19 +110,18 @@ def test_the_sizes_of_a_job_follow_the_start_rule_and_the_growth_of_its_family(
 # --- who is left alone
 
 
-def test_a_gated_job_only_shrinks_while_jobs_wait() -> None:
+@pytest.mark.parametrize(
+    ("others", "sizes"), [([a_job(B)], [1, 2]), ([], [2, 3])], ids=["a job waits", "no job waits"]
+)
+def test_a_gated_job_only_shrinks_for_waiting_jobs_or_grows_onto_idle_slots(
+    others: list[JobView], sizes: list[int]
+) -> None:
     moved = a_job(on=(S0, S1), epoch=1, moved_at=Seconds(99.0))
 
-    crowded = problem_of(view_of(row_of(4), moved, a_job(B)))
+    problem = problem_of(view_of(row_of(3), moved, *others))
 
-    assert choices(crowded) == [1, 2]
-    assert crowded.job_rows[0].gated
-
-
-def test_a_gated_job_only_grows_while_no_job_waits() -> None:
-    moved = a_job(on=(S0, S1), epoch=1, moved_at=Seconds(99.0))
-
-    assert choices(problem_of(view_of(row_of(3), moved))) == [2, 3]
+    assert choices(problem) == sizes
+    assert problem.job_rows[0].gated
 
 
 def test_a_job_is_kept_until_its_retry_time() -> None:
@@ -266,12 +265,8 @@ def test_slots_nodes_and_types_are_numbered_by_the_view() -> None:
     assert (cluster.node_of.tolist(), cluster.type_of.tolist()) == ([0, 1, 0], [0, 1, 0])
     assert [places.tolist() for places in cluster.slots_on] == [[0, 2], [1]]
     assert (cluster.types, cluster.widest) == (("L", "H"), 2)
-
-
-def test_an_empty_cluster_has_an_index() -> None:
-    cluster = ClusterIndex.of(view_of([]))
-
-    assert (cluster.slots, cluster.slots_on, cluster.types, cluster.widest) == ((), (), (), 1)
+    empty = ClusterIndex.of(view_of([]))
+    assert (empty.slots, empty.slots_on, empty.types, empty.widest) == ((), (), (), 1)
 
 
 def test_movable_jobs_on_too_many_nodes_are_scattered() -> None:
