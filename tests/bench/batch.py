@@ -1,7 +1,7 @@
-"""Whether jobs learn as well with the batch that `max_batch_size` allows by default as with their own.
+"""Learning with the batches that `max_batch_size` allows by default, and with a job's own batch.
 
 Each training runs with several seeds: once with its batch kept, once with the batch raised to the
-limit of the moment as soon as that moves, which is more than any policy does. Both on a cluster.
+present limit as soon as the limit changes, which is more than any policy does.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""A day in ten minutes: thousands of short jobs through a real controller, agent, search and real trainings.
+"""A day in ten minutes: thousands of short jobs through a real controller, agent, search and trainings.
 
-What a cluster keeps has to have bounds: memory of each process, size of each file, and what a look at
-the jobs costs, before the first job, half way and at the end. Retention is as short, beside ten
-minutes, as the default is beside months.
+Memory of each process, sizes of files, and the time of `ps -a` must have bounds: measured before the first
+job, half way and at the end. Retention is as short, relative to ten minutes, as the default is to months.
 """
 
 from __future__ import annotations

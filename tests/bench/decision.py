@@ -1,9 +1,9 @@
-"""How long a decision takes: from the question to the answer, while the search runs at full speed.
+"""Time of a decision: from the request to the plan, while the search runs at full speed.
 
-The real search process, over its pipes, is told of a cluster as the controller tells it; then, event
-after event (an epoch, an end with an arrival, a node that is lost and comes back), the difference
-of the view and a question are sent, and the time to the answer is taken. Between the questions it
-evolves without rest. Beside it the same process at rest, and `fifo` in this process.
+The real search process receives a cluster over its pipes as from the controller. After each event (an epoch,
+an end with an arrival, a lost and returned node) the difference of the view and a request are sent, and the
+time to the plan is measured. Between requests the search evolves without pause. Also measured: the same
+process at rest, and `fifo` in this process.
 """
 
 from __future__ import annotations

@@ -1,11 +1,9 @@
-"""What a change of size costs a job that trains, beside the ways in which others do it.
+"""Cost of a change of size for a training job, compared with other ways to change it.
 
-Real clusters, real processes. `step` is the time between two ends of a step of one worker; the pause
-of a transition is the step that holds the swap, less the median step before it. In the first part
-steps spend their time as on a device of their own (they sleep), in the second they compete for the
-cores of this machine, and a newcomer's start-up competes with them.
-
-How others change a job's size: a cold restart, a blocking regroup, and DDP's steady state.
+Real clusters, real processes. A step is the time between two ends of a step of one worker; the pause of a
+transition is the step that contains the switch, less the median step before it. In the first part steps sleep,
+as on a device of their own; in the second they compete for the cores of this host, and so does the start-up of
+a newcomer. Compared with: a cold restart, a blocking regroup, and the steady state of DDP.
 """
 
 from __future__ import annotations

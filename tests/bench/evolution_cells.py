@@ -1,4 +1,4 @@
-"""The simulations that `bin/bench evolution` sets side by side; each is done once and kept."""
+"""Simulations that benchmarks compare; each is run once and kept."""
 
 from __future__ import annotations
 

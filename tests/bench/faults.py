@@ -1,8 +1,8 @@
-"""SIGKILL of every kind of process at every stage of a change of size: what the job feels.
+"""SIGKILL of every kind of process at every stage of a change of size: the effect on the job.
 
-For each case a job trains on two or three slots, a change is ordered, and the victim ends where the
-case says. Shown are the longest time between two ends of a step, of anybody; how the job went on; and
-whether every sample of every epoch was taken exactly once.
+In each case a job trains on two or three slots, a change is ordered, and the victim ends where the case says.
+Shown: the longest time between two ends of a step of any worker, the recovery, and whether every sample of
+every epoch was trained on exactly once.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Where jobs go that slow each other down: `harmony` beside the placers of its paper.
+"""Completion times of `harmony` and of the placers of its paper, for jobs that slow each other down.
 
-Everything is simulated in virtual time on the model of the paper's testbed (`--physics harmony`:
-six servers of two GPUs, six models, one to three workers and parameter servers), under its three
-patterns of arrival, on the same jobs for all. All serve gangs in order of arrival, without
-backfill, so that they differ in places only. `jct_vs_NAME` is the geometric mean of the ratio of
-average completion times over patterns and seeds, `_low` and `_high` its 95% interval (Student's,
-of logarithms), `_pairwise` and `_class` the same under other rules of interference. `oracle` is `harmony` with the simulator's truth about neighbours. `drl_vs_lb` is
-the same of `harmony-drl` with the model that ships, over load balancing.
+Simulations in virtual time on the model of the paper's testbed (`--physics harmony`: six servers of two GPUs,
+six models, one to three workers and parameter servers), with its three patterns of arrival and the same jobs
+for all policies. All serve gangs in order of arrival, without backfill, so that they differ in places only.
+`jct_vs_NAME` is the geometric mean of the ratio of average completion times over patterns and seeds, `_low` and
+`_high` its 95% interval (Student's, of logarithms), `_pairwise` and `_class` the same under other rules of
+interference. `oracle` is `harmony` with the simulator's truth about neighbours. `drl_vs_lb` compares
+`harmony-drl`, with the model that ships, with load balancing.
 """
 
 from __future__ import annotations

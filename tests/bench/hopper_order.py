@@ -1,9 +1,9 @@
-"""How much time the order of hops loses, beside the paper's random order, in virtual time.
+"""Time that the order of visits loses, compared with the paper's random order, in virtual time.
 
-`makespan_mean` and `makespan_worst` are over the open-shop bound, for 16 and 32 configurations on
-half as many slots: costs are spread as those of the paper's 35 networks (0.36 to 21 GFLOPS, mean
-5.9), slots as its four GPUs (section 5.4). `jitter_mean` has eight epochs without a barrier,
-where every unit takes up to 20% more or less than expected, over the busiest slot or model.
+`makespan_mean` and `makespan_worst` are relative to the open-shop bound, for 16 and 32 configurations on half
+as many slots: costs are spread as those of the paper's 35 networks (0.36 to 21 GFLOPS, mean 5.9), slots as its
+four GPUs (section 5.4). `jitter_mean` has eight epochs without a barrier, where every unit takes up to 20% more
+or less than expected, relative to the busiest slot or model.
 """
 
 from __future__ import annotations

@@ -1,14 +1,10 @@
-"""Real trainings as sweeps and as elastic jobs, on clusters of four nodes with a slot each.
+"""Sixteen configurations of a real training in five ways, on four nodes with a slot each.
 
-The ways that `bin/bench hopper` compares.
-
-Sixteen configurations of a real training in five ways, on four nodes with a slot each.
-
-Hopping, hopping in an order that is known beforehand, in the paper's random order, task-parallel (each worker trains whole configurations
-and every node has all data: a sweep with one partition that all hold), and elastic data-parallel
-jobs on all slots, one after the other. What each way costs beside time: data on the nodes' disks,
-states that hopped, gradients that were summed (a ring sends 2 (n - 1) times the model a step; Cerebro,
-section 4.3). Three configurations are trained once more, alone, and compared bit by bit.
+Hopping, hopping in a fixed order, in the paper's random order, task-parallel (each worker trains whole
+configurations and every node has all data: a sweep with one partition that all hold), and elastic data-parallel
+jobs on all slots, one after the other. Costs beside time: data on the nodes' disks, states that hopped, gradients
+that were reduced (a ring sends 2 (n - 1) times the model a step; Cerebro, section 4.3). Three configurations are
+trained once more, alone, and compared bit by bit.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What one user does to be in everybody's way; a process of its own for each kind of it."""
+"""Attacks of one hostile user; each runs in a process of its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A real cluster under one policy, driven and watched from outside, and what became of its jobs."""
+"""Runs of one policy on a real cluster, and the outcome of each job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The jobs of `bin/bench live`: examples of several lengths, and who submits which of them when."""
+"""Jobs of `bin/bench live`: examples of several lengths, and their submissions."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""Jobs whose ends are worth something, on real local clusters: what `oasis` makes of them.
+"""Jobs with utilities on real local clusters under `oasis`.
 
-Nine example trainings come to four slots at random moments. A third of them is worth the same
-whenever it is done, a third has a deadline that leaves it room, and a third could not be done
-before its value is gone, even alone. `oasis` should reject these, promise ends to the others and keep
-its promises; `fifo` and `fair` take every job and know nothing of values.
+Nine example trainings come to four slots at random times. The value of a third does not depend on the end, a
+third has a deadline with room, and a third could not finish before its value is gone, even alone. `oasis` should
+reject these, promise ends to the others and keep its promises; `fifo` and `fair` accept every job.
 """
 
 from __future__ import annotations

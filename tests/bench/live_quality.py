@@ -1,11 +1,9 @@
-"""The same jobs on real local clusters, under `slaq` and under `fair`: whose losses fall sooner.
+"""Losses of the same jobs on real local clusters, under `slaq` and under `fair`.
 
-Nine example trainings come to four slots at random moments. The loss of a job is normalised: 1
-from its submission to the end of its first epoch, 0 at the lowest loss that it came to under any of
-the policies; its area is the integral over the seconds from its submission to its end. Beside it
-stand completion times, changes of slots, and whether every sample was trained on exactly once.
-
-How fast losses fell in live runs of the same jobs: areas under them, and times to most of it.
+Nine example trainings come to four slots at random times. The loss of a job is normalised: 1 from its submission
+to the end of its first epoch, 0 at its lowest loss under any of the policies; its area is the integral over the
+seconds from submission to end. Also shown: completion times, changes of slots, and whether every sample was
+trained on exactly once.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Whether jobs learn as well when a policy changes their size as when nobody touches them.
-
-How fast each example trains on 1, 2, 3 and 4 slots of this machine, alone on a cluster.
-"""
+"""Speeds of the examples by size, and quality of learning at fixed sizes."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Tables and figures of `bin/bench live`.
-
-What the simulator makes of the same jobs, from the journal that a live run left.
-"""
+"""Tables and figures of `bin/bench live`, and the simulation of a live run from its journal."""
 
 from __future__ import annotations
 

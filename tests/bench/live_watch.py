@@ -1,10 +1,8 @@
-"""A cluster is watched for many minutes: no job shall stay at a size that it knows to be slow.
+"""Observation of a cluster for many minutes: no job should stay at a size known to be slow.
 
-Jobs come to four slots at random moments. A job is *held* while it is at a size of which it had
-measured a better one: one with fewer slots (nobody gains by its being so large), or one with more
-where so many are idle. Each time that lasts for more than `PATIENCE_S` is a violation.
-
-What a policy said beforehand on a real cluster, and what came: speeds of changes, starts of jobs.
+Jobs come to four slots at random times. A job is *held* while it is at a size and has measured a better one: with
+fewer slots, or with more while so many are idle. Each time that lasts for more than `PATIENCE_S` is a violation.
+Predicted speed-ups and starts are compared with the actual ones.
 """
 
 from __future__ import annotations

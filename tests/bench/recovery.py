@@ -1,8 +1,8 @@
-"""kill -9 of controller and agent under four training workers: what the workers feel of it.
+"""kill -9 of controller and agent under four training workers: the effect on the workers.
 
-Each case runs beside an undisturbed control of the same length in the same run, because four workers
-on few cores disturb one another too. Every worker writes the time of each step into a file of its own. Then `resync`:
-the same kill under a thousand simulated agents.
+Each case is compared with an undisturbed window of the same length in the same run, because four workers on few
+cores disturb one another too. Every worker writes the time of each step into a file. Then `resync`: the same
+kill under a thousand simulated agents.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""SLAQ: how fast and how well loss curves are fitted, how fast it decides, and what its shares do.
+"""SLAQ: speed and error of curve fits, time of decisions, and completion times.
 
-Fits: recorded loss curves of real trainings, each predicted ten iterations ahead from every third
-moment on, beside the last known loss and beside scipy's `curve_fit` of the same two forms with the
-same weights. Decisions: whole ones, with every curve fitted anew, on 16,384 slots. Shares: 160 jobs
-that replay the curves on 640 cores, 15 s apart, beside `fair`; completion times are the cost.
+Fits: recorded loss curves of real trainings, each predicted ten iterations ahead from every third report on,
+compared with the last known loss and with scipy's `curve_fit` of the same two forms and weights. Decisions:
+complete ones, with every curve fitted anew, on 16,384 slots. Shares: 160 jobs that replay the curves on 640
+cores, 15 s apart, compared with `fair`.
 """
 
 from __future__ import annotations
