@@ -63,7 +63,7 @@ PARTS: Final = {
 
 
 def memory_mib(pids: dict[str, Any]) -> dict[str, float]:
-    """Resident memory of each kind of process, the largest of each, MiB."""
+    """Return the resident memory of the largest process of each kind."""
     found: dict[str, float] = {}
     for name, pid in (("controller", pids["controller"]), ("agent", pids["agents"][0])):
         for process in _family(pid):
@@ -85,7 +85,6 @@ def _family(pid: int) -> Iterator[psutil.Process]:
 
 
 def sizes_mib(home: Path) -> dict[str, float]:
-    """What lies on the disk, MiB, by what it is."""
     groups = {
         "journal": home.glob("state/journal.sqlite*"),
         "output": _below(home / "state/logs"),
@@ -111,7 +110,7 @@ def _size(path: Path) -> int:
 
 
 async def drive(cluster: Cluster, jobs: int, looks: list[dict[str, float]]) -> tuple[int, float]:
-    """Submit jobs at an even pace, never more than `AHEAD` at once; how many succeeded, and seconds."""
+    """Submit jobs at an even pace, at most `AHEAD` at once; return the successes and the seconds."""
     folder = cluster.write(SCRIPT).parent
     spec = JobSpec(
         name="short", script="train.py", workdir=str(folder), batch_size=16, max_batch_size="keep",

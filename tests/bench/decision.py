@@ -60,7 +60,7 @@ class Search:
         self.process.stdin.flush()
 
     def ask(self, view: ClusterView, now: Seconds) -> tuple[PlanFound, float]:
-        """The answer, and the seconds from the difference of the views to it."""
+        """Return the plan, and the seconds since the difference of the views."""
         began = time.perf_counter()
         told: ViewDelta | None = view_delta(self.sent, view) if self.sent is not None else None
         self.say(told if told is not None else FullView(view=view))

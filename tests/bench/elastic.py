@@ -272,7 +272,7 @@ class Job:
         cluster.until(self.job, lambda shown: shown["state"] == "running")
 
     def resize(self, slots: int) -> float:
-        """Change the size and wait until it is there; returns the seconds that took."""
+        """Change the size and return the seconds until the change is done."""
         began = time.time()
         done = self.cluster.ones("resize", self.job, "--slots", str(slots))
         assert done.code == 0, done.err
@@ -345,7 +345,7 @@ def middle(felt: Sequence[Transition], name: str) -> float:
 
 
 def walk(job: Job, rounds: int) -> None:
-    """1 -> 2 -> 4 -> 2 -> 1, `rounds` times, a second or so in each size."""
+    """Resize 1 -> 2 -> 4 -> 2 -> 1, `rounds` times, about a second in each size."""
     for _ in range(rounds):
         for slots in (2, 4, 2, 1):
             job.resize(slots)
@@ -433,7 +433,7 @@ def measured(cluster: Cluster, base: Path, rounds: int, *, quick: bool) -> dict[
 
 
 def killed(job: Job, times: int) -> dict[str, float]:
-    """kill -9 of a member of three: how long until anybody's next step is over."""
+    """Kill a member of three with -9, and measure the time until the next step of any worker."""
     gaps = []
     job.resize(3)
     choose = random.Random(0)  # noqa: S311 - which of three workers

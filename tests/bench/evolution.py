@@ -74,7 +74,6 @@ def terms(here: dict[str, Way]) -> list[Pair]:
 
 
 def paper(here: dict[str, Way]) -> list[Pair]:
-    """The policy of the paper, read literally and as it works."""
     ours = here[""]
     return [
         Pair("literal_vs_ones", Way(ours.scenario, LITERAL, "ones-paper"), ours),

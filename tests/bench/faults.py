@@ -45,7 +45,7 @@ for epoch in agent.epochs(100000):
 
 @dataclass(frozen=True)
 class Case:
-    """Who ends where, while a job of `start` slots is brought to `to` (None: is left alone)."""
+    """Victim and its fault, while a job of `start` slots is resized to `to` (None: is not resized)."""
 
     stage: str
     victim: str

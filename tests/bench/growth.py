@@ -41,7 +41,7 @@ class Stretch:
 
     @property
     def speed(self) -> float:
-        """Samples per second, settled; nan while too little was seen."""
+        """Median samples per second after settling; nan while too little was seen."""
         settled = self.speeds[SETTLES:]
         return statistics.median(settled) if settled else math.nan
 

@@ -73,8 +73,6 @@ Found = Mapping[tuple[str, str], Sequence[SimulationResult]]  # by row and patte
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """A geometric mean, and its 95% interval."""
-
     mean: float
     low: float
     high: float
@@ -84,7 +82,7 @@ class Ratio:
 
 
 def ratio(ours: Iterable[float], theirs: Iterable[float]) -> Ratio:
-    """Of paired figures above 0."""
+    """Return the geometric mean of the ratios of paired figures above 0."""
     logs = [math.log(one / other) for one, other in zip(ours, theirs, strict=True)]
     middle, off = spread(logs)
     return Ratio(math.exp(middle), math.exp(middle - off), math.exp(middle + off))
@@ -96,12 +94,10 @@ def spread(values: Sequence[float]) -> tuple[float, float]:
 
 
 def average_s(result: SimulationResult) -> float:
-    """Completion time of counted jobs, seconds; all end."""
     return mean(ended_s(job) for job in result.jobs if job.counted)
 
 
 def ended_s(job: JobResult) -> float:
-    """From its submission to its end, seconds."""
     assert job.ended_at is not None, job
     return job.ended_at - job.submitted_at
 
@@ -171,7 +167,7 @@ def trained_cpu_s() -> float:
 
 
 def draw(found: Found, rows: Sequence[Row], path: Path) -> None:
-    """Average completion time under each pattern, with 95% intervals (the paper's evaluation)."""
+    """Draw average completion times by pattern, with 95% intervals (the paper's evaluation)."""
     figure = new_figure(9.0, 4.0)
     axes = figure.subplots()
     width = 0.85 / len(rows)

@@ -72,7 +72,7 @@ class Faults:
         self.before = now
 
     def dispatched(self, kind: str, since: float, node: str, was: set[Running]) -> None:
-        """Until a unit that was not there runs on a node; empty: on any."""
+        """Wait until a new unit runs on a node; empty: on any."""
         self.until(lambda shown: bool(running(shown, node) - was))
         self.redispatch.setdefault(kind, []).append(time.time() - since)
 
@@ -200,5 +200,5 @@ def _lost_at(faults: Faults) -> float:
 
 
 def started(pid: int) -> float:
-    """When a process began, seconds since the epoch."""
+    """Return when a process started, seconds since the epoch."""
     return Path(f"/proc/{pid}").stat().st_ctime

@@ -50,7 +50,6 @@ def problem(configs: int, slots: int, *, alike: bool, seed: int, epochs: int = 1
 
 
 def at_random(one: HopProblem, rng: Random) -> float:
-    """Seconds in the paper's order."""
     return played(one, RandomOrder(one, rng))
 
 
@@ -85,7 +84,7 @@ def with_jitter(one: HopProblem, rng: Random) -> float:
 
 
 def decision_ms(one: HopProblem) -> float:
-    """Of a core, for what may begin after the end of a unit; the mean over a sweep."""
+    """Return the mean CPU time of a decision after the end of a unit."""
     progress, took, asked = GreedyOrder(one), 0.0, 0
     running: list[Visit] = []
     while True:

@@ -196,7 +196,7 @@ def spec_of(one: Training, partitions: int, replicas: int, order: str, workdir: 
 
 
 def equal_alone(ledger: Ledger, trial: int, workdir: Path) -> bool:
-    """Whether training it alone, in the order of its visits, ends each unit in the same bytes."""
+    """True if training alone, in the order of the visits, ends each unit in the same bytes."""
     search = ledger.spec.search
     values = first_configurations(search)[trial]
     visits = [

@@ -91,7 +91,7 @@ def processor(bob: Hostile, _: Path) -> None:
 
 
 def multiparts(bob: Hostile, _: Path) -> None:
-    """Messages of 1,000 frames of 1 MiB, the largest that are taken."""
+    """Send messages of 1,000 frames of 1 MiB, the largest that are accepted."""
     piece = bytes(MIB)
     for dealer in bob.dealers():
         with contextlib.suppress(zmq.Again):

@@ -112,7 +112,7 @@ def submit(made: Cluster, kind: str) -> str:
 
 
 def speed(client: BlockingClient, job: str, epochs: int) -> float:
-    """Samples per second, the median of epochs that begin from now on."""
+    """Return the median samples per second of epochs that start from now on."""
     begun = client.job(job).summary.epoch + 1  # the epoch of now has begun before
     reached(client, job, begun + epochs)
     epochs_seen = client.job(job).epochs

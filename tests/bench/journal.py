@@ -118,7 +118,7 @@ def before_epochs(size: Size) -> int:
 
 
 def burst(folder: Path, scale: Scale) -> tuple[float, float]:
-    """Durable entries per second, and seconds of processor time for each."""
+    """Return the durable entries per second, and the CPU seconds of each."""
     first = before_epochs(scale.size)
     made = list(entries(scale.size, scale.burst))
     gc.freeze()  # what only this bench holds is not looked through again and again

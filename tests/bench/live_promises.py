@@ -137,7 +137,7 @@ def _line(run: Run, coming: Sequence[Arrival]) -> list[object]:
 
 
 def _lateness(runs: Sequence[Run]) -> list[float]:
-    """Seconds between promised and real ends; below 0 a promise was kept."""
+    """Return actual minus promised ends; below 0 a promise was kept."""
     return [
         ended.jct_s - ended.promised_s
         for run in runs
@@ -147,7 +147,7 @@ def _lateness(runs: Sequence[Run]) -> list[float]:
 
 
 def figures(repeats: Sequence[Repeat]) -> dict[str, float]:
-    """Over all repeats: sums of jobs and promises, mean worth, and ratios of it, ours / another's."""
+    """Return sums of jobs and promises, mean values, and ratios of values ours / another's."""
     found: dict[str, float] = {}
     for column, policy in enumerate(run.policy for run in repeats[0][1]):
         runs = [live[column] for _, live in repeats]

@@ -123,7 +123,7 @@ def averages_s(live: Repeat) -> list[float]:
 
 
 def figures(runs: Sequence[Repeat]) -> dict[str, float]:
-    """Over all repeats: means in seconds, and geometric means of ratios ours / another's."""
+    """Return means over all repeats in seconds, and geometric means of ratios ours / another's."""
     found: dict[str, float] = {}
     kinds: dict[str, Callable[[Repeat], list[float]]] = {
         "loss_area": areas_s,

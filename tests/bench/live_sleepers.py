@@ -92,7 +92,7 @@ class Sleeper:
 def sleepers(
     seed: int, gap_s: float, *, many: int | None = None, until_s: float = 0.0
 ) -> list[Sleeper]:
-    """A Poisson process of jobs of 5 to 40 s on a slot of their own."""
+    """Return a Poisson process of jobs of 5 to 40 s on one slot."""
     rng = random.Random(seed)  # noqa: S311 - a workload, no secret
     found: list[Sleeper] = []
     at = 0.0

@@ -47,7 +47,7 @@ class Yardstick:
         return better * min(better * metric for metric in self.metrics)
 
     def shortfall(self, metric: float) -> float:
-        """By how much a metric is worse than the worst; negative: it is better."""
+        """Return how much a metric is below the worst run; negative: above."""
         return self.job.example.better * (self.worst - metric)
 
     def is_worse(self, metric: float) -> bool:

@@ -67,7 +67,7 @@ def replay(
 
 
 def _with_changes(recording: Recording, others: Sequence[Recording]) -> Recording:
-    """What `recording` does not tell of changes, from the median of the others."""
+    """Complete the change times of `recording` by the median of the others."""
     told: dict[str, float] = {}
     for field in fields(ChangeTimes):
         known = [getattr(other.took, field.name) for other in others]

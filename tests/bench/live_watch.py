@@ -65,7 +65,7 @@ def promises(told: Sequence[tuple[str, Explanation]]) -> list[Promise]:
 
 @dataclass(frozen=True)
 class Start:
-    """The first forecast of a job's first start; seconds since the epoch."""
+    """First forecast of a job's first start; seconds since the epoch."""
 
     told_at: float
     at: float
@@ -74,7 +74,7 @@ class Start:
 
 
 def start_told(told: Explanation) -> Start | None:
-    """What is said now of a job that waits; None: nothing."""
+    """Return the present forecast of a waiting job; None: there is none."""
     last: Decision | None = told.decisions[-1] if told.decisions else None
     if last is None or last.outcome != "waits" or "start_s" not in last.numbers:
         return None
@@ -83,7 +83,7 @@ def start_told(told: Explanation) -> Start | None:
 
 
 def began(detail: JobDetail) -> float | None:
-    """When a job left the queue for the first time; None: never."""
+    """Return when a job left the queue for the first time; None: never."""
     left = (change.time for change in detail.history if change.from_state == WAITING)
     return next(left, None)
 

@@ -93,7 +93,6 @@ QUICK: Final = Scale(40, 32, "ABBABA", 6.0, 1.0, 6.0, 3.0, 3.0)
 
 
 def ms(samples: Iterable[float], share: float) -> float:
-    """A quantile in milliseconds."""
     return report.quantile(samples, share) * 1000.0
 
 
@@ -102,7 +101,7 @@ def ms(samples: Iterable[float], share: float) -> float:
 
 @dataclass
 class Window:
-    """One stretch of time and what was measured in it; all in seconds."""
+    """Measurements of one stretch of time, in seconds."""
 
     kind: str
     began: float
@@ -270,7 +269,7 @@ class Submitter:
 
 
 class Burst:
-    """Every agent with a job's rank 0 publishes epochs as fast as they are committed."""
+    """Load in which every agent with a rank 0 publishes epochs as fast as they are committed."""
 
     def __init__(self, training: Training, meter: Meter) -> None:
         self.training, self.said = training, meter.said
@@ -298,7 +297,7 @@ class Burst:
 
 
 def syncs(folder: Path, pause_s: float = 0.0, count: int = 300) -> list[float]:
-    """Seconds that it takes to append 4 KiB to a file and make them durable."""
+    """Return the seconds of appending 4 KiB to a file durably."""
     took, block = [], os.urandom(4096)
     path = folder / "floor"
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -316,7 +315,7 @@ def syncs(folder: Path, pause_s: float = 0.0, count: int = 300) -> list[float]:
 
 
 async def echo(meter: Meter) -> None:
-    """How late the bench's own loop hears of what is there: its own share of every figure."""
+    """Measure the delay of the bench's own loop: its share of every figure."""
     loop = asyncio.get_running_loop()
     here, there = socket.socketpair()
     for end in (here, there):
@@ -342,7 +341,6 @@ def searching(controller: int) -> psutil.Process | None:
 
 
 def cpu_s(process: psutil.Process | None) -> float:
-    """CPU seconds so far."""
     if process is None:
         return float("nan")
     times = process.cpu_times()
@@ -572,7 +570,6 @@ def show(bench: Bench, figures: dict[str, float], took_s: float) -> None:
 
 
 def cell(samples: Sequence[float]) -> str:
-    """Median and 99th percentile of some samples."""
     return f"{ms(samples, 0.5):.3g} / {ms(samples, 0.99):.3g} ({len(samples)})"
 
 

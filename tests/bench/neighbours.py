@@ -101,7 +101,7 @@ class Watched:
                 time.sleep(max(0.0, began + SUBMIT_S - time.time()))
 
     def figures(self, begin: float, end: float) -> dict[str, float]:
-        """Of the seconds between, in milliseconds."""
+        """Return figures of the seconds between, in milliseconds."""
         written = [at for at, _ in self.lines if begin <= at < end]
         late = [heard - at for at, heard in self.lines if begin <= at < end]
         took = [seconds for began, seconds in self.submissions if begin <= began < end]

@@ -113,7 +113,7 @@ class Recipe:
         return [self._bench.result(way, self._bench.seeds[0]) for way in wanted]
 
     def mean_s(self, setting: Mapping[str, Any], options: Mapping[str, Any]) -> float:
-        """Average completion time, mean over the workloads, seconds."""
+        """Return the average completion time, mean over the workloads."""
         found = self.results(setting, options)
         return statistics.mean(average_s(each, each.ended_at) for each in found)
 

@@ -62,7 +62,7 @@ class Case:
 
 
 def gaps(files: list[Path], start: float, end: float) -> list[tuple[float, float]]:
-    """(median, largest) seconds between two steps within the window, for each worker."""
+    """Return the median and the largest seconds between two steps in the window, by worker."""
     found = []
     for path in files:
         times = [float(line) for line in path.read_text().split("\n")[:-1]]
@@ -101,7 +101,7 @@ def adopted(cluster: Cluster) -> float:
 
 
 def seconds(stamp: str) -> float:
-    """An ISO time of one day as seconds."""
+    """Return an ISO time of one day as seconds."""
     hours, minutes, rest = stamp.partition("T")[2].rstrip("Z").split(":")
     return int(hours) * 3600 + int(minutes) * 60 + float(rest)
 

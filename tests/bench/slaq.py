@@ -65,7 +65,6 @@ class Windows:
 
     @property
     def last(self) -> FloatArray:
-        """The last known loss, shape (W,)."""
         return self.losses[:, -1]
 
     def some(self, chosen: Sequence[int]) -> Windows:
@@ -213,7 +212,7 @@ def decision_s(jobs: int, slots: int) -> tuple[float, float]:
 
 
 def decisions(*, quick: bool) -> dict[str, float]:
-    """The paper's figure 6: 1,000 to 4,000 jobs on 16,384 slots."""
+    """Measure the paper's figure 6: 1,000 to 4,000 jobs on 16,384 slots."""
     figures: dict[str, float] = {}
     rows: list[list[object]] = []
     for jobs in report.counted("number of jobs", (1000, 2000, 4000), 3):

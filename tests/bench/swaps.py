@@ -224,13 +224,13 @@ def arrived(client: BlockingClient, jobs: Sequence[str], places: Places) -> None
 
 
 def stamps(base: Path, number: int) -> list[float]:
-    """When a job's workers took steps, seconds of the host's clock."""
+    """Return the times of steps of a job's workers, on the host's clock."""
     files = base.glob(f"times-{number}.*")
     return sorted(float(line) for file in files for line in file.read_text().splitlines() if line)
 
 
 def longest_gap(steps: Sequence[float], swap: Swap) -> float:
-    """The longest time without a step that began before a swap was over, seconds."""
+    """Return the longest gap between steps that began before a swap was over."""
     first = max(0, bisect_left(steps, swap.began) - 1)
     last = bisect_right(steps, swap.ended) + 1
     return max(later - one for one, later in itertools.pairwise(steps[first:last]))
