@@ -99,11 +99,20 @@ def answer(
         ([(1, 1, 64, 0.1), *[(2, 2, 64, 0.2)] * 2], 0.5),
         ([(1, 1, 64, 0.1), *[(2, 2, 64, 0.06)] * 2], None),
         ([(1, 1, 64, 0.1), (2, 2, 64, 0.9)], None),
+        ([], None),
         ([(1, 1, 64, 0.1), *[(2, 2, 64, 0.109)] * 2], None),
         ([(1, 2, 64, 0.1), *[(2, 1, 64, 0.9)] * 2], None),
         ([(1, 1, 64, 0.1), (2, 2, 64, 0.2), *[(3, 2, 128, 0.3)] * 2], 128 / 0.3 / 640),
     ],
-    ids=["slower", "faster", "one measurement", "noise", "shrinks", "another batch after growth"],
+    ids=[
+        "slower",
+        "faster",
+        "one measurement",
+        "no measurement",
+        "noise",
+        "shrinks",
+        "another batch after growth",
+    ],
 )
 def test_a_growth_is_compared_with_the_last_smaller_group(
     steps: list[tuple[int, int, int, float]], ratio: float | None
