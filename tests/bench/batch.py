@@ -1,7 +1,7 @@
-"""Whether jobs learn as well with the batch that `max_batch_size` allows by default as with their own.
+"""Learning with the batches that `max_batch_size` allows by default, and with a job's own batch.
 
 Each training runs with several seeds: once with its batch kept, once with the batch raised to the
-limit of the moment as soon as that moves, which is more than any policy does. Both on a cluster.
+present limit as soon as the limit changes, which is more than any policy does.
 """
 
 from __future__ import annotations
@@ -110,15 +110,11 @@ def spec_of(one: Training, way: str, seed: int, scripts: Path, *, quick: bool) -
     epochs = spec.stop.epochs if spec.stop and spec.stop.epochs else 1
     kept = way == KEPT
     return replace(
-        spec,
-        workdir=str(_copy(one, scripts, seed)),
-        stop=StopRule(epochs=max(2, epochs // 4) if quick else epochs),
-        seed=seed,
-        slots=(1, 1) if kept else (1, MAX_SLOTS),
-        slots_wanted=1 if kept else 2,
-        max_batch_size="keep" if kept else "auto",
-        max_local_batch=None,
-    )
+        spec, workdir=str(_copy(one, scripts, seed)),
+        stop=StopRule(epochs=max(2, epochs // 4) if quick else epochs), seed=seed,
+        slots=(1, 1) if kept else (1, MAX_SLOTS), slots_wanted=1 if kept else 2,
+        max_batch_size="keep" if kept else "auto", max_local_batch=None,
+    )  # fmt: skip
 
 
 def raise_batches(client: BlockingClient, names: set[JobId]) -> None:

@@ -1,8 +1,7 @@
-"""A day in ten minutes: thousands of short jobs through a real controller, agent, search and real trainings.
+"""A day in ten minutes: thousands of short jobs through a real controller, agent, search and trainings.
 
-What a cluster keeps has to have bounds: memory of each process, size of each file, and what a look at
-the jobs costs, before the first job, half way and at the end. Retention is as short, beside ten
-minutes, as the default is beside months.
+Memory of each process, sizes of files, and the time of `ps -a` must have bounds: measured before the first
+job, half way and at the end. Retention is as short, relative to ten minutes, as the default is to months.
 """
 
 from __future__ import annotations
@@ -64,7 +63,7 @@ PARTS: Final = {
 
 
 def memory_mib(pids: dict[str, Any]) -> dict[str, float]:
-    """Resident memory of each kind of process, the largest of each, MiB."""
+    """Return the resident memory of the largest process of each kind."""
     found: dict[str, float] = {}
     for name, pid in (("controller", pids["controller"]), ("agent", pids["agents"][0])):
         for process in _family(pid):
@@ -86,7 +85,6 @@ def _family(pid: int) -> Iterator[psutil.Process]:
 
 
 def sizes_mib(home: Path) -> dict[str, float]:
-    """What lies on the disk, MiB, by what it is."""
     groups = {
         "journal": home.glob("state/journal.sqlite*"),
         "output": _below(home / "state/logs"),
@@ -112,7 +110,7 @@ def _size(path: Path) -> int:
 
 
 async def drive(cluster: Cluster, jobs: int, looks: list[dict[str, float]]) -> tuple[int, float]:
-    """Submit jobs at an even pace, never more than `AHEAD` at once; how many succeeded, and seconds."""
+    """Submit jobs at an even pace, at most `AHEAD` at once; return the successes and the seconds."""
     folder = cluster.write(SCRIPT).parent
     spec = JobSpec(
         name="short", script="train.py", workdir=str(folder), batch_size=16, max_batch_size="keep",

@@ -1,9 +1,9 @@
-"""How long a decision takes: from the question to the answer, while the search runs at full speed.
+"""Time of a decision: from the request to the plan, while the search runs at full speed.
 
-The real search process, over its pipes, is told of a cluster as the controller tells it; then, event
-after event (an epoch, an end with an arrival, a node that is lost and comes back), the difference
-of the view and a question are sent, and the time to the answer is taken. Between the questions it
-evolves without rest. Beside it the same process at rest, and `fifo` in this process.
+The real search process receives a cluster over its pipes as from the controller. After each event (an epoch,
+an end with an arrival, a lost and returned node) the difference of the view and a request are sent, and the
+time to the plan is measured. Between requests the search evolves without pause. Also measured: the same
+process at rest, and `fifo` in this process.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Search:
         self.process.stdin.flush()
 
     def ask(self, view: ClusterView, now: Seconds) -> tuple[PlanFound, float]:
-        """The answer, and the seconds from the difference of the views to it."""
+        """Return the plan, and the seconds since the difference of the views."""
         began = time.perf_counter()
         told: ViewDelta | None = view_delta(self.sent, view) if self.sent is not None else None
         self.say(told if told is not None else FullView(view=view))
@@ -114,17 +114,10 @@ class World:
         self.born += 1
         family = self.rng.randrange(FAMILIES)
         job = JobView(
-            job=JobId(f"j-{self.born}"),
-            submitted_at=Seconds(self.now),
-            family=f"f{family}",
-            batch_size=64,
-            batch_limit=2048,
-            local_limit=512,
-            least=1,
-            most=16,
-            wanted=1,
+            job=JobId(f"j-{self.born}"), submitted_at=Seconds(self.now), family=f"f{family}",
+            batch_size=64, batch_limit=2048, local_limit=512, least=1, most=16, wanted=1,
             stop_samples=self.rng.choice([5, 20, 80]) * 50_000,
-        )
+        )  # fmt: skip
         self.jobs[job.job] = job
         return job
 

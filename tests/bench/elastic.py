@@ -1,11 +1,9 @@
-"""What a change of size costs a job that trains, beside the ways in which others do it.
+"""Cost of a change of size for a training job, compared with other ways to change it.
 
-Real clusters, real processes. `step` is the time between two ends of a step of one worker; the pause
-of a transition is the step that holds the swap, less the median step before it. In the first part
-steps spend their time as on a device of their own (they sleep), in the second they compete for the
-cores of this machine, and a newcomer's start-up competes with them.
-
-How others change a job's size: a cold restart, a blocking regroup, and DDP's steady state.
+Real clusters, real processes. A step is the time between two ends of a step of one worker; the pause of a
+transition is the step that contains the switch, less the median step before it. In the first part steps sleep,
+as on a device of their own; in the second they compete for the cores of this host, and so does the start-up of
+a newcomer. Compared with: a cold restart, a blocking regroup, and the steady state of DDP.
 """
 
 from __future__ import annotations
@@ -69,12 +67,9 @@ def cold_restart(base: Path, times: int) -> tuple[float, float]:
 
 def _run(script: Path, saved: Path, how: str) -> dict[str, float]:
     done = subprocess.run(
-        [sys.executable, str(script), str(saved), how],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=120,
-    )
+        [sys.executable, str(script), str(saved), how], capture_output=True, text=True,
+        check=True, timeout=120,
+    )  # fmt: skip
     return {word: float(at) for word, at in (line.split() for line in done.stdout.splitlines())}
 
 
@@ -277,7 +272,7 @@ class Job:
         cluster.until(self.job, lambda shown: shown["state"] == "running")
 
     def resize(self, slots: int) -> float:
-        """Change the size and wait until it is there; returns the seconds that took."""
+        """Change the size and return the seconds until the change is done."""
         began = time.time()
         done = self.cluster.ones("resize", self.job, "--slots", str(slots))
         assert done.code == 0, done.err
@@ -350,7 +345,7 @@ def middle(felt: Sequence[Transition], name: str) -> float:
 
 
 def walk(job: Job, rounds: int) -> None:
-    """1 -> 2 -> 4 -> 2 -> 1, `rounds` times, a second or so in each size."""
+    """Resize 1 -> 2 -> 4 -> 2 -> 1, `rounds` times, about a second in each size."""
     for _ in range(rounds):
         for slots in (2, 4, 2, 1):
             job.resize(slots)
@@ -438,7 +433,7 @@ def measured(cluster: Cluster, base: Path, rounds: int, *, quick: bool) -> dict[
 
 
 def killed(job: Job, times: int) -> dict[str, float]:
-    """kill -9 of a member of three: how long until anybody's next step is over."""
+    """Kill a member of three with -9, and measure the time until the next step of any worker."""
     gaps = []
     job.resize(3)
     choose = random.Random(0)  # noqa: S311 - which of three workers

@@ -1,11 +1,10 @@
-"""What the search of `ones` is worth, and each part of what it looks at.
+"""Value of the search of `ones`, and of each part of its objective.
 
-Everything is simulated in virtual time, paired by seed. A figure is a ratio of average completion
-times, its geometric mean over the seeds; `KEY_low` and `KEY_high` are the least and the largest of
-the seeds. Evolution (three generations at each question), the best candidate alone climbing with
-as many evaluations, and no search at all; what trading places brings to each; each term of the fitness
-switched off; the paper's policy and its literal reading; and how much population and generations
-bring.
+Simulations in virtual time, paired by seed. A figure is a ratio of average completion times, its geometric
+mean over the seeds; `KEY_low` and `KEY_high` are the extremes of the seeds. Compared: evolution (three
+generations per request), climbing from the best candidate with as many evaluations, and no search; trades of
+places; each term of the fitness switched off; the paper's policy and its literal reading; population and
+generations.
 """
 
 from __future__ import annotations
@@ -75,7 +74,6 @@ def terms(here: dict[str, Way]) -> list[Pair]:
 
 
 def paper(here: dict[str, Way]) -> list[Pair]:
-    """The policy of the paper, read literally and as it works."""
     ours = here[""]
     return [
         Pair("literal_vs_ones", Way(ours.scenario, LITERAL, "ones-paper"), ours),

@@ -1,4 +1,4 @@
-"""The simulations that `bin/bench evolution` sets side by side; each is done once and kept."""
+"""Simulations that benchmarks compare; each is run once and kept."""
 
 from __future__ import annotations
 
@@ -44,8 +44,6 @@ class Way:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Two ways whose ratio is a figure."""
-
     key: str  # of the figure
     first: Way
     second: Way
@@ -53,7 +51,7 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """Average completion time of the first over the second: below 1 the first is faster."""
+    """Ratio of average completion times; below 1 the first is faster."""
 
     mean: float  # geometric, over the seeds
     low: float  # the least of the seeds
@@ -166,7 +164,7 @@ def average_s(result: SimulationResult, horizon: float) -> float:
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
-    """The mean of some, and how far its 95% interval goes either way; one alone says nothing."""
+    """Return the mean, and how far its 95% interval goes either way; infinite for a single value."""
     if len(values) == 1:
         return values[0], math.inf
     sure = float(student_t.ppf(0.975, len(values) - 1))

@@ -1,8 +1,8 @@
-"""SIGKILL of every kind of process at every stage of a change of size: what the job feels.
+"""SIGKILL of every kind of process at every stage of a change of size: the effect on the job.
 
-For each case a job trains on two or three slots, a change is ordered, and the victim ends where the
-case says. Shown are the longest time between two ends of a step, of anybody; how the job went on; and
-whether every sample of every epoch was taken exactly once.
+In each case a job trains on two or three slots, a change is ordered, and the victim ends where the case says.
+Shown: the longest time between two ends of a step of any worker, the recovery, and whether every sample of
+every epoch was trained on exactly once.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ for epoch in agent.epochs(100000):
 
 @dataclass(frozen=True)
 class Case:
-    """Who ends where, while a job of `start` slots is brought to `to` (None: is left alone)."""
+    """Victim and its fault, while a job of `start` slots is resized to `to` (None: is not resized)."""
 
     stage: str
     victim: str
@@ -79,11 +79,8 @@ CASES: Final = (
     Case("mid all-reduce", "rank 0", "reduce:rank=0:step=30:version=1=kill", 3, None),
     Case("mid all-reduce", "rank 2", "reduce:rank=2:step=30:version=1=kill", 3, None),
     Case(
-        "mid all-reduce, one-step skew",
-        "rank 1",
-        "reduced:rank=1:step=30:version=1=kill; reduced:rank=0:step=30:version=1=fail",
-        3,
-        None,
+        "mid all-reduce, one-step skew", "rank 1",
+        "reduced:rank=1:step=30:version=1=kill; reduced:rank=0:step=30:version=1=fail", 3, None,
     ),
     Case("at the epoch's report", "rank 0", "report:rank=0:version=1=kill", 3, None),
     Case(
@@ -119,7 +116,7 @@ CASES: Final = (
     Case("group is built", "controller", "built:rank=1:version=2=stall 1.5", process="controller"),
     Case("pause's checkpoint (3 s)", "rank 0", "suspend:rank=0:version=2=kill", 2, 0),
     Case("pause is written (3 s)", "rank 0", "suspended:rank=0:version=2=kill", 2, 0),
-)
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
-"""What growth was promised, what it brought, and how long a growth that loses lives.
+"""Predicted and actual effect of growth, and the life of growths that lose.
 
-A cluster of four slots on this host, which may have fewer cores; the examples come one after the
-other and never end by themselves. Speeds are those of telemetry.
+A cluster of four slots on this host, which may have fewer cores; the examples join one after the other and
+never end by themselves. Speeds are those of telemetry.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Stretch:
 
     @property
     def speed(self) -> float:
-        """Samples per second, settled; nan while too little was seen."""
+        """Median samples per second after settling; nan while too little was seen."""
         settled = self.speeds[SETTLES:]
         return statistics.median(settled) if settled else math.nan
 

@@ -1,12 +1,12 @@
-"""Where jobs go that slow each other down: `harmony` beside the placers of its paper.
+"""Completion times of `harmony` and of the placers of its paper, for jobs that slow each other down.
 
-Everything is simulated in virtual time on the model of the paper's testbed (`--physics harmony`:
-six servers of two GPUs, six models, one to three workers and parameter servers), under its three
-patterns of arrival, on the same jobs for all. All serve gangs in order of arrival, without
-backfill, so that they differ in places only. `jct_vs_NAME` is the geometric mean of the ratio of
-average completion times over patterns and seeds, `_low` and `_high` its 95% interval (Student's,
-of logarithms), `_pairwise` and `_class` the same under other rules of interference. `oracle` is `harmony` with the simulator's truth about neighbours. `drl_vs_lb` is
-the same of `harmony-drl` with the model that ships, over load balancing.
+Simulations in virtual time on the model of the paper's testbed (`--physics harmony`: six servers of two GPUs,
+six models, one to three workers and parameter servers), with its three patterns of arrival and the same jobs
+for all policies. All serve gangs in order of arrival, without backfill, so that they differ in places only.
+`jct_vs_NAME` is the geometric mean of the ratio of average completion times over patterns and seeds, `_low` and
+`_high` its 95% interval (Student's, of logarithms), `_pairwise` and `_class` the same under other rules of
+interference. `oracle` is `harmony` with the simulator's truth about neighbours. `drl_vs_lb` compares
+`harmony-drl`, with the model that ships, with load balancing.
 """
 
 from __future__ import annotations
@@ -17,14 +17,13 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean
 from typing import Any, Final
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # before the workers import numpy
 
 import numpy as np
 from msgspec.structs import replace
-from scipy.stats import t as student
 
 from controlplane.policy.learned.gang_model import read
 from controlplane.sim.analysis.plot_style import (
@@ -37,9 +36,9 @@ from controlplane.sim.analysis.plot_style import (
 )
 from controlplane.sim.experiment import Cell, run
 from controlplane.sim.results import JobResult, SimulationResult
-from controlplane.sim.run import simulate
-from controlplane.sim.scenario import HARMONY, Scenario
+from controlplane.sim.scenario import HARMONY
 from tests.bench import report
+from tests.bench.evolution_cells import interval, simulate_cell
 
 SEEDS: Final = tuple(range(200, 212))  # nothing was trained on these, no constant chosen
 PATTERNS: Final = {"uniform": "uniform", "Poisson": "poisson", "bursty": "bursts"}
@@ -74,8 +73,6 @@ Found = Mapping[tuple[str, str], Sequence[SimulationResult]]  # by row and patte
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """A geometric mean, and its 95% interval."""
-
     mean: float
     low: float
     high: float
@@ -85,22 +82,22 @@ class Ratio:
 
 
 def ratio(ours: Iterable[float], theirs: Iterable[float]) -> Ratio:
-    """Of paired figures above 0."""
+    """Return the geometric mean of the ratios of paired figures above 0."""
     logs = [math.log(one / other) for one, other in zip(ours, theirs, strict=True)]
-    middle = mean(logs)
-    off = 0.0
-    if len(logs) > 1:
-        off = float(student.ppf(0.975, len(logs) - 1)) * stdev(logs) / math.sqrt(len(logs))
+    middle, off = spread(logs)
     return Ratio(math.exp(middle), math.exp(middle - off), math.exp(middle + off))
 
 
+def spread(values: Sequence[float]) -> tuple[float, float]:
+    """Return the mean, and how far its 95% interval goes; 0 for a single value."""
+    return interval(values) if len(values) > 1 else (values[0], 0.0)
+
+
 def average_s(result: SimulationResult) -> float:
-    """Completion time of counted jobs, seconds; all end."""
     return mean(ended_s(job) for job in result.jobs if job.counted)
 
 
 def ended_s(job: JobResult) -> float:
-    """From its submission to its end, seconds."""
     assert job.ended_at is not None, job
     return job.ended_at - job.submitted_at
 
@@ -120,11 +117,6 @@ def simulated(
     every = [cell for many in cells.values() for cell in many]
     results = iter(run(every, simulate_cell, keep, os.cpu_count() or 1, report.simulated))
     return {key: [next(results) for _ in many] for key, many in cells.items()}
-
-
-def simulate_cell(cell: Cell) -> SimulationResult:
-    assert isinstance(cell.scenario, Scenario)
-    return simulate(cell.policy, cell.scenario, cell.seed, cell.options)
 
 
 def averages(found: Found, name: str, pattern: str | None = None) -> list[float]:
@@ -176,17 +168,14 @@ def trained_cpu_s() -> float:
 
 
 def draw(found: Found, rows: Sequence[Row], path: Path) -> None:
-    """Average completion time under each pattern, with 95% intervals (the paper's evaluation)."""
+    """Draw average completion times by pattern, with 95% intervals (the paper's evaluation)."""
     figure = new_figure(9.0, 4.0)
     axes = figure.subplots()
     width = 0.85 / len(rows)
     for number, row in enumerate(rows):
         for place, pattern in enumerate(PATTERNS):
             times = averages(found, row.name, pattern)
-            off = 0.0
-            if len(times) > 1:
-                off = float(student.ppf(0.975, len(times) - 1)) * stdev(times)
-                off /= math.sqrt(len(times))
+            _, off = spread(times)
             axes.bar(
                 place + (number - (len(rows) - 1) / 2) * width, mean(times), width * 0.92,
                 yerr=off, capsize=2, color=COLOURS[number % len(COLOURS)],

@@ -1,7 +1,7 @@
-"""Model hopping: its order, the way of its states, real trainings beside others', and what deaths cost.
+"""Model hopping: order of visits, transfer of states, real trainings in several ways, and faults.
 
-`--only order|transfer|trainings|curves|faults` measures one of these parts; a whole run takes half an hour on two
-cores. `--curves FILE` keeps what `bin/bench hopper_figures` draws.
+`--only order|transfer|trainings|curves|faults` measures one part; a whole run takes half an hour on two cores.
+`--curves FILE` keeps what `bin/bench hopper_figures` draws.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""What kill -9 costs a sweep: of a worker, an agent, the controller, and of a whole node.
+"""Cost of kill -9 for a sweep: of a worker, an agent, the controller, and a whole node.
 
-Two nodes with two slots each train digits. `finished_lost` counts units that were in the ledger before
-a kill and are not afterwards, and units that are in it twice. `redispatch_s` is the longest time from
-a death until the next unit begins in its place: from the kill of a worker on, from the start of the next
-agent or controller on (systemd starts them at once), and from when a node counts as lost.
+Two nodes with two slots each train digits. `finished_lost` counts units that were in the ledger before a kill
+and are missing afterwards, and units that are in it twice. `redispatch_s` is the longest time until the next
+unit starts instead: since the kill of a worker, the start of the next agent or controller (systemd starts them
+at once), or the time at which a node counts as lost.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Faults:
         self.before = now
 
     def dispatched(self, kind: str, since: float, node: str, was: set[Running]) -> None:
-        """Until a unit that was not there runs on a node; empty: on any."""
+        """Wait until a new unit runs on a node; empty: on any."""
         self.until(lambda shown: bool(running(shown, node) - was))
         self.redispatch.setdefault(kind, []).append(time.time() - since)
 
@@ -200,5 +200,5 @@ def _lost_at(faults: Faults) -> float:
 
 
 def started(pid: int) -> float:
-    """When a process began, seconds since the epoch."""
+    """Return when a process started, seconds since the epoch."""
     return Path(f"/proc/{pid}").stat().st_ctime

@@ -76,7 +76,7 @@ def draw_makespans(path: Path, *, quick: bool) -> dict[str, float]:
 
 
 def draw_costs(measured: Mapping[str, Any], path: Path) -> None:
-    """For each training two bars a way: bytes on the nodes' disks, bytes over the network."""
+    """Draw two bars for each way: bytes on the nodes' disks, and over the network."""
     figure = new_figure(9.0, 3.8)
     panels = figure.subplots(1, len(measured))
     for axes, (training, ways) in zip(panels, measured.items(), strict=True):

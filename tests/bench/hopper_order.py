@@ -1,9 +1,9 @@
-"""How much time the order of hops loses, beside the paper's random order, in virtual time.
+"""Time that the order of visits loses, compared with the paper's random order, in virtual time.
 
-`makespan_mean` and `makespan_worst` are over the open-shop bound, for 16 and 32 configurations on
-half as many slots: costs are spread as those of the paper's 35 networks (0.36 to 21 GFLOPS, mean
-5.9), slots as its four GPUs (section 5.4). `jitter_mean` has eight epochs without a barrier,
-where every unit takes up to 20% more or less than expected, over the busiest slot or model.
+`makespan_mean` and `makespan_worst` are relative to the open-shop bound, for 16 and 32 configurations on half
+as many slots: costs are spread as those of the paper's 35 networks (0.36 to 21 GFLOPS, mean 5.9), slots as its
+four GPUs (section 5.4). `jitter_mean` has eight epochs without a barrier, where every unit takes up to 20% more
+or less than expected, relative to the busiest slot or model.
 """
 
 from __future__ import annotations
@@ -50,7 +50,6 @@ def problem(configs: int, slots: int, *, alike: bool, seed: int, epochs: int = 1
 
 
 def at_random(one: HopProblem, rng: Random) -> float:
-    """Seconds in the paper's order."""
     return played(one, RandomOrder(one, rng))
 
 
@@ -85,7 +84,7 @@ def with_jitter(one: HopProblem, rng: Random) -> float:
 
 
 def decision_ms(one: HopProblem) -> float:
-    """Of a core, for what may begin after the end of a unit; the mean over a sweep."""
+    """Return the mean CPU time of a decision after the end of a unit."""
     progress, took, asked = GreedyOrder(one), 0.0, 0
     running: list[Visit] = []
     while True:

@@ -1,14 +1,10 @@
-"""Real trainings as sweeps and as elastic jobs, on clusters of four nodes with a slot each.
+"""Sixteen configurations of a real training in five ways, on four nodes with a slot each.
 
-The ways that `bin/bench hopper` compares.
-
-Sixteen configurations of a real training in five ways, on four nodes with a slot each.
-
-Hopping, hopping in an order that is known beforehand, in the paper's random order, task-parallel (each worker trains whole configurations
-and every node has all data: a sweep with one partition that all hold), and elastic data-parallel
-jobs on all slots, one after the other. What each way costs beside time: data on the nodes' disks,
-states that hopped, gradients that were summed (a ring sends 2 (n - 1) times the model a step; Cerebro,
-section 4.3). Three configurations are trained once more, alone, and compared bit by bit.
+Hopping, hopping in a fixed order, in the paper's random order, task-parallel (each worker trains whole
+configurations and every node has all data: a sweep with one partition that all hold), and elastic data-parallel
+jobs on all slots, one after the other. Costs beside time: data on the nodes' disks, states that hopped, gradients
+that were reduced (a ring sends 2 (n - 1) times the model a step; Cerebro, section 4.3). Three configurations are
+trained once more, alone, and compared bit by bit.
 """
 
 from __future__ import annotations
@@ -135,19 +131,14 @@ def ways(one: Training, base: Path, chosen: Sequence[str], *, quick: bool) -> di
 def _ways(one: Training, base: Path, chosen: Sequence[str], shared: Up | None) -> dict[str, Way]:
     measured: dict[str, Callable[[], Way]] = {
         "hopping": lambda: as_sweep(
-            one,
-            base / "hopping",
-            NODES,
-            1,
-            "greedy",
-            shared=shared,
+            one, base / "hopping", NODES, 1, "greedy", shared=shared,
             compared=min(ALONE, one.configurations // 2),
         ),
         "fixed order": lambda: as_sweep(one, base / "fixed", NODES, 1, "fixed", shared=shared),
         "random order": lambda: as_sweep(one, base / "random", NODES, 1, "random", shared=shared),
         "task-parallel": lambda: as_sweep(one, base / "tasks", 1, NODES, "greedy", shared=shared),
         "elastic jobs": lambda: one_by_one(one, base / "elastic", shared),
-    }
+    }  # fmt: skip
     return {
         name: measured[name]()
         for name in report.counted(f"way of training {one.name}", chosen, len(chosen))
@@ -187,13 +178,9 @@ def as_sweep(
 
 def spec_of(one: Training, partitions: int, replicas: int, order: str, workdir: Path) -> JobSpec:
     search = SearchSpec(
-        space=one.space,
-        searcher=RandomSearch(one.configurations),
-        epochs=one.epochs,
-        metric=one.metric,
-        mode="max" if one.mode == "max" else "min",
-        seed=7,
-    )
+        space=one.space, searcher=RandomSearch(one.configurations), epochs=one.epochs,
+        metric=one.metric, mode="max" if one.mode == "max" else "min", seed=7,
+    )  # fmt: skip
     return JobSpec(
         name=one.name,
         script=SWEEP_SCRIPT,
@@ -209,7 +196,7 @@ def spec_of(one: Training, partitions: int, replicas: int, order: str, workdir: 
 
 
 def equal_alone(ledger: Ledger, trial: int, workdir: Path) -> bool:
-    """Whether training it alone, in the order of its visits, ends each unit in the same bytes."""
+    """True if training alone, in the order of the visits, ends each unit in the same bytes."""
     search = ledger.spec.search
     values = first_configurations(search)[trial]
     visits = [
@@ -395,16 +382,12 @@ def told(one: Training, mine: dict[str, Way]) -> None:
     whole = mine["hopping"]
     rows: list[list[object]] = [
         [
-            name,
-            way.makespan_s,
-            way.makespan_s / whole.makespan_s,
-            best(curve[-1] for curve in way.curves),
-            way.data_bytes / 1e6,
-            way.network_bytes / 1e6,
-            way.waited_s / max(1, way.units) * 1000.0,
+            name, way.makespan_s, way.makespan_s / whole.makespan_s,
+            best(curve[-1] for curve in way.curves), way.data_bytes / 1e6,
+            way.network_bytes / 1e6, way.waited_s / max(1, way.units) * 1000.0,
         ]
         for name, way in mine.items()
-    ]
+    ]  # fmt: skip
     heads = ["way", "makespan, s", "over hopping", f"best {one.metric}", "data on disks, MB",
              "over the network, MB", "wait for a state, ms"]  # fmt: skip
     what = (

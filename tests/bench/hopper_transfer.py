@@ -1,9 +1,8 @@
-"""How long a state's way is: from memory to memory, over a file, over another node's disk, pickled.
+"""Time to transfer a state: between memories, over a file, from another node's disk, pickled.
 
-100 MB of a model and its optimizer, on one host; the median of a few. `p2p_vs_file` says how many
-times faster a state comes from another worker's memory than over a file that both see, which the
-first writes durably. What comes is raw frames whose digest was checked; a pickle is tensors, and
-nobody checked them.
+100 MB of a model and its optimizer on one host, median of a few. `p2p_vs_file` says how many times faster a
+state comes from another worker's memory than over a shared file that is written durably. The results are raw
+frames with a checked digest; a pickle gives tensors without a check.
 """
 
 from __future__ import annotations

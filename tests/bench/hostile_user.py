@@ -1,4 +1,4 @@
-"""What one user does to be in everybody's way; a process of its own for each kind of it."""
+"""Attacks of one hostile user; each runs in a process of its own."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def processor(bob: Hostile, _: Path) -> None:
 
 
 def multiparts(bob: Hostile, _: Path) -> None:
-    """Messages of 1,000 frames of 1 MiB, the largest that are taken."""
+    """Send messages of 1,000 frames of 1 MiB, the largest that are accepted."""
     piece = bytes(MIB)
     for dealer in bob.dealers():
         with contextlib.suppress(zmq.Again):
@@ -163,17 +163,10 @@ def ports_of(home: Path) -> dict[str, int]:
 ATTACKS: Final = {
     each.__name__: each
     for each in (
-        processor,
-        multiparts,
-        uploads,
-        polls,
-        requests,
-        submissions,
-        connections,
-        handshakes,
+        processor, multiparts, uploads, polls, requests, submissions, connections, handshakes,
         subscriptions,
     )
-}
+}  # fmt: skip
 
 
 def attack() -> None:

@@ -1,12 +1,11 @@
-"""Jobs that really disturb each other, on a real cluster: what a policy learns of it, and does then.
+"""Jobs that disturb each other on a real cluster: what a policy learns and does.
 
-Two agents on this host, each with two CPU slots, each bound with all its workers to one core. Two
-kinds of trainings: one multiplies matrices all the time, the other waits for each of its batches as
-for a slow disk. Two that multiply halve each other; one that waits hardly disturbs anybody. They
-arrive so that a policy that knows nothing puts like beside like; then it learns from what the jobs
-report, and moves. The slow-downs that are printed beside what was learnt are measured apart: each
-kind alone on a core, and beside each kind. Then a new policy reads the journal, as for a
-controller that begins anew.
+Two agents on this host, each with two CPU slots and bound with its workers to one core. One kind of training
+multiplies matrices all the time, the other waits for each batch as for a slow disk. Two of the first kind halve
+each other's speed; the second kind hardly disturbs any job. They arrive so that a policy without knowledge puts
+equal kinds together; then it learns from reports and moves jobs. The slow-downs printed beside the learnt ones
+are measured separately: each kind alone on a core, and beside each kind. Finally a new policy reads the journal,
+as after a restart of the controller.
 """
 
 from __future__ import annotations
@@ -113,7 +112,7 @@ def submit(made: Cluster, kind: str) -> str:
 
 
 def speed(client: BlockingClient, job: str, epochs: int) -> float:
-    """Samples per second, the median of epochs that begin from now on."""
+    """Return the median samples per second of epochs that start from now on."""
     begun = client.job(job).summary.epoch + 1  # the epoch of now has begun before
     reached(client, job, begun + epochs)
     epochs_seen = client.job(job).epochs

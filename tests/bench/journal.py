@@ -1,12 +1,12 @@
-"""How fast inputs become durable, with a snapshot being taken beside it, and how fast a long journal is READY.
+"""Durable events per second, commits beside a snapshot, and the time until a long journal is READY.
 
-- durable events/s: epochs of a full cluster, committed as fast as they can be queued; and the processor's time for each, which a
-  busy host does not change much: of the writer alone, and of the commit loop, whose two reactors handle each as well;
-- commit: from the queue to durable, one input at a time, alone and while a child takes snapshots; beside
-  it what a bare append and fdatasync of 4 KiB takes;
+- durable events/s: epochs of a full cluster, committed as fast as they can be queued; and the processor time of
+  each, which a busy host changes little: of the writer alone, and of the commit loop with its two reactors;
+- commit: from the queue to durable, one input at a time, alone and while a child takes snapshots; compared with
+  an append and fdatasync of 4 KiB;
 - READY: a new process has the state of a journal of ten million inputs (1,000 nodes, 10,000 jobs);
-- acked_lost: inputs that were said to be durable and are not there after the process was killed, a hundred times;
-- a skipped input: how long the loop is held until the state before it is there again.
+- acked_lost: inputs that were reported durable and are missing after the process was killed, a hundred times;
+- a skipped input: the time that the loop is blocked until the state before it is restored.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def before_epochs(size: Size) -> int:
 
 
 def burst(folder: Path, scale: Scale) -> tuple[float, float]:
-    """Durable entries per second, and seconds of processor time for each."""
+    """Return the durable entries per second, and the CPU seconds of each."""
     first = before_epochs(scale.size)
     made = list(entries(scale.size, scale.burst))
     gc.freeze()  # what only this bench holds is not looked through again and again

@@ -1,10 +1,9 @@
-"""What predictions of work left are worth: their calibration, and completion times with them.
+"""Predictions of remaining work: their calibration, and completion times with them.
 
-Every model of option `length_model` in the same simulations, paired: measured workloads in a shuffled
-order (with `--profiles DIR`), and Table 2, both as they are and where scripts leave early, users give
-jobs up, scripts fail and losses are erratic. Predictions are taken whenever a job has done a quarter
-more than at the last one, and held against what came: the median of their relative error, and how often
-the true value lay in their 80% and 90% intervals.
+Every model of option `length_model` in the same simulations, paired: measured workloads in a shuffled order
+(with `--profiles DIR`), and Table 2, as they are and where scripts leave early, users give jobs up, scripts fail
+and losses are erratic. A prediction is kept whenever a job has done a quarter more than at the last one, and
+compared with the actual length: median relative error, and coverage of the 80% and 90% intervals.
 """
 
 from __future__ import annotations
@@ -92,14 +91,8 @@ def main() -> None:
                     figures[f"{key}_{name}"] = mean
             rows.append(row)
     heads = [
-        "setting",
-        "model",
-        "average, s",
-        f"over {models[0]}",
-        "median error",
-        "in 80%",
-        "in 90%",
-    ]
+        "setting", "model", "average, s", f"over {models[0]}", "median error", "in 80%", "in 90%",
+    ]  # fmt: skip
     report.table(f"lengths, {len(seeds)} seeds", heads, rows)
     report.write(figures, chosen.json)
 

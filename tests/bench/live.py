@@ -1,8 +1,8 @@
-"""The same jobs on real local clusters, one policy after the other: who completes them sooner.
+"""Completion times of the same jobs on real local clusters, one policy after the other.
 
-Twelve example trainings come to four slots at random moments, through the client, as users submit
-them. Beside the completion times: how fast each example is on these slots, what the simulator says
-of the same jobs and how much of it is order alone, and whether anybody learnt worse.
+Twelve example trainings come to four slots at random times, through the client. Also shown: the speed of each
+example on these slots, the simulator's completion times of the same jobs and the share that order alone gives,
+and whether any job learnt worse.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A real cluster under one policy, driven and watched from outside, and what became of its jobs."""
+"""Runs of one policy on a real cluster, and the outcome of each job."""
 
 from __future__ import annotations
 
@@ -97,12 +97,9 @@ def run(policy: str, coming: Sequence[Arrival], base: Path, home: Path, options:
                 if arrival.at > seconds:
                     break
                 spec = spec_of(
-                    arrival.job,
-                    base / "scripts",
-                    wanted=arrival.wanted,
-                    fixed=fixed,
+                    arrival.job, base / "scripts", wanted=arrival.wanted, fixed=fixed,
                     utility=arrival.utility,
-                )
+                )  # fmt: skip
                 names[client.submit(spec)] = arrival
                 report.now(f"{policy}: {len(names)} of {len(coming)} jobs are submitted")
             loads.append(os.getloadavg()[0])

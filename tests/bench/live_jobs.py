@@ -1,4 +1,4 @@
-"""The jobs of `bin/bench live`: examples of several lengths, and who submits which of them when."""
+"""Jobs of `bin/bench live`: examples of several lengths, and their submissions."""
 
 from __future__ import annotations
 
@@ -123,14 +123,10 @@ def spec_of(
     used = job.seed if seed is None else seed
     spec = load_job(EXAMPLES / job.example.name / "job.toml")
     spec = replace(
-        spec,
-        workdir=str(_copy(job.example, folder, used)),
-        stop=_stop(job, stated=utility is not None),
-        slots_wanted=wanted,
-        seed=used,
-        record_samples=True,
-        utility=UNSET if utility is None else utility,
-    )
+        spec, workdir=str(_copy(job.example, folder, used)),
+        stop=_stop(job, stated=utility is not None), slots_wanted=wanted, seed=used,
+        record_samples=True, utility=UNSET if utility is None else utility,
+    )  # fmt: skip
     return replace(spec, slots=(wanted, wanted), max_batch_size="keep") if fixed else spec
 
 

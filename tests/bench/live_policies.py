@@ -1,8 +1,7 @@
-"""What every policy does live: eight jobs come to four slots, under one policy after the other.
+"""Every policy on a real cluster: eight jobs come to four slots, one policy after the other.
 
-The jobs' steps take time like a device's, so that cores of this host decide little. Beside the
-completion times stand the changes that each policy made, and for how long slots were idle while a
-job waited that would have fitted.
+The steps of the jobs sleep, so that the cores of this host matter little. Shown with the completion times: the
+changes that each policy made, and how long slots were idle while a job waited that would have fitted.
 """
 
 from __future__ import annotations

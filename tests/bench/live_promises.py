@@ -1,9 +1,8 @@
-"""Jobs whose ends are worth something, on real local clusters: what `oasis` makes of them.
+"""Jobs with utilities on real local clusters under `oasis`.
 
-Nine example trainings come to four slots at random moments. A third of them is worth the same
-whenever it is done, a third has a deadline that leaves it room, and a third could not be done
-before its value is gone, even alone. `oasis` should reject these, promise ends to the others and keep
-its promises; `fifo` and `fair` take every job and know nothing of values.
+Nine example trainings come to four slots at random times. The value of a third does not depend on the end, a
+third has a deadline with room, and a third could not finish before its value is gone, even alone. `oasis` should
+reject these, promise ends to the others and keep its promises; `fifo` and `fair` accept every job.
 """
 
 from __future__ import annotations
@@ -138,7 +137,7 @@ def _line(run: Run, coming: Sequence[Arrival]) -> list[object]:
 
 
 def _lateness(runs: Sequence[Run]) -> list[float]:
-    """Seconds between promised and real ends; below 0 a promise was kept."""
+    """Return actual minus promised ends; below 0 a promise was kept."""
     return [
         ended.jct_s - ended.promised_s
         for run in runs
@@ -148,7 +147,7 @@ def _lateness(runs: Sequence[Run]) -> list[float]:
 
 
 def figures(repeats: Sequence[Repeat]) -> dict[str, float]:
-    """Over all repeats: sums of jobs and promises, mean worth, and ratios of it, ours / another's."""
+    """Return sums of jobs and promises, mean values, and ratios of values ours / another's."""
     found: dict[str, float] = {}
     for column, policy in enumerate(run.policy for run in repeats[0][1]):
         runs = [live[column] for _, live in repeats]

@@ -1,11 +1,9 @@
-"""The same jobs on real local clusters, under `slaq` and under `fair`: whose losses fall sooner.
+"""Losses of the same jobs on real local clusters, under `slaq` and under `fair`.
 
-Nine example trainings come to four slots at random moments. The loss of a job is normalised: 1
-from its submission to the end of its first epoch, 0 at the lowest loss that it came to under any of
-the policies; its area is the integral over the seconds from its submission to its end. Beside it
-stand completion times, changes of slots, and whether every sample was trained on exactly once.
-
-How fast losses fell in live runs of the same jobs: areas under them, and times to most of it.
+Nine example trainings come to four slots at random times. The loss of a job is normalised: 1 from its submission
+to the end of its first epoch, 0 at its lowest loss under any of the policies; its area is the integral over the
+seconds from submission to end. Also shown: completion times, changes of slots, and whether every sample was
+trained on exactly once.
 """
 
 from __future__ import annotations
@@ -102,19 +100,14 @@ HEADS: Final = [
 def lines(live: Repeat) -> list[list[object]]:
     return [
         [
-            run.policy,
-            *(f"{of(live)[place]:.1f}" for of in (areas_s, mosts_s)),
-            f"{run.average_s:.1f}",
-            f"{run.p90_s:.1f}",
-            f"{statistics.fmean(e.queued_s for e in run.jobs):.1f}",
-            f"{run.makespan_s:.1f}",
-            f"{run.full:.0%}",
-            f"{statistics.fmean(e.rescales for e in run.jobs):.1f}",
-            sum(not e.exact for e in run.jobs),
-            sum(e.state != "succeeded" for e in run.jobs),
+            run.policy, *(f"{of(live)[place]:.1f}" for of in (areas_s, mosts_s)),
+            f"{run.average_s:.1f}", f"{run.p90_s:.1f}",
+            f"{statistics.fmean(e.queued_s for e in run.jobs):.1f}", f"{run.makespan_s:.1f}",
+            f"{run.full:.0%}", f"{statistics.fmean(e.rescales for e in run.jobs):.1f}",
+            sum(not e.exact for e in run.jobs), sum(e.state != "succeeded" for e in run.jobs),
         ]
         for place, run in enumerate(live)
-    ]
+    ]  # fmt: skip
 
 
 def areas_s(live: Repeat) -> list[float]:
@@ -130,7 +123,7 @@ def averages_s(live: Repeat) -> list[float]:
 
 
 def figures(runs: Sequence[Repeat]) -> dict[str, float]:
-    """Over all repeats: means in seconds, and geometric means of ratios ours / another's."""
+    """Return means over all repeats in seconds, and geometric means of ratios ours / another's."""
     found: dict[str, float] = {}
     kinds: dict[str, Callable[[Repeat], list[float]]] = {
         "loss_area": areas_s,

@@ -1,7 +1,7 @@
-"""Jobs whose steps take time like a device's and no core's: four slots of any host are four devices.
+"""Jobs whose steps sleep like those of a device: four slots of any host are four devices.
 
-Each step of a worker lasts `fixed_s`, `sample_s` for each sample of its share, and `link_s` for each
-other worker. So what a size brings is known, whatever else this host does.
+Each step of a worker lasts `fixed_s`, `sample_s` for each sample of its share, and `link_s` for each other
+worker. So the speed of a size does not depend on this host.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class Sleeper:
 def sleepers(
     seed: int, gap_s: float, *, many: int | None = None, until_s: float = 0.0
 ) -> list[Sleeper]:
-    """A Poisson process of jobs of 5 to 40 s on a slot of their own."""
+    """Return a Poisson process of jobs of 5 to 40 s on one slot."""
     rng = random.Random(seed)  # noqa: S311 - a workload, no secret
     found: list[Sleeper] = []
     at = 0.0

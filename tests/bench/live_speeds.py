@@ -1,7 +1,4 @@
-"""Whether jobs learn as well when a policy changes their size as when nobody touches them.
-
-How fast each example trains on 1, 2, 3 and 4 slots of this machine, alone on a cluster.
-"""
+"""Speeds of the examples by size, and quality of learning at fixed sizes."""
 
 from __future__ import annotations
 
@@ -50,7 +47,7 @@ class Yardstick:
         return better * min(better * metric for metric in self.metrics)
 
     def shortfall(self, metric: float) -> float:
-        """By how much a metric is worse than the worst; negative: it is better."""
+        """Return how much a metric is below the worst run; negative: above."""
         return self.job.example.better * (self.worst - metric)
 
     def is_worse(self, metric: float) -> bool:

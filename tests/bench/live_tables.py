@@ -1,7 +1,4 @@
-"""Tables and figures of `bin/bench live`.
-
-What the simulator makes of the same jobs, from the journal that a live run left.
-"""
+"""Tables and figures of `bin/bench live`, and the simulation of a live run from its journal."""
 
 from __future__ import annotations
 
@@ -74,7 +71,7 @@ def replay(
 
 
 def _with_changes(recording: Recording, others: Sequence[Recording]) -> Recording:
-    """What `recording` does not tell of changes, from the median of the others."""
+    """Complete the change times of `recording` by the median of the others."""
     told: dict[str, float] = {}
     for field in fields(ChangeTimes):
         known = [getattr(other.took, field.name) for other in others]
@@ -138,19 +135,12 @@ def _completion(run: Run, place: int) -> str:
 def _line(run: Run) -> list[object]:
     mean = statistics.fmean
     return [
-        run.policy,
-        f"{run.average_s:.1f}",
-        f"{run.p90_s:.1f}",
-        f"{mean(e.queued_s for e in run.jobs):.1f}",
-        f"{mean(e.ran_s for e in run.jobs):.1f}",
-        f"{run.makespan_s:.1f}",
-        f"{run.full:.0%}",
-        f"{mean(e.rescales for e in run.jobs):.1f}",
-        f"{mean(e.batch_changes for e in run.jobs):.1f}",
-        sum(not e.exact for e in run.jobs),
-        sum(e.state != "succeeded" for e in run.jobs),
-        f"{run.load:.1f}",
-    ]
+        run.policy, f"{run.average_s:.1f}", f"{run.p90_s:.1f}",
+        f"{mean(e.queued_s for e in run.jobs):.1f}", f"{mean(e.ran_s for e in run.jobs):.1f}",
+        f"{run.makespan_s:.1f}", f"{run.full:.0%}", f"{mean(e.rescales for e in run.jobs):.1f}",
+        f"{mean(e.batch_changes for e in run.jobs):.1f}", sum(not e.exact for e in run.jobs),
+        sum(e.state != "succeeded" for e in run.jobs), f"{run.load:.1f}",
+    ]  # fmt: skip
 
 
 def compared(runs: Sequence[Sequence[Run]], ours: str) -> dict[str, float]:

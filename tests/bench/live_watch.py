@@ -1,10 +1,8 @@
-"""A cluster is watched for many minutes: no job shall stay at a size that it knows to be slow.
+"""Observation of a cluster for many minutes: no job should stay at a size known to be slow.
 
-Jobs come to four slots at random moments. A job is *held* while it is at a size of which it had
-measured a better one: one with fewer slots (nobody gains by its being so large), or one with more
-where so many are idle. Each time that lasts for more than `PATIENCE_S` is a violation.
-
-What a policy said beforehand on a real cluster, and what came: speeds of changes, starts of jobs.
+Jobs come to four slots at random times. A job is *held* while it is at a size and has measured a better one: with
+fewer slots, or with more while so many are idle. Each time that lasts for more than `PATIENCE_S` is a violation.
+Predicted speed-ups and starts are compared with the actual ones.
 """
 
 from __future__ import annotations
@@ -67,7 +65,7 @@ def promises(told: Sequence[tuple[str, Explanation]]) -> list[Promise]:
 
 @dataclass(frozen=True)
 class Start:
-    """The first forecast of a job's first start; seconds since the epoch."""
+    """First forecast of a job's first start; seconds since the epoch."""
 
     told_at: float
     at: float
@@ -76,7 +74,7 @@ class Start:
 
 
 def start_told(told: Explanation) -> Start | None:
-    """What is said now of a job that waits; None: nothing."""
+    """Return the present forecast of a waiting job; None: there is none."""
     last: Decision | None = told.decisions[-1] if told.decisions else None
     if last is None or last.outcome != "waits" or "start_s" not in last.numbers:
         return None
@@ -85,7 +83,7 @@ def start_told(told: Explanation) -> Start | None:
 
 
 def began(detail: JobDetail) -> float | None:
-    """When a job left the queue for the first time; None: never."""
+    """Return when a job left the queue for the first time; None: never."""
     left = (change.time for change in detail.history if change.from_state == WAITING)
     return next(left, None)
 
@@ -340,16 +338,12 @@ class _Driver:
         idle = 0 if waits else max(0, SLOTS - sum(job.slots for job in jobs))
         looks = [
             Look(
-                now,
-                job.job,
-                job.slots,
-                job.global_batch,
-                job.samples_per_s,
+                now, job.job, job.slots, job.global_batch, job.samples_per_s,
                 self._noise_scale(client, job),
             )
             for job in jobs
             if job.state in ALIVE
-        ]
+        ]  # fmt: skip
         for one in self.seen.take(looks, idle):
             report.say(
                 f"{now:.0f} s: {one.job} is held at {one.shape} ({one.progress:.0f}/s): "

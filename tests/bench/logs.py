@@ -1,9 +1,9 @@
-"""Output on its way: files of workers, real shippers, CURVE sockets, a real controller, followers.
+"""Output of workers: files, real shippers, CURVE sockets, a real controller, followers.
 
-Shippers of several nodes live in this process, so one core has them and all followers; the controller
-has the other one. Three questions: how many lines a second go from files to the controller's store;
-how late a line is at a follower at a steady 20,000 lines a second; what a follower costs that asks and
-never reads. Every byte that was written has to be in the store, and each line at its follower once.
+Shippers of several nodes and all followers live in this process, so they share one core; the controller has the
+other one. Measured: lines per second from files to the controller's store; the delay of a line at a follower at a
+steady 20,000 lines a second; the memory that a follower costs that requests lines and never reads them. Every
+written byte has to be in the store, and each line at its follower once.
 """
 
 from __future__ import annotations

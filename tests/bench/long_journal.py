@@ -1,4 +1,4 @@
-"""Histories as long as wanted, and journals that hold them, made without waiting for a disk."""
+"""Histories of any length, and journals that contain them, written without waiting for a disk."""
 
 from __future__ import annotations
 

@@ -99,7 +99,6 @@ QUICK: Final = Scale(40, 32, "ABBABA", 6.0, 1.0, 6.0, 3.0, 3.0)
 
 
 def ms(samples: Iterable[float], share: float) -> float:
-    """A quantile in milliseconds."""
     return report.quantile(samples, share) * 1000.0
 
 
@@ -108,7 +107,7 @@ def ms(samples: Iterable[float], share: float) -> float:
 
 @dataclass
 class Window:
-    """One stretch of time and what was measured in it; all in seconds."""
+    """Measurements of one stretch of time, in seconds."""
 
     kind: str
     began: float
@@ -264,15 +263,10 @@ class Submitter:
 
     async def _submit(self) -> None:
         spec = JobSpec(
-            name="job",
-            script="train.py",
-            workdir=str(self.work),
-            family=f"family-{self.count % 6}",
-            batch_size=64,
-            max_batch_size=1024,
-            max_local_batch=512,
-            slots=(1, 2 * SLOTS if self.count % 3 == 0 else SLOTS - 1),
-        )
+            name="job", script="train.py", workdir=str(self.work),
+            family=f"family-{self.count % 6}", batch_size=64, max_batch_size=1024,
+            max_local_batch=512, slots=(1, 2 * SLOTS if self.count % 3 == 0 else SLOTS - 1),
+        )  # fmt: skip
         self.count += 1
         fits = self.training.busy + 2 * SLOTS <= self.room
         job = await self.client.submit(spec)
@@ -281,7 +275,7 @@ class Submitter:
 
 
 class Burst:
-    """Every agent with a job's rank 0 publishes epochs as fast as they are committed."""
+    """Load in which every agent with a rank 0 publishes epochs as fast as they are committed."""
 
     def __init__(self, training: Training, meter: Meter) -> None:
         self.training, self.said = training, meter.said
@@ -309,7 +303,7 @@ class Burst:
 
 
 def syncs(folder: Path, pause_s: float = 0.0, count: int = 300) -> list[float]:
-    """Seconds that it takes to append 4 KiB to a file and make them durable."""
+    """Return the seconds of appending 4 KiB to a file durably."""
     took, block = [], os.urandom(4096)
     path = folder / "floor"
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -327,7 +321,7 @@ def syncs(folder: Path, pause_s: float = 0.0, count: int = 300) -> list[float]:
 
 
 async def echo(meter: Meter) -> None:
-    """How late the bench's own loop hears of what is there: its own share of every figure."""
+    """Measure the delay of the bench's own loop: its share of every figure."""
     loop = asyncio.get_running_loop()
     here, there = socket.socketpair()
     for end in (here, there):
@@ -353,7 +347,6 @@ def searching(controller: int) -> psutil.Process | None:
 
 
 def cpu_s(process: psutil.Process | None) -> float:
-    """CPU seconds so far."""
     if process is None:
         return float("nan")
     times = process.cpu_times()
@@ -532,17 +525,8 @@ def show(bench: Bench, figures: dict[str, float], took_s: float) -> None:
     report.table(
         "each block: p99 in ms, and the CPU that was used, in cores",
         [
-            "block",
-            "event to commit",
-            "commit to delta",
-            "own echo",
-            "generations/s",
-            "changes/s",
-            "deltas/s",
-            "events/s",
-            "controller",
-            "search",
-            "bench",
+            "block", "event to commit", "commit to delta", "own echo", "generations/s",
+            "changes/s", "deltas/s", "events/s", "controller", "search", "bench",
         ],
         [
             (
@@ -558,7 +542,7 @@ def show(bench: Bench, figures: dict[str, float], took_s: float) -> None:
             )
             for number, window in enumerate(bench.windows)
         ],
-    )
+    )  # fmt: skip
     early = sum(window.early for window in bench.windows)
     resends = sum(window.resends for window in bench.windows)
     kinds_seen = bench.meter.kinds
@@ -592,7 +576,6 @@ def show(bench: Bench, figures: dict[str, float], took_s: float) -> None:
 
 
 def cell(samples: Sequence[float]) -> str:
-    """Median and 99th percentile of some samples."""
     return f"{ms(samples, 0.5):.3g} / {ms(samples, 0.99):.3g} ({len(samples)})"
 
 

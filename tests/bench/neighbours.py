@@ -1,9 +1,8 @@
-"""One hostile user beside another one whose job trains: what the other notices of it.
+"""Effect of a hostile user on another user's training job.
 
-Ann's job takes a step every 20 ms, prints the time with each, and she submits a job five times a second.
-Bob does one thing after the other to be in everybody's way, with a key of his own, from this host. Each
-figure is of the seconds meanwhile over those just before. The processes of Bob are niced: elsewhere they
-would have processors of their own.
+Ann's job takes a step every 20 ms and prints the time, and she submits a job five times a second. Bob runs one
+attack after the other, with a key of his own, from this host. Each figure compares the seconds of an attack with
+those just before. Bob's processes are niced: elsewhere they would have processors of their own.
 """
 
 from __future__ import annotations
@@ -102,7 +101,7 @@ class Watched:
                 time.sleep(max(0.0, began + SUBMIT_S - time.time()))
 
     def figures(self, begin: float, end: float) -> dict[str, float]:
-        """Of the seconds between, in milliseconds."""
+        """Return figures of the seconds between, in milliseconds."""
         written = [at for at, _ in self.lines if begin <= at < end]
         late = [heard - at for at, heard in self.lines if begin <= at < end]
         took = [seconds for began, seconds in self.submissions if begin <= began < end]

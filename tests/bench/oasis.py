@@ -1,11 +1,10 @@
-"""What admission is worth: oasis beside FIFO and DRF on the same jobs, at three loads.
+"""Value of admission: `oasis`, FIFO and DRF on the same jobs, at three loads.
 
-Everything is simulated in virtual time on the model of the ONES paper's Table 2, with utilities
-drawn as OASiS does. Load is the GPU time that jobs ask for over what the cluster has while they
-come. DRF is `fair`: with one resource, the slot, equal dominant shares are equal shares of slots.
-The first fifth of the jobs is not counted: in it families are measured for the first time.
-`utility_vs_NAME` is at load 2, summed over the seeds, with U and L estimated online; `_hindsight`
-is the same with U and L of all jobs that ever come, as the paper knows them.
+Simulations in virtual time on the model of the ONES paper's Table 2, with utilities drawn as OASiS does. Load is
+the GPU time that jobs request over that of the cluster while they come. DRF is `fair`: with one resource, equal
+dominant shares are equal shares of slots. The first fifth of the jobs is not counted: it measures families for
+the first time. `utility_vs_NAME` is at load 2, summed over the seeds, with U and L estimated online;
+`_hindsight` is the same with U and L of all jobs, as the paper knows them.
 """
 
 from __future__ import annotations
@@ -134,13 +133,9 @@ def main() -> None:
     rows = {key: row([next(every) for _ in many]) for key, many in runs.items()}
     figures = {"ms_per_job": ms_per_job(), **_keys(rows)}
     columns = [
-        "utility_share",
-        "rejected_share",
-        "promises_kept",
-        "lateness_s",
-        "avg_jct_s",
+        "utility_share", "rejected_share", "promises_kept", "lateness_s", "avg_jct_s",
         "decision_ms",
-    ]
+    ]  # fmt: skip
     report.table(
         f"{jobs} jobs on {CLUSTER.count * CLUSTER.slots} slots, seeds {seeds}",
         ["policy, load", "utility", *columns],

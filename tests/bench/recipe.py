@@ -1,11 +1,10 @@
-"""What `ones` takes on measured workloads, and what each part of its recipe brings.
+"""Completion times of `ones` on measured workloads, and the effect of each part of its recipe.
 
-Everything is simulated in virtual time without a search (`generations` 0), so that decisions are
-the same for every seed. `--shuffle SEED` deals out a workload's jobs over its submission times
-anew and moves each by up to a minute: for choosing numbers, so that the workloads themselves
-remain to confirm them. Keys: `LEVEL_s` and `LEVEL_rescales` are means over the workloads,
-`LEVEL_vs_pollux` the time over Pollux' published one; `off_SWITCH` is the time with that part
-switched off over the time with it, both in the published setting at L2.
+Simulations in virtual time without a search (`generations` 0), so that decisions are the same for every seed.
+`--shuffle SEED` assigns a workload's jobs to its submission times anew and moves each by up to a minute: for
+choosing numbers, so that the workloads themselves remain to confirm them. `LEVEL_s` and `LEVEL_rescales` are
+means over the workloads, `LEVEL_vs_pollux` the time over Pollux' published time; `off_SWITCH` is the time with
+that part switched off over the time with it, both in the published setting at L2.
 """
 
 from __future__ import annotations
@@ -114,7 +113,7 @@ class Recipe:
         return [self._bench.result(way, self._bench.seeds[0]) for way in wanted]
 
     def mean_s(self, setting: Mapping[str, Any], options: Mapping[str, Any]) -> float:
-        """Average completion time, mean over the workloads, seconds."""
+        """Return the average completion time, mean over the workloads."""
         found = self.results(setting, options)
         return statistics.mean(average_s(each, each.ended_at) for each in found)
 

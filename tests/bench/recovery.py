@@ -1,8 +1,8 @@
-"""kill -9 of controller and agent under four training workers: what the workers feel of it.
+"""kill -9 of controller and agent under four training workers: the effect on the workers.
 
-Each case runs beside an undisturbed control of the same length in the same run, because four workers
-on few cores disturb one another too. Every worker writes the time of each step into a file of its own. Then `resync`:
-the same kill under a thousand simulated agents.
+Each case is compared with an undisturbed window of the same length in the same run, because four workers on few
+cores disturb one another too. Every worker writes the time of each step into a file. Then `resync`: the same
+kill under a thousand simulated agents.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Case:
 
 
 def gaps(files: list[Path], start: float, end: float) -> list[tuple[float, float]]:
-    """(median, largest) seconds between two steps within the window, for each worker."""
+    """Return the median and the largest seconds between two steps in the window, by worker."""
     found = []
     for path in files:
         times = [float(line) for line in path.read_text().split("\n")[:-1]]
@@ -81,12 +81,9 @@ def window(name: str, files: list[Path], seconds: float, act: Callable[[], float
     found = gaps(files, start, time.time())
     ratios = [largest / median for median, largest in found]
     return Case(
-        name,
-        statistics.median(m for m, _ in found) * 1000,
-        max(ratios),
-        sum(ratio > DISTURBED_RATIO for ratio in ratios),
-        back_s,
-    )
+        name, statistics.median(m for m, _ in found) * 1000, max(ratios),
+        sum(ratio > DISTURBED_RATIO for ratio in ratios), back_s,
+    )  # fmt: skip
 
 
 def until(moment: float) -> None:
@@ -104,7 +101,7 @@ def adopted(cluster: Cluster) -> float:
 
 
 def seconds(stamp: str) -> float:
-    """An ISO time of one day as seconds."""
+    """Return an ISO time of one day as seconds."""
     hours, minutes, rest = stamp.partition("T")[2].rstrip("Z").split(":")
     return int(hours) * 3600 + int(minutes) * 60 + float(rest)
 

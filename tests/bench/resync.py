@@ -167,7 +167,7 @@ async def measure(home: Path, count: int, jobs: int) -> dict[str, float]:
 
 
 async def until_ready(fleet: Fleet, times: int) -> float:
-    """When the controller said for the nth time that it is ready, to some milliseconds."""
+    """Wait until the controller has logged `times` times that it is ready; return the time."""
     async with asyncio.timeout(LIMIT_S):
         while lines(fleet, "controller ready") < times:
             await asyncio.sleep(0.02)

@@ -1,9 +1,8 @@
-"""What is left of the lead of `ones` where what it is told is wrong, and where things fail.
+"""The lead of `ones` with wrong reports and with failures.
 
-Everything is simulated in virtual time, on Table 2, paired by seed: the same trace, and the same
-jobs fail. `SETTING_vs_POLICY` is the average completion time of `ones` over that policy's in the
-same setting, a geometric mean over the seeds; `SETTING_cost_POLICY` that of a policy over its own
-where workers tell the truth.
+Simulations in virtual time, on Table 2, paired by seed: the same trace, and the same jobs fail.
+`SETTING_vs_POLICY` is the average completion time of `ones` over that policy's in the same setting, a geometric
+mean over the seeds; `SETTING_cost_POLICY` that of a policy over its own with exact reports.
 """
 
 from __future__ import annotations

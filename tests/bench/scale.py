@@ -48,7 +48,7 @@ async def submit(home: Path, spec: JobSpec, snapshot: str, count: int) -> None:
 
 
 def command_s(home: Path, words: tuple[str, ...]) -> float:
-    """Of a whole process, median."""
+    """Return the median seconds of a whole process."""
     took = []
     for _ in range(TIMES):
         began = time.monotonic()

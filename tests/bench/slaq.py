@@ -1,9 +1,9 @@
-"""SLAQ: how fast and how well loss curves are fitted, how fast it decides, and what its shares do.
+"""SLAQ: speed and error of curve fits, time of decisions, and completion times.
 
-Fits: recorded loss curves of real trainings, each predicted ten iterations ahead from every third
-moment on, beside the last known loss and beside scipy's `curve_fit` of the same two forms with the
-same weights. Decisions: whole ones, with every curve fitted anew, on 16,384 slots. Shares: 160 jobs
-that replay the curves on 640 cores, 15 s apart, beside `fair`; completion times are the cost.
+Fits: recorded loss curves of real trainings, each predicted ten iterations ahead from every third report on,
+compared with the last known loss and with scipy's `curve_fit` of the same two forms and weights. Decisions:
+complete ones, with every curve fitted anew, on 16,384 slots. Shares: 160 jobs that replay the curves on 640
+cores, 15 s apart, compared with `fair`.
 """
 
 from __future__ import annotations
@@ -65,7 +65,6 @@ class Windows:
 
     @property
     def last(self) -> FloatArray:
-        """The last known loss, shape (W,)."""
         return self.losses[:, -1]
 
     def some(self, chosen: Sequence[int]) -> Windows:
@@ -146,15 +145,12 @@ def fits(many: int) -> dict[str, float]:
     their_s = (time.process_time() - began) / many
     rows: list[list[object]] = [
         [
-            family,
-            float(ours[mine].mean()),
-            float(np.median(ours[mine])),
-            float(kept[mine].mean()),
-            int(mine.sum()),
+            family, float(ours[mine].mean()), float(np.median(ours[mine])),
+            float(kept[mine].mean()), int(mine.sum()),
         ]
         for family in sorted(set(known.families))
         for mine in [np.array([name == family for name in known.families])]
-    ]
+    ]  # fmt: skip
     rows.append(["all", float(ours.mean()), float(np.median(ours)), float(kept.mean()), len(ours)])
     columns = ("family", "error, mean", "median", "last loss kept, mean", "predictions")
     report.table("relative error of the loss ten iterations ahead", columns, rows)
@@ -216,7 +212,7 @@ def decision_s(jobs: int, slots: int) -> tuple[float, float]:
 
 
 def decisions(*, quick: bool) -> dict[str, float]:
-    """The paper's figure 6: 1,000 to 4,000 jobs on 16,384 slots."""
+    """Measure the paper's figure 6: 1,000 to 4,000 jobs on 16,384 slots."""
     figures: dict[str, float] = {}
     rows: list[list[object]] = []
     for jobs in report.counted("number of jobs", (1000, 2000, 4000), 3):

@@ -72,7 +72,7 @@ def draw_errors(by_family: Mapping[str, tuple[float, float]], path: Path) -> Non
 
 
 def draw_decisions(took_s: Mapping[int, float], path: Path) -> None:
-    """Seconds of a decision over the number of jobs (SLAQ figure 6)."""
+    """Draw the seconds of a decision by the number of jobs (SLAQ figure 6)."""
     figure = new_figure(6.0, 3.4)
     axes = figure.subplots()
     jobs = list(took_s)
@@ -91,7 +91,7 @@ def draw_decisions(took_s: Mapping[int, float], path: Path) -> None:
 def simulated(
     seeds: Sequence[int], cores: int, kept: Path | None, processes: int
 ) -> list[SimulationResult]:
-    """`fair` and `slaq` in the paper's setting, or at its load on fewer cores."""
+    """Simulate `fair` and `slaq` in the paper's setting, or at its load on fewer cores."""
     scenario = replace(
         SLAQ,
         nodes=(NodeGroup(count=cores // PER_NODE, slots=PER_NODE, kind="cpu"),),

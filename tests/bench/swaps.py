@@ -1,11 +1,10 @@
-"""Two jobs on a full cluster trade places again and again: how long a step stands still for it.
+"""Two jobs on a full cluster trade places repeatedly: the pause of a step.
 
-Three settings: each job has all slots of its own (one has to pause), each keeps one of its two slots
-(one goes on with that), and one more slot is free (one goes there meanwhile). Every step is written
-down with its time; what a swap costs a job is its longest gap between two steps until both are there,
-for the one that steps aside and for the one that follows. Baseline: both are paused, and resumed on
-the other's slots. Epochs in which a sample was missed or came twice are counted, and workers that had
-a slot's device before the former one had exited.
+Three settings: each job has all slots of its own (one must pause), each keeps one of its two slots (one continues
+with it), and one more slot is free (one goes there meanwhile). The cost of a swap is a job's longest gap between
+two steps until both have moved, for the job that yields and for the other. Baseline: both are paused, and resumed
+on each other's slots. Also counted: epochs with a missed or repeated sample, and workers that had a slot's device
+before the former worker had exited.
 """
 
 from __future__ import annotations
@@ -225,13 +224,13 @@ def arrived(client: BlockingClient, jobs: Sequence[str], places: Places) -> None
 
 
 def stamps(base: Path, number: int) -> list[float]:
-    """When a job's workers took steps, seconds of the host's clock."""
+    """Return the times of steps of a job's workers, on the host's clock."""
     files = base.glob(f"times-{number}.*")
     return sorted(float(line) for file in files for line in file.read_text().splitlines() if line)
 
 
 def longest_gap(steps: Sequence[float], swap: Swap) -> float:
-    """The longest time without a step that began before a swap was over, seconds."""
+    """Return the longest gap between steps that began before a swap was over."""
     first = max(0, bisect_left(steps, swap.started_at) - 1)
     last = bisect_right(steps, swap.ended) + 1
     return max(later - one for one, later in itertools.pairwise(steps[first:last]))

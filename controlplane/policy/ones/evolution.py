@@ -443,9 +443,9 @@ def _alike(one: Problem, other: Problem) -> bool:
 
 def _same_places(one: Problem, other: Problem) -> bool:
     """True if GPU types and neighbours cost about the same."""
-    costs = [(one.slow, other.slow)]
-    near = [problem.interference for problem in (one, other)]
-    costs.append((near[0] and near[0].log_slowdowns, near[1] and near[1].log_slowdowns))
+    near = (one.interference, other.interference)
+    a, b = (None if model is None else model.log_slowdowns for model in near)
+    costs = [(one.slow, other.slow), (a, b)]
     return all(
         a is b
         or (a is not None and b is not None and a.shape == b.shape

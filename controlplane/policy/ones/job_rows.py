@@ -121,7 +121,7 @@ def _grid(job: JobView, every: IntArray, most: int, per_doubling: int) -> FloatA
     steps = int(np.floor(per_doubling * np.log2(most / first) + ROUNDING))
     doublings = first * np.power(2.0, np.arange(steps + 1) / per_doubling)
     totals = np.unique(np.append(doublings.round(), float(most)))
-    return np.maximum(totals[None, :], every[:, None].astype(np.float64))
+    return np.asarray(np.maximum(totals[None, :], every[:, None].astype(np.float64)))
 
 
 def _prefer_present(goodputs: FloatArray, row: int, present: float, margin: float) -> None:

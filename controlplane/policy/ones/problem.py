@@ -301,7 +301,8 @@ class Problem:
         many, closed = self._node_slots
         least = sum(int(sizes[1]) for sizes in self.sizes)
         share = np.ceil(least * (many - closed) / max(1, int((many - closed).sum())))
-        return np.maximum(self.cluster.cores, closed + np.minimum(share, many - closed))
+        everywhere = closed + np.minimum(share, many - closed)
+        return np.asarray(np.maximum(self.cluster.cores, everywhere))
 
     @cached_property
     def alone(self) -> FloatArray:

@@ -1,4 +1,4 @@
-"""How losses will go on falling, for many jobs at once."""
+"""Convergence curves of many jobs at once."""
 
 from __future__ import annotations
 
@@ -90,12 +90,8 @@ def test_the_form_shows_whether_losses_fall(losses: list[float | None], form: Fo
 def test_a_flat_curve_is_the_mean_of_the_reports() -> None:
     found = job_curve([0, 1, 2], [1.0, 2.0, 3.0], decay=1.0)
 
-    assert found.at(np.array([5.0])).tolist() == [2.0]
-    assert found.limit.tolist() == [2.0]
-
-
-def test_reports_at_one_position_have_no_curve() -> None:
-    assert job_curve([4, 4, 4], [3.0, 2.0, 1.0]).forms.tolist() == [Form.NONE]
+    assert (found.at(np.array([5.0])).tolist(), found.limit.tolist()) == ([2.0], [2.0])
+    assert job_curve([4, 4, 4], [3.0, 2.0, 1.0]).forms.tolist() == [Form.NONE], "one position"
 
 
 def test_a_single_spike_is_ignored() -> None:

@@ -209,21 +209,15 @@ def test_a_fit_from_a_former_model_has_the_same_result(many: int) -> None:
 
 
 any_sample = st.builds(
-    Sample,
-    nodes=st.integers(1, 4),
-    slots=st.integers(1, 16),
-    local_batch=st.integers(1, 100_000).map(float),
-    step_s=st.floats(1e-5, 1e4),
+    Sample, nodes=st.integers(1, 4), slots=st.integers(1, 16),
+    local_batch=st.integers(1, 100_000).map(float), step_s=st.floats(1e-5, 1e4),
     weight=st.floats(1.0, 10.0),
-)
+)  # fmt: skip
 wild_sample = st.builds(
-    Sample,
-    nodes=st.integers(1, 1000),
-    slots=st.integers(1, 100_000),
-    local_batch=st.floats(1e-6, 1e15),
-    step_s=st.one_of(st.floats(), st.floats(1e-13, 1e13)),
+    Sample, nodes=st.integers(1, 1000), slots=st.integers(1, 100_000),
+    local_batch=st.floats(1e-6, 1e15), step_s=st.one_of(st.floats(), st.floats(1e-13, 1e13)),
     weight=st.one_of(st.floats(), st.floats(0.0, 1e9)),
-)
+)  # fmt: skip
 SIZES = [
     (nodes, slots, batch)
     for nodes, slots, batch in itertools.product((1, 2, 4), (1, 2, 3, 8, 64), (1.0, 7.0, 4096.0))

@@ -1,8 +1,9 @@
-"""The population: never worse than what anybody could have said at once."""
+"""Population of the search: never worse than greedy schedules, and near the optimum."""
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -278,13 +279,7 @@ def test_diversity_is_the_mean_share_of_jobs_in_which_two_candidates_differ(
     assert search.diversity == pytest.approx(diversity)
 
 
-# --- where greedy is blind
-
-
-def interference() -> Problem:
-    """Two on one node that hurt each other, and another node that is free."""
-    view = view_of(row_of(2, 2), single(A, S0), single(B, S1))
-    return surrounded(problem_of(view, events=pace("f", 100.0)), costs=[(0.0, 1.0), (1.0, 0.0)])
+# --- places, which greedy does not see
 
 
 def single(job: JobId, *on: SlotId, **changes: Any) -> JobView:
@@ -293,88 +288,72 @@ def single(job: JobId, *on: SlotId, **changes: Any) -> JobView:
     return job_view(job, **{**given, "running_on": dict.fromkeys(on, 64), **changes})
 
 
-def evolved(problem: Problem, generations: int = 8) -> Candidate:
-    search, rng = facing(problem, OnesOptions(search="evolution")), default_rng(0)
-    for _ in range(generations):
-        search.evolve(rng)
+def posed(*jobs: JobView, nodes: tuple[int, ...], speeds: tuple[float, ...] = (100.0,),
+          options: OnesOptions | None = None, **places: Any) -> Problem:  # fmt: skip
+    view = view_of(row_of(*nodes), *jobs)
+    return surrounded(problem_of(view, events=pace("f", *speeds), options=options), **places)
+
+
+def interference() -> Problem:
+    """Two jobs on one node that slow each other down, and a free node."""
+    return posed(single(A, S0), single(B, S1), nodes=(2, 2), costs=[(0.0, 1.0), (1.0, 0.0)])
+
+
+def nodes_by_job(problem: Problem, search: EvolutionarySearch) -> list[list[int]]:
+    """Return the node of each slot of each job in the best schedule."""
     assert search.best is not None
-    return search.best
+    return [problem.node_of[list(search.best.slots(row))].tolist() for row in problem.rows]
 
 
-def greedily(problem: Problem) -> Candidate:
-    found = facing(problem, GREEDY).best
-    assert found is not None
-    return found
+@pytest.mark.parametrize(
+    ("problem", "greedy", "best", "gain"),
+    [
+        (interference(), [[0], [0]], ([[0], [1]], [[1], [0]]), None),
+        (
+            posed(single(A, T0), nodes=(1, 1), types=(0, 1), slow=[(1.0, 3.0)]),
+            [[1]], ([[0]],), lambda p: (3.0 * p.move_factor[0]) ** 0.8,
+        ),
+        (  # greedy gives the fast GPU to the first job
+            posed(single(A), single(B), nodes=(1, 1), types=(0, 1), slow=[(1, 1), (1, 3)]),
+            [[0], [1]], ([[1], [0]],), lambda _: 2.0 / (1.0 + 3.0**-0.8),
+        ),
+        (
+            posed(
+                single(A, S0), single(B, T0), nodes=(1, 1, 1), options=OnesOptions(swaps=False),
+                types=(0, 1, 1), slow=[(1.0, 1.0), (1.0, 3.0)],
+            ),
+            [[0], [1]], ([[1], [0]], [[2], [0]]), None,
+        ),
+        (
+            posed(
+                single(A, slots=(1, 2), running_on={S0: 32, T0: 32}), single(B, S1),
+                nodes=(2, 2), speeds=(100.0, 200.0),
+            ),
+            [[0, 1], [0]], ([[1, 1], [0]],), None,
+        ),
+    ],
+    ids=[
+        "separates jobs that slow each other down", "moves a job to faster GPUs",
+        "gives the fast GPU to the job that gains", "exchanges places over a free slot",
+        "brings a scattered job together",
+    ],
+)  # fmt: skip
+def test_evolution_finds_better_places_than_greedy(
+    problem: Problem,
+    greedy: list[list[int]],
+    best: tuple[list[list[int]], ...],
+    gain: Callable[[Problem], float] | None,
+) -> None:
+    plain, search = facing(problem, GREEDY), facing(problem, OnesOptions(search="evolution"))
+    rng = default_rng(0)
+    for _ in range(20):
+        search.evolve(rng)
 
-
-def nodes_by_job(problem: Problem, candidate: Candidate) -> list[list[int]]:
-    """The node of each slot of each job."""
-    return [problem.node_of[list(candidate.slots(row))].tolist() for row in problem.rows]
-
-
-def test_evolution_separates_jobs_that_slow_each_other_down() -> None:
-    problem = interference()
-
-    greedy, best = greedily(problem), evolved(problem)
-
-    assert nodes_by_job(problem, greedy) == [[0], [0]]
-    assert sorted(nodes_by_job(problem, best)) == [[0], [1]]
-    value = problem.value[0, 1]
-    assert greedy.fitness == pytest.approx(2 * value * np.exp(-0.8))
-    assert best.fitness == pytest.approx(value * (1.0 + problem.move_factor[0] ** 0.8))
-
-
-def test_evolution_moves_a_job_to_faster_gpus() -> None:
-    view = view_of(row_of(1, 1), single(A, T0))
-    problem = surrounded(problem_of(view, events=pace("f", 100.0)), types=(0, 1), slow=[(1.0, 3.0)])
-
-    greedy, best = greedily(problem), evolved(problem)
-
-    assert (nodes_by_job(problem, greedy), nodes_by_job(problem, best)) == ([[1]], [[0]])
-    assert best.fitness == pytest.approx(greedy.fitness * (3.0 * problem.move_factor[0]) ** 0.8)
-
-
-def test_evolution_gives_the_fast_gpu_to_the_job_that_gains() -> None:
-    """Greedy gives it to the first that came."""
-    problem = surrounded(
-        problem_of(view_of(row_of(1, 1), single(A), single(B)), events=pace("f", 100.0)),
-        types=(0, 1),
-        slow=[(1.0, 1.0), (1.0, 3.0)],
-    )
-
-    greedy, best = greedily(problem), evolved(problem)
-
-    assert (nodes_by_job(problem, greedy), nodes_by_job(problem, best)) == ([[0], [1]], [[1], [0]])
-    assert best.fitness == pytest.approx(problem.value[:, 1].sum())
-
-
-def test_jobs_change_places_over_a_free_slot_if_trades_are_off() -> None:
-    view = view_of(row_of(1, 1, 1), single(A, S0), single(B, T0))
-    problem = surrounded(
-        problem_of(view, events=pace("f", 100.0), options=OnesOptions(swaps=False)),
-        types=(0, 1, 1),
-        slow=[(1.0, 1.0), (1.0, 3.0)],
-    )
-
-    greedy, best = greedily(problem), evolved(problem, 20)
-
-    assert nodes_by_job(problem, greedy) == [[0], [1]]
-    assert nodes_by_job(problem, best)[1] == [0]
-    assert best.fitness > greedy.fitness
-
-
-def test_evolution_brings_a_scattered_job_together() -> None:
-    is_scattered = single(A, slots=(1, 2), running_on={S0: 32, T0: 32})
-    view = view_of(row_of(2, 2), is_scattered, single(B, S1))
-    problem = problem_of(view, events=pace("f", 100.0, 200.0))
-
-    greedy, best = greedily(problem), evolved(problem)
-
-    assert (nodes_by_job(problem, greedy), nodes_by_job(problem, best)) == (
-        [[0, 1], [0]],
-        [[1, 1], [0]],
-    )
-    assert best.fitness > greedy.fitness
+    assert nodes_by_job(problem, plain) == greedy
+    assert nodes_by_job(problem, search) in best
+    assert fitness(search) > fitness(plain)
+    if gain is not None:
+        assert fitness(search) == pytest.approx(fitness(plain) * gain(problem))
 
 
 # --- against every schedule that there is
@@ -390,23 +369,15 @@ def tiny(rng: Generator, *nodes: int) -> Problem:
         held, free = free[:size], free[size:]
         jobs.append(
             job_view(
-                JobId(f"j-{number}"),
-                at=float(rng.integers(9)),
-                slots=(1, 5),
-                family="fg"[rng.integers(2)],
-                running_on=dict.fromkeys(held, 64 // max(1, size)),
-                epoch=int(rng.integers(2)) or int(bool(size)),
-                epoch_at=Seconds(60.0),
-                moved_at=Seconds([0.0, 99.0][int(rng.random() < 0.2)]),
-                batch_size=64,
-                batch_limit=256,
-                local_limit=256,
-                stop_samples=int(10 ** rng.uniform(3, 6)),
-                noise_scale=float(10 ** rng.uniform(1, 4)),
-                ran_s=float(rng.uniform(0, 500)),
+                JobId(f"j-{number}"), at=float(rng.integers(9)), slots=(1, 5),
+                family="fg"[rng.integers(2)], running_on=dict.fromkeys(held, 64 // max(1, size)),
+                epoch=int(rng.integers(2)) or int(bool(size)), epoch_at=Seconds(60.0),
+                moved_at=Seconds([0.0, 99.0][int(rng.random() < 0.2)]), batch_size=64,
+                batch_limit=256, local_limit=256, stop_samples=int(10 ** rng.uniform(3, 6)),
+                noise_scale=float(10 ** rng.uniform(1, 4)), ran_s=float(rng.uniform(0, 500)),
                 start_s=float(rng.uniform(1, 15)),
             )
-        )
+        )  # fmt: skip
     events = [
         event
         for family in "fg"

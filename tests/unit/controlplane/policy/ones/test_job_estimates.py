@@ -503,15 +503,10 @@ def test_a_restarted_search_learns_the_same_speeds_and_lengths() -> None:
     assert sizes(again) == sizes(lived)
     assert again.lengths.remaining(running()) == lived.lengths.remaining(running()) == 900
     assert again.family("f").largest == lived.family("f").largest == 2
+    assert again.limit(running()) == 128
     size = (np.array([1, 1]), np.array([1, 2]), np.array([64.0, 64.0]))
     one, other = (k.family("f").speed_model(64).step_s(*size) for k in (lived, again))
     assert other == pytest.approx(one, rel=0.15)
-
-
-def test_a_restarted_search_allows_the_present_batch() -> None:
-    limit = met(knowing(*PAST), running(), now=7.0).limit(running())
-
-    assert limit == 128
 
 
 @settings(max_examples=examples(80))

@@ -148,17 +148,9 @@ def seen(job: JobId, slots: int = 1, **changes: Any) -> EpochSeen:
 )
 def test_news_of_relatives_and_open_gates_renew_a_row(kind: str, pause_s: float) -> None:
     running = job_view(
-        JobId("a-1"),
-        slots=(1, 4),
-        running_on={SlotId("n1/0"): 32},
-        family="f",
-        moved_at=NOW,
-        epoch=1,
-        samples_done=500,
-        batch_size=32,
-        batch_limit=4000,
-        local_limit=4000,
-    )
+        JobId("a-1"), slots=(1, 4), running_on={SlotId("n1/0"): 32}, family="f", moved_at=NOW,
+        epoch=1, samples_done=500, batch_size=32, batch_limit=4000, local_limit=4000,
+    )  # fmt: skip
     view = view_of(row_of(4), running)
     options = OnesOptions()
     estimates = Estimates(options)

@@ -83,13 +83,6 @@ def test_new_jobs_start_on_one_slot() -> None:
     assert codes(plan) == {A: "start", B: "start"}
 
 
-def test_a_warm_job_grows_onto_idle_slots() -> None:
-    plan = answer(a_job(A, S0))
-
-    assert plan.local_batch == {A: {S0: 32, S1: 32}}
-    assert codes(plan) == {A: "grow"}
-
-
 def test_a_job_makes_room_for_a_new_one() -> None:
     plan = answer(a_job(A, S0, S1), a_job(B, epoch=0), nodes=(2,))
 
@@ -98,11 +91,21 @@ def test_a_job_makes_room_for_a_new_one() -> None:
     assert plan.reasons[A].text.startswith(f"gives 1 slot to {B}")
 
 
-def test_a_job_returns_slots_that_make_it_slower() -> None:
-    plan = answer(a_job(A, S0, S1), events=(seen(1, 1000.0), seen(2, 100.0)))
+@pytest.mark.parametrize(
+    ("job", "events", "placed", "code"),
+    [
+        (a_job(A, S0), [], {S0: 32, S1: 32}, "grow"),
+        (a_job(A, S0, S1), [seen(1, 1000.0), seen(2, 100.0)], {S0: 64}, "shrink"),
+    ],
+    ids=["idle slots", "slots that make it slower"],
+)
+def test_a_warm_job_grows_or_returns_slots(
+    job: JobView, events: list[EpochSeen], placed: dict[SlotId, int], code: str
+) -> None:
+    plan = answer(job, events=events)
 
-    assert plan.local_batch == {A: {S0: 64}}
-    assert codes(plan) == {A: "shrink"}
+    assert plan.local_batch == {A: placed}
+    assert codes(plan) == {A: code}
 
 
 def test_a_waiting_job_gets_a_reason_with_numbers() -> None:

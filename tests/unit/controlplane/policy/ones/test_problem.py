@@ -24,7 +24,7 @@ from controlplane.policy.ones.problem import CLOSED, FREE, InterferenceModel, Pr
 from controlplane.policy.ones.problem_builder import ProblemBuilder
 from controlplane.policy.options import OnesOptions
 from controlplane.policy.search.cluster_index import ClusterIndex
-from controlplane.prediction import FloatArray, IntArray
+from controlplane.prediction import IntArray
 from schemas.ids import JobId, NodeId, Seconds, SlotId, slot_id
 from tests.support.builders import N1, S0, S1, T0, T1, A, B, C, changed_job, job_view, slot_view
 from tests.support.sizes import examples
@@ -110,19 +110,18 @@ def test_the_sizes_of_a_job_follow_the_start_rule_and_the_growth_of_its_family(
 # --- who is left alone
 
 
-def test_a_gated_job_only_shrinks_while_jobs_wait() -> None:
+@pytest.mark.parametrize(
+    ("others", "sizes"), [([a_job(B)], [1, 2]), ([], [2, 3])], ids=["a job waits", "no job waits"]
+)
+def test_a_gated_job_only_shrinks_for_waiting_jobs_or_grows_onto_idle_slots(
+    others: list[JobView], sizes: list[int]
+) -> None:
     moved = a_job(on=(S0, S1), epoch=1, moved_at=Seconds(99.0))
 
-    crowded = problem_of(view_of(row_of(4), moved, a_job(B)))
+    problem = problem_of(view_of(row_of(3), moved, *others))
 
-    assert choices(crowded) == [1, 2]
-    assert crowded.job_rows[0].gated
-
-
-def test_a_gated_job_only_grows_while_no_job_waits() -> None:
-    moved = a_job(on=(S0, S1), epoch=1, moved_at=Seconds(99.0))
-
-    assert choices(problem_of(view_of(row_of(3), moved))) == [2, 3]
+    assert choices(problem) == sizes
+    assert problem.job_rows[0].gated
 
 
 def test_a_job_is_kept_until_its_retry_time() -> None:
@@ -266,12 +265,8 @@ def test_slots_nodes_and_types_are_numbered_by_the_view() -> None:
     assert (cluster.node_of.tolist(), cluster.type_of.tolist()) == ([0, 1, 0], [0, 1, 0])
     assert [places.tolist() for places in cluster.slots_on] == [[0, 2], [1]]
     assert (cluster.types, cluster.widest) == (("L", "H"), 2)
-
-
-def test_an_empty_cluster_has_an_index() -> None:
-    cluster = ClusterIndex.of(view_of([]))
-
-    assert (cluster.slots, cluster.slots_on, cluster.types, cluster.widest) == ((), (), (), 1)
+    empty = ClusterIndex.of(view_of([]))
+    assert (empty.slots, empty.slots_on, empty.types, empty.widest) == ((), (), (), 1)
 
 
 def test_movable_jobs_on_too_many_nodes_are_scattered() -> None:
@@ -457,42 +452,9 @@ THETA = np.array(
 )
 
 
-def three(fixed: FloatArray | None = None) -> InterferenceModel:
+def three() -> InterferenceModel:
     """Jobs 0 and 1 of family 0, job 2 of family 1, on two nodes."""
-    none = np.zeros((2, 4))
-    return InterferenceModel(THETA, np.array([0, 0, 1]), none if fixed is None else fixed)
-
-
-def kept(where: InterferenceModel, *pairs: tuple[int, int], jobs: int = 3) -> list[float]:
-    """Shares of speed if jobs are on these nodes, (job, node)."""
-    rows, nodes = np.array(pairs, dtype=np.int64).reshape(-1, 2).T
-    found = where.kept(rows, nodes, np.bincount(rows, minlength=jobs))
-    return [float(share) for share in found]
-
-
-OVER_NODES = np.array([[0.0] * 4, [0.0, 0.0, 0.0, 1.0]])  # a job of family 1 that may not move
-
-
-@pytest.mark.parametrize(
-    ("fixed", "pairs", "logs"),
-    [
-        (None, [(0, 0), (2, 1)], [0.0, 0.0, 0.0]),
-        (None, [], [0.0, 0.0, 0.0]),
-        (None, [(0, 0), (2, 0)], [0.3, 0.0, 0.2]),
-        (None, [(0, 0), (1, 0)], [0.1, 0.1, 0.0]),
-        (None, [(0, 0), (1, 0), (2, 0)], [0.3, 0.3, 0.2]),
-        (None, [(0, 0), (0, 1), (2, 1)], [0.5, 0.0, 0.7]),
-        (OVER_NODES, [(0, 0), (1, 1)], [0.0, 0.4, 0.0]),
-    ],
-    ids=[
-        "alone on their nodes", "waiting", "two families", "one family", "the worst neighbour",
-        "over several nodes", "a neighbour that may not move",
-    ],
-)  # fmt: skip
-def test_a_job_is_slowed_down_by_its_worst_neighbour_on_any_of_its_nodes(
-    fixed: FloatArray | None, pairs: list[tuple[int, int]], logs: list[float]
-) -> None:
-    assert kept(three(fixed), *pairs) == pytest.approx(np.exp(-np.array(logs)).tolist())
+    return InterferenceModel(THETA, np.array([0, 0, 1]), np.zeros((2, 4)))
 
 
 def test_the_cost_of_a_node_includes_both_slow_downs() -> None:

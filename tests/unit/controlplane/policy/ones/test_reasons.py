@@ -1,4 +1,4 @@
-"""The words for what a plan does are true."""
+"""Reasons of plans: codes, texts and numbers."""
 
 from __future__ import annotations
 
@@ -79,62 +79,78 @@ def cost(**pairs: float) -> InterferenceModel:
     return InterferenceModel(log_slowdowns, np.array([0, 1]), np.zeros((2, 4)))
 
 
-# --- where jobs of the same size go
+# --- moves at the same size
 
 
-def test_a_move_to_fewer_nodes_is_a_pack() -> None:
-    problem = posed(on(A, S0, T0))
-
-    reason = why(problem, {A: (S0, S1)})
-
-    assert reason.code == "pack"
-    assert reason.text == "brought together on fewer nodes (1.50 x the speed expected)"
-    speeds = [reason.numbers[name] for name in ("speed_now", "speed_then")]
-    assert speeds == pytest.approx([1200.0, 1800.0], rel=0.02)
+def beside(**pairs: float) -> Problem:
+    """A and B on one node, with these slow-downs."""
+    return replace(posed(on(A, S0), on(B, S1, family="g")), interference=cost(**pairs))
 
 
-def test_a_move_to_faster_gpus_has_that_reason() -> None:
-    slow = np.array([[2.0, 1.0]])
-    problem = posed(on(A, S0))
-    cluster = replace(problem.cluster, type_of=problem.node_of, types=("v100", "a100"))
-    problem = replace(problem, cluster=cluster, slow=slow)
-
-    reason = why(problem, {A: (T0,)})
-
-    assert reason.code == "move"
-    assert reason.text == "moved to faster GPUs (2.00 x the speed expected)"
-    speeds = [reason.numbers[name] for name in ("speed_now", "speed_then")]
-    assert speeds == pytest.approx([500.0, 1000.0], rel=0.02)
+def typed(problem: Problem, types: list[int], slow: list[tuple[float, float]]) -> Problem:
+    """`problem` with GPU types by slot."""
+    cluster = replace(problem.cluster, types=("a", "b"), type_of=np.array(types))
+    return replace(problem, cluster=cluster, slow=np.array(slow))
 
 
-def test_a_move_to_better_neighbours_has_that_reason() -> None:
-    problem = posed(on(A, S0), on(B, S1, family="g"))
-    problem = replace(problem, interference=cost(f_beside_g=1.5))
-
-    assert why(problem, {A: (T0,), B: (S1,)}) == Reason(
-        "move",
-        "moved to better neighbours (1.50 x the speed expected)",
-        why(problem, {A: (T0,), B: (S1,)}).numbers,
-    )
+APART = {A: (T0,), B: (S1,)}
+TRADERS = typed(posed(on(A, S0, S1), on(B, T0, T1, family="g")), [1, 1, 0, 0], [(1, 2), (1, 1.25)])
+TRADE = {A: (T0, T1), B: (S0, S1)}
 
 
-def test_a_move_away_from_a_slowed_neighbour_has_that_reason() -> None:
-    problem = posed(on(A, S0), on(B, S1, family="g"))
-    problem = replace(problem, interference=cost(g_beside_f=1.5))
+@pytest.mark.parametrize(
+    ("problem", "where", "code", "text", "speeds"),
+    [
+        (
+            posed(on(A, S0, T0)), {A: (S0, S1)}, "pack", "brought together on fewer nodes (1.50",
+            (1200.0, 1800.0),
+        ),
+        (
+            typed(posed(on(A, S0)), [0, 0, 1, 1], [(2.0, 1.0)]), {A: (T0,)}, "move",
+            "moved to faster GPUs (2.00", (500.0, 1000.0),
+        ),
+        (beside(f_beside_g=1.5), APART, "move", "moved to better neighbours (1.50", None),
+        (
+            beside(g_beside_f=1.5), APART, "move",
+            f"moved away from {B}, slowed down by it (1.00", None,
+        ),
+        (
+            posed(on(A, S1), on(B, S0)), {A: (T0,), B: (S0, S1)}, "move",
+            f"moved to make room for {B} (1.00", None,
+        ),
+        (posed(on(A, S0)), {A: (T0,)}, "move", "moved to other slots (1.00", None),
+        (
+            posed(on(A, S0, S1), on(B, T0)), {A: (S0, T0), B: (S1,)}, "trade",
+            f"trades places with {B}: makes room (0.67", None,
+        ),
+        (TRADERS, TRADE, "trade", f"trades places with {B}: moved to faster GPUs (2.00", None),
+    ],
+    ids=[
+        "fewer nodes", "faster GPUs", "better neighbours", "a slowed neighbour", "room",
+        "no known reason", "spread over nodes", "trade",
+    ],
+)  # fmt: skip
+def test_a_move_has_the_first_reason_that_holds_and_the_expected_speed(
+    problem: Problem,
+    where: Mapping[JobId, tuple[SlotId, ...]],
+    code: str,
+    text: str,
+    speeds: tuple[float, float] | None,
+) -> None:
+    reason = why(problem, where)
 
-    assert text(problem, {A: (T0,), B: (S1,)}) == (
-        f"moved away from {B}, slowed down by it (1.00 x the speed expected)"
-    )
+    assert (reason.code, reason.text) == (code, f"{text} x the speed expected)")
+    if speeds is not None:
+        numbers = [reason.numbers[name] for name in ("speed_now", "speed_then")]
+        assert numbers == pytest.approx(speeds, rel=0.02)
 
 
-def test_a_move_that_makes_room_has_that_reason() -> None:
-    problem = posed(on(A, S1), on(B, S0))
+def test_the_partner_of_a_move_or_trade_gets_a_reason_too() -> None:
+    room, where = posed(on(A, S1), on(B, S0)), {A: (T0,), B: (S0, S1)}
+    slower = f"trades places with {A}: makes room (0.80 x the speed expected)"
 
-    where = {A: (T0,), B: (S0, S1)}
-
-    assert why(problem, where).code == "move"
-    assert text(problem, where) == f"moved to make room for {B} (1.00 x the speed expected)"
-    assert text(problem, where, B).endswith(f": from {A}")
+    assert text(room, where, B).endswith(f": from {A}")
+    assert text(TRADERS, TRADE, B) == slower
 
 
 def test_the_reason_of_a_move_includes_a_new_batch() -> None:
@@ -147,35 +163,6 @@ def test_the_reason_of_a_move_includes_a_new_batch() -> None:
     batch = int(reason.numbers["batch_then"])
     assert batch > reason.numbers["batch_now"] == 64.0
     assert reason.text.startswith(f"brought together on fewer nodes, with batch {batch} (1.")
-
-
-def test_a_move_without_a_known_reason_says_other_slots() -> None:
-    problem = posed(on(A, S0))
-
-    assert text(problem, {A: (T0,)}) == "moved to other slots (1.00 x the speed expected)"
-
-
-def test_the_reason_includes_the_expected_slow_down() -> None:
-    problem = posed(on(A, S0, S1), on(B, T0))
-
-    where = {A: (S0, T0), B: (S1,)}
-
-    words = f"trades places with {B}: makes room (0.67 x the speed expected)"
-    assert text(problem, where) == words
-
-
-def test_a_trade_names_the_partner_and_the_reason() -> None:
-    problem = posed(on(A, S0, S1), on(B, T0, T1, family="g"))
-    slow = np.array([[1.0, 2.0], [1.0, 1.25]])
-    types = replace(problem.cluster, types=("a", "b"), type_of=np.array([1, 1, 0, 0]))
-    problem = replace(problem, cluster=types, slow=slow)
-
-    where = {A: (T0, T1), B: (S0, S1)}
-
-    faster = f"trades places with {B}: moved to faster GPUs (2.00 x the speed expected)"
-    slower = f"trades places with {A}: makes room (0.80 x the speed expected)"
-    assert (text(problem, where), text(problem, where, B)) == (faster, slower)
-    assert why(problem, where).code == "trade"
 
 
 # --- other sizes, and none

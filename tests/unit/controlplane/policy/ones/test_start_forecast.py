@@ -12,11 +12,10 @@ from controlplane.policy.ones.policy import Ones
 from controlplane.policy.options import OnesOptions
 from schemas.ids import JobId, Seconds, SlotId
 from tests.support.builders import S0, S1, A, B, C, job_view
-from tests.support.views import pace, row_of, view_of
+from tests.support.views import LINEAR, row_of, view_of
 
 NOW = Seconds(1000.0)
 D = JobId("d-4")
-LINEAR = pace("f", 100.0, 200.0, 300.0, 400.0)
 
 
 def a_job(name: JobId, seconds: float, *on: SlotId, **changes: Any) -> JobView:

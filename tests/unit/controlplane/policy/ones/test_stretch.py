@@ -1,4 +1,4 @@
-"""`max_stretch`: what jobs are due, and that they get it."""
+"""Option `max_stretch`: dues of jobs, plans with them, and the load average."""
 
 from __future__ import annotations
 
@@ -27,10 +27,9 @@ from tests.support.builders import S0, A, B, C, job_view
 from tests.support.simulations import FREE as NO_COSTS
 from tests.support.simulations import ToyModel, job, simulated_run
 from tests.support.sizes import examples
-from tests.support.views import pace, planned, problem_of, row_of, view_of, views_and_events
+from tests.support.views import LINEAR, planned, problem_of, row_of, view_of, views_and_events
 
 NOW = Seconds(1000.0)
-LINEAR = pace("f", 100.0, 200.0, 300.0, 400.0)
 
 
 def a_job(name: JobId, since: float, samples: int, *on: SlotId, **changes: Any) -> JobView:
@@ -57,25 +56,25 @@ def dues_of(*jobs: JobView, slots: int = 1, limit: float = 2.0) -> FairnessFloor
 # --- who is due what
 
 
-def test_the_stretch_is_the_total_time_over_that_with_a_share() -> None:
-    # of one slot and two jobs each has half: 100 s of work take 200 s
-    found = dues_of(a_job(A, 0, 10_000), a_job(B, 100, 10_000))
+@pytest.mark.parametrize(
+    ("jobs", "slots", "expected", "at_best"),
+    [
+        # of one slot and two jobs each has half: 100 s of work take 200 s
+        ([a_job(A, 0, 10_000), a_job(B, 100, 10_000)], 1, [1.0, 1.5], [100 / 200, 200 / 200]),
+        ([a_job(A, 300, 10_000)], 4, [4.0], None),  # 100 s alone on the slot it wants
+        ([a_job(A, 200, 20_000, samples_done=10_000)], 1, [(200 + 100) / 200], None),
+    ],
+    ids=["two jobs", "a share is at most the wanted size", "finished work"],
+)
+def test_the_stretch_is_the_total_time_over_that_with_a_share(
+    jobs: list[JobView], slots: int, expected: list[float], at_best: list[float] | None
+) -> None:
+    found = dues_of(*jobs, slots=slots)
 
-    assert found.expected.tolist() == pytest.approx([1.0, 1.5])
-    assert found.at_best.tolist() == pytest.approx([100 / 200, 200 / 200])
-    assert found.level.tolist() == [0, 0]
-
-
-def test_a_share_is_at_most_the_wanted_size() -> None:
-    found = dues_of(a_job(A, 300, 10_000), slots=4)
-
-    assert found.expected.tolist() == pytest.approx([4.0])  # 100 s alone on the slot it wants
-
-
-def test_finished_work_counts_in_the_fair_share_time() -> None:
-    done = a_job(A, 200, 20_000, samples_done=10_000)
-
-    assert dues_of(done).expected.tolist() == pytest.approx([(200 + 100) / 200])
+    assert found.expected.tolist() == pytest.approx(expected)
+    if at_best is not None:
+        assert found.at_best.tolist() == pytest.approx(at_best)
+        assert found.level.tolist() == [0, 0]
 
 
 def test_a_job_near_the_limit_is_due_its_share() -> None:
@@ -119,37 +118,35 @@ def test_a_candidate_that_misses_dues_is_less_fit() -> None:
 
 
 def test_the_job_furthest_behind_precedes_other_due_jobs() -> None:
-    assert filled(posed(a_job(A, 500, 10_000), a_job(B, 900, 10_000)), np.array([0, 0])).tolist() == [
-        0, 1,
-    ]  # fmt: skip
+    problem = posed(a_job(A, 500, 10_000), a_job(B, 900, 10_000))
+
+    assert filled(problem, np.array([0, 0])).tolist() == [0, 1]
+
+
+def answered(view: ClusterView, **options: Any) -> Plan:
+    policy = Ones(OnesOptions(**options))
+    for at, event in LINEAR:
+        policy.observe(event, Seconds(at))
+    return policy.plan(view, NOW)
 
 
 def test_a_due_job_takes_the_slot_of_another_job() -> None:
     view = view_of(row_of(1), a_job(A, 10, 2000, S0), a_job(B, 900, 40_000))
 
-    def answered(**options: float) -> Plan:
-        policy = Ones(OnesOptions(**options))  # type: ignore[arg-type] # the caller names fields
-        for at, event in LINEAR:
-            policy.observe(event, Seconds(at))
-        return policy.plan(view, NOW)
+    plan = answered(view, max_stretch=2.0)
 
-    assert set(answered().local_batch) == {A}
-    plan = answered(max_stretch=2.0)
+    assert set(answered(view).local_batch) == {A}
     assert set(plan.local_batch) == {B}
-    assert plan.reasons[B].text.endswith(
-        "its due by max_stretch 2 (2.1 x the time of its fair share expected)"
-    )
+    text = "its due by max_stretch 2 (2.1 x the time of its fair share expected)"
+    assert plan.reasons[B].text.endswith(text)
     assert plan.reasons[B].numbers["max_stretch"] == 2.0
     assert plan.reasons[B].numbers["stretch"] == pytest.approx(2.125)
 
 
 def test_a_reason_states_a_limit_that_cannot_be_kept() -> None:
     view = view_of(row_of(1), a_job(A, 5000, 10_000), a_job(B, 9000, 10_000))
-    policy = Ones(OnesOptions(max_stretch=2.0))
-    for at, event in LINEAR:
-        policy.observe(event, Seconds(at))
 
-    plan = policy.plan(view, NOW)
+    plan = answered(view, max_stretch=2.0)
 
     said = "; max_stretch 2 cannot be kept, it takes {} x the time of its fair share or more"
     assert plan.reasons[B].text.endswith(said.format("45.5"))
@@ -211,13 +208,10 @@ def lived_through(gap_s: float, short: int, limit: float) -> dict[str, JobResult
         job(f"short-{n}", at=1.0 + n * gap_s, workload="short", samples=short) for n in range(40)
     ]
     run = simulated_run(
-        make("ones", {"max_stretch": limit}),
-        job("long-0", workload="long", samples=4000),
-        *stream,
-        nodes=(NodeGroup(count=1, slots=1),),
-        model=ToyModel(costs=NO_COSTS, epochs=1, most=1),
-        telemetry_s=5.0,
-    )
+        make("ones", {"max_stretch": limit}), job("long-0", workload="long", samples=4000),
+        *stream, nodes=(NodeGroup(count=1, slots=1),),
+        model=ToyModel(costs=NO_COSTS, epochs=1, most=1), telemetry_s=5.0,
+    )  # fmt: skip
     return run.run(20_000.0).jobs
 
 
