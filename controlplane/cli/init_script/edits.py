@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
-from controlplane.cli.init_script.script_facts import Facts, Whole, parameters_calls
+from controlplane.cli.init_script.script_facts import EpochLoop, Facts, Whole, parameters_calls
 from controlplane.cli.init_script.syntax import (
     Edit,
+    Source,
     assigned,
     blocks,
     called,
@@ -18,14 +20,21 @@ from controlplane.cli.init_script.syntax import (
     value_of,
 )
 
+IMPORT: Final = "from elastic import ScalingAgent"
 WRAPPERS: Final = frozenset({"DDP", "DistributedDataParallel", "DataParallel"})
 READS: Final = frozenset({"print", "info", "debug", "warning", "log", "write", "summary", "watch"})
 MOVES: Final = frozenset({"to", "cuda", "cpu"})
 MODES: Final = frozenset({"train", "eval"})
+MAX_COLUMNS: Final = 101  # longest line for the call of `load`, newline included
+VERBS: Final = ("build", "make", "new", "elastic_build")
+ORDER_IS_THE_AGENTS: Final = frozenset({"shuffle", "sampler", "generator"})
+
+
+# --- statements between model, optimizer and loader
 
 
 @dataclass
-class Sorted:
+class Between:
     """Statements between model, optimizer and loader, by their new place."""
 
     builds: list[ast.stmt] = field(default_factory=list)  # of the model: into build_model
@@ -34,56 +43,40 @@ class Sorted:
     problems: list[str] = field(default_factory=list)
 
 
-def sort_between(script: Whole) -> Sorted:
+def sort_between(script: Whole) -> Between:
     """Sort the statements from the first of model, optimizer and loader to the last.
 
     A statement that uses one of the three moves below the call of `load`, and so do those that
     depend on it. One that changes the model moves into the model's builder, so that a checkpoint
     overrides it. If model and optimizer keep their lines, `load` makes only the loader.
     """
-    three = [one.statement for one in script.three]
-    block, kept = script.optimizer.block, script.keeps_model
-    places = [place for place, s in enumerate(block) if any(s is one for one in three)]
-    found = Sorted()
-    model = script.model.name
+    block, kept, model = script.optimizer.block, script.keeps_model, script.model.name
+    first, last = (block.index(script.by_line[place]) for place in (0, -1))
+    found = Between()
     late: set[str] = set()  # names bound by `load`, or from what it returns
-    for statement in block[places[0] : places[-1] + 1]:
-        if not any(statement is one for one in three):
-            if kept and _wraps(statement, model):
-                found.dropped.append(statement)
-            else:
-                _sort(statement, model, late, found)
-            continue
-        needs = loads(statement) & late
-        if statement is script.optimizer.statement:
-            needs -= {model}
-        if needs:
-            what = f"line {statement.lineno}: it needs {', '.join(sorted(needs))}"
-            found.problems.append(f"{what}, which exists only after agent.load() has returned")
-        if not kept or statement is script.loader.statement:
-            late |= stores(statement)
+    for statement in block[first : last + 1]:
+        used, bound = loads(statement), stores(statement)
+        if statement in script.by_line:
+            needs = used & late - ({model} if statement is script.optimizer.statement else set())
+            if needs:
+                what = f"line {statement.lineno}: it needs {', '.join(sorted(needs))}"
+                found.problems.append(f"{what}, which exists only after agent.load() has returned")
+            if not kept or statement is script.loader.statement:
+                late |= bound
+        elif (kept and assigned(statement) == model and _is_wrapped(value_of(statement))) or (
+            used & late and _moves_or_wraps(statement, model)
+        ):
+            found.dropped.append(statement)
+        elif used & late == {model} and _changes(statement, model):
+            found.builds.append(statement)
+        elif (used | bound) & late:
+            found.after.append(statement)
+            late |= bound
     return found
 
 
-def _wraps(statement: ast.stmt, model: str) -> bool:
-    value = value_of(statement)
-    return assigned(statement) == model and last_name(value) in WRAPPERS
-
-
-def _sort(statement: ast.stmt, model: str, late: set[str], found: Sorted) -> None:
-    names = loads(statement)
-    if not names & late:
-        if stores(statement) & late:
-            late |= stores(statement)
-            found.after.append(statement)
-        return
-    if _moves_or_wraps(statement, model):
-        found.dropped.append(statement)
-    elif model in names and not names & (late - {model}) and _changes(statement, model):
-        found.builds.append(statement)
-    else:
-        found.after.append(statement)
-        late |= stores(statement)
+def _is_wrapped(value: ast.expr | None) -> bool:
+    return last_name(value) in WRAPPERS
 
 
 def _moves_or_wraps(statement: ast.stmt, model: str) -> bool:
@@ -94,125 +87,126 @@ def _moves_or_wraps(statement: ast.stmt, model: str) -> bool:
         value = value.body
     if not isinstance(value, ast.Call) or assigned(statement) not in {"", model}:
         return False
-    of_model = (
-        isinstance(value.func, ast.Attribute) and called(value) == f"{model}.{value.func.attr}"
-    )
-    return (of_model and last_name(value) in MOVES) or last_name(value) in WRAPPERS
+    move = last_name(value)
+    return _is_wrapped(value) or (move in MOVES and called(value) == f"{model}.{move}")
 
 
 def _changes(statement: ast.stmt, model: str) -> bool:
     """True if a statement changes the model rather than only reads it."""
-    if any(name == model or name.startswith(f"{model}.") for name in [assigned(statement)]):
+    if assigned(statement) == model or assigned(statement).startswith(f"{model}."):
         return True
     if isinstance(statement, ast.Expr):
         return last_name(statement.value) not in READS | MODES
     return isinstance(statement, ast.For | ast.With | ast.If)
 
 
-WIDE: Final = 101  # longest line for the call, newline included
-VERBS: Final = ("build", "make", "new", "elastic_build")
-ORDER_IS_THE_AGENTS: Final = frozenset({"shuffle", "sampler", "generator"})
+# --- the call of load
 
 
-def load_edits(script: Whole, between: Sorted) -> list[Edit]:
+def load_edits(script: Whole, between: Between) -> list[Edit]:
     """Merge model, optimizer and loader into one call of `load`, at the place of the last one."""
-    if script.keeps_model:
-        return _kept_edits(script, between)
-    source = script.source
-    by_line = sorted((one.statement for one in script.three), key=lambda one: one.lineno)
+    source, by_line = script.source, script.by_line
     indent = " " * by_line[0].col_offset
-    parts = _parts(script, built=bool(between.builds))
-    text = dict.fromkeys(map(id, by_line), "")
-    call = f"{indent}{_load_call(script, parts)}\n"
-    if len(call) > WIDE:  # the builders get lines of their own
-        model, optimizer = (
-            _free_name(script, what) if part.startswith("lambda") else part
-            for what, part in (("model", parts[0]), ("optimizer", parts[1]))
-        )
-        if model != parts[0]:
-            text[id(script.model.statement)] = f"{indent}{model} = {parts[0]}\n"
-        if optimizer != parts[1]:
-            text[id(script.optimizer.statement)] = f"{indent}{optimizer} = {parts[1]}\n"
-        call = f"{indent}{_load_call(script, (model, optimizer, parts[2]))}\n"
-    if between.builds:
-        body = [source.line_of(s) for s in (script.model.statement, *between.builds)]
-        inner = "".join(f"    {line}" for part in body for line in part.splitlines(keepends=True))
-        first = f"{indent}def {_free_name(script, 'model')}():\n"
-        last = f"{indent}    return {script.model.name}\n"
-        text[id(script.model.statement)] = f"{first}{inner}{last}"
-    after = "".join(source.line_of(statement) for statement in between.after)
-    text[id(by_line[-1])] += call + after
-    gone = (*between.builds, *between.after, *between.dropped)
-    return [
-        _agent_edit(script, by_line[0], indent),
-        *(Edit(*source.lines(statement), text[id(statement)]) for statement in by_line),
-        *(Edit(*source.lines(statement), "") for statement in gone),
-    ]
+    after = "".join(map(source.line_of, between.after))
+    gone = [*between.after, *between.dropped]
+    edits = [_agent_edit(script, by_line[0], indent)]
+    if script.keeps_model:  # parameter groups name parts of the model
+        parts = [f"lambda: {script.model.name}", f"lambda _: {script.optimizer.name}"]
+        end = source.lines(by_line[-1])[1]
+        edits.append(Edit(end, end, f"{indent}{_load_call(script, *parts)}\n{after}"))
+        gone.append(script.loader.statement)
+        if (bare := _bare_model(script.model.value)) is not script.model.value:
+            edits.append(source.replace(script.model.value, source.of(bare)))
+    else:
+        made, call = _builders(script, between, indent)
+        made[by_line[-1]] = f"{made.get(by_line[-1], '')}{indent}{call}\n{after}"
+        edits += [Edit(*source.lines(one), made.get(one, "")) for one in by_line]
+        gone += between.builds
+    return [*edits, *(Edit(*source.lines(statement), "") for statement in gone)]
 
 
-def _kept_edits(script: Whole, between: Sorted) -> list[Edit]:
-    """Keep model and optimizer in place, because parameter groups name parts of the model."""
-    source, model = script.source, script.model
-    by_line = sorted((one.statement for one in script.three), key=lambda one: one.lineno)
-    indent = " " * by_line[0].col_offset
-    parts = (f"lambda: {model.name}", f"lambda _: {script.optimizer.name}")
-    call = f"{indent}{_load_call(script, (*parts, ', '.join(_loader_arguments(script))))}\n"
-    after = call + "".join(source.line_of(statement) for statement in between.after)
-    end = source.lines(by_line[-1])[1]
-    bare = _bare_model(script)
-    edits = [
-        _agent_edit(script, by_line[0], indent),
-        *(Edit(*source.lines(gone), "") for gone in (*between.after, *between.dropped)),
-        Edit(*source.lines(script.loader.statement), ""),
-        Edit(end, end, after),
-    ]
-    if bare is not model.value:
-        edits.append(Edit(*source.span(model.value), source.of(bare)))
-    return edits
-
-
-def _parts(script: Whole, *, built: bool) -> tuple[str, str, str]:
-    """Return the arguments of `load`: builders of model and optimizer, loader arguments."""
-    bare, made = _bare_model(script), script.optimizer.value
-    model = f"lambda: {_on_one_line(script, bare)}"
+def _builders(script: Whole, between: Between, indent: str) -> tuple[dict[ast.stmt, str], str]:
+    """Return the lines that replace those of model and optimizer, and the call of `load`."""
+    source, made = script.source, {}
+    bare, optimizer = _bare_model(script.model.value), script.optimizer.value
+    model_part = f"lambda: {source.on_one_line(bare)}"
     if isinstance(bare, ast.Call) and not bare.args and not bare.keywords:
-        model = script.source.of(bare.func)
-    model = _free_name(script, "model") if built else model
-    optimizer = f"lambda parameters: {_optimizer_text(script)}"
-    if isinstance(made, ast.Call) and not made.keywords and parameters_calls(made) == made.args:
-        optimizer = script.source.of(made.func)
-    return model, optimizer, ", ".join(_loader_arguments(script))
+        model_part = source.of(bare.func)
+    optimizer_part = f"lambda parameters: {_optimizer_text(script)}"
+    takes_all = isinstance(optimizer, ast.Call) and parameters_calls(optimizer) == optimizer.args
+    if isinstance(optimizer, ast.Call) and takes_all and not optimizer.keywords:
+        optimizer_part = source.of(optimizer.func)
+    if between.builds:
+        name = _free_name(script, "model")
+        body = "".join(source.line_of(s) for s in (script.model.statement, *between.builds))
+        inner = "".join(f"    {line}" for line in body.splitlines(keepends=True))
+        text = f"{indent}def {name}():\n{inner}{indent}    return {script.model.name}\n"
+        made[script.model.statement], model_part = text, name
+    call = _load_call(script, model_part, optimizer_part)
+    if len(f"{indent}{call}\n") > MAX_COLUMNS:  # the builders get lines of their own
+        names = []
+        for one, what, part in (
+            (script.model, "model", model_part),
+            (script.optimizer, "optimizer", optimizer_part),
+        ):
+            names.append(_free_name(script, what) if part.startswith("lambda") else part)
+            if names[-1] != part:
+                made[one.statement] = f"{indent}{names[-1]} = {part}\n"
+        call = _load_call(script, *names)
+    return made, call
+
+
+def _load_call(script: Whole, model: str, optimizer: str) -> str:
+    names = ", ".join(one.name for one in script.three)
+    arguments = ", ".join((model, optimizer, *_loader_arguments(script)))
+    return f"{names} = {script.facts.agent}.load({arguments})"
+
+
+def _loader_arguments(script: Whole) -> list[str]:
+    call = script.loader_call
+    places = ("dataset", "batch_size", "shuffle", "sampler")
+    named = [*zip(places, call.args, strict=False), *((k.arg, k.value) for k in call.keywords)]
+    found: list[str] = []
+    for name, value in named:
+        text = script.source.on_one_line(value)
+        if name == "dataset":
+            found.insert(0, text)
+        elif name is None:
+            found.append(f"**{text}")
+        elif name not in ORDER_IS_THE_AGENTS:
+            found.append(f"{name}={text}")
+    if not any(name in {None, "batch_size"} for name, _ in named):
+        found.insert(1, "batch_size=1")
+    return found
 
 
 def _agent_edit(script: Whole, first: ast.stmt, indent: str) -> Edit:
     """Make the agent before the first statement that uses it."""
-    name = script.agent
-    asking = [s for s in script.optimizer.block if name in loads(s) and s.lineno < first.lineno]
+    name, optimizer = script.facts.agent, script.optimizer
+    asking = [s for s in optimizer.block if name in loads(s) and s.lineno < first.lineno]
     at = script.source.lines(asking[0] if asking else first)[0]
-    declared = f"{indent}global {name}\n" if _agent_is_global(script) else ""
+    # The agent is global if another function than the one that makes the model uses it.
+    functions = [n for n in ast.walk(script.source.tree) if isinstance(n, ast.FunctionDef)]
+    made = [f for f in functions if optimizer.statement in ast.walk(f)]
+    using = [f for f in functions if name in loads(f) or script.loop.statement in ast.walk(f)]
+    shared = bool(made) and any(function is not made[-1] for function in using)
+    declared = f"{indent}global {name}\n" if shared else ""
     return Edit(at, at, f"{declared}{indent}{name} = ScalingAgent.from_env()\n")
 
 
 def _free_name(script: Whole, what: str) -> str:
     """Return a name for a builder that the script does not use."""
-    taken = stores(script.source.tree) | loads(script.source.tree)
-    taken |= {n.name for n in ast.walk(script.source.tree) if isinstance(n, ast.FunctionDef)}
+    source = script.source
+    taken = stores(source.tree) | loads(source.tree) | source.functions.keys()
     return next(name for name in (f"{v}_{what}" for v in VERBS) if name not in taken)
 
 
-def _load_call(script: Whole, parts: tuple[str, str, str]) -> str:
-    names = f"{script.model.name}, {script.optimizer.name}, {script.loader.name}"
-    return f"{names} = {script.agent}.load({', '.join(parts)})"
-
-
-def _bare_model(script: Whole) -> ast.expr:
+def _bare_model(value: ast.expr) -> ast.expr:
     """Return the expression that makes the model, without device moves and wrappers."""
-    value = script.model.value
     while isinstance(value, ast.Call):
-        moved = isinstance(value.func, ast.Attribute) and value.func.attr in {"to", "cuda"}
-        if moved and isinstance(value.func, ast.Attribute):
+        if isinstance(value.func, ast.Attribute) and value.func.attr in {"to", "cuda"}:
             value = value.func.value
-        elif last_name(value) in WRAPPERS and value.args:
+        elif _is_wrapped(value) and value.args:
             value = value.args[0]
         else:
             break
@@ -229,46 +223,59 @@ def _optimizer_text(script: Whole) -> str:
     return ast.unparse(ast.parse(text)) if b"\n" in text else text.decode()
 
 
-def _loader_arguments(script: Whole) -> list[str]:
-    call = script.loader_call
-    places = ("dataset", "batch_size", "shuffle", "sampler")
-    named = [*zip(places, call.args, strict=False), *((k.arg, k.value) for k in call.keywords)]
-    found: list[str] = []
-    for name, value in named:
-        text = _on_one_line(script, value)
-        if name == "dataset":
-            found.insert(0, text)
-        elif name is None:
-            found.append(f"**{text}")
-        elif name not in ORDER_IS_THE_AGENTS:
-            found.append(f"{name}={text}")
-    spread = any(name is None for name, _ in named)
-    if not spread and not any(text.startswith("batch_size=") for text in found):
-        found.insert(1, "batch_size=1")
-    return found
+# --- epochs, report and import
 
 
-def _on_one_line(script: Whole, node: ast.expr) -> str:
-    text = script.source.of(node)
-    return ast.unparse(node) if "\n" in text else text
+def counted_epochs(source: Source, loop: EpochLoop, epochs: str) -> str:
+    """Return what replaces `range`: the agent's epochs, with the same numbers."""
+    last, start = loop.count, loop.start
+    if not start:
+        return f"{epochs}({source.of(last)})"
+    count = f"{source.of(last)} - {start}"
+    if isinstance(last, ast.Constant):
+        count = str(int(str(last.value)) - start)
+    elif isinstance(last, ast.BinOp) and isinstance(last.op, ast.Add):
+        for one, other in ((last.right, last.left), (last.left, last.right)):
+            if isinstance(one, ast.Constant) and one.value == start:  # range(1, EPOCHS + 1)
+                count = source.of(other)
+    return f"({start} + n for n in {epochs}({count}))"
 
 
-def _agent_is_global(script: Whole) -> bool:
-    """True if another function than the one that makes the model uses the agent."""
-    functions = [n for n in ast.walk(script.source.tree) if isinstance(n, ast.FunctionDef)]
-    agent = script.agent
-    made = [f for f in functions if script.optimizer.statement in ast.walk(f)]
-    asking = [f for f in functions if agent in loads(f) or script.loop.statement in ast.walk(f)]
-    return bool(made) and any(function is not made[-1] for function in asking)
+def report_edits(script: Whole) -> list[Edit]:
+    """Report the metric of an epoch at its end, if there is one."""
+    metric = script.facts.metric
+    if not metric:
+        return []
+    last = script.loop.statement.body[-1]
+    line = f"{' ' * last.col_offset}{script.facts.agent}.report({metric}={metric})\n"
+    end = script.source.lines(last)[1]
+    return [Edit(end, end, line if script.source.line_of(last).endswith("\n") else f"\n{line}")]
+
+
+def import_edit(source: Source, line: str) -> Edit:
+    """Add a line below the imports at the head of the script."""
+    body, at = source.tree.body, 0
+    for place, statement in enumerate(body):
+        is_text = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+        if isinstance(statement, ast.Import | ast.ImportFrom):
+            at = source.lines(statement)[1]
+        elif not (place == 0 and is_text):
+            break
+    if not at and body and isinstance(body[0], ast.Expr):
+        at = source.lines(body[0])[1]
+    return Edit(at, at, f"{line}\n")
+
+
+# --- torch's own process group
 
 
 GONE: Final = frozenset(
     {"init_process_group", "destroy_process_group", "barrier", "set_device", "set_epoch"}
 )
-RANKS: Final = frozenset({"RANK", "get_rank"})
-SIZES: Final = frozenset({"WORLD_SIZE", "get_world_size"})
-LOCAL: Final = "LOCAL_RANK"
-AGENT: Final = {"rank": "rank", "size": "world_size"}
+KINDS: Final = {  # names in scripts, and the agent's attribute; "": the rank on the host
+    "RANK": "rank", "get_rank": "rank", "WORLD_SIZE": "world_size", "get_world_size": "world_size",
+    "LOCAL_RANK": "",
+}  # fmt: skip
 
 
 @dataclass
@@ -280,37 +287,31 @@ class Removed:
     advice: list[str] = field(default_factory=list)
 
 
-def distributed_edits(facts: Facts, agent: str) -> Removed:
+def distributed_edits(facts: Facts) -> Removed:
     """Remove torch's own process group from a script that can be ported, if it has one."""
     source, found = facts.source, Removed()
-    if not _is_distributed(source.tree):
+    if not any(last_name(c) in {"init_process_group", "DistributedSampler"} for c in source.calls):
         return found
-    gone: list[ast.stmt] = []
+    inside: set[ast.AST] = set()  # statements that go, with all their parts
     for block in blocks(source.tree):
         leaving = [s for s in block if _goes(s)]
-        gone += leaving
         for statement in leaving:
-            first, last = source.lines(statement)
             alone = len(leaving) == len(block) and statement is leaving[0]
             text = f"{' ' * statement.col_offset}pass\n" if alone else ""
-            found.edits.append(Edit(first, last, text))
-    inside = {id(node) for statement in gone for node in ast.walk(statement)}
-    _replace_ranks(facts, found, inside, agent)
+            found.edits.append(Edit(*source.lines(statement), text))
+            inside.update(ast.walk(statement))
+    # Rank and size are read from the agent wherever a name holds them, because they change.
+    names: dict[str, str] = {}
+    for statement in (s for block in blocks(source.tree) for s in block):
+        value, name, kind = value_of(statement), assigned(statement), _kind(value_of(statement))
+        if kind and name:
+            names[name] = f"{facts.agent}.{kind}"
+        elif kind == "" and value is not None:
+            found.edits.append(source.replace(value, "0"))
+            found.advice.append(f"line {statement.lineno}: a worker sees one device, numbered 0")
     for node in ast.walk(source.tree):
-        if id(node) in inside:
-            continue
-        if isinstance(node, ast.Attribute) and node.attr == "module" and _is_model(node, facts):
-            found.edits.append(Edit(*source.span(node), source.of(node.value)))
-        name = called(node)
-        if name.startswith(("dist.", "torch.distributed.")) and isinstance(node, ast.expr):
-            kind = _kind(node)
-            if kind in AGENT:
-                found.edits.append(Edit(*source.span(node), f"{agent}.{AGENT[kind]}"))
-            elif last_name(node) not in {"is_initialized", "is_available"}:
-                found.problems.append(
-                    f"line {node.lineno}: {name}() needs torch's own process group, which does not "
-                    "exist: remove it; agent.report() takes the numbers of rank 0"
-                )
+        if node not in inside:
+            found.edits += _replaced(node, facts, names, found.problems)
     size = facts.batch_size
     found.advice.append(
         f"batch_size {size or ''} was that of one process; the job file has that of all processes"
@@ -318,16 +319,24 @@ def distributed_edits(facts: Facts, agent: str) -> Removed:
     return found
 
 
-def _is_distributed(tree: ast.Module) -> bool:
-    return any(
-        last_name(node) in {"init_process_group", "DistributedSampler"} for node in ast.walk(tree)
-    )
-
-
-def _is_model(node: ast.Attribute, facts: Facts) -> bool:
-    return isinstance(node.value, ast.Name) and facts.model is not None and (
-        node.value.id == facts.model.name
-    )  # fmt: skip
+def _replaced(
+    node: ast.AST, facts: Facts, names: dict[str, str], problems: list[str]
+) -> Iterator[Edit]:
+    """Yield the edits of one name, attribute or call."""
+    source, model = facts.source, facts.model.name if facts.model is not None else None
+    match node:
+        case ast.Name() if node.id in names:
+            yield source.replace(node, names[node.id])
+        case ast.Attribute(attr="module", value=ast.Name() as value) if value.id == model:
+            yield source.replace(node, source.of(value))
+        case ast.Call() if called(node).startswith(("dist.", "torch.distributed.")):
+            if kind := _kind(node):
+                yield source.replace(node, f"{facts.agent}.{kind}")
+            elif last_name(node) not in {"is_initialized", "is_available"}:
+                problems.append(
+                    f"line {node.lineno}: {called(node)}() needs torch's own process group, which "
+                    "does not exist: remove it; agent.report() takes the numbers of rank 0"
+                )
 
 
 def _goes(statement: ast.stmt) -> bool:
@@ -336,47 +345,16 @@ def _goes(statement: ast.stmt) -> bool:
         return last_name(value) in GONE
     if isinstance(value, ast.IfExp):
         value = value.body
-    return last_name(value) == "DistributedSampler" or _kind(value) in AGENT
+    return last_name(value) == "DistributedSampler" or bool(_kind(value))
 
 
-def _kind(value: ast.AST | None) -> str:
-    """Return "rank", "size" or "local" (rank on the host) for a value; otherwise empty."""
-    if value is None:
-        return ""
+def _kind(value: ast.expr | None) -> str | None:
+    """Return the agent's attribute for a value, "" for the rank on the host, None otherwise."""
     if isinstance(value, ast.Call) and last_name(value) == "int" and value.args:
         value = value.args[0]
-    named = last_name(value)
-    if isinstance(value, ast.Subscript) and isinstance(value.slice, ast.Constant):
-        named = str(value.slice.value)
-    elif named in {"get", "getenv"} and isinstance(value, ast.Call) and value.args:
-        first = value.args[0]
-        named = str(first.value) if isinstance(first, ast.Constant) else ""
-    return (
-        "rank"
-        if named in RANKS
-        else "size"
-        if named in SIZES
-        else "local"
-        if named == LOCAL
-        else ""
-    )
-
-
-def _replace_ranks(facts: Facts, found: Removed, inside: set[int], agent: str) -> None:
-    """Read rank and size from the agent wherever a name holds them, because they change."""
-    source = facts.source
-    names: dict[str, str] = {}
-    for block in blocks(source.tree):
-        for statement in block:
-            value, name = value_of(statement), assigned(statement)
-            kind = _kind(value)
-            if kind in AGENT and name:
-                names[name] = f"{agent}.{AGENT[kind]}"
-            elif kind == "local" and value is not None:
-                found.edits.append(Edit(*source.span(value), "0"))
-                found.advice.append(
-                    f"line {statement.lineno}: a worker sees one device, numbered 0"
-                )
-    for node in ast.walk(source.tree):
-        if id(node) not in inside and isinstance(node, ast.Name) and node.id in names:
-            found.edits.append(Edit(*source.span(node), names[node.id]))
+    named: object = last_name(value)
+    if isinstance(value, ast.Subscript):
+        named = value.slice.value if isinstance(value.slice, ast.Constant) else ""
+    elif isinstance(value, ast.Call) and named in {"get", "getenv"} and value.args:
+        named = value.args[0].value if isinstance(value.args[0], ast.Constant) else ""
+    return KINDS.get(str(named))

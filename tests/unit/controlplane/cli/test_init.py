@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from controlplane.cli.init import job_file, job_name
-from controlplane.cli.init_script.port_script import OWN_RATE, SUMMED, changed_lines, port, refused
-from controlplane.cli.init_script.script_facts import agent_name, look
+from controlplane.cli.init_script.port_script import changed_lines, port
+from controlplane.cli.init_script.remarks import OWN_RATE, SUMMED, refused
+from controlplane.cli.init_script.script_facts import look
 from controlplane.cli.init_script.syntax import Source
 from controlplane.client.job_file import load_job
 from schemas.jobs import JobSpec, StopRule
@@ -631,8 +632,8 @@ def test_a_script_that_was_changed_before_keeps_its_numbers_and_the_name_of_its_
     assert (after.batch_size, after.lr, after.epochs) == (
         before.batch_size, before.lr, before.epochs,
     )  # fmt: skip
-    assert agent_name(after.source.tree) == "agent"
-    assert agent_name(Source("ours = ScalingAgent.from_env(seed=3)").tree) == "ours"
+    assert after.agent == "agent"
+    assert look(Source("ours = ScalingAgent.from_env(seed=3)")).agent == "ours"
 
 
 def test_the_rate_that_load_is_given_is_the_scripts() -> None:
