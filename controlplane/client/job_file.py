@@ -183,9 +183,6 @@ def _copied(value: Any) -> Any:
     return [_copied(one) for one in value] if isinstance(value, list) else value
 
 
-FUNCTION_FIELDS: Final = ("input_fn", "model_fn", "train_fn", "eval_fn")
-
-
 def check_functions(spec: SweepSpec, workdir: Path, *, own_python: bool) -> None:
     """Check that the named functions exist, before anything is uploaded.
 
@@ -196,10 +193,7 @@ def check_functions(spec: SweepSpec, workdir: Path, *, own_python: bool) -> None
     Raises:
         BadFieldError: if a function does not exist; names the field and the remedy.
     """
-    for field in FUNCTION_FIELDS:
-        path = getattr(spec, field)
-        if path is None:
-            continue
+    for field, path in spec.functions.items():
         module, _, name = path.partition(":")
         file = _file_of(workdir, module)
         if file is None:

@@ -28,23 +28,6 @@ class ManifestTrial(msgspec.Struct, frozen=True, kw_only=True):
     epochs: int = 0
 
 
-class ManifestUnit(msgspec.Struct, frozen=True, kw_only=True):
-    """Counted unit; fields as in `schemas.wire.client.LedgerUnit`."""
-
-    trial: int
-    by: int
-    version: int
-    epoch: int
-    partition: int
-    digest: str
-    node: str
-    slot: str
-    ended: float
-    seconds: float
-    metrics: dict[str, float]
-    samples: int
-
-
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """Record of a sweep as a document."""
 
@@ -53,9 +36,9 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     snapshot: str  # SHA-256 of the working directory's archive
     spec: JobSpec  # its `workdir` is the folder on the submitting host
     trials: tuple[ManifestTrial, ...]
-    units: tuple[ManifestUnit, ...]  # in the order in which they ended
+    units: tuple[LedgerUnit, ...]  # in the order in which they ended
 
-    def visits(self, trial: int) -> list[ManifestUnit]:
+    def visits(self, trial: int) -> list[LedgerUnit]:
         """Return the units that led to a trial's state, starting with those of its ancestors.
 
         Raises:
@@ -68,7 +51,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         while (parent := lineage[-1].parent) is not None:
             lineage.append(of[parent])
         partitions = self.spec.sweep.partitions if self.spec.stated_sweep else 0  # type: ignore[union-attr]
-        found: list[ManifestUnit] = []
+        found: list[LedgerUnit] = []
         for at, one in enumerate(reversed(lineage)):
             following = len(lineage) - 2 - at
             until = lineage[following].began_at * partitions if following >= 0 else None
@@ -78,31 +61,18 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def manifest_of(spec: JobSpec, detail: SweepDetail, ledger: Ledger) -> Manifest:
-    """Return the manifest of a sweep.
-
-    Args:
-        detail: includes all trials.
-        ledger: includes all units.
-    """
+    """Return the manifest of a sweep; `detail` includes all trials, `ledger` all units."""
+    fields = ManifestTrial.__struct_fields__
     trials = tuple(
-        ManifestTrial(
-            number=one.number,
-            values=one.values,
-            parent=one.parent,
-            began_at=one.began_at,
-            state=one.state,
-            epochs=one.epochs,
-        )
-        for one in detail.trials
+        ManifestTrial(**{name: getattr(one, name) for name in fields}) for one in detail.trials
     )
-    units = tuple(ManifestUnit(**_fields(unit)) for unit in ledger.units)
     return Manifest(
         format=FORMAT,
         job=ledger.job,
         snapshot=ledger.snapshot,
         spec=spec,
         trials=trials,
-        units=units,
+        units=ledger.units,
     )
 
 
@@ -139,10 +109,6 @@ def read_manifest(path: Path) -> Manifest:
     return found
 
 
-def _fields(unit: LedgerUnit) -> dict[str, Any]:
-    return msgspec.structs.asdict(unit)
-
-
 DELETED: Final = "deleted"
 
 
@@ -155,11 +121,7 @@ class Best(NamedTuple):
 
 
 def best_of(detail: SweepDetail) -> Best | None:
-    """Return the trial that the controller ranks best, or None if no trial has a score.
-
-    Args:
-        detail: includes all trials.
-    """
+    """Return the trial that the controller ranks best, or None if no trial has a score."""
     if detail.best is None or detail.best >= len(detail.trials):
         return None
     return best_epoch(detail.trials[detail.best])
@@ -173,11 +135,7 @@ def best_epoch(trial: TrialInfo) -> Best | None:
 
 
 def ranked(detail: SweepDetail) -> list[TrialInfo]:
-    """Return the trials, best first, then those without a score, then deleted ones.
-
-    Args:
-        detail: includes all trials.
-    """
+    """Return the trials, best first, then those without a score, then deleted ones."""
     sign = 1.0 if detail.spec.search.mode == "max" else -1.0
 
     def place(trial: TrialInfo) -> tuple[bool, float, int]:
@@ -209,11 +167,9 @@ def trial_row(trial: TrialInfo) -> dict[str, Any]:
 
 
 def epoch_rows(detail: SweepDetail, trials: Sequence[int] = ()) -> list[dict[str, Any]]:
-    """Return a row for every epoch of every trial; a copy's start where it left its parent.
+    """Return a row for every epoch of all trials, or of some.
 
-    Args:
-        detail: includes all trials.
-        trials: numbers of trials; empty: all.
+    The rows of a copy start where it left its parent.
     """
     return [
         {

@@ -108,11 +108,7 @@ class Exported(NamedTuple):
 
 
 class SweepRun:
-    """One sweep of a cluster.
-
-    Args:
-        client: open.
-    """
+    """One sweep of a cluster, whose client is open."""
 
     def __init__(self, client: Client, job: JobId) -> None:
         self._client = client
@@ -128,11 +124,7 @@ class SweepRun:
         return [trial_row(trial) for trial in ranked(detail)]
 
     async def epochs(self, trials: Sequence[int] = ()) -> list[dict[str, Any]]:
-        """Return a row for each epoch of each trial, with all its metrics.
-
-        Args:
-            trials: numbers of trials; empty: all.
-        """
+        """Return a row for each epoch of each trial, or of all if empty, with all its metrics."""
         return epoch_rows(await self.detail(), trials)
 
     async def best(self) -> Best | None:
@@ -159,18 +151,13 @@ class SweepRun:
         return (await self._client.change_sweep(self.job, "delete", trial)).state
 
     async def add(self, values: Mapping[str, Value]) -> int:
-        """Add a trial that starts from the beginning, and return its number.
-
-        Args:
-            values: one for each parameter of the space.
-        """
+        """Add a trial with a value for each parameter of the space, and return its number."""
         return (await self._client.change_sweep(self.job, "add", values=values)).trial
 
     async def clone(self, trial: int, values: Mapping[str, Value] | None = None) -> int:
-        """Add a trial that continues from the state of another trial, and return its number.
+        """Add a trial that continues from the state of another, and return its number.
 
-        Args:
-            values: those that differ from the other trial's.
+        `values` are those that differ from the other trial's.
         """
         changed = await self._client.change_sweep(self.job, "add", values=values, parent=trial)
         return changed.trial
@@ -223,9 +210,7 @@ class SweepRun:
     async def preview(self, unit_s: float | None = None, state_bytes: int | None = None) -> Preview:
         """Estimate the cost of the sweep if it were run again.
 
-        Args:
-            unit_s: seconds per unit; None: as measured so far.
-            state_bytes: size of a state; None: as measured so far.
+        Seconds of a unit and bytes of a state default to those measured so far.
         """
         detail, job = await self.detail(), await self._client.job(self.job)
         largest = max((trial.state_bytes for trial in detail.trials), default=0)
@@ -277,14 +262,7 @@ class SweepRun:
             ) from None
 
     async def wait(self, timeout: float | None = None) -> JobDetail:  # noqa: ASYNC109
-        """Wait until the sweep has ended and return its job.
-
-        Args:
-            timeout: seconds; None waits without limit.
-
-        Raises:
-            TimedOutError: if the sweep has not ended after `timeout` seconds.
-        """
+        """Wait until the sweep has ended and return its job, as `Client.wait` does."""
         return await self._client.wait(self.job, timeout)
 
     async def cancel(self) -> JobDetail:

@@ -146,13 +146,6 @@ BY_TYPE: Final[dict[str, type[_Searcher]]] = {
 }
 
 
-def stated_searcher(search: spec.SearchSpec) -> Searcher:
-    """Return the searcher in the form in which a user states it."""
-    fields = msgspec.to_builtins(search.searcher)
-    fields["max_epochs"] = search.epochs
-    return msgspec.convert(fields, Searcher)  # type: ignore[no-any-return]
-
-
 def _default_configurations(least: int, most: int, eta: int) -> int:
     count, at = eta, least
     while 1 <= at < most and eta > 1 and count < MAX_CONFIGURATIONS:
@@ -256,25 +249,6 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True):
             sweep=sweep,
             **fields,
         )
-
-
-def sweep_of(spec: JobSpec) -> Sweep:
-    """Return the sweep of a job in the form in which a user states it.
-
-    Raises:
-        BadFieldError: if the job is not a sweep.
-    """
-    sweep = stated_sweep(spec)
-    search = sweep.search
-    return Sweep(
-        space=search.space,
-        searcher=stated_searcher(search),
-        metric=search.metric,
-        mode=search.mode,
-        seed=search.seed,
-        **{name: getattr(sweep, name) for name in SWEEP_FIELDS},
-        **{name: getattr(spec, name) for name in JOB_FIELDS},
-    )
 
 
 def stated_sweep(spec: JobSpec) -> SweepSpec:

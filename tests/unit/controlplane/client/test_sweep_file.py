@@ -22,7 +22,6 @@ from controlplane.client import (
     Uniform,
 )
 from controlplane.client.job_file import load_job
-from controlplane.client.sweeps.sweep import sweep_of
 from schemas import sweeps
 from schemas.errors import BadFieldError, OnesError
 from schemas.jobs import JobSpec
@@ -109,7 +108,6 @@ def test_the_file_and_the_class_say_the_same_and_become_one_job(file: Path) -> N
 
     assert load_job(file) == spec
     assert stated.sweep_spec() == spec.sweep
-    assert sweep_of(stated.job_spec()).job_spec() == stated.job_spec()
 
 
 @pytest.mark.parametrize(
