@@ -10,12 +10,11 @@ import msgspec
 import pytest
 from rich.console import Console, RenderableType
 
-from controlplane.cli.output import Common
+from controlplane.cli.output import ABSENT_NOTE, Common
 from controlplane.cli.sweep.commands import values_of
 from controlplane.cli.sweep.export import draw, write_csv, write_scalars
 from controlplane.cli.sweep.preview import replay_task
 from controlplane.cli.sweep.tables import (
-    ABSENT_NOTE,
     _show_trial,
     _sweeps,
     dashboard,

@@ -10,8 +10,8 @@ import msgspec
 import pytest
 from rich.console import Console, RenderableType
 
+from controlplane.cli.output import ABSENT_NOTE
 from controlplane.cli.top import (
-    ABSENT_NOTE,
     COLUMNS,
     ClusterStatus,
     StatusReader,
