@@ -1,4 +1,4 @@
-"""Scripts that use a training framework: edits for our adapter, and options that it refuses."""
+"""Scripts that use a training framework, or torch's process group: edits, and refused options."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from controlplane.cli.init_script.syntax import (
     Edit,
     Numbers,
     Source,
+    assigned,
+    blocks,
     called,
     dotted,
     keyword,
@@ -290,3 +292,95 @@ def _is_set(name: str | None, value: Any) -> bool:
     if isinstance(value, int) and not isinstance(value, bool):
         return value != 0 and name != "val_check_interval"
     return value not in (None, False, "", "no", "random", [], {})
+
+
+# --- torch's own process group
+
+
+GONE: Final = frozenset(
+    {"init_process_group", "destroy_process_group", "barrier", "set_device", "set_epoch"}
+)
+KINDS: Final = {  # names in scripts, and the agent's attribute; "": the rank on the host
+    "RANK": "rank", "get_rank": "rank", "WORLD_SIZE": "world_size", "get_world_size": "world_size",
+    "LOCAL_RANK": "",
+}  # fmt: skip
+
+
+@dataclass
+class Removed:
+    """Edits that remove the process group, and what is left to do by hand."""
+
+    distributed: bool  # there is one
+    edits: list[Edit] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    advice: list[str] = field(default_factory=list)
+
+
+def distributed_edits(source: Source, agent: str, model: str) -> Removed:
+    """Remove torch's own process group from a script that can be ported, if it has one."""
+    makers = {"init_process_group", "DistributedSampler"}
+    found = Removed(any(last_name(call) in makers for call in source.calls))
+    if not found.distributed:
+        return found
+    inside: set[ast.AST] = set()  # statements that go, with all their parts
+    for block in blocks(source.tree):
+        leaving = [s for s in block if _goes(s)]
+        for statement in leaving:
+            alone = len(leaving) == len(block) and statement is leaving[0]
+            text = f"{' ' * statement.col_offset}pass\n" if alone else ""
+            found.edits.append(Edit(*source.lines(statement), text))
+            inside.update(ast.walk(statement))
+    # Rank and size are read from the agent wherever a name holds them, because they change.
+    names: dict[str, str] = {}
+    for statement in (s for block in blocks(source.tree) for s in block):
+        value, name, kind = value_of(statement), assigned(statement), _kind(value_of(statement))
+        if kind and name:
+            names[name] = f"{agent}.{kind}"
+        elif kind == "" and value is not None:
+            found.edits.append(source.replace(value, "0"))
+            found.advice.append(f"line {statement.lineno}: a worker sees one device, numbered 0")
+    for node in ast.walk(source.tree):
+        if node not in inside:
+            found.edits += _replaced(node, source, names, (agent, model), found.problems)
+    return found
+
+
+def _replaced(
+    node: ast.AST, source: Source, names: dict[str, str], own: tuple[str, str], problems: list[str]
+) -> Iterator[Edit]:
+    """Yield the edits of one name, attribute or call; `own` names the agent and the model."""
+    agent, model = own
+    match node:
+        case ast.Name() if node.id in names:
+            yield source.replace(node, names[node.id])
+        case ast.Attribute(attr="module", value=ast.Name() as value) if value.id == model:
+            yield source.replace(node, source.of(value))
+        case ast.Call() if called(node).startswith(("dist.", "torch.distributed.")):
+            if kind := _kind(node):
+                yield source.replace(node, f"{agent}.{kind}")
+            elif last_name(node) not in {"is_initialized", "is_available"}:
+                problems.append(
+                    f"line {node.lineno}: {called(node)}() needs torch's own process group, which "
+                    "does not exist: remove it; agent.report() takes the numbers of rank 0"
+                )
+
+
+def _goes(statement: ast.stmt) -> bool:
+    value = value_of(statement)
+    if isinstance(statement, ast.Expr):
+        return last_name(value) in GONE
+    if isinstance(value, ast.IfExp):
+        value = value.body
+    return last_name(value) == "DistributedSampler" or bool(_kind(value))
+
+
+def _kind(value: ast.expr | None) -> str | None:
+    """Return the agent's attribute for a value, "" for the rank on the host, None otherwise."""
+    if isinstance(value, ast.Call) and last_name(value) == "int" and value.args:
+        value = value.args[0]
+    named: object = last_name(value)
+    if isinstance(value, ast.Subscript):
+        named = value.slice.value if isinstance(value.slice, ast.Constant) else ""
+    elif isinstance(value, ast.Call) and named in {"get", "getenv"} and value.args:
+        named = value.args[0].value if isinstance(value.args[0], ast.Constant) else ""
+    return KINDS.get(str(named))

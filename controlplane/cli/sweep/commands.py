@@ -19,7 +19,7 @@ from controlplane.client.archive import digest_of, pack, survey
 from controlplane.client.client import Change
 from controlplane.client.job_file import checked
 from controlplane.client.spec_overrides import toml_value
-from controlplane.client.sweeps.results import read_manifest
+from controlplane.client.sweeps.runs import read_manifest
 from controlplane.client.sweeps.sampler import SamplerName
 from controlplane.client.sweeps.sweep import format_value, stated_sweep
 from schemas.errors import BadFieldError, suggestion

@@ -15,7 +15,7 @@ from controlplane.cli.output import COMMON, Common, Exit, JobName, say
 from controlplane.cli.plots import new_figure, save
 from controlplane.cli.terminal import drawn
 from controlplane.client import BlockingClient
-from controlplane.client.sweeps.results import best_of, epoch_rows, ranked
+from controlplane.client.sweeps.runs import best_of, epoch_rows, ranked
 from controlplane.client.sweeps.sweep import format_value
 from schemas.errors import BadFieldError, SettingsError
 from schemas.wire.client import SweepDetail, TrialInfo

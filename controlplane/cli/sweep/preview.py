@@ -19,8 +19,7 @@ from controlplane.client import BlockingClient
 from controlplane.client.job_file import load_job
 from controlplane.client.sweeps.preview import Preview, Range
 from controlplane.client.sweeps.preview import preview as previewed
-from controlplane.client.sweeps.results import Manifest, read_manifest, write_manifest
-from controlplane.client.sweeps.runs import NoTorchError
+from controlplane.client.sweeps.runs import Manifest, NoTorchError, read_manifest, write_manifest
 from controlplane.client.sweeps.sweep import describe_parameter, stated_sweep
 from controlplane.sweeps.search import first_trials
 from schemas.errors import BadFieldError

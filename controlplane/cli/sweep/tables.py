@@ -40,7 +40,7 @@ from controlplane.cli.output import (
 )
 from controlplane.cli.terminal import terminal_console, width_of
 from controlplane.client import BlockingClient
-from controlplane.client.sweeps.results import best_epoch, best_of, epoch_rows, ranked, trial_row
+from controlplane.client.sweeps.runs import best_epoch, best_of, epoch_rows, ranked, trial_row
 from controlplane.client.sweeps.sweep import format_value
 from schemas.errors import BadFieldError, RemoteError
 from schemas.jobs import ENDED

@@ -24,7 +24,7 @@ from controlplane.cli.sweep.tables import (
 )
 from controlplane.client import Choice, Integer, LogUniform
 from controlplane.client.archive import digest_of, pack
-from controlplane.client.sweeps.results import manifest_of, write_manifest
+from controlplane.client.sweeps.runs import manifest_of, write_manifest
 from schemas.errors import BadFieldError, RemoteError, UnreachableError
 from schemas.ids import JobId, Seconds, SlotId
 from schemas.wire.client import SweepDetail

@@ -10,9 +10,10 @@ import pytest
 
 from controlplane.client.client import Client
 from controlplane.client.files import JobFile
-from controlplane.client.sweeps.results import (
+from controlplane.client.sweeps.runs import (
     Manifest,
     best_of,
+    chosen_state,
     epoch_rows,
     manifest_of,
     ranked,
@@ -20,7 +21,6 @@ from controlplane.client.sweeps.results import (
     trial_row,
     write_manifest,
 )
-from controlplane.client.sweeps.runs import chosen_state
 from schemas.errors import BadFieldError, SettingsError
 from schemas.ids import NodeId
 from schemas.wire.client import ChangeSweep, GetLedger, GetSweep, Ledger, SweepChanged, SweepDetail
