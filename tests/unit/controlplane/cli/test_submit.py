@@ -1,4 +1,4 @@
-"""ones submit, as far as it needs no cluster: what would travel, and what a dry run says."""
+"""ones submit without a cluster: uploads, dry runs and failing workers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from controlplane.cli.submission import Submission, library_note, prepare, snaps
 from controlplane.cli.submit import failing_rank
 from controlplane.client.archive import PackedFile, survey
 from controlplane.client.job_file import load_job
-from schemas.errors import BadFieldError, OnesError
+from schemas.errors import OnesError
 from schemas.ids import JobId, Seconds
 from schemas.wire.feed import FeedEvent
 from tests.support.builders import job_spec
@@ -30,11 +30,11 @@ def job_folder(folder: Path, job: str = JOB) -> Path:
     [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (12_345, "12 kB"), (999_600, "1.0 MB"),
      (3_400_000, "3.4 MB"), (2 * 10**9, "2.0 GB")],
 )  # fmt: skip
-def test_bytes_are_told_in_units_of_1000(size: int, text: str) -> None:
+def test_bytes_are_shown_in_units_of_1000(size: int, text: str) -> None:
     assert byte_count(size) == text
 
 
-def test_a_snapshot_is_told_by_size_number_and_its_largest_files(tmp_path: Path) -> None:
+def test_a_snapshot_is_described_by_size_number_and_largest_files(tmp_path: Path) -> None:
     spec = job_spec(workdir="/w")
     files = (PackedFile("a", 10), PackedFile("b", 4000), PackedFile("c", 7), PackedFile("d", 20))
 
@@ -69,7 +69,7 @@ def test_a_script_that_does_not_use_the_library_is_named(
     assert library_note(prepare(folder / "job.toml", ())) == said
 
 
-def test_the_survey_names_what_the_archive_takes_and_nothing_else(tmp_path: Path) -> None:
+def test_the_survey_lists_the_files_of_the_archive(tmp_path: Path) -> None:
     folder = tree(tmp_path, {**PROJECT, ".git/x": "1", "large/data": "22", ".onesignore": "large"})
 
     found = survey(folder)
@@ -79,16 +79,7 @@ def test_the_survey_names_what_the_archive_takes_and_nothing_else(tmp_path: Path
     }  # fmt: skip
 
 
-def test_a_dangling_link_is_named_before_anything_travels(tmp_path: Path) -> None:
-    (tmp_path / "link").symlink_to("nowhere")
-
-    with pytest.raises(BadFieldError, match=r"link: No such file .*list it in .onesignore"):
-        survey(tmp_path)
-    with pytest.raises(BadFieldError, match="is not a folder"):
-        survey(tmp_path / "none")
-
-
-def test_a_dry_run_says_what_would_be_submitted(tmp_path: Path) -> None:
+def test_a_dry_run_shows_the_job(tmp_path: Path) -> None:
     job_folder(tmp_path)
 
     said = ones("submit", str(tmp_path / "job.toml"), "--dry-run", "--set", "lr=0.1",
@@ -127,7 +118,7 @@ def test_a_dry_run_for_programs_has_spec_and_snapshot(tmp_path: Path) -> None:
     }
 
 
-def test_a_bad_file_among_several_is_named_and_none_is_submitted(tmp_path: Path) -> None:
+def test_an_invalid_file_or_override_is_named_and_no_job_is_submitted(tmp_path: Path) -> None:
     good, bad = tmp_path / "good", tmp_path / "bad"
     job_folder(good)
     job_folder(bad, JOB.replace("64\n", "0\n", 1))
@@ -137,14 +128,9 @@ def test_a_bad_file_among_several_is_named_and_none_is_submitted(tmp_path: Path)
     assert (said.code, said.out) == (2, "")
     assert said.err.startswith("ones: batch_size: 0 is not 1 to ")
 
-
-def test_an_override_is_checked_like_the_file(tmp_path: Path) -> None:
-    job_folder(tmp_path)
-
-    said = ones("submit", str(tmp_path / "job.toml"), "--dry-run", "--set", "lr=fast")
-
-    assert (said.code, said.out) == (2, "")
-    assert "lr: Expected `float | null`, got `str`" in said.err
+    override = ones("submit", str(good / "job.toml"), "--dry-run", "--set", "lr=fast")
+    assert (override.code, override.out) == (2, "")
+    assert "lr: Expected `float | null`, got `str`" in override.err
 
 
 @pytest.mark.parametrize(
@@ -160,9 +146,7 @@ def test_an_override_is_checked_like_the_file(tmp_path: Path) -> None:
         ('"dear"', "utility: Expected `object`, got `str`"),
     ],
 )
-def test_a_utility_that_makes_no_sense_is_refused_in_one_line(
-    tmp_path: Path, utility: str, said: str
-) -> None:
+def test_an_invalid_utility_is_refused_in_one_line(tmp_path: Path, utility: str, said: str) -> None:
     job_folder(tmp_path, f"{JOB}utility = {utility}\n")
 
     with pytest.raises(OnesError) as refused:
@@ -173,7 +157,7 @@ def test_a_utility_that_makes_no_sense_is_refused_in_one_line(
     assert "\n" not in line
 
 
-def test_a_utility_is_part_of_what_a_dry_run_says_and_of_what_may_be_set(tmp_path: Path) -> None:
+def test_a_utility_is_shown_by_a_dry_run_and_can_be_set(tmp_path: Path) -> None:
     job_folder(tmp_path, f"{JOB}utility = {{ value = 5, deadline_s = 60, decay = 0.1 }}\n")
 
     said = ones("submit", str(tmp_path / "job.toml"), "--dry-run", "--set", "utility.value=7")
@@ -203,7 +187,7 @@ def exited(version: int, rank: int, code: int | None, signal: int | None = None)
         ([], None),
     ],
 )
-def test_the_failing_worker_is_the_first_that_ended_by_itself_in_the_last_group(
+def test_the_failing_worker_is_the_first_to_end_by_itself_in_the_last_group(
     ends: list[FeedEvent], rank: int | None
 ) -> None:
     assert failing_rank(ends) == rank
