@@ -8,7 +8,7 @@ import pytest
 
 from controlplane.cli.output import byte_count
 from controlplane.cli.submission import Submission, library_note, prepare, snapshot_line
-from controlplane.cli.submit import failing_rank
+from controlplane.cli.submit import failing_rank, jobs_continue_notice
 from controlplane.client.archive import PackedFile, survey
 from controlplane.client.job_file import load_job
 from schemas.errors import OnesError
@@ -191,3 +191,19 @@ def test_the_failing_worker_is_the_first_to_end_by_itself_in_the_last_group(
     ends: list[FeedEvent], rank: int | None
 ) -> None:
     assert failing_rank(ends) == rank
+
+
+@pytest.mark.parametrize(
+    ("jobs", "said"),
+    [
+        (["a-1"], "\nones: a-1 goes on; `ones cancel a-1` ends it\n"),
+        (["a-1", "b-2"], "\nones: a-1, b-2 go on; `ones cancel JOB` ends it\n"),
+    ],
+)
+def test_an_interrupted_wait_notes_that_its_jobs_continue(
+    jobs: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(KeyboardInterrupt), jobs_continue_notice(jobs):
+        raise KeyboardInterrupt
+
+    assert capsys.readouterr().err == said
