@@ -425,7 +425,7 @@ def _optimizer_text(script: Whole) -> str:
 
 def counted_epochs(source: Source, loop: EpochLoop, epochs: str) -> str:
     """Return what replaces `range`: the agent's epochs, with the same numbers."""
-    last, start = loop.count, loop.start
+    last, start = loop.end, loop.start
     if not start:
         return f"{epochs}({source.of(last)})"
     count = f"{source.of(last)} - {start}"

@@ -48,7 +48,7 @@ class EpochLoop(NamedTuple):
     statement: ast.For
     numbers: ast.Call  # the call of `range`
     start: int | None  # None if only a run can tell
-    count: ast.expr  # where `range` ends
+    end: ast.expr  # where `range` ends
 
 
 @dataclass
@@ -121,7 +121,7 @@ def look(source: Source) -> Facts:
         rate = numbers.of(_rate(facts.optimizer.value, source))
         facts.lr = float(rate) if rate else None
     if loop is not None:
-        count = numbers.whole(loop.count)
+        count = numbers.whole(loop.end)
         length = None if count is None else count - (loop.start or 0)
         if facts.step_loop is not None:
             facts.steps = length

@@ -175,7 +175,8 @@ def test_programs_get_the_problems_as_json(home: Path, capsys: pytest.CaptureFix
     file.write_text('devices = "cpu"\n')  # no node: the keys name an agent
 
     assert admin.check_settings(file, common=Common(output="json")) == 2
-    (problem,) = json.loads(capsys.readouterr().out)["problems"]
-    assert problem == {
-        "field": "node", "problem": f"{file}: node: is missing", "remedy": 'write node = "node-1"'
+    assert json.loads(capsys.readouterr().out) == {
+        "file": str(file), "kind": "agent",
+        "problems": [{"field": "node", "problem": f"{file}: node: is missing",
+                      "remedy": 'write node = "node-1"'}],
     }  # fmt: skip
