@@ -44,31 +44,27 @@ def error_body(error: OnesError) -> dict[str, str | None]:
 
 def plain(value: Any) -> Any:
     """Return `value` in a form for JSON, without the tags of wire messages."""
-    built = msgspec.to_builtins(value)
-    return _untagged(built)
 
+    def untagged(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {
+                k: untagged(v)
+                for k, v in value.items()
+                if not (k == "type" and isinstance(v, str) and v.startswith(("client.", "feed.")))
+            }
+        return [untagged(v) for v in value] if isinstance(value, list | tuple) else value
 
-def _untagged(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {
-            k: _untagged(v)
-            for k, v in value.items()
-            if not (k == "type" and isinstance(v, str) and v.startswith(("client.", "feed.")))
-        }
-    return [_untagged(v) for v in value] if isinstance(value, list | tuple) else value
+    return untagged(msgspec.to_builtins(value))
 
 
 def print_json(value: Any) -> None:
     """Print one JSON document."""
-    sys.stdout.write(_indented(plain(value)) + "\n")
-
-
-def _indented(value: Any) -> str:
-    """Indent as `json.dumps` does, which takes a second for 10,000 jobs."""
-    try:
-        return msgspec.json.format(json.dumps(value), indent=2)
+    built = plain(value)
+    try:  # the indentation of `json` takes a second for 10,000 jobs
+        text = msgspec.json.format(json.dumps(built), indent=2)
     except msgspec.DecodeError:  # NaN or infinity
-        return json.dumps(value, indent=2)
+        text = json.dumps(built, indent=2)
+    sys.stdout.write(f"{text}\n")
 
 
 def print_line(value: Any) -> None:
@@ -210,36 +206,18 @@ ABSENT_NOTE: Final = "the controller does not reply, retrying"
 GAP: Final = "   "
 NUMBERS: Final = frozenset({"slots", "free", "batch", "lr", "epoch", "samples/s", "seq", "loss"})
 
-STYLES: Final = {
-    "running": "green",
-    "up": "green",
-    "succeeded": "bold green",
-    "failed": "bold red",
-    "lost": "bold red",
-    "cancelled": "magenta",
-    "rejected": "magenta",
-    "suspect": "yellow",
-    "unhealthy": "red",
-    "draining": "yellow",
-    "drained": "yellow",
-    "paused": "yellow",
-    "queued": "cyan",
-    "starting": "cyan",
-}
-
+STYLES: Final = {  # of states of jobs and nodes
+    "running": "green", "up": "green", "succeeded": "bold green", "failed": "bold red",
+    "lost": "bold red", "cancelled": "magenta", "rejected": "magenta", "suspect": "yellow",
+    "unhealthy": "red", "draining": "yellow", "drained": "yellow", "paused": "yellow",
+    "queued": "cyan", "starting": "cyan",
+}  # fmt: skip
 UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}  # seconds
 
 COLOURS: Final = {  # SGR codes of job states; 1 is bold
-    "running": "32",
-    "rescaling": "32",
-    "succeeded": "1;32",
-    "failed": "1;31",
-    "cancelled": "35",
-    "rejected": "35",
-    "paused": "33",
-    "queued": "36",
-    "starting": "36",
-}
+    "running": "32", "rescaling": "32", "succeeded": "1;32", "failed": "1;31", "cancelled": "35",
+    "rejected": "35", "paused": "33", "queued": "36", "starting": "36",
+}  # fmt: skip
 
 
 def moment(time_s: float) -> str:

@@ -22,7 +22,6 @@ from controlplane.cli.output import (
     ABSENT_AFTER_S,
     COMMON,
     DEFAULT_WIDTH,
-    STYLES,
     Common,
     Exit,
     JobName,
@@ -442,7 +441,6 @@ def dashboard(
     """
     first, *others = summary_lines(detail, now)
     head = Text(first, no_wrap=True, overflow="ellipsis")
-    head.stylize(STYLES.get(detail.summary.state, ""), 0, 0)
     if note:
         head.append(f"   {note}", style="bold red")
     lines = [Text(line, no_wrap=True, overflow="ellipsis") for line in others]

@@ -153,7 +153,6 @@ def _default_configurations(least: int, most: int, eta: int) -> int:
     return max(1, min(count, MAX_DEFAULT_CONFIGURATIONS))
 
 
-Order = Literal["greedy", "rollouts", "random", "fixed"]
 JOB_FIELDS: Final = (
     "name", "workdir", "slots", "slots_wanted", "python", "family", "priority", "retries", "env"
 )  # fmt: skip
@@ -191,7 +190,7 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True):
     partitions: int  # of the data
     replicas: int = 1  # nodes that hold each partition; more than the nodes: every node
     keep: int = 1  # best configurations whose states are kept after the sweep
-    order: Order = "fixed"  # in which configurations visit partitions
+    order: spec.VisitOrder = "fixed"  # in which configurations visit partitions
     revoke_s: float = 120.0  # for which a unit may continue when its slot is revoked
     graduate_batch: int | None = None  # of the last trials as elastic jobs; None: never graduate
     seed: int = 0
