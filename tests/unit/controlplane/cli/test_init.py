@@ -338,23 +338,6 @@ def test_numbers_of_training_arguments_have_the_defaults_of_transformers(
     assert (facts.batch_size, facts.lr, facts.epochs, facts.steps) == numbers
 
 
-@pytest.mark.parametrize(
-    ("before", "after", "lines"),
-    [
-        ('"out"', '"out", fsdp="full_shard"', [
-            "line 3: `fsdp` is refused, leave it out: the agent's group reduces gradients"]),
-        ('"out"', '"out", fsdp="", auto_find_batch_size=False', []),
-        ("train()", "train(resume_from_checkpoint=True)", [
-            "line 5: `resume_from_checkpoint` is refused, leave it out: a job resumes from its own checkpoints"]),
-        ("train()", "train(resume_from_checkpoint=args.resume)", []),
-    ],
-)  # fmt: skip
-def test_options_that_the_adapter_of_transformers_refuses_are_named(
-    before: str, after: str, lines: list[str]
-) -> None:
-    assert ported(HF.replace(before, after)).refused == lines
-
-
 def test_a_derived_trainer_gets_the_mixin_and_other_trainers_are_named() -> None:
     own = HF.replace("trainer = Trainer(", "class Mine(Trainer):\n    pass\ntrainer = Mine(")
     other = HF.replace("= Trainer(", "= Seq2SeqTrainer(")
@@ -372,27 +355,37 @@ trainer.fit(module, loader)
 """
 
 
+LEAVE = "is refused, leave it out:"
+
+
 @pytest.mark.parametrize(
-    ("before", "after", "line"),
+    ("script", "before", "after", "line"),
     [
-        ("max_epochs=3,", "max_epochs=3, limit_train_batches=0.1,",
-         "line 3: `limit_train_batches` is refused, leave it out: an epoch has every sample once"),
-        ("val_check_interval=1.0", "val_check_interval=0.25",
-         "line 3: `val_check_interval` is refused, leave it out: the number of steps in an epoch changes with the batch"),
-        ("val_check_interval=1.0", "val_check_interval=50, fast_dev_run=False", ""),
-        ("loader)", 'loader, ckpt_path="last")',
-         "line 4: `ckpt_path` is refused, leave it out: a job resumes from its own checkpoints"),
-        ("trainer =", "module.automatic_optimization = False\ntrainer =",
+        (HF, '"out"', '"out", fsdp="full_shard"', f"line 3: `fsdp` {LEAVE} the agent's group reduces gradients"),
+        (HF, '"out"', '"out", fsdp="", auto_find_batch_size=False', ""),
+        (HF, "train()", "train(resume_from_checkpoint=True)",
+         f"line 5: `resume_from_checkpoint` {LEAVE} a job resumes from its own checkpoints"),
+        (HF, "train()", "train(resume_from_checkpoint=args.resume)", ""),
+        (PL, "max_epochs=3,", "max_epochs=3, limit_train_batches=0.1,",
+         f"line 3: `limit_train_batches` {LEAVE} an epoch has every sample once"),
+        (PL, "val_check_interval=1.0", "val_check_interval=0.25",
+         f"line 3: `val_check_interval` {LEAVE} the number of steps in an epoch changes with the batch"),
+        (PL, "val_check_interval=1.0", "val_check_interval=50, fast_dev_run=False", ""),
+        (PL, "loader)", 'loader, ckpt_path="last")',
+         f"line 4: `ckpt_path` {LEAVE} a job resumes from its own checkpoints"),
+        (PL, "trainer =", "module.automatic_optimization = False\ntrainer =",
          "line 3: manual optimization is refused: write the loop with ScalingAgent"),
+        (text_of("accelerator"), "    accelerator.print", "    accelerator.save_state()\n    print",
+         f"line 21: `save_state()` {LEAVE} a job resumes from its own checkpoints"),
     ],
 )  # fmt: skip
-def test_options_that_the_adapter_of_lightning_refuses_are_named(
-    before: str, after: str, line: str
+def test_options_and_calls_that_an_adapter_refuses_are_named(
+    script: str, before: str, after: str, line: str
 ) -> None:
-    assert ported(PL.replace(before, after)).refused == [line] * bool(line)
+    assert ported(script.replace(before, after)).refused == [line] * bool(line)
 
 
-def test_a_trainer_of_lightning_without_a_strategy_gets_one() -> None:
+def test_a_trainer_of_lightning_gets_a_strategy_and_other_forms_are_named() -> None:
     bare = PL.replace("max_epochs=3, val_check_interval=1.0", "")
     former = PL.replace("import lightning as L", "import pytorch_lightning as L")
 
@@ -401,16 +394,7 @@ def test_a_trainer_of_lightning_without_a_strategy_gets_one() -> None:
     assert ported(former).missing == [
         "line 3: pytorch_lightning has no adapter: import lightning.pytorch instead"
     ]
-
-
-def test_calls_that_the_adapter_of_accelerate_refuses_are_named() -> None:
-    script = text_of("accelerator")
-    saves = script.replace("    accelerator.print", "    accelerator.save_state()\n    print")
-    endless = script.replace("for epoch in range(1, 5):", "while True:")
-
-    assert ported(saves).refused == [
-        "line 21: `save_state()` is refused, leave it out: a job resumes from its own checkpoints"
-    ]
+    endless = text_of("accelerator").replace("for epoch in range(1, 5):", "while True:")
     assert ported(endless).missing == [
         "no `for epoch in range(...)` around `backward()`: write `for epoch in accelerator.epochs(N)`"
     ]
