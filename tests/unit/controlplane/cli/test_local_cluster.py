@@ -151,30 +151,27 @@ def test_workers_are_ended_with_settings_that_an_agent_refuses_but_only_in_their
         end_workers_of(agent)
 
 
-def test_a_part_of_another_user_is_named(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("pid", "command", "problem"),
+    [
+        (7, b"", "agent-1, process 7, belongs to another user"),
+        (0, b"/usr/bin/other", "{} is locked by a process that cannot be identified"),
+        (7, b"/usr/bin/other", "{} is locked by process 7, which is not agent-1"),
+    ],
+)
+def test_a_foreign_process_is_named_and_one_that_only_locks_the_pid_file_not_signalled(
+    home: Path, pid: int, command: bytes, problem: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def kill(_pid: int, _signal: int) -> None:
+        assert not command, "signalled"
         raise PermissionError
 
-    monkeypatch.setattr(local, "pid_of", lambda _: 7)
-    monkeypatch.setattr(local, "_command", lambda _: b"")
-    monkeypatch.setattr(os, "kill", kill)
-
-    assert local._stop(local._parts(home)[1]) == ("agent-1, process 7, belongs to another user")
-
-
-@pytest.mark.parametrize(
-    ("pid", "holder"),
-    [(0, "a process that cannot be identified"), (7, "process 7, which is not agent-1")],
-)
-def test_a_process_that_only_locks_the_pid_file_is_never_signalled(
-    home: Path, pid: int, holder: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
     part = local._parts(home)[1]
     monkeypatch.setattr(local, "pid_of", lambda _: pid)
-    monkeypatch.setattr(local, "_command", lambda _: b"/usr/bin/other")
-    monkeypatch.setattr(os, "kill", lambda *_: pytest.fail("signalled"))
+    monkeypatch.setattr(local, "_command", lambda _: command)
+    monkeypatch.setattr(os, "kill", kill)
 
-    assert local._stop(part) == f"{part.pid_file} is locked by {holder}"
+    assert local._stop(part) == problem.format(part.pid_file)
 
 
 def test_the_settings_of_a_new_node_are_complete() -> None:

@@ -80,12 +80,14 @@ def test_the_survey_lists_the_files_of_the_archive(tmp_path: Path) -> None:
 
 
 def test_a_dry_run_shows_the_job(tmp_path: Path) -> None:
-    job_folder(tmp_path)
+    utility = "utility = { value = 5, deadline_s = 60, decay = 0.1 }\n"
+    job_folder(tmp_path, JOB + utility)
+    command, size = ("submit", str(tmp_path / "job.toml"), "--dry-run"), len(JOB + utility)
+    changes = ("lr=0.1", "args.width=8", "env.A=b", "utility.value=7")
 
-    said = ones("submit", str(tmp_path / "job.toml"), "--dry-run", "--set", "lr=0.1",
-                "--set", "args.width=8", "--set", "env.A=b")  # fmt: skip
+    said = ones(*command, *(word for change in changes for word in ("--set", change)))
+    row = ones(*command, "-o", "json").json
 
-    largest = f"(largest: data.bin 2.0 kB, job.toml {len(JOB)} B, train.py 8 B)"
     assert (said.code, said.err) == (0, "")
     assert said.out.splitlines() == [
         f"{tmp_path}/job.toml can be submitted",
@@ -96,26 +98,14 @@ def test_a_dry_run_shows_the_job(tmp_path: Path) -> None:
         f"  workdir         {tmp_path}",
         "  lr              0.1",
         "  slots           1 to 1",
+        "  utility         value=7.0, deadline_s=60.0, decay=0.1",
         "  env             A=b",
-        f"  snapshot        2.1 kB in 3 files of {tmp_path} {largest}",
+        f"  snapshot        2.1 kB in 3 files of {tmp_path} (largest: data.bin 2.0 kB, job.toml {size} B, train.py 8 B)",
     ]
-
-
-def test_a_dry_run_for_programs_has_spec_and_snapshot(tmp_path: Path) -> None:
-    job_folder(tmp_path)
-
-    said = ones("submit", str(tmp_path / "job.toml"), "--dry-run", "-o", "json").json
-
-    assert (said["job"], said["state"], said["spec"]["args"]) == (None, "valid", ["--width", "64"])
-    assert said["snapshot"] == {
-        "bytes": 2008 + len(JOB),
-        "files": 3,
-        "largest": [
-            {"path": "data.bin", "bytes": 2000},
-            {"path": "job.toml", "bytes": len(JOB)},
-            {"path": "train.py", "bytes": 8},
-        ],
-    }
+    assert (row["job"], row["state"], row["spec"]["args"]) == (None, "valid", ["--width", "64"])
+    sizes = {"data.bin": 2000, "job.toml": size, "train.py": 8}
+    largest = [{"path": name, "bytes": count} for name, count in sizes.items()]
+    assert row["snapshot"] == {"bytes": 2008 + size, "files": 3, "largest": largest}
 
 
 def test_an_invalid_file_or_override_is_named_and_no_job_is_submitted(tmp_path: Path) -> None:
@@ -155,14 +145,6 @@ def test_an_invalid_utility_is_refused_in_one_line(tmp_path: Path, utility: str,
     line = f"{refused.value}; {refused.value.hint}"
     assert said in line
     assert "\n" not in line
-
-
-def test_a_utility_is_shown_by_a_dry_run_and_can_be_set(tmp_path: Path) -> None:
-    job_folder(tmp_path, f"{JOB}utility = {{ value = 5, deadline_s = 60, decay = 0.1 }}\n")
-
-    said = ones("submit", str(tmp_path / "job.toml"), "--dry-run", "--set", "utility.value=7")
-
-    assert "  utility         value=7.0, deadline_s=60.0, decay=0.1" in said.out.splitlines()
 
 
 def exited(version: int, rank: int, code: int | None, signal: int | None = None) -> FeedEvent:
