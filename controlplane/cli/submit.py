@@ -218,6 +218,9 @@ PROJECT_HELP: Final = "project whose members see the job (default: the first one
 SET_HELP: Final = (
     "KEY=VALUE, overrides the file: lr=0.1, args.width=64, env.MODE=fast, stop.epochs=3"
 )
+Key = Annotated[str | None, Parameter(help=KEY_HELP)]
+Project = Annotated[str, Parameter(help=PROJECT_HELP)]
+Yes = Annotated[bool, Parameter(name=["--yes", "-y"], help="do not ask before large uploads")]
 
 
 def submit(
@@ -228,14 +231,12 @@ def submit(
     wait: Annotated[
         bool, Parameter(help="wait until the job ends; exit 1 and print the reason if it fails")
     ] = False,
-    key: Annotated[str | None, Parameter(help=KEY_HELP)] = None,
-    project: Annotated[str, Parameter(help=PROJECT_HELP)] = "",
+    key: Key = None,
+    project: Project = "",
     dry_run: Annotated[
         bool, Parameter(help="check the job and list its files without submitting")
     ] = False,
-    yes: Annotated[
-        bool, Parameter(name=["--yes", "-y"], help="do not ask before large uploads")
-    ] = False,
+    yes: Yes = False,
     common: Common = COMMON,
 ) -> int:
     """Submit the job that each FILE (TOML) describes, with a snapshot of its working directory."""
