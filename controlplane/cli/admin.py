@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -13,8 +11,8 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from cyclopts import App, Parameter
 
-from controlplane.cli.output import COMMON, Common, Exit, moment, print_data
-from controlplane.client.connection import CONTROLLER_FILE, DEFAULT_FOLDER
+from controlplane.cli.output import COMMON, Common, Exit, moment, print_data, say
+from controlplane.client.connection import CONTROLLER_FILE, home_folder
 from controlplane.journal.backup import back_up, compact, problems, restore
 from controlplane.journal.reader import Reader
 from controlplane.journal.retention import Retention
@@ -73,13 +71,12 @@ def check(*, of: Where = None, common: Common = COMMON) -> int:
         "snapshots": snapshots,
         "problems": found,
     }
-    if common.output in {"json", "jsonl"}:
-        print_data(said, common.output)
-    else:
-        sys.stdout.write(f"{journal}: inputs {first} to {last}, events from {first_event} on, ")
-        sys.stdout.write(f"snapshots after {', '.join(map(str, snapshots)) or 'none'}\n")
-        sys.stdout.writelines(f"{problem}\n" for problem in found)
-        sys.stdout.write("no problems\n" if not found else "")
+    head = f"{journal}: inputs {first} to {last}, events from {first_event}"
+    text = [
+        f"{head} on, snapshots after {', '.join(map(str, snapshots)) or 'none'}",
+        *(found or ["no problems"]),
+    ]
+    say(common, said, *text, quiet=text)
     return Exit.JOB_FAILED if found else Exit.OK
 
 
@@ -140,9 +137,7 @@ def _journal(
     where: Path | None, common: Common, *, must_exist: bool = True
 ) -> tuple[Path, JournalSettings]:
     """Return the path of the selected journal, and its controller's settings for it."""
-    home = Path(
-        common.home or os.environ.get("ONES_HOME") or Path.home() / DEFAULT_FOLDER
-    ).expanduser()
+    home = home_folder(common.home)
     path, settings = where if where is not None else home / CONTROLLER_FILE, ControllerSettings()
     if path.suffix == ".toml":
         settings = load(path)
@@ -155,10 +150,7 @@ def _journal(
 
 
 def _say(common: Common, said: dict[str, Any]) -> None:
-    if common.output in {"json", "jsonl"}:
-        print_data(said, common.output)
-    elif common.output == "table":
-        sys.stdout.write(", ".join(f"{key} {value}" for key, value in said.items()) + "\n")
+    say(common, said, ", ".join(f"{key} {value}" for key, value in said.items()))
 
 
 ARTICLES: Final = {"controller": "a", "agent": "an"}
@@ -181,15 +173,11 @@ def check_settings(
     path = file.expanduser().resolve()
     daemon = kind or _kind_of(path)
     problems = CHECKS[daemon][1](path)
-    if common.output in {"json", "jsonl"}:
-        rows = [{"field": p.field, "problem": p.message, "remedy": p.hint} for p in problems]
-        print_data({"file": str(path), "kind": daemon, "problems": rows}, common.output)
-    else:
-        for problem in problems:
-            what = str(problem).removeprefix(f"{path}: ")
-            sys.stdout.write(f"{path}: {what}\n")
-        if not problems and common.output != "quiet":
-            sys.stdout.write(f"{path}: valid settings of {ARTICLES[daemon]} {daemon}\n")
+    rows = [{"field": p.field, "problem": p.message, "remedy": p.hint} for p in problems]
+    lines = [f"{path}: {str(problem).removeprefix(f'{path}: ')}" for problem in problems]
+    valid = f"{path}: valid settings of {ARTICLES[daemon]} {daemon}"
+    row = {"file": str(path), "kind": daemon, "problems": rows}
+    say(common, row, *(lines or [valid]), quiet=lines)
     return Exit.USAGE if problems else Exit.OK
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final, TextIO
 
@@ -25,9 +24,11 @@ from controlplane.cli.output import (
     print_data,
     print_json,
     print_line,
+    progress,
+    say,
     seconds_of,
 )
-from controlplane.cli.terminal import COLOUR, drawn, harmless, harmless_output, terminal_console
+from controlplane.cli.terminal import COLOUR, drawn, harmless, harmless_output
 from controlplane.client import BlockingClient
 from controlplane.client.files import Fetch, Fetched, JobFiles, matches
 from controlplane.client.streams import OutputLine, line_pattern
@@ -95,7 +96,7 @@ def logs(
             source = job if rank is None else f"rank {rank} of {job}"
             silent = f"{source} has no output; `ones show {job}` prints its state"
             pages = warn_if_empty(pages, silent)
-        if common.output in {"json", "jsonl"}:
+        if common.in_json:
             print_data(
                 (
                     {"time": line.time, "node": line.node, "rank": line.rank, "text": line.text}
@@ -185,7 +186,6 @@ def with_ranks(
 
 
 MODEL: Final = "model.pt"
-SHOWN_FROM: Final = 4 << 20  # bytes of a transfer above which a bar is shown
 PYTHON_HELP: Final = "interpreter that has torch (default: this one, else the job's)"
 
 
@@ -244,10 +244,7 @@ def export(
     with BlockingClient(common.home) as client:
         made = _exported(client, job, file, python)
     row = {"job": job, "file": str(made.path), "bytes": made.size, "sha256": made.sha256}
-    if common.output in {"json", "jsonl"}:
-        print_data(row, common.output)
-    elif common.output == "table":
-        sys.stdout.write(f"{made.path}  {byte_count(made.size)}\n")
+    say(common, row, f"{made.path}  {byte_count(made.size)}")
     return Exit.OK
 
 
@@ -339,21 +336,3 @@ def _warn(lines: tuple[str, ...], common: Common) -> None:
     if common.output != "json":
         for line in lines:
             sys.stderr.write(f"ones: not fetched: {line}\n")
-
-
-@contextlib.contextmanager
-def progress(what: str) -> Iterator[Callable[[int, int], None] | None]:
-    """Show a progress bar on a terminal for a large transfer."""
-    if not sys.stderr.isatty():
-        yield None
-        return
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn  # noqa: PLC0415
-
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
-    with Progress(*columns, console=terminal_console(on_stderr=True), transient=True) as bar:
-        task = bar.add_task(what, total=None, visible=False)
-
-        def on_bytes(done: int, total: int) -> None:
-            bar.update(task, completed=done, total=total, visible=total >= SHOWN_FROM)
-
-        yield on_bytes

@@ -106,8 +106,11 @@ def _fit(reported: Sequence[LossPoint], ahead: int) -> dict[str, object]:
     positions, losses = [p.epoch for p in reported], [p.loss for p in reported]
     curves = job_curve(positions, losses)
     form = Form(int(curves.forms[0]))
+    if form is Form.FLAT:
+        return {"reason": "the losses do not fall"}
     if form not in FORMS:
-        return {"reason": _no_fit_reason(form, len(reported))}
+        count = len(reported) or "none"
+        return {"reason": f"a curve needs 3 losses, the job has reported {count}"}
 
     def points(epochs: np.ndarray[tuple[int], np.dtype[np.float64]]) -> tuple[LossPoint, ...]:
         along = curves.at(epochs[None, :])[0]
@@ -123,12 +126,6 @@ def _fit(reported: Sequence[LossPoint], ahead: int) -> dict[str, object]:
         "fitted": points(np.linspace(first, last, FIT_POINTS)),
         "predicted": points(last + np.arange(1.0, ahead + 1.0)) if ahead else (),
     }
-
-
-def _no_fit_reason(form: Form, count: int) -> str:
-    if form is Form.FLAT:
-        return "the losses do not fall"
-    return f"a curve needs 3 losses, the job has reported {count or 'none'}"
 
 
 def _forecast_epochs(detail: JobDetail) -> int:

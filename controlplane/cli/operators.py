@@ -19,7 +19,8 @@ from controlplane.cli.output import (
     Exit,
     NodeName,
     print_data,
-    print_table,
+    say,
+    say_table,
     second,
 )
 from controlplane.client import BlockingClient
@@ -61,11 +62,9 @@ def add(
     except OnesError:
         files.delete()
         raise
-    if common.output in {"json", "jsonl"}:
-        print_data({"folder": str(folder), "key": added}, common.output)
-    else:
-        use = "" if role == "node" else f"; ONES_HOME={folder} uses it"
-        sys.stdout.write(f"authorised {name}; its secret key is {files.secret}{use}\n")
+    use = "" if role == "node" else f"; ONES_HOME={folder} uses it"
+    text = f"authorised {name}; its secret key is {files.secret}{use}"
+    say(common, {"folder": str(folder), "key": added}, text, quiet=[text])
     return Exit.OK
 
 
@@ -124,18 +123,13 @@ class _Files:
 
 
 def _show(keys: tuple[KeyInfo, ...], common: Common) -> None:
-    if common.output in {"json", "jsonl"}:
-        print_data(keys, common.output)
-    elif common.output == "quiet":
-        sys.stdout.writelines(f"{one.public}\n" for one in keys)
-    else:
-        rows = [
-            (one.name, one.role, ", ".join(one.projects), one.state,
-             "" if one.expires is None else second(one.expires), one.kept, one.by, one.public)
-            for one in keys
-        ]  # fmt: skip
-        columns = ["name", "role", "projects", "state", "expires", "kept", "by", "public"]
-        print_table(columns, rows)
+    rows = [
+        (one.name, one.role, ", ".join(one.projects), one.state,
+         "" if one.expires is None else second(one.expires), one.kept, one.by, one.public)
+        for one in keys
+    ]  # fmt: skip
+    columns = ["name", "role", "projects", "state", "expires", "kept", "by", "public"]
+    say_table(common, keys, (one.public for one in keys), columns, rows)
 
 
 def _time_of(text: str) -> float:
@@ -179,16 +173,12 @@ def node_list(*, common: Common = COMMON) -> int:
     """List the nodes that ever joined, with their slots."""
     with BlockingClient(common.home) as client:
         nodes = client.nodes()
-    if common.output in {"json", "jsonl"}:
-        print_data(nodes, common.output)
-    elif common.output == "quiet":
-        sys.stdout.writelines(f"{node.node}\n" for node in nodes)
-    else:
-        rows = [
-            (n.node, n.state, n.host, n.slots, n.free, n.model, ", ".join(n.jobs), n.reason)
-            for n in nodes
-        ]
-        print_table(["node", "state", "host", "slots", "free", "device", "jobs", "note"], rows)
+    rows = [
+        (n.node, n.state, n.host, n.slots, n.free, n.model, ", ".join(n.jobs), n.reason)
+        for n in nodes
+    ]
+    columns = ["node", "state", "host", "slots", "free", "device", "jobs", "note"]
+    say_table(common, nodes, (node.node for node in nodes), columns, rows)
     return Exit.OK
 
 
@@ -202,7 +192,7 @@ def template(
         port = client.cluster().agents_port
     host = home.host.strip("[]")
     text = TEMPLATE.format(node=name, host=host, agents=port or DEFAULTS.agents)
-    if common.output in {"json", "jsonl"}:
+    if common.in_json:
         print_data({"node": name, "settings": text}, common.output)
     else:
         sys.stdout.write(text)
@@ -232,11 +222,6 @@ def undrain(node: NodeName, /, *, common: Common = COMMON) -> int:
 
 
 def _say(node: NodeInfo, common: Common) -> int:
-    if common.output in {"json", "jsonl"}:
-        print_data(node, common.output)
-    elif common.output == "quiet":
-        sys.stdout.write(f"{node.node}\n")
-    else:
-        left = f", {len(node.jobs)} jobs there: {', '.join(node.jobs)}" if node.jobs else ""
-        sys.stdout.write(f"{node.node} {node.state}{left}\n")
+    left = f", {len(node.jobs)} jobs there: {', '.join(node.jobs)}" if node.jobs else ""
+    say(common, node, f"{node.node} {node.state}{left}", quiet=[node.node])
     return Exit.OK

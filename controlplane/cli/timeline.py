@@ -390,7 +390,7 @@ def timeline(
     window = shown_window(events, from_, time.time(), length)
     allocations = clipped(allocations_from(events, window.end), window)
     slots = all_slots(events)
-    if common.output in {"json", "jsonl"}:
+    if common.in_json:
         print_data(allocations, common.output)
     elif common.output == "table":
         _print(allocations, slots, window)
@@ -407,7 +407,7 @@ def _losses(job: str, path: Path | None, common: Common) -> int:
 
     with BlockingClient(common.home) as client:
         curve = loss_curve(client.job(job))
-    if common.output in {"json", "jsonl"}:
+    if common.in_json:
         print_data(curve, common.output)
     elif common.output == "table":
         console = _console()

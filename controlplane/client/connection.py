@@ -28,12 +28,7 @@ from schemas.wire.feed import LogPage, ReadLog
 
 
 class RequestChannel:
-    """Requests and replies over one DEALER socket, matched by id.
-
-    Args:
-        socket: connected to a request port of the controller.
-        codec: decodes the replies.
-    """
+    """Requests and replies over one DEALER socket, matched by id."""
 
     def __init__(self, socket: Socket, codec: Codec[Any]) -> None:
         self._socket = socket
@@ -44,14 +39,11 @@ class RequestChannel:
     async def call(self, request: Message, reply_timeout_s: float, limit_s: float) -> Any:
         """Send `request` and return its reply.
 
-        The request is repeated if a reply is lost, so it may be executed twice.
-
-        Args:
-            reply_timeout_s: seconds without a reply after which the request is sent again.
-            limit_s: seconds after which the call fails.
+        The request is sent again after `reply_timeout_s` seconds without a reply, so it may be
+        executed twice.
 
         Raises:
-            UnreachableError: if no reply arrives within `limit_s`.
+            UnreachableError: if no reply arrives within `limit_s` seconds.
             OnesError: the controller's error, if it refused the request.
         """
         loop = asyncio.get_running_loop()
@@ -135,9 +127,6 @@ def home_folder(folder: Path | str | None = None) -> Path:
 def find_home(folder: Path | str | None = None) -> Home:
     """Find the cluster in `folder`, else in $ONES_HOME, else in ~/.ones.
 
-    Args:
-        folder: may begin with `~`.
-
     Raises:
         SettingsError: if the folder has no cluster.
     """
@@ -161,16 +150,7 @@ R = TypeVar("R", bound=Message)
 
 
 class ClusterConnection:
-    """Connection to one cluster; an async context manager.
-
-    Args:
-        home: folder of the cluster; default: $ONES_HOME, else ~/.ones.
-        timeout: seconds without a reply until a call fails; default: $ONES_TIMEOUT_S, else 10. With
-            the last default a call fails after at most 2 s if no process listens at the endpoint.
-
-    Raises:
-        SettingsError: if the folder has no cluster, or its keys cannot be used.
-    """
+    """Connection to one cluster; an async context manager. `Client` describes its arguments."""
 
     def __init__(self, home: Home | Path | str | None = None, timeout: float | None = None) -> None:
         self._home = home if isinstance(home, Home) else find_home(home)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import copy
 import difflib
 import importlib.util
 import os
@@ -76,7 +77,7 @@ def with_sweep_overrides(table: Mapping[str, Any], assignments: Sequence[str]) -
     Raises:
         BadFieldError: if an assignment is malformed or names no field of a sweep.
     """
-    changed: dict[str, Any] = _copied(table)
+    changed: dict[str, Any] = copy.deepcopy(dict(table))
     for assignment in assignments:
         key, equals, text = assignment.partition("=")
         if not equals or not key.strip():
@@ -180,15 +181,6 @@ FORBIDDEN_FIELDS: Final = {
 }
 
 
-def _copied(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _copied(one) for key, one in value.items()}
-    return [_copied(one) for one in value] if isinstance(value, list) else value
-
-
-FUNCTION_FIELDS: Final = ("input_fn", "model_fn", "train_fn", "eval_fn")
-
-
 def check_functions(spec: SweepSpec, workdir: Path, *, own_python: bool) -> None:
     """Check that the named functions exist, before anything is uploaded.
 
@@ -199,17 +191,15 @@ def check_functions(spec: SweepSpec, workdir: Path, *, own_python: bool) -> None
     Raises:
         BadFieldError: if a function does not exist; names the field and the remedy.
     """
-    for field in FUNCTION_FIELDS:
-        path = getattr(spec, field)
-        if path is None:
-            continue
+    for field, path in spec.functions.items():
         module, _, name = path.partition(":")
         file = _file_of(workdir, module)
         if file is None:
             if own_python or _is_installed(module):
                 continue
             problem = f"sweep.{field}: there is no module {module} in {workdir}"
-            hint = f"correct {path!r} or workdir{_near(module, _modules_in(workdir))}"
+            near = _near(module, {file.stem for file in workdir.glob("*.py")})
+            hint = f"correct {path!r} or workdir{near}"
             raise BadFieldError(problem, hint, f"sweep.{field}")
         names = _names_in(file, field)
         if name not in names and "*" not in names:
@@ -231,10 +221,6 @@ def _is_installed(module: str) -> bool:
         return importlib.util.find_spec(module.partition(".")[0]) is not None
     except (ImportError, ValueError):
         return False
-
-
-def _modules_in(workdir: Path) -> set[str]:
-    return {path.stem for path in workdir.glob("*.py")}
 
 
 def _names_in(file: Path, field: str) -> set[str]:

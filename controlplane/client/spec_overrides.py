@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import difflib
 import tomllib
 from collections.abc import Collection, Mapping, Sequence
@@ -34,7 +35,7 @@ def with_overrides(table: Mapping[str, Any], assignments: Sequence[str]) -> dict
     Raises:
         BadFieldError: if an assignment is malformed or names no field of a job.
     """
-    changed = {key: _copied(value) for key, value in table.items()}
+    changed: dict[str, Any] = copy.deepcopy(dict(table))
     for assignment in assignments:
         key, equals, text = assignment.partition("=")
         if not equals or not key.strip():
@@ -130,10 +131,6 @@ def toml_value(text: str) -> Any:
     except (tomllib.TOMLDecodeError, RecursionError):
         return text
     return parsed["x"] if len(parsed) == 1 else text
-
-
-def _copied(value: Any) -> Any:
-    return dict(value) if isinstance(value, dict) else value
 
 
 def nearest(key: str, known: Collection[str]) -> str:

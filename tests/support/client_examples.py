@@ -41,7 +41,7 @@ def sweep(**changes: Any) -> Sweep:
 
 def trial(number: int, *accuracies: float, **changes: Any) -> TrialInfo:
     """A trial that trained so many epochs and waits for its rung, but for `changes`."""
-    began_at = changes.get("began_at", 0)
+    began_at = changes.get("start_epochs", 0)
     top = max(accuracies, default=None)
     fields: dict[str, Any] = {
         "first_epoch": began_at + 1, "best_score": top,
@@ -69,7 +69,7 @@ def detail(*trials: TrialInfo, spec: SweepSpec | None = None, **changes: Any) ->
         "summary": summary(A, state="running", reason="trains on 2 slots", slots=2),
         "spec": spec or sweep().sweep_spec(),
         "trials": trials,
-        "trials_in_all": len(trials),
+        "trials_total": len(trials),
     }
     return SweepDetail(**{**fields, **changes})
 
@@ -88,5 +88,5 @@ def ledger(units: Sequence[LedgerUnit], spec: SweepSpec | None = None) -> Ledger
     """Of these units."""
     return Ledger(
         job=JobId("a-1"), spec=spec or sweep().sweep_spec(), snapshot="5ca1ab1e",
-        units=tuple(units), units_in_all=len(units),
+        units=tuple(units), units_total=len(units),
     )  # fmt: skip

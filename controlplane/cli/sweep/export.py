@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TextIO
 
 from cyclopts import Parameter
 
-from controlplane.cli.output import COMMON, Common, Exit, JobName, print_data
+from controlplane.cli.output import COMMON, Common, Exit, JobName, say
 from controlplane.cli.terminal import drawn
 from controlplane.client import BlockingClient
-from controlplane.client.sweeps.results import best_of, epoch_rows, ranked
+from controlplane.client.sweeps.runs import best_of, epoch_rows, ranked
 from controlplane.client.sweeps.sweep import format_value
 from controlplane.sim.analysis.plot_style import new_figure, save
 from schemas.errors import BadFieldError, SettingsError
@@ -60,10 +60,15 @@ def export(
         if model is not None:
             one = client.sweep_run(job).export(model, trial, python)
             made["model"] = {"file": str(one.path), "trial": one.trial, "epoch": one.epoch}
-    if common.output in {"json", "jsonl"}:
-        print_data(made, common.output)
-    elif common.output == "table" and str(csv_) != "-":
-        _say(made)
+    lines = []
+    if made["csv"]:
+        lines.append(f"{csv_}: {made['csv']['epochs']} epochs")
+    if board := made["tensorboard"]:
+        folder = board["folder"]
+        lines.append(f"{folder}: {board['scalars']} scalars; tensorboard --logdir {folder}")
+    if one := made["model"]:
+        lines.append(f"{one['file']}: trial {one['trial']} after {one['epoch']:g} epochs")
+    say(common, made, *(lines if str(csv_) != "-" else ()))
     return Exit.OK
 
 
@@ -130,19 +135,6 @@ def _into(path: Path, write: Callable[[TextIO], None]) -> None:
         raise BadFieldError(f"{path}: {error.strerror}", "choose another file", "csv") from None
 
 
-def _say(made: dict[str, Any]) -> None:
-    if made["csv"]:
-        sys.stdout.write(f"{made['csv']['file']}: {made['csv']['epochs']} epochs\n")
-    if made["tensorboard"]:
-        board = made["tensorboard"]
-        sys.stdout.write(f"{board['folder']}: {board['scalars']} scalars; ")
-        sys.stdout.write(f"tensorboard --logdir {board['folder']}\n")
-    if made["model"]:
-        model = made["model"]
-        which = f"trial {model['trial']} after {model['epoch']:g} epochs"
-        sys.stdout.write(f"{model['file']}: {which}\n")
-
-
 NAMED_TRIALS: Final = 8  # trials with their own colour and legend entry
 TRIAL_COLOURS: Final = (
     "#4e79a7", "#f28e2b", "#59a14f", "#e15759", "#76b7b2", "#b07aa1", "#edc948", "#9c755f"
@@ -167,10 +159,7 @@ def plot(
     with BlockingClient(common.home) as client:
         detail = client.sweep(job)
     draw(detail, png, metric or detail.spec.search.metric, over_time=time_)
-    if common.output in {"json", "jsonl"}:
-        print_data({"job": job, "file": str(png)}, common.output)
-    elif common.output == "table":
-        sys.stdout.write(f"{png}\n")
+    say(common, {"job": job, "file": str(png)}, str(png))
     return Exit.OK
 
 

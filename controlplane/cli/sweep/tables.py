@@ -20,27 +20,28 @@ from rich.text import Text
 from controlplane.cli.job_list import cut, one_line
 from controlplane.cli.output import (
     ABSENT_AFTER_S,
-    ABSENT_NOTE,
     COMMON,
     DEFAULT_WIDTH,
-    REFRESH_S,
-    STYLES,
     Common,
     Exit,
     JobName,
     byte_count,
+    fitting,
     plain,
     print_data,
     print_json,
     print_table,
+    readings,
+    say,
+    say_table,
     span,
     with_all_keys,
 )
 from controlplane.cli.terminal import terminal_console, width_of
 from controlplane.client import BlockingClient
-from controlplane.client.sweeps.results import best_epoch, best_of, epoch_rows, ranked, trial_row
+from controlplane.client.sweeps.runs import best_epoch, best_of, epoch_rows, ranked, trial_row
 from controlplane.client.sweeps.sweep import format_value
-from schemas.errors import BadFieldError, RemoteError, UnavailableError, UnreachableError
+from schemas.errors import BadFieldError, RemoteError
 from schemas.jobs import ENDED
 from schemas.wire.client import SweepDetail, TrialInfo
 
@@ -211,14 +212,10 @@ def _fitting(rows: Sequence[Mapping[str, str]], width: int) -> tuple[list[str], 
     """Return the columns that fit, and the width left for the reason."""
     if not rows:
         return [], 0
-    kept = list(rows[0])
-    wide = {name: max(cell_len(name), *(cell_len(row[name]) for row in rows)) for name in kept}
+    wide = {name: max(cell_len(name), *(cell_len(row[name]) for row in rows)) for name in rows[0]}
     longest = wide.get(REASON, 0)
     wide[REASON] = min(longest, MIN_REASON_WIDTH)
-    for name in OMIT_ORDER:
-        if sum(wide[one] + GAP for one in kept) - GAP <= width:
-            break
-        kept = [one for one in kept if one != name]
+    kept = fitting({name: wide[name] for name in rows[0]}, width, OMIT_ORDER, GAP)
     left = width - sum(wide[one] + GAP for one in kept if one != REASON)
     return kept, min(longest, max(left, 1))
 
@@ -237,13 +234,10 @@ def ls(
     with BlockingClient(common.home) as client:
         found = list(_sweeps(client, ended=all_))
     rows = [_line_of(detail) for detail in found]
-    if common.output in {"json", "jsonl"}:
-        print_data(rows, common.output)
-    elif common.output == "quiet":
-        sys.stdout.writelines(f"{row['job']}\n" for row in rows)
-    elif rows:
-        columns = ("job", "state", "slots", "trials", "ended", "units", "left", "best", "reason")
-        print_table(columns, [[_shown(row[name]) for name in columns] for row in rows])
+    columns = ("job", "state", "slots", "trials", "ended", "units", "left", "best", "reason")
+    if rows or common.in_json:
+        cells = [[_shown(row[name]) for name in columns] for row in rows]
+        say_table(common, rows, (row["job"] for row in rows), columns, cells)
     if not rows:
         which = "no sweep yet" if all_ else "no sweep waits or runs; -a includes ended sweeps"
         sys.stderr.write(f"ones: {which}\n")
@@ -306,29 +300,22 @@ def best(job: JobName, *, common: Common = COMMON) -> int:
     at = found.epoch - found.trial.first_epoch
     shown = found.trial.metrics[at : at + 1] if at >= 0 else ()  # only late epochs are kept
     metrics = shown[0] if shown else {detail.spec.search.metric: found.score}
-    if common.output in {"json", "jsonl"}:
-        row = {
-            "job": job,
-            "trial": found.trial.number,
-            "metric": detail.spec.search.metric,
-            "score": found.score,
-            "epoch": found.epoch,
-            "values": found.trial.values,
-            "metrics": metrics,
-        }
-        print_data(row, common.output)
-    elif common.output == "quiet":
-        sys.stdout.write(f"{found.trial.number}\n")
-    else:
-        line = f"{detail.spec.search.metric} {found.score:.6g} after epoch {found.epoch}"
-        sys.stdout.write(f"trial {found.trial.number}: {line}\n")
-        for name, value in found.trial.values.items():
-            sys.stdout.write(f"  {name:15s} {one_line(str(value))}\n")
-        others = {
-            name: value for name, value in metrics.items() if name != detail.spec.search.metric
-        }
-        for name, number in others.items():
-            sys.stdout.write(f"  {name:15s} {number:.6g}\n")
+    metric, values = detail.spec.search.metric, found.trial.values
+    row = {
+        "job": job,
+        "trial": found.trial.number,
+        "metric": metric,
+        "score": found.score,
+        "epoch": found.epoch,
+        "values": values,
+        "metrics": metrics,
+    }
+    lines = [
+        f"trial {found.trial.number}: {metric} {found.score:.6g} after epoch {found.epoch}",
+        *(f"  {name:15s} {one_line(str(value))}" for name, value in values.items()),
+        *(f"  {name:15s} {value:.6g}" for name, value in metrics.items() if name != metric),
+    ]
+    say(common, row, *lines, quiet=[str(found.trial.number)])
     return Exit.OK
 
 
@@ -346,7 +333,7 @@ def _show_trial(detail: SweepDetail, number: int, common: Common) -> int:
         hint = f"0 to {len(detail.trials) - 1}" if detail.trials else "there are no trials yet"
         raise BadFieldError(f"{job} has no trial {number}", hint, "trial")
     trial = detail.trials[number]
-    if common.output in {"json", "jsonl"}:
+    if common.in_json:
         print_data(trial, common.output)
         return Exit.OK
     values = ", ".join(f"{name} {format_value(value)}" for name, value in trial.values.items())
@@ -411,7 +398,7 @@ def top(
     live = common.output == "table" and not once and sys.stdout.isatty()
     try:
         with BlockingClient(common.home, ABSENT_AFTER_S if live else None) as client:
-            if common.output in {"json", "jsonl"}:
+            if common.in_json:
                 detail = client.sweep(job)
                 rows = with_all_keys([trial_row(one) for one in in_order(detail)])
                 print_data({"sweep": detail.summary, "trials": rows}, common.output)
@@ -438,19 +425,13 @@ def follow(
     Raises:
         UnreachableError: if the controller does not reply the first time.
     """
-    detail, note = read(), ""
     with Live(console=console, auto_refresh=False) as live:
-        while True:
+        for detail, note in readings(read, pause):
             most = max(console.height - len(summary_lines(detail, 0.0)) - EDGE - 2, 1)
             drawn = dashboard(detail, console.width, clock(), note, most)
             live.update(drawn, refresh=True)
             if detail.summary.state in ENDED:
                 return
-            pause(REFRESH_S)
-            try:
-                detail, note = read(), ""
-            except (UnreachableError, UnavailableError):
-                note = ABSENT_NOTE
 
 
 def dashboard(
@@ -462,7 +443,6 @@ def dashboard(
     """
     first, *others = summary_lines(detail, now)
     head = Text(first, no_wrap=True, overflow="ellipsis")
-    head.stylize(STYLES.get(detail.summary.state, ""), 0, 0)
     if note:
         head.append(f"   {note}", style="bold red")
     lines = [Text(line, no_wrap=True, overflow="ellipsis") for line in others]

@@ -146,13 +146,6 @@ BY_TYPE: Final[dict[str, type[_Searcher]]] = {
 }
 
 
-def stated_searcher(search: spec.SearchSpec) -> Searcher:
-    """Return the searcher in the form in which a user states it."""
-    fields = msgspec.to_builtins(search.searcher)
-    fields["max_epochs"] = search.epochs
-    return msgspec.convert(fields, Searcher)  # type: ignore[no-any-return]
-
-
 def _default_configurations(least: int, most: int, eta: int) -> int:
     count, at = eta, least
     while 1 <= at < most and eta > 1 and count < MAX_CONFIGURATIONS:
@@ -160,7 +153,6 @@ def _default_configurations(least: int, most: int, eta: int) -> int:
     return max(1, min(count, MAX_DEFAULT_CONFIGURATIONS))
 
 
-Order = Literal["greedy", "rollouts", "random", "fixed"]
 JOB_FIELDS: Final = (
     "name", "workdir", "slots", "slots_wanted", "python", "family", "priority", "retries", "env"
 )  # fmt: skip
@@ -198,7 +190,7 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True):
     partitions: int  # of the data
     replicas: int = 1  # nodes that hold each partition; more than the nodes: every node
     keep: int = 1  # best configurations whose states are kept after the sweep
-    order: Order = "fixed"  # in which configurations visit partitions
+    order: spec.VisitOrder = "fixed"  # in which configurations visit partitions
     revoke_s: float = 120.0  # for which a unit may continue when its slot is revoked
     graduate_batch: int | None = None  # of the last trials as elastic jobs; None: never graduate
     seed: int = 0
@@ -256,25 +248,6 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True):
             sweep=sweep,
             **fields,
         )
-
-
-def sweep_of(spec: JobSpec) -> Sweep:
-    """Return the sweep of a job in the form in which a user states it.
-
-    Raises:
-        BadFieldError: if the job is not a sweep.
-    """
-    sweep = stated_sweep(spec)
-    search = sweep.search
-    return Sweep(
-        space=search.space,
-        searcher=stated_searcher(search),
-        metric=search.metric,
-        mode=search.mode,
-        seed=search.seed,
-        **{name: getattr(sweep, name) for name in SWEEP_FIELDS},
-        **{name: getattr(spec, name) for name in JOB_FIELDS},
-    )
 
 
 def stated_sweep(spec: JobSpec) -> SweepSpec:

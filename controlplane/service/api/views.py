@@ -73,7 +73,7 @@ class View:
         """Filter a page of `ones explain`."""
         if self._all:
             return reply
-        decisions = (replace(one, why=self.text(one.why)) for one in reply.decisions)
+        decisions = (replace(one, reason=self.text(one.reason)) for one in reply.decisions)
         return replace(reply, decisions=tuple(decisions))
 
     def sweep(self, reply: SweepDetail) -> SweepDetail:

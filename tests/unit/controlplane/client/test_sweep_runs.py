@@ -1,4 +1,4 @@
-"""A sweep is read whole, changed with a key, and written down so that it can be run again."""
+"""The handle of a sweep: pages, changes, rows, stored states and manifests."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ import pytest
 
 from controlplane.client.client import Client
 from controlplane.client.files import JobFile
-from controlplane.client.sweeps.results import (
+from controlplane.client.sweeps.runs import (
     Manifest,
     best_of,
+    chosen_state,
     epoch_rows,
     manifest_of,
     ranked,
@@ -20,7 +21,6 @@ from controlplane.client.sweeps.results import (
     trial_row,
     write_manifest,
 )
-from controlplane.client.sweeps.runs import chosen_state
 from schemas.errors import BadFieldError, SettingsError
 from schemas.ids import JobId, NodeId
 from schemas.wire.client import ChangeSweep, GetLedger, GetSweep, Ledger, SweepChanged, SweepDetail
@@ -60,12 +60,8 @@ async def test_pages_are_joined() -> None:
     assert await controller.sweep("a-1") == whole
     assert await controller.ledger("a-1") == units
     assert [type(one) for one in controller.asked] == [GetSweep] * 3 + [GetLedger] * 2
-
-
-async def test_a_page_that_came_back_empty_ends_the_list() -> None:
-    controller = Controller(detail(trial(0, 0.5), trials_total=9), ledger([]))
-
-    assert len((await controller.sweep("a-1")).trials) == 1
+    empty = Controller(detail(trial(0, 0.5), trials_total=9), ledger([]))  # ends the list
+    assert len((await empty.sweep("a-1")).trials) == 1
 
 
 async def test_each_change_has_a_key_of_its_own_unless_its_caller_gives_one() -> None:
@@ -164,15 +160,11 @@ def manifest() -> Manifest:
     return manifest_of(sweep().job_spec(), whole, ledger(units))
 
 
-def test_a_manifest_is_read_back_as_it_was(tmp_path: Path) -> None:
+def test_the_visits_of_a_copy_in_a_stored_manifest_start_with_its_parents(tmp_path: Path) -> None:
     write_manifest(manifest(), tmp_path / "m.json")
+    found = read_manifest(tmp_path / "m.json")
 
-    assert read_manifest(tmp_path / "m.json") == manifest()
-
-
-def test_the_visits_of_a_copy_begin_with_its_parents() -> None:
-    found = manifest()
-
+    assert found == manifest()
     assert [one.version for one in found.visits(1)] == [1, 2]
     assert [(one.trial, one.version) for one in found.visits(2)] == [
         (0, 1), (0, 2), (0, 3), (0, 4), (2, 5), (2, 6), (2, 7), (2, 8)
@@ -187,18 +179,17 @@ def test_the_visits_of_a_copy_begin_with_its_parents() -> None:
         (None, "No such file"),
         ("{", "is not a manifest: Input data was truncated"),
         ("{}", "is not a manifest: Object missing required field `format`"),
+        ("format 2", "is a manifest of format 2, this is 1"),
     ],
 )
-def test_what_is_no_manifest_is_refused(tmp_path: Path, text: str | None, said: str) -> None:
-    if text is not None:
-        (tmp_path / "m.json").write_text(text)
+def test_a_file_that_is_not_a_manifest_is_refused(
+    tmp_path: Path, text: str | None, said: str
+) -> None:
+    file = tmp_path / "m.json"
+    if text == "format 2":
+        write_manifest(msgspec.structs.replace(manifest(), format=2), file)
+    elif text is not None:
+        file.write_text(text)
 
     with pytest.raises(SettingsError, match=said):
-        read_manifest(tmp_path / "m.json")
-
-
-def test_a_manifest_of_another_format_is_refused(tmp_path: Path) -> None:
-    write_manifest(msgspec.structs.replace(manifest(), format=2), tmp_path / "m.json")
-
-    with pytest.raises(SettingsError, match="is a manifest of format 2, this is 1"):
-        read_manifest(tmp_path / "m.json")
+        read_manifest(file)

@@ -1,14 +1,165 @@
-"""Losses that are sums over the batch, as far as the syntax tree of a script shows them."""
+"""Lines of a script that a cluster refuses, or that several workers run differently.
+
+Losses that are sums over the batch are found as far as the syntax tree shows them.
+"""
 
 from __future__ import annotations
 
 import ast
+import re
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import Enum, auto
 from typing import Any, Final, NamedTuple
 
-from controlplane.cli.init_script.syntax import called, dotted, keyword, last_name, literal, loads
+from controlplane.cli.init_script.frameworks import refused_options
+from controlplane.cli.init_script.script_facts import Facts
+from controlplane.cli.init_script.syntax import (
+    Source,
+    called,
+    calls_any,
+    dotted,
+    keyword,
+    last_name,
+    literal,
+    loads,
+)
+
+Line = tuple[int, str]
+ONE_IS_ENOUGH: Final = frozenset({"torch.save", "SummaryWriter", "wandb.init"})
+ASKS_FIRST: Final = re.compile("rank|main_process")
+SUMMED: Final = (
+    "the loss is a sum over the batch, so that gradients depend on how the batch is split: divide "
+    "it by len(inputs) before backward(); for SGD, multiply the learning rate by batch_size"
+)
+OWN_RATE: Final = (
+    "the rate is set in each step from the script's own counter. A worker that joins or resumes "
+    "has another step counter. Make a scheduler (LambdaLR) after load(), or count with agent.step"
+)
+LEFT_EARLY: Final = "the batch loop ends early: all workers have to leave it in the same step"
+ACCUMULATES: Final = (
+    "a step for several batches is refused: step in each, and raise batch_size; "
+    "a share above max_local_batch is computed in several passes"
+)
+SIDE_BY_SIDE: Final = (
+    "two loaders are read side by side, and agent.load() deals out one: "
+    "give it one dataset whose samples have both parts"
+)
+LBFGS: Final = (
+    "LBFGS evaluates its closure several times in a step, which is refused: "
+    "use an optimizer that evaluates it once, such as SGD or Adam"
+)
+SPARSE: Final = "sparse gradients are refused in a group: leave `sparse=True` out"
+
+
+def advice(facts: Facts) -> list[str]:
+    """Return the lines that several workers run differently from one process."""
+    first = f"{facts.agent}.rank == 0"
+    if facts.framework is not None:
+        first = "accelerator.is_main_process" if facts.framework.name == "accelerate" else ""
+    early = ((line, LEFT_EARLY) for line in _conditions(facts, lambda n: isinstance(n, ast.Break)))
+    return _in_order([*(_for_one_worker(facts.source, first) if first else ()), *early])
+
+
+def refused(facts: Facts) -> list[str]:
+    """Return the lines that fail or misbehave on a cluster, each with its remedy."""
+    source = facts.source
+    found = [
+        *((line, SUMMED) for line in summed_losses(source.tree)),
+        *_unusable(source.tree),
+        *((line, OWN_RATE) for line in _own_rates(facts)),
+        *((line, SIDE_BY_SIDE) for line in _side_by_side(facts)),
+    ]
+    if facts.framework is not None:
+        return _in_order([*found, *refused_options(facts.framework, source)])
+    step = f"{facts.optimizer.name if facts.optimizer else 'optimizer'}.step"
+    steps = _conditions(facts, lambda node: called(node) == step)
+    return _in_order([*found, *((line, ACCUMULATES) for line in steps)])
+
+
+def _in_order(found: Iterable[Line]) -> list[str]:
+    return [f"line {line}: {problem}" for line, problem in sorted(set(found))]
+
+
+def _for_one_worker(source: Source, first: str) -> Iterator[Line]:
+    asked = {
+        node
+        for test in ast.walk(source.tree)
+        if isinstance(test, ast.If) and ASKS_FIRST.search(ast.unparse(test.test))
+        for node in ast.walk(test)
+    }
+    for call in source.calls:
+        name = called(call)
+        if name in ONE_IS_ENOUGH and call not in asked:
+            yield call.lineno, f"every worker runs {name}(): guard it with `if {first}:`"
+        elif last_name(call) == "spawn" and name.split(".")[0] in {"mp", "torch"}:
+            yield call.lineno, "the cluster starts the processes: call the function directly"
+
+
+# --- loops over batches: every worker takes part in each batch, and each batch is one step
+
+
+def _batch_loops(facts: Facts) -> list[ast.For]:
+    epochs = facts.epoch_loop.statement if facts.epoch_loop else None
+    loops = (n for n in ast.walk(facts.source.tree) if isinstance(n, ast.For) and n is not epochs)
+    return [loop for loop in loops if calls_any(loop, "backward")]
+
+
+def _conditions(facts: Facts, wanted: Callable[[ast.AST], bool]) -> Iterator[int]:
+    """Yield the lines of conditions in loops over batches whose body has a wanted node."""
+    for node in (n for loop in _batch_loops(facts) for n in ast.walk(loop)):
+        body = node.body if isinstance(node, ast.If) else []
+        if any(wanted(inner) for part in body for inner in ast.walk(part)):
+            yield getattr(node, "lineno", 0)
+
+
+def _own_rates(facts: Facts) -> Iterator[int]:
+    """Yield the lines that set the learning rate in each step."""
+    loops: list[ast.AST] = [*_batch_loops(facts), *filter(None, [facts.step_loop])]
+    names = {called(node) for loop in loops for node in ast.walk(loop)}
+    functions = (n for n in ast.walk(facts.source.tree) if isinstance(n, ast.FunctionDef))
+    loops += [function for function in functions if function.name in names]
+    for node in (n for loop in loops for n in ast.walk(loop)):
+        target = node.targets[0] if isinstance(node, ast.Assign) else None
+        if isinstance(target, ast.Subscript) and literal(target.slice) == "lr":
+            yield target.lineno
+
+
+def _side_by_side(facts: Facts) -> Iterator[int]:
+    loaders = {one.name for one in facts.made if last_name(one.value) == "DataLoader"}
+    for loop in _batch_loops(facts):
+        zips = [node for node in ast.walk(loop.iter) if called(node) == "zip"]
+        if any(len(loads(node) & loaders) > 1 for node in zips):
+            yield loop.lineno
+
+
+# --- optimizers, gradients and datasets that the library refuses
+
+
+def _unusable(tree: ast.Module) -> Iterator[Line]:
+    for node in ast.walk(tree):
+        match node:
+            case ast.ImportFrom() if node.level:
+                names = ", ".join(alias.name for alias in node.names)
+                plain = f"from {node.module} import {names}" if node.module else f"import {names}"
+                problem = "a relative import, but a job's script is run as a file of no package"
+                yield node.lineno, f"{problem}: write `{plain}`, with the module beside the script"
+            case ast.Call():
+                if last_name(node) == "LBFGS":
+                    yield node.lineno, LBFGS
+                if literal(keyword(node, "sparse")) is True:
+                    yield node.lineno, SPARSE
+            case ast.ClassDef():
+                bases = {dotted(base).rpartition(".")[2] for base in node.bases}
+                methods = {getattr(one, "name", "") for one in node.body}
+                if "IterableDataset" in bases and "__len__" not in methods:
+                    problem = f"{node.name} has no length, which is refused"
+                    remedy = "give it a __len__ that returns the samples of one pass"
+                    yield node.lineno, f"{problem}: {remedy}"
+
+
+# --- losses that are sums over the batch
+
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 BRANCHES: Final = (ast.If, ast.Try, ast.Match)
