@@ -8,9 +8,8 @@ import json
 import re
 import tomllib
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Generic, Literal, TypeVar, get_args, get_origin
+from typing import Any, Final, Literal, TypeVar, get_args, get_origin
 
 import msgspec
 
@@ -139,34 +138,6 @@ def valid_part(table: Mapping[str, Any], wrong: Collection[SettingsError]) -> di
         }
 
     return sound(table, "")
-
-
-@dataclass(frozen=True, slots=True)
-class Reloaded(Generic[S]):
-    """Result of reading the settings file of a running process again."""
-
-    settings: S  # the current ones, with all changes that are possible at run time
-    changed: tuple[str, ...]  # fields of these changes
-    refused: tuple[str, ...]  # fields that differ but need a restart
-
-
-def reloaded(current: S, fresh: S, safe: Collection[str]) -> Reloaded[S]:
-    """Merge into `current` the changed fields that are in `safe`, such as `silence.lost_s`."""
-    changed: list[str] = []
-    refused: list[str] = []
-
-    def merged(old: Any, new: Any, prefix: str) -> Any:
-        taken = {}
-        for name in old.__struct_fields__:
-            before, after, field = getattr(old, name), getattr(new, name), f"{prefix}{name}"
-            if isinstance(before, msgspec.Struct) and isinstance(after, msgspec.Struct):
-                taken[name] = merged(before, after, f"{field}.")
-            elif before != after:
-                (changed if field in safe else refused).append(field)
-                taken[name] = after if field in safe else before
-        return msgspec.structs.replace(old, **taken)
-
-    return Reloaded(merged(current, fresh, ""), tuple(changed), tuple(refused))
 
 
 def value_error(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -47,6 +48,16 @@ async def hears_a_worker(agent: Agent) -> bool:
     incoming = await asyncio.wait_for(agent._workers.socket.receive(), 60.0)
     worker.close()
     return incoming.frames[-1] == b"greeting"
+
+
+@asynccontextmanager
+async def keeping(agent: Agent) -> AsyncIterator[None]:
+    """Files of ended jobs are deleted meanwhile."""
+    keepers = [asyncio.create_task(keeper) for keeper in agent._ended_jobs.tasks()]
+    async with asyncio.timeout(60.0):
+        yield
+    for keeper in keepers:
+        keeper.cancel()
 
 
 def end(agent: Agent) -> None:
@@ -186,15 +197,11 @@ async def test_a_job_that_is_to_be_forgotten_leaves_nothing_where_nothing_is_kep
     folders = [tmp_path / area / job for area in ("work", "checkpoints") for job in (A, B)]
     for folder in folders:
         folder.mkdir(mode=0o700)
-    keepers = [asyncio.create_task(keeper) for keeper in agent._ended_jobs.tasks()]
-
-    agent._apply([Apply(stop(B, 1)), Apply(stop(A, 1, forget=True))])
-    async with asyncio.timeout(60.0):
+    async with keeping(agent):
+        agent._apply([Apply(stop(B, 1)), Apply(stop(A, 1, forget=True))])
         while any(folder.exists() for folder in folders if folder.name == A):
             await asyncio.sleep(0)
 
-    for keeper in keepers:
-        keeper.cancel()
     assert [folder.name for folder in folders if folder.exists()] == [B, B]
 
 
@@ -217,15 +224,10 @@ async def test_a_job_that_begins_has_not_ended_whatever_its_folder_says(
     mark.parent.mkdir()
     mark.touch()
     monkeypatch.setattr(agent, "_manager", SimpleNamespace(perform=lambda _: None, close=int))
-    keepers = [asyncio.create_task(keeper) for keeper in agent._ended_jobs.tasks()]
-
-    agent._perform(StartWorker(FIRST, 0, run(A)))
-    async with asyncio.timeout(60.0):
+    async with keeping(agent):
+        agent._perform(StartWorker(FIRST, 0, run(A)))
         while mark.exists():
             await asyncio.sleep(0)
-
-    for keeper in keepers:
-        keeper.cancel()
 
 
 async def test_settings_that_may_change_hold_at_once(agent: Agent, tmp_path: Path) -> None:
