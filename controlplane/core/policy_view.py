@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 
-from msgspec.structs import replace
-
 from controlplane.core.model.job import Job, batch_limit, local_limit
 from controlplane.core.model.job_phases import JobStatus, Paused, Queued, Running
 from controlplane.core.model.node import Node, NodePhase
@@ -14,9 +12,7 @@ from controlplane.core.model.report_bounds import clamp_numbers
 from controlplane.core.state import State
 from controlplane.policy.api import ClusterView, JobView, SlotView
 from schemas.ids import JobId, SlotId, slot_id
-from schemas.jobs import StopRule
 from schemas.nodes import SlotSpec
-from schemas.sweeps import MAX_METRIC
 
 
 class ViewBuilder:
@@ -177,7 +173,7 @@ def job_view(job: Job, trades_to: Mapping[SlotId, int] | None = None) -> JobView
         samples_done=progress.samples_done,
         samples_per_s=progress.samples_per_s,
         stop_samples=job.stop_samples,
-        stop=_bounded_stop_rule(spec.stop),
+        stop=None if spec.stop is None else clamp_numbers(spec.stop),
         noise_scale=progress.noise_scale,
         ran_s=account.running_s,
         slot_s=account.slot_s,
@@ -189,13 +185,6 @@ def job_view(job: Job, trades_to: Mapping[SlotId, int] | None = None) -> JobView
         expected_at=end.latest if end else None,
     )
     return clamp_numbers(view)
-
-
-def _bounded_stop_rule(stop: StopRule | None) -> StopRule | None:
-    """Return a job's stop rule with bounds: older releases bounded neither numbers nor names."""
-    if stop is None or stop.metric is None or len(stop.metric) <= MAX_METRIC:
-        return stop if stop is None else clamp_numbers(stop)
-    return clamp_numbers(replace(stop, metric=stop.metric[:MAX_METRIC]))
 
 
 def _is_movable(status: JobStatus) -> bool:

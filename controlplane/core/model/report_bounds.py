@@ -36,8 +36,8 @@ Struct = TypeVar("Struct", bound=msgspec.Struct)
 def clamp_numbers(struct: Struct) -> Struct:
     """Return `struct` with its numbers within what arrays and sums of a policy can hold.
 
-    Numbers of inner structs are included. NaN becomes None where that is the field's default, else
-    0. A struct within the bounds is returned itself.
+    Step times are included. NaN becomes None where that is the field's default, else 0. A struct
+    within the bounds is returned itself.
     """
     changes: dict[str, Any] = {}
     for name in struct.__struct_fields__:
@@ -48,8 +48,8 @@ def clamp_numbers(struct: Struct) -> Struct:
                 changes[name] = MAX_COUNT if value > 0 else -MAX_COUNT
         elif kind is float and not -MAX_MEASURE <= value <= MAX_MEASURE:
             changes[name] = _clamp_float(struct, name, value)
-        elif isinstance(value, msgspec.Struct) and (inner := clamp_numbers(value)) is not value:
-            changes[name] = inner
+        elif kind is StepTimes and (times := clamp_numbers(value)) is not value:
+            changes[name] = times
     return msgspec.structs.replace(struct, **changes) if changes else struct
 
 

@@ -22,7 +22,7 @@ from tests.unit.controlplane.core.test_hostile_reports import KINDS, SLOTS, Host
 
 EVENTS: Final = tuple(tag for tag in TAGS if tag in {tag_of(kind) for kind in KINDS})
 OF_SWEEPS: Final = (
-    *(tag for tag in EVENTS if tag.startswith(("hopper.", "sweep."))),
+    *(tag for tag in EVENTS if tag.startswith("sweep.")),
     "worker.ready.2", "worker.exited.1", "worker.started.1", "worker.group_formed.2",
 )  # fmt: skip
 KNOWN: Final[Known] = {

@@ -138,7 +138,7 @@ def begun(attempt: int) -> ScriptReport:
 DONE: Final = report(
     UnitEnded, 1, metrics={}, samples=24, seconds=1.0, scores={}, digest="d", size=9
 )
-FAILED: Final = report(UnitFailed, 1, why="no", fault="trial")
+FAILED: Final = report(UnitFailed, 1, reason="no", fault="trial")
 SHRINKS: Final = switch(
     A, 2, on={S1: 64}, kind=JOIN, born=[(1, 1)], former=members(A, BOTH, TWO)[:1]
 )

@@ -18,7 +18,6 @@ from controlplane.service.planner.search_messages import TO_SEARCH, FullView, en
 from schemas.epochs import StepTimes
 from schemas.ids import JobId
 from schemas.jobs import StopRule
-from schemas.sweeps import MAX_METRIC
 from tests.support import builders
 from tests.support.builders import BATCH, N1, A, job_view
 from tests.support.controller import Controller, running
@@ -91,14 +90,6 @@ def test_a_job_of_more_epochs_than_can_be_counted_has_as_many_samples_as_can_be(
     sent = TO_SEARCH.decode(encode_frame(FullView(view=view))[4:])
     assert isinstance(sent, FullView)
     assert sent.view == view
-
-
-def test_a_long_name_of_a_metric_reaches_no_search() -> None:
-    long = StopRule(metric="m" * (1 << 20), at_least=0.5)  # of a release that took any name
-
-    view = view_of(running(stop=long))
-
-    assert view.stop == msgspec.structs.replace(long, metric="m" * MAX_METRIC)
 
 
 def test_a_family_is_short_whatever_the_arguments_and_differs_where_they_do() -> None:

@@ -59,11 +59,6 @@ def keeps(
     return Retention(inputs_s=inputs_s, events_s=events_s, used_bytes=used_bytes, records=records)
 
 
-def snapshots_at(path: Path, *numbers: int) -> None:
-    for number in numbers:
-        snapshot_at(path, number)
-
-
 def first_input(path: Path) -> int:
     with contextlib.closing(Reader(path)) as reader:
         return reader.first_and_last()[0]
@@ -90,10 +85,10 @@ def test_inputs_that_no_second_snapshot_covers_are_never_deleted(
     )
     assert first_input(path) == 1
 
-    snapshots_at(path, 150)
+    snapshot_at(path, 150)
     assert forget_all(database, keeps(inputs_s=0.0)) == []
 
-    snapshots_at(path, 200)
+    snapshot_at(path, 200)
     forget_all(database, keeps(inputs_s=0.0))
     assert first_input(path) == 151
     assert recovered(path) == before
@@ -107,7 +102,8 @@ def recovered(path: Path) -> object:
 def test_inputs_go_piece_by_piece_when_they_are_too_old(
     path: Path, database: sqlite3.Connection
 ) -> None:
-    snapshots_at(path, 150, 200)
+    snapshot_at(path, 150)
+    snapshot_at(path, 200)
     with contextlib.closing(Reader(path)) as reader:
         at = [when for when, _ in reader.inputs()]
 
@@ -120,7 +116,8 @@ def test_inputs_go_piece_by_piece_when_they_are_too_old(
 def test_a_file_above_its_limit_keeps_only_inputs_for_a_restart(
     path: Path, database: sqlite3.Connection
 ) -> None:
-    snapshots_at(path, 150, 200)
+    snapshot_at(path, 150)
+    snapshot_at(path, 200)
 
     forget_all(database, keeps(used_bytes=used_bytes(database) - 1))
     assert 1 < first_input(path) < 151, "no more than has to go"
@@ -146,7 +143,8 @@ def test_events_go_piece_by_piece_when_they_are_too_old(
 def test_free_pages_are_returned_to_the_file_system(
     path: Path, database: sqlite3.Connection
 ) -> None:
-    snapshots_at(path, 150, 200)
+    snapshot_at(path, 150)
+    snapshot_at(path, 200)
     (pages,) = database.execute("PRAGMA page_count").fetchone()
 
     forget_all(database, keeps(inputs_s=0.0, events_s=0.0))
