@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
+from msgspec import to_builtins
 from torch import nn
 
 from elastic.batches import Schedule, ScheduleRow
@@ -34,6 +35,7 @@ from elastic.state.state_tensors import TensorState
 from elastic.state.tracked_states import copy_to_host
 from elastic.state.training_state import TrainingState
 from elastic.training_errors import CheckpointError
+from schemas.epochs import EpochFacts
 from schemas.ids import Version
 from schemas.nodes import ResumePoint
 
@@ -149,7 +151,10 @@ def written(folder: Path, *names: str) -> None:
     for name in names:
         epoch, version = map(int, name.split(".v"))
         path = checkpoint_path(folder, ResumePoint(epoch=epoch, version=Version(version)))
-        reported = [{"epoch": one, "group": Version(version)} for one in range(1, epoch + 1)]
+        reported = [
+            {"facts": to_builtins(facts(one)), "group": Version(version)}
+            for one in range(1, epoch + 1)
+        ]
         save_checkpoint({"format": FORMAT, "epoch": epoch, "reported": reported}, path)
 
 
@@ -177,6 +182,18 @@ def test_a_job_goes_on_from_the_furthest_that_continues_what_is_known(
     assert name == (None if found is None else f"epoch-00000{found}.pt")
 
 
+def facts(epoch: int) -> EpochFacts:
+    return EpochFacts(
+        epoch=epoch,
+        step=epoch,
+        samples_per_s=1.0,
+        train_loss=None,
+        metrics={},
+        global_batch=1,
+        lr=0.1,
+    )
+
+
 def test_a_worker_says_of_the_epochs_that_nobody_had_heard_of(tmp_path: Path) -> None:
     written(tmp_path, "6.v5")
     said: list[dict[str, object]] = []
@@ -187,7 +204,7 @@ def test_a_worker_says_of_the_epochs_that_nobody_had_heard_of(tmp_path: Path) ->
     epochs.report_missing_epochs()
     epochs.report_missing_epochs()
 
-    assert said == [{"epoch": epoch, "group": 5} for epoch in (4, 5, 6)]
+    assert said == [{"facts": facts(epoch), "group": 5} for epoch in (4, 5, 6)]
 
 
 class TrainingStub:

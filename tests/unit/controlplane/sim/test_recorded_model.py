@@ -9,8 +9,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from controlplane.journal.database import Entry
-from controlplane.journal.writer import Writer
 from controlplane.sim.analysis.summary import summary
 from controlplane.sim.cluster import NodeGroup, TraceError
 from controlplane.sim.models.job_model import (
@@ -26,7 +24,9 @@ from controlplane.sim.results import SimulationResult
 from controlplane.sim.run import simulate
 from controlplane.sim.scenario import Scenario
 from controlplane.sim.traces.journal_recording import recording_from_journal
+from schemas.codec import encode
 from schemas.jobs import StopRule
+from tests.support.recorded_history import History, write
 from tests.support.recordings import ONE_SLOT, a_job, recording
 
 COSTS = ChangeCosts(start_s=25.0, restart_s=10.0, prepare_s=20.0, switch_s=1.0)
@@ -237,11 +237,11 @@ def test_what_cannot_be_replayed_is_said_with_what_to_do() -> None:
 
 def cluster_with_journal(policy: str, what: Scenario, seed: int, journal: Path) -> SimulationResult:
     """A cluster that writes down what happens to it."""
-    writer = Writer(journal, lambda _: None)
+    history: History = []
     result = simulate(
-        policy, what, seed, record=lambda now, event, _: writer.append(Entry(at=now, input=event))
+        policy, what, seed, record=lambda now, event, _: history.append((now, encode(event)))
     )
-    writer.close()
+    write(journal, history)
     return result
 
 
