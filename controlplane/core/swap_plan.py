@@ -178,7 +178,7 @@ def _shares(job: Job, batch: int, slots: Sequence[SlotId]) -> dict[SlotId, int]:
     return split(max(len(slots), min(batch, local_limit(job) * len(slots))), slots)
 
 
-def _cost(mover: Mover, aside: SwapYield) -> tuple[int, float]:
+def _cost(mover: Mover, given: SwapYield) -> tuple[int, float]:
     """Return the rank of the way to yield, then start time multiplied by slots."""
     slots = len(mover.have)
-    return _CHEAPEST[aside.mode], slots * (mover.job.accounting.last_start_s or 1.0)
+    return _CHEAPEST[given.mode], slots * (mover.job.accounting.last_start_s or 1.0)

@@ -105,7 +105,9 @@ def outcome(policy: str, client: BlockingClient, submitted: Sequence[str]) -> Ou
         queued_s=statistics.fmean(detail.summary.queued_s for detail in details),
         idle_s=idle_while_waiting(taken, waits, SLOTS),
         starts=sum(
-            bool(one.to.slots and not one.was.slots) for each in told for one in carried_out(each)
+            bool(one.to.slots and not one.before.slots)
+            for each in told
+            for one in carried_out(each)
         ),
         changes=Counter(one.code for each in told for one in carried_out(each)),
         migrations=sum(is_migration(one) for each in told for one in carried_out(each)),
@@ -125,14 +127,19 @@ def promised(told: Explanation, placed: Sequence[Allocation]) -> list[tuple[floa
             begins.setdefault(one.slot, []).append(one.begin)
     found = []
     for order in carried_out(told):
-        for slot in set(order.to.slots) - set(order.was.slots):
+        for slot in set(order.to.slots) - set(order.before.slots):
             later = [begin for begin in begins.get(slot, []) if begin >= order.time]
             found += [(order.time, min(later))] if later else []
     return found
 
 
 def is_migration(one: Decision) -> bool:
+<<<<<<< HEAD
     was, to = set(one.was.slots), set(one.to.slots)
+=======
+    """Whether a job that had slots gets others for some of them."""
+    was, to = set(one.before.slots), set(one.to.slots)
+>>>>>>> p-core
     return bool(was and to - was and was - to)
 
 

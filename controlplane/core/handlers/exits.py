@@ -73,8 +73,8 @@ def _is_recovering(job: Job) -> bool:
 
 
 def _count_crash(job: Job, worker: Worker) -> None:
-    died_on = job.attempts.crashes_by_node
-    died_on[node_of(worker.slot)] = died_on.get(node_of(worker.slot), 0) + 1
+    crashes = job.attempts.crashes_by_node
+    crashes[node_of(worker.slot)] = crashes.get(node_of(worker.slot), 0) + 1
 
 
 def on_worker_refused(ctx: HandlerContext, job: Job, worker: Worker, event: WorkerRefused) -> None:

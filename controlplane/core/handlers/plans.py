@@ -45,8 +45,8 @@ def begin_swap(ctx: HandlerContext, swap: Swap) -> bool:
     swap.started_at = ctx.now
     ctx.state.swaps.append(swap)
     _touch(ctx, swap)
-    asides = [f"{name} {aside.mode.value}" for name, aside in swap.yields.items()]
-    ctx.announce("policy.swap", detail={"jobs": _names(swap), "how": ", ".join(asides)})
+    modes = [f"{name} {interim.mode.value}" for name, interim in swap.yields.items()]
+    ctx.announce("policy.swap", detail={"jobs": _names(swap), "how": ", ".join(modes)})
     return True
 
 
@@ -109,8 +109,8 @@ def _broken(ctx: HandlerContext, swap: Swap) -> str:
 
 def _dropout_reason(ctx: HandlerContext, job: Job, swap: Swap) -> str:
     """Return why a job no longer takes part; empty if it does."""
-    aside = swap.yields.get(job.job)
-    pauses = aside is not None and aside.mode is YieldMode.PAUSE and job.job in swap.yielded
+    interim = swap.yields.get(job.job)
+    pauses = interim is not None and interim.mode is YieldMode.PAUSE and job.job in swap.yielded
     change = job.change
     if job.ended:
         return "ended"
@@ -158,7 +158,7 @@ def _order_steps(ctx: HandlerContext, swap: Swap) -> None:
 
 def _order_step(ctx: HandlerContext, job: Job, swap: Swap) -> bool:
     """Order the next step of one job; False if it has to wait, or is at its target."""
-    target, aside = swap.targets[job.job], swap.yields.get(job.job)
+    target, interim = swap.targets[job.job], swap.yields.get(job.job)
     reason = swap.reasons[job.job]
     if job.phase is Phase.PAUSED:
         if not all(_becomes_free(ctx, slot, swap) for slot in target):
@@ -167,14 +167,14 @@ def _order_step(ctx: HandlerContext, job: Job, swap: Swap) -> bool:
         return True
     if job.phase is not Phase.RUNNING or _is_at_target(job, swap):
         return False
-    if aside is not None and job.job not in swap.yielded:
-        if aside.mode is YieldMode.PAUSE:
+    if interim is not None and job.job not in swap.yielded:
+        if interim.mode is YieldMode.PAUSE:
             return False  # see `_pause`
         swap.yielded[job.job] = None
-        return _change(ctx, job, aside.local_batch, _aside_reason(swap, job.job), swap.by)
+        return _change(ctx, job, interim.local_batch, _yield_reason(swap, job.job), swap.by)
     current = [member.slot for member in job.group.members] if job.group else []
-    if aside is not None and not set(current) <= {*aside.local_batch, *target}:
-        return _change(ctx, job, aside.local_batch, _aside_reason(swap, job.job), swap.by)
+    if interim is not None and not set(current) <= {*interim.local_batch, *target}:
+        return _change(ctx, job, interim.local_batch, _yield_reason(swap, job.job), swap.by)
     if not _are_available(ctx, job, [slot for slot in target if slot not in current], swap):
         return False
     return _change(ctx, job, target, reason, swap.by)
@@ -182,13 +182,13 @@ def _order_step(ctx: HandlerContext, job: Job, swap: Swap) -> bool:
 
 def _pause(ctx: HandlerContext, job: Job, swap: Swap) -> bool:
     """Pause a job that has to, once the workers for its slots need nothing else."""
-    aside, group = swap.yields[job.job], job.group
-    if aside.mode is not YieldMode.PAUSE or job.job in swap.yielded or group is None:
+    interim, group = swap.yields[job.job], job.group
+    if interim.mode is not YieldMode.PAUSE or job.job in swap.yielded or group is None:
         return False
     if job.phase is not Phase.RUNNING or not _successors_wait(ctx, group, swap):
         return False
     swap.yielded[job.job] = None
-    return _change(ctx, job, aside.local_batch, _aside_reason(swap, job.job), swap.by)
+    return _change(ctx, job, interim.local_batch, _yield_reason(swap, job.job), swap.by)
 
 
 def _successors_wait(ctx: HandlerContext, group: Group, swap: Swap) -> bool:
@@ -244,8 +244,8 @@ def _slots_of_pausing_jobs(ctx: HandlerContext, swap: Swap) -> set[SlotId]:
     """Return the unreserved slots of jobs that train until they have to pause."""
     groups = [
         ctx.state.jobs[name].group
-        for name, aside in swap.yields.items()
-        if aside.mode is YieldMode.PAUSE and name not in swap.yielded
+        for name, interim in swap.yields.items()
+        if interim.mode is YieldMode.PAUSE and name not in swap.yielded
     ]
     slots = {member.slot for group in groups if group for member in group.members}
     return slots - ctx.state.slot_index.reservations().keys()
@@ -258,7 +258,7 @@ def _is_at_target(job: Job, swap: Swap) -> bool:
     return {member.slot: member.local_batch for member in job.group.members} == target
 
 
-def _aside_reason(swap: Swap, name: JobId) -> Reason:
+def _yield_reason(swap: Swap, name: JobId) -> Reason:
     others = ", ".join(other for other in swap.targets if other != name)
     reason, words = _without_speed(swap.reasons[name]), swap.yields[name].mode.value
     if reason.code != "trade":  # else the policy's reason says so

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
+from msgspec import to_builtins
 from torch import nn
 
 from elastic.sample_stream import SampleStream, Schedule, ScheduleRow
@@ -33,6 +34,7 @@ from elastic.state.state_tensors import TensorState
 from elastic.state.tracked_states import TrackedStates, copy_to_host
 from elastic.state.training_state import TrainingState
 from elastic.training_errors import CheckpointError
+from schemas.epochs import EpochFacts
 from schemas.ids import Version
 from schemas.nodes import ResumePoint
 
@@ -97,7 +99,10 @@ def written(folder: Path, *names: str) -> None:
     for name in names:
         epoch, version = map(int, name.split(".v"))
         path = checkpoint_path(folder, ResumePoint(epoch=epoch, version=Version(version)))
-        reported = [{"epoch": one, "group": Version(version)} for one in range(1, epoch + 1)]
+        reported = [
+            {"facts": to_builtins(facts(one)), "group": Version(version)}
+            for one in range(1, epoch + 1)
+        ]
         save_checkpoint({"format": FORMAT, "epoch": epoch, "reported": reported}, path)
 
 
@@ -122,7 +127,23 @@ def test_a_job_resumes_from_the_latest_continuation(
     assert name == (None if found is None else f"epoch-00000{found}.pt")
 
 
+<<<<<<< HEAD:tests/unit/elastic/test_checkpoints.py
 def test_missing_epochs_are_reported_once(tmp_path: Path) -> None:
+=======
+def facts(epoch: int) -> EpochFacts:
+    return EpochFacts(
+        epoch=epoch,
+        step=epoch,
+        samples_per_s=1.0,
+        train_loss=None,
+        metrics={},
+        global_batch=1,
+        lr=0.1,
+    )
+
+
+def test_a_worker_says_of_the_epochs_that_nobody_had_heard_of(tmp_path: Path) -> None:
+>>>>>>> p-core:tests/unit/elastic/test_checkpoint.py
     written(tmp_path, "6.v5")
     said: list[dict[str, object]] = []
     training = TrainingStub()
@@ -132,7 +153,7 @@ def test_missing_epochs_are_reported_once(tmp_path: Path) -> None:
     epochs.report_missing_epochs()
     epochs.report_missing_epochs()
 
-    assert said == [{"epoch": epoch, "group": 5} for epoch in (4, 5, 6)]
+    assert said == [{"facts": facts(epoch), "group": 5} for epoch in (4, 5, 6)]
 
 
 class TrainingStub:

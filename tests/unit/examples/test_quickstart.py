@@ -21,7 +21,7 @@ from schemas.wire.feed import FeedEvent
 from tests.support.schemas_examples import EXAMPLES
 
 FOLDER = Path(__file__).parents[3] / "examples"
-EPOCH: Any = EXAMPLES["client.epoch_info.1"]
+EPOCH: Any = EXAMPLES["client.job_detail.3"].epochs[0]
 SUMMARY: Any = EXAMPLES["client.job_summary.1"]
 ALONE = {"slots": 1}
 

@@ -77,7 +77,7 @@ def test_who_has_to_pause_trains_on_until_the_other_one_waits_for_its_slot() -> 
         assert full.round()
 
     newcomer = full.controller.job(B).workers[WorkerId("b-2.v2.r1")]
-    assert (newcomer.slot, newcomer.reserved, newcomer.waits) == (S0, True, True)
+    assert (newcomer.slot, newcomer.reserved, newcomer.awaits_slot) == (S0, True, True)
 
 
 def test_nobody_pauses_for_a_newcomer_that_fails_before() -> None:

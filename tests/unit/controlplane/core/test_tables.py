@@ -82,7 +82,7 @@ def change_in(phase: RescalePhase) -> Rescale:
         before=Version(1),
         phase=phase,
         reason="ann asked for 1 slot",
-        began=Seconds(1.0),
+        started_at=Seconds(1.0),
     )
 
 

@@ -85,7 +85,7 @@ class _Search:
         return self.found
 
     def _visit(self, state: _State) -> None:
-        if not any(state.left_jobs):
+        if not any(state.left):
             self.found = min(self.found, state.flow)
             return
         children = [self._after(state, on) for on in self._allocations(state)]
@@ -102,7 +102,7 @@ class _Search:
         """Slots of each job: all that leave no slot idle which would speed up a job."""
         active = tuple(
             left > 0.0 and at <= state.now
-            for left, at in zip(state.left_jobs, self.release, strict=True)
+            for left, at in zip(state.left, self.release, strict=True)
         )
         if active not in self.known:
             self.known[active] = list(self._full(active))
@@ -125,12 +125,12 @@ class _Search:
     def _after(self, state: _State, on: tuple[int, ...]) -> _State | None:
         """The state at the next event; None if there is none."""
         pace = [speeds[slots] for speeds, slots in zip(self.speeds, on, strict=True)]
-        ends = [left / x for left, x in zip(state.left_jobs, pace, strict=True) if x > 0.0]
+        ends = [left / x for left, x in zip(state.left, pace, strict=True) if x > 0.0]
         coming = [at - state.now for at in self.release if at > state.now]
         if not ends and not coming:
             return None
         step = min([*ends, *coming])
-        now, flow, left = state.now + step, state.flow, list(state.left_jobs)
+        now, flow, left = state.now + step, state.flow, list(state.left)
         if coming and step == coming[0]:
             now = min(at for at in self.release if at > state.now)  # exactly
         for job, x in enumerate(pace):
@@ -142,11 +142,11 @@ class _Search:
 
     def _bound(self, state: _State) -> float:
         """No schedule from here on has a smaller sum of completion times."""
-        jobs = [job for job, left in enumerate(state.left_jobs) if left > 0.0]
+        jobs = [job for job, left in enumerate(state.left) if left > 0.0]
         if not jobs:
             return state.flow
         since = [max(state.now, self.release[job]) for job in jobs]
         waited = sum(since) - sum(self.release[job] for job in jobs)
-        work = [state.left_jobs[job] / self.per_slot[job] for job in jobs]
+        work = [state.left[job] / self.per_slot[job] for job in jobs]
         fastest = [self.fastest[job] / self.per_slot[job] for job in jobs]
         return state.flow + waited + least_flow(since, work, fastest, float(self.slots))

@@ -9,8 +9,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from controlplane.journal.database import Entry
-from controlplane.journal.writer import Writer
 from controlplane.sim.analysis.summary import summary
 from controlplane.sim.cluster import NodeGroup, TraceError
 from controlplane.sim.models.job_model import (
@@ -26,8 +24,14 @@ from controlplane.sim.results import SimulationResult
 from controlplane.sim.run import simulate
 from controlplane.sim.scenario import Scenario
 from controlplane.sim.traces.journal_recording import recording_from_journal
+from schemas.codec import encode
 from schemas.jobs import StopRule
+<<<<<<< HEAD
 from tests.support.simulations import ONE_SLOT, a_job, recording
+=======
+from tests.support.recorded_history import History, write
+from tests.support.recordings import ONE_SLOT, a_job, recording
+>>>>>>> p-core
 
 COSTS = ChangeCosts(start_s=25.0, restart_s=10.0, prepare_s=20.0, switch_s=1.0)
 
@@ -210,11 +214,11 @@ def test_jobs_that_cannot_be_replayed_are_refused_with_a_remedy() -> None:
 
 def cluster_with_journal(policy: str, what: Scenario, seed: int, journal: Path) -> SimulationResult:
     """A cluster that writes down what happens to it."""
-    writer = Writer(journal, lambda _: None)
+    history: History = []
     result = simulate(
-        policy, what, seed, record=lambda now, event, _: writer.append(Entry(at=now, input=event))
+        policy, what, seed, record=lambda now, event, _: history.append((now, encode(event)))
     )
-    writer.close()
+    write(journal, history)
     return result
 
 
