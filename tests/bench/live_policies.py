@@ -134,12 +134,8 @@ def promised(told: Explanation, placed: Sequence[Allocation]) -> list[tuple[floa
 
 
 def is_migration(one: Decision) -> bool:
-<<<<<<< HEAD
-    was, to = set(one.was.slots), set(one.to.slots)
-=======
     """Whether a job that had slots gets others for some of them."""
     was, to = set(one.before.slots), set(one.to.slots)
->>>>>>> p-core
     return bool(was and to - was and was - to)
 
 

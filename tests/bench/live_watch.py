@@ -55,7 +55,7 @@ def promises(told: Sequence[tuple[str, Explanation]]) -> list[Promise]:
         numbers = one.numbers
         before, then = numbers.get("speed_now"), numbers.get("speed_then")
         came = numbers.get("speed_realised")
-        grows = bool(one.was.slots) and len(one.to.slots) > len(one.was.slots)
+        grows = bool(one.before.slots) and len(one.to.slots) > len(one.before.slots)
         if before and then and came:
             first = grows and kind not in grown
             found.append(Promise(kind, then / before, came / before, first))

@@ -127,9 +127,6 @@ def test_a_job_resumes_from_the_latest_continuation(
     assert name == (None if found is None else f"epoch-00000{found}.pt")
 
 
-<<<<<<< HEAD:tests/unit/elastic/test_checkpoints.py
-def test_missing_epochs_are_reported_once(tmp_path: Path) -> None:
-=======
 def facts(epoch: int) -> EpochFacts:
     return EpochFacts(
         epoch=epoch,
@@ -142,8 +139,7 @@ def facts(epoch: int) -> EpochFacts:
     )
 
 
-def test_a_worker_says_of_the_epochs_that_nobody_had_heard_of(tmp_path: Path) -> None:
->>>>>>> p-core:tests/unit/elastic/test_checkpoint.py
+def test_missing_epochs_are_reported_once(tmp_path: Path) -> None:
     written(tmp_path, "6.v5")
     said: list[dict[str, object]] = []
     training = TrainingStub()

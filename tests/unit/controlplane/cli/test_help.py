@@ -69,7 +69,7 @@ class Away(Cluster):
 
 
 @pytest.mark.parametrize(
-    ("cluster", "words", "names"),
+    ("client", "words", "names"),
     [
         (Cluster, "show ", ["live-3"]), (Cluster, "show end", ["ended-1", "ended-2"]),
         (Cluster, "cancel other-9 ", ["live-3"]), (Cluster, "logs -f li", ["live-3"]),
@@ -78,10 +78,10 @@ class Away(Cluster):
     ],
 )  # fmt: skip
 def test_names_of_live_jobs_are_completed_else_those_of_ended_jobs(
-    cluster: type[Cluster], words: str, names: list[str], monkeypatch: pytest.MonkeyPatch,
+    client: type[Cluster], words: str, names: list[str], monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    monkeypatch.setattr("controlplane.cli.output.BlockingClient", cluster)
+    monkeypatch.setattr("controlplane.cli.output.BlockingClient", client)
 
     said = printed(["__complete", *words.split(" ")], capsys).rpartition("begin\n")[2]
 

@@ -8,7 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.random import default_rng
 
+from controlplane.core.history import JobLeft, Record
 from controlplane.core.inputs import Input
+from controlplane.core.model.job import Job
 from controlplane.journal.database import input_from
 from controlplane.journal.replay import replay
 from controlplane.sim.cluster import NodeGroup, TraceError
@@ -155,9 +157,14 @@ def test_admission_beats_a_queue_and_a_journal_keeps_promises() -> None:
     broken = [job for job in promised if (job.ended_at or 0.0) > (job.promised_at or 0.0)]
     assert len(broken) <= 1
 
-    again = replay((now, input_from(encode(event))) for now, event in told).state
+    left: list[Job] = []
+
+    def keep(records: Sequence[Record]) -> None:
+        left.extend(record.last for record in records if isinstance(record, JobLeft))
+
+    again = replay(((now, input_from(encode(event))) for now, event in told), keep).state
     ends = {
         job.spec.name: (job.phase.value, job.promised_end and job.promised_end.first)
-        for job in again.jobs.values()
+        for job in [*left, *again.jobs.values()]
     }
     assert ends == {job.job: (job.state, job.promised_at) for job in admitted}

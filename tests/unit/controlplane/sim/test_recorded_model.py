@@ -26,12 +26,8 @@ from controlplane.sim.scenario import Scenario
 from controlplane.sim.traces.journal_recording import recording_from_journal
 from schemas.codec import encode
 from schemas.jobs import StopRule
-<<<<<<< HEAD
-from tests.support.simulations import ONE_SLOT, a_job, recording
-=======
 from tests.support.recorded_history import History, write
-from tests.support.recordings import ONE_SLOT, a_job, recording
->>>>>>> p-core
+from tests.support.simulations import ONE_SLOT, a_job, recording
 
 COSTS = ChangeCosts(start_s=25.0, restart_s=10.0, prepare_s=20.0, switch_s=1.0)
 
