@@ -187,7 +187,7 @@ class Violation:
     better_progress: float
 
     @property
-    def why(self) -> str:
+    def reason(self) -> str:
         if self.better[0] > self.shape[0]:
             return "slots were idle"
         return "the same or fewer slots"

@@ -33,7 +33,7 @@ def changed(at: float, slots: tuple[int, int], then: float, came: float | None) 
     numbers = {"speed_now": 100.0, "speed_then": then}
     return Decision(
         time=Seconds(at),
-        was=Size(slots=tuple(SlotId(f"n/{at}") for at in range(slots[0]))),
+        before=Size(slots=tuple(SlotId(f"n/{at}") for at in range(slots[0]))),
         to=Size(slots=tuple(SlotId(f"n/{at}") for at in range(slots[1]))),
         reason="",
         numbers=numbers if came is None else {**numbers, "speed_realised": came},
@@ -48,7 +48,7 @@ def of(job: JobId, *decisions: Decision) -> Explanation:
 def queued(at: float, start_s: float, low: float, high: float) -> Decision:
     numbers = {"start_s": start_s, "start_earliest_s": low, "start_latest_s": high}
     return Decision(
-        time=Seconds(at), was=Size(), to=Size(), reason="", numbers=numbers, outcome="waits"
+        time=Seconds(at), before=Size(), to=Size(), reason="", numbers=numbers, outcome="waits"
     )
 
 

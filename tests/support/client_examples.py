@@ -77,7 +77,7 @@ def detail(*trials: TrialInfo, spec: SweepSpec | None = None, **changes: Any) ->
 def unit(trial: int, version: int, *, by: int | None = None, digest: str = "") -> LedgerUnit:
     """A unit that counts: visit `version` of `trial`, over the partitions in their order."""
     return LedgerUnit(
-        trial=trial, by=trial if by is None else by, version=version,
+        trial=trial, values_of=trial if by is None else by, version=version,
         epoch=(version - 1) // PARTITIONS + 1, partition=(version - 1) % PARTITIONS,
         digest=digest or f"{trial}-{version}", node=NodeId("n1"), slot=SlotId("n1/0"),
         ended=Seconds(float(version)), seconds=1.0, metrics={"loss": 0.5}, samples=48,

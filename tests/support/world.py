@@ -311,11 +311,11 @@ class Process:
             "broken": (broken, {**group, "error": "reset"}),
             "quiesced": (
                 quiesced,
-                {**group, **port, "step": step - behind, "epoch": epoch, "full": full},
+                {**group, **port, "step": step - behind, "epoch": epoch, "has_full_state": full},
             ),
             "suspended": (suspended, {**group, "epoch": epoch, "step": step}),
             "epoch": (partial(epoch_end, epoch=epoch), {**group, "step": step}),
-            "finished": (finished, {"why": "its epochs are done"}),
+            "finished": (finished, {"reason": "its epochs are done"}),
         }[what]
         me = self.assignment
         report: ScriptReport = build(

@@ -52,7 +52,7 @@ class Fifo(ImmediatePolicy):
             elif ahead or size > left:
                 behind = f" behind {ahead} job{'s' * (ahead != 1)}" if ahead else ""
                 text = f"waits for {slots_in_words(size)}{behind}, {left} free"
-                numbers = {"needs": float(size), "free": float(left), "ahead": float(ahead)}
+                numbers: dict[str, float] = {"needs": size, "free": left, "ahead": ahead}
                 reasons[job.job] = Reason("waits", text, numbers)
                 ahead += 1
             else:

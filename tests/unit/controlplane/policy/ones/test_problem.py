@@ -438,7 +438,8 @@ def test_caches_never_change_a_problem(
     for view, events, at in life:
         for event in events:
             estimates.observe(event, Seconds(at))
-        known = copy.deepcopy(estimates)  # building agrees on what families share, for the next one
+        shared = {id(job): job for job in view.jobs.values()}  # estimates compare views by identity
+        known = copy.deepcopy(estimates, shared)
         lived = builder.build(view, Seconds(at))
         fresh = ProblemBuilder(known, OnesOptions()).build(view, Seconds(at))
 
