@@ -43,10 +43,10 @@ from schemas.wire.agent import (
     WorkerSeen,
 )
 from schemas.wire.sweeps import SweepDeltaAcked
-from tests.support.builders import started, stop
+from tests.support.builders import stop
 from tests.support.schemas_examples import NODE
 from tests.support.sizes import examples
-from tests.unit.schemas.session_network import delta, hello, sweep_delta
+from tests.unit.schemas.session_network import delta, hello, started, sweep_delta
 
 BOOT, OTHER = BootId("boot-1"), BootId("boot-0")
 A, B = JobId("a-1"), JobId("b-2")
