@@ -13,11 +13,9 @@ from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
-from elastic.agent import ScalingAgent
-from elastic.state.learning_rates import scale_scheduler
+from elastic.agent import ScalingAgent, load_prepared
 from elastic.state.portions import decode_metadata, encode_metadata
 from elastic.state.tracked_states import copy_to_host
-from elastic.step.batch_loader import loader_options
 from elastic.training_errors import UsageError
 
 
@@ -75,10 +73,8 @@ class ElasticAccelerator(Accelerator):
     `max_local_batch`) are taken in several passes, in which `sync_gradients` is false.
 
     Args:
-        args: of `Accelerator`.
         agent: of this process; None: created here.
         lr_scaling: how the rate follows the batch, as in `ScalingAgent.load`.
-        options: of `Accelerator`, by name.
 
     Raises:
         UsageError: if the training is distributed by another library.
@@ -110,7 +106,6 @@ class ElasticAccelerator(Accelerator):
         Args:
             args: the first loader beside an optimizer is the training loader; other loaders give
                 all of their data to every worker.
-            options: of `Accelerator.prepare`.
 
         Raises:
             UsageError: if an object is missing, or the agent cannot train it exactly.
@@ -126,44 +121,22 @@ class ElasticAccelerator(Accelerator):
             raise UsageError(problem, remedy)
         self._trains = True
         schedulers = [each for each in args if isinstance(each, LRScheduler)]
-        loader = self._load(models[0], optimizers, loaders[0], schedulers)
+        loader = load_prepared(
+            self.agent,
+            models[0],
+            optimizers,
+            loaders[0],
+            schedulers,
+            passes=self._passes,
+            lr_scaling=self._lr_scaling,
+        )
         others = [each for each in args if each is not loaders[0]]
         made = super().prepare(*others, **options)
         prepared = iter(made if len(others) > 1 else [made])
         return tuple(loader if each is loaders[0] else next(prepared) for each in args)
 
-    def _load(
-        self,
-        model: nn.Module,
-        optimizers: list[torch.optim.Optimizer],
-        loader: DataLoader[Any],
-        schedulers: list[LRScheduler],
-    ) -> Any:
-        agent, options = self.agent, loader_options(loader, self.agent.device)
-        size = int(loader.batch_size or 1)
-        rates = [float(each.defaults["lr"]) for each in optimizers]
-        _, _, elastic = agent.load(
-            lambda: model,
-            lambda _: optimizers[0] if len(optimizers) == 1 else tuple(optimizers),
-            loader.dataset,
-            batch_size=size * self._passes,
-            max_local_batch=size,
-            schedule_batch=size * self._passes,
-            lr_scaling=self._lr_scaling,
-            **options,
-        )
-        factor = agent.job_lr / rates[0] if agent.job_lr is not None and rates[0] else 1.0
-        for place, scheduler in enumerate(schedulers):
-            scale_scheduler(scheduler, factor)
-            agent.track(**{f"prepared scheduler {place + 1}": scheduler})
-        return elastic
-
     def register_for_checkpointing(self, *objects: Any) -> None:
-        """Keep objects with the job: they are restored after a pause and sent to newcomers.
-
-        Args:
-            objects: each has `state_dict` and `load_state_dict`.
-        """
+        """Keep objects with a `state_dict`: they are restored after a pause, sent to newcomers."""
         for each in objects:
             self._custom_objects.append(each)
             self.agent.track(**{f"registered {len(self._custom_objects)}": each})
@@ -185,19 +158,11 @@ class ElasticAccelerator(Accelerator):
         return self.agent.report(**metrics)
 
     def weight(self, items: Any) -> None:
-        """State what the loss of this batch is a mean over, if not its samples, e.g. tokens.
-
-        Args:
-            items: a number, or a tensor with one element.
-        """
+        """State what the loss of this batch is a mean over; see `ScalingAgent.weight`."""
         self.agent.weight(items)
 
     def stop(self, why: str) -> None:
-        """End the job with this epoch, if rank 0 calls it.
-
-        Args:
-            why: one line.
-        """
+        """End the job with this epoch, if rank 0 calls it; `why` is one line."""
         self.agent.stop(why)
 
     def _do_sync(self) -> None:
@@ -249,10 +214,7 @@ class ElasticAccelerator(Accelerator):
         """True if this worker prints and saves; another worker may do so later."""
         return self.agent.rank == 0
 
-    @property
-    def is_local_main_process(self) -> bool:
-        """True if this worker prints and saves: a job has one output over all nodes."""
-        return self.agent.rank == 0
+    is_local_main_process = is_main_process  # a job has one output over all nodes
 
     def on_main_process(self, function: Callable[..., Any] | None = None) -> Any:
         """Decorate `function` to run only if `is_main_process` at the call; else return None."""
@@ -298,11 +260,7 @@ class ElasticAccelerator(Accelerator):
     # --- refused
 
     def save_state(self, *_: Any, **__: Any) -> NoReturn:
-        """Refuse: the job keeps its own state.
-
-        Raises:
-            UsageError: always.
-        """
+        """Refuse: the job keeps its own state."""
         problem = "save_state() would store the state of one worker only"
         remedy = (
             "leave it out: the job's state is saved at each epoch's end, and when the job is paused"
@@ -310,35 +268,21 @@ class ElasticAccelerator(Accelerator):
         raise UsageError(problem, f"{remedy}; use save_model() to export a model")
 
     def load_state(self, *_: Any, **__: Any) -> NoReturn:
-        """Refuse: the job restores its own state.
-
-        Raises:
-            UsageError: always.
-        """
+        """Refuse: the job restores its own state."""
         problem = "load_state() would change the state of one worker only"
         raise UsageError(problem, "leave it out: a job resumes automatically")
 
     def skip_first_batches(self, *_: Any, **__: Any) -> NoReturn:
-        """Refuse: a resumed job continues at its position automatically.
-
-        Raises:
-            UsageError: always.
-        """
+        """Refuse: a resumed job continues at its position automatically."""
         problem = "skip_first_batches() would leave out samples of the epoch"
-        raise UsageError(
-            problem, "leave it out: a resumed job continues at its position automatically"
-        )
+        remedy = "leave it out: a resumed job continues at its position automatically"
+        raise UsageError(problem, remedy)
 
     def check_trigger(self) -> NoReturn:
-        """Refuse: use `stop`, which ends the job with the epoch.
-
-        Raises:
-            UsageError: always.
-        """
+        """Refuse: use `stop`, which ends the job with the epoch."""
         problem = "check_trigger() would leave the loop within an epoch"
-        raise UsageError(
-            problem, "use accelerator.stop(why), which ends the job with the epoch on all workers"
-        )
+        remedy = "use accelerator.stop(why), which ends the job with the epoch on all workers"
+        raise UsageError(problem, remedy)
 
 
 __all__ = ["ElasticAccelerator"]

@@ -1,40 +1,58 @@
-"""Handle of a training script: one worker of an elastic job."""
+"""Handle of a training script: one worker of an elastic job.
+
+Read-only properties of a worker, for scripts and for framework adapters.
+"""
 
 from __future__ import annotations
 
 import atexit
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+import torch
 from torch import nn
-from torch.utils.data import Dataset, IterableDataset
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from elastic import fault_points
-from elastic.agent_properties import AgentProperties
 from elastic.collectives.backends import slot_device
 from elastic.group.membership import Membership
 from elastic.group.order_listener import OrderListener
 from elastic.group.transitions import GroupTransitions
-from elastic.hooks import hold_device, track_grad_scalers, track_lr_schedulers, warm_up
+from elastic.hooks import (
+    hold_device,
+    patch_optimizer_step,
+    track_grad_scalers,
+    track_lr_schedulers,
+    warm_up,
+)
 from elastic.metrics import describe_rule
 from elastic.reporting import SampleRecords, WorkerReporter
-from elastic.sample_stream import SampleStream
+from elastic.sample_stream import (
+    Progress,
+    SampleStream,
+    ScheduleRow,
+    progress_of,
+)
 from elastic.state import checkpoints
-from elastic.state.carried_state import CarriedState
+from elastic.state.carried_state import LINE, CarriedRows, CarriedState
 from elastic.state.epoch_reports import EpochReports, steps_report
-from elastic.state.initial_batch_and_rate import set_initial_batch_and_rate
-from elastic.state.learning_rates import DOUBLING_STEPS
+from elastic.state.learning_rates import (
+    DOUBLING_STEPS,
+    choose_lr_scaling,
+    scale_scheduler,
+    set_learning_rate,
+)
 from elastic.state.random_state import JobSeed
 from elastic.state.state_tensors import Optimizers, TensorState, optimizers_by_name
-from elastic.state.training_state import initial_training_state
-from elastic.step.batch_loader import ElasticLoader
-from elastic.step.carried_rows import LINE, CarriedRows
-from elastic.step.gradient_bucket import Reducer
-from elastic.step.hooked_training import hook_training
-from elastic.step.step_executor import StepExecutor
+from elastic.state.training_state import TrainingState, initial_training_state
+from elastic.step.batch_loader import ElasticLoader, loader_options
+from elastic.step.gradient_reduction import Reducer
+from elastic.step.optimizer_turns import GradientOrigins, OptimizerTurns
+from elastic.step.step_executor import StepExecutor, StepView
 from elastic.training_errors import UsageError
 from elastic.usage_checks import (
     build,
@@ -58,7 +76,7 @@ from schemas.wire.worker import Assignment
 WORKER: Final = "ONES_WORKER"  # the worker's folder, set by the node's agent
 
 
-class ScalingAgent(AgentProperties):
+class ScalingAgent:
     """Worker of a job; the job file overrides the script where both state a value.
 
     Args:
@@ -68,8 +86,10 @@ class ScalingAgent(AgentProperties):
 
     def __init__(self, assignment: Assignment | None, folder: Path | None) -> None:
         self._folder = folder
-        training = initial_training_state(assignment)
-        membership = Membership.begin(assignment, slot_device())
+        self._assignment = assignment
+        self._joined = False
+        training = self._training = initial_training_state(assignment)
+        membership = self._membership = Membership.begin(assignment, slot_device())
         self._reporter = WorkerReporter(assignment, lambda: self.rank == 0)
         self._last_warning = ""  # warning about the loss of the previous epoch
         report = self._reporter.report
@@ -87,8 +107,8 @@ class ScalingAgent(AgentProperties):
             records=self._records,
             report=report,
         )
-        executor = StepExecutor(membership, transitions, training, self._records)
-        super().__init__(assignment, training, membership, executor)
+        self._executor = StepExecutor(membership, transitions, training, self._records)
+        self.view = StepView(training, membership, self._executor)  # for a framework's loop
         self._reporter.open(folder, self._listener.receive)
         self._reducer: Reducer | None = None
         self._seed = JobSeed(assignment.spec.stated_seed if assignment else None)
@@ -113,6 +133,61 @@ class ScalingAgent(AgentProperties):
         agent = cls(assignment, folder)
         agent._reporter.log_override("seed", agent._seed.begin(seed), agent._seed.value)
         return agent
+
+    # --- read-only
+
+    @property
+    def rank(self) -> int:
+        """Rank of this worker in its group, which may change; rank 0 prints and saves.
+
+        Before the first epoch, the rank that this worker is going to have.
+        """
+        if self._assignment is not None and not self._joined:
+            return int(self._assignment.rank)
+        return self._membership.rank
+
+    @property
+    def is_managed(self) -> bool:
+        """True if a cluster started this worker; otherwise it always trains alone."""
+        return self._assignment is not None
+
+    @property
+    def world_size(self) -> int:
+        """Number of workers in the current group, or in the first group before it forms."""
+        return len(self._membership.workers)
+
+    @property
+    def step(self) -> int:
+        """Steps done since the start of the job; raises UsageError before `load`."""
+        return self._require_loaded("step").position.step
+
+    @property
+    def device(self) -> torch.device:
+        """Device of model and batches: the slot's GPU, or the CPU."""
+        return self._membership.device
+
+    @property
+    def progress(self) -> Progress:
+        """Finished shares of the epoch and of the job, 0 to 1; raises UsageError before `load`."""
+        training = self._require_loaded("progress")
+        if training.why_done:
+            return Progress(1.0, 1.0)
+        return progress_of(training.position, training.stream.size, training.stop_rule)
+
+    @property
+    def job_lr(self) -> float | None:
+        """Learning rate of the job file, for the job's first batch; None if there is none."""
+        return self._assignment.group.lr if self._assignment is not None else None
+
+    @property
+    def epoch_samples(self) -> int:
+        """Samples of an epoch (||D||)."""
+        return self._training.stream.size
+
+    @property
+    def batch_size(self) -> int:
+        """Current global batch, samples per step; raises UsageError before `load`."""
+        return self._require_loaded("batch_size").global_batch
 
     # --- load
 
@@ -175,7 +250,8 @@ class ScalingAgent(AgentProperties):
         if self._training.is_loaded:
             hint = "put all trained modules into one; build_optimizer may return several optimizers"
             raise UsageError("load() was called twice", hint)
-        fault_points.reach("load", rank=self.rank, version=self._version)
+        version = self._assignment.version if self._assignment else None
+        fault_points.reach("load", rank=self.rank, version=version)
         size = dataset_size(train_set)
         self._reporter.log_override("seed", self._seed.follow(), self._seed.value)
         model, built = build(build_model, build_optimizer, self._place_model)
@@ -187,16 +263,7 @@ class ScalingAgent(AgentProperties):
         self._training.set_tensors(tensors, stream)
         self._training.script_schedule_batch = schedule_batch
         self._records.set_stream(self._training.stream)
-        for override in set_initial_batch_and_rate(
-            self._training,
-            tensors.optimizers,
-            self._assignment,
-            batch_size=batch_size,
-            lr=lr,
-            scaling=lr_scaling,
-            doubling=lr_doubling_steps,
-        ):
-            self._reporter.log_override(*override)
+        self._set_batch_and_rate(tensors, batch_size, lr, lr_scaling, lr_doubling_steps)
         largest = self._assignment.spec.batch_limit if self._assignment else batch_size
         refuse_columns(columns, largest)
         if columns is not None:
@@ -205,17 +272,7 @@ class ScalingAgent(AgentProperties):
         bound = self._pass_limit(max_local_batch, batch_size + stream.min_samples - 1)
         refuse_single_samples(min(self.batch_size, size), bound, stream.min_samples)
         options = without_sampling_options(loader_options, shuffled=shuffled)
-        self._reducer, loader = hook_training(
-            self._training,
-            self._transitions,
-            self._executor,
-            tensors,
-            train_set,
-            bound=bound,
-            managed=self.is_managed,
-            device=self.device,
-            options=options,
-        )
+        loader = self._hook_training(tensors, train_set, bound, options)
         self._resume()
         self._parameters = sum(p.numel() for p in model.parameters() if p.requires_grad)
         track_lr_schedulers(tensors.optimizers, self.track, self._executor.schedule_steps)
@@ -230,6 +287,52 @@ class ScalingAgent(AgentProperties):
         self._listener.await_slot()
         return model.to(self.device)
 
+    def _set_batch_and_rate(
+        self, tensors: TensorState, batch_size: int, lr: float | None, scaling: str, doubling: int
+    ) -> None:
+        """Set the optimizers' rates, and how they follow the batch; the job file overrides both."""
+        if batch_size < 1:
+            raise UsageError(f"batch_size {batch_size} is below 1", "raise it", "batch_size")
+        rules = [choose_lr_scaling(optimizer, scaling) for optimizer in tensors.optimizers]
+        base_batch, training = batch_size, self._training
+        if self._assignment is None:
+            training.schedule.announce([ScheduleRow(1, (batch_size,), 0)])
+        else:
+            group = self._assignment.group
+            base_batch = group.base_batch or group.global_batch
+            job_batch = self._assignment.spec.batch_size
+            self._reporter.log_override("batch_size", batch_size, job_batch)
+            if group.lr is not None:
+                self._reporter.log_override("lr", lr, group.lr)
+                lr = group.lr
+        if lr is not None:
+            set_learning_rate(tensors.optimizers, lr)
+        training.lr_state.begin(rules, base_batch, training.global_batch, doubling)
+
+    def _hook_training(
+        self, tensors: TensorState, train_set: Dataset[Any], bound: int, options: dict[str, Any]
+    ) -> ElasticLoader:
+        """Patch the optimizers, hook the gradients, and create the loader."""
+        training, executor, turns = self._training, self._executor, None
+        for optimizer in tensors.optimizers:
+            patch_optimizer_step(optimizer, executor)
+        if len(tensors.optimizers) > 1:
+            if self.is_managed:  # a remainder must not cause several passes
+                bound += training.stream.min_samples - 1
+            turns = OptimizerTurns(training, GradientOrigins(tensors.trained()))
+        self._reducer = Reducer(tensors.trained(), executor.backward_finished)
+        loader = ElasticLoader(
+            train_set,
+            training=training,
+            transitions=self._transitions,
+            executor=executor,
+            bound=bound,
+            device=self.device,
+            options=options,
+        )
+        executor.set_reducer(self._reducer, loader.depth, turns)
+        return loader
+
     def _pass_limit(self, script: int | None, alone: int) -> int:
         """Return the most samples of one pass; `alone` if neither job file nor script states it."""
         if script is not None and script < 1:
@@ -241,6 +344,11 @@ class ScalingAgent(AgentProperties):
         if script is not None:
             return script
         return spec.pass_limit if spec is not None else alone
+
+    def _require_loaded(self, name: str) -> TrainingState:
+        if not self._training.is_loaded:
+            raise UsageError(f"agent.{name} was used before load()", "call agent.load(...) first")
+        return self._training
 
     def track(self, **stateful: Any) -> None:
         """Keep these objects in checkpoints and transfers; each needs a `state_dict`.
@@ -303,17 +411,10 @@ class ScalingAgent(AgentProperties):
             at = f"step {position.step}, samples {position.samples_done}"
             self._reporter.log(f"resumes after epoch {self._resumed_epoch}, {at}")
 
-    @property
-    def _version(self) -> int | None:
-        return self._assignment.version if self._assignment else None
-
     def _join(self) -> None:
         """Report that this worker is ready and wait until it is a member of its group."""
-        assignment, connection, training = (
-            self._assignment,
-            self._reporter.connection,
-            self._training,
-        )
+        assignment, training = self._assignment, self._training
+        connection = self._reporter.connection
         self._joined = True
         if assignment is None or connection is None or self._folder is None:
             self._executor.check_tracked()
@@ -393,7 +494,10 @@ class ScalingAgent(AgentProperties):
             yield training.position.epoch - 1
             if training.epoch_open:
                 self.report()
-        self._finish()
+        if self._epochs.close() and self.rank == 0:
+            self._reporter.report(TrainingFinished, reason=training.why_done)
+        if self._reducer is not None:
+            self._reducer.close()
 
     def report(self, **metrics: float) -> dict[str, float]:
         """End the epoch with its metrics; in a group, rank 0's numbers apply to all workers.
@@ -436,16 +540,44 @@ class ScalingAgent(AgentProperties):
         """
         self._training.stop_request = why
 
-    def _finish(self) -> None:
-        if self._epochs.close() and self.rank == 0:
-            self._reporter.report(TrainingFinished, why=self._training.why_done)
-        if self._reducer is not None:
-            self._reducer.close()
-
-    # --- steps
-
     def _telemetry(self) -> StepsReported | None:
         assignment, training = self._assignment, self._training
         if assignment is None or not training.epoch_open or self.rank:
             return None
         return steps_report(training, assignment, Version(self._membership.version))
+
+
+def load_prepared(
+    agent: ScalingAgent,
+    model: nn.Module,
+    optimizers: Sequence[torch.optim.Optimizer],
+    loader: DataLoader[Any],
+    schedulers: Sequence[LRScheduler],
+    *,
+    passes: int,
+    lr_scaling: str,
+) -> ElasticLoader:
+    """Load what a script built for one process, without the library; return its elastic loader.
+
+    The script takes `passes` batches of `loader` for a step.
+
+    Raises:
+        UsageError: if the agent cannot train it exactly.
+    """
+    size, script_lr = int(loader.batch_size or 1), float(optimizers[0].defaults["lr"])
+    options = loader_options(loader, agent.device)
+    _, _, elastic = agent.load(
+        lambda: model,
+        lambda _: optimizers[0] if len(optimizers) == 1 else tuple(optimizers),
+        loader.dataset,
+        batch_size=size * passes,
+        max_local_batch=size,
+        schedule_batch=size * passes,
+        lr_scaling=lr_scaling,
+        **options,
+    )
+    factor = agent.job_lr / script_lr if agent.job_lr is not None and script_lr else 1.0
+    for place, scheduler in enumerate(schedulers):
+        scale_scheduler(scheduler, factor)
+        agent.track(**{f"prepared scheduler {place + 1}": scheduler})
+    return elastic

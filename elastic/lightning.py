@@ -24,11 +24,11 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from torch.utils.data import DataLoader
 
-from elastic.agent import ScalingAgent
-from elastic.batches import MicroBatch
-from elastic.state.learning_rates import scale_scheduler
-from elastic.step.batch_loader import ElasticLoader, loader_options
+from elastic.agent import ScalingAgent, load_prepared
+from elastic.sample_stream import MicroBatch
+from elastic.step.batch_loader import ElasticLoader
 from elastic.training_errors import UsageError
+from elastic.usage_checks import refuse_inexact
 from schemas.jobs import StopRule
 
 
@@ -213,11 +213,7 @@ class SharedResults(_ResultCollection):
 
 
 def refuse_options(trainer: Any) -> None:
-    """Refuse trainer options that the group cannot train exactly.
-
-    Raises:
-        UsageError: names the option and the remedy.
-    """
+    """Refuse trainer options that the group cannot train exactly."""
     every = trainer.val_check_interval
     whole = "leave it out: an epoch has every sample once"
     for found, option, remedy in (
@@ -240,8 +236,7 @@ def refuse_options(trainer: Any) -> None:
             "write the loop with ScalingAgent, which trains with several optimizers",
         ),
     ):
-        if found:
-            raise UsageError(f"{option} cannot be kept exact", remedy, option.partition("=")[0])
+        refuse_inexact(option, remedy, found=found)
 
 
 class TrackedLoops:
@@ -353,7 +348,6 @@ class ElasticStrategy(SingleDeviceStrategy):
         agent: of this process; None: created here. On a GPU that another job is about to leave,
             create it before the first use of the GPU.
         lr_scaling: how the rate follows the batch, as in `ScalingAgent.load`.
-        options: of `SingleDeviceStrategy`, by name.
     """
 
     strategy_name = "elastic"
@@ -391,11 +385,7 @@ class ElasticStrategy(SingleDeviceStrategy):
     # --- what is trained
 
     def setup(self, trainer: Trainer) -> None:
-        """Set up like any strategy; for `fit`, install loops whose epochs end with the data.
-
-        Raises:
-            UsageError: if the trainer's options cannot be kept exact.
-        """
+        """Set up like any strategy; for `fit`, install loops whose epochs end with the data."""
         if trainer.state.fn == TrainerFn.FITTING:
             refuse_options(trainer)
             trainer.fit_loop.__class__ = ElasticFitLoop
@@ -428,24 +418,16 @@ class ElasticStrategy(SingleDeviceStrategy):
         Raises:
             UsageError: if the agent cannot train it exactly.
         """
-        agent, size = self.agent, int(data.batch_size or 1)
-        options = loader_options(data, agent.device)
-        script_lr = float(self.optimizers[0].defaults["lr"])
-        _, _, self.loader = agent.load(
-            lambda: self.lightning_module,
-            lambda _: self.optimizers[0],
-            data.dataset,
-            batch_size=size * self._passes,
-            max_local_batch=size,
-            schedule_batch=size * self._passes,
+        self.loader = load_prepared(
+            self.agent,
+            self.lightning_module,
+            self.optimizers[:1],
+            data,
+            [config.scheduler for config in self.lr_scheduler_configs],
+            passes=self._passes,
             lr_scaling=self._lr_scaling,
-            **options,
         )
-        factor = agent.job_lr / script_lr if agent.job_lr is not None and script_lr else 1.0
-        for place, config in enumerate(self.lr_scheduler_configs):
-            scale_scheduler(config.scheduler, factor)
-            agent.track(**{f"configured scheduler {place + 1}": config.scheduler})
-        self.tracked = TrackedLoops(trainer, agent)
+        self.tracked = TrackedLoops(trainer, self.agent)
         return self.loader
 
 

@@ -23,25 +23,11 @@ import msgspec
 import torch
 
 from elastic.training_errors import MissingMetricError
+from schemas.epochs import StepTimes
 from schemas.jobs import StopRule
 
 WINDOW_S: Final = 2.0
 FIRST_WINDOW_S: Final = 0.5  # minimum of the first, incomplete window
-
-
-@dataclass(frozen=True, slots=True)
-class PassTimes:
-    """Times of a worker's steps: a step has `passes` passes, the last includes the reduction."""
-
-    pass_s: float  # seconds of a step's last pass, with its reduction
-    sync_s: float  # part in the reduction, including waits for peers; 0 alone
-    local_batch: int  # samples of a pass, the largest of the step
-    passes: int  # in a step
-
-    @property
-    def step_s(self) -> float:
-        """Seconds of a whole step."""
-        return (self.pass_s - self.sync_s) * self.passes + self.sync_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +37,7 @@ class StepMeans:
     version: int  # of the group
     shares: tuple[int, ...]  # samples of a step, by rank
     samples_per_s: float = 0.0  # recent, all workers, including pauses; 0: unknown yet
-    times: PassTimes | None = None  # recent whole steps, without pauses; None: unknown yet
+    times: StepTimes | None = None  # recent whole steps, without pauses; None: unknown yet
 
 
 @dataclass(slots=True)
@@ -69,12 +55,12 @@ class _WholeSteps:
         self.steps, self.share, self.passes = self.steps + 1, share, passes
         self.seconds, self.sync_s = self.seconds + took_s, self.sync_s + sync_s
 
-    def times(self) -> PassTimes | None:
+    def times(self) -> StepTimes | None:
         """Return the means, all passes equal but for the last one's reduction; None if empty."""
         if not self.steps:
             return None
         step_s, sync_s = self.seconds / self.steps, self.sync_s / self.steps
-        return PassTimes(
+        return StepTimes(
             pass_s=(step_s - sync_s) / self.passes + sync_s,
             sync_s=sync_s,
             local_batch=-(-self.share // self.passes),
@@ -93,10 +79,9 @@ class RecentSteps:
     def __init__(self, now: float) -> None:
         self.means: StepMeans | None = None  # replaced as a whole: another thread reads it
         self.steps = 0  # of the current group with the current shares
-        self._step_began = now
         self._sync_s = 0.0  # of the step under way
         self._is_first = True  # first window of its group, read before it is complete
-        self._epoch = _WholeSteps()
+        self.begin_epoch(now)
         self._begin_window(now)
 
     def _begin_window(self, now: float) -> None:
@@ -106,8 +91,14 @@ class RecentSteps:
     def begin_epoch(self, now: float) -> None:
         """Start an epoch; the time since the last step does not count."""
         self._step_began, self._epoch = now, _WholeSteps()
+        self._epoch_began, self._epoch_samples = now, 0
 
-    def over_epoch(self) -> PassTimes | None:
+    def epoch_speed(self, now: float) -> tuple[float, float]:
+        """Return samples per second of all workers over the epoch so far, and its seconds."""
+        seconds = max(now - self._epoch_began, 1e-9)
+        return self._epoch_samples / seconds, seconds
+
+    def over_epoch(self) -> StepTimes | None:
         """Return the means over the epoch's whole steps in the current group; None without any."""
         return self._epoch.times()
 
@@ -139,6 +130,7 @@ class RecentSteps:
         `shares` are the current samples of a step by rank. `rank` None means that this worker has
         no share. `samples` is below the sum of `shares` if the step ended an epoch.
         """
+        self._epoch_samples += samples
         took_s, self._step_began = now - self._step_began, now
         sync_s, self._sync_s = min(self._sync_s, took_s), 0.0
         means = self.means
@@ -322,42 +314,6 @@ def _seconds_of(pid: str) -> float:
         fields = stat.rpartition(")")[2].split()
         return (int(fields[USER_TICKS]) + int(fields[SYSTEM_TICKS])) / TICKS_PER_S
     return 0.0
-
-
-class SpeedMeter:
-    """Samples per second over the epoch; times are seconds of any origin."""
-
-    def __init__(self, now: float) -> None:
-        self._epoch_began = now
-        self._epoch_samples = 0
-
-    def add(self, samples: int) -> None:
-        """Count the samples of a step, over all workers."""
-        self._epoch_samples += samples
-
-    def over_epoch(self, now: float) -> tuple[float, float]:
-        """Return samples per second over the epoch so far, and its seconds."""
-        seconds = max(now - self._epoch_began, 1e-9)
-        return self._epoch_samples / seconds, seconds
-
-    def begin_epoch(self, now: float) -> None:
-        """Start the next epoch."""
-        self._epoch_began, self._epoch_samples = now, 0
-
-
-class StepTimer:
-    """Duration of a step without pauses."""
-
-    def __init__(self) -> None:
-        self._mark = 0.0
-        self._seconds = 0.0
-
-    def lap(self, now: float) -> float:
-        """Return the seconds since the last lap, at most twice the previous result."""
-        took = now - self._mark if self._mark else 0.0
-        self._seconds = min(took, 2 * self._seconds) if self._seconds else took
-        self._mark = now
-        return self._seconds
 
 
 class StopState(msgspec.Struct, kw_only=True):

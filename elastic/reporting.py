@@ -18,12 +18,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from elastic.batches import DealtStep, MicroBatch
-from elastic.sample_stream import SampleStream, share
+from elastic.sample_stream import DealtStep, MicroBatch, SampleStream, share
 from schemas.codec import TO_WORKER, encode
 from schemas.errors import OnesError
 from schemas.ids import WorkerId
-from schemas.transport import ThreadDealer
+from schemas.transport.sockets import ThreadDealer
 from schemas.wire.agent import JOIN, ScriptReport, StepsReported
 from schemas.wire.worker import Assignment, Reported, ToWorker, WorkerHello
 
@@ -85,16 +84,13 @@ class ReportFile:
         self._pid = os.getpid()
         self.count = _frames(path.read_bytes())
 
-    def append(self, make: Callable[[int], ScriptReport]) -> None:
-        """Append the report that `make` builds for the next index, 1-based; not in a forked child.
-
-        Raises:
-            OSError: if the disk accepts nothing and more than `MAX_WAITING_BYTES` wait.
-        """
+    def append(self, kind: type[ScriptReport], sender: Assignment, **fields: Any) -> None:
+        """Append a report of `sender` with the next index, 1-based; not in a forked child."""
         if os.getpid() != self._pid:
             return
         with self._lock:
-            data = encode(make(self.count + 1))
+            index = self.count + 1
+            data = encode(kind(**_identity(sender), index=index, **fields))
             self._file.append(FRAME.pack(len(data)) + data)
             self.count += 1
 
@@ -109,6 +105,10 @@ _files: dict[Path, ReportFile] = {}
 def report_file(path: Path) -> ReportFile:
     """Return this process's only `ReportFile` for `path`: two would count separately."""
     return _files.setdefault(path, ReportFile(path)) if path not in _files else _files[path]
+
+
+def _identity(assignment: Assignment) -> dict[str, Any]:
+    return {"job": assignment.job, "version": assignment.version, "rank": assignment.rank}
 
 
 def _frames(data: bytes) -> int:
@@ -141,13 +141,9 @@ class AgentConnection:
         self._thread.start()
         self._started.wait()
 
-    def report(self, make: Callable[[int], ScriptReport]) -> None:
-        """Append a report to the file and send a hint; `make` builds it from its index (1-based).
-
-        Raises:
-            OSError: if the disk accepts nothing and more than `MAX_WAITING_BYTES` wait.
-        """
-        self._reports.append(make)
+    def report(self, kind: type[ScriptReport], **fields: Any) -> None:
+        """Append a report to the file and send a hint; adds job, version, rank and index."""
+        self._reports.append(kind, self._assignment, **fields)
         self._wake()
 
     def set_telemetry(self, telemetry: Telemetry) -> None:
@@ -164,34 +160,25 @@ class AgentConnection:
         dealer = ThreadDealer(self._assignment.socket)
         self._wake = dealer.wake
         self._started.set()
-        hinted, greeted = 0, False
+        hinted, greeted, identity = 0, False, _identity(self._assignment)
         while not self._stop.is_set():
             messages, connected = dealer.poll(TELEMETRY_INTERVAL_S)
             if connected or not greeted:
                 hinted = 0
-                hello = WorkerHello(
-                    pid=os.getpid(), token=self._assignment.token, **self._identity()
-                )
-                greeted = dealer.send(encode(hello))
+                token = self._assignment.token
+                greeted = dealer.send(encode(WorkerHello(pid=os.getpid(), token=token, **identity)))
             for data in messages:
-                self._deliver(data)
+                try:
+                    message = TO_WORKER.decode(data)
+                except OnesError:
+                    continue
+                self._on_message(message)
             count = self._reports.count if self._reports.flush() else hinted
-            if count > hinted and dealer.send(encode(Reported(count=count, **self._identity()))):
+            if count > hinted and dealer.send(encode(Reported(count=count, **identity))):
                 hinted = count
             if (steps := self._telemetry()) is not None:
                 dealer.send(encode(steps))
         dealer.close()
-
-    def _deliver(self, data: bytes) -> None:
-        try:
-            message = TO_WORKER.decode(data)
-        except OnesError:
-            return
-        self._on_message(message)
-
-    def _identity(self) -> dict[str, Any]:
-        a = self._assignment
-        return {"job": a.job, "version": a.version, "rank": a.rank}
 
 
 class WorkerReporter:
@@ -216,13 +203,8 @@ class WorkerReporter:
 
     def report(self, kind: type[ScriptReport], **fields: Any) -> None:
         """Append a report that survives the worker's exit; adds job, version, rank and index."""
-        assignment, connection = self._assignment, self.connection
-        if assignment is None or connection is None:
-            return
-        job, version, rank = assignment.job, assignment.version, assignment.rank
-        connection.report(
-            lambda index: kind(job=job, version=version, rank=rank, index=index, **fields)
-        )
+        if self.connection is not None:
+            self.connection.report(kind, **fields)
 
     def log(self, text: str) -> None:
         """Write a line to the job's output, once for the group."""

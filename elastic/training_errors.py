@@ -44,11 +44,17 @@ class OutOfStepError(ElasticError):
 
 
 class BrokenGroupError(ElasticError):
-    """A process group could not be built, or a peer of it is lost."""
+    """A process group could not be built, or a peer of it is lost.
+
+    Every collective of a group raises it, and so do the functions that use collectives.
+    """
 
 
 class CancelledError(ElasticError):
-    """A wait was cancelled because the controller wants this worker to quiesce."""
+    """A wait was cancelled because the controller wants this worker to quiesce.
+
+    Functions with an argument `cancel` or `cancelled` raise it when that event is set.
+    """
 
     def __init__(self) -> None:
         super().__init__("the wait was cancelled")

@@ -28,6 +28,7 @@ from transformers.trainer_callback import ExportableState
 from elastic.agent import ScalingAgent
 from elastic.step.batch_loader import ElasticLoader
 from elastic.training_errors import UsageError
+from elastic.usage_checks import refuse_inexact
 from schemas.jobs import StopRule
 
 if TYPE_CHECKING:
@@ -37,11 +38,7 @@ else:
 
 
 def refuse_options(trainer: ElasticMixin) -> None:
-    """Refuse arguments that the group cannot train exactly.
-
-    Raises:
-        UsageError: names the option and the remedy.
-    """
+    """Refuse arguments that the group cannot train exactly."""
     made: Any = trainer
     args = made.args
     args._n_gpu = min(args.n_gpu, 1)  # noqa: SLF001 - as `Trainer` itself does; no DataParallel
@@ -66,8 +63,7 @@ def refuse_options(trainer: ElasticMixin) -> None:
             "leave it out: a worker sees the tokens of its own share only",
         ),
     ):
-        if found:
-            raise UsageError(f"{option} cannot be kept exact", remedy, option.partition("=")[0])
+        refuse_inexact(option, remedy, found=found)
     if isinstance(made.model, nn.DataParallel):
         raise UsageError("the model is an nn.DataParallel", "give the plain module", "model")
 
@@ -82,39 +78,25 @@ class FirstCallback(TrainerCallback):
         self._trainer = trainer
 
     def on_train_begin(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        **_: Any,
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
         """Join the group, before the other callbacks see the start of training."""
         self._trainer.begin_job()
         agent = self._trainer.agent
-        state.num_train_epochs = self._planned_epochs(args)
+        rule = agent.view.stop_rule
+        own = int(args.num_train_epochs)
+        state.num_train_epochs = rule.epochs if rule is not None and rule.epochs else own
         if state.global_step or not agent.view.has_state:
             args.eval_on_start = False  # training has started before
 
-    def _planned_epochs(self, args: TrainingArguments) -> int:
-        rule = self._trainer.agent.view.stop_rule
-        return rule.epochs if rule is not None and rule.epochs else int(args.num_train_epochs)
-
     def on_step_begin(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        **_: Any,
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
         """Let the current rank 0 print and save."""
         state.is_world_process_zero = state.is_local_process_zero = self._trainer.agent.rank == 0
 
     def on_step_end(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        **_: Any,
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
         """Set the job's counts, and plan as many steps as the current batch needs."""
         view = self._trainer.agent.view
@@ -126,11 +108,7 @@ class FirstCallback(TrainerCallback):
         state.max_steps = state.global_step + max(1, 1 if to_come is None else to_come)
 
     def on_epoch_end(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        **_: Any,
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
         """Commit the last step; after the job's last one, request evaluation and checkpoint."""
         view = self._trainer.agent.view
@@ -150,41 +128,21 @@ class LastCallback(TrainerCallback):
         self._trainer = trainer
 
     def on_step_end(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        **_: Any,
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
         """Skip logs and checkpoints of a dropped step or a partial state; agree on stops."""
-        self._pass_over(control)
-        self._agree_on_stop(control)
-
-    def on_epoch_end(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        **_: Any,
-    ) -> None:
-        """Skip logs and checkpoints of a dropped step or a partial state; agree on stops."""
-        self._pass_over(control)
-        self._agree_on_stop(control)
-
-    def on_evaluate(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        **_: Any,
-    ) -> None:
-        """Agree on stops: workers' numbers may differ, and rank 0's decide whether the job ends."""
-        self._agree_on_stop(control)
-
-    def _pass_over(self, control: TrainerControl) -> None:
         view = self._trainer.agent.view
         if view.is_dropped or not view.has_state:
             control.should_log = control.should_evaluate = control.should_save = False
+        self._agree_on_stop(control)
+
+    on_epoch_end = on_step_end
+
+    def on_evaluate(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        """Agree on stops: workers' numbers may differ, and rank 0's decide whether the job ends."""
+        self._agree_on_stop(control)
 
     def _agree_on_stop(self, control: TrainerControl) -> None:
         """End the job with its epoch in a group; alone at once, as in `Trainer`."""
@@ -263,11 +221,9 @@ class ElasticMixin(Mixed):
     `per_device_train_batch_size` (the job file's `max_local_batch`) is taken in several passes.
 
     Args:
-        args: of `Trainer`.
         agent: of this process; None: created here. On a GPU that another job is about to leave,
             create it before the first use of the GPU.
         lr_scaling: how the rate follows the batch, as in `ScalingAgent.load`.
-        options: of `Trainer`, by name.
 
     Raises:
         UsageError: if an option cannot be kept exact.
@@ -303,16 +259,13 @@ class ElasticMixin(Mixed):
     def get_train_dataloader(self) -> ElasticLoader:
         """Return the job's loader; from here on the agent has model and optimizer."""
         if self._epochs is not None:
-            problem = "train() was called twice"
-            raise UsageError(
-                problem, "raise num_train_epochs or the job's stop rule: a job trains once"
-            )
+            remedy = "raise num_train_epochs or the job's stop rule: a job trains once"
+            raise UsageError("train() was called twice", remedy)
         args = self.args
         if args.device != self.agent.device:
             problem = f"the arguments say {args.device}, the slot is {self.agent.device}"
-            raise UsageError(
-                problem, "set use_cpu=True, or make one GPU visible to the worker", "use_cpu"
-            )
+            remedy = "set use_cpu=True, or make one GPU visible to the worker"
+            raise UsageError(problem, remedy, "use_cpu")
         _, _, loader = self.agent.load(
             lambda: self.model,
             lambda _: self.create_optimizer(),
@@ -328,12 +281,10 @@ class ElasticMixin(Mixed):
 
     def _loader_options(self) -> dict[str, Any]:
         args = self.args
-        collate = self._get_collator_with_removed_columns(
-            self.data_collator,
-            description="Training",
-        )
         options: dict[str, Any] = {
-            "collate_fn": collate,
+            "collate_fn": self._get_collator_with_removed_columns(
+                self.data_collator, description="Training"
+            ),
             "num_workers": args.dataloader_num_workers,
             "pin_memory": args.dataloader_pin_memory and self.agent.device.type != "cpu",
             "drop_last": args.dataloader_drop_last,
@@ -394,17 +345,15 @@ class ElasticMixin(Mixed):
 
     def _run_epoch(self, **values: Any) -> None:
         """Run one epoch until its batches end, and report it after the evaluation."""
-        control = self.control
         if self._epoch is None or self._epochs is None:
-            control.should_training_stop = True
+            self.control.should_training_stop = True
             return
         values |= {"epoch": self._epoch, "num_update_steps_per_epoch": sys.maxsize}
         super()._run_epoch(**values)
         self.end_batches()
         self.agent.report(**self._evaluated)
         self._epoch = next(self._epochs, None)
-        control = self.control
-        control.should_training_stop = self._epoch is None
+        self.control.should_training_stop = self._epoch is None
         if self._epoch is None:
             self.state.max_steps = self.state.global_step
 
@@ -469,9 +418,8 @@ class ElasticMixin(Mixed):
             self.agent.weight(items)
         elif int(items) != len(labels):
             problem = f"a sample has no label ({IGNORED_LABEL})"
-            raise UsageError(
-                problem, "leave it out of the dataset: its batch counts samples", "labels"
-            )
+            hint = "leave it out of the dataset: its batch counts samples"
+            raise UsageError(problem, hint, "labels")
         return None if counted is None else counted.clamp(min=1)
 
     # --- what is said and kept
@@ -492,9 +440,7 @@ class ElasticMixin(Mixed):
         """Return whether this worker prints and saves; another worker may do so later."""
         return self.agent.rank == 0
 
-    def is_local_process_zero(self) -> bool:
-        """Return whether this worker prints and saves: a job has one output over all nodes."""
-        return self.agent.rank == 0
+    is_local_process_zero = is_world_process_zero  # a job has one output over all nodes
 
     def save_model(self, *args: Any, **options: Any) -> None:
         """Save the model on rank 0."""
@@ -526,7 +472,6 @@ class ElasticMixin(Mixed):
 
         Args:
             resume_from_checkpoint: must be None.
-            args: of `Trainer.train`.
 
         Raises:
             UsageError: if it should resume from the trainer's own checkpoints.

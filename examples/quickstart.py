@@ -161,16 +161,16 @@ def changes_of(job: JobId, decisions: Iterable[Decision]) -> list[Change]:
         Change(
             job,
             one.time + one.took_s,
-            len(one.was.slots),
+            len(one.before.slots),
             len(one.to.slots),
             one.numbers.get("pause_ms"),
             one.numbers.get("pause_steps"),
         )
         for one in decisions
         if one.outcome == "formed"
-        and one.was.slots
+        and one.before.slots
         and one.to.slots
-        and len(one.was.slots) != len(one.to.slots)
+        and len(one.before.slots) != len(one.to.slots)
     ]
 
 

@@ -1,25 +1,77 @@
-"""`ones-agent --config FILE`."""
+"""`ones-agent --config FILE`: the agent, or the end of the workers, which continue without it."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import os
+import select
+import shutil
+import signal
 import sys
+import time
 import traceback
 from pathlib import Path
 
+import psutil
 import uvloop
 from setproctitle import setproctitle
 
 from nodeagent import app
 from nodeagent.cgroups import find
-from nodeagent.end_workers import end_workers
-from nodeagent.folders import NodeFolders
+from nodeagent.folders import NodeFolders, lock_run
 from nodeagent.job_cgroups import JobGroups
+from nodeagent.process_identity import open_process, signal_group
 from nodeagent.settings import AgentSettings
 from nodeagent.settings_check import NAMELESS
+from nodeagent.zygotes import is_zygote
 from schemas.errors import OnesError, one_line_error
 from schemas.host.checks import check_file
 from schemas.host.logging import configure_logging
+
+
+def end_workers(folders: NodeFolders, grace_s: float, groups: JobGroups | None = None) -> int:
+    """Send TERM to all worker groups, KILL to the rest after `grace_s`, then end the zygotes.
+
+    Also removes sockets outside of the run folder, and control groups. Returns the worker count.
+    """
+    living: dict[int, tuple[int, int | None]] = {}  # by pidfd: pid, and uid if not the agent's
+    for folder in folders.workers():
+        mark = folder.mark()
+        pidfd = open_process(mark.pid, mark.started_ticks) if mark else None
+        if mark is not None and pidfd is not None:
+            folder.mark_stopped()
+            living[pidfd] = mark.pid, folder.uid
+    _signal(living, signal.SIGTERM)
+    count = len(living)
+    _wait(living, grace_s)
+    _signal(living, signal.SIGKILL)
+    _wait(living, grace_s)
+    for process in list(psutil.process_iter(["cmdline"])):
+        if is_zygote(process, f"{folders.sockets}/"):
+            with contextlib.suppress(OSError):
+                os.kill(process.pid, signal.SIGTERM)
+    if not folders.sockets.is_relative_to(folders.run):
+        shutil.rmtree(folders.sockets, ignore_errors=True)
+    if groups is not None:
+        groups.end_everything()
+    return count
+
+
+def _signal(living: dict[int, tuple[int, int | None]], what: signal.Signals) -> None:
+    for pid, uid in living.values():
+        signal_group(pid, what, uid)
+
+
+def _wait(living: dict[int, tuple[int, int | None]], limit_s: float) -> None:
+    deadline = time.monotonic() + limit_s
+    while living and (left := deadline - time.monotonic()) > 0:
+        ready, _, _ = select.select(list(living), [], [], left)
+        for pidfd in ready:
+            pid, uid = living[pidfd]
+            signal_group(pid, signal.SIGKILL, uid)  # its remaining children
+            os.close(pidfd)
+            del living[pidfd]
 
 
 def main() -> None:
@@ -50,7 +102,11 @@ def main() -> None:
 
 
 def _end_workers(path: Path) -> int:
-    """Kill the workers of a node, even if an agent would refuse its settings."""
+    """Kill the workers of a node, even if an agent would refuse its settings.
+
+    Raises:
+        SettingsError: if an agent is running there, which would start workers again.
+    """
     findings, settings = check_file(AgentSettings, path, {"node": NAMELESS})
     for problem in findings.found:
         if problem.field in {"run", "jobs.cgroup"}:  # where its workers are
@@ -58,7 +114,12 @@ def _end_workers(path: Path) -> int:
     home = path.parent
     folders = NodeFolders(home / settings.run, home / settings.work, home / settings.checkpoints)
     groups = JobGroups(find(settings.jobs.cgroup), folders.run)
-    return end_workers(folders, settings.kill_grace_s, groups)
+    lock = lock_run(folders, settings.node) if folders.run.is_dir() else None
+    try:
+        return end_workers(folders, settings.kill_grace_s, groups)
+    finally:
+        if lock is not None:
+            os.close(lock)
 
 
 if __name__ == "__main__":

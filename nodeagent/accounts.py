@@ -7,7 +7,7 @@ import hashlib
 import os
 import pwd
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from ipaddress import ip_address
@@ -19,9 +19,10 @@ from nodeagent.errors import NodeStartError
 from nodeagent.folders import PASSABLE, PRIVATE, NodeFolders
 from nodeagent.job_cgroups import GROUPS_NEEDED, group_of_job
 from nodeagent.owned_files import Owner, make_folder
+from nodeagent.process_identity import end_all_of
 from nodeagent.settings import AgentSettings, Jobs
 from schemas.errors import SettingsError
-from schemas.ids import JobId
+from schemas.ids import JobId, WorkerId
 
 MIN_UID: Final = 100  # lower ones belong to the system
 MIN_FILES: Final = 256  # for torch and its data loaders
@@ -127,8 +128,7 @@ def _check_limits(jobs: Jobs, chosen: str) -> None:
 
 
 def _no_groups(jobs: Jobs) -> str:
-    where = f"below {jobs.cgroup} " if jobs.cgroup else "below its own "
-    return f"the agent cannot create control groups {where.rstrip()}"
+    return f"the agent cannot create control groups below {jobs.cgroup or 'its own'}"
 
 
 def folders_of(settings: AgentSettings, home: Path) -> NodeFolders:
@@ -237,8 +237,7 @@ class JobAccounts:
 
     def _own(self, job: JobId) -> Account:
         first, count = self._jobs.uids
-        owners = dict(self._owners())
-        uids = {uid: name for uid, names in owners.items() for name in names}
+        owners = self._owners()
         mine = next((uid for uid, names in owners.items() if job in names), None)
         mine = mine or next((uid for uid, name in self._taken.items() if name == job), None)
         if mine is not None and owners.get(mine, {job}) - {job}:
@@ -247,21 +246,23 @@ class JobAccounts:
         if mine is None:
             begin = int.from_bytes(hashlib.sha256(job.encode()).digest()[:8]) % count
             turns = (first + (begin + turn) % count for turn in range(count))
-            mine = next((uid for uid in turns if uid not in uids and uid not in self._taken), None)
+            mine = next(
+                (uid for uid in turns if uid not in owners and uid not in self._taken), None
+            )
         if mine is None:
             what = f"all {count} uids of jobs are used by folders of jobs"
             raise NodeStartError(what, "extend jobs.uids, or keep fewer folders of ended jobs")
         home = str(self._folders.job(job))
         return Account(Owner(mine, mine), (), f"job-{mine}", home, group_of_job(job))
 
-    def _owners(self) -> Iterator[tuple[int, set[str]]]:
+    def _owners(self) -> dict[int, set[str]]:
         first, count = self._jobs.uids
         found: dict[int, set[str]] = {}
         for root in (self._folders.work, self._folders.all_states, self._folders.checkpoints):
             for name, uid in _owners_in(root):
                 if first <= uid < first + count:
                     found.setdefault(uid, set()).add(name)
-        return iter(found.items())
+        return found
 
     def forget(self, job: JobId) -> None:
         """Release a job's uid; it stays reserved while folders of the job exist."""
@@ -275,3 +276,49 @@ def _owners_in(root: Path) -> Iterator[tuple[str, int]]:
             if not entry.name.startswith("."):
                 with suppress(FileNotFoundError):
                     yield entry.name, entry.stat(follow_symlinks=False).st_uid
+
+
+class JobUids:
+    """Uids of running workers; kills all processes of a job's own uid after its last worker.
+
+    `forget` closes the connections to the zygotes of a uid, which are about to be killed.
+    """
+
+    def __init__(self, accounts: JobAccounts | None, forget: Callable[[int], None]) -> None:
+        self._accounts = accounts
+        self._forget = forget
+        self._held: dict[WorkerId, int] = {}
+        self._ending: dict[int, asyncio.Task[None]] = {}
+
+    def hold(self, worker: WorkerId, uid: int) -> None:
+        """Record that a worker uses a uid."""
+        self._held[worker] = uid
+
+    async def take(self, worker: WorkerId, account: Account) -> None:
+        """Hold an account for a new worker, after its remaining processes were killed."""
+        uid = account.owner.uid
+        self.hold(worker, uid)
+        if (ending := self._ending.get(uid)) is not None:
+            await ending
+
+    async def release(self, worker: WorkerId) -> None:
+        """Release the uid of a worker that exited or did not start."""
+        if (uid := self._held.pop(worker, None)) is not None:
+            await self._empty(uid)
+
+    async def end_unused(self, sockets: Path) -> None:
+        """End the zygotes of jobs without workers here, left by an earlier agent process."""
+        found = await asyncio.to_thread(lambda: [path.name for path in sockets.iterdir()])
+        for uid in (int(name) for name in found if name.isdigit()):
+            await self._empty(uid)
+
+    async def _empty(self, uid: int) -> None:
+        alone = self._accounts is not None and self._accounts.is_own(uid)
+        if not alone or uid in self._held.values() or uid in self._ending:
+            return
+        self._forget(uid)
+        self._ending[uid] = asyncio.create_task(asyncio.to_thread(end_all_of, uid))
+        try:
+            await self._ending[uid]
+        finally:
+            del self._ending[uid]

@@ -6,7 +6,6 @@ import asyncio
 import os
 import random
 import signal
-import sys
 import uuid
 from collections.abc import Iterable
 from functools import partial
@@ -19,7 +18,7 @@ import structlog
 from nodeagent import settings as agent_settings
 from nodeagent.accounts import AGENT, JobAccounts, check_jobs, folders_of, run_as
 from nodeagent.cgroups import find
-from nodeagent.controller_ports import BulkTraffic, ControllerPorts, SnapshotFetcher
+from nodeagent.connections import BulkTraffic, ControllerPorts, SnapshotFetcher, WorkerChannel
 from nodeagent.devices import inventory
 from nodeagent.ended_jobs import EndedJobs
 from nodeagent.errors import log_errors
@@ -27,8 +26,7 @@ from nodeagent.folders import SOCKET, FolderLocks
 from nodeagent.health import HealthWatch, checked_places
 from nodeagent.job_cgroups import JobGroups
 from nodeagent.logs import LogShipper
-from nodeagent.reconciler import Reconciler
-from nodeagent.reconciler_events import (
+from nodeagent.reconciler import (
     Action,
     Connected,
     Desired,
@@ -40,13 +38,13 @@ from nodeagent.reconciler_events import (
     OrderGroup,
     OrderUnit,
     PublishEvent,
+    Reconciler,
     RemoveWorker,
     StartWorker,
     SweepDesired,
 )
 from nodeagent.settings import AgentSettings
 from nodeagent.states import StateKeeper, serve_states
-from nodeagent.worker_channel import WorkerChannel
 from nodeagent.workers import WorkerManager
 from nodeagent.zygotes import ZygotePool
 from schemas.codec import TO_AGENT, encode
@@ -55,22 +53,15 @@ from schemas.host.files import take_pid_file
 from schemas.host.logging import notify, watchdog
 from schemas.host.reload import SettingsReload
 from schemas.ids import BootId, NodeId, Seconds, WorkerId
-from schemas.session import (
-    AgentOutput,
-    AgentSession,
-    Apply,
-    Publish,
-    Rejected,
-    SayHello,
-    ToController,
-    Welcomed,
-)
-from schemas.transport import Link, load_keys, load_public
+from schemas.session import AgentOutput, AgentSession, Apply, Publish, SendHello, ToController
+from schemas.transport.keys import load_keys, load_public
+from schemas.transport.sockets import Link
 from schemas.wire.agent import (
     AgentEvent,
     GroupDelta,
     Hello,
     NodeHealth,
+    Refused,
     StepsReported,
     Telemetry,
     Welcome,
@@ -83,20 +74,10 @@ log = structlog.get_logger("agent")
 TICK_INTERVAL_S: Final = 0.25
 CHECK_INTERVAL_S: Final = 1.0
 RELOADABLE: Final = (
-    "kill_grace_s",
-    "keep_work_s",
-    "keep_work_bytes",
-    "keep_checkpoints_s",
-    "keep_checkpoints_bytes",
-    "disk_reserve_bytes",
-    "log_bytes",
-    "python",
-    "workdir.size",
-    "workdir.files",
-    "workdir.depth",
-    "jobs.memory_bytes",
-    "jobs.pids",
-)
+    "kill_grace_s", "keep_work_s", "keep_work_bytes", "keep_checkpoints_s",
+    "keep_checkpoints_bytes", "disk_reserve_bytes", "log_bytes", "python", "workdir.size",
+    "workdir.files", "workdir.depth", "jobs.memory_bytes", "jobs.pids",
+)  # fmt: skip
 
 
 class Agent:
@@ -153,24 +134,18 @@ class Agent:
         )
         fetcher = SnapshotFetcher()
         self._bulk = BulkTraffic(self._folders, self._shipper, fetcher)
-        trees = find(settings.jobs.cgroup)
-        self._groups = JobGroups(trees, self._folders.run, settings.jobs)
+        self._groups = JobGroups(find(settings.jobs.cgroup), self._folders.run, settings.jobs)
         self._zygotes = ZygotePool(self._folders, settings.jobs, self._groups)
-        self._python = settings.python or sys.executable
         self._manager = WorkerManager(
-            node=self._node,
-            address=settings.address,
+            settings=lambda: self._settings,
             folders=self._folders,
             slots=self._spec.slots,
-            python=self._python,
-            grace_s=settings.kill_grace_s,
             zygotes=self._zygotes,
             shipper=self._shipper,
             fetcher=fetcher,
             on_event=self._handle,
             may_read=lambda: not self._session.spool_full,
             check_node=self._health.look,
-            bounds=settings.workdir,
             accounts=self._accounts,
             groups=self._groups,
         )
@@ -182,9 +157,6 @@ class Agent:
 
     def _use(self, settings: AgentSettings) -> None:
         self._settings = settings
-        self._python = self._manager.python = settings.python or sys.executable
-        self._manager.grace_s = settings.kill_grace_s
-        self._manager.bounds = settings.workdir
         self._zygotes.limits = settings.jobs
         self._groups.use(settings.jobs)
         self._health.reserve(settings.disk_reserve_bytes)
@@ -233,7 +205,7 @@ class Agent:
     async def _warm_up(self) -> None:
         """Start the default zygote, unless each job has zygotes of its own."""
         if not self._accounts.separate_users:
-            await self._zygotes.warm_up(self._python)
+            await self._zygotes.warm_up(agent_settings.python_of(self._settings))
 
     async def _receive_from_controller(self) -> None:
         async for incoming in self._ports.orders:
@@ -254,7 +226,7 @@ class Agent:
                 self._apply(self._session.tick(self._now()))
             with log_errors("fence"):
                 fence_s = self._settings.fence_s
-                if fence_s and self._session.alone_s(self._now()) >= fence_s:
+                if fence_s and self._session.unconfirmed_s(self._now()) >= fence_s:
                     self._manager.fence()
             await asyncio.sleep(TICK_INTERVAL_S)
 
@@ -274,17 +246,17 @@ class Agent:
                     self._ports.orders.send(encode(message))
                 case Publish(numbered=numbered):
                     self._ports.publish(encode(numbered))
-                case SayHello():
+                case SendHello():
                     if not self._ports.orders.send(encode(self._hello())):
-                        self._session.unheard(self._now())
+                        self._session.hello_not_sent(self._now())
                 case Apply(delta=GroupDelta() as delta):
                     self._handle(Desired(delta))
                 case Apply(delta=SweepDelta() as delta):
                     self._handle(SweepDesired(delta))
-                case Welcomed(welcome=welcome):
-                    self._welcomed(welcome)
-                case Rejected(refused=refused):
-                    log.error("controller refused this node", why=refused.message)
+                case Welcome():
+                    self._welcomed(output)
+                case Refused(message=why):
+                    log.error("controller refused this node", why=why)
 
     def _hello(self) -> Hello:
         return Hello(
@@ -351,7 +323,7 @@ class Agent:
                 self._manager.perform(action)
 
     def _record_event(self, event: AgentEvent) -> None:
-        self._apply(self._session.happened(event))
+        self._apply(self._session.record_event(event))
 
     def _now(self) -> Seconds:
         return Seconds(asyncio.get_running_loop().time())

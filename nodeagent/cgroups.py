@@ -49,11 +49,8 @@ def find(group: str = "", mounts: Path = MOUNTS, own: Path = OWN_CGROUP) -> tupl
             offered = _words(base / "cgroup.controllers") & {MEMORY, PIDS}
             unified.append(Hierarchy(base, frozenset(offered), unified=True))
         offered = set(options.split(",")) & {MEMORY, PIDS}
-        if (
-            kind == "cgroup"
-            and offered
-            and (base := _base(mount, group or paths.get(min(offered), "")))
-        ):
+        path = group or paths.get(min(offered, default=""), "")
+        if kind == "cgroup" and offered and (base := _base(mount, path)):
             former.append(Hierarchy(base, frozenset(offered), unified=False))
     if any(tree.controllers for tree in unified):
         return tuple(unified)

@@ -25,7 +25,16 @@ from schemas.errors import SettingsError
 from schemas.ids import NodeId
 from schemas.nodes import NodeSpec, SlotSpec
 
+driver_log = structlog.get_logger("gpu_driver")
+log = structlog.get_logger("devices")
 LEADING_NUMBER: Final = re.compile(r"[+-]?[0-9]+")
+DRIVER: Final = Path("/proc/driver/nvidia/version")  # exists while the kernel module is loaded
+VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
+ORDER: Final = "CUDA_DEVICE_ORDER"
+BUS_ORDER: Final = "PCI_BUS_ID"
+FENCE_SPARE_S: Final = 2.0  # to notice the end of a period, and for a killed process to exit
+CGROUPS: Final = Path("/sys/fs/cgroup")
+OWN_CGROUP: Final = Path("/proc/self/cgroup")
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,10 +111,6 @@ def _find_entry(
     if not 0 <= index < len(gpus):
         return None
     return (str(index),), gpus[index].devices
-
-
-driver_log = structlog.get_logger("gpu_driver")
-DRIVER: Final = Path("/proc/driver/nvidia/version")  # exists while the kernel module is loaded
 
 
 def list_gpus() -> tuple[Gpu, ...]:
@@ -190,15 +195,6 @@ def _instances(nvml: ModuleType, handle: Any) -> Iterator[Device]:
 
 def _text(value: str | bytes) -> str:
     return value.decode() if isinstance(value, bytes) else value
-
-
-log = structlog.get_logger("devices")
-VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
-ORDER: Final = "CUDA_DEVICE_ORDER"
-BUS_ORDER: Final = "PCI_BUS_ID"
-FENCE_SPARE_S: Final = 2.0  # to notice the end of a period, and for a killed process to exit
-CGROUPS: Final = Path("/sys/fs/cgroup")
-OWN_CGROUP: Final = Path("/proc/self/cgroup")
 
 
 def inventory(settings: AgentSettings, environ: Mapping[str, str] = os.environ) -> NodeSpec:

@@ -22,16 +22,20 @@ from nodeagent.job_folders import MARK
 from nodeagent.owned_files import bytes_below, remove_tree
 from nodeagent.settings import AgentSettings
 from nodeagent.states import JOB
-from schemas.host.files import AgedFile, outdated
+from schemas.host.files import AgedFile, expired_files
 from schemas.ids import JobId
 
+log = structlog.get_logger("ended_jobs")
 leftovers_log = structlog.get_logger("leftovers")
 MARKS: Final = ".ended"
 MIN_AGE_FOR_SIZE_S: Final = 3600.0  # younger folders are deleted by age only, not by size
 MAX_UNMARKED: Final = 2000  # jobs in a hello
-MIN_UNREPORTED_AGE_S: Final = (
-    7 * 86400.0
-)  # minimum age of a folder whose job's end was never reported
+MIN_UNREPORTED_AGE_S: Final = 7 * 86400.0  # of a folder whose job's end was never reported
+FIRST_CHECK_S: Final = 60.0  # after the start: by then the controller has reported active jobs
+FIND_TIMEOUT_S: Final = 2.0
+MAX_INTERVAL_S: Final = 600.0  # longest interval
+MIN_INTERVAL_S: Final = 10.0
+MIN_STATES_AGE_S: Final = 3600.0  # of states: graduated trials start from them
 
 
 class KeepLimits(NamedTuple):
@@ -66,11 +70,7 @@ class Leftovers:
                 path.touch(exist_ok=False)
 
     def delete(
-        self,
-        keep: KeepLimits,
-        busy: Container[str],
-        now: float,
-        sizes: dict[str, AgedFile],
+        self, keep: KeepLimits, busy: Container[str], now: float, sizes: dict[str, AgedFile]
     ) -> list[str]:
         """Delete folders of jobs that ended too long ago, then the oldest while they are too large.
 
@@ -79,24 +79,22 @@ class Leftovers:
         Raises:
             OSError: if the folder cannot be read.
         """
-        found = {
-            name: known
-            if (known := sizes.get(name)) is not None and known.at == at
-            else AgedFile(name, bytes_below(self.root / name), at)
-            for name, at in self._ended(busy, now)
-        }
+        found: dict[str, AgedFile] = {}
+        for name, at in self._ended(busy, now):
+            known = sizes.get(name)
+            if known is None or known.at != at:
+                known = AgedFile(name, bytes_below(self.root / name), at)
+            found[name] = known
         sizes.clear()
         sizes.update(found)
-        may_go = [
-            one for one in found.values() if now - one.at > min(MIN_AGE_FOR_SIZE_S, keep.seconds)
-        ]
-        gone = outdated(may_go, keep.seconds, keep.bytes, now)
+        least_s = min(MIN_AGE_FOR_SIZE_S, keep.seconds)
+        may_go = [one for one in found.values() if now - one.at > least_s]
+        gone = expired_files(may_go, keep.seconds, keep.bytes, now)
         for one in gone:
-            remove_tree(self.root / one.name)
-            if (self.root / one.name).exists():
-                leftovers_log.warning(
-                    "folder of an ended job not deleted", folder=str(self.root / one.name)
-                )
+            folder = self.root / one.name
+            remove_tree(folder)
+            if folder.exists():
+                leftovers_log.warning("folder of an ended job not deleted", folder=str(folder))
             else:
                 (self.root / MARKS / one.name).unlink(missing_ok=True)
                 del sizes[one.name]
@@ -151,16 +149,6 @@ def _marks(folder: Path) -> Iterator[tuple[str, float]]:
                 yield entry.name, entry.stat(follow_symlinks=False).st_mtime
 
 
-log = structlog.get_logger("ended_jobs")
-FIRST_CHECK_S: Final = 60.0  # after the start: by then the controller has reported active jobs
-FIND_TIMEOUT_S: Final = 2.0
-MAX_INTERVAL_S: Final = 600.0  # longest interval
-MIN_INTERVAL_S: Final = 10.0
-MIN_STATES_AGE_S: Final = (
-    3600.0  # states are kept so long at least: graduated trials start from them
-)
-
-
 class EndedJobs:
     """Working directories, states of sweeps and checkpoints of ended jobs, with own limits."""
 
@@ -171,16 +159,13 @@ class EndedJobs:
         busy: Callable[[], set[JobId]],
     ) -> None:
         def work() -> KeepLimits:
-            now = settings()
-            return KeepLimits(now.keep_work_s, now.keep_work_bytes)
+            return KeepLimits(settings().keep_work_s, settings().keep_work_bytes)
 
         def states() -> KeepLimits:
-            now = settings()
-            return KeepLimits(max(now.keep_work_s, MIN_STATES_AGE_S), now.keep_work_bytes)
+            return work()._replace(seconds=max(settings().keep_work_s, MIN_STATES_AGE_S))
 
         def checkpoints() -> KeepLimits:
-            now = settings()
-            return KeepLimits(now.keep_checkpoints_s, now.keep_checkpoints_bytes)
+            return KeepLimits(settings().keep_checkpoints_s, settings().keep_checkpoints_bytes)
 
         self._busy = busy
         self._found: set[JobId] = set()  # found at the start, no delta since

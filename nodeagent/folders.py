@@ -8,34 +8,25 @@ import os
 import struct
 import tempfile
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import structlog
-from msgspec.structs import replace
 
-from nodeagent.owned_files import (
-    Owner,
-    acting_as,
-    make_folder,
-    open_regular,
-    owner_of,
-    read_small,
-    write_private,
-)
+from nodeagent.owned_files import Owner, acting_as, make_folder, owner_of, read_small, write_private
 from nodeagent.process_identity import belongs_to
 from schemas.codec import ASSIGNMENT, EXIT_STATUS, MAX_BYTES, PROCESS_MARK, REPORT, encode
 from schemas.errors import OnesError, SettingsError
-from schemas.host.files import try_lock
+from schemas.host.files import open_regular, try_lock
 from schemas.host.logging import Audit
 from schemas.ids import JobId, WorkerId
-from schemas.sweeps import are_bounded, bounded_metrics
 from schemas.wire.agent import EpochReported, ScriptReport
 from schemas.wire.feed import LOG, SAMPLES
 from schemas.wire.worker import Assignment, ExitStatus, ProcessMark
 
+log = structlog.get_logger("folders")
 FRAME: Final = struct.Struct(">I")
 SOCKET: Final = "agent.sock"
 RUN_ID: Final = "run_id"
@@ -77,6 +68,11 @@ class WorkerFolder:
     def owner(self) -> Owner | None:
         """User of the worker; None: the agent's."""
         return owner_of(self.path / OWN_FOLDER)
+
+    @property
+    def uid(self) -> int | None:
+        """Uid of the worker; None: the agent's."""
+        return owner.uid if (owner := self.owner) else None
 
     def stream(self, name: str) -> Path:
         """Return the file of a shipped stream."""
@@ -154,11 +150,8 @@ class WorkerFolder:
                 descriptor = open_regular(self.own / "reports")
             try:
                 data = os.pread(descriptor, READ_BYTES, position)
-                data = (
-                    data
-                    if not _is_truncated(data)
-                    else os.pread(descriptor, MAX_REPORT_BYTES, position)
-                )
+                if _is_truncated(data):
+                    data = os.pread(descriptor, MAX_REPORT_BYTES, position)
             finally:
                 os.close(descriptor)
         except (OSError, OverflowError):  # missing, not readable now, or not a file
@@ -182,9 +175,7 @@ class WorkerFolder:
 
 
 def _limit_metrics(report: ScriptReport) -> ScriptReport:
-    if not isinstance(report, EpochReported) or are_bounded(report.metrics):
-        return report
-    return replace(report, metrics=bounded_metrics(report.metrics))
+    return report.without_excess_metrics() if isinstance(report, EpochReported) else report
 
 
 def _is_truncated(data: bytes) -> bool:
@@ -211,16 +202,14 @@ class NodeFolders:
             SettingsError: if the folder of sockets belongs to another user.
             OSError: if a folder cannot be created.
         """
-        for path in (self.run, self.run / "workers"):
+        made = (self.run, self.run / "workers", self.sockets, self.work, self.checkpoints)
+        for path in made:
             path.mkdir(mode=PRIVATE, parents=True, exist_ok=True)
         self.run.chmod(self.mode)
-        self.sockets.mkdir(mode=PRIVATE, parents=True, exist_ok=True)
         if self.sockets.stat().st_uid != os.getuid():
             raise SettingsError(
                 f"{self.sockets} belongs to another user", "choose a shorter path for run"
             )
-        self.work.mkdir(mode=PRIVATE, parents=True, exist_ok=True)
-        self.checkpoints.mkdir(mode=PRIVATE, parents=True, exist_ok=True)
         if self.mode == PASSABLE:
             self.all_states.mkdir(mode=PRIVATE, exist_ok=True)
             self._make_passable()
@@ -298,9 +287,6 @@ class NodeFolders:
         return self.all_states / job
 
 
-log = structlog.get_logger("folders")
-
-
 class FolderLocks:
     """Locks of an agent on its `run` and `work` folders until it exits; `checkpoints` is shared.
 
@@ -309,37 +295,43 @@ class FolderLocks:
     """
 
     def __init__(self, folders: NodeFolders, node: str) -> None:
-        self._held: list[int] = []
-        for setting, folder, name in (
-            ("run", folders.run, "agent.lock"),
-            ("work", folders.work, ".agent.lock"),
-        ):
-            try:
-                self._take(setting, folder, folder / name, node)
-            except OSError as error:  # the health watch reports the node
-                log.warning("folder not locked", folder=str(folder), why=error.strerror)
-            except SettingsError:
-                self.close()
-                raise
-
-    def _take(self, setting: str, folder: Path, path: Path, node: str) -> None:
-        lock = try_lock(path)
-        if lock is None:
-            what = f"{setting} {folder} is in use by another agent{_owner(path)}"
-            remedy = f"stop that agent, or give each agent a {setting} of its own"
-            raise SettingsError(what, remedy, setting)
-        self._held.append(lock)
-        os.ftruncate(lock, 0)
-        os.write(lock, f"{os.getpid()} {node}\n".encode())
+        self._held = [lock_run(folders, node)]
+        try:
+            self._held.append(_lock("work", folders.work, ".agent.lock", node))
+        except SettingsError:
+            self.close()
+            raise
 
     def close(self) -> None:
         """Release the locks."""
         for lock in self._held:
-            os.close(lock)
+            if lock is not None:
+                os.close(lock)
         self._held = []
 
 
-def _owner(path: Path) -> str:
-    """Return the owner of a lock according to its file; empty if it is not written yet."""
-    words: Sequence[str] = path.read_text(encoding="utf-8", errors="replace").split()
-    return f" (node {words[1]}, pid {words[0]})" if len(words) == 2 else ""  # noqa: PLR2004
+def lock_run(folders: NodeFolders, node: str) -> int | None:
+    """Lock the run folder, and return the descriptor; None, with a log line, if that is impossible.
+
+    Raises:
+        SettingsError: if an agent has it.
+    """
+    return _lock("run", folders.run, "agent.lock", node)
+
+
+def _lock(setting: str, folder: Path, name: str, node: str) -> int | None:
+    path, lock = folder / name, None
+    try:
+        if (lock := try_lock(path)) is not None:
+            os.ftruncate(lock, 0)
+            os.write(lock, f"{os.getpid()} {node}\n".encode())
+            return lock
+        owner = path.read_text(encoding="utf-8", errors="replace").split()
+    except OSError as error:  # the health watch reports the node
+        log.warning("folder not locked", folder=str(folder), why=error.strerror)
+        return lock
+    named = len(owner) == 2  # noqa: PLR2004 - else it is not written yet
+    by = f" (node {owner[1]}, pid {owner[0]})" if named else ""
+    remedy = f"stop that agent, or give each agent a {setting} of its own"
+    what = f"{setting} {folder} is in use by another agent{by}"
+    raise SettingsError(what, remedy, setting)

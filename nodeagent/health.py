@@ -18,24 +18,19 @@ import structlog
 from nodeagent.folders import NodeFolders
 from schemas.errors import OnesError
 
+log = structlog.get_logger("health")
 folder_log = structlog.get_logger("folders")
 PROBE: Final = ".ones-probe"
 PROBE_BYTES: Final = 4096
 CLEAR_FACTOR: Final = 2  # times the reserve has to be free after a disk was full
-HOST_ERRNOS: Final = frozenset(  # errors of the host, which no job or archive can cause
-    {
-        errno.ENOSPC,
-        errno.EDQUOT,
-        errno.EROFS,
-        errno.EIO,
-        errno.EMFILE,
-        errno.ENFILE,
-        errno.ENOMEM,
-        errno.EAGAIN,
-        errno.ESTALE,
-    }
-)
+HOST_ERRNOS: Final = frozenset({  # errors of the host, which no job or archive can cause
+    errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM,
+    errno.EAGAIN, errno.ESTALE,
+})  # fmt: skip
 _NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+CHECK_INTERVAL_S: Final = 2.0
+SHARED_INTERVAL: Final = 10  # a shared folder is checked at every tenth check
+RESPONSE_TIMEOUT_S: Final = 20.0  # a file system that takes longer is considered hung
 
 
 def is_node_fault(error: OSError) -> bool:
@@ -122,19 +117,17 @@ def checked_places(
     folders: NodeFolders, reserve_bytes: int
 ) -> tuple[tuple[Place, ...], tuple[Place, ...]]:
     """Return the folders that workers need: those of the node, and those that all nodes share."""
-    run = Place("run", folders.run, reserve_bytes, mode=folders.mode)
-    workers = Place("run", folders.run / "workers", reserve_bytes, mode=folders.mode)
-    sockets = Place("run", folders.sockets, 0, own=True, mode=folders.mode)
-    work = Place("work", folders.work, reserve_bytes, mode=folders.mode)
-    return (run, workers, sockets, work), (
-        Place("checkpoints", folders.checkpoints, reserve_bytes, mode=folders.mode),
+    run, workers, work, checkpoints = (
+        Place(setting, path, reserve_bytes, mode=folders.mode)
+        for setting, path in (
+            ("run", folders.run),
+            ("run", folders.run / "workers"),
+            ("work", folders.work),
+            ("checkpoints", folders.checkpoints),
+        )
     )
-
-
-log = structlog.get_logger("health")
-CHECK_INTERVAL_S: Final = 2.0
-SHARED_INTERVAL: Final = 10  # a shared folder is checked at every tenth check
-RESPONSE_TIMEOUT_S: Final = 20.0  # a file system that takes longer is considered hung
+    sockets = Place("run", folders.sockets, 0, own=True, mode=folders.mode)
+    return (run, workers, sockets, work), (checkpoints,)
 
 
 @dataclass(slots=True)

@@ -111,7 +111,7 @@ class JobGroups:
     def end_left(self) -> None:
         """Kill processes of workers that exited while no agent ran."""
         with self._lock:
-            left = [leaf for _, leaf in self._leaves() if leaf.name not in {*self._held, ZYGOTES}]
+            left = [leaf for leaf in self._leaves() if leaf.name not in {*self._held, ZYGOTES}]
         for leaf in left:
             if members(leaf):
                 log.warning("killing processes that a worker left", group=str(leaf))
@@ -124,9 +124,14 @@ class JobGroups:
         Raises:
             OSError: if there are limits and they cannot be set.
         """
-        with self._lock:
+        group = group_of_job(job)
+        with self._lock, self._ignored_without_limits():
             self._held[worker] = job
-            self._make(job)
+            held = [name for name, other in self._held.items() if other == job]
+            try:
+                self._make_leaves(group, held, len(held))
+            except FileNotFoundError:  # another agent, starting, removed the empty group
+                self._make_leaves(group, held, len(held))
 
     def enter(self, worker: WorkerId, pid: int) -> None:
         """Move a worker's process, with its later children, into the worker's group.
@@ -158,13 +163,14 @@ class JobGroups:
         if job is None:
             return None
         exceeded = self._exceeded(job, worker)
-        limit = self._limits.memory_bytes * self._slots(job)
-        for _, top in self._tops:
-            end_all(top / group_of_job(job) / worker)
+        limit = self._limits.memory_bytes * self._slots(group_of_job(job))
+        leaves = [top / group_of_job(job) / worker for _, top in self._tops]
+        for leaf in leaves:
+            end_all(leaf)
         with self._lock:
             self._held.pop(worker, None)
-            for _, top in self._tops:
-                remove(top / group_of_job(job) / worker)
+            for leaf in leaves:
+                remove(leaf)
             if job in self._held.values():
                 self._reduce_limits(job)
         self.tidy()
@@ -187,19 +193,15 @@ class JobGroups:
 
     def end_everything(self) -> None:
         """Kill all processes in groups of this node, and remove the groups."""
-        for _, leaf in list(self._leaves()):
+        for leaf in list(self._leaves()):
             end_all(leaf)
         for _, top in self._tops:
             remove(top)
 
-    def _leaves(self) -> Iterator[tuple[Hierarchy, Path]]:
-        for tree, top in self._tops:
+    def _leaves(self) -> Iterator[Path]:
+        for _, top in self._tops:
             for group in below(top):
-                for leaf in below(group):
-                    yield tree, leaf
-
-    def _slots(self, job: JobId) -> int:
-        return self._slots_of(group_of_job(job))
+                yield from below(group)
 
     def _exceeded(self, job: JobId, worker: WorkerId) -> bool:
         found = False
@@ -222,15 +224,6 @@ class JobGroups:
                 top.mkdir(exist_ok=True)
                 divide(top, names & tree.controllers)
 
-    def _make(self, job: JobId) -> None:
-        group = group_of_job(job)
-        with self._ignored_without_limits():
-            held = [worker for worker, other in self._held.items() if other == job]
-            try:
-                self._make_leaves(group, held, self._slots(job))
-            except FileNotFoundError:  # another agent, starting, removed the empty group
-                self._make_leaves(group, held, self._slots(job))
-
     def _make_leaves(self, group: str, names: Sequence[str], slots: int) -> None:
         self._divide()  # an agent that starts removes empty groups, its own as well
         for name in names:
@@ -247,14 +240,14 @@ class JobGroups:
                 self._put(group, name, pid)
             except FileNotFoundError:  # another agent, starting, removed the empty group
                 with self._lock:
-                    self._make_leaves(group, [name], max(1, self._slots_of(group)))
+                    self._make_leaves(group, [name], max(1, self._slots(group)))
                 self._put(group, name, pid)
 
     def _put(self, group: str, name: str, pid: int) -> None:
         for _, top in self._tops:
             enter(top / group / name, pid)
 
-    def _slots_of(self, group: str) -> int:
+    def _slots(self, group: str) -> int:
         return sum(group_of_job(job) == group for job in self._held.values())
 
     def _bound(self, group: str, slots: int) -> None:
@@ -267,7 +260,8 @@ class JobGroups:
     def _reduce_limits(self, job: JobId) -> None:
         """Reduce limits; version 1 refuses a limit below the current use."""
         try:
-            self._bound(group_of_job(job), self._slots(job))
+            group = group_of_job(job)
+            self._bound(group, self._slots(group))
         except OSError as error:
             log.warning(
                 "limit could not be changed", job=job, file=error.filename, why=error.strerror

@@ -8,7 +8,6 @@ import json
 import os
 import stat
 from collections.abc import Iterator, Mapping
-from io import BufferedReader
 from pathlib import Path
 from typing import Final
 
@@ -35,6 +34,7 @@ from schemas.host.archives import (
     members,
     opened,
 )
+from schemas.host.files import require_regular
 from schemas.host.state_files import StateFile
 from schemas.ids import JobId
 from schemas.wire.files import (
@@ -54,6 +54,12 @@ from schemas.wire.files import (
 
 MARK: Final = ".ones-snapshot"
 MAX_MARK_BYTES: Final = 512 << 20  # bytes: the most and longest names that an archive can have
+PIECE: Final = 1 << 20
+MAX_FILES: Final = 10_000
+MAX_NAMES: Final = 1 << 20  # bytes of all paths in one list
+MAX_REFUSED: Final = 20
+AREAS: Final = (WORK, CHECKPOINTS, STATES)
+IGNORED_FOLDERS: Final = frozenset({"__pycache__", ".git"})
 
 
 def is_laid_out(folder: Path, digest: str) -> bool:
@@ -86,11 +92,15 @@ def lay_out(
     fresh = folder.with_name(f".{folder.name}.new")
     try:
         with archive.open("rb") as file:
-            _require_digest(file, digest)
+            if hashlib.file_digest(file, "sha256").hexdigest() != digest:
+                raise WorkspaceError("the working directory's archive was damaged in transit")
+            file.seek(0)
             remove_tree(fresh)
             make_folder(fresh, owner)
             with acting_as(owner):
-                _unpack(file, fresh, bounds)
+                with opened(file, bounds) as tar:
+                    for member in members(tar, bounds):
+                        tar.extract(member, fresh, filter="data")
                 manifest = json.dumps(dict(_laid_out(fresh)))
                 write_private(fresh / MARK, f"{digest}\n{manifest}\n".encode())
         remove_tree(folder)
@@ -102,20 +112,13 @@ def lay_out(
         raise kind(f"cannot unpack the working directory: {error}") from None
 
 
-def _unpack(file: BufferedReader, folder: Path, bounds: ArchiveBounds) -> None:
-    with opened(file, bounds) as tar:
-        for member in members(tar, bounds):
-            tar.extract(member, folder, filter="data")
-
-
 def _laid_out(folder: Path) -> Iterator[tuple[str, tuple[int, int]]]:
     for root, _, names in os.walk(folder):
         for name in names:
             path = Path(root, name)
             with contextlib.suppress(UnicodeEncodeError):
                 str(path).encode()
-                status = path.lstat()
-                yield str(path.relative_to(folder)), (status.st_size, status.st_mtime_ns)
+                yield str(path.relative_to(folder)), _size_and_time(path)
 
 
 def read_manifest(folder: Path) -> dict[str, tuple[int, int]]:
@@ -125,21 +128,6 @@ def read_manifest(folder: Path) -> dict[str, tuple[int, int]]:
         return msgspec.json.decode(text or "{}", type=dict[str, tuple[int, int]])
     except (OSError, ValueError, msgspec.MsgspecError):
         return {}
-
-
-def _require_digest(file: BufferedReader, digest: str) -> None:
-    found = hashlib.file_digest(file, "sha256").hexdigest()
-    file.seek(0)
-    if found != digest:
-        raise WorkspaceError("the working directory's archive was damaged in transit")
-
-
-PIECE: Final = 1 << 20
-MAX_FILES: Final = 10_000
-MAX_NAMES: Final = 1 << 20  # bytes of all paths in one list
-MAX_REFUSED: Final = 20
-AREAS: Final = (WORK, CHECKPOINTS, STATES)
-IGNORED_FOLDERS: Final = frozenset({"__pycache__", ".git"})
 
 
 def answer(asked: ToNode, folders: NodeFolders) -> FromNode:
@@ -209,7 +197,7 @@ def _infos(
         if area == STATES and StateFile.of(path.name) is None:  # staged data
             continue
         info = _info(root, path, area, refused)
-        if info is not None and had.get(info.path) != _change_mark(path):
+        if info is not None and had.get(info.path) != _size_and_time(path):
             yield info
 
 
@@ -221,7 +209,7 @@ def _paths(root: Path) -> Iterator[Path]:
                 yield Path(here, name)
 
 
-def _change_mark(path: Path) -> tuple[int, int]:
+def _size_and_time(path: Path) -> tuple[int, int]:
     status = path.lstat()
     return status.st_size, status.st_mtime_ns
 
@@ -266,11 +254,9 @@ def _piece(asked: AskPiece, root: Path) -> FilePiece:
 def open_beneath(root: Path, path: str) -> int:
     """Open a regular file inside of a folder for reading, and return its descriptor.
 
-    A link is followed only as far as it stays inside. Each folder of the path is opened separately
-    without following links, so that nothing can be swapped between check and opening.
-
-    Args:
-        root: the folder, without links in its path.
+    The path of `root` has no links. A link is followed only as far as it stays inside. Each folder
+    of the path is opened separately without following links, so that nothing can be swapped between
+    check and opening.
 
     Raises:
         BadFieldError: if the file is outside, missing, or not a regular file.
@@ -295,7 +281,8 @@ def open_beneath(root: Path, path: str) -> int:
     finally:
         if here >= 0:
             os.close(here)
-    if stat.S_ISREG(os.fstat(opened).st_mode):
-        return opened
-    os.close(opened)
-    raise BadFieldError(f"{path} is not a regular file", "fetch files only", "path")
+    try:
+        return require_regular(opened, target)
+    except OSError:
+        what = f"{path} is not a regular file"
+        raise BadFieldError(what, "fetch files only", "path") from None

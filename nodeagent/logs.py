@@ -19,10 +19,11 @@ from typing import BinaryIO, Final
 import structlog
 
 from nodeagent.folders import WorkerFolder
-from nodeagent.owned_files import acting_as, open_regular, require_regular
+from nodeagent.owned_files import acting_as
 from schemas.codec import encode
+from schemas.host.files import open_regular, require_regular
 from schemas.ids import NodeId, WorkerId, worker_id
-from schemas.transport import Socket
+from schemas.transport.sockets import Socket
 from schemas.wire.feed import LOG, SAMPLES, LogChunk, LogEnded, LogHello, LogStored
 from schemas.wire.worker import Assignment
 
@@ -32,6 +33,14 @@ MAX_RESTARTED_BYTES: Final = 64 << 20  # bytes that are kept of a log that was r
 NUL: Final = b"\0"
 SLACK: Final = 16 << 20  # bytes beyond the limit at which a file is truncated
 UNBOUNDED: Final = 1 << 62
+CHUNK: Final = 256 * 1024
+LOOK_S: Final = 0.05  # between two checks of the files
+GROWING_POLL_S: Final = 0.02  # the same while some grow
+GROWING_S: Final = 1.0  # after the last chunk, files count as growing
+RETRY_S: Final = 2.0  # without a reply, the request is repeated
+FULL_S: Final = 30.0  # between two questions to a full store
+HOLD_S: Final = 0.5  # an incomplete line is sent after this time, even while it grows
+STREAMS: Final = (LOG, SAMPLES)
 
 
 class OutputFile:
@@ -156,13 +165,12 @@ class OutputFile:
         note = f"[ones: {kind} after byte {sent} may be lost: the file was {what}]\n".encode()
         self._folder.path.mkdir(mode=0o700, exist_ok=True)
         with acting_as(self._folder.owner):
-            descriptor = _open_for_writing(path)
+            descriptor = require_regular(os.open(path, WRITE, 0o600), path)
             try:
                 if self._name == LOG:
                     os.pwrite(descriptor, note, sent)  # the worker continues after it
-                    note = os.pread(descriptor, min(sent, MAX_RESTARTED_BYTES), 0).rstrip(
-                        NUL
-                    )  # restarted
+                    restarted = os.pread(descriptor, min(sent, MAX_RESTARTED_BYTES), 0)
+                    note = restarted.rstrip(NUL)
                 os.lseek(descriptor, 0, os.SEEK_END)
                 os.write(descriptor, note)
             finally:
@@ -173,20 +181,6 @@ def _reopen(handle: Path) -> BinaryIO:
     """Open a file named by /proc, which is a special link and has to be followed."""
     descriptor = os.open(handle, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     return os.fdopen(require_regular(descriptor, handle), "rb")
-
-
-def _open_for_writing(path: Path) -> int:
-    return require_regular(os.open(path, WRITE, 0o600), path)
-
-
-CHUNK: Final = 256 * 1024
-LOOK_S: Final = 0.05  # between two checks of the files
-GROWING_POLL_S: Final = 0.02  # the same while some grow
-GROWING_S: Final = 1.0  # after the last chunk, files count as growing
-RETRY_S: Final = 2.0  # without a reply, the request is repeated
-FULL_S: Final = 30.0  # between two questions to a full store
-HOLD_S: Final = 0.5  # an incomplete line is sent after this time, even while it grows
-STREAMS: Final = (LOG, SAMPLES)
 
 
 @dataclass(slots=True)
@@ -225,7 +219,7 @@ class LogShipper:
         self.max_bytes = max_bytes
         self._socket: Socket | None = None
         self._streams: dict[WorkerId, list[_Stream]] = {}
-        self._by_key: dict[tuple[str, int, int, str], _Stream] = {}
+        self._by_key: dict[tuple[object, ...], _Stream] = {}
 
     def use(self, socket: Socket) -> None:
         """Send over this socket of the log relay from now on, and ask for its positions."""
@@ -239,9 +233,7 @@ class LogShipper:
             return
         streams = [_Stream(assignment, name, OutputFile(folder, name)) for name in STREAMS]
         self._streams[worker] = streams
-        for stream in streams:
-            key = (assignment.job, assignment.version, assignment.rank, stream.name)
-            self._by_key[key] = stream
+        self._by_key |= {tuple(stream.key.values()): stream for stream in streams}
 
     def worker_ended(self, worker: WorkerId) -> None:
         """Record that a worker has exited and its files are final."""
@@ -251,8 +243,7 @@ class LogShipper:
     def forget(self, worker: WorkerId) -> None:
         """Stop shipping a worker's files."""
         for stream in self._streams.pop(worker, []):
-            a = stream.assignment
-            self._by_key.pop((a.job, a.version, a.rank, stream.name), None)
+            self._by_key.pop(tuple(stream.key.values()), None)
             stream.file.close()
 
     def close(self) -> None:

@@ -13,10 +13,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from schemas.host.files import open_regular
+
 _LIBC: Final = ctypes.CDLL(None, use_errno=True)
 _QUERY_ID: Final = 2**32 - 1  # invalid id: changes nothing, and the current id is returned
 MAX_SMALL_BYTES: Final = 1 << 16  # bytes of a small file
-_READ: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 class Owner(NamedTuple):
@@ -58,8 +59,8 @@ def _set_owner(owner: Owner) -> None:
 
 
 def _current_owner() -> Owner:
-    asked = (_LIBC.setfsuid(ctypes.c_uint32(_QUERY_ID)), _LIBC.setfsgid(ctypes.c_uint32(_QUERY_ID)))
-    return Owner(*(int(one) & _QUERY_ID for one in asked))
+    query = ctypes.c_uint32(_QUERY_ID)
+    return Owner(_LIBC.setfsuid(query) & _QUERY_ID, _LIBC.setfsgid(query) & _QUERY_ID)
 
 
 def owner_of(path: Path) -> Owner | None:
@@ -73,29 +74,6 @@ def owner_of(path: Path) -> Owner | None:
         return None
     own = status.st_uid == os.geteuid() or not stat.S_ISDIR(status.st_mode)
     return None if own else Owner(status.st_uid, status.st_gid)
-
-
-def open_regular(path: Path) -> int:
-    """Open a regular file for reading without waiting; the caller closes the descriptor.
-
-    The path must not end in a link; links before the last part are followed.
-
-    Raises:
-        OSError: if it is missing, or not a regular file.
-    """
-    return require_regular(os.open(path, _READ), path)
-
-
-def require_regular(descriptor: int, path: Path) -> int:
-    """Return the descriptor if it is a regular file, else close it.
-
-    Raises:
-        OSError: if it is something else.
-    """
-    if stat.S_ISREG(os.fstat(descriptor).st_mode):
-        return descriptor
-    os.close(descriptor)
-    raise OSError(errno.EINVAL, "not a regular file", str(path))
 
 
 def read_small(path: Path, most: int = MAX_SMALL_BYTES) -> bytes:

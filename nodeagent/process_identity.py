@@ -13,24 +13,15 @@ MAX_ROUNDS: Final = 1000  # of kills, against processes that fork fast
 
 def start_ticks(pid: int) -> int | None:
     """Return a process's start time (clock ticks since boot, see proc(5)); None if it exited."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return None
-    return int(text.rpartition(")")[2].split()[19])
+    fields = _stat(pid)
+    return int(fields[19]) if fields else None
 
 
 def session_members(leader: int) -> list[int]:
     """Return the processes in the session of a leader that has exited; empty while it exists."""
     if start_ticks(leader) is not None:
         return []
-    found = []
-    for entry in Path("/proc").iterdir():
-        with contextlib.suppress(OSError, ValueError, IndexError):
-            text = (entry / "stat").read_text(encoding="utf-8", errors="replace")
-            if int(text.rpartition(")")[2].split()[3]) == leader:
-                found.append(int(entry.name))
-    return found
+    return [pid for pid in _pids() if _stat(pid)[3:4] == [str(leader)]]
 
 
 def open_process(pid: int, ticks: int) -> int | None:
@@ -50,12 +41,8 @@ def open_process(pid: int, ticks: int) -> int | None:
 
 def belongs_to(pid: int, uid: int) -> bool | None:
     """Return whether a process has the rights of a user and no others; None if it has exited."""
-    try:
-        text = Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return None
-    uids = next((line for line in text.splitlines() if line.startswith("Uid:")), "").split()[1:]
-    return set(uids) == {str(uid)}
+    status = _status(pid)
+    return None if status is None else set(status.get("Uid", ())) == {str(uid)}
 
 
 def signal_group(group: int, what: int, uid: int | None = None) -> None:
@@ -64,31 +51,43 @@ def signal_group(group: int, what: int, uid: int | None = None) -> None:
         with contextlib.suppress(OSError):
             os.killpg(group, what)
         return
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and belongs_to(pid := int(entry.name), uid):
-            with contextlib.suppress(OSError):
-                if os.getpgid(pid) == group:
-                    os.kill(pid, what)
+    for pid in _pids():
+        with contextlib.suppress(OSError):
+            if belongs_to(pid, uid) and os.getpgid(pid) == group:
+                os.kill(pid, what)
 
 
 def end_all_of(uid: int) -> None:
     """Kill every process of a job's own uid, including new ones."""
     for _ in range(MAX_ROUNDS):
-        found = [e for e in Path("/proc").iterdir() if e.name.isdigit() and _runs_as(e, uid)]
+        found = [pid for pid in _pids() if belongs_to(pid, uid) and not _is_dead(pid)]
         if not found:
             return
-        for entry in found:
+        for pid in found:
             with contextlib.suppress(OSError):
-                os.kill(int(entry.name), signal.SIGKILL)
+                os.kill(pid, signal.SIGKILL)
 
 
-def _runs_as(entry: Path, uid: int) -> bool:
+def _pids() -> list[int]:
+    return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+
+
+def _is_dead(pid: int) -> bool:
+    return (_stat(pid) or ["Z"])[0] in {"Z", "X"}
+
+
+def _stat(pid: int) -> list[str]:
+    """Return the fields of /proc/PID/stat behind the name; none if the process has exited."""
+    return _read(pid, "stat").rpartition(")")[2].split()
+
+
+def _status(pid: int) -> dict[str, list[str]] | None:
+    lines = (line.partition(":") for line in _read(pid, "status").splitlines())
+    return {name: words.split() for name, _, words in lines} or None
+
+
+def _read(pid: int, name: str) -> str:
     try:
-        text = (entry / "status").read_text(encoding="utf-8", errors="replace")
+        return Path(f"/proc/{pid}/{name}").read_text(encoding="utf-8", errors="replace")
     except OSError:
-        return False
-    words = {line.partition(":")[0]: line.split()[1:] for line in text.splitlines() if line}
-    return set(words.get("Uid", ())) == {str(uid)} and words.get("State", ["Z"])[0] not in {
-        "Z",
-        "X",
-    }
+        return ""

@@ -2,6 +2,8 @@
 
 The controller's deltas state what should run, events of processes state what does. After every
 event the two are compared for one job, and the difference is requested as actions.
+
+Inputs (events) and outputs (actions) of the reconciler.
 """
 
 from __future__ import annotations
@@ -11,53 +13,208 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+from msgspec import Struct
 from msgspec.structs import replace
 
-from nodeagent.reconciler_events import (
-    Action,
-    Adopted,
-    AwaitExit,
-    Connected,
-    Desired,
-    Ended,
-    Event,
-    FetchWorkspace,
-    ForgetJob,
-    GraceOver,
-    GrantSlot,
-    KeepStates,
-    Kill,
-    LogsStored,
-    OrderGroup,
-    OrderUnit,
-    PublishEvent,
-    RemoveWorker,
-    ReportRead,
-    Started,
-    StartFailed,
-    StartWorker,
-    SweepDesired,
-    Terminate,
-    WorkspaceFailed,
-    WorkspaceReady,
-)
 from schemas.ids import JobId, NodeId, Rank, Version, WorkerId, index_of, node_of, worker_id
 from schemas.nodes import Member
 from schemas.wire.agent import (
     SETTLED,
     SWITCH,
+    AgentEvent,
     GroupDelta,
     JobCleared,
     ScriptReport,
-    UnitBegun,
     UnitEnded,
     UnitFailed,
+    UnitStarted,
     WorkerExited,
     WorkerRefused,
     WorkerSeen,
     WorkerStarted,
 )
 from schemas.wire.sweeps import SweepDelta, UnitOrder
+from schemas.wire.worker import Assignment
+
+
+class Desired(Struct, frozen=True):
+    """The controller's desired state of a job."""
+
+    delta: GroupDelta
+
+
+class SweepDesired(Struct, frozen=True):
+    """The controller's desired state of a sweep."""
+
+    delta: SweepDelta
+
+
+class WorkspaceReady(Struct, frozen=True):
+    """The job's working directory is unpacked."""
+
+    job: JobId
+    digest: str
+
+
+class WorkspaceFailed(Struct, frozen=True):
+    """The job's working directory could not be unpacked."""
+
+    job: JobId
+    digest: str
+    error: str
+    node_fault: bool = False
+
+
+class Adopted(Struct, frozen=True):
+    """A worker that an earlier agent process started; it may have exited since."""
+
+    worker: WorkerId
+    assignment: Assignment
+    pid: int | None
+    started_ticks: int | None
+
+
+class Started(Struct, frozen=True):
+    """A worker's process exists."""
+
+    worker: WorkerId
+    pid: int
+    started_ticks: int
+
+
+class StartFailed(Struct, frozen=True):
+    """A worker's process could not be started."""
+
+    worker: WorkerId
+    error: str
+    hint: str = ""
+    node_fault: bool = False  # not caused by the job
+
+
+class Connected(Struct, frozen=True):
+    """A worker connected to this agent."""
+
+    worker: WorkerId
+
+
+class ReportRead(Struct, frozen=True):
+    """The next report of a worker's report file."""
+
+    worker: WorkerId
+    report: ScriptReport
+
+
+class Ended(Struct, frozen=True):
+    """A worker's process has exited, and all of its reports were read."""
+
+    worker: WorkerId
+    code: int | None
+    signal: int | None
+    unseen: bool
+    memory_limit: int | None = None  # bytes, of the job here; set if it was exceeded
+
+
+class GraceOver(Struct, frozen=True):
+    """The grace period of a worker is over."""
+
+    worker: WorkerId
+
+
+class LogsStored(Struct, frozen=True):
+    """The controller has all output of an exited worker."""
+
+    worker: WorkerId
+
+
+Event = (
+    Desired | SweepDesired | WorkspaceReady | WorkspaceFailed | Adopted | Started | StartFailed
+    | Connected | ReportRead | Ended | GraceOver | LogsStored
+)  # fmt: skip
+
+
+class FetchWorkspace(Struct, frozen=True):
+    """Unpack a job's working directory."""
+
+    job: JobId
+    digest: str
+    user: str = ""  # owner of the job
+
+
+class StartWorker(Struct, frozen=True):
+    """Write the assignment and have the zygote fork."""
+
+    worker: WorkerId
+    rank: int
+    delta: GroupDelta
+    granted: bool = True  # the slot's device is free
+
+
+class Terminate(Struct, frozen=True):
+    """Send TERM to the worker's process group, then wait for the grace period."""
+
+    worker: WorkerId
+
+
+class Kill(Struct, frozen=True):
+    """Send KILL to the worker's process group."""
+
+    worker: WorkerId
+
+
+class AwaitExit(Struct, frozen=True):
+    """Wait for the grace period; the worker exits by itself."""
+
+    worker: WorkerId
+
+
+class OrderGroup(Struct, frozen=True):
+    """Send a worker the desired state of its group."""
+
+    worker: WorkerId
+    delta: GroupDelta
+
+
+class GrantSlot(Struct, frozen=True):
+    """Tell a worker that its slot's device is free."""
+
+    worker: WorkerId
+
+
+class OrderUnit(Struct, frozen=True):
+    """Tell a worker which unit of its sweep to train."""
+
+    worker: WorkerId
+    unit: UnitOrder
+
+
+class KeepStates(Struct, frozen=True):
+    """Fetch the wanted states of a sweep, and delete the others."""
+
+    delta: SweepDelta
+
+
+class PublishEvent(Struct, frozen=True):
+    """Number this event and publish it."""
+
+    event: AgentEvent
+
+
+class RemoveWorker(Struct, frozen=True):
+    """Delete the worker's folder."""
+
+    worker: WorkerId
+
+
+class ForgetJob(Struct, frozen=True):
+    """The job has ended, and nothing of it is left on this node."""
+
+    job: JobId
+
+
+Action = (
+    FetchWorkspace | StartWorker | Terminate | Kill | AwaitExit | OrderGroup | GrantSlot
+    | OrderUnit | KeepStates | PublishEvent | RemoveWorker | ForgetJob
+)  # fmt: skip
 
 
 class ProcessPhase(Enum):
@@ -81,29 +238,29 @@ LISTENING = frozenset({ProcessPhase.ALIVE, ProcessPhase.RETIRING})
 class HeldUnit:
     """Unit of a sweep that a worker trains, by its attempt; 0: none."""
 
-    told: int = 0  # newest one sent over the current connection
+    sent: int = 0  # newest one sent over the current connection
     held: int = 0  # newest one that the worker may have received
-    over: int = 0  # newest one with a reported result
+    ended: int = 0  # newest one with a reported result
 
     @property
     def training(self) -> bool:
         """True if the worker may be training a unit."""
-        return self.held > self.over
+        return self.held > self.ended
 
     def mark_sent(self, unit: UnitOrder) -> bool:
         """Return whether to send a unit to the worker now, and record it as sent."""
-        if unit.attempt <= max(self.told, self.over):
+        if unit.attempt <= max(self.sent, self.ended):
             return False
-        self.told, self.held = unit.attempt, max(self.held, unit.attempt)
+        self.sent, self.held = unit.attempt, max(self.held, unit.attempt)
         return True
 
     def reported(self, report: ScriptReport) -> None:
         """Update from a worker's report; only those about units matter."""
         match report:
-            case UnitBegun(attempt=attempt):
+            case UnitStarted(attempt=attempt):
                 self.held = max(self.held, attempt)
             case UnitEnded(attempt=attempt) | UnitFailed(attempt=attempt):
-                self.held, self.over = max(self.held, attempt), max(self.over, attempt)
+                self.held, self.ended = max(self.held, attempt), max(self.ended, attempt)
 
     def withdrawn(self, unit: UnitOrder | None, attempts: int) -> bool:
         """True if the unit in progress is known to the delta (`attempts`) and not wanted."""
@@ -133,26 +290,15 @@ class WorkerState:
     awaited: bool = False  # the grace time runs
     unit: HeldUnit = field(default_factory=HeldUnit)  # sweeps only
 
-    @classmethod
-    def wanted(cls, identity: WorkerId, delta: GroupDelta, member: Member) -> WorkerState:
-        """Return the state of a worker that does not exist yet."""
-        return cls(
-            worker=identity,
-            job=delta.job,
-            version=delta.version,
-            rank=member.rank,
-            slot=index_of(member.slot),
-        )
-
     @property
-    def who(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, Any]:
         """Common fields of its events."""
         return {"job": self.job, "version": self.version, "rank": self.rank}
 
     def seen(self) -> WorkerSeen:
         """Return the worker's entry in a hello."""
         return WorkerSeen(
-            **self.who,
+            **self.identity,
             slot=self.slot,
             pid=self.pid,
             started_ticks=self.started_ticks,
@@ -196,7 +342,11 @@ class Reconciler:
                 self._job(delta.job).delta = delta
                 return self._reconcile(delta.job)
             case SweepDesired(delta=delta):
-                return self._sweep_desired(delta)
+                keep = KeepStates(delta)
+                if delta.job in self.forgotten:  # of an ended sweep, only states are kept
+                    return [keep]
+                self._job(delta.job).sweep = delta
+                return [keep, *self._reconcile(delta.job)]
             case WorkspaceReady(job=job, digest=digest):
                 if (state := self.jobs.get(job)) is None:
                     return []
@@ -215,11 +365,16 @@ class Reconciler:
         match event:
             case Started(pid=pid, started_ticks=ticks) if worker.phase is ProcessPhase.STARTING:
                 worker.phase, worker.pid, worker.started_ticks = ProcessPhase.ALIVE, pid, ticks
-                return [PublishEvent(WorkerStarted(**worker.who, pid=pid, started_ticks=ticks))]
+                return [
+                    PublishEvent(WorkerStarted(**worker.identity, pid=pid, started_ticks=ticks))
+                ]
             case StartFailed() if worker.phase is ProcessPhase.STARTING:
                 del self.workers[worker.worker]
                 refused = WorkerRefused(
-                    **worker.who, error=event.error, hint=event.hint, node_fault=event.node_fault
+                    **worker.identity,
+                    error=event.error,
+                    hint=event.hint,
+                    node_fault=event.node_fault,
                 )
                 return [
                     PublishEvent(refused),
@@ -227,20 +382,17 @@ class Reconciler:
                     *self._grant_waiting(worker),
                 ]
             case Connected():
-                worker.newest_order, worker.unit.told = (Version(0), 0), 0
+                worker.newest_order, worker.unit.sent = (Version(0), 0), 0
                 return [GrantSlot(worker.worker)] if worker.granted else []
             case ReportRead(report=report):
                 worker.unit.reported(report)
-                said = replace(report, **worker.who)  # the file may name others
-                return [PublishEvent(said)]  # type: ignore[arg-type] # every ScriptReport is an AgentEvent
+                own = replace(report, **worker.identity)  # the file may name others
+                return [PublishEvent(own)]  # type: ignore[arg-type] # every ScriptReport is an AgentEvent
             case Ended() if worker.phase in LIVING:
-                worker.phase, worker.code, worker.signal = (
-                    ProcessPhase.ENDED,
-                    event.code,
-                    event.signal,
-                )
+                worker.phase = ProcessPhase.ENDED
+                worker.code, worker.signal = event.code, event.signal
                 exited = WorkerExited(
-                    **worker.who,
+                    **worker.identity,
                     code=event.code,
                     signal=event.signal,
                     unseen=event.unseen,
@@ -283,21 +435,10 @@ class Reconciler:
         ]
         for worker in refused:
             del self.workers[worker.worker]
-        return [
-            PublishEvent(
-                WorkerRefused(**worker.who, error=event.error, node_fault=event.node_fault)
-            )
-            for worker in refused
-        ]
+        fault: dict[str, Any] = {"error": event.error, "node_fault": event.node_fault}
+        return [PublishEvent(WorkerRefused(**worker.identity, **fault)) for worker in refused]
 
     # --- wanted against observed
-
-    def _sweep_desired(self, delta: SweepDelta) -> list[Action]:
-        """Apply the desired state of a sweep; of an ended sweep, only states are kept."""
-        if delta.job in self.forgotten:
-            return [KeepStates(delta)]
-        self._job(delta.job).sweep = delta
-        return [KeepStates(delta), *self._reconcile(delta.job)]
 
     def _reconcile(self, name: JobId) -> list[Action]:
         job = self._job(name)
@@ -325,11 +466,13 @@ class Reconciler:
             if worker.worker not in wanted:
                 actions.extend(self._withdraw(worker, delta))
         for identity, member in wanted.items():
-            born = identity == worker_id(name, delta.version, member.rank)
-            if born and identity not in self.workers and delta.version > job.ordered:
-                self.workers[identity] = WorkerState.wanted(identity, delta, member)
-            if worker_now := self.workers.get(identity):
-                actions.extend(self._advance(job, worker_now, delta))
+            starts = identity == worker_id(name, delta.version, member.rank)
+            if starts and identity not in self.workers and delta.version > job.ordered:
+                slot = index_of(member.slot)
+                state = WorkerState(identity, name, delta.version, member.rank, slot)
+                self.workers[identity] = state
+            if known := self.workers.get(identity):
+                actions.extend(self._advance(job, known, delta))
         job.ordered = delta.version
         actions.extend(self._report_cleared(job, delta))
         return actions
@@ -420,7 +563,11 @@ class Reconciler:
             return []
         actions: list[Action] = []
         through = Version(delta.version + (delta.stage >= SETTLED))
-        if through > 1 and job.cleared < through and not self._exits_pending(mine, wanted, delta):
+        # Processes of this version that are about to exit will settle the version.
+        pending = delta.stage >= SETTLED and any(
+            w.phase is not ProcessPhase.ENDED for w in mine if w.worker not in wanted
+        )
+        if through > 1 and job.cleared < through and not pending:
             job.cleared = through
             actions.append(PublishEvent(JobCleared(job=delta.job, version=through)))
         if delta.forget and not mine and delta.group is None:
@@ -429,13 +576,6 @@ class Reconciler:
                 self.forgotten.add(delta.job)
             actions.append(ForgetJob(delta.job))
         return actions
-
-    @staticmethod
-    def _exits_pending(mine: list[WorkerState], wanted: set[WorkerId], delta: GroupDelta) -> bool:
-        """True if processes of this version are about to exit, which will settle the version."""
-        return delta.stage >= SETTLED and any(
-            w.phase is not ProcessPhase.ENDED for w in mine if w.worker not in wanted
-        )
 
     # --- observed state
 

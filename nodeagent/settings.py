@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from typing import Annotated, ClassVar, Final, Literal
 
@@ -51,9 +52,7 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True):
     controller: Controller = Controller()
     key: str = ""  # default: keys/NODE.key_secret
     address: str = "127.0.0.1"  # at which workers on other nodes reach workers here
-    states_port: Annotated[int, msgspec.Meta(ge=0, le=65_535)] = (
-        0  # serves states of sweeps to other nodes; 0: any
-    )
+    states_port: Annotated[int, msgspec.Meta(ge=0, le=65_535)] = 0  # for other nodes; 0: any
     devices: str = "auto"  # "auto": all GPUs, else CPU slots; "cpu": CPU slots
     slots: int = 4  # CPU slots, where GPUs are not used
     cores: int = 0  # shared by the slots; 0: as many as the agent may use
@@ -62,9 +61,8 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True):
     work: str = "work"  # working directories of jobs
     checkpoints: str = "checkpoints"  # shared by all nodes that a job may resume on
     kill_grace_s: Interval = 10.0  # between TERM and KILL
-    fence_s: Annotated[float, msgspec.Meta(ge=0, le=MAX_FENCE_S)] = (
-        0.0  # time without a reply of the controller after which workers are stopped; 0: never
-    )
+    # Time without a reply of the controller after which workers are stopped; 0: never.
+    fence_s: Annotated[float, msgspec.Meta(ge=0, le=MAX_FENCE_S)] = 0.0
     keep_work_s: Interval = 7 * DAY_S  # working directories and states, after a job's end
     keep_work_bytes: Bytes = 100 << 30  # of all ended jobs; the same again for states
     keep_checkpoints_s: Interval = 30 * DAY_S  # after a job's end
@@ -83,3 +81,8 @@ def load(path: Path) -> AgentSettings:
         SettingsError: if the file cannot be read, a key is unknown or a value of the wrong type.
     """
     return settings.load(AgentSettings, path, os.environ)
+
+
+def python_of(settings: AgentSettings) -> str:
+    """Return the interpreter of jobs that name none."""
+    return settings.python or sys.executable

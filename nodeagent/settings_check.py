@@ -12,7 +12,7 @@ from nodeagent.devices import fenced_s, inventory
 from nodeagent.settings import AgentSettings
 from schemas.errors import SettingsError
 from schemas.host.checks import check_file
-from schemas.transport import load_keys, load_public
+from schemas.transport.keys import load_keys, load_public
 
 NAMELESS: Final = "nameless"  # replaces a name that is missing or invalid
 

@@ -28,9 +28,15 @@ from schemas.host.state_files import (
     sync_folder,
 )
 from schemas.ids import JobId
-from schemas.transport import PIECE, FileTarget, StateServer, Stored, fetch_state
+from schemas.transport.state_transfer import PIECE, FileTarget, StateServer, Stored, fetch_state
 from schemas.wire.files import AskState
 from schemas.wire.sweeps import StateCopied, StateNotCopied, StateRef, SweepDelta, WantedState
+
+log = structlog.get_logger("states")
+JOB: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
+DATA: Final = "data"  # folder of staged data, beside the states
+FETCHES: Final = 2  # concurrent
+MAX_REASON_CHARACTERS: Final = 1000  # in a report
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,13 +81,6 @@ def _is_coming(file: StateFile, delta: SweepDelta) -> bool:
     )
 
 
-log = structlog.get_logger("states")
-JOB: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
-DATA: Final = "data"  # folder of staged data, beside the states
-FETCHES: Final = 2  # concurrent
-MAX_REASON_CHARACTERS: Final = 1000  # in a report
-
-
 class StateKeeper:
     """States of all sweeps on this node; `publish` receives the outcome of each wanted state."""
 
@@ -106,7 +105,7 @@ class StateKeeper:
 
     def forget(self, job: JobId) -> None:
         """Delete the staged data of an ended job; its states are kept for a while."""
-        self._spawn(asyncio.to_thread(_drop_data, self._folders.states(job)))
+        self._spawn(asyncio.to_thread(remove_tree, self._folders.states(job) / DATA))
 
     def close(self) -> None:
         """Cancel all work."""
@@ -176,17 +175,14 @@ class StateKeeper:
 
 
 def _compare_as_owner(folder: Path, delta: SweepDelta) -> Comparison:
+    """Compare, and delete what is not wanted."""
     with acting_as(owner_of(folder)):
-        return _compare_and_drop(folder, delta)
-
-
-def _compare_and_drop(folder: Path, delta: SweepDelta) -> Comparison:
-    paths = list(states_in(folder))
-    digests = {file: found for file, path in paths if (found := digest_of(path)) is not None}
-    comparison = compare(delta, (file for file, _ in paths), digests)
-    for file in comparison.doomed:
-        for name in (file.name, file.name + UNFINISHED):
-            (folder / name).unlink(missing_ok=True)
+        paths = list(states_in(folder))
+        digests = {file: found for file, path in paths if (found := digest_of(path)) is not None}
+        comparison = compare(delta, (file for file, _ in paths), digests)
+        for file in comparison.doomed:
+            for name in (file.name, file.name + UNFINISHED):
+                (folder / name).unlink(missing_ok=True)
     return comparison
 
 
@@ -213,7 +209,7 @@ def _fetch_into(folder: Path, job: JobId, wanted: WantedState, stopped: Callable
                 [source.address for source in wanted.sources],
                 asked,
                 target,
-                lambda: _check(fresh, state.digest),
+                lambda: check_file(fresh, state.digest),
                 stopped=stopped,
             )
         finally:
@@ -222,14 +218,6 @@ def _fetch_into(folder: Path, job: JobId, wanted: WantedState, stopped: Callable
         sync_folder(folder)
     finally:
         fresh.unlink(missing_ok=True)
-
-
-def _check(path: Path, digest: str) -> None:
-    check_file(path, digest)
-
-
-def _drop_data(folder: Path) -> None:
-    remove_tree(folder / DATA)
 
 
 # --- server for other nodes
@@ -259,5 +247,5 @@ def _copied(job: JobId, state: StateRef) -> StateCopied:
 
 def _not_copied(job: JobId, state: StateRef, why: str) -> StateNotCopied:
     return StateNotCopied(
-        job=job, trial=state.trial, version=state.version, why=why[:MAX_REASON_CHARACTERS]
+        job=job, trial=state.trial, version=state.version, reason=why[:MAX_REASON_CHARACTERS]
     )

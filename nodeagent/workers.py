@@ -17,8 +17,8 @@ from weakref import WeakValueDictionary
 
 import structlog
 
-from nodeagent.accounts import Account, JobAccounts
-from nodeagent.controller_ports import SnapshotFetcher
+from nodeagent.accounts import Account, JobAccounts, JobUids
+from nodeagent.connections import SnapshotFetcher
 from nodeagent.devices import device_environment, usable_cores
 from nodeagent.errors import AgentError, NodeStartError, StartError
 from nodeagent.folders import NodeFolders, WorkerFolder
@@ -33,7 +33,7 @@ from nodeagent.process_identity import (
     signal_group,
     start_ticks,
 )
-from nodeagent.reconciler_events import (
+from nodeagent.reconciler import (
     Adopted,
     AwaitExit,
     Ended,
@@ -50,18 +50,17 @@ from nodeagent.reconciler_events import (
     WorkspaceFailed,
     WorkspaceReady,
 )
-from nodeagent.zygotes import JobUids, ZygotePool
-from schemas.host.archives import DEFAULT_BOUNDS, ArchiveBounds
-from schemas.ids import JobId, NodeId, Rank, WorkerId
+from nodeagent.settings import AgentSettings, python_of
+from nodeagent.zygotes import ZygotePool
+from schemas.ids import JobId, Rank, WorkerId, index_of
 from schemas.jobs import JobSpec, is_reserved
 from schemas.nodes import Group, SlotSpec
-from schemas.wire.worker import Assignment, ExitStatus, Forked, ProcessMark
+from schemas.wire.worker import Assignment, ExitStatus, ProcessMark
 
 log = structlog.get_logger("worker_manager")
 EXIT_FILE_TIMEOUT_S: Final = 2.0  # from the exit of a process to its zygote's exit file
 EXIT_FILE_POLL_S: Final = 0.01
 REFUSAL_DELAY_S: Final = 5.0  # delay of a refusal, since the controller retries at once
-FOREIGN_PROCESS: Final = "its zygote named a process of another user"
 MAX_LAST_REPORTS_BYTES: Final = 64 << 20  # bytes of reports read after a worker has exited
 
 
@@ -82,49 +81,41 @@ class _Fault:
     node_fault: bool = False
 
     @property
-    def said(self) -> str:
+    def text(self) -> str:
         return f"{self.error}; {self.hint}" if self.hint else self.error
 
 
 class WorkerManager:
     """Worker processes of a node, each on one slot, from the assignment to the exit code.
 
-    `check_node` checks whether the node can start workers, and reports if it cannot. `may_read` is
-    False while the controller has to catch up with reports.
+    `settings` returns the current ones. `check_node` checks whether the node can start workers, and
+    reports if it cannot. `may_read` is False while the controller has to catch up with reports.
     """
 
     def __init__(
         self,
         *,
-        node: NodeId,
-        address: str,
+        settings: Callable[[], AgentSettings],
         folders: NodeFolders,
         slots: tuple[SlotSpec, ...],
-        python: str,
-        grace_s: float,
         zygotes: ZygotePool,
         shipper: LogShipper,
         fetcher: SnapshotFetcher,
         on_event: Callable[[Event], None],
         may_read: Callable[[], bool],
         check_node: Callable[[], Awaitable[None]],
-        bounds: ArchiveBounds = DEFAULT_BOUNDS,
         accounts: JobAccounts | None = None,
         groups: JobGroups | None = None,
     ) -> None:
-        self._node = node
+        self._settings = settings
         self._groups = groups or JobGroups()
         self._accounts = accounts
-        self._uids = JobUids(accounts, zygotes)
-        self._address = address
+        self._uids = JobUids(accounts, zygotes.forget)
         self._folders = folders
         self._slots = {slot.index: slot for slot in slots}
-        self.python = python
-        self.grace_s = grace_s
         self._zygotes = zygotes
         self._shipper = shipper
         self._fetcher = fetcher
-        self.bounds = bounds
         self._on_event = on_event
         self._may_read = may_read
         self._check_node = check_node
@@ -175,10 +166,10 @@ class WorkerManager:
             self._on_event(Adopted(folder.worker, assignment, pid, ticks))
             self._shipper.watch(folder.worker, assignment, folder)
             watched = self._watched[folder.worker] = self._watch_folder(folder)
-            there = pid if _is_there(pid, ticks) else None
-            self._groups.adopt(folder.worker, assignment.job, there)
-            if pid is not None and ticks is not None:
-                self._watch_process(folder.worker, watched, pid, ticks)
+            runs = mark is not None and start_ticks(mark.pid) == mark.started_ticks
+            self._groups.adopt(folder.worker, assignment.job, pid if runs else None)
+            if mark is not None:
+                self._watch_process(folder.worker, watched, mark.pid, mark.started_ticks)
             else:
                 self._spawn(self._on_exit(folder.worker, watched))
             log.info("worker adopted", worker=folder.worker, pid=pid)
@@ -233,10 +224,9 @@ class WorkerManager:
         await asyncio.to_thread(self._groups.tidy)
 
     def _watch_folder(self, folder: WorkerFolder) -> _Watched:
-        owner = folder.owner
-        if owner is not None:
-            self._uids.hold(folder.worker, owner.uid)
-        return _Watched(folder, uid=owner.uid if owner else None)
+        if (uid := folder.uid) is not None:
+            self._uids.hold(folder.worker, uid)
+        return _Watched(folder, uid=uid)
 
     async def _prepare(self, job: JobId, user: str) -> Account | None:
         """Return the account of a job; delay the error if there is none, to slow down retries."""
@@ -255,7 +245,7 @@ class WorkerManager:
             await self._lay_out(job, digest, account)
         except Exception as error:  # noqa: BLE001 - the controller waits for an outcome
             fault = await self._fault(error)
-            self._on_event(WorkspaceFailed(job, digest, fault.said, fault.node_fault))
+            self._on_event(WorkspaceFailed(job, digest, fault.text, fault.node_fault))
         else:
             self._on_event(WorkspaceReady(job, digest))
 
@@ -268,8 +258,8 @@ class WorkerManager:
                 return
             try:
                 await self._fetcher.fetch(digest, archive)
-                owner = account.owner if account else None
-                await asyncio.to_thread(lay_out, archive, folder, digest, self.bounds, owner)
+                owner, bounds = account.owner if account else None, self._settings().workdir
+                await asyncio.to_thread(lay_out, archive, folder, digest, bounds, owner)
             finally:
                 archive.unlink(missing_ok=True)
 
@@ -285,7 +275,7 @@ class WorkerManager:
             await asyncio.to_thread(self._groups.hold, worker, delta.job)
             if not self._folders.job(delta.job).is_dir():  # deleted since the job arrived
                 await self._lay_out(delta.job, delta.snapshot, account)
-            python = delta.spec.python or self.python
+            python = delta.spec.python or python_of(self._settings())
             known = await self._zygotes.knows_tokens(python, account)
             token = secrets.token_hex() if known else ""
             assignment = self._assignment(action, delta.group, delta.spec, token)
@@ -294,7 +284,10 @@ class WorkerManager:
             self._shipper.watch(worker, assignment, folder)
             enter = partial(self._enter, worker, account) if self._groups.there else None
             forked = await self._zygotes.fork(python, folder.own, account, enter)
-            _record_process(folder, forked, account)
+            if account is not None:
+                _require_owner(forked.pid, account)
+                mark = ProcessMark(pid=forked.pid, started_ticks=forked.started_ticks)
+                folder.write_mark(mark)
         except Exception as error:  # noqa: BLE001 - the controller waits for an outcome
             _kill_unannounced(folder)
             self.tokens.pop(worker, None)
@@ -308,15 +301,17 @@ class WorkerManager:
         self._on_event(Started(worker, forked.pid, forked.started_ticks))
 
     def _enter(self, worker: WorkerId, account: Account | None, pid: int) -> None:
-        """Move a process into its group, unless the zygote names a process of another user."""
-        if account is not None and belongs_to(pid, account.owner.uid) is False:
-            raise StartError(FOREIGN_PROCESS)
+        if account is not None:
+            _require_owner(pid, account)
         self._groups.enter(worker, pid)
 
-    async def _release(self, worker: WorkerId) -> None:
+    async def _release(self, worker: WorkerId, folder: Path | None = None) -> None:
+        """Free what a worker held, and delete its folder, if any."""
         await asyncio.to_thread(self._groups.release, worker)
         await self._uids.release(worker)
         await asyncio.to_thread(self._groups.tidy)
+        if folder is not None:
+            await asyncio.to_thread(remove_tree, folder)
 
     async def _fault(self, error: Exception) -> _Fault:
         """Describe an error; report a node's fault first, so that nothing new is placed here."""
@@ -336,7 +331,7 @@ class WorkerManager:
         self, action: StartWorker, group: Group, spec: JobSpec, token: str
     ) -> Assignment:
         member = group.members[action.rank]
-        index = int(member.slot.rpartition("/")[2])
+        index = index_of(member.slot)
         slot = self._slots.get(index)
         if slot is None:
             hint = "check devices and CUDA_VISIBLE_DEVICES of its agent"
@@ -355,7 +350,7 @@ class WorkerManager:
             checkpoints=str(self._folders.checkpoints / action.delta.job),
             socket=self._folders.socket,
             env=environ,
-            address=self._address,
+            address=self._settings().address,
             kind=action.delta.kind,
             granted=action.granted,
             states=str(self._folders.states(action.delta.job)) if spec.stated_sweep else "",
@@ -422,11 +417,11 @@ class WorkerManager:
             signal_group(watched.pid, what, watched.uid)
 
     async def _await_grace(self, worker: WorkerId) -> None:
-        await asyncio.sleep(self.grace_s)
+        await asyncio.sleep(self._settings().kill_grace_s)
         self._on_event(GraceOver(worker))
 
     async def _kill_after_grace(self, worker: WorkerId) -> None:
-        await asyncio.sleep(self.grace_s)
+        await asyncio.sleep(self._settings().kill_grace_s)
         self._signal(worker, signal.SIGKILL)
 
     def _remove(self, worker: WorkerId) -> None:
@@ -437,11 +432,7 @@ class WorkerManager:
         if self._accounts is None or not self._accounts.separate_users:
             remove_tree(path)
         else:
-            self._spawn(self._remove_later(worker, path))
-
-    async def _remove_later(self, worker: WorkerId, path: Path) -> None:
-        await self._release(worker)
-        await asyncio.to_thread(remove_tree, path)
+            self._spawn(self._release(worker, path))
 
     @staticmethod
     def _discard(folder: WorkerFolder) -> None:
@@ -450,8 +441,7 @@ class WorkerManager:
         remove_tree(doomed.path)
         folder.path.rename(doomed.path)
         if (mark := doomed.mark()) is not None:  # the process started just now
-            owner = doomed.owner
-            signal_group(mark.pid, signal.SIGKILL, owner.uid if owner else None)
+            signal_group(mark.pid, signal.SIGKILL, doomed.uid)
         remove_tree(doomed.path)
 
     def _spawn(self, work: Coroutine[None, None, None]) -> None:
@@ -465,24 +455,16 @@ class WorkerManager:
             log.error("task of the worker manager failed", error=repr(error))
 
 
-def _is_there(pid: int | None, ticks: int | None) -> bool:
-    return pid is not None and ticks is not None and start_ticks(pid) == ticks
-
-
 def _kill_unannounced(folder: WorkerFolder) -> None:
     """Kill a worker that started after the agent gave up its zygote's reply."""
     if (mark := folder.mark()) is None:
         return
     if (pidfd := open_process(mark.pid, mark.started_ticks)) is not None:
-        owner = folder.owner
-        signal_group(mark.pid, signal.SIGKILL, owner.uid if owner else None)
+        signal_group(mark.pid, signal.SIGKILL, folder.uid)
         os.close(pidfd)
 
 
-def _record_process(folder: WorkerFolder, forked: Forked, account: Account | None) -> None:
-    """Record the process of a worker, unless the zygote names a process of another user."""
-    if account is None:
-        return
-    if belongs_to(forked.pid, account.owner.uid) is False:
-        raise StartError(FOREIGN_PROCESS)
-    folder.write_mark(ProcessMark(pid=forked.pid, started_ticks=forked.started_ticks))
+def _require_owner(pid: int, account: Account) -> None:
+    """Raise StartError if a zygote named a process of another user."""
+    if belongs_to(pid, account.owner.uid) is False:
+        raise StartError("its zygote named a process of another user")

@@ -1,4 +1,4 @@
-"""Zygotes of this node, one for each interpreter and user, and the uids that workers use."""
+"""Zygotes of this node, one for each interpreter and user: their processes and connections."""
 
 from __future__ import annotations
 
@@ -7,39 +7,183 @@ import contextlib
 import hashlib
 import importlib.util
 import os
+import signal
 import socket
 import struct
+import subprocess
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Container
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
+import psutil
 import structlog
 
-from nodeagent.accounts import Account, JobAccounts
+from nodeagent.accounts import PRLIMIT, SETPRIV, Account
 from nodeagent.cgroups import PIDS
 from nodeagent.errors import AgentError, NodeStartError, StartError
 from nodeagent.folders import FRAME, NodeFolders, WorkerFolder
 from nodeagent.job_cgroups import JobGroups
 from nodeagent.owned_files import make_folder
-from nodeagent.process_identity import end_all_of, start_ticks
+from nodeagent.process_identity import belongs_to, start_ticks
 from nodeagent.settings import Jobs
-from nodeagent.zygote_process import NODE_SIGNALS, spawn, start_error, starting_zygotes
 from schemas.codec import FROM_ZYGOTE, encode
 from schemas.errors import OnesError
-from schemas.ids import WorkerId
+from schemas.host.files import open_regular
 from schemas.wire import Message
-from schemas.wire.worker import Fork, Forked, ForkFailed, Held, LetGo, ZygoteReady
+from schemas.wire.worker import ZYGOTE_TITLE, Fork, Forked, ForkFailed, Held, LetGo, ZygoteReady
 
 log = structlog.get_logger("zygotes")
+NODE_SIGNALS: Final = frozenset({signal.SIGKILL, signal.SIGTERM})  # sent by the node
+TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
+MODULE: Final = "elastic.worker.zygote"
+WAITING_SHELL: Final = ("/bin/sh", "-c", 'read -r _ && exec "$@" </dev/null', "sh")
+MAX_OUTPUT_BYTES: Final = 1 << 16  # bytes at the end of the output
+REMOVED_VARIABLES: Final = (  # TORCH_DISTRIBUTED_DEBUG=DETAIL aborts if a peer is lost
+    "CREDENTIALS_DIRECTORY", "NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "RANK",
+    "WORLD_SIZE", "TORCH_DISTRIBUTED_DEBUG",
+)  # fmt: skip
+AGENT_VARIABLES: Final = (  # of the agent's account; removed for other accounts
+    "INVOCATION_ID", "JOURNAL_STREAM", "LOGS_DIRECTORY", "MAIL", "RUNTIME_DIRECTORY",
+    "STATE_DIRECTORY", "CONFIGURATION_DIRECTORY", "SSH_AUTH_SOCK", "DBUS_SESSION_BUS_ADDRESS",
+    "XDG_RUNTIME_DIR", "XDG_CONFIG_HOME", "XDG_CACHE_HOME", "TMPDIR",
+)  # fmt: skip
 START_TIMEOUT_S: Final = 180.0  # a cold import of torch on a busy host
 RECONNECT_TIMEOUT_S: Final = 5.0  # a running zygote checks its socket's file every second
 FORK_TIMEOUT_S: Final = 60.0
 PROBE_S: Final = 0.05
 MAX_ZYGOTE_MESSAGE_BYTES: Final = 1 << 16  # bytes of a message
 PEER: Final = struct.Struct("iII")  # pid, uid, gid of the peer: unix(7)
+
+
+def starting_zygotes(path: Path, workers: Container[int], uid: int) -> list[tuple[int, int, float]]:
+    """Return pid, start time and age (seconds) of zygotes for this socket that do not reply yet.
+
+    A worker that starts has its zygote's command line, but also a mark; and processes forked by a
+    worker lead no session. Only processes of `uid` count, since any user can fake a command line.
+    """
+    now_s = time.clock_gettime(time.CLOCK_BOOTTIME)
+    found = []
+    for process in psutil.process_iter(["cmdline"]):
+        if process.pid in workers or not is_zygote(process, str(path)):
+            continue
+        if not belongs_to(process.pid, uid):
+            continue
+        ticks = start_ticks(process.pid)
+        with contextlib.suppress(OSError):
+            if os.getsid(process.pid) == process.pid and ticks is not None:
+                found.append((process.pid, ticks, now_s - ticks / TICKS_PER_S))
+    return found
+
+
+def is_zygote(process: psutil.Process, where: str) -> bool:
+    """True if a process is a zygote with a socket path that begins with `where`.
+
+    A serving zygote has its title instead of its command line. `process` has `cmdline` in `info`.
+    """
+    arguments = process.info["cmdline"] or [""]
+    begins = MODULE in arguments and any(one.startswith(where) for one in arguments)
+    return begins or arguments[0].startswith(f"{ZYGOTE_TITLE} {where}")
+
+
+def spawn(
+    python: str,
+    path: Path,
+    output: Path,
+    account: Account | None = None,
+    *,
+    limits: Jobs | None = None,
+    enter: Callable[[int], None] | None = None,
+) -> subprocess.Popen[bytes]:
+    """Start a zygote as an account (None: the agent's), with limits for it and its workers.
+
+    `output` must not be in a folder of that account. `enter` moves the process into its control
+    group before its interpreter starts.
+
+    Raises:
+        StartError: if it cannot be started.
+        OSError: if `enter` fails.
+    """
+    environ = {key: value for key, value in os.environ.items() if not key.startswith("ONES_")}
+    for name in REMOVED_VARIABLES:
+        environ.pop(name, None)
+    environ["OPENBLAS_NUM_THREADS"] = "1"  # threads would not survive the fork
+    # torch's store resolves the name of every peer; a lost reply should not cost 5 s.
+    environ.setdefault("RES_OPTIONS", "timeout:1 attempts:2")
+    environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # the library itself reports lost peers
+    identity: dict[str, Any] = {}
+    if account is not None:
+        uid, gid = account.owner
+        identity = {
+            "user": uid, "group": gid, "extra_groups": list(account.groups), "umask": 0o077,
+            "cwd": "/",
+        }  # fmt: skip
+        for name in AGENT_VARIABLES:
+            environ.pop(name, None)
+        environ.update(HOME=account.home, USER=account.name, LOGNAME=account.name)
+    zygote = [python, "-P", "-m", MODULE, "--socket", str(path)]
+    # Files with a setuid bit must not give jobs more rights.
+    restricted = [SETPRIV, "--no-new-privs", "--"] if account is not None else []
+    command = [*_limited(limits), *restricted, *zygote]
+    if enter is not None:
+        command = [*WAITING_SHELL, *command]
+    try:
+        sink = output.open("wb")
+    except OSError as error:
+        raise NodeStartError(f"cannot write {output}: {error.strerror}") from None
+    try:
+        with sink:
+            process = subprocess.Popen(  # noqa: S603 - an interpreter that the job's owner named
+                command,
+                stdin=subprocess.DEVNULL if enter is None else subprocess.PIPE,
+                stdout=sink,
+                stderr=sink,
+                env=environ,
+                start_new_session=True,
+                **identity,
+            )
+    except OSError as error:
+        hint = "give an interpreter that exists on every node and has torch and ONES"
+        raise StartError(f"python {python!r}: {error.strerror}", hint) from None
+    if enter is not None:
+        _release_shell(process, enter)
+    return process
+
+
+def _release_shell(process: subprocess.Popen[bytes], enter: Callable[[int], None]) -> None:
+    """Release the waiting shell; without this input it exits."""
+    if (gate := process.stdin) is None:
+        return
+    with gate:
+        enter(process.pid)
+        with contextlib.suppress(BrokenPipeError):
+            gate.write(b"\n")
+            gate.flush()
+
+
+def _limited(limits: Jobs | None) -> list[str]:
+    if limits is None:
+        return []
+    words = [f"--nofile={limits.files}:{limits.files}"] if limits.files else []
+    words += [f"--nproc={limits.pids}:{limits.pids}"] if limits.pids else []
+    return [PRLIMIT, *words, "--"] if words else []
+
+
+def start_error(python: str, output: Path) -> StartError:
+    """Return the error of a zygote that exited during its start."""
+    descriptor = open_regular(output)
+    try:
+        start = max(0, os.fstat(descriptor).st_size - MAX_OUTPUT_BYTES)
+        text = os.pread(descriptor, MAX_OUTPUT_BYTES, start).decode(errors="replace")
+    finally:
+        os.close(descriptor)
+    lines = text.strip().splitlines()
+    text = lines[-1] if lines else "no output"
+    hint = f"in a checkout of ONES: {python} -m pip install '.[train]'"
+    return StartError(f"python {python!r} cannot run workers: {text}", hint)
 
 
 class ZygoteConnection:
@@ -175,9 +319,8 @@ class ZygotePool:
         except StartError:
             if zygote.alive:
                 raise
-        if (
-            mark := WorkerFolder(folder).mark()
-        ) is not None:  # the zygote forked, and exited before its reply
+        mark = WorkerFolder(folder).mark()
+        if mark is not None:  # the zygote forked, and exited before its reply
             return Forked(folder=str(folder), pid=mark.pid, started_ticks=mark.started_ticks)
         return await (await self.get(python, account)).fork(folder, enter)
 
@@ -251,9 +394,10 @@ class ZygotePool:
             log.info("zygote found", python=python, uid=uid)
             return found
         output = self._clear(path, account)
-        process = spawn(
-            python, path, output, account, limits=self._rlimits(), enter=self._group_entry(account)
-        )
+        enter = None
+        if account is not None and self._groups.there:
+            enter = partial(self._groups.enter_zygote, account.cgroup)
+        process = spawn(python, path, output, account, limits=self._rlimits(), enter=enter)
         deadline = asyncio.get_running_loop().time() + START_TIMEOUT_S
         while asyncio.get_running_loop().time() < deadline:
             zygote = await self._connect(path, uid)
@@ -274,11 +418,6 @@ class ZygotePool:
         if self.limits is not None and self._groups.bounds(PIDS):
             return msgspec.structs.replace(self.limits, pids=0)
         return self.limits
-
-    def _group_entry(self, account: Account | None) -> Callable[[int], None] | None:
-        if account is None or not self._groups.there:
-            return None
-        return partial(self._groups.enter_zygote, account.cgroup)
 
     def _clear(self, path: Path, account: Account | None) -> Path:
         path.unlink(missing_ok=True)
@@ -309,46 +448,3 @@ class ZygotePool:
 def _uid_at(connection: socket.socket) -> int:
     peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, PEER.size)
     return int(PEER.unpack(peer)[1])
-
-
-class JobUids:
-    """Uids of running workers; kills all processes of a job's own uid after its last worker."""
-
-    def __init__(self, accounts: JobAccounts | None, zygotes: ZygotePool) -> None:
-        self._accounts = accounts
-        self._zygotes = zygotes
-        self._held: dict[WorkerId, int] = {}
-        self._ending: dict[int, asyncio.Task[None]] = {}
-
-    def hold(self, worker: WorkerId, uid: int) -> None:
-        """Record that a worker uses a uid."""
-        self._held[worker] = uid
-
-    async def take(self, worker: WorkerId, account: Account) -> None:
-        """Hold an account for a new worker, after its remaining processes were killed."""
-        uid = account.owner.uid
-        self.hold(worker, uid)
-        if (ending := self._ending.get(uid)) is not None:
-            await ending
-
-    async def release(self, worker: WorkerId) -> None:
-        """Release the uid of a worker that exited or did not start."""
-        if (uid := self._held.pop(worker, None)) is not None:
-            await self._empty(uid)
-
-    async def end_unused(self, sockets: Path) -> None:
-        """End the zygotes of jobs without workers here, left by an earlier agent process."""
-        found = await asyncio.to_thread(lambda: [path.name for path in sockets.iterdir()])
-        for uid in (int(name) for name in found if name.isdigit()):
-            await self._empty(uid)
-
-    async def _empty(self, uid: int) -> None:
-        alone = self._accounts is not None and self._accounts.is_own(uid)
-        if not alone or uid in self._held.values() or uid in self._ending:
-            return
-        self._zygotes.forget(uid)
-        self._ending[uid] = asyncio.create_task(asyncio.to_thread(end_all_of, uid))
-        try:
-            await self._ending[uid]
-        finally:
-            del self._ending[uid]

@@ -23,11 +23,7 @@ def encode(message: Message) -> bytes:
 
 
 class Codec(Generic[M]):
-    """Decoder of the messages of one direction of a conversation; it refuses all others.
-
-    Args:
-        kinds: one message class, or a union of them.
-    """
+    """Decoder of the messages of one direction of a conversation; it refuses all others."""
 
     def __init__(self, conversation: str, kinds: Any) -> None:
         self.conversation = conversation
@@ -109,8 +105,4 @@ TO_ZYGOTE: Final = Codec[worker.ToZygote]("agent to zygote", worker.ToZygote)
 TO_STATES: Final = Codec[files.AskState]("request for a state", files.AskState)
 FROM_STATES: Final = Codec[files.FromStates]("piece of a state", files.FromStates)
 
-CODECS: Final[tuple[Codec[Any], ...]] = (
-    FROM_AGENT, TO_AGENT, PUBLISHED, REQUEST, REPLY, FEED, FROM_SHIPPER, TO_SHIPPER, READ_LOG,
-    LOG_REPLY, FROM_WORKER, TO_WORKER, REPORT, ASSIGNMENT, EXIT_STATUS, PROCESS_MARK, FROM_ZYGOTE,
-    TO_ZYGOTE, TO_STATES, FROM_STATES,
-)  # fmt: skip
+CODECS: Final = tuple(one for one in globals().values() if isinstance(one, Codec))

@@ -11,9 +11,8 @@ MORE_FILES_HINT: Final = (
     "close unused files, or raise the limit (`ulimit -n`, LimitNOFILE of a service)"
 )
 MAX_COMPARED: Final = 1000  # names, at 60 us each
-WORKER_TRACEBACK: Final = (
-    "Original Traceback (most recent call last):"  # torch, of a loader's process
-)
+# In errors that torch raises for the process of a data loader.
+WORKER_TRACEBACK: Final = "Original Traceback (most recent call last):"
 
 
 class OnesError(Exception):
@@ -61,12 +60,10 @@ def one_line_error(error: BaseException) -> str:
 
 
 def suggestion(name: str, known: Iterable[str], otherwise: str) -> str:
-    """Return a hint for an unknown name, which proposes the most similar known name.
+    """Return a hint for an unknown name: the most similar known name, and the general hint.
 
-    Args:
-        known: existing names, oldest first; `digits` matches the last `digits-N` among them.
-            Otherwise only the last 1000 are compared, which takes less than 0.1 s.
-        otherwise: general hint, always the last part.
+    `known` are existing names, oldest first; `digits` matches the last `digits-N` among them.
+    Otherwise only the last 1000 are compared, which takes less than 0.1 s.
     """
     names = list(known)
     numbered = [one for one in names if one.rpartition("-")[0] == name]
@@ -163,7 +160,7 @@ class RemoteError(OnesError):
         self.remote_code = code
 
 
-def raised(code: str, message: str, hint: str, field: str) -> OnesError:
+def error_from_code(code: str, message: str, hint: str, field: str) -> OnesError:
     """Return the error that the other side raised: the class of its code, else a `RemoteError`."""
     if code == UnknownJobError.code:
         return UnknownJobError(message.removeprefix("no job ").strip("'\""))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, ClassVar, Final, Literal
 
 import msgspec
@@ -14,16 +15,9 @@ from schemas.sweeps import MAX_EPOCHS, MAX_METRIC, SweepSpec, TrialSpec, check_s
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,47}")
 ENV_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 STATES: Final = (
-    "queued",
-    "starting",
-    "running",
-    "rescaling",
-    "paused",
-    "succeeded",
-    "failed",
-    "cancelled",
+    "queued", "starting", "running", "rescaling", "paused", "succeeded", "failed", "cancelled",
     "rejected",
-)
+)  # fmt: skip
 ENDED: Final = frozenset({"succeeded", "failed", "cancelled", "rejected"})
 MAX_BATCH: Final = 2**40  # samples
 MAX_SAMPLES: Final = 2**53  # larger integers are not exact in a float
@@ -57,23 +51,18 @@ MAX_STOP: Final = {
 }
 _NO_DEVICE: Final = "leave it out: a worker sees the device of its slot, as device 0, and no other"
 _NO_GROUP: Final = "leave it out: a group that changes relies on its value"
+_NCCL: Final = (  # the first three are older names
+    "NCCL_ASYNC_ERROR_HANDLING", "NCCL_BLOCKING_WAIT", "NCCL_DESYNC_DEBUG", "NCCL_COMM_BLOCKING",
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_BLOCKING_WAIT", "TORCH_NCCL_DESYNC_DEBUG",
+    "TORCH_NCCL_DUMP_ON_TIMEOUT", "TORCH_NCCL_ENABLE_MONITORING", "TORCH_NCCL_NONBLOCKING_TIMEOUT",
+    "TORCH_NCCL_PROPAGATE_ERROR", "TORCH_NCCL_RETHROW_CUDA_ERRORS",
+    "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC",
+)  # fmt: skip
 CLUSTER_VARIABLES: Final = {  # set for each worker; the remedy for a job that sets one
     "CUDA_VISIBLE_DEVICES": _NO_DEVICE,
     "CUDA_DEVICE_ORDER": _NO_DEVICE,
     "NVIDIA_VISIBLE_DEVICES": _NO_DEVICE,
-    "NCCL_ASYNC_ERROR_HANDLING": _NO_GROUP,  # this and the next two: older names of those below
-    "NCCL_BLOCKING_WAIT": _NO_GROUP,
-    "NCCL_DESYNC_DEBUG": _NO_GROUP,
-    "NCCL_COMM_BLOCKING": _NO_GROUP,
-    "TORCH_NCCL_ASYNC_ERROR_HANDLING": _NO_GROUP,
-    "TORCH_NCCL_BLOCKING_WAIT": _NO_GROUP,
-    "TORCH_NCCL_DESYNC_DEBUG": _NO_GROUP,
-    "TORCH_NCCL_DUMP_ON_TIMEOUT": _NO_GROUP,
-    "TORCH_NCCL_ENABLE_MONITORING": _NO_GROUP,
-    "TORCH_NCCL_NONBLOCKING_TIMEOUT": _NO_GROUP,
-    "TORCH_NCCL_PROPAGATE_ERROR": _NO_GROUP,
-    "TORCH_NCCL_RETHROW_CUDA_ERRORS": _NO_GROUP,
-    "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": _NO_GROUP,
+    **dict.fromkeys(_NCCL, _NO_GROUP),
 }
 
 
@@ -188,7 +177,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         return max(self.batch_size, min(self.pass_limit * self.slots[1], MAX_BATCH))
 
     @property
-    def batch_limit_is_left_open(self) -> bool:
+    def batch_limit_is_auto(self) -> bool:
         """True if the cluster chooses the largest batch, by data set and noise scale."""
         return self.max_batch_size in {None, AUTO}
 
@@ -212,7 +201,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         return self.slots[0] if self.slots_wanted is None else self.slots_wanted
 
     @property
-    def fails_when_lost(self) -> bool:
+    def fails_on_loss(self) -> bool:
         """True if the job fails, instead of restarting, when no worker has its state any more."""
         return self.on_loss == "fail"
 
@@ -255,50 +244,47 @@ def problems(spec: JobSpec) -> tuple[JobProblem, ...]:
     return (*shape, *rest, *_sweep(spec), *_size(spec))
 
 
-def _size(spec: JobSpec) -> list[JobProblem]:
+def _size(spec: JobSpec) -> Iterator[JobProblem]:
     try:
         size = len(msgspec.msgpack.encode(spec))
     except (OverflowError, UnicodeEncodeError):
-        return []  # reported by another check
-    if size <= MAX_SPEC_BYTES:
-        return []
-    remedy = "put large values into a file of the working directory"
-    return [JobProblem("args", f"the job file has {size} bytes, at most {MAX_SPEC_BYTES}", remedy)]
+        return  # reported by another check
+    if size > MAX_SPEC_BYTES:
+        what = f"the job file has {size} bytes, at most {MAX_SPEC_BYTES}"
+        yield JobProblem("args", what, "put large values into a file of the working directory")
 
 
-def _text(spec: JobSpec) -> list[JobProblem]:
-    found = []
+def _text(spec: JobSpec) -> Iterator[JobProblem]:
     if not NAME.fullmatch(spec.name):
         remedy = "use 1 to 48 letters, digits, - or _, starting with a letter or digit"
-        found.append(JobProblem("name", f"{spec.name[:60]!r} is not a job name", remedy))
+        yield JobProblem("name", f"{spec.name[:60]!r} is not a job name", remedy)
     if spec.family is not None and not 1 <= len(spec.family) <= MAX_FAMILY:
         remedy = f"give 1 to {MAX_FAMILY} characters, or leave it out"
-        found.append(JobProblem("family", f"it has {len(spec.family)} characters", remedy))
+        yield JobProblem("family", f"it has {len(spec.family)} characters", remedy)
     elif spec.family is not None and not is_text(spec.family):
-        found.append(JobProblem("family", "it is not valid Unicode", "write it in UTF-8"))
+        yield JobProblem("family", "it is not valid Unicode", "write it in UTF-8")
     parts = spec.script.removeprefix("./").split("/")
     if "\0" in spec.script or not {"", ".", ".."}.isdisjoint(parts):
         remedy = "give a path relative to workdir, such as train.py"
-        found.append(JobProblem("script", f"{spec.script[:200]!r} is not inside workdir", remedy))
+        yield JobProblem("script", f"{spec.script[:200]!r} is not inside workdir", remedy)
     elif (other := script_problem(spec.script)) is not None:
-        found.append(JobProblem("script", *other))
+        yield JobProblem("script", *other)
     if len(spec.args) > MAX_ARGS or not all(map(_is_word, spec.args)):
-        found.append(JobProblem("args", "too many, too long or with a NUL byte", "shorten them"))
+        yield JobProblem("args", "too many, too long or with a NUL byte", "shorten them")
     if len(spec.env) > MAX_VARIABLES:
         what = f"it has {len(spec.env)} variables, at most {MAX_VARIABLES}"
-        found.append(JobProblem("env", what, "put them into a file of the working directory"))
-        return found
+        yield JobProblem("env", what, "put them into a file of the working directory")
+        return
     for name, value in spec.env.items():
         if not ENV_NAME.fullmatch(name) or not _is_word(value):
             remedy = "names are letters, digits and _, values at most 32 KiB without NUL"
-            found.append(JobProblem(f"env.{name[:60]}", "invalid variable", remedy))
+            yield JobProblem(f"env.{name[:60]}", "invalid variable", remedy)
         if name.startswith(CLUSTER_PREFIX):
             remedy = "choose a name without the prefix ONES_"
-            found.append(JobProblem(f"env.{name}", "is reserved for the cluster", remedy))
+            yield JobProblem(f"env.{name}", "is reserved for the cluster", remedy)
         if name in CLUSTER_VARIABLES:
             what = "is set by the cluster for each worker"
-            found.append(JobProblem(f"env.{name}", what, CLUSTER_VARIABLES[name]))
-    return found
+            yield JobProblem(f"env.{name}", what, CLUSTER_VARIABLES[name])
 
 
 def is_text(text: str) -> bool:
@@ -315,18 +301,14 @@ def _is_word(text: str) -> bool:
     return len(text) <= MAX_TEXT and "\0" not in text and is_text(text)
 
 
-def _paths(spec: JobSpec) -> list[JobProblem]:
-    found = []
+def _paths(spec: JobSpec) -> Iterator[JobProblem]:
     for field in ("script", "workdir", "python"):
         path = getattr(spec, field) or ""
         if len(path) > MAX_PATH:
             what = f"a path of {len(path)} characters, at most {MAX_PATH}"
-            found.append(JobProblem(field, what, "give a shorter one"))
+            yield JobProblem(field, what, "give a shorter one")
         elif not is_text(path) or ("\0" in path and field != "script"):
-            found.append(
-                JobProblem(field, "it is not a path", "give one without NUL bytes, in UTF-8")
-            )
-    return found
+            yield JobProblem(field, "it is not a path", "give one without NUL bytes, in UTF-8")
 
 
 def script_problem(script: str, first: bytes = b"") -> tuple[str, str] | None:
@@ -345,66 +327,61 @@ def script_problem(script: str, first: bytes = b"") -> tuple[str, str] | None:
     return f"scripts are Python; {script[:200]} is not", remedy
 
 
-def _batches(spec: JobSpec) -> list[JobProblem]:
-    found = []
+def _batches(spec: JobSpec) -> Iterator[JobProblem]:
     if not 1 <= spec.batch_size <= MAX_BATCH or spec.batch_limit > MAX_BATCH:
         what = f"{spec.batch_size} is not 1 to {MAX_BATCH}"
-        found.append(JobProblem("batch_size", what, "choose a value in this range"))
+        yield JobProblem("batch_size", what, "choose a value in this range")
     if spec.batch_limit < spec.batch_size:
         what = f"max_batch_size {spec.batch_limit} is below batch_size {spec.batch_size}"
-        found.append(JobProblem("max_batch_size", what, "raise the first or lower the second"))
+        yield JobProblem("max_batch_size", what, "raise the first or lower the second")
     if spec.max_local_batch is not None and not 1 <= spec.max_local_batch <= MAX_BATCH:
         what = f"{spec.max_local_batch} is not 1 to {MAX_BATCH}"
-        found.append(JobProblem("max_local_batch", what, "choose a value in this range"))
+        yield JobProblem("max_local_batch", what, "choose a value in this range")
     if spec.lr is not None and not MIN_RATE <= spec.lr <= MAX_RATE:
         remedy = "give a positive finite number, or leave it out to keep the script's"
-        found.append(JobProblem("lr", f"{spec.lr} is not a learning rate", remedy))
-    return found
+        yield JobProblem("lr", f"{spec.lr} is not a learning rate", remedy)
 
 
-def _priority(spec: JobSpec) -> list[JobProblem]:
+def _priority(spec: JobSpec) -> Iterator[JobProblem]:
     least, most = PRIORITIES
-    if least <= spec.priority <= most:
-        return []
-    what = f"{spec.priority} is not {least:g} to {most:g}"
-    return [JobProblem("priority", what, "give a weight in this range; 1 is the default")]
+    if not least <= spec.priority <= most:
+        what = f"{spec.priority} is not {least:g} to {most:g}"
+        yield JobProblem("priority", what, "give a weight in this range; 1 is the default")
 
 
-def _slots(spec: JobSpec) -> list[JobProblem]:
+def _slots(spec: JobSpec) -> Iterator[JobProblem]:
     least, most = spec.slots
     if least < 1 or most < least:
         what = f"slots [{least}, {most}] is not a range"
-        return [JobProblem("slots", what, "give [least, most] with 1 <= least <= most")]
-    if most > MAX_SLOTS:
+        yield JobProblem("slots", what, "give [least, most] with 1 <= least <= most")
+    elif most > MAX_SLOTS:
         what = f"slots: the maximum {most} exceeds {MAX_SLOTS}"
-        return [JobProblem("slots", what, "lower the maximum")]
-    if least > spec.batch_size >= 1:
+        yield JobProblem("slots", what, "lower the maximum")
+    elif least > spec.batch_size >= 1:
         what = f"slots: the minimum {least} exceeds batch_size {spec.batch_size}"
-        return [JobProblem("slots", what, "lower the first or raise the second")]
-    if not least <= spec.wanted <= most:
+        yield JobProblem("slots", what, "lower the first or raise the second")
+    elif not least <= spec.wanted <= most:
         what = f"slots_wanted {spec.wanted} is outside slots [{least}, {most}]"
-        return [JobProblem("slots_wanted", what, "choose a number within slots")]
-    return []
+        yield JobProblem("slots_wanted", what, "choose a number within slots")
 
 
-def _sweep(spec: JobSpec) -> list[JobProblem]:
+def _sweep(spec: JobSpec) -> Iterator[JobProblem]:
     """Check a sweep: its workers train independent models, so it has no group, batch or script."""
     if spec.stated_trial is not None:
-        return [
-            JobProblem("trial", "is written by the cluster", "give sweep.graduate_batch instead")
-        ]
+        remedy = "give sweep.graduate_batch instead"
+        yield JobProblem("trial", "is written by the cluster", remedy)
+        return
     sweep = spec.stated_sweep
     if sweep is None:
-        return []
-    found = []
+        return
     if spec.script != SWEEP_SCRIPT:
         remedy = f"name its functions in [sweep], and give script = {SWEEP_SCRIPT!r}"
-        found.append(JobProblem("script", "a sweep has no script", remedy))
+        yield JobProblem("script", "a sweep has no script", remedy)
     most = spec.slots[1]
-    if spec.batch_size != most or spec.batch_limit != most or spec.batch_limit_is_left_open:
+    if spec.batch_size != most or spec.batch_limit != most or spec.batch_limit_is_auto:
         what = f"a sweep has no batch: its batch size is its maximum of slots, {most}"
         remedy = f"give batch_size = {most} and max_batch_size = {KEEP!r}"
-        found.append(JobProblem("batch_size", what, remedy))
+        yield JobProblem("batch_size", what, remedy)
     for field, given, remedy in (
         ("args", bool(spec.args), "give what varies in sweep.search.space, the rest in env"),
         ("lr", spec.lr is not None, "make it a value of sweep.search.space"),
@@ -419,71 +396,59 @@ def _sweep(spec: JobSpec) -> list[JobProblem]:
         ("utility", spec.stated_utility is not None, "give priority"),
     ):
         if given:
-            found.append(
-                JobProblem(field, "does not apply to a sweep", f"{remedy}, and leave it out")
-            )
+            yield JobProblem(field, "does not apply to a sweep", f"{remedy}, and leave it out")
     try:
         check_sweep(sweep)
     except SettingsError as error:
         inside = "" if error.field in SweepSpec.__struct_fields__ else "search."
-        found.append(JobProblem(f"sweep.{inside}{error.field}", error.message, error.hint))
-    return found
+        yield JobProblem(f"sweep.{inside}{error.field}", error.message, error.hint)
 
 
-def _run(spec: JobSpec) -> list[JobProblem]:
-    found = []
+def _run(spec: JobSpec) -> Iterator[JobProblem]:
     if not 0 <= spec.retries <= 100:  # noqa: PLR2004 - a bound against typing errors
-        found.append(
-            JobProblem("retries", f"{spec.retries} is not 0 to 100", "choose a value in this range")
-        )
+        what = f"{spec.retries} is not 0 to 100"
+        yield JobProblem("retries", what, "choose a value in this range")
     if spec.stated_seed is not None and not 0 <= spec.stated_seed < 2**63:
         remedy = "give 0 to 2**63 - 1, or leave it out to keep the script's"
-        found.append(JobProblem("seed", f"{spec.seed} is out of range", remedy))
-    return found
+        yield JobProblem("seed", f"{spec.seed} is out of range", remedy)
 
 
-def _utility(utility: Utility | None) -> list[JobProblem]:
+def _utility(utility: Utility | None) -> Iterator[JobProblem]:
     if utility is None:
-        return []
-    found = []
+        return
     if not 0.0 <= utility.value <= MAX_UTILITY:
         remedy = f"give 0 to {MAX_UTILITY:.0e}: its value relative to other jobs"
-        found.append(JobProblem("utility.value", f"{utility.value} is out of range", remedy))
+        yield JobProblem("utility.value", f"{utility.value} is out of range", remedy)
     deadline_s = utility.deadline_s
     if not 0.0 < deadline_s <= MAX_DEADLINE_S and deadline_s != math.inf:
         what = f"{deadline_s} is {'too far off' if deadline_s > 0.0 else 'in the past'}"
         remedy = f"give seconds after its submission, above 0, at most {MAX_DEADLINE_S:g}"
-        found.append(JobProblem("utility.deadline_s", what, f"{remedy}, or leave it out"))
+        yield JobProblem("utility.deadline_s", what, f"{remedy}, or leave it out")
     if not 0.0 <= utility.decay <= MAX_DECAY:
         remedy = f"give 0 (its deadline does not matter) to {MAX_DECAY:g}, per second"
-        found.append(JobProblem("utility.decay", f"{utility.decay} is out of range", remedy))
-    return found
+        yield JobProblem("utility.decay", f"{utility.decay} is out of range", remedy)
 
 
-def _stop(stop: StopRule | None) -> list[JobProblem]:
+def _stop(stop: StopRule | None) -> Iterator[JobProblem]:
     if stop is None:
-        return []
+        return
     forms = "give one of epochs, samples, metric with at_least, metric with plateau"
-    found = []
     if stop.metric is None:
         if stop.at_least is not None or stop.plateau is not None:
-            found.append(JobProblem("stop.metric", "at_least and plateau need a metric", forms))
+            yield JobProblem("stop.metric", "at_least and plateau need a metric", forms)
         elif (stop.epochs is None) == (stop.samples is None):
-            found.append(JobProblem("stop", "not exactly one of epochs and samples", forms))
+            yield JobProblem("stop", "not exactly one of epochs and samples", forms)
     elif stop.samples is not None or (stop.at_least is None) == (stop.plateau is None):
-        found.append(JobProblem("stop", "a metric needs either at_least or plateau", forms))
+        yield JobProblem("stop", "a metric needs either at_least or plateau", forms)
     for name, most in MAX_STOP.items():
         value = getattr(stop, name)
         if value is not None and value < 1:
-            found.append(JobProblem(f"stop.{name}", f"{value} is below 1", "raise it"))
+            yield JobProblem(f"stop.{name}", f"{value} is below 1", "raise it")
         elif value is not None and value > most:
             what = f"{value} is above {most}"
-            found.append(JobProblem(f"stop.{name}", what, f"give 1 to {most}"))
+            yield JobProblem(f"stop.{name}", what, f"give 1 to {most}")
     if stop.metric is not None and not is_metric(stop.metric):
         what = f"{stop.metric[:60]!r} is not a metric name"
-        found.append(
-            JobProblem("stop.metric", what, f"give 1 to {MAX_METRIC} printable characters")
-        )
+        yield JobProblem("stop.metric", what, f"give 1 to {MAX_METRIC} printable characters")
     if stop.at_least is not None and not math.isfinite(stop.at_least):
-        found.append(JobProblem("stop.at_least", f"{stop.at_least} is not finite", "give a number"))
-    return found
+        yield JobProblem("stop.at_least", f"{stop.at_least} is not finite", "give a number")

@@ -412,7 +412,8 @@ def _check_searcher(spec: SearchSpec) -> None:
                 raise SettingsError(
                     what, "use choice or integer, or another searcher", f"space.{name}"
                 )
-        many = math.prod(int(most - least) + 1 for least, most in _bounds_of(spec.space))
+        bounds = [parameter.bounds for parameter in spec.space.values()]
+        many = math.prod(int(most - least) + 1 for least, most in bounds)
         if many > MAX_CONFIGURATIONS:
             what = f"space lists {many} configurations, more than {MAX_CONFIGURATIONS}"
             raise SettingsError(what, "give fewer values, or draw some at random", "space")
@@ -448,10 +449,6 @@ def _check_many(spec: SearchSpec) -> None:
     if many * len(spec.space) > MAX_VALUES:
         what = f"{many} configurations of {len(spec.space)} values are more than {MAX_VALUES}"
         raise SettingsError(what, "try fewer configurations", "searcher")
-
-
-def _bounds_of(space: Space) -> list[tuple[float, float]]:
-    return [parameter.bounds for parameter in space.values()]
 
 
 def bounded_metrics(given: Mapping[str, float]) -> dict[str, float]:

@@ -36,7 +36,7 @@ structlog.configure(
 )
 
 LEFT_OUT = ("slow", "root", "gpu")  # marks of tests that the gate does not run
-MOST_ON_CLUSTER = 12  # tests of the gate that share the cluster
+MAX_ON_CLUSTER = 12  # tests of the gate that share the cluster
 STARTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn"}
 NO_PROCESS = "a test of the gate starts no process: mark it `slow`"
 
@@ -62,8 +62,7 @@ TOGETHER = {  # files that share what takes seconds to start
             "tests/training/test_group_changes.py",
             "tests/training/test_carried_state.py",
             "tests/training/test_exact_or_refused.py",
-            "tests/training/test_gradient_bucket.py",
-            "tests/training/test_hopper_process.py",
+            "tests/training/test_sweep_worker_process.py",
             "tests/training/test_iterable_data.py",
             "tests/training/test_job_seed.py",
             "tests/training/test_launch.py",
@@ -75,7 +74,7 @@ TOGETHER = {  # files that share what takes seconds to start
     ),
     "tests/training/gpu/test_gpu_faults.py": "devices",
     "tests/training/gpu/test_gpu_parts.py": "devices",
-    "tests/training/gpu/test_hopper_device.py": "devices",
+    "tests/training/gpu/test_sweep_worker_device.py": "devices",
     "tests/training/gpu/test_nccl_double.py": "devices",
 }
 APART = frozenset(  # every test is a cluster of its own, or takes half a minute by itself
@@ -96,7 +95,7 @@ LONGEST = (  # in this order
     "ones/test_evolution", "sim/test_scenario", "sim/test_plots", "sim/", "training/",
 )  # fmt: skip
 MORE_THAN_CORES = 1  # processes
-MOST_WORKERS = 16
+MAX_WORKERS = 16
 
 _in_gate: pytest.Item | None = None  # the test that runs, if it belongs to the gate
 
@@ -162,16 +161,16 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFile:
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """`-n auto`: a process for each core, and more where clusters wait more than they compute."""
     more = 0 if "not slow" in config.option.markexpr else MORE_THAN_CORES
-    return min(len(os.sched_getaffinity(0)) + more, MOST_WORKERS)
+    return min(len(os.sched_getaffinity(0)) + more, MAX_WORKERS)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Hold the gate's bound on live tests; several processes begin with what takes longest."""
     on_cluster = [item for item in items if in_gate(item) and "cluster" in item.fixturenames]  # type: ignore[attr-defined]
-    if len(on_cluster) > MOST_ON_CLUSTER:
+    if len(on_cluster) > MAX_ON_CLUSTER:
         names = "\n  ".join(item.nodeid for item in on_cluster)
         raise pytest.UsageError(
-            f"the gate has {len(on_cluster)} tests on the cluster and at most {MOST_ON_CLUSTER} "
+            f"the gate has {len(on_cluster)} tests on the cluster and at most {MAX_ON_CLUSTER} "
             f"may be; mark some `slow`:\n  {names}"
         )
     if hasattr(config, "workerinput"):

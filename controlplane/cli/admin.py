@@ -1,26 +1,29 @@
-"""`ones admin`: back up, restore, check, compact and decode the journal, on its host."""
+"""`ones admin` and `ones config check`: the journal and settings files, on their host."""
 
 from __future__ import annotations
 
 import contextlib
-import os
-import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 from cyclopts import App, Parameter
 
-from controlplane.cli.output import COMMON, Common, Exit, moment, print_data
-from controlplane.client.connection import CONTROLLER_FILE, DEFAULT_FOLDER
+from controlplane.cli.output import COMMON, Common, Exit, moment, print_data, say
+from controlplane.client.connection import CONTROLLER_FILE, home_folder
 from controlplane.journal.backup import back_up, compact, problems, restore
 from controlplane.journal.reader import Reader
 from controlplane.journal.retention import Retention
+from controlplane.service import settings_check as of_controller
 from controlplane.service.settings import ControllerSettings, JournalSettings, load
+from nodeagent import settings_check as of_agent
+from nodeagent.settings import AgentSettings
 from schemas.errors import SettingsError
+from schemas.host.settings import read_toml
 from schemas.ids import Seconds
+from schemas.jobs import JobSpec
 
 JOURNAL: Final = "journal.sqlite"
 WHERE: Final = "controller.toml, state folder or journal (default: of the cluster in --home)"
@@ -68,13 +71,12 @@ def check(*, of: Where = None, common: Common = COMMON) -> int:
         "snapshots": snapshots,
         "problems": found,
     }
-    if common.output in {"json", "jsonl"}:
-        print_data(said, common.output)
-    else:
-        sys.stdout.write(f"{journal}: inputs {first} to {last}, events from {first_event} on, ")
-        sys.stdout.write(f"snapshots after {', '.join(map(str, snapshots)) or 'none'}\n")
-        sys.stdout.writelines(f"{problem}\n" for problem in found)
-        sys.stdout.write("no problems\n" if not found else "")
+    head = f"{journal}: inputs {first} to {last}, events from {first_event}"
+    text = [
+        f"{head} on, snapshots after {', '.join(map(str, snapshots)) or 'none'}",
+        *(found or ["no problems"]),
+    ]
+    say(common, said, *text, quiet=text)
     return Exit.JOB_FAILED if found else Exit.OK
 
 
@@ -135,9 +137,7 @@ def _journal(
     where: Path | None, common: Common, *, must_exist: bool = True
 ) -> tuple[Path, JournalSettings]:
     """Return the path of the selected journal, and its controller's settings for it."""
-    home = Path(
-        common.home or os.environ.get("ONES_HOME") or Path.home() / DEFAULT_FOLDER
-    ).expanduser()
+    home = home_folder(common.home)
     path, settings = where if where is not None else home / CONTROLLER_FILE, ControllerSettings()
     if path.suffix == ".toml":
         settings = load(path)
@@ -150,7 +150,47 @@ def _journal(
 
 
 def _say(common: Common, said: dict[str, Any]) -> None:
-    if common.output in {"json", "jsonl"}:
-        print_data(said, common.output)
-    elif common.output == "table":
-        sys.stdout.write(", ".join(f"{key} {value}" for key, value in said.items()) + "\n")
+    say(common, said, ", ".join(f"{key} {value}" for key, value in said.items()))
+
+
+ARTICLES: Final = {"controller": "a", "agent": "an"}
+Kind = Literal["controller", "agent"]
+CHECKS: Final[Mapping[str, tuple[Any, Callable[[Path], list[SettingsError]]]]] = {
+    "controller": (ControllerSettings, of_controller.check),
+    "agent": (AgentSettings, of_agent.check),
+}
+
+
+def check_settings(
+    file: Annotated[Path, Parameter(help="settings file of a controller or an agent")],
+    *,
+    kind: Annotated[
+        Kind | None, Parameter(help="daemon of the file (default: guessed from its keys)")
+    ] = None,
+    common: Common = COMMON,
+) -> int:
+    """Print every problem of a settings file on this host; exit code 2 if there are any."""
+    path = file.expanduser().resolve()
+    daemon = kind or _kind_of(path)
+    problems = CHECKS[daemon][1](path)
+    rows = [{"field": p.field, "problem": p.message, "remedy": p.hint} for p in problems]
+    lines = [f"{path}: {str(problem).removeprefix(f'{path}: ')}" for problem in problems]
+    valid = f"{path}: valid settings of {ARTICLES[daemon]} {daemon}"
+    row = {"file": str(path), "kind": daemon, "problems": rows}
+    say(common, row, *(lines or [valid]), quiet=lines)
+    return Exit.USAGE if problems else Exit.OK
+
+
+def _kind_of(path: Path) -> str:
+    table = read_toml(path)
+
+    def known(kind: str) -> int:
+        fields = {field.name for field in msgspec.structs.fields(CHECKS[kind][0])}
+        return len(fields & table.keys())
+
+    stated = len({field.name for field in msgspec.structs.fields(JobSpec)} & table.keys())
+    best = max(CHECKS, key=known)
+    if stated > known(best):
+        remedy = f"`ones submit {path} --dry-run` checks it"
+        raise SettingsError(f"{path} is a job file, not a daemon's settings", remedy, "file")
+    return best

@@ -107,11 +107,7 @@ def allocations_from(events: Iterable[FeedEvent], until: float) -> tuple[Allocat
         if end > begin:
             allocations.append(Allocation(slot, job, Seconds(begin), Seconds(end)))
             free_from[slot] = end
-    return tuple(
-        sorted(
-            allocations, key=lambda allocation: (allocation.begin, slot_sort_key(allocation.slot))
-        )
-    )
+    return tuple(sorted(allocations, key=lambda one: (one.begin, slot_sort_key(one.slot))))
 
 
 def job_histories(events: Iterable[FeedEvent], until: float) -> dict[JobId, JobHistory]:
@@ -178,15 +174,12 @@ def slot_sort_key(slot: SlotId) -> tuple[list[tuple[int, str]], int]:
 
 def clipped(allocations: Iterable[Allocation], window: Window) -> tuple[Allocation, ...]:
     """Return the parts of `allocations` inside `window`."""
-    cut = (
-        replace(
-            allocation,
-            begin=Seconds(max(allocation.begin, window.begin)),
-            end=Seconds(min(allocation.end, window.end)),
-        )
-        for allocation in allocations
-    )
-    return tuple(allocation for allocation in cut if allocation.end > allocation.begin)
+    found = []
+    for one in allocations:
+        begin, end = max(one.begin, window.begin), min(one.end, window.end)
+        if end > begin:
+            found.append(replace(one, begin=Seconds(begin), end=Seconds(end)))
+    return tuple(found)
 
 
 def _worker(event: FeedEvent, job: JobId) -> WorkerId:
@@ -202,10 +195,8 @@ def full_window(allocations: Sequence[Allocation]) -> Window:
 
 def colour_indices(allocations: Iterable[Allocation]) -> dict[JobId, int]:
     """Return the colour index of each job, in order of appearance."""
-    return {
-        job: index
-        for index, job in enumerate(dict.fromkeys(allocation.job for allocation in allocations))
-    }
+    jobs = dict.fromkeys(allocation.job for allocation in allocations)
+    return {job: index for index, job in enumerate(jobs)}
 
 
 def job_colour(index: int) -> str:
@@ -216,7 +207,5 @@ def job_colour(index: int) -> str:
     cycle = index // len(PALETTE) % 3
     saturation *= (1.0, 0.8, 1.0)[cycle]
     lightness = (lightness, lightness * 0.6, lightness * 0.6 + 0.4)[cycle]
-    red, green, blue = (
-        round(part * 255) for part in colorsys.hls_to_rgb(hue, lightness, saturation)
-    )
-    return f"#{red:02x}{green:02x}{blue:02x}"
+    parts = colorsys.hls_to_rgb(hue, lightness, saturation)
+    return "#" + "".join(f"{round(part * 255):02x}" for part in parts)

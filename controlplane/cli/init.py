@@ -124,7 +124,7 @@ def init(
         _write(script, ported.text)
     row = _row(facts, ported, source, script)
     row |= {"job_file": str(target), "applied": apply and bool(ported.text)}
-    if common.output in {"json", "jsonl"}:
+    if common.in_json:
         sys.stdout.write(json.dumps(row) + "\n")
     elif common.output == "table":
         _say(row, script, "kept" if keeps else "wrote")

@@ -16,19 +16,19 @@ from cyclopts import Parameter
 
 from controlplane.cli.output import (
     ABSENT_AFTER_S,
-    ABSENT_NOTE,
     COLOURS,
     COMMON,
-    REFRESH_S,
     Common,
     Exit,
+    fitting,
     print_data,
+    readings,
     second,
     span,
 )
 from controlplane.cli.terminal import CONTROL_CHARACTER, drawn, harmless, width_of
 from controlplane.client import BlockingClient
-from schemas.errors import BadFieldError, UnavailableError, UnreachableError
+from schemas.errors import BadFieldError
 from schemas.wire.client import Jobs, JobSummary
 
 
@@ -110,7 +110,8 @@ def job_lines(
     filled = {name: _one_lines([cell(job) for job in jobs]) for name, cell in COLUMNS.items()}
     cells = {name: column for name, column in filled.items() if name in ALWAYS or any(column)}
     wide = {name: max(len(name), _widest(column)) for name, column in cells.items()}
-    kept = _fitting(wide, width)
+    narrow = wide | {WHY: min(MIN_REASON_WIDTH, wide[WHY])}
+    kept = fitting(narrow, width, OMIT_ORDER, len(GAP))
     padded = [_padded([name, *cells[name]], name, wide[name]) for name in kept]
     head, *lines = [_line(parts, width) for parts in zip(*padded, strict=True)]
     if styled is str:
@@ -122,17 +123,6 @@ def job_lines(
         end = start + len(job.state)
         rows.append(line[:start] + styled(line[start:end]) + line[end:])
     return JobLines(head, tuple(rows))
-
-
-def _fitting(wide: dict[str, int], width: int | None) -> list[str]:
-    """Return the columns that fit, with enough room for the reason."""
-    kept = list(wide)
-    for name in OMIT_ORDER:
-        fixed = sum(wide[column] + len(GAP) for column in kept if column != WHY)
-        if width is None or fixed + min(MIN_REASON_WIDTH, wide[WHY]) <= width:
-            break
-        kept = [column for column in kept if column != name]
-    return kept
 
 
 def _padded(texts: Sequence[str], name: str, wide: int) -> list[str]:
@@ -230,7 +220,7 @@ def ps(
                 redraw(lambda: choice.ask(client), drawn(sys.stdout), time.sleep)
             return Exit.OK
         found = choice.ask(client)
-    if common.output in {"json", "jsonl"}:
+    if common.in_json:
         print_data(found.jobs, common.output)
     elif common.output == "quiet":
         sys.stdout.writelines(f"{job.job}\n" for job in found.jobs)
@@ -283,18 +273,12 @@ def redraw(ask: Callable[[], Jobs], out: TextIO, pause: Callable[[float], None])
     Raises:
         UnreachableError: if the controller does not reply the first time.
     """
-    found, note = ask(), ""
-    while True:
+    for found, note in readings(ask, pause):
         size = shutil.get_terminal_size()
         lines = screen(found, size.columns, size.lines, note)
         below = "".join(f"{line}{CLEAR_LINE}\n" for line in lines)
         out.write(f"{HOME}{below}{CLEAR_BELOW}")
         out.flush()
-        pause(REFRESH_S)
-        try:
-            found, note = ask(), ""
-        except (UnreachableError, UnavailableError):
-            note = ABSENT_NOTE
 
 
 def _coloured(state: str) -> str:

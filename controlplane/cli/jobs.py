@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 from cyclopts import Parameter
 
@@ -21,6 +21,7 @@ from controlplane.cli.output import (
     print_json,
     print_line,
     print_table,
+    say,
     second,
     span,
 )
@@ -73,11 +74,11 @@ def print_decisions(explanation: Explanation, search: SearchInfo, *, numbers: bo
     rows = [
         [
             moment(d.time)[11:19],
-            _size(d.was),
+            _size(d.before),
             _size(d.to),
             d.by,
             d.outcome or "under way",
-            d.why,
+            d.reason,
             *([" ".join(f"{k}={v:.4g}" for k, v in d.numbers.items())] if numbers else []),
         ]
         for d in explanation.decisions
@@ -134,14 +135,9 @@ def history_lines(detail: JobDetail, width: int | None) -> Iterator[str]:
         if date != day:
             yield f"  {date}"
             day = date
-        line = f"  {time}  {change.from_state} -> {change.to_state}: {change.why}"
-        yield from (
-            [line]
-            if width is None
-            else textwrap.wrap(
-                line, width, subsequent_indent=" " * (len(time) + 4), drop_whitespace=True
-            )
-        )
+        line = f"  {time}  {change.from_state} -> {change.to_state}: {change.reason}"
+        indent = " " * (len(time) + 4)
+        yield from [line] if width is None else textwrap.wrap(line, width, subsequent_indent=indent)
 
 
 def _section(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
@@ -172,7 +168,7 @@ def _facts(detail: JobDetail) -> dict[str, object]:
 def _when_lost(detail: JobDetail) -> str:
     if detail.spec.stated_sweep is not None:
         return "finished units are kept"
-    return "fails" if detail.spec.fails_when_lost else "starts again from its last epoch"
+    return "fails" if detail.spec.fails_on_loss else "starts again from its last epoch"
 
 
 def _training(detail: JobDetail) -> dict[str, object]:
@@ -198,7 +194,7 @@ def _batch(detail: JobDetail) -> str:
     spec, now = detail.spec, detail.summary.global_batch
     limit = spec.batch_limit if detail.batch_limit is None else detail.batch_limit
     text = f"{now or spec.batch_size}, at most {limit}"
-    return f"{text} for now (max_batch_size is auto)" if spec.batch_limit_is_left_open else text
+    return f"{text} for now (max_batch_size is auto)" if spec.batch_limit_is_auto else text
 
 
 def _workers(detail: JobDetail) -> list[tuple[object, ...]]:
@@ -242,7 +238,7 @@ def show(job: JobName, *, common: Common = COMMON) -> int:
     """Show everything about JOB: its spec, workers, history and epochs."""
     with BlockingClient(common.home) as client:
         detail = client.job(job)
-    if common.output in {"json", "jsonl"}:
+    if common.in_json:
         flat = plain(detail)
         print_data({**flat.pop("summary"), **flat}, common.output)
     else:
@@ -284,25 +280,20 @@ def resize(
         problem = "--auto returns the job to the policy, which chooses its size"
         raise BadFieldError(problem, "omit --slots, --batch and --on, or omit --auto", "auto")
     with BlockingClient(common.home) as client:
-        if auto:
-            detail = client.resume(job, auto=True)
-        else:
-            detail = client.resize(job, slots, batch, on or ())
-        return _moved(client, detail, common)
+        done = client.resume(job, auto=True) if auto else client.resize(job, slots, batch, on or ())
+        return _moved(client, done, common)
 
 
 def pause(job: JobName, *, common: Common = COMMON) -> int:
     """Release the slots of JOB; when resumed, the job continues from the same step."""
     with BlockingClient(common.home) as client:
-        detail = client.pause(job)
-        return _moved(client, detail, common)
+        return _moved(client, client.pause(job), common)
 
 
 def resume(job: JobName, *, auto: bool = False, common: Common = COMMON) -> int:
     """End a pause of JOB; with --auto, return the job to the policy's control."""
     with BlockingClient(common.home) as client:
-        detail = client.resume(job, auto=auto)
-        return _moved(client, detail, common)
+        return _moved(client, client.resume(job, auto=auto), common)
 
 
 def samples(job: JobName, *, common: Common = COMMON) -> int:
@@ -328,8 +319,15 @@ def events(
         if follow:
             warn_if_absent(client)
         found = report_gaps(client.events(from_, follow=follow), from_)
-        if common.output in {"json", "jsonl"}:
-            print_data(map(_event_row, found), common.output)
+        if common.in_json:
+            print_data(
+                (
+                    {**e.detail, "seq": e.seq, "time": e.time, "type": e.event, "job": e.job,
+                     "node": e.node}
+                    for e in found
+                ),
+                common.output,
+            )  # fmt: skip
             return Exit.OK
         for event in found:
             detail = " ".join(f"{k}={v}" for k, v in event.detail.items() if v is not None)
@@ -339,17 +337,6 @@ def events(
             )
             sys.stdout.flush()
     return Exit.OK
-
-
-def _event_row(event: FeedEvent) -> dict[str, Any]:
-    return {
-        **event.detail,
-        "seq": event.seq,
-        "time": event.time,
-        "type": event.event,
-        "job": event.job,
-        "node": event.node,
-    }
 
 
 def report_gaps(events: Iterable[FeedEvent], first: int) -> Iterator[FeedEvent]:
@@ -378,12 +365,11 @@ def warn_if_absent(client: BlockingClient) -> None:
 
 def _moved(client: BlockingClient, detail: JobDetail, common: Common) -> int:
     job = detail.summary
-    if common.output in {"json", "jsonl"}:
-        row = {"job": job.job, "state": job.state, "reason": job.reason, "slots": job.slots}
-        print_data(row, common.output)
-    elif common.output == "table":
-        sys.stdout.write(f"{job.job} {job.state}: {job.reason}\n")
-        last = client.explain(job.job).decisions[-1:] if job.state == "rescaling" else ()
+    row = {"job": job.job, "state": job.state, "reason": job.reason, "slots": job.slots}
+    lines = [f"{job.job} {job.state}: {job.reason}"]
+    if common.output == "table" and job.state == "rescaling":
+        last = client.explain(job.job).decisions[-1:]
         if last and last[0].outcome == "ordered":  # the line above shows the old size
-            sys.stdout.write(f"{job.job}: {last[0].why}; starts after the current change\n")
+            lines.append(f"{job.job}: {last[0].reason}; starts after the current change")
+    say(common, row, *lines)
     return Exit.OK

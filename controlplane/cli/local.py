@@ -20,15 +20,14 @@ from typing import Annotated, Any, Final
 
 from cyclopts import Parameter
 
-from controlplane.cli.output import COMMON, Common, Exit, print_data
+from controlplane.cli.output import COMMON, Common, Exit, say
 from controlplane.client import BlockingClient, find_home
 from controlplane.client.connection import home_folder
 from controlplane.policy.registry import entry
 from schemas.errors import OnesError, SettingsError, UnreachableError
 from schemas.host.files import pid_of
 from schemas.host.settings import read_toml
-from schemas.transport import write_keys
-from schemas.wire.client import NodeInfo
+from schemas.transport.keys import write_keys
 
 PORTS: Final = range(20_000, 32_000)  # below what the kernel gives to outgoing connections
 ROLES: Final = ("events", "agents", "clients", "feed", "shippers", "followers", "metrics")
@@ -118,11 +117,8 @@ def up(
             "agents": [pid for name, pid in pids.items() if name != "controller"],
         },
     }
-    if common.output in {"json", "jsonl"}:
-        print_data(summary, common.output)
-    else:
-        sys.stdout.write(f"cluster in {home} is up at {endpoint}\n")
-        sys.stdout.write(f"export ONES_HOME={home}\n")
+    lines = [f"cluster in {home} is up at {endpoint}", f"export ONES_HOME={home}"]
+    say(common, summary, *lines, quiet=lines)
     return Exit.OK
 
 
@@ -187,10 +183,8 @@ def down(
     if any(left):
         problem = f"cluster in {home} is not down: {'; '.join(filter(None, left))}"
         raise SettingsError(problem, "resolve this, then run `ones local down` again")
-    if common.output in {"json", "jsonl"}:
-        print_data({"dir": str(home), "state": "down"}, common.output)
-    else:
-        sys.stdout.write(f"cluster in {home} is down\n")
+    text = f"cluster in {home} is down"
+    say(common, {"dir": str(home), "state": "down"}, text, quiet=[text])
     return Exit.OK
 
 
@@ -309,17 +303,14 @@ def _await_ready(home: Path, parts: list[_Part], started: dict[str, Any]) -> Non
             else:
                 up_now = sum(node.state in {"up", "unhealthy"} for node in nodes)
                 if up_now >= len(parts) - 1:
-                    _warn_of_unhealthy_nodes(nodes)
+                    for node in nodes:
+                        if node.state == "unhealthy":
+                            text = f"ones: {node.node} accepts no work: {node.reason}\n"
+                            sys.stderr.write(text)
                     return
                 why = f"{up_now} of {len(parts) - 1} agents have joined"
         time.sleep(POLL_S)
     raise UnreachableError(f"not ready after {READY_S:.0f} s: {why}", f"see {home / 'logs'}")
-
-
-def _warn_of_unhealthy_nodes(nodes: Sequence[NodeInfo]) -> None:
-    for node in nodes:
-        if node.state == "unhealthy":
-            sys.stderr.write(f"ones: {node.node} accepts no work: {node.reason}\n")
 
 
 def _stop(part: _Part) -> str:

@@ -11,8 +11,8 @@ import msgspec
 import numpy as np
 from rich.text import Text
 
-from controlplane.cli.plots import new_figure, save
 from controlplane.prediction.convergence_curves import MAX_REPORTS, Form, job_curve
+from controlplane.sim.analysis.plot_style import new_figure, save
 from schemas.errors import BadFieldError
 from schemas.ids import JobId
 from schemas.jobs import ENDED
@@ -44,7 +44,7 @@ class LossCurve(msgspec.Struct, frozen=True, kw_only=True):
     running: LossPoint | None  # mean of the running epoch, in the middle of its trained part
     batches: tuple[tuple[int, int], ...] = ()  # epoch and global batch at its end
     form: str = ""  # sublinear or exponential; empty: no curve
-    why: str = ""  # reason for no curve
+    reason: str = ""  # reason for no curve
     error: float | None = None  # root mean square of weighted residuals, in units of the loss
     limit: float | None = None  # lower bound of the curve
     fitted: tuple[LossPoint, ...] = ()  # over the reports that were used
@@ -57,11 +57,8 @@ def loss_curve(detail: JobDetail) -> LossCurve:
     The fit is that of policy `slaq` (SLAQ section 2), here for the losses of epochs only.
     """
     known = {e.epoch: e.train_loss for e in detail.epochs if e.train_loss is not None}
-    reported = tuple(
-        LossPoint(float(epoch), loss)
-        for epoch, loss in sorted(known.items())
-        if math.isfinite(loss)
-    )
+    finite = {epoch: loss for epoch, loss in sorted(known.items()) if math.isfinite(loss)}
+    reported = tuple(LossPoint(float(epoch), loss) for epoch, loss in finite.items())
     curve = LossCurve(
         job=detail.summary.job,
         state=detail.summary.state,
@@ -89,7 +86,7 @@ def describe_curve(curve: LossCurve) -> list[str]:
         many = none if curve.left_out == 1 else f"{curve.left_out} losses that are not finite"
         lines.append(f"  left out   {many}")
     if not curve.form:
-        return [*lines, f"  curve      none: {curve.why}"]
+        return [*lines, f"  curve      none: {curve.reason}"]
     used = min(len(curve.reported), MAX_REPORTS)
     lines.append(
         f"  curve      {SHAPES[curve.form]}, never below {curve.limit:.4g}; fitted to the last "
@@ -109,8 +106,11 @@ def _fit(reported: Sequence[LossPoint], ahead: int) -> dict[str, object]:
     positions, losses = [p.epoch for p in reported], [p.loss for p in reported]
     curves = job_curve(positions, losses)
     form = Form(int(curves.forms[0]))
+    if form is Form.FLAT:
+        return {"reason": "the losses do not fall"}
     if form not in FORMS:
-        return {"why": _no_fit_reason(form, len(reported))}
+        count = len(reported) or "none"
+        return {"reason": f"a curve needs 3 losses, the job has reported {count}"}
 
     def points(epochs: np.ndarray[tuple[int], np.dtype[np.float64]]) -> tuple[LossPoint, ...]:
         along = curves.at(epochs[None, :])[0]
@@ -126,12 +126,6 @@ def _fit(reported: Sequence[LossPoint], ahead: int) -> dict[str, object]:
         "fitted": points(np.linspace(first, last, FIT_POINTS)),
         "predicted": points(last + np.arange(1.0, ahead + 1.0)) if ahead else (),
     }
-
-
-def _no_fit_reason(form: Form, count: int) -> str:
-    if form is Form.FLAT:
-        return "the losses do not fall"
-    return f"a curve needs 3 losses, the job has reported {count or 'none'}"
 
 
 def _forecast_epochs(detail: JobDetail) -> int:
@@ -158,10 +152,8 @@ def _running(detail: JobDetail) -> LossPoint | None:
 
 
 ROWS: Final = 14
-LEAST_COLUMNS: Final = 20
-LOG_SCALE_RATIO: Final = (
-    100.0  # ratio of largest to smallest loss above which the scale is logarithmic
-)
+MIN_COLUMNS: Final = 20
+LOG_SCALE_RATIO: Final = 100.0  # of largest to smallest loss; above, the scale is logarithmic
 MARKS: Final = (  # in drawing order: later marks cover earlier ones
     ("predicted", "○", "cyan"),
     ("fitted", "·", "yellow"),
@@ -192,7 +184,7 @@ def loss_terminal(curve: LossCurve, width: int, rows: int = ROWS) -> Text:
         return text
     labels = [f"{loss:.4g}" for loss in _levels(everything, rows)]
     indent = max(map(len, labels)) + 2
-    columns = max(width - indent - 1, LEAST_COLUMNS)
+    columns = max(width - indent - 1, MIN_COLUMNS)
     grid = _grid(curve, everything, columns, rows)
     text.append("\n\n")
     for row, line in enumerate(grid):
@@ -214,7 +206,7 @@ def loss_png(curve: LossCurve, path: Path) -> None:
 
     Raises:
         BadFieldError: if there is no loss to draw.
-        SettingsError: if matplotlib is not installed, or the file cannot be written.
+        ResultsError: if matplotlib is not installed, or the file cannot be written.
     """
     everything = _shown(curve)
     if not everything:
@@ -247,7 +239,7 @@ def loss_png(curve: LossCurve, path: Path) -> None:
         _draw_batches(axes, curve.batches)
     axes.set_title(title, loc="left")
     figure.legend(loc="outside lower center", ncols=5, frameon=False, fontsize="small")
-    save(figure, path)
+    save(figure, path, ".png")
 
 
 def _draw_batches(axes: Any, batches: Sequence[tuple[float, int]]) -> None:
@@ -271,11 +263,9 @@ def _draw_batches(axes: Any, batches: Sequence[tuple[float, int]]) -> None:
 def _points(curve: LossCurve) -> dict[str, tuple[LossPoint, ...]]:
     running = (curve.running,) if curve.running is not None else ()
     return {
-        "reported": curve.reported,
-        "running": running,
-        "fitted": curve.fitted,
+        "reported": curve.reported, "running": running, "fitted": curve.fitted,
         "predicted": curve.predicted,
-    }
+    }  # fmt: skip
 
 
 def _shown(curve: LossCurve) -> tuple[LossPoint, ...]:
@@ -299,11 +289,7 @@ def _levels(points: Sequence[LossPoint], rows: int) -> list[float]:
 def _grid(
     curve: LossCurve, everything: Sequence[LossPoint], columns: int, rows: int
 ) -> list[list[tuple[str, str]]]:
-    steep = _log_scale(everything)
-
-    def height(loss: float) -> float:
-        return math.log(loss) if steep else loss
-
+    height = math.log if _log_scale(everything) else float
     low, high = (height(pick(p.loss for p in everything)) for pick in (min, max))
     first, last = (pick(p.epoch for p in everything) for pick in (min, max))
     grid, points = [[(" ", "")] * columns for _ in range(rows)], _points(curve)

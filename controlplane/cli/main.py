@@ -20,7 +20,7 @@ from cyclopts import (
     UnusedCliTokensError,
 )
 
-from controlplane.cli import fetch, job_list, job_output, local, nodes, submit
+from controlplane.cli import job_list, job_output, local, operators, submit
 from controlplane.cli import jobs as job_commands
 from controlplane.cli.output import Exit, exit_code, print_error
 from controlplane.cli.terminal import harmless_stream
@@ -86,8 +86,8 @@ def build() -> App:
         job_commands.resize,
         job_commands.pause,
         job_commands.resume,
-        fetch.fetch,
-        fetch.export,
+        job_output.fetch,
+        job_output.export,
         job_commands.samples,
         job_commands.events,
     ):
@@ -99,15 +99,15 @@ def build() -> App:
     app.command("controlplane.cli.top:top", name="top", help=TOP, group=start, sort_key=9)
     app.command("controlplane.cli.timeline:timeline", name="timeline", help=TIMELINE, group=jobs)
     node = App(name="node", help="Manage nodes.", group=cluster)
-    node.command(nodes.node_list, name="list")
-    node.command(nodes.template)
-    node.command(nodes.drain)
-    node.command(nodes.undrain)
+    node.command(operators.node_list, name="list")
+    node.command(operators.template)
+    node.command(operators.drain)
+    node.command(operators.undrain)
     settings = App(name="config", help="Check settings files.", group=cluster)
-    settings.command("controlplane.cli.config_check:check", name="check", help=CHECK)
+    settings.command("controlplane.cli.admin:check_settings", name="check", help=CHECK)
     for part in (node, settings):
         app.command(part)
-    app.command("controlplane.cli.keys:key", name="key", help=KEY, group=cluster)
+    app.command("controlplane.cli.operators:key", name="key", help=KEY, group=cluster)
     app.command("controlplane.cli.admin:admin", name="admin", help=ADMIN, group=cluster)
     app.command("controlplane.cli.sim:sim", name="sim", help=SIM, group=simulate)
     app.command(completion)

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import enum
 import json
 import math
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, TypeVar
 
 import msgspec
 from cyclopts import Parameter
 
 from controlplane.cli.terminal import harmless, terminal_console, width_of
 from controlplane.client import BlockingClient
-from schemas.errors import BadFieldError, OnesError
+from schemas.errors import BadFieldError, OnesError, UnavailableError, UnreachableError
 from schemas.ids import LAST
+
+T = TypeVar("T")
+SHOWN_FROM: Final = 4 << 20  # bytes of a transfer above which a bar is shown
 
 
 def print_error(error: OnesError, output: str) -> None:
@@ -40,31 +44,27 @@ def error_body(error: OnesError) -> dict[str, str | None]:
 
 def plain(value: Any) -> Any:
     """Return `value` in a form for JSON, without the tags of wire messages."""
-    built = msgspec.to_builtins(value)
-    return _untagged(built)
 
+    def untagged(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {
+                k: untagged(v)
+                for k, v in value.items()
+                if not (k == "type" and isinstance(v, str) and v.startswith(("client.", "feed.")))
+            }
+        return [untagged(v) for v in value] if isinstance(value, list | tuple) else value
 
-def _untagged(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {
-            k: _untagged(v)
-            for k, v in value.items()
-            if not (k == "type" and isinstance(v, str) and v.startswith(("client.", "feed.")))
-        }
-    return [_untagged(v) for v in value] if isinstance(value, list | tuple) else value
+    return untagged(msgspec.to_builtins(value))
 
 
 def print_json(value: Any) -> None:
     """Print one JSON document."""
-    sys.stdout.write(_indented(plain(value)) + "\n")
-
-
-def _indented(value: Any) -> str:
-    """Indent as `json.dumps` does, which takes a second for 10,000 jobs."""
-    try:
-        return msgspec.json.format(json.dumps(value), indent=2)
+    built = plain(value)
+    try:  # the indentation of `json` takes a second for 10,000 jobs
+        text = msgspec.json.format(json.dumps(built), indent=2)
     except msgspec.DecodeError:  # NaN or infinity
-        return json.dumps(value, indent=2)
+        text = json.dumps(built, indent=2)
+    sys.stdout.write(f"{text}\n")
 
 
 def print_line(value: Any) -> None:
@@ -83,6 +83,81 @@ def print_data(value: Any, output: str) -> None:
             print_line(row)
     else:
         print_json([*value] if isinstance(value, Iterator) else value)
+
+
+def say(common: Common, data: Any, *lines: str, quiet: Iterable[str] = ()) -> None:
+    """Print a result: `data` for programs, lines for people, others with `-o quiet`."""
+    if common.in_json:
+        print_data(data, common.output)
+    else:
+        shown = quiet if common.output == "quiet" else lines
+        sys.stdout.writelines(f"{line}\n" for line in shown)
+
+
+def say_table(
+    common: Common,
+    data: Any,
+    names: Iterable[object],
+    columns: Sequence[str],
+    rows: Sequence[Sequence[object]],
+) -> None:
+    """Print a table for people, `data` for programs, or one name per line with `-o quiet`."""
+    if common.in_json or common.output == "quiet":
+        say(common, data, quiet=map(str, names))
+    else:
+        print_table(columns, rows)
+
+
+def readings(read: Callable[[], T], pause: Callable[[float], None]) -> Iterator[tuple[T, str]]:
+    """Read every second; while the controller is absent, yield the last value with a note.
+
+    Raises:
+        UnreachableError: if the controller does not reply the first time.
+    """
+    value, note = read(), ""
+    while True:
+        yield value, note
+        pause(REFRESH_S)
+        try:
+            value, note = read(), ""
+        except (UnreachableError, UnavailableError):
+            note = ABSENT_NOTE
+
+
+def fitting(wide: Mapping[str, int], width: int | None, omit: Iterable[str], gap: int) -> list[str]:
+    """Return the columns that fit into `width` (None: all), omitting some in the given order.
+
+    `wide` has the width of each column, without the gap between two of them.
+    """
+    kept = list(wide)
+    for name in omit:
+        if width is None or sum(wide[column] + gap for column in kept) - gap <= width:
+            break
+        kept = [column for column in kept if column != name]
+    return kept
+
+
+@contextlib.contextmanager
+def progress(text: str, later: str = "") -> Iterator[Callable[[int, int], None] | None]:
+    """Show the progress of a large transfer on a terminal; yields None without a terminal.
+
+    `later` replaces the text once bytes were sent; its bar is shown at once, with the speed.
+    """
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn  # noqa: PLC0415
+
+    columns = [TextColumn("{task.description}"), BarColumn(), DownloadColumn()]
+    columns += [TransferSpeedColumn()] if later else []
+    with Progress(*columns, console=terminal_console(on_stderr=True), transient=True) as bar:
+        task = bar.add_task(text, total=None, visible=bool(later))
+
+        def on_bytes(done: int, total: int) -> None:
+            visible, shown = bool(later) or total >= SHOWN_FROM, later or text
+            bar.update(task, completed=done, total=total, visible=visible, description=shown)
+
+        yield on_bytes
 
 
 def with_all_keys(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -131,36 +206,18 @@ ABSENT_NOTE: Final = "the controller does not reply, retrying"
 GAP: Final = "   "
 NUMBERS: Final = frozenset({"slots", "free", "batch", "lr", "epoch", "samples/s", "seq", "loss"})
 
-STYLES: Final = {
-    "running": "green",
-    "up": "green",
-    "succeeded": "bold green",
-    "failed": "bold red",
-    "lost": "bold red",
-    "cancelled": "magenta",
-    "rejected": "magenta",
-    "suspect": "yellow",
-    "unhealthy": "red",
-    "draining": "yellow",
-    "drained": "yellow",
-    "paused": "yellow",
-    "queued": "cyan",
-    "starting": "cyan",
-}
-
+STYLES: Final = {  # of states of jobs and nodes
+    "running": "green", "up": "green", "succeeded": "bold green", "failed": "bold red",
+    "lost": "bold red", "cancelled": "magenta", "rejected": "magenta", "suspect": "yellow",
+    "unhealthy": "red", "draining": "yellow", "drained": "yellow", "paused": "yellow",
+    "queued": "cyan", "starting": "cyan",
+}  # fmt: skip
 UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}  # seconds
 
 COLOURS: Final = {  # SGR codes of job states; 1 is bold
-    "running": "32",
-    "rescaling": "32",
-    "succeeded": "1;32",
-    "failed": "1;31",
-    "cancelled": "35",
-    "rejected": "35",
-    "paused": "33",
-    "queued": "36",
-    "starting": "36",
-}
+    "running": "32", "rescaling": "32", "succeeded": "1;32", "failed": "1;31", "cancelled": "35",
+    "rejected": "35", "paused": "33", "queued": "36", "starting": "36",
+}  # fmt: skip
 
 
 def moment(time_s: float) -> str:
@@ -254,6 +311,11 @@ class Common:
         Path | None, Parameter(help="folder of the cluster (default: $ONES_HOME, else ~/.ones)")
     ] = None
     output: Annotated[Format, Parameter(name=["--output", "-o"], help="output format")] = "table"
+
+    @property
+    def in_json(self) -> bool:
+        """True if the output is for programs."""
+        return self.output in {"json", "jsonl"}
 
 
 COMMON: Final = Common()  # default of a command's parameter

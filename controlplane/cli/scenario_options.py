@@ -20,6 +20,13 @@ MAX_GPUS: Final = 1_000_000
 MAX_FILES: Final = 1000
 TABLE2: Final = Scenario()
 DEFAULTS: Final = {"curves": SLAQ, "harmony": HARMONY}
+FIELDS: Final = {  # option -> field of the scenario, where the names differ
+    "interval": "interval_s", "round": "round_s", "stall": "stall_s",
+    "first_stall": "first_stall_s", "prepare": "prepare_s", "latency": "latency_s",
+    "work": "work_core_s", "job_seconds": "job_s", "crashes": "crash_share",
+    "cancels": "cancel_share", "early_stops": "early_share",
+    "node_loss": "node_loss_s", "think_every": "think_s",
+}  # fmt: skip
 
 
 @Parameter(name="*")
@@ -106,50 +113,25 @@ class Setup:
         if self.physics == "profiles" and not self.profiles:
             hint = "give --profiles DIR, the folder of the measured tables"
             raise TraceError("physics profiles needs tables", hint, "profiles")
-        given = usual.interference if self.interference is None else self.interference
-        form = parse_interference(given)
-        interference = f"gavel:{_absolute(form.file)}" if form.file else given
-        return Scenario(
-            physics=self.physics,
-            profiles=_absolute(self.profiles),
+        given = {
+            FIELDS.get(option, option): value
+            for option, value in vars(self).items()
+            if value is not None and option not in {"gpus", "nodes", "gpus_per_node"}
+        }
+        if self.warm_up is None and self.workload:
+            given["warm_up"] = 0.0
+        form = parse_interference(given.get("interference", usual.interference))
+        if form.file:
+            given["interference"] = f"gavel:{_absolute(form.file)}"
+        for file in ("profiles", "workload", "curves"):
+            given[file] = _absolute(given[file])
+        return replace(
+            usual,
             content=_content((self.workload, self.curves, form.file), self.profiles),
-            workload=_absolute(self.workload),
-            curves=_absolute(self.curves),
-            jobs=usual.jobs if self.jobs is None else self.jobs,
-            interval_s=usual.interval_s if self.interval is None else self.interval,
-            arrivals=self.arrivals,
-            mix=self.mix,
-            warm_up=self._warm_up(usual),
             nodes=self._nodes(usual.nodes[0], gpus),
-            round_s=self.round,
-            stall_s=self.stall,
-            first_stall_s=self.first_stall,
-            prepare_s=self.prepare,
-            latency_s=self.latency,
-            knowledge=self.knowledge,
-            information=self.information,
-            noise=self.noise,
-            noise_scale_error=self.noise_scale_error,
-            interference=interference,
-            utilities=self.utilities,
-            erratic=self.erratic,
-            work_core_s=self.work,
-            scaling=self.scaling,
-            job_s=self.job_seconds,
-            exchange=self.exchange,
-            crash_share=self.crashes,
-            cancel_share=self.cancels,
-            early_share=self.early_stops,
-            node_loss_s=self.node_loss,
-            generations=self.generations,
-            think_s=self.think_every,
             record_allocations=record_allocations,
+            **given,
         )
-
-    def _warm_up(self, usual: Scenario) -> float:
-        if self.warm_up is not None:
-            return self.warm_up
-        return 0.0 if self.workload else usual.warm_up
 
     def _nodes(self, usual: NodeGroup, gpus: int | None) -> tuple[NodeGroup, ...]:
         per_node = usual.slots if self.gpus_per_node is None else self.gpus_per_node

@@ -20,19 +20,19 @@ from controlplane.core.commands import Announce, Command
 from controlplane.core.inputs import Input
 from controlplane.policy.registry import entry
 from controlplane.sim import experiment
+from controlplane.sim.analysis import comparison
 from controlplane.sim.analysis import plots as figures
-from controlplane.sim.analysis import report_tables
-from controlplane.sim.analysis.report_tables import comparison_json
+from controlplane.sim.analysis.comparison import comparison_json
 from controlplane.sim.analysis.summary import summary
 from controlplane.sim.cluster import ResultsError, TraceError
 from controlplane.sim.engine.simulation import Recorder
 from controlplane.sim.experiment import Cell
 from controlplane.sim.models.curves import encode
+from controlplane.sim.models.recording import write_recording, write_whole
 from controlplane.sim.results import SimulationResult, Trace
 from controlplane.sim.run import simulate
-from controlplane.sim.scenario_loading import trace_of
+from controlplane.sim.scenario import trace_of
 from controlplane.sim.traces.journal_recording import recording_from_journal
-from controlplane.sim.traces.recording_file import write_recording, write_whole
 from controlplane.sim.traces.trace_csv import Layout, import_trace, write_trace
 from schemas.errors import BadFieldError
 from schemas.ids import Seconds
@@ -79,15 +79,11 @@ def numbers(text: str, field: str) -> list[int]:
     found: list[int] = []
     for part in text.split(","):
         low, dash, high = part.strip().partition("-")
-        if not low.isdecimal() or (dash and not high.isdecimal()):
-            raise BadFieldError(
-                f"{field} {text!r} is not a list of numbers",
-                "give a list such as 0-4 or 1,3,7",
-                field,
-            )
-        numbers = range(int(low), int(high or low) + 1)
-        if not 1 <= len(numbers) <= MAX_NUMBERS or len(low) > MAX_DIGITS:
-            hint = f"give a list such as 0-4, with at most {MAX_NUMBERS} numbers"
+        ends = (low, high) if dash else (low,)
+        valid = all(end.isdecimal() and len(end) <= MAX_DIGITS for end in ends)
+        numbers = range(int(low), int(high or low) + 1) if valid else range(0)
+        if not 1 <= len(numbers) <= MAX_NUMBERS:
+            hint = f"give a list such as 0-4 or 1,3,7, with at most {MAX_NUMBERS} numbers"
             raise BadFieldError(f"{field} {text!r} is not a list of numbers", hint, field)
         found += numbers
     return list(dict.fromkeys(found))
@@ -217,7 +213,7 @@ def run(
     if output in {"json", "jsonl"}:
         print_data(summary(result), output)
     else:
-        report_tables.print_result(result)
+        comparison.print_result(result)
     return Exit.OK
 
 
@@ -277,7 +273,7 @@ def compare(
     if output in {"json", "jsonl"}:
         print_data(comparison_json(simulated, own), output)
     else:
-        report_tables.print_comparison(simulated, own)
+        comparison.print_comparison(simulated, own)
     return Exit.OK
 
 

@@ -193,9 +193,8 @@ def _stated_search(sweep: SweepSpec) -> dict[str, str]:
     options = plain(search.searcher)
     kind = options.pop("type")
     chosen = ", ".join(f"{name}={value}" for name, value in options.items())
-    names = ("input_fn", "model_fn", "train_fn", "eval_fn")
     return {
-        "functions": " ".join(path for name in names if (path := getattr(sweep, name))),
+        "functions": " ".join(filter(None, sweep.functions.values())),
         "searcher": f"{kind} {chosen}".strip(),
         "epochs": f"at most {search.epochs} each",
         "metric": f"{search.mode} of {search.metric}",

@@ -15,6 +15,7 @@ from cyclopts import Parameter
 from controlplane.cli.jobs import warn_if_absent
 from controlplane.cli.output import (
     COMMON,
+    SHOWN_FROM,
     Common,
     Exit,
     JobName,
@@ -24,6 +25,7 @@ from controlplane.cli.output import (
     print_error,
     print_json,
     print_line,
+    progress,
 )
 from controlplane.cli.submission import (
     Submission,
@@ -33,7 +35,6 @@ from controlplane.cli.submission import (
     print_dry_run,
     snapshot_line,
 )
-from controlplane.cli.terminal import terminal_console
 from controlplane.client import BlockingClient
 from controlplane.client.archive import IGNORE_FILE
 from controlplane.client.streams import OutputLine
@@ -212,12 +213,14 @@ def _for_each(jobs: Sequence[str], do: Callable[[str], tuple[Row, str]], common:
 
 
 LARGE_UPLOAD_BYTES: Final = 100_000_000  # bytes of a working directory above which `submit` asks
-SHOWN_FROM: Final = 4 << 20  # bytes of an upload above which a bar is shown
 KEY_HELP: Final = "idempotency key: repeated submissions with the same key give one job"
 PROJECT_HELP: Final = "project whose members see the job (default: the first one of the key)"
 SET_HELP: Final = (
     "KEY=VALUE, overrides the file: lr=0.1, args.width=64, env.MODE=fast, stop.epochs=3"
 )
+Key = Annotated[str | None, Parameter(help=KEY_HELP)]
+Project = Annotated[str, Parameter(help=PROJECT_HELP)]
+Yes = Annotated[bool, Parameter(name=["--yes", "-y"], help="do not ask before large uploads")]
 
 
 def submit(
@@ -228,14 +231,12 @@ def submit(
     wait: Annotated[
         bool, Parameter(help="wait until the job ends; exit 1 and print the reason if it fails")
     ] = False,
-    key: Annotated[str | None, Parameter(help=KEY_HELP)] = None,
-    project: Annotated[str, Parameter(help=PROJECT_HELP)] = "",
+    key: Key = None,
+    project: Project = "",
     dry_run: Annotated[
         bool, Parameter(help="check the job and list its files without submitting")
     ] = False,
-    yes: Annotated[
-        bool, Parameter(name=["--yes", "-y"], help="do not ask before large uploads")
-    ] = False,
+    yes: Yes = False,
     common: Common = COMMON,
 ) -> int:
     """Submit the job that each FILE (TOML) describes, with a snapshot of its working directory."""
@@ -304,7 +305,11 @@ def _submit_one(
     if one.stored:
         accepted = client.submit_stored(one.spec, one.stored, key, project=one.project)
     else:
-        with _progress(one) as on_sent:
+        name, large = one.spec.name, one.size >= SHOWN_FROM
+        shown = (
+            progress(f"packing {name}", f"sending {name}") if large else contextlib.nullcontext()
+        )
+        with shown as on_sent:
             accepted = client.submit_accepted(one.spec, key, on_sent=on_sent, project=one.project)
     if common.output == "jsonl":
         print_line(accepted)
@@ -332,7 +337,7 @@ def _wait_for_all(
         if common.output == "quiet":
             continue
         failure = failure_of(client, detail, first_event)
-        in_json = common.output in {"json", "jsonl"}
+        in_json = common.in_json
         for line in [json.dumps(as_json(failure))] if in_json else as_text(failure):
             sys.stderr.write(f"{line}\n")
     return code
@@ -357,26 +362,3 @@ def _confirmed(one: Submission, common: Common, *, yes: bool) -> bool:
         return True
     sys.stderr.write("nothing was submitted\n")
     return False
-
-
-@contextlib.contextmanager
-def _progress(one: Submission) -> Iterator[Callable[[int, int], None] | None]:
-    """Show a progress bar on a terminal for a large upload."""
-    if not sys.stderr.isatty() or one.size < SHOWN_FROM:
-        yield None
-        return
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn  # noqa: PLC0415
-
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-    )
-    with Progress(*columns, console=terminal_console(on_stderr=True), transient=True) as bar:
-        task = bar.add_task(f"packing {one.spec.name}", total=None)
-
-        def sent(done: int, total: int) -> None:
-            bar.update(task, completed=done, total=total, description=f"sending {one.spec.name}")
-
-        yield sent

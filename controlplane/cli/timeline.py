@@ -1,4 +1,4 @@
-"""`ones timeline`: slots over time, drawn in a terminal or into a file."""
+"""`ones timeline`: slots over time, drawn in a terminal or into a PNG with a panel for each job."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from string import ascii_letters
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from cyclopts import Parameter
 from rich.console import Console
@@ -18,6 +19,7 @@ from rich.text import Text
 
 from controlplane.cli.allocations import (
     Allocation,
+    JobHistory,
     Window,
     all_slots,
     allocations_from,
@@ -29,12 +31,194 @@ from controlplane.cli.allocations import (
 )
 from controlplane.cli.job_list import cut
 from controlplane.cli.output import COMMON, Common, Exit, JobName, print_data, seconds_of
-from controlplane.cli.plots import png
 from controlplane.cli.terminal import terminal_console, width_of
 from controlplane.client import BlockingClient
+from controlplane.sim.analysis.plot_style import (
+    IDLE,
+    NODE_LINE,
+    Bar,
+    draw_bars,
+    name_bars,
+    new_figure,
+    save,
+    slot_axes,
+)
 from schemas.errors import BadFieldError
-from schemas.ids import JobId, SlotId
+from schemas.ids import JobId, Seconds, SlotId
 from schemas.wire.feed import FeedEvent
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+STARTING: Final = "#888888"  # colour of the hatching
+RATE: Final = "#c0392b"
+MAX_PANELS: Final = 12  # of the latest jobs
+PANEL_HEIGHT: Final = 0.85  # inches
+PANELS_TITLE: Final = "each job: its state, batch size and rate"
+STATES_DRAWN: Final = ("queued", "starting", "running", "paused")
+LEGEND_ROWS: Final = 30
+MAX_LEGEND_JOBS: Final = 2 * LEGEND_ROWS - 2  # jobs
+
+
+def png(
+    allocations: Sequence[Allocation],
+    slots: Sequence[SlotId],
+    path: Path,
+    title: str,
+    *,
+    window: Window | None = None,
+    pasts: Mapping[JobId, JobHistory] | None = None,
+) -> None:
+    """Draw slots over time into a file, with any number of slots, and panels of jobs below.
+
+    Args:
+        window: range of the axis; default: all allocations.
+        pasts: jobs whose states, batch sizes and rates get a panel each; default: no panels.
+
+    Raises:
+        ResultsError: if matplotlib is not installed, or the file cannot be written.
+    """
+    window = window or full_window(allocations)
+    jobs: dict[str, str] = {
+        job: job_colour(index) for job, index in colour_indices(allocations).items()
+    }
+    within = [job for job, past in (pasts or {}).items() if _is_visible(past, window)]
+    panels = within[-MAX_PANELS:]
+    height = min(max(1.6 + 0.3 * len(slots), 2.5), 12.0)
+    figure = new_figure(13.0, height + PANEL_HEIGHT * len(panels))
+    axes, *below = figure.subplots(
+        1 + len(panels), 1, squeeze=False, sharex=True,
+        height_ratios=[height, *[PANEL_HEIGHT] * len(panels)],
+    )[:, 0]  # fmt: skip
+    shown = clipped(allocations, window)
+    trained = _bars(_trained(shown, pasts or {}), window)
+    slot_axes(axes, slots, window.length)
+    if pasts:
+        draw_bars(axes, _bars(shown, window), slots, dict.fromkeys(jobs, _state_style("starting")))
+    draw_bars(axes, trained, slots, {job: {"facecolor": colour} for job, colour in jobs.items()})
+    name_bars(axes, trained, slots, jobs, window.length)
+    for panel, job in zip(below, panels, strict=True):
+        _draw_past(panel, job, (pasts or {})[job], jobs.get(job, NODE_LINE), window)
+    _draw_legend(axes, jobs, started=pasts is not None)
+    axes.set_title(title, loc="left")
+    last = [axes, *below][-1]
+    last.set_xlabel("seconds")
+    if panels:
+        left_out = f"; {len(within) - len(panels)} older jobs have no panel" * (within != panels)
+        below[0].set_title(PANELS_TITLE + left_out, loc="left", fontsize="medium")
+        _draw_states_legend(figure)
+    save(figure, path, ".png")
+
+
+def _bars(allocations: Iterable[Allocation], window: Window) -> list[Bar]:
+    return [
+        Bar(one.slot, one.job, one.begin - window.begin, one.end - window.begin)
+        for one in allocations
+    ]
+
+
+def _trained(
+    allocations: Iterable[Allocation], pasts: Mapping[JobId, JobHistory]
+) -> list[Allocation]:
+    """Return the allocations without the time in which the job was starting."""
+    found = []
+    for one in allocations:
+        spans = pasts[one.job].spans if one.job in pasts else ()
+        starts = [s.end for s in spans if s.state == "starting" and s.begin <= one.begin < s.end]
+        begin = min(max([one.begin, *starts]), one.end)
+        found.append(replace(one, begin=Seconds(begin)))
+    return found
+
+
+def _is_visible(past: JobHistory, window: Window) -> bool:
+    return any(span.end > window.begin and span.begin < window.end for span in past.spans)
+
+
+def _draw_past(axes: Axes, job: JobId, past: JobHistory, colour: str, window: Window) -> None:
+    """Draw one job: its states behind its batch size (left axis) and its rate (right axis)."""
+    for span in past.spans:
+        begin, end = span.begin - window.begin, span.end - window.begin
+        axes.axvspan(begin, end, linewidth=0, **_state_style(span.state, colour))
+    axes.text(
+        0.003, 0.93, job, transform=axes.transAxes, fontsize="small", va="top",
+        bbox={"facecolor": "white", "alpha": 0.7, "linewidth": 0, "pad": 1.0},
+    )  # fmt: skip
+    rate = axes.twinx()
+    running = [span for span in past.spans if span.state == "running"]
+    for span in running:  # a line each: the job does not train between them
+        before = [batch for at, batch in past.batches if at <= span.begin][-1:]
+        changes = [(at, batch) for at, batch in past.batches if span.begin < at <= span.end]
+        steps = [*((span.begin, batch) for batch in before), *changes]
+        steps += [(span.end, batch) for _, batch in steps[-1:]]
+        axes.step(
+            [at - window.begin for at, _ in steps], [batch for _, batch in steps],
+            where="post", color="black", linewidth=1.6,
+        )  # fmt: skip
+        within = [(at, one) for at, one in past.rates if span.begin <= at <= span.end]
+        rate.plot(
+            [at - window.begin for at, _ in within], [one for _, one in within],
+            color=RATE, linewidth=1.2, marker=".",
+        )  # fmt: skip
+    batches, rates = [batch for _, batch in past.batches], [one for _, one in past.rates]
+    axes.set_yticks([])
+    if batches:
+        ticks = sorted({min(batches), max(batches)})
+        axes.set_yscale("log", base=2)
+        axes.set_yticks(ticks, [str(tick) for tick in ticks])
+        axes.minorticks_off()
+        axes.set_ylim(min(batches) / 1.5, max(batches) * 1.5)
+    most = max(rates, default=0.0)
+    rate.set_ylim(0.0, 1.3 * most or 1.0)
+    rate.set_yticks([0.0, most] if rates else [], ["0", f"{most:.0f}"] if rates else [])
+    rate.tick_params(axis="y", colors=RATE, labelsize="small")
+    axes.tick_params(axis="y", labelsize="small")
+    for drawn in (axes, rate):
+        drawn.spines[["top", "right"]].set_visible(False)
+
+
+def _state_style(state: str, colour: str = "#4e79a7") -> dict[str, Any]:
+    """Return the style of a state behind the lines of a job."""
+    looks: dict[str, dict[str, Any]] = {
+        "queued": {"facecolor": "white", "edgecolor": "#999999", "hatch": "...."},
+        "starting": {"facecolor": IDLE, "edgecolor": STARTING, "hatch": "//////"},
+        "running": {"facecolor": colour, "alpha": 0.35},
+        "paused": {"facecolor": "#d0d0d0"},
+    }
+    return looks[state]
+
+
+def _draw_states_legend(figure: Figure) -> None:
+    from matplotlib.lines import Line2D  # noqa: PLC0415
+    from matplotlib.patches import Patch  # noqa: PLC0415
+
+    states = [Patch(label=state, **_state_style(state)) for state in STATES_DRAWN]
+    lines = [
+        Line2D([], [], color="black", linewidth=1.6, label="batch size (left)"),
+        Line2D([], [], color=RATE, marker=".", label="samples/s (right)"),
+    ]
+    figure.legend(
+        handles=[*states, *lines], loc="outside lower center", ncols=len(states) + len(lines),
+        fontsize="small", frameon=False,
+    )  # fmt: skip
+
+
+def _draw_legend(axes: Axes, jobs: Mapping[str, str], *, started: bool) -> None:
+    from matplotlib.patches import Patch  # noqa: PLC0415
+
+    shown = list(jobs.items())[:MAX_LEGEND_JOBS]
+    handles = [Patch(color=colour, label=job) for job, colour in shown]
+    if len(jobs) > len(shown):
+        handles.append(Patch(alpha=0.0, label=f"and {len(jobs) - len(shown)} more"))
+    handles.append(Patch(facecolor=IDLE, edgecolor=NODE_LINE, linewidth=0.5, label="idle"))
+    if started:
+        handles.append(Patch(label="starting", **_state_style("starting")))
+    axes.legend(
+        handles=handles, loc="upper left", bbox_to_anchor=(1.01, 1.0), borderaxespad=0.0,
+        ncols=math.ceil(len(handles) / LEGEND_ROWS), fontsize="small", frameon=False,
+    )  # fmt: skip
+
 
 __all__ = ["Allocation", "Window", "all_slots", "allocations_from", "png", "terminal", "timeline"]
 
@@ -206,7 +390,7 @@ def timeline(
     window = shown_window(events, from_, time.time(), length)
     allocations = clipped(allocations_from(events, window.end), window)
     slots = all_slots(events)
-    if common.output in {"json", "jsonl"}:
+    if common.in_json:
         print_data(allocations, common.output)
     elif common.output == "table":
         _print(allocations, slots, window)
@@ -219,15 +403,11 @@ def timeline(
 
 def _losses(job: str, path: Path | None, common: Common) -> int:
     """Draw the losses of one job."""
-    from controlplane.cli.losses import (  # noqa: PLC0415
-        loss_curve,
-        loss_png,
-        loss_terminal,
-    )
+    from controlplane.cli.losses import loss_curve, loss_png, loss_terminal  # noqa: PLC0415
 
     with BlockingClient(common.home) as client:
         curve = loss_curve(client.job(job))
-    if common.output in {"json", "jsonl"}:
+    if common.in_json:
         print_data(curve, common.output)
     elif common.output == "table":
         console = _console()

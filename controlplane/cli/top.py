@@ -21,18 +21,18 @@ from controlplane.cli.allocations import job_colour
 from controlplane.cli.job_list import clock
 from controlplane.cli.output import (
     ABSENT_AFTER_S,
-    ABSENT_NOTE,
     COMMON,
     DEFAULT_WIDTH,
-    REFRESH_S,
     STYLES,
     Common,
     Exit,
+    fitting,
     print_data,
+    readings,
 )
 from controlplane.cli.terminal import terminal_console, width_of
 from controlplane.client import BlockingClient
-from schemas.errors import UnavailableError, UnknownJobError, UnreachableError
+from schemas.errors import UnknownJobError
 from schemas.ids import JobId, SlotId, slot_id
 from schemas.jobs import ENDED
 from schemas.wire.client import Cluster, JobSummary, NodeInfo, SearchInfo, WorkerInfo
@@ -46,15 +46,7 @@ COLUMNS: Final = (
     "job", "state", "progress", "%", "slots", "batch", "lr", "samples/s", "loss", "predicted",
     "promised", "re-scales", "why",
 )  # fmt: skip
-OMIT_ORDER: Final = (
-    "progress",
-    "re-scales",
-    "why",
-    "lr",
-    "batch",
-    "samples/s",
-    "slots",
-)  # in order
+OMIT_ORDER: Final = ("progress", "re-scales", "why", "lr", "batch", "samples/s", "slots")
 OPTIONAL_COLUMNS: Final = frozenset({"predicted", "promised"})  # only some policies report them
 
 
@@ -97,11 +89,7 @@ def fitting_columns(width: int, rows: Sequence[Mapping[str, RenderableType]]) ->
     ]
     wide = {name: max([len(name), *(_wide(row[name]) for row in rows)]) for name in kept}
     wide["why"] = min(wide["why"], MIN_REASON_WIDTH)
-    for name in OMIT_ORDER:
-        if sum(wide[column] + GAP for column in kept) - GAP <= width:
-            break
-        kept.remove(name)
-    return kept
+    return fitting(wide, width, OMIT_ORDER, GAP)
 
 
 def _wide(cell: RenderableType) -> int:
@@ -206,7 +194,7 @@ def top(
     live = common.output == "table" and not once and sys.stdout.isatty()
     try:
         with BlockingClient(common.home, ABSENT_AFTER_S if live else None) as client:
-            if common.output in {"json", "jsonl"}:
+            if common.in_json:
                 status = StatusReader(client, ended=all_).read()
                 row = {"jobs": status.jobs, "nodes": status.nodes, "search": status.search}
                 print_data(row, common.output)
@@ -228,15 +216,9 @@ def follow(reader: StatusReader, console: Console, pause: Callable[[float], None
     Raises:
         UnreachableError: if the controller does not reply the first time.
     """
-    status, note = reader.read(), ""
     with Live(console=console, auto_refresh=False) as live:
-        while True:
+        for status, note in readings(reader.read, pause):
             live.update(fitted(status, console, note), refresh=True)
-            pause(REFRESH_S)
-            try:
-                status, note = reader.read(), ""
-            except (UnreachableError, UnavailableError):
-                note = ABSENT_NOTE
 
 
 # --- the dashboard

@@ -3,7 +3,7 @@
 from controlplane.client.blocking import BlockingClient
 from controlplane.client.client import Client
 from controlplane.client.connection import Home, find_home
-from controlplane.client.sweeps.searchers import (
+from controlplane.client.sweeps.sweep import (
     ASHA,
     PBT,
     Choice,
@@ -15,9 +15,9 @@ from controlplane.client.sweeps.searchers import (
     MedianStopping,
     RandomSearch,
     SuccessiveHalving,
+    Sweep,
     Uniform,
 )
-from controlplane.client.sweeps.sweep import Sweep
 from schemas.jobs import JobSpec, StopRule
 
 __all__ = [

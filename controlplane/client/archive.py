@@ -134,17 +134,13 @@ def _limited_files(folder: Path) -> Iterator[Path]:
         elif len(relative.parts) > LIMITS.depth + 1:
             what = f"workdir: {relative} lies more than {LIMITS.depth} folders deep"
         else:
-            _refuse_outside(path, folder)
+            # The target of a link to the outside may be private, for example a key.
+            if path.is_symlink() and not path.resolve().is_relative_to(folder.resolve()):
+                what = f"workdir: {path} is a link to {path.resolve()}, outside of it"
+                raise BadFieldError(what, f"copy it, or list it in {IGNORE_FILE}", "workdir")
             yield path
             continue
         raise TooLargeError(what, f"list data in {folder / IGNORE_FILE}", "workdir")
-
-
-def _refuse_outside(path: Path, folder: Path) -> None:
-    """Refuse a link that leads outside `folder`: its target may be private, for example a key."""
-    if path.is_symlink() and not path.resolve().is_relative_to(folder.resolve()):
-        what = f"workdir: {path} is a link to {path.resolve()}, outside of it"
-        raise BadFieldError(what, f"copy it, or list it in {IGNORE_FILE}", "workdir")
 
 
 def _ignored(path: Path, folder: Path, patterns: tuple[str, ...]) -> bool:

@@ -103,17 +103,9 @@ class BlockingSweepRun(Blocking[SweepRun]):
 
 
 class BlockingClient(Blocking[Client]):
-    """A `Client` for scripts without an event loop; a context manager.
+    """A `Client` for scripts without an event loop; a context manager with the same arguments.
 
     Its event loop runs in a thread, which also calls `on_sent`, `on_bytes` and `on_added`.
-
-    Args:
-        home: folder of the cluster; default: $ONES_HOME, else ~/.ones.
-        timeout: seconds without a reply until a call fails; default: $ONES_TIMEOUT_S, else 10. With
-            the last default a call fails after at most 2 s if no process listens at the endpoint.
-
-    Raises:
-        SettingsError: if the folder has no cluster, or its keys cannot be used.
     """
 
     def __init__(self, home: Home | Path | str | None = None, timeout: float | None = None) -> None:

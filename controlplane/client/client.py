@@ -26,6 +26,7 @@ from schemas.wire.client import (
     ChangeSweep,
     CheckJob,
     DrainNode,
+    ExplainJob,
     Explanation,
     GetLedger,
     GetSearch,
@@ -41,6 +42,7 @@ from schemas.wire.client import (
     Ledger,
     ListJobs,
     ListKeys,
+    ListNodes,
     NodeInfo,
     Nodes,
     PauseJob,
@@ -62,9 +64,11 @@ class Client(FileTransfers):
     """Connection to one cluster; an async context manager.
 
     A call raises `UnreachableError` if no reply arrives within `timeout`, and the error that the
-    controller names if it refuses (`DeniedError`, `UnknownJobError`, ...). Calls that wait or
-    follow (`wait`, `tail`, `events`) tolerate an absent controller for a minute and continue when
-    it returns.
+    controller names if it refuses: `UnknownJobError` or `UnknownNodeError` for a name that it does
+    not know, `DeniedError` if the job belongs to another user or the key's role does not allow the
+    call, `BadFieldError` with the field if a value is invalid; nothing has changed then. Calls that
+    wait or follow (`wait`, `tail`, `events`) tolerate an absent controller for a minute and
+    continue when it returns.
 
     Args:
         home: folder of the cluster; default: $ONES_HOME, else ~/.ones.
@@ -78,14 +82,7 @@ class Client(FileTransfers):
     async def submit(self, spec: JobSpec, key: str | None = None, *, project: str = "") -> JobId:
         """Upload the working directory, submit a job and return its name.
 
-        Args:
-            spec: relative paths are relative to the current directory.
-            key: idempotency key; the same key returns the same job. None: a new job each time.
-            project: one of the key's projects, whose members see the job; empty: the first one.
-
-        Raises:
-            BadFieldError: if a field is invalid; no job was submitted.
-            TooLargeError: if the packed working directory exceeds the limits of the cluster.
+        Arguments and errors are those of `submit_accepted`.
         """
         accepted = await self.submit_accepted(spec, key, project=project)
         return accepted.job
@@ -98,7 +95,7 @@ class Client(FileTransfers):
         on_sent: Callable[[int, int], None] | None = None,
         project: str = "",
     ) -> JobAccepted:
-        """Submit as `submit` does; return also the job's state and notes on what the policy lacks.
+        """Submit a job; return its name and state, and notes on what the cluster's policy lacks.
 
         Args:
             spec: relative paths are relative to the current directory.
@@ -108,7 +105,6 @@ class Client(FileTransfers):
             project: one of the key's projects, whose members see the job; empty: the first one.
 
         Raises:
-            BadFieldError: if a field is invalid; no job was submitted.
             TooLargeError: if the packed working directory exceeds the limits of the cluster.
         """
         spec = checked(spec, Path.cwd())
@@ -127,11 +123,10 @@ class Client(FileTransfers):
         Args:
             spec: its `workdir` is informational.
             snapshot: digest of the archive, as in `job` and in the manifest of a sweep.
-            key: idempotency key; the same key returns the same job. None: a new job each time.
-            project: one of the key's projects, whose members see the job; empty: the first one.
+            key: as in `submit_accepted`, like `project`.
 
         Raises:
-            BadFieldError: if a field is invalid, or (field `snapshot`) the archive is not stored.
+            BadFieldError: of the field `snapshot` if the archive is not stored.
         """
         key = key or uuid.uuid4().hex
         request = SubmitJob(spec=spec, snapshot=snapshot, key=key, project=project)
@@ -140,18 +135,15 @@ class Client(FileTransfers):
     async def check(self, spec: JobSpec) -> tuple[str, ...]:
         """Check a job without submitting it.
 
-        Returns:
-            Notes on what the job lacks for the cluster's policy and which value is used instead.
-
-        Raises:
-            BadFieldError: if a field is invalid.
+        Returns notes on what the job lacks for the cluster's policy and which value is used
+        instead.
         """
         request = CheckJob(spec=checked(spec, Path.cwd()))
         return (await self._call(request, JobChecked)).notes
 
     async def jobs(self, *, ended: bool = False) -> tuple[JobSummary, ...]:
         """Return summaries of jobs, oldest first; ended jobs only if `ended`."""
-        return (await self._job_list(ListJobs(ended=ended))).jobs
+        return (await self._joined(ListJobs(ended=ended), Jobs, "jobs")).jobs
 
     async def find_jobs(
         self, *, ended: bool = False, states: Sequence[str] = (), user: str = "", name: str = ""
@@ -163,20 +155,13 @@ class Client(FileTransfers):
             states: only jobs in one of these states, ended or not; empty: any state.
             user: owner; empty: any.
             name: name in the job file, name of the job, or a pattern such as `lr-*`; empty: any.
-
-        Raises:
-            BadFieldError: if one of `states` is not a state.
         """
         request = ListJobs(ended=ended, states=tuple(states), user=user, name=name)
-        return await self._job_list(request)
+        return await self._joined(request, Jobs, "jobs")
 
     async def explain(self, job: str) -> Explanation:
-        """Return every decision about a job's slots and batch, with its reason.
-
-        Raises:
-            UnknownJobError: if there is no such job.
-        """
-        return await self._explanation(JobId(job))
+        """Return every decision about a job's slots and batch, with its reason."""
+        return await self._joined(ExplainJob(job=JobId(job)), Explanation, "decisions")
 
     async def search(self) -> SearchInfo:
         """Return statistics of the scheduler."""
@@ -185,12 +170,7 @@ class Client(FileTransfers):
     async def cancel(self, job: str) -> JobDetail:
         """Cancel a job; an ended job does not change.
 
-        Returns:
-            The job after the request; the cancellation may not show in it yet.
-
-        Raises:
-            UnknownJobError: if there is no such job.
-            DeniedError: if the job belongs to another user.
+        Returns the job after the request; the cancellation may not show in it yet.
         """
         return await self._detail(CancelJob(job=JobId(job)), JobId(job))
 
@@ -203,7 +183,8 @@ class Client(FileTransfers):
     ) -> JobDetail:
         """Override the policy for one job; applied as soon as slots allow.
 
-        The policy leaves the job alone until `resume(auto=True)`.
+        The policy leaves the job alone until `resume(auto=True)`. An override that can never be
+        applied is refused with the field and the bound.
 
         Args:
             slots: number of slots; 0 pauses the job; None: as in the previous override, or
@@ -211,73 +192,47 @@ class Client(FileTransfers):
             batch: global batch, samples per step; None: unchanged.
             on: exactly these slots, NODE/INDEX; if only the batch is given, the previous ones are
                 kept.
-
-        Raises:
-            BadFieldError: if the override can never be applied; names the field and the bound.
         """
         places = tuple(SlotId(slot) for slot in on)
         request = ResizeJob(job=JobId(job), slots=slots, batch=batch, on=places)
         return await self._detail(request, JobId(job))
 
     async def pause(self, job: str) -> JobDetail:
-        """Release the slots of a job; its state is kept in a checkpoint.
-
-        Raises:
-            UnknownJobError: if there is no such job.
-            DeniedError: if the job belongs to another user.
-            BadFieldError: if the job has ended.
-        """
+        """Release the slots of a job that has not ended; its state is kept in a checkpoint."""
         return await self._detail(PauseJob(job=JobId(job)), JobId(job))
 
     async def resume(self, job: str, *, auto: bool = False) -> JobDetail:
-        """End the pause of a job.
+        """End the pause of a job that was resized or paused by an override and has not ended.
 
         Args:
             auto: True returns the job to the policy's control; False keeps the slots and the batch
                 of the override.
-
-        Raises:
-            UnknownJobError: if there is no such job.
-            DeniedError: if the job belongs to another user.
-            BadFieldError: if the job has ended, or was neither resized nor paused by an override.
         """
         return await self._detail(ResumeJob(job=JobId(job), auto=auto), JobId(job))
 
     async def nodes(self) -> tuple[NodeInfo, ...]:
         """Return all nodes."""
-        return (await self._node_list()).nodes
+        return (await self._joined(ListNodes(), Nodes, "nodes")).nodes
 
     async def drain(self, node: str, within_s: float | None = None, reason: str = "") -> NodeInfo:
         """Drain a node: its jobs move or wait with their state kept, and no job starts there.
 
+        Only operators and admins may.
+
         Args:
             within_s: seconds after which remaining workers are stopped; None: never.
             reason: shown to the owners of the jobs that move.
-
-        Raises:
-            DeniedError: if the key belongs to neither an operator nor an admin.
-            UnknownNodeError: if no such node ever joined.
         """
         request = DrainNode(node=NodeId(node), within_s=within_s, reason=reason)
         return (await self._call(request, Nodes)).nodes[0]
 
     async def undrain(self, node: str) -> NodeInfo:
-        """Return a drained node to service.
-
-        Raises:
-            DeniedError: if the key belongs to neither an operator nor an admin.
-            UnknownNodeError: if no such node ever joined.
-        """
+        """Return a drained node to service; only operators and admins may."""
         return (await self._call(UndrainNode(node=NodeId(node)), Nodes)).nodes[0]
 
     async def keys(self) -> tuple[KeyInfo, ...]:
-        """Return all keys, including expired and revoked ones.
-
-        Raises:
-            DeniedError: if this client's key is not an admin's.
-        """
-        first = await self._call(ListKeys(), Keys)
-        return (await self._joined(first, lambda cursor: ListKeys(cursor=cursor), "keys")).keys
+        """Return all keys, including expired and revoked ones; only admins may."""
+        return (await self._joined(ListKeys(), Keys, "keys")).keys
 
     async def add_key(
         self,
@@ -287,7 +242,7 @@ class Client(FileTransfers):
         projects: Sequence[str] = (),
         expires: float | None = None,
     ) -> KeyInfo:
-        """Authorise a key.
+        """Authorise a key that belongs to no other user and was not revoked; only admins may.
 
         Args:
             public: the owner's public key, Z85; the secret key stays with the owner.
@@ -295,10 +250,6 @@ class Client(FileTransfers):
             role: admin, operator, user, viewer or node.
             projects: whose jobs the key may see; the owner's jobs belong to the first one.
             expires: seconds since the epoch; None: never.
-
-        Raises:
-            DeniedError: if this client's key is not an admin's.
-            BadFieldError: if a field is invalid, or the key belongs to another user or was revoked.
         """
         asked = {
             "public": public, "name": name, "role": role, "projects": tuple(projects),
@@ -311,14 +262,10 @@ class Client(FileTransfers):
         return (await self._call(request, Keys)).keys[0]
 
     async def revoke_key(self, key: str) -> tuple[KeyInfo, ...]:
-        """Revoke keys permanently and close their sessions.
+        """Revoke keys permanently and close their sessions; only admins may.
 
         Args:
-            key: a public key, or a name for all keys of that name.
-
-        Raises:
-            DeniedError: if this client's key is not an admin's.
-            BadFieldError: if there is no such key, or it is the last key of an admin.
+            key: a public key, or a name for all keys of that name; not the last key of an admin.
         """
         return (await self._call(RevokeKey(key=key), Keys)).keys
 
@@ -332,7 +279,6 @@ class Client(FileTransfers):
             key: idempotency key; the same key returns the same sweep. None: a new sweep each time.
 
         Raises:
-            BadFieldError: if a field is invalid; no sweep was submitted.
             TooLargeError: if the packed working directory exceeds the limits of the cluster.
         """
         spec = sweep.job_spec()
@@ -345,15 +291,10 @@ class Client(FileTransfers):
         return SweepRun(self, JobId(job))
 
     async def sweep(self, job: str) -> SweepDetail:
-        """Return the state of a sweep, with all its trials.
-
-        Raises:
-            UnknownJobError: if there is no such job.
-            BadFieldError: if the job is not a sweep.
-        """
+        """Return the state of a sweep, with all its trials."""
         detail = await self._call(GetSweep(job=JobId(job)), SweepDetail)
         trials = list(detail.trials)
-        while len(trials) < detail.trials_in_all:
+        while len(trials) < detail.trials_total:
             page = await self._call(GetSweep(job=JobId(job), from_trial=len(trials)), SweepDetail)
             if not page.trials:
                 break
@@ -377,12 +318,6 @@ class Client(FileTransfers):
             values: for `add`: the configuration, or with `parent` the values that differ from it.
             parent: for `add`: the trial from whose state the new one continues.
             key: idempotency key; None: a new change each time.
-
-        Raises:
-            UnknownJobError: if there is no such job.
-            BadFieldError: if the job is not a sweep, has no such trial, or does not allow the
-                change.
-            DeniedError: if the sweep belongs to another user.
         """
         request = ChangeSweep(
             job=JobId(job),
@@ -395,15 +330,10 @@ class Client(FileTransfers):
         return await self._call(request, SweepChanged)
 
     async def ledger(self, job: str) -> Ledger:
-        """Return the counted units of a sweep, in the order in which they ended.
-
-        Raises:
-            UnknownJobError: if there is no such job.
-            BadFieldError: if the job is not a sweep.
-        """
+        """Return the counted units of a sweep, in the order in which they ended."""
         ledger = await self._call(GetLedger(job=JobId(job)), Ledger)
         units = list(ledger.units)
-        while len(units) < ledger.units_in_all:
+        while len(units) < ledger.units_total:
             page = await self._call(GetLedger(job=JobId(job), from_unit=len(units)), Ledger)
             if not page.units:
                 break
@@ -411,14 +341,7 @@ class Client(FileTransfers):
         return msgspec.structs.replace(ledger, units=tuple(units))
 
     async def wait(self, job: str, timeout: float | None = None) -> JobDetail:  # noqa: ASYNC109
-        """Wait until a job has ended and return it.
-
-        Args:
-            timeout: seconds; None waits without limit.
-
-        Raises:
-            TimedOutError: if the job has not ended after `timeout` seconds.
-        """
+        """Wait until a job has ended and return it; see `wait_state`."""
         await self.wait_state(job, timeout)
         return await self.job(job)
 
@@ -462,9 +385,6 @@ class Client(FileTransfers):
         Args:
             rank: only this worker; None: all, in order of arrival.
             follow: True continues until the job has ended; False ends after the newest line.
-
-        Raises:
-            UnknownJobError: if there is no such job.
         """
         async for page in self.output_pages(job, rank, follow=follow):
             for line in page:
@@ -474,11 +394,7 @@ class Client(FileTransfers):
         """Yield a record `{"epoch", "step", "rank", "ids"}` for each committed step.
 
         Each sample occurs once an epoch. Steps that were lost with a worker and repeated from a
-        checkpoint are omitted.
-
-        Raises:
-            UnknownJobError: if there is no such job.
-            BadFieldError: if its spec does not set `record_samples`.
+        checkpoint are omitted. The spec must set `record_samples`.
         """
         async for page in self.sample_pages(job):
             for record in page:

@@ -18,21 +18,17 @@ from typing import Any, Final, Self, TypeVar
 import msgspec
 
 from schemas.codec import LOG_REPLY, REPLY, Codec, encode
-from schemas.errors import OnesError, SettingsError, UnreachableError, raised
+from schemas.errors import OnesError, SettingsError, UnreachableError, error_from_code
 from schemas.host import settings
-from schemas.transport import Link, Socket, load_keys, load_public
+from schemas.transport.keys import load_keys, load_public
+from schemas.transport.sockets import Link, Socket
 from schemas.wire import Message
 from schemas.wire.client import Cluster, Failed, GetCluster, PutSnapshot, SnapshotStored
 from schemas.wire.feed import LogPage, ReadLog
 
 
 class RequestChannel:
-    """Requests and replies over one DEALER socket, matched by id.
-
-    Args:
-        socket: connected to a request port of the controller.
-        codec: decodes the replies.
-    """
+    """Requests and replies over one DEALER socket, matched by id."""
 
     def __init__(self, socket: Socket, codec: Codec[Any]) -> None:
         self._socket = socket
@@ -43,14 +39,11 @@ class RequestChannel:
     async def call(self, request: Message, reply_timeout_s: float, limit_s: float) -> Any:
         """Send `request` and return its reply.
 
-        The request is repeated if a reply is lost, so it may be executed twice.
-
-        Args:
-            reply_timeout_s: seconds without a reply after which the request is sent again.
-            limit_s: seconds after which the call fails.
+        The request is sent again after `reply_timeout_s` seconds without a reply, so it may be
+        executed twice.
 
         Raises:
-            UnreachableError: if no reply arrives within `limit_s`.
+            UnreachableError: if no reply arrives within `limit_s` seconds.
             OnesError: the controller's error, if it refused the request.
         """
         loop = asyncio.get_running_loop()
@@ -76,7 +69,7 @@ class RequestChannel:
             finally:
                 del self._waiting[key]
             if isinstance(reply, Failed):
-                raise raised(reply.code, reply.message, reply.hint, reply.field)
+                raise error_from_code(reply.code, reply.message, reply.hint, reply.field)
             return reply
 
     async def _receive(self) -> None:
@@ -134,9 +127,6 @@ def home_folder(folder: Path | str | None = None) -> Path:
 def find_home(folder: Path | str | None = None) -> Home:
     """Find the cluster in `folder`, else in $ONES_HOME, else in ~/.ones.
 
-    Args:
-        folder: may begin with `~`.
-
     Raises:
         SettingsError: if the folder has no cluster.
     """
@@ -160,16 +150,7 @@ R = TypeVar("R", bound=Message)
 
 
 class ClusterConnection:
-    """Connection to one cluster; an async context manager.
-
-    Args:
-        home: folder of the cluster; default: $ONES_HOME, else ~/.ones.
-        timeout: seconds without a reply until a call fails; default: $ONES_TIMEOUT_S, else 10. With
-            the last default a call fails after at most 2 s if no process listens at the endpoint.
-
-    Raises:
-        SettingsError: if the folder has no cluster, or its keys cannot be used.
-    """
+    """Connection to one cluster; an async context manager. `Client` describes its arguments."""
 
     def __init__(self, home: Home | Path | str | None = None, timeout: float | None = None) -> None:
         self._home = home if isinstance(home, Home) else find_home(home)

@@ -21,7 +21,7 @@ from schemas.wire.files import CHECKPOINTS, FileInfo, FileList, FilePiece, ListF
 AGENT_REPLY_S: Final = 10.0  # for the reply of an agent
 MAX_ATTEMPTS: Final = 3  # of a file that changes during its transfer
 R = TypeVar("R", FileList, FilePiece)
-MOST_BYTES: Final = 10**10  # default limit of one fetch
+MAX_FETCH_BYTES: Final = 10**10  # default limit of one fetch
 
 
 class JobFile(msgspec.Struct, frozen=True):
@@ -72,10 +72,6 @@ class FileTransfers(StreamPages):
         Args:
             pattern: of names, such as `*.png` or `checkpoints/*`; also matched with the last part
                 of a name.
-
-        Raises:
-            UnknownJobError: if there is no such job.
-            DeniedError: if the job belongs to another user.
         """
         detail = await self.job(job)
         found: dict[str, JobFile] = {}
@@ -99,10 +95,7 @@ class FileTransfers(StreamPages):
         return JobFiles(files, tuple(refused), tuple(missing))
 
     async def file_pieces(self, job: str, file: JobFile) -> AsyncIterator[bytes]:
-        """Yield the content of one file in pieces of at most 1 MiB.
-
-        Args:
-            file: an entry of the list that `files` returned.
+        """Yield the content of a listed file in pieces of at most 1 MiB.
 
         Raises:
             UnavailableError: if the file changed during the transfer, or its node does not reply.
@@ -135,10 +128,9 @@ class FileTransfers(StreamPages):
         target: Path,
         on_bytes: Callable[[int], None] | None = None,
     ) -> Fetched:
-        """Fetch one file, completely or not at all.
+        """Fetch a listed file, completely or not at all.
 
         Args:
-            file: an entry of the list that `files` returned.
             target: the file to write; an existing one is replaced.
             on_bytes: called in the client's event loop with the size of each piece.
 
@@ -185,10 +177,12 @@ class FileTransfers(StreamPages):
         to: Path,
         pattern: str = "*",
         *,
-        most_bytes: int = MOST_BYTES,
+        most_bytes: int = MAX_FETCH_BYTES,
         on_bytes: Callable[[int, int], None] | None = None,
     ) -> Fetch:
         """Fetch the files of a job to `to`/work/NODE/PATH and `to`/checkpoints/NAME.
+
+        Returns the fetched files, and what was unavailable.
 
         Args:
             to: folder; created if missing.
@@ -197,14 +191,9 @@ class FileTransfers(StreamPages):
             on_bytes: called in the client's event loop with the bytes received so far and the
                 total.
 
-        Returns:
-            The fetched files, and what was unavailable.
-
         Raises:
             TooLargeError: if the files exceed `most_bytes`; no file was fetched.
             BadFieldError: if `to` cannot be created.
-            UnknownJobError: if there is no such job.
-            DeniedError: if the job belongs to another user.
         """
         listed_files = await self.files(job, pattern)
         total = sum(file.size for file in listed_files.files)
@@ -235,7 +224,6 @@ class FileTransfers(StreamPages):
         """Return the checkpoint from which a job would resume, or with which it ended.
 
         Raises:
-            UnknownJobError: if there is no such job.
             BadFieldError: if no checkpoint is available.
         """
         detail = await self.job(job)

@@ -1,19 +1,257 @@
-"""Job files: from a TOML file to a checked spec that can be submitted."""
+"""TOML files of jobs and sweeps, converted to checked specs that can be submitted."""
 
 from __future__ import annotations
 
+import ast
+import copy
+import difflib
+import importlib.util
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
-from controlplane.client.spec_overrides import with_overrides
-from controlplane.client.sweeps.sweep_file import check_functions, sweep_from, with_sweep_overrides
+from controlplane.client.spec_overrides import nearest, toml_value, with_overrides
+from controlplane.client.sweeps.sweep import BY_TYPE, JOB_FIELDS, Sweep
 from schemas.errors import BadFieldError, SettingsError
-from schemas.host.settings import convert, parse_toml, read_file, written, wrong_value
+from schemas.host.settings import convert, example_of, parse_toml, read_file, value_error
 from schemas.jobs import JobSpec, problems, script_problem
+from schemas.sweeps import FORMS, Parameter, SweepSpec
+
+FIELDS: Final = tuple(
+    field.name for field in msgspec.structs.fields(Sweep) if field.name not in JOB_FIELDS
+)
+REQUIRED: Final = tuple(field.name for field in msgspec.structs.fields(Sweep) if field.required)
+STRING_FIELDS: Final = frozenset({"name", "workdir", "python", "family"})
+FORM: Final = "write KEY=VALUE: epochs of searcher.max_epochs=9, space.lr=[0.1, 0.2], slots=[1, 4]"
+
+
+def sweep_from(table: Mapping[str, Any], path: Path) -> JobSpec:
+    """Return the job of a sweep's file; its working directory is not checked yet.
+
+    Args:
+        table: content of the file, with the key `sweep`.
+        path: of the file, for error messages.
+
+    Raises:
+        SettingsError: if a key is unknown, missing or of a wrong type.
+        BadFieldError: if a value is invalid.
+    """
+    inner = table["sweep"]
+    if not isinstance(inner, Mapping):
+        raise SettingsError(f"{path}: sweep is not a table", "write [sweep]", "sweep")
+    _refuse_unknown(path, "", table, (*JOB_FIELDS, "sweep"), FIELDS)
+    _refuse_unknown(path, "sweep.", inner, FIELDS, JOB_FIELDS)
+    for name in REQUIRED:
+        if name not in inner:
+            problem, remedy = (
+                f"{path}: sweep.{name}: is missing",
+                f"write {example_of(Sweep, name)}",
+            )
+            raise SettingsError(problem, remedy, f"sweep.{name}")
+    found = {key: value for key, value in table.items() if key != "sweep"} | dict(inner)
+    found["space"] = _space(found["space"], path)
+    found["searcher"] = _searcher(found["searcher"], path)
+    try:
+        return msgspec.convert(found, Sweep).job_spec()
+    except msgspec.ValidationError as error:
+        wrong = value_error(Sweep, error, path)
+        if wrong.field.split(".")[0].split("[")[0] not in JOB_FIELDS:
+            wrong = value_error(Sweep, error, path, "sweep.")
+        raise wrong from None
+
+
+def with_sweep_overrides(table: Mapping[str, Any], assignments: Sequence[str]) -> dict[str, Any]:
+    """Return the table of a sweep's file with some values replaced.
+
+    `space.lr=0.1` fixes a value, `space.lr=[0.1, 0.2]` makes it a choice,
+    `space.lr.log_uniform=[1e-4, 1e-1]` sets another range; `searcher.eta=4`, `partitions=8`,
+    `slots=[1, 4]` and `env.NAME=TEXT` set one entry. The prefix `sweep.` of a key is optional.
+
+    Args:
+        table: not modified.
+        assignments: KEY=VALUE; the last one of a key wins.
+
+    Raises:
+        BadFieldError: if an assignment is malformed or names no field of a sweep.
+    """
+    changed: dict[str, Any] = copy.deepcopy(dict(table))
+    for assignment in assignments:
+        key, equals, text = assignment.partition("=")
+        if not equals or not key.strip():
+            raise BadFieldError(f"--set {assignment!r} is not an assignment", FORM, "set")
+        first, *rest = key.strip().removeprefix("sweep.").split(".")
+        if first not in (*JOB_FIELDS, *FIELDS):
+            problem = f"--set {key}: a sweep has no such field"
+            raise BadFieldError(problem, nearest(first, (*JOB_FIELDS, *FIELDS)), key)
+        inner = changed if first in JOB_FIELDS else changed.setdefault("sweep", {})
+        if not isinstance(inner, dict):
+            raise BadFieldError("sweep is not a table in the file", "correct it there", "sweep")
+        plain = first in STRING_FIELDS or first == "env"
+        _set(inner, key, [first, *rest], text if plain else toml_value(text))
+    return changed
+
+
+def _set(table: dict[str, Any], key: str, path: Sequence[str], value: Any) -> None:
+    first, *rest = path
+    if not rest:
+        table[first] = value
+        return
+    inner = table.setdefault(first, {})
+    if path[-1] in FORMS and len(path) == 2 and first not in FIELDS:  # noqa: PLR2004 - VALUE.FORM
+        kept = inner.get("when") if isinstance(inner, dict) else None
+        table[first] = {rest[0]: value, **({"when": kept} if kept else {})}
+        return
+    if not isinstance(inner, dict):
+        raise BadFieldError(f"--set {key}: {first} has no entries", FORM, key)
+    _set(inner, key, rest, value)
+
+
+def _space(space: Any, path: Path) -> dict[str, Parameter]:
+    if not isinstance(space, Mapping):
+        raise SettingsError(
+            f"{path}: sweep.space is not a table", "write [sweep.space]", "sweep.space"
+        )
+    found = {}
+    for name, value in space.items():
+        field = f"sweep.space.{name}"
+        if isinstance(value, list):
+            table: Mapping[str, Any] = {"choice": value}
+        elif isinstance(value, Mapping):
+            table = value
+        elif isinstance(value, str | int | float | bool):
+            table = {"choice": [value]}
+        else:
+            problem = f"{path}: {field}: {value!r} is not a value of a configuration"
+            raise SettingsError(problem, "give strings, numbers or booleans", field)
+        found[name] = convert(Parameter, table, path, f"{field}.")
+    return found
+
+
+def _searcher(table: Any, path: Path) -> Any:
+    field = "sweep.searcher"
+    if not isinstance(table, Mapping):
+        problem = f"{path}: {field} is not a table"
+        raise SettingsError(problem, "write [sweep.searcher] and below it type = 'asha'", field)
+    kinds = ", ".join(BY_TYPE)
+    kind = table.get("type")
+    if kind is None:
+        raise SettingsError(f"{path}: {field}.type: is missing", f"one of {kinds}", f"{field}.type")
+    if kind not in BY_TYPE:
+        near = nearest(str(kind), BY_TYPE)
+        raise SettingsError(
+            f"{path}: {field}.type: unknown searcher {kind!r}", near, f"{field}.type"
+        )
+    rest = {key: value for key, value in table.items() if key != "type"}
+    return {"type": kind, **msgspec.structs.asdict(convert(BY_TYPE[kind], rest, path, f"{field}."))}
+
+
+def _refuse_unknown(
+    path: Path,
+    prefix: str,
+    table: Mapping[str, Any],
+    known: Sequence[str],
+    elsewhere: Iterable[str],
+) -> None:
+    for key in table:
+        if key in known:
+            continue
+        field = f"{prefix}{key}"
+        if key in elsewhere:
+            hint = f"move it {'above [sweep]' if prefix else 'into [sweep]'}"
+        elif key in FORBIDDEN_FIELDS:
+            hint = f"leave it out: {FORBIDDEN_FIELDS[key]}"
+        else:
+            hint = nearest(key, known)
+        raise SettingsError(f"{path}: unknown key {field}", hint, field)
+
+
+FORBIDDEN_FIELDS: Final = {
+    "script": "a sweep names functions, input_fn, model_fn and train_fn",
+    "args": "what varies is in [sweep.space], the rest in [env]",
+    "batch_size": "each configuration has its own; train_fn knows it",
+    "max_batch_size": "each configuration has its own; train_fn knows it",
+    "max_local_batch": "each configuration has its own; train_fn knows it",
+    "lr": "make it a value of [sweep.space]",
+    "stop": "give sweep.searcher.max_epochs",
+    "record_samples": "`ones sweep manifest` says which partitions each configuration saw",
+    "utility": "give priority",
+}
+
+
+def check_functions(spec: SweepSpec, workdir: Path, *, own_python: bool) -> None:
+    """Check that the named functions exist, before anything is uploaded.
+
+    Args:
+        workdir: folder of the modules.
+        own_python: True if the sweep runs in an interpreter whose packages are unknown here.
+
+    Raises:
+        BadFieldError: if a function does not exist; names the field and the remedy.
+    """
+    for field, path in spec.functions.items():
+        module, _, name = path.partition(":")
+        file = _file_of(workdir, module)
+        if file is None:
+            if own_python or _is_installed(module):
+                continue
+            problem = f"sweep.{field}: there is no module {module} in {workdir}"
+            near = _near(module, {file.stem for file in workdir.glob("*.py")})
+            hint = f"correct {path!r} or workdir{near}"
+            raise BadFieldError(problem, hint, f"sweep.{field}")
+        names = _names_in(file, field)
+        if name not in names and "*" not in names:
+            problem = f"sweep.{field}: {file.relative_to(workdir)} has no {name}"
+            hint = f"name a function at its top level{_near(name, names)}"
+            raise BadFieldError(problem, hint, f"sweep.{field}")
+
+
+def _file_of(workdir: Path, module: str) -> Path | None:
+    place = workdir.joinpath(*module.split("."))
+    for file in (place / "__init__.py", place.with_name(f"{place.name}.py")):
+        if file.is_file():
+            return file
+    return None
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module.partition(".")[0]) is not None
+    except (ImportError, ValueError):
+        return False
+
+
+def _names_in(file: Path, field: str) -> set[str]:
+    """Return the names that a module binds at its top level, with `*` if some cannot be known."""
+    try:
+        tree = ast.parse(file.read_bytes(), str(file))
+    except (SyntaxError, ValueError) as error:
+        line = f", line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
+        text = error.msg if isinstance(error, SyntaxError) else str(error)
+        problem = f"sweep.{field}: {file.name}{line}: {text}"
+        raise BadFieldError(problem, "correct the module", f"sweep.{field}") from None
+    found: set[str] = set()
+    for node in tree.body:
+        match node:
+            case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
+                found.add(name)
+            case ast.Import(names=names) | ast.ImportFrom(names=names):
+                found |= {(one.asname or one.name).partition(".")[0] for one in names}
+            case ast.Assign() | ast.AnnAssign():
+                found |= {one.id for one in ast.walk(node) if isinstance(one, ast.Name)}
+            case ast.If() | ast.Try() | ast.With() | ast.For() | ast.While():
+                found.add("*")
+    if "__getattr__" in found:
+        found.add("*")
+    return found
+
+
+def _near(name: str, known: set[str]) -> str:
+    near = difflib.get_close_matches(name, sorted(known - {"*"}), n=1)
+    return f"; did you mean {near[0]}?" if near else ""
+
 
 HEAD_BYTES: Final = 4096  # of a script, to see that it is text
 SCRIPTS: Final = {".py", ".ipynb"}
@@ -107,12 +345,12 @@ def _typed(spec: JobSpec) -> JobSpec:
             try:
                 plain[name] = msgspec.to_builtins(value, enc_hook=_path_text)
             except TypeError as error:
-                remedy = f"write {written(JobSpec, name)}"
+                remedy = f"write {example_of(JobSpec, name)}"
                 raise BadFieldError(f"{name}: {error}", remedy, name) from None
     try:
         return msgspec.convert(plain, JobSpec)
     except msgspec.ValidationError as error:
-        wrong = wrong_value(JobSpec, error, Path())
+        wrong = value_error(JobSpec, error, Path())
         what = wrong.message.removeprefix(f"{Path()}: ")
         raise BadFieldError(what, wrong.hint, wrong.field) from None
 
@@ -151,4 +389,4 @@ def _check_script(spec: JobSpec, workdir: Path) -> None:
 
 def _stated_limit(spec: JobSpec) -> int | None:
     """Return `max_batch_size` in the form that every release understands: a number or None."""
-    return None if spec.batch_limit_is_left_open else spec.batch_limit
+    return None if spec.batch_limit_is_auto else spec.batch_limit

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import difflib
 import tomllib
 from collections.abc import Collection, Mapping, Sequence
@@ -10,7 +11,7 @@ from typing import Any, Final
 import msgspec
 
 from schemas.errors import BadFieldError
-from schemas.host.settings import written
+from schemas.host.settings import example_of
 from schemas.jobs import JobSpec, StopRule
 
 FIELDS: Final = {field.name: field.type for field in msgspec.structs.fields(JobSpec)}
@@ -34,7 +35,7 @@ def with_overrides(table: Mapping[str, Any], assignments: Sequence[str]) -> dict
     Raises:
         BadFieldError: if an assignment is malformed or names no field of a job.
     """
-    changed = {key: _copied(value) for key, value in table.items()}
+    changed: dict[str, Any] = copy.deepcopy(dict(table))
     for assignment in assignments:
         key, equals, text = assignment.partition("=")
         if not equals or not key.strip():
@@ -89,7 +90,7 @@ def with_option(args: Sequence[str], name: str, text: str) -> list[str]:
 def _args_of(table: Mapping[str, Any]) -> list[str]:
     args = table.get("args", [])
     if not isinstance(args, list) or not all(isinstance(arg, str) for arg in args):
-        remedy = f"write {written(JobSpec, 'args')}"
+        remedy = f"write {example_of(JobSpec, 'args')}"
         raise BadFieldError("args is not a list of strings in the job file", remedy, "args")
     return args
 
@@ -115,7 +116,7 @@ def _set_entry(table: dict[str, Any], field: str, entry: str, text: str) -> None
         raise BadFieldError(problem, nearest(entry, STOP_FIELDS), "stop")
     inner = table.setdefault(field, {})
     if not isinstance(inner, dict):
-        remedy = f"write {written(JobSpec, field)}"
+        remedy = f"write {example_of(JobSpec, field)}"
         raise BadFieldError(f"{field} is not a table in the job file", remedy, field)
     other = {"epochs": "samples", "samples": "epochs"}.get(entry)
     if field == "stop" and other and "metric" not in inner:
@@ -130,10 +131,6 @@ def toml_value(text: str) -> Any:
     except (tomllib.TOMLDecodeError, RecursionError):
         return text
     return parsed["x"] if len(parsed) == 1 else text
-
-
-def _copied(value: Any) -> Any:
-    return dict(value) if isinstance(value, dict) else value
 
 
 def nearest(key: str, known: Collection[str]) -> str:

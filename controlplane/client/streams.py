@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
@@ -17,7 +17,6 @@ from schemas.jobs import ENDED
 from schemas.wire import Message
 from schemas.wire.client import (
     EventsPage,
-    ExplainJob,
     Explanation,
     GetJob,
     JobDetail,
@@ -25,7 +24,6 @@ from schemas.wire.client import (
     JobState,
     Keys,
     ListJobs,
-    ListNodes,
     Nodes,
     ReadEvents,
     WaitJob,
@@ -73,14 +71,7 @@ class StreamPages(ClusterConnection):
         return [job.job for job in (*page.jobs, *live)]
 
     async def job(self, job: str) -> JobDetail:
-        """Return all details of one job.
-
-        Args:
-            job: name, as returned by `submit`.
-
-        Raises:
-            UnknownJobError: if there is no such job.
-        """
+        """Return all details of one job, which has a name as returned by `submit`."""
         return await self._detail(GetJob(job=JobId(job)), JobId(job))
 
     async def state(self, job: str, wait_s: float = 0.0) -> JobState:
@@ -89,37 +80,21 @@ class StreamPages(ClusterConnection):
         Args:
             wait_s: seconds, at most 30: the controller delays the reply for so long unless the job
                 ends.
-
-        Raises:
-            UnknownJobError: if there is no such job.
         """
         return await self._call(WaitJob(job=JobId(job), wait_s=wait_s), JobState, wait_s)
 
     async def _detail(self, request: Message, job: JobId) -> JobDetail:
         """Send a request whose reply is a job's detail, and join the pages that follow."""
-        first = await self._call(request, JobDetail)
-        return await self._joined(first, lambda cursor: GetJob(job=job, cursor=cursor), *JOB_LISTS)
+        return await self._joined(request, JobDetail, *JOB_LISTS, more=GetJob(job=job))
 
-    async def _explanation(self, job: JobId) -> Explanation:
-        first = await self._call(ExplainJob(job=job), Explanation)
-        return await self._joined(
-            first, lambda cursor: ExplainJob(job=job, cursor=cursor), "decisions"
-        )
-
-    async def _job_list(self, request: ListJobs) -> Jobs:
-        first = await self._call(request, Jobs)
-        return await self._joined(
-            first, lambda cursor: msgspec.structs.replace(request, cursor=cursor), "jobs"
-        )
-
-    async def _node_list(self) -> Nodes:
-        first = await self._call(ListNodes(), Nodes)
-        return await self._joined(first, lambda cursor: ListNodes(cursor=cursor), "nodes")
-
-    async def _joined(self, first: Page, ask: Callable[[str], Message], *lists: str) -> Page:
-        page, rows = first, {name: list(getattr(first, name)) for name in lists}
+    async def _joined(
+        self, request: Message, kind: type[Page], *lists: str, more: Message | None = None
+    ) -> Page:
+        """Return the reply with all pages of its lists; `more` requests those after the first."""
+        page = await self._call(request, kind)
+        rows = {name: list(getattr(page, name)) for name in lists}
         while cursor := page.next:
-            page = await self._call(ask(cursor), type(first))
+            page = await self._call(msgspec.structs.replace(more or request, cursor=cursor), kind)
             if page.next == cursor:
                 problem = f"the controller repeats the page at {cursor}"
                 raise UnreachableError(problem, "compare releases")
@@ -130,11 +105,9 @@ class StreamPages(ClusterConnection):
     async def event_pages(
         self, from_seq: int, *, follow: bool
     ) -> AsyncIterator[tuple[FeedEvent, ...]]:
-        """Yield feed events in order and without gaps; no page is empty.
+        """Yield feed events from number `from_seq` (1-based) on, without gaps; no page is empty.
 
-        Args:
-            from_seq: number of the first event, 1-based.
-            follow: True continues until cancelled; False ends after the newest event.
+        `follow` continues until cancelled; else the stream ends after the newest event.
         """
         while True:
             wait_s = POLL_S if follow else 0.0
@@ -147,12 +120,7 @@ class StreamPages(ClusterConnection):
             from_seq = max(from_seq, page.next_seq)
 
     async def sample_pages(self, job: str) -> AsyncIterator[list[dict[str, Any]]]:
-        """Yield sample records as `samples` does; a page may be empty.
-
-        Raises:
-            UnknownJobError: if there is no such job.
-            BadFieldError: if its job file does not set `record_samples`.
-        """
+        """Yield sample records as `samples` does; a page may be empty."""
         detail = await self.job(job)
         if not detail.spec.record_samples:
             hint = "set `record_samples = true` in the job file and submit it again"
@@ -196,10 +164,6 @@ class StreamPages(ClusterConnection):
             unfinished: also yield lines without a terminator, as far as received at the end of a
                 page.
             raw: yield each state of a progress bar as a line that ends with a carriage return.
-
-        Raises:
-            UnknownJobError: if there is no such job.
-            BadFieldError: if `matching` is not a regular expression.
         """
         found = line_pattern(matching)
         held = None if last is None else deque[OutputLine](maxlen=last)
@@ -230,16 +194,10 @@ class StreamPages(ClusterConnection):
         unfinished: bool = False,
         raw: bool = False,
     ) -> AsyncIterator[list[WorkerLine]]:
-        """Yield complete lines of workers as the log relay sends them.
+        """Yield complete lines of workers as they arrive; arguments are those of `output_pages`.
 
-        An empty page marks the end of what has arrived so far.
-
-        Args:
-            rank: only this worker; None: all.
-            follow: True continues until the job has ended.
-            since: seconds since the epoch; skip what was stored before.
-            unfinished: also yield unfinished lines, after the finished ones.
-            raw: also split after carriage returns, and keep them.
+        An empty page marks the end of what has arrived so far. `unfinished` lines follow the
+        finished ones; `raw` also splits after carriage returns, and keeps them.
         """
         rest: dict[WorkerKey, WorkerLine] = {}
         async for pieces in self.piece_pages(job, stream, rank, follow=follow, since=since):
@@ -267,14 +225,6 @@ class StreamPages(ClusterConnection):
 
         Pieces may split lines. An empty page marks the end of what has arrived so far. After a log
         comes one remark for each of the selected workers whose output is incomplete.
-
-        Args:
-            rank: only workers of this rank; None: all.
-            follow: True continues until the job has ended; False ends after the newest piece.
-            since: seconds since the epoch; skip what was stored before.
-
-        Raises:
-            UnknownJobError: if there is no such job.
         """
         cursor, wait_s = 0, NOW_S
         while True:

@@ -46,11 +46,11 @@ class Accept:
 
 
 @dataclass(frozen=True, slots=True)
-class AskForPlan:
+class RequestPlan:
     """Request a plan: the cluster changed in a way that may change it."""
 
 
-Command = SendDelta | SendSweepDelta | Announce | Accept | AskForPlan
+Command = SendDelta | SendSweepDelta | Announce | Accept | RequestPlan
 
 
 class CoreError(OnesError):
@@ -62,8 +62,9 @@ class CoreError(OnesError):
 class IllegalTransitionError(CoreError):
     """Raised when a transition table has no entry for a trigger in a phase."""
 
-    def __init__(self, subject: str, phase: str, trigger: str, story: str) -> None:
-        super().__init__(f"{subject} is {phase} and cannot take {trigger}; before: {story}")
+    def __init__(self, subject: str, phase: str, trigger: str, reason: str = "") -> None:
+        last = f" (last reason: {reason})" if reason else ""
+        super().__init__(f'{subject} is {phase}: no transition for "{trigger}"{last}')
         self.subject = subject
         self.phase = phase
         self.trigger = trigger

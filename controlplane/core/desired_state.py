@@ -123,7 +123,7 @@ def _in_change(state: State, job: Job, change: Rescale, node: NodeId) -> GroupDe
 
 def _stage(status: JobStatus) -> int:
     if isinstance(status, Starting):
-        return SWITCH if status.meeting else PREPARE
+        return SWITCH if status.forming else PREPARE
     return SETTLED
 
 
@@ -209,7 +209,7 @@ def sources(
 def _memory(
     job: Job, sweep: JobSweep, name: StateName, asking: WorkerId | None
 ) -> Iterable[StateSource]:
-    version, owner = sweep.memory.get(name.trial, (0, None))
+    version, owner = sweep.newest_in_memory.get(name.trial, (0, None))
     worker = job.workers.get(owner) if owner is not None else None
     if owner is None or worker is None or version != name.version or owner == asking:
         return

@@ -65,7 +65,7 @@ class HandlerContext:
         job: Job,
         trigger: JobTrigger,
         status: JobStatus,
-        why: str,
+        reason: str,
         detail: Detail | None = None,
     ) -> None:
         """Move `job` along its transition table and announce the new phase.
@@ -73,7 +73,7 @@ class HandlerContext:
         Raises:
             IllegalTransitionError: if the table has no such transition.
         """
-        self.move(job, trigger, status, why, detail)
+        self.move(job, trigger, status, reason, detail)
         self.announce_phase(job, detail)
 
     def move(
@@ -81,7 +81,7 @@ class HandlerContext:
         job: Job,
         trigger: JobTrigger,
         status: JobStatus,
-        why: str,
+        reason: str,
         detail: Detail | None = None,
     ) -> None:
         """Move `job` along its table without announcing it; `announce_phase` must follow.
@@ -92,17 +92,17 @@ class HandlerContext:
         Raises:
             IllegalTransitionError: if the table has no such transition.
         """
-        before, counts = job.status.phase, self.state.living_counts
-        jobs.advance(job, trigger, status, why, self.now)
-        counts.moved(job, before)
-        job.changed_at = self.state.version
+        before, counts = job.status.phase, self.state.job_counters
+        jobs.advance(job, trigger, status, reason, self.now)
+        counts.move(job, before)
+        job.changed_version = self.state.version
         self.changed_jobs[job.job] = None
         self.state.slot_index.touch(job.job)
         change = Change(
             time=self.now,
             from_state=before.value,
             to_state=status.phase.value,
-            why=why,
+            reason=reason,
             detail=detail or {},
         )
         self.records.append(PhaseChanged(job=job.job, change=change))
@@ -134,7 +134,8 @@ class HandlerContext:
 
     def ignore(self, job: Job, worker: Worker, what: str) -> None:
         """Announce that a worker's report is ignored as impossible in the current phases."""
-        reason = f"it {what}, but the worker is {worker.phase.value} and its job {job.phase.value}"
+        phases = f"the worker is {worker.phase.value} and the job is {job.phase.value}"
+        reason = f'report "{what}" is impossible: {phases}'
         self.announce("worker.report_ignored", job, {**place(worker), "reason": reason})
 
     def conclude(
@@ -164,7 +165,9 @@ class HandlerContext:
 
     def announce_phase(self, job: Job, detail: Detail | None = None) -> None:
         """Announce the job's phase and its reason, with `detail` as numbers for programs."""
-        self.announce(f"job.{job.status.phase.value}", job, {"reason": job.why, **(detail or {})})
+        self.announce(
+            f"job.{job.status.phase.value}", job, {"reason": job.reason, **(detail or {})}
+        )
 
     def announce(
         self,

@@ -26,7 +26,8 @@ class TrialHistory(msgspec.Struct, kw_only=True):
 
     metrics: list[dict[str, float]] = []  # by epoch
     ended_at: list[Seconds] = []  # by epoch
-    why: str = ""  # reason of its end
+    reason: str = ""  # reason of its end
+    graduated_as: JobId | None = None  # job that continues the trial
     state_bytes: int = 0  # size of the newest state
 
 
@@ -35,9 +36,9 @@ class SweepHistory(msgspec.Struct, kw_only=True):
 
     units: list[LedgerUnit] = []  # counted units, in the order of their ends
     trials: dict[int, TrialHistory] = {}
-    late_s: list[float] = []  # durations of the latest units
-    units_again: int = 0
-    hopped_bytes: int = 0
+    recent_unit_s: list[float] = []  # durations of the latest units
+    units_repeated: int = 0
+    moved_bytes: int = 0
     waited_s: float = 0.0
     trained_s: float = 0.0
 
@@ -49,16 +50,16 @@ class SweepHistory(msgspec.Struct, kw_only=True):
         """Count a unit that has received its state; `hops` means from another process or node."""
         self.waited_s += waited_s
         if hops:
-            self.hopped_bytes += self.trial(trial).state_bytes
+            self.moved_bytes += self.trial(trial).state_bytes
 
     def unit_ended(self, unit: LedgerUnit, size: int, *, again: bool) -> None:
         """Add a finished unit; `size` is the size of the resulting state in bytes."""
-        self.late_s.append(unit.seconds)
-        del self.late_s[:-KEPT_TIMES]
+        self.recent_unit_s.append(unit.seconds)
+        del self.recent_unit_s[:-KEPT_TIMES]
         self.trained_s += unit.seconds
         self._open(unit.trial).state_bytes = size
         if again:
-            self.units_again += 1
+            self.units_repeated += 1
         else:
             self.units.append(unit)
 
@@ -68,10 +69,11 @@ class SweepHistory(msgspec.Struct, kw_only=True):
         history.metrics.append(metrics)
         history.ended_at.append(now)
 
-    def trial_ended(self, trial: int, why: str) -> None:
-        """Record why a trial ended; only the first reason counts."""
+    def trial_ended(self, trial: int, reason: str, graduated_as: JobId | None = None) -> None:
+        """Record why a trial ended, and its job if it graduated; only the first reason counts."""
         history = self._open(trial)
-        history.why = history.why or why
+        history.graduated_as = graduated_as
+        history.reason = history.reason or reason
 
     def _open(self, trial: int) -> TrialHistory:
         return self.trials.setdefault(trial, TrialHistory())
@@ -138,14 +140,14 @@ class ProcessStarted(Message, tag="history.process_started.1"):
     job: JobId
     worker: WorkerId
     node: NodeId
-    heard: bool = True
+    confirmed: bool = True
 
 
 class Process(NamedTuple):
     """Node of a process."""
 
     node: NodeId
-    heard: bool = True  # False: the process may never have started
+    confirmed: bool = True  # False: the process may never have started
 
 
 class JobLeft(Message, tag="history.job_left.1"):
@@ -250,8 +252,8 @@ def _add(history: JobHistory, record: Record) -> None:
         case EndPromised(promise=promise):
             history.promises.append(promise)
             del history.promises[1:-KEPT_PROMISES]
-        case ProcessStarted(worker=worker, node=node, heard=heard):
-            history.processes[worker] = Process(node, heard)
+        case ProcessStarted(worker=worker, node=node, confirmed=confirmed):
+            history.processes[worker] = Process(node, confirmed)
         case JobLeft() | SweepLeft():
             pass  # the history stays
         case _:

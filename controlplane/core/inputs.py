@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from typing import Literal
 
 from controlplane.policy.api import Plan, SearchStats
 from schemas.ids import BootId, JobId, NodeId, Seconds, SlotId, Term, Version
@@ -12,19 +12,12 @@ from schemas.sweeps import Value
 from schemas.wire import Message
 from schemas.wire.agent import AgentEvent, WorkerSeen
 
-# Replay applies the rules of the release that wrote the input.
-# 1: operators' orders are followed in part and are decisions; the first script error counts.
-RULES: Final = 1
-
 
 class ControllerStarted(Message, tag="core.controller_started.1"):
     """A new controller process took over; every node has to greet it again."""
 
     term: Term
     release: str
-    ended_leave: bool = False  # ended jobs leave the state; older releases kept them
-    sweeps_leave: bool = False  # ended sweeps leave the state
-    rules: int = 0  # rules that the handlers follow, up to `RULES`
 
 
 class JobSubmitted(Message, tag="core.job_submitted.1"):
@@ -198,7 +191,7 @@ class OrderTooLarge(Message, tag="core.order_too_large.1"):
 class CommitsResumed(Message, tag="core.commits_resumed.1"):
     """The journal accepts inputs again after it could not be written."""
 
-    why: str  # reason of the stall
+    reason: str  # reason of the stall
     since: Seconds
 
 

@@ -22,21 +22,21 @@ def check(state: State) -> None:
     _one_owner_per_slot(state)
     _index_is_right(state)
     for name, job in state.jobs.items():
-        _require(job.job == name, f"{name} is filed under another name")
+        _require(job.job == name, f"{name} has another key in the state")
         _require((name in state.active) != job.ended, f"{name}: active and ended disagree")
         _group_and_workers_agree(job)
         lives = any(worker.phase is not WorkerPhase.EXITED for worker in job.workers.values())
         _require(
             lives <= (name in state.jobs_with_processes),
-            f"{name}: its processes are forgotten",
+            f"{name}: missing in jobs_with_processes",
         )
         _require(
             job.sweep is not None or job.progress.epoch == _checkpointed(job),
             f"{name}: epoch {job.progress.epoch} has no checkpoint",
         )
-    kept, fresh = state.living_counts, JobCounters(state.jobs[name] for name in state.active)
+    kept, fresh = state.job_counters, JobCounters(state.jobs[name] for name in state.active)
     same = (kept.phases, kept.promised) == (fresh.phases, fresh.promised)
-    _require(same, "jobs are counted where they are not")
+    _require(same, "the job counters are out of date")
     _deadlines_have_their_reason(state)
 
 
@@ -60,7 +60,7 @@ def _one_owner_per_slot(state: State) -> None:
     owner: dict[SlotId, str] = {}
     heir: dict[SlotId, str] = {}
     slots = state.slot_index.slots()
-    for job, worker in state.living():
+    for job, worker in state.live_workers():
         other = (heir if worker.reserved else owner).setdefault(worker.slot, worker.worker)
         _require(other == worker.worker, f"{worker.slot} has two owners in {job.job}: {other}")
         _require(worker.slot in slots, f"{worker.worker} is on unknown slot {worker.slot}")
@@ -70,7 +70,7 @@ def _one_owner_per_slot(state: State) -> None:
         )
     owned = state.slot_index.owners() if heir else {}  # includes foreign processes
     for slot, name in heir.items():
-        _require(slot in owned, f"{name} waits for {slot}, which nobody has")
+        _require(slot in owned, f"{name} reserves {slot}, which has no owner")
 
 
 def _index_is_right(state: State) -> None:
@@ -96,14 +96,18 @@ def _group_and_workers_agree(job: Job) -> None:
     counted = {member.worker for member in job.members()}
     for worker in job.workers.values():
         going = worker.phase in {WorkerPhase.LEAVING, WorkerPhase.RETIRING, WorkerPhase.EXITED}
-        _require(going or worker.worker in counted, f"{worker.worker} works for no group")
+        _require(going or worker.worker in counted, f"{worker.worker} is in no group")
     if job.change is not None:
         _require(job.change.phase in OPEN, f"{job.job}: its change is over")
-        _require(job.change.group.version == job.version, f"{job.job}: a change of old")
+        _require(
+            job.change.group.version == job.version, f"{job.job}: the change has an old version"
+        )
         _members_are_there(job, job.change.group)
     if job.group is None:
         return
-    _require(job.group.version <= job.version, f"{job.job}: a group of the future")
+    _require(
+        job.group.version <= job.version, f"{job.job}: the group has a later version than the job"
+    )
     _members_are_there(job, job.group)
     for worker in job.group_workers():
         formed = worker.phase not in {WorkerPhase.ORDERED, WorkerPhase.STARTED, WorkerPhase.READY}

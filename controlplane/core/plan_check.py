@@ -23,7 +23,7 @@ from controlplane.core.swap_plan import Mover, swaps_among
 from controlplane.policy.api import Plan, Reason
 from schemas.ids import JobId, NodeId, Seconds, SlotId, node_of
 
-DEATHS_BEFORE_AVOIDED: Final = 2  # workers of a job that died on a node before it is avoided
+CRASHES_BEFORE_AVOIDED: Final = 2  # crashes of a job on a node before it is avoided
 
 Placed = Mapping[JobId, Mapping[SlotId, int]]
 
@@ -66,7 +66,11 @@ def around_bad_nodes(
 
 
 def _bad_for(job: Job) -> set[NodeId]:
-    return {node for node, died in job.attempts.died_on.items() if died >= DEATHS_BEFORE_AVOIDED}
+    return {
+        node
+        for node, count in job.attempts.crashes_by_node.items()
+        if count >= CRASHES_BEFORE_AVOIDED
+    }
 
 
 def _has(job: Job, slot: SlotId) -> bool:
@@ -221,13 +225,13 @@ class _FreeSlots:
         for slot in new:
             node = self._nodes.get(slot)
             if node is None or not node.usable:
-                return f"slot {slot} is not there any more"
+                return f"slot {slot} is not available any more"
             if slot in self._promised:
-                return f"slot {slot} is kept for jobs that trade places"
+                return f"slot {slot} is reserved for a swap"
             left_by = self._soon.get(slot, job.job)
             taken = slot in self._taken or self._held(slot)
             if taken and (starts or left_by == job.job):
-                return f"slot {slot} is taken by now"
+                return f"slot {slot} is taken"
         self._taken.update(new)
         for slot in new:
             self._soon.pop(slot, None)
@@ -270,9 +274,9 @@ def _rejections(plan: Plan, state: State) -> tuple[dict[JobId, Reason], dict[Job
         if job is None or job.ended or job.override is not None:
             continue
         if job.phase is not Phase.QUEUED:
-            refused[name] = "it has started, and cannot be rejected any more"
+            refused[name] = "a job that has started cannot be rejected"
         elif job.promised_end is not None:
-            refused[name] = "it was promised an end, and cannot be rejected any more"
+            refused[name] = "a job with a promised end cannot be rejected"
         else:
             rejected[name] = reason
     return rejected, refused
@@ -294,14 +298,14 @@ def _slots(job: Job) -> set[SlotId]:
 
 
 def _stale(job: Job, plan: Plan, now: Seconds) -> str:
-    if job.changed_at > plan.based_on:
-        return "it changed since the plan was made"
+    if job.changed_version > plan.based_on:
+        return "the job changed after the plan was made"
     if isinstance(job.status, Running) and job.status.script.finished:
-        return "its training is done"
-    if job.phase is not Phase.RUNNING and job.attempts.start_at > now:
-        return "it waits before its next try"
-    if job.phase is Phase.RUNNING and job.attempts.change_at > now:
-        return "it waits before it is changed again"
+        return "the training has finished"
+    if job.phase is not Phase.RUNNING and job.attempts.next_start_at > now:
+        return "the job waits for its next retry"
+    if job.phase is Phase.RUNNING and job.attempts.next_change_at > now:
+        return "the job waits before its next change"
     return ""
 
 
@@ -310,14 +314,14 @@ def _out_of_bounds(job: Job, placed: Mapping[SlotId, int]) -> str:
         return ""
     least, most = job.spec.slots
     if not least <= len(placed) <= most:
-        return f"{len(placed)} slots are outside its bounds"
+        return f"{len(placed)} slots are outside the job's range"
     if any(not 1 <= batch <= local_limit(job) for batch in placed.values()):
-        return "a local batch is outside its bounds"
+        return "a local batch is out of range"
     limit = batch_limit(job)
     if sum(placed.values()) > limit:
-        return "the global batch is above its limit"
+        return "the global batch exceeds its limit"
     current = _slots(job)
     union = current | placed.keys()
     if current - placed.keys() and placed.keys() - current and len(union) > limit:
-        return "its batch is too small to train in the old and the new place at once"
+        return "the batch is too small for the old and the new slots together"
     return ""

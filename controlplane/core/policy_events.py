@@ -21,8 +21,8 @@ from controlplane.core.model.report_bounds import (
     first_valid_noise_scale,
     plausible_bytes,
     plausible_cores,
-    plausible_passes,
     plausible_steps,
+    plausible_times,
 )
 from controlplane.core.state import State
 from controlplane.policy.api import EpochSeen, GainSeen, JobEnded, PolicyEvent, StepsSeen
@@ -53,8 +53,8 @@ def _of_record(record: Record, job: Job) -> PolicyEvent | None:
             return GainSeen(
                 job=job.job,
                 family=job.family,
-                predicted=promise.then / promise.now,
-                realised=speed / promise.now,
+                predicted=promise.speed_expected / promise.speed_before,
+                realised=speed / promise.speed_before,
                 correction=promise.correction,
             )
         case PhaseChanged(change=change) if change.to_state in ENDED:
@@ -67,7 +67,7 @@ def event_of_steps(steps: StepsReported, state: State) -> PolicyEvent | None:
     job = state.jobs.get(steps.job)
     if job is None or job.group is None or job.group.version != steps.group:
         return None
-    slots, times = [member.slot for member in job.group.members], plausible_passes(steps)
+    slots = [member.slot for member in job.group.members]
     seen = StepsSeen(
         job=job.job,
         family=job.family,
@@ -83,10 +83,7 @@ def event_of_steps(steps: StepsReported, state: State) -> PolicyEvent | None:
         cpu_cores=plausible_cores(steps),
         sent_bytes_per_s=plausible_bytes(steps),
         group_steps=plausible_steps(steps),
-        pass_s=times.pass_s,
-        sync_s=times.sync_s,
-        local_batch=times.local_batch,
-        passes=times.passes,
+        step_times=plausible_times(steps),
     )
     return clamp_numbers(seen)
 
@@ -111,22 +108,13 @@ def _epoch(job: Job, info: EpochInfo) -> EpochSeen:
     return EpochSeen(
         job=job.job,
         family=job.family,
-        slots=info.slots,
-        nodes=info.nodes,
-        global_batch=info.global_batch,
-        samples_per_s=info.samples_per_s,
-        whole=info.whole,
-        epoch=info.epoch,
-        samples_done=info.samples_done,
-        train_loss=info.train_loss,
         stop_metric=_stop_metric(job, info),
-        noise_scale=info.noise_scale,
-        beside=info.beside,
-        pass_s=info.pass_s,
-        sync_s=info.sync_s,
-        local_batch=info.local_batch,
-        passes=info.passes,
+        **{name: getattr(info, name) for name in _SHARED},
     )
+
+
+# Fields that a policy learns of an epoch as they are in the history.
+_SHARED: Final = sorted({*EpochSeen.__struct_fields__} & {*EpochInfo.__struct_fields__})
 
 
 def _gain(job: Job, decision: Decision) -> GainSeen | None:

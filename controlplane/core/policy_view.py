@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 
-from msgspec.structs import replace
-
 from controlplane.core.model.job import Job, batch_limit, local_limit
 from controlplane.core.model.job_phases import JobStatus, Paused, Queued, Running
 from controlplane.core.model.node import Node, NodePhase
@@ -14,9 +12,7 @@ from controlplane.core.model.report_bounds import clamp_numbers
 from controlplane.core.state import State
 from controlplane.policy.api import ClusterView, JobView, SlotView
 from schemas.ids import JobId, SlotId, slot_id
-from schemas.jobs import StopRule
 from schemas.nodes import SlotSpec
-from schemas.sweeps import MAX_METRIC
 
 
 class ViewBuilder:
@@ -71,7 +67,7 @@ class ViewBuilder:
         held = sum(
             max(0, (job.override.slots or 0) - len(job.members()))
             for job in map(state.jobs.__getitem__, state.overrides)
-            if job.override and job.override_waits and not job.override.paused
+            if job.override and job.override_wait_reason and not job.override.paused
         )
         leaving = slot_index.releasing()
         promised = {slot for swap in state.swaps for slot in swap.slots()}
@@ -152,7 +148,7 @@ def job_view(job: Job, trades_to: Mapping[SlotId, int] | None = None) -> JobView
     runs_on, end = status.change.group if status.change else group, job.promised_end
     least, most = spec.slots
     if job.sweep is not None:  # more slots than trials that can train would be idle
-        most = max(least, min(most, job.sweep.can_train))
+        most = max(least, min(most, job.sweep.trainable))
     running_on = {m.slot: m.local_batch for m in runs_on.members} if runs_on else {}
     view = JobView(
         job=job.job,
@@ -167,8 +163,8 @@ def job_view(job: Job, trades_to: Mapping[SlotId, int] | None = None) -> JobView
         priority=spec.priority,
         family=job.family,
         movable=trades_to is None and _is_movable(status),
-        ready_at=attempts.start_at,
-        retry_at=attempts.change_at,
+        ready_at=attempts.next_start_at,
+        retry_at=attempts.next_change_at,
         moved_at=account.since,
         placed_at=account.placed_at,
         epoch=progress.epoch,
@@ -177,26 +173,18 @@ def job_view(job: Job, trades_to: Mapping[SlotId, int] | None = None) -> JobView
         samples_done=progress.samples_done,
         samples_per_s=progress.samples_per_s,
         stop_samples=job.stop_samples,
-        stop=_bounded_stop_rule(spec.stop),
+        stop=None if spec.stop is None else clamp_numbers(spec.stop),
         noise_scale=progress.noise_scale,
-        noise_epochs=progress.noise_epochs,
         ran_s=account.running_s,
         slot_s=account.slot_s,
         waited_s=account.queued_s,
         last_batch=group.global_batch if group else progress.last_batch,
-        start_s=account.started_s,
+        start_s=account.last_start_s,
         utility=spec.stated_utility,
         promised_at=end.first if end else None,
         expected_at=end.latest if end else None,
     )
     return clamp_numbers(view)
-
-
-def _bounded_stop_rule(stop: StopRule | None) -> StopRule | None:
-    """Return a job's stop rule with bounds: older releases bounded neither numbers nor names."""
-    if stop is None or stop.metric is None or len(stop.metric) <= MAX_METRIC:
-        return stop if stop is None else clamp_numbers(stop)
-    return clamp_numbers(replace(stop, metric=stop.metric[:MAX_METRIC]))
 
 
 def _is_movable(status: JobStatus) -> bool:

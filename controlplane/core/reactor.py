@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from controlplane.core.commands import AskForPlan, Command
+from controlplane.core.commands import Command, RequestPlan
 from controlplane.core.handler_context import HandlerContext
 from controlplane.core.handlers import (
     drains,
@@ -115,7 +115,7 @@ class Reactor:
         ctx = self._ctx
         ctx.begin(now)
         self.state.version += 1
-        if self.state.leaving:
+        if self.state.leaving_jobs:
             lifecycle.remove_leaving(ctx)
         HANDLERS[type(event)](ctx, event)
         if self.state.swaps:
@@ -129,7 +129,7 @@ class Reactor:
         self.state.slot_index.keep_up()  # later queries must not change the order of entries
         self._views.touch(ctx.changed_jobs)
         if ctx.plan_needed:
-            ctx.out.append(AskForPlan())
+            ctx.out.append(RequestPlan())
         return ctx.out
 
     def due(self, now: Seconds) -> list[Input]:
@@ -142,6 +142,6 @@ class Reactor:
         again: list[Input] = [
             OverrideDue(job=name)
             for name in state.overrides
-            if 0 < state.jobs[name].attempts.change_at <= now
+            if 0 < state.jobs[name].attempts.next_change_at <= now
         ]
         return [*passed, *again, *drains.due(state, now), *sweeps.expired_units(state, now)]

@@ -239,9 +239,10 @@ class SlotIndex:
                 self._specs[name] = node.spec
                 self.touch_all()
             self._foreign_of.pop(name, None)
-            if node.foreign:
+            if node.foreign_workers:
                 self._foreign_of[name] = {
-                    slot: JobId(worker.rpartition(".v")[0]) for slot, worker in node.foreign.items()
+                    slot: JobId(worker.rpartition(".v")[0])
+                    for slot, worker in node.foreign_workers.items()
                 }
         self._foreign = {
             slot: job for each in self._foreign_of.values() for slot, job in each.items()

@@ -102,15 +102,15 @@ class JobCounters:
         self.phases: Counter[Phase] = Counter()
         self.promised: set[JobId] = set()  # jobs with a promised end
         for job in jobs:
-            self.came(job)
+            self.add(job)
             if job.promised_end is not None:
                 self.promised.add(job.job)
 
-    def came(self, job: Job) -> None:
+    def add(self, job: Job) -> None:
         """Count a new job."""
         self.phases[job.phase] += 1
 
-    def moved(self, job: Job, before: Phase) -> None:
+    def move(self, job: Job, before: Phase) -> None:
         """Count a job that left phase `before` in its new phase, or not at all if it has ended."""
         self.phases[before] -= 1
         if job.phase in ENDED:
@@ -130,13 +130,10 @@ class State(msgspec.Struct, kw_only=True, dict=True):
     active: dict[JobId, None] = {}  # jobs that have not ended, in order of arrival
     jobs_with_processes: dict[JobId, None] = {}  # jobs with a process that may still exist
     nodes: dict[NodeId, Node] = {}
-    keys: dict[str, JobId] = {}  # USER/KEY of submissions
-    left_keys: dict[str, JobId] = {}  # of jobs that left the state, the latest
-    ended_leave: bool = False  # ended jobs leave the state once they have no processes
-    sweeps_leave: bool = False  # ended sweeps leave the state
-    rules: int = 0  # of the current incarnation, see `inputs.RULES`
-    leaving: dict[JobId, None] = {}  # jobs that leave with the next input
-    left: dict[JobId, Version] = {}  # the latest jobs that left; returning nodes stop them
+    submission_keys: dict[str, JobId] = {}  # USER/KEY of submissions
+    left_submission_keys: dict[str, JobId] = {}  # of jobs that left the state, the latest
+    leaving_jobs: dict[JobId, None] = {}  # jobs that leave with the next input
+    left_jobs: dict[JobId, Version] = {}  # the latest jobs that left; returning nodes stop them
     deadlines: Deadlines = msgspec.field(default_factory=Deadlines)
     overrides: dict[JobId, None] = {}  # jobs under a manual override, in order of the overrides
     sweeps: dict[JobId, None] = {}  # active sweeps, and those with deltas still to be sent
@@ -156,7 +153,7 @@ class State(msgspec.Struct, kw_only=True, dict=True):
         except KeyError:
             raise UnknownJobError(job) from None
 
-    def living(self) -> Iterator[tuple[Job, Worker]]:
+    def live_workers(self) -> Iterator[tuple[Job, Worker]]:
         """Yield every process that may exist."""
         for name in self.jobs_with_processes:
             job = self.jobs[name]
@@ -165,7 +162,7 @@ class State(msgspec.Struct, kw_only=True, dict=True):
                     yield job, worker
 
     @cached_property
-    def living_counts(self) -> JobCounters:
+    def job_counters(self) -> JobCounters:
         """Counts of jobs that have not ended, derived from them."""
         return JobCounters(self.jobs[name] for name in self.active)
 
@@ -211,5 +208,7 @@ class Totals(msgspec.Struct, kw_only=True):
 
     def speed_measured(self, promise: SpeedPromise, samples_per_s: float) -> None:
         """Add a measured speed-up; `samples_per_s` is the mean over an epoch."""
-        self.gains.append((promise.then / promise.now, samples_per_s / promise.now))
+        self.gains.append(
+            (promise.speed_expected / promise.speed_before, samples_per_s / promise.speed_before)
+        )
         del self.gains[:-KEPT_GAINS]

@@ -135,7 +135,7 @@ def _swap(movers: Sequence[Mover], needs: Mapping[JobId, set[JobId]], spare: lis
     """Let the cheapest jobs yield until all others can move; removes slots from `spare`."""
     by_name = {mover.job.job: mover for mover in movers}
     order = _Order(needs, list(by_name))
-    aside: dict[JobId, SwapYield] = {}
+    yields: dict[JobId, SwapYield] = {}
     order.advance()
     while blocking := order.blocking():
         ways = {
@@ -144,7 +144,7 @@ def _swap(movers: Sequence[Mover], needs: Mapping[JobId, set[JobId]], spare: lis
             if name in blocking
         }
         name = min(ways, key=lambda name: _cost(by_name[name], ways[name]))
-        aside[name] = ways[name]
+        yields[name] = ways[name]
         for slot in ways[name].local_batch:
             if slot in spare:
                 spare.remove(slot)
@@ -153,7 +153,7 @@ def _swap(movers: Sequence[Mover], needs: Mapping[JobId, set[JobId]], spare: lis
         order.advance()
     return Swap(
         targets={name: dict(mover.target) for name, mover in by_name.items()},
-        aside=aside,
+        yields=yields,
         reasons={name: mover.reason for name, mover in by_name.items()},
     )
 
@@ -168,17 +168,17 @@ def _cheapest_yield(mover: Mover, spare: Sequence[SlotId]) -> SwapYield:
     union = len({*mover.have, *interim, *mover.target})
     batch = group.global_batch if group else job.spec.batch_size
     if len(interim) > len(kept) and len(interim) >= least and union <= batch_limit(job):
-        return SwapYield(way=YieldMode.STAGING, local_batch=_shares(job, batch, interim))
+        return SwapYield(mode=YieldMode.STAGING, local_batch=_shares(job, batch, interim))
     if len(kept) >= least:
-        return SwapYield(way=YieldMode.SHRINK, local_batch=_shares(job, batch, kept))
-    return SwapYield(way=YieldMode.PAUSE)
+        return SwapYield(mode=YieldMode.SHRINK, local_batch=_shares(job, batch, kept))
+    return SwapYield(mode=YieldMode.PAUSE)
 
 
 def _shares(job: Job, batch: int, slots: Sequence[SlotId]) -> dict[SlotId, int]:
     return split(max(len(slots), min(batch, local_limit(job) * len(slots))), slots)
 
 
-def _cost(mover: Mover, aside: SwapYield) -> tuple[int, float]:
+def _cost(mover: Mover, given: SwapYield) -> tuple[int, float]:
     """Return the rank of the way to yield, then start time multiplied by slots."""
     slots = len(mover.have)
-    return _CHEAPEST[aside.way], slots * (mover.job.accounting.started_s or 1.0)
+    return _CHEAPEST[given.mode], slots * (mover.job.accounting.last_start_s or 1.0)

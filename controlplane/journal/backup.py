@@ -20,7 +20,6 @@ from controlplane.journal.database import (
     CHECK_DISK,
     TERM_FLOOR,
     JournalError,
-    migrate,
     open_for_reading,
     open_for_writing,
 )
@@ -92,7 +91,6 @@ def restore(copy: Path, journal: Path, *, force: bool = False) -> Path | None:
         shutil.copyfile(copy, part)
         part.chmod(0o600)
         with contextlib.closing(sqlite3.connect(part, isolation_level=None)) as database:
-            migrate(database)
             insert = "INSERT OR REPLACE INTO meta VALUES (?, ?)"
             database.execute(insert, (TERM_FLOOR, str(int(time.time()))))
             database.execute("PRAGMA journal_mode=DELETE")

@@ -1,11 +1,11 @@
-"""SQLite file of a journal: schema, migration, connections and checksums."""
+"""SQLite file of a journal: schema, connections and checksums."""
 
 from __future__ import annotations
 
 import sqlite3
 import struct
 import zlib
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
@@ -18,35 +18,34 @@ from schemas.errors import OnesError
 from schemas.ids import Seconds
 from schemas.wire.feed import FeedEvent
 
-SCHEMA_VERSION: Final = 5
-RECORDS_CHECKED_SINCE: Final = 4  # first schema with checksums of the history of jobs
-RECENT_SINCE: Final = 5  # first schema with a table of recent records
-FIRST_VERSION: Final = 2  # oldest readable schema; earlier inputs had other meanings
+SCHEMA_VERSION: Final = 6
 
 SCHEMA: Final = """
-CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS inputs
-    (id INTEGER PRIMARY KEY, at REAL NOT NULL, body BLOB NOT NULL, crc INTEGER);
-CREATE TABLE IF NOT EXISTS feed (seq INTEGER PRIMARY KEY, body BLOB NOT NULL, crc INTEGER);
-CREATE TABLE IF NOT EXISTS snapshots
+CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE inputs
+    (id INTEGER PRIMARY KEY, at REAL NOT NULL, body BLOB NOT NULL, crc INTEGER NOT NULL);
+CREATE TABLE feed
+    (seq INTEGER PRIMARY KEY, body BLOB NOT NULL, crc INTEGER NOT NULL);
+CREATE TABLE snapshots
     (input INTEGER PRIMARY KEY, at REAL NOT NULL, release TEXT NOT NULL, format INTEGER NOT NULL,
      bytes INTEGER NOT NULL, crc INTEGER NOT NULL);
-CREATE TABLE IF NOT EXISTS job_records
+CREATE TABLE job_records
     (job TEXT NOT NULL, list TEXT NOT NULL, at INTEGER NOT NULL, body BLOB NOT NULL,
-     crc INTEGER, PRIMARY KEY (job, list, at)) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS recent_records
+     crc INTEGER NOT NULL, PRIMARY KEY (job, list, at)) WITHOUT ROWID;
+CREATE TABLE recent_records
     (id INTEGER PRIMARY KEY AUTOINCREMENT, job TEXT NOT NULL, list TEXT NOT NULL,
-     at INTEGER NOT NULL, body BLOB NOT NULL, crc INTEGER);
-CREATE UNIQUE INDEX IF NOT EXISTS recent_by_job ON recent_records (job, list, at);
-CREATE TABLE IF NOT EXISTS dropped_records
+     at INTEGER NOT NULL, body BLOB NOT NULL, crc INTEGER NOT NULL);
+CREATE UNIQUE INDEX recent_by_job ON recent_records (job, list, at);
+CREATE TABLE dropped_records
     (job TEXT NOT NULL, list TEXT NOT NULL, rows INTEGER NOT NULL, PRIMARY KEY (job, list))
     WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS ended_jobs
+CREATE TABLE ended_jobs
     (number INTEGER PRIMARY KEY, job TEXT NOT NULL UNIQUE, user TEXT NOT NULL, name TEXT NOT NULL,
-     state TEXT NOT NULL, key TEXT, ended REAL NOT NULL, body BLOB NOT NULL, crc INTEGER);
-CREATE INDEX IF NOT EXISTS ended_jobs_by_end ON ended_jobs (ended);
-CREATE INDEX IF NOT EXISTS ended_jobs_by_key ON ended_jobs (key) WHERE key IS NOT NULL;
-CREATE TABLE IF NOT EXISTS snapshot_parts
+     state TEXT NOT NULL, key TEXT, ended REAL NOT NULL, body BLOB NOT NULL,
+     crc INTEGER NOT NULL);
+CREATE INDEX ended_jobs_by_end ON ended_jobs (ended);
+CREATE INDEX ended_jobs_by_key ON ended_jobs (key) WHERE key IS NOT NULL;
+CREATE TABLE snapshot_parts
     (id INTEGER PRIMARY KEY, input INTEGER NOT NULL, body BLOB NOT NULL);
 """
 
@@ -103,25 +102,20 @@ def checksum(number: int, at: float, body: bytes) -> int:
 UNREADABLE: Final = (sqlite3.Error, UnicodeDecodeError)
 CHECK_DISK: Final = "check the disk and the file's owner"
 NAME_JOURNAL: Final = "name the file journal.sqlite in a controller's state folder"
-UNCHECKED: Final = "unchecked_inputs"  # last input row without a checksum
-UNCHECKED_FEED: Final = "unchecked_feed"
-UNCHECKED_RECORDS: Final = "unchecked_records"  # last input whose records have no checksum
-UNCHECKED_ENDED: Final = "unchecked_ended"  # end of the last job whose row has no checksum
 TERM_FLOOR: Final = "term_floor"  # of a copy: nodes may have seen later terms than it has
 LOG_PAGES: Final = (
     8000  # of the write-ahead log, 32 MiB: a page that many commits change is copied once
 )
-READABLE: Final = frozenset(str(number) for number in range(FIRST_VERSION, SCHEMA_VERSION + 1))
 AUTO_VACUUM: Final = "INCREMENTAL"  # freed pages are returned piece by piece
 
 
 def open_for_writing(path: Path) -> sqlite3.Connection:
-    """Open the database of a journal; create or migrate it if necessary.
+    """Open the database of a journal; create it if necessary.
 
     One thread at a time may use the connection.
 
     Raises:
-        JournalError: if it cannot be opened, or this release cannot read its schema.
+        JournalError: if it cannot be opened, or has another schema.
     """
     try:
         database = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
@@ -129,33 +123,24 @@ def open_for_writing(path: Path) -> sqlite3.Connection:
         database.execute("PRAGMA journal_mode=WAL")
         database.execute("PRAGMA synchronous=FULL")
         database.execute(f"PRAGMA wal_autocheckpoint={LOG_PAGES}")
-        migrate(database)
+        _create_tables(database)
     except sqlite3.Error as error:
         raise JournalError(f"{path}: {error}", CHECK_DISK) from None
-    return _readable(path, database, {str(SCHEMA_VERSION)})
+    return _with_known_schema(path, database)
 
 
-def migrate(database: sqlite3.Connection) -> None:
-    """Bring a journal, or an empty database, to the current schema in one transaction.
-
-    Rows written without a checksum stay without one; `meta` says up to which row. A database with
-    an unknown schema is left alone.
+def _create_tables(database: sqlite3.Connection) -> None:
+    """Create the tables of an empty database in one transaction; leave any other one alone.
 
     Raises:
         sqlite3.Error: nothing was changed.
     """
     database.execute("BEGIN IMMEDIATE")
     try:
-        tables = {row[0] for row in database.execute("SELECT name FROM sqlite_schema")}
-        found = schema_of(database) if "meta" in tables else ""
-        if found == "" or found in READABLE:
-            if found == str(FIRST_VERSION):
-                _add_checksums(database)
-            elif found and int(found) < RECORDS_CHECKED_SINCE:
-                _add_record_checksums(database)
+        if not database.execute("SELECT 1 FROM sqlite_schema WHERE name = 'meta'").fetchone():
             for statement in SCHEMA.split(";"):
                 database.execute(statement)
-            insert = "INSERT OR REPLACE INTO meta VALUES ('schema', ?)"
+            insert = "INSERT INTO meta VALUES ('schema', ?)"
             database.execute(insert, (str(SCHEMA_VERSION),))
         database.execute("COMMIT")
     except sqlite3.Error:
@@ -164,35 +149,13 @@ def migrate(database: sqlite3.Connection) -> None:
         raise
 
 
-def _add_checksums(database: sqlite3.Connection) -> None:
-    for table, number, key in (("inputs", "id", UNCHECKED), ("feed", "seq", UNCHECKED_FEED)):
-        database.execute(f"ALTER TABLE {table} ADD COLUMN crc INTEGER")
-        insert = f"INSERT INTO meta SELECT ?, ifnull(max({number}), 0) FROM {table}"  # noqa: S608
-        database.execute(insert, (key,))
-
-
-def _add_record_checksums(database: sqlite3.Connection) -> None:
-    """Migrate schema 3, which had checksums of inputs and events only."""
-    for table in ("job_records", "ended_jobs"):
-        database.execute(f"ALTER TABLE {table} ADD COLUMN crc INTEGER")
-    insert = (
-        "INSERT INTO meta SELECT ?, max(ifnull((SELECT max(id) FROM inputs), 0), "
-        "ifnull((SELECT max(input) FROM snapshots), 0))"
-    )
-    database.execute(insert, (UNCHECKED_RECORDS,))
-    insert = (
-        "INSERT INTO meta SELECT ?, CAST(ifnull(max(ended), -1) + 1 AS INTEGER) FROM ended_jobs"
-    )
-    database.execute(insert, (UNCHECKED_ENDED,))
-
-
 def open_for_reading(path: Path) -> sqlite3.Connection:
     """Open the database of an existing journal.
 
     One thread at a time may use the connection. A missing file is not created.
 
     Raises:
-        JournalError: if the file is missing, is no journal, or this release cannot read its schema.
+        JournalError: if the file is missing, is no journal, or has another schema.
     """
     if not path.is_file():
         raise JournalError(f"{path}: there is no such file", NAME_JOURNAL)
@@ -201,16 +164,7 @@ def open_for_reading(path: Path) -> sqlite3.Connection:
         database = sqlite3.connect(name, uri=True, isolation_level=None, check_same_thread=False)
     except sqlite3.Error as error:
         raise JournalError(f"{path}: {error}", CHECK_DISK) from None
-    return _readable(path, database, READABLE)
-
-
-def schema_of(database: sqlite3.Connection) -> str:
-    """Return the journal's schema number as text.
-
-    Raises:
-        sqlite3.Error: if it is no journal.
-    """
-    return meta(database, "schema") or "unknown"
+    return _with_known_schema(path, database)
 
 
 def meta(database: sqlite3.Connection, key: str) -> str:
@@ -223,19 +177,17 @@ def meta(database: sqlite3.Connection, key: str) -> str:
     return str(row[0]) if row else ""
 
 
-def _readable(
-    path: Path, database: sqlite3.Connection, schemas: Collection[str]
-) -> sqlite3.Connection:
+def _with_known_schema(path: Path, database: sqlite3.Connection) -> sqlite3.Connection:
     try:
-        found = schema_of(database)
+        found = meta(database, "schema") or "unknown"
     except UNREADABLE as error:
         database.close()
         raise JournalError(f"{path}: {error}", f"{CHECK_DISK}, or {NAME_JOURNAL}") from None
-    if found not in schemas:
+    if found != str(SCHEMA_VERSION):
         database.close()
         remedy = (
-            f"this release reads schemas {FIRST_VERSION} to {SCHEMA_VERSION}: use the release that "
-            "wrote it, or let its jobs end there, move the file away, and start with a new one"
+            f"this release reads schema {SCHEMA_VERSION}: use the release that wrote it, "
+            "or let its jobs end there, move the file away, and start with a new one"
         )
         raise JournalError(f"{path} has schema {found}", remedy)
     return database
@@ -245,6 +197,7 @@ POSITION_BITS: Final = 16  # bits of a record's position, behind its input's num
 DAMAGED: Final = "restore a backup (`ones admin restore`); `ones admin check` lists all damage"
 MAX_DAMAGED_ROWS: Final = 1000  # damaged rows that are remembered
 FIELDS: Final = "number, job, user, name, state, key, ended, body"  # of `ended_jobs`
+RECORD_TABLES: Final = ("job_records", "recent_records")  # a record may be in both
 
 
 def record_checksum(job: str, name: str, at: int, body: bytes) -> int:
@@ -269,31 +222,17 @@ class RowChecks:
     ) -> None:
         self._database, self._on_damage = database, on_damage
         self._damaged: dict[tuple[str, str], None] = {}  # (job, row)
-        schema = int(schema_of(database))
-        has_checksums = schema >= RECORDS_CHECKED_SINCE
-        recent = ("recent_records",) if schema >= RECENT_SINCE else ()
-        self.tables = ("job_records", *recent)  # a record may be in both
-        self.crc = "crc" if has_checksums else "NULL"  # the column
-        everything = float("inf")
-        self._input = int(meta(database, UNCHECKED_RECORDS) or 0) if has_checksums else everything
-        self._end = float(meta(database, UNCHECKED_ENDED) or 0) if has_checksums else everything
 
-    def is_intact_record(self, job: str, name: str, at: int, body: bytes, crc: int | None) -> bool:
+    def is_intact_record(self, job: str, name: str, at: int, body: bytes, crc: int) -> bool:
         """True if a row of `job_records` is as it was written; a damaged row is reported."""
-        if crc is None:
-            good = at >> POSITION_BITS <= self._input
-        else:
-            good = isinstance(body, bytes) and crc == record_checksum(job, name, at, body)
+        good = isinstance(body, bytes) and crc == record_checksum(job, name, at, body)
         if not good:
             self.damaged(job, f"{name} of {job}, record of input {at >> POSITION_BITS}")
         return good
 
-    def is_intact_ended_job(self, row: Sequence[Any], crc: int | None) -> bool:
+    def is_intact_ended_job(self, row: Sequence[Any], crc: int) -> bool:
         """True if a row of `ended_jobs` is as it was written; a damaged row is reported."""
-        if crc is None:
-            good = isinstance(row[-2], float) and row[-2] <= self._end
-        else:
-            good = isinstance(row[-1], bytes) and crc == ended_checksum(row)
+        good = isinstance(row[-1], bytes) and crc == ended_checksum(row)
         if not good:
             self.damaged(row[1], f"ended job {row[1]}")
         return good
@@ -314,16 +253,12 @@ class RowChecks:
         Raises:
             sqlite3.Error: if the rows cannot be read.
         """
-        tables = {row[0] for row in self._database.execute("SELECT name FROM sqlite_schema")}
-        if "job_records" in tables:
-            columns = f"job, list, at, body, {self.crc}"
-            select = " UNION ".join(f"SELECT {columns} FROM {table}" for table in self.tables)  # noqa: S608
-            for job, name, at, body, crc in self._database.execute(select):
-                if not self.is_intact_record(job, name, at, body, crc):
-                    what = f"{name} of {job}, record of input {at >> POSITION_BITS}"
-                    yield f"{what}: wrong checksum"
-        if "ended_jobs" in tables:
-            select = f"SELECT {FIELDS}, {self.crc} FROM ended_jobs"  # noqa: S608
-            for *row, crc in self._database.execute(select):
-                if not self.is_intact_ended_job(row, crc):
-                    yield f"ended job {row[1]}: wrong checksum"
+        columns = "job, list, at, body, crc"
+        select = " UNION ".join(f"SELECT {columns} FROM {table}" for table in RECORD_TABLES)  # noqa: S608
+        for job, name, at, body, crc in self._database.execute(select):
+            if not self.is_intact_record(job, name, at, body, crc):
+                what = f"{name} of {job}, record of input {at >> POSITION_BITS}"
+                yield f"{what}: wrong checksum"
+        for *row, crc in self._database.execute(f"SELECT {FIELDS}, crc FROM ended_jobs"):  # noqa: S608
+            if not self.is_intact_ended_job(row, crc):
+                yield f"ended job {row[1]}: wrong checksum"

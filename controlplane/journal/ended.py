@@ -163,7 +163,7 @@ class EndedJobs:
         rows = self._rows("WHERE key = ? LIMIT 1", key)
         return JobId(rows[0][1]) if rows else None
 
-    def behind(self, number: int) -> Iterator[EndedJob]:
+    def after(self, number: int) -> Iterator[EndedJob]:
         """Yield the jobs that were accepted after job `number`, in that order."""
         while page := self._rows("WHERE number > ? ORDER BY number LIMIT ?", number, PAGE):
             for row in page:
@@ -181,7 +181,7 @@ class EndedJobs:
         return found
 
     def _rows(self, which: str, *values: str | int) -> list[Any]:
-        select = f"SELECT {FIELDS}, {self._checks.crc} FROM ended_jobs {which}"  # noqa: S608
+        select = f"SELECT {FIELDS}, crc FROM ended_jobs {which}"  # noqa: S608
         try:
             return self._database.execute(select, values).fetchall()
         except UNREADABLE as error:
@@ -264,7 +264,7 @@ class EndedSweeps:
         found = msgspec.structs.replace(counts.history, trials={})
         for place, body in self._rows(job, TRIALS, at + first, at + first + most - 1):
             trial = self._decoded(_trials, job, TRIALS, place, body)
-            found.trials[place - at] = trial or TrialHistory(why=HISTORY_DAMAGED)
+            found.trials[place - at] = trial or TrialHistory(reason=HISTORY_DAMAGED)
         return found
 
     def units(self, job: JobId, first: int, most: int) -> tuple[list[LedgerUnit], int]:
@@ -298,7 +298,7 @@ class EndedSweeps:
 
     def _rows(self, job: JobId, name: str, first: int, last: int) -> list[tuple[int, Any]]:
         select = (
-            f"SELECT at, body, {self._checks.crc} FROM job_records "  # noqa: S608
+            "SELECT at, body, crc FROM job_records "
             "WHERE job = ? AND list = ? AND at BETWEEN ? AND ? ORDER BY at"
         )
         try:

@@ -10,11 +10,7 @@ from typing import Any, Final, TypeVar
 
 from controlplane.core.inputs import Input
 from controlplane.journal.database import (
-    CHECK_DISK,
-    FIRST_VERSION,
     TERM_FLOOR,
-    UNCHECKED,
-    UNCHECKED_FEED,
     UNREADABLE,
     JournalError,
     RowChecks,
@@ -23,7 +19,6 @@ from controlplane.journal.database import (
     input_from,
     meta,
     open_for_reading,
-    schema_of,
 )
 from controlplane.journal.ended import EndedJobs, EndedSweeps
 from controlplane.journal.records import JobRecords
@@ -57,14 +52,7 @@ class Reader:
     ) -> None:
         self._database = open_for_reading(path) if database is None else database
         self._path = path
-        try:
-            self._past = RowChecks(self._database, damaged)
-            self._unchecked = int(meta(self._database, UNCHECKED) or 0)
-            self._unchecked_feed = int(meta(self._database, UNCHECKED_FEED) or 0)
-            self._checked = schema_of(self._database) != str(FIRST_VERSION)
-        except (sqlite3.Error, ValueError) as error:
-            self._database.close()
-            raise JournalError(f"{path}: {error}", CHECK_DISK) from None
+        self._past = RowChecks(self._database, damaged)
         self.records = JobRecords(self._database, self._past)
         self.ended = EndedJobs(self._database, self._past)
         self.sweeps = EndedSweeps(self._database, self._past)
@@ -96,7 +84,7 @@ class Reader:
             JournalError: also if an input is damaged or missing.
         """
         for number, at, body, crc in self._input_rows(after, most):
-            if not self._is_intact(number, at, body, crc, self._unchecked):
+            if not self._is_intact(number, at, body, crc):
                 raise self._damage(f"input {number}", "wrong checksum")
             yield number, Seconds(at), self._decoded(input_from, body, f"input {number}")
 
@@ -108,10 +96,10 @@ class Reader:
         Raises:
             JournalError: also if an event is damaged.
         """
-        select = f"SELECT seq, body, {self._crc} FROM feed WHERE seq >= ? ORDER BY seq LIMIT ?"  # noqa: S608
+        select = "SELECT seq, body, crc FROM feed WHERE seq >= ? ORDER BY seq LIMIT ?"
         found = []
         for seq, body, crc in self._rows(select, from_seq, limit):
-            if not self._is_intact(seq, 0.0, body, crc, self._unchecked_feed):
+            if not self._is_intact(seq, 0.0, body, crc):
                 raise self._damage(f"feed event {seq}", "wrong checksum")
             found.append(self._decoded(feed_from, body, f"feed event {seq}"))
         return tuple(found)
@@ -127,7 +115,7 @@ class Reader:
 
     def snapshots(self) -> tuple[Snapshot, ...]:
         """Return the complete snapshots, newest first."""
-        return self._query(snapshots_in) if self._checked else ()
+        return self._query(snapshots_in)
 
     def body_of(self, snapshot: Snapshot) -> bytes:
         """Return the bytes of a snapshot.
@@ -155,18 +143,18 @@ class Reader:
             if said != "ok":
                 yield f"SQLite: {said}"
         expected = None
-        for number, at, body, crc in self._rows(f"SELECT id, at, body, {self._crc} FROM inputs"):  # noqa: S608
+        for number, at, body, crc in self._rows("SELECT id, at, body, crc FROM inputs"):
             if expected is not None and number != expected:
                 yield f"inputs {expected} to {number - 1} are missing"
             expected = number + 1
-            if not self._is_intact(number, at, body, crc, self._unchecked):
+            if not self._is_intact(number, at, body, crc):
                 yield f"input {number}: wrong checksum"
         expected = None
-        for seq, body, crc in self._rows(f"SELECT seq, body, {self._crc} FROM feed"):  # noqa: S608
+        for seq, body, crc in self._rows("SELECT seq, body, crc FROM feed"):
             if expected is not None and seq != expected:
                 yield f"feed events {expected} to {seq - 1} are missing"
             expected = seq + 1
-            if not self._is_intact(seq, 0.0, body, crc, self._unchecked_feed):
+            if not self._is_intact(seq, 0.0, body, crc):
                 yield f"feed event {seq}: wrong checksum"
         for snapshot in self.snapshots():
             try:
@@ -178,17 +166,10 @@ class Reader:
         """Close the connection."""
         self._database.close()
 
-    @property
-    def _crc(self) -> str:
-        return "crc" if self._checked else "NULL"
-
     def _input_rows(
         self, after: int | None, most: int | None
-    ) -> Iterator[tuple[int, float, bytes, int | None]]:
-        select = (
-            f"SELECT id, at, body, {self._crc} FROM inputs "  # noqa: S608
-            "WHERE id > ? AND id <= ? ORDER BY id LIMIT ?"
-        )
+    ) -> Iterator[tuple[int, float, bytes, int]]:
+        select = "SELECT id, at, body, crc FROM inputs WHERE id > ? AND id <= ? ORDER BY id LIMIT ?"
         last, most = after if after is not None else -1, most if most is not None else 2**62
         known = after is not None
         while page := list(self._rows(select, last, most, PAGE)):
@@ -198,11 +179,7 @@ class Reader:
                 known, last = True, row[0]
                 yield row
 
-    def _is_intact(
-        self, number: int, at: float, body: bytes, crc: int | None, unchecked: int
-    ) -> bool:
-        if crc is None:
-            return not self._checked or number <= unchecked
+    def _is_intact(self, number: int, at: float, body: bytes, crc: int) -> bool:
         try:
             return crc == checksum(number, at, body)
         except (TypeError, struct.error):  # no bytes, no number

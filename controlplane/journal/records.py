@@ -48,10 +48,10 @@ from controlplane.core.history import (
 from controlplane.journal.database import (
     DAMAGED,
     POSITION_BITS,
+    RECORD_TABLES,
     UNREADABLE,
     JournalError,
     RowChecks,
-    meta,
     record_checksum,
 )
 from controlplane.journal.ended import EndedRow, ended_row, insert_ended, sweep_rows
@@ -132,7 +132,6 @@ def settle(database: sqlite3.Connection, job: JobId, name: str) -> None:
     database.execute("DELETE FROM recent_records WHERE job = ? AND list = ?", (job, name))
 
 
-COMPLETE: Final = "records_complete"  # of `meta`
 PAGE: Final = 200  # rows read at a time
 EVERY_LIST: Final = (CHANGES, GROUPS, EPOCHS, PROMISES, PROCESSES)
 LIST_LIMITS: Final = {CHANGES: KEPT_CHANGES, GROUPS: 4 * KEPT_CHANGES, EPOCHS: KEPT_EPOCHS}
@@ -176,18 +175,6 @@ def rows_of(records: Sequence[Record]) -> list[RecordRow | EndedRow]:
         found.append(RecordRow(record.job, list_of(record), place, encode(record)))
         places[record.job] = place + 1
     return found
-
-
-def insert_rows(
-    database: sqlite3.Connection, rows: Iterable[tuple[int, RecordRow | EndedRow]]
-) -> None:
-    """Write rows with their input numbers to `job_records`, within the caller's transaction.
-
-    Raises:
-        sqlite3.Error: if they cannot be written.
-    """
-    recent, settled = _placed(database, rows)
-    database.executemany(INSERT, sorted(recent + settled))  # each page is visited once
 
 
 def append_rows(
@@ -279,11 +266,6 @@ class JobRecords:
         self._database = database
         self._checks = RowChecks(database) if checks is None else checks
 
-    @property
-    def complete(self) -> bool:
-        """True if there are records of every input, also of older releases."""
-        return bool(meta(self._database, COMPLETE))
-
     def of(self, job: JobId) -> JobHistory:
         """Return the history of `job`, the latest of each list; empty for an unknown job."""
         histories = JobHistories()
@@ -295,7 +277,7 @@ class JobRecords:
         """Return the position of the newest record of a list; 0 if there is none."""
         wanted = " UNION ".join(
             f"SELECT at FROM {table} WHERE job = ?1 AND list = ?2"  # noqa: S608
-            for table in self._checks.tables
+            for table in RECORD_TABLES
         )
         rows = self._rows(f"{wanted} ORDER BY at DESC LIMIT 1", job, name)
         return rows[0][0] if rows else 0
@@ -327,7 +309,7 @@ class JobRecords:
     def processes(self, job: JobId) -> dict[WorkerId, Process]:
         """Return every process that the job had or may have had, with its node."""
         found = self._behind(job, PROCESSES, 0)
-        return {record.worker: Process(record.node, record.heard) for _, record in found}
+        return {record.worker: Process(record.node, record.confirmed) for _, record in found}
 
     def _behind(self, job: JobId, name: str, after: int) -> Iterator[tuple[int, Any]]:
         select = self._select("AND at > ?3 ", "ORDER BY at LIMIT ?4")
@@ -342,8 +324,8 @@ class JobRecords:
 
     def _select(self, which: str, order: str) -> str:
         wanted = " UNION ".join(
-            f"SELECT at, body, {self._checks.crc} FROM {table} WHERE job = ?1 AND list = ?2 {which}"  # noqa: S608
-            for table in self._checks.tables
+            f"SELECT at, body, crc FROM {table} WHERE job = ?1 AND list = ?2 {which}"  # noqa: S608
+            for table in RECORD_TABLES
         )
         return f"{wanted} {order}"
 
@@ -354,7 +336,7 @@ class JobRecords:
             raise JournalError(f"the journal's records: {error}", DAMAGED) from None
 
     def _intact_records(
-        self, job: JobId, name: str, rows: Iterable[tuple[int, bytes, int | None]]
+        self, job: JobId, name: str, rows: Iterable[tuple[int, bytes, int]]
     ) -> Iterator[tuple[int, Any]]:
         """Decode rows, skipping damaged ones."""
         for at, body, crc in rows:

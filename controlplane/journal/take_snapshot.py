@@ -2,8 +2,7 @@
 
 Run as `python -P -m controlplane.journal.take_snapshot FILE`, as a child of the controller, so that
 the event loop does not wait. The replay also proves that the journal leads to the state. A
-controller that stops writes its state by itself. `complete_records` writes the history of jobs that
-an older release kept in memory.
+controller that stops writes its state by itself.
 """
 
 from __future__ import annotations
@@ -22,11 +21,9 @@ from setproctitle import setproctitle
 
 from controlplane.core.commands import CoreError
 from controlplane.core.reactor import Reactor
-from controlplane.journal.database import JournalError, meta, open_for_reading
-from controlplane.journal.ended import EndedRow
+from controlplane.journal.database import JournalError, open_for_reading
 from controlplane.journal.reader import Reader
-from controlplane.journal.records import COMPLETE, RecordRow, insert_rows, rows_of
-from controlplane.journal.replay import earliest, recover
+from controlplane.journal.replay import recover
 from controlplane.journal.snapshots import image_of, round_trips, write_snapshot
 from schemas.ids import Seconds
 
@@ -103,48 +100,3 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
-
-
-ROWS_PER_TRANSACTION: Final = 5000  # rows in one transaction
-COMPLETE_REMEDY: Final = "free space there and start again; rows already written stay"
-
-
-def complete_records(path: Path, reader: Reader) -> None:
-    """Write the records of all inputs, if that was never done; new inputs bring their own.
-
-    Replays the journal and writes a snapshot of the resulting state. No process may append
-    meanwhile.
-
-    Raises:
-        JournalError: if the journal is damaged, or there is no room.
-        CoreError: if this release cannot handle the inputs.
-    """
-    try:
-        with contextlib.closing(open_for_reading(path)) as database:
-            if not meta(database, COMPLETE):
-                _complete(path, database, reader)
-    except sqlite3.Error as error:
-        raise JournalError(f"{path}: {error}", COMPLETE_REMEDY) from None
-
-
-def _complete(path: Path, database: sqlite3.Connection, reader: Reader) -> None:
-    reactor, first = earliest(reader)
-    last, at = first, Seconds(0.0)
-    rows: list[tuple[int, RecordRow | EndedRow]] = []
-    for number, when, event in reader.numbered_inputs(first):
-        reactor.handle(event, when)
-        rows += [(number, row) for row in rows_of(reactor.records)]
-        last, at = number, when
-        if len(rows) >= ROWS_PER_TRANSACTION:
-            _write(database, rows)
-            rows = []
-    _write(database, rows)
-    database.execute("INSERT OR REPLACE INTO meta VALUES (?, '1')", (COMPLETE,))
-    if last > first:
-        save_state(path, reactor, last, at)
-
-
-def _write(database: sqlite3.Connection, rows: list[tuple[int, RecordRow | EndedRow]]) -> None:
-    database.execute("BEGIN IMMEDIATE")
-    insert_rows(database, rows)
-    database.execute("COMMIT")

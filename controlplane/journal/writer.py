@@ -44,11 +44,11 @@ class _Row(NamedTuple):
     records: list[RecordRow | EndedRow]
 
 
-Tidy = Callable[[sqlite3.Connection], None]
-_Item = _Row | Tidy
+Task = Callable[[sqlite3.Connection], None]
+_Item = _Row | Task
 
 
-def _EMPTY(_: sqlite3.Connection) -> None:  # noqa: N802 - a constant of type Tidy
+def _EMPTY(_: sqlite3.Connection) -> None:  # noqa: N802 - a constant of type Task
     """Marker of an empty queue."""
 
 
@@ -113,7 +113,7 @@ class Writer:
         records = rows_of(entry.records)
         self._queue.put(_Row(entry.at, encode(entry.input), feed, records))
 
-    def between_commits(self, work: Tidy) -> None:
+    def between_commits(self, work: Task) -> None:
         """Let the writer's thread run a short task on the database between two commits.
 
         Args:
@@ -160,7 +160,7 @@ class Writer:
             batch.append(item)
         return batch, _EMPTY
 
-    def _run_task(self, work: Tidy) -> None:
+    def _run_task(self, work: Task) -> None:
         """Run a task between two commits; if it finds no room, its caller has to retry."""
         try:
             work(self._database)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
+from schemas.epochs import StepTimes
 from schemas.ids import JobId, NodeId, Seconds, SlotId
 from schemas.jobs import StopRule, Utility
 from schemas.wire.client import NodeCrowd
@@ -66,7 +67,6 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     stop_samples: int | None = None  # total work, as stated; None: not fixed
     stop: StopRule | None = None  # of the job file; None: the script decides
     noise_scale: float | None = None  # of the gradients, samples; None: not reported
-    noise_epochs: int = 0  # number of epochs with a measurement
     last_batch: int = 0  # global, of the current or last group; 0: never trained
     ran_s: float = 0.0  # time with slots, up to `moved_at`
     slot_s: float = 0.0  # attained service: slots times seconds, up to `moved_at`
@@ -114,10 +114,7 @@ class EpochSeen(msgspec.Struct, frozen=True, kw_only=True, tag="epoch"):
     stop_metric: float | None = None  # value for the stop rule; None: the rule has no metric
     noise_scale: float | None = None  # of the gradients, samples; as reported, not smoothed
     beside: tuple[NodeCrowd, ...] | None = None  # jobs on each of its nodes; None: they changed
-    pass_s: float | None = None  # mean over the steps, as in `StepsSeen`: all four or none
-    sync_s: float | None = None
-    local_batch: int = 0
-    passes: int = 0
+    step_times: StepTimes | None = None  # mean over the epoch; None: not reported
 
 
 class StepsSeen(msgspec.Struct, frozen=True, kw_only=True, tag="steps"):
@@ -137,13 +134,9 @@ class StepsSeen(msgspec.Struct, frozen=True, kw_only=True, tag="steps"):
     cpu_cores: float | None = None  # used by the first worker, recent mean; None: not reported
     sent_bytes_per_s: float | None = None  # gradients sent by this worker, recent mean
     # Steps of this group with this batch; the figures are means of the latest of them, so the
-    # first report is valid. 0: an older worker; its figures may include steps of other groups.
+    # first report is valid.
     group_steps: int = 0
-    # A step takes pass_s + (passes - 1) * (pass_s - sync_s); all four are reported, or none.
-    pass_s: float | None = None  # last pass of a step, with its reduction
-    sync_s: float | None = None  # part of `pass_s` in the reduction; 0 on one slot
-    local_batch: int = 0  # samples of one pass of one worker; 0: not reported
-    passes: int = 0  # per worker and step; more than 1: gradient accumulation
+    step_times: StepTimes | None = None  # recent mean; None: not reported
 
 
 class JobEnded(msgspec.Struct, frozen=True, kw_only=True, tag="ended"):
@@ -248,11 +241,7 @@ class Oracle(Protocol):
     """Ground truth that no cluster has; a simulator offers it to policies used for comparison."""
 
     def remaining_s(self, job: JobView, slots: int) -> float:
-        """Return the seconds that a job still trains with its first batch.
-
-        Args:
-            slots: number of slots of the job, close together.
-        """
+        """Return the seconds that a job still trains with its first batch; slots are close."""
         ...
 
     def remaining_steps(self, job: JobView) -> float:
@@ -260,11 +249,7 @@ class Oracle(Protocol):
         ...
 
     def step_s(self, job: JobView, slots: int) -> float:
-        """Return the seconds of one such step.
-
-        Args:
-            slots: number of slots of the job, close together.
-        """
+        """Return the seconds of one such step; slots are close together."""
         ...
 
     def speed_share(
@@ -276,7 +261,6 @@ class Oracle(Protocol):
         """Return the share of its speed alone and close together that a job would keep, in (0, 1].
 
         Args:
-            job: active.
             layouts: assumed workers of every job on each of its nodes.
             on: for each node of the job, the assumed workers there of every job, its own included.
         """
@@ -296,8 +280,7 @@ class Policy(Protocol):
     def improve(self, view: ClusterView, budget: Budget, rng: Generator, now: Seconds) -> bool:
         """Search within `budget`; return whether more search could still find a better plan.
 
-        Args:
-            rng: the only source of randomness: the same draws give the same plan.
+        `rng` is the only source of randomness: the same draws give the same plan.
         """
         ...
 

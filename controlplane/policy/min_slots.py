@@ -161,34 +161,30 @@ class MinSlotsPolicy(Policy):
 
     def improve(self, view: ClusterView, budget: Budget, rng: Generator, now: Seconds) -> bool:
         """Let the policy search with the adapted view."""
-        return self.policy.improve(self._expanded(view, now).view, budget, rng, now)
+        expanded = expand_view(view, now, gangs=self._gangs)
+        return self.policy.improve(expanded.view, budget, rng, now)
 
     def plan(self, view: ClusterView, now: Seconds) -> Plan:
         """Return the policy's plan, in which jobs that lost members grow back or stop."""
-        expanded = self._expanded(view, now)
+        expanded = expand_view(view, now, gangs=self._gangs)
         return merge_plan(expanded, self.policy.plan(expanded.view, now))
 
     def batches(self, view: ClusterView, now: Seconds) -> Plan:
         """Return the policy's batches for the adapted view."""
-        expanded = self._expanded(view, now)
+        expanded = expand_view(view, now, gangs=self._gangs)
         return self.policy.batches(expanded.view, now)
 
     def stats(self) -> SearchStats:
         """Return the statistics of the policy."""
         return self.policy.stats()
 
-    def _expanded(self, view: ClusterView, now: Seconds) -> ExpandedView:
-        return expand_view(view, now, gangs=self._gangs)
-
 
 def fallback_plan(view: ClusterView, now: Seconds, *, admits: bool = False) -> Plan:
     """Keep every running job; start waiting jobs on their minimum slots, oldest first.
 
-    Jobs that lost members grow back to their minimum, or stop.
-
-    Args:
-        admits: True if the policy decides which jobs start at all: a job that states its utility
-            and never started then waits, since it could not be rejected afterwards.
+    Jobs that lost members grow back to their minimum, or stop. With `admits` the policy decides
+    which jobs start at all: a job that states its utility and never started then waits, since it
+    could not be rejected afterwards.
     """
     expanded = expand_view(view, now)
     return merge_plan(expanded, _fill_free_slots(expanded.view, now, admits=admits))

@@ -26,8 +26,8 @@ Need = Literal["losses", "utility"]
 class Entry:
     """Location and properties of a policy."""
 
-    factory: str  # module:class, called with its options
-    options: str  # module:struct
+    factory: str  # module:class in this package, called with its options
+    options: str  # module:struct in this package
     searches: bool = False  # slow enough to need its own process
     epochs: bool = False  # the plan may change at the end of an epoch
     rebatches: bool = False  # adjusts batches between plans
@@ -43,93 +43,44 @@ class Entry:
 
 
 POLICIES: Final[Mapping[str, Entry]] = {
-    "fifo": Entry(
-        "controlplane.policy.baselines.fifo:Fifo",
-        options="controlplane.policy.baselines.fifo:FifoOptions",
-        gangs=True,
-    ),
-    "drl": Entry(
-        "controlplane.policy.learned.drl:Drl",
-        options="controlplane.policy.learned.drl:DrlOptions",
-        searches=True,
-        epochs=True,
-    ),
+    "fifo": Entry("baselines.fifo:Fifo", "baselines.fifo:FifoOptions", gangs=True),
+    "drl": Entry("learned.drl:Drl", "learned.drl:DrlOptions", searches=True, epochs=True),
     "optimus": Entry(
-        "controlplane.policy.baselines.optimus:Optimus",
-        options="controlplane.policy.options:OptimusOptions",
-        searches=True,
-        epochs=True,
+        "baselines.optimus:Optimus", "options:OptimusOptions", searches=True, epochs=True,
         oracle="may",
     ),
-    "fair": Entry(
-        "controlplane.policy.baselines.fair:Fair",
-        options="controlplane.policy.baselines.fair:FairOptions",
-    ),
+    "fair": Entry("baselines.fair:Fair", "baselines.fair:FairOptions"),
     "harmony": Entry(
-        "controlplane.policy.harmony.policy:Harmony",
-        options="controlplane.policy.options:HarmonyOptions",
-        searches=True,
-        oracle="may",
-        gangs=True,
+        "harmony.policy:Harmony", "options:HarmonyOptions", searches=True, oracle="may", gangs=True
     ),
-    "gittins": Entry(
-        "controlplane.policy.baselines.gittins:Gittins",
-        options="controlplane.policy.baselines.gittins:GittinsOptions",
-        gangs=True,
-    ),
+    "gittins": Entry("baselines.gittins:Gittins", "baselines.gittins:GittinsOptions", gangs=True),
     "goodput": Entry(
-        "controlplane.policy.baselines.goodput:Goodput",
-        options="controlplane.policy.options:GoodputOptions",
-        searches=True,
-        epochs=True,
+        "baselines.goodput:Goodput", "options:GoodputOptions", searches=True, epochs=True,
         batch="elastic",
     ),
     "harmony-drl": Entry(
-        "controlplane.policy.learned.harmony_drl:HarmonyDrl",
-        options="controlplane.policy.learned.harmony_drl:HarmonyDrlOptions",
-        searches=True,
+        "learned.harmony_drl:HarmonyDrl", "learned.harmony_drl:HarmonyDrlOptions", searches=True,
         gangs=True,
     ),
     "slaq": Entry(
-        "controlplane.policy.slaq.policy:Slaq",
-        options="controlplane.policy.options:SlaqOptions",
-        searches=True,
-        epochs=True,
-        needs=("losses",),
+        "slaq.policy:Slaq", "options:SlaqOptions", searches=True, epochs=True, needs=("losses",)
     ),
-    "srtf": Entry(
-        "controlplane.policy.baselines.srtf:Srtf",
-        options="controlplane.policy.baselines.srtf:SrtfOptions",
-        gangs=True,
-        oracle="must",
-    ),
+    "srtf": Entry("baselines.srtf:Srtf", "baselines.srtf:SrtfOptions", gangs=True, oracle="must"),
     "tiresias": Entry(
-        "controlplane.policy.baselines.tiresias:Tiresias",
-        options="controlplane.policy.baselines.tiresias:TiresiasOptions",
-        gangs=True,
+        "baselines.tiresias:Tiresias", "baselines.tiresias:TiresiasOptions", gangs=True
     ),
     "oasis": Entry(
-        "controlplane.policy.oasis.policy:Oasis",
-        options="controlplane.policy.options:OasisOptions",
-        searches=True,
-        needs=("utility",),
+        "oasis.policy:Oasis", "options:OasisOptions", searches=True, needs=("utility",)
     ),
     "ones": Entry(
-        "controlplane.policy.ones.policy:Ones",
-        options="controlplane.policy.options:OnesOptions",
-        searches=True,
-        epochs=True,
-        rebatches=True,
+        "ones.policy:Ones", "options:OnesOptions", searches=True, epochs=True, rebatches=True,
         batch="elastic",
     ),
     "ones-paper": Entry(
-        "controlplane.policy.ones_paper.policy:OnesPaper",
-        options="controlplane.policy.options:OnesPaperOptions",
-        searches=True,
-        epochs=True,
+        "ones_paper.policy:OnesPaper", "options:OnesPaperOptions", searches=True, epochs=True,
         batch="elastic",
     ),
-}
+}  # fmt: skip
 
 
 def entry(name: str) -> Entry:
@@ -196,8 +147,12 @@ def check_options(name: str, options: Mapping[str, Any]) -> Any:
     try:
         return msgspec.convert(dict(options), struct)
     except msgspec.ValidationError as error:
+        wrong = re.search(r"Invalid enum value .* - at `\$\.(\w+)`", str(error))
+        remedy = f"known: {', '.join(struct.__struct_fields__)}"
+        if wrong is not None:
+            remedy = f"choose one of {', '.join(get_args(get_type_hints(struct)[wrong[1]]))}"
         problem = f"policy.options of {name}: {error}"
-        raise SettingsError(problem, _known(struct, str(error)), "policy.options") from None
+        raise SettingsError(problem, remedy, "policy.options") from None
 
 
 def hears_steps(name: str, options: Mapping[str, Any]) -> bool:
@@ -209,17 +164,9 @@ def hears_steps(name: str, options: Mapping[str, Any]) -> bool:
     return entry(name).searches or options.get("placer") in LEARNING_PLACERS
 
 
-def _known(struct: Any, error: str) -> str:
-    """Return the remedy: the valid values of the wrong option, else the names of all options."""
-    wrong = re.search(r"Invalid enum value .* - at `\$\.(\w+)`", error)
-    if wrong is None:
-        return f"known: {', '.join(struct.__struct_fields__)}"
-    return f"choose one of {', '.join(get_args(get_type_hints(struct)[wrong[1]]))}"
-
-
 def _load(location: str) -> Any:
     module, _, name = location.partition(":")
-    return getattr(importlib.import_module(module), name)
+    return getattr(importlib.import_module(f"controlplane.policy.{module}"), name)
 
 
 def job_notes(
@@ -236,19 +183,15 @@ def job_notes(
         utility_stated: True if the user stated the utility of the job's end.
         train_loss: latest report; None: none yet.
     """
+    no_utility = (
+        f"no utility stated: {policy} accepts it, promises it no end, and gives it what promised "
+        "jobs leave; `utility` in the job file says what its end is worth"
+    )
     lacking = {
-        "utility": None if utility_stated else _no_utility(policy),
+        "utility": None if utility_stated else no_utility,
         "losses": _no_losses(policy, epochs, train_loss),
     }
     return tuple(note for need in needs if (note := lacking[need]) is not None)
-
-
-def _no_utility(policy: str) -> str:
-    return (
-        f"no utility stated: {policy} accepts it, promises it no end, and gives it what promised "
-        "jobs leave; "
-        "`utility` in the job file says what its end is worth"
-    )
 
 
 def _no_losses(policy: str, epochs: int, train_loss: float | None) -> str | None:

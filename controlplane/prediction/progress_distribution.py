@@ -6,18 +6,15 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 from numpy.random import Generator
 from scipy.optimize import minimize
-from scipy.special import betainc, digamma, gammaln
+from scipy.special import digamma, gammaln
 
 from controlplane.prediction import FloatArray
 
 FEATURES: Final = 5  # ||D||, initial loss, Y_processed, loss improvement ratio, accuracy
 MARGIN: Final = 1e-3  # minimum distance of progress from 0 and 1, where a density may be infinite
 RIDGE: Final = 1e-3  # penalty on coefficients of standardised features, per point
-COVERAGE: Final = 0.9  # probability of the interval in a calibration
-BANDS: Final = 4  # bands of progress in a calibration
 
 
 def features(
@@ -220,41 +217,3 @@ class Reservoir:
         """The sample."""
         rows = self._rows[: min(self.seen, len(self._rows))]
         return Points(rows[:, :FEATURES].copy(), rows[:, -2].copy(), rows[:, -1].copy())
-
-
-# --- calibration
-
-
-@dataclass(frozen=True)
-class Calibration:
-    """Agreement of predictions with outcomes, in total and by bands of progress."""
-
-    coverage: float  # share of points inside the 90% interval; ideally 0.9
-    error: float  # mean absolute error of the mean progress
-    edges: FloatArray  # of the bands, shape (BANDS + 1,)
-    points: npt.NDArray[np.int64]  # number in each band, shape (BANDS,)
-    coverages: FloatArray  # shape (BANDS,); nan without points
-    errors: FloatArray  # shape (BANDS,)
-
-
-def calibration(model: ProgressModel, points: Points) -> Calibration:
-    """Compare predictions for `points` (at least one) with their progress."""
-    alpha, beta = model.shapes(points.features, points.epochs)
-    tail = (1.0 - COVERAGE) / 2.0
-    rank = betainc(alpha, beta, np.clip(points.progress, 0.0, 1.0))  # probability of less progress
-    inside = (rank >= tail) & (rank <= 1.0 - tail)
-    error = np.abs(mean_progress(alpha, beta) - points.progress)
-    edges = np.linspace(0.0, 1.0, BANDS + 1)
-    band = np.clip(np.searchsorted(edges, points.progress, side="right") - 1, 0, BANDS - 1)
-    many = np.bincount(band, minlength=BANDS)
-    with np.errstate(invalid="ignore"):
-        coverages = np.bincount(band, weights=inside, minlength=BANDS) / many
-        errors = np.bincount(band, weights=error, minlength=BANDS) / many
-    return Calibration(
-        coverage=float(inside.mean()),
-        error=float(error.mean()),
-        edges=edges,
-        points=many,
-        coverages=coverages,
-        errors=errors,
-    )

@@ -94,16 +94,10 @@ class MeanStepTime:
     step_s: float
     fitted: float  # its value when the model was last fitted
     weight: float = 1.0  # number of measurements
-    sync_share: float | None = None  # share of the step in the reduction; None: never reported
-    fitted_share: float | None = None  # its value when the model was last fitted
 
     def drifted(self) -> bool:
         """True if a model of the mean is out of date."""
-        if abs(self.step_s / self.fitted - 1.0) > DRIFT:
-            return True
-        if self.sync_share is None or self.fitted_share is None:
-            return self.sync_share is not None
-        return abs(self.sync_share - self.fitted_share) > DRIFT
+        return abs(self.step_s / self.fitted - 1.0) > DRIFT
 
 
 @dataclass(slots=True)
@@ -113,30 +107,23 @@ class StepTimes(Generic[K]):
     kept: int | None = None  # number of latest means; None: all
     means: dict[K, MeanStepTime] = field(default_factory=dict)
 
-    def add(self, key: K, step_s: float, sync_share: float | None = None) -> bool:
-        """Add a measurement; return True if a model should be fitted again.
+    def add(self, key: K, step_s: float) -> bool:
+        """Add the seconds of a step, above 0; return True if a model should be fitted again.
 
         That is the case for a size without measurements, or a mean that has drifted since the last
         fit.
-
-        Args:
-            step_s: seconds of a step, above 0.
-            sync_share: share of the step in the reduction, 0 to 1; None: not reported.
         """
         mean = self.means.get(key)
         if mean is None:
             if self.kept is not None and len(self.means) >= self.kept:
                 del self.means[next(iter(self.means))]
-            self.means[key] = MeanStepTime(step_s, step_s, 1.0, sync_share, sync_share)
+            self.means[key] = MeanStepTime(step_s, step_s)
             return True
         mean.step_s += SMOOTHING * (step_s - mean.step_s)
         mean.weight = min(MAX_WEIGHT, mean.weight + 1.0)
-        if sync_share is not None:
-            before = sync_share if mean.sync_share is None else mean.sync_share
-            mean.sync_share = before + SMOOTHING * (sync_share - before)
         return mean.drifted()
 
     def mark_fitted(self) -> None:
         """Record that a model was fitted to the current means."""
         for mean in self.means.values():
-            mean.fitted, mean.fitted_share = mean.step_s, mean.sync_share
+            mean.fitted = mean.step_s

@@ -13,13 +13,7 @@ import msgspec
 import structlog
 
 from controlplane.core import policy_events
-from controlplane.core.commands import (
-    Announce,
-    AskForPlan,
-    Command,
-    SendDelta,
-    SendSweepDelta,
-)
+from controlplane.core.commands import Announce, Command, RequestPlan, SendDelta, SendSweepDelta
 from controlplane.core.history import Record
 from controlplane.core.model.job import number_of
 from controlplane.core.state import State
@@ -56,23 +50,15 @@ from controlplane.service.worker_telemetry import TelemetryTable
 from schemas import __version__
 from schemas.codec import MAX_BYTES
 from schemas.errors import SettingsError
-from schemas.host.archives import DEFAULT_BOUNDS
+from schemas.host.archives import ArchiveBounds
 from schemas.host.files import take_pid_file
 from schemas.host.logging import Audit, notify, watchdog
 from schemas.host.reload import SettingsReload
-from schemas.ids import NodeId, Seconds, Term
+from schemas.ids import Seconds, Term
 from schemas.session import SessionTimings
-from schemas.transport import (
-    HIGH_WATER,
-    AddressInUseError,
-    Identity,
-    Link,
-    Socket,
-    load_authorised,
-    load_keys,
-)
+from schemas.transport.keys import Identity, load_authorised, load_keys
+from schemas.transport.sockets import HIGH_WATER, AddressInUseError, Link, Socket
 from schemas.wire.client import Cluster, SearchInfo
-from schemas.wire.files import ToNode
 
 log = structlog.get_logger("controller")
 MAX_QUESTION: Final = 64 << 10  # bytes of a request to the log relay
@@ -136,7 +122,9 @@ class Controller:
         listed = load_authorised(home / settings.keys.authorised)
         self._keys = KeyTable(KeyFile(self._folder / keys.FILE), listed)
         self._keys.on_revoked = self._cut_off
-        self._authority = self._link.authority(self._keys.known, self._denied)
+        self._authority = self._link.authority(
+            self._keys.known, lambda why, address: self._audit.refused("key", why, peer=address)
+        )
         journal = self._folder / "journal.sqlite"
         self._commit_loop = CommitLoop(journal, self._perform, self._record)
         self._journal_keeper = JournalKeeper(self._commit_loop, journal, settings.journal)
@@ -179,8 +167,31 @@ class Controller:
             self._owners.of,
         )
         self.term = self._commit_loop.begin(__version__)
-        self._log_relay = await self._open_log_relay()
-        self._node_sessions = await self._open_node_sessions()
+        self._node_sessions = NodeSessions(
+            commit_loop=self._commit_loop,
+            orders=await self._bind("ROUTER", listen.agents),
+            events=await self._bind("SUB", listen.events),
+            term=self.term,
+            timings=_timings(self._settings),
+            ports=(listen.shippers, listen.events),
+            on_steps=self._observer.steps_reported,
+            audit=self._audit,
+        )
+        self._log_relay = LogRelay(
+            shippers=await self._bind("ROUTER", listen.shippers),
+            followers=await self._bind(
+                "ROUTER", listen.followers, queued=QUEUED_PAGES, largest=MAX_QUESTION
+            ),
+            store=self._logs,
+            snapshots=self._snapshots,
+            files=JobFiles(state=self._state, ask=self._node_sessions.ask),
+            state=self._state,
+            job=self._commit_loop.job,
+            records=self._commit_loop.records,
+            now=self._commit_loop.now,
+            audit=self._audit,
+            bytes_per_s=self._settings.store.log_bytes_per_s,
+        )
         self._request_server = RequestServer(
             commit_loop=self._commit_loop,
             plans=self._plans,
@@ -199,24 +210,20 @@ class Controller:
 
     def settings_of(self, path: Path) -> SettingsReload[ControllerSettings]:
         """Return the reloader that applies the settings which may change at run time."""
-        safe: dict[str, Callable[[ControllerSettings], None]] = {
-            **{f"silence.{name}": self._judge_silence for name in Silence.__struct_fields__},
-            **{f"store.{name}": self._apply_store for name in Store.__struct_fields__},
-            **{
-                f"store.workdir.{name}": self._apply_store
-                for name in DEFAULT_BOUNDS.__struct_fields__
-            },
-            **{f"limits.{name}": self._apply_limits for name in Limits.__struct_fields__},
-            **{
-                f"journal.{name}": lambda fresh: self._journal_keeper.use(fresh.journal)
-                for name in JournalSettings.__struct_fields__
-            },
+        sections: dict[str, tuple[type[msgspec.Struct], Callable[[ControllerSettings], None]]] = {
+            "silence": (Silence, lambda fresh: self._node_sessions.use(_timings(fresh))),
+            "store": (Store, self._apply_store),
+            "store.workdir": (ArchiveBounds, self._apply_store),
+            "limits": (Limits, self._apply_limits),
+            "journal": (JournalSettings, lambda fresh: self._journal_keeper.use(fresh.journal)),
+        }
+        safe = {
+            f"{section}.{name}": apply
+            for section, (fields, apply) in sections.items()
+            for name in fields.__struct_fields__
         }
         load = partial(controller_settings.load, path)
         return SettingsReload(self._settings, load, safe, [self._reload_keys])
-
-    def _judge_silence(self, settings: ControllerSettings) -> None:
-        self._node_sessions.use(_timings(settings))
 
     def _apply_limits(self, settings: ControllerSettings) -> None:
         self._request_server.limits = settings.limits
@@ -228,7 +235,7 @@ class Controller:
         self._snapshots.max_bytes = settings.store.snapshot_bytes
         self._snapshots.bounds = settings.store.workdir
         self._snapshots.upload_bytes = settings.store.upload_bytes
-        self._file_keeper.use(settings.store)
+        self._file_keeper.settings = settings.store
 
     def _reload_keys(self, settings: ControllerSettings) -> None:
         self._keys.reload(load_authorised(self._home / settings.keys.authorised))
@@ -237,8 +244,8 @@ class Controller:
         """Disconnect the owners of keys that were revoked, expired or changed."""
         log.info("keys are no longer authorised", owners=[str(who) for who in owners])
         self._node_sessions.cut_off_revoked()
-        self._request_server.end_revoked()
-        self._log_relay.end_revoked()
+        self._request_server.waiting.end_revoked()
+        self._log_relay.waiting.end_revoked()
         if any(who.role in READERS for who in owners):
             self._feed.cut_off()
 
@@ -280,44 +287,13 @@ class Controller:
 
     # --- parts
 
-    async def _open_log_relay(self) -> LogRelay:
-        listen = self._settings.listen
-        return LogRelay(
-            shippers=await self._bind("ROUTER", listen.shippers),
-            followers=await self._bind(
-                "ROUTER", listen.followers, queued=QUEUED_PAGES, largest=MAX_QUESTION
-            ),
-            store=self._logs,
-            snapshots=self._snapshots,
-            files=JobFiles(state=self._state, ask=self._ask_node),
-            state=self._state,
-            job=self._commit_loop.job,
-            records=self._commit_loop.records,
-            now=self._commit_loop.now,
-            audit=self._audit,
-            bytes_per_s=self._settings.store.log_bytes_per_s,
-        )
-
-    async def _open_node_sessions(self) -> NodeSessions:
-        listen = self._settings.listen
-        return NodeSessions(
-            commit_loop=self._commit_loop,
-            orders=await self._bind("ROUTER", listen.agents),
-            events=await self._bind("SUB", listen.events),
-            term=self.term,
-            timings=_timings(self._settings),
-            ports=(listen.shippers, listen.events),
-            on_steps=self._observer.steps_reported,
-            audit=self._audit,
-        )
-
     def _tasks(self, metrics: Metrics) -> tuple[Coroutine[Any, Any, None], ...]:
         """Return the tasks that run until cancelled, in the order in which they start."""
         return (
             self._authority.run(),
             self._keys.watch(),
-            self._audit.tell_what_was_left_out(),
-            self._link.watch_connections(partial(self._audit.refused, "connection")),
+            self._audit.log_suppressed(),
+            self._link.guard_connections(partial(self._audit.refused, "connection")),
             self._node_sessions.receive_messages(),
             self._node_sessions.receive_events(),
             self._node_sessions.watch_silence(),
@@ -363,7 +339,7 @@ class Controller:
 
     def _perform(self, command: Command) -> None:
         match command:
-            case AskForPlan():
+            case RequestPlan():
                 self._plans.request_plan()
             case SendDelta() | SendSweepDelta():
                 self._node_sessions.send(command)
@@ -379,12 +355,6 @@ class Controller:
 
     def _record(self, record: Record) -> None:
         self._observer.recorded(record)
-
-    def _ask_node(self, node: NodeId, message: ToNode) -> bool:
-        return self._node_sessions.ask(node, message)
-
-    def _denied(self, why: str, address: str) -> None:
-        self._audit.refused("key", why, peer=address)
 
     def _state(self) -> State:
         return self._commit_loop.committed.state

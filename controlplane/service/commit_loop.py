@@ -16,7 +16,6 @@ import structlog
 from controlplane.core.commands import Announce, Command
 from controlplane.core.history import Record
 from controlplane.core.inputs import (
-    RULES,
     CommitsResumed,
     ControllerStarted,
     Input,
@@ -30,12 +29,11 @@ from controlplane.journal.reader import Reader
 from controlplane.journal.records import JobRecords
 from controlplane.journal.replay import recover
 from controlplane.journal.snapshots import copy_of
-from controlplane.journal.take_snapshot import complete_records, save_state
-from controlplane.journal.writer import Tidy, Writer
+from controlplane.journal.take_snapshot import save_state
+from controlplane.journal.writer import Task, Writer
 from schemas.errors import UnavailableError, UnknownJobError
 from schemas.host.logging import notify
 from schemas.ids import JobId, Seconds, Term
-from schemas.wire.feed import FeedEvent
 
 log = structlog.get_logger("commit_loop")
 Perform = Callable[[Command], None]
@@ -90,10 +88,19 @@ class CommitLoop:
         self._catching_up: deque[tuple[int, asyncio.Future[None]]] = deque()
         self._failed: asyncio.Future[JournalError] = self._loop.create_future()
         self._writer = Writer(journal, self._committed, self._writer_failed)
-        self.reader = Reader(journal, damaged=_damaged_row)
+        self.reader = Reader(
+            journal,
+            damaged=lambda row: log.error(
+                "row of a job's records is damaged, omitting it", row=row
+            ),
+        )
         self._stall: CommitsResumed | None = None  # announced once the journal is writable
-        complete_records(journal, self.reader)
-        found = recover(self.reader, _skip_snapshot)
+        found = recover(
+            self.reader,
+            lambda reason: log.error(
+                "snapshot of the state is unusable, skipping it", reason=reason
+            ),
+        )
         self.reactor, self.committed = found.reactor, copy_of(found.reactor)
         self._last = found.last  # number of the last handled input
         self._last_at = found.at
@@ -133,11 +140,7 @@ class CommitLoop:
         because it was restored from a backup.
         """
         term = Term(max(self.reactor.state.term + 1, self.reader.term_floor()))
-        self.handle(
-            ControllerStarted(
-                term=term, release=release, ended_leave=True, sweeps_leave=True, rules=RULES
-            )
-        )
+        self.handle(ControllerStarted(term=term, release=release))
         return term
 
     def handle(
@@ -172,19 +175,9 @@ class CommitLoop:
         )
 
     def _append(self, event: Input, now: Seconds, commands: list[Command]) -> None:
+        feed = tuple(command.event for command in commands if isinstance(command, Announce))
         records = tuple(self.reactor.records)
-        self._writer.append(Entry(at=now, input=event, feed=_feed(commands), records=records))
-
-    def handle_unless_stalled(
-        self, event: Input, after_effects: Callable[[list[Command]], None]
-    ) -> None:
-        """Handle a client's request, unless the journal cannot be written.
-
-        Raises:
-            UnavailableError: if the journal cannot be written; nothing was changed.
-        """
-        self.refuse_while_stalled()
-        self.handle(event, after_effects=after_effects)
+        self._writer.append(Entry(at=now, input=event, feed=feed, records=records))
 
     async def caught_up(self) -> None:
         """Wait until all inputs handled so far are durable and their commands executed.
@@ -210,7 +203,7 @@ class CommitLoop:
                 "free space there and submit again; running jobs continue",
             )
 
-    def between_commits(self, work: Tidy) -> None:
+    def between_commits(self, work: Task) -> None:
         """Run a short piece of work on the journal's database, in its thread, between commits."""
         self._writer.between_commits(work)
 
@@ -279,11 +272,11 @@ class CommitLoop:
         """Announce that the journal cannot be written, and that it is writable again."""
         why = self._writer.stalled
         if why and self._stall is None:
-            self._stall = CommitsResumed(why=why, since=self.now())
+            self._stall = CommitsResumed(reason=why, since=self.now())
             log.warning("journal cannot be written, refusing submissions", why=why)
             notify(f"STATUS=the journal cannot be written: {why}")
         elif not why and self._stall is not None:
-            log.info("journal is writable again", was=self._stall.why)
+            log.info("journal is writable again", was=self._stall.reason)
             notify("STATUS=")
             self.handle(self._stall)
             self._stall = None
@@ -297,18 +290,6 @@ class CommitLoop:
                 save_state(self._path, self.reactor, self._last, self._last_at)
             except JournalError as error:
                 log.warning("snapshot of the state failed", why=str(error))
-
-
-def _skip_snapshot(why: str) -> None:
-    log.error("snapshot of the state is unusable, skipping it", why=why)
-
-
-def _damaged_row(what: str) -> None:
-    log.error("row of a job's records is damaged, omitting it", row=what)
-
-
-def _feed(commands: list[Command]) -> tuple[FeedEvent, ...]:
-    return tuple(command.event for command in commands if isinstance(command, Announce))
 
 
 def _skipped(event: Input, error: Exception) -> InputSkipped:

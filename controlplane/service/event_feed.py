@@ -14,11 +14,14 @@ from controlplane.service.rights import granted_topics
 from schemas.codec import encode
 from schemas.host.logging import Audit
 from schemas.ids import JobId
-from schemas.transport import Identity, Incoming, Socket
+from schemas.transport.keys import Identity
+from schemas.transport.sockets import Incoming, Socket
 from schemas.wire.feed import FeedEvent
 
 MAX_TOPIC: Final = 256  # bytes of a subscription
-MAX_SAID: Final = 128 << 10  # bytes of subscriptions of one key; libzmq keeps 50 times as many
+MAX_SUBSCRIPTION_BYTES: Final = (
+    128 << 10
+)  # bytes of subscriptions of one key; libzmq keeps 50 times as many
 
 
 class EventFeed:
@@ -69,22 +72,22 @@ class EventFeed:
             granted = granted_topics(who, topic) if len(topic) <= MAX_TOPIC else ()
             if kind == b"\x00":
                 for one in granted or (topic,):
-                    socket.revoke(one)
+                    socket.revoke_topic(one)
             elif kind == b"\x01" and granted:
                 for one in granted:
-                    socket.admit(one)
+                    socket.grant_topic(one)
             else:
                 what = f"{incoming.identity} may not subscribe to {topic[:80]!r}"
                 self._audit.refused("subscription", what, peer=str(incoming.identity))
 
     def _is_within_bound(self, socket: Socket, incoming: Incoming) -> bool:
         """True if a key's subscriptions are within their bound; else cut its connection."""
-        said = socket.said(incoming)
-        if said is None:  # its connection was just cut
+        kept_bytes = socket.count_kept_bytes(incoming)
+        if kept_bytes is None:  # its connection was just cut
             return False
-        if said <= MAX_SAID:
+        if kept_bytes <= MAX_SUBSCRIPTION_BYTES:
             return True
-        what = f"{said} bytes of subscriptions of one key exceed {MAX_SAID}"
+        what = f"{kept_bytes} bytes of subscriptions of one key exceed {MAX_SUBSCRIPTION_BYTES}"
         self._audit.refused("flood", what, peer=str(incoming.identity))
         socket.cut(incoming)
         return False

@@ -13,6 +13,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -25,7 +26,7 @@ from controlplane.service.commit_loop import CommitLoop
 from controlplane.service.log_store import LogStore
 from controlplane.service.settings import JournalSettings, Store
 from controlplane.service.uploads import SnapshotStore, excess_archives
-from schemas.host.files import AgedFile, outdated
+from schemas.host.files import AgedFile, expired_files
 from schemas.ids import JobId, Seconds
 
 log = structlog.get_logger("file_keeper")
@@ -53,24 +54,14 @@ def files_in(folder: Path) -> list[AgedFile]:
     return found
 
 
+@dataclass(eq=False)
 class FileKeeper:
     """Scans folders periodically in a thread; deletes in the event loop, one file at a time."""
 
-    def __init__(
-        self,
-        state: Callable[[], State],
-        logs: LogStore,
-        archives: SnapshotStore,
-        settings: Store,
-    ) -> None:
-        self._state = state
-        self._logs = logs
-        self._archives = archives
-        self._settings = settings
-
-    def use(self, settings: Store) -> None:
-        """Apply these bounds from the next scan on."""
-        self._settings = settings
+    state: Callable[[], State]
+    logs: LogStore
+    archives: SnapshotStore
+    settings: Store  # the next scan uses these bounds
 
     async def run(self) -> None:
         """Scan and delete periodically until cancelled."""
@@ -88,29 +79,32 @@ class FileKeeper:
         Raises:
             OSError: if a folder cannot be read, or a file cannot be deleted.
         """
-        settings = self._settings
-        output = await asyncio.to_thread(self._logs.usage)
+        settings = self.settings
+        output = await asyncio.to_thread(self.logs.usage)
         candidates = [file for seen in output if (file := self._of_ended_job(seen)) is not None]
-        for file in outdated(candidates, settings.keep_logs_s, settings.keep_logs_bytes, now):
-            self._logs.forget(file.name)
+        for file in expired_files(candidates, settings.keep_logs_s, settings.keep_logs_bytes, now):
+            self.logs.forget(file.name)
             await asyncio.sleep(0)
-        archives = await asyncio.to_thread(files_in, self._archives.folder)
+        archives = await asyncio.to_thread(files_in, self.archives.folder)
         for file in archives:
             if file.name.endswith(UPLOAD_SUFFIX) and now - file.at > settings.keep_uploads_s:
-                self._archives.forget(file.name)
-        used = {self._state().jobs[name].snapshot for name in self._state().active}
+                self.archives.forget(file.name)
+        used = {self.state().jobs[name].snapshot for name in self.state().active}
         candidates = [one for one in archives if one.name not in used and now - one.at > GRACE_S]
-        old = {file.name for file in outdated(candidates, settings.keep_archives_s, UNLIMITED, now)}
-        senders = await asyncio.to_thread(self._archives.senders.all)
+        old = {
+            file.name
+            for file in expired_files(candidates, settings.keep_archives_s, UNLIMITED, now)
+        }
+        senders = await asyncio.to_thread(self.archives.senders.all)
         left = [file for file in candidates if file.name not in old]
         much = excess_archives(left, settings.keep_archives_bytes, senders)
         for name in (*old, *(file.name for file in much)):
-            self._archives.forget(name)
+            self.archives.forget(name)
             await asyncio.sleep(0)
 
     def _of_ended_job(self, seen: AgedFile) -> AgedFile | None:
         """Return a file of output with the end time of its job; None if the job has not ended."""
-        job = self._state().jobs.get(JobId(seen.name.rpartition(".")[0]))
+        job = self.state().jobs.get(JobId(seen.name.rpartition(".")[0]))
         if job is None:
             return seen
         return seen._replace(at=max(seen.at, job.accounting.since)) if job.ended else None

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Final
 
 from controlplane.core.state import State
-from schemas.errors import UnavailableError, UnknownNodeError, raised, suggestion
+from schemas.errors import UnavailableError, UnknownNodeError, error_from_code, suggestion
 from schemas.ids import NodeId
-from schemas.transport import Identity
+from schemas.transport.keys import Identity
 from schemas.wire.files import (
     AskFiles,
     AskPiece,
@@ -19,7 +20,7 @@ from schemas.wire.files import (
     FilesRefused,
     FromFollower,
     FromNode,
-    ListFiles,
+    ReadFile,
     ToNode,
 )
 
@@ -27,21 +28,18 @@ REPLY_TIMEOUT_S: Final = 10.0  # includes the time an agent reads its disk
 MAX_UNDER_WAY: Final = 64  # of one user; a client sends one request at a time
 
 
+@dataclass(kw_only=True, eq=False)
 class JobFiles:
     """Requests that wait for the reply of an agent.
 
     `ask` sends a request to a node; it returns False if the node is not connected.
     """
 
-    def __init__(
-        self,
-        *,
-        state: Callable[[], State],
-        ask: Callable[[NodeId, ToNode], bool],
-    ) -> None:
-        self._state = state
-        self._ask = ask
-        self._waiting: dict[str, tuple[NodeId, str, asyncio.Future[FromNode]]] = {}
+    state: Callable[[], State]
+    ask: Callable[[NodeId, ToNode], bool]
+    _waiting: dict[str, tuple[NodeId, str, asyncio.Future[FromNode]]] = field(
+        init=False, default_factory=dict
+    )
 
     async def reply(self, request: FromFollower, who: Identity) -> FileList | FilePiece:
         """Return the list or piece of a permitted request, from the node.
@@ -51,16 +49,16 @@ class JobFiles:
             UnavailableError: if the node does not reply, or too many requests of the user wait.
             OnesError: as reported by the node.
         """
-        if request.node not in self._state().nodes:
+        if request.node not in self.state().nodes:
             what = f"no node {request.node!r}"
-            hint = suggestion(request.node, self._state().nodes, "`ones node list` lists all nodes")
+            hint = suggestion(request.node, self.state().nodes, "`ones node list` lists all nodes")
             raise UnknownNodeError(what, hint, "node")
         mine = sum(user == who.name for _, user, _ in self._waiting.values())
         if mine >= MAX_UNDER_WAY:
             raise UnavailableError("too many files are being fetched", "fetch fewer at a time")
         answer = await self._request_from_node(request, who)
         if isinstance(answer, FilesRefused):
-            raise raised(answer.code, answer.message, answer.hint, "")
+            raise error_from_code(answer.code, answer.message, answer.hint, "")
         return answer
 
     async def _request_from_node(self, request: FromFollower, who: Identity) -> FromNode:
@@ -68,7 +66,13 @@ class JobFiles:
         answer: asyncio.Future[FromNode] = asyncio.get_running_loop().create_future()
         self._waiting[name] = (request.node, who.name, answer)
         try:
-            if not self._ask(request.node, _node_request(request, name)):
+            asked: ToNode = AskFiles(request=name, job=request.job)
+            if isinstance(request, ReadFile):
+                asked = AskPiece(
+                    request=name, job=request.job, area=request.area, path=request.path,
+                    offset=request.offset,
+                )  # fmt: skip
+            if not self.ask(request.node, asked):
                 raise UnavailableError(
                     f"node {request.node} is not connected", "try again when it is connected"
                 )
@@ -84,15 +88,3 @@ class JobFiles:
         asked, _, answer = self._waiting.get(message.request, (NodeId(""), "", None))
         if answer is not None and asked == node and not answer.done():
             answer.set_result(message)
-
-
-def _node_request(request: FromFollower, name: str) -> ToNode:
-    if isinstance(request, ListFiles):
-        return AskFiles(request=name, job=request.job)
-    return AskPiece(
-        request=name,
-        job=request.job,
-        area=request.area,
-        path=request.path,
-        offset=request.offset,
-    )

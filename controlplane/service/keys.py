@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from schemas.errors import BadFieldError, SettingsError, TooLargeError, UnavailableError
 from schemas.ids import Seconds
-from schemas.transport import Identity, KnownKeys, check_public, identity_of, require_private
+from schemas.transport.keys import Identity, KnownKeys, check_public, identity_of, require_private
 from schemas.wire.client import AddKey, KeyInfo
 
 FILE: Final = "keys.json"
@@ -156,7 +156,12 @@ class KeyTable:
             TooLargeError: if there are too many keys.
             UnavailableError: if the key cannot be stored; nothing was changed.
         """
-        key, who = request.public.encode(), self._checked(request)
+        try:
+            check_public(request.public)
+            who = identity_of(request.name, request.role, request.projects, request.expires)
+        except SettingsError as error:
+            raise BadFieldError(error.message, error.hint, error.field) from None
+        key = request.public.encode()
         if (known := self.known.listed.get(key)) is not None:
             if known != who:
                 what = f"public: this key already belongs to {known}, or has other rights"
@@ -172,17 +177,14 @@ class KeyTable:
             public=request.public, name=who.name, role=who.role, projects=who.projects,
             expires=request.expires, by=by, at=Seconds(now),
         )  # fmt: skip
-        self._store({key: row})
+        online = {**self._online, key: row}
+        if len(online) > MAX_KEYS:
+            what = f"public: {MAX_KEYS} keys were added or revoked online, the maximum"
+            raise TooLargeError(what, "add keys to authorised.toml instead", "public")
+        self._write(online, "nothing was changed")
+        self._online = online
         self._refresh()
         return row
-
-    def _checked(self, request: AddKey) -> Identity:
-        try:
-            check_public(request.public)
-            who = identity_of(request.name, request.role, request.projects, request.expires)
-        except SettingsError as error:
-            raise BadFieldError(error.message, error.hint, error.field) from None
-        return who
 
     def revoke(self, wanted: str, by: str) -> tuple[KeyInfo, ...]:
         """Revoke keys; effective at once, and permanently once stored.
@@ -211,14 +213,6 @@ class KeyTable:
         if changed:
             self._write(self._online, "it holds until the controller restarts")
         return tuple({**found, **changed}.values())
-
-    def _store(self, changed: dict[bytes, KeyInfo]) -> None:
-        online = {**self._online, **changed}
-        if len(online) > MAX_KEYS:
-            what = f"public: {MAX_KEYS} keys were added or revoked online, the maximum"
-            raise TooLargeError(what, "add keys to authorised.toml instead", "public")
-        self._write(online, "nothing was changed")
-        self._online = {**self._online, **changed}
 
     def _write(self, online: dict[bytes, KeyInfo], otherwise: str) -> None:
         try:

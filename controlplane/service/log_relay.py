@@ -21,6 +21,7 @@ from controlplane.journal.records import JobRecords
 from controlplane.service.api.fair_queue import (
     FairQueue,
     Timer,
+    TokenBucket,
     WaitingRequests,
     deadline_of,
     failure_reply,
@@ -33,7 +34,8 @@ from schemas.codec import FROM_SHIPPER, READ_LOG, encode
 from schemas.errors import DeniedError, OnesError, UnavailableError
 from schemas.host.logging import Audit
 from schemas.ids import JobId, NodeId, Rank, Seconds, Version, WorkerId, node_of, worker_id
-from schemas.transport import Identity, Incoming, Socket
+from schemas.transport.keys import Identity
+from schemas.transport.sockets import Incoming, Socket
 from schemas.wire import Message
 from schemas.wire.feed import (
     GetSnapshot,
@@ -47,27 +49,18 @@ from schemas.wire.feed import (
     SnapshotPiece,
     Stream,
 )
-from schemas.wire.files import (
-    FileList,
-    FilePiece,
-    FilesRefused,
-    FromFollower,
-    ListFiles,
-    ReadFile,
-)
+from schemas.wire.files import FileList, FilePiece, FilesRefused, FromFollower, ListFiles, ReadFile
 
 BURST_S: Final = 16.0  # seconds of output at the full rate that a job may ship at once
-MOST_CREDIT: Final = 2 << 20  # bytes that an agent may send beyond what is stored, per stream
-LEAST_CREDIT: Final = 256 << 10  # the same, for a job beyond its rate
+MAX_CREDIT_BYTES: Final = 2 << 20  # bytes that an agent may send beyond what is stored, per stream
+MIN_CREDIT_BYTES: Final = 256 << 10  # the same, for a job beyond its rate
 MAX_STREAMS: Final = 1000  # streams; beyond it, those with a full burst are forgotten
 Sender = TypeVar("Sender", bound=Hashable)
 StreamKey = tuple[str, str]  # job and stream
 
 
 @dataclass(slots=True)
-class _Stream(Generic[Sender]):
-    tokens: float  # bytes
-    at: float  # when the tokens were counted
+class _Stream(TokenBucket, Generic[Sender]):  # a token is a byte
     took_at: float = float("-inf")  # last output
     waiting: dict[Sender, None] = field(default_factory=dict)  # waiting senders, in order
 
@@ -119,7 +112,7 @@ class LogRates(Generic[Sender]):
         return float("inf") if stream is None else self._clock() - stream.took_at
 
     def _schedule_grants(self, key: StreamKey, stream: _Stream[Sender]) -> None:
-        wait_s = max(LEAST_CREDIT, -stream.tokens) / self._per_s()
+        wait_s = max(MIN_CREDIT_BYTES, -stream.tokens) / self._per_s()
         self._later(wait_s, lambda: self._grant_waiting(key, stream))
 
     def _grant_waiting(self, key: StreamKey, stream: _Stream[Sender]) -> None:
@@ -130,12 +123,12 @@ class LogRates(Generic[Sender]):
             sender = next(iter(stream.waiting))
             del stream.waiting[sender]
             self._answer(sender, self._credit(stream))
-            room -= LEAST_CREDIT
+            room -= MIN_CREDIT_BYTES
         if stream.waiting:
             self._schedule_grants(key, stream)
 
     def _credit(self, stream: _Stream[Sender]) -> int:
-        return int(min(MOST_CREDIT, max(LEAST_CREDIT, stream.tokens)))
+        return int(min(MAX_CREDIT_BYTES, max(MIN_CREDIT_BYTES, stream.tokens)))
 
     def _refilled(self, key: StreamKey) -> _Stream[Sender]:
         now, per_s = self._clock(), self._per_s()
@@ -144,15 +137,14 @@ class LogRates(Generic[Sender]):
             if len(self._streams) >= MAX_STREAMS:
                 self._forget()
             stream = self._streams[key] = _Stream(BURST_S * per_s, now)
-        stream.tokens = min(BURST_S * per_s, stream.tokens + (now - stream.at) * per_s)
-        stream.at = now
+        stream.refill(now, per_s, BURST_S)
         return stream
 
     def _forget(self) -> None:
         """Forget streams that have their full burst again: they are equal to new ones."""
-        now, full = self._clock(), BURST_S * self._per_s()
+        now, per_s = self._clock(), self._per_s()
         for key, stream in list(self._streams.items()):
-            if not stream.waiting and stream.tokens + (now - stream.at) * self._per_s() >= full:
+            if stream.refill(now, per_s, BURST_S) and not stream.waiting:
                 del self._streams[key]
 
 
@@ -177,74 +169,59 @@ class _WorkerStream(NamedTuple):
     rank: Rank
 
 
+@dataclass(kw_only=True, eq=False)
 class LogRelay:
     """Stores what agents ship, and serves it to followers, one page for each request.
 
     A follower holds credit for exactly one page at a time, so a stalled follower costs nothing.
     """
 
-    def __init__(
-        self,
-        *,
-        shippers: Socket,
-        followers: Socket,
-        store: LogStore,
-        snapshots: SnapshotStore,
-        files: JobFiles,
-        state: Callable[[], State],
-        job: Callable[[JobId], Job],
-        records: JobRecords,
-        now: Callable[[], Seconds],
-        audit: Audit,
-        bytes_per_s: float,
-    ) -> None:
-        self._shippers = shippers
-        self._followers = followers
-        self._store = store
-        self._snapshots = snapshots
-        self._files = files
-        self._state = state
-        self._job = job
-        self._records = records
-        self._now = now
-        self._audit = audit
-        self.bytes_per_s = bytes_per_s
+    shippers: Socket
+    followers: Socket
+    store: LogStore
+    snapshots: SnapshotStore
+    files: JobFiles
+    state: Callable[[], State]
+    job: Callable[[JobId], Job]
+    records: JobRecords
+    now: Callable[[], Seconds]
+    audit: Audit
+    bytes_per_s: float
+
+    def __post_init__(self) -> None:
+        """Set up the state that no caller passes."""
         self._waiters: dict[JobId, asyncio.Future[None]] = {}
         self._rates: LogRates[_WorkerStream] = LogRates(self._give_credit, lambda: self.bytes_per_s)
         self._queue = FairQueue(self._start, lambda: PAGES_PER_S, PAGE_TOKEN_BYTES)
         self._tasks: set[asyncio.Task[None]] = set()
-        self._waiting = WaitingRequests()
-
-    def end_revoked(self) -> None:
-        """Reply at once to waiting followers whose keys were revoked."""
-        self._waiting.end_revoked()
+        self.waiting = WaitingRequests()
 
     async def serve_shippers(self) -> None:
         """Handle what agents ship until cancelled."""
-        async for incoming in self._shippers:
+        async for incoming in self.shippers:
             try:
                 self._shipped(incoming)
             except OnesError as error:
                 self._audit_refusal(incoming, error)
             except (ValueError, ArithmeticError) as error:  # no frame may stop the controller
-                self._audit.refused("log", repr(error), peer=str(incoming.identity))
+                self.audit.refused("log", repr(error), peer=str(incoming.identity))
             except OSError as error:  # full disk: nothing was stored, the agent repeats it
-                self._audit.refused("log", str(error), peer=str(incoming.identity))
+                self.audit.refused("log", str(error), peer=str(incoming.identity))
 
     async def serve_followers(self) -> None:
         """Serve pages until cancelled."""
-        async for incoming in self._followers:
+        async for incoming in self.followers:
             try:
                 refuse_revoked(incoming)
                 request = READ_LOG.decode(incoming.frames[-1])
                 who = incoming.identity or Identity("", "")
                 right = FOLLOWER_RIGHTS[type(request)]
-                permit(who, right, request, self._job(request.job).owner)
+                permit(who, right, request, self.job(request.job).owner)
                 self._queue.put(str(who), (incoming, request), len(incoming.frames[-1]))
             except OnesError as error:
                 if not self._queue.floods(str(incoming.identity or "")):
                     self._send_error(incoming, error)
-                elif self._followers.cut(incoming):
+                elif self.followers.cut(incoming):
                     self._audit_refusal(incoming, error)
 
     def _start(self, asked: tuple[Incoming, ReadLog | FromFollower]) -> None:
@@ -254,41 +231,41 @@ class LogRelay:
 
     def _send_error(self, incoming: Incoming, error: OnesError) -> None:
         self._audit_refusal(incoming, error)
-        self._followers.send(*incoming.frames[:-1], encode(failure_reply(error)))
+        self.followers.send(*incoming.frames[:-1], encode(failure_reply(error)))
 
     def _shipped(self, incoming: Incoming) -> None:
         if not incoming.identity or incoming.identity.role != NODE:
             raise DeniedError(f"{incoming.identity} may not ship logs")
         message = FROM_SHIPPER.decode(incoming.frames[-1])
         if isinstance(message, GetSnapshot):
-            data, total = self._snapshots.piece(message.digest, message.offset)
+            data, total = self.snapshots.piece(message.digest, message.offset)
             piece = SnapshotPiece(
                 digest=message.digest, offset=message.offset, data=data, total=total
             )
-            self._shippers.send(incoming.route, encode(piece))
+            self.shippers.send(incoming.route, encode(piece))
             return
         if isinstance(message, FileList | FilePiece | FilesRefused):
-            self._files.receive(NodeId(incoming.identity.name), message)
+            self.files.receive(NodeId(incoming.identity.name), message)
             return
-        self._job(message.job)
+        self.job(message.job)
         key, who = (message.job, message.stream), (message.version, message.rank)
         shipped = _WorkerStream(incoming.route, *key, *who)
         match message:
             case LogHello():
                 pass
             case LogChunk(offset=offset, data=data):
-                self._store.append(*key, who, offset, data)
+                self.store.append(*key, who, offset, data)
                 self._rates.count_output(key, len(data))
                 self._wake(message.job)
             case LogEnded(size=size):
-                self._store.end(*key, who, size)
+                self.store.end(*key, who, size)
                 self._wake(message.job)
-                self._give_credit(shipped, LEAST_CREDIT)  # the stream is complete
+                self._give_credit(shipped, MIN_CREDIT_BYTES)  # the stream is complete
                 return
         self._rates.answer(key, shipped)
 
     def _give_credit(self, to: _WorkerStream, credit: int) -> None:
-        size, ended = self._store.stored(to.job, to.stream, (to.version, to.rank))
+        size, ended = self.store.stored(to.job, to.stream, (to.version, to.rank))
         stored = LogStored(
             job=to.job,
             version=to.version,
@@ -297,9 +274,9 @@ class LogRelay:
             size=size,
             ended=ended,
             credit=credit,
-            full=self._store.full(to.job, to.stream),
+            full=self.store.full(to.job, to.stream),
         )
-        self._shippers.send(to.route, encode(stored))
+        self.shippers.send(to.route, encode(stored))
 
     async def _answer(self, incoming: Incoming, request: ReadLog | FromFollower) -> None:
         who, reply = incoming.identity or Identity("", ""), b""
@@ -309,11 +286,11 @@ class LogRelay:
                 wait_s = request.wait_s
                 with (
                     self._queue.waits(str(who), wait_s),
-                    self._waiting.interruptible(incoming, wait_s),
+                    self.waiting.interruptible(incoming, wait_s),
                 ):
                     reply = encode(await self._wait_for_page(request))
             else:
-                reply = encode(await self._files.reply(request, who))
+                reply = encode(await self.files.reply(request, who))
             refuse_revoked(incoming)  # the key may have been revoked during the wait
         except OnesError as error:
             self._send_error(incoming, error)
@@ -321,7 +298,7 @@ class LogRelay:
             what = f"the output cannot be read: {error.strerror}"
             self._send_error(incoming, UnavailableError(what))
         else:
-            self._followers.send(*incoming.frames[:-1], reply)
+            self.followers.send(*incoming.frames[:-1], reply)
         finally:
             self._queue.ended(str(who), len(reply))
 
@@ -337,16 +314,16 @@ class LogRelay:
             await asyncio.wait([waiter], timeout=min(left, 1.0))
 
     def _page(self, request: ReadLog) -> LogPage:
-        job = self._job(request.job)
-        started = self._records.processes(job.job)
+        job = self.job(request.job)
+        started = self.records.processes(job.job)
         ordered = {
-            worker.worker: Process(node_of(worker.slot), heard=worker.pid is not None)
+            worker.worker: Process(node_of(worker.slot), confirmed=worker.pid is not None)
             for worker in job.workers.values()
             if worker.worker not in started
         }
         processes = started | ordered
         missing, final = self._missing(job, request, processes, ordered.keys())
-        pieces, cursor = self._store.read(
+        pieces, cursor = self.store.read(
             request.job,
             request.stream,
             request.rank,
@@ -374,17 +351,17 @@ class LogRelay:
         All ranks are waited for; only those of the requested rank are listed.
         """
         missing, final = [], job.ended
-        late = job.ended and self._now() - job.accounting.since > SHIPPING_TIMEOUT_S
+        late = job.ended and self.now() - job.accounting.since > SHIPPING_TIMEOUT_S
         late = late and self._rates.quiet_s((job.job, request.stream)) > SHIPPING_TIMEOUT_S
-        for name, (node, heard) in processes.items():
+        for name, (node, confirmed) in processes.items():
             version, rank = name.removeprefix(f"{job.job}.v").split(".r")
-            if self._store.stored(job.job, request.stream, (int(version), int(rank)))[1]:
+            if self.store.stored(job.job, request.stream, (int(version), int(rank)))[1]:
                 continue
-            host = self._state().nodes.get(node)
+            host = self.state().nodes.get(node)
             gone = host is None or host.phase is NodePhase.LOST
-            lost = gone or late or not (heard or name in ordered)
-            if request.rank in (None, int(rank)) and (lost or heard):
-                what = ", which is lost" if gone else "" if heard else ", if it ran there"
+            lost = gone or late or not (confirmed or name in ordered)
+            if request.rank in (None, int(rank)) and (lost or confirmed):
+                what = ", which is lost" if gone else "" if confirmed else ", if it ran there"
                 missing.append(f"{name} on {node}{what}")
             final = final and lost
         return tuple(missing), final
@@ -405,7 +382,7 @@ class LogRelay:
         self._wake(job)
 
     def _audit_refusal(self, incoming: Incoming, error: OnesError) -> None:
-        self._audit.refused("log message", str(error), peer=str(incoming.identity))
+        self.audit.refused("log message", str(error), peer=str(incoming.identity))
 
 
 def _with_node(job: JobId, piece: LogPiece, processes: Mapping[WorkerId, Process]) -> LogPiece:

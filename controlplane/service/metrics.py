@@ -29,6 +29,39 @@ from schemas.wire.client import SearchInfo
 
 UPDATE_INTERVAL_S: Final = 1.0
 PROMISES: Final = ("open", "kept", "broken")
+SEARCH_GAUGES: Final = {  # field of `SearchInfo` -> name and help
+    "running": ("ones_search_up", "1 while the policy produces the plans."),
+    "best_fitness": ("ones_search_best_fitness", "Fitness of the best candidate."),
+    "mean_fitness": ("ones_search_mean_fitness", "Mean fitness of the population."),
+    "incumbent_fitness": ("ones_search_incumbent_fitness", "Fitness of the plan in force."),
+    "diversity": (
+        "ones_search_diversity",
+        "Mean share of jobs in which two candidates differ, 0 to 1.",
+    ),
+    "predicted_gain": (
+        "ones_gain_predicted_ratio",
+        "Predicted speed-up of re-scales, geometric mean.",
+    ),
+    "realised_gain": (
+        "ones_gain_realised_ratio",
+        "Realised speed-up of re-scales, geometric mean.",
+    ),
+    "gain_error": (
+        "ones_gain_error_ratio",
+        "Factor by which realised speed-ups were off, geometric mean.",
+    ),
+    "length_error": (
+        "ones_length_error_ratio",
+        "Error of predicted work over what was left, median.",
+    ),
+}
+COUNTERS: Final = {
+    "generations": ("ones_search_generations", "Generations evolved."),
+    "restarts": ("ones_search_restarts", "Restarts of the search process."),
+    "plans": ("ones_plans", "Plans that changed something."),
+    "rescales": ("ones_rescales", "Changes of membership of jobs."),
+    "batch_changes": ("ones_batch_changes", "Changes of batch alone."),
+}
 
 
 class Metrics:
@@ -49,35 +82,13 @@ class Metrics:
         self._slots = gauge("ones_slots", "Slots of nodes that are up.")
         self._busy = gauge("ones_slots_busy", "Slots with a process.")
         self._nodes = gauge("ones_nodes", "Nodes by state.", "state")
-        self._up = gauge("ones_search_up", "1 while the policy produces the plans.")
-        self._best = gauge("ones_search_best_fitness", "Fitness of the best candidate.")
-        self._mean = gauge("ones_search_mean_fitness", "Mean fitness of the population.")
-        self._incumbent = gauge("ones_search_incumbent_fitness", "Fitness of the plan in force.")
-        self._diversity = gauge(
-            "ones_search_diversity", "Mean share of jobs in which two candidates differ, 0 to 1."
-        )
-        self._decision = gauge("ones_decision_seconds", "Time to make the last plan.")
-        self._predicted = gauge(
-            "ones_gain_predicted_ratio", "Predicted speed-up of re-scales, geometric mean."
-        )
-        self._realised = gauge(
-            "ones_gain_realised_ratio", "Realised speed-up of re-scales, geometric mean."
-        )
-        self._gain_error = gauge(
-            "ones_gain_error_ratio", "Factor by which realised speed-ups were off, geometric mean."
-        )
-        self._length_error = gauge(
-            "ones_length_error_ratio", "Error of predicted work over what was left, median."
-        )
+        self._search = {field: gauge(name, what) for field, (name, what) in SEARCH_GAUGES.items()}
         self._length_coverage = gauge(
             "ones_length_coverage_ratio", "Share of jobs' work within the interval.", "interval"
         )
+        self._decision = gauge("ones_decision_seconds", "Time to make the last plan.")
         self._stalled = gauge("ones_journal_stalled", "1 while the journal cannot be written.")
-        self._generations = count("ones_search_generations", "Generations evolved.")
-        self._restarts = count("ones_search_restarts", "Restarts of the search process.")
-        self._plans = count("ones_plans", "Plans that changed something.")
-        self._rescales = count("ones_rescales", "Changes of membership of jobs.")
-        self._batches = count("ones_batch_changes", "Changes of batch alone.")
+        self._counters = {field: count(name, what) for field, (name, what) in COUNTERS.items()}
         self._last_counts: dict[str, int] = {}
 
     def page(self, accept: str) -> tuple[bytes, str]:
@@ -100,7 +111,7 @@ class Metrics:
     def write(self, core: Reactor, search: SearchInfo) -> None:
         """Update the metrics; a counter below its last value has restarted from 0."""
         state, totals = core.state, core.totals
-        counts = state.living_counts
+        counts = state.job_counters
         for name in STATES:
             count = counts.phases[Phase(name)] + totals.ended.get(name, 0)
             self._jobs.labels(name).set(count)
@@ -117,25 +128,12 @@ class Metrics:
         up = [node for node in state.nodes.values() if node.phase is NodePhase.UP]
         self._slots.set(sum(len(node.spec.slots) for node in up))
         self._busy.set(len(state.slot_index.owners()))
-        self._up.set(search.running)
-        self._best.set(search.best_fitness)
-        self._mean.set(search.mean_fitness)
-        self._incumbent.set(search.incumbent_fitness)
-        self._diversity.set(search.diversity)
+        for name, metric in self._search.items():
+            metric.set(_or_nan(getattr(search, name)))
         self._decision.set(search.decision_ms / 1000.0)
-        self._predicted.set(_or_nan(search.predicted_gain))
-        self._realised.set(_or_nan(search.realised_gain))
-        self._gain_error.set(_or_nan(search.gain_error))
-        self._length_error.set(_or_nan(search.length_error))
         self._length_coverage.labels("80").set(_or_nan(search.length_coverage_80))
         self._length_coverage.labels("90").set(_or_nan(search.length_coverage_90))
-        for counter, name in (
-            (self._generations, "generations"),
-            (self._restarts, "restarts"),
-            (self._plans, "plans"),
-            (self._rescales, "rescales"),
-            (self._batches, "batch_changes"),
-        ):
+        for name, counter in self._counters.items():
             value = int(getattr(search, name))
             before = self._last_counts.get(name, 0)
             counter.inc(value - before if value >= before else value)

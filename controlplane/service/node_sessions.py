@@ -41,9 +41,9 @@ from schemas.session import (
     Deliver,
     SessionTimings,
     ToNode,
-    says_the_same,
+    equivalent_hellos,
 )
-from schemas.transport import Incoming, Socket
+from schemas.transport.sockets import Incoming, Socket
 from schemas.wire import files
 from schemas.wire.agent import (
     GroupDelta,
@@ -75,7 +75,7 @@ class HelloQueue:
     def put(self, route: bytes, hello: Hello) -> None:
         """Add a hello; if the same one is under way, only redirect its reply to the new route."""
         begun = self.under_way.get(hello.node)
-        if begun is not None and says_the_same(begun[1], hello):
+        if begun is not None and equivalent_hellos(begun[1], hello):
             self.under_way[hello.node] = (route, hello)
             self.waiting.pop(hello.node, None)
         else:
@@ -124,9 +124,10 @@ def _is_missed(job: Job, node: NodeId) -> bool:
     waited_for = [
         node_of(member.slot)
         for member in change.group.members
-        if member.worker not in change.points and job.workers[member.worker].phase not in EXITING
+        if member.worker not in change.quiesce_points
+        and job.workers[member.worker].phase not in EXITING
     ]
-    return set(waited_for) == {node} and bool(change.points)
+    return set(waited_for) == {node} and bool(change.quiesce_points)
 
 
 log = structlog.get_logger("node_sessions")
@@ -136,43 +137,35 @@ SILENT: Final = frozenset({NodePhase.SUSPECT, NodePhase.LOST})
 STALL_S: Final = 1.0  # longer pauses of the controller do not count as silence of nodes
 
 
+@dataclass(kw_only=True, eq=False)
 class NodeSessions:
     """Connections to all nodes.
 
     `ports` are those of the log relay and of `events`, for the welcome message.
     """
 
-    def __init__(
-        self,
-        *,
-        commit_loop: CommitLoop,
-        orders: Socket,
-        events: Socket,
-        term: Term,
-        timings: SessionTimings,
-        ports: tuple[int, int],
-        on_steps: Callable[[StepsReported], None],
-        audit: Audit,
-    ) -> None:
-        self._commit_loop = commit_loop
-        self._orders = orders
-        self._events = events
-        self._term = term
-        self._timings = timings
-        self._ports = ports
-        self._on_steps = on_steps
-        self._audit = audit
+    commit_loop: CommitLoop
+    orders: Socket
+    events: Socket
+    term: Term
+    timings: SessionTimings
+    ports: tuple[int, int]
+    on_steps: Callable[[StepsReported], None]
+    audit: Audit
+
+    def __post_init__(self) -> None:
+        """Set up the state that no caller passes."""
         self._routes: dict[NodeId, bytes] = {}
         self._greetings: dict[NodeId, Incoming] = {}  # latest hellos, without frames
         self._sessions: dict[NodeId, ControllerSession] = {}
         self._hellos = HelloQueue()
         self._durable: dict[NodeId, tuple[BootId, int]] = {}  # to be acknowledged together
-        for node in commit_loop.reactor.state.nodes:
+        for node in self.commit_loop.reactor.state.nodes:
             self._session(node)
 
     def use(self, timings: SessionTimings) -> None:
         """Apply these timings from now on."""
-        self._timings = timings
+        self.timings = timings
         for session in self._sessions.values():
             session.timings = timings
 
@@ -185,13 +178,13 @@ class NodeSessions:
             if greeting.revoked:
                 del self._greetings[node]
                 if (route := self._routes.pop(node, None)) is not None:
-                    self._orders.send(route, encode(_revoked()))
+                    self.orders.send(route, encode(_revoked()))
 
     # --- tasks
 
     async def receive_messages(self) -> None:
         """Handle messages from the agents' DEALER sockets until cancelled."""
-        async for incoming in self._orders:
+        async for incoming in self.orders:
             try:
                 self._receive_message(incoming)
             except OnesError as error:
@@ -202,7 +195,7 @@ class NodeSessions:
 
     async def receive_events(self) -> None:
         """Handle what agents publish until cancelled."""
-        async for incoming in self._events:
+        async for incoming in self.events:
             try:
                 message = PUBLISHED.decode(incoming.frames[-1])
             except OnesError as error:
@@ -211,7 +204,7 @@ class NodeSessions:
             if not self._is_node(incoming, message.node):
                 continue
             if isinstance(message, Telemetry):
-                self._on_steps(message.steps)
+                self.on_steps(message.steps)
             else:
                 self._receive_event(message)
 
@@ -224,7 +217,7 @@ class NodeSessions:
             stalled_s, before = now - before - TICK_S, now
             for node, session in list(self._sessions.items()):
                 if stalled_s > STALL_S:  # the controller paused; messages wait in its queue
-                    session.last_heard = Seconds(session.last_heard + stalled_s)
+                    session.last_received_at = Seconds(session.last_received_at + stalled_s)
                 self._apply(node, session.tick(now))
                 self._check_silence(node, session, now)
 
@@ -232,8 +225,8 @@ class NodeSessions:
 
     def _receive_message(self, incoming: Incoming) -> None:
         if incoming.revoked:
-            self._audit.refused("message", REVOKED[0], peer=str(incoming.key, "ascii", "replace"))
-            self._orders.send(incoming.route, encode(_revoked()))
+            self.audit.refused("message", REVOKED[0], peer=str(incoming.key, "ascii", "replace"))
+            self.orders.send(incoming.route, encode(_revoked()))
             return
         message = FROM_AGENT.decode(incoming.frames[-1])
         identity = incoming.identity
@@ -246,31 +239,31 @@ class NodeSessions:
         session = self._sessions.get(node)
         if session is None or self._routes.get(node) != incoming.route:
             if isinstance(message, Heartbeat):
-                unknown = ControllerSession(node, self._term, self._timings)
-                self._answer(incoming.route, (session or unknown).ask_to_greet())
+                unknown = ControllerSession(node, self.term, self.timings)
+                self._answer(incoming.route, (session or unknown).request_hello())
             return
         self._apply(node, session.receive(message, self._now()))
 
     def _receive_hello(self, route: bytes, hello: Hello) -> None:
         if not hello.spec.slots:
             refusal = Refused(code="no_slots", message="the node offers no slots", hint="set slots")
-            self._orders.send(route, encode(refusal))
+            self.orders.send(route, encode(refusal))
             return
 
         known = self._node(hello.node)
-        if known is not None and hello.boot in known.former:
+        if known is not None and hello.boot in known.former_boots:
             why = f"boot {hello.boot} of {hello.node} was replaced by {known.boot}"
-            self._audit.refused("hello", why, peer=hello.node)
+            self.audit.refused("hello", why, peer=hello.node)
             hint = "stop this agent, or give it its own name and key"
-            self._orders.send(route, encode(Refused(code="stale_boot", message=why, hint=hint)))
+            self.orders.send(route, encode(Refused(code="stale_boot", message=why, hint=hint)))
             return
         session = self._session(hello.node)
-        if known is not None and known.phase in SILENT and not session.hears(hello):
-            self._answer(route, session.ask_to_greet())
+        if known is not None and known.phase in SILENT and not session.echo_matches(hello):
+            self._answer(route, session.request_hello())
             return
-        if known is not None and known.phase in CONNECTED and session.says_nothing_new(hello):
+        if known is not None and known.phase in CONNECTED and session.repeats_hello(hello):
             self._routes[hello.node] = route
-            self._apply(hello.node, session.greeted_again(hello, self._now(), *self._ports))
+            self._apply(hello.node, session.resume_session(hello, self._now(), *self.ports))
             return
         self._hellos.put(route, hello)
         self._greet_waiting()
@@ -293,21 +286,13 @@ class NodeSessions:
                 self._routes[hello.node] = route
             asyncio.get_running_loop().call_soon(self._greet_waiting)
             session = self._session(hello.node)
-            outputs = session.greeted(hello, committed, self._now(), *self._ports)
+            outputs = session.open_session(hello, committed, self._now(), *self.ports)
             self._apply(hello.node, outputs)
 
         log.info("node greeted", node=hello.node, workers=len(hello.workers), boot=hello.boot)
-        greeted = NodeGreeted(
-            node=hello.node,
-            boot=hello.boot,
-            spec=hello.spec,
-            workers=hello.workers,
-            problems=hello.problems,
-            jobs=hello.jobs,
-            run_id=hello.run_id,
-        )
+        stated = {name: getattr(hello, name) for name in NodeGreeted.__struct_fields__}
         try:
-            self._commit_loop.handle(greeted, before_effects=welcome)
+            self.commit_loop.handle(NodeGreeted(**stated), before_effects=welcome)
         except BaseException:
             self._hellos.done(hello.node)
             raise
@@ -315,7 +300,7 @@ class NodeSessions:
     def _receive_event(self, numbered: Numbered) -> None:
         session = self._sessions.get(numbered.node)
         if session is not None:
-            outputs = session.published((numbered,), self._now())
+            outputs = session.receive_events((numbered,), self._now())
             self._apply(numbered.node, outputs)
 
     # --- what leaves
@@ -334,7 +319,7 @@ class NodeSessions:
         route, session = self._routes.get(node), self._sessions.get(node)
         if route is None or session is None or session.condition(self._now()) is Condition.LOST:
             return False
-        return self._orders.send(route, encode(message))
+        return self.orders.send(route, encode(message))
 
     def _apply(self, node: NodeId, outputs: Iterable[ControllerOutput]) -> None:
         for output in outputs:
@@ -350,20 +335,20 @@ class NodeSessions:
         """Send a message; withdraw an oversized order, for which the agent would disconnect."""
         data = encode(message)
         if len(data) <= MAX_BYTES or not isinstance(message, GroupDelta | SweepDelta):
-            self._orders.send(route, data)
+            self.orders.send(route, data)
             return
         log.error(
             "order exceeds the size of a message", job=message.job, node=node, bytes=len(data)
         )
         self._sessions[node].withdraw(message)
         told = OrderTooLarge(job=message.job, node=node, size=len(data), most=MAX_BYTES)
-        asyncio.get_running_loop().call_soon(self._commit_loop.handle, told)
+        asyncio.get_running_loop().call_soon(self.commit_loop.handle, told)
 
     def _answer(self, route: bytes, outputs: Iterable[ControllerOutput]) -> None:
         """Send messages on a route that has no session."""
         for output in outputs:
             if isinstance(output, ToNode):
-                self._orders.send(route, encode(output.message))
+                self.orders.send(route, encode(output.message))
 
     def _deliver(self, numbered: Numbered) -> None:
         reported = NodeReported(
@@ -378,7 +363,7 @@ class NodeSessions:
                 asyncio.get_running_loop().call_soon(self._acknowledge)
             self._durable[numbered.node] = (numbered.boot, numbered.seq)
 
-        self._commit_loop.handle(reported, before_effects=committed)
+        self.commit_loop.handle(reported, before_effects=committed)
 
     def _acknowledge(self) -> None:
         """Acknowledge the durable events once per node, however many became durable together."""
@@ -386,24 +371,24 @@ class NodeSessions:
         for node, (boot, seq) in durable.items():
             session = self._sessions[node]
             if session.boot == boot:
-                self._apply(node, session.committed(seq))
+                self._apply(node, session.acknowledge(seq))
 
     def _check_silence(self, node: NodeId, session: ControllerSession, now: Seconds) -> None:
         known = self._node(node)
         if known is None:
             return
         condition = session.condition(now)
-        silent_s = now - session.last_heard
-        if silent_s >= self._timings.missed_s and missed_by_peers(self._state, node):
+        silent_s = now - session.last_received_at
+        if silent_s >= self.timings.missed_s and missed_by_peers(self._state, node):
             condition = Condition.LOST
         if condition is Condition.LOST and silent_s < fenced_s(known):
             condition = Condition.SUSPECT
         if condition is Condition.LOST and known.phase is not NodePhase.LOST:
-            self._commit_loop.handle(NodeLost(node=node, silent_s=silent_s))
+            self.commit_loop.handle(NodeLost(node=node, silent_s=silent_s))
         elif condition is Condition.SUSPECT and known.phase in {NodePhase.UP, NodePhase.AWAITED}:
-            self._commit_loop.handle(NodeSuspected(node=node, silent_s=silent_s))
+            self.commit_loop.handle(NodeSuspected(node=node, silent_s=silent_s))
         elif condition is Condition.ALIVE and known.phase is NodePhase.SUSPECT and session.session:
-            self._commit_loop.handle(NodeHeard(node=node))
+            self.commit_loop.handle(NodeHeard(node=node))
         elif condition is Condition.ALIVE and known.phase is NodePhase.LOST:
             session.session = None  # its next heartbeat is answered with a request for a hello
 
@@ -419,13 +404,13 @@ class NodeSessions:
 
     @property
     def _state(self) -> State:
-        return self._commit_loop.reactor.state
+        return self.commit_loop.reactor.state
 
     def _session(self, node: NodeId) -> ControllerSession:
         session = self._sessions.get(node)
         if session is None:  # silence counts from now
             now = self._now()
-            session = ControllerSession(node, self._term, self._timings, last_heard=now)
+            session = ControllerSession(node, self.term, self.timings, last_received_at=now)
             self._sessions[node] = session
         return session
 
@@ -434,11 +419,11 @@ class NodeSessions:
         if identity is not None and identity.role == NODE and identity.name == node:
             return True
         why = f"key of {identity} used for node {node!r}"
-        self._audit.refused("message", why, peer=str(identity))
+        self.audit.refused("message", why, peer=str(identity))
         return False
 
     def _refuse(self, incoming: Incoming, error: OnesError) -> None:
-        self._audit.refused("message", str(error), peer=str(incoming.identity))
+        self.audit.refused("message", str(error), peer=str(incoming.identity))
 
 
 def _revoked() -> Refused:

@@ -14,7 +14,8 @@ from controlplane.core.model.job import JobOwner
 from controlplane.service.commit_loop import CommitLoop
 from schemas.errors import DeniedError, UnknownJobError
 from schemas.ids import JobId
-from schemas.transport import Identity, Incoming
+from schemas.transport.keys import Identity
+from schemas.transport.sockets import Incoming
 from schemas.wire import Message
 
 READERS: Final = frozenset({"admin", "operator", "user", "viewer"})  # may send requests

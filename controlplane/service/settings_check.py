@@ -10,7 +10,7 @@ from controlplane.service.keys import FILE, KeyFile
 from controlplane.service.settings import ControllerSettings, Listen
 from schemas.errors import SettingsError
 from schemas.host.checks import Findings, check_file
-from schemas.transport import load_authorised, load_keys
+from schemas.transport.keys import load_authorised, load_keys
 
 
 def check(path: Path) -> list[SettingsError]:

@@ -1,4 +1,8 @@
-"""Checked values from lines of a table file; errors name file, line and column."""
+"""Checked values from lines of a table file.
+
+Values that are invalid, and files that cannot be read, are too large, are not text, or have other
+columns raise `TraceError`, which names file, line and column.
+"""
 
 from __future__ import annotations
 
@@ -31,11 +35,7 @@ class CsvRow:
     values: Mapping[str, str]  # column -> text, stripped
 
     def text(self, column: str) -> str:
-        """Return a non-empty, printable text of at most `MAX_TEXT` characters.
-
-        Raises:
-            TraceError: if the value is empty, too long or not printable.
-        """
+        """Return a non-empty, printable text of at most `MAX_TEXT` characters."""
         value = self.values[column]
         if not value:
             raise self.error(column, "is empty", "write a value there, or delete the line")
@@ -46,11 +46,7 @@ class CsvRow:
         return value
 
     def number(self, column: str, least: float = 0.0, most: float = MAX_NUMBER) -> float:
-        """Return a number between `least` and `most`.
-
-        Raises:
-            TraceError: if the value is empty, not a number or out of range.
-        """
+        """Return a number between `least` and `most`."""
         value = self.values[column]
         if not value:
             raise self.error(column, "is empty", "write a number there, or delete the line")
@@ -63,11 +59,7 @@ class CsvRow:
         return number + 0.0  # no minus zero
 
     def whole(self, column: str, least: int = 0, most: int = int(MAX_NUMBER)) -> int:
-        """Return an integer between `least` and `most`; 4.0 counts as one.
-
-        Raises:
-            TraceError: if the value is empty, not an integer or out of range.
-        """
+        """Return an integer between `least` and `most`; 4.0 counts as one."""
         number = self.number(column, least, most)
         if not number.is_integer():
             said = f"{_short(self.values[column])} is not a whole number"
@@ -86,12 +78,7 @@ class CsvRow:
 def with_header(
     path: Path, required: Sequence[str], optional: Sequence[str] = ()
 ) -> Iterator[CsvRow]:
-    """Read the rows of a CSV file with a header line that names its columns, in any order.
-
-    Raises:
-        TraceError: if the file cannot be read, is too large, is not text, or lacks a required
-            column.
-    """
+    """Read the rows of a CSV file with a header line that names its columns, in any order."""
     lines = _split(path, ",")
     line, names = next(lines, (1, []))
     names = [name.lower() for name in names]
@@ -115,19 +102,12 @@ def without_header(
 
     `layouts` maps the number of columns to their names. With tabs as delimiter, quotes have no
     meaning.
-
-    Raises:
-        TraceError: if the file cannot be read, is too large, is not text, or has other columns.
     """
     yield from _rows(path, _split(path, delimiter), layouts)
 
 
 def parse_line(file: str, line: int, text: str, names: Sequence[str]) -> CsvRow:
-    """Parse one line of a CSV file as a row.
-
-    Raises:
-        TraceError: if the line does not have these columns.
-    """
+    """Parse one line of a CSV file as a row."""
     return _row(file, line, _cells(file, line, text, ","), {len(names): names})
 
 

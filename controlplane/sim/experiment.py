@@ -1,8 +1,13 @@
-"""Parallel simulations in worker processes; every result is saved when it arrives."""
+"""Parallel simulations in worker processes; every result is saved when it arrives.
+
+Result files are JSON lines from which long experiments resume. Files that cannot be read or
+written, and lines that are not results, raise `ResultsError`.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import multiprocessing
 import os
@@ -14,13 +19,95 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
-from typing import Any, ClassVar, Final
+from typing import IO, Any, ClassVar, Final, TypeVar
 
 import msgspec
 
-from controlplane.sim.analysis import result_files
+from controlplane.sim.cluster import ResultsError
 from controlplane.sim.results import SimulationResult
 from schemas.errors import OnesError
+
+T = TypeVar("T")
+
+
+class _Key(msgspec.Struct, frozen=True):
+    """Fields of a result that identify its simulation; the others are skipped."""
+
+    policy: str
+    options: dict[str, Any]
+    setting: dict[str, Any]
+    seed: int
+
+
+def key(result: SimulationResult | _Key) -> str:
+    """Return JSON text that identifies a result's simulation, whatever the order of options."""
+    parts = (result.policy, result.options, result.setting, result.seed)
+    return msgspec.json.encode(parts, order="deterministic").decode()
+
+
+def create(path: Path) -> None:
+    """Create an empty file if it is missing, to check early that results can be written."""
+    try:
+        with path.open("ab"):
+            pass
+    except OSError as error:
+        raise ResultsError(f"{path}: {error.strerror}", "choose another file") from None
+
+
+def append(path: Path, result: SimulationResult) -> bool:
+    """Append a result durably; return False if the file already has one of the same simulation.
+
+    A line torn by a crash is cut off first. Several processes may append concurrently.
+    """
+    try:
+        with path.open("ab+") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)  # released when the file is closed
+            file.seek(0)
+            mine, size = key(result), 0
+            for number, line in _complete_lines(file):
+                if key(_decoded(path, number, line, _Key)) == mine:
+                    return False
+                size += len(line)
+            file.truncate(size)
+            file.write(msgspec.json.encode(result) + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise ResultsError(f"{path}: {error.strerror}", "choose another file") from None
+    return True
+
+
+def load(path: Path) -> list[SimulationResult]:
+    """Return the results in a file, each simulation once; empty if the file is missing.
+
+    An unterminated last line was torn by a crash and is ignored.
+    """
+    found: dict[str, SimulationResult] = {}
+    try:
+        with path.open("rb") as file:
+            for number, line in _complete_lines(file):
+                result = _decoded(path, number, line, SimulationResult)
+                found.setdefault(key(result), result)
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise ResultsError(f"{path}: {error.strerror}", "name a readable file") from None
+    return list(found.values())
+
+
+def _complete_lines(file: IO[bytes]) -> Iterator[tuple[int, bytes]]:
+    for number, line in enumerate(file, start=1):
+        if line.endswith(b"\n"):
+            yield number, line
+
+
+def _decoded(path: Path, number: int, line: bytes, kind: type[T]) -> T:
+    try:
+        return msgspec.json.decode(line, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        problem = f"{path}:{number}: {error}"
+        raise ResultsError(problem, "delete the line to simulate it again") from None
+
 
 MAX_SHOWN_FAILURES: Final = 5  # failures described in a message
 ERROR_PREFIX: Final = b"!"  # first byte of a worker's message with an error
@@ -79,14 +166,9 @@ class CellsFailedError(OnesError):
     def __init__(
         self, failures: Sequence[Failure], results: Sequence[SimulationResult], path: Path | None
     ) -> None:
-        reasons = "; ".join(
-            f"{failure.cell}: {failure.why}" for failure in failures[:MAX_SHOWN_FAILURES]
-        )
-        more = (
-            f"; and {len(failures) - MAX_SHOWN_FAILURES} more"
-            if len(failures) > MAX_SHOWN_FAILURES
-            else ""
-        )
+        reasons = "; ".join(f"{each.cell}: {each.why}" for each in failures[:MAX_SHOWN_FAILURES])
+        left = len(failures) - MAX_SHOWN_FAILURES
+        more = f"; and {left} more" if left > 0 else ""
         kept = f"the {len(results)} others are kept"
         again = f" in {path}: run the same command again for these only" if path else ""
         super().__init__(f"{len(failures)} failed: {reasons}{more}", kept + again)
@@ -140,8 +222,8 @@ def run(
     wanted = {cell_key(cell): cell for cell in cells}
     known = []
     if path is not None:
-        result_files.create(path)
-        known = result_files.load(path)
+        create(path)
+        known = load(path)
     experiment = _Experiment(
         cells=wanted,
         found={result.cell: result for result in known if result.cell in wanted},
@@ -261,7 +343,7 @@ class _Experiment:
         result = msgspec.json.decode(encoded, type=SimulationResult)
         result = msgspec.structs.replace(result, cell=cell_key(cell))
         if self.path is not None:
-            result_files.append(self.path, result)
+            append(self.path, result)
         self.found[result.cell] = result
         self._report_progress(cell, result)
 

@@ -24,8 +24,7 @@ from controlplane.sim.models.demands import Interference, TrainingJobs
 from controlplane.sim.models.interference import make_interference, parse_interference
 from controlplane.sim.models.job_model import TrainingModel
 from controlplane.sim.results import JobResult, SimulationResult, Trace
-from controlplane.sim.scenario import Scenario
-from controlplane.sim.scenario_loading import model_of, options_of, trace_of, usual_demands
+from controlplane.sim.scenario import Scenario, model_of, options_of, trace_of, usual_demands
 from schemas.ids import NodeId, Seconds
 
 TELEMETRY_S: Final = 30.0  # longest interval between step reports of a group
@@ -99,18 +98,9 @@ def _build(
 ) -> tuple[Simulation, SimulatedPlanner]:
     scenario, found, kernel = run.scenario, run.entry, Kernel()
     sim_options = SimOptions(
-        instant_changes=scenario.instant_changes,
+        scenario,
         whole_seconds=run.model.whole_seconds,
         telemetry_s=TELEMETRY_S if hears_steps(run.policy, run.options) else 0.0,
-        round_s=scenario.round_s,
-        stall_s=scenario.stall_s,
-        first_stall_s=scenario.first_stall_s,
-        prepare_s=scenario.prepare_s,
-        share_families=scenario.share_families,
-        record_allocations=scenario.record_allocations,
-        noise=scenario.report_noise,
-        noise_scale_error=scenario.noise_scale_error,
-        noise_scale_alone=scenario.information == "perfect",
         seed=run.seed,
     )
     planner_options = PlannerOptions(

@@ -1,21 +1,68 @@
-"""Scenario of a simulation as a value: workload, cluster, costs."""
+"""Scenario of a simulation as a value: workload, cluster, costs.
+
+`model_of`, `trace_of`, `costs_of` and `options_of` load what a scenario names. They raise
+`TraceError` if a file cannot be read, or nothing can be generated for the model.
+"""
 
 from __future__ import annotations
 
 import math
-from typing import Final, Literal
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final, Literal
 
 import msgspec
 
 from controlplane.sim.cluster import RELATIVE_SPEEDS, NodeGroup, TraceError
-from controlplane.sim.models.curves import WORK_CORE_S
-from controlplane.sim.models.harmony import JOB_S
+from controlplane.sim.models import curves, harmony
+from controlplane.sim.models.curves import (
+    WORK_CORE_S,
+    CurvesModel,
+    RecordedCurves,
+    read_curves,
+    shipped_curves,
+)
+from controlplane.sim.models.demands import DEMANDS, Demand, demand_of
+from controlplane.sim.models.harmony import BATCHES, JOB_S, HarmonyModel
 from controlplane.sim.models.interference import parse_interference
+from controlplane.sim.models.job_model import ChangeCosts, EarlyStops, TrainingModel
+from controlplane.sim.models.profiles import ProfilesModel
+from controlplane.sim.models.recorded import RecordedModel
+from controlplane.sim.models.recording import Recording, read_recording
+from controlplane.sim.models.table2 import TYPICAL_COSTS, Table2Model, duration_s
+from controlplane.sim.models.table2_constants import ROWS
+from controlplane.sim.results import Trace
+from controlplane.sim.traces.generators import (
+    generate,
+    generate_curves,
+    generate_harmony,
+    with_utilities,
+)
+from controlplane.sim.traces.trace_csv import read_trace
 
-MAX_STALL_S: Final = 500.0  # less than every deadline of the core
 HONEST_NOISE: Final = 0.05  # of speeds measured over two seconds; chosen
-MAX_NOISE: Final = 2.0
-MAX_SCALE_ERROR: Final = 1000.0
+# Field -> smallest and largest value, and the remedy.
+BOUNDS: Final[Mapping[str, tuple[float, float, str]]] = {
+    **dict.fromkeys(
+        ("round_s", "latency_s", "node_loss_s", "node_back_s", "generations", "think_s"),
+        (0.0, math.inf, "correct it"),
+    ),
+    **dict.fromkeys(("interval_s", "work_core_s"), (1e-6, math.inf, "correct it")),
+    "jobs": (1, math.inf, "correct it"),
+    "job_s": (1e-3, math.inf, "correct it"),
+    **dict.fromkeys(
+        ("stall_s", "first_stall_s", "prepare_s"),  # less than every deadline of the core
+        (0.0, 500.0, "give less: a cluster cancels longer changes"),
+    ),
+    **dict.fromkeys(
+        ("crash_share", "cancel_share", "early_share"), (0.0, 1.0, "give a share of the jobs")
+    ),
+    "warm_up": (0.0, 1.0 - 1e-9, "give a share of the jobs below 1"),
+    "noise": (0.0, 2.0, "give 0.05 for a relative error of 5%"),
+    "noise_scale_error": (1.0, 1000.0, "give a factor; 4: up to 4 times too large or small"),
+    "scaling": (1e-9, 1.0, "give 1 for speeds as many times as there are slots"),
+}
 
 
 class Scenario(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,7 +106,30 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         """Check all values."""
-        _check(self)
+        for name, (least, most, remedy) in BOUNDS.items():
+            value = getattr(self, name)
+            if value is not None and not (math.isfinite(value) and least <= value <= most):
+                wanted = (
+                    f"from {least:g} to {most:g}" if most < math.inf else f"of at least {least:g}"
+                )
+                raise TraceError(f"{name}: {value} is not a number {wanted}", remedy, name)
+        if self.early_share and self.physics not in {"table2", "profiles"}:
+            problem = f"early_share: physics {self.physics} has no scripts that leave early"
+            raise TraceError(problem, "choose physics table2 or profiles, or give 0", "early_share")
+        if self.utilities and (self.workload or self.physics != "table2"):
+            problem = "utilities are given to the jobs of a generated trace"
+            hint = "write columns value, deadline_s and decay into the file"
+            raise TraceError(problem, hint, "utilities")
+        if not self.nodes or any(group.count < 1 or group.slots < 1 for group in self.nodes):
+            raise TraceError(
+                "the cluster has no slots", "give nodes with at least one GPU", "nodes"
+            )
+        for group in self.nodes:
+            if group.model not in RELATIVE_SPEEDS:
+                known = ", ".join(name for name in RELATIVE_SPEEDS if name)
+                problem = f"GPU type {group.model!r} is unknown"
+                raise TraceError(problem, f"choose from {known}", "nodes")
+        parse_interference(self.interference)
 
     @property
     def slots(self) -> int:
@@ -89,61 +159,6 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
         return self.round_s > 0.0
 
 
-def _check(scenario: Scenario) -> None:
-    least = {
-        "jobs": 1, "interval_s": 1e-6, "warm_up": 0.0, "round_s": 0.0, "latency_s": 0.0,
-        "crash_share": 0.0, "cancel_share": 0.0, "early_share": 0.0, "node_loss_s": 0.0,
-        "node_back_s": 0.0, "generations": 0, "think_s": 0.0, "work_core_s": 1e-6, "job_s": 1e-3,
-    }  # fmt: skip
-    for name, low in least.items():
-        _bounded(name, getattr(scenario, name), low)
-    for name in ("stall_s", "first_stall_s", "prepare_s"):
-        value = getattr(scenario, name)
-        if value is not None:
-            _bounded(name, value, 0.0)
-            if value > MAX_STALL_S:
-                problem = f"{name}: a cluster cancels changes that take {value:g} s"
-                raise TraceError(problem, f"give at most {MAX_STALL_S:g}", name)
-    for name in ("warm_up", "crash_share", "cancel_share", "early_share"):
-        if getattr(scenario, name) > 1.0 - (name == "warm_up") * 1e-9:
-            raise TraceError(f"{name} {getattr(scenario, name)} is no share", "give 0 to 1", name)
-    if scenario.early_share and scenario.physics not in {"table2", "profiles"}:
-        problem = f"early_share: physics {scenario.physics} has no scripts that leave early"
-        raise TraceError(problem, "choose physics table2 or profiles, or give 0", "early_share")
-    _check_reports(scenario)
-    if not 0.0 < scenario.scaling <= 1.0:
-        problem = f"scaling: {scenario.scaling} is not above 0 and at most 1"
-        raise TraceError(problem, "give 1 for speeds as many times as there are slots", "scaling")
-    if scenario.slots < 1 or any(g.count < 1 or g.slots < 1 for g in scenario.nodes):
-        raise TraceError("the cluster has no slots", "give nodes with at least one GPU", "nodes")
-    if scenario.utilities and (scenario.workload or scenario.physics != "table2"):
-        problem = "utilities are given to the jobs of a generated trace"
-        hint = "write columns value, deadline_s and decay into the file"
-        raise TraceError(problem, hint, "utilities")
-    unknown = [group.model for group in scenario.nodes if group.model not in RELATIVE_SPEEDS]
-    if unknown:
-        known = ", ".join(name for name in RELATIVE_SPEEDS if name)
-        raise TraceError(f"GPU type {unknown[0]!r} is unknown", f"choose from {known}", "nodes")
-    parse_interference(scenario.interference)
-
-
-def _check_reports(scenario: Scenario) -> None:
-    if scenario.noise is not None and not 0.0 <= scenario.noise <= MAX_NOISE:
-        problem = f"noise: {scenario.noise} is not a relative error from 0 to {MAX_NOISE:g}"
-        raise TraceError(problem, "give 0.05 for 5%", "noise")
-    if not 1.0 <= scenario.noise_scale_error <= MAX_SCALE_ERROR:
-        problem = f"noise_scale_error: {scenario.noise_scale_error} is not a factor of at least 1"
-        hint = f"give 1 to {MAX_SCALE_ERROR:g}; 4: up to 4 times too large or small"
-        raise TraceError(problem, hint, "noise_scale_error")
-
-
-def _bounded(name: str, value: float, least: float) -> None:
-    if not math.isfinite(value) or value < least:
-        raise TraceError(
-            f"{name}: {value} is not a number of at least {least:g}", "correct it", name
-        )
-
-
 # SLAQ section 3: 160 jobs, 15 s apart, on 20 nodes of 32 cores; all count.
 SLAQ: Final = Scenario(
     physics="curves",
@@ -163,3 +178,116 @@ HARMONY: Final = Scenario(
     nodes=(NodeGroup(count=6, slots=2, cores=8),),
     interference="resources:0.3",  # case study 1: 30% on average
 )
+
+
+USUAL_STALL_S: Final = 30.0  # of every change, if neither the scenario nor a model states it
+USUAL_COSTS: Final[Mapping[str, ChangeCosts]] = {
+    "table2": TYPICAL_COSTS,
+    "curves": curves.COSTS,
+    "harmony": harmony.COSTS,
+}
+PUBLISHED: Final[Mapping[str, Mapping[str, Any]]] = {
+    # As in the simulator published with the profiles.
+    "tiresias": {"limits": [57_600.0], "placer": "emptiest"},
+    "optimus": {"remaining": "oracle", "interval_s": 0.0},
+}
+
+
+def model_of(scenario: Scenario) -> TrainingModel:
+    """Return the training model of the scenario's jobs."""
+    costs, stated = costs_of(scenario), scenario.knowledge == "L3"
+    model: TrainingModel
+    match scenario.physics:
+        case "profiles":
+            folder, rounds = Path(scenario.profiles), scenario.instant_changes
+            model = ProfilesModel(folder, costs, stated=stated, whole_seconds=rounds)
+        case "recorded":
+            model = RecordedModel(recording_of(scenario), costs, stated=stated)
+        case "curves":
+            model = CurvesModel(
+                curves_of(scenario).by_name(), costs, stated=stated,
+                work_core_s=scenario.work_core_s, scaling=scenario.scaling,
+            )  # fmt: skip
+        case "harmony":
+            model = HarmonyModel(
+                costs, slots_per_node=scenario.widest, job_s=scenario.job_s, stated=stated
+            )
+        case "table2":
+            model = Table2Model(stated=stated, erratic=scenario.erratic)
+    return EarlyStops(model, scenario.early_share) if scenario.early_share else model
+
+
+def usual_demands(scenario: Scenario) -> tuple[Demand, ...]:
+    """Return the demands of the model's workloads; a share of interference is a mean over these."""
+    if scenario.physics == "harmony":
+        servers = 0 if scenario.exchange == "all-reduce" else 2  # mean of 1 to 3
+        return tuple(replace(demand_of(name), servers=servers) for name in BATCHES)
+    names = ROWS if scenario.physics == "table2" else DEMANDS
+    return tuple(demand_of(name) for name in names)
+
+
+def curves_of(scenario: Scenario) -> RecordedCurves:
+    """Return the loss curves that the scenario's jobs replay."""
+    return read_curves(Path(scenario.curves)) if scenario.curves else shipped_curves()
+
+
+def recording_of(scenario: Scenario) -> Recording:
+    """Return the cluster recording that `scenario.workload` names."""
+    if not scenario.workload:
+        problem = "physics recorded needs a recording of a cluster"
+        raise TraceError(problem, "give --workload FILE, from `ones sim import`", "workload")
+    return read_recording(Path(scenario.workload))
+
+
+def trace_of(scenario: Scenario, seed: int) -> Trace:
+    """Return the submissions, read from a file or generated."""
+    if scenario.physics == "recorded":
+        return recording_of(scenario).as_trace()
+    if scenario.workload:
+        return read_trace(Path(scenario.workload))
+    if scenario.physics == "profiles":
+        raise TraceError("the profiles have no generator", "give --workload FILE.csv", "workload")
+    drawn: dict[str, Any] = {
+        "jobs": scenario.jobs, "seed": seed, "arrivals": scenario.arrivals,
+        "mean_interval_s": scenario.interval_s, "crash_share": scenario.crash_share,
+        "cancel_share": scenario.cancel_share, "most_slots": scenario.slots,
+    }  # fmt: skip
+    if scenario.physics == "curves":
+        curves = curves_of(scenario).curves
+        return generate_curves(curves, work_core_s=scenario.work_core_s, **drawn)
+    if scenario.physics == "harmony":
+        return generate_harmony(exchange=scenario.exchange, job_s=scenario.job_s, **drawn)
+    trace = generate(mix=scenario.mix, **drawn)
+    if not scenario.utilities:
+        return trace
+    return with_utilities(trace, seed, lambda job: duration_s(job.workload, job.slots))
+
+
+def costs_of(scenario: Scenario) -> ChangeCosts:
+    """Return the costs of changes as far as they do not depend on the job.
+
+    Costs that the scenario does not state: 30 s for everything with the profiles, the middle of
+    Table 2's models, hardly anything with loss curves, seconds in Harmony's testbed.
+    """
+    usual = USUAL_COSTS.get(scenario.physics)
+    if usual is not None:
+        return usual.overridden(scenario.stall_s, scenario.first_stall_s, scenario.prepare_s)
+    stall_s = USUAL_STALL_S if scenario.stall_s is None else scenario.stall_s
+    start_s = stall_s if scenario.first_stall_s is None else scenario.first_stall_s
+    prepare_s = start_s if scenario.prepare_s is None else scenario.prepare_s
+    return ChangeCosts(start_s=start_s, restart_s=start_s, prepare_s=prepare_s, switch_s=stall_s)
+
+
+def options_of(policy: str, scenario: Scenario, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the policy's options, including those that an operator would set for the costs."""
+    chosen: dict[str, Any] = {}
+    if scenario.physics == "profiles" and scenario.round_s > 0.0:
+        chosen |= PUBLISHED.get(policy, {})
+    costs = costs_of(scenario)
+    if policy in {"ones", "ones-paper"}:
+        chosen |= {"rescale_stall_s": costs.switch_s, "start_stall_s": costs.restart_s}
+    if policy == "ones" and not scenario.share_families:
+        chosen["share_lengths"] = False
+    if policy == "goodput":
+        chosen |= {"share_family": scenario.share_families, "reallocation_s": costs.switch_s}
+    return chosen | dict(options)

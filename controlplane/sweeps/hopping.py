@@ -92,7 +92,7 @@ class Weights:
 
     models: Sequence[float]  # shape (models,), above 0
     slots: Sequence[float]  # shape (slots,), above 0
-    visits: float = 0.0  # exponent of the remaining visits of a model, as another factor
+    visit_exponent: float = 0.0  # exponent of the remaining visits of a model, as another factor
 
 
 class GreedyOrder:
@@ -104,7 +104,7 @@ class GreedyOrder:
         models, slots = problem.models, problem.slots
         self._model_weights = weights.models if weights else [1.0] * len(models)
         self._slot_weights = weights.slots if weights else [1.0] * len(slots)
-        self._visits_count = weights.visits if weights else 0.0
+        self._visit_exponent = weights.visit_exponent if weights else 0.0
         self._home = {p: at for at, slot in enumerate(slots) for p in members(slot.primary)}
         self._todo = [model.todo for model in models]
         self._epochs_left = [model.epochs_left for model in models]
@@ -165,7 +165,7 @@ class GreedyOrder:
 
     def _rank(self, model: int) -> float:
         work = max(0.0, self._remaining[model])  # rounding of subtractions may end below 0
-        visits: float = (work / self.problem.models[model].unit_s) ** self._visits_count
+        visits: float = (work / self.problem.models[model].unit_s) ** self._visit_exponent
         return work * self._model_weights[model] * visits
 
     def _first_visit(self, by_work: Sequence[int], slot: int, *, own: bool) -> Visit | None:

@@ -82,7 +82,7 @@ class TrialEnded:
 
     trial: int
     how: str  # done, stopped, failed
-    why: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ class DataRefused:
 
     node: NodeId
     partition: int
-    why: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)

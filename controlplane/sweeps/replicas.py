@@ -24,7 +24,7 @@ def keep_states(state: SweepState) -> list[Order]:
     leased = {lease.trial for lease in state.leases.values()}
     copied = {name for name, _ in state.copying}
     for trial, model in zip(state.trials, state.models, strict=True):
-        if trial.ended or not model.visits:
+        if trial.ended or not model.finished_units:
             continue
         if trial.number not in leased:
             _use_newest_stored(state, model)
@@ -36,7 +36,7 @@ def keep_states(state: SweepState) -> list[Order]:
     for trial in _best(state):
         model = state.models[trial.number]
         needed.update(model.names(_best_version(state, trial)))
-    needed.update(state.left_with.values())
+    needed.update(state.graduated_states.values())
     needed.update(lease.order.state for lease in state.leases.values() if lease.order.state)
     dropped = state.stored.drop_all_but(needed)
     state.copying = {(name, node) for name, node in state.copying if name in needed}
@@ -79,7 +79,7 @@ def _stored_versions(state: SweepState, model: ModelState) -> list[int]:
 
 def _use_newest_stored(state: SweepState, model: ModelState) -> None:
     """Move to the newest state that a node has; a returned node may have one that others lost."""
-    for version in range(len(model.visits), model.at, -1):
+    for version in range(len(model.finished_units), model.at, -1):
         if state.stored.nodes(model.names(version)):
             model.at = version
             return
@@ -105,7 +105,7 @@ def _best(state: SweepState) -> list[Trial]:
 
 
 def _best_version(state: SweepState, trial: Trial) -> int:
-    epochs = trial.began_at + 1 + trial.scores.index(max(trial.scores))
+    epochs = trial.start_epochs + 1 + trial.scores.index(max(trial.scores))
     return epochs * state.partitions
 
 

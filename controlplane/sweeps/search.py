@@ -55,10 +55,10 @@ def synchronous(trials: Sequence[Trial], levels: Sequence[int], eta: int) -> lis
         ]
         found += [Grant(trial.number, following) for trial in order[: max(0, places)]]
         for trial in order[max(0, places) :]:
-            why = (
+            reason = (
                 f"not among the best {max(1, len(at_rung) // eta)} of {len(at_rung)} after {level}"
             )
-            found.append(Stop(trial.number, f"{why} epoch{'s' * (level != 1)}"))
+            found.append(Stop(trial.number, f"{reason} epoch{'s' * (level != 1)}"))
         if order:
             break
     return found
@@ -120,7 +120,7 @@ def _promoted_in_order(
 
 
 def _reaches(trial: Trial, level: int) -> bool:
-    return trial.began_at < level <= trial.granted
+    return trial.start_epochs < level <= trial.granted
 
 
 def _best_of_prefixes(
@@ -180,8 +180,10 @@ def exploit_and_explore(
         parent = best[rng.randrange(len(best))]
         values = changed(spec.space, parent.values, searcher.resample, rng)
         found.append(Add(values, following, parent=parent.number))
-        why = f"among the worst {quarter} of {len(order)} after {level} epochs"
-        found.append(Stop(trial.number, f"{why}; a changed copy of {parent.number} goes on"))
+        reason = f"among the worst {quarter} of {len(order)} after {level} epochs"
+        found.append(
+            Stop(trial.number, f"{reason}; replaced by a changed copy of trial {parent.number}")
+        )
     gone = {trial.number for trial in worst}
     found += [Grant(trial.number, following) for trial in alive if trial.number not in gone]
     return found
@@ -283,8 +285,8 @@ def _median_stopping(trials: Sequence[Trial], searcher: MedianStopping) -> list[
         if len(trial.scores) >= came:
             del others[bisect_left(others, _mean(trial, came))]
         if len(others) >= searcher.min_others and max(trial.scores) < _median(others):
-            why = f"its best is below the median of {len(others)} others after {came}"
-            found.append(Stop(trial.number, f"{why} epoch{'s' * (came != 1)}"))
+            reason = f"best score is below the median of {len(others)} other trials after {came}"
+            found.append(Stop(trial.number, f"{reason} epoch{'s' * (came != 1)}"))
     return found
 
 

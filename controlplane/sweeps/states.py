@@ -11,7 +11,7 @@ from schemas.ids import NodeId
 
 
 @dataclass(frozen=True, slots=True)
-class VisitDone:
+class FinishedUnit:
     """Finished unit that counts."""
 
     trial: int  # trial whose values were used: this one or a parent
@@ -31,7 +31,7 @@ class ModelState:
 
     trial: int
     partitions: int  # of the data
-    visits: list[VisitDone] = field(default_factory=list)
+    finished_units: list[FinishedUnit] = field(default_factory=list)
     # Initial states of the trial and its parents, first parent first; their visits come first.
     parents: tuple[StateName, ...] = ()
     at: int = 0  # version that training continues from; below len(visits): repeating
@@ -45,7 +45,7 @@ class ModelState:
     @property
     def again(self) -> bool:
         """True if finished visits have to be repeated first."""
-        return self.at < len(self.visits)
+        return self.at < len(self.finished_units)
 
     @property
     def epoch(self) -> int:
@@ -55,7 +55,7 @@ class ModelState:
     @property
     def whole_epochs(self) -> int:
         """Finished epochs, including the parent's."""
-        return len(self.visits) // self.partitions
+        return len(self.finished_units) // self.partitions
 
     def names(self, version: int) -> tuple[StateName, ...]:
         """Return the names under which nodes may have a version's state; none for version 0."""
@@ -67,26 +67,28 @@ class ModelState:
     def todo(self, granted: int) -> Partitions:
         """Return the partitions that may be visited next; none: the trial waits for a grant."""
         if self.again:
-            return 1 << self.visits[self.at].partition
-        done = len(self.visits) % self.partitions
+            return 1 << self.finished_units[self.at].partition
+        done = len(self.finished_units) % self.partitions
         if not done:
             return self.everything if self.whole_epochs < granted else 0
         left = self.everything
-        for visit in self.visits[-done:]:
+        for visit in self.finished_units[-done:]:
             left &= ~(1 << visit.partition)
         return left
 
     def digest(self, version: int) -> str:
         """Return the last reported digest of the state of a version, from 1."""
-        return self.visits[version - 1].digest
+        return self.finished_units[version - 1].digest
 
-    def visited(self, partition: int, digest: str = "") -> bool:
+    def finish_unit(self, partition: int, digest: str = "") -> bool:
         """Record a visit; return True if it is new. A repeated visit replaces its digest."""
         first = not self.again
         if first:
-            self.visits.append(VisitDone(self.trial, partition, digest))
+            self.finished_units.append(FinishedUnit(self.trial, partition, digest))
         else:
-            self.visits[self.at] = VisitDone(self.visits[self.at].trial, partition, digest)
+            self.finished_units[self.at] = FinishedUnit(
+                self.finished_units[self.at].trial, partition, digest
+            )
         self.at += 1
         return first
 

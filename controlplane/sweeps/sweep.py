@@ -71,7 +71,7 @@ def begin_units(state: SweepState, now: Seconds) -> list[RunUnit]:
 def _takes_units(state: SweepState, record: SweepWorker) -> bool:
     if record.revoked:
         return False
-    return record.attempt is None or not state.leases[record.attempt].void
+    return record.attempt is None or not state.leases[record.attempt].ignored
 
 
 def training_limit(state: SweepState, trial: int, worker: WorkerId) -> float:
@@ -85,12 +85,16 @@ def training_limit(state: SweepState, trial: int, worker: WorkerId) -> float:
 def waits_for_unit(state: SweepState, record: SweepWorker, now: Seconds) -> bool:
     """True if a revoked worker may finish its unit first."""
     lease = state.leases[record.attempt] if record.attempt is not None else None
-    if lease is None or lease.void or record.within_s <= 0.0:
+    if lease is None or lease.ignored or record.within_s <= 0.0:
         return False
     if not state.times.knows(lease.trial):
         return True
-    began = lease.began if lease.trains else now
-    return began + state.times.expected(lease.trial, lease.order.worker) - now <= record.within_s
+    began = lease.started_at if lease.training else now
+    return began + _expected_s(state, lease) - now <= record.within_s
+
+
+def _expected_s(state: SweepState, lease: Lease) -> float:
+    return state.times.expected(lease.trial, lease.order.worker)
 
 
 def training_trials(state: SweepState) -> list[int]:
@@ -126,7 +130,9 @@ def hop_problem(
     running = [
         Unit(
             Visit(model_of[lease.trial], lease.order.partition, slot_of[lease.order.worker]),
-            max(0.0, lease.began + state.times.expected(lease.trial, lease.order.worker) - now),
+            max(
+                0.0, lease.started_at + state.times.expected(lease.trial, lease.order.worker) - now
+            ),
         )
         for lease in state.leases.values()
         if lease.order.worker in slot_of and lease.trial in model_of
@@ -160,7 +166,7 @@ def _models(
     found: list[Model] = []
     for number in numbers:
         granted = state.trials[number].granted
-        if state.models[number].visits:
+        if state.models[number].finished_units:
             found.append(_model(state, number, first_worker, usual_s))
         else:
             if granted not in fresh:
@@ -200,7 +206,7 @@ def _lease(
     model, record = state.models[number], state.workers[worker]
     state.attempts += 1
     attempt = Attempt(state.attempts)
-    by = model.visits[model.at].trial if model.again else number
+    by = model.finished_units[model.at].trial if model.again else number
     holders = state.stored.nodes(model.names(model.at))
     holders.sort(key=lambda one: one[0] != record.node)  # its own node first
     name = holders[0][1] if holders else None
@@ -215,7 +221,7 @@ def _lease(
         result=StateName(number, model.at + 1),
         epoch=model.epoch,
         partition=partition,
-        evaluate=not model.again and (len(model.visits) + 1) % state.partitions == 0,
+        evaluate=not model.again and (len(model.finished_units) + 1) % state.partitions == 0,
     )
     record.attempt = attempt
     state.leases[attempt] = Lease(order, number, now, STAGING_TIMEOUT_S, model.again)
@@ -252,7 +258,7 @@ class Sweep:
         return bool(self.state.trials) and all(trial.ended for trial in self.state.trials)
 
     @property
-    def can_train(self) -> int:
+    def trainable(self) -> int:
         """Number of trials that have a running unit, or could have one now."""
         return len(training_trials(self.state))
 
@@ -260,7 +266,7 @@ class Sweep:
     def deadline(self) -> Seconds | None:
         """Time at which `deadline_passed` has to be called."""
         leases = [lease.deadline for lease in self.state.leases.values()]
-        places = [record.leaves_by for record in self.state.workers.values()]
+        places = [record.must_leave_by for record in self.state.workers.values()]
         return min([*leases, *(by for by in places if by is not None)], default=None)
 
     # --- workers and nodes
@@ -275,7 +281,7 @@ class Sweep:
         return self._advance(now)
 
     def worker_gone(
-        self, worker: WorkerId, now: Seconds, why: str = "", *, fault: bool = False
+        self, worker: WorkerId, now: Seconds, reason: str = "", *, fault: bool = False
     ) -> list[Order]:
         """Remove a worker whose process has exited; what its node has stays.
 
@@ -283,8 +289,8 @@ class Sweep:
         exit by itself, False if the process was killed.
         """
         lease, found = self._lose(worker), list[Order]()
-        if lease is not None and why:
-            found += crash(self.state, lease.trial, why, fault=fault)
+        if lease is not None and reason:
+            found += crash(self.state, lease.trial, reason, fault=fault)
         return [*found, *self._advance(now)]
 
     def worker_revoked(self, worker: WorkerId, now: Seconds, within_s: float) -> list[Order]:
@@ -334,7 +340,7 @@ class Sweep:
         state.staged.pop(node, None)
         names = state.stored.on(node)
         away = {name: state.models[name.trial].digest(name.version) for name in names}
-        state.away[node] = {**state.away.get(node, {}), **away}
+        state.lost_states[node] = {**state.lost_states.get(node, {}), **away}
         state.stored.lose(node)
         state.copying = {(name, at) for name, at in state.copying if at != node}
         for worker, record in list(state.workers.items()):
@@ -345,7 +351,7 @@ class Sweep:
     def node_back(self, node: NodeId, now: Seconds) -> list[Order]:
         """Restore the states of a returned node that equal the current ones."""
         state = self.state
-        for name, digest in state.away.pop(node, {}).items():
+        for name, digest in state.lost_states.pop(node, {}).items():
             if state.models[name.trial].digest(name.version) == digest:
                 state.stored.add(name, node)
         return self._advance(now)
@@ -360,16 +366,17 @@ class Sweep:
         """
         state = self.state
         lease = state.leases.get(attempt)
-        if lease is None or lease.trains:
+        if lease is None or lease.training:
             return []
         node, partition = state.workers[lease.order.worker].node, lease.order.partition
         known, first = state.data.sizes.setdefault(partition, (samples, node))
         if known != samples:
             found: list[Order] = [*state.release(lease.order.worker)]
-            why = f"{node} has {samples} samples, {first} has {known}: give input_fn the same data"
-            found += refuse_data(state, node, partition, why, for_good=True)
+            sizes = f"{node} has {samples} samples of the partition, {first} has {known}"
+            reason = f"{sizes}; input_fn must return the same data on every node"
+            found += refuse_data(state, node, partition, reason, for_good=True)
             return [*found, *self._advance(now)]
-        lease.trains, lease.began = True, now
+        lease.training, lease.started_at = True, now
         lease.limit_s = training_limit(state, lease.trial, lease.order.worker)
         return []
 
@@ -382,15 +389,15 @@ class Sweep:
         lease, record, released = ended
         order, model = lease.order, state.models[lease.trial]
         state.times.measured(order.trial, order.worker, report.seconds)
-        if lease.void:
+        if lease.ignored:
             return [*released, *self._advance(now)]
         found: list[Order] = [*released]
         state.full_disks = 0
         state.crashes.pop(lease.trial, None)
         if order.state is not None:
             state.unreadable.pop(order.state, None)
-        differs = model.again and model.visits[model.at].digest != report.digest
-        first = model.visited(order.partition, report.digest)
+        differs = model.again and model.finished_units[model.at].digest != report.digest
+        first = model.finish_unit(order.partition, report.digest)
         state.stored.add(order.result, record.node)
         if first:
             model.metrics.append((report.metrics, report.samples))
@@ -401,13 +408,13 @@ class Sweep:
             found.append(StateDiffers(order.result))
         return [*found, *self._advance(now)]
 
-    def unit_failed(self, attempt: Attempt, why: str, fault: Fault, now: Seconds) -> list[Order]:
+    def unit_failed(self, attempt: Attempt, reason: str, fault: Fault, now: Seconds) -> list[Order]:
         """Record a failed unit; `fault` decides what follows."""
         ended = self.state.end_lease(attempt)
         if ended is None:
             return []
         lease, record, released = ended
-        found = unit_fault(self.state, lease, record.node, why, fault)
+        found = unit_fault(self.state, lease, record.node, reason, fault)
         return [*released, *found, *self._advance(now)]
 
     def state_stored(self, name: StateName, node: NodeId, now: Seconds) -> list[Order]:
@@ -433,10 +440,10 @@ class Sweep:
         found = [*release_late_leavers(self.state, now), *give_up_late_units(self.state, now)]
         return [*found, *self._advance(now)] if found else []
 
-    def begin_anew(self, now: Seconds) -> None:
+    def restart_timers(self, now: Seconds) -> None:
         """Restart the time of every unit; no report could arrive while the controller was down."""
         for lease in self.state.leases.values():
-            lease.began = now
+            lease.started_at = now
         for record in self.state.workers.values():
             record.revoked_at = now
 
@@ -449,20 +456,20 @@ class Sweep:
         granted = epochs_of_new(state.spec, begun)
         said: list[Decision] = [Add(dict(values), granted, parent, begun)]
         if begun >= state.spec.epochs:
-            why = f"trial {parent} has trained all {begun} epochs: nothing is left to train"
-            said.append(Stop(len(state.trials), why))
+            reason = f"trial {parent} has already trained all {begun} epochs"
+            said.append(Stop(len(state.trials), reason))
         return [*decide(state, said), *self._advance(now)]
 
-    def stop(self, trial: int, why: str, now: Seconds) -> list[Order]:
+    def stop(self, trial: int, reason: str, now: Seconds) -> list[Order]:
         """End a trial for its user; its running unit finishes, and does not count."""
         if self.state.trials[trial].ended:
             return []
-        return [*decide(self.state, [Stop(trial, why)]), *self._advance(now)]
+        return [*decide(self.state, [Stop(trial, reason)]), *self._advance(now)]
 
-    def delete(self, trial: int, why: str, now: Seconds) -> list[Order]:
+    def delete(self, trial: int, reason: str, now: Seconds) -> list[Order]:
         """End a trial for its user, and drop its states."""
         self.state.deleted.add(trial)
-        return [*self.stop(trial, why, now), *self._advance(now)]
+        return [*self.stop(trial, reason, now), *self._advance(now)]
 
     def pause(self, trial: int) -> list[Order]:
         """Give the trial no further unit; a running unit finishes."""
@@ -478,10 +485,10 @@ class Sweep:
         """Record an epoch of a graduated trial; without a finite metric its score stays."""
         score_graduate(self.state, trial, score(self.state.spec, metrics)[0])
 
-    def close(self, why: str) -> list[Order]:
+    def close(self, reason: str) -> list[Order]:
         """Stop all trials that have not ended; the best states stay."""
         state = self.state
-        left = [Stop(trial.number, why) for trial in state.trials if not trial.ended]
+        left = [Stop(trial.number, reason) for trial in state.trials if not trial.ended]
         found = decide(state, left)
         for worker in list(state.workers):
             self._lose(worker)

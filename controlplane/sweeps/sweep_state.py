@@ -75,7 +75,7 @@ class SweepWorker:
     within_s: float = 0.0  # time until it has to be gone, whatever becomes of its unit
 
     @property
-    def leaves_by(self) -> Seconds | None:
+    def must_leave_by(self) -> Seconds | None:
         """Time when its unit is given up; None: the worker stays."""
         return Seconds(self.revoked_at + self.within_s) if self.revoked else None
 
@@ -86,16 +86,16 @@ class Lease:
 
     order: RunUnit
     trial: int  # in training; the values may be a parent's
-    began: Seconds  # when ordered, or when its worker had state and data
+    started_at: Seconds  # when ordered, or when its worker had state and data
     limit_s: float
     again: bool = False  # the visit is repeated because its state was lost
-    trains: bool = False  # state and data are there
-    void: bool = False  # the trial ended: the result does not count
+    training: bool = False  # state and data are there
+    ignored: bool = False  # the trial ended: the result does not count
 
     @property
     def deadline(self) -> Seconds:
         """Time when the unit is given up."""
-        return Seconds(self.began + self.limit_s)
+        return Seconds(self.started_at + self.limit_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,7 @@ class ChosenWeights:
     attempts: int  # units begun when they were chosen
     models: dict[int, float]  # by trial
     slots: dict[WorkerId, float]
-    visits: float
+    visit_exponent: float
 
 
 @dataclass(slots=True)
@@ -132,21 +132,23 @@ class SweepState:
     staged: dict[NodeId, set[int]] = field(default_factory=dict)  # partitions by node
     leases: dict[Attempt, Lease] = field(default_factory=dict)
     stored: StoredStates = field(default_factory=StoredStates)
-    away: dict[NodeId, dict[StateName, str]] = field(default_factory=dict)  # by lost node: digests
+    lost_states: dict[NodeId, dict[StateName, str]] = field(
+        default_factory=dict
+    )  # by lost node: digests
     copying: set[tuple[StateName, NodeId]] = field(default_factory=set)
     failed_copies: dict[StateName, int] = field(default_factory=dict)  # times
     times: UnitTimes = field(default_factory=UnitTimes)
     data: DataFaults = field(default_factory=DataFaults)
-    hangs: dict[int, int] = field(default_factory=dict)
+    hung_units: dict[int, int] = field(default_factory=dict)
     crashes: dict[int, tuple[int, int]] = field(default_factory=dict)  # faults, kills in a row
     unreadable: dict[StateName, int] = field(default_factory=dict)  # consecutive failed reads
     full_disks: int = 0  # consecutive units that could not store their state
     attempts: int = 0
     graduate_slots: int = 0  # fewer trials than half of these continue as jobs; 0: never
     graduating: set[int] = field(default_factory=set)  # trials that graduate after their epoch
-    left_with: dict[int, StateName] = field(default_factory=dict)  # by graduated trial
+    graduated_states: dict[int, StateName] = field(default_factory=dict)  # by graduated trial
     weights: ChosenWeights | None = None  # for the order `rollouts`
-    stuck: str = ""  # why the sweep cannot continue; empty: it can
+    stuck_reason: str = ""  # why the sweep cannot continue; empty: it can
 
     def release(self, worker: WorkerId) -> list[StopUnit | ReleaseWorker]:
         """Remove a worker from the sweep; its unit does not count any more."""

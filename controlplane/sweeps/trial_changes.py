@@ -44,13 +44,16 @@ def decide(state: SweepState, decisions: Sequence[Decision]) -> list[Order]:
             model = ModelState(len(state.models), state.partitions)
             if one.parent is not None:
                 whole = state.models[one.parent]
-                model.visits, model.at = list(whole.visits), len(whole.visits)
+                model.finished_units, model.at = (
+                    list(whole.finished_units),
+                    len(whole.finished_units),
+                )
                 model.parents = (*whole.parents, StateName(one.parent, model.at))
                 model.metrics = list(whole.metrics)
             state.models.append(model)
         elif isinstance(one, Stop):
             _void_lease(state, one.trial)
-            found.append(TrialEnded(one.trial, "stopped", one.why))
+            found.append(TrialEnded(one.trial, "stopped", one.reason))
     return found
 
 
@@ -66,20 +69,20 @@ def add_score(state: SweepState, number: int, metrics: dict[str, float]) -> list
     return found
 
 
-def fail(state: SweepState, number: int, why: str) -> list[Order]:
+def fail(state: SweepState, number: int, reason: str) -> list[Order]:
     """End a trial through its own fault; a trial that has ended is left alone."""
     if state.trials[number].ended:
         return []
     state.trials[number] = failed(state.trials[number])
     _void_lease(state, number)
-    return [TrialEnded(number, "failed", why)]
+    return [TrialEnded(number, "failed", reason)]
 
 
 def _void_lease(state: SweepState, trial: int) -> None:
     """Ignore the result of the trial's unit, which runs to its end: a kill would cost more."""
     lease = state.lease_of(trial)
     if lease is not None:
-        lease.void = True
+        lease.ignored = True
 
 
 Fault = Literal["trial", "state", "data", "disk"]
@@ -92,7 +95,7 @@ MAX_FULL_DISKS: Final = 20  # consecutive units without disk space after which a
 
 
 def unit_fault(
-    state: SweepState, lease: Lease, node: NodeId, why: str, fault: Fault
+    state: SweepState, lease: Lease, node: NodeId, reason: str, fault: Fault
 ) -> list[Order]:
     """Handle a failed unit, whose lease has been removed.
 
@@ -102,9 +105,9 @@ def unit_fault(
     order = lease.order
     match fault:
         case "trial":
-            return fail(state, lease.trial, why)
+            return fail(state, lease.trial, reason)
         case "data":
-            return refuse_data(state, node, order.partition, why)
+            return refuse_data(state, node, order.partition, reason)
         case "state" if order.state is not None:
             times = state.unreadable[order.state] = state.unreadable.get(order.state, 0) + 1
             if times >= MAX_FAILED_READS:
@@ -114,12 +117,15 @@ def unit_fault(
         case "disk":
             state.full_disks += 1
             if state.full_disks >= MAX_FULL_DISKS:
-                state.stuck = f"{MAX_FULL_DISKS} units in a row could not leave their state: {why}"
+                state.stuck_reason = (
+                    f"{MAX_FULL_DISKS} consecutive units could not store their state: {reason}; "
+                    "free disk space on the nodes"
+                )
     return []
 
 
 def refuse_data(
-    state: SweepState, node: NodeId, partition: int, why: str, *, for_good: bool = False
+    state: SweepState, node: NodeId, partition: int, reason: str, *, for_good: bool = False
 ) -> list[Order]:
     """Record that a node could not provide a partition (`for_good`: a retry would fail, too).
 
@@ -134,8 +140,8 @@ def refuse_data(
         state.staged.get(node, set()).discard(partition)
         others = {record.node for record in state.workers.values()} - {node}
         if not any(can_hold(state, other, partition) for other in others):
-            state.stuck = f"no node has partition {partition}: {why}"
-    return [DataRefused(node, partition, why)]
+            state.stuck_reason = f"no node can provide partition {partition}: {reason}"
+    return [DataRefused(node, partition, reason)]
 
 
 def can_hold(state: SweepState, node: NodeId, partition: int) -> bool:
@@ -143,7 +149,7 @@ def can_hold(state: SweepState, node: NodeId, partition: int) -> bool:
     return state.data.failed.get((node, partition), 0) < MAX_FAILED_STAGINGS
 
 
-def crash(state: SweepState, trial: int, why: str, *, fault: bool = True) -> list[Order]:
+def crash(state: SweepState, trial: int, reason: str, *, fault: bool = True) -> list[Order]:
     """Record the crash or kill of a worker in a unit of `trial`.
 
     The trial fails after `MAX_FAULTS` faults in a row, or `MAX_KILLS` kills.
@@ -153,14 +159,17 @@ def crash(state: SweepState, trial: int, why: str, *, fault: bool = True) -> lis
     state.crashes[trial] = faults, kills
     if faults < MAX_FAULTS and kills < MAX_KILLS:
         return []
-    return fail(state, trial, f"{faults + kills} workers in a row ended in its units: {why}")
+    count = faults + kills
+    return fail(
+        state, trial, f"{count} consecutive workers exited in units of this trial: {reason}"
+    )
 
 
 def release_late_leavers(state: SweepState, now: Seconds) -> list[Order]:
     """Release revoked workers that had to be gone by now; their trials are not to blame."""
     found: list[Order] = []
     for worker, record in list(state.workers.items()):
-        if record.leaves_by is not None and record.leaves_by <= now:
+        if record.must_leave_by is not None and record.must_leave_by <= now:
             found += state.release(worker)
     return found
 
@@ -172,16 +181,14 @@ def give_up_late_units(state: SweepState, now: Seconds) -> list[Order]:
         if lease.deadline > now:
             continue
         found += state.release(lease.order.worker)
-        if not lease.trains:
-            node = lease.order.worker
-            what = f"data or state were not there after {lease.limit_s:.0f} s on {node}"
-            found += crash(state, lease.trial, what)
+        if not lease.training:
+            waited = f"{lease.limit_s:.0f} s on {lease.order.worker}"
+            found += crash(state, lease.trial, f"data or state not available after {waited}")
             continue
-        state.hangs[lease.trial] = state.hangs.get(lease.trial, 0) + 1
-        if state.hangs[lease.trial] >= MAX_HANGS:
-            took = f"{lease.limit_s:.0f} s"
-            why = f"{MAX_HANGS} units took longer than {took}; is there a deadlock in train_fn?"
-            found += fail(state, lease.trial, why)
+        state.hung_units[lease.trial] = state.hung_units.get(lease.trial, 0) + 1
+        if state.hung_units[lease.trial] >= MAX_HANGS:
+            reason = f"{MAX_HANGS} units exceeded {lease.limit_s:.0f} s"
+            found += fail(state, lease.trial, f"{reason}; check train_fn for a deadlock")
     return found
 
 
@@ -196,7 +203,7 @@ def graduate_last_trials(state: SweepState) -> list[Order]:
             continue
         state.trials[number] = graduated(trial)
         state.graduating.discard(number)
-        state.left_with[number] = name
+        state.graduated_states[number] = name
         digest = model.digest(name.version)
         found.append(Graduate(number, trial.values, name, digest, model.whole_epochs))
     return found
@@ -205,8 +212,13 @@ def graduate_last_trials(state: SweepState) -> list[Order]:
 def at_the_end_of_an_epoch(state: SweepState, number: int) -> bool:
     """True if a trial has trained whole epochs, at least one, and has no unit."""
     model = state.models[number]
-    begun = len(model.visits) % state.partitions
-    return bool(model.visits) and not begun and not model.again and state.lease_of(number) is None
+    begun = len(model.finished_units) % state.partitions
+    return (
+        bool(model.finished_units)
+        and not begun
+        and not model.again
+        and state.lease_of(number) is None
+    )
 
 
 def score_graduate(state: SweepState, number: int, score: float) -> None:
@@ -236,10 +248,10 @@ def _last_trials(state: SweepState) -> set[int]:
 def _has_own_state(state: SweepState, number: int) -> bool:
     """True if the trial has trained itself; until then its state has its parent's name."""
     model = state.models[number]
-    return not model.parents or len(model.visits) > model.parents[-1].version
+    return not model.parents or len(model.finished_units) > model.parents[-1].version
 
 
 def _newest(state: SweepState, number: int) -> StateName | None:
     model = state.models[number]
-    having = state.stored.nodes([StateName(number, len(model.visits))])
+    having = state.stored.nodes([StateName(number, len(model.finished_units))])
     return having[0][1] if having else None

@@ -22,12 +22,12 @@ class Trial:
     scores: tuple[float, ...] = ()  # after each of its own epochs; larger is better
     ended: Ending = ""  # why it does not train any more; empty: it may
     parent: int | None = None  # trial that provided the initial state
-    began_at: int = 0  # epochs of the initial state
+    start_epochs: int = 0  # epochs of the initial state
 
     @property
     def epochs(self) -> int:
         """Epochs behind the trial's state, including its parent's."""
-        return self.began_at + len(self.scores)
+        return self.start_epochs + len(self.scores)
 
     @property
     def waits(self) -> bool:
@@ -36,7 +36,7 @@ class Trial:
 
     def score_after(self, epochs: int) -> float | None:
         """Return the score after `epochs` epochs, or None."""
-        at = epochs - self.began_at - 1
+        at = epochs - self.start_epochs - 1
         return self.scores[at] if 0 <= at < len(self.scores) else None
 
 
@@ -47,7 +47,7 @@ class Add:
     values: Values
     epochs: int  # to which it may train
     parent: int | None = None  # provides its current state; None: start with a new state
-    began_at: int | None = None  # epochs of the initial state; None: the parent's scored epochs
+    start_epochs: int | None = None  # epochs of the initial state; None: the parent's scored epochs
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class Stop:
     """End a trial; the reason is shown to its user."""
 
     trial: int
-    why: str
+    reason: str
 
 
 Decision = Add | Grant | Stop
@@ -73,7 +73,7 @@ def best(trials: Iterable[Trial]) -> tuple[int, int] | None:
     """Return number and epoch of the best score (earliest epoch, then first trial), or None."""
     found = min(
         (
-            (-score, trial.began_at + at, trial.number)
+            (-score, trial.start_epochs + at, trial.number)
             for trial in trials
             for at, score in enumerate(trial.scores, start=1)
         ),
@@ -97,7 +97,7 @@ def apply(trials: Sequence[Trial], decisions: Iterable[Decision]) -> list[Trial]
             case Add(values, epochs, parent, began_at):
                 if began_at is None:
                     began_at = 0 if parent is None else after[parent].epochs
-                new = Trial(len(after), values, epochs, parent=parent, began_at=began_at)
+                new = Trial(len(after), values, epochs, parent=parent, start_epochs=began_at)
                 after.append(new)
             case Grant(number, epochs):
                 after[number] = _changed(after[number], granted=epochs)
@@ -142,7 +142,7 @@ def _changed(
         scores=trial.scores if scores is None else scores,
         ended=trial.ended if ended is None else ended,
         parent=trial.parent,
-        began_at=trial.began_at,
+        start_epochs=trial.start_epochs,
     )
 
 
@@ -177,7 +177,8 @@ def score(spec: SearchSpec, metrics: Mapping[str, float]) -> tuple[float, str]:
     value = metrics.get(spec.metric)
     if value is None:
         known = ", ".join(sorted(metrics)) or "nothing"
-        return math.nan, f"no unit reported {spec.metric!r}, only {known}: return it from eval_fn"
+        problem = f"no unit reported metric {spec.metric!r} (reported: {known})"
+        return math.nan, f"{problem}; return it from eval_fn"
     if not math.isfinite(value):
-        return math.nan, f"{spec.metric} is {value}"
+        return math.nan, f"metric {spec.metric} is {value}, not a finite number"
     return (value if spec.mode == "max" else -value), ""

@@ -119,7 +119,7 @@ def best_weights(problem: HopProblem, rollouts: int, rng: Random) -> Weights | N
         weights = Weights(
             models=[rng.lognormvariate(0.0, WEIGHT_SPREAD) for _ in problem.models],
             slots=[rng.lognormvariate(0.0, WEIGHT_SPREAD) for _ in problem.slots],
-            visits=rng.uniform(0.0, MAX_ROLLOUT_VISITS),
+            visit_exponent=rng.uniform(0.0, MAX_ROLLOUT_VISITS),
         )
         took = makespan(problem, weights)
         if took < least:
@@ -154,7 +154,9 @@ def _weights(
     if not chosen.models:
         return None
     models = [chosen.models.get(number, 1.0) for number in numbers]
-    return Weights(models, [chosen.slots.get(worker, 1.0) for worker in workers], chosen.visits)
+    return Weights(
+        models, [chosen.slots.get(worker, 1.0) for worker in workers], chosen.visit_exponent
+    )
 
 
 def _choose(
@@ -168,5 +170,5 @@ def _choose(
         return ChosenWeights(state.attempts, {}, {}, 0.0)
     models = dict(zip(numbers, best.models, strict=True))
     return ChosenWeights(
-        state.attempts, models, dict(zip(workers, best.slots, strict=True)), best.visits
+        state.attempts, models, dict(zip(workers, best.slots, strict=True)), best.visit_exponent
     )

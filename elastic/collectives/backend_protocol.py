@@ -38,7 +38,10 @@ class Operation(Protocol):
 
 
 class Backend(Protocol):
-    """Connected ranks. Operations come from one thread, in the same order on every rank."""
+    """Connected ranks. Operations come from one thread, in the same order on every rank.
+
+    An operation that cannot start raises RuntimeError.
+    """
 
     def connect(self) -> None:
         """Connect to the other ranks; blocks, and raises early if it is aborted.
@@ -50,19 +53,11 @@ class Backend(Protocol):
         ...
 
     def all_reduce(self, tensor: torch.Tensor) -> Operation:
-        """Start to sum a dense, contiguous tensor over all ranks, in place.
-
-        Raises:
-            RuntimeError: if it cannot start.
-        """
+        """Start to sum a dense, contiguous tensor over all ranks, in place."""
         ...
 
     def broadcast(self, tensor: torch.Tensor, source: int) -> Operation:
-        """Start to broadcast a dense, contiguous tensor of rank `source`.
-
-        Raises:
-            RuntimeError: if it cannot start.
-        """
+        """Start to broadcast a dense, contiguous tensor of rank `source`."""
         ...
 
     def abort(self) -> None:

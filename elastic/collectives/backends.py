@@ -30,11 +30,7 @@ class GlooOperation:
         self._work = work
 
     def is_over(self) -> bool:
-        """Wait briefly; True if it is over.
-
-        Raises:
-            RuntimeError: if a peer is lost.
-        """
+        """Wait briefly; True if it is over."""
         try:
             self._work.wait(timedelta(seconds=POLL_S))
         except RuntimeError:
@@ -55,11 +51,7 @@ class GlooBackend:
         self._group: Any = None
 
     def connect(self) -> None:
-        """Connect to the other ranks, within `BUILD_TIMEOUT_S`.
-
-        Raises:
-            RuntimeError: if a rank did not connect.
-        """
+        """Connect to the other ranks, within `BUILD_TIMEOUT_S`."""
         info = self._info
         options = GLOO._Options()  # noqa: SLF001 - no public name
         options._timeout = timedelta(seconds=BUILD_TIMEOUT_S)  # noqa: SLF001 - for connecting

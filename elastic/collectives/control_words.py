@@ -62,22 +62,14 @@ class AgreedWords:
     used: tuple[bool, ...]  # by parameter: True if any rank has a gradient
 
     def check_in_step(self, ranks: int, step: int | None) -> None:
-        """Check that all ranks reduced the same step; None: this rank has finished the epoch.
-
-        Raises:
-            OutOfStepError: if they did not.
-        """
+        """Check that all ranks reduced the same step; None: this rank has finished the epoch."""
         if self.ends not in {0, ranks} or (step is None) != (self.ends == ranks):
             raise OutOfStepError("some have ended the epoch, others take another batch")
         if step is not None and self.step != step % STEP_MODULUS:
             raise OutOfStepError(f"not all are in step {step}")
 
     def check_shares(self, total: int) -> None:
-        """Check that the ranks together took the step's samples.
-
-        Raises:
-            OutOfStepError: if they took more or fewer.
-        """
+        """Check that the ranks together took the step's samples."""
         if self.samples != total:
             raise OutOfStepError(f"they took {self.samples} samples of a step of {total}")
 

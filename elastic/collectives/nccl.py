@@ -126,11 +126,7 @@ class NcclOperation:
         return bool(self._work.is_completed())
 
     def is_over(self) -> bool:
-        """Poll briefly; if True, later work on the current stream follows the operation.
-
-        Raises:
-            RuntimeError: if it failed or was aborted.
-        """
+        """Poll briefly; if True, later work on the current stream follows the operation."""
         end, pause = time.monotonic() + POLL_S, SPIN_S
         while not self.is_complete():
             if self._aborted.is_set():
@@ -162,12 +158,7 @@ class NcclBackend:
         self._lock = threading.Lock()
 
     def connect(self) -> None:
-        """Connect to the other ranks, within `BUILD_TIMEOUT_S`.
-
-        Raises:
-            RuntimeError: if a rank did not connect, or the backend was aborted.
-            ValueError: if there is no GPU.
-        """
+        """Connect to the other ranks, within `BUILD_TIMEOUT_S`."""
         info = self._info
         os.environ.update(nccl_environment(info.address, os.environ))
         torch.accelerator.set_device_index(info.device.index)
@@ -194,19 +185,11 @@ class NcclBackend:
             raise RuntimeError(ABORTED)
 
     def all_reduce(self, tensor: torch.Tensor) -> NcclOperation:
-        """Start to sum a dense, contiguous device tensor in place, after the current stream.
-
-        Raises:
-            RuntimeError: if the backend was aborted.
-        """
+        """Start to sum a dense, contiguous device tensor in place, after the current stream."""
         return self._begun(self._connected().allreduce([tensor]))
 
     def broadcast(self, tensor: torch.Tensor, source: int) -> NcclOperation:
-        """Start to broadcast a dense, contiguous device tensor, after the current stream.
-
-        Raises:
-            RuntimeError: if the backend was aborted.
-        """
+        """Start to broadcast a dense, contiguous device tensor, after the current stream."""
         options = dist.BroadcastOptions()
         options.rootRank = source
         options.rootTensor = 0

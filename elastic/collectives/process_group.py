@@ -46,7 +46,10 @@ class GroupBackends:
 
 
 class ProcessGroup:
-    """Members of one version. A group of one needs no sockets."""
+    """Members of one version. A group of one needs no sockets.
+
+    A collective that was cancelled, or lost a peer, still owns its tensor.
+    """
 
     def __init__(
         self,
@@ -76,34 +79,19 @@ class ProcessGroup:
         return self._require_backends().store
 
     def all_reduce(self, tensor: torch.Tensor, cancel: threading.Event) -> None:
-        """Sum a device tensor over all ranks, in place.
-
-        Raises:
-            CancelledError: if `cancel` was set; the operation still owns `tensor`.
-            BrokenGroupError: if a peer is lost; the operation still owns `tensor`.
-        """
+        """Sum a device tensor over all ranks, in place."""
         if self.size > 1:
             training = self._require_backends().training
             _complete(lambda: training.all_reduce(tensor), cancel)
 
     def broadcast(self, tensor: torch.Tensor, source: int, cancel: threading.Event) -> None:
-        """Broadcast a device tensor of rank `source`, in place.
-
-        Raises:
-            CancelledError: if `cancel` was set; the operation still owns `tensor`.
-            BrokenGroupError: if a peer is lost; the operation still owns `tensor`.
-        """
+        """Broadcast a device tensor of rank `source`, in place."""
         if self.size > 1:
             training = self._require_backends().training
             _complete(lambda: training.broadcast(tensor, source), cancel)
 
     def broadcast_bytes(self, data: bytes, cancel: threading.Event, source: int = 0) -> bytes:
-        """Return the `data` of rank `source`, of any length, on every rank; not over the device.
-
-        Raises:
-            CancelledError: if `cancel` was set.
-            BrokenGroupError: if a peer is lost.
-        """
+        """Return the `data` of rank `source`, of any length, on every rank; not over the device."""
         if self.size == 1:
             return data
         control = self._require_backends().control
@@ -118,17 +106,11 @@ class ProcessGroup:
         return as_bytes(row)
 
     def send(self, tensor: torch.Tensor, to: int) -> Any:
-        """Start to send a contiguous host tensor, unchanged until torch's work is over.
-
-        Wait for the returned work in a helper thread.
-        """
+        """Start to send a host tensor; see `GlooBackend.send`."""
         return self._require_backends().transfers.send(tensor, to)
 
     def receive(self, tensor: torch.Tensor, source: int) -> Any:
-        """Start to receive into a contiguous host tensor, unread until torch's work is over.
-
-        Wait for the returned work in a helper thread.
-        """
+        """Start to receive into a host tensor; see `GlooBackend.receive`."""
         return self._require_backends().transfers.receive(tensor, source)
 
     def abort(self, limit_s: float = ABORT_TIMEOUT_S) -> None:

@@ -58,7 +58,6 @@ def build_process_group(
 
 
 def _max_over_ranks(control: Backend, rank: int, size: int, own: int) -> int:
-    """Return the largest number of all ranks, which have all connected by then."""
     values = torch.zeros(size, dtype=torch.int64)
     values[rank] = own
     operation = control.all_reduce(values)
@@ -87,11 +86,6 @@ class BackgroundBuild:
         self._dropped = False
         self._lock = threading.Lock()
         threading.Thread(target=self._run, name="build", daemon=True).start()
-
-    @property
-    def done(self) -> bool:
-        """True if the group can be used."""
-        return self.group is not None
 
     def drop(self) -> None:
         """Drop the group, and abort its rendezvous."""

@@ -43,7 +43,8 @@ class Membership:
         """Return the initial membership; without an assignment the worker always trains alone."""
         if assignment is None:
             own_id = WorkerId("")
-            return cls(own_id, 0, "127.0.0.1", device, (own_id,), _single_member_group(0, device))
+            group = ProcessGroup(0, 0, 1, device)
+            return cls(own_id, 0, "127.0.0.1", device, (own_id,), group)
         rank = assignment.rank
         members = assignment.group.members
         return cls(
@@ -52,7 +53,7 @@ class Membership:
             address=assignment.address,
             device=device,
             workers=tuple(member.worker for member in members),
-            group=_single_member_group(rank, device),  # until the worker joins
+            group=ProcessGroup(0, rank, 1, device),  # until the worker joins
         )
 
     @property
@@ -76,10 +77,6 @@ class Membership:
                 setproctitle(f"{owner}{rank}{group.rank}")
         self.group = group
         self.workers = tuple(member.worker for member in order.group.members)
-
-
-def _single_member_group(rank: int, device: torch.device) -> ProcessGroup:
-    return ProcessGroup(0, rank, 1, device)
 
 
 def report_formed(
@@ -111,9 +108,6 @@ def form_group(
     """Build the process group of `order`; blocks until all members have connected.
 
     `publish` gets the group before the first connection, so that it can be aborted.
-
-    Raises:
-        BrokenGroupError: if a member did not connect in time.
     """
     member = order.group.member(membership.own_id)
     rank = member.rank if member else 0
@@ -135,12 +129,7 @@ def form_group(
 def await_group(
     order: GroupOrder, membership: Membership, cancelled: threading.Event
 ) -> ProcessGroup:
-    """Build the process group of `order` in the background and wait for it.
-
-    Raises:
-        BrokenGroupError: if it could not be built.
-        CancelledError: if `cancelled` was set; the group is dropped then.
-    """
+    """Build the process group of `order` in the background and wait for it."""
     failures: list[str] = []
     building = BackgroundBuild(
         lambda publish: form_group(order, membership, publish), failures.append

@@ -149,11 +149,7 @@ class OrderInbox:
         return self._orders[0] if self._orders else None
 
     def pop(self) -> GroupOrder:
-        """Remove and return the oldest waiting order.
-
-        Raises:
-            IndexError: if there is none.
-        """
+        """Remove and return the oldest waiting order."""
         return self._orders.popleft()
 
     # --- the ready flag, in each reduction

@@ -1,6 +1,9 @@
 """Changes of this worker's group: join, resize, recovery, leaving, and checks of equal states.
 
-All of it runs on the training thread, between two steps or during the reduction.
+All of it runs on the training thread, between two steps or during the reduction. Incumbents are
+members of the current group: they fix the boundary (the last step of the current group) in advance
+and switch behind it. Newcomers join a running group at the boundary, or start together with all
+others. Survivors of a lost member quiesce, report their position, and continue in a new group.
 """
 
 from __future__ import annotations
@@ -10,70 +13,52 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, NoReturn
+from typing import Any, Final, NamedTuple, NoReturn
+
+import msgspec
 
 from elastic import fault_points
-from elastic.batches import MicroBatch
+from elastic.collectives.backend_protocol import wait_for
 from elastic.collectives.control_words import AgreedWords
 from elastic.collectives.process_group import ProcessGroup
 from elastic.group.membership import LeftGroup, Membership, await_group, report_formed
 from elastic.group.order_inbox import PendingGroup
 from elastic.group.order_listener import MAX_ERROR_CHARACTERS, OrderListener
-from elastic.group.recovery import Recovered, Recovery
-from elastic.group.resize import (
-    BOUNDARY_LEAD,
-    Resize,
-    await_join_plan,
-    enter_at_boundary,
-    start_together,
-)
 from elastic.reporting import Report, SampleRecords
-from elastic.state.broadcast import broadcast_training
+from elastic.sample_stream import MicroBatch, Schedule, ScheduleRow, TrainingPosition
 from elastic.state.epoch_reports import EpochReports
+from elastic.state.portions import transfer_steps
 from elastic.state.training_state import TrainingState
 from elastic.state.transfer import IncomingState, OutgoingState
 from elastic.training_errors import BrokenGroupError, CancelledError
-from schemas.wire.agent import JOIN, RECOVER, START, SUSPEND, GroupBroken, JoinFailed
+from schemas.wire.agent import (
+    JOIN,
+    PREPARE,
+    RECOVER,
+    START,
+    SUSPEND,
+    GroupBroken,
+    JoinFailed,
+    Quiesced,
+)
 from schemas.wire.worker import GroupOrder
 
+BOUNDARY_LEAD: Final = 2  # minimum steps from the agreement to the boundary
+TRANSFER_BYTES_PER_S: Final = 400e6  # rate of a transfer beside training, over sockets
+JOIN_PLAN_KEY: Final = "join plan"  # key in the new group's store
 CHECK_AFTER: Final = 2  # steps after a transfer or a recovery
 CHECK_EVERY: Final = 256  # steps; detects scripts that let workers diverge
-
-
-class StateCheck:
-    """Schedule of checksum comparisons; depends on step numbers alone, so all workers agree."""
-
-    def __init__(self) -> None:
-        self.mismatch = False  # states differ: rank 0's has to be broadcast
-        self._at = 0  # scheduled step; 0: none
-
-    def schedule(self, step: int) -> None:
-        """Schedule a comparison `CHECK_AFTER` steps after `step`, instead of an earlier one."""
-        self._at = step + CHECK_AFTER
-
-    def is_due(self, step: int, *, transferring: bool, rates_may_differ: bool) -> bool:
-        """Return whether checksums are reduced together with the gradients of `step`.
-
-        `transferring`: some members lack the full state. `rates_may_differ`: a scheduler just set
-        rates by metrics, whose values may differ between workers.
-        """
-        return step == self._at or (
-            not transferring and (rates_may_differ or step % CHECK_EVERY == 0)
-        )
-
-    def finish_scheduled(self, step: int) -> bool:
-        """Return whether `step` was the scheduled one, and unschedule it."""
-        if step != self._at:
-            return False
-        self._at = 0
-        return True
-
-    def reset(self) -> None:
-        """Forget the schedule and the result, after the group broke."""
-        self._at, self.mismatch = 0, False
-
-
 LINGER_S: Final = 0.1  # keeps a leaver's sockets until its peers have read them
+
+
+class JoinPlan(msgspec.Struct, frozen=True):
+    """Facts about the boundary that newcomers need."""
+
+    position: TrainingPosition  # at the boundary
+    transfer_steps: int  # steps of the state's transfer
+    old: tuple[int, ...]  # local batches of the former group, by rank
+    new: tuple[int, ...]  # local batches of the new group, after the transfer
+    seed: int  # of the order of samples
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +69,14 @@ class ReductionTerms:
     compare_checksums: bool  # reduce checksums of the states; equal on every rank
 
 
-@dataclass(frozen=True, slots=True)
-class _SwitchCost:
+class Recovered(NamedTuple):
+    """Continuation point of the new group."""
+
+    step: int  # last finished step of the new group
+    metadata: dict[str, Any] | None  # of the received state; None if the own state was kept
+
+
+class _SwitchCost(NamedTuple):
     """Costs in seconds of a boundary with newcomers, kept until the first step after it ends."""
 
     took_s: float
@@ -106,33 +97,23 @@ class GroupTransitions:
         records: SampleRecords,
         report: Report,
     ) -> None:
+        self.cancelled = listener.cancelled  # event that cancels waits for peers
         self._membership = membership
         self._listener = listener
         self._training = training
         self._epochs = epochs
         self._records = records
         self._report = report
-        self._resize = Resize(membership, listener, training)
-        self._recovery = Recovery(membership, listener, training, report)
-        self._check = StateCheck()
+        # Checksums are compared by step numbers alone, so all workers agree when.
+        self._check_at = 0  # step of a scheduled comparison; 0: none
+        self._mismatch = False  # states differ: rank 0's has to be broadcast
         self._retired: ProcessGroup | None = None  # former group, until the states are compared
         self._new_batch: tuple[int, int] | None = None  # first step, global batch
-        self._recovered: Recovered | None = None  # records of its lost members are due
+        self._lost_members = False  # records of lost members are due
+        self._became_rank_0 = False  # in a recovery that no step followed yet
         self._discard_prefetched = False  # prefetched batches are invalid
         self._left = False
         self._switch_cost: _SwitchCost | None = None  # until the newcomers' first step
-
-    @property
-    def cancelled(self) -> threading.Event:
-        """Event that cancels waits for peers."""
-        return self._listener.cancelled
-
-    def set_prefetch_depth(self, depth: int) -> None:
-        """Set how many steps the loader prefetches: a boundary is never nearer.
-
-        The members agree on the largest value at the rendezvous.
-        """
-        self._membership.prefetched_steps = depth
 
     # --- in
 
@@ -146,6 +127,7 @@ class GroupTransitions:
         self._listener.pop()
         try:
             group = await_group(order, self._membership, self.cancelled)
+            plan = self._await_join_plan(order, group) if order.kind == JOIN else None
         except BrokenGroupError as error:
             kind = JoinFailed if order.kind == JOIN else GroupBroken
             self._report(kind, group=order.version, error=error.message[:MAX_ERROR_CHARACTERS])
@@ -153,52 +135,80 @@ class GroupTransitions:
         except CancelledError:
             self.recover(None)
         else:
-            if order.kind == JOIN:
-                self._join_at_boundary(order, group)
-            else:
+            if plan is None:
                 self._start(order, group)
+            else:
+                self._join_at_boundary(order, group, plan)
 
     def _start(self, order: GroupOrder, group: ProcessGroup) -> None:
+        """Start with all others: every rank takes the state of rank 0."""
+        self._membership.group = group
         try:
-            start_together(group, self._membership, self._training, self.cancelled)
+            self._take_rank_0_state()
         except (BrokenGroupError, CancelledError) as error:
             self._report(GroupBroken, group=order.version, error=error.message)
             threading.Event().wait()  # the state may be mixed; the controller stops this worker
         report_formed(self._report, self._membership, self._training.position)
 
-    def _join_at_boundary(self, order: GroupOrder, group: ProcessGroup) -> None:
-        try:
-            plan = await_join_plan(
-                group,
-                self.cancelled,
-                lambda error: self._listener.report_join_failed(order.version, error),
-            )
-        except CancelledError:
-            self.recover(None)
-            return
-        training = self._training
-        training.transfer = enter_at_boundary(order, group, plan, self._membership, training)
+    def _take_rank_0_state(self) -> None:
+        group = self._membership.group
+        if group.size > 1:
+            metadata = self._training.broadcast(group, 0, self.cancelled)
+            if metadata is not None:
+                self._training.load_metadata(metadata)
+
+    def _await_join_plan(self, order: GroupOrder, group: ProcessGroup) -> JoinPlan:
+        """Receive the join plan; if it cannot come, the controller cancels the wait."""
+        plans: list[JoinPlan] = []
+        received = threading.Event()
+
+        def receive() -> None:
+            try:
+                data = group.store.fetch(JOIN_PLAN_KEY)
+                plans.append(msgspec.msgpack.decode(data, type=JoinPlan))
+            except (RuntimeError, BrokenGroupError) as error:
+                self._listener.report_join_failed(order.version, str(error).partition("\n")[0])
+                return
+            received.set()
+
+        threading.Thread(target=receive, name=JOIN_PLAN_KEY, daemon=True).start()
+        wait_for(received, self.cancelled)
+        return plans[0]
+
+    def _join_at_boundary(self, order: GroupOrder, group: ProcessGroup, plan: JoinPlan) -> None:
+        """Join a running group, without samples until the state has arrived."""
+        membership, training = self._membership, self._training
+        training.position = plan.position
+        training.set_seed(plan.seed)
+        first = plan.position.step + 1
+        zeros = (*plan.old, *(0,) * (group.size - len(plan.old)))
+        training.schedule = Schedule(ScheduleRow(first, zeros, group.rank))
+        training.schedule.announce([ScheduleRow(first + plan.transfer_steps, plan.new, group.rank)])
+        membership.enter(order, group)
+        membership.has_full_state = False
+        training.transfer = IncomingState(
+            group=group,
+            state=training.tensors(),
+            senders=len(plan.old),
+            first=first,
+            steps=plan.transfer_steps,
+        )
         last = plan.position.step + plan.transfer_steps
-        self._check.schedule(last)
+        self._check_at = last + CHECK_AFTER
         self._new_batch = (last + 1, sum(plan.new))
 
     # --- between two steps
 
     def before_step(self) -> bool:
-        """Prepare the next step; return whether prefetched batches are invalid.
-
-        Raises:
-            LeftGroup: if this worker is not in the group any more.
-        """
-        if self._left:
-            raise LeftGroup(0)
+        """Prepare the next step; return whether prefetched batches are invalid."""
+        self.check_left()
         if self.cancelled.is_set():
             self.recover(None)
-        if self._recovered is not None:
-            self._write_for_lost(self._recovered)
+        if self._lost_members:
+            self._write_for_lost()
         step = self._training.position.step
         try:
-            if self._check.mismatch:
+            if self._mismatch:
                 self._resynchronise()
             pending = self._listener.pending
             if pending is not None and pending.boundary == step:
@@ -214,32 +224,44 @@ class GroupTransitions:
 
     def _resynchronise(self) -> None:
         """Broadcast the state of rank 0, because the checksums differ; all workers wait."""
-        self._check.mismatch = False
-        membership, training = self._membership, self._training
-        if membership.rank == 0:
+        self._mismatch = False
+        if self._membership.rank == 0:
             sys.stderr.write(
                 "[ones] workers have different states: sending rank 0's state to all\n"
             )
-        metadata = broadcast_training(training, membership.group, 0, self.cancelled)
-        if metadata is not None:
-            training.load_metadata(metadata)
+        self._take_rank_0_state()
 
     def _switch(self, pending: PendingGroup) -> None:
+        """Switch to the pending group behind its boundary; start to send newcomers the state."""
         began, (step_s, sync_s) = time.perf_counter(), self._training.recent_steps.average_step()
-        membership, order = self._membership, pending.order
-        step = self._training.position.step
+        membership, training, order = self._membership, self._training, pending.order
+        step = training.position.step
         fault_points.reach("boundary", rank=membership.rank, step=step, version=order.version)
+        built = self._listener.switch(pending)
         member = order.group.member(membership.own_id)
         if member is None:
-            self._listener.switch(pending)
             self._leave_on_order(order)
             return
         former, old = membership.workers, membership.group
-        transfer = self._training.transfer = self._resize.switch(pending)
+        newcomers = [m.rank for m in order.group.members if m.worker not in former]
+        if built is None:  # same processes, another batch
+            old.version = order.version
+        membership.enter(order, built or old)
         last = step + pending.transfer_steps
         self._new_batch = (last + 1, order.group.global_batch)
-        if transfer is not None:
-            self._check.schedule(last)
+        training.transfer = None
+        if newcomers:
+            training.transfer = OutgoingState(
+                group=membership.group,
+                state=training.tensors(),
+                newcomers=newcomers,
+                senders=len(former),
+                first=step + 1,
+                steps=pending.transfer_steps,
+            )
+            if membership.rank == 0:
+                training.transfer.post_metadata(training.metadata())
+            self._check_at = last + CHECK_AFTER
             self._retired = old
         elif membership.group is not old:
             old.retire()
@@ -247,9 +269,8 @@ class GroupTransitions:
             self._records.write_for_lost(frozenset(membership.workers))
         fault_points.reach("swapped", rank=membership.rank, version=order.version)
         took_s = time.perf_counter() - began
-        position = self._training.position
-        report_formed(self._report, membership, position, pause_s=took_s, step_s=step_s)
-        if set(membership.workers) - set(former):
+        report_formed(self._report, membership, training.position, pause_s=took_s, step_s=step_s)
+        if newcomers:
             self._switch_cost = _SwitchCost(took_s, step_s, sync_s)
 
     def _report_full_pause(self) -> None:
@@ -288,18 +309,15 @@ class GroupTransitions:
             self._training.lr_state.follow_batch(batch, step)
             self._new_batch = None
 
-    # --- where gradients are summed
+    # --- where gradients are reduced
 
     def before_reduction(self, step: int) -> ReductionTerms:
         """Return what this worker reduces together with the gradients of `step`."""
-        listener, transferring = self._listener, self._training.transfer is not None
+        listener, training = self._listener, self._training
+        regular = training.rates_may_differ or step % CHECK_EVERY == 0
         return ReductionTerms(
             ready=listener.pending is not None and listener.vote_ready(),
-            compare_checksums=self._check.is_due(
-                step,
-                transferring=transferring,
-                rates_may_differ=self._training.rates_may_differ,
-            ),
+            compare_checksums=step == self._check_at or (training.transfer is None and regular),
         )
 
     def after_reduction(
@@ -308,18 +326,15 @@ class GroupTransitions:
         """Act on the agreed words, in the same step on all ranks.
 
         A newcomer then waits for the step's portion of the state, which the optimizer needs.
-
-        Raises:
-            CancelledError: if the wait was cancelled.
-            BrokenGroupError: if the portion did not arrive.
         """
         self._report_full_pause()
         if agreed.skipped > 0 or (terms.compare_checksums and not agreed.same):
-            self._check.mismatch = True
+            self._mismatch = True
         self._records.write()
         if terms.ready:
             self._agree(micro_batch, agreed)
-        if self._check.finish_scheduled(micro_batch.step):
+        if micro_batch.step == self._check_at:
+            self._check_at = 0
             self._retire_former()
         transfer = self._training.transfer
         if isinstance(transfer, IncomingState) and not self._membership.has_full_state:
@@ -327,13 +342,49 @@ class GroupTransitions:
             transfer.take_portion(micro_batch.step, self.cancelled, load)
 
     def _agree(self, micro_batch: MicroBatch, agreed: AgreedWords) -> None:
-        """Close the vote, and schedule the switch if it was unanimous."""
-        group = self._membership.group
-        boundary = micro_batch.step + max(BOUNDARY_LEAD, group.prefetched_steps)
-        unanimous = agreed.ready == group.size
+        """Close the vote; if all are ready, deal out the samples behind the boundary.
+
+        The boundary is far enough ahead that none of these samples are prefetched.
+        """
+        membership, training = self._membership, self._training
+        boundary = micro_batch.step + max(BOUNDARY_LEAD, membership.group.prefetched_steps)
+        unanimous = agreed.ready == membership.group.size
         pending = self._listener.close_vote(unanimous=unanimous, boundary=boundary)
-        if pending is not None:
-            self._resize.schedule_switch(pending, boundary, micro_batch, agreed.seconds)
+        if pending is None:
+            return
+        order, step = pending.order, micro_batch.step
+        fault_points.reach("announce", rank=membership.rank, step=step, version=order.version)
+        member = order.group.member(membership.own_id)
+        rank = member.rank if member else None
+        new = tuple(m.local_batch for m in order.group.members)
+        old = micro_batch.row.local_batches
+        rows = [ScheduleRow(boundary + 1, new, rank)]
+        newcomers = len({m.worker for m in order.group.members} - set(membership.workers))
+        if newcomers:
+            sizes = [unit.size for unit in training.tensors().units(membership.device)]
+            pending.transfer_steps = transfer_steps(
+                sum(sizes), agreed.seconds, TRANSFER_BYTES_PER_S, len(sizes)
+            )
+            zeros = ScheduleRow(boundary + 1, (*old, *(0,) * newcomers), rank)
+            rows = [zeros, ScheduleRow(boundary + 1 + pending.transfer_steps, new, rank)]
+            if membership.rank == 0:
+                self._post_join_plan(pending, boundary, micro_batch, new)
+        training.schedule.forget(training.position.step)
+        training.schedule.announce(rows)
+
+    def _post_join_plan(
+        self, pending: PendingGroup, boundary: int, micro_batch: MicroBatch, new: tuple[int, ...]
+    ) -> None:
+        group = self._listener.built(pending.version)
+        if group is None:
+            return
+        training, old, done = self._training, micro_batch.row.local_batches, micro_batch.step - 1
+        position = TrainingPosition(
+            micro_batch.epoch, micro_batch.cursor_before, done, training.position.samples_done
+        )
+        start = position.advanced(boundary - done, sum(old), training.stream)
+        plan = JoinPlan(start, pending.transfer_steps, old, new, training.stream.seed)
+        group.store.post(JOIN_PLAN_KEY, lambda: msgspec.msgpack.encode(plan))
 
     def _retire_former(self) -> None:
         if self._retired is not None:
@@ -354,58 +405,103 @@ class GroupTransitions:
             LeftGroup: if this worker is not in that group.
         """
         self._switch_cost = None
-        self._abort_groups()
-        if roll_back is not None:
-            roll_back()
-        recovered = self._recovery.run(error)
-        if recovered is None:
-            self._leave()
-        self._training.transfer, self._new_batch = None, None
-        self._check.reset()
-        self._check.schedule(recovered.step)
-        self._retire_former()
-        self._recovered = recovered.merged_with(self._recovered)
-        self._discard_prefetched = True
-        return recovered
-
-    def _abort_groups(self) -> None:
-        """Abort the groups, whose operations never end and would block later device work."""
         for group in (self._membership.group, self._retired):
             if group is not None:
-                group.abort()
+                group.abort()  # its operations never end and would block later device work
+        if roll_back is not None:
+            roll_back()
+        recovered = self._join_survivors(error)
+        self._training.transfer, self._new_batch = None, None
+        self._mismatch, self._check_at = False, recovered.step + CHECK_AFTER
+        self._retire_former()
+        self._lost_members = self._discard_prefetched = True
+        return recovered
 
-    def _write_for_lost(self, recovered: Recovered) -> None:
-        self._recovered = None
+    def _join_survivors(self, error: Exception | None) -> Recovered:
+        membership, listener = self._membership, self._listener
+        if isinstance(error, BrokenGroupError | fault_points.InjectedError):
+            text = str(error)[:MAX_ERROR_CHARACTERS]
+            self._report(GroupBroken, group=membership.version, error=text)
+        listener.abandon_pending()
+        while True:
+            order = listener.await_recovery()
+            if order.stage == PREPARE:
+                self._quiesce(order)
+                continue
+            if order.group.member(membership.own_id) is None:
+                self._leave()
+            try:
+                return self._enter_recovered(order)
+            except CancelledError:
+                continue
+            except BrokenGroupError as broken:
+                self._report(GroupBroken, group=order.version, error=broken.message)
+
+    def _quiesce(self, order: GroupOrder) -> None:
+        membership, position = self._membership, self._training.position
+        fault_points.reach("quiesce", rank=membership.rank, version=order.version)
+        self._report(
+            Quiesced,
+            group=order.version,
+            step=position.step,
+            epoch=position.epoch - 1,
+            has_full_state=membership.has_full_state,
+            port=self._listener.stores.serve(order.version, oldest=membership.version),
+        )
+
+    def _enter_recovered(self, order: GroupOrder) -> Recovered:
+        """Connect to the survivors, and take the state that is furthest ahead if it is needed."""
+        membership, training, cancelled = self._membership, self._training, self.cancelled
+        fault_points.reach("recover", rank=membership.rank, version=order.version)
+        group = await_group(order, membership, cancelled)
+        metadata: dict[str, Any] | None = None
+        try:
+            if order.source is not None:
+                metadata = training.broadcast(group, order.source, cancelled)
+                if metadata is not None and training.carried is not None:
+                    training.carried.load(metadata["carried"])
+            own_lr_state = msgspec.msgpack.encode(training.lr_state.state_list())
+            lr_state = group.broadcast_bytes(own_lr_state, cancelled, int(order.source or 0))
+        except (CancelledError, BrokenGroupError):
+            group.abort()
+            group.retire()  # in the background: operations under way would block this thread
+            raise
+        step = training.position.step if metadata is None else int(metadata["step"])
+        training.lr_state.load_state_list(msgspec.msgpack.decode(lr_state))
+        training.lr_state.follow_batch(order.group.global_batch, step)
+        old = membership.group
+        membership.enter(order, group)
+        old.retire()
+        shares = tuple(member.local_batch for member in order.group.members)
+        training.schedule = Schedule(ScheduleRow(1, shares, group.rank))
+        fault_points.reach("recovered", rank=group.rank, version=order.version)
+        report_formed(self._report, membership, training.position)
+        self._became_rank_0 |= group.rank == 0 and old.rank != 0
+        return Recovered(step, metadata)
+
+    def _write_for_lost(self) -> None:
+        became_rank_0 = self._became_rank_0
+        self._lost_members = self._became_rank_0 = False
         self._records.write()
         if self._membership.rank == 0:
-            workers = frozenset(self._membership.workers)
-            self._records.write_for_lost(workers)
-            if recovered.became_rank_0:
+            self._records.write_for_lost(frozenset(self._membership.workers))
+            if became_rank_0:
                 self._epochs.report_again(self._membership.version)
 
     # --- out
 
     def _leave_on_order(self, order: GroupOrder) -> None:
-        """Leave the group as `order` says, after writing a checkpoint if the job is suspended.
-
-        Raises:
-            CancelledError: if a suspended job's checkpoint was cancelled.
-            BrokenGroupError: if a peer was lost before it was written.
-            LeftGroup: otherwise.
-        """
+        """Leave the group as `order` says, after writing a checkpoint if the job is suspended."""
+        membership = self._membership
         self._records.write()
         if order.kind == SUSPEND:
-            self._suspend(order.version)
+            if membership.rank == 0:
+                self._records.write_for_lost(frozenset({membership.own_id}))
+                fault_points.reach("suspend", rank=0, version=order.version)
+                self._epochs.suspend(order.version)
+                fault_points.reach("suspended", rank=0, version=order.version)
+            membership.group.broadcast_bytes(b"", self.cancelled)
         self._leave()
-
-    def _suspend(self, version: int) -> None:
-        membership = self._membership
-        if membership.rank == 0:
-            self._records.write_for_lost(frozenset({membership.own_id}))
-            fault_points.reach("suspend", rank=0, version=version)
-            self._epochs.suspend(version)
-            fault_points.reach("suspended", rank=0, version=version)
-        membership.group.broadcast_bytes(b"", self.cancelled)
 
     def _leave(self) -> NoReturn:
         self._records.write()
@@ -415,10 +511,6 @@ class GroupTransitions:
         raise LeftGroup(0)
 
     def check_left(self) -> None:
-        """Raise `LeftGroup` again if the script's loop swallowed it.
-
-        Raises:
-            LeftGroup: if this worker is not in the group any more.
-        """
+        """Raise `LeftGroup` again if the script's loop swallowed it."""
         if self._left:
             raise LeftGroup(0)

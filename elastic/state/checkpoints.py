@@ -95,9 +95,6 @@ def save_checkpoint(content: dict[str, Any], path: Path) -> None:
     The archive has no checksums of its own: they cost half of the write or more, under the lock
     that the training thread needs, and the caller's rename prevents partial files. Named tuples are
     read back as tuples; `format` is part of `content`.
-
-    Raises:
-        OSError: if the disk does not accept it.
     """
     checksums = torch.serialization.get_crc32_options()
     torch.serialization.set_crc32_options(False)
@@ -196,12 +193,7 @@ class CheckpointWriter:
             self._changed.notify_all()
 
     def check(self) -> None:
-        """Raise an error of the writer, unless the disk is only full.
-
-        Raises:
-            CheckpointError: if an earlier state could not be written for another reason than the
-                disk.
-        """
+        """Raise an error of the writer, unless the disk is only full; see `write`."""
         with self._changed:
             self._raise()
 

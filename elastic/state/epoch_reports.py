@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import threading
 import time
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,6 +14,7 @@ from elastic.metrics import cpu_seconds, stop_reason
 from elastic.reporting import Report
 from elastic.state.checkpoints import CheckpointWriter, find_checkpoint, load_checkpoint
 from elastic.state.training_state import TrainingState
+from schemas.epochs import EpochFacts
 from schemas.ids import Version
 from schemas.jobs import StopRule
 from schemas.nodes import ResumePoint
@@ -57,11 +57,7 @@ class EpochReports:
         self._writer = CheckpointWriter(folder)
 
     def close(self) -> bool:
-        """Wait for writes under way; True if checkpoints were open.
-
-        Raises:
-            CheckpointError: if the last state could not be written.
-        """
+        """Wait for writes under way; True if checkpoints were open."""
         writer, self._writer = self._writer, None
         if writer is not None:
             writer.close()
@@ -75,13 +71,15 @@ class EpochReports:
         """
         content = load_checkpoint(find_checkpoint(folder, point, version))
         self._training.load_checkpoint(content)
-        self._missing_reports = [r for r in self._training.reported if r["epoch"] > point.epoch]
+        self._missing_reports = [
+            r for r in self._training.reported if r["facts"]["epoch"] > point.epoch
+        ]
         return int(content["epoch"])
 
     def report_missing_epochs(self) -> None:
         """Report the epochs before the resume that the controller did not receive."""
         for values in self._missing_reports:
-            self._report(EpochReported, **values)
+            self._report_epoch(values)
         self._missing_reports = []
 
     def end_epoch(
@@ -103,28 +101,31 @@ class EpochReports:
         rule = training.stop_rule or StopRule(epochs=epoch)
         why_done = stop_reason(rule, training.stop, epoch, position.samples_done, agreed.metrics)
         training.why_done = why_done or agreed.stop
-        samples_per_s, seconds = training.speed.over_epoch(now)
-        times = training.recent_steps.over_epoch()
+        samples_per_s, seconds = training.recent_steps.epoch_speed(now)
+        loss = agreed.loss if agreed.loss is not None and math.isfinite(agreed.loss) else None
+        facts = EpochFacts(
+            epoch=epoch,
+            step=position.step,
+            samples_done=position.samples_done,
+            epoch_samples=training.stream.size,
+            samples_per_s=samples_per_s,
+            train_loss=loss,
+            metrics={k: v for k, v in agreed.metrics.items() if math.isfinite(v)},
+            global_batch=training.global_batch,
+            lr=training.learning_rate(),
+            noise_scale=training.noise.scale(),
+            trained_samples=trained,
+            left_early=left_early,
+            step_times=training.recent_steps.over_epoch(),
+        )
         values = {
-            "epoch": epoch,
-            "step": position.step,
-            "samples_done": position.samples_done,
-            "epoch_samples": training.stream.size,
-            "epochs": rule.epochs,
-            "samples_per_s": samples_per_s,
+            "stated_epochs": rule.epochs,
             "duration_s": seconds,
-            "train_loss": agreed.loss
-            if agreed.loss is not None and math.isfinite(agreed.loss)
-            else None,
-            "metrics": {k: v for k, v in agreed.metrics.items() if math.isfinite(v)},
-            "global_batch": training.global_batch,
-            "lr": training.learning_rate(),
-            "noise_scale": training.noise.scale(),
-            "trained_samples": trained,
-            "left_early": left_early,
-            **(asdict(times) if times is not None else {}),
+            "facts": msgspec.to_builtins(facts),
         }
-        waiting = [known for known in training.unreported if known["epoch"] > agreed.durable]
+        waiting = [
+            known for known in training.unreported if known["facts"]["epoch"] > agreed.durable
+        ]
         training.unreported = [*waiting, values]
         training.reported = [*training.reported, {**values, "group": version}][-MAX_KEPT_REPORTS:]
         if first:
@@ -142,22 +143,22 @@ class EpochReports:
         if self._writer is None or not reports:
             return
         reports = [dict(values, group=Version(version)) for values in reports]
-        last = reports[-1]["epoch"]
+        last = reports[-1]["facts"]["epoch"]
 
         def durable() -> None:
             for values in reports:
-                self._report(EpochReported, **values)
+                self._report_epoch(values)
             self._durable = max(self._durable, last)
 
         point = ResumePoint(epoch=last, version=Version(version))
         self._writer.write(point, self._training.checkpoint(), durable)
 
-    def suspend(self, version: int) -> None:
-        """Write a checkpoint of the current step, wait until it is durable, and report it.
+    def _report_epoch(self, values: dict[str, Any]) -> None:
+        facts = msgspec.convert(values["facts"], EpochFacts)
+        self._report(EpochReported, **{**values, "facts": facts})
 
-        Raises:
-            CheckpointError: if it could not be written.
-        """
+    def suspend(self, version: int) -> None:
+        """Write a checkpoint of the current step, wait until it is durable, and report it."""
         if self._writer is None:
             return
         position = self._training.position
@@ -188,7 +189,6 @@ def steps_report(training: TrainingState, assignment: Assignment, group: Version
     )
     if means is not None and (means.version, means.shares) != (group, shares):
         means = None  # of the previous group or batch
-    times = means.times if means is not None else None
     return StepsReported(
         job=assignment.job,
         version=assignment.version,
@@ -205,8 +205,5 @@ def steps_report(training: TrainingState, assignment: Assignment, group: Version
         cpu_cores=None if usage is None else usage.cpu_cores,
         sent_bytes_per_s=None if usage is None else usage.sent_bytes_per_s,
         group_steps=0 if means is None else training.recent_steps.steps,
-        pass_s=None if times is None else times.pass_s,
-        sync_s=None if times is None else times.sync_s,
-        local_batch=0 if times is None else times.local_batch,
-        passes=0 if times is None else times.passes,
+        step_times=None if means is None else means.times,
     )

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-import msgspec
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -117,14 +116,6 @@ class LrState:
         """
         self._ramps = [LrRamp(*state[start : start + 4]) for start in range(0, len(state), 4)]
 
-    def encode(self) -> bytes:
-        """Encode the state for a recovery."""
-        return msgspec.msgpack.encode(self.state_list())
-
-    def decode(self, data: bytes) -> None:
-        """Load the result of `encode`."""
-        self.load_state_list(msgspec.msgpack.decode(data))
-
 
 def set_learning_rate(optimizers: Sequence[torch.optim.Optimizer], lr: float) -> None:
     """Set the rate of `optimizers`, keeping the ratios of all parameter groups.
@@ -150,20 +141,15 @@ def scale_scheduler(scheduler: LRScheduler, factor: float) -> None:
     rates = getattr(scheduler, "base_lrs", None)
     if rates is None or hasattr(scheduler, "_schedulers"):
         problem = f"the job file sets lr, but {type(scheduler).__name__} was created with another"
-        raise UsageError(
-            problem, "leave lr out of the job file, or create one plain scheduler", "lr"
-        )
+        hint = "leave lr out of the job file, or create one plain scheduler"
+        raise UsageError(problem, hint, "lr")
     scheduler.base_lrs = [rate * factor for rate in rates]
     for group in scheduler.optimizer.param_groups:
         group["initial_lr"] *= factor
 
 
 def choose_lr_scaling(optimizer: torch.optim.Optimizer, asked: str) -> LrScaling:
-    """Return the rule `asked`, or for "auto" the rule for this class of optimizer.
-
-    Raises:
-        UsageError: if `asked` is no rule.
-    """
+    """Return the rule `asked`, or for "auto" the rule for this class of optimizer."""
     if asked == "auto":
         kinds = {kind.__name__ for kind in type(optimizer).__mro__}
         return "sqrt" if kinds & ADAM_LIKE else "linear"

@@ -141,11 +141,6 @@ class TensorState:
         for group, values in zip(self.groups, groups, strict=True):
             group.update(values)
 
-    def size(self) -> int:
-        """Return the bytes that a newcomer receives."""
-        device = self.parameters()[0].device
-        return sum(unit.size for unit in self.units(device))
-
     def digest(self) -> bytes:
         """Return a checksum of a sample of the state; equal states have equal checksums."""
         hashed = hashlib.blake2b(digest_size=DIGEST_BYTES)
@@ -230,13 +225,10 @@ def optimizers_by_name(built: Any, model: nn.Module) -> dict[str, torch.optim.Op
     for name, each in named.items():
         held = [p for group in each.param_groups for p in group["params"]]
         if len(named) > 1 and any(id(parameter) not in known for parameter in held):
-            problem = (
-                f"optimizer {name} ({type(each).__name__}) trains parameters outside of the model"
-            )
-            raise UsageError(
-                problem,
-                "return one module with all trained parameters from build_model",
-            )
+            found = f"optimizer {name} ({type(each).__name__})"
+            problem = f"{found} trains parameters outside of the model"
+            hint = "return one module with all trained parameters from build_model"
+            raise UsageError(problem, hint)
     return named
 
 
@@ -253,11 +245,7 @@ def optimizer_states(optimizers: Mapping[str, torch.optim.Optimizer]) -> dict[st
 def load_optimizer_states(
     optimizers: Mapping[str, torch.optim.Optimizer], content: Mapping[str, Any]
 ) -> None:
-    """Load the result of `optimizer_states`.
-
-    Raises:
-        CheckpointError: if it has other optimizers.
-    """
+    """Load the result of `optimizer_states`."""
     states = content.get("optimizers")
     if states is None:
         states = {next(iter(optimizers)): content["optimizer"]}

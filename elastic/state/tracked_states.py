@@ -28,9 +28,7 @@ def copy_to_host(state: Any) -> Any:
         return {key: copy_to_host(value) for key, value in state.items()}
     if isinstance(state, list | tuple):
         copies = (copy_to_host(value) for value in state)
-        make = getattr(
-            state, "_make", type(state)
-        )  # the class of a named tuple takes separate arguments
+        make = getattr(state, "_make", type(state))  # a named tuple's class takes single arguments
         return make(copies)
     return state
 

@@ -14,16 +14,23 @@ import msgspec
 import torch
 from torch.amp.grad_scaler import GradScaler
 
-from elastic.batches import RECENT_STEPS, DealtStep, Schedule, ScheduleRow
-from elastic.metrics import LossMeter, NoiseMeter, RecentSteps, SpeedMeter, StopState, UsageMeter
-from elastic.sample_stream import SampleStream, TrainingPosition
+from elastic.collectives.process_group import ProcessGroup
+from elastic.metrics import LossMeter, NoiseMeter, RecentSteps, StopState, UsageMeter
+from elastic.sample_stream import (
+    RECENT_STEPS,
+    DealtStep,
+    SampleStream,
+    Schedule,
+    ScheduleRow,
+    TrainingPosition,
+)
 from elastic.state.carried_state import CarriedState
 from elastic.state.learning_rates import LrState
 from elastic.state.portions import decode_metadata, encode_metadata
 from elastic.state.random_state import random_state, restore_random_state, seed_by_rank
 from elastic.state.state_tensors import TensorState, load_optimizer_states, optimizer_states
 from elastic.state.tracked_states import TrackedStates, copy_to_host
-from elastic.state.transfer import IncomingState, OutgoingState
+from elastic.state.transfer import IncomingState, OutgoingState, broadcast_state
 from elastic.training_errors import CancelledError, UsageError
 from schemas.jobs import StopRule
 from schemas.wire.worker import Assignment
@@ -43,28 +50,19 @@ class TrainingState:
         self.stop_rule = stop_rule
         self.stop = StopState()
         self.why_done = ""
-        self.script_schedule_batch: int | None = (
-            None  # of schedulers created before the job's batch was known
-        )
+        self.script_schedule_batch: int | None = None  # of schedulers created before `load`
         self.stop_request = ""  # why the script ends the job with this epoch
         self.epoch_open = False  # an epoch has started and was not reported
-        self.unreported: list[
-            dict[str, Any]
-        ] = []  # epochs whose reports may not have been sent yet
+        self.unreported: list[dict[str, Any]] = []  # epochs whose reports may be unsent
         self.reported: list[dict[str, Any]] = []  # the latest epochs, received or not
-        self.recent: deque[DealtStep] = deque(
-            maxlen=RECENT_STEPS
-        )  # steps that may be missing in records
+        self.recent: deque[DealtStep] = deque(maxlen=RECENT_STEPS)  # maybe missing in records
         self.epoch_summary = b""  # rank 0's latest summary of an epoch
         self.lr_state = LrState()
         self.carried: CarriedState | None = None  # None: the script carries no state
-        self.transfer: OutgoingState | IncomingState | None = (
-            None  # transfer of the state under way
-        )
+        self.transfer: OutgoingState | IncomingState | None = None  # under way
         self.losses = LossMeter()
         self.noise = NoiseMeter()
         self.usage = UsageMeter()
-        self.speed = SpeedMeter(time.monotonic())
         self.recent_steps = RecentSteps(time.monotonic())
         self._rank = rank
         self._tensors: TensorState | None = None
@@ -87,11 +85,7 @@ class TrainingState:
         return self._tensors is not None
 
     def tensors(self) -> TensorState:
-        """Return the tensors to train.
-
-        Raises:
-            UsageError: if nothing is loaded yet.
-        """
+        """Return the tensors to train."""
         if self._tensors is None:
             raise UsageError("nothing is loaded yet", "call agent.load(...) first")
         return self._tensors
@@ -100,9 +94,7 @@ class TrainingState:
 
     def begin_timing(self) -> None:
         """Start the time of the next step and epoch now."""
-        now = time.monotonic()
-        self.speed = SpeedMeter(now)
-        self.recent_steps.begin_epoch(now)
+        self.recent_steps.begin_epoch(time.monotonic())
 
     @property
     def global_batch(self) -> int:
@@ -133,12 +125,8 @@ class TrainingState:
                 "no backward() of a scalar loss was seen: a loop without one trains nothing; "
                 "use report(loss=...) for a loss that backward() does not show"
             )
-        if math.isfinite(loss):
-            return ""
-        return (
-            f"the training loss is {loss:g}: lower lr, clip gradients, or check for such values in "
-            "the data"
-        )
+        remedy = "lower lr, clip gradients, or check for such values in the data"
+        return "" if math.isfinite(loss) else f"the training loss is {loss:g}: {remedy}"
 
     @property
     def schedule_batch(self) -> int:
@@ -165,7 +153,6 @@ class TrainingState:
         """
         before, self.position = self.position, self.position.after_step(step, cursor)
         samples, row = self.position.samples_done - before.samples_done, self.schedule.at(step)
-        self.speed.add(samples)
         self.recent_steps.step_over(
             time.monotonic(),
             version=version,
@@ -267,13 +254,10 @@ class TrainingState:
             "why_done": self.why_done,
             "ramp": self.lr_state.state_list(),
             "tracked": self._tracked.states(),
-            "carried": self._carried_state(),
+            # an epoch starts all columns
+            "carried": self.carried.state() if self.carried and not self.epoch_is_over else {},
             "reported": [dict(values) for values in self.reported],
         }
-
-    def _carried_state(self) -> dict[str, Any]:
-        """Return the carried state; empty before an epoch, which starts all columns."""
-        return {} if self.carried is None or self.epoch_is_over else self.carried.state()
 
     def load_metadata(self, metadata: dict[str, Any]) -> None:
         """Load another member's metadata, except position and batch; tensors arrive separately."""
@@ -293,6 +277,17 @@ class TrainingState:
         self.set_seed(metadata["seed"])
         seed_by_rank(metadata["random"]["torch"], self._rank)
 
+    def broadcast(
+        self, group: ProcessGroup, source: int, cancel: threading.Event
+    ) -> dict[str, Any] | None:
+        """Broadcast the state of rank `source`; returns its metadata, None on the source.
+
+        The metadata is not loaded. If `cancel` is set, tensors may be partly overwritten.
+        """
+        own = encode_metadata(self.metadata()) if group.rank == source else b""
+        metadata = broadcast_state(self.tensors(), group, source, own, cancel)
+        return None if group.rank == source else decode_metadata(metadata)
+
     def check_metadata(self) -> None:
         """Check that all tracked state can be transferred.
 
@@ -302,15 +297,11 @@ class TrainingState:
         """
         if _is_transferable(self.metadata()):
             return
-        names = [
-            name for name, state in self._tracked.states().items() if not _is_transferable(state)
-        ]
-        problem = (
-            f"the tracked state of {', '.join(names) or 'the optimizer'} cannot be transferred"
-        )
-        raise UsageError(
-            problem, "return only tensors, numbers, text and their containers from state_dict()"
-        )
+        tracked = self._tracked.states()
+        names = [name for name, state in tracked.items() if not _is_transferable(state)]
+        found = ", ".join(names) or "the optimizer"
+        hint = "return only tensors, numbers, text and their containers from state_dict()"
+        raise UsageError(f"the tracked state of {found} cannot be transferred", hint)
 
     # --- checkpoints
 
@@ -319,12 +310,8 @@ class TrainingState:
         tensors = self._tensors
         if tensors is None:
             return {}
-        facts = self._facts()
-        states = {
-            "model": tensors.model.state_dict(),
-            **optimizer_states(tensors.named),
-        }
-        return {**facts, "random": random_state(), **copy_to_host(states)}
+        states = {"model": tensors.model.state_dict(), **optimizer_states(tensors.named)}
+        return {**self._facts(), "random": random_state(), **copy_to_host(states)}
 
     def load_checkpoint(self, content: dict[str, Any]) -> None:
         """Load the result of `checkpoint`; states of objects not tracked yet wait for `track`.

@@ -1,5 +1,7 @@
 """Transfer of a job's state to newcomers, beside training: one portion in each of some steps.
 
+Training may also wait for a broadcast of the whole state to all ranks at once.
+
 Between two steps the state of all full members is equal, so the members share the work: each sends
 its part during the next step's forward and backward passes, which do not change it. Small tensors
 and other state travel as metadata through the group's store. Transfers use sockets: device tensors
@@ -11,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
@@ -18,8 +21,9 @@ import torch
 from elastic import fault_points
 from elastic.collectives.backend_protocol import OPERATION_TIMEOUT, wait_for
 from elastic.collectives.backends import finish_device_work, use_device
-from elastic.collectives.process_group import ProcessGroup
+from elastic.collectives.process_group import ProcessGroup, as_byte_row
 from elastic.state.portions import (
+    MIN_IN_PLACE_BYTES,
     byte_share,
     contiguous_pairs,
     decode_metadata,
@@ -30,7 +34,7 @@ from elastic.state.state_tensors import ParameterState, TensorState
 from elastic.training_errors import BrokenGroupError
 
 
-def host_buffer(numbers: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+def _host_buffer(numbers: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """Return a host tensor, shape (numbers,), pinned for CUDA so that copies run asynchronously."""
     return torch.empty(numbers, dtype=dtype, pin_memory=device.type == "cuda")
 
@@ -47,14 +51,10 @@ class HostStaging:
         self._on_host = device.type == "cpu"
         self._beside: Any = None if self._on_host else torch.Stream(device=device)
         self._training = self._updates = self._current()
-        self.synchronize()  # on any stream of the script
+        finish_device_work(device)  # on any stream of the script
 
     def _current(self) -> Any:
         return None if self._on_host else torch.accelerator.current_stream(self.device)
-
-    def synchronize(self) -> None:
-        """Wait until the device has finished all its work."""
-        finish_device_work(self.device)
 
     def note_update(self) -> None:
         """Note the current stream as the one of the parameter update."""
@@ -80,7 +80,7 @@ class HostStaging:
         if self._on_host:
             return list(tensors)
         use_device(self.device)
-        copies = [host_buffer(t.numel(), t.dtype, self.device) for t in tensors]
+        copies = [_host_buffer(t.numel(), t.dtype, self.device) for t in tensors]
         with self._beside:
             for mark in marks:
                 self._beside.wait_event(mark)
@@ -180,26 +180,24 @@ class Receiving(Transfer):
         received = [
             byte_share([to for to, _ in pairs], member, members) for member in range(members)
         ]
-        device = group.device
-        direct = device.type == "cpu"
+        device, direct = group.device, group.device.type == "cpu"
         of_first = list(contiguous_pairs(buffers))
         received[0] = received[0].joined_with(byte_share([to for to, _ in of_first], 0, 1))
         pairs += of_first
         together = [
-            host_buffer(sum(p.numel() for p in part.small), torch.uint8, device)
+            _host_buffer(sum(p.numel() for p in part.small), torch.uint8, device)
             for part in received
         ]
         landing = [
-            part.large if direct else [host_buffer(p.numel(), p.dtype, device) for p in part.large]
+            part.large if direct else [_host_buffer(p.numel(), p.dtype, device) for p in part.large]
             for part in received
         ]
-        self._pairs, self._received, self._together = pairs, received, together
-        self._landing = landing
+        self._pairs, self._landed = pairs, list(zip(received, landing, together, strict=True))
 
         def work() -> None:
             fault_points.reach("handover.receive", rank=group.rank, version=group.version)
-            for member, part in enumerate(received):
-                chunks = [*landing[member], *([together[member]] if part.small else [])]
+            for member, (part, large, small) in enumerate(self._landed):
+                chunks = [*large, *([small] if part.small else [])]
                 for pending in [group.receive(chunk, member) for chunk in chunks]:
                     pending.wait(OPERATION_TIMEOUT)
 
@@ -207,11 +205,11 @@ class Receiving(Transfer):
 
     def put_in_place(self) -> None:
         """Copy what was received together into its place; on the training thread, when `done`."""
-        for part, landed in zip(self._received, self._landing, strict=True):
-            for chunk, arrived in zip(part.large, landed, strict=True):
+        for part, large, _ in self._landed:
+            for chunk, arrived in zip(part.large, large, strict=True):
                 if chunk is not arrived:
                     chunk.copy_(arrived, non_blocking=True)
-        for part, together in zip(self._received, self._together, strict=True):
+        for part, _, together in self._landed:
             start = 0
             for chunk in part.small:
                 chunk.copy_(together[start : start + chunk.numel()])
@@ -224,82 +222,69 @@ class Receiving(Transfer):
 METADATA_KEY: Final = "metadata"  # key in the group's store
 
 
+@dataclass(kw_only=True, eq=False)
 class StateTransfer:
     """Facts that both sides know: the group, the steps, and the portion of each step.
 
     Ranks below `senders` send; `first` is the step of the first of `steps` portions.
     """
 
-    def __init__(
-        self, group: ProcessGroup, state: TensorState, *, senders: int, first: int, steps: int
-    ) -> None:
-        self._group = group
-        self._state = state
-        self._senders = senders
-        self._first = first
-        self._steps = steps
-        self._staging = HostStaging(group.device)
+    group: ProcessGroup
+    state: TensorState
+    senders: int
+    first: int
+    steps: int
+
+    def __post_init__(self) -> None:
+        """Set up what both sides have."""
+        self._staging = HostStaging(self.group.device)
         self._order: list[list[int]] = []  # parameters of each portion
-        self._buffers: list[torch.Tensor] = []
+        self._buffers: list[torch.Tensor] = []  # sent with the first portion
 
     def is_over(self, step: int) -> bool:
         """True if nothing is transferred in `step` (1-based) any more."""
-        return step - self._first >= self._steps
+        return step - self.first >= self.steps
 
     def _plan(self) -> None:
-        sizes = [unit.size for unit in self._state.units(self._group.device)]
-        self._order = portions(sizes, self._steps)
+        sizes = [unit.size for unit in self.state.units(self.group.device)]
+        self._order = portions(sizes, self.steps)
 
     def _portion(self, place: int) -> list[ParameterState]:
-        units = self._state.units(self._group.device)
+        units = self.state.units(self.group.device)
         return [units[index] for index in self._order[place]]
 
-    def _buffers_of(self, place: int) -> list[torch.Tensor]:
-        return self._buffers if place == 0 else []
 
-
+@dataclass(kw_only=True, eq=False)
 class OutgoingState(StateTransfer):
     """Transfer from a member that has the full state."""
 
-    def __init__(
-        self,
-        group: ProcessGroup,
-        state: TensorState,
-        newcomers: Sequence[int],
-        *,
-        senders: int,
-        first: int,
-        steps: int,
-    ) -> None:
-        """Plan a transfer, and copy the buffers, which forward passes change."""
-        super().__init__(group, state, senders=senders, first=first, steps=steps)
-        self._newcomers = list(newcomers)
+    newcomers: Sequence[int]  # ranks
+
+    def __post_init__(self) -> None:
+        """Plan the transfer, and copy the buffers, which forward passes change."""
+        super().__post_init__()
         self._sending: Sending | None = None
         self._plan()
-        self._buffers = [buffer.clone() for buffer in state.buffers()]
+        self._buffers = [buffer.clone() for buffer in self.state.buffers()]
 
     def post_metadata(self, metadata: dict[str, Any]) -> None:
         """Post the metadata for the newcomers, on rank 0; it must not change any more."""
-        self._group.store.post(METADATA_KEY, lambda: encode_metadata(metadata))
+        self.group.store.post(METADATA_KEY, lambda: encode_metadata(metadata))
 
     def begin_portion(self, step: int) -> None:
         """Start to send the portion of the coming step."""
-        place = step - self._first
+        place = step - self.first
         self._sending = Sending(
-            self._group,
+            self.group,
             self._staging,
             self._portion(place),
-            self._senders,
-            self._newcomers,
-            buffers=self._buffers_of(place),
+            self.senders,
+            self.newcomers,
+            buffers=self._buffers if place == 0 else (),
         )
 
     def await_sent(self, cancelled: threading.Event) -> None:
-        """Wait until this step's portion is sent, because the optimizer is about to change it.
-
-        Raises:
-            CancelledError: if the wait was cancelled.
-        """
+        """Wait until this step's portion is sent, because the optimizer is about to change it."""
         self._staging.note_update()
         if self._sending is not None:
             wait_for(self._sending.released, cancelled)
@@ -308,11 +293,9 @@ class OutgoingState(StateTransfer):
 class IncomingState(StateTransfer):
     """Transfer to a newcomer; replaces its optimizer state."""
 
-    def __init__(
-        self, group: ProcessGroup, state: TensorState, *, senders: int, first: int, steps: int
-    ) -> None:
+    def __post_init__(self) -> None:
         """Wait for the metadata in a thread, allocate the state, and start to receive."""
-        super().__init__(group, state, senders=senders, first=first, steps=steps)
+        super().__post_init__()
         self._metadata: dict[str, Any] | None = None
         self._metadata_ready = threading.Event()  # set on metadata or error
         self._error = ""
@@ -322,9 +305,9 @@ class IncomingState(StateTransfer):
 
     def _take_metadata(self) -> None:
         try:
-            metadata = decode_metadata(self._group.store.fetch(METADATA_KEY))
+            metadata = decode_metadata(self.group.store.fetch(METADATA_KEY))
             with self._staging.on_training_stream():
-                self._state.adopt(metadata["structure"], self._group.device)
+                self.state.adopt(metadata["structure"], self.group.device)
                 self._plan()
                 self._metadata = metadata
                 self._receive_portion(0)
@@ -334,15 +317,14 @@ class IncomingState(StateTransfer):
 
     def begin_portion(self, step: int) -> None:
         """Start to receive the portion of the coming step; the first one starts automatically."""
-        if step > self._first:
-            self._receive_portion(step - self._first)
+        if step > self.first:
+            self._receive_portion(step - self.first)
 
     def _receive_portion(self, place: int) -> None:
-        portion = self._portion(place)
         if place == 0:
-            self._buffers = [torch.empty_like(buffer) for buffer in self._state.buffers()]
-        buffers = self._buffers_of(place)
-        self._receiving = Receiving(self._group, portion, self._senders, buffers)
+            self._buffers = [torch.empty_like(buffer) for buffer in self.state.buffers()]
+        buffers = self._buffers if place == 0 else ()
+        self._receiving = Receiving(self.group, self._portion(place), self.senders, buffers)
 
     def take_portion(
         self,
@@ -355,7 +337,6 @@ class IncomingState(StateTransfer):
         `take_metadata` gets the metadata after the first portion.
 
         Raises:
-            CancelledError: if the wait was cancelled.
             BrokenGroupError: if the portion did not arrive.
         """
         if self._received == step:
@@ -369,8 +350,53 @@ class IncomingState(StateTransfer):
         if error or receiving is None:
             raise BrokenGroupError(f"the state did not arrive: {error}")
         receiving.put_in_place()
-        if step == self._first and self._metadata is not None:
-            for buffer, arrived in zip(self._state.buffers(), self._buffers, strict=True):
+        if step == self.first and self._metadata is not None:
+            for buffer, arrived in zip(self.state.buffers(), self._buffers, strict=True):
                 buffer.copy_(arrived)
             take_metadata(self._metadata)
-        self._staging.synchronize()  # a script may train on its own stream
+        finish_device_work(self.group.device)  # a script may train on its own stream
+
+
+# --- broadcast, while training waits
+
+
+def broadcast_state(
+    state: TensorState, group: ProcessGroup, source: int, metadata: bytes, cancel: threading.Event
+) -> bytes:
+    """Broadcast the encoded `metadata` of rank `source`, then its tensors; returns the metadata.
+
+    If `cancel` is set, tensors may be partly overwritten.
+    """
+    encoded = group.broadcast_bytes(metadata, cancel, source)
+    if group.rank != source:
+        state.adopt(decode_metadata(encoded)["structure"], group.device)
+    finish_device_work(group.device)  # on any stream of the script
+    tensors = [tensor for unit in state.units(group.device) for tensor in unit.tensors]
+    small: list[torch.Tensor] = []
+    for travelling, tensor in contiguous_pairs([*tensors, *state.buffers()]):
+        if as_byte_row(travelling).numel() < MIN_IN_PLACE_BYTES:
+            small.append(tensor)
+            continue
+        fresh = travelling.clone()  # an abandoned operation keeps its tensor
+        group.broadcast(as_byte_row(fresh), source, cancel)
+        if group.rank != source:
+            tensor.copy_(fresh)
+    if small:
+        _broadcast_together(small, group, source, cancel)
+    finish_device_work(group.device)
+    return encoded
+
+
+def _broadcast_together(
+    tensors: list[torch.Tensor], group: ProcessGroup, source: int, cancel: threading.Event
+) -> None:
+    together = torch.cat([as_byte_row(tensor.contiguous()) for tensor in tensors])
+    group.broadcast(together, source, cancel)
+    if group.rank == source:
+        return
+    start = 0
+    for tensor in tensors:
+        size = tensor.numel() * tensor.element_size()
+        chunk = together[start : start + size].clone()  # aligned for any type
+        tensor.copy_(chunk.view(tensor.dtype).view(tensor.shape))
+        start += size

@@ -15,10 +15,9 @@ from typing import Any, Final
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler
 
-from elastic.batches import MicroBatch, passes
 from elastic.group.transitions import GroupTransitions
 from elastic.hooks import without_worker_info
-from elastic.sample_stream import SampleStream, rest_of_epoch, share_sizes
+from elastic.sample_stream import MicroBatch, SampleStream, passes, rest_of_epoch, share_sizes
 from elastic.state.random_state import (
     host_random_state,
     restore_random_state,
@@ -121,9 +120,7 @@ def to_device(batch: Any, device: torch.device) -> Any:
         return _mapping_to(batch, device)
     if isinstance(batch, list | tuple):
         moved = [to_device(value, device) for value in batch]
-        make: Any = getattr(
-            batch, "_make", type(batch)
-        )  # the class of a named tuple takes separate arguments
+        make: Any = getattr(batch, "_make", type(batch))  # a named tuple's takes single arguments
         return make(moved)
     if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
         return _dataclass_to(batch, device)
@@ -247,9 +244,6 @@ class ElasticLoader:
         """Yield batches to the end of the epoch, or until the job is done.
 
         A second loop in the same epoch continues where the first one stopped.
-
-        Raises:
-            UsageError: outside of an epoch.
         """
         if not self._training.epoch_open:
             problem = "loader used outside of an epoch: before agent.epochs(...) or after report()"
@@ -296,16 +290,11 @@ class ElasticLoader:
 
 
 def loader_options(loader: DataLoader[Any], device: torch.device) -> dict[str, Any]:
-    """Return options of `ScalingAgent.load` that produce the batches of `loader`.
-
-    Raises:
-        UsageError: if `loader` selects samples differently than the agent does.
-    """
+    """Return options of `ScalingAgent.load` that produce the batches of `loader`."""
     if loader.batch_size is None:
         problem = "the training loader has its own batch sampler, or none"
-        raise UsageError(
-            problem, "use DataLoader(data, batch_size=..., shuffle=True)", "batch_size"
-        )
+        hint = "use DataLoader(data, batch_size=..., shuffle=True)"
+        raise UsageError(problem, hint, "batch_size")
     streams = isinstance(loader.dataset, IterableDataset)
     if not streams and type(loader.sampler) is not RandomSampler:
         problem = f"the training loader has a {type(loader.sampler).__name__}"

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from elastic.batches import MicroBatch
+from elastic.sample_stream import MicroBatch
 from elastic.state.training_state import TrainingState
 from elastic.training_errors import UsageError
 
@@ -35,9 +35,7 @@ class GradientOrigins:
         self._batch = 0
         self._fired: set[int] = set()  # in the current backward pass
         self._origins: dict[int, int] = {}  # batch in which a gradient started, by id
-        self._stale: dict[
-            int, torch.Tensor
-        ] = {}  # whether a gradient includes earlier batches, by id
+        self._stale: dict[int, torch.Tensor] = {}  # True: includes earlier batches, by id
         for parameter in parameters:
             parameter.register_hook(self._before(parameter))  # type: ignore[no-untyped-call]
 
@@ -177,20 +175,13 @@ class OptimizerTurns:
         self._origins.begin()
 
     def backward_finished(self, micro_batch: MicroBatch) -> int:
-        """Note an outermost backward pass; return its place in the batch, from 0.
-
-        Raises:
-            UsageError: if an optimizer stepped before it, and the share takes several passes.
-        """
+        """Note an outermost backward pass; return its place in the batch, from 0."""
         self._origins.backward_finished()
         if self._stepped and not (micro_batch.first and micro_batch.last):
-            problem = (
+            raise UsageError(
                 "an optimizer steps between two backward passes of a batch, and this worker takes "
                 "its share of the batch in several passes: the later gradients would be those of "
-                "parameters that have not stepped yet"
-            )
-            raise UsageError(
-                problem,
+                "parameters that have not stepped yet",
                 "lower batch_size or raise max_local_batch, so that shares fit the device at once; "
                 "or step all optimizers after the last backward pass",
             )
@@ -238,24 +229,14 @@ class OptimizerTurns:
             self._before_rollback = None
 
     def check_skipped(self, skipped: int, ranks: int) -> None:
-        """Check that all workers took the batch, or none.
-
-        Raises:
-            UsageError: otherwise, since a worker that skips does not know which optimizers step.
-        """
+        """Check that all workers took the batch, or none."""
         if 0 < skipped < ranks:
             problem = f"{skipped} of {ranks} workers skipped a batch, with several optimizers"
-            raise UsageError(
-                problem,
-                "call backward() and step in every batch; multiply the loss by 0 to skip one",
-            )
+            hint = "call backward() and step in every batch; multiply the loss by 0 to skip one"
+            raise UsageError(problem, hint)
 
     def conclude(self, micro_batch: MicroBatch, *, unused: bool) -> None:
-        """Conclude a batch; `unused` means that gradients of earlier passes were not reduced.
-
-        Raises:
-            UsageError: if the last pass of the step had fewer backward passes than another.
-        """
+        """Conclude a batch; `unused` means that gradients of earlier passes were not reduced."""
         if not self._broken:
             self._max_passes = max(self._max_passes, self._passes)
         if not micro_batch.last:

@@ -8,24 +8,25 @@ training thread.
 
 from __future__ import annotations
 
+import contextlib
 import sys
-import threading
+from collections.abc import Iterator
 from typing import Any, Final
 
 import torch
 
 from elastic import fault_points
-from elastic.batches import MicroBatch, StepOutcome
 from elastic.group.membership import Membership
 from elastic.group.transitions import GroupTransitions, ReductionTerms
 from elastic.reporting import SampleRecords
+from elastic.sample_stream import MicroBatch, StepOutcome
+from elastic.state.carried_state import CarriedRows
 from elastic.state.training_state import TrainingState
-from elastic.step.carried_rows import CarriedRows
-from elastic.step.gradient_bucket import SPARSE, Reducer
-from elastic.step.gradient_reduction import Contribution, StepReduction
-from elastic.step.loss_reduction_check import SumCertainty, sum_certainty
+from elastic.step.gradient_reduction import SPARSE, Contribution, Reducer, StepReduction
 from elastic.step.optimizer_turns import OptimizerTurns
 from elastic.training_errors import BrokenGroupError, CancelledError, UsageError
+from elastic.usage_checks import SumCertainty, sum_certainty
+from schemas.jobs import StopRule
 
 UNCLEAR_SUM: Final = (
     "the loss ends in a sum; if it sums over the batch, without weights that add up to one, "
@@ -45,15 +46,16 @@ class StepExecutor:
     ) -> None:
         self._membership = membership
         self._transitions = transitions
+        self.cancelled = transitions.cancelled  # event that cancels waits for peers
         self._training = training
         self._records = records
-        self._reducer: Reducer | None = None
-        self._reduction: StepReduction | None = None
+        self._reducer: Reducer  # set with the next two by `set_reducer`
+        self._reduction: StepReduction
         self._turns: OptimizerTurns | None = None  # None: one optimizer
         self.carried: CarriedRows | None = None  # None: no carried state
-        self._micro_batch: MicroBatch | None = None  # micro-batch that the script has
+        self.micro_batch: MicroBatch | None = None  # that the script has and has not finished
         self._workers = membership.workers  # members when the micro-batch was handed out
-        self._outcome = StepOutcome.COMMITTED  # of the step under way
+        self.outcome = StepOutcome.COMMITTED  # of the step under way
         self._skip_steps = False
         self._reduced = False
         self._items: float | None = None  # that the current batch's losses are means over
@@ -72,23 +74,15 @@ class StepExecutor:
     ) -> None:
         """Set what is trained; `depth`: prefetched steps; `turns`: None with one optimizer."""
         self._reducer, self._turns = reducer, turns
-        self._reduction = StepReduction(reducer, self._training, self._transitions.cancelled)
-        self._transitions.set_prefetch_depth(depth)
+        self._reduction = StepReduction(reducer, self._training, self.cancelled)
+        self._membership.prefetched_steps = depth
 
     def check_trained(self) -> None:
-        """Check at the start of an epoch that the trained parameters are those that are reduced.
-
-        Raises:
-            UsageError: if they are not.
-        """
-        if self._reducer is None:
-            return
+        """Check at the start of an epoch that the trained parameters are those that are reduced."""
         trained = [id(p) for p in self._training.tensors().trained()]
         summed = [id(p) for p in self._reducer.parameters]
-        temporarily_frozen = self._turns is not None and set(trained) <= set(
-            summed
-        )  # temporarily frozen for another optimizer
-        if trained != summed and not temporarily_frozen:
+        frozen = self._turns is not None and set(trained) <= set(summed)  # for another optimizer
+        if trained != summed and not frozen:
             problem = "the trained parameters changed after load()"
             self._refuse_in_group(problem, "freeze, unfreeze and add parameters in build_model")
 
@@ -105,28 +99,11 @@ class StepExecutor:
                 raise
             self._warn("a cluster", error.message, error.hint)
 
-    # --- what a framework's own loop asks
-
-    @property
-    def current_batch(self) -> MicroBatch | None:
-        """Micro-batch that the script has and has not finished."""
-        return self._micro_batch
-
-    @property
-    def cancelled(self) -> threading.Event:
-        """Event that cancels waits for peers."""
-        return self._transitions.cancelled
-
-    @property
-    def is_dropped(self) -> bool:
-        """True if no worker finished the step under way, which is rolled back and repeated."""
-        return self._outcome is StepOutcome.ROLLED_BACK
-
     # --- the loader
 
     def begin(self, micro_batch: MicroBatch) -> None:
         """Prepare for `micro_batch`, which the script gets next."""
-        self._micro_batch, self._outcome = micro_batch, StepOutcome.COMMITTED
+        self.micro_batch, self.outcome = micro_batch, StepOutcome.COMMITTED
         if self.carried is not None:
             self.carried.begin(micro_batch)
         self._reduced, self._workers = False, self._membership.workers
@@ -139,16 +116,12 @@ class StepExecutor:
         for place, items in self._pass_items.items():
             self._step_items[place] = self._step_items.get(place, 0.0) + items
         self._pass_items.clear()
-        grouped = self._membership.group.size > 1
-        if self._reducer is not None:
-            several = not (micro_batch.first and micro_batch.last)
-            self._reducer.active = grouped or several
-            self._reducer.losses.clear()
-            self._reducer.watch_kept = (
-                micro_batch.first and not self._stepped and self._turns is None
-            )
-            checks = self._checks_losses and len(micro_batch.ids) > 1
-            self._reducer.check_loss = self._check_loss if checks else None
+        grouped, reducer = self._membership.group.size > 1, self._reducer
+        reducer.active = grouped or not (micro_batch.first and micro_batch.last)
+        reducer.losses.clear()
+        reducer.watch_kept = micro_batch.first and not self._stepped and self._turns is None
+        checks = self._checks_losses and len(micro_batch.ids) > 1
+        reducer.check_loss = self._check_loss if checks else None
         if self._turns is not None:
             full = self._membership.has_full_state
             self._turns.begin(micro_batch, may_break=grouped and full)
@@ -177,18 +150,17 @@ class StepExecutor:
     def _conclude(self, micro_batch: MicroBatch) -> StepOutcome:
         if not self._reduced and micro_batch.last and self._membership.group.size > 1:
             self._contribute_nothing(micro_batch)
-        self._skip_steps, self._micro_batch = False, None
-        if self._reducer is not None:
-            self._reducer.active = False  # gradients between batches are not reduced
+        self._skip_steps, self.micro_batch = False, None
+        self._reducer.active = False  # gradients between batches are not reduced
         if self._undo is not None:
             self._training.restore(self._undo)
             self._undo = None
         if self._turns is not None:
-            unused = micro_batch.last and self._reducer is not None and self._reducer.has_kept
-            if unused and self._reducer is not None:
+            unused = micro_batch.last and self._reducer.has_kept
+            if unused:
                 self._reducer.discard()
             self._turns.conclude(micro_batch, unused=unused)
-        outcome, self._outcome = self._outcome, StepOutcome.COMMITTED
+        outcome, self.outcome = self.outcome, StepOutcome.COMMITTED
         if outcome is not StepOutcome.ROLLED_BACK and micro_batch.last:
             self._records.add(micro_batch, self._workers)
             if self._membership.group.size == 1:
@@ -203,8 +175,6 @@ class StepExecutor:
         skipped, too.
         """
         reducer = self._reducer
-        if reducer is None:
-            return
         reducer.active = True
         for parameter in reducer.parameters:
             parameter.grad = None  # the peers cleared the previous batch's gradients
@@ -212,7 +182,7 @@ class StepExecutor:
         if self._turns is not None:
             return  # no worker had gradients, or an error was raised
         gradients = any(parameter.grad is not None for parameter in reducer.parameters)
-        if self._outcome is StepOutcome.COMMITTED and gradients:
+        if self.outcome is StepOutcome.COMMITTED and gradients:
             optimizer = self._training.tensors().optimizer
             optimizer.step()
             optimizer.zero_grad()
@@ -223,26 +193,26 @@ class StepExecutor:
         Raises:
             UsageError: outside of the loop over the loader, or if `items` is below 0.
         """
-        micro_batch = self._micro_batch
-        if micro_batch is None or not items >= 0.0:
-            problem = f"weight({items}) was called outside of the loop, or is negative"
+        if self.micro_batch is None:
+            problem = f"weight({items}) was called outside of the loop"
             raise UsageError(problem, "call it in the loop over the loader, before backward()")
-        if micro_batch.count:
+        if not items >= 0.0:
+            raise UsageError(f"weight({items}) is negative or not a number", "give the items, >= 0")
+        if self.micro_batch.count:
             self._items = items
 
     # --- the hooks
 
     def backward_finished(self) -> None:
         """Reduce or accumulate gradients after an outermost backward pass over the model."""
-        micro_batch, reduction = self._micro_batch, self._reduction
-        if micro_batch is None or reduction is None:
+        micro_batch = self.micro_batch
+        if micro_batch is None:
             return
-        if self._outcome is not StepOutcome.COMMITTED:
-            if self._reducer is not None:
-                self._reducer.discard()  # the group broke in an earlier pass of this batch
+        if self.outcome is not StepOutcome.COMMITTED:
+            self._reducer.discard()  # the group broke in an earlier pass of this batch
             return
         self._refuse_accumulation()
-        if self._reducer is not None and not self._reducer.active and self._reducer.is_sparse():
+        if not self._reducer.active and self._reducer.is_sparse():
             self._refuse_in_group(*SPARSE)
         self._skip_steps = not micro_batch.last
         place = self._turns.backward_finished(micro_batch) if self._turns is not None else 0
@@ -251,7 +221,7 @@ class StepExecutor:
         else:
             self._pass_items[place] = self._items or 0.0
             measures = self._membership.rank == 0
-            reduction.accumulate(micro_batch, self._items, place, measures=measures)
+            self._reduction.accumulate(micro_batch, self._items, place, measures=measures)
 
     def must_skip(self) -> bool:
         """Return True if the optimizer must skip its step in the current batch."""
@@ -261,7 +231,7 @@ class StepExecutor:
 
     def schedule_steps(self) -> int:
         """Return how many steps a scheduler takes; in the loop, by the samples of the batch."""
-        micro_batch = self._micro_batch
+        micro_batch = self.micro_batch
         if micro_batch is None or not micro_batch.last or not self.counts_steps:
             return 1  # counts epochs, or is undone after the pass
         return self._training.schedule_steps(micro_batch.cursor_before, micro_batch.cursor_after)
@@ -272,7 +242,7 @@ class StepExecutor:
         Raises:
             UsageError: unless this worker always trains alone, which warns once.
         """
-        if self._micro_batch is None:
+        if self.micro_batch is None:
             return
         if self._membership.own_id:
             raise UsageError(problem, remedy)
@@ -295,7 +265,7 @@ class StepExecutor:
         Checked in the first batch of two samples or more: of one sample, a sum is a mean. Uncertain
         cases are logged.
         """
-        micro_batch = self._micro_batch
+        micro_batch = self.micro_batch
         if micro_batch is None:
             return
         self._checks_losses = False  # only the first batch is checked
@@ -311,8 +281,7 @@ class StepExecutor:
     def _refuse_accumulation(self) -> None:
         """Refuse gradients of earlier batches, which joining or recovering workers cannot have."""
         self._stepped = False
-        reducer = self._reducer
-        if reducer is not None and reducer.watch_kept and reducer.stop_watching():
+        if self._reducer.watch_kept and self._reducer.stop_watching():
             self.refuse(
                 "the script accumulates gradients over several batches",
                 "raise batch_size (`max_local_batch` is the device's limit: larger shares are "
@@ -326,9 +295,9 @@ class StepExecutor:
             UsageError: if one of several optimizers uses gradients of earlier batches.
         """
         self._stepped = True
-        factor = self._training.before_update(self._transitions.cancelled, optimizer)
+        factor = self._training.before_update(self.cancelled, optimizer)
         turns = self._turns
-        if turns is not None and self._micro_batch is not None:
+        if turns is not None and self.micro_batch is not None:
             if turns.uses_earlier_gradients(optimizer):
                 self.refuse(
                     f"an optimizer ({type(optimizer).__name__}) steps on gradients of earlier "
@@ -340,13 +309,9 @@ class StepExecutor:
         return factor
 
     def _reduce(self, micro_batch: MicroBatch, place: int, *, skipped: bool = False) -> None:
-        reducer, reduction, membership = self._reducer, self._reduction, self._membership
-        if reducer is None or reduction is None:
-            return
+        membership = self._membership
         self._reduced = True
-        terms = ReductionTerms(
-            ready=False, compare_checksums=False
-        )  # later reductions of a step have no terms
+        terms = ReductionTerms(ready=False, compare_checksums=False)  # of a later reduction
         if place == 0:
             terms = self._transitions.before_reduction(micro_batch.step)
         contribution = Contribution(
@@ -359,9 +324,9 @@ class StepExecutor:
             place,
         )
         try:
-            agreed = reduction.run(membership.group, contribution)
+            agreed = self._reduction.run(membership.group, contribution)
         except (CancelledError, BrokenGroupError, fault_points.InjectedError) as error:
-            reducer.discard()
+            self._reducer.discard()
             self._recover(micro_batch, error)
             return
         if self._turns is not None:
@@ -370,8 +335,8 @@ class StepExecutor:
             return
         try:
             if self.carried is not None:
-                cancelled, skipped = self._transitions.cancelled, agreed.skipped > 0
-                self.carried.exchange(membership.group, cancelled, skipped=skipped)
+                skipped = agreed.skipped > 0
+                self.carried.exchange(membership.group, self.cancelled, skipped=skipped)
             self._transitions.after_reduction(micro_batch, terms, agreed)
         except (CancelledError, BrokenGroupError, fault_points.InjectedError) as error:
             self._recover(micro_batch, error)
@@ -381,11 +346,11 @@ class StepExecutor:
         self._skip_steps = True
         recovered = self._transitions.recover(error, self._roll_back)
         if micro_batch.step <= recovered.step:
-            self._outcome = StepOutcome.ADOPTED
+            self.outcome = StepOutcome.ADOPTED
             if self._turns is not None:
                 self._turns.adopt()
         else:
-            self._outcome = StepOutcome.ROLLED_BACK
+            self.outcome = StepOutcome.ROLLED_BACK
             self._undo = self._training.snapshot()
 
     def _roll_back(self) -> None:
@@ -397,14 +362,13 @@ class StepExecutor:
 
     def end_epoch(self, summary: bytes) -> bytes:
         """Return rank 0's summary of the epoch on every rank, whatever is lost meanwhile."""
-        membership, reduction = self._membership, self._reduction
+        membership = self._membership
         while True:
             self._transitions.check_left()
             try:
                 fault_points.reach("report", rank=membership.rank, version=membership.version)
-                if reduction is not None:
-                    reduction.end_epoch(membership.group)
-                first = membership.group.broadcast_bytes(summary, self._transitions.cancelled)
+                self._reduction.end_epoch(membership.group)
+                first = membership.group.broadcast_bytes(summary, self.cancelled)
             except (CancelledError, BrokenGroupError, fault_points.InjectedError) as error:
                 metadata = self._transitions.recover(error).metadata
                 if metadata is not None and metadata["epoch"] >= self._training.position.epoch:
@@ -415,3 +379,161 @@ class StepExecutor:
                 if membership.rank == 0:  # its checkpoint may soon be the only state
                     self._records.write_last_step(membership.own_id)
                 return first
+
+
+class StepView:
+    """Read-only view of the step under way, for the training loop of a framework."""
+
+    def __init__(
+        self, training: TrainingState, membership: Membership, executor: StepExecutor
+    ) -> None:
+        self._training = training
+        self._membership = membership
+        self._executor = executor
+
+    @property
+    def batch(self) -> MicroBatch | None:
+        """Latest batch of the loader, until the loop has finished it; None outside of the loop."""
+        return self._executor.micro_batch
+
+    @property
+    def is_dropped(self) -> bool:
+        """True if the group broke during the step, which is rolled back and will be repeated."""
+        return self._executor.outcome is StepOutcome.ROLLED_BACK
+
+    @property
+    def has_state(self) -> bool:
+        """True if this worker has the full state after this step; a newcomer needs some steps."""
+        transfer = self._training.transfer
+        if self._membership.has_full_state:
+            return True
+        return transfer is not None and transfer.is_over(self._training.position.step + 2)
+
+    def gather(self, data: bytes) -> list[bytes]:
+        """Return the `data` of all workers in the current batch, by rank; all ranks must call it.
+
+        Workers whose batch counts no samples contribute nothing. Outside of the loop over the
+        loader the list is empty. If a member is lost meanwhile, the list holds only this worker's
+        `data`: the step is repeated, or ends without the member. `data` must not be empty.
+        """
+        batch, group = self.batch, self._membership.group
+        if batch is None:
+            return []
+        own = data if batch.count else b""
+        try:
+            found = [
+                group.broadcast_bytes(own, self._executor.cancelled, rank)
+                for rank in range(group.size)
+            ]
+        except (BrokenGroupError, CancelledError):  # the next reduction raises it too, and recovers
+            found = [data]
+        return [part for part in found if part]
+
+    @property
+    def loss(self) -> torch.Tensor | float | None:
+        """Loss of the step under way over all workers, once reduced; a tensor has one element.
+
+        It is the mean over the samples of the global batch, or over the items stated with
+        `agent.weight`.
+        """
+        return self._training.losses.last
+
+    @property
+    def rate_factor(self) -> float:
+        """Factor of the first optimizer's learning rates in the step under way."""
+        return self._training.lr_state.at(self._training.position.step + 1)
+
+    @property
+    def epochs_done(self) -> float:
+        """Finished epochs of the job, fractional, including the step under way."""
+        position, batch = self._training.position, self.batch
+        cursor = batch.cursor_after if batch is not None else position.cursor
+        return position.epoch - 1 + cursor / max(1, self._training.stream.size)
+
+    @property
+    def stop_rule(self) -> StopRule | None:
+        """Stop rule of the job; without a cluster None until `epochs` starts."""
+        return self._training.stop_rule
+
+    @property
+    def schedule_batch(self) -> int:
+        """Samples of one step as schedulers count steps."""
+        return self._training.schedule_batch
+
+    @property
+    def epoch_steps(self) -> int:
+        """Steps of the running epoch, done and remaining, if the batch size does not change."""
+        position = self._training.position
+        left = self._training.stream.steps_left(position.cursor, self._training.global_batch)
+        return position.epoch_step + left
+
+    @property
+    def ends_epoch(self) -> bool:
+        """True if the current batch is the last of the epoch or of the job."""
+        batch, position = self.batch, self._training.position
+        if batch is None or not batch.last:
+            return False
+        rule = self.stop_rule
+        limit = rule.samples if rule is not None else None
+        done = position.samples_done + batch.cursor_after - position.cursor
+        if limit is not None and done >= limit:
+            return True
+        following = max(1, self._training.schedule.at(batch.step + 1).batch)
+        return not self._training.stream.taken(batch.cursor_after, following)
+
+    @contextlib.contextmanager
+    def counting_steps(self, counts: bool) -> Iterator[None]:  # noqa: FBT001
+        """Within the context, let a scheduler's step count as the samples of one training step.
+
+        Args:
+            counts: True: schedulers that step meanwhile count training steps; False: they count
+                epochs.
+        """
+        self._executor.counts_steps = counts
+        try:
+            yield
+        finally:
+            self._executor.counts_steps = True
+
+    @property
+    def epoch_is_open(self) -> bool:
+        """True if an epoch has started and was not reported yet."""
+        return self._training.epoch_open
+
+    def planned_steps(self, rule: StopRule) -> int | None:
+        """Return the steps of the whole job with the batch that schedules count in.
+
+        Returns:
+            None if neither epochs nor samples end the job.
+        """
+        stream, base = self._training.stream, self._training.schedule_batch
+        whole = stream.steps(stream.size, base)
+        ends = []
+        if rule.epochs is not None:
+            ends.append(rule.epochs * whole)
+        if rule.samples is not None:
+            epochs, rest = divmod(rule.samples, stream.size)
+            ends.append(epochs * whole + (stream.steps(rest, base) if rest else 0))
+        return min(ends, default=None)
+
+    def remaining_steps(self) -> int | None:
+        """Return the steps after the one under way at the current batch size; None if unknown."""
+        rule, stream, position = self.stop_rule, self._training.stream, self._training.position
+        if rule is None or (rule.epochs is None and rule.samples is None):
+            return None
+        batch = self.batch
+        cursor = batch.cursor_after if batch is not None else position.cursor
+        size = max(1, self._training.schedule.at(position.step + 2).batch)
+        whole, in_epoch = stream.steps_left(0, size), stream.steps_left(cursor, size)
+        ends = []
+        if rule.epochs is not None:
+            ends.append(in_epoch + max(0, rule.epochs - position.epoch) * whole)
+        if rule.samples is not None:
+            left = rule.samples - position.samples_done - (cursor - position.cursor)
+            beyond = left - (stream.size - cursor)
+            if beyond <= 0:
+                ends.append(max(0, -(-left // size)))
+            else:
+                epochs, rest = divmod(beyond, stream.size)
+                ends.append(in_epoch + epochs * whole + -(-rest // size))
+        return min(ends)

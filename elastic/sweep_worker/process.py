@@ -18,9 +18,12 @@ A worker leaves after its current unit.
 
 from __future__ import annotations
 
+import gc
 import sys
 import threading
 import time
+import traceback
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,14 +33,20 @@ from elastic.collectives.backends import slot_device, use_device
 from elastic.hooks import hold_device, warm_up
 from elastic.metrics import UsageMeter, cpu_seconds
 from elastic.reporting import AgentConnection
-from elastic.sweep_worker.staged_data import StagedData
-from elastic.sweep_worker.state_store import StateStore
-from elastic.sweep_worker.unit import UnitSpeed, import_functions
-from elastic.sweep_worker.unit_attempt import UnitAttempts
-from elastic.sweep_worker.unit_runner import UnitRunner
+from elastic.sweep_worker.staged_data import DataDiffersError, StagedData, count_samples
+from elastic.sweep_worker.state_store import (
+    Background,
+    DiskFullError,
+    FoundState,
+    StateLostError,
+    StateStore,
+)
+from elastic.sweep_worker.unit import StateFramesError, Unit, UnitSpeed, import_functions, size
+from elastic.sweep_worker.unit_runner import UnitFailedError, UnitResult, UnitRunner
+from elastic.training_errors import UsageError
 from schemas.ids import Rank, Version, WorkerId, worker_id
 from schemas.sweeps import SweepSpec
-from schemas.transport import StateServer
+from schemas.transport.state_transfer import StateServer
 from schemas.wire.agent import (
     JOIN,
     PREPARE,
@@ -46,17 +55,52 @@ from schemas.wire.agent import (
     START,
     SUSPEND,
     GroupFormed,
-    HopperOpened,
     Quiesced,
     ScriptReport,
     SlotAwaited,
     StepsReported,
     StoreOpened,
     Suspended,
+    SweepWorkerReady,
+    UnitEnded,
+    UnitFailed,
+    UnitStarted,
     WorkerReady,
 )
 from schemas.wire.sweeps import UnitOrder, UnitTask
 from schemas.wire.worker import Assignment, GroupOrder, SlotGranted, ToWorker
+
+MAX_REASON_CHARACTERS: Final = 2000  # limit of a report
+TRIAL, STATE, DATA, DISK = "trial", "state", "data", "disk"  # causes of a failure
+
+
+def fault_of(error: Exception) -> tuple[str, str]:
+    """Return the cause of a failed unit and a one-line reason; unknown errors blame the trial."""
+    match error:
+        case StateLostError() | StateFramesError():
+            fault = STATE
+        case DiskFullError():
+            fault = DISK
+        case DataDiffersError():
+            fault = DATA
+        case UnitFailedError() | UsageError():
+            fault = DATA if error.field == "input_fn" else TRIAL
+        case OSError():
+            fault = DISK
+            error = DiskFullError(f"cannot use the node's folder of states: {error}")
+        case _:
+            fault = TRIAL
+    text = str(error) or type(error).__name__
+    if "out of memory" in text.lower() or isinstance(error.__cause__, MemoryError):
+        text += "; use a smaller batch or model"
+    line = " ".join(text.split())
+    return fault, "".join(c if c.isprintable() else " " for c in line)[:MAX_REASON_CHARACTERS]
+
+
+def _log(order: UnitOrder, text: str) -> None:
+    place = f"epoch {order.epoch}, partition {order.partition}, attempt {order.attempt}"
+    sys.stderr.write(f"[ones] trial {order.trial}, {place}: {text}\n")
+
 
 Reply = tuple[type[ScriptReport], dict[str, Any]]  # type and fields of a report
 
@@ -134,11 +178,7 @@ DATA_FOLDER: Final = "data"  # folder of staged data below the states
 
 
 def run_sweep_worker(assignment: Assignment, folder: Path, sweep: SweepSpec) -> None:
-    """Run a worker of a sweep until it is in no group any more.
-
-    Raises:
-        UsageError: if a user function cannot be imported; names the field and the remedy.
-    """
+    """Run a worker of a sweep until it is in no group any more."""
     worker = SweepWorker(assignment, folder, sweep)
     try:
         worker.run()
@@ -163,6 +203,7 @@ class SweepWorker:
         self._store = StateStore(assignment.job, self._states)
         self._speed, self._usage = UnitSpeed(), UsageMeter()
         self._server: StateServer | None = None
+        self._runner: UnitRunner  # set when the functions are imported
         self._connection = AgentConnection(assignment, folder, self._on_message)
 
     def run(self) -> None:
@@ -175,19 +216,20 @@ class SweepWorker:
         device = slot_device()
         _warm_up(device)
         staged = StagedData(self._states / DATA_FOLDER)
-        runner = UnitRunner(functions, self._sweep.partitions, device, staged)
-        attempts = UnitAttempts(self._sweep, runner, self._store, self._report, self._speed)
-        self._report(
+        self._runner = UnitRunner(functions, self._sweep.partitions, device, staged)
+        self._connection.report(
             WorkerReady,
             epoch_samples=1,  # unknown yet
             resumed_epoch=0,
             parameters=0,
             store_port=self._orders.port,
         )
-        self._report(HopperOpened, address=self._server.address if self._server else "")
+        self._connection.report(
+            SweepWorkerReady, address=self._server.address if self._server else ""
+        )
         self._connection.set_telemetry(self._steps)
         while (unit := self._next()) is not None:
-            attempts.make(unit)
+            self._make_attempt(unit)
 
     def close(self) -> None:
         """Disconnect from the agent and from other nodes."""
@@ -206,7 +248,7 @@ class SweepWorker:
 
     def _await_slot(self) -> None:
         if not self._granted.is_set():
-            self._report(SlotAwaited)
+            self._connection.report(SlotAwaited)
         self._granted.wait()
 
     def _next(self) -> UnitOrder | None:
@@ -217,6 +259,80 @@ class SweepWorker:
                 if self._orders.leaving:
                     return None
                 self._changed.wait()
+
+    # --- attempts at units
+
+    def _make_attempt(self, order: UnitOrder) -> None:
+        """Train a unit and report the result; after a failure the worker continues."""
+        try:
+            self._run_attempt(order)
+        except Exception as error:  # noqa: BLE001 - the worker continues after any error
+            fault, why = fault_of(error)
+            _log(order, f"failed: {why}")
+            if isinstance(error, UnitFailedError):
+                traceback.print_exception(error.__cause__)
+        else:
+            return
+        gc.collect()  # an error's frames hold tensors
+        if self._runner.device.type != "cpu":
+            torch.accelerator.empty_cache()
+        self._connection.report(UnitFailed, attempt=order.attempt, reason=why, fault=fault)
+
+    def _run_attempt(self, order: UnitOrder) -> None:
+        began = time.monotonic()
+        wait = Background(partial(self._state_of, order), "state") if order.state else None
+        data = self._runner.data(order.partition)
+        if order.evaluate and self._sweep.eval_fn:
+            self._runner.data(None)
+        staged_s, samples = time.monotonic() - began, count_samples(data)
+        state = wait.result() if wait else None
+        waited_s = wait.seconds if wait else 0.0
+        _log(order, f"{samples} samples")
+        begun = {"samples": samples, "waited_s": waited_s, "staged_s": staged_s}
+        self._connection.report(UnitStarted, attempt=order.attempt, **begun)
+        started = time.monotonic()
+        while (result := self._train(order, state)) is None:
+            state = self._state_of(order)
+        seconds = time.monotonic() - started
+        self._store.put(order, result)
+        self._speed.add(samples, time.monotonic() - began)
+        self._connection.report(
+            UnitEnded,
+            attempt=order.attempt,
+            metrics=result.metrics,
+            samples=result.samples,
+            seconds=seconds,
+            scores=result.scores,
+            digest=result.digest,
+            size=size(result.frames),
+        )
+
+    def _state_of(self, order: UnitOrder) -> FoundState:
+        assert order.state is not None  # noqa: S101 - the caller checked
+        return self._store.get(order.state, order.sources)
+
+    def _train(self, order: UnitOrder, state: FoundState | None) -> UnitResult | None:
+        """Run the user's functions; None if the state turned out to be damaged."""
+        seed, name = self._sweep.search.seed, str(order.trial)
+        unit = Unit(
+            config=name,
+            values=order.values,
+            epoch=order.epoch,
+            partition=order.partition,
+            partitions=self._sweep.partitions,
+            sweep_seed=seed,
+            device=self._runner.device,
+        )
+        if state is None:
+            begin = self._runner.begin(name, order.values, seed)
+            return self._runner.run(unit, begin, evaluate=order.evaluate)
+        try:
+            result = self._runner.run(unit, state.frames, evaluate=order.evaluate)
+        except Exception:
+            if state.is_valid():
+                raise
+            return None
+        return result if state.is_valid() else None
 
     # --- the connection's thread
 
@@ -232,7 +348,7 @@ class SweepWorker:
                 self._orders.samples_done = self._speed.samples
                 with self._changed:
                     for kind, fields in self._orders.receive(message):
-                        self._report(kind, **fields)
+                        self._connection.report(kind, **fields)
                     self._changed.notify_all()
 
     def _steps(self) -> StepsReported | None:
@@ -254,12 +370,6 @@ class SweepWorker:
             global_batch=orders.batch,
             lr=0.0,
             cpu_cores=None if usage is None else usage.cpu_cores,
-        )
-
-    def _report(self, kind: type[ScriptReport], **fields: Any) -> None:
-        a = self._assignment
-        self._connection.report(
-            lambda index: kind(job=a.job, version=a.version, rank=a.rank, index=index, **fields)
         )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import sys
 import threading
 import time
@@ -11,8 +10,9 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, Generic, TypeVar
 
+from elastic.sweep_worker.unit import digest, size
 from elastic.sweep_worker.unit_runner import UnitResult
 from elastic.training_errors import ElasticError
 from schemas.errors import OnesError
@@ -27,7 +27,7 @@ from schemas.host.state_files import (
     write_state,
 )
 from schemas.ids import JobId
-from schemas.transport import MemoryTarget, fetch_state
+from schemas.transport.state_transfer import MemoryTarget, fetch_state
 from schemas.wire.files import AskState
 from schemas.wire.sweeps import StateRef, StateSource, UnitOrder
 
@@ -95,11 +95,8 @@ class StateStore:
         try:
             fetch_state([source.address for source in sources], asked, self._receive_buffer, check)
         except (OnesError, MemoryError) as error:
-            problem = (
-                error.message
-                if isinstance(error, OnesError)
-                else f"no memory for the state: {error}"
-            )
+            no_memory = f"no memory for the state: {error}"
+            problem = error.message if isinstance(error, OnesError) else no_memory
             raise StateLostError(problem, "the unit is trained again") from None
         return FoundState(frames)
 
@@ -111,13 +108,17 @@ class StateStore:
             _, frames = split_frames(map_state(path))
         except (OSError, ValueError, DamagedStateError):  # the file was deleted meanwhile
             return None
-        return FileState(frames, state.digest, partial(self._drop, path))
+        return FoundState(frames, partial(self._verify, path, frames, state.digest))
 
-    def _drop(self, path: Path) -> None:
+    def _verify(self, path: Path, frames: Frames, wanted: str) -> bool:
+        """Return whether a file has the right digest; drop it otherwise."""
+        if digest(frames) == wanted:
+            return True
         sys.stderr.write(f"[ones] {path.name} is damaged; looking for another copy\n")
         self._damaged.add(path)
         with contextlib.suppress(OSError):
             path.unlink()
+        return False
 
     def put(self, unit: UnitOrder, result: UnitResult, limit_s: float = DISK_TIMEOUT_S) -> None:
         """Store a unit's state in memory, and durably on disk, retrying for `limit_s` seconds.
@@ -133,9 +134,9 @@ class StateStore:
                 write_state(self._folder, file, result.frames, result.digest)
             except OSError as error:
                 if time.monotonic() >= deadline:
-                    problem = f"cannot write a state of {_size(result.frames)} to {self._folder}"
-                    hint = "free space there"
-                    raise DiskFullError(f"{problem}: {error.strerror}", hint) from None
+                    state = f"a state of {size(result.frames) / 1e6:.1f} MB"
+                    problem = f"cannot write {state} to {self._folder}: {error.strerror}"
+                    raise DiskFullError(problem, "free space there") from None
                 time.sleep(RETRY_INTERVAL_S)
             else:
                 break
@@ -145,77 +146,52 @@ class StateStore:
         with self._lock:
             self._cache[digest] = (header_of(frames, digest), frames)
             self._cache.move_to_end(digest)
-            while len(self._cache) > 1 and self._bytes() > MAX_CACHED_BYTES:
+            while len(self._cache) > 1 and (
+                sum(size(cached) for _, cached in self._cache.values()) > MAX_CACHED_BYTES
+            ):
                 self._cache.popitem(last=False)
 
-    def _bytes(self) -> int:
-        return sum(len(frame) for _, frames in self._cache.values() for frame in frames)
+
+T = TypeVar("T")
 
 
-class FoundState:
-    """A state that was verified when it was received."""
+class Background(Generic[T]):
+    """Work in a thread of its own."""
 
-    def __init__(self, frames: Frames) -> None:
-        self.frames = frames
-
-    def is_valid(self) -> bool:
-        """Return whether the state has the expected digest; may wait."""
-        return True
-
-
-class FileState(FoundState):
-    """A state on this node's disk, which is verified in a thread while it is trained on."""
-
-    def __init__(self, frames: Frames, digest: str, reject: Callable[[], None]) -> None:
-        super().__init__(frames)
-        self._wanted = digest
-        self._reject = reject
-        self._sound = False
-        self._thread = threading.Thread(target=self._check, name="digest", daemon=True)
-        self._thread.start()
-
-    def _check(self) -> None:
-        whole = hashlib.sha256()
-        for frame in self.frames:
-            whole.update(frame)
-        self._sound = whole.hexdigest() == self._wanted
-
-    def is_valid(self) -> bool:
-        """Wait for the verification and return its result; an invalid file is dropped."""
-        self._thread.join()
-        if not self._sound:
-            self._reject()
-        return self._sound
-
-
-class StateWait:
-    """A state that is fetched in a thread of its own."""
-
-    def __init__(self, get: Callable[[], FoundState]) -> None:
-        """Start to fetch; `state` raises what `get` raises."""
-        self._get = get
-        self._state: FoundState | None = None
+    def __init__(self, work: Callable[[], T], name: str) -> None:
+        self._work = work
+        self._results: list[T] = []
         self._error: Exception | None = None
-        self.seconds = 0.0  # duration of the fetch
-        self._thread = threading.Thread(target=self._run, name="state", daemon=True)
+        self.seconds = 0.0  # duration of the work
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
         began = time.monotonic()
         try:
-            self._state = self._get()
+            self._results.append(self._work())
         except Exception as error:  # noqa: BLE001 - raised again in the waiting thread
             self._error = error
         self.seconds = time.monotonic() - began
 
-    def state(self) -> FoundState:
-        """Wait for the state."""
+    def result(self) -> T:
+        """Wait for the work; return its result, or raise its error."""
         self._thread.join()
         if self._error is not None:
             raise self._error
-        assert self._state is not None  # noqa: S101 - set if there was no error
-        return self._state
+        return self._results[0]
 
 
-def _size(frames: Frames) -> str:
-    return f"{sum(map(len, frames)) / 1e6:.1f} MB"
+class FoundState:
+    """A state; `verify` checks its file in a thread, while the state is trained on.
+
+    None: the state was verified when it was received.
+    """
+
+    def __init__(self, frames: Frames, verify: Callable[[], bool] | None = None) -> None:
+        self.frames = frames
+        self._verification = None if verify is None else Background(verify, "digest")
+
+    def is_valid(self) -> bool:
+        """Return whether the state has the expected digest; may wait."""
+        return self._verification is None or self._verification.result()

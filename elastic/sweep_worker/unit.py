@@ -115,9 +115,8 @@ def _function(field: str, path: str) -> Callable[..., Any]:
         raise UsageError(problem, "name a function at its top level", field) from None
     except Exception as error:
         problem = f"{field} = {path!r}: importing {module} raised {type(error).__name__}: {error}"
-        raise UsageError(
-            problem, "importing a module of functions must not run anything", field
-        ) from error
+        hint = "importing a module of functions must not run anything"
+        raise UsageError(problem, hint, field) from error
     if not callable(found):
         raise UsageError(f"{field} = {path!r} is not a function", "name a function", field)
     return found  # type: ignore[no-any-return]

@@ -38,22 +38,15 @@ class Trained:
     """
 
     def __init__(self, **objects: Any) -> None:
-        """Store the objects by name; None is left out.
-
-        Raises:
-            UsageError: if an object has no state, or there is no `model`.
-        """
+        """Store the objects by name; None is left out."""
         self._objects = {name: entry for name, entry in objects.items() if entry is not None}
         if not isinstance(self._objects.get("model"), nn.Module):
             raise UsageError("model_fn returned no model", RETURN_FORMS, "model_fn")
         for name, entry in self._objects.items():
             if not (hasattr(entry, "state_dict") and hasattr(entry, "load_state_dict")):
                 problem = f"model_fn: {name} ({type(entry).__name__}) has no state_dict"
-                raise UsageError(
-                    problem,
-                    "return objects with a state_dict, which travels with the trial",
-                    "model_fn",
-                )
+                hint = "return objects with a state_dict, which travels with the trial"
+                raise UsageError(problem, hint, "model_fn")
 
     def __getattr__(self, name: str) -> Any:
         """Return the object of that name."""
@@ -71,11 +64,7 @@ class Trained:
         return {name: entry.state_dict() for name, entry in self._objects.items()}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Load the result of `state`.
-
-        Raises:
-            UsageError: if it has other objects.
-        """
+        """Load the result of `state`."""
         if state.keys() != self._objects.keys():
             problem = (
                 f"model_fn returned {', '.join(self._objects)}, the received state has "
@@ -94,11 +83,7 @@ class Trained:
 
 
 def as_trained(built: Any) -> Trained:
-    """Convert the result of `model_fn`: a model, a tuple, a mapping, or a `Trained`.
-
-    Raises:
-        UsageError: if it is none of these.
-    """
+    """Convert the result of `model_fn`: a model, a tuple, a mapping, or a `Trained`."""
     if isinstance(built, Trained):
         return built
     if isinstance(built, nn.Module):
@@ -182,20 +167,12 @@ class UnitRunner:
         if found is None or (isinstance(found, Sized) and not len(found)):
             part = "the evaluation" if partition is None else f"partition {partition}"
             problem = f"input_fn returned no data for {part} of {self._partitions}"
-            raise UsageError(
-                problem,
-                "return data for each partition, or lower the number of partitions",
-                "input_fn",
-            )
+            hint = "return data for each partition, or lower the number of partitions"
+            raise UsageError(problem, hint, "input_fn")
         return found
 
     def begin(self, config: str, values: Mapping[str, Any], seed: int) -> list[bytes]:
-        """Return the state of a configuration before its first unit.
-
-        Raises:
-            UnitFailedError: if `model_fn` raised.
-            UsageError: if its result cannot travel.
-        """
+        """Return the state of a configuration before its first unit."""
         return to_frames(self._build(config, values, seed).state())
 
     def run(self, unit: Unit, state: Frames, *, evaluate: bool = False) -> UnitResult:

@@ -1,6 +1,11 @@
 """Run of a user's script as `__main__`, and its output on a disk that may be full.
 
 The library is imported first; then the script's folder is added to the path.
+
+In place of a script, a worker may train units of a sweep, or a trial of a sweep that continues as
+an elastic job: the job uses the user functions of the sweep and starts with the state that the
+sweep left. `unit.loader` returns the elastic loader of all partitions together, so `train_fn`
+trains one epoch of the whole data set, in a group that grows and shrinks.
 """
 
 from __future__ import annotations
@@ -13,24 +18,142 @@ import sys
 import traceback
 import types
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import torch
 from setproctitle import setproctitle
+from torch.utils.data import ConcatDataset, DataLoader, Dataset
 
 import elastic  # noqa: F401 - before the script's folder is on the path
+from elastic.agent import ScalingAgent
 from elastic.collectives.nccl import nccl_environment
-from elastic.graduated_trial import train_graduated
 from elastic.reporting import report_file
 from elastic.state.checkpoints import drain_checkpoints
-from elastic.state.random_state import seed_initial_generators
+from elastic.state.random_state import seed_generators, seed_initial_generators
 from elastic.sweep_worker.process import run_sweep_worker
+from elastic.sweep_worker.unit import (
+    EvalFunction,
+    Unit,
+    UserFunctions,
+    from_frames,
+    import_functions,
+    keyed_seed,
+)
+from elastic.sweep_worker.unit_runner import Trained, UnitRunner, as_trained
 from elastic.training_errors import MissingMetricError, UsageError
 from schemas.codec import ASSIGNMENT
 from schemas.errors import one_line_error, root_cause
-from schemas.wire.agent import ScriptFailed
+from schemas.host.state_files import read_frames
+from schemas.sweeps import TrialSpec
+from schemas.transport.state_transfer import MemoryTarget, fetch_state
+from schemas.wire.agent import START, ScriptFailed
+from schemas.wire.files import AskState
 from schemas.wire.worker import Assignment
+
+LOADED: Final = frozenset({"model", "optimizer"})  # handled by `load`; others are tracked
+
+
+@dataclass(frozen=True, slots=True)
+class WholeUnit(Unit):
+    """An epoch over all partitions, as passed to `train_fn` and `eval_fn`."""
+
+    elastic_loader: Any = None
+
+    def loader(
+        self, data: Any, batch_size: int, *, shuffle: bool = True, **options: Any
+    ) -> DataLoader[Any]:
+        """Return the loader of the job, which covers all partitions and has the job's batch.
+
+        `shuffle` has no effect: the job's samples have an order of their own.
+        """
+        return self.elastic_loader  # type: ignore[no-any-return]
+
+
+def train_graduated(assignment: Assignment, trial: TrialSpec) -> None:
+    """Train a trial to its last epoch, as a member of its job's group.
+
+    Raises:
+        UsageError: if a function cannot be imported, or its result cannot be trained this way.
+        UnitFailedError: if `input_fn` raised.
+        StateUnavailableError: if no node has the trial's state any more.
+    """
+    functions = import_functions(trial.functions)
+    runner = UnitRunner(functions, trial.partitions, torch.device("cpu"))
+    data = _all_partitions(runner, trial.partitions)
+    trained = _build_trained(functions, trial)
+    if assignment.kind == START and assignment.rank == 0 and assignment.group.resume is None:
+        trained.load(_fetch_trial_state(trial))  # others receive rank 0's, or a checkpoint
+    agent = ScalingAgent.from_env()
+    batch = assignment.spec.batch_size
+    _, _, loader = agent.load(
+        lambda: trained.model,
+        lambda _: trained.optimizer,
+        data,
+        batch_size=batch,
+        schedule_batch=batch,
+    )
+    agent.track(**{name: getattr(trained, name) for name in trained if name not in LOADED})
+    for epoch in agent.epochs(trial.epochs - trial.epochs_done):
+        unit = WholeUnit(
+            config=str(trial.trial),
+            values=trial.values,
+            epoch=trial.epochs_done + 1 + epoch,
+            partition=0,
+            partitions=trial.partitions,
+            sweep_seed=trial.seed,
+            device=agent.device,
+            elastic_loader=loader,
+        )
+        metrics = dict(functions.train_fn(trained, data, unit) or {})
+        if functions.eval_fn is not None:
+            metrics |= _evaluate(functions.eval_fn, trained, runner.data(None), unit)
+        agent.report(**{name: float(value) for name, value in metrics.items()})
+
+
+def _build_trained(functions: UserFunctions, trial: TrialSpec) -> Trained:
+    seed_generators(keyed_seed(trial.seed, str(trial.trial)))
+    trained = as_trained(functions.model_fn(dict(trial.values)))
+    if "optimizer" not in list(trained):
+        hint = "return (model, optimizer): a trial that continues as a job needs both"
+        raise UsageError("model_fn returned no optimizer", hint, "model_fn")
+    return trained
+
+
+def _evaluate(
+    eval_fn: EvalFunction, trained: Trained, held_out: Any, unit: WholeUnit
+) -> dict[str, float]:
+    trained.model.eval()
+    with torch.no_grad():
+        found = dict(eval_fn(trained, held_out, unit))
+    trained.model.train()
+    return found
+
+
+def _all_partitions(runner: UnitRunner, partitions: int) -> ConcatDataset[Any]:
+    parts = [runner.data(partition) for partition in range(partitions)]
+    for part in parts:
+        if not isinstance(part, Dataset):
+            problem = f"input_fn returned a {type(part).__name__}"
+            hint = "return a torch Dataset: a trial that continues as a job needs one"
+            raise UsageError(problem, hint, "input_fn")
+    return ConcatDataset(parts)
+
+
+def _fetch_trial_state(trial: TrialSpec) -> dict[str, Any]:
+    target = MemoryTarget()
+    asked = AskState(
+        job=trial.sweep, trial=trial.trial, version=trial.version, digest=trial.digest, offset=0
+    )
+
+    def check() -> None:
+        read_frames(target.content, trial.digest)
+
+    fetch_state(trial.sources, asked, target, check)
+    return from_frames(read_frames(target.content, trial.digest))
+
 
 USAGE_ERROR = 2
 
@@ -71,13 +194,11 @@ def prepare_worker(folder: Path) -> Callable[[], int]:
     if assignment.spec.record_samples:
         (folder / "samples").touch(mode=0o600)
     if (sweep := assignment.spec.stated_sweep) is not None:
-        return lambda: _run_functions(
-            assignment, lambda: run_sweep_worker(assignment, folder, sweep), failures
-        )
+        train = partial(run_sweep_worker, assignment, folder, sweep)
+        return lambda: _run_functions(assignment, train, failures)
     if (trial := assignment.spec.stated_trial) is not None:
-        return lambda: _run_functions(
-            assignment, lambda: train_graduated(assignment, trial), failures
-        )
+        train = partial(train_graduated, assignment, trial)
+        return lambda: _run_functions(assignment, train, failures)
     script = workdir / assignment.spec.script
     source = _source(script)
     return lambda: _run_source(script, source, assignment.spec.args, failures)
@@ -109,19 +230,14 @@ class _FailureReporter:
 
     def report(self, error: BaseException | str, where: str) -> None:
         """Write the last report of this worker."""
-        a = self._assignment
         cause = root_cause(error) if isinstance(error, BaseException) else None
         drain_checkpoints()  # epochs finished before are reported first
         self._reports.append(
-            lambda index: ScriptFailed(
-                job=a.job,
-                version=a.version,
-                rank=a.rank,
-                index=index,
-                error=(error if isinstance(error, str) else one_line_error(error))[:2000],
-                where=where,
-                refused=isinstance(cause, UsageError | MissingMetricError),
-            )
+            ScriptFailed,
+            self._assignment,
+            error=(error if isinstance(error, str) else one_line_error(error))[:2000],
+            where=where,
+            refused=isinstance(cause, UsageError | MissingMetricError),
         )
 
 
@@ -156,8 +272,7 @@ def _run_source(
             failures.report(leaving, _location(leaving, script))
         return _exit_code(leaving)
     except BaseException as error:  # noqa: BLE001 - any error ends the script
-        shown = _script_part(error, script)
-        shown = shown or error.__traceback__
+        shown = _script_part(error, script) or error.__traceback__
         traceback.print_exception(type(error), error, shown)
         if failures:
             place = _location(root_cause(error), script) or _location(error, script)

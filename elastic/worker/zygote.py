@@ -322,11 +322,7 @@ def main() -> None:
 
 
 def _await_start(gate: int | None) -> None:
-    """Wait until the agent has placed this process, e.g. in its cgroup.
-
-    Raises:
-        OSError: if the agent could not, or is gone.
-    """
+    """Wait until the agent has placed this process, e.g. in its cgroup."""
     if gate is None:
         return
     error_text = os.read(gate, MAX_ERROR_CHARACTERS)

@@ -15,15 +15,9 @@ import msgspec
 from schemas.errors import TooLargeError
 
 UNREADABLE: Final = (  # errors of the tar, gzip and zlib modules for invalid archives
-    OSError,
-    EOFError,
-    ValueError,
-    OverflowError,
-    LookupError,
-    RecursionError,
-    tarfile.TarError,
+    OSError, EOFError, ValueError, OverflowError, LookupError, RecursionError, tarfile.TarError,
     zlib.error,
-)
+)  # fmt: skip
 Positive = Annotated[int, msgspec.Meta(ge=1, le=2**50)]
 UNSUPPORTED_MAGIC: Final = (b"BZh", b"\xfd7zXZ\x00", b"\x28\xb5\x2f\xfd")  # bzip2, xz, zstd
 HEADER_BYTES_PER_FILE: Final = 4096  # bytes of headers for each file

@@ -1,9 +1,11 @@
-"""Exclusive files for one process at a time, and the retention of old files by age and size."""
+"""Locked files, files that another user may have replaced, and retention by age and size."""
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
+import stat
 import struct
 from collections.abc import Iterable
 from pathlib import Path
@@ -11,6 +13,7 @@ from typing import Final, NamedTuple
 
 from schemas.errors import SettingsError
 
+_READ: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _LOCK: Final = struct.Struct("@hhqqi")  # struct flock of Linux: type, whence, start, length, pid
 
 
@@ -85,6 +88,29 @@ def pid_of(path: Path) -> int | None:
     return max(int(pid), 0) if kind != fcntl.F_UNLCK else None
 
 
+def open_regular(path: Path) -> int:
+    """Open a regular file for reading without waiting; the caller closes the descriptor.
+
+    The path must not end in a link; links before the last part are followed.
+
+    Raises:
+        OSError: if it is missing, or not a regular file.
+    """
+    return require_regular(os.open(path, _READ), path)
+
+
+def require_regular(descriptor: int, path: Path) -> int:
+    """Return the descriptor if it is a regular file, else close it.
+
+    Raises:
+        OSError: if it is something else.
+    """
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return descriptor
+    os.close(descriptor)
+    raise OSError(errno.EINVAL, "not a regular file", str(path))
+
+
 class AgedFile(NamedTuple):
     """A file of a folder."""
 
@@ -93,7 +119,7 @@ class AgedFile(NamedTuple):
     at: float  # last change, or the end of its job, seconds since the epoch
 
 
-def outdated(
+def expired_files(
     files: Iterable[AgedFile], keep_s: float, keep_bytes: int, now: float
 ) -> list[AgedFile]:
     """Return the files older than `keep_s`, and the oldest while all exceed `keep_bytes`."""

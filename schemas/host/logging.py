@@ -11,9 +11,11 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 import structlog
+
+LAG_LIMIT_S: Final = 2.0  # an event loop with a longer delay is unhealthy
 
 
 class LogLines:
@@ -54,23 +56,10 @@ class LogLines:
         return True
 
 
-class LogLinesFactory:
-    """Logger factory of structlog: all loggers of a process share one `LogLines`."""
-
-    def __init__(self, lines: LogLines) -> None:
-        self._lines = lines
-
-    def __call__(self, *_names: Any) -> LogLines:
-        """Return the shared logger."""
-        return self._lines
-
-
-LAG_LIMIT_S: Final = 2.0  # an event loop with a longer delay is unhealthy
-
-
 def configure_logging(fd: int = 2) -> None:
     """Log as JSON under systemd or into a file, as coloured text on a terminal."""
     readable = os.isatty(fd) and "JOURNAL_STREAM" not in os.environ
+    lines = LogLines(fd, _lost)  # all loggers of a process share it
     stamp = structlog.processors.TimeStamper(fmt="iso", utc=True)
     render: list[structlog.typing.Processor] = (
         [structlog.dev.ConsoleRenderer()]
@@ -80,13 +69,12 @@ def configure_logging(fd: int = 2) -> None:
     structlog.configure(
         processors=[structlog.processors.add_log_level, stamp, *render],
         wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
-        logger_factory=LogLinesFactory(LogLines(fd, _lost)),
+        logger_factory=lambda *_: lines,
     )
 
 
 def _lost(lines: int) -> str:
-    said = {"event": "log lines lost", "lines": lines, "level": "warning"}
-    return json.dumps(said)
+    return json.dumps({"event": "log lines lost", "lines": lines, "level": "warning"})
 
 
 def notify(state: str) -> None:
@@ -125,13 +113,9 @@ async def watchdog() -> None:
 class Audit:
     """Audit log of refused and privileged actions; refusals are limited per peer and in total.
 
-    A flood of one peer neither hides the lines of another peer nor fills the disk: the number of
-    suppressed lines is logged.
-
-    Args:
-        limit_per_s: refusals that are logged per second at most.
-        clock: monotonic seconds.
-        of_one_per_s: the same for one peer.
+    A flood of one peer neither hides the lines of another peer nor fills the disk: at most
+    `limit_per_s` refusals per second are logged, `of_one_per_s` of one peer, and the number of the
+    suppressed ones.
     """
 
     def __init__(
@@ -145,30 +129,27 @@ class Audit:
         self._log = structlog.get_logger("audit")
         self._limit, self._of_one = limit_per_s, of_one_per_s
         self._second = 0
-        self._said: Counter[str] = Counter()  # lines of this second, by peer
+        self._logged: Counter[str] = Counter()  # lines of this second, by peer
         self._dropped = 0
 
     def refused(self, what: str, why: str, *, peer: str = "", **detail: str) -> None:
-        """Log an action that was dropped or denied.
+        """Log an action that was dropped or denied: `what` for programs, `why` for people.
 
-        Args:
-            what: what was refused, a word for programs.
-            why: for people; cut to 500 characters.
-            peer: the owner of the key, or the address of an unknown peer.
+        `peer` is the owner of the key, or the address of an unknown peer.
         """
         self._begin_second()
-        if self._said.total() >= self._limit or (peer and self._said[peer] >= self._of_one):
+        if self._logged.total() >= self._limit or (peer and self._logged[peer] >= self._of_one):
             self._dropped += 1
             return
-        self._said[peer] += 1
-        said = {"peer": peer[:200], **detail} if peer else detail
-        self._log.warning("audit", what=what, why=why[:500], **said)
+        self._logged[peer] += 1
+        fields = {"peer": peer[:200], **detail} if peer else detail
+        self._log.warning("audit", what=what, why=why[:500], **fields)
 
     def done(self, what: str, by: str, **detail: str) -> None:
         """Log the use of a privileged right; never suppressed."""
         self._log.info("audit", what=what, by=by, **{f"of_{k}": v for k, v in detail.items()})
 
-    async def tell_what_was_left_out(self) -> None:
+    async def log_suppressed(self) -> None:
         """Log the number of suppressed lines each second, until cancelled."""
         while True:
             await asyncio.sleep(1.0)
@@ -181,4 +162,4 @@ class Audit:
         if self._dropped:
             self._log.warning("audit", what="suppressed", lines=self._dropped)
         self._second, self._dropped = second, 0
-        self._said.clear()
+        self._logged.clear()

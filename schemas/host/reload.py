@@ -6,14 +6,13 @@ import asyncio
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import msgspec
 import structlog
 
 from schemas.errors import OnesError
 from schemas.host.logging import notify
-from schemas.host.settings import reloaded
 
 S = TypeVar("S", bound=msgspec.Struct)
 log = structlog.get_logger("settings")
@@ -55,15 +54,30 @@ class SettingsReload(Generic[S]):
         notify("READY=1")
 
     def _take(self, fresh: S) -> None:
-        done = reloaded(self.current, fresh, self._safe)
-        self.current = done.settings
-        for field in done.refused:
+        changed: list[str] = []
+        refused: list[str] = []
+        self.current = self._merged(self.current, fresh, "", changed, refused)
+        for field in refused:
             log.warning("setting not changed: needs a restart", field=field)
-        for field in done.changed:
-            self._safe[field](done.settings)
+        for field in changed:
+            self._safe[field](self.current)
         for work in self._always:
             try:
-                work(done.settings)
+                work(self.current)
             except OnesError as error:
                 log.error("file not reloaded", field=error.field, why=str(error))  # noqa: TRY400
-        log.info("settings reloaded", changed=list(done.changed), refused=list(done.refused))
+        log.info("settings reloaded", changed=changed, refused=refused)
+
+    def _merged(
+        self, old: Any, new: Any, prefix: str, changed: list[str], refused: list[str]
+    ) -> Any:
+        """Take the changed fields that are safe; name fields such as `silence.lost_s`."""
+        taken = {}
+        for name in old.__struct_fields__:
+            before, after, field = getattr(old, name), getattr(new, name), f"{prefix}{name}"
+            if isinstance(before, msgspec.Struct) and isinstance(after, msgspec.Struct):
+                taken[name] = self._merged(before, after, f"{field}.", changed, refused)
+            elif before != after:
+                (changed if field in self._safe else refused).append(field)
+                taken[name] = after if field in self._safe else before
+        return msgspec.structs.replace(old, **taken)

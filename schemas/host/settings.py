@@ -8,9 +8,8 @@ import json
 import re
 import tomllib
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Generic, Literal, TypeVar, get_args, get_origin
+from typing import Any, Final, Literal, TypeVar, get_args, get_origin
 
 import msgspec
 
@@ -18,11 +17,7 @@ from schemas.errors import SettingsError
 
 S = TypeVar("S", bound=msgspec.Struct)
 PREFIX = "ONES__"
-EXAMPLE_VALUES: Final = {
-    bool: "true",
-    int: "1",
-    float: "0.5",
-}  # example values; other types: a text
+EXAMPLE_VALUES: Final = {bool: "true", int: "1", float: "0.5"}  # other types: a text
 
 
 def load(kind: type[S], path: Path, environ: Mapping[str, str] | None = None) -> S:
@@ -91,11 +86,7 @@ def parse_toml(data: bytes, path: Path) -> dict[str, Any]:
 
 
 def convert(kind: type[S], table: Mapping[str, Any], path: Path, prefix: str = "") -> S:
-    """Return `table` as a struct.
-
-    Args:
-        path: source of the table, for error messages.
-        prefix: of the table's keys in the file, such as `sweep.searcher.`; empty: whole file.
+    """Return `table` as a struct; its keys have a `prefix` in the file, such as `sweep.searcher.`.
 
     Raises:
         SettingsError: if a key is unknown, missing or of the wrong type; `field` is its path.
@@ -105,7 +96,7 @@ def convert(kind: type[S], table: Mapping[str, Any], path: Path, prefix: str = "
     try:
         return msgspec.convert(table, kind)
     except msgspec.ValidationError as error:
-        raise wrong_value(kind, error, path, prefix) from None
+        raise value_error(kind, error, path, prefix) from None
 
 
 def find_problems(
@@ -121,7 +112,7 @@ def find_problems(
         name = f"{prefix}{field.name}"
         if field.name not in table:
             if field.required:
-                remedy = f"write {written(kind, field.name)}"
+                remedy = f"write {example_of(kind, field.name)}"
                 found.append(SettingsError(f"{path}: {name}: is missing", remedy, name))
             continue
         value, inner = table[field.name], _struct_in(field.type)
@@ -131,7 +122,7 @@ def find_problems(
         try:
             msgspec.convert(value, field.type)
         except msgspec.ValidationError as error:
-            found.append(wrong_value(kind, error, path, prefix, field.name))
+            found.append(value_error(kind, error, path, prefix, field.name))
     return found
 
 
@@ -149,35 +140,7 @@ def valid_part(table: Mapping[str, Any], wrong: Collection[SettingsError]) -> di
     return sound(table, "")
 
 
-@dataclass(frozen=True, slots=True)
-class Reloaded(Generic[S]):
-    """Result of reading the settings file of a running process again."""
-
-    settings: S  # the current ones, with all changes that are possible at run time
-    changed: tuple[str, ...]  # fields of these changes
-    refused: tuple[str, ...]  # fields that differ but need a restart
-
-
-def reloaded(current: S, fresh: S, safe: Collection[str]) -> Reloaded[S]:
-    """Merge into `current` the changed fields that are in `safe`, such as `silence.lost_s`."""
-    changed: list[str] = []
-    refused: list[str] = []
-
-    def merged(old: Any, new: Any, prefix: str) -> Any:
-        taken = {}
-        for name in old.__struct_fields__:
-            before, after, field = getattr(old, name), getattr(new, name), f"{prefix}{name}"
-            if isinstance(before, msgspec.Struct) and isinstance(after, msgspec.Struct):
-                taken[name] = merged(before, after, f"{field}.")
-            elif before != after:
-                (changed if field in safe else refused).append(field)
-                taken[name] = after if field in safe else before
-        return msgspec.structs.replace(old, **taken)
-
-    return Reloaded(merged(current, fresh, ""), tuple(changed), tuple(refused))
-
-
-def wrong_value(
+def value_error(
     kind: Any, error: msgspec.ValidationError, path: Path, prefix: str = "", key: str = ""
 ) -> SettingsError:
     """Return the error of a key that is missing or has a value of the wrong type.
@@ -190,11 +153,11 @@ def wrong_value(
         name = text.rpartition("field ")[2].strip("`")
         field, text = f"{field}.{name}" if field else name, "is missing"
     name = f"{prefix}{field}".rstrip(".")
-    remedy = f"write {written(kind, field)}" if field else "correct this key"
+    remedy = f"write {example_of(kind, field)}" if field else "correct this key"
     return SettingsError(f"{path}: {name or 'the file'}: {text}", remedy, name)
 
 
-def written(kind: Any, field: str) -> str:
+def example_of(kind: Any, field: str) -> str:
     """Return how a key is written in TOML, with an example.
 
     The example comes from the struct's `EXAMPLES`, else from the key's default or type.

@@ -7,12 +7,10 @@ Readers check it against the digest in its header, so that a damaged file is not
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
 import mmap
 import os
 import re
-import stat
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -20,6 +18,7 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 from schemas.errors import OnesError
+from schemas.host.files import open_regular
 
 Buffer = bytes | bytearray | memoryview
 Frames = Sequence[Buffer]
@@ -68,8 +67,7 @@ def header_of(frames: Frames, digest: str) -> bytes:
 def read_frames(content: Buffer, digest: str = "") -> list[memoryview]:
     """Return the frames of a file's content without copying, after checking each byte.
 
-    Args:
-        digest: expected digest; empty: the one in the header.
+    Without a `digest`, the one in the header counts.
 
     Raises:
         DamagedStateError: if the digest differs, or the content is not a state.
@@ -176,9 +174,7 @@ def digest_of(path: Path) -> str | None:
         return None
     try:
         with _open(path) as file:
-            fixed = file.read(HEADER.size)
-            count = HEADER.unpack(fixed)[2] if len(fixed) == HEADER.size else 0
-            digest, sizes = _parse_header(fixed, file.read(SIZE.size * min(count, MAX_FRAMES)))
+            digest, sizes = _read_header(file)
             size = os.fstat(file.fileno()).st_size
     except (OSError, DamagedStateError):
         return None
@@ -227,9 +223,7 @@ def check_file(path: Path, digest: str) -> None:
         OSError: if it cannot be read.
     """
     with _open(path) as file:
-        fixed = file.read(HEADER.size)
-        count = HEADER.unpack(fixed)[2] if len(fixed) == HEADER.size else 0
-        _, sizes = _parse_header(fixed, file.read(SIZE.size * min(count, MAX_FRAMES)))
+        _, sizes = _read_header(file)
         whole, left = hashlib.sha256(), sum(sizes)
         while left and (part := file.read(min(left, CHUNK))):
             whole.update(part)
@@ -240,9 +234,10 @@ def check_file(path: Path, digest: str) -> None:
 
 
 def _open(path: Path) -> BinaryIO:
-    """Open a regular file without waiting; its owner may have replaced it by a FIFO."""
-    file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb")
-    if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-        return file
-    file.close()
-    raise OSError(errno.EINVAL, "not a regular file", str(path))
+    return os.fdopen(open_regular(path), "rb")  # its owner may have replaced it by a FIFO
+
+
+def _read_header(file: BinaryIO) -> tuple[str, list[int]]:
+    fixed = file.read(HEADER.size)
+    count = HEADER.unpack(fixed)[2] if len(fixed) == HEADER.size else 0
+    return _parse_header(fixed, file.read(SIZE.size * min(count, MAX_FRAMES)))

@@ -1,9 +1,13 @@
-"""Limit on the connections that one key has open at one port, so that no key starves the others.
+"""Limits of each key at each port: open connections, and a delay after connections were cut.
 
 libzmq asks whether a key may connect without naming the connection, and names the connection
 only with its first message. Therefore a silent connection, which has sent no message yet, is
 counted against the keys that were admitted from its address; the number of these keys never exceeds
 the number of silent connections.
+
+A peer that is disconnected and reconnects at once makes the server decrypt as much as before.
+Therefore each further cut doubles the time for which its key gets no handshake at that port. A
+refused peer gets no reply, and with libzmq it retries after the handshake timeout: 30 s by default.
 """
 
 from __future__ import annotations
@@ -15,6 +19,10 @@ from dataclasses import dataclass, field
 from typing import Final
 
 MAX_CONNECTIONS_PER_KEY: Final = 1000  # connections to one port
+FREE_CUTS: Final = 2  # cuts without a delay: an honest peer may be cut once or twice
+FIRST_DELAY_S: Final = 1.0  # delay after the next cut
+MAX_DELAY_S: Final = 60.0
+FORGET_AFTER_S: Final = 300.0  # after so long without a cut the count restarts
 
 
 @dataclass(slots=True)
@@ -168,3 +176,51 @@ class KeyConnections:
         if not self._counts[port, key]:
             del self._counts[port, key]
             self._full.discard((port, key))
+
+
+@dataclass(slots=True)
+class _Cuts:
+    count: int
+    at: float  # time of the last one
+    logged: bool = False  # the delay has been logged
+
+
+class ReconnectBackoff:
+    """Reconnect delays of keys after cuts of their connections, for each port."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._cuts: dict[tuple[str, bytes], _Cuts] = {}  # by port and key, of authorised keys
+
+    def cut(self, port: str, key: bytes) -> None:
+        """Record that a connection of a key was cut off; an empty key is ignored."""
+        if key:
+            known = self._known(port, key)
+            count = known.count + 1 if known else 1
+            self._cuts[port, key] = _Cuts(count, self._clock())
+
+    def left_s(self, port: str, key: bytes) -> float:
+        """Return how long a key must not connect to a port, in seconds; 0: it may connect now."""
+        known = self._known(port, key)
+        if known is None or known.count <= FREE_CUTS:
+            return 0.0
+        doubled = min(known.count - FREE_CUTS - 1, 32)  # avoids overflow of the float
+        wait_s = min(MAX_DELAY_S, FIRST_DELAY_S * 2.0**doubled)
+        return max(0.0, known.at + wait_s - self._clock())
+
+    def first_refusal(self, port: str, key: bytes) -> bool:
+        """True if this is the first refusal of a delayed key since its last cut."""
+        known = self._cuts[port, key]
+        first, known.logged = not known.logged, True
+        return first
+
+    def port_closed(self, port: str) -> None:
+        """Forget a port."""
+        self._cuts = {place: cuts for place, cuts in self._cuts.items() if place[0] != port}
+
+    def _known(self, port: str, key: bytes) -> _Cuts | None:
+        known = self._cuts.get((port, key))
+        if known is not None and self._clock() - known.at >= FORGET_AFTER_S:
+            del self._cuts[port, key]
+            return None
+        return known

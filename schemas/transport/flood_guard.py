@@ -1,20 +1,25 @@
-"""Flood guard of TCP sockets: disconnects peers that send more than this process reads.
+"""Flood guards of TCP and Unix sockets: disconnect peers that send more than this process reads.
 
 libzmq limits the bytes of a frame and the messages of a queue, but not the bytes of either: a
 message of a thousand frames, or a queue of large messages, is kept in memory at any size.
 
-A peer that is disconnected and reconnects at once makes the server decrypt as much as before.
-Therefore each further cut doubles the time for which its key gets no handshake at that port. A
-refused peer gets no reply, and with libzmq it retries after the handshake timeout: 30 s by default.
+TCP counts the bytes of each connection; a Unix socket does not. So for Unix sockets the memory of
+this process is watched. When it grows, connections for which the kernel repeatedly holds many bytes
+are cut. When it grows further and no connection stands out, all connections are cut: this frees
+their memory, and honest peers reconnect within moments.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
+import itertools
 import os
+import resource
 import socket
 import struct
+import termios
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -24,61 +29,7 @@ from typing import Final, NamedTuple
 
 import zmq
 
-from schemas.transport.connection_limits import KeyConnections
-
-FREE_CUTS: Final = 2  # cuts without a delay: an honest peer may be cut once or twice
-FIRST_DELAY_S: Final = 1.0  # delay after the next cut
-MAX_DELAY_S: Final = 60.0
-FORGET_AFTER_S: Final = 300.0  # after so long without a cut the count restarts
-
-
-@dataclass(slots=True)
-class _Cuts:
-    count: int
-    at: float  # time of the last one
-    told: bool = False  # the delay has been logged
-
-
-class ReconnectBackoff:
-    """Reconnect delays of keys after cuts of their connections, for each port."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._cuts: dict[tuple[str, bytes], _Cuts] = {}  # by port and key, of authorised keys
-
-    def cut(self, port: str, key: bytes) -> None:
-        """Record that a connection of a key was cut off; an empty key is ignored."""
-        if key:
-            known = self._known(port, key)
-            count = known.count + 1 if known else 1
-            self._cuts[port, key] = _Cuts(count, self._clock())
-
-    def left_s(self, port: str, key: bytes) -> float:
-        """Return how long a key must not connect to a port, in seconds; 0: it may connect now."""
-        known = self._known(port, key)
-        if known is None or known.count <= FREE_CUTS:
-            return 0.0
-        doubled = min(known.count - FREE_CUTS - 1, 32)  # avoids overflow of the float
-        wait_s = min(MAX_DELAY_S, FIRST_DELAY_S * 2.0**doubled)
-        return max(0.0, known.at + wait_s - self._clock())
-
-    def first_refusal(self, port: str, key: bytes) -> bool:
-        """True if this is the first refusal of a delayed key since its last cut."""
-        known = self._cuts[port, key]
-        first, known.told = not known.told, True
-        return first
-
-    def port_closed(self, port: str) -> None:
-        """Forget a port."""
-        self._cuts = {place: cuts for place, cuts in self._cuts.items() if place[0] != port}
-
-    def _known(self, port: str, key: bytes) -> _Cuts | None:
-        known = self._cuts.get((port, key))
-        if known is not None and self._clock() - known.at >= FORGET_AFTER_S:
-            del self._cuts[port, key]
-            return None
-        return known
-
+from schemas.transport.connection_limits import KeyConnections, ReconnectBackoff
 
 MAX_UNREAD_BYTES: Final = 64 << 20  # bytes of one connection that arrived and were not read
 MAX_TOTAL_UNREAD_BYTES: Final = 256 << 20  # the same for all connections of a process
@@ -93,8 +44,17 @@ _EVENT: Final = struct.Struct("=Hi")  # event, file descriptor
 _RECEIVED: Final = struct.Struct("=Q")
 _RECEIVED_AT: Final = 128  # tcpi_bytes_received in struct tcp_info of Linux
 _EVENTS: Final = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_MONITOR_STOPPED
+_NUMBERS: Final = itertools.count()
 _RESET_ON_CLOSE: Final = struct.pack("ii", 1, 0)
 _PAGE: Final = os.sysconf("SC_PAGE_SIZE")
+MAX_GROWTH_BYTES: Final = 64 << 20  # bytes of memory that lead to a cut of all connections
+UNIX_CHECK_INTERVAL_S: Final = 0.05
+SAMPLES: Final = 16  # samples of a check; an endless sender exceeds MAX_KERNEL_BYTES
+SAMPLE_INTERVAL_S: Final = 0.003  # between two samples
+MIN_SAMPLES: Final = 4  # samples above MAX_KERNEL_BYTES that lead to a cut, at least
+MAX_KERNEL_BYTES: Final = 16 << 10  # bytes in the kernel of one connection: more than a message
+MAX_CONNECTIONS_PER_USER: Final = 1000  # and at most a quarter of RLIMIT_NOFILE
+_CREDENTIALS: Final = struct.Struct("3i")  # struct ucred: pid, uid, gid
 
 
 @dataclass(slots=True)
@@ -119,15 +79,28 @@ class Events(NamedTuple):
     more: bool  # more events may be waiting
 
 
+def _monitor(
+    bound: zmq.Socket[bytes], context: zmq.Context[zmq.Socket[bytes]]
+) -> zmq.Socket[bytes]:
+    """Return a socket that receives the connection events of a bound socket."""
+    place = f"inproc://connections-{next(_NUMBERS)}"
+    bound.monitor(place, _EVENTS)
+    monitor = context.socket(zmq.PAIR)
+    monitor.linger = 0
+    monitor.rcvhwm = 0  # else libzmq's own thread would block
+    monitor.connect(place)
+    return monitor
+
+
 def latest_events(monitor: zmq.Socket[bytes]) -> Events:
     """Return the latest connection event of each descriptor; earlier events are obsolete."""
     found: dict[int, int] = {}
     for _ in range(MAX_EVENTS):
         try:
-            told = monitor.recv_multipart(zmq.NOBLOCK)
+            frames = monitor.recv_multipart(zmq.NOBLOCK)
         except zmq.Again:
             return Events(found, stopped=False, more=False)
-        event, value = _EVENT.unpack(told[0])
+        event, value = _EVENT.unpack(frames[0])
         if event == zmq.EVENT_MONITOR_STOPPED:
             return Events(found, stopped=True, more=False)
         found.pop(value, None)  # keep the order of the latest events
@@ -152,13 +125,7 @@ class FloodGuard:
         self, bound: zmq.Socket[bytes], context: zmq.Context[zmq.Socket[bytes]], name: str = ""
     ) -> None:
         """Watch the connections of a bound TCP socket under the unique name of its port."""
-        place = f"inproc://connections-{id(bound)}-{len(self._monitors)}"
-        bound.monitor(place, _EVENTS)
-        monitor = context.socket(zmq.PAIR)
-        monitor.linger = 0
-        monitor.rcvhwm = 0  # else libzmq's own thread would block
-        monitor.connect(place)
-        self._monitors[name] = monitor
+        self._monitors[name] = _monitor(bound, context)
         self._ports[name] = int(bound.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
 
     def count_read(self, source: int, sizes: list[int], *, secured: bool) -> None:
@@ -260,9 +227,8 @@ class FloodGuard:
             total -= unread_bytes
             if (ended := self._end(descriptor)) is not None:
                 blamed.add((ended.port, ended.key))
-                cut.append(
-                    f"{ended.peer} is cut off: {unread_bytes} bytes that it sent were not read"
-                )
+                what = f"{unread_bytes} bytes that it sent were not read"
+                cut.append(f"{ended.peer} is cut off: {what}")
         for port, key in sorted(blamed):
             self.backoff.cut(port, key)
         return cut
@@ -340,3 +306,159 @@ def duplicate(descriptor: int) -> socket.socket:
     except OSError:  # the descriptor is reused for something else
         os.close(copy)
         raise
+
+
+@dataclass(frozen=True, slots=True)
+class _UnixConnection:
+    inode: int  # of the socket: descriptors are reused
+    pid: int  # of the peer
+    uid: int
+
+    def __str__(self) -> str:
+        return f"process {self.pid} of uid {self.uid}"
+
+
+class UnixFloodGuard:
+    """Guard of the connections of one Unix socket; `memory` returns this process's bytes."""
+
+    def __init__(
+        self,
+        bound: zmq.Socket[bytes],
+        context: zmq.Context[zmq.Socket[bytes]],
+        path: str,
+        memory: Callable[[], int] = memory_bytes,
+    ) -> None:
+        self._monitor = _monitor(bound, context)
+        self._connections: dict[int, _UnixConnection] = {}  # by file descriptor
+        self._of_user: Counter[int] = Counter()
+        self._path = path
+        self._memory = memory
+        self._minimum = self._next_check_bytes = 0
+        self._reset()
+
+    @property
+    def count(self) -> int:
+        """Number of connections."""
+        return len(self._connections)
+
+    async def run(self, refused: Callable[[str], None]) -> None:
+        """Watch until cancelled; `refused` receives a line for each cut, or one for all."""
+        while True:
+            await asyncio.sleep(UNIX_CHECK_INTERVAL_S)
+            more = True
+            while more:
+                lines, more = self.process_events()
+                for line in lines:
+                    refused(line)
+                await asyncio.sleep(0)
+            with contextlib.suppress(OSError):  # no descriptor is free at the moment
+                for line in await self._check():
+                    refused(line)
+
+    def process_events(self) -> tuple[list[str], bool]:
+        """Process connection events, and cut connections beyond the limit of their user.
+
+        Returns a line for each cut, and whether more events may be waiting.
+        """
+        events = latest_events(self._monitor)
+        cut = []
+        for descriptor, event in events.of.items():
+            self._forget(descriptor)
+            if event == zmq.EVENT_ACCEPTED:
+                cut += self._accepted(descriptor)
+        return cut, events.more
+
+    def _accepted(self, descriptor: int) -> list[str]:
+        connection = self._connection(descriptor)
+        if connection is None:  # closed already
+            return []
+        self._connections[descriptor] = connection
+        self._of_user[connection.uid] += 1
+        most = max_connections_per_user()
+        if self._of_user[connection.uid] <= most:
+            return []
+        self._cut(descriptor)
+        return [f"{connection} is cut off: {most} of that user are connected"]
+
+    async def _check(self) -> list[str]:
+        now = self._memory()
+        if now < self._minimum:
+            self._reset()
+        if now < self._next_check_bytes:
+            return []
+        if lines := await self._cut_flooding():
+            self._reset()
+            return lines
+        if self._memory() - self._minimum < MAX_GROWTH_BYTES:
+            self._next_check_bytes += CHECK_GROWTH_BYTES
+            return []
+        grown = (self._memory() - self._minimum) >> 20
+        for descriptor in list(self._connections):
+            self._cut(descriptor)
+        self._reset()
+        return [
+            f"all connections are cut: {grown} MiB more are in use, and no connection stands out"
+        ]
+
+    async def _cut_flooding(self) -> list[str]:
+        """Cut connections for which the kernel holds many bytes in many samples."""
+        behind: Counter[int] = Counter()
+        for _ in range(SAMPLES):
+            for descriptor, connection in self._connections.items():
+                behind[descriptor] += _unread(descriptor, connection) > MAX_KERNEL_BYTES
+            await asyncio.sleep(SAMPLE_INTERVAL_S)
+        lines, most = [], max(behind.values(), default=0)
+        for descriptor, times in behind.items():
+            found = self._connections.get(descriptor)
+            if found is not None and times >= max(MIN_SAMPLES, most / 2):
+                self._cut(descriptor)
+                lines.append(f"{found} is cut off: it sends more than is read")
+        return lines
+
+    def _reset(self) -> None:
+        self._minimum = self._memory()
+        self._next_check_bytes = self._minimum + CHECK_GROWTH_BYTES
+
+    def _cut(self, descriptor: int) -> None:
+        connection = self._connections[descriptor]
+        self._forget(descriptor)
+        with contextlib.suppress(OSError), duplicate(descriptor) as wire:
+            if os.fstat(wire.fileno()).st_ino == connection.inode:
+                wire.shutdown(socket.SHUT_RDWR)
+
+    def _connection(self, descriptor: int) -> _UnixConnection | None:
+        with contextlib.suppress(OSError), duplicate(descriptor) as wire:
+            if wire.family == socket.AF_UNIX and wire.getsockname() == self._path:
+                credentials = wire.getsockopt(
+                    socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size
+                )
+                pid, uid, _ = _CREDENTIALS.unpack(credentials)
+                return _UnixConnection(os.fstat(wire.fileno()).st_ino, pid, uid)
+        return None
+
+    def _forget(self, descriptor: int) -> None:
+        connection = self._connections.pop(descriptor, None)
+        if connection is not None:
+            self._of_user[connection.uid] -= 1
+            if not self._of_user[connection.uid]:
+                del self._of_user[connection.uid]
+
+    def close(self) -> None:
+        """Stop watching."""
+        self._monitor.close(linger=0)
+
+
+def max_connections_per_user() -> int:
+    """Return how many connections one uid may have; libzmq aborts when no descriptor is left."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    unlimited = soft == resource.RLIM_INFINITY
+    return MAX_CONNECTIONS_PER_USER if unlimited else min(MAX_CONNECTIONS_PER_USER, soft // 4)
+
+
+def _unread(descriptor: int, connection: _UnixConnection) -> int:
+    """Return the bytes in the kernel that libzmq has not read yet."""
+    with contextlib.suppress(OSError), duplicate(descriptor) as wire:
+        if os.fstat(wire.fileno()).st_ino == connection.inode:
+            size = fcntl.ioctl(wire.fileno(), termios.FIONREAD, bytes(4))
+            return int.from_bytes(size, "little")
+    return 0

@@ -34,6 +34,9 @@ from schemas.wire.client import Role
 
 ENDPOINT = "inproc://zeromq.zap.01"
 DRAIN: Final = 256  # handshakes answered without returning to the loop
+MAX_NAME: Final = 64  # characters; for users, nodes and projects
+KEY_BYTES: Final = 32
+MAX_PROJECTS: Final = 100  # of one key
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,11 +149,6 @@ class KeyPair:
     secret: bytes
 
 
-MAX_NAME: Final = 64  # characters; for users, nodes and projects
-KEY_BYTES: Final = 32
-MAX_PROJECTS: Final = 100  # of one key
-
-
 class _AuthorisedKey(msgspec.Struct, frozen=True, kw_only=True):
     EXAMPLES: ClassVar = {"public": '"40 characters"', "name": '"ann"'}
 
@@ -250,11 +248,7 @@ def check_public(public: str) -> None:
 def identity_of(
     name: str, role: str, projects: tuple[str, ...], expires: float | None = None
 ) -> Identity:
-    """Return the identity of a key's owner.
-
-    Args:
-        projects: whose jobs the key may see; none: see `Identity`.
-        expires: seconds since the epoch; None: never.
+    """Return the identity of a key's owner, with the meaning of the fields of `Identity`.
 
     Raises:
         SettingsError: if a name is invalid, or there are too many projects.
@@ -321,17 +315,17 @@ class KnownKeys(Mapping[bytes, Identity]):
 
     def __getitem__(self, key: bytes) -> Identity:
         """Return the owner of a valid key."""
-        who = self.listed[key]
-        if who.expires is not None and self._clock() >= who.expires:
+        owner: Identity | None = self.get(key)
+        if owner is None:
             raise KeyError(key)
-        return who
+        return owner
 
     def get(self, key: bytes, default: Any = None) -> Any:
         """Return the owner of a valid key, or `default`; called for every message."""
-        who = self.listed.get(key)
-        if who is None or (who.expires is not None and self._clock() >= who.expires):
+        owner = self.listed.get(key)
+        if owner is None or (owner.expires is not None and self._clock() >= owner.expires):
             return default
-        return who
+        return owner
 
     def __iter__(self) -> Iterator[bytes]:
         """Iterate over the valid keys."""

@@ -17,20 +17,15 @@ import zmq.asyncio
 
 from schemas.codec import MAX_BYTES
 from schemas.errors import SettingsError
-from schemas.transport.flood_guard import FloodGuard
+from schemas.transport.flood_guard import FloodGuard, UnixFloodGuard
 from schemas.transport.keys import Authority, Identity, KeyPair
-from schemas.transport.unix_flood_guard import UnixFloodGuard
 
 HIGH_WATER: Final = 20_000  # messages queued for one peer
 TOPIC_ENVELOPE: Final = 1024  # bytes of a frame in addition to the topic
-MAX_QUEUED: Final = (
-    1000  # messages of one peer that a ROUTER queues; further ones stay at the sender
-)
+MAX_QUEUED: Final = 1000  # messages of one peer in a ROUTER; further ones stay at the sender
 ENVELOPE: Final = 64 * 1024  # bytes of a frame in addition to the message
 MAX_QUEUED_ON_IPC: Final = 100  # as MAX_QUEUED, for a worker, whose messages are small
-MAX_QUEUED_SUBSCRIPTIONS: Final = (
-    10  # as MAX_QUEUED, for subscriptions, which libzmq reads all at once
-)
+MAX_QUEUED_SUBSCRIPTIONS: Final = 10  # as MAX_QUEUED; libzmq reads all subscriptions at once
 BACKLOG: Final = 4096  # peers that connect at once; further ones retry after seconds
 DRAIN: Final = 256  # messages taken without returning to the loop
 TURN_S: Final = 0.001  # time of such a turn, processing included: other tasks wait as long
@@ -93,10 +88,9 @@ class Socket:
         Messages that a connection sent before it was cut are dropped.
         """
         while True:
-            incoming = await self._receive(0)
-            turn_s = (
-                NODES_TURN_S if incoming.identity and incoming.identity.role == "node" else TURN_S
-            )
+            incoming = await self.receive()
+            of_node = incoming.identity is not None and incoming.identity.role == "node"
+            turn_s = NODES_TURN_S if of_node else TURN_S
             until = time.perf_counter() + turn_s
             taken = 0
             while True:
@@ -107,19 +101,13 @@ class Socket:
                     await asyncio.sleep(0)
                     until, taken = time.perf_counter() + turn_s, 0
                 try:
-                    incoming = self._receive_now()
+                    incoming = self._taken(self._now.recv_multipart(zmq.NOBLOCK, copy=False))
                 except zmq.Again:
                     break
 
     async def receive(self) -> Incoming:
         """Wait for the next message and return it."""
-        return await self._receive(0)
-
-    async def _receive(self, flags: int) -> Incoming:
-        return self._taken(await self._socket.recv_multipart(flags, copy=False))
-
-    def _receive_now(self) -> Incoming:
-        return self._taken(self._now.recv_multipart(zmq.NOBLOCK, copy=False))
+        return self._taken(await self._socket.recv_multipart(copy=False))
 
     def _taken(self, frames: Sequence[zmq.Frame]) -> Incoming:
         data = tuple(frame.bytes for frame in frames)
@@ -163,7 +151,7 @@ class Socket:
         if not self._socket.closed:
             self._socket.get(zmq.EVENTS)  # wakes waiting tasks
 
-    def said(self, incoming: Incoming) -> int | None:
+    def count_kept_bytes(self, incoming: Incoming) -> int | None:
         """Count a message of which libzmq keeps something until its connection is closed.
 
         Returns the bytes counted for its key over open connections; 0 if none are counted; None if
@@ -201,11 +189,11 @@ class Socket:
             what = f"cannot bind {address}: {error.strerror}"
             raise SettingsError(what, "choose another address") from None
 
-    def admit(self, topic: bytes) -> None:
+    def grant_topic(self, topic: bytes) -> None:
         """Grant messages with this prefix to the subscription just received (manual XPUB)."""
         self._socket.setsockopt(zmq.SUBSCRIBE, topic)
 
-    def revoke(self, topic: bytes) -> None:
+    def revoke_topic(self, topic: bytes) -> None:
         """Withdraw a subscription (manual XPUB)."""
         with contextlib.suppress(zmq.ZMQError):  # lost peer, or no such subscription
             self._socket.setsockopt(zmq.UNSUBSCRIBE, topic)
@@ -232,7 +220,7 @@ class Link:
         self._unix_guards: list[UnixFloodGuard] = []
         self._ports = 0  # number of bound sockets
 
-    async def watch_connections(self, refused: Callable[[str], None]) -> None:
+    async def guard_connections(self, refused: Callable[[str], None]) -> None:
         """Disconnect peers that send more than is read, until cancelled; report them."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._flood_guard.run(refused))
@@ -244,12 +232,9 @@ class Link:
     ) -> Authority:
         """Return the ZAP handler of this process; its `run` must be running before peers connect.
 
-        Call this before `bind`.
-
-        Args:
-            known: public key (Z85) to its owner. May change: a key that is removed cannot connect,
-                and messages of its open connections have no identity.
-            denied: called with the reason of a refusal, and the peer's address.
+        Call this before `bind`. `known` has the owner of each public key (Z85), and may change: a
+        key that is removed cannot connect, and messages of its open connections have no identity.
+        `denied` is called with the reason of a refusal, and the peer's address.
         """
         self._known = known
         self._authority = Authority(self._context, known, denied, self._flood_guard)
@@ -260,10 +245,8 @@ class Link:
     ) -> Socket:
         """Bind a socket of `kind` (ROUTER, SUB, XPUB) with CURVE, or on ipc without.
 
-        Args:
-            address: tcp://HOST:PORT (port 0 or `*` for any), or ipc://PATH.
-            queued: messages that wait for a peer that does not read; further ones are not sent.
-            largest: bytes of a frame; a peer that sends a larger one is disconnected.
+        The address is tcp://HOST:PORT (port 0 or `*` for any), or ipc://PATH. `queued` messages
+        wait for a peer that does not read. A frame of more than `largest` bytes disconnects a peer.
 
         Raises:
             AddressInUseError: if the address is taken.

@@ -9,12 +9,11 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol
 
 import zmq
+from msgspec.structs import replace
 
 from schemas.codec import FROM_STATES, TO_STATES, encode
 from schemas.errors import OnesError
@@ -31,6 +30,15 @@ from schemas.transport.sockets import has_only_ipv6
 from schemas.wire.files import AskState, StatePiece, StateRefused
 
 MAX_HEADER: Final = 16 << 20  # bytes
+PIECE: Final = 1 << 20  # bytes
+WINDOW: Final = 8  # requested pieces that have not arrived
+PIECE_TIMEOUT_S: Final = 10.0  # timeout of a piece, after which the source is abandoned
+POLL_INTERVAL_S: Final = 0.25
+CONNECT_S: Final = 3.0
+MAX_STATE: Final = 1 << 40  # bytes
+MAX_REQUEST_BYTES: Final = 4096  # bytes
+POLL_INTERVAL_MS: Final = 100  # between two checks of the flood guard
+MIN_ZERO_COPY_BYTES: Final = 64 * 1024  # bytes; copying a smaller part costs less
 
 
 class Target(Protocol):
@@ -92,9 +100,6 @@ class MemoryTarget:
     def frames(self, digest: str) -> list[memoryview]:
         """Return the frames of the received state, valid until the next `begin`.
 
-        Args:
-            digest: expected SHA-256, hexadecimal.
-
         Raises:
             DamagedStateError: if the digest differs, or the bytes are not a state.
         """
@@ -139,14 +144,6 @@ class FileTarget:
             os.close(self._descriptor)
 
 
-PIECE: Final = 1 << 20  # bytes
-WINDOW: Final = 8  # requested pieces that have not arrived
-PIECE_TIMEOUT_S: Final = 10.0  # timeout of a piece, after which the source is abandoned
-POLL_INTERVAL_S: Final = 0.25
-CONNECT_S: Final = 3.0
-MAX_STATE: Final = 1 << 40  # bytes
-
-
 class StateUnavailableError(OnesError):
     """The state is not available from any source; the message has one reason per source."""
 
@@ -164,12 +161,9 @@ def fetch_state(
 ) -> str:
     """Fetch a state's file from the first source that provides all of it, and return that source.
 
-    Args:
-        sources: HOST:PORT of each, best first.
-        asked: the state; its offset is ignored.
-        check: checks the bytes; raises `OnesError` if they are not the state.
-        piece_s: timeout of a piece, seconds.
-        stopped: True if the state is not needed any more; called every quarter of a second.
+    The sources are HOST:PORT, best first; the offset of `asked` is ignored. `check` raises an
+    `OnesError` if the bytes are not the state. A source may take `piece_s` seconds for a piece.
+    `stopped` is called every quarter of a second, and ends the transfer.
 
     Raises:
         StateUnavailableError: if no source provided the state.
@@ -191,30 +185,10 @@ def fetch_state(
     raise StateUnavailableError(what, "it will be trained again")
 
 
-@dataclass(frozen=True, slots=True)
-class _WaitLimit:
-    piece_s: float
-    stopped: Callable[[], bool]
-    probe: Callable[[], None]
-
-    def lost(self, deadline: float) -> None:
-        """Check whether to wait longer, after a moment without data.
-
-        Raises:
-            StateUnavailableError: if the wait is over.
-        """
-        if self.stopped():
-            raise StateUnavailableError("not needed any more")
-        if time.monotonic() > deadline:
-            raise StateUnavailableError(f"no reply within {self.piece_s:g} s")
-        self.probe()
-
-
 def _fetch_from(
     source: str, asked: AskState, target: Target, piece_s: float, stopped: Callable[[], bool]
 ) -> None:
-    patience = _WaitLimit(piece_s, stopped, partial(_require_listener, source))
-    patience.probe()
+    _require_listener(source)
     context = zmq.Context()
     dealer = context.socket(zmq.DEALER)
     dealer.linger = 0
@@ -222,9 +196,19 @@ def _fetch_from(
     host, _, port = source.rpartition(":")
     host = host.strip("[]")
     dealer.ipv6 = has_only_ipv6(host)
+    request = _Request(asked)
+    deadline = time.monotonic() + piece_s
     try:
         dealer.connect(f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{source}")
-        _receive(dealer, _Request(asked), target, patience)
+        while not request.over:
+            if _receive(dealer, request, target, min(POLL_INTERVAL_S, piece_s)):
+                deadline = time.monotonic() + piece_s
+            elif stopped():
+                raise StateUnavailableError("not needed any more")
+            elif time.monotonic() > deadline:
+                raise StateUnavailableError(f"no reply within {piece_s:g} s")
+            else:
+                _require_listener(source)
     except zmq.ZMQError as error:
         raise StateUnavailableError(f"cannot connect: {error.strerror}") from None
     finally:
@@ -233,19 +217,18 @@ def _fetch_from(
 
 
 def _receive(
-    dealer: zmq.Socket[bytes], request: _Request, target: Target, patience: _WaitLimit
-) -> None:
-    deadline = time.monotonic() + patience.piece_s
-    while not request.over:
-        for message in request.more():
-            dealer.send(message)
-        if not dealer.poll(int(1000 * min(POLL_INTERVAL_S, patience.piece_s))):
-            patience.lost(deadline)
-            continue
+    dealer: zmq.Socket[bytes], request: _Request, target: Target, timeout_s: float
+) -> bool:
+    """Send requests and store what arrives; return whether a piece did within the timeout."""
+    for message in request.more():
+        dealer.send(message)
+    stored = False
+    if dealer.poll(int(1000 * timeout_s)):
         with contextlib.suppress(zmq.Again):
             while True:
-                if _store_piece(dealer.recv_multipart(zmq.NOBLOCK, copy=False), request, target):
-                    deadline = time.monotonic() + patience.piece_s
+                frames = dealer.recv_multipart(zmq.NOBLOCK, copy=False)
+                stored = _store_piece(frames, request, target) or stored
+    return stored
 
 
 def _require_listener(source: str) -> None:
@@ -271,13 +254,9 @@ class _Request:
         found = []
         while len(self.awaited) < WINDOW and self._next < (1 if self.total is None else self.total):
             self.awaited.add(self._next)
-            found.append(encode(self._of(self._next)))
+            found.append(encode(replace(self._asked, offset=self._next)))
             self._next += PIECE
         return found
-
-    def _of(self, offset: int) -> AskState:
-        a = self._asked
-        return AskState(job=a.job, trial=a.trial, version=a.version, digest=a.digest, offset=offset)
 
     @property
     def over(self) -> bool:
@@ -291,7 +270,7 @@ def _store_piece(frames: list[zmq.Frame], request: _Request, target: Target) -> 
     if answer.digest != request.digest:
         return False
     if not isinstance(answer, StatePiece):
-        raise StateUnavailableError(answer.why[:200])
+        raise StateUnavailableError(answer.reason[:200])
     if answer.offset not in request.awaited:
         return False
     if request.total is None:
@@ -310,9 +289,6 @@ def _store_piece(frames: list[zmq.Frame], request: _Request, target: Target) -> 
     return True
 
 
-MAX_REQUEST_BYTES: Final = 4096  # bytes
-POLL_INTERVAL_MS: Final = 100  # between two checks of the flood guard
-MIN_ZERO_COPY_BYTES: Final = 64 * 1024  # bytes; copying a smaller part costs less
 Parts = Sequence[Buffer]  # of a state's file, header first
 
 
@@ -331,11 +307,8 @@ class StateServer:
 
     A peer that requests more than it reads loses replies, and has to repeat the requests.
 
-    Args:
-        address: of this host, as other nodes reach it: a name, IPv4 or IPv6.
-        find: returns the bytes of a requested state after checking its digest, or None; called
-            in the server's thread.
-        port: to listen on; 0: any.
+    `address` is a name, IPv4 or IPv6 of this host, as other nodes reach it; port 0: any. `find` is
+    called in the server's thread, and returns the bytes of a state after checking its digest.
 
     Raises:
         OSError: if this host has no such address, or the port is taken.
@@ -421,7 +394,9 @@ class StateServer:
         elif found is not None:
             total, parts = sum(map(len, found)), _piece_views(found, asked.offset)
         if found is None or asked.offset > total:
-            self._send([route, encode(StateRefused(digest=asked.digest, why="not available here"))])
+            self._send(
+                [route, encode(StateRefused(digest=asked.digest, reason="not available here"))]
+            )
             return
         piece = StatePiece(digest=asked.digest, offset=asked.offset, total=total)
         self._send([route, encode(piece), *parts])

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
+from schemas.epochs import EpochFacts, StepTimes
 from schemas.ids import BootId, JobId, NodeId, Rank, Term, Version
 from schemas.jobs import JobSpec
 from schemas.nodes import Group, Member, NodeSpec
+from schemas.sweeps import are_bounded, bounded_metrics
 from schemas.wire import Message, files
 from schemas.wire.sweeps import StateCopied, StateNotCopied, SweepDelta, SweepDeltaAcked
 
@@ -80,13 +84,13 @@ class GroupBroken(ScriptReport, tag="worker.group_broken.1"):
     error: str
 
 
-class Quiesced(ScriptReport, tag="worker.quiesced.1"):
+class Quiesced(ScriptReport, tag="worker.quiesced.2"):
     """The training thread has stopped, as group `group` asked, and no operation is in progress."""
 
     group: Version
     step: int  # last finished step
     epoch: int  # finished
-    full: bool  # the worker has the full state of the job
+    has_full_state: bool  # the worker has the full state of the job
     port: int  # of a TCPStore for the next group
 
 
@@ -99,43 +103,40 @@ class Suspended(ScriptReport, tag="worker.suspended.1"):
     samples_done: int
 
 
-class EpochReported(ScriptReport, tag="worker.epoch_reported.2"):
+class EpochReported(ScriptReport, tag="worker.epoch_reported.3"):
     """A finished epoch (ONES section 3.1), sent when its checkpoint is durable."""
 
     group: Version  # that wrote the checkpoint
-    epoch: int  # 1-based, counted by the job
-    step: int  # optimizer steps since the job began
-    samples_done: int  # Y_processed since the job began
-    epoch_samples: int  # ||D||
-    epochs: int | None  # of the active stop rule, the script's own if the job file has none
-    samples_per_s: float  # X_j, mean over the epoch, pauses included
+    stated_epochs: int | None  # of the active stop rule, the script's own if the job file has none
     duration_s: float
-    train_loss: float | None  # mean over the epoch's samples; None: not measured
-    metrics: dict[str, float]
-    global_batch: int
-    lr: float
-    noise_scale: float | None = None  # gradient noise scale, samples; needs two batch sizes
-    trained_samples: int | None = None  # in this epoch; None: not reported by an older library
-    left_early: bool = False  # the script left its loop before the epoch's end
-    pass_s: float | None = None  # mean of the epoch, as in `StepsReported`; None: not reported
-    sync_s: float | None = None
-    local_batch: int = 0
-    passes: int = 0
+    facts: EpochFacts
+
+    @property
+    def epoch(self) -> int:
+        """Number of the finished epoch."""
+        return self.facts.epoch
+
+    def without_excess_metrics(self) -> EpochReported:
+        """Return the report without excess or infinite metrics."""
+        if are_bounded(self.facts.metrics):
+            return self
+        facts = replace(self.facts, metrics=bounded_metrics(self.facts.metrics))
+        return replace(self, facts=facts)
 
 
-class TrainingFinished(ScriptReport, tag="worker.training_finished.1"):
+class TrainingFinished(ScriptReport, tag="worker.training_finished.2"):
     """The stop rule is met; the script may still evaluate or save before it exits."""
 
-    why: str
+    reason: str
 
 
-class HopperOpened(ScriptReport, tag="hopper.opened.1"):
+class SweepWorkerReady(ScriptReport, tag="sweep.worker_ready.1"):
     """The worker accepts units of its sweep, and serves the states that it has in memory."""
 
     address: str  # HOST:PORT
 
 
-class UnitBegun(ScriptReport, tag="hopper.unit_begun.1"):
+class UnitStarted(ScriptReport, tag="sweep.unit_started.1"):
     """Data and state are loaded; user code starts."""
 
     attempt: int
@@ -144,7 +145,7 @@ class UnitBegun(ScriptReport, tag="hopper.unit_begun.1"):
     staged_s: float  # for the data; 0: already on the node
 
 
-class UnitEnded(ScriptReport, tag="hopper.unit_ended.1"):
+class UnitEnded(ScriptReport, tag="sweep.unit_ended.1"):
     """The unit's state is on the node's disk, fsynced."""
 
     attempt: int
@@ -156,11 +157,11 @@ class UnitEnded(ScriptReport, tag="hopper.unit_ended.1"):
     size: int  # of the state, bytes
 
 
-class UnitFailed(ScriptReport, tag="hopper.unit_failed.1"):
+class UnitFailed(ScriptReport, tag="sweep.unit_failed.1"):
     """The unit failed; the worker accepts the next one."""
 
     attempt: int
-    why: str
+    reason: str
     fault: str  # trial, state or data
 
 
@@ -202,7 +203,7 @@ class NodeHealth(Message, tag="node.health.1"):
     problems: tuple[str, ...]  # with their remedies; empty: it can start workers
 
 
-class StepsReported(WorkerEvent, tag="worker.steps.2"):
+class StepsReported(WorkerEvent, tag="worker.steps.3"):
     """Telemetry of a group's rank 0, about once a second; not numbered, and may be lost."""
 
     group: Version
@@ -218,11 +219,8 @@ class StepsReported(WorkerEvent, tag="worker.steps.2"):
     cpu_cores: float | None = None  # recent mean, worker and children; None: not yet known
     sent_bytes_per_s: float | None = None  # gradients, recent mean; None: not yet known
     # Steps of this group with this batch; the speed, too, is a mean over recent steps.
-    group_steps: int = 0  # 0: none yet, or not reported by an older library
-    pass_s: float | None = None  # of a step's last pass, with its reduction; None: not yet known
-    sync_s: float | None = None  # part of `pass_s` spent in the reduction
-    local_batch: int = 0  # samples of one pass of this worker; 0: not reported
-    passes: int = 0  # of this worker in a step; 0: not reported
+    group_steps: int = 0  # 0: none yet
+    step_times: StepTimes | None = None  # recent mean; None: not yet known
 
 
 AgentEvent = (
@@ -237,8 +235,8 @@ AgentEvent = (
     | Suspended
     | EpochReported
     | TrainingFinished
-    | HopperOpened
-    | UnitBegun
+    | SweepWorkerReady
+    | UnitStarted
     | UnitEnded
     | UnitFailed
     | ScriptFailed
@@ -260,7 +258,7 @@ class Numbered(Message, tag="agent.numbered.1"):
     event: AgentEvent
 
 
-class Telemetry(Message, tag="agent.telemetry.2"):
+class Telemetry(Message, tag="agent.telemetry.3"):
     """Telemetry of a node's workers, about once a second; not numbered, and may be lost."""
 
     node: NodeId

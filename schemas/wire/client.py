@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from schemas.epochs import EpochFacts
 from schemas.ids import JobId, NodeId, Rank, Seconds, SlotId, Term, Version, WorkerId
 from schemas.jobs import JobSpec
 from schemas.sweeps import SweepSpec, Value
@@ -321,13 +322,13 @@ class WorkerInfo(Message, tag="client.worker_info.2"):
     step: int = 0  # at which the worker joined that group
 
 
-class Change(Message, tag="client.change.1"):
+class Change(Message, tag="client.change.2"):
     """A line of a job's history."""
 
     time: Seconds
     from_state: str
     to_state: str
-    why: str
+    reason: str
     detail: Detail
 
 
@@ -338,13 +339,13 @@ class Size(Message, tag="client.size.1"):
     batch: int = 0  # global, samples per step
 
 
-class Decision(Message, tag="client.decision.1"):
+class Decision(Message, tag="client.decision.2"):
     """A group that was ordered, with its reason and the numbers behind it."""
 
     time: Seconds
-    was: Size = msgspec.field(name="from")
+    before: Size = msgspec.field(name="from")
     to: Size
-    why: str
+    reason: str
     code: str = ""  # stable, for programs
     by: str = "policy"  # policy, operator or cluster (after a loss)
     numbers: dict[str, float] = msgspec.field(default_factory=dict)
@@ -356,30 +357,14 @@ class Decision(Message, tag="client.decision.1"):
 NodeCrowd = tuple[int, tuple[str, ...]]  # the job's workers on a node, families of other jobs there
 
 
-class EpochInfo(Message, tag="client.epoch_info.1"):
-    """Results of one epoch."""
+class EpochInfo(EpochFacts, frozen=True, kw_only=True):
+    """Results of one epoch, as kept in the job's history."""
 
-    epoch: int
     time: Seconds
-    step: int
-    global_batch: int
-    lr: float
-    samples_per_s: float
-    train_loss: float | None
-    metrics: dict[str, float]
     slots: int = 0  # of the group that reported the epoch
     nodes: int = 0
     whole: bool = False  # one group trained the entire epoch
-    noise_scale: float | None = None  # gradient noise scale, samples
-    samples_done: int = 0  # Y_processed since the job began; 0: not known
-    epoch_samples: int = 0  # ||D||; 0: not known
-    trained_samples: int | None = None  # of this epoch; None: not known
-    left_early: bool = False  # the script left its loop before the epoch's end
     beside: tuple[NodeCrowd, ...] | None = None  # for each node; None: changed during the epoch
-    pass_s: float | None = None  # of a step's last pass, with its reduction; None: not reported
-    sync_s: float | None = None  # part of `pass_s` spent in the reduction
-    local_batch: int = 0  # samples of one pass of one worker; 0: not reported
-    passes: int = 0  # of one worker in a step; 0: not reported
 
 
 class VersionInfo(Message, tag="client.version_info.3"):
@@ -470,14 +455,15 @@ class TrialInfo(msgspec.Struct, frozen=True, kw_only=True):
     # waiting, training, paused, granted (its rung is over), done, graduated, stopped, failed,
     # deleted
     state: str
-    why: str = ""
+    reason: str = ""
+    graduated_as: JobId | None = None  # job that continues the trial
     parent: int | None = None
     epochs: int = 0  # finished, including the parent's
     granted: int = 0  # epochs that it may reach now
-    began_at: int = 0  # epochs of the parent's state that it started from
+    start_epochs: int = 0  # epochs of the parent's state that it started from
     partition: int | None = None  # current visit
     slot: SlotId | None = None  # of the current visit
-    left: int = 0  # partitions still to visit in this epoch
+    partitions_left: int = 0  # partitions still to visit in this epoch
     metrics: tuple[dict[str, float], ...] = ()  # of its own epochs, the latest if very many
     first_epoch: int = 1  # of `metrics`
     best_score: float | None = None  # over its own epochs, as reported
@@ -486,21 +472,21 @@ class TrialInfo(msgspec.Struct, frozen=True, kw_only=True):
     state_bytes: int = 0  # size of the newest state; 0: not known yet
 
 
-class SweepDetail(Message, tag="client.sweep_detail.1"):
+class SweepDetail(Message, tag="client.sweep_detail.2"):
     """Reply to GetSweep."""
 
     summary: JobSummary
     spec: SweepSpec
     trials: tuple[TrialInfo, ...]  # a page
-    trials_in_all: int
+    trials_total: int
     best: int | None = None  # trial
     best_score: float | None = None  # as reported: the largest, or the smallest with mode min
     units_done: int = 0
-    units_again: int = 0  # repeated because a worker or states were lost
+    units_repeated: int = 0  # repeated because a worker or states were lost
     units_left: int = 0  # of what is granted now, or certain to be granted later
     unit_s: float | None = None  # recent mean
     expected_end: Seconds | None = None
-    hopped_bytes: int = 0  # of states from another process or node
+    moved_bytes: int = 0  # of states from another process or node
     waited_s: float = 0.0  # for these states, over all units
     trained_s: float = 0.0  # over all units
 
@@ -517,7 +503,7 @@ class LedgerUnit(msgspec.Struct, frozen=True, kw_only=True):
     """A unit that counts."""
 
     trial: int  # that the unit is part of
-    by: int  # trial whose values and randomness were used: this one, or a parent
+    values_of: int  # trial whose values and randomness were used: this one, or a parent
     version: int  # of the resulting state: units of the trial so far
     epoch: int
     partition: int
@@ -530,14 +516,14 @@ class LedgerUnit(msgspec.Struct, frozen=True, kw_only=True):
     samples: int
 
 
-class Ledger(Message, tag="client.ledger.1"):
+class Ledger(Message, tag="client.ledger.2"):
     """Reply to GetLedger."""
 
     job: JobId
     spec: SweepSpec
     snapshot: str
     units: tuple[LedgerUnit, ...]  # a page
-    units_in_all: int
+    units_total: int
 
 
 class NodeInfo(Message, tag="client.node_info.1"):

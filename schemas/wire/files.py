@@ -131,11 +131,11 @@ class StatePiece(Message, tag="states.piece.1"):
     total: Offset  # bytes of the whole file
 
 
-class StateRefused(Message, tag="states.refused.1"):
+class StateRefused(Message, tag="states.refused.2"):
     """Reply: the state cannot be had here."""
 
     digest: str
-    why: str
+    reason: str
 
 
 FromStates = StatePiece | StateRefused

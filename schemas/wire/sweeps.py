@@ -78,13 +78,13 @@ class StateCopied(Message, tag="sweep.state_copied.1"):
     version: int
 
 
-class StateNotCopied(Message, tag="sweep.state_not_copied.1"):
+class StateNotCopied(Message, tag="sweep.state_not_copied.2"):
     """A wanted state could not be fetched or stored; the next delta leads to another attempt."""
 
     job: JobId
     trial: int
     version: int
-    why: str
+    reason: str
 
 
 class UnitTask(Message, tag="worker.unit_task.1"):

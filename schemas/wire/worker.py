@@ -13,7 +13,6 @@ from schemas.wire.agent import (
     EpochReported,
     GroupBroken,
     GroupFormed,
-    HopperOpened,
     JoinFailed,
     Quiesced,
     ScriptFailed,
@@ -21,10 +20,11 @@ from schemas.wire.agent import (
     StepsReported,
     StoreOpened,
     Suspended,
+    SweepWorkerReady,
     TrainingFinished,
-    UnitBegun,
     UnitEnded,
     UnitFailed,
+    UnitStarted,
     WorkerReady,
 )
 from schemas.wire.sweeps import UnitTask
@@ -167,8 +167,8 @@ Report = (
     | Suspended
     | EpochReported
     | TrainingFinished
-    | HopperOpened
-    | UnitBegun
+    | SweepWorkerReady
+    | UnitStarted
     | UnitEnded
     | UnitFailed
     | ScriptFailed

@@ -1,7 +1,7 @@
-"""Whether jobs learn as well with the batch that `max_batch_size` allows by default as with their own.
+"""Learning with the batches that `max_batch_size` allows by default, and with a job's own batch.
 
 Each training runs with several seeds: once with its batch kept, once with the batch raised to the
-limit of the moment as soon as that moves, which is more than any policy does. Both on a cluster.
+present limit as soon as the limit changes, which is more than any policy does.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import math
 import statistics
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,10 +25,9 @@ from schemas.jobs import ENDED, JobSpec, StopRule
 from tests.bench import report
 from tests.bench.live_cluster import cluster
 from tests.bench.live_jobs import EXAMPLES, LEFT_BEHIND, SEEDED
-from tests.bench.live_tables import say
 
 OWN: Final = Path(__file__).parent / "trainings"
-MOST_SLOTS: Final = 8  # a job may say: the batch that fits them is no bound here
+MAX_SLOTS: Final = 8  # a job may say: the batch that fits them is no bound here
 LOOK_S: Final = 0.1
 KEPT, RAISED = "kept", "by default"
 ABOUT: Final = """\
@@ -39,8 +37,6 @@ spread: the range over the seeds with the batch kept."""
 
 @dataclass(frozen=True)
 class Training:
-    """One that is run with every seed, both ways."""
-
     name: str
     folder: Path
     metric: str
@@ -58,8 +54,6 @@ TRAININGS: Final = (
 
 @dataclass
 class Outcome:
-    """What one run came to."""
-
     metric: float = math.nan
     loss: float = math.nan  # of the last epoch's training
     batches: list[int] = field(default_factory=list)  # one after the other
@@ -71,18 +65,16 @@ Outcomes = dict[tuple[str, str], list[Outcome]]  # by training and way
 
 
 def main() -> None:
-    """Train, print, write."""
     chosen = arguments()
     trainings = [one for one in TRAININGS if one.name in chosen.only]
-    with tempfile.TemporaryDirectory(prefix="ones-bench-") as folder:
+    with report.folder() as folder:
         seeds = range(chosen.seeds or (1 if chosen.quick else 3))
-        found = outcomes(trainings, seeds, Path(folder), quick=chosen.quick)
+        found = outcomes(trainings, seeds, folder, quick=chosen.quick)
     figures = tell(trainings, found)
     report.write(figures, chosen.json)
 
 
 def arguments() -> argparse.Namespace:
-    """The command line."""
     names = [one.name for one in TRAININGS]
     parser = report.parser(__doc__ or "", "one seed, a quarter of the epochs")
     parser.add_argument("--seeds", type=int, help="of every training; default: 3, quick: 1")
@@ -93,7 +85,6 @@ def arguments() -> argparse.Namespace:
 def outcomes(
     trainings: Sequence[Training], seeds: Sequence[int], base: Path, *, quick: bool
 ) -> Outcomes:
-    """Run everything; the cluster's queue says what runs at a time."""
     found: Outcomes = {(one.name, way): [] for one in trainings for way in (KEPT, RAISED)}
     with cluster(base / "cluster", "fifo") as (_, client):
         names: dict[JobId, tuple[Training, str]] = {}
@@ -115,24 +106,18 @@ def outcomes(
 
 
 def spec_of(one: Training, way: str, seed: int, scripts: Path, *, quick: bool) -> JobSpec:
-    """The training's job file; two slots where the noise of its gradients is to be measured."""
     spec = load_job(one.folder / "job.toml")
     epochs = spec.stop.epochs if spec.stop and spec.stop.epochs else 1
     kept = way == KEPT
     return replace(
-        spec,
-        workdir=str(_copy(one, scripts, seed)),
-        stop=StopRule(epochs=max(2, epochs // 4) if quick else epochs),
-        seed=seed,
-        slots=(1, 1) if kept else (1, MOST_SLOTS),
-        slots_wanted=1 if kept else 2,
-        max_batch_size="keep" if kept else "auto",
-        max_local_batch=None,
-    )
+        spec, workdir=str(_copy(one, scripts, seed)),
+        stop=StopRule(epochs=max(2, epochs // 4) if quick else epochs), seed=seed,
+        slots=(1, 1) if kept else (1, MAX_SLOTS), slots_wanted=1 if kept else 2,
+        max_batch_size="keep" if kept else "auto", max_local_batch=None,
+    )  # fmt: skip
 
 
 def raise_batches(client: BlockingClient, names: set[JobId]) -> None:
-    """Every job to its limit, by no more than twice at once."""
     for job in client.jobs():
         if job.job not in names or job.state != "running":
             continue
@@ -173,7 +158,6 @@ def _outcome(client: BlockingClient, name: JobId, one: Training) -> Outcome:
 def tell(
     trainings: Sequence[Training], found: Mapping[tuple[str, str], Sequence[Outcome]]
 ) -> dict[str, float]:
-    """Print a line for each training; the figures."""
     figures: dict[str, float] = {"batch_worse": 0.0, "batch_compared": float(len(trainings))}
     rows: list[list[object]] = []
     for one in trainings:
@@ -196,7 +180,7 @@ def tell(
     heads = ["", KEPT, RAISED, "spread", "worse by", "noise scale", "largest batch", "steps", ""]
     seeds = len(found[trainings[0].name, KEPT])
     report.table(f"final held-out metrics, {seeds} seeds: mean (range)", heads, rows)
-    say(ABOUT)
+    report.say(ABOUT)
     return figures
 
 

@@ -1,8 +1,7 @@
-"""A day in ten minutes: thousands of short jobs through a real controller, agent, search and real trainings.
+"""A day in ten minutes: thousands of short jobs through a real controller, agent, search and trainings.
 
-What a cluster keeps has to have bounds: memory of each process, size of each file, and what a look at
-the jobs costs, before the first job, half way and at the end. Retention is as short, beside ten
-minutes, as the default is beside months.
+Memory of each process, sizes of files, and the time of `ps -a` must have bounds: measured before the first
+job, half way and at the end. Retention is as short, relative to ten minutes, as the default is to months.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ import asyncio
 import contextlib
 import os
 import re
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -65,7 +63,7 @@ PARTS: Final = {
 
 
 def memory_mib(pids: dict[str, Any]) -> dict[str, float]:
-    """Resident memory of each kind of process, the largest of each, MiB."""
+    """Return the resident memory of the largest process of each kind."""
     found: dict[str, float] = {}
     for name, pid in (("controller", pids["controller"]), ("agent", pids["agents"][0])):
         for process in _family(pid):
@@ -87,7 +85,6 @@ def _family(pid: int) -> Iterator[psutil.Process]:
 
 
 def sizes_mib(home: Path) -> dict[str, float]:
-    """What lies on the disk, MiB, by what it is."""
     groups = {
         "journal": home.glob("state/journal.sqlite*"),
         "output": _below(home / "state/logs"),
@@ -101,7 +98,6 @@ def sizes_mib(home: Path) -> dict[str, float]:
 
 
 def _below(folder: Path) -> Iterator[Path]:
-    """What is in a folder, though folders go meanwhile."""
     for inside, folders, files in os.walk(folder):
         for name in (*folders, *files):
             yield Path(inside, name)
@@ -114,7 +110,7 @@ def _size(path: Path) -> int:
 
 
 async def drive(cluster: Cluster, jobs: int, looks: list[dict[str, float]]) -> tuple[int, float]:
-    """Submit jobs at an even pace, never more than `AHEAD` at once; how many succeeded, and seconds."""
+    """Submit jobs at an even pace, at most `AHEAD` at once; return the successes and the seconds."""
     folder = cluster.write(SCRIPT).parent
     spec = JobSpec(
         name="short", script="train.py", workdir=str(folder), batch_size=16, max_batch_size="keep",
@@ -154,12 +150,11 @@ async def _look_s(client: Client) -> float:
 
 
 def main() -> None:
-    """Print the table and write the figures."""
     chosen = report.arguments(__doc__ or "", f"{QUICK} jobs")
     jobs = QUICK if chosen.quick else JOBS
     looks: list[dict[str, float]] = []
-    with tempfile.TemporaryDirectory(prefix="ones-bench-") as folder:
-        cluster = Cluster(Path(folder) / "home", Path(folder) / "jobs", slots=SLOTS, policy="ones")
+    with report.folder() as folder:
+        cluster = Cluster(folder / "home", folder / "jobs", slots=SLOTS, policy="ones")
         cluster.up()
         cluster.down()
         settings = cluster.home / "controller.toml"
@@ -168,11 +163,8 @@ def main() -> None:
         agent.write_text(
             f"keep_work_s = {KEEP_S}\nkeep_checkpoints_s = {KEEP_S}\n" + agent.read_text()
         )
-        cluster.up()
-        try:
+        with report.running(cluster):
             well, took_s = asyncio.run(drive(cluster, jobs, looks))
-        finally:
-            cluster.down()
     kinds = list(dict.fromkeys(key for look in looks for key in look))
     rows = [(kind, *(look.get(kind, float("nan")) for look in looks)) for kind in kinds]
     report.table(
@@ -180,7 +172,9 @@ def main() -> None:
         ["", "before", "a quarter", "half", "three quarters", "end"],
         rows,
     )
-    figures = {f"{kind}_end_vs_half": looks[-1][kind] / max(looks[2][kind], 1e-9) for kind in kinds if kind in looks[2] and kind in looks[-1]}  # fmt: skip
+    half, end = looks[2], looks[-1]
+    both = [kind for kind in kinds if kind in half and kind in end]
+    figures = {f"{kind}_end_vs_half": end[kind] / max(half[kind], 1e-9) for kind in both}
     report.write({"jobs": jobs, "succeeded": well, "took_s": took_s, **figures}, chosen.json)
 
 

@@ -1,9 +1,9 @@
-"""How long a decision takes: from the question to the answer, while the search runs at full speed.
+"""Time of a decision: from the request to the plan, while the search runs at full speed.
 
-The real search process, over its pipes, is told of a cluster as the controller tells it; then, event
-after event (an epoch, an end with an arrival, a node that is lost and comes back), the difference
-of the view and a question are sent, and the time to the answer is taken. Between the questions it
-evolves without rest. Beside it the same process at rest, and `fifo` in this process.
+The real search process receives a cluster over its pipes as from the controller. After each event (an epoch,
+an end with an arrival, a lost and returned node) the difference of the view and a request are sent, and the
+time to the plan is measured. Between requests the search evolves without pause. Also measured: the same
+process at rest, and `fifo` in this process.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from controlplane.policy.registry import make
 from controlplane.service.planner.search_messages import (
     FROM_SEARCH,
     EventObserved,
+    FindPlan,
     FrameDecoder,
     FullView,
     PlanFound,
-    RequestPlan,
     StartSearch,
     ToSearch,
     ViewDelta,
@@ -46,8 +46,6 @@ READ: Final = 1 << 20
 
 
 class Search:
-    """The search process, from outside."""
-
     def __init__(self, *, patience: int, history: list[tuple[Seconds, PolicyEvent]]) -> None:
         command = [sys.executable, "-P", "-m", "controlplane.service.planner.search_process"]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
@@ -62,13 +60,13 @@ class Search:
         self.process.stdin.flush()
 
     def ask(self, view: ClusterView, now: Seconds) -> tuple[PlanFound, float]:
-        """The answer, and the seconds from the difference of the views to it."""
+        """Return the plan, and the seconds since the difference of the views."""
         began = time.perf_counter()
         told: ViewDelta | None = view_delta(self.sent, view) if self.sent is not None else None
         self.say(told if told is not None else FullView(view=view))
         self.sent = view
         self.number += 1
-        self.say(RequestPlan(number=self.number, now=now))
+        self.say(FindPlan(number=self.number, now=now))
         while True:
             assert self.process.stdout is not None
             data = os.read(self.process.stdout.fileno(), READ)
@@ -87,8 +85,6 @@ class Search:
 
 @dataclass
 class World:
-    """A cluster that follows plans, in virtual time."""
-
     gpus: int
     jobs_wanted: int
     rng: random.Random
@@ -118,17 +114,10 @@ class World:
         self.born += 1
         family = self.rng.randrange(FAMILIES)
         job = JobView(
-            job=JobId(f"j-{self.born}"),
-            submitted_at=Seconds(self.now),
-            family=f"f{family}",
-            batch_size=64,
-            batch_limit=2048,
-            local_limit=512,
-            least=1,
-            most=16,
-            wanted=1,
+            job=JobId(f"j-{self.born}"), submitted_at=Seconds(self.now), family=f"f{family}",
+            batch_size=64, batch_limit=2048, local_limit=512, least=1, most=16, wanted=1,
             stop_samples=self.rng.choice([5, 20, 80]) * 50_000,
-        )
+        )  # fmt: skip
         self.jobs[job.job] = job
         return job
 
@@ -155,7 +144,6 @@ class World:
         )  # fmt: skip
 
     def event(self, number: int) -> list[PolicyEvent]:
-        """The next thing happens; what a policy hears of it beside the view."""
         self.now += 1.0
         running = [job for job in self.jobs.values() if job.running_on]
         match number % 4:
@@ -177,7 +165,6 @@ class World:
         return []
 
     def lose(self, job: JobView) -> None:
-        """A node with some of a job is gone."""
         node = NodeId(next(iter(job.running_on)).rpartition("/")[0])
         self.lost = {node}
         for other in list(self.jobs.values()):
@@ -197,7 +184,6 @@ class World:
 
 
 def measure(gpus: int, jobs: int, events: int, *, patience: int) -> tuple[list[float], float, int]:
-    """Milliseconds of each decision after the first, of the first, and generations meanwhile."""
     world = World(gpus, jobs, random.Random(7))  # noqa: S311 - a workload, no secret
     history: list[tuple[Seconds, PolicyEvent]] = [
         (Seconds(world.now), world.seen(job)) for job in world.jobs.values() if job.running_on
@@ -220,7 +206,6 @@ def measure(gpus: int, jobs: int, events: int, *, patience: int) -> tuple[list[f
 
 
 def first_come(gpus: int, jobs: int, events: int) -> list[float]:
-    """The same events under `fifo`, without a process of its own."""
     world, policy = World(gpus, jobs, random.Random(7)), make("fifo")  # noqa: S311
     took = []
     for number in range(events):
@@ -248,7 +233,6 @@ def simulated(jobs: int) -> tuple[float, float, float]:
 
 
 def main() -> None:
-    """Measure, print, write."""
     chosen = report.arguments(__doc__ or "", "few events, and a short simulation")
     figures: dict[str, float] = {}
     rows: list[list[object]] = []

@@ -1,26 +1,200 @@
-"""What a change of size costs a job that trains, beside the ways in which others do it.
+"""Cost of a change of size for a training job, compared with other ways to change it.
 
-Real clusters, real processes. `step` is the time between two ends of a step of one worker; the pause
-of a transition is the step that holds the swap, less the median step before it. In the first part
-steps spend their time as on a device of their own (they sleep), in the second they compete for the
-cores of this machine, and a newcomer's start-up competes with them.
+Real clusters, real processes. A step is the time between two ends of a step of one worker; the pause of a
+transition is the step that contains the switch, less the median step before it. In the first part steps sleep,
+as on a device of their own; in the second they compete for the cores of this host, and so does the start-up of
+a newcomer. Compared with: a cold restart, a blocking regroup, and the steady state of DDP.
 """
 
 from __future__ import annotations
 
 import itertools
+import multiprocessing
 import os
 import random
 import statistics
-import tempfile
+import subprocess
+import sys
+import textwrap
+import threading
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from multiprocessing.queues import Queue
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from tests.bench import report
-from tests.bench.elastic_peers import blocking_regroup_ms, cold_restart, ddp_ratios
 from tests.support.cluster import Cluster, kill
+
+RESTART: Final = """
+import sys, time, torch
+from torch import nn
+model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.001, momentum=0.9)
+path, leave = sys.argv[1], sys.argv[2] == "leave"
+if not leave:
+    state = torch.load(path)
+    model.load_state_dict(state["model"])
+    optimizer.load_state_dict(state["optimizer"])
+print("ready", time.time(), flush=True)
+x = torch.randn(64, 64)
+optimizer.zero_grad()
+model(x).pow(2).mean().backward()
+optimizer.step()
+print("step", time.time(), flush=True)
+torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, path)
+"""
+
+
+def cold_restart(base: Path, times: int) -> tuple[float, float]:
+    """Checkpoint, kill, a new interpreter, load, step: as scripts do it without a cluster.
+
+    Returns:
+        Milliseconds without a step, and seconds until a new process has its model.
+    """
+    script, saved = base / "restart.py", base / "restart.pt"
+    script.write_text(textwrap.dedent(RESTART))
+    gaps, readies = [], []
+    for _ in range(times):
+        first = _run(script, saved, "leave")
+        began = time.time()
+        second = _run(script, saved, "load")
+        gaps.append((second["step"] - first["step"]) * 1e3)
+        readies.append(second["ready"] - began)
+    return statistics.median(gaps), statistics.median(readies)
+
+
+def _run(script: Path, saved: Path, how: str) -> dict[str, float]:
+    done = subprocess.run(
+        [sys.executable, str(script), str(saved), how], capture_output=True, text=True,
+        check=True, timeout=120,
+    )  # fmt: skip
+    return {word: float(at) for word, at in (line.split() for line in done.stdout.splitlines())}
+
+
+def _in_two(target: Callable[..., None], times: int, answers: int) -> list[Any]:
+    """Run `target` as two ranks with queues for ports and answers; return the answers."""
+    context = multiprocessing.get_context("spawn")
+    ports, told = context.Queue(), context.Queue()
+    processes = [
+        context.Process(target=target, args=(rank, times, ports, told)) for rank in range(2)
+    ]
+    for process in processes:
+        process.start()
+    found = [told.get(timeout=300) for _ in range(answers)]
+    for process in processes:
+        process.join(timeout=30)
+    return found
+
+
+def blocking_regroup_ms(times: int) -> float:
+    return statistics.median(_in_two(_regroup, times, times))
+
+
+def _regroup(rank: int, times: int, ports: Queue[int], told: Queue[float]) -> None:
+    import torch  # noqa: PLC0415 - in the child only
+
+    from elastic.collectives.rendezvous import build_process_group  # noqa: PLC0415
+    from elastic.collectives.rendezvous_store import StoreServer  # noqa: PLC0415
+    from elastic.state.portions import encode_metadata  # noqa: PLC0415
+    from elastic.state.state_tensors import TensorState  # noqa: PLC0415
+    from elastic.state.transfer import broadcast_state  # noqa: PLC0415
+
+    torch.set_num_threads(1)
+    model = _model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.001, momentum=0.9)
+    model(torch.randn(8, 64)).sum().backward()
+    optimizer.step()
+    state = TensorState(model, optimizer)
+    device = torch.device("cpu")
+    header = encode_metadata({"structure": state.structure(device)})
+    never = threading.Event()
+    for version in range(times):
+        began = time.perf_counter()
+        if rank == 0:
+            server = StoreServer("127.0.0.1")
+            ports.put(server.port)
+            port = server.port
+        else:
+            port = ports.get(timeout=60)
+        group = build_process_group(
+            version=version, store=f"127.0.0.1:{port}", rank=rank, size=2,
+            address="127.0.0.1", device=device,
+        )  # fmt: skip
+        broadcast_state(state, group, 0, header if rank == 0 else b"", never)
+        if rank == 0:
+            told.put((time.perf_counter() - began) * 1e3)
+
+
+def _model(width: int = 64) -> Any:
+    from torch import nn  # noqa: PLC0415
+
+    return nn.Sequential(
+        nn.Linear(64, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 1)
+    )
+
+
+def ddp_ratios(steps: int) -> dict[str, float]:
+    ((ours, control),) = _in_two(_side_by_side, steps, 1)
+    return {"ddp_step_ratio": ours, "ddp_control_ratio": control}
+
+
+def _side_by_side(
+    rank: int, steps: int, ports: Queue[int], told: Queue[tuple[float, float]]
+) -> None:
+    import torch  # noqa: PLC0415
+    import torch.distributed as dist  # noqa: PLC0415
+    from torch.nn.parallel import DistributedDataParallel  # noqa: PLC0415
+
+    from elastic.collectives.control_words import FIXED_WORDS, ControlWords, read_agreed_words  # noqa: PLC0415
+    from elastic.collectives.rendezvous import build_process_group  # noqa: PLC0415
+    from elastic.collectives.rendezvous_store import StoreServer  # noqa: PLC0415
+    from elastic.step.gradient_reduction import Reducer  # noqa: PLC0415
+
+    torch.set_num_threads(1)
+    if rank == 0:
+        servers = [StoreServer("127.0.0.1"), StoreServer("127.0.0.1")]
+        for server in servers:
+            ports.put(server.port)
+        found = [server.port for server in servers]
+    else:
+        found = [ports.get(timeout=60) for _ in range(2)]
+    store = dist.TCPStore("127.0.0.1", found[0], is_master=False, wait_for_workers=False)  # type: ignore[attr-defined]
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
+    group = build_process_group(
+        version=1, store=f"127.0.0.1:{found[1]}", rank=rank, size=2,
+        address="127.0.0.1", device=torch.device("cpu"),
+    )  # fmt: skip
+    never = threading.Event()
+    mine = _model(512)
+
+    def reduce() -> None:
+        bucket, tail = reducer.pack(0.5, FIXED_WORDS)
+        tail[1:FIXED_WORDS] = torch.tensor(ControlWords(32).encode())
+        group.all_reduce(bucket, never)
+        reducer.unpack(read_agreed_words(tail.tolist(), 2).used)
+
+    reducer = Reducer(mine.parameters(), reduce)
+    reducer.active = True
+    models = [mine, DistributedDataParallel(_model(512)), DistributedDataParallel(_model(512))]
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.001) for model in models]
+    inputs = torch.randn(32, 64)
+    times: list[list[float]] = [[], [], []]
+    for turn in range(steps + 10):
+        for place in ((0, 1, 2), (1, 2, 0), (2, 0, 1))[turn % 3]:
+            began = time.perf_counter()
+            optimizers[place].zero_grad()
+            models[place](inputs).pow(2).mean().backward()
+            optimizers[place].step()
+            if turn >= 10:
+                times[place].append(time.perf_counter() - began)
+    if rank == 0:
+        first = [ours / ddp for ours, ddp in zip(times[0], times[1], strict=True)]
+        second = [other / ddp for other, ddp in zip(times[2], times[1], strict=True)]
+        told.put((statistics.median(first), statistics.median(second)))
+    dist.destroy_process_group()
+
 
 SCRIPT: Final = """
 import os, time, torch
@@ -61,8 +235,6 @@ for epoch in agent.epochs(100000):
 
 @dataclass(frozen=True)
 class Step:
-    """One step of one worker."""
-
     at: float
     step: int
     rank: int
@@ -72,8 +244,6 @@ class Step:
 
 @dataclass(frozen=True)
 class Transition:
-    """What one incumbent felt of one change."""
-
     grew: bool
     pause_ms: float
     pause_steps: float
@@ -83,8 +253,6 @@ class Transition:
 
 
 class Job:
-    """A training job whose steps are on record."""
-
     def __init__(self, cluster: Cluster, folder: Path, **environ: object) -> None:
         self.cluster = cluster
         self.folder = folder
@@ -104,7 +272,7 @@ class Job:
         cluster.until(self.job, lambda shown: shown["state"] == "running")
 
     def resize(self, slots: int) -> float:
-        """Change the size and wait until it is there; returns the seconds that took."""
+        """Change the size and return the seconds until the change is done."""
         began = time.time()
         done = self.cluster.ones("resize", self.job, "--slots", str(slots))
         assert done.code == 0, done.err
@@ -113,7 +281,6 @@ class Job:
         return time.time() - began
 
     def steps(self) -> dict[str, list[Step]]:
-        """By worker, in order; the line that is being written is left out."""
         found = {}
         for path in sorted(self.folder.iterdir()):
             rows = [line.split() for line in path.read_text().split("\n")[:-1]]
@@ -124,7 +291,6 @@ class Job:
         return found
 
     def transitions(self) -> list[Transition]:
-        """One for each change that the worker with the lowest rank lived through."""
         orders = [v["time"] for v in self.cluster.show(self.job)["versions"] if v["kind"] == "join"]
         found = []
         for steps in self.steps().values():
@@ -153,12 +319,10 @@ class Job:
         return found
 
     def gap_s(self, moment: float) -> float:
-        """The longest time without the end of a step of anybody that holds `moment`."""
         ends = sorted(step.at for steps in self.steps().values() for step in steps)
         return min(at for at in ends if at > moment) - max(at for at in ends if at <= moment)
 
     def ready_s(self) -> list[float]:
-        """Seconds from each order to its newcomers' readiness."""
         ordered, found = 0.0, []
         for event in self.cluster.events(self.job):
             if event["type"] == "job.rescaling":
@@ -168,7 +332,6 @@ class Job:
         return found
 
     def stream(self) -> tuple[int, int]:
-        """Samples lost and repeated in the epochs that are over."""
         shown = self.cluster.ones("cancel", self.job)
         assert shown.code == 0, shown.err
         epochs = self.cluster.samples(self.job)
@@ -177,54 +340,45 @@ class Job:
         return lost, sum(len(ids) - len(set(ids)) for ids in whole)
 
 
+def middle(felt: Sequence[Transition], name: str) -> float:
+    return statistics.median(getattr(t, name) for t in felt)
+
+
 def walk(job: Job, rounds: int) -> None:
-    """1 -> 2 -> 4 -> 2 -> 1, `rounds` times, a second or so in each size."""
+    """Resize 1 -> 2 -> 4 -> 2 -> 1, `rounds` times, about a second in each size."""
     for _ in range(rounds):
         for slots in (2, 4, 2, 1):
             job.resize(slots)
             time.sleep(12 * 0.05)
 
 
-def percentile(values: list[float], part: float) -> float:
-    """The value below which `part` of them lie."""
-    return sorted(values)[min(len(values) - 1, int(part * len(values)))]
-
-
 def main() -> None:
-    """Print the tables and write the figures."""
     chosen = report.arguments(__doc__ or "", "fewer changes")
     rounds = 4 if chosen.quick else 50
-    figures: dict[str, float] = {}
-    with tempfile.TemporaryDirectory(prefix="ones-bench-") as folder:
-        base = Path(folder)
+    with report.folder() as base:
         cluster = Cluster(base / "home", base / "jobs")
-        cluster.up()
-        try:
-            figures |= measured(cluster, base, rounds, quick=chosen.quick)
-        finally:
-            cluster.down()
-    report.table("figures", ["key", "value"], list(figures.items()))
-    report.write(figures, chosen.json)
+        with report.running(cluster):
+            figures = measured(cluster, base, rounds, quick=chosen.quick)
+    report.finish(figures, chosen.json)
 
 
 def measured(cluster: Cluster, base: Path, rounds: int, *, quick: bool) -> dict[str, float]:
-    """All figures, on one cluster."""
     report.now(f"small model, {rounds} rounds of changes")
     small = Job(cluster, base / "small")
     walk(small, rounds)
     felt = small.transitions()
     ready = small.ready_s()
-    pauses = [t.pause_ms for t in felt]
+    pauses, shrunk = [t.pause_ms for t in felt], [t for t in felt if not t.grew]
     figures: dict[str, float] = {
         "transitions": len(felt),
         "pause_ms_median": statistics.median(pauses),
-        "pause_ms_p99": percentile(pauses, 0.99),
-        "pause_steps_median": statistics.median(t.pause_steps for t in felt),
-        "pause_steps_p99": percentile([t.pause_steps for t in felt], 0.99),
-        "rescale_cost_steps": statistics.median(t.cost_steps for t in felt),
-        "shrink_ms_median": statistics.median(t.pause_ms for t in felt if not t.grew),
-        "shrink_ms_max": max(t.pause_ms for t in felt if not t.grew),
-        "after_swap_ratio": statistics.median(t.after_ratio for t in felt),
+        "pause_ms_p99": report.quantile(pauses, 0.99),
+        "pause_steps_median": middle(felt, "pause_steps"),
+        "pause_steps_p99": report.quantile([t.pause_steps for t in felt], 0.99),
+        "rescale_cost_steps": middle(felt, "cost_steps"),
+        "shrink_ms_median": middle(shrunk, "pause_ms"),
+        "shrink_ms_max": max(t.pause_ms for t in shrunk),
+        "after_swap_ratio": middle(felt, "after_ratio"),
         "joiner_ready_s": statistics.median(ready),
     }
     table("small model, steps of 40 ms on a device of their own", felt)
@@ -238,17 +392,15 @@ def measured(cluster: Cluster, base: Path, rounds: int, *, quick: bool) -> dict[
     loaders = Job(cluster, base / "loaders", LOADERS=2)
     walk(loaders, 1 if quick else 10)
     waits = loaders.transitions()
-    figures["loader_boundary_ms"] = statistics.median(t.wait_ms for t in waits)
+    figures["loader_boundary_ms"] = middle(waits, "wait_ms")
     loaders.stream()
 
     report.now("workers that compete for the cores")
     busy = Job(cluster, base / "busy", IDLE_S=0.0, WIDTH=700)
     walk(busy, 2 if quick else 10)
     table(f"all workers compete for {os.cpu_count()} cores", busy.transitions())
-    figures["busy_pause_steps_median"] = statistics.median(
-        t.pause_steps for t in busy.transitions()
-    )
-    figures["busy_rescale_cost_steps"] = statistics.median(t.cost_steps for t in busy.transitions())
+    figures["busy_pause_steps_median"] = middle(busy.transitions(), "pause_steps")
+    figures["busy_rescale_cost_steps"] = middle(busy.transitions(), "cost_steps")
     busy.stream()
 
     report.now("100 MB of parameters")
@@ -259,8 +411,8 @@ def measured(cluster: Cluster, base: Path, rounds: int, *, quick: bool) -> dict[
         time.sleep(8.0)
     grown = [t for t in large.transitions() if t.grew]
     table("100 MB of parameters, steps of 300 ms on a device of their own", large.transitions())
-    figures["pause_100mb_ms"] = statistics.median(t.pause_ms for t in grown)
-    figures["pause_100mb_steps"] = statistics.median(t.pause_steps for t in grown)
+    figures["pause_100mb_ms"] = middle(grown, "pause_ms")
+    figures["pause_100mb_steps"] = middle(grown, "pause_steps")
     figures["joiner_ready_100mb_s"] = statistics.median(large.ready_s())
     large.stream()
 
@@ -281,7 +433,7 @@ def measured(cluster: Cluster, base: Path, rounds: int, *, quick: bool) -> dict[
 
 
 def killed(job: Job, times: int) -> dict[str, float]:
-    """kill -9 of a member of three: how long until anybody's next step is over."""
+    """Kill a member of three with -9, and measure the time until the next step of any worker."""
     gaps = []
     job.resize(3)
     choose = random.Random(0)  # noqa: S311 - which of three workers
@@ -294,14 +446,10 @@ def killed(job: Job, times: int) -> dict[str, float]:
         time.sleep(1.0)
         gaps.append(job.gap_s(moment))
         job.cluster.until(job.job, lambda s: s["slots"] == 3 and s["state"] == "running")
-    return {
-        "resume_after_kill_s": statistics.median(gaps),
-        "resume_after_kill_s_max": max(gaps),
-    }
+    return {"resume_after_kill_s": statistics.median(gaps), "resume_after_kill_s_max": max(gaps)}
 
 
 def suspended(job: Job, times: int) -> dict[str, float]:
-    """To no workers and back, which is a checkpoint and a restart as short as can be."""
     gaps, starts = [], []
     for _ in range(times):
         job.resize(0)
@@ -318,31 +466,21 @@ def suspended(job: Job, times: int) -> dict[str, float]:
 
 
 def table(title: str, felt: list[Transition]) -> None:
-    """Print what incumbents felt."""
     rows = []
     for name, chosen in (
         ("grow", [t for t in felt if t.grew]),
         ("shrink", [t for t in felt if not t.grew]),
     ):
         if chosen:
-            rows.append(
-                (
-                    name,
-                    len(chosen),
-                    statistics.median(t.pause_ms for t in chosen),
-                    percentile([t.pause_ms for t in chosen], 0.99),
-                    statistics.median(t.pause_steps for t in chosen),
-                    percentile([t.pause_steps for t in chosen], 0.99),
-                    statistics.median(t.after_ratio for t in chosen),
-                    statistics.median(t.cost_steps for t in chosen),
-                )
-            )
-    report.table(
-        title,
-        ["", "transitions", "pause ms", "p99", "in steps", "p99", "step after / median",
-         "whole cost, steps"],
-        rows,
-    )  # fmt: skip
+            both = [
+                (middle(chosen, key), report.quantile([getattr(t, key) for t in chosen], 0.99))
+                for key in ("pause_ms", "pause_steps")
+            ]
+            after = [middle(chosen, key) for key in ("after_ratio", "cost_steps")]
+            rows.append((name, len(chosen), *both[0], *both[1], *after))
+    columns = ["", "transitions", "pause ms", "p99", "in steps", "p99", "step after / median",
+               "whole cost, steps"]  # fmt: skip
+    report.table(title, columns, rows)
 
 
 if __name__ == "__main__":

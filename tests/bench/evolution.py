@@ -1,11 +1,10 @@
-"""What the search of `ones` is worth, and each part of what it looks at.
+"""Value of the search of `ones`, and of each part of its objective.
 
-Everything is simulated in virtual time, paired by seed. A figure is a ratio of average completion
-times, its geometric mean over the seeds; `KEY_low` and `KEY_high` are the least and the largest of
-the seeds. Evolution (three generations at each question), the best candidate alone climbing with
-as many evaluations, and no search at all; what trading places brings to each; each term of the fitness
-switched off; the paper's policy and its literal reading; and how much population and generations
-bring.
+Simulations in virtual time, paired by seed. A figure is a ratio of average completion times, its geometric
+mean over the seeds; `KEY_low` and `KEY_high` are the extremes of the seeds. Compared: evolution (three
+generations per request), climbing from the best candidate with as many evaluations, and no search; trades of
+places; each term of the fitness switched off; the paper's policy and its literal reading; population and
+generations.
 """
 
 from __future__ import annotations
@@ -34,7 +33,6 @@ USUAL: Final = (16, 3)  # population, generations
 
 
 def searches(here: dict[str, Way], names: Sequence[str]) -> list[Pair]:
-    """Evolution, climbing and no search, against each other."""
     pairs = []
     for name in names:
         on = here[name].but(search="evolution")
@@ -48,7 +46,6 @@ def searches(here: dict[str, Way], names: Sequence[str]) -> list[Pair]:
 
 
 def trades(here: dict[str, Way], names: Sequence[str]) -> list[Pair]:
-    """Jobs may trade places or not, with a search and without; and what a search is worth then."""
     pairs = []
     for name in names:
         on, off = here[name].but(search="evolution"), here[name].but(search="greedy")
@@ -61,7 +58,6 @@ def trades(here: dict[str, Way], names: Sequence[str]) -> list[Pair]:
 
 
 def terms(here: dict[str, Way]) -> list[Pair]:
-    """Each term switched off, over the policy as it is, where the term should matter."""
     plain, neighbours = here[""], here["_interference"]
     partial, types, busy = here["_partial"], here["_types"], here["_busy"]
     return [
@@ -78,7 +74,6 @@ def terms(here: dict[str, Way]) -> list[Pair]:
 
 
 def paper(here: dict[str, Way]) -> list[Pair]:
-    """The policy of the paper, read literally and as it works."""
     ours = here[""]
     return [
         Pair("literal_vs_ones", Way(ours.scenario, LITERAL, "ones-paper"), ours),
@@ -87,7 +82,6 @@ def paper(here: dict[str, Way]) -> list[Pair]:
 
 
 def fed(here: dict[str, Way]) -> list[Pair]:
-    """The literal reading, but that every job gets a slot some day: it takes its time."""
     literal = Way(here[""].scenario, LITERAL, "ones-paper")
     alive = literal.but(limit_floor="first", keep_least=True)
     return [Pair("literal_fed_vs_ones", alive, here[""])]
@@ -120,7 +114,6 @@ def measured(folder: Path, *, quick: bool) -> list[Pair]:
 
 
 def budgets(way: Way, *, whole: bool) -> dict[tuple[int, int], Way]:
-    """Ways by population and generations: all of them, or those that differ in one of the two."""
     return {
         (population, generations): way.but(search="evolution", population=population).knowing(
             generations=generations
@@ -132,14 +125,11 @@ def budgets(way: Way, *, whole: bool) -> dict[tuple[int, int], Way]:
 
 
 class EpochMetrics:
-    """Collects figures, prints tables, writes what there is after each."""
-
     def __init__(self, bench: Bench, path: Path | None) -> None:
         self._bench, self._path = bench, path
         self._figures: dict[str, float] = {}
 
     def section(self, title: str, pairs: Sequence[Pair], seeds: Sequence[int]) -> None:
-        """Simulate some pairs and tell of them."""
         self._bench.do([way for pair in pairs for way in (pair.first, pair.second)], seeds)
         rows: list[list[object]] = []
         for pair in pairs:
@@ -158,7 +148,6 @@ class EpochMetrics:
         report.table(f"{title}; {self._bench.elapsed_s:.0f} s so far", columns, rows)
 
     def curve(self, way: Way, seeds: Sequence[int], *, whole: bool) -> None:
-        """Average completion time by population and generations, over that without a search."""
         off, found = way.but(search="greedy"), budgets(way, whole=whole)
         self._bench.do([off, *found.values()], seeds)
         rows: list[list[object]] = []
@@ -188,11 +177,8 @@ class EpochMetrics:
 
 
 def main() -> None:
-    """Measure, print, write."""
     chosen = _arguments()
-    first, _, last = chosen.seeds.partition("-")
-    seeds = list(range(int(first), int(last or first) + 1))
-    seeds = seeds[:1] if chosen.quick else seeds
+    seeds = report.seeds(chosen.seeds)[: 1 if chosen.quick else None]
     here = settings(chosen.jobs or (JOBS // 2 if chosen.quick else JOBS), THINK_S)
     told = EpochMetrics(Bench(seeds, chosen.workers, chosen.results), chosen.json)
     if chosen.searches:

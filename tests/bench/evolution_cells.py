@@ -1,4 +1,4 @@
-"""The simulations that `bin/bench evolution` sets side by side; each is done once and kept."""
+"""Simulations that benchmarks compare; each is run once and kept."""
 
 from __future__ import annotations
 
@@ -26,22 +26,17 @@ TOLD: Final = 60  # characters of a cell
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """A policy with options in a scenario; with a seed it is a simulation."""
-
     scenario: Scenario
     options: Mapping[str, Any] = field(default_factory=dict)
     policy: str = "ones"
 
     def but(self, **options: object) -> Way:
-        """The same policy with some options changed."""
         return Way(self.scenario, {**self.options, **options}, self.policy)
 
     def knowing(self, **changes: object) -> Way:
-        """The same policy in a scenario that differs."""
         return Way(msgspec.structs.replace(self.scenario, **changes), self.options, self.policy)
 
     def cell(self, seed: int) -> Cell:
-        """The simulation."""
         return Cell(
             policy=self.policy, options=dict(self.options), scenario=self.scenario, seed=seed
         )
@@ -49,8 +44,6 @@ class Way:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Two ways whose ratio is a figure."""
-
     key: str  # of the figure
     first: Way
     second: Way
@@ -58,7 +51,7 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """Average completion time of the first over the second: below 1 the first is faster."""
+    """Ratio of average completion times; below 1 the first is faster."""
 
     mean: float  # geometric, over the seeds
     low: float  # the least of the seeds
@@ -74,12 +67,6 @@ class Ratio:
 
 
 def settings(jobs: int, think_s: float) -> dict[str, Way]:
-    """`ones` where greedy sees all there is to see, in places where it does not, and in need.
-
-    Args:
-        jobs: submitted in each.
-        think_s: least time between questions that only an epoch's end raised.
-    """
     plain = Scenario(jobs=jobs, think_s=think_s)
     eights = (NodeGroup(count=8, slots=8),)  # on which many sizes fit beside each other
     types = (
@@ -105,15 +92,11 @@ def settings(jobs: int, think_s: float) -> dict[str, Way]:
 
 
 def simulate_cell(cell: Cell) -> SimulationResult:
-    """One simulation, in a worker process."""
     return simulate(cell.policy, cell.scenario, cell.seed, cell.options)
 
 
 class Bench:
-    """Simulates what pairs need, and sets it side by side."""
-
     def __init__(self, seeds: Sequence[int], workers: int, path: Path | None = None) -> None:
-        """Keep simulations in `path`, if given; what is there, of the same code, is not redone."""
         self.seeds = seeds
         self._workers, self._path = workers, path
         self._began = time.perf_counter()
@@ -121,11 +104,9 @@ class Bench:
 
     @property
     def elapsed_s(self) -> float:
-        """Since the beginning, real time."""
         return time.perf_counter() - self._began
 
     def do(self, ways: Iterable[Way], seeds: Sequence[int] | None = None) -> None:
-        """Simulate what is not known yet, and tell of each as it ends."""
         chosen = self.seeds if seeds is None else seeds
         cells = [way.cell(seed) for seed in chosen for way in ways]
         wanted = [cell for cell in cells if cell_key(cell) not in self._known]
@@ -134,11 +115,9 @@ class Bench:
             self._known |= {result.cell: result for result in found}
 
     def result(self, way: Way, seed: int) -> SimulationResult:
-        """What was simulated."""
         return self._known[cell_key(way.cell(seed))]
 
     def ratio(self, pair: Pair, seeds: Sequence[int] | None = None) -> Ratio:
-        """The first over the second, paired by seed."""
         chosen = self.seeds if seeds is None else seeds
         both = [(self.result(pair.first, s), self.result(pair.second, s)) for s in chosen]
         times = [_averages(first, second) for first, second in both]
@@ -185,7 +164,7 @@ def average_s(result: SimulationResult, horizon: float) -> float:
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
-    """The mean of some, and how far its 95% interval goes either way; one alone says nothing."""
+    """Return the mean, and how far its 95% interval goes either way; infinite for a single value."""
     if len(values) == 1:
         return values[0], math.inf
     sure = float(student_t.ppf(0.975, len(values) - 1))
@@ -193,7 +172,6 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
 
 
 def _averages(first: SimulationResult, second: SimulationResult) -> tuple[float, float]:
-    """With the end of the longer one as the horizon of both."""
     horizon = max(first.ended_at, second.ended_at)
     return average_s(first, horizon), average_s(second, horizon)
 

@@ -1,15 +1,14 @@
-"""SIGKILL of every kind of process at every stage of a change of size: what the job feels.
+"""SIGKILL of every kind of process at every stage of a change of size: the effect on the job.
 
-For each case a job trains on two or three slots, a change is ordered, and the victim ends where the
-case says. Shown are the longest time between two ends of a step, of anybody; how the job went on; and
-whether every sample of every epoch was taken exactly once.
+In each case a job trains on two or three slots, a change is ordered, and the victim ends where the case says.
+Shown: the longest time between two ends of a step of any worker, the recovery, and whether every sample of
+every epoch was trained on exactly once.
 """
 
 from __future__ import annotations
 
 import itertools
 import statistics
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -46,7 +45,7 @@ for epoch in agent.epochs(100000):
 
 @dataclass(frozen=True)
 class Case:
-    """Who ends where, while a job of `start` slots is brought to `to` (None: is left alone)."""
+    """Victim and its fault, while a job of `start` slots is resized to `to` (None: is not resized)."""
 
     stage: str
     victim: str
@@ -80,11 +79,8 @@ CASES: Final = (
     Case("mid all-reduce", "rank 0", "reduce:rank=0:step=30:version=1=kill", 3, None),
     Case("mid all-reduce", "rank 2", "reduce:rank=2:step=30:version=1=kill", 3, None),
     Case(
-        "mid all-reduce, one-step skew",
-        "rank 1",
-        "reduced:rank=1:step=30:version=1=kill; reduced:rank=0:step=30:version=1=fail",
-        3,
-        None,
+        "mid all-reduce, one-step skew", "rank 1",
+        "reduced:rank=1:step=30:version=1=kill; reduced:rank=0:step=30:version=1=fail", 3, None,
     ),
     Case("at the epoch's report", "rank 0", "report:rank=0:version=1=kill", 3, None),
     Case(
@@ -120,13 +116,11 @@ CASES: Final = (
     Case("group is built", "controller", "built:rank=1:version=2=stall 1.5", process="controller"),
     Case("pause's checkpoint (3 s)", "rank 0", "suspend:rank=0:version=2=kill", 2, 0),
     Case("pause is written (3 s)", "rank 0", "suspended:rank=0:version=2=kill", 2, 0),
-)
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Result:
-    """What became of a case."""
-
     gap_ms: float
     usual_ms: float
     story: str
@@ -135,7 +129,6 @@ class Result:
 
 
 def run(cluster: Cluster, pids: Callable[[], dict[str, Any]], folder: Path, case: Case) -> Result:
-    """One job through one case."""
     folder.mkdir()
     job = cluster.submit(
         SCRIPT,
@@ -186,7 +179,6 @@ def run(cluster: Cluster, pids: Callable[[], dict[str, Any]], folder: Path, case
 
 
 def victim(cluster: Cluster, pids: dict[str, Any], process: str) -> int:
-    """The pid of a process of this cluster."""
     if process == "agent":
         return int(pids["agents"][0])
     if process == "controller":
@@ -212,16 +204,13 @@ def _is_zygote(pid: int, sockets: str) -> bool:
 
 
 def main() -> None:
-    """Print the table and write the figures."""
     chosen = report.arguments(__doc__ or "", "every fourth case")
     cases = CASES[::4] if chosen.quick else CASES
     rows: list[tuple[object, ...]] = []
     figures: dict[str, float] = {}
-    with tempfile.TemporaryDirectory(prefix="ones-bench-") as folder:
-        base = Path(folder)
+    with report.folder() as base:
         cluster = Cluster(base / "home", base / "jobs")
-        cluster.up()
-        try:
+        with report.running(cluster):
             for number, case in enumerate(report.counted("case", cases, len(cases))):
                 found = run(cluster, cluster.up, base / f"steps-{number}", case)
                 exact = "yes" if found.exact else "NO"
@@ -229,18 +218,15 @@ def main() -> None:
                     (case.stage, case.victim, found.gap_ms, found.usual_ms, found.story,
                      found.restarts, exact)
                 )  # fmt: skip
-        finally:
-            cluster.down()
-            report.table(
-                "kill -9 by stage and victim; steps of 20 ms on a device of their own",
-                ["stage", "victim", "longest ms", "usual ms", "versions", "restarts", "exact"],
-                rows,
-            )
+    report.table(
+        "kill -9 by stage and victim; steps of 20 ms on a device of their own",
+        ["stage", "victim", "longest ms", "usual ms", "versions", "restarts", "exact"],
+        rows,
+    )
     figures["cases"] = len(rows)
     figures["inexact"] = sum(row[-1] != "yes" for row in rows)
     figures["longest_ms_median"] = statistics.median(float(str(row[2])) for row in rows)
-    report.table("figures", ["key", "value"], list(figures.items()))
-    report.write(figures, chosen.json)
+    report.finish(figures, chosen.json)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""What growth was promised, what it brought, and how long a growth that loses lives.
+"""Predicted and actual effect of growth, and the life of growths that lose.
 
-A cluster of four slots on this host, which may have fewer cores; the examples come one after the
-other and never end by themselves. Speeds are those of telemetry.
+A cluster of four slots on this host, which may have fewer cores; the examples join one after the other and
+never end by themselves. Speeds are those of telemetry.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -33,8 +32,6 @@ LOSES: Final = 0.95  # of the speed before
 
 @dataclass
 class Stretch:
-    """One job in one group."""
-
     job: str
     slots: int
     batch: int
@@ -44,44 +41,39 @@ class Stretch:
 
     @property
     def speed(self) -> float:
-        """Samples per second, settled; nan while too little was seen."""
+        """Median samples per second after settling; nan while too little was seen."""
         settled = self.speeds[SETTLES:]
         return statistics.median(settled) if settled else math.nan
 
 
 def main() -> None:
-    """Measure, print, write."""
     chosen = report.arguments(__doc__ or "", "a quarter of the time")
     share = 0.25 if chosen.quick else 1.0
     seen: list[Stretch] = []
-    with tempfile.TemporaryDirectory(prefix="ones-bench-") as folder:
-        base = Path(folder)
-        with cluster(base / "cluster", "ones") as (_, client):
-            for example in TRAININGS:
-                report.now(f"{example.name} alone")
-                name = submit(client, Job(example, ENDLESS, 0), base)
-                seen += watched(client, share * ALONE_S)
-                client.cancel(name)
-                client.wait(name, 60.0)
-            for example in TRAININGS:
-                report.now(f"{example.name} joins")
-                submit(client, Job(example, ENDLESS, 1), base)
-                seen += watched(client, share * CROWDED_S / len(TRAININGS))
-            gains = [event.detail for event in client.events() if event.event == "job.gain"]
-            for job in client.jobs():
-                client.cancel(job.job)
+    with report.folder() as base, cluster(base / "cluster", "ones") as (_, client):
+        for example in TRAININGS:
+            report.now(f"{example.name} alone")
+            name = submit(client, Job(example, ENDLESS, 0), base)
+            seen += watched(client, share * ALONE_S)
+            client.cancel(name)
+            client.wait(name, 60.0)
+        for example in TRAININGS:
+            report.now(f"{example.name} joins")
+            submit(client, Job(example, ENDLESS, 1), base)
+            seen += watched(client, share * CROWDED_S / len(TRAININGS))
+        gains = [event.detail for event in client.events() if event.event == "job.gain"]
+        for job in client.jobs():
+            client.cancel(job.job)
     figures = tell(seen, [(float(g["predicted"]), float(g["realised"])) for g in gains])
     report.write(figures, chosen.json)
 
 
 def submit(client: BlockingClient, job: Job, base: Path) -> str:
-    """The example, without an end."""
     spec = spec_of(job, base / "scripts")
     return client.submit(replace(spec, stop=StopRule(epochs=ENDLESS), record_samples=False))
 
 
 def watched(client: BlockingClient, seconds: float) -> list[Stretch]:
-    """What jobs were and how fast, for so long."""
     found: dict[str, list[Stretch]] = {}
     until = time.monotonic() + seconds
     while (now := time.monotonic()) < until:
@@ -98,7 +90,6 @@ def watched(client: BlockingClient, seconds: float) -> list[Stretch]:
 
 
 def tell(seen: Sequence[Stretch], gains: Sequence[tuple[float, float]]) -> dict[str, float]:
-    """Print every group and its speed; the figures."""
     rows: list[list[object]] = []
     losing: list[float] = []
     grown = 0

@@ -1,12 +1,12 @@
-"""Where jobs go that slow each other down: `harmony` beside the placers of its paper.
+"""Completion times of `harmony` and of the placers of its paper, for jobs that slow each other down.
 
-Everything is simulated in virtual time on the model of the paper's testbed (`--physics harmony`:
-six servers of two GPUs, six models, one to three workers and parameter servers), under its three
-patterns of arrival, on the same jobs for all. All serve gangs in order of arrival, without
-backfill, so that they differ in places only. `jct_vs_NAME` is the geometric mean of the ratio of
-average completion times over patterns and seeds, `_low` and `_high` its 95% interval (Student's,
-of logarithms), `_pairwise` and `_class` the same under other rules of interference. `oracle` is `harmony` with the simulator's truth about neighbours. `drl_vs_lb` is
-the same of `harmony-drl` with the model that ships, over load balancing.
+Simulations in virtual time on the model of the paper's testbed (`--physics harmony`: six servers of two GPUs,
+six models, one to three workers and parameter servers), with its three patterns of arrival and the same jobs
+for all policies. All serve gangs in order of arrival, without backfill, so that they differ in places only.
+`jct_vs_NAME` is the geometric mean of the ratio of average completion times over patterns and seeds, `_low` and
+`_high` its 95% interval (Student's, of logarithms), `_pairwise` and `_class` the same under other rules of
+interference. `oracle` is `harmony` with the simulator's truth about neighbours. `drl_vs_lb` compares
+`harmony-drl`, with the model that ships, with load balancing.
 """
 
 from __future__ import annotations
@@ -17,16 +17,15 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean
 from typing import Any, Final
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # before the workers import numpy
 
 import numpy as np
 from msgspec.structs import replace
-from scipy.stats import t as student
 
-from controlplane.policy.learned.gang_model import load_card
+from controlplane.policy.learned.gang_model import read
 from controlplane.sim.analysis.plot_style import (
     COLOURS,
     HATCHES,
@@ -37,9 +36,9 @@ from controlplane.sim.analysis.plot_style import (
 )
 from controlplane.sim.experiment import Cell, run
 from controlplane.sim.results import JobResult, SimulationResult
-from controlplane.sim.run import simulate
-from controlplane.sim.scenario import HARMONY, Scenario
+from controlplane.sim.scenario import HARMONY
 from tests.bench import report
+from tests.bench.evolution_cells import interval, simulate_cell
 
 SEEDS: Final = tuple(range(200, 212))  # nothing was trained on these, no constant chosen
 PATTERNS: Final = {"uniform": "uniform", "Poisson": "poisson", "bursty": "bursts"}
@@ -49,8 +48,6 @@ LINE: Final = {"backfill": False}  # gangs in order of arrival, as `fifo` serves
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A policy, how the tables call it, and how the keys do."""
-
     name: str
     policy: str
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -76,34 +73,31 @@ Found = Mapping[tuple[str, str], Sequence[SimulationResult]]  # by row and patte
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """A geometric mean, and its 95% interval."""
-
     mean: float
     low: float
     high: float
 
     def __str__(self) -> str:
-        """In three digits."""
         return f"{self.mean:.3f} ({self.low:.3f} to {self.high:.3f})"
 
 
 def ratio(ours: Iterable[float], theirs: Iterable[float]) -> Ratio:
-    """Of paired figures above 0."""
+    """Return the geometric mean of the ratios of paired figures above 0."""
     logs = [math.log(one / other) for one, other in zip(ours, theirs, strict=True)]
-    middle = mean(logs)
-    off = 0.0
-    if len(logs) > 1:
-        off = float(student.ppf(0.975, len(logs) - 1)) * stdev(logs) / math.sqrt(len(logs))
+    middle, off = spread(logs)
     return Ratio(math.exp(middle), math.exp(middle - off), math.exp(middle + off))
 
 
+def spread(values: Sequence[float]) -> tuple[float, float]:
+    """Return the mean, and how far its 95% interval goes; 0 for a single value."""
+    return interval(values) if len(values) > 1 else (values[0], 0.0)
+
+
 def average_s(result: SimulationResult) -> float:
-    """Completion time of counted jobs, seconds; all end."""
     return mean(ended_s(job) for job in result.jobs if job.counted)
 
 
 def ended_s(job: JobResult) -> float:
-    """From its submission to its end, seconds."""
     assert job.ended_at is not None, job
     return job.ended_at - job.submitted_at
 
@@ -111,7 +105,6 @@ def ended_s(job: JobResult) -> float:
 def simulated(
     rows: Sequence[Row], seeds: Sequence[int], changes: Mapping[str, Any], keep: Path | None
 ) -> Found:
-    """Every row under every pattern with every seed; what `keep` has is not done again."""
     cells = {
         (row.name, name): [
             Cell(policy=row.policy, options=dict(row.options), scenario=where, seed=seed)
@@ -126,14 +119,7 @@ def simulated(
     return {key: [next(results) for _ in many] for key, many in cells.items()}
 
 
-def simulate_cell(cell: Cell) -> SimulationResult:
-    """One simulation, in a worker process."""
-    assert isinstance(cell.scenario, Scenario)
-    return simulate(cell.policy, cell.scenario, cell.seed, cell.options)
-
-
 def averages(found: Found, name: str, pattern: str | None = None) -> list[float]:
-    """Average completion times of a row, pattern by pattern and seed by seed."""
     return [
         average_s(result)
         for each in PATTERNS
@@ -143,7 +129,6 @@ def averages(found: Found, name: str, pattern: str | None = None) -> list[float]
 
 
 def table(found: Found, rows: Sequence[Row], title: str) -> None:
-    """Times, and what they cost."""
     lines: list[list[object]] = []
     for row in rows:
         results = [result for each in PATTERNS for result in found[row.name, each]]
@@ -162,7 +147,6 @@ def table(found: Found, rows: Sequence[Row], title: str) -> None:
 
 
 def figures_of(found: Found, rows: Sequence[Row]) -> dict[str, float]:
-    """The keys: ours over each baseline."""
     figures: dict[str, float] = {}
     ours = averages(found, OURS)
     for row in rows:
@@ -180,21 +164,18 @@ def figures_of(found: Found, rows: Sequence[Row]) -> dict[str, float]:
 
 def trained_cpu_s() -> float:
     """What the training of the model that ships took, by its card."""
-    return load_card(None).figures["cpu_s"]
+    return read(None).card.figures["cpu_s"]
 
 
 def draw(found: Found, rows: Sequence[Row], path: Path) -> None:
-    """Average completion time under each pattern, with 95% intervals (the paper's evaluation)."""
+    """Draw average completion times by pattern, with 95% intervals (the paper's evaluation)."""
     figure = new_figure(9.0, 4.0)
     axes = figure.subplots()
     width = 0.85 / len(rows)
     for number, row in enumerate(rows):
         for place, pattern in enumerate(PATTERNS):
             times = averages(found, row.name, pattern)
-            off = 0.0
-            if len(times) > 1:
-                off = float(student.ppf(0.975, len(times) - 1)) * stdev(times)
-                off /= math.sqrt(len(times))
+            _, off = spread(times)
             axes.bar(
                 place + (number - (len(rows) - 1) / 2) * width, mean(times), width * 0.92,
                 yerr=off, capsize=2, color=COLOURS[number % len(COLOURS)],
@@ -208,7 +189,6 @@ def draw(found: Found, rows: Sequence[Row], path: Path) -> None:
 
 
 def main() -> None:
-    """Simulate, print, write, draw."""
     options = arguments()
     seeds = options.seeds[:1] if options.quick else options.seeds
     changes = {"jobs": 25} if options.quick else {}
@@ -225,22 +205,14 @@ def main() -> None:
             if row.key:
                 ours, theirs = averages(found_too, OURS), averages(found_too, row.name)
                 figures[f"jct_vs_{row.key}_{kind}"] = ratio(ours, theirs).mean
-    report.table("harmony", ["figure", "value"], list(figures.items()))
-    report.write(figures, options.json)
+    report.finish(figures, options.json, "harmony")
     if options.figure is not None:
         draw(found, ROWS, options.figure)
 
 
-def seeds_of(text: str) -> tuple[int, ...]:
-    """The seeds of FIRST-LAST."""
-    first, _, last = text.partition("-")
-    return tuple(range(int(first), int(last or first) + 1))
-
-
 def arguments() -> argparse.Namespace:
-    """The command line."""
     parser = report.parser((__doc__ or "").partition("\n\n")[0], "one seed, 25 jobs")
-    parser.add_argument("--seeds", type=seeds_of, default=SEEDS, help="as in 200-211")
+    parser.add_argument("--seeds", type=report.seeds, default=SEEDS, help="as in 200-211")
     parser.add_argument("--keep", type=Path, help="results as they come; go on from them")
     parser.add_argument("--figure", type=Path, help="draw average completion times here")
     return parser.parse_args()

@@ -1,7 +1,7 @@
-"""Model hopping: its order, the way of its states, real trainings beside others', and what deaths cost.
+"""Model hopping: order of visits, transfer of states, real trainings in several ways, and faults.
 
-`--only order|transfer|trainings|curves|faults` measures one of these parts; a whole run takes half an hour on two
-cores. `--curves FILE` keeps what `bin/bench hopper_figures` draws.
+`--only order|transfer|trainings|curves|faults` measures one part; a whole run takes half an hour on two cores.
+`--curves FILE` keeps what `bin/bench hopper_figures` draws.
 """
 
 from __future__ import annotations
@@ -13,13 +13,11 @@ from pathlib import Path
 from tests.bench import report
 from tests.bench.hopper_faults import fault_figures
 from tests.bench.hopper_order import order_figures
-from tests.bench.hopper_trainings import learning_curves, training_figures
+from tests.bench.hopper_trainings import WAYS, Way, learning_curves, training_figures
 from tests.bench.hopper_transfer import transfer_figures
-from tests.bench.hopper_ways import WAYS, Way
 
 
 def main() -> None:
-    """Measure, print, write."""
     parser = report.parser(__doc__ or "", "two configurations of digits, each fault once")
     parser.add_argument("--curves", type=Path, help="write what figures are drawn from here")
     parser.add_argument("--only", choices=["order", "transfer", "trainings", "curves", "faults"])
@@ -46,7 +44,6 @@ def main() -> None:
 
 
 def named(text: str) -> list[str]:
-    """Ways of training, hopping first; the others are compared with it."""
     found = list(dict.fromkeys(["hopping", *(name.strip() for name in text.split(","))]))
     for name in found:
         if name not in WAYS:

@@ -1,9 +1,9 @@
-"""What kill -9 costs a sweep: of a worker, an agent, the controller, and of a whole node.
+"""Cost of kill -9 for a sweep: of a worker, an agent, the controller, and a whole node.
 
-Two nodes with two slots each train digits. `finished_lost` counts units that were in the ledger before
-a kill and are not afterwards, and units that are in it twice. `redispatch_s` is the longest time from
-a death until the next unit begins in its place: from the kill of a worker on, from the start of the next
-agent or controller on (systemd starts them at once), and from when a node counts as lost.
+Two nodes with two slots each train digits. `finished_lost` counts units that were in the ledger before a kill
+and are missing afterwards, and units that are in it twice. `redispatch_s` is the longest time until the next
+unit starts instead: since the kill of a worker, the start of the next agent or controller (systemd starts them
+at once), or the time at which a node counts as lost.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import contextlib
 import dataclasses
 import os
 import signal
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -26,7 +25,7 @@ from controlplane.client import BlockingClient
 from schemas.ids import JobId
 from schemas.wire.client import LedgerUnit, SweepDetail
 from tests.bench import report
-from tests.bench.hopper_ways import (
+from tests.bench.hopper_trainings import (
     LIMIT_S,
     Training,
     equal_alone,
@@ -44,8 +43,6 @@ Running = tuple[int, int, int, int | None]  # trial, epochs, partitions left, pa
 
 @dataclass
 class Faults:
-    """A sweep, and what deaths did to it."""
-
     made: Cluster
     job: JobId
     redispatch: dict[str, list[float]] = field(default_factory=dict)
@@ -53,23 +50,19 @@ class Faults:
     before: list[LedgerUnit] = field(default_factory=list)
 
     def look(self) -> SweepDetail:
-        """How it stands; waits for a controller."""
         with BlockingClient(self.made.home, timeout=60.0) as client:
             return client.sweep(self.job)
 
     def units(self) -> list[LedgerUnit]:
-        """Those that count."""
         with BlockingClient(self.made.home, timeout=60.0) as client:
             return list(client.ledger(self.job).units)
 
     def trained(self, more: int) -> None:
-        """Until so many more units are done; then nothing that was finished may be missing."""
         begun = self.look().units_done
         self.until(lambda shown: shown.units_done >= begun + more)
         self.held()
 
     def held(self) -> None:
-        """Count what is missing or there twice."""
         now = self.units()
         known = [(unit.trial, unit.version, unit.digest) for unit in now]
         self.lost += sum(
@@ -79,28 +72,16 @@ class Faults:
         self.before = now
 
     def dispatched(self, kind: str, since: float, node: str, was: set[Running]) -> None:
-        """Until a unit that was not there runs on a node; empty: on any.
-
-        Args:
-            kind: of the fault.
-            since: when it was over, seconds since the epoch.
-            node: where; empty: anywhere.
-            was: units that ran before.
-        """
+        """Wait until a new unit runs on a node; empty: on any."""
         self.until(lambda shown: bool(running(shown, node) - was))
         self.redispatch.setdefault(kind, []).append(time.time() - since)
 
     def until(self, holds: Callable[[SweepDetail], bool]) -> None:
-        """Wait; fails when it never is."""
-        began = time.monotonic()
         with BlockingClient(self.made.home, timeout=60.0) as client:
-            while not holds(client.sweep(self.job)):
-                assert time.monotonic() - began < LIMIT_S, self.made.said()
-                time.sleep(LOOK_S)
+            report.until(lambda: holds(client.sweep(self.job)), LIMIT_S, LOOK_S, self.made.said)
 
 
 def running(shown: SweepDetail, node: str = "") -> set[Running]:
-    """The units that are under way."""
     return {
         (one.number, one.epochs, one.left, one.partition)
         for one in shown.trials
@@ -109,25 +90,16 @@ def running(shown: SweepDetail, node: str = "") -> set[Running]:
 
 
 def fault_figures(*, quick: bool) -> dict[str, float]:
-    """Print the table; the figures of `bin/bench hopper`.
-
-    Args:
-        quick: each fault once.
-    """
     repeats = 1 if quick else 3
     one = _training(quick=quick)
-    with tempfile.TemporaryDirectory(prefix="ones-bench-") as folder:
-        base = Path(folder)
+    with report.folder() as base:
         made = Cluster(base / "home", base, slots=2, agents=2)
-        made.up()
-        try:
+        with report.running(made):
             settings = made.home / "controller.toml"
             settings.write_text(settings.read_text(encoding="utf-8") + SILENCE, encoding="utf-8")
             kill(made.up()["controller"])
             made.up()
             faults, equal = _with_faults(made, one, repeats, base)
-        finally:
-            made.down()
     shown = faults.redispatch
     rows: list[list[object]] = [
         [kind, len(times), median(times), max(times)] for kind, times in shown.items()
@@ -147,7 +119,6 @@ def fault_figures(*, quick: bool) -> dict[str, float]:
 
 
 def _training(*, quick: bool) -> Training:
-    """Digits, long enough for all faults."""
     return dataclasses.replace(
         trainings(quick=quick)[0], configurations=6 if quick else 12, epochs=3
     )
@@ -163,12 +134,9 @@ def _with_faults(made: Cluster, one: Training, repeats: int, base: Path) -> tupl
     for _ in report.counted(
         "kill -9 of a worker, an agent and the controller, round", range(repeats), repeats
     ):
-        _worker(faults)
-        faults.trained(3)
-        _agent(faults)
-        faults.trained(3)
-        _controller(faults)
-        faults.trained(3)
+        for fault in (_worker, _agent, _controller):
+            fault(faults)
+            faults.trained(3)
     report.now("kill -9 of a node")
     _node(faults)
     with BlockingClient(made.home, timeout=60.0) as client:
@@ -180,7 +148,6 @@ def _with_faults(made: Cluster, one: Training, repeats: int, base: Path) -> tupl
 
 
 def _worker(faults: Faults) -> None:
-    """Its unit begins again, on whichever slot."""
     shown = faults.look()
     with BlockingClient(faults.made.home, timeout=60.0) as client:
         slots = {worker.slot: worker.pid for worker in client.job(faults.job).workers}
@@ -195,7 +162,6 @@ def _worker(faults: Faults) -> None:
 
 
 def _agent(faults: Faults) -> None:
-    """The next agent finds its workers, and gives them units."""
     kill(faults.made.up()["agents"][0])
     was = running(faults.look())
     pids = faults.made.up()
@@ -203,7 +169,6 @@ def _agent(faults: Faults) -> None:
 
 
 def _controller(faults: Faults) -> None:
-    """The next controller knows what is finished, and goes on."""
     was = running(faults.look())
     kill(faults.made.up()["controller"])
     pids = faults.made.up()
@@ -211,7 +176,6 @@ def _controller(faults: Faults) -> None:
 
 
 def _node(faults: Faults) -> None:
-    """All of its processes; what it did is done on the other one."""
     with BlockingClient(faults.made.home, timeout=60.0) as client:
         workers = [one for one in client.job(faults.job).workers if one.node == "node-2"]
     lost = {trial for trial, *_ in running(faults.look(), "node-2")}
@@ -227,7 +191,6 @@ def _node(faults: Faults) -> None:
 
 
 def _lost_at(faults: Faults) -> float:
-    """When the controller gave the node up."""
     while True:
         with BlockingClient(faults.made.home, timeout=60.0) as client:
             for event in client.events():
@@ -237,5 +200,5 @@ def _lost_at(faults: Faults) -> float:
 
 
 def started(pid: int) -> float:
-    """When a process began, seconds since the epoch."""
+    """Return when a process started, seconds since the epoch."""
     return Path(f"/proc/{pid}").stat().st_ctime

@@ -33,7 +33,6 @@ ORDERS: Final[Mapping[str, Callable[[HopProblem, Random], float]]] = {
 
 
 def makespans(*, alike: bool, quick: bool) -> dict[str, list[tuple[float, float]]]:
-    """Mean and worst makespan over the bound, for each number of configurations."""
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in ORDERS}
     kind = "alike" if alike else "different"
     for many in report.counted(f"{kind}: size", CONFIGURATIONS, len(CONFIGURATIONS)):
@@ -77,7 +76,7 @@ def draw_makespans(path: Path, *, quick: bool) -> dict[str, float]:
 
 
 def draw_costs(measured: Mapping[str, Any], path: Path) -> None:
-    """For each training two bars a way: bytes on the nodes' disks, bytes over the network."""
+    """Draw two bars for each way: bytes on the nodes' disks, and over the network."""
     figure = new_figure(9.0, 3.8)
     panels = figure.subplots(1, len(measured))
     for axes, (training, ways) in zip(panels, measured.items(), strict=True):
@@ -99,7 +98,6 @@ def draw_costs(measured: Mapping[str, Any], path: Path) -> None:
 
 
 def draw_curves(measured: Mapping[str, Any], path: Path) -> None:
-    """Every configuration's metric, epoch by epoch: hopping, and alone on all data (dashed)."""
     figure = new_figure(9.0, 3.8)
     panels = figure.subplots(1, len(measured))
     for axes, (training, found) in zip(panels, measured.items(), strict=True):
@@ -117,7 +115,6 @@ def draw_curves(measured: Mapping[str, Any], path: Path) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Draw what there are measurements for."""
     parser = report.parser(__doc__ or "", "two seeds")
     parser.add_argument("--into", type=Path, required=True, help="folder of the pictures")
     parser.add_argument("--curves", type=Path, help="what bin/bench hopper kept")

@@ -1,9 +1,9 @@
-"""How much time the order of hops loses, beside the paper's random order, in virtual time.
+"""Time that the order of visits loses, compared with the paper's random order, in virtual time.
 
-`makespan_mean` and `makespan_worst` are over the open-shop bound, for 16 and 32 configurations on
-half as many slots: costs are spread as those of the paper's 35 networks (0.36 to 21 GFLOPS, mean
-5.9), slots as its four GPUs (section 5.4). `jitter_mean` has eight epochs without a barrier,
-where every unit takes up to 20% more or less than expected, over the busiest slot or model.
+`makespan_mean` and `makespan_worst` are relative to the open-shop bound, for 16 and 32 configurations on half
+as many slots: costs are spread as those of the paper's 35 networks (0.36 to 21 GFLOPS, mean 5.9), slots as its
+four GPUs (section 5.4). `jitter_mean` has eight epochs without a barrier, where every unit takes up to 20% more
+or less than expected, relative to the busiest slot or model.
 """
 
 from __future__ import annotations
@@ -36,7 +36,6 @@ EPOCHS: Final = 8
 
 
 def problem(configs: int, slots: int, *, alike: bool, seed: int, epochs: int = 1) -> HopProblem:
-    """Configurations and slots of one setting, a partition for each slot."""
     rng = stream("hopper", seed)
     costs = [
         5.9 if alike else min(21.0, max(0.36, rng.lognormvariate(1.4, 0.9))) for _ in range(configs)
@@ -51,17 +50,14 @@ def problem(configs: int, slots: int, *, alike: bool, seed: int, epochs: int = 1
 
 
 def at_random(one: HopProblem, rng: Random) -> float:
-    """Seconds in the paper's order."""
     return played(one, RandomOrder(one, rng))
 
 
 def in_fixed_order(one: HopProblem, _: Random) -> float:
-    """Seconds where each model's visits are known beforehand."""
     return played(one, FixedOrder(one, range(len(one.models))))
 
 
 def played(one: HopProblem, order: GreedyOrder) -> float:
-    """Seconds until all is done."""
     now = 0.0
     ends: list[tuple[float, Visit]] = []
     while True:
@@ -75,7 +71,6 @@ def played(one: HopProblem, order: GreedyOrder) -> float:
 
 
 def with_jitter(one: HopProblem, rng: Random) -> float:
-    """Makespan where units take other times than expected, over the busiest slot or model."""
     busy: dict[tuple[str, int], float] = {}
 
     def seconds(visit: Visit) -> float:
@@ -89,7 +84,7 @@ def with_jitter(one: HopProblem, rng: Random) -> float:
 
 
 def decision_ms(one: HopProblem) -> float:
-    """Of a core, for what may begin after the end of a unit; the mean over a sweep."""
+    """Return the mean CPU time of a decision after the end of a unit."""
     progress, took, asked = GreedyOrder(one), 0.0, 0
     running: list[Visit] = []
     while True:
@@ -103,11 +98,6 @@ def decision_ms(one: HopProblem) -> float:
 
 
 def order_figures(*, quick: bool) -> dict[str, float]:
-    """Print the tables; the figures of `bin/bench hopper`.
-
-    Args:
-        quick: fewer seeds.
-    """
     seeds = range(3 if quick else 40)
     rows: list[list[object]] = []
     ours: list[float] = []

@@ -1,9 +1,8 @@
-"""How long a state's way is: from memory to memory, over a file, over another node's disk, pickled.
+"""Time to transfer a state: between memories, over a file, from another node's disk, pickled.
 
-100 MB of a model and its optimizer, on one host; the median of a few. `p2p_vs_file` says how many
-times faster a state comes from another worker's memory than over a file that both see, which the
-first writes durably. What comes is raw frames whose digest was checked; a pickle is tensors, and
-nobody checked them.
+100 MB of a model and its optimizer on one host, median of a few. `p2p_vs_file` says how many times faster a
+state comes from another worker's memory than over a shared file that is written durably. The results are raw
+frames with a checked digest; a pickle gives tensors without a check.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from schemas.host.state_files import (
     write_state,
 )
 from schemas.ids import JobId
-from schemas.transport import MemoryTarget, StateServer, fetch_state
+from schemas.transport.state_transfer import MemoryTarget, StateServer, fetch_state
 from schemas.wire.files import AskState
 from tests.bench import report
 from tests.training.peers import FORKS
@@ -42,11 +41,6 @@ FILE: Final = StateFile(0, 1, 1)
 
 
 def transfer_figures(*, quick: bool) -> dict[str, float]:
-    """Print the table; the figures of `bin/bench hopper`.
-
-    Args:
-        quick: fewer rounds.
-    """
     rounds = 3 if quick else ROUNDS
     each = BYTES // TENSORS // 4
     state = {"model": {str(at): torch.randn(each) for at in range(TENSORS)}}
@@ -85,7 +79,6 @@ def transfer_figures(*, quick: bool) -> dict[str, float]:
 
 @contextmanager
 def _serving(folder: Path, *, in_memory: bool) -> Iterator[str]:
-    """Another process that has the state."""
     ours, theirs = FORKS.Pipe()
     process = FORKS.Process(target=_serve, args=(theirs, folder, in_memory), daemon=True)
     process.start()

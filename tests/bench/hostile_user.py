@@ -1,4 +1,4 @@
-"""What one user does to be in everybody's way; a process of its own for each kind of it."""
+"""Attacks of one hostile user; each runs in a process of its own."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import zmq
 from controlplane.client.connection import find_home
 from schemas.codec import encode
 from schemas.ids import JobId
-from schemas.transport import load_keys, load_public
+from schemas.transport.keys import load_keys, load_public
 from schemas.wire import Message
 from schemas.wire.client import ListJobs, PutSnapshot, SubmitJob, WaitJob
 from tests.support.builders import job_spec
@@ -34,8 +34,6 @@ RETRY_MS: Final = 300  # after which a handshake that got no answer is tried aga
 
 
 class Hostile:
-    """Connections with a user's key, and no manners."""
-
     def __init__(self, home: Path, until: float) -> None:
         self.until = until
         self._home = find_home(home)
@@ -47,7 +45,6 @@ class Hostile:
         return self._connected(zmq.DEALER, self._home.endpoint)
 
     def subscriber(self, port: int) -> zmq.Socket[bytes]:
-        """To another port of the same host."""
         return self._connected(zmq.SUB, f"{self._home.endpoint.rpartition(':')[0]}:{port}")
 
     def _connected(self, kind: int, endpoint: str) -> zmq.Socket[bytes]:
@@ -59,7 +56,6 @@ class Hostile:
         return made
 
     def dealers(self) -> Iterator[zmq.Socket[bytes]]:
-        """A few, one after the other, as long as the attack lasts; what they are told is dropped."""
         made = [self.dealer() for _ in range(CONNECTIONS)]
         for each in itertools.cycle(made):
             if time.monotonic() > self.until:
@@ -75,7 +71,6 @@ class Hostile:
             dealer.send_multipart(frames, zmq.NOBLOCK)
 
     def hold(self, opened: list[socket.socket]) -> None:
-        """Connections that say nothing; those that are closed come back."""
         while time.monotonic() < self.until:
             for place, wire in enumerate(opened):
                 with contextlib.suppress(BlockingIOError, OSError):
@@ -91,13 +86,12 @@ def idle(host: str, port: int) -> socket.socket:
 
 
 def processor(bob: Hostile, _: Path) -> None:
-    """Nothing, as fast as it goes: what the others take besides is the controller's own."""
     while time.monotonic() < bob.until:
         pass
 
 
 def multiparts(bob: Hostile, _: Path) -> None:
-    """Messages of 1,000 frames of 1 MiB, the largest that are taken."""
+    """Send messages of 1,000 frames of 1 MiB, the largest that are accepted."""
     piece = bytes(MIB)
     for dealer in bob.dealers():
         with contextlib.suppress(zmq.Again):
@@ -106,7 +100,6 @@ def multiparts(bob: Hostile, _: Path) -> None:
 
 
 def uploads(bob: Hostile, _: Path) -> None:
-    """Archives that are begun and not ended."""
     piece = os.urandom(MIB)
     for number, dealer in enumerate(bob.dealers()):
         digest = hashlib.sha256(str(number // 50).encode()).hexdigest()
@@ -116,7 +109,6 @@ def uploads(bob: Hostile, _: Path) -> None:
 
 
 def polls(bob: Hostile, home: Path) -> None:
-    """A thousand requests that wait, and more as they are answered."""
     job = JobId((home / "job").read_text())
     for number, dealer in enumerate(bob.dealers()):
         bob.ask(dealer, WaitJob(job=job, wait_s=30.0))
@@ -125,14 +117,12 @@ def polls(bob: Hostile, home: Path) -> None:
 
 
 def requests(bob: Hostile, _: Path) -> None:
-    """Lists, as fast as they can be asked for."""
     for dealer in bob.dealers():
         for each in [ListJobs()] * 50:
             bob.ask(dealer, each)
 
 
 def submissions(bob: Hostile, home: Path) -> None:
-    """A thousand jobs."""
     snapshot = (home / "snapshot").read_text()
     for number, dealer in enumerate(bob.dealers()):
         if number < 1000:
@@ -142,14 +132,12 @@ def submissions(bob: Hostile, home: Path) -> None:
 
 
 def connections(bob: Hostile, home: Path) -> None:
-    """Some hundred that say nothing, to the port of clients and to that of Prometheus."""
     listen = ports_of(home)
     ports = [listen["clients"], listen["metrics"]]
     bob.hold([idle("127.0.0.1", port) for port in ports for _ in range(IDLE)])
 
 
 def handshakes(bob: Hostile, _: Path) -> None:
-    """Connections that are made and closed, as fast as they can be."""
     opened: deque[zmq.Socket[bytes]] = deque()
     while time.monotonic() < bob.until:
         opened.append(bob.dealer())
@@ -159,7 +147,6 @@ def handshakes(bob: Hostile, _: Path) -> None:
 
 
 def subscriptions(bob: Hostile, home: Path) -> None:
-    """To topics that there are not, as many as can be said."""
     feed = ports_of(home)["feed"]
     speakers = [bob.subscriber(feed) for _ in range(CONNECTIONS)]
     for number in itertools.count():
@@ -176,21 +163,13 @@ def ports_of(home: Path) -> dict[str, int]:
 ATTACKS: Final = {
     each.__name__: each
     for each in (
-        processor,
-        multiparts,
-        uploads,
-        polls,
-        requests,
-        submissions,
-        connections,
-        handshakes,
+        processor, multiparts, uploads, polls, requests, submissions, connections, handshakes,
         subscriptions,
     )
-}
+}  # fmt: skip
 
 
 def attack() -> None:
-    """`hostile_user ATTACK HOME SECONDS`."""
     name, home, seconds = sys.argv[1], Path(sys.argv[2]), float(sys.argv[3])
     os.nice(19)  # it has no processor of its own here, as it would elsewhere
     ATTACKS[name](Hostile(home, time.monotonic() + seconds), home)

@@ -1,12 +1,11 @@
-"""Jobs that really disturb each other, on a real cluster: what a policy learns of it, and does then.
+"""Jobs that disturb each other on a real cluster: what a policy learns and does.
 
-Two agents on this host, each with two CPU slots, each bound with all its workers to one core. Two
-kinds of trainings: one multiplies matrices all the time, the other waits for each of its batches as
-for a slow disk. Two that multiply halve each other; one that waits hardly disturbs anybody. They
-arrive so that a policy that knows nothing puts like beside like; then it learns from what the jobs
-report, and moves. The slow-downs that are printed beside what was learnt are measured apart: each
-kind alone on a core, and beside each kind. Then a new policy reads the journal, as for a
-controller that begins anew.
+Two agents on this host, each with two CPU slots and bound with its workers to one core. One kind of training
+multiplies matrices all the time, the other waits for each batch as for a slow disk. Two of the first kind halve
+each other's speed; the second kind hardly disturbs any job. They arrive so that a policy without knowledge puts
+equal kinds together; then it learns from reports and moves jobs. The slow-downs printed beside the learnt ones
+are measured separately: each kind alone on a core, and beside each kind. Finally a new policy reads the journal,
+as after a restart of the controller.
 """
 
 from __future__ import annotations
@@ -15,9 +14,7 @@ import contextlib
 import math
 import os
 import statistics
-import tempfile
 import time
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
@@ -31,6 +28,7 @@ from controlplane.policy.harmony.policy import Harmony
 from controlplane.policy.options import HarmonyOptions
 from schemas.ids import node_of
 from tests.bench import report
+from tests.bench.live_cluster import cluster, inexact_epochs
 from tests.support.cluster import Cluster
 
 KINDS: Final = ("grinder", "waiter")
@@ -91,25 +89,14 @@ Places = Mapping[str, str]  # node of each job
 def two_cores(
     base: Path, policy: str, *, agents: int = 2, options: str = ""
 ) -> Iterator[tuple[Cluster, BlockingClient]]:
-    """A cluster each of whose agents has a core of its own, with all that it starts."""
-    made = Cluster(base / "home", base / "jobs", slots=2, agents=agents, policy=policy)
-    try:
-        made.up()
-        if options:
-            made.down()
-            with (made.home / "controller.toml").open("a", encoding="utf-8") as file:
-                file.write(f"options = {options}\n")  # [policy] is the last section
+    with cluster(base / "home", policy, slots=2, agents=agents, options=options) as (made, client):
         cores = sorted(os.sched_getaffinity(0))
         for core, pid in enumerate(made.up()["agents"]):
             bind(pid, cores[core % len(cores)])
-        with BlockingClient(made.home, timeout=60.0) as client:
-            yield made, client
-    finally:
-        made.down()
+        yield made, client
 
 
 def bind(pid: int, core: int) -> None:
-    """A process and all that it started run on this core from now on, and what they start."""
     agent = psutil.Process(pid)
     for process in (agent, *agent.children(recursive=True)):
         for thread in process.threads():
@@ -117,35 +104,37 @@ def bind(pid: int, core: int) -> None:
                 os.sched_setaffinity(thread.id, {core})
 
 
-def submit(cluster: Cluster, kind: str) -> str:
-    """One that trains until somebody cancels it."""
-    return cluster.submit(
-        SCRIPT, name=kind, args=[kind, str(cluster.base / "disk")], batch_size=20, max_batch_size="keep", slots=[1, 1],
+def submit(made: Cluster, kind: str) -> str:
+    return made.submit(
+        SCRIPT, name=kind, args=[kind, str(made.base / "disk")], batch_size=20, max_batch_size="keep", slots=[1, 1],
         record_samples=True, stop={"epochs": 100_000},
     )  # fmt: skip
 
 
 def speed(client: BlockingClient, job: str, epochs: int) -> float:
-    """Samples per second, the median of epochs that begin from now on."""
+    """Return the median samples per second of epochs that start from now on."""
     begun = client.job(job).summary.epoch + 1  # the epoch of now has begun before
-    until = time.monotonic() + LIMIT_S
-    while (detail := client.job(job)).summary.epoch < begun + epochs:
-        assert time.monotonic() < until, detail.summary
-        time.sleep(LOOK_S)
-    new = [epoch.samples_per_s for epoch in detail.epochs if epoch.epoch > begun]
-    return statistics.median(new)
+    reached(client, job, begun + epochs)
+    epochs_seen = client.job(job).epochs
+    return statistics.median(e.samples_per_s for e in epochs_seen if e.epoch > begun)
+
+
+def reached(client: BlockingClient, job: str, epoch: int) -> None:
+    """Wait until a job has finished an epoch."""
+    report.until(
+        lambda: client.job(job).summary.epoch >= epoch, LIMIT_S, LOOK_S, lambda: client.job(job)
+    )
 
 
 def measured(base: Path, epochs: int) -> dict[tuple[str, str], float]:
-    """Share of its speed alone that each kind loses beside each."""
     found: dict[tuple[str, str], float] = {}
-    with two_cores(base, "fifo", agents=1) as (cluster, client):
+    with two_cores(base, "fifo", agents=1) as (made, client):
         for kind in KINDS:
-            mine = submit(cluster, kind)
+            mine = submit(made, kind)
             report.now(f"{kind} alone")
             alone = speed(client, mine, epochs)
             for other in KINDS:
-                neighbour = submit(cluster, other)
+                neighbour = submit(made, other)
                 report.now(f"{kind} beside {other}")
                 speed(client, neighbour, 1)  # it trains by now
                 found[kind, other] = 1.0 - speed(client, mine, epochs) / alone
@@ -157,41 +146,32 @@ def measured(base: Path, epochs: int) -> dict[tuple[str, str], float]:
 
 
 def gone(client: BlockingClient, job: str) -> None:
-    """Wait until it has no worker any more."""
-    until = time.monotonic() + LIMIT_S
-    while client.job(job).workers:
-        assert time.monotonic() < until, client.job(job).summary
-        time.sleep(LOOK_S)
+    report.until(
+        lambda: not client.job(job).workers, LIMIT_S, LOOK_S, lambda: client.job(job).summary
+    )
 
 
 def places(client: BlockingClient, jobs: Sequence[str]) -> Places:
-    """The node of each job that trains on one."""
     found = {job: {worker.node for worker in client.job(job).workers} for job in jobs}
     return {job: str(min(nodes)) for job, nodes in found.items() if len(nodes) == 1}
 
 
 def is_apart(where: Places) -> bool:
-    """Whether those that hurt each other are on different nodes."""
     nodes = [node for job, node in where.items() if not job.startswith("waiter")]
     return len(nodes) == 2 == len(set(nodes)) and len(where) == 4
 
 
 def arrive(
-    cluster: Cluster, client: BlockingClient, kinds: Sequence[str] = KINDS, alone: int = ALONE
+    made: Cluster, client: BlockingClient, kinds: Sequence[str] = KINDS, alone: int = ALONE
 ) -> list[str]:
-    """Two of each kind, each when the one before trains: like beside like if nothing is known."""
     jobs: list[str] = []
     for kind in (*kinds, *kinds):
-        jobs.append(submit(cluster, kind))
-        until = time.monotonic() + LIMIT_S
-        while client.job(jobs[-1]).summary.epoch < alone:
-            assert time.monotonic() < until, client.job(jobs[-1]).summary
-            time.sleep(LOOK_S)
+        jobs.append(submit(made, kind))
+        reached(client, jobs[-1], alone)
     return jobs
 
 
 def moved(client: BlockingClient, jobs: Sequence[str], limit_s: float = LIMIT_S) -> Places:
-    """Wait until those that hurt each other are apart, or for too long; and where they are then."""
     until = time.monotonic() + limit_s
     while not is_apart(where := places(client, jobs)) and time.monotonic() < until:
         time.sleep(LOOK_S)
@@ -199,21 +179,10 @@ def moved(client: BlockingClient, jobs: Sequence[str], limit_s: float = LIMIT_S)
 
 
 def inexact(client: BlockingClient, jobs: Sequence[str]) -> int:
-    """Finished epochs in which not every sample was taken exactly once."""
-    wrong = 0
-    for job in jobs:
-        taken: dict[int, list[int]] = defaultdict(list)
-        finished = client.job(job).summary.epoch
-        for record in client.samples(job):
-            taken[record["epoch"]].extend(record["ids"])
-        wrong += sum(
-            sorted(taken[epoch]) != list(range(SAMPLES)) for epoch in sorted(taken)[:finished]
-        )
-    return wrong
+    return sum(inexact_epochs(client, job, SAMPLES) for job in jobs)
 
 
 def learnt(home: Path) -> dict[tuple[str, str], float]:
-    """Shares that a policy believes in when it begins anew with this cluster's journal."""
     policy = Harmony(HarmonyOptions())
     with contextlib.closing(Reader(home / "state" / "journal.sqlite")) as journal:
         jobs = journal.ended.latest(KEPT_JOBS)
@@ -228,18 +197,16 @@ def learnt(home: Path) -> dict[tuple[str, str], float]:
 
 
 def main() -> None:
-    """Measure, let policies learn, print, write."""
     about = (__doc__ or "").partition("\n\n")[0]
     chosen = report.arguments(about, "shorter speeds, only harmony, 40 s to move in")
     epochs, alone, limit_s = (2, 4, 40.0) if chosen.quick else (EPOCHS, ALONE, LIMIT_S)
     figures: dict[str, float] = {}
-    with tempfile.TemporaryDirectory(prefix="ones-bench-") as folder:
-        base = Path(folder)
+    with report.folder() as base:
         real = measured(base / "alone", epochs)
         for policy in ("harmony",) if chosen.quick else ("harmony", "ones"):
-            with two_cores(base / policy, policy, options=OPTIONS[policy]) as (cluster, client):
+            with two_cores(base / policy, policy, options=OPTIONS[policy]) as (made, client):
                 report.now(f"{policy}: jobs arrive")
-                jobs = arrive(cluster, client, alone=alone)
+                jobs = arrive(made, client, alone=alone)
                 report.now(f"{policy}: moves them apart")
                 began = time.monotonic()
                 after = moved(client, jobs, limit_s)
@@ -252,36 +219,29 @@ def main() -> None:
             figures |= {f"{policy}_apart_s": took_s, f"{policy}_apart": float(is_apart(after))}
             figures[f"{policy}_samples_wrong"] = float(wrong)
             if policy == "harmony":
-                known = learnt(cluster.home)
+                known = learnt(made.home)
                 rows = [
-                    [
-                        f"{kind} beside {other}",
-                        f"{real[kind, other]:.0%}",
-                        f"{known[kind, other]:.0%}",
-                    ]
-                    for kind, other in real
+                    [" beside ".join(pair), f"{real[pair]:.0%}", f"{known[pair]:.0%}"]
+                    for pair in real
                 ]
                 report.table("share of speed lost", ["", "measured apart", "learnt"], rows)
                 for kind, other in real:
                     figures[f"lost_{kind}_{other}"] = real[kind, other]
                     figures[f"learnt_{kind}_{other}"] = known[kind, other]
-    report.table("interference", ["figure", "value"], list(figures.items()))
-    report.write(figures, chosen.json)
+    report.finish(figures, chosen.json, "interference")
 
 
 def tell(client: BlockingClient, policy: str, jobs: Sequence[str]) -> None:
-    """Who was sent where when, and what was said of it."""
     found = [(each.time, job, each) for job in jobs for each in client.explain(job).decisions]
     found.sort(key=lambda entry: entry[0])
     rows = [
-        [f"{at - found[0][0]:.0f}", job, " ".join(sorted(each.to.slots)) or "-", each.why]
+        [f"{at - found[0][0]:.0f}", job, " ".join(sorted(each.to.slots)) or "-", each.reason]
         for at, job, each in found
     ]
     report.table(policy, ["s", "job", "slots", "why"], rows)
 
 
 def began_together(client: BlockingClient, jobs: Sequence[str]) -> bool:
-    """Whether those that multiply were sent to one node at first."""
     first = [client.explain(job).decisions[0].to.slots for job in jobs if job.startswith(KINDS[0])]
     return len({node_of(slot) for slots in first for slot in slots}) == 1
 

@@ -1,12 +1,12 @@
-"""How fast inputs become durable, with a snapshot being taken beside it, and how fast a long journal is READY.
+"""Durable events per second, commits beside a snapshot, and the time until a long journal is READY.
 
-- durable events/s: epochs of a full cluster, committed as fast as they can be queued; and the processor's time for each, which a
-  busy host does not change much: of the writer alone, and of the commit loop, whose two reactors handle each as well;
-- commit: from the queue to durable, one input at a time, alone and while a child takes snapshots; beside
-  it what a bare append and fdatasync of 4 KiB takes;
+- durable events/s: epochs of a full cluster, committed as fast as they can be queued; and the processor time of
+  each, which a busy host changes little: of the writer alone, and of the commit loop with its two reactors;
+- commit: from the queue to durable, one input at a time, alone and while a child takes snapshots; compared with
+  an append and fdatasync of 4 KiB;
 - READY: a new process has the state of a journal of ten million inputs (1,000 nodes, 10,000 jobs);
-- acked_lost: inputs that were said to be durable and are not there after the process was killed, a hundred times;
-- a skipped input: how long the loop is held until the state before it is there again.
+- acked_lost: inputs that were reported durable and are missing after the process was killed, a hundred times;
+- a skipped input: the time that the loop is blocked until the state before it is restored.
 """
 
 from __future__ import annotations
@@ -79,8 +79,6 @@ while True:
 
 @dataclass(frozen=True)
 class Scale:
-    """How much of each."""
-
     size: Size
     burst: int  # inputs
     paced: int
@@ -94,8 +92,6 @@ QUICK: Final = Scale(Size(100, 1000, 800), 20_000, 200, 100_000, 2, 5)
 
 
 class Committed:
-    """When entries became durable."""
-
     def __init__(self) -> None:
         self.at: list[float] = []
         self._more = threading.Condition()
@@ -106,13 +102,11 @@ class Committed:
             self._more.notify_all()
 
     def until(self, count: int) -> None:
-        """Wait for so many."""
         with self._more:
             self._more.wait_for(lambda: len(self.at) >= count)
 
 
 def entries(size: Size, epochs: int) -> Iterator[Entry]:
-    """A cluster's history, handled."""
     reactor = Reactor()
     for at, event in history(size, epochs):
         feed = tuple(c.event for c in reactor.handle(event, at) if isinstance(c, Announce))
@@ -120,12 +114,11 @@ def entries(size: Size, epochs: int) -> Iterator[Entry]:
 
 
 def before_epochs(size: Size) -> int:
-    """Inputs until all train."""
     return 1 + size.nodes + size.jobs + 1 + 3 * size.training
 
 
 def burst(folder: Path, scale: Scale) -> tuple[float, float]:
-    """Durable entries per second, and seconds of processor time for each."""
+    """Return the durable entries per second, and the CPU seconds of each."""
     first = before_epochs(scale.size)
     made = list(entries(scale.size, scale.burst))
     gc.freeze()  # what only this bench holds is not looked through again and again
@@ -146,7 +139,6 @@ def burst(folder: Path, scale: Scale) -> tuple[float, float]:
 
 
 async def looped(folder: Path, scale: Scale) -> float:
-    """Seconds of processor time for each input of a commit loop, from `handle` to its effects."""
     first = before_epochs(scale.size)
     rows = list(itertools.islice(history(scale.size, scale.burst), first + scale.burst))
     loop = CommitLoop(folder / "looped.sqlite", lambda _: None)
@@ -166,7 +158,6 @@ async def looped(folder: Path, scale: Scale) -> float:
 
 
 def paced(path: Path, scale: Scale, *, snapshots: bool) -> tuple[list[float], int]:
-    """Seconds from the queue to durable of single entries, and how many snapshots were taken."""
     made = list(entries(scale.size, scale.paced))[-scale.paced :]
     feed = itertools.count(time.time_ns())
     durable = Committed()
@@ -222,7 +213,6 @@ def long_journal(path: Path, scale: Scale) -> None:
 
 
 def ready(path: Path) -> tuple[float, float, list[float]]:
-    """Seconds to READY within a process and of all of the process, and what it found."""
     began = time.perf_counter()
     out = subprocess.run(
         [sys.executable, "-c", READY, str(path)], capture_output=True, text=True, check=True
@@ -231,7 +221,6 @@ def ready(path: Path) -> tuple[float, float, list[float]]:
 
 
 async def skip(path: Path) -> float:
-    """Seconds until the state before a bad input is there again."""
     loop = CommitLoop(path, lambda _: None)
     began = time.perf_counter()
     loop._before()
@@ -267,7 +256,6 @@ def killed(path: Path, times: int) -> int:
 
 
 def main() -> None:
-    """Print the tables and write the figures."""
     chosen = report.parser(__doc__ or "", "a tenth of the cluster, a short journal")
     chosen.add_argument(
         "--folder", type=Path, help="of a disk to measure; default: a temporary one"
@@ -280,7 +268,6 @@ def main() -> None:
 
 
 def measured(folder: Path, scale: Scale) -> dict[str, float]:
-    """All of it."""
     report.now("a burst of commits")
     floor = syncs(folder, pause_s=0.004)
     events_per_s, event_s = burst(folder, scale)

@@ -1,10 +1,9 @@
-"""What predictions of work left are worth: their calibration, and completion times with them.
+"""Predictions of remaining work: their calibration, and completion times with them.
 
-Every model of option `length_model` in the same simulations, paired: measured workloads in a shuffled
-order (with `--profiles DIR`), and Table 2, both as they are and where scripts leave early, users give
-jobs up, scripts fail and losses are erratic. Predictions are taken whenever a job has done a quarter
-more than at the last one, and held against what came: the median of their relative error, and how often
-the true value lay in their 80% and 90% intervals.
+Every model of option `length_model` in the same simulations, paired: measured workloads in a shuffled order
+(with `--profiles DIR`), and Table 2, as they are and where scripts leave early, users give jobs up, scripts fail
+and losses are erratic. A prediction is kept whenever a job has done a quarter more than at the last one, and
+compared with the actual length: median relative error, and coverage of the 80% and 90% intervals.
 """
 
 from __future__ import annotations
@@ -30,8 +29,7 @@ from controlplane.policy.registry import make
 from controlplane.sim.cluster import NodeGroup
 from controlplane.sim.results import Trace
 from controlplane.sim.run import simulate
-from controlplane.sim.scenario import Scenario
-from controlplane.sim.scenario_loading import options_of, trace_of
+from controlplane.sim.scenario import Scenario, options_of, trace_of
 from schemas.ids import Seconds
 from tests.bench import report
 
@@ -42,8 +40,6 @@ HARD: Final = {"early_share": 0.4}
 
 @dataclass(frozen=True)
 class Case:
-    """One simulation."""
-
     setting: str
     scenario: Scenario
     seed: int
@@ -54,17 +50,13 @@ class Case:
 
 @dataclass(frozen=True)
 class Found:
-    """What came of it."""
-
     average_s: float
     stats: SearchStats
 
 
 def main() -> None:
-    """Measure, print, write."""
     chosen = _arguments()
-    first, _, last = chosen.seeds.partition("-")
-    seeds = list(range(int(first), int(last or first) + 1))[: 1 if chosen.quick else None]
+    seeds = report.seeds(chosen.seeds)[: 1 if chosen.quick else None]
     models = chosen.models.split(",")
     cases = [
         replace(case, model=model)
@@ -99,14 +91,8 @@ def main() -> None:
                     figures[f"{key}_{name}"] = mean
             rows.append(row)
     heads = [
-        "setting",
-        "model",
-        "average, s",
-        f"over {models[0]}",
-        "median error",
-        "in 80%",
-        "in 90%",
-    ]
+        "setting", "model", "average, s", f"over {models[0]}", "median error", "in 80%", "in 90%",
+    ]  # fmt: skip
     report.table(f"lengths, {len(seeds)} seeds", heads, rows)
     report.write(figures, chosen.json)
 
@@ -155,13 +141,6 @@ def _simulated(case: Case) -> Found:
 
 
 def shuffled(trace: Trace, seed: int, cancels: float = 0.0) -> Trace:
-    """The same jobs at each other's times, some of which are given up.
-
-    Args:
-        trace: of a measured workload.
-        seed: of the order, and of who is given up.
-        cancels: share of the jobs; after up to an hour and a half.
-    """
     rng = default_rng((seed, STREAM))
     order = rng.permutation(len(trace.jobs)).tolist()
     jobs = []

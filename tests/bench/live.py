@@ -1,17 +1,15 @@
-"""The same jobs on real local clusters, one policy after the other: who completes them sooner.
+"""Completion times of the same jobs on real local clusters, one policy after the other.
 
-Twelve example trainings come to four slots at random moments, through the client, as users submit
-them. Beside the completion times: how fast each example is on these slots, what the simulator says
-of the same jobs and how much of it is order alone, and whether anybody learnt worse.
+Twelve example trainings come to four slots at random times, through the client. Also shown: the speed of each
+example on these slots, the simulator's completion times of the same jobs and the share that order alone gives,
+and whether any job learnt worse.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import math
-import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -20,11 +18,18 @@ from msgspec import to_builtins
 
 from controlplane.policy.registry import entry
 from schemas.errors import OnesError
-from tests.bench import live_curves, live_guard, live_watch, report
+from tests.bench import live_speeds, live_watch, report
 from tests.bench.live_cluster import FIXED, Run, run
 from tests.bench.live_jobs import TRAININGS, Arrival, arrivals, attained_limits, jobs, mean_gap_s
-from tests.bench.live_replay import BEST_ORDER, replay
-from tests.bench.live_tables import FIRST_COME, compared, ordered, tell_repeat, tell_setting
+from tests.bench.live_tables import (
+    BEST_ORDER,
+    FIRST_COME,
+    compared,
+    ordered,
+    replay,
+    tell_repeat,
+    tell_setting,
+)
 
 OURS: Final = "ones"
 POLICIES: Final = "ones,fifo,tiresias"
@@ -34,10 +39,9 @@ Averages = dict[str, float]  # completion times in seconds by policy
 
 
 def main() -> None:
-    """Measure, print, write."""
     chosen = arguments()
     figures: dict[str, float] = {}
-    with place(chosen.keep) as base:
+    with report.folder(chosen.keep) as base:
         for part in watched(base, chosen) if chosen.watch else parts(base, chosen):
             figures |= part
             report.write(figures, chosen.json)  # what comes later may fail
@@ -45,7 +49,6 @@ def main() -> None:
 
 
 def arguments() -> argparse.Namespace:
-    """The command line."""
     parser = report.parser(__doc__ or "", "one repeat of three short jobs")
     parser.add_argument("--repeats", type=int, default=3, help="with other arrivals")
     said = f"with commas; NAME{FIXED}: NAME may order jobs, but not choose their sizes"
@@ -62,14 +65,12 @@ def arguments() -> argparse.Namespace:
 
 
 def watched(base: Path, chosen: argparse.Namespace) -> Iterator[dict[str, float]]:
-    """The figures of each policy that is watched; by default ours alone."""
     policies = chosen.policies if chosen.policies != names(POLICIES) else [OURS]
     for policy in policies:
         yield live_watch.watch(policy, chosen.minutes, base, base / f"w-{policy}", chosen.seed)
 
 
 def names(text: str) -> list[str]:
-    """Policies that this release has."""
     found = [name.strip() for name in text.split(",") if name.strip()]
     for name in found:
         try:
@@ -79,47 +80,29 @@ def names(text: str) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-@contextlib.contextmanager
-def place(keep: Path | None) -> Iterator[Path]:
-    """Where everything is made."""
-    if keep is not None:
-        keep.mkdir(parents=True, exist_ok=True)
-        yield keep.resolve()
-        return
-    with tempfile.TemporaryDirectory(prefix="ones-bench-") as folder:
-        yield Path(folder)
-
-
 def parts(base: Path, chosen: argparse.Namespace) -> Iterator[dict[str, float]]:
-    """The figures of each part, when it is over; the live runs come before what explains them."""
     policies: list[str] = chosen.policies
     ours = OURS if OURS in policies else policies[0]
-    curves = live_curves.measure(base, TRAININGS, quick=chosen.quick)
-    speeds = live_curves.at_first_batch(curves)
+    curves = live_speeds.measure(base, TRAININGS, quick=chosen.quick)
+    speeds = live_speeds.at_first_batch(curves)
     submitted = jobs(quick=chosen.quick)
     gap_s = QUICK_GAP_S if chosen.quick else mean_gap_s(submitted, speeds)
     options: Options = {"tiresias": {"limits": attained_limits(submitted, speeds)}}
-    yield live_curves.tell(curves) | {"mean_gap_s": gap_s}
+    yield live_speeds.tell_speeds(curves) | {"mean_gap_s": gap_s}
     tell_setting(submitted, speeds, gap_s, options)
     runs: list[list[Run]] = []
     for repeat in range(1, (1 if chosen.quick else chosen.repeats) + 1):
         coming = arrivals(submitted, repeat, gap_s)
-        turn = repeat % len(policies)  # nobody is always the first
-        live = {
-            policy: one(policy, coming, base, repeat, options)
-            for policy in (*policies[turn:], *policies[:turn])
-        }
-        runs.append([live[policy] for policy in policies])
+        runs.append(in_turn(policies, coming, base, repeat, options))
         tell_repeat(repeat, coming, runs[-1])
         yield compared(runs, ours)
     everyone = [run for repeat_runs in runs for run in repeat_runs]
-    yield live_guard.tell(live_guard.reference(submitted, base), everyone, ours)
+    yield live_speeds.tell_quality(live_speeds.reference(submitted, base), everyone, ours)
     if FIRST_COME in policies:
         yield ordered(runs, list(replays(base, runs, options)), ours)
 
 
 def replays(base: Path, runs: Sequence[Sequence[Run]], options: Options) -> Iterator[Averages]:
-    """Simulated averages of each repeat."""
     others = (FIRST_COME, BEST_ORDER, "tiresias", OURS)
     for repeat, live in enumerate(runs, start=1):
         homes = [home(base, run.policy, repeat) for run in live]
@@ -127,12 +110,22 @@ def replays(base: Path, runs: Sequence[Sequence[Run]], options: Options) -> Iter
 
 
 def home(base: Path, policy: str, repeat: int) -> Path:
-    """The folder of one run's cluster; short, because sockets are in it."""
     return base / f"{repeat}-{policy}"
 
 
+def in_turn(
+    policies: Sequence[str], coming: Sequence[Arrival], base: Path, repeat: int, options: Options
+) -> list[Run]:
+    """Return a run of each policy; each repeat starts with another policy."""
+    turn = repeat % len(policies)
+    live = {
+        policy: one(policy, coming, base, repeat, options)
+        for policy in (*policies[turn:], *policies[:turn])
+    }
+    return [live[policy] for policy in policies]
+
+
 def one(policy: str, coming: Sequence[Arrival], base: Path, repeat: int, options: Options) -> Run:
-    """One policy's run, kept line by line."""
     given = options.get(policy, {})
     table = (
         f"{{ {', '.join(f'{k} = {json.dumps(v)}' for k, v in given.items())} }}" if given else ""

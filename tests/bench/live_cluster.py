@@ -1,4 +1,4 @@
-"""A real cluster under one policy, driven and watched from outside, and what became of its jobs."""
+"""Runs of one policy on a real cluster, and the outcome of each job."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from controlplane.cli.allocations import Allocation, allocations_from
 from controlplane.client import BlockingClient
+from schemas.ids import JobId
 from schemas.jobs import ENDED
 from schemas.wire.client import JobDetail
 from tests.bench import report
@@ -30,8 +31,6 @@ JOURNAL: Final = Path("state") / "journal.sqlite"
 
 @dataclass(frozen=True)
 class Ended:
-    """One job that is over."""
-
     job: Job
     state: str
     jct_s: float  # submission to end
@@ -48,8 +47,6 @@ class Ended:
 
 @dataclass(frozen=True)
 class Run:
-    """One policy's run."""
-
     policy: str
     jobs: list[Ended]  # in order of arrival
     makespan_s: float  # first submission to last end
@@ -58,34 +55,22 @@ class Run:
 
     @property
     def jct_s(self) -> list[float]:
-        """Completion times."""
         return [job.jct_s for job in self.jobs]
 
     @property
     def average_s(self) -> float:
-        """Average completion time."""
         return statistics.fmean(self.jct_s)
 
     @property
     def p90_s(self) -> float:
-        """Completion time that a tenth of the jobs exceed."""
         return statistics.quantiles(self.jct_s, n=10, method="inclusive")[-1]
 
 
 @contextlib.contextmanager
 def cluster(
-    home: Path, policy: str, *, slots: int = SLOTS, options: str = ""
+    home: Path, policy: str, *, slots: int = SLOTS, agents: int = 1, options: str = ""
 ) -> Iterator[tuple[Cluster, BlockingClient]]:
-    """A cluster that is down again afterwards, whatever happens.
-
-    Args:
-        home: folder to make.
-        policy: its name.
-        slots: CPU slots of its only node.
-        options: of the policy, as an operator writes them: a table of TOML. A cluster is made
-            first and takes them when it is up for the second time.
-    """
-    made = Cluster(home, home, slots=slots, policy=policy.removesuffix(FIXED))
+    made = Cluster(home, home, slots=slots, agents=agents, policy=policy.removesuffix(FIXED))
     try:
         made.up()
         if options:
@@ -101,15 +86,6 @@ def cluster(
 
 
 def run(policy: str, coming: Sequence[Arrival], base: Path, home: Path, options: str = "") -> Run:
-    """Submit the jobs when they come, and wait until all are over.
-
-    Args:
-        policy: its name; with `-fixed` at its end nobody's size or batch may change.
-        coming: in order.
-        base: where copies of the examples are made.
-        home: of the cluster; its journal and its logs stay there.
-        options: of the policy.
-    """
     fixed = policy.endswith(FIXED)
     with cluster(home, policy, options=options) as (made, client):
         names: dict[str, Arrival] = {}
@@ -121,12 +97,9 @@ def run(policy: str, coming: Sequence[Arrival], base: Path, home: Path, options:
                 if arrival.at > seconds:
                     break
                 spec = spec_of(
-                    arrival.job,
-                    base / "scripts",
-                    wanted=arrival.wanted,
-                    fixed=fixed,
+                    arrival.job, base / "scripts", wanted=arrival.wanted, fixed=fixed,
                     utility=arrival.utility,
-                )
+                )  # fmt: skip
                 names[client.submit(spec)] = arrival
                 report.now(f"{policy}: {len(names)} of {len(coming)} jobs are submitted")
             loads.append(os.getloadavg()[0])
@@ -142,7 +115,6 @@ def run(policy: str, coming: Sequence[Arrival], base: Path, home: Path, options:
 
 
 def over(client: BlockingClient, made: Cluster, began: float) -> bool:
-    """Whether no job is left; fails when that takes too long."""
     left = client.jobs()
     report.now(f"{made.policy}: {len(left)} jobs are left")
     if not left:
@@ -153,7 +125,6 @@ def over(client: BlockingClient, made: Cluster, began: float) -> bool:
 
 
 def story(client: BlockingClient, job: Job, detail: JobDetail) -> Ended:
-    """What became of a job that is over."""
     summary = detail.summary
     assert summary.state in ENDED, summary
     return Ended(
@@ -179,16 +150,26 @@ def story(client: BlockingClient, job: Job, detail: JobDetail) -> Ended:
 
 
 def _exact(records: Iterator[dict[str, Any]], job: Job) -> bool:
-    """Whether the committed steps of each epoch took every sample once."""
-    taken_by: dict[int, list[int]] = defaultdict(list)
-    for record in records:
-        taken_by[record["epoch"]].extend(record["ids"])
+    by_epoch = samples_by_epoch(records)
     whole = list(range(job.example.samples))
-    return len(taken_by) == job.epochs and all(sorted(ids) == whole for ids in taken_by.values())
+    return len(by_epoch) == job.epochs and all(sorted(ids) == whole for ids in by_epoch.values())
+
+
+def samples_by_epoch(records: Iterator[dict[str, Any]]) -> dict[int, list[int]]:
+    found: dict[int, list[int]] = defaultdict(list)
+    for record in records:
+        found[record["epoch"]].extend(record["ids"])
+    return found
+
+
+def inexact_epochs(client: BlockingClient, job: JobId, samples: int) -> int:
+    """Return the finished epochs in which not every sample was taken exactly once."""
+    finished = client.job(job).summary.epoch
+    by_epoch, whole = samples_by_epoch(client.samples(job)), list(range(samples))
+    return sum(sorted(by_epoch[epoch]) != whole for epoch in sorted(by_epoch)[:finished])
 
 
 def taken(allocations: Sequence[Allocation], begin: float, end: float) -> float:
-    """Share of the time from `begin` to `end` in which every slot was somebody's."""
     edges = sorted({begin, end, *(s.begin for s in allocations), *(s.end for s in allocations)})
     full_s = 0.0
     for low, high in itertools.pairwise(edge for edge in edges if begin <= edge <= end):

@@ -1,4 +1,4 @@
-"""The jobs of `bin/bench live`: examples of several lengths, and who submits which of them when."""
+"""Jobs of `bin/bench live`: examples of several lengths, and their submissions."""
 
 from __future__ import annotations
 
@@ -27,8 +27,6 @@ Speeds = Mapping[int, float]  # samples per second by slots, at the first batch,
 
 @dataclass(frozen=True)
 class Example:
-    """One of the three trainings."""
-
     name: str
     metric: str
     better: int  # 1: more of the metric is better, -1: less
@@ -46,15 +44,12 @@ TRAININGS: Final = (
 
 @dataclass(frozen=True)
 class Job:
-    """One training, the same in every repeat and under every policy."""
-
     example: Example
     epochs: int
     seed: int  # of the weights, of dropout, and of the order of samples
 
     @property
     def name(self) -> str:
-        """For tables."""
         return f"{self.example.name} x{self.epochs}"
 
     def alone_s(self, speeds: Mapping[str, Speeds], slots: int) -> float:
@@ -69,8 +64,6 @@ class Job:
 
 @dataclass(frozen=True)
 class Arrival:
-    """A user submits a job."""
-
     job: Job
     at: float  # seconds after the first
     wanted: int  # slots
@@ -78,7 +71,6 @@ class Arrival:
 
 
 def jobs(*, quick: bool) -> list[Job]:
-    """All jobs, each with a seed of its own."""
     kinds = [(e, epochs) for e in TRAININGS for epochs in (e.quick if quick else e.epochs)]
     return [Job(example, epochs, seed) for seed, (example, epochs) in enumerate(kinds, start=1)]
 
@@ -128,39 +120,23 @@ def spec_of(
     seed: int | None = None,
     utility: Utility | None = None,
 ) -> JobSpec:
-    """What a user submits: the example's own job file, with another length and seed.
-
-    Args:
-        job: to submit.
-        folder: where a copy of the example is made, whose script has the seed in it.
-        wanted: slots, for policies of fixed size.
-        fixed: no policy may choose another size or batch.
-        seed: instead of the job's own.
-        utility: of its end; None: not stated.
-    """
     used = job.seed if seed is None else seed
     spec = load_job(EXAMPLES / job.example.name / "job.toml")
     spec = replace(
-        spec,
-        workdir=str(_copy(job.example, folder, used)),
-        stop=_stop(job, stated=utility is not None),
-        slots_wanted=wanted,
-        seed=used,
-        record_samples=True,
-        utility=UNSET if utility is None else utility,
-    )
+        spec, workdir=str(_copy(job.example, folder, used)),
+        stop=_stop(job, stated=utility is not None), slots_wanted=wanted, seed=used,
+        record_samples=True, utility=UNSET if utility is None else utility,
+    )  # fmt: skip
     return replace(spec, slots=(wanted, wanted), max_batch_size="keep") if fixed else spec
 
 
 def _stop(job: Job, *, stated: bool) -> StopRule:
-    """Its length; in samples where a policy should know it before the data is loaded."""
     if stated:
         return StopRule(samples=job.epochs * job.example.samples)
     return StopRule(epochs=job.epochs)
 
 
 def _copy(example: Example, folder: Path, seed: int) -> Path:
-    """The example with this seed; `SEEDED` alone would give every job the same first weights."""
     place = folder / f"{example.name}-{seed}"
     place.mkdir(parents=True, exist_ok=True)
     for file in (EXAMPLES / example.name).iterdir():

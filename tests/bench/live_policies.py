@@ -1,8 +1,7 @@
-"""What every policy does live: eight jobs come to four slots, under one policy after the other.
+"""Every policy on a real cluster: eight jobs come to four slots, one policy after the other.
 
-The jobs' steps take time like a device's, so that cores of this host decide little. Beside the
-completion times stand the changes that each policy made, and for how long slots were idle while a
-job waited that would have fitted.
+The steps of the jobs sleep, so that the cores of this host matter little. Shown with the completion times: the
+changes that each policy made, and how long slots were idle while a job waited that would have fitted.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from controlplane.policy.registry import POLICIES
 from schemas.jobs import Utility
 from schemas.wire.client import Decision, Explanation, JobDetail
 from tests.bench import report
-from tests.bench.live import names, place
+from tests.bench.live import names
 from tests.bench.live_cluster import LOOK_S, cluster, over
 from tests.bench.live_jobs import SLOTS
 from tests.bench.live_sleepers import Sleeper, sleepers, spec_of
@@ -42,8 +41,6 @@ WAITING: Final = frozenset({"queued", "paused"})
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one policy made of the jobs."""
-
     policy: str
     jct_s: tuple[float, ...]
     queued_s: float  # mean
@@ -56,12 +53,10 @@ class Outcome:
 
     @property
     def average_s(self) -> float:
-        """Average completion time."""
         return statistics.fmean(self.jct_s)
 
 
 def main() -> None:
-    """Measure, print, write."""
     every = ",".join(name for name, one in POLICIES.items() if one.oracle != "must")
     parser = report.parser(__doc__ or "", f"four short jobs under {', '.join(QUICK)}")
     parser.add_argument("--seeds", type=int, default=1, help="with other arrivals")
@@ -71,7 +66,7 @@ def main() -> None:
     chosen = parser.parse_args()
     policies = chosen.policies or (QUICK if chosen.quick else names(every))
     found: list[Outcome] = []
-    with place(chosen.keep) as base:
+    with report.folder(chosen.keep) as base:
         for seed, policy in itertools.product(range(1, chosen.seeds + 1), policies):
             coming = sleepers(seed, chosen.gap, many=4 if chosen.quick else 8)
             if chosen.quick:
@@ -83,7 +78,6 @@ def main() -> None:
 
 
 def run(policy: str, coming: Sequence[Sleeper], base: Path, home: Path) -> Outcome:
-    """Submit the jobs when they come, and wait until all are over."""
     with cluster(home, policy, options=OPTIONS.get(policy, "")) as (made, client):
         submitted: list[str] = []
         began = time.monotonic()
@@ -98,7 +92,6 @@ def run(policy: str, coming: Sequence[Sleeper], base: Path, home: Path) -> Outco
 
 
 def outcome(policy: str, client: BlockingClient, submitted: Sequence[str]) -> Outcome:
-    """What the cluster tells of its jobs when all are over."""
     details = [client.job(name) for name in submitted]
     told = [client.explain(name) for name in submitted]
     last = max(detail.history[-1].time for detail in details)
@@ -112,7 +105,9 @@ def outcome(policy: str, client: BlockingClient, submitted: Sequence[str]) -> Ou
         queued_s=statistics.fmean(detail.summary.queued_s for detail in details),
         idle_s=idle_while_waiting(taken, waits, SLOTS),
         starts=sum(
-            bool(one.to.slots and not one.was.slots) for each in told for one in carried_out(each)
+            bool(one.to.slots and not one.before.slots)
+            for each in told
+            for one in carried_out(each)
         ),
         changes=Counter(one.code for each in told for one in carried_out(each)),
         migrations=sum(is_migration(one) for each in told for one in carried_out(each)),
@@ -122,19 +117,17 @@ def outcome(policy: str, client: BlockingClient, submitted: Sequence[str]) -> Ou
 
 
 def carried_out(told: Explanation) -> list[Decision]:
-    """Decisions that came to something."""
     return [one for one in told.decisions if one.outcome not in {"abandoned", "failed", ""}]
 
 
 def promised(told: Explanation, placed: Sequence[Allocation]) -> list[tuple[float, float]]:
-    """Times from an order to the worker's beginning: its slot is nobody else's by then."""
     begins: dict[str, list[float]] = {}
     for one in placed:
         if one.job == told.job:
             begins.setdefault(one.slot, []).append(one.begin)
     found = []
     for order in carried_out(told):
-        for slot in set(order.to.slots) - set(order.was.slots):
+        for slot in set(order.to.slots) - set(order.before.slots):
             later = [begin for begin in begins.get(slot, []) if begin >= order.time]
             found += [(order.time, min(later))] if later else []
     return found
@@ -142,12 +135,11 @@ def promised(told: Explanation, placed: Sequence[Allocation]) -> list[tuple[floa
 
 def is_migration(one: Decision) -> bool:
     """Whether a job that had slots gets others for some of them."""
-    was, to = set(one.was.slots), set(one.to.slots)
+    was, to = set(one.before.slots), set(one.to.slots)
     return bool(was and to - was and was - to)
 
 
 def waiting(detail: JobDetail) -> list[tuple[float, float]]:
-    """When a job had nothing."""
     times = [(change.time, change.to_state) for change in detail.history]
     times.insert(0, (detail.summary.submitted_at, "queued"))
     return [
@@ -160,13 +152,6 @@ def waiting(detail: JobDetail) -> list[tuple[float, float]]:
 def idle_while_waiting(
     taken: Sequence[tuple[float, float]], waits: Sequence[tuple[float, float]], slots: int
 ) -> float:
-    """Seconds in which a job waited and fewer slots were taken than there are.
-
-    Args:
-        taken: begin and end of each worker's time on a slot.
-        waits: begin and end of each time that a job waited.
-        slots: of the cluster.
-    """
     edges = sorted({edge for stretch in (*taken, *waits) for edge in stretch})
     idle_s = 0.0
     for low, high in itertools.pairwise(edges):
@@ -184,7 +169,6 @@ HEADS: Final = [
 
 
 def tell(title: str, found: Sequence[Outcome]) -> None:
-    """Print a line for each."""
     report.table(title, HEADS, [_line(one) for one in found])
 
 
@@ -208,7 +192,6 @@ def _line(one: Outcome) -> list[Any]:
 
 
 def figures(found: Sequence[Outcome]) -> dict[str, float]:
-    """Means over the seeds of each policy."""
     told: dict[str, float] = {}
     for policy in dict.fromkeys(one.policy for one in found):
         mine = [one for one in found if one.policy == policy]

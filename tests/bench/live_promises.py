@@ -1,9 +1,8 @@
-"""Jobs whose ends are worth something, on real local clusters: what `oasis` makes of them.
+"""Jobs with utilities on real local clusters under `oasis`.
 
-Nine example trainings come to four slots at random moments. A third of them is worth the same
-whenever it is done, a third has a deadline that leaves it room, and a third could not be done
-before its value is gone, even alone. `oasis` should reject these, promise ends to the others and keep
-its promises; `fifo` and `fair` take every job and know nothing of values.
+Nine example trainings come to four slots at random times. The value of a third does not depend on the end, a
+third has a deadline with room, and a third could not finish before its value is gone, even alone. `oasis` should
+reject these, promise ends to the others and keep its promises; `fifo` and `fair` accept every job.
 """
 
 from __future__ import annotations
@@ -16,8 +15,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from schemas.jobs import Utility
-from tests.bench import live_curves, report
-from tests.bench.live import names, one, place
+from tests.bench import live_speeds, report
+from tests.bench.live import in_turn, names
 from tests.bench.live_cluster import Ended, Run
 from tests.bench.live_jobs import TRAININGS, Arrival, Example, Job, Speeds, arrivals
 
@@ -33,7 +32,6 @@ Repeat = tuple[Sequence[Arrival], Sequence[Run]]  # a run for each policy, ours 
 
 
 def main() -> None:
-    """Measure, print, write."""
     parser = report.parser(__doc__ or "", "three short jobs")
     parser.add_argument("--repeats", type=int, help="with other arrivals; default: 3, quick: 1")
     parser.add_argument("--policies", type=names, default="oasis,fifo,fair", help="ours first")
@@ -41,25 +39,19 @@ def main() -> None:
     parser.add_argument("--keep", type=Path, help="folder that keeps clusters, logs, jobs.jsonl")
     chosen = parser.parse_args()
     repeats: list[Repeat] = []
-    with place(chosen.keep) as base:
+    with report.folder(chosen.keep) as base:
         examples = TRAININGS[: 1 if chosen.quick else None]
-        speeds = live_curves.at_first_batch(live_curves.measure(base, examples, quick=True))
+        speeds = live_speeds.at_first_batch(live_speeds.measure(base, examples, quick=True))
         submitted = jobs(examples, quick=chosen.quick)
         for repeat in range(1, (chosen.repeats or (1 if chosen.quick else 3)) + 1):
             coming = valued(arrivals(submitted, repeat, chosen.gap), submitted, speeds)
-            turn = repeat % len(chosen.policies)  # nobody is always the first
-            live = {
-                policy: one(policy, coming, base, repeat, OPTIONS)
-                for policy in (*chosen.policies[turn:], *chosen.policies[:turn])
-            }
-            repeats.append((coming, [live[policy] for policy in chosen.policies]))
+            repeats.append((coming, in_turn(chosen.policies, coming, base, repeat, OPTIONS)))
             tell(f"repeat {repeat}", *repeats[-1])
             report.write(figures(repeats), chosen.json)  # what comes later may fail
     report.table("figures", ["key", "value"], list(figures(repeats).items()))
 
 
 def jobs(examples: Sequence[Example], *, quick: bool) -> list[Job]:
-    """Three of each training, in three lengths if not `quick`, each with a seed of its own."""
     kinds = [
         (example, epochs)
         for example in examples
@@ -83,7 +75,6 @@ def valued(
 
 
 def _utility(place: int, alone_s: float) -> Utility:
-    """Patient, with room, hopeless: in turns, so that each training has one of each."""
     match (place + place // 3) % 3:
         case 0:
             return Utility(value=3.0)
@@ -97,7 +88,6 @@ def _utility(place: int, alone_s: float) -> Utility:
 
 
 def worth(run: Run, coming: Sequence[Arrival]) -> float:
-    """What the ends of all jobs were worth."""
     return sum(
         arrival.utility.at(ended.jct_s)
         for ended, arrival in zip(run.jobs, coming, strict=True)
@@ -106,7 +96,6 @@ def worth(run: Run, coming: Sequence[Arrival]) -> float:
 
 
 def tell(title: str, coming: Sequence[Arrival], live: Sequence[Run]) -> None:
-    """Print what became of each job, and what that amounts to."""
     rows = [
         [arrival.job.name, _in_words(arrival.utility), *(_outcome(run.jobs[n]) for run in live)]
         for n, arrival in enumerate(coming)
@@ -148,7 +137,7 @@ def _line(run: Run, coming: Sequence[Arrival]) -> list[object]:
 
 
 def _lateness(runs: Sequence[Run]) -> list[float]:
-    """Seconds between promised and real ends; below 0 a promise was kept."""
+    """Return actual minus promised ends; below 0 a promise was kept."""
     return [
         ended.jct_s - ended.promised_s
         for run in runs
@@ -158,7 +147,7 @@ def _lateness(runs: Sequence[Run]) -> list[float]:
 
 
 def figures(repeats: Sequence[Repeat]) -> dict[str, float]:
-    """Over all repeats: sums of jobs and promises, mean worth, and ratios of it, ours / another's."""
+    """Return sums of jobs and promises, mean values, and ratios of values ours / another's."""
     found: dict[str, float] = {}
     for column, policy in enumerate(run.policy for run in repeats[0][1]):
         runs = [live[column] for _, live in repeats]

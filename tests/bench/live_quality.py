@@ -1,23 +1,61 @@
-"""The same jobs on real local clusters, under `slaq` and under `fair`: whose losses fall sooner.
+"""Losses of the same jobs on real local clusters, under `slaq` and under `fair`.
 
-Nine example trainings come to four slots at random moments. The loss of a job is normalised: 1
-from its submission to the end of its first epoch, 0 at the lowest loss that it came to under any of
-the policies; its area is the integral over the seconds from its submission to its end. Beside it
-stand completion times, changes of slots, and whether every sample was trained on exactly once.
+Nine example trainings come to four slots at random times. The loss of a job is normalised: 1 from its submission
+to the end of its first epoch, 0 at its lowest loss under any of the policies; its area is the integral over the
+seconds from submission to end. Also shown: completion times, changes of slots, and whether every sample was
+trained on exactly once.
 """
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from tests.bench import report
-from tests.bench.live import names, one, place
+from tests.bench.live import in_turn, names
 from tests.bench.live_cluster import Run
 from tests.bench.live_jobs import TRAININGS, Job, arrivals
-from tests.bench.live_losses import MOST, falls
+
+LEAST: Final = 3  # epochs; a loss that was seen once or twice is no curve
+MOST: Final = 0.9  # of a job's fall of loss
+Losses = Sequence[tuple[float, float]]  # seconds after the job's submission, loss
+
+
+class Fall(NamedTuple):
+    area_s: float  # normalised loss times seconds, from its submission to its end
+    most_s: float  # from its submission until `MOST` of the fall was seen
+
+
+def falls(live: Sequence[Run]) -> list[list[Fall]]:
+    """Of each run's jobs with a curve, in order of arrival.
+
+    A loss is normalised: 1 until the job's first epoch has ended, 0 at the lowest loss that the
+    job came to in any of the runs.
+    """
+    found: list[list[Fall]] = [[] for _ in live]
+    for each in zip(*(run.jobs for run in live), strict=True):
+        if min(len(ended.losses) for ended in each) >= LEAST:
+            lowest = min(loss for ended in each for _, loss in ended.losses)
+            for column, ended in zip(found, each, strict=True):
+                column.append(fall(ended.losses, lowest, ended.jct_s))
+    return found
+
+
+def fall(losses: Losses, lowest: float, end_s: float) -> Fall:
+    top = losses[0][1] - lowest
+
+    def share(loss: float) -> float:
+        return min(max((loss - lowest) / top, 0.0), 1.0) if top > 0.0 else 0.0
+
+    steps = [(0.0, 1.0), *((at, share(loss)) for at, loss in losses), (end_s, 0.0)]
+    area_s = sum(height * (until - at) for (at, height), (until, _) in itertools.pairwise(steps))
+    # Where a job of one of the runs stayed above that, its end stands for it.
+    most_s = next((at for at, height in steps[1:] if height <= 1.0 - MOST), end_s)
+    return Fall(area_s, most_s)
+
 
 GAP_S: Final = 20.0  # mean, between submissions: slots for all jobs at most times, as in the paper
 QUICK_GAP_S: Final = 5.0
@@ -25,7 +63,6 @@ Repeat = Sequence[Run]  # one for each policy, ours first
 
 
 def main() -> None:
-    """Measure, print, write."""
     parser = report.parser(__doc__ or "", "three short jobs")
     parser.add_argument("--repeats", type=int, help="with other arrivals; default: 3, quick: 1")
     parser.add_argument("--policies", type=names, default="slaq,fair", help="ours first")
@@ -36,22 +73,16 @@ def main() -> None:
     chosen = parser.parse_args()
     gap_s = chosen.gap or (QUICK_GAP_S if chosen.quick else GAP_S)
     runs: list[Repeat] = []
-    with place(chosen.keep) as base:
+    with report.folder(chosen.keep) as base:
         for repeat in range(1, (chosen.repeats or (1 if chosen.quick else 3)) + 1):
             coming = arrivals(jobs(quick=chosen.quick), repeat, gap_s)
-            turn = repeat % len(chosen.policies)  # nobody is always the first
-            live = {
-                policy: one(policy, coming, base, repeat, {})
-                for policy in (*chosen.policies[turn:], *chosen.policies[:turn])
-            }
-            runs.append([live[policy] for policy in chosen.policies])
+            runs.append(in_turn(chosen.policies, coming, base, repeat, {}))
             report.table(f"repeat {repeat}", HEADS, lines(runs[-1]))
             report.write(figures(runs), chosen.json)  # what comes later may fail
     report.table("figures", ["key", "value"], list(figures(runs).items()))
 
 
 def jobs(*, quick: bool) -> list[Job]:
-    """Three trainings in the three longer of their lengths, each job with a seed of its own."""
     kinds = [
         (example, epochs)
         for example in TRAININGS
@@ -67,41 +98,32 @@ HEADS: Final = [
 
 
 def lines(live: Repeat) -> list[list[object]]:
-    """What to print of each policy."""
     return [
         [
-            run.policy,
-            *(f"{of(live)[place]:.1f}" for of in (areas_s, mosts_s)),
-            f"{run.average_s:.1f}",
-            f"{run.p90_s:.1f}",
-            f"{statistics.fmean(e.queued_s for e in run.jobs):.1f}",
-            f"{run.makespan_s:.1f}",
-            f"{run.full:.0%}",
-            f"{statistics.fmean(e.rescales for e in run.jobs):.1f}",
-            sum(not e.exact for e in run.jobs),
-            sum(e.state != "succeeded" for e in run.jobs),
+            run.policy, *(f"{of(live)[place]:.1f}" for of in (areas_s, mosts_s)),
+            f"{run.average_s:.1f}", f"{run.p90_s:.1f}",
+            f"{statistics.fmean(e.queued_s for e in run.jobs):.1f}", f"{run.makespan_s:.1f}",
+            f"{run.full:.0%}", f"{statistics.fmean(e.rescales for e in run.jobs):.1f}",
+            sum(not e.exact for e in run.jobs), sum(e.state != "succeeded" for e in run.jobs),
         ]
         for place, run in enumerate(live)
-    ]
+    ]  # fmt: skip
 
 
 def areas_s(live: Repeat) -> list[float]:
-    """Mean area under the normalised loss, of each policy's jobs."""
     return [statistics.fmean(fall.area_s for fall in column) for column in falls(live)]
 
 
 def mosts_s(live: Repeat) -> list[float]:
-    """Mean time to most of the fall, of each policy's jobs."""
     return [statistics.fmean(fall.most_s for fall in column) for column in falls(live)]
 
 
 def averages_s(live: Repeat) -> list[float]:
-    """Average completion time of each policy."""
     return [run.average_s for run in live]
 
 
 def figures(runs: Sequence[Repeat]) -> dict[str, float]:
-    """Over all repeats: means in seconds, and geometric means of ratios ours / another's."""
+    """Return means over all repeats in seconds, and geometric means of ratios ours / another's."""
     found: dict[str, float] = {}
     kinds: dict[str, Callable[[Repeat], list[float]]] = {
         "loss_area": areas_s,

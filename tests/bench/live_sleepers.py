@@ -1,7 +1,7 @@
-"""Jobs whose steps take time like a device's and no core's: four slots of any host are four devices.
+"""Jobs whose steps sleep like those of a device: four slots of any host are four devices.
 
-Each step of a worker lasts `fixed_s`, `sample_s` for each sample of its share, and `link_s` for each
-other worker. So what a size brings is known, whatever else this host does.
+Each step of a worker lasts `fixed_s`, `sample_s` for each sample of its share, and `link_s` for each other
+worker. So the speed of a size does not depend on this host.
 """
 
 from __future__ import annotations
@@ -54,19 +54,15 @@ SCRIPT: Final = """
 
 @dataclass(frozen=True)
 class Kind:
-    """A way to spend time; jobs of one kind are relatives."""
-
     name: str
     fixed_s: float  # of every step
     sample_s: float  # of a sample of the share
     link_s: float  # of another worker
 
     def step_s(self, slots: int, batch: int) -> float:
-        """Seconds of a step."""
         return self.fixed_s + self.sample_s * -(-batch // slots) + self.link_s * (slots - 1)
 
     def samples_per_s(self, slots: int, batch: int = BATCH) -> float:
-        """Speed of the whole group."""
         return batch / self.step_s(slots, batch)
 
 
@@ -79,8 +75,6 @@ KINDS: Final = (
 
 @dataclass(frozen=True)
 class Sleeper:
-    """One job, and when its user submits it."""
-
     kind: Kind
     epochs: int
     at: float  # seconds after the first
@@ -88,26 +82,17 @@ class Sleeper:
 
     @property
     def name(self) -> str:
-        """For tables."""
         return f"{self.kind.name} x{self.epochs}"
 
     @property
     def alone_s(self) -> float:
-        """Seconds on one slot at the first batch, without its start."""
         return self.epochs * SAMPLES / self.kind.samples_per_s(1)
 
 
 def sleepers(
     seed: int, gap_s: float, *, many: int | None = None, until_s: float = 0.0
 ) -> list[Sleeper]:
-    """A Poisson process of jobs of 5 to 40 s on a slot of their own.
-
-    Args:
-        seed: of lengths, kinds and times.
-        gap_s: mean time between submissions.
-        many: jobs; None: as many as come until `until_s`.
-        until_s: seconds.
-    """
+    """Return a Poisson process of jobs of 5 to 40 s on one slot."""
     rng = random.Random(seed)  # noqa: S311 - a workload, no secret
     found: list[Sleeper] = []
     at = 0.0
@@ -121,13 +106,6 @@ def sleepers(
 
 
 def spec_of(job: Sleeper, folder: Path, *, utility: Utility | None = None) -> JobSpec:
-    """What its user submits.
-
-    Args:
-        job: to submit.
-        folder: where its working directory is made, one for each kind.
-        utility: of its end; None: not stated.
-    """
     place = folder / job.kind.name
     place.mkdir(parents=True, exist_ok=True)
     script = textwrap.dedent(SCRIPT).format(samples=SAMPLES, batch=BATCH)
@@ -159,6 +137,5 @@ def spec_of(job: Sleeper, folder: Path, *, utility: Utility | None = None) -> Jo
 
 
 def load(jobs: Sequence[Sleeper]) -> float:
-    """Work that comes in a second of the time of submissions, in slots."""
     last = max(job.at for job in jobs)
     return sum(job.alone_s for job in jobs) / max(last, 1e-9)

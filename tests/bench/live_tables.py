@@ -1,17 +1,85 @@
-"""Tables and figures of `bin/bench live`."""
+"""Tables and figures of `bin/bench live`, and the simulation of a live run from its journal."""
 
 from __future__ import annotations
 
+import json
 import os
 import statistics
-import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import median
 from typing import Any, Final
 
+from msgspec.structs import fields, replace
+
+from controlplane.sim.models.recording import (
+    ChangeTimes,
+    Recording,
+    read_recording,
+    write_recording,
+)
+from controlplane.sim.traces.journal_recording import recording_from_journal
 from tests.bench import report
-from tests.bench.live_cluster import FIXED, Run
+from tests.bench.live_cluster import FIXED, JOURNAL, Run
 from tests.bench.live_jobs import LOAD, SLOTS, Arrival, Job, Speeds
-from tests.bench.live_replay import BEST_ORDER
+from tests.support.cluster import Cluster
+
+BEST_ORDER: Final = "srtf"  # fixed sizes in the best order that is known; needs an oracle
+GENERATIONS: Final = 20  # of a search at each question; a live one has all the time in between
+STANDS_S: Final = 0.3  # that nobody trains in a change of a group; journals do not tell
+
+
+def replay(
+    home: Path,
+    others: Sequence[Path],
+    policies: Sequence[str],
+    options: Mapping[str, Mapping[str, Any]],
+) -> dict[str, float]:
+    """Average completion times of the jobs in a cluster's journal under other policies, simulated.
+
+    Speeds by size, lengths, arrivals and the time of starts are those that the journal has; how
+    long changes take that this cluster never made, other clusters tell. Policies know the work
+    that users stated, as they do live.
+
+    Returns:
+        Seconds by policy.
+    """
+    tool, file = Cluster(home, home), home / "jobs.rec"
+    imported = tool.ones("sim", "import", str(home / JOURNAL), str(file), "--layout", "journal")
+    assert imported.code == 0, imported.err
+    recording = _with_changes(
+        read_recording(file), [recording_from_journal(other / JOURNAL) for other in others]
+    )
+    write_recording(recording, file)
+    start_s = recording.took.start_s or 0.0
+    found = {}
+    for policy in report.counted("simulated policy", policies, len(policies)):
+        given = [
+            word
+            for name, value in options.get(policy, {}).items()
+            for word in ("--option", f"{name}={json.dumps(value)}")
+        ]
+        simulated = tool.ones(
+            "sim", "run", "--policy", policy, "--physics", "recorded", "--workload", str(file),
+            "--nodes", "1", "--gpus-per-node", str(SLOTS), "--knowledge", "L3",
+            "--stall", str(STANDS_S), "--first-stall", str(start_s),
+            "--generations", str(GENERATIONS), "--think-every", "1", "-o", "json", *given,
+        )  # fmt: skip
+        assert simulated.code == 0, simulated.err
+        found[policy] = float(simulated.json["avg_jct_s"])
+    return found
+
+
+def _with_changes(recording: Recording, others: Sequence[Recording]) -> Recording:
+    """Complete the change times of `recording` by the median of the others."""
+    told: dict[str, float] = {}
+    for field in fields(ChangeTimes):
+        known = [getattr(other.took, field.name) for other in others]
+        seconds = [value for value in known if value is not None]
+        if getattr(recording.took, field.name) is None and seconds:
+            told[field.name] = median(seconds)
+    return replace(recording, took=replace(recording.took, **told))
+
 
 FIRST_COME: Final = "fifo"
 ORDERING: Final = f"""\
@@ -22,22 +90,15 @@ simulator a speed does not depend on who else trains, while {SLOTS} workers shar
 simulated job takes more samples at a larger batch, while a live one stops after its epochs."""
 
 
-def say(text: str) -> None:
-    """Print a line or more."""
-    sys.stdout.write(f"{text}\n")
-    sys.stdout.flush()
-
-
 def tell_setting(
     submitted: Sequence[Job],
     speeds: Mapping[str, Speeds],
     gap_s: float,
     options: Mapping[str, Mapping[str, Any]],
 ) -> None:
-    """Print what is about to happen."""
     alone = sorted(job.alone_s(speeds, 1) for job in submitted)
     limits = " and ".join(f"{limit:g}" for limit in options["tiresias"]["limits"])
-    say(
+    report.say(
         f"{len(submitted)} jobs of {alone[0]:.1f} to {alone[-1]:.1f} s on a slot of their own, "
         f"{sum(alone):.0f} s in all, {gap_s:.1f} s apart on average "
         f"(a full bench: {LOAD:g} times what the cores can do)\n"
@@ -47,7 +108,6 @@ def tell_setting(
 
 
 def tell_repeat(repeat: int, coming: Sequence[Arrival], live: Sequence[Run]) -> None:
-    """Print completion times job by job, and what they amount to."""
     rows: list[list[object]] = [
         [
             arrival.job.name,
@@ -75,19 +135,12 @@ def _completion(run: Run, place: int) -> str:
 def _line(run: Run) -> list[object]:
     mean = statistics.fmean
     return [
-        run.policy,
-        f"{run.average_s:.1f}",
-        f"{run.p90_s:.1f}",
-        f"{mean(e.queued_s for e in run.jobs):.1f}",
-        f"{mean(e.ran_s for e in run.jobs):.1f}",
-        f"{run.makespan_s:.1f}",
-        f"{run.full:.0%}",
-        f"{mean(e.rescales for e in run.jobs):.1f}",
-        f"{mean(e.batch_changes for e in run.jobs):.1f}",
-        sum(not e.exact for e in run.jobs),
-        sum(e.state != "succeeded" for e in run.jobs),
-        f"{run.load:.1f}",
-    ]
+        run.policy, f"{run.average_s:.1f}", f"{run.p90_s:.1f}",
+        f"{mean(e.queued_s for e in run.jobs):.1f}", f"{mean(e.ran_s for e in run.jobs):.1f}",
+        f"{run.makespan_s:.1f}", f"{run.full:.0%}", f"{mean(e.rescales for e in run.jobs):.1f}",
+        f"{mean(e.batch_changes for e in run.jobs):.1f}", sum(not e.exact for e in run.jobs),
+        sum(e.state != "succeeded" for e in run.jobs), f"{run.load:.1f}",
+    ]  # fmt: skip
 
 
 def compared(runs: Sequence[Sequence[Run]], ours: str) -> dict[str, float]:
@@ -151,16 +204,16 @@ def ordered(
         figures[f"sim_vs_{other}"] = _ratio(simulated, "ones", other)
     heads = [f"{kind} {n}" for n in range(1, len(runs) + 1) for kind in ("live", "simulated")]
     report.table("average completion times, s, by repeat", ["", *heads], rows)
-    say(ORDERING)
+    report.say(ORDERING)
     gain = 1.0 - _ratio(by_name, ours, FIRST_COME)
-    say(
+    report.say(
         f"order alone, simulated: {1.0 - order:.0%} lower than {FIRST_COME}; {ours}, live: {gain:.0%} "
         f"lower; simulated: {1.0 - figures[f'sim_vs_{FIRST_COME}']:.0%}"
     )
     for policy in by_name[0]:
         if policy.endswith(FIXED):
             fixed = _ratio(by_name, policy, FIRST_COME)
-            say(f"order alone, live ({policy}): {1.0 - fixed:.0%} lower than {FIRST_COME}")
+            report.say(f"order alone, live ({policy}): {1.0 - fixed:.0%} lower than {FIRST_COME}")
     return figures
 
 

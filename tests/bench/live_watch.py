@@ -1,17 +1,18 @@
-"""A cluster is watched for many minutes: no job shall stay at a size that it knows to be slow.
+"""Observation of a cluster for many minutes: no job should stay at a size known to be slow.
 
-Jobs come to four slots at random moments. A job is *held* while it is at a size of which it had
-measured a better one: one with fewer slots (nobody gains by its being so large), or one with more
-where so many are idle. Each time that lasts for more than `PATIENCE_S` is a violation.
+Jobs come to four slots at random times. A job is *held* while it is at a size and has measured a better one: with
+fewer slots, or with more while so many are idle. Each time that lasts for more than `PATIENCE_S` is a violation.
+Predicted speed-ups and starts are compared with the actual ones.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -19,23 +20,136 @@ from typing import Final
 import numpy as np
 
 from controlplane.client import BlockingClient
-from controlplane.prediction.speed_model import statistical_efficiency
+from controlplane.prediction.throughput import statistical_efficiency
 from schemas.ids import JobId
-from schemas.wire.client import JobSummary
+from schemas.wire.client import Decision, Explanation, JobDetail, JobSummary
 from tests.bench import report
 from tests.bench.live_cluster import cluster
-from tests.bench.live_forecasts import (
-    WAITING,
-    Start,
-    began,
-    promise_figures,
-    promises,
-    start_figures,
-    start_told,
-)
 from tests.bench.live_jobs import SLOTS
 from tests.bench.live_sleepers import Sleeper, load, sleepers, spec_of
-from tests.bench.live_tables import say
+
+WAITING: Final = "queued"
+HEADS: Final = ["", "how many", "off by, median", "at worst", "came / promised"]
+
+
+@dataclass(frozen=True)
+class Promise:
+    kind: str  # of job
+    promised: float
+    came: float
+    first: bool  # growth of its kind
+
+    @property
+    def off_by(self) -> float:
+        return math.exp(abs(math.log(self.came / self.promised)))
+
+
+def promises(told: Sequence[tuple[str, Explanation]]) -> list[Promise]:
+    decisions = sorted(
+        ((one.time, kind, one) for kind, each in told for one in each.decisions),
+        key=lambda found: found[0],
+    )
+    found: list[Promise] = []
+    grown: set[str] = set()
+    for _, kind, one in decisions:
+        numbers = one.numbers
+        before, then = numbers.get("speed_now"), numbers.get("speed_then")
+        came = numbers.get("speed_realised")
+        grows = bool(one.before.slots) and len(one.to.slots) > len(one.before.slots)
+        if before and then and came:
+            first = grows and kind not in grown
+            found.append(Promise(kind, then / before, came / before, first))
+            grown |= {kind} if grows else set()
+    return found
+
+
+@dataclass(frozen=True)
+class Start:
+    """First forecast of a job's first start; seconds since the epoch."""
+
+    told_at: float
+    at: float
+    earliest: float
+    latest: float
+
+
+def start_told(told: Explanation) -> Start | None:
+    """Return the present forecast of a waiting job; None: there is none."""
+    last: Decision | None = told.decisions[-1] if told.decisions else None
+    if last is None or last.outcome != "waits" or "start_s" not in last.numbers:
+        return None
+    after = (last.numbers[name] for name in ("start_s", "start_earliest_s", "start_latest_s"))
+    return Start(last.time, *(last.time + seconds for seconds in after))
+
+
+def began(detail: JobDetail) -> float | None:
+    """Return when a job left the queue for the first time; None: never."""
+    left = (change.time for change in detail.history if change.from_state == WAITING)
+    return next(left, None)
+
+
+def promise_figures(found: Sequence[Promise]) -> dict[str, float]:
+    """Print how right promised speed-ups were.
+
+    Returns:
+        `promises`; `promise_off_median` and `promise_off_most`: the larger over the smaller one of
+        what was promised and what came; `promise_bias`: what came over it, geometric mean.
+    """
+    rows = []
+    for name, some in (
+        ("all changes", found),
+        *((f"first growth, {one.kind} ({one.promised:.2f}, came {one.came:.2f})", [one])
+          for one in found if one.first),
+    ):  # fmt: skip
+        if some:
+            off = [one.off_by for one in some]
+            rows.append([name, len(some), statistics.median(off), max(off), _bias(some)])
+    report.table("promised speed-ups, held against the first whole epoch", HEADS, rows)
+    if not found:
+        return {"promises": 0.0}
+    off = [one.off_by for one in found]
+    return {
+        "promises": float(len(found)),
+        "promise_off_median": statistics.median(off),
+        "promise_off_most": max(off),
+        "promise_bias": _bias(found),
+    }
+
+
+def _bias(some: Sequence[Promise]) -> float:
+    return statistics.geometric_mean(one.came / one.promised for one in some)
+
+
+def start_figures(
+    told: Mapping[JobId, Start], starts: Mapping[JobId, float | None]
+) -> dict[str, float]:
+    """Print how right the first forecasts of starts were, as `ones sim` counts them.
+
+    Returns:
+        `start_forecasts`: of jobs that waited on after they were told, and started.
+        `start_wait_s_mean`: how long these waited from then on.
+        `start_error_median`: of |expected - real| / real, of the waits from the forecast on.
+        `start_error_s_median`, `start_error_s_most`: the same in seconds. `start_coverage`: share
+        of starts within the interval that was told, which is meant for 80%.
+    """
+    came = [(said, starts[job]) for job, said in told.items()]
+    held = [(said, at) for said, at in came if at is not None and at > said.told_at]
+    if not held:
+        return {"start_forecasts": 0.0}
+    seconds = [abs(said.at - at) for said, at in held]
+    figures = {
+        "start_forecasts": float(len(held)),
+        "start_wait_s_mean": statistics.fmean(at - said.told_at for said, at in held),
+        "start_error_median": statistics.median(
+            abs(said.at - at) / (at - said.told_at) for said, at in held
+        ),
+        "start_error_s_median": statistics.median(seconds),
+        "start_error_s_most": max(seconds),
+        "start_coverage": statistics.fmean(said.earliest <= at <= said.latest for said, at in held),
+    }
+    report.table("first forecasts of starts", ["", ""], list(figures.items()))
+    return figures
+
 
 PATIENCE_S: Final = 10.0
 SETTLES_S: Final = 3.0  # after a change, before its speed is looked at
@@ -50,8 +164,6 @@ Shape = tuple[int, int]  # slots, and samples of a step
 
 @dataclass(frozen=True)
 class Look:
-    """One job at one moment, as telemetry and feed tell it."""
-
     at: float  # seconds
     job: str
     slots: int
@@ -61,14 +173,11 @@ class Look:
 
     @property
     def shape(self) -> Shape:
-        """Its size."""
         return self.slots, self.batch
 
 
 @dataclass
 class Violation:
-    """A job was held."""
-
     job: str
     began: float  # seconds
     ended: float
@@ -78,8 +187,7 @@ class Violation:
     better_progress: float
 
     @property
-    def why(self) -> str:
-        """In words."""
+    def reason(self) -> str:
         if self.better[0] > self.shape[0]:
             return "slots were idle"
         return "the same or fewer slots"
@@ -87,8 +195,6 @@ class Violation:
 
 @dataclass
 class _Watched:
-    """What is known of one job."""
-
     first_batch: int
     shape: Shape
     since: float
@@ -100,20 +206,12 @@ class _Watched:
 
 
 class SizeWatch:
-    """Takes looks; knows which jobs were held, since when, and which size was better."""
-
     def __init__(self) -> None:
         self.violations: list[Violation] = []
         self.most_s = 0.0  # that anybody was held, shorter ones too
         self._jobs: dict[str, _Watched] = {}
 
     def take(self, looks: Sequence[Look], idle: int) -> list[Violation]:
-        """All jobs that train, at one moment; what is new of it.
-
-        Args:
-            looks: one for each.
-            idle: slots that nobody has while nobody waits.
-        """
         found = [one for look in looks if (one := self._take(look, idle)) is not None]
         for name in self._jobs.keys() - {look.job for look in looks}:
             self._jobs[name].held = None
@@ -169,17 +267,10 @@ class SizeWatch:
 
 
 def watch(policy: str, minutes: float, base: Path, home: Path, seed: int = 1) -> dict[str, float]:
-    """Run a cluster for so long, print every violation.
-
-    Args:
-        policy: its name.
-        minutes: in which jobs come; the last ones may end later.
-        base: where jobs' folders are made.
-        home: of the cluster.
-        seed: of the jobs.
-    """
     coming = sleepers(seed, GAP_S, until_s=60.0 * minutes)
-    say(f"{policy}: {len(coming)} jobs in {minutes:g} minutes, {load(coming):.1f} slots' work")
+    report.say(
+        f"{policy}: {len(coming)} jobs in {minutes:g} minutes, {load(coming):.1f} slots' work"
+    )
     driver = _Driver(base)
     with cluster(home, policy) as (_, client):
         driver.drive(client, coming, 60.0 * minutes)
@@ -188,7 +279,7 @@ def watch(policy: str, minutes: float, base: Path, home: Path, seed: int = 1) ->
     held = driver.seen.violations
     rows: list[list[object]] = [
         [one.job, one.shape, f"{one.progress:.0f}", one.better, f"{one.better_progress:.0f}",
-         f"{one.ended - one.began:.1f}", one.why] for one in held
+         f"{one.ended - one.began:.1f}", one.reason] for one in held
     ]  # fmt: skip
     heads = ["", "slots, batch", "progress/s", "known", "progress/s", "held, s", ""]
     report.table(f"{policy}: held for more than {PATIENCE_S:g} s", heads, rows)
@@ -213,8 +304,6 @@ def watch(policy: str, minutes: float, base: Path, home: Path, seed: int = 1) ->
 
 
 class _Driver:
-    """Submits jobs, and looks at all of them until they are over."""
-
     def __init__(self, base: Path) -> None:
         self.seen = SizeWatch()
         self.submitted: list[JobId] = []
@@ -224,7 +313,6 @@ class _Driver:
         self._noise: dict[JobId, tuple[int, float | None]] = {}  # by its last epoch
 
     def drive(self, client: BlockingClient, coming: Sequence[Sleeper], lasts_s: float) -> None:
-        """Until all jobs are over."""
         began = time.monotonic()
         while True:
             now = time.monotonic() - began
@@ -250,20 +338,16 @@ class _Driver:
         idle = 0 if waits else max(0, SLOTS - sum(job.slots for job in jobs))
         looks = [
             Look(
-                now,
-                job.job,
-                job.slots,
-                job.global_batch,
-                job.samples_per_s,
+                now, job.job, job.slots, job.global_batch, job.samples_per_s,
                 self._noise_scale(client, job),
             )
             for job in jobs
             if job.state in ALIVE
-        ]
+        ]  # fmt: skip
         for one in self.seen.take(looks, idle):
-            say(
+            report.say(
                 f"{now:.0f} s: {one.job} is held at {one.shape} ({one.progress:.0f}/s): "
-                f"{one.better} was {one.better_progress:.0f}/s; {one.why}"
+                f"{one.better} was {one.better_progress:.0f}/s; {one.reason}"
             )
 
     def _noise_scale(self, client: BlockingClient, job: JobSummary) -> float | None:

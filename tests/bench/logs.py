@@ -1,9 +1,9 @@
-"""Output on its way: files of workers, real shippers, CURVE sockets, a real controller, followers.
+"""Output of workers: files, real shippers, CURVE sockets, a real controller, followers.
 
-Shippers of several nodes live in this process, so one core has them and all followers; the controller
-has the other one. Three questions: how many lines a second go from files to the controller's store;
-how late a line is at a follower at a steady 20,000 lines a second; what a follower costs that asks and
-never reads. Every byte that was written has to be in the store, and each line at its follower once.
+Shippers of several nodes and all followers live in this process, so they share one core; the controller has the
+other one. Measured: lines per second from files to the controller's store; the delay of a line at a follower at a
+steady 20,000 lines a second; the memory that a follower costs that requests lines and never reads them. Every
+written byte has to be in the store, and each line at its follower once.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import random
 import statistics
-import tempfile
 import time
 from pathlib import Path
 from typing import Final
@@ -24,7 +23,8 @@ from nodeagent.logs import LogShipper
 from schemas.codec import TO_SHIPPER, encode
 from schemas.ids import JobId, Rank, Version, WorkerId
 from schemas.nodes import Group
-from schemas.transport import Link, Socket, load_keys, load_public
+from schemas.transport.keys import load_keys, load_public
+from schemas.transport.sockets import Link, Socket
 from schemas.wire.feed import LogStored, ReadLog
 from schemas.wire.worker import Assignment
 from tests.bench import report
@@ -42,13 +42,10 @@ STALLED: Final = 50
 
 
 def line(number: int) -> bytes:
-    """One that says when it was written."""
     return b"%015.6f %08d %b\n" % (time.time() % 1e8, number, LINE[:74])
 
 
 class Output:
-    """A worker's log and who ships it."""
-
     def __init__(self, folder: Path, job: JobId, spec: JobSpec, shipper: LogShipper) -> None:
         self.job = job
         self.folder = WorkerFolder(folder / f"{job}.v1.r0")
@@ -64,14 +61,11 @@ class Output:
         shipper.watch(WorkerId(self.folder.path.name), assignment, self.folder)
 
     def write(self, count: int) -> None:
-        """So many lines at once."""
         self.file.write(b"".join(line(self.lines + n) for n in range(count)))
         self.lines += count
 
 
 class Site:
-    """A controller, the shippers of some nodes, and a worker for each of their jobs."""
-
     def __init__(
         self, base: Path, fleet: Fleet, outputs: list[Output], tasks: list[asyncio.Task[None]]
     ) -> None:
@@ -79,7 +73,6 @@ class Site:
 
     @classmethod
     async def made(cls, base: Path, fleet: Fleet) -> Site:
-        """Jobs are submitted, shippers connected."""
         shippers, tasks = [], []
         for agent in fleet.agents:
             shipper = LogShipper(agent.node, lambda _: None)
@@ -102,13 +95,11 @@ class Site:
         return cls(base, fleet, outputs, tasks)
 
     def stored(self) -> int:
-        """Bytes that the controller has."""
         logs = self.fleet.home / "state" / "logs"
         return sum(path.stat().st_size for path in logs.rglob("*") if path.is_file())
 
 
 async def hear(socket: Socket, shipper: LogShipper) -> None:
-    """What the relay answers."""
     async for incoming in socket:
         message = TO_SHIPPER.decode(incoming.frames[-1])
         if isinstance(message, LogStored):
@@ -116,7 +107,6 @@ async def hear(socket: Socket, shipper: LogShipper) -> None:
 
 
 async def bulk(site: Site, lines: int) -> dict[str, float]:
-    """All there is, as fast as it goes."""
     before = site.stored()
     for output in site.outputs:
         output.write(lines // len(site.outputs))
@@ -129,7 +119,6 @@ async def bulk(site: Site, lines: int) -> dict[str, float]:
 
 
 async def steady(site: Site, seconds: float) -> dict[str, float]:
-    """At a rate, with followers: how late each line is."""
     late: list[float] = []
     followed = random.Random(1).sample(site.outputs, FOLLOWED)  # noqa: S311 - a choice
     numbers: dict[JobId, list[int]] = {output.job: [] for output in followed}
@@ -174,7 +163,6 @@ async def steady(site: Site, seconds: float) -> dict[str, float]:
 
 
 async def stalled(site: Site) -> dict[str, float]:
-    """Followers that ask for page after page, and read none."""
     process = psutil.Process(site.fleet.process.pid)
     before = process.memory_info().rss
     keys = site.fleet.home / "keys"
@@ -195,7 +183,6 @@ async def stalled(site: Site) -> dict[str, float]:
 
 
 async def measure(base: Path, *, quick: bool) -> dict[str, float]:
-    """All three."""
     async with Fleet(base / "home", NODES) as fleet:
         site = await Site.made(base, fleet)
         report.now("lines as fast as they go")
@@ -215,12 +202,10 @@ async def measure(base: Path, *, quick: bool) -> dict[str, float]:
 
 
 def main() -> None:
-    """Print the table and write the figures."""
     chosen = report.arguments(__doc__ or "", "a tenth of the lines, 5 s at a steady rate")
-    with tempfile.TemporaryDirectory(prefix="ones-bench-") as folder:
-        figures = asyncio.run(measure(Path(folder), quick=chosen.quick))
-    report.table("output", ["figure", "value"], list(figures.items()))
-    report.write(figures, chosen.json)
+    with report.folder() as folder:
+        figures = asyncio.run(measure(folder, quick=chosen.quick))
+    report.finish(figures, chosen.json, "output")
 
 
 if __name__ == "__main__":

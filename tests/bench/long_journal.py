@@ -1,4 +1,4 @@
-"""Histories as long as wanted, and journals that hold them, made without waiting for a disk."""
+"""Histories of any length, and journals that contain them, written without waiting for a disk."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from controlplane.core.commands import Announce
 from controlplane.core.inputs import ControllerStarted, Input, NodeReported
 from controlplane.core.reactor import Reactor
 from controlplane.journal.database import checksum, open_for_writing
-from controlplane.journal.records import COMPLETE
 from schemas.codec import encode
 from schemas.ids import BootId, JobId, NodeId, Seconds, Term, slot_id
 from schemas.wire.agent import AgentEvent
@@ -26,20 +25,12 @@ ROWS: Final = 5000  # in one transaction
 
 @dataclass(frozen=True)
 class Size:
-    """Of a cluster."""
-
     nodes: int
     jobs: int
     training: int  # of the jobs, on a slot each
 
 
 def history(size: Size, epochs: int) -> Iterator[tuple[Seconds, Input]]:
-    """Nodes come, jobs arrive, some begin to train, and then end so many epochs in turn.
-
-    Args:
-        size: of the cluster.
-        epochs: of all jobs together.
-    """
     said = dict.fromkeys((NodeId(f"n{at}") for at in range(size.nodes)), 0)
     version = 1 + size.nodes + size.jobs
     clock = itertools.count()
@@ -77,18 +68,11 @@ def write(
 ) -> int:
     """Put a history into a journal, which need not survive a loss of power.
 
-    Args:
-        path: of a journal, made if it is not there.
-        inputs: in order.
-        reactor: handles each, and is as they leave it.
-        number: of the input before them.
-
     Returns:
         The number of the last one.
     """
     database = open_for_writing(path)
     database.execute("PRAGMA synchronous=OFF")
-    database.execute("INSERT OR REPLACE INTO meta VALUES (?, '1')", (COMPLETE,))
     rows = iter(inputs)
     while batch := list(itertools.islice(rows, ROWS)):
         database.execute("BEGIN")

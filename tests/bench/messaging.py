@@ -22,7 +22,6 @@ import os
 import random
 import socket
 import sys
-import tempfile
 import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -59,10 +58,16 @@ from schemas.wire.agent import (
 )
 from schemas.wire.client import SearchInfo, SubmitJob
 from tests.bench import report
-from tests.support.fleet import LOG, Fleet
-from tests.support.simulated_agent import SimulatedAgent, Watch
-from tests.support.simulated_training import Job, Training, Worker
-from tests.support.training_agent import TrainingAgent
+from tests.support.fleet import (
+    LOG,
+    Fleet,
+    Job,
+    SimulatedAgent,
+    Training,
+    TrainingAgent,
+    Watch,
+    Worker,
+)
 
 SLOTS: Final = 4
 ENDED: Final = SETTLED + 1  # stands for the delta that ends a job
@@ -79,8 +84,6 @@ Key = tuple[JobId, int, int]  # job, version, stage
 
 @dataclass(frozen=True)
 class Scale:
-    """How much is measured for how long."""
-
     agents: int
     jobs: int  # at once
     order: str  # of blocks: A idle, B at full speed
@@ -95,15 +98,8 @@ FULL: Final = Scale(100, 80, "ABBAABBA", 16.0, 3.0, 24.0, 8.0, 5.0)
 QUICK: Final = Scale(40, 32, "ABBABA", 6.0, 1.0, 6.0, 3.0, 3.0)
 
 
-def quantile(samples: Iterable[float], share: float) -> float:
-    """The smallest sample that is not below `share` of them, or nan."""
-    ranked = sorted(samples)
-    return ranked[min(len(ranked) - 1, int(share * len(ranked)))] if ranked else float("nan")
-
-
 def ms(samples: Iterable[float], share: float) -> float:
-    """A quantile in milliseconds."""
-    return quantile(samples, share) * 1000.0
+    return report.quantile(samples, share) * 1000.0
 
 
 # --- what is seen on the wire
@@ -111,7 +107,7 @@ def ms(samples: Iterable[float], share: float) -> float:
 
 @dataclass
 class Window:
-    """One stretch of time and what was measured in it; all in seconds."""
+    """Measurements of one stretch of time, in seconds."""
 
     kind: str
     began: float
@@ -130,8 +126,6 @@ class Window:
 
 
 class Meter(Watch):
-    """Matches what agents say with what they hear."""
-
     def __init__(self) -> None:
         self.window: Window | None = None
         self.said: defaultdict[NodeId, deque[tuple[int, float, Key | None]]] = defaultdict(deque)
@@ -193,7 +187,6 @@ class Meter(Watch):
             self.window.arrivals.append((key, at))
 
     def _concerned(self, agent: SimulatedAgent, delta: GroupDelta) -> None:
-        """A delta goes to nodes of this version of its job's group, and of the one before."""
         node, job = agent.node, delta.job
         members = (*(delta.group.members if delta.group else ()), *delta.former)
         here = self.places[job, delta.version]
@@ -214,7 +207,6 @@ class Meter(Watch):
             self.examples.append(f"{what}: {example[:400]}")
 
     def match(self, window: Window) -> None:
-        """Find the event that each delta of a window followed: the last that was said before it."""
         for key, at in window.arrivals:
             said = [cause for cause in self.causes.get(key, ()) if cause[1] <= at]
             committed, began = max(said, key=itemgetter(1), default=(0.0, 0.0))
@@ -225,7 +217,6 @@ class Meter(Watch):
 
 
 def cause_of(event: AgentEvent) -> Key | None:
-    """Which delta may follow from an event."""
     match event:
         case WorkerReady():
             return (event.job, event.version, SWITCH)
@@ -239,7 +230,6 @@ def cause_of(event: AgentEvent) -> Key | None:
 
 
 def key_of(delta: GroupDelta) -> Key:
-    """Which step of which job a delta is."""
     return (delta.job, 0, ENDED) if delta.forget else (delta.job, delta.version, delta.stage)
 
 
@@ -247,8 +237,6 @@ def key_of(delta: GroupDelta) -> Key:
 
 
 class TimedClient(Client):
-    """The client that users have, and when it last sent a submission."""
-
     sent_at = 0.0
 
     async def _call(self, request: Any, *rest: Any) -> Any:
@@ -258,8 +246,6 @@ class TimedClient(Client):
 
 
 class Submitter:
-    """Keeps so many jobs in the cluster."""
-
     def __init__(self, client: TimedClient, fleet: Fleet, training: Training, work: Path) -> None:
         self.client, self.training, self.work = client, training, work
         self.room = SLOTS * len(fleet.agents)
@@ -268,7 +254,6 @@ class Submitter:
         self.open = asyncio.Event()
 
     async def keep(self, jobs: int) -> None:
-        """Submit one for each that ends, for ever."""
         while True:
             await self.open.wait()
             if self.count - self.training.finished >= jobs:
@@ -278,15 +263,10 @@ class Submitter:
 
     async def _submit(self) -> None:
         spec = JobSpec(
-            name="job",
-            script="train.py",
-            workdir=str(self.work),
-            family=f"family-{self.count % 6}",
-            batch_size=64,
-            max_batch_size=1024,
-            max_local_batch=512,
-            slots=(1, 2 * SLOTS if self.count % 3 == 0 else SLOTS - 1),
-        )
+            name="job", script="train.py", workdir=str(self.work),
+            family=f"family-{self.count % 6}", batch_size=64, max_batch_size=1024,
+            max_local_batch=512, slots=(1, 2 * SLOTS if self.count % 3 == 0 else SLOTS - 1),
+        )  # fmt: skip
         self.count += 1
         fits = self.training.busy + 2 * SLOTS <= self.room
         job = await self.client.submit(spec)
@@ -295,14 +275,13 @@ class Submitter:
 
 
 class Burst:
-    """Every agent with a job's rank 0 publishes epochs as fast as they are committed."""
+    """Load in which every agent with a rank 0 publishes epochs as fast as they are committed."""
 
     def __init__(self, training: Training, meter: Meter) -> None:
         self.training, self.said = training, meter.said
         self.turns: dict[NodeId, Iterator[tuple[Job, Worker]]] = {}
 
     def begin(self) -> None:
-        """Fill all windows."""
         leaders: defaultdict[NodeId, list[tuple[Job, Worker]]] = defaultdict(list)
         for job, first in self.training.leaders():
             leaders[first.agent.node].append((job, first))
@@ -311,7 +290,6 @@ class Burst:
             self.refill(here[0][1].agent)
 
     def refill(self, agent: SimulatedAgent) -> None:
-        """As many further epochs as were committed."""
         turns = self.turns.get(agent.node)
         spare = IN_FLIGHT - len(self.said[agent.node]) if turns is not None else 0
         for job, worker in itertools.islice(turns or (), max(0, spare)):
@@ -325,7 +303,7 @@ class Burst:
 
 
 def syncs(folder: Path, pause_s: float = 0.0, count: int = 300) -> list[float]:
-    """Seconds that it takes to append 4 KiB to a file and make them durable."""
+    """Return the seconds of appending 4 KiB to a file durably."""
     took, block = [], os.urandom(4096)
     path = folder / "floor"
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -343,7 +321,7 @@ def syncs(folder: Path, pause_s: float = 0.0, count: int = 300) -> list[float]:
 
 
 async def echo(meter: Meter) -> None:
-    """How late the bench's own loop hears of what is there: its own share of every figure."""
+    """Measure the delay of the bench's own loop: its share of every figure."""
     loop = asyncio.get_running_loop()
     here, there = socket.socketpair()
     for end in (here, there):
@@ -362,7 +340,6 @@ async def echo(meter: Meter) -> None:
 
 
 def searching(controller: int) -> psutil.Process | None:
-    """The search process of a controller."""
     for child in psutil.Process(controller).children():
         if any("search_process" in word for word in child.cmdline()):
             return child
@@ -370,7 +347,6 @@ def searching(controller: int) -> psutil.Process | None:
 
 
 def cpu_s(process: psutil.Process | None) -> float:
-    """CPU seconds so far."""
     if process is None:
         return float("nan")
     times = process.cpu_times()
@@ -381,8 +357,6 @@ def cpu_s(process: psutil.Process | None) -> float:
 
 
 class Bench:
-    """Everything of one run."""
-
     def __init__(self, scale: Scale, base: Path) -> None:
         self.scale, self.base = scale, base
         self.meter, self.training = Meter(), Training()
@@ -406,7 +380,6 @@ class Bench:
         self.search_restarts = 0
 
     async def run(self) -> None:
-        """Do all of it."""
         scale = self.scale
         self._sound()
         self.fleet.start()
@@ -500,28 +473,26 @@ class Bench:
     # --- what came of it
 
     def of(self, kind: str) -> list[Window]:
-        """The blocks of a kind, in order."""
         return [window for window in self.windows if window.kind == kind]
 
     @property
     def faults(self) -> int:
-        """Lines about errors in the controller's log."""
         log = (self.fleet.home / LOG).read_text()
         return sum('"level": "error"' in line or "Traceback" in line for line in log.splitlines())
 
 
 def pooled(windows: Sequence[Window], name: str) -> list[float]:
-    """The samples of several windows."""
     return [sample for window in windows for sample in getattr(window, name)]
 
 
 def figures_of(bench: Bench) -> dict[str, float]:
-    """What goes into the JSON file."""
     every, idle, full = bench.windows, bench.of("A"), bench.of("B")
     outer, inner = [idle[0], idle[-1]], idle[1:-1]
 
     def ratio(name: str, above: Sequence[Window], below: Sequence[Window]) -> float:
-        return quantile(pooled(above, name), 0.99) / quantile(pooled(below, name), 0.99)
+        return report.quantile(pooled(above, name), 0.99) / report.quantile(
+            pooled(below, name), 0.99
+        )
 
     return {
         "agents": bench.scale.agents,
@@ -542,7 +513,6 @@ def figures_of(bench: Bench) -> dict[str, float]:
 
 
 def show(bench: Bench, figures: dict[str, float], took_s: float) -> None:
-    """Print the tables."""
     columns = ["search", "event to commit", "commit to delta", "event to delta", "plan", "own echo"]
     names = ["event_commit", "commit_delta", "event_delta", "plan", "lag"]
     kinds = {"shipped": "as shipped", "A": "idle (A)", "B": "full speed (B)"}
@@ -555,17 +525,8 @@ def show(bench: Bench, figures: dict[str, float], took_s: float) -> None:
     report.table(
         "each block: p99 in ms, and the CPU that was used, in cores",
         [
-            "block",
-            "event to commit",
-            "commit to delta",
-            "own echo",
-            "generations/s",
-            "changes/s",
-            "deltas/s",
-            "events/s",
-            "controller",
-            "search",
-            "bench",
+            "block", "event to commit", "commit to delta", "own echo", "generations/s",
+            "changes/s", "deltas/s", "events/s", "controller", "search", "bench",
         ],
         [
             (
@@ -581,7 +542,7 @@ def show(bench: Bench, figures: dict[str, float], took_s: float) -> None:
             )
             for number, window in enumerate(bench.windows)
         ],
-    )
+    )  # fmt: skip
     early = sum(window.early for window in bench.windows)
     resends = sum(window.resends for window in bench.windows)
     kinds_seen = bench.meter.kinds
@@ -615,20 +576,18 @@ def show(bench: Bench, figures: dict[str, float], took_s: float) -> None:
 
 
 def cell(samples: Sequence[float]) -> str:
-    """Median and 99th percentile of some samples."""
     return f"{ms(samples, 0.5):.3g} / {ms(samples, 0.99):.3g} ({len(samples)})"
 
 
 def main() -> None:
-    """Print the tables and write the figures."""
     arguments = report.parser(__doc__ or "", "fewer agents, shorter blocks")
     arguments.add_argument("--agents", type=int, help="default: 100, quick 40; jobs stay as many")
     chosen = arguments.parse_args()
     began = time.monotonic()
     scale = QUICK if chosen.quick else FULL
     scale = replace(scale, agents=chosen.agents) if chosen.agents else scale
-    with tempfile.TemporaryDirectory(prefix="ones-bench-") as folder:
-        bench = Bench(scale, Path(folder))
+    with report.folder() as folder:
+        bench = Bench(scale, folder)
         uvloop.run(bench.run())
         figures = figures_of(bench)
         show(bench, figures, time.monotonic() - began)

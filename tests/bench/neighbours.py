@@ -1,9 +1,8 @@
-"""One hostile user beside another one whose job trains: what the other notices of it.
+"""Effect of a hostile user on another user's training job.
 
-Ann's job takes a step every 20 ms, prints the time with each, and she submits a job five times a second.
-Bob does one thing after the other to be in everybody's way, with a key of his own, from this host. Each
-figure is of the seconds meanwhile over those just before. The processes of Bob are niced: elsewhere they
-would have processors of their own.
+Ann's job takes a step every 20 ms and prints the time, and she submits a job five times a second. Bob runs one
+attack after the other, with a key of his own, from this host. Each figure compares the seconds of an attack with
+those just before. Bob's processes are niced: elsewhere they would have processors of their own.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import textwrap
 import threading
 import time
@@ -27,7 +25,7 @@ import psutil
 
 from controlplane.client import BlockingClient, JobSpec
 from schemas.errors import OnesError
-from schemas.transport import write_keys
+from schemas.transport.keys import write_keys
 from tests.bench import report
 from tests.bench.hostile_user import ATTACKS
 from tests.support.cluster import Cluster
@@ -78,8 +76,6 @@ PRINTING: Final = """
 
 
 class Watched:
-    """Ann: when her job's lines were written and came to her, and how long her submissions took."""
-
     def __init__(self, home: Path, spec: JobSpec) -> None:
         self._home, self._spec = home, spec
         self.lines: list[tuple[float, float]] = []  # written, heard
@@ -105,7 +101,7 @@ class Watched:
                 time.sleep(max(0.0, began + SUBMIT_S - time.time()))
 
     def figures(self, begin: float, end: float) -> dict[str, float]:
-        """Of the seconds between, in milliseconds."""
+        """Return figures of the seconds between, in milliseconds."""
         written = [at for at, _ in self.lines if begin <= at < end]
         late = [heard - at for at, heard in self.lines if begin <= at < end]
         took = [seconds for began, seconds in self.submissions if begin <= began < end]
@@ -117,7 +113,6 @@ class Watched:
 
 
 def user_of(cluster: Cluster, base: Path, name: str) -> Path:
-    """A key, and a folder for its owner's commands."""
     keys = cluster.home / "keys"
     public = write_keys(keys, name).public.decode()
     with (keys / "authorised.toml").open("a") as file:
@@ -133,7 +128,6 @@ def user_of(cluster: Cluster, base: Path, name: str) -> Path:
 
 
 def spec_of(base: Path, name: str, script: str, **env: str) -> JobSpec:
-    """A job of one slot."""
     work = base / f"work-{name}"
     work.mkdir()
     (work / "train.py").write_text(textwrap.dedent(script))
@@ -142,7 +136,6 @@ def spec_of(base: Path, name: str, script: str, **env: str) -> JobSpec:
 
 
 def most_bytes(process: psutil.Process, until: float) -> float:
-    """The most that a process has in memory until then."""
     most = 0
     while time.time() < until:
         most = max(most, process.memory_info().rss)
@@ -151,7 +144,6 @@ def most_bytes(process: psutil.Process, until: float) -> float:
 
 
 def measure(base: Path, attacks: Sequence[str], seconds: float) -> dict[str, float]:
-    """Before and during each attack."""
     cluster = Cluster(base / "cluster", base, slots=2)
     controller = psutil.Process(cluster.up()["controller"])
     try:
@@ -215,14 +207,13 @@ def _one(
 
 
 def main() -> None:
-    """Print the table and write the figures."""
     arguments = report.parser(__doc__ or "", "2 s of each")
     known = [*ATTACKS, OUTPUT]
     arguments.add_argument("--attacks", default=",".join(known), help="which of them")
     chosen = arguments.parse_args()
     attacks = chosen.attacks.split(",")
-    with tempfile.TemporaryDirectory(prefix="ones-neighbours-") as base:
-        figures = measure(Path(base), attacks, 2.0 if chosen.quick else 10.0)
+    with report.folder() as base:
+        figures = measure(base, attacks, 2.0 if chosen.quick else 10.0)
     names = ("step_p50", "step_p99", "submit_p50", "submit_p99", "line_late_p50", "line_late_p99")
     rows = [
         [

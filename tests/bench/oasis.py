@@ -1,11 +1,10 @@
-"""What admission is worth: oasis beside FIFO and DRF on the same jobs, at three loads.
+"""Value of admission: `oasis`, FIFO and DRF on the same jobs, at three loads.
 
-Everything is simulated in virtual time on the model of the ONES paper's Table 2, with utilities
-drawn as OASiS does. Load is the GPU time that jobs ask for over what the cluster has while they
-come. DRF is `fair`: with one resource, the slot, equal dominant shares are equal shares of slots.
-The first fifth of the jobs is not counted: in it families are measured for the first time.
-`utility_vs_NAME` is at load 2, summed over the seeds, with U and L estimated online; `_hindsight`
-is the same with U and L of all jobs that ever come, as the paper knows them.
+Simulations in virtual time on the model of the ONES paper's Table 2, with utilities drawn as OASiS does. Load is
+the GPU time that jobs request over that of the cluster while they come. DRF is `fair`: with one resource, equal
+dominant shares are equal shares of slots. The first fifth of the jobs is not counted: it measures families for
+the first time. `utility_vs_NAME` is at load 2, summed over the seeds, with U and L estimated online;
+`_hindsight` is the same with U and L of all jobs, as the paper knows them.
 """
 
 from __future__ import annotations
@@ -23,15 +22,14 @@ import msgspec
 from numpy.random import default_rng
 
 from controlplane.policy.api import Budget, ClusterView, EpochSeen, JobView
+from controlplane.policy.oasis.job_plans import LOW_SHARE
 from controlplane.policy.oasis.policy import Oasis
-from controlplane.policy.oasis.prices import LOW_SHARE
 from controlplane.policy.options import OasisOptions
 from controlplane.sim.analysis.summary import summary
 from controlplane.sim.cluster import NodeGroup
 from controlplane.sim.models.table2 import duration_s
 from controlplane.sim.run import simulate
-from controlplane.sim.scenario import Scenario
-from controlplane.sim.scenario_loading import trace_of
+from controlplane.sim.scenario import Scenario, trace_of
 from schemas.ids import JobId, NodeId, Seconds, slot_id
 from schemas.jobs import Utility
 from tests.bench import report
@@ -50,14 +48,12 @@ Run = tuple[str, int, int, int, dict[str, Any]]  # policy, load, seed, jobs, opt
 
 
 def scenario(load: float, jobs: int, seed: int) -> Scenario:
-    """A trace whose jobs ask for `load` times what the cluster has while they come."""
     base = Scenario(jobs=jobs, nodes=(CLUSTER,), utilities=True, knowledge="L3", warm_up=WARM_UP)
     asked = [job.slots * duration_s(job.workload, job.slots) for job in trace_of(base, seed).jobs]
     return msgspec.structs.replace(base, interval_s=mean(asked) / (base.slots * load))
 
 
 def hindsight(jobs: int, seed: int) -> dict[str, float]:
-    """U and L of all jobs of a trace, whenever they come."""
     dense = [
         job.utility.value / (duration_s(job.workload, 1) + START_S)
         for job in trace_of(scenario(1, jobs, seed), seed).jobs
@@ -67,13 +63,11 @@ def hindsight(jobs: int, seed: int) -> dict[str, float]:
 
 
 def figures_of(run: Run) -> dict[str, Any]:
-    """One simulation, as `ones sim run -o json` tells it."""
     policy, load, seed, jobs, options = run
     return summary(simulate(policy, scenario(load, jobs, seed), seed, options))
 
 
 def row(found: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """The figures of all seeds of one policy at one load."""
     jobs = sum(each["jobs"] for each in found)
     came = sum(each["promises_kept"] + each["promises_broken"] for each in found)
     late = sum((each["lateness_s"] or 0.0) * (each["promises_kept"] + each["promises_broken"])
@@ -90,7 +84,6 @@ def row(found: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def ms_per_job() -> float:
-    """Milliseconds of one core that a new job's decision takes, beside keeping what was promised before."""
     policy, now = Oasis(OasisOptions()), Seconds(0.0)
     for slots in (1, 2, 4):
         seen = EpochSeen(
@@ -124,7 +117,6 @@ def _improve_ms(policy: Oasis, view: ClusterView, now: Seconds) -> float:
 
 
 def main() -> None:
-    """Simulate, print and write."""
     about = (__doc__ or "").partition("\n\n")[0]
     options = report.arguments(about, "one seed and load, 60 jobs")
     seeds, loads, jobs = (SEEDS[:1], (MAIN,), 60) if options.quick else (SEEDS, LOADS, 150)
@@ -141,21 +133,16 @@ def main() -> None:
     rows = {key: row([next(every) for _ in many]) for key, many in runs.items()}
     figures = {"ms_per_job": ms_per_job(), **_keys(rows)}
     columns = [
-        "utility_share",
-        "rejected_share",
-        "promises_kept",
-        "lateness_s",
-        "avg_jct_s",
+        "utility_share", "rejected_share", "promises_kept", "lateness_s", "avg_jct_s",
         "decision_ms",
-    ]
+    ]  # fmt: skip
     report.table(
         f"{jobs} jobs on {CLUSTER.count * CLUSTER.slots} slots, seeds {seeds}",
         ["policy, load", "utility", *columns],
         [[f"{name}, {load}", each["utility"], *(each[c] for c in columns)]
          for (name, load), each in rows.items()],
     )  # fmt: skip
-    report.table("oasis", ["figure", "value"], list(figures.items()))
-    report.write(figures, options.json)
+    report.finish(figures, options.json, "oasis")
 
 
 def _keys(rows: Mapping[tuple[str, int], Mapping[str, float]]) -> dict[str, float]:

@@ -1,11 +1,10 @@
-"""What `ones` takes on measured workloads, and what each part of its recipe brings.
+"""Completion times of `ones` on measured workloads, and the effect of each part of its recipe.
 
-Everything is simulated in virtual time without a search (`generations` 0), so that decisions are
-the same for every seed. `--shuffle SEED` deals out a workload's jobs over its submission times
-anew and moves each by up to a minute: for choosing numbers, so that the workloads themselves
-remain to confirm them. Keys: `LEVEL_s` and `LEVEL_rescales` are means over the workloads,
-`LEVEL_vs_pollux` the time over Pollux' published one; `off_SWITCH` is the time with that part
-switched off over the time with it, both in the published setting at L2.
+Simulations in virtual time without a search (`generations` 0), so that decisions are the same for every seed.
+`--shuffle SEED` assigns a workload's jobs to its submission times anew and moves each by up to a minute: for
+choosing numbers, so that the workloads themselves remain to confirm them. `LEVEL_s` and `LEVEL_rescales` are
+means over the workloads, `LEVEL_vs_pollux` the time over Pollux' published time; `off_SWITCH` is the time with
+that part switched off over the time with it, both in the published setting at L2.
 """
 
 from __future__ import annotations
@@ -66,7 +65,6 @@ def workloads(folder: Path, names: Sequence[str], shuffle: int | None, kept: Pat
 
 
 def shuffled(file: Path, rng: Generator, kept: Path) -> Path:
-    """The same jobs and, but for `NEAR_S`, the same times; who comes when is drawn anew."""
     trace = read_trace(file)
     times = [max(0.0, job.at + float(rng.uniform(-NEAR_S, NEAR_S))) for job in trace.jobs]
     jobs = [
@@ -80,7 +78,6 @@ def shuffled(file: Path, rng: Generator, kept: Path) -> Path:
 
 
 def shortened(file: Path, kept: Path) -> Path:
-    """The first jobs of a workload."""
     trace = read_trace(file)
     to = kept / file.name
     write_trace(msgspec.structs.replace(trace, jobs=trace.jobs[:QUICK_JOBS]), to)
@@ -90,7 +87,6 @@ def shortened(file: Path, kept: Path) -> Path:
 def ways(
     folder: Path, files: Iterable[Path], setting: Mapping[str, Any], options: Mapping[str, Any]
 ) -> list[Way]:
-    """One simulation for each workload."""
     published = {"round_s": 60.0, "stall_s": 30.0, "warm_up": 0.0, "generations": 0}
     return [
         Way(
@@ -105,8 +101,6 @@ def ways(
 
 
 class Recipe:
-    """Simulates, and sets side by side."""
-
     def __init__(self, bench: Bench, folder: Path, files: Sequence[Path]) -> None:
         self._bench, self._folder, self._files = bench, folder, files
         self.figures: dict[str, float] = {}
@@ -114,22 +108,19 @@ class Recipe:
     def results(
         self, setting: Mapping[str, Any], options: Mapping[str, Any]
     ) -> list[SimulationResult]:
-        """Of each workload."""
         wanted = ways(self._folder, self._files, setting, options)
         self._bench.do(wanted)
         return [self._bench.result(way, self._bench.seeds[0]) for way in wanted]
 
     def mean_s(self, setting: Mapping[str, Any], options: Mapping[str, Any]) -> float:
-        """Average completion time, mean over the workloads, seconds."""
+        """Return the average completion time, mean over the workloads."""
         found = self.results(setting, options)
         return statistics.mean(average_s(each, each.ended_at) for each in found)
 
     def _simulate(self, pairs: Iterable[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> None:
-        """Simulate all settings with their options at once, so that no core is idle."""
         self._bench.do([way for pair in pairs for way in ways(self._folder, self._files, *pair)])
 
     def levels(self, names: Sequence[str], options: Mapping[str, Any]) -> None:
-        """What a policy with these options takes at some levels."""
         self._simulate([(LEVELS[name], options) for name in names])
         rows: list[list[object]] = []
         for name in names:
@@ -145,7 +136,6 @@ class Recipe:
         report.table("average completion time, s", shown, rows)
 
     def switches(self, names: Sequence[str], options: Mapping[str, Any]) -> None:
-        """Each part switched off, over the policy as it is."""
         self._simulate([({}, options), *(({}, {**options, **SWITCHES[name]}) for name in names)])
         on = self.mean_s({}, options)
         rows: list[list[object]] = []
@@ -157,7 +147,6 @@ class Recipe:
 
 
 def main() -> None:
-    """Simulate what the command line asks for."""
     asked = report.parser(
         __doc__ or "", f"{QUICK_JOBS} jobs of one workload, everything switched off together"
     )

@@ -1,8 +1,8 @@
-"""kill -9 of controller and agent under four training workers: what the workers feel of it.
+"""kill -9 of controller and agent under four training workers: the effect on the workers.
 
-Each case runs beside an undisturbed control of the same length in the same run, because four workers
-on few cores disturb one another too. Every worker writes the time of each step into a file of its own. Then `resync`:
-the same kill under a thousand simulated agents.
+Each case is compared with an undisturbed window of the same length in the same run, because four workers on few
+cores disturb one another too. Every worker writes the time of each step into a file. Then `resync`: the same
+kill under a thousand simulated agents.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import itertools
 import json
 import os
 import statistics
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -55,8 +54,6 @@ DISTURBED_RATIO = 3.0
 
 @dataclass
 class Case:
-    """What four workers felt in a window of time."""
-
     name: str
     median_ms: float
     largest_ratio: float
@@ -65,7 +62,7 @@ class Case:
 
 
 def gaps(files: list[Path], start: float, end: float) -> list[tuple[float, float]]:
-    """(median, largest) seconds between two steps within the window, for each worker."""
+    """Return the median and the largest seconds between two steps in the window, by worker."""
     found = []
     for path in files:
         times = [float(line) for line in path.read_text().split("\n")[:-1]]
@@ -76,7 +73,6 @@ def gaps(files: list[Path], start: float, end: float) -> list[tuple[float, float
 
 
 def window(name: str, files: list[Path], seconds: float, act: Callable[[], float]) -> Case:
-    """Do `act` within a window of training and measure the steps in it."""
     report.now(name)
     start = time.time()
     until(start + seconds / 3)
@@ -85,21 +81,16 @@ def window(name: str, files: list[Path], seconds: float, act: Callable[[], float
     found = gaps(files, start, time.time())
     ratios = [largest / median for median, largest in found]
     return Case(
-        name,
-        statistics.median(m for m, _ in found) * 1000,
-        max(ratios),
-        sum(ratio > DISTURBED_RATIO for ratio in ratios),
-        back_s,
-    )
+        name, statistics.median(m for m, _ in found) * 1000, max(ratios),
+        sum(ratio > DISTURBED_RATIO for ratio in ratios), back_s,
+    )  # fmt: skip
 
 
 def until(moment: float) -> None:
-    """Let time pass."""
     time.sleep(max(0.0, moment - time.time()))
 
 
 def adopted(cluster: Cluster) -> float:
-    """Seconds from the agent's start until the controller had its greeting with all workers."""
     agent, controller = (
         [json.loads(line) for line in (cluster.home / "logs" / name).read_text().splitlines()]
         for name in ("agent-1.log", "controller.log")
@@ -110,28 +101,24 @@ def adopted(cluster: Cluster) -> float:
 
 
 def seconds(stamp: str) -> float:
-    """An ISO time of one day as seconds."""
+    """Return an ISO time of one day as seconds."""
     hours, minutes, rest = stamp.partition("T")[2].rstrip("Z").split(":")
     return int(hours) * 3600 + int(minutes) * 60 + float(rest)
 
 
 def run(base: Path, width: int, idle_s: float, window_s: float) -> tuple[list[Case], float, int]:
-    """One cluster, three windows; the cases, the adoption time and the number of lost events."""
+    """Return the cases, the seconds of the adoption, and the lost events."""
     cluster = Cluster(base / "home", base / "jobs")
-    try:
-        return measured(cluster, base, width, idle_s, window_s)
-    finally:
-        cluster.down()
+    report.now("four jobs start")
+    with report.running(cluster) as pids:
+        return measured(cluster, pids, base, {"WIDTH": width, "IDLE_S": idle_s}, window_s)
 
 
 def measured(
-    cluster: Cluster, base: Path, width: int, idle_s: float, window_s: float
+    cluster: Cluster, pids: dict[str, Any], base: Path, of: dict[str, float], window_s: float
 ) -> tuple[list[Case], float, int]:
-    """The same, on a cluster that is made for it."""
-    report.now("four jobs start")
-    pids = cluster.up()
-    environ = {"OMP_NUM_THREADS": "1", "STEPS": f"{base}/steps.", "WIDTH": str(width)}
-    environ["IDLE_S"] = str(idle_s)
+    environ = {"OMP_NUM_THREADS": "1", "STEPS": f"{base}/steps."}
+    environ |= {name: str(value) for name, value in of.items()}
     jobs = [
         cluster.submit(SCRIPT, batch_size=32, stop={"epochs": 10_000}, env=environ)
         for _ in range(WORKERS)
@@ -146,11 +133,8 @@ def measured(
         cluster.up()
         return time.time() - began
 
-    def nothing() -> float:
-        return 0.0
-
     cases = [
-        window("undisturbed", files, window_s, nothing),
+        window("undisturbed", files, window_s, lambda: 0.0),
         window("controller killed", files, window_s, lambda: again(pids["controller"])),
         window("agent killed", files, window_s, lambda: again(pids["agents"][0])),
     ]
@@ -167,13 +151,12 @@ def measured(
 
 
 def main() -> None:
-    """Print the table and write the figures."""
     chosen = report.arguments(__doc__ or "", "windows of 5 s, a fifth of the agents")
     window_s = 5.0 if chosen.quick else 20.0
     figures: dict[str, float] = {}
     for kind, width, idle_s in (("one thread idle", 64, 0.03), ("all threads busy", 1200, 0.0)):
-        with tempfile.TemporaryDirectory(prefix="ones-bench-") as folder:
-            cases, adopt_s, lost = run(Path(folder), width, idle_s, window_s)
+        with report.folder() as folder:
+            cases, adopt_s, lost = run(folder, width, idle_s, window_s)
         report.table(
             f"{WORKERS} workers, {kind}, {os.cpu_count()} cores, windows of {window_s:.0f} s",
             ["case", "median step ms", "largest gap / median", "workers above 3 x", "up again s"],
@@ -189,8 +172,7 @@ def main() -> None:
     crowd = resync.run(200, 2000) if chosen.quick else resync.run(1000, 10_000)
     resync.show(crowd)
     figures |= crowd
-    report.table("figures", ["key", "value"], list(figures.items()))
-    report.write(figures, chosen.json)
+    report.finish(figures, chosen.json)
 
 
 if __name__ == "__main__":

@@ -1,14 +1,16 @@
-"""Command line, progress, tables and figures of every benchmark."""
+"""Machinery of every benchmark: command line, progress, folders, waits, tables and figures."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import math
 import sys
+import tempfile
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -18,6 +20,7 @@ from rich.table import Table
 
 if TYPE_CHECKING:
     from controlplane.sim.experiment import ExperimentProgress
+    from tests.support.cluster import Cluster
 
 AGAIN_S: Final = 10.0
 SELDOM_S: Final = 1.0
@@ -25,11 +28,10 @@ Item = TypeVar("Item")
 
 
 def parser(about: str, quick: str = "fewer repeats") -> argparse.ArgumentParser:
-    """Return the command line that every benchmark has, for options to be added.
+    """Return the command line of every benchmark, for options to be added.
 
-    Args:
-        about: the benchmark's docstring.
-        quick: what `--quick` reduces; it takes at most two minutes on two idle cores.
+    `about` is the benchmark's docstring; `quick` is what `--quick` reduces, which takes at most two
+    minutes on two idle cores.
     """
     made = _Parser(prog=f"bin/bench {Path(sys.argv[0]).stem}", description=about)
     made.add_argument("--quick", action="store_true", help=f"{quick}; at most two minutes")
@@ -43,8 +45,6 @@ def arguments(about: str, quick: str = "fewer repeats") -> argparse.Namespace:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Begins to repeat what runs when the arguments are understood."""
-
     def parse_args(self, *given: Any, **named: Any) -> Any:  # type: ignore[override]
         chosen = super().parse_args(*given, **named)
         threading.Thread(target=_progress.repeat, daemon=True).start()
@@ -84,13 +84,7 @@ def now(what: str) -> None:
 
 
 def counted(what: str, items: Iterable[Item], of: int) -> Iterator[Item]:
-    """Yield the items; before each, print which it is.
-
-    Args:
-        what: an item is, for example "job".
-        items: may take their time to come, as those of a process pool.
-        of: how many there are.
-    """
+    """Yield `of` items, such as jobs (`what`); before each, print its number."""
     coming = iter(items)
     for number in range(1, of + 1):
         now(f"{what} {number} of {of}")
@@ -98,7 +92,7 @@ def counted(what: str, items: Iterable[Item], of: int) -> Iterator[Item]:
 
 
 def simulated(state: ExperimentProgress) -> None:
-    """Print how far an experiment is; for its `on_progress`."""
+    """Print the progress of an experiment; for its `on_progress`."""
     now(f"{state.done} of {state.total} simulations are done")
 
 
@@ -113,7 +107,64 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) 
     sys.stdout.flush()
 
 
+def say(text: str) -> None:
+    """Print lines."""
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
 def write(figures: Mapping[str, float], path: Path | None) -> None:
     """Write the figures, if a file was asked for."""
     if path is not None:
         path.write_text(json.dumps(figures, indent=2) + "\n")
+
+
+def finish(figures: Mapping[str, float], path: Path | None, title: str = "figures") -> None:
+    """Print and write the figures."""
+    table(title, ["figure", "value"], list(figures.items()))
+    write(figures, path)
+
+
+@contextlib.contextmanager
+def folder(keep: Path | None = None) -> Iterator[Path]:
+    """Yield `keep`, or a temporary folder that is deleted afterwards."""
+    if keep is not None:
+        keep.mkdir(parents=True, exist_ok=True)
+        yield keep.resolve()
+        return
+    with tempfile.TemporaryDirectory(prefix="ones-bench-") as made:
+        yield Path(made)
+
+
+@contextlib.contextmanager
+def running(cluster: Cluster) -> Iterator[dict[str, Any]]:
+    """Start a cluster and yield its process ids; stop the cluster afterwards."""
+    try:
+        yield cluster.up()
+    finally:
+        cluster.down()
+
+
+def until(
+    holds: Callable[[], object],
+    limit_s: float,
+    look_s: float = 0.5,
+    said: Callable[[], object] = lambda: "too late",
+) -> None:
+    """Wait until `holds`; fail with `said` after `limit_s`."""
+    end = time.monotonic() + limit_s
+    while not holds():
+        assert time.monotonic() < end, said()
+        time.sleep(look_s)
+
+
+def seeds(text: str) -> range:
+    """Return the seeds of FIRST-LAST, or of FIRST alone."""
+    first, _, last = text.partition("-")
+    return range(int(first), int(last or first) + 1)
+
+
+def quantile(samples: Iterable[float], share: float) -> float:
+    """Return the smallest sample that is not below `share` of them, or nan."""
+    ranked = sorted(samples)
+    return ranked[min(len(ranked) - 1, int(share * len(ranked)))] if ranked else math.nan

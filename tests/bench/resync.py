@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import tempfile
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -30,8 +29,7 @@ from schemas.ids import BootId, JobId, NodeId, Rank, Seconds, SlotId, Term, Vers
 from schemas.wire.agent import AgentEvent, GroupDelta, ToAgent, Welcome, WorkerSeen
 from tests.bench import report
 from tests.support import builders
-from tests.support.fleet import LOG, Fleet
-from tests.support.simulated_agent import Seen, SimulatedAgent, Watch
+from tests.support.fleet import LOG, Fleet, Seen, SimulatedAgent, Watch
 
 SLOTS: Final = 4
 SETTLE_S: Final = 5.0
@@ -40,8 +38,6 @@ TICK_S: Final = 0.25  # of an agent, as a real one's
 
 
 class Arrivals(Watch):
-    """When each agent was last welcomed, and how many frames of each kind came."""
-
     def __init__(self) -> None:
         self.welcomed: dict[NodeId, float] = {}
         self.deltas: dict[NodeId, float] = {}
@@ -58,8 +54,6 @@ class Arrivals(Watch):
 
 
 class BusyAgent(SimulatedAgent):
-    """Says that a job's worker runs on each of its slots."""
-
     jobs: tuple[JobId, ...] = ()
 
     def seen(self) -> Seen:
@@ -79,11 +73,6 @@ class BusyAgent(SimulatedAgent):
 
 def write_history(path: Path, agents: Iterable[SimulatedAgent], jobs: int) -> dict[JobId, SlotId]:
     """A journal in which the nodes are up, and the first jobs train on all slots.
-
-    Args:
-        path: of the journal.
-        agents: of the nodes.
-        jobs: submitted, more than there are slots.
 
     Returns:
         The jobs that train, and where.
@@ -122,7 +111,6 @@ def write_history(path: Path, agents: Iterable[SimulatedAgent], jobs: int) -> di
 
 
 async def measure(home: Path, count: int, jobs: int) -> dict[str, float]:
-    """One fleet, one kill: the figures."""
     watch = Arrivals()
     fleet = Fleet(home, count, make=lambda *given: BusyAgent(*given, slots=SLOTS, watch=watch))
     fleet.context.set(zmq.MAX_SOCKETS, 4 * count + 100)
@@ -179,7 +167,7 @@ async def measure(home: Path, count: int, jobs: int) -> dict[str, float]:
 
 
 async def until_ready(fleet: Fleet, times: int) -> float:
-    """When the controller said for the nth time that it is ready, to some milliseconds."""
+    """Wait until the controller has logged `times` times that it is ready; return the time."""
     async with asyncio.timeout(LIMIT_S):
         while lines(fleet, "controller ready") < times:
             await asyncio.sleep(0.02)
@@ -187,7 +175,6 @@ async def until_ready(fleet: Fleet, times: int) -> float:
 
 
 async def until_welcome(watch: Arrivals, count: int) -> None:
-    """Wait until every agent is in session."""
     try:
         async with asyncio.timeout(LIMIT_S):
             while len(watch.welcomed) < count:
@@ -197,24 +184,20 @@ async def until_welcome(watch: Arrivals, count: int) -> None:
 
 
 def lines(fleet: Fleet, event: str) -> int:
-    """How often the controller's log has an event."""
     return (fleet.home / LOG).read_text().count(json.dumps(event))
 
 
 def run(count: int, jobs: int) -> dict[str, float]:
-    """The figures, from a folder of their own."""
-    with tempfile.TemporaryDirectory(prefix="ones-bench-") as folder:
-        return uvloop.run(measure(Path(folder), count, jobs))
+    with report.folder() as folder:
+        return uvloop.run(measure(folder, count, jobs))
 
 
 def show(figures: dict[str, float]) -> None:
-    """Print the table."""
     title = f"controller killed under {figures['agents']:g} agents and {figures['jobs']:g} jobs"
     report.table(f"{title}, {os.cpu_count()} cores", ["key", "value"], list(figures.items()))
 
 
 def main() -> None:
-    """Print the table and write the figures."""
     chosen = report.arguments(__doc__ or "", "a fifth of the agents and jobs")
     figures = run(200, 2000) if chosen.quick else run(1000, 10_000)
     show(figures)

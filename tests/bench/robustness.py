@@ -1,9 +1,8 @@
-"""What is left of the lead of `ones` where what it is told is wrong, and where things fail.
+"""The lead of `ones` with wrong reports and with failures.
 
-Everything is simulated in virtual time, on Table 2, paired by seed: the same trace, and the same
-jobs fail. `SETTING_vs_POLICY` is the average completion time of `ones` over that policy's in the
-same setting, a geometric mean over the seeds; `SETTING_cost_POLICY` that of a policy over its own
-where workers tell the truth.
+Simulations in virtual time, on Table 2, paired by seed: the same trace, and the same jobs fail.
+`SETTING_vs_POLICY` is the average completion time of `ones` over that policy's in the same setting, a geometric
+mean over the seeds; `SETTING_cost_POLICY` that of a policy over its own with exact reports.
 """
 
 from __future__ import annotations
@@ -45,11 +44,6 @@ THINK_S: Final = 10.0
 
 
 def pairs(plain: Scenario) -> dict[str, list[Pair]]:
-    """By setting, what is set side by side: `ones` over the others, and each over itself told all.
-
-    Args:
-        plain: cluster and trace.
-    """
     found = {}
     truth = {
         policy: Way(plain, {}, policy).knowing(**SETTINGS[TRUTH]) for policy in ("ones", *OTHERS)
@@ -67,11 +61,8 @@ def pairs(plain: Scenario) -> dict[str, list[Pair]]:
 
 
 def main() -> None:
-    """Measure, print, write."""
     chosen = _arguments()
-    first, _, last = chosen.seeds.partition("-")
-    seeds = list(range(int(first), int(last or first) + 1))
-    seeds = seeds[:1] if chosen.quick else seeds
+    seeds = report.seeds(chosen.seeds)[: 1 if chosen.quick else None]
     bench, figures = Bench(seeds, chosen.workers, chosen.results), dict[str, float]()
     for gpus in (int(part) for part in chosen.gpus.split(",")):
         plain = Scenario(

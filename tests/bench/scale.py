@@ -15,7 +15,6 @@ import os
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -26,8 +25,7 @@ import zmq
 
 from controlplane.client import Client, JobSpec
 from tests.bench import messaging, report, resync
-from tests.support.fleet import Fleet
-from tests.support.simulated_agent import SimulatedAgent
+from tests.support.fleet import Fleet, SimulatedAgent
 
 ONES: Final = Path(sys.executable).with_name("ones")
 AGENTS: Final = 1000
@@ -44,14 +42,13 @@ LISTS: Final = {
 
 
 async def submit(home: Path, spec: JobSpec, snapshot: str, count: int) -> None:
-    """One client, one job after the other."""
     async with Client(home, timeout=60.0) as client:
         for _ in range(count):
             await client.submit_stored(spec, snapshot)
 
 
 def command_s(home: Path, words: tuple[str, ...]) -> float:
-    """Of a whole process, median."""
+    """Return the median seconds of a whole process."""
     took = []
     for _ in range(TIMES):
         began = time.monotonic()
@@ -66,7 +63,6 @@ def command_s(home: Path, words: tuple[str, ...]) -> float:
 
 
 async def measure(base: Path, *, agents: int, jobs: int) -> dict[str, float]:
-    """Submissions, then lists."""
     work = base / "work"
     work.mkdir()
     (work / "train.py").write_text("")
@@ -88,7 +84,6 @@ async def measure(base: Path, *, agents: int, jobs: int) -> dict[str, float]:
 
 
 def messages(base: Path, agents: int) -> dict[str, float]:
-    """Deltas of so many nodes."""
     scale = replace(messaging.QUICK, agents=agents, order="", shipped_s=SHIPPED_S)
     bench = messaging.Bench(scale, base)
     uvloop.run(bench.run())
@@ -102,12 +97,11 @@ def messages(base: Path, agents: int) -> dict[str, float]:
 
 
 def main() -> None:
-    """Print the table and write the figures."""
     chosen = report.arguments(__doc__ or "", "a tenth of the agents and jobs")
     agents, jobs = (AGENTS // 10, JOBS // 10) if chosen.quick else (AGENTS, JOBS)
     figures: dict[str, float] = {"agents": agents, "jobs": jobs}
-    with tempfile.TemporaryDirectory(prefix="ones-bench-") as folder:
-        lists, deltas = Path(folder, "lists"), Path(folder, "deltas")
+    with report.folder() as folder:
+        lists, deltas = folder / "lists", folder / "deltas"
         for each in (lists, deltas):
             each.mkdir()
         figures |= asyncio.run(measure(lists, agents=agents, jobs=jobs))

@@ -1,9 +1,9 @@
-"""SLAQ: how fast and how well loss curves are fitted, how fast it decides, and what its shares do.
+"""SLAQ: speed and error of curve fits, time of decisions, and completion times.
 
-Fits: recorded loss curves of real trainings, each predicted ten iterations ahead from every third
-moment on, beside the last known loss and beside scipy's `curve_fit` of the same two forms with the
-same weights. Decisions: whole ones, with every curve fitted anew, on 16,384 slots. Shares: 160 jobs
-that replay the curves on 640 cores, 15 s apart, beside `fair`; completion times are the cost.
+Fits: recorded loss curves of real trainings, each predicted ten iterations ahead from every third report on,
+compared with the last known loss and with scipy's `curve_fit` of the same two forms and weights. Decisions:
+complete ones, with every curve fitted anew, on 16,384 slots. Shares: 160 jobs that replay the curves on 640
+cores, 15 s apart, compared with `fair`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from controlplane.prediction.convergence_curves import (
     Form,
     fit_curves,
 )
-from controlplane.sim.analysis.loss_series import loss_figures
+from controlplane.sim.analysis.summary import loss_figures
 from controlplane.sim.models.curves import shipped_curves
 from controlplane.sim.results import SimulationResult
 from controlplane.sim.run import simulate
@@ -57,8 +57,6 @@ EPOCH: Final = 1000  # samples
 
 @dataclass(frozen=True)
 class Windows:
-    """What is known of curves at some moments, and what comes ten iterations later."""
-
     families: tuple[str, ...]
     places: FloatArray  # iterations, shape (W, 40); not a number where there is none
     losses: FloatArray  # the same
@@ -67,11 +65,9 @@ class Windows:
 
     @property
     def last(self) -> FloatArray:
-        """The last known loss, shape (W,)."""
         return self.losses[:, -1]
 
     def some(self, chosen: Sequence[int]) -> Windows:
-        """Some of them."""
         rows = np.array(chosen)
         families = tuple(self.families[row] for row in chosen)
         return Windows(
@@ -80,7 +76,6 @@ class Windows:
 
 
 def windows() -> Windows:
-    """Of every recorded curve that is long enough."""
     found: list[tuple[str, FloatArray, FloatArray, float, float]] = []
     for curve in shipped_curves().curves:
         losses = np.array(curve.losses)
@@ -95,7 +90,6 @@ def windows() -> Windows:
 
 
 def predicted(curves: ConvergenceCurves, known: Windows) -> FloatArray:
-    """The loss ten iterations later; the last known one where there is no curve."""
     said = curves.at(known.ahead)
     return np.where(curves.forms == Form.NONE, known.last, said)
 
@@ -111,7 +105,6 @@ def exponential(k: FloatArray, mu: float, b: float, c: float) -> FloatArray:
 
 
 def by_curve_fit(places: FloatArray, losses: FloatArray, ahead: float) -> float:
-    """The prediction of whichever form scipy fits better; the last loss where it fits neither."""
     seen = np.isfinite(losses)
     k, loss = places[seen] - places[seen][0], losses[seen]
     sigma = DECAY ** (-np.arange(len(k))[::-1] / 2.0)
@@ -133,12 +126,10 @@ def by_curve_fit(places: FloatArray, losses: FloatArray, ahead: float) -> float:
 
 
 def errors(said: FloatArray, known: Windows) -> FloatArray:
-    """Relative to the loss that came."""
     return np.abs(said - known.truth) / np.maximum(np.abs(known.truth), 1e-12)
 
 
 def fits(many: int) -> dict[str, float]:
-    """Speed and error of fits, beside scipy's on so many of the moments, drawn by chance."""
     known = windows()
     fit_curves(known.places[:64], known.losses[:64])  # whatever is done once
     began = time.process_time()
@@ -154,15 +145,12 @@ def fits(many: int) -> dict[str, float]:
     their_s = (time.process_time() - began) / many
     rows: list[list[object]] = [
         [
-            family,
-            float(ours[mine].mean()),
-            float(np.median(ours[mine])),
-            float(kept[mine].mean()),
-            int(mine.sum()),
+            family, float(ours[mine].mean()), float(np.median(ours[mine])),
+            float(kept[mine].mean()), int(mine.sum()),
         ]
         for family in sorted(set(known.families))
         for mine in [np.array([name == family for name in known.families])]
-    ]
+    ]  # fmt: skip
     rows.append(["all", float(ours.mean()), float(np.median(ours)), float(kept.mean()), len(ours)])
     columns = ("family", "error, mean", "median", "last loss kept, mean", "predictions")
     report.table("relative error of the loss ten iterations ahead", columns, rows)
@@ -186,7 +174,6 @@ def fits(many: int) -> dict[str, float]:
 
 
 def decision_s(jobs: int, slots: int) -> tuple[float, float]:
-    """Seconds of a core for one decision with every curve fitted anew, and for one with none."""
     rng = random.Random(1)  # noqa: S311 - a workload, no secret
     nodes = [NodeId(f"n{place // PER_NODE}") for place in range(slots)]
     names = [slot_id(node, place % PER_NODE) for place, node in enumerate(nodes)]
@@ -225,7 +212,7 @@ def decision_s(jobs: int, slots: int) -> tuple[float, float]:
 
 
 def decisions(*, quick: bool) -> dict[str, float]:
-    """The paper's figure 6: 1,000 to 4,000 jobs on 16,384 slots."""
+    """Measure the paper's figure 6: 1,000 to 4,000 jobs on 16,384 slots."""
     figures: dict[str, float] = {}
     rows: list[list[object]] = []
     for jobs in report.counted("number of jobs", (1000, 2000, 4000), 3):
@@ -244,7 +231,6 @@ def decisions(*, quick: bool) -> dict[str, float]:
 def simulations(
     seeds: Sequence[int], scenario: Scenario, options: dict[str, Any]
 ) -> dict[str, float]:
-    """`slaq` beside `fair` on the same jobs, seed by seed."""
     rows: list[list[object]] = []
     ratios: dict[str, list[float]] = {}
     for seed in report.counted("seed", seeds, len(seeds)):
@@ -270,7 +256,6 @@ def simulations(
 
 
 def measures(result: SimulationResult) -> dict[str, float]:
-    """What is compared, by the name of its column."""
     figures = loss_figures(result)
     jcts = [job.jct_s for job in result.jobs if job.jct_s is not None]
     return {
@@ -287,7 +272,6 @@ def measures(result: SimulationResult) -> dict[str, float]:
 
 
 def main() -> None:
-    """Measure, print, write."""
     chosen = arguments()
     report.now("fits")
     figures = fits(20 if chosen.quick else 200)
@@ -300,21 +284,16 @@ def main() -> None:
 
 
 def arguments() -> argparse.Namespace:
-    """The command line."""
     parser = report.parser(__doc__ or "", "fewer fits, one seed of 24 jobs")
-    parser.add_argument("--seeds", type=seeds, default="30-32", help="of simulations, as in 30-32")
+    parser.add_argument(
+        "--seeds", type=report.seeds, default="30-32", help="of simulations, as in 30-32"
+    )
     parser.add_argument("--scaling", type=float, default=1.0, help="exponent of speed over cores")
     parser.add_argument("--options", type=json.loads, default="{}", help="of slaq, as JSON")
     chosen = parser.parse_args()
     if chosen.quick:
         chosen.seeds = chosen.seeds[:1]
     return chosen
-
-
-def seeds(text: str) -> range:
-    """From the first to the last."""
-    first, _, last = text.partition("-")
-    return range(int(first), int(last or first) + 1)
 
 
 if __name__ == "__main__":

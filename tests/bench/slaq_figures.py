@@ -19,9 +19,9 @@ from msgspec.structs import replace
 from controlplane.cli.sim import numbers
 from controlplane.prediction.convergence_curves import fit_curves
 from controlplane.sim import experiment
-from controlplane.sim.analysis import loss_plots
+from controlplane.sim.analysis import plots
+from controlplane.sim.analysis.comparison import means
 from controlplane.sim.analysis.plot_style import COLOURS, new_figure, policy_legend, save, tidy
-from controlplane.sim.analysis.report_tables import means
 from controlplane.sim.cluster import NodeGroup
 from controlplane.sim.results import SimulationResult
 from controlplane.sim.run import simulate
@@ -37,7 +37,6 @@ SIZES: Final = (1000, 2000, 3000, 4000)  # jobs
 
 
 def errors_by_family() -> dict[str, tuple[float, float]]:
-    """Mean relative error of a loss ten iterations ahead, of the fits and of the last loss kept."""
     known = windows()
     ours = errors(predicted(fit_curves(known.places, known.losses), known), known)
     kept = errors(known.last, known)
@@ -52,7 +51,6 @@ def errors_by_family() -> dict[str, tuple[float, float]]:
 
 
 def draw_errors(by_family: Mapping[str, tuple[float, float]], path: Path) -> None:
-    """A pair of bars for each family: our error ten ahead, and that of the last loss kept."""
     figure = new_figure(7.6, 3.8)
     axes = figure.subplots()
     for aside, which, label, colour, hatch in (
@@ -74,7 +72,7 @@ def draw_errors(by_family: Mapping[str, tuple[float, float]], path: Path) -> Non
 
 
 def draw_decisions(took_s: Mapping[int, float], path: Path) -> None:
-    """Seconds of a decision over the number of jobs (SLAQ figure 6)."""
+    """Draw the seconds of a decision by the number of jobs (SLAQ figure 6)."""
     figure = new_figure(6.0, 3.4)
     axes = figure.subplots()
     jobs = list(took_s)
@@ -93,7 +91,7 @@ def draw_decisions(took_s: Mapping[int, float], path: Path) -> None:
 def simulated(
     seeds: Sequence[int], cores: int, kept: Path | None, processes: int
 ) -> list[SimulationResult]:
-    """`fair` and `slaq` in the paper's setting, or at its load on fewer cores."""
+    """Simulate `fair` and `slaq` in the paper's setting, or at its load on fewer cores."""
     scenario = replace(
         SLAQ,
         nodes=(NodeGroup(count=cores // PER_NODE, slots=PER_NODE, kind="cpu"),),
@@ -108,7 +106,6 @@ def _simulate(cell: experiment.Cell) -> SimulationResult:
 
 
 def main() -> None:
-    """Simulate, measure, draw, print."""
     parser = report.parser(__doc__ or "", "one seed on 64 cores, one decision of each size")
     parser.add_argument("--into", type=Path, required=True, help="folder for the figures")
     parser.add_argument("--seeds", default="30-31", help="of simulations, as in 30-31")
@@ -136,9 +133,9 @@ def main() -> None:
 
     seeds = numbers(chosen.seeds, "seeds")
     results = simulated(seeds, chosen.cores, chosen.results, os.cpu_count() or 1)
-    loss_plots.normalised_loss(results, into / "slaq-losses.png")
-    loss_plots.slots_by_loss(results, into / "slaq-slots.png")
-    loss_plots.times_to_reductions(results, into / "slaq-times.png")
+    plots.normalised_loss(results, into / "slaq-losses.png")
+    plots.slots_by_loss(results, into / "slaq-slots.png")
+    plots.times_to_reductions(results, into / "slaq-times.png")
     names = ("mean_loss", "t90_s", "t95_s", "loss_area_s", "cores_high", "cores_low",
              "avg_jct_s", "p99_jct_s", "makespan_s")  # fmt: skip
     both = {

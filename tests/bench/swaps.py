@@ -1,23 +1,21 @@
-"""Two jobs on a full cluster trade places again and again: how long a step stands still for it.
+"""Two jobs on a full cluster trade places repeatedly: the pause of a step.
 
-Three settings: each job has all slots of its own (one has to pause), each keeps one of its two slots
-(one goes on with that), and one more slot is free (one goes there meanwhile). Every step is written
-down with its time; what a swap costs a job is its longest gap between two steps until both are there,
-for the one that steps aside and for the one that follows. Baseline: both are paused, and resumed on
-the other's slots. Epochs in which a sample was missed or came twice are counted, and workers that had
-a slot's device before the former one had exited.
+Three settings: each job has all slots of its own (one must pause), each keeps one of its two slots (one continues
+with it), and one more slot is free (one goes there meanwhile). The cost of a swap is a job's longest gap between
+two steps until both have moved, for the job that yields and for the other. Baseline: both are paused, and resumed
+on each other's slots. Also counted: epochs with a missed or repeated sample, and workers that had a slot's device
+before the former worker had exited.
 """
 
 from __future__ import annotations
 
 import itertools
 import statistics
-import tempfile
 import time
 from bisect import bisect_left, bisect_right
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -27,7 +25,7 @@ from controlplane.client import BlockingClient
 from schemas.jobs import JobSpec, StopRule
 from schemas.wire.feed import FeedEvent
 from tests.bench import report
-from tests.bench.live_cluster import cluster
+from tests.bench.live_cluster import cluster, inexact_epochs
 from tests.bench.live_jobs import TRAININGS, Job, spec_of
 
 LIMIT_S: Final = 60.0  # for one swap
@@ -45,8 +43,6 @@ Places = tuple[tuple[int, ...], tuple[int, ...]]  # indices of slots
 
 @dataclass(frozen=True)
 class Setting:
-    """Where two jobs are by turns."""
-
     name: str
     slots: int  # of the cluster
     here: Places
@@ -56,16 +52,12 @@ class Setting:
 
 @dataclass(frozen=True)
 class Swap:
-    """One of them."""
-
     began: float
     ended: float  # both train where they should
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What came of a setting."""
-
     aside: list[float]  # of each swap, the longest gap of the job that stepped aside, seconds
     others: list[float]  # of the one that took its place; of two that pause, of the second one
     whole: list[float]  # until both trained where they should, seconds
@@ -74,7 +66,6 @@ class Measured:
 
 
 def settings(share: float) -> list[Setting]:
-    """The three, with their part of the repeats each; the first one is the full cluster."""
     one, two = (0,), (1,)
     keep = (((0, 1), (2, 3)), ((0, 2), (1, 3)))
     return [
@@ -85,23 +76,22 @@ def settings(share: float) -> list[Setting]:
 
 
 def main() -> None:
-    """Measure, print, write."""
     chosen = report.arguments(__doc__ or "", "a twentieth of the swaps")
     figures: dict[str, float] = {}
     rows: list[list[object]] = []
-    with tempfile.TemporaryDirectory(prefix="ones-bench-") as folder:
+    with report.folder() as folder:
         for setting in settings(0.05 if chosen.quick else 1.0):
-            base = Path(folder) / setting.name.replace(" ", "-")
+            base = folder / setting.name.replace(" ", "-")
             mine, key = measured(setting, base, trading=True), setting.name.replace(" ", "_")
             told(rows, figures, setting.name, key, mine)
             if setting.name == "a pause":
                 short = replace(setting, swaps=max(2, setting.swaps // 10))
                 theirs = measured(short, base / "stopped", trading=False)
                 told(rows, figures, "both pause", "both_pause", theirs)
-                both = statistics.median([*mine.aside, *mine.others])
-                stopped = statistics.median([*theirs.aside, *theirs.others])
+                both = statistics.median([*mine.yields, *mine.others])
+                stopped = statistics.median([*theirs.yields, *theirs.others])
                 figures["still_vs_both_pause"] = both / stopped
-                figures["aside_vs_both_pause"] = statistics.median(mine.aside) / stopped
+                figures["aside_vs_both_pause"] = statistics.median(mine.yields) / stopped
     heads = ["", "swaps", "job that", "still, s: median", "p99", "most", "whole, s: median",
              "epochs wrong", "two owners"]  # fmt: skip
     report.table("longest gap between two steps of a job, in each swap", heads, rows)
@@ -111,11 +101,10 @@ def main() -> None:
 def told(
     rows: list[list[object]], figures: dict[str, float], name: str, key: str, found: Measured
 ) -> None:
-    """Add a setting's rows, one for each side, and its figures."""
     whole = statistics.median(found.whole)
     figures |= {f"{key}_swaps": len(found.whole), f"{key}_whole_s_median": whole}
     figures |= {f"{key}_wrong": found.inexact, f"{key}_two_owners": found.two_owners}
-    for side, gaps in (("steps aside", found.aside), ("follows", found.others)):
+    for side, gaps in (("steps aside", found.yields), ("follows", found.others)):
         middle, late = statistics.median(gaps), percentile_99(gaps)
         rows.append(
             [name, len(found.whole), side, middle, late, max(gaps), whole, found.inexact,
@@ -126,7 +115,6 @@ def told(
 
 
 def percentile_99(values: Sequence[float]) -> float:
-    """Of few values nearly the largest."""
     return (
         statistics.quantiles(values, n=100, method="inclusive")[-1]
         if len(values) > 1
@@ -135,7 +123,6 @@ def percentile_99(values: Sequence[float]) -> float:
 
 
 def measured(setting: Setting, base: Path, *, trading: bool) -> Measured:
-    """Let two jobs trade places by turns, or be paused and resumed there."""
     base.mkdir(parents=True)
     with cluster(base / "cluster", "fifo", slots=setting.slots) as (_, client):
         jobs = [submitted(client, number, setting, base) for number in range(2)]
@@ -156,7 +143,7 @@ def measured(setting: Setting, base: Path, *, trading: bool) -> Measured:
             arrived(client, jobs, places)
             swaps.append(Swap(began, time.monotonic()))
             time.sleep(WARM_S / 4)
-        inexact = sum(inexact_epochs(client, job) for job in jobs)
+        inexact = sum(inexact_epochs(client, job, TRAININGS[0].samples) for job in jobs)
         events = list(client.events())
         for job in jobs:
             client.cancel(job)
@@ -167,22 +154,20 @@ def measured(setting: Setting, base: Path, *, trading: bool) -> Measured:
         who = who_stepped_aside(events, jobs)
         sides = [(gap[at], gap[1 - at]) for gap, at in zip(gaps, who, strict=True)]
     return Measured(
-        aside=[first for first, _ in sides],
+        yields=[first for first, _ in sides],
         others=[second for _, second in sides],
-        whole=[swap.ended - swap.began for swap in swaps],
+        whole=[swap.ended - swap.started_at for swap in swaps],
         inexact=inexact,
         two_owners=two_owners(events),
     )
 
 
 def who_stepped_aside(events: Sequence[FeedEvent], jobs: Sequence[str]) -> list[int]:
-    """Which of the two, in each swap that was carried out."""
     how = [str(event.detail["how"]) for event in events if event.event == "policy.swap"]
     return [next(at for at, job in enumerate(jobs) if words.startswith(job)) for words in how]
 
 
 def two_owners(events: Sequence[FeedEvent]) -> int:
-    """How often a worker was ready, with its device, before the one there had exited."""
     there: dict[object, object] = {}  # slot -> who is ready or trains there
     found = 0
     for event in events:
@@ -199,7 +184,6 @@ def two_owners(events: Sequence[FeedEvent]) -> int:
 
 
 def submitted(client: BlockingClient, number: int, setting: Setting, base: Path) -> str:
-    """One of the two; it never ends by itself."""
     job = Job(TRAININGS[0], 100_000, number)
     spec: JobSpec = spec_of(job, base / "scripts")
     script = Path(spec.workdir) / spec.script
@@ -211,59 +195,43 @@ def submitted(client: BlockingClient, number: int, setting: Setting, base: Path)
 
 
 def order(client: BlockingClient, jobs: Sequence[str], places: Places) -> None:
-    """Operators order both to their new slots; the second order makes it a swap."""
     for job, on in zip(jobs, named(client, places), strict=True):
         client.resize(job, on=on)
 
 
 def named(client: BlockingClient, places: Places) -> list[list[str]]:
-    """The same slots by their names."""
     (node,) = client.nodes()
     return [[f"{node.node}/{index}" for index in on] for on in places]
 
 
 def stop(client: BlockingClient, jobs: Sequence[str]) -> None:
-    """Pause both, and wait until neither has a slot."""
     for job in jobs:
         client.pause(job)
-    until = time.monotonic() + LIMIT_S
-    while any(client.job(job).summary.state != "paused" for job in jobs):
-        assert time.monotonic() < until, [client.job(job).summary for job in jobs]
-        time.sleep(LOOK_S)
+    report.until(
+        lambda: all(client.job(job).summary.state == "paused" for job in jobs),
+        LIMIT_S, LOOK_S, lambda: [client.job(job).summary for job in jobs],
+    )  # fmt: skip
 
 
 def arrived(client: BlockingClient, jobs: Sequence[str], places: Places) -> None:
-    """Wait until both train on their slots."""
-    until = time.monotonic() + LIMIT_S
+    def there(job: str, on: list[str]) -> bool:
+        detail = client.job(job)
+        here = {worker.slot for worker in detail.workers if worker.phase == "member"}
+        return detail.summary.state == "running" and here == set(on)
+
     for job, on in zip(jobs, named(client, places), strict=True):
-        while True:
-            detail = client.job(job)
-            here = {worker.slot for worker in detail.workers if worker.phase == "member"}
-            if detail.summary.state == "running" and here == set(on):
-                break
-            assert time.monotonic() < until, (detail.summary, here, on)
-            time.sleep(LOOK_S)
-
-
-def inexact_epochs(client: BlockingClient, job: str) -> int:
-    """Finished epochs in which not every sample was taken once."""
-    finished = client.job(job).summary.epoch
-    taken: dict[int, list[int]] = defaultdict(list)
-    for record in client.samples(job):
-        taken[record["epoch"]].extend(record["ids"])
-    whole = list(range(TRAININGS[0].samples))
-    return sum(sorted(taken[epoch]) != whole for epoch in sorted(taken)[:finished])
+        report.until(partial(there, job, on), LIMIT_S, LOOK_S, partial(client.job, job))
 
 
 def stamps(base: Path, number: int) -> list[float]:
-    """When a job's workers took steps, seconds of the host's clock."""
+    """Return the times of steps of a job's workers, on the host's clock."""
     files = base.glob(f"times-{number}.*")
     return sorted(float(line) for file in files for line in file.read_text().splitlines() if line)
 
 
 def longest_gap(steps: Sequence[float], swap: Swap) -> float:
-    """The longest time without a step that began before a swap was over, seconds."""
-    first = max(0, bisect_left(steps, swap.began) - 1)
+    """Return the longest gap between steps that began before a swap was over."""
+    first = max(0, bisect_left(steps, swap.started_at) - 1)
     last = bisect_right(steps, swap.ended) + 1
     return max(later - one for one, later in itertools.pairwise(steps[first:last]))
 

@@ -118,21 +118,9 @@ def _clock(site: Site, fault: Fault) -> tuple[str, Mend]:
 
 
 KINDS: Final[dict[str, Callable[[Site, Fault], tuple[str, Mend]]]] = {
-    "kill daemon": _daemon,
-    "stop daemon": _daemon,
-    "kill worker": _process,
-    "stop worker": _process,
-    "kill zygote": _process,
-    "kill search": _process,
-    "stop search": _process,
-    "power off": _power,
-    "cut": _road,
-    "cut one way": _road,
-    "lose packets": _road,
-    "delay": _road,
-    "slow": _road,
-    "fill disk": _disk,
-    "delete socket": _delete,
-    "delete log": _delete,
-    "set clock": _clock,
-}
+    "kill daemon": _daemon, "stop daemon": _daemon, "kill worker": _process,
+    "stop worker": _process, "kill zygote": _process, "kill search": _process,
+    "stop search": _process, "power off": _power, "cut": _road, "cut one way": _road,
+    "lose packets": _road, "delay": _road, "slow": _road, "fill disk": _disk,
+    "delete socket": _delete, "delete log": _delete, "set clock": _clock,
+}  # fmt: skip

@@ -160,15 +160,10 @@ def _evidence(
     finally:
         reader.close()
     return checker.Evidence(
-        told=people.told,
-        heard=list(people.events)[: len(feed)],
-        seen=seen,
-        inputs=inputs,
-        feed=feed,
-        replayed=_states(inputs),
-        records=checker.records_of(lines_in(site.records)),
+        told=people.told, heard=list(people.events)[: len(feed)], seen=seen, inputs=inputs,
+        feed=feed, replayed=_states(inputs), records=checker.records_of(lines_in(site.records)),
         faults=met,
-    )
+    )  # fmt: skip
 
 
 def _states(inputs: Sequence[tuple[Seconds, Input]]) -> dict[str, str]:

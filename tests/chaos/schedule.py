@@ -171,22 +171,11 @@ def _clock(dice: random.Random, at: float, kind: str) -> Fault:
 
 
 KINDS: Final[dict[str, Callable[[random.Random, float, str], Fault]]] = {
-    "kill daemon": _killed,
-    "stop daemon": _stopped,
-    "kill worker": _at_node,
-    "stop worker": _at_node,
-    "kill zygote": _at_node,
-    "kill search": _at_control,
-    "stop search": _at_control,
-    "power off": _at_node,
-    "cut": _road((0.0,)),
-    "cut one way": _road((0.0,)),
-    "lose packets": _road((0.02, 0.1, 0.3)),
-    "delay": _road((0.02, 0.1, 0.5)),
-    "slow": _road((20_000.0, 200_000.0)),
-    "fill disk": _full,
-    "delete socket": _at_node,
-    "delete log": _at_node,
-    "set clock": _clock,
-}
+    "kill daemon": _killed, "stop daemon": _stopped, "kill worker": _at_node,
+    "stop worker": _at_node, "kill zygote": _at_node, "kill search": _at_control,
+    "stop search": _at_control, "power off": _at_node, "cut": _road((0.0,)),
+    "cut one way": _road((0.0,)), "lose packets": _road((0.02, 0.1, 0.3)),
+    "delay": _road((0.02, 0.1, 0.5)), "slow": _road((20_000.0, 200_000.0)), "fill disk": _full,
+    "delete socket": _at_node, "delete log": _at_node, "set clock": _clock,
+}  # fmt: skip
 OFTEN: Final = ("kill daemon", "stop daemon", "kill worker", "power off", "cut", "fill disk")

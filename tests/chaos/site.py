@@ -18,7 +18,7 @@ from typing import Final, Self
 
 from nodeagent import cgroups
 from nodeagent.job_cgroups import JobGroups
-from schemas.transport import write_keys
+from schemas.transport.keys import write_keys
 from schemas.wire.worker import ZYGOTE_TITLE
 from tests.chaos.network import Network
 
@@ -131,18 +131,14 @@ class Site:
             except OSError:  # no room for a file
                 log = stack.enter_context(Path(os.devnull).open("ab"))
             host.process = subprocess.Popen(
-                [*command, str(host.settings)],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
+                [*command, str(host.settings)], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                 cwd="/",
                 env={
-                    **os.environ,
-                    "TORCHINDUCTOR_CACHE_DIR": str(self.compiled),
+                    **os.environ, "TORCHINDUCTOR_CACHE_DIR": str(self.compiled),
                     **self._clock(name),
                 },
                 start_new_session=True,
-            )
+            )  # fmt: skip
 
     def set_clock(self, name: str, ahead_s: float) -> None:
         """The wall clock of a host's daemon jumps; what counts up is left alone."""

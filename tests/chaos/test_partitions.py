@@ -80,7 +80,7 @@ def events_of(client: BlockingClient, node: str) -> list[str]:
 
 
 @pytest.mark.parametrize("way", ["it does not hear", "it is not heard", "neither"])
-def test_a_node_that_is_cut_off_stays_lost_and_its_slot_is_given_on_when_its_worker_is_gone(
+def test_the_slot_of_a_partitioned_node_is_reused_after_its_worker_exited(
     site: Site, way: str
 ) -> None:
     until(site, lambda c: len([n for n in c.nodes() if n.state == "up"]) == 2)
@@ -114,7 +114,7 @@ def test_a_node_that_is_cut_off_stays_lost_and_its_slot_is_given_on_when_its_wor
 
 
 @pytest.mark.parametrize("fence_s", [3.0])
-def test_a_fenced_node_has_ended_its_workers_before_their_job_starts_elsewhere(site: Site) -> None:
+def test_a_fenced_node_kills_its_workers_before_their_job_starts_elsewhere(site: Site) -> None:
     until(site, lambda c: len([n for n in c.nodes() if n.state == "up"]) == 2)
     with BlockingClient(site.home) as client:
         name = client.submit(job(site, "alone", slots=1, epochs=9))

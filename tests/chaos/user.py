@@ -128,25 +128,16 @@ class Users:
 
     def _spec(self, arrival: Arrival) -> JobSpec:
         env: dict[str, Any] = {
-            "RECORDS": self._records,
-            "SAMPLES": arrival.samples,
-            "EPOCHS": arrival.epochs,
-            "BATCH": arrival.batch,
-            "PAUSE_S": arrival.pause_s,
-            "FAILS_AT": arrival.fails_at,
+            "RECORDS": self._records, "SAMPLES": arrival.samples, "EPOCHS": arrival.epochs,
+            "BATCH": arrival.batch, "PAUSE_S": arrival.pause_s, "FAILS_AT": arrival.fails_at,
             "OMP_NUM_THREADS": 1,
-        }
+        }  # fmt: skip
         return JobSpec(
-            name=arrival.name,
-            script="train.py",
-            workdir=str(self._workdir),
-            batch_size=arrival.batch,
-            max_batch_size=4 * arrival.batch,
-            slots=(arrival.least, arrival.most),
-            stop=StopRule(epochs=arrival.epochs),
-            record_samples=True,
-            env={key: str(value) for key, value in env.items()},
-        )
+            name=arrival.name, script="train.py", workdir=str(self._workdir),
+            batch_size=arrival.batch, max_batch_size=4 * arrival.batch,
+            slots=(arrival.least, arrival.most), stop=StopRule(epochs=arrival.epochs),
+            record_samples=True, env={key: str(value) for key, value in env.items()},
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -64,13 +64,9 @@ def test_an_example_is_swept_on_a_cluster(
     options = [word for change in changes for word in ("--set", change)]
 
     done = cluster.ones(
-        "sweep",
-        "submit",
-        str(EXAMPLES / name / "sweep.toml"),
-        *options,
-        "--wait",
+        "sweep", "submit", str(EXAMPLES / name / "sweep.toml"), *options, "--wait",
         timeout=LONGEST_S,
-    )
+    )  # fmt: skip
 
     job = done.out.strip()
     assert done.code == 0, cluster.ones("logs", job).out
@@ -80,7 +76,7 @@ def test_an_example_is_swept_on_a_cluster(
 
 
 @pytest.mark.parametrize("name", ["digits", "language"])
-def test_the_functions_of_a_swept_example_are_where_its_file_says(name: str) -> None:
+def test_the_functions_of_a_swept_example_can_be_imported(name: str) -> None:
     sweep = load_job(EXAMPLES / name / "sweep.toml").stated_sweep
 
     assert sweep is not None

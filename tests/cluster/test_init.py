@@ -17,7 +17,7 @@ TRAINABLE = {  # and their epochs
 
 
 @pytest.mark.slow
-def test_what_init_made_of_a_script_trains_on_a_cluster_in_a_group_of_two(
+def test_a_script_converted_by_init_trains_in_a_group_of_two(
     cluster: Cluster, tmp_path: Path
 ) -> None:
     files = []

@@ -11,7 +11,7 @@ from tests.bench.interference import OPTIONS, arrive, inexact, is_apart, moved, 
 pytestmark = pytest.mark.slow
 
 
-def test_harmony_learns_who_disturbs_whom_and_takes_them_apart(tmp_path: Path) -> None:
+def test_harmony_learns_interference_and_separates_the_jobs(tmp_path: Path) -> None:
     with two_cores(tmp_path, "harmony", options=OPTIONS["harmony"]) as (cluster, client):
         jobs = arrive(cluster, client, ("reader", "waiter"))  # whatever else the host does
 
@@ -19,6 +19,8 @@ def test_harmony_learns_who_disturbs_whom_and_takes_them_apart(tmp_path: Path) -
 
         assert is_apart(where), where
         assert inexact(client, jobs) == 0
-        assert any("costs it" in said.why for job in jobs for said in client.explain(job).decisions)
+        assert any(
+            "costs it" in said.reason for job in jobs for said in client.explain(job).decisions
+        )
         for job in jobs:
             client.cancel(job)

@@ -12,14 +12,15 @@ from structlog.testing import capture_logs
 from controlplane.core.model.node import NodePhase
 from controlplane.service import keys as key_table
 from controlplane.service import settings
+from controlplane.service.app import _timings
 from nodeagent.app import Agent
 from nodeagent.settings import AgentSettings, Controller
 from schemas.ids import JobId
-from schemas.transport import Identity
+from schemas.transport.keys import Identity
 from schemas.wire.agent import NodeHealth
 from schemas.wire.files import AskFiles
 from tests.support.builders import N1
-from tests.support.controller_house import House, served
+from tests.support.service import House, served
 
 pytestmark = pytest.mark.slow
 QUIET = "[silence]\nsuspect_s = 1.5\nlost_s = 2.0\n"  # heartbeats are a second apart
@@ -81,17 +82,17 @@ async def test_a_nodes_open_session_ends_with_its_key(
     await until(lambda: N1 in controller._state().nodes)
     agent._record_event(NodeHealth(problems=("work: full",)))
     await until(lambda: bool(controller._state().nodes[N1].problems))
-    assert controller._ask_node(N1, AskFiles(request="1", job=JobId("a-1")))
+    assert controller._node_sessions.ask(N1, AskFiles(request="1", job=JobId("a-1")))
 
     with capture_logs() as said:
         end(house, monkeypatch)
         await until(lambda: any("refused this node" in line["event"] for line in said))
         agent._record_event(NodeHealth(problems=()))
         house.file.write_text(f'{house.settings}[policy]\nname = "fifo"\n{QUIET}')
-        controller._judge_silence(settings.load(house.file))
+        controller._node_sessions.use(_timings(settings.load(house.file)))
         await until(lambda: controller._state().nodes[N1].phase is NodePhase.LOST)
 
     assert controller._state().nodes[N1].problems == ("work: full",), (
         "what it said since is nothing"
     )
-    assert not controller._ask_node(N1, AskFiles(request="2", job=JobId("a-1")))
+    assert not controller._node_sessions.ask(N1, AskFiles(request="2", job=JobId("a-1")))

@@ -164,7 +164,7 @@ def looks_like(shown: str) -> Callable[[str], Any]:
 
 
 @pytest.mark.slow
-def test_the_answers_to_everyday_questions_are_what_the_commands_say(
+def test_the_answers_of_the_questions_page_match_the_commands(
     cluster: Cluster, folder: Path
 ) -> None:
     assert Reader(cluster, folder).follows("questions.md") == 21

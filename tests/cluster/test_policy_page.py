@@ -46,7 +46,7 @@ def options_of(policy: str) -> dict[str, Any]:
 
 
 @every_policy
-def test_a_policy_has_a_section_that_says_what_it_wants_sees_costs_and_when_to_choose_it(
+def test_each_policy_has_a_complete_section_on_the_page(
     policy: str,
 ) -> None:
     said = re.findall(r"^- \*\*([^*]+)\*\* ", section(policy), re.MULTILINE)

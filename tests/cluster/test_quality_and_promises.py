@@ -66,7 +66,7 @@ def test_oasis_promises_rejects_and_keeps_its_promise(
     assert samples == [dict.fromkeys((1, 2, 3, 4), EPOCH)] * 2
 
 
-def test_slaq_tells_what_it_expects(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_slaq_reports_its_predictions(tmp_path_factory: pytest.TempPathFactory) -> None:
     options = "{ interval_s = 1.0 }"
     with cluster_under("slaq", tmp_path_factory.mktemp("q"), options) as cluster:
         job, notes = submitted(cluster, slots=[1, 2])

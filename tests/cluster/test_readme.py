@@ -58,14 +58,9 @@ def followed(desk: Path, command: str) -> subprocess.CompletedProcess[str]:
     env = {name: value for name, value in os.environ.items() if name not in unset}
     home = str(desk / HOME)
     return subprocess.run(
-        ["bash", "-c", command],
-        cwd=desk,
-        env={**env, "HOME": home, "TMPDIR": home},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=LIMIT_S,
-    )
+        ["bash", "-c", command], cwd=desk, env={**env, "HOME": home, "TMPDIR": home},
+        capture_output=True, text=True, check=False, timeout=LIMIT_S,
+    )  # fmt: skip
 
 
 @pytest.mark.slow

@@ -11,8 +11,15 @@ from typing import Any
 
 import pytest
 
-from tests.support.cluster import Cluster, kill
-from tests.support.resizing import assert_nothing_lost, further, kinds, resize, training
+from tests.support.cluster import (
+    Cluster,
+    assert_nothing_lost,
+    further,
+    kill,
+    kinds,
+    resize,
+    training_job,
+)
 
 pytestmark = pytest.mark.slow  # a cluster or devices of its own
 
@@ -34,7 +41,7 @@ def cluster(house: Cluster) -> Iterator[Cluster]:
 
 
 def test_a_job_takes_every_size_and_loses_no_sample(cluster: Cluster) -> None:
-    job = training(cluster)
+    job = training_job(cluster)
     for slots in (2, 4, 3, 1, 0, 2):
         shown = resize(cluster, job, slots)
     further(cluster, job)
@@ -45,8 +52,8 @@ def test_a_job_takes_every_size_and_loses_no_sample(cluster: Cluster) -> None:
     assert_nothing_lost(cluster, job)
 
 
-def test_random_sizes_and_batches_one_upon_the_other_lose_no_sample(cluster: Cluster) -> None:
-    job = training(cluster)
+def test_random_resizes_in_quick_succession_lose_no_sample(cluster: Cluster) -> None:
+    job = training_job(cluster)
     choose = random.Random(7)  # noqa: S311 - sizes
     for _ in range(8):
         slots, batch = choose.randint(0, 4), choose.choice((12, 24, 48, 96))
@@ -62,7 +69,7 @@ def test_random_sizes_and_batches_one_upon_the_other_lose_no_sample(cluster: Clu
 
 
 def test_a_change_of_the_batch_alone_keeps_the_processes(cluster: Cluster) -> None:
-    job = training(cluster, 2)
+    job = training_job(cluster, 2)
     before = [worker["pid"] for worker in cluster.show(job)["workers"]]
 
     assert cluster.ones("resize", job, "--batch", "48").code == 0
@@ -75,7 +82,7 @@ def test_a_change_of_the_batch_alone_keeps_the_processes(cluster: Cluster) -> No
 
 
 def test_a_job_moves_to_other_slots_while_it_trains(cluster: Cluster) -> None:
-    job = training(cluster, 2)
+    job = training_job(cluster, 2)
     node = cluster.show(job)["workers"][0]["node"]
 
     order = ("resize", job, "--on", f"{node}/2", "--on", f"{node}/3")
@@ -90,8 +97,8 @@ def test_a_job_moves_to_other_slots_while_it_trains(cluster: Cluster) -> None:
     assert_nothing_lost(cluster, job)
 
 
-def test_pause_and_resume_go_on_from_the_same_step(cluster: Cluster) -> None:
-    job = training(cluster, 2)
+def test_a_resumed_job_continues_from_the_step_of_its_pause(cluster: Cluster) -> None:
+    job = training_job(cluster, 2)
     further(cluster, job)
     assert cluster.ones("pause", job).code == 0
     paused = cluster.until(job, lambda s: s["state"] == "paused")
@@ -105,7 +112,7 @@ def test_pause_and_resume_go_on_from_the_same_step(cluster: Cluster) -> None:
 
 
 def test_two_jobs_trade_slots_on_a_full_cluster(cluster: Cluster) -> None:
-    first, second = training(cluster, 3), training(cluster, 1)
+    first, second = training_job(cluster, 3), training_job(cluster, 1)
     for turn in range(2):
         large, small = (first, second) if turn % 2 else (second, first)
         # In the second turn the one that grows is ordered first: it has to wait, not to die.
@@ -164,8 +171,8 @@ QUICK = {  # before the change, and after it; `elastic/test_group_changes.py` ha
         for name, fault in FAULTS.items()
     ],
 )
-def test_the_job_goes_on_and_loses_no_sample_when(cluster: Cluster, fault: str) -> None:
-    job = training(cluster, 2, faults=fault)
+def test_a_resize_survives_a_fault_without_losing_samples(cluster: Cluster, fault: str) -> None:
+    job = training_job(cluster, 2, faults=fault)
     assert cluster.ones("resize", job, "--slots", "3").code == 0
     whole = cluster.until(job, lambda s: s["slots"] == 3 and s["state"] == "running")
     shown = further(cluster, job)
@@ -176,7 +183,7 @@ def test_the_job_goes_on_and_loses_no_sample_when(cluster: Cluster, fault: str) 
 
 
 def test_a_job_whose_members_are_all_lost_goes_back_to_its_last_epoch(cluster: Cluster) -> None:
-    job = training(cluster, 2)
+    job = training_job(cluster, 2)
     shown = further(cluster, job)
     for worker in shown["workers"]:
         kill(worker["pid"])
@@ -188,8 +195,8 @@ def test_a_job_whose_members_are_all_lost_goes_back_to_its_last_epoch(cluster: C
 
 # A controller dies during re-scales in `test_scheduling.py`, too.
 @pytest.mark.parametrize("part", ["agent", "controller"])
-def test_a_change_survives_the_death_of_the(cluster: Cluster, part: str) -> None:
-    job = training(
+def test_a_resize_survives_the_death_of_a_daemon(cluster: Cluster, part: str) -> None:
+    job = training_job(
         cluster, 2, faults="ready:rank=2:version=2=stall 0.5; built:rank=1:version=2=stall 0.5"
     )
     assert cluster.ones("resize", job, "--slots", "3").code == 0
@@ -203,8 +210,8 @@ def test_a_change_survives_the_death_of_the(cluster: Cluster, part: str) -> None
     assert_nothing_lost(cluster, job)
 
 
-def test_the_output_of_every_worker_that_ever_was_is_there(cluster: Cluster) -> None:
-    job = training(cluster)
+def test_the_output_of_every_former_worker_is_kept(cluster: Cluster) -> None:
+    job = training_job(cluster)
     for slots in (3, 1, 2):
         resize(cluster, job, slots)
         further(cluster, job, 1)
@@ -230,8 +237,8 @@ REFUSED = (
 )
 
 
-def test_an_order_that_cannot_be_followed_is_refused(cluster: Cluster) -> None:
-    job = training(cluster)
+def test_an_impossible_resize_is_refused(cluster: Cluster) -> None:
+    job = training_job(cluster)
     refused = [cluster.ones("resize", job, *order) for order, _ in REFUSED]
     shown = cluster.show(job)
 
@@ -241,8 +248,8 @@ def test_an_order_that_cannot_be_followed_is_refused(cluster: Cluster) -> None:
     assert (shown["state"], shown["rescales"], shown["batch_changes"]) == ("running", 0, 0)
 
 
-def test_an_order_that_has_to_wait_says_what_for(cluster: Cluster) -> None:
-    first, second = training(cluster, 3), training(cluster, 1)
+def test_a_waiting_resize_states_its_reason(cluster: Cluster) -> None:
+    first, second = training_job(cluster, 3), training_job(cluster, 1)
     assert cluster.ones("resize", second, "--slots", "2").code == 0
     waiting = cluster.show(second)["reason"]
     resize(cluster, first, 2)
@@ -251,12 +258,12 @@ def test_an_order_that_has_to_wait_says_what_for(cluster: Cluster) -> None:
         cluster.ones("cancel", job)
 
     user = os.environ.get("USER") or "root"
-    assert "waits for slots as" in waiting, (waiting, user)
+    assert "waiting for" in waiting, (waiting, user)
     assert "1 more" in waiting
 
 
-def test_the_policy_leaves_a_job_alone_until_it_is_given_back(cluster: Cluster) -> None:
-    job = training(cluster)
+def test_the_policy_does_not_change_an_overridden_job(cluster: Cluster) -> None:
+    job = training_job(cluster)
     assert cluster.ones("resume", job).code == 2
     assert cluster.ones("pause", job).code == 0
     cluster.until(job, lambda s: s["state"] == "paused")

@@ -9,8 +9,15 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.support.cluster import Cluster, await_gone, kill
-from tests.support.searching import check_all_done, explained, search_process, submit
+from tests.support.cluster import (
+    Cluster,
+    await_gone,
+    check_all_done,
+    explained,
+    kill,
+    search_process,
+    submit_searched,
+)
 
 pytestmark = pytest.mark.slow  # a cluster or devices of its own
 
@@ -41,10 +48,10 @@ def cluster(house: Cluster) -> Iterator[Cluster]:
     house.clear()
 
 
-def test_jobs_grow_make_room_and_finish(cluster: Cluster) -> None:
-    first = submit(cluster, 80)  # long enough to be asked for room when it has grown
+def test_jobs_grow_shrink_for_others_and_finish(cluster: Cluster) -> None:
+    first = submit_searched(cluster, 80)  # long enough to be asked for room when it has grown
     grown = cluster.until(first, lambda shown: shown["slots"] >= 3)
-    others = [submit(cluster, 8) for _ in range(4)]
+    others = [submit_searched(cluster, 8) for _ in range(4)]
     decisions = check_all_done(cluster, others, 8) + check_all_done(cluster, [first], 80)
 
     assert grown["rescales"] >= 1
@@ -54,24 +61,24 @@ def test_jobs_grow_make_room_and_finish(cluster: Cluster) -> None:
     changes = [c for job in (first, *others) for c in cluster.show(job)["history"]]
     pauses = sum(change["to_state"] == "paused" for change in changes)
     begun = codes["start"] + codes["resume"] + codes["fill"]
-    assert begun == 5 + pauses, [c["why"] for c in changes]
+    assert begun == 5 + pauses, [c["reason"] for c in changes]
     assert codes["grow"] >= 2
     assert codes["shrink"] + codes["pause"] >= 1
     searched = [d for d in decisions if "slots_then" in d["numbers"]]
     assert all(d["numbers"]["slots_then"] == len(d["to"]["slots"]) for d in searched)
     # The rest came about without the search: while it was away, or because a worker was lost.
     rest = [d for d in decisions if d not in searched]
-    assert {d["code"] for d in rest} <= {"fill", "lost"}, [(d["code"], d["why"]) for d in rest]
+    assert {d["code"] for d in rest} <= {"fill", "lost"}, [(d["code"], d["reason"]) for d in rest]
 
 
-def test_the_death_of_the_search_costs_nothing(cluster: Cluster) -> None:
+def test_a_killed_search_process_disturbs_no_job(cluster: Cluster) -> None:
     family = "of a search that dies"
-    jobs = [submit(cluster, 14, family=family)]
+    jobs = [submit_searched(cluster, 14, family=family)]
     cluster.until(jobs[0], lambda shown: shown["slots"] >= 2)
     dead = search_process(cluster)
 
     kill(dead)
-    jobs += [submit(cluster, 14, family=family) for _ in range(2)]
+    jobs += [submit_searched(cluster, 14, family=family) for _ in range(2)]
     kill(_another(cluster, dead))
     decisions = check_all_done(cluster, jobs, 14)
 
@@ -80,11 +87,11 @@ def test_the_death_of_the_search_costs_nothing(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize("victim", ["controller", "agents"])
-def test_a_death_during_rescales_loses_nothing(cluster: Cluster, victim: str) -> None:
+def test_a_killed_controller_loses_no_sample_during_rescales(cluster: Cluster, victim: str) -> None:
     family = f"of {victim} that die"
-    jobs = [submit(cluster, 18, family=family)]
+    jobs = [submit_searched(cluster, 18, family=family)]
     cluster.until(jobs[0], lambda shown: shown["slots"] >= 2)
-    jobs += [submit(cluster, 18, family=family) for _ in range(2)]
+    jobs += [submit_searched(cluster, 18, family=family) for _ in range(2)]
     for _ in range(2):
         cluster.until(jobs[0], lambda shown: shown["state"] in {"rescaling", "succeeded"})
         pids = cluster.up()[victim]
@@ -96,10 +103,10 @@ def test_a_death_during_rescales_loses_nothing(cluster: Cluster, victim: str) ->
     check_all_done(cluster, jobs, 18)
 
 
-def test_who_waits_is_told_when_it_will_start(cluster: Cluster) -> None:
-    first = submit(cluster, 150, slots=[4, 4], family="whole clusters")
+def test_a_waiting_job_states_its_expected_start(cluster: Cluster) -> None:
+    first = submit_searched(cluster, 150, slots=[4, 4], family="whole clusters")
     cluster.until(first, lambda shown: shown["slots"] == 4)
-    second = submit(cluster, 150, slots=[4, 4], family="whole clusters")
+    second = submit_searched(cluster, 150, slots=[4, 4], family="whole clusters")
 
     told = cluster.until(second, lambda shown: "; expected to start " in shown["reason"])
     waits = explained(cluster, second)[-1]

@@ -28,7 +28,7 @@ def bound(name: str) -> object:
             return reduce(getattr, rest, found)
 
 
-def test_each_threat_has_a_test_that_is_there() -> None:
+def test_each_threat_cites_an_existing_test() -> None:
     missing = []
     for path, name in TESTS:
         tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
@@ -40,7 +40,7 @@ def test_each_threat_has_a_test_that_is_there() -> None:
     assert len(TESTS) == PAGE.split("## Bounds")[0].count("\n| ") - 1
 
 
-def test_each_bound_is_the_one_in_force() -> None:
+def test_each_documented_bound_equals_its_constant() -> None:
     assert [(name, int(most)) for most, name in BOUNDS] == [
         (name, bound(name)) for _, name in BOUNDS
     ]

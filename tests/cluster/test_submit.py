@@ -27,14 +27,14 @@ def test_waiting_for_a_job_that_fails_prints_its_error_and_its_last_lines(cluste
     assert " in 2 files of " in travels
     assert note.startswith(f"{job}: train.py does not use elastic.ScalingAgent: ")
     assert said[0].startswith(f"ones: {job} failed: ")
-    assert said[0].endswith("exit code 1")
+    assert said[0].endswith("(exit code 1)")
     assert said[1] == "last output of rank 0:"
     assert said[2:-1] == [*(f"  line {line}" for line in range(26, 40)), "  the data are gone"]
     assert said[-1] == f"complete output: ones logs {job} --rank 0"
 
 
 @pytest.mark.slow
-def test_a_program_that_waits_for_a_failing_job_reads_why_as_json(cluster: Cluster) -> None:
+def test_wait_prints_the_reason_of_a_failed_job_as_json(cluster: Cluster) -> None:
     done = cluster.ones("submit", str(cluster.write(BAD, name="bad")), "--wait", "-o", "json")
 
     job = done.json["job"]
@@ -42,7 +42,7 @@ def test_a_program_that_waits_for_a_failing_job_reads_why_as_json(cluster: Clust
     assert (done.code, error.pop("lines")[-1]) == (1, "the data are gone")
     assert error == {
         "code": "job_failed",
-        "message": f"{job} failed: the data are gone (train.py:6): exit code 1",
+        "message": f"{job} failed: the data are gone (train.py:6) (exit code 1)",
         "hint": f"`ones logs {job} --rank 0`",
         "rank": 0,
     }

@@ -14,7 +14,7 @@ import pytest
 
 from controlplane.client import BlockingClient
 from nodeagent.folders import NodeFolders
-from schemas.transport import write_keys
+from schemas.transport.keys import write_keys
 from tests.support.cluster import LIMIT_S, LOOK_S, TOY, Cluster, await_gone, kill
 
 pytestmark = pytest.mark.slow  # a cluster or devices of its own
@@ -34,32 +34,47 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     running.down()
 
 
+def held(folder: Path) -> dict[str, str]:
+    """Environment of a slow job that waits in epoch 2 until `go on` exists in the folder."""
+    return {**SLOW, "HOLD": str(folder / "go on")}
+
+
+def pid_of(house: Cluster, job: str) -> int:
+    """Return the process of the first worker, once it has started."""
+    shown = house.until(job, lambda shown: bool(shown["workers"] and shown["workers"][0]["pid"]))
+    pid: int = shown["workers"][0]["pid"]
+    return pid
+
+
+def kill_zygote_of(pid: int) -> None:
+    stat = Path(f"/proc/{pid}/stat").read_text()
+    kill(int(stat.rpartition(")")[2].split()[1]))
+
+
 def trained_without_a_scratch(house: Cluster, job: str) -> None:
     assert house.wait(job).code == 0, house.said()
     assert house.output(job) == OUTPUT
     assert house.samples(job) == dict.fromkeys((1, 2, 3, 4), EPOCH)
-    types = [event["type"] for event in house.events(job)]
-    assert types == [
-        "job.submitted",
-        "job.starting",
-        "worker.started",
-        "worker.ready",
-        "job.running",
-        *["job.epoch"] * 4,
-        "worker.exited",
-        "job.succeeded",
-    ]
+    assert [event["type"] for event in house.events(job)] == [
+        "job.submitted", "job.starting", "worker.started", "worker.ready", "job.running",
+        *["job.epoch"] * 4, "worker.exited", "job.succeeded",
+    ]  # fmt: skip
 
 
-def test_killing_the_controller_disturbs_no_training(house: Cluster, tmp_path: Path) -> None:
-    held = {**SLOW, "HOLD": str(tmp_path / "go on")}
-    jobs = [house.submit(env=held, record_samples=True) for _ in range(4)]
+@pytest.mark.parametrize("parts", ["controller", "agent", "controller and agent"])
+def test_a_killed_daemon_disturbs_no_training(house: Cluster, tmp_path: Path, parts: str) -> None:
+    jobs = [house.submit(env=held(tmp_path), record_samples=True) for _ in range(4)]
     workers = {job: house.until_epoch(job, 1)["workers"] for job in jobs}
+    pids = house.up()
 
-    kill(house.up()["controller"])
+    if "controller" in parts:
+        kill(pids["controller"])
+    if "agent" in parts:
+        kill(pids["agents"][0])
     house.up()
 
-    assert {job: house.show(job)["workers"] for job in jobs} == workers
+    for job in jobs:
+        house.until(job, lambda shown, job=job: shown["workers"] == workers[job])  # type: ignore[misc]
     (tmp_path / "go on").touch()
     for job in jobs:
         trained_without_a_scratch(house, job)
@@ -71,7 +86,7 @@ def test_a_controller_refuses_a_bad_option_in_one_line_and_training_goes_on(
     base = tmp_path_factory.mktemp("o")
     house = Cluster(base / "home", base / "jobs", slots=1)
     controller = house.up()["controller"]
-    job = house.submit(env={**SLOW, "HOLD": str(base / "go on")}, record_samples=True)
+    job = house.submit(env=held(base), record_samples=True)
     workers = house.until_epoch(job, 1)["workers"]
     settings = house.home / "controller.toml"
     of_fair = settings.read_text().replace('"fifo"', '"fair"')
@@ -95,21 +110,7 @@ def test_a_controller_refuses_a_bad_option_in_one_line_and_training_goes_on(
     house.down()
 
 
-def test_killing_the_agent_disturbs_no_training(house: Cluster, tmp_path: Path) -> None:
-    held = {**SLOW, "HOLD": str(tmp_path / "go on")}
-    jobs = [house.submit(env=held, record_samples=True) for _ in range(4)]
-    workers = {job: house.until_epoch(job, 1)["workers"] for job in jobs}
-
-    kill(house.up()["agents"][0])
-    house.up()
-
-    assert {job: house.show(job)["workers"] for job in jobs} == workers
-    (tmp_path / "go on").touch()
-    for job in jobs:
-        trained_without_a_scratch(house, job)
-
-
-def test_a_controller_and_an_agent_take_over_what_may_change_when_they_are_hung_up_on(
+def test_sighup_reloads_the_settings_of_controller_and_agent(
     house: Cluster,
 ) -> None:
     pids = house.up()
@@ -157,7 +158,7 @@ def said(house: Cluster, part: str, event: str) -> dict[str, Any]:
     return {key: line[key] for key in line if key not in {"event", "level", "timestamp"}}
 
 
-def test_a_job_starts_though_somebody_deleted_the_socket_that_its_worker_needs(
+def test_a_job_starts_after_the_agent_socket_was_deleted(
     house: Cluster,
 ) -> None:
     sockets = NodeFolders(house.home / "run" / "node-1", house.base, house.base).sockets
@@ -168,11 +169,10 @@ def test_a_job_starts_though_somebody_deleted_the_socket_that_its_worker_needs(
     trained_without_a_scratch(house, job)
 
 
-def test_a_controller_and_an_agent_that_are_asked_to_stop_leave_jobs_training(
+def test_jobs_train_on_after_sigterm_to_controller_and_agent(
     house: Cluster, tmp_path: Path
 ) -> None:
-    held = {**SLOW, "HOLD": str(tmp_path / "go on")}
-    job = house.submit(env=held, record_samples=True)
+    job = house.submit(env=held(tmp_path), record_samples=True)
     workers = house.until_epoch(job, 1)["workers"]
     pids = house.up()
 
@@ -191,9 +191,7 @@ def test_a_controller_and_an_agent_that_are_asked_to_stop_leave_jobs_training(
 def test_exit_codes_and_output_of_workers_survive_a_dead_agent(house: Cluster) -> None:
     script = "import time, sys\nfor i in range(2000): print(i)\ntime.sleep(1)\nprint('last'); sys.exit(5)"
     job = house.submit(script)
-    pid = house.until(job, lambda shown: bool(shown["workers"] and shown["workers"][0]["pid"]))[
-        "workers"
-    ][0]["pid"]
+    pid = pid_of(house, job)
 
     kill(house.up()["agents"][0])
     await_gone(pid)
@@ -204,24 +202,11 @@ def test_exit_codes_and_output_of_workers_survive_a_dead_agent(house: Cluster) -
     assert house.output(job) == [*map(str, range(2000)), "last"]
 
 
-def test_killing_controller_and_agent_at_once_loses_nothing(house: Cluster, tmp_path: Path) -> None:
-    job = house.submit(env={**SLOW, "HOLD": str(tmp_path / "go on")}, record_samples=True)
-    house.until_epoch(job, 1)
-
-    pids = house.up()
-    kill(pids["controller"])
-    kill(pids["agents"][0])
-    house.up()
-
-    (tmp_path / "go on").touch()
-    trained_without_a_scratch(house, job)
-
-
 def test_a_killed_worker_resumes_from_its_last_finished_epoch(
     house: Cluster, tmp_path: Path
 ) -> None:
     undisturbed = house.submit(env=SLOW)
-    job = house.submit(env={**SLOW, "HOLD": str(tmp_path / "go on")}, record_samples=True)
+    job = house.submit(env=held(tmp_path), record_samples=True)
     shown = house.until_epoch(job, 2)
 
     kill(shown["workers"][0]["pid"])
@@ -233,9 +218,9 @@ def test_a_killed_worker_resumes_from_its_last_finished_epoch(
     assert after["failures"] == 0
     first, second = (version["resumed_epoch"] for version in after["versions"])
     assert (first, second >= 2) == (0, True)
-    reasons = [change["why"] for change in after["history"] if change["to_state"] == "paused"]
+    reasons = [change["reason"] for change in after["history"] if change["to_state"] == "paused"]
     assert len(reasons) == 1
-    assert reasons[0].startswith("a worker was ended by SIGKILL; resumes after epoch")
+    assert reasons[0].startswith("a worker was killed by SIGKILL; resumes after epoch")
     house.wait(undisturbed)
     metrics = [[e["metrics"] for e in house.show(name)["epochs"]] for name in (undisturbed, job)]
     assert metrics[0] == metrics[1]
@@ -244,8 +229,7 @@ def test_a_killed_worker_resumes_from_its_last_finished_epoch(
 def test_a_job_that_lost_a_worker_is_brought_back_to_its_least_slots(
     house: Cluster, tmp_path: Path
 ) -> None:
-    held = {**SLOW, "HOLD": str(tmp_path / "go on")}
-    job = house.submit(env=held, record_samples=True, slots=[2, 2])
+    job = house.submit(env=held(tmp_path), record_samples=True, slots=[2, 2])
     shown = house.until_epoch(job, 1)
 
     kill(shown["workers"][1]["pid"])
@@ -255,7 +239,7 @@ def test_a_job_that_lost_a_worker_is_brought_back_to_its_least_slots(
     assert house.samples(job) == dict.fromkeys((1, 2, 3, 4), EPOCH)
     after = house.show(job)
     assert len(after["versions"][-1]["slots"]) == 2
-    back = [change["why"] for change in after["history"] if "grows back" in change["why"]]
+    back = [change["reason"] for change in after["history"] if "grows back" in change["reason"]]
     assert back[0] == (
         "grows back to 2 slots: it lost members, 1 of its least 2 slots left: "
         "1 -> 2 slots, batch 20 -> 20"
@@ -263,24 +247,19 @@ def test_a_job_that_lost_a_worker_is_brought_back_to_its_least_slots(
 
 
 def test_a_zygote_that_dies_takes_no_worker_with_it(house: Cluster, tmp_path: Path) -> None:
-    job = house.submit(env={**SLOW, "HOLD": str(tmp_path / "go on")}, record_samples=True)
-    worker = house.until_epoch(job, 1)["workers"][0]
-    stat = Path(f"/proc/{worker['pid']}/stat").read_text()
+    job = house.submit(env=held(tmp_path), record_samples=True)
 
-    kill(int(stat.rpartition(")")[2].split()[1]))
+    kill_zygote_of(house.until_epoch(job, 1)["workers"][0]["pid"])
 
     (tmp_path / "go on").touch()
     trained_without_a_scratch(house, job)
     assert house.wait(house.submit()).code == 0
 
 
-def test_a_whole_cluster_that_goes_down_resumes_when_it_is_up_again(
-    house: Cluster, tmp_path: Path
-) -> None:
-    held = {**SLOW, "HOLD": str(tmp_path / "go on")}
+def test_jobs_resume_after_the_whole_cluster_restarted(house: Cluster, tmp_path: Path) -> None:
     leaves_on_term = "import signal, sys\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(1))\n"
-    job = house.submit(env=held, record_samples=True)
-    polite = house.submit(leaves_on_term + TOY, env=held)
+    job = house.submit(env=held(tmp_path), record_samples=True)
+    polite = house.submit(leaves_on_term + TOY, env=held(tmp_path))
     house.until_epoch(job, 1)
     house.until_epoch(polite, 2)
 
@@ -294,14 +273,14 @@ def test_a_whole_cluster_that_goes_down_resumes_when_it_is_up_again(
     assert house.show(polite)["failures"] == 0
 
 
-def test_a_tracked_scheduler_goes_on_where_it_was(house: Cluster, tmp_path: Path) -> None:
+def test_a_tracked_scheduler_resumes_its_rates(house: Cluster, tmp_path: Path) -> None:
     script = TOY.replace(
         "step = 0\n",
         "scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, 0.1, total_iters=4)\n"
         "agent.track(scheduler=scheduler)\nstep = 0\n",
     ).replace("    agent.report(", "    scheduler.step()\n    agent.report(")
     undisturbed = house.submit(script)
-    job = house.submit(script, env={**SLOW, "HOLD": str(tmp_path / "go on")})
+    job = house.submit(script, env=held(tmp_path))
 
     kill(house.until_epoch(job, 3)["workers"][0]["pid"])
     (tmp_path / "go on").touch()
@@ -341,11 +320,9 @@ def test_an_exit_code_is_known_even_if_the_zygote_died_before(
         "import os, sys, time\nwhile not os.path.exists(os.environ['HOLD']): time.sleep(0.01)\n"
     )
     job = house.submit(script + "sys.exit(3)", env={"HOLD": str(tmp_path / "go on")})
-    started = house.until(job, lambda shown: bool(shown["workers"] and shown["workers"][0]["pid"]))
-    stat = Path(f"/proc/{started['workers'][0]['pid']}/stat").read_text()
 
-    kill(int(stat.rpartition(")")[2].split()[1]))
+    kill_zygote_of(pid_of(house, job))
     (tmp_path / "go on").touch()
 
     assert house.wait(job).code == 1
-    assert house.show(job)["reason"] == "its script ended: exit code 3"
+    assert house.show(job)["reason"] == "the script exited with code 3"

@@ -109,7 +109,7 @@ def test_single_configurations_are_changed_by_hand(cluster: Cluster, folder: Pat
     assert states[4] == "stopped"
     assert len(states) == 14
     assert (detail.trials[12].parent, detail.trials[12].values["lr"]) == (7, 0.01)
-    assert detail.trials[12].began_at >= 1
+    assert detail.trials[12].start_epochs >= 1
     assert detail.trials[13].values == {"lr": 0.02, "width": 32}
     assert said[:2] == [f"{job} trial {one} stopped" for one in (3, 4)]
     assert said[2] in {f"{job} trial 5 {how}" for how in ("paused", RESTS)}  # as its unit stands

@@ -11,8 +11,15 @@ from typing import Any
 
 import pytest
 
-from tests.support.cluster import Cluster, kill
-from tests.support.live_sweeps import FUNCTIONS, ledger, submit_sweep, trained_alone, until
+from tests.support.cluster import (
+    FUNCTIONS,
+    Cluster,
+    kill,
+    ledger,
+    submit_sweep,
+    trained_alone,
+    until_sweep,
+)
 
 pytestmark = pytest.mark.slow  # a cluster or devices of its own
 
@@ -39,15 +46,15 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     running.down()
 
 
-def test_kill_9_of_worker_agent_and_controller_costs_no_finished_unit(house: Cluster) -> None:
+def test_kill_9_of_worker_agent_and_controller_loses_no_finished_unit(house: Cluster) -> None:
     job = submit_sweep(house, FOUR)
-    until(house, job, lambda shown: shown.units_done >= 4)
+    until_sweep(house, job, lambda shown: shown.units_done >= 4)
     kill(house.show(job)["workers"][0]["pid"])
-    until(house, job, lambda shown: shown.units_done >= 8)
+    until_sweep(house, job, lambda shown: shown.units_done >= 8)
     pids = house.up()
     kill(pids["agents"][0])
     house.up()
-    until(house, job, lambda shown: shown.units_done >= 12)
+    until_sweep(house, job, lambda shown: shown.units_done >= 12)
     before = ledger(house, job).units
     kill(pids["controller"])
     house.up()
@@ -59,11 +66,11 @@ def test_kill_9_of_worker_agent_and_controller_costs_no_finished_unit(house: Clu
     assert sorted((unit.trial, unit.version) for unit in units) == [
         (trial, version) for trial in range(4) for version in range(1, 9)
     ]
-    assert until(house, job, lambda _: True).units_again == 0
+    assert until_sweep(house, job, lambda _: True).units_repeated == 0
     assert trained_alone(house, job, 0) == {"equal": True, "first_difference": None, "units": 8}
 
 
-def test_functions_that_cannot_be_imported_fail_the_job_with_what_they_raised(
+def test_functions_that_cannot_be_imported_fail_the_job_with_the_error(
     house: Cluster,
 ) -> None:
     job = submit_sweep(house, FOUR, functions=FUNCTIONS + "\nraise ValueError('no licence')\n")
@@ -74,7 +81,7 @@ def test_functions_that_cannot_be_imported_fail_the_job_with_what_they_raised(
     assert "importing functions raised ValueError: no licence" in reason
 
 
-def test_a_configuration_that_raises_fails_alone(house: Cluster) -> None:
+def test_a_configuration_that_raises_fails_without_the_others(house: Cluster) -> None:
     bad = FUNCTIONS.replace(
         "    model = nn", "    assert values['lr'] < 0.03, 'too fast'\n    model = nn"
     )
@@ -82,33 +89,33 @@ def test_a_configuration_that_raises_fails_alone(house: Cluster) -> None:
 
     assert house.wait(job).code == 0, house.said()
 
-    trials = until(house, job, lambda _: True).trials
+    trials = until_sweep(house, job, lambda _: True).trials
     failed = [trial for trial in trials if trial.state == "failed"]
     assert [trial.values["lr"] > 0.03 for trial in trials] == [t in failed for t in trials]
     assert failed
-    assert all("too fast" in trial.why for trial in failed)
+    assert all("too fast" in trial.reason for trial in failed)
 
 
-def test_a_slot_that_is_wanted_is_given_up_in_the_midst_of_a_long_unit(house: Cluster) -> None:
+def test_a_revoked_slot_is_released_during_a_long_unit(house: Cluster) -> None:
     job = submit_sweep(house, FOUR, pause_s=60.0, more="revoke_s = 0.5")
-    until(house, job, lambda shown: sum(t.state == "training" for t in shown.trials) == 4)
+    until_sweep(house, job, lambda shown: sum(t.state == "training" for t in shown.trials) == 4)
 
     assert house.ones("resize", job, "--slots", "1").code == 0
 
     left = house.until(job, lambda shown: len(shown["workers"]) == 1)["workers"]
-    shown = until(house, job, lambda shown: shown.units_done == 0)
+    shown = until_sweep(house, job, lambda shown: shown.units_done == 0)
     assert [t.slot for t in shown.trials if t.state == "training"] == [left[0]["slot"]]
     house.ones("cancel", job)
 
 
-def test_a_lost_node_is_done_without(tmp_path: Path) -> None:
+def test_a_sweep_finishes_without_a_lost_node(tmp_path: Path) -> None:
     with cluster(tmp_path, slots=2, agents=2, policy="fair") as pair:
         settings = pair.home / "controller.toml"
         settings.write_text(f"{settings.read_text()}\n[silence]\nsuspect_s = 1.0\nlost_s = 3.0\n")
         kill(pair.up()["controller"])
         pids = pair.up()
         job = submit_sweep(pair, FOUR, pause_s=0.5)
-        until(pair, job, lambda shown: shown.units_done >= 6 and shown.summary.slots == 4)
+        until_sweep(pair, job, lambda shown: shown.units_done >= 6 and shown.summary.slots == 4)
         workers = pair.show(job)["workers"]
 
         kill(pids["agents"][1])
@@ -125,7 +132,7 @@ def test_a_lost_node_is_done_without(tmp_path: Path) -> None:
         assert trained_alone(pair, job, 1)["equal"]
 
 
-def test_asha_of_24_configurations_has_the_same_winner_beside_three_jobs_as_alone(
+def test_asha_selects_the_same_winner_beside_three_jobs(
     tmp_path: Path,
 ) -> None:
     asha = 'type = "asha"\nconfigurations = 24\nmax_epochs = 9\n'
@@ -133,7 +140,7 @@ def test_asha_of_24_configurations_has_the_same_winner_beside_three_jobs_as_alon
         alone = submit_sweep(shared, asha, pause_s=0.0)
         assert shared.wait(alone).code == 0, shared.said()
         sweep = submit_sweep(shared, asha, pause_s=0.1)
-        until(shared, sweep, lambda shown: shown.units_done >= 8)
+        until_sweep(shared, sweep, lambda shown: shown.units_done >= 8)
         env = {"PAUSE_S": "0.05", "HOLD": "/"}
         jobs = [shared.submit(slots=[1, 2], env=env) for _ in range(3)]
 
@@ -141,28 +148,28 @@ def test_asha_of_24_configurations_has_the_same_winner_beside_three_jobs_as_alon
             assert shared.wait(job).code == 0, shared.said()
 
         versions = shared.show(sweep)["versions"]
-        detail = until(shared, sweep, lambda _: True)
-        assert (detail.trials_in_all, detail.units_again) == (24, 0)
+        detail = until_sweep(shared, sweep, lambda _: True)
+        assert (detail.trials_total, detail.units_repeated) == (24, 0)
         assert len({len(version["slots"]) for version in versions}) > 1, "slots moved"
-        expected = until(shared, alone, lambda _: True)
+        expected = until_sweep(shared, alone, lambda _: True)
         assert detail.best == expected.best
         assert [(trial.epochs, trial.best_score) for trial in detail.trials] == [
             (trial.epochs, trial.best_score) for trial in expected.trials
         ]
 
 
-def test_the_last_configuration_goes_on_as_a_job_and_its_sweep_counts_its_epochs(
+def test_the_last_configuration_continues_as_a_job_counted_by_its_sweep(
     house: Cluster,
 ) -> None:
     one = 'type = "random"\nconfigurations = 1\nmax_epochs = 3\n'
     sweep = submit_sweep(house, one, more="graduate_batch = 4", pause_s=0.0)
     assert house.wait(sweep).code == 0, house.said()
-    (trial,) = until(house, sweep, lambda shown: shown.trials[0].state == "graduated").trials
-    job = trial.why.removeprefix("goes on as job ").partition(",")[0]
+    (trial,) = until_sweep(house, sweep, lambda shown: shown.trials[0].state == "graduated").trials
+    job = trial.graduated_as
 
     assert house.wait(job).code == 0, house.said()
 
-    (after,) = until(house, sweep, lambda _: True).trials
+    (after,) = until_sweep(house, sweep, lambda _: True).trials
     assert len(ledger(house, sweep).units) == 4, "one epoch of it was the sweep's"
     assert (after.epochs, len(after.metrics)) == (3, 3)
     last = house.show(job)["epochs"][-1]

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.cluster import TOY, Cluster, kill
-from tests.support.searching import explained, search_process
+from tests.support.cluster import TOY, Cluster, explained, kill, search_process
 
 EPOCH = list(range(400))
 SLOW = {"PAUSE_S": "0.02", "OMP_NUM_THREADS": "1"}
@@ -44,10 +43,10 @@ def submitted(cluster: Cluster) -> str:
     return cluster.submit(TOY, env=SLOW, record_samples=True, slots=[1, 4])
 
 
-def test_twelve_jobs_run_to_their_ends_and_take_every_sample_once(cluster: Cluster) -> None:
+def test_twelve_jobs_finish_with_every_sample_once(cluster: Cluster) -> None:
     jobs = [submitted(cluster) for _ in range(JOBS)]
     codes = [cluster.wait(job).code for job in jobs]
-    reasons = [decision["why"] for job in jobs for decision in explained(cluster, job)]
+    reasons = [decision["reason"] for job in jobs for decision in explained(cluster, job)]
     samples = [cluster.samples(job) for job in jobs]
     rescales = sum(cluster.show(job)["rescales"] for job in jobs)
 
@@ -57,7 +56,7 @@ def test_twelve_jobs_run_to_their_ends_and_take_every_sample_once(cluster: Clust
     assert any("the network's choice" in why for why in reasons)
 
 
-def test_a_model_that_breaks_stops_no_cluster_but_no_controller_starts_with_it(
+def test_a_broken_model_prevents_only_the_start_of_a_controller(
     cluster: Cluster, model: Path
 ) -> None:
     first = submitted(cluster)

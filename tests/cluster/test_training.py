@@ -21,7 +21,7 @@ TOY_OUTPUT = [f"epoch {(step - 1) // 20} step {step}" for step in range(1, 81)] 
 
 
 @pytest.mark.slow
-def test_seven_jobs_share_four_slots_and_nothing_is_lost_or_repeated(cluster: Cluster) -> None:
+def test_seven_jobs_share_four_slots_without_lost_or_repeated_samples(cluster: Cluster) -> None:
     jobs = [cluster.submit(record_samples=True) for _ in range(7)]
 
     assert [cluster.wait(job).code for job in jobs] == [0] * 7
@@ -57,7 +57,7 @@ def test_logs_can_be_followed_while_the_job_runs(cluster: Cluster) -> None:
 
 
 @pytest.mark.slow
-def test_of_a_log_the_wanted_lines_are_printed_with_their_ranks(cluster: Cluster) -> None:
+def test_logs_print_the_selected_lines_with_their_ranks(cluster: Cluster) -> None:
     script = TOY.replace('print("done")', 'print("done")\nagent.rank or print("no end", end="")')
     job = cluster.submit(script, slots=[2, 2], batch_size=100)
     assert cluster.wait(job).code == 0
@@ -92,7 +92,7 @@ def test_of_a_log_the_wanted_lines_are_printed_with_their_ranks(cluster: Cluster
         (("--grep", "a["), "'a[' is not a regular expression: unterminated character set"),
     ],
 )
-def test_a_log_option_that_means_nothing_is_explained(
+def test_an_invalid_log_option_is_explained(
     cluster: Cluster, option: tuple[str, str], said: str
 ) -> None:
     done = cluster.ones("logs", "nobody-1", *option)
@@ -129,7 +129,7 @@ def test_several_jobs_are_waited_for_and_cancelled_at_once(cluster: Cluster) -> 
     )
 
 
-def test_the_job_file_wins_over_the_script_and_the_log_says_so(cluster: Cluster) -> None:
+def test_the_job_file_overrides_the_script_with_a_note_in_the_log(cluster: Cluster) -> None:
     job = cluster.submit(batch_size=50, lr=0.01, stop={"epochs": 2})
     cluster.wait(job)
 
@@ -180,7 +180,7 @@ def test_later_edits_do_not_reach_a_job_that_was_submitted(cluster: Cluster) -> 
     assert cluster.wait(job).code == 0
 
 
-def test_a_users_own_elastic_module_does_not_hide_ours(cluster: Cluster) -> None:
+def test_a_module_named_elastic_does_not_hide_the_library(cluster: Cluster) -> None:
     path = cluster.write("import mine\n" + TOY, files={"elastic.py": "", "mine.py": "VALUE = 1"})
 
     done = cluster.ones("submit", str(path), "--wait")
@@ -188,7 +188,7 @@ def test_a_users_own_elastic_module_does_not_hide_ours(cluster: Cluster) -> None
     assert done.code == 0, cluster.ones("logs", done.out.strip()).out
 
 
-def test_submitting_twice_with_one_key_is_one_job(cluster: Cluster) -> None:
+def test_submitting_twice_with_the_same_key_makes_a_single_job(cluster: Cluster) -> None:
     path = str(cluster.write(TOY))
 
     first, second = (cluster.ones("submit", path, "--key", "mine").out for _ in range(2))
@@ -200,13 +200,9 @@ def test_submitting_twice_with_one_key_is_one_job(cluster: Cluster) -> None:
 def test_the_python_client_submits_waits_and_tails(cluster: Cluster) -> None:
     folder = cluster.write(TOY).parent
     spec = JobSpec(
-        name="mine",
-        script="train.py",
-        workdir=str(folder),
-        batch_size=20,
-        stop=StopRule(epochs=1),
+        name="mine", script="train.py", workdir=str(folder), batch_size=20, stop=StopRule(epochs=1),
         env={"OMP_NUM_THREADS": "1"},
-    )
+    )  # fmt: skip
     with BlockingClient(cluster.home) as client:
         job = client.submit(spec)
         detail = client.wait(job, timeout=60)
@@ -216,15 +212,9 @@ def test_the_python_client_submits_waits_and_tails(cluster: Cluster) -> None:
     assert detail.summary.state == "succeeded"
     assert lines == [*TOY_OUTPUT[:20], "done"]
     assert types == [
-        "job.submitted",
-        "job.starting",
-        "worker.started",
-        "worker.ready",
-        "job.running",
-        "job.epoch",
-        "worker.exited",
-        "job.succeeded",
-    ]
+        "job.submitted", "job.starting", "worker.started", "worker.ready", "job.running",
+        "job.epoch", "worker.exited", "job.succeeded",
+    ]  # fmt: skip
 
 
 def test_a_client_needs_only_pyzmq_and_msgpack(cluster: Cluster) -> None:
@@ -235,13 +225,9 @@ def test_a_client_needs_only_pyzmq_and_msgpack(cluster: Cluster) -> None:
         "finally: print('ours:', sorted({'schemas', 'controlplane', 'msgspec'} & set(sys.modules)))"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code, str(script), str(cluster.write(TOY))],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env={**os.environ, "ONES_HOME": str(cluster.home)},
-        check=False,
-    )
+        [sys.executable, "-c", code, str(script), str(cluster.write(TOY))], capture_output=True,
+        text=True, timeout=60, env={**os.environ, "ONES_HOME": str(cluster.home)}, check=False,
+    )  # fmt: skip
 
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()

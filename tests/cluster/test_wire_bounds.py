@@ -29,79 +29,60 @@ def kib(size: int) -> str:
     return f"{size >> 10} KiB"
 
 
-def test_each_row_of_the_table_is_what_the_constants_say() -> None:
-    section = TEXT.split("\n## Bounds\n")[1].split("\nThose of a job file")[0]
-    events, units = reads.MAX_EVENTS, sweep_replies.MAX_PAGE
-    shares, backoff = fair_queue, flood_guard
-    assert uploads.PIECE_BYTES == files_on_nodes.PIECE
+def test_each_row_of_the_table_states_its_constants() -> None:
+    section = TEXT.split("\n## Bounds\n")[1].split("\n[Security]")[0]
+    shares, cuts, piece = fair_queue, connection_limits, files_on_nodes.PIECE
+    assert piece == uploads.PIECE_BYTES
+    stated: dict[str, list[str]] = {
+        "a message": [
+            mib(codec.MAX_BYTES),
+            f"7702 {mib(app.MAX_REQUEST)} and {kib(sockets.ENVELOPE)}",
+            f"7705 {kib(app.MAX_QUESTION)}",
+            f"7703 {event_feed.MAX_TOPIC + sockets.TOPIC_ENVELOPE} bytes",
+            f"{mib(flood_guard.MAX_UNREAD_BYTES)} of unread",
+        ],
+        "connections of one key to one port": [f"{connection_limits.MAX_CONNECTIONS_PER_KEY};"],
+        "forced disconnections of one key from one port": [
+            f"{cuts.FREE_CUTS},",
+            f"{cuts.FORGET_AFTER_S:g} s without",
+            f"for {cuts.FIRST_DELAY_S:g} s,",
+            f"up to {cuts.MAX_DELAY_S:g} s",
+        ],
+        "a page of a list": [mib(views.PAGE_BYTES)],
+        "events of a page": [f"{reads.MAX_EVENTS}: ", f"1 to {reads.MAX_EVENTS}"],
+        "trials or units of a page": [f"clamped to 1 to {sweep_replies.MAX_PAGE}"],
+        "output of a page": [f"{mib(log_relay.MAX_PAGE)}: ", f"1 to {mib(log_relay.MAX_PAGE)}"],
+        "a piece of a file or an archive in a reply": [mib(piece)],
+        "requests of one user in progress": [
+            f"{shares.UNDER_WAY} on each",
+            f"{shares.QUEUED} more",
+            mib(shares.QUEUED_BYTES),
+        ],
+        "requests of one user with a pending `wait_s`": [f"{shares.POLLS} on each"],
+        "requests of one user about files in progress": [f"{job_files.MAX_UNDER_WAY}"],
+        "`name` of `client.list_jobs.1`": [f"{reads.MAX_PATTERN} characters"],
+        "each text of a refusal": [f"{fair_queue.MAX_TEXT_CHARACTERS} characters"],
+        "a topic of the feed": [f"{event_feed.MAX_TOPIC} bytes"],
+        "subscriptions of one key, over all its open connections to 7703, including cancelled ones": [
+            kib(event_feed.MAX_SUBSCRIPTION_BYTES)
+        ],
+    }
 
-    assert ROW.findall(section)[1:] == [
-        (
-            "a message",
-            (
-                f"{mib(codec.MAX_BYTES)}; to 7702 {mib(app.MAX_REQUEST)} and "
-                f"{kib(sockets.ENVELOPE)} for what is around it, to 7705 {kib(app.MAX_QUESTION)}, to 7703 "
-                f"{event_feed.MAX_TOPIC + sockets.TOPIC_ENVELOPE} bytes. Who sends more "
-                "is disconnected, and so is one of which "
-                f"{mib(flood_guard.MAX_UNREAD_BYTES)} wait to be taken"
-            ),
-        ),
-        (
-            "connections of one key to one port",
-            (
-                f"{connection_limits.MAX_CONNECTIONS_PER_KEY}. Who has so many gets no handshake until one of them is "
-                "closed"
-            ),
-        ),
-        (
-            "times that connections of one key to one port are cut off like this",
-            (
-                f"{backoff.FREE_CUTS}, until {backoff.FORGET_AFTER_S:g} s passed without one. After each "
-                f"further one it gets no handshake there: {backoff.FIRST_DELAY_S:g} s, then twice as long "
-                f"each time, {backoff.MAX_DELAY_S:g} s at most. Who is refused hears nothing: libzmq "
-                "tries again when its own time for a handshake is over, 30 s by default"
-            ),
-        ),
-        ("a page of a list", f"{mib(views.PAGE_BYTES)}, or a single larger row"),
-        ("events of a page", f"{events}: `limit` is brought into 1 to {events}"),
-        ("trials or units of a page", f"{units}: `limit` is brought into 1 to {units}"),
-        (
-            "output of a page",
-            (
-                f"{mib(log_relay.MAX_PAGE)}: `max_bytes` is brought into 1 to "
-                f"{mib(log_relay.MAX_PAGE)}; a single piece may be larger"
-            ),
-        ),
-        ("a piece of a file or an archive that you get", mib(files_on_nodes.PIECE)),
-        (
-            "requests of one user under way",
-            (
-                f"{shares.UNDER_WAY} on each of 7702 and 7705; {shares.QUEUED} more, or "
-                f"{mib(shares.QUEUED_BYTES)}, wait behind them"
-            ),
-        ),
-        ("requests of one user that wait for something to happen", f"{shares.POLLS} on each"),
-        ("questions about files under way, of one user", f"{job_files.MAX_UNDER_WAY}"),
-        ("`name` of `client.list_jobs.1`", f"{reads.MAX_PATTERN} characters"),
-        ("each text of a refusal", f"{fair_queue.MAX_SAID} characters"),
-        ("a topic of the feed", f"{event_feed.MAX_TOPIC} bytes"),
-        (
-            (
-                "subscriptions of one key, over all of its connections to 7703 that are open, with what "
-                "was unsubscribed"
-            ),
-            f"{kib(event_feed.MAX_SAID)}; whose goes beyond is disconnected",
-        ),
+    rows = dict(ROW.findall(section)[1:])
+    assert list(rows) == list(stated)
+    missing = [
+        (row, text) for row, texts in stated.items() for text in texts if text not in rows[row]
     ]
+    assert missing == []
 
 
-def test_bounds_in_sentences_are_those_in_force() -> None:
+def test_bounds_in_sentences_equal_their_constants() -> None:
     size, depth = DEFAULT_BOUNDS.size >> 30, DEFAULT_BOUNDS.depth
     said = [
         f"`wait_s` (seconds, at most {fair_queue.MAX_WAIT_S:g};",
         f"with the same `key` (at most {changes.MAX_KEY} characters)",
         (
-            f"({size} GiB, {DEFAULT_BOUNDS.files:,} and {depth} by default; the archive itself "
+            f"(by default {size} GiB, {DEFAULT_BOUNDS.files:,} and {depth}; the archive itself "
             f"{mib(archive.MAX_BYTES)}); headers of more than "
             f"{kib(archives.MAX_HEADERS)} before one file"
         ),

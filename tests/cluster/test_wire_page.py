@@ -41,13 +41,13 @@ def text() -> str:
 # --- fields
 
 
-def test_every_message_is_on_the_page_with_every_field_and_none_is_there_that_is_not() -> None:
+def test_the_page_has_exactly_the_messages_and_fields() -> None:
     spoken = {name_of(kind): rows_of(kind) for kind in structs()}
 
     assert tables_on_page() == spoken, "python -m tests.support.wire_page writes them again"
 
 
-def test_messages_that_are_built_from_the_tables_are_understood() -> None:
+def test_messages_built_from_the_tables_decode() -> None:
     page = tables_on_page()
     for kind in structs():
         name = name_of(kind)
@@ -118,7 +118,7 @@ def events_on_page() -> dict[str, set[str]]:
     return found
 
 
-def test_every_event_that_the_code_can_emit_is_on_the_page_and_no_other() -> None:
+def test_the_page_has_exactly_the_events_of_the_code() -> None:
     nodes = (node for path in CORE.rglob("*.py") for node in ast.walk(ast.parse(path.read_text())))
     words = (node.value for node in nodes if isinstance(node, ast.Constant))
     emitted = {word for word in words if isinstance(word, str) and EVENT.fullmatch(word)}
@@ -127,14 +127,14 @@ def test_every_event_that_the_code_can_emit_is_on_the_page_and_no_other() -> Non
 
 
 def recorded() -> Iterator[FeedEvent]:
-    for path in sorted(GOLDEN.glob("schema-5-*.sqlite")):
+    for path in sorted(GOLDEN.glob("*.sqlite")):
         database = sqlite3.connect(f"file:{path}?mode=ro&immutable=1", uri=True)
         for (body,) in database.execute("SELECT body FROM feed"):
             yield feed_from(body)
         database.close()
 
 
-def test_what_recorded_events_say_is_on_the_page() -> None:
+def test_details_of_recorded_events_are_on_the_page() -> None:
     known, unknown = events_on_page(), set()
     for event in recorded():
         free = event.event in METRICS  # which have the names that a script gave them
@@ -207,7 +207,7 @@ def archive(**files: str) -> bytes:
 
 
 @pytest.mark.slow
-def test_a_client_that_was_written_from_the_page_submits_waits_reads_and_cancels(
+def test_a_client_written_from_the_page_submits_waits_reads_and_cancels(
     cluster: Cluster,
 ) -> None:
     client = PlainClient(cluster.home)

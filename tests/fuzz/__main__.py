@@ -17,7 +17,7 @@ from tests.fuzz.corpus_files import FOLDER, inputs_of, unpack
 from tests.fuzz.registry import TARGETS
 
 ROOT: Final = Path(__file__).parents[2]
-LONGEST_KEPT: Final = 1 << 20  # bytes of all files of the corpus
+MAX_KEPT_BYTES: Final = 1 << 20  # bytes of all files of the corpus
 
 
 def main() -> int:
@@ -91,12 +91,12 @@ def _findings(name: str, found: Path, into: Path) -> int:
 
 def _coverage(name: str) -> dict[str, Any]:
     """Lines of the modules that a target is about, and how many of them its corpus reaches."""
-    from tests.fuzz.line_coverage import enough, files_of, lines_in
+    from tests.fuzz.line_coverage import files_of, lines_in, reached
 
     run, files = TARGETS[name].load(), files_of(TARGETS[name].about)
     run(b"")
-    _, reached = enough(run, inputs_of(name), frozenset(files.values()))
-    hit = {(file, line) for file, _, line in reached}
+    wanted = frozenset(files.values())
+    hit = {(file, line) for one in inputs_of(name) for file, _, line in reached(run, one, wanted)}
     every = {(file, line) for file in files.values() for line in lines_in(file)}
     return {
         "inputs": len(inputs_of(name)),

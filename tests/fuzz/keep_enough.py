@@ -12,8 +12,8 @@ from tests.fuzz.corpus_files import inputs_of, keep
 from tests.fuzz.line_coverage import Line, files_of, reached
 from tests.fuzz.registry import TARGETS
 
-MOST_BYTES: Final = 40_000  # of a target's inputs
-MOST_S: Final = 25.0  # for looking at them
+MAX_BYTES: Final = 40_000  # of a target's inputs
+MAX_S: Final = 25.0  # for looking at them
 REPLAY_S: Final = 0.1  # of a processor, times its share: all that are kept, run again
 
 
@@ -42,7 +42,7 @@ def _looked(
     run: Callable[[bytes], None], inputs: list[bytes], files: frozenset[str]
 ) -> list[Looked]:
     """As many of them as there is time for, evenly."""
-    looked, end = [], time.monotonic() + MOST_S
+    looked, end = [], time.monotonic() + MAX_S
     for data in [*inputs[::4], *inputs[1::4], *inputs[2::4], *inputs[3::4]]:
         if time.monotonic() > end:
             break
@@ -60,7 +60,7 @@ def _chosen(looked: list[Looked], room_s: float) -> list[bytes]:
     """One after the other that which reaches most that is new, for what it costs."""
     chosen: list[bytes] = []
     seen: set[Line] = set()
-    room = MOST_BYTES
+    room = MAX_BYTES
     while looked:
         best = max(looked, key=lambda one: len(one.lines - seen) / (0.001 + one.seconds))
         looked.remove(best)

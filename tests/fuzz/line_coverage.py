@@ -1,4 +1,4 @@
-"""Which lines of some modules inputs reach, and which inputs are enough for that."""
+"""Which lines of some modules an input reaches."""
 
 from __future__ import annotations
 
@@ -84,22 +84,3 @@ def _functions(code: CodeType) -> Iterator[CodeType]:
             if inner.co_flags & 0x2:  # CO_NEWLOCALS: a function, not a class
                 yield inner
             yield from _functions(inner)
-
-
-def enough(
-    run: Callable[[bytes], None], inputs: Iterable[bytes], files: frozenset[str]
-) -> tuple[list[bytes], set[Line]]:
-    """A few of the inputs that reach what all reach, and what that is.
-
-    Args:
-        run: the target.
-        inputs: shorter ones are preferred.
-        files: whose lines count.
-    """
-    kept, seen = [], set[Line]()
-    for data in sorted(inputs, key=lambda one: (len(one), one)):
-        fresh = reached(run, data, files)
-        if not fresh <= seen:
-            seen |= fresh
-            kept.append(data)
-    return kept, seen

@@ -27,10 +27,8 @@ class Target(NamedTuple):
 CORE: Final = ("controlplane.core.handlers", "controlplane.core.model", "controlplane.core.reactor")
 TARGETS: Final[dict[str, Target]] = {
     "messages": Target("decoders:messages", ("schemas.codec",), share=1),
-    "agent_session": Target("sessions:agent", ("schemas.session.agent_session",), share=1),
-    "controller_session": Target(
-        "sessions:controller", ("schemas.session.controller_session",), share=1
-    ),
+    "agent_session": Target("sessions:agent", ("schemas.session",), share=1),
+    "controller_session": Target("sessions:controller", ("schemas.session",), share=1),
     "controller": Target(
         "controller:controller",
         ("controlplane.service.api", "controlplane.service.node_sessions",
@@ -42,17 +40,17 @@ TARGETS: Final[dict[str, Target]] = {
     "core_reports": Target("core:reports", CORE, 2048, 5),
     "core_sweeps": Target("core:sweeps", ("controlplane.core.handlers", "controlplane.sweeps"), 2048, 5),
     "archives": Target("archives:archives", ("schemas.host.archives", "nodeagent.job_folders"), 4096, 3),
-    "stored_output": Target("logs:stored_output", ("controlplane.service.log_store", "controlplane.service.log_store")),
+    "stored_output": Target("logs:stored_output", ("controlplane.service.log_store",)),
     "cursors": Target("logs:cursors", ("controlplane.service.api.views",), share=1),
     "job_files": Target("settings:job_files", ("controlplane.client.job_file", "controlplane.client.spec_overrides", "schemas.jobs", "schemas.host.settings")),
-    "sweep_files": Target("settings:sweep_files", ("controlplane.client.sweeps.sweep_file", "controlplane.client.sweeps.sweep", "controlplane.client.sweeps.searchers", "schemas.sweeps")),
+    "sweep_files": Target("settings:sweep_files", ("controlplane.client.job_file", "controlplane.client.sweeps.sweep", "schemas.sweeps")),
     "settings_files": Target("settings:settings_files", ("schemas.host.settings", "controlplane.service.settings", "nodeagent.settings")),
     "key_files": Target("settings:key_files", ("schemas.transport.keys",), share=1),
     "worker_folders": Target("node:worker_folders", ("nodeagent.folders",), 2048, 1),
     "zygotes": Target("node:zygotes", ("nodeagent.zygotes",), share=1),
     "files_of_jobs": Target("node:job_files", ("nodeagent.job_folders",), share=1),
     "state_files": Target("states:state_files", ("schemas.host.state_files",), share=1),
-    "fetched_states": Target("states:fetched_states", ("schemas.transport.state_transfer", "schemas.transport.state_transfer"), share=1),
+    "fetched_states": Target("states:fetched_states", ("schemas.transport.state_transfer",), share=1),
     "journal_rows": Target("journal:rows", ("controlplane.journal.database", "controlplane.journal.snapshots"), share=1),
     "journal_files": Target("journal:files", ("controlplane.journal.reader", "controlplane.journal.replay", "controlplane.journal.database")),
     "terminal": Target("texts:terminal", ("controlplane.cli.terminal",), 256, 1),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,13 +14,14 @@ import pytest
 from nodeagent.app import Agent
 from nodeagent.devices import inventory
 from nodeagent.job_folders import MARK
-from nodeagent.reconciler_events import LogsStored, StartWorker
-from nodeagent.settings import AgentSettings
+from nodeagent.reconciler import LogsStored, StartWorker
+from nodeagent.settings import AgentSettings, python_of
 from schemas.codec import encode
 from schemas.errors import SettingsError
 from schemas.ids import BootId, Seconds, Term, WorkerId
 from schemas.session import Apply
-from schemas.transport import Incoming, ThreadDealer, write_keys
+from schemas.transport.keys import write_keys
+from schemas.transport.sockets import Incoming, ThreadDealer
 from schemas.wire.agent import HelloRequest, NodeHealth, Welcome
 from tests.support.builders import A, B, run, stop
 from tests.support.reconciler_events import FIRST
@@ -38,24 +40,31 @@ def agent_in(home: Path) -> Agent:
     return Agent(AgentSettings(node="n1", devices="cpu", disk_reserve_bytes=0), home)
 
 
+async def hears_a_worker(agent: Agent) -> bool:
+    """Whether what a new worker sends arrives."""
+    worker = ThreadDealer(agent._folders.socket)
+    worker.poll(5.0)
+    assert worker.send(b"greeting")
+    incoming = await asyncio.wait_for(agent._workers.socket.receive(), 60.0)
+    worker.close()
+    return incoming.frames[-1] == b"greeting"
+
+
+@asynccontextmanager
+async def keeping(agent: Agent) -> AsyncIterator[None]:
+    """Files of ended jobs are deleted meanwhile."""
+    keepers = [asyncio.create_task(keeper) for keeper in agent._ended_jobs.tasks()]
+    async with asyncio.timeout(60.0):
+        yield
+    for keeper in keepers:
+        keeper.cancel()
+
+
 def end(agent: Agent) -> None:
     agent._manager.close()
     agent._link.close()
     agent._locks.close()
     agent._workers.close()
-
-
-async def test_sockets_to_the_ports_of_a_former_controller_are_closed(tmp_path: Path) -> None:
-    agent = agent_in(tmp_path)
-    agent._welcomed(welcome(1, 2))
-    former = (agent._bulk.socket, agent._ports.events)
-    agent._welcomed(welcome(3, 4))
-    present = (agent._bulk.socket, agent._ports.events)
-    closed = [socket._socket.closed for socket in (*former, *present)]
-    agent._bulk.close()
-    end(agent)
-
-    assert closed == [True, True, False, False]
 
 
 @pytest.fixture
@@ -65,7 +74,18 @@ async def agent(tmp_path: Path) -> AsyncIterator[Agent]:
     end(made)
 
 
-async def test_workers_connect_again_when_somebody_deleted_the_socket_with_its_folder(
+async def test_sockets_to_the_ports_of_a_former_controller_are_closed(agent: Agent) -> None:
+    agent._welcomed(welcome(1, 2))
+    former = (agent._bulk.socket, agent._ports.events)
+    agent._welcomed(welcome(3, 4))
+    present = (agent._bulk.socket, agent._ports.events)
+    closed = [socket._socket.closed for socket in (*former, *present)]
+    agent._bulk.close()
+
+    assert closed == [True, True, False, False]
+
+
+async def test_workers_connect_again_when_the_socket_and_its_folder_were_deleted(
     agent: Agent, tmp_path: Path
 ) -> None:
     for path in (tmp_path / "run", agent._folders.sockets):
@@ -73,18 +93,11 @@ async def test_workers_connect_again_when_somebody_deleted_the_socket_with_its_f
 
     await agent._health.look()
 
-    worker = ThreadDealer(agent._folders.socket)
-    worker.poll(5.0)
-    assert worker.send(b"greeting")
-    incoming = await asyncio.wait_for(agent._workers.socket.receive(), 60.0)
-    worker.close()
-    assert incoming.frames[-1] == b"greeting"
+    assert await hears_a_worker(agent)
     assert agent._hello().problems == ()
 
 
-async def test_the_controller_hears_when_a_node_cannot_start_workers(
-    agent: Agent, tmp_path: Path
-) -> None:
+async def test_a_node_that_cannot_start_workers_reports_it(agent: Agent, tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "work")
     (tmp_path / "work").touch()
 
@@ -115,18 +128,14 @@ async def test_workers_are_ended_when_the_controller_did_not_answer_for_the_stat
     assert len(ended) == fenced
 
 
-@pytest.mark.parametrize(("fence_s", "fenced_s"), [(0.0, 0.0), (3.0, 15.0), (600.0, 612.0)])
-def test_a_node_says_when_its_workers_are_gone(fence_s: float, fenced_s: float) -> None:
-    settings = AgentSettings(node="n1", devices="cpu", fence_s=fence_s)
-    assert inventory(settings).fenced_s == fenced_s
+def test_a_node_states_when_its_workers_are_ended_and_refuses_a_short_fence() -> None:
+    def fenced_s(fence_s: float) -> float:
+        return inventory(AgentSettings(node="n1", devices="cpu", fence_s=fence_s)).fenced_s
 
-
-def test_a_fence_that_is_too_short_to_hear_an_answer_is_refused() -> None:
-    with pytest.raises(SettingsError) as refused:
-        inventory(AgentSettings(node="n1", devices="cpu", fence_s=2.0))
-    assert (refused.value.field, refused.value.message) == (
-        "fence_s", "fence_s: 2 s is too short"
-    )  # fmt: skip
+    assert [fenced_s(each) for each in (0.0, 3.0, 600.0)] == [0.0, 15.0, 612.0]
+    with pytest.raises(SettingsError, match=r"^fence_s: 2 s is too short") as refused:
+        fenced_s(2.0)
+    assert refused.value.field == "fence_s"
 
 
 async def test_an_action_that_fails_holds_up_no_other(
@@ -139,19 +148,13 @@ async def test_an_action_that_fails_holds_up_no_other(
             raise KeyError(action)
         done.append(action)
 
-    monkeypatch.setattr(agent, "_reconciler", Asking())
+    asking = SimpleNamespace(handle=lambda _: ["a", "b", "c"])
+    monkeypatch.setattr(agent, "_reconciler", asking)
     monkeypatch.setattr(agent, "_perform", perform)
 
     agent._handle(LogsStored(WorkerId("a-1.v1.r0")))
 
     assert done == ["a", "c"]
-
-
-class Asking:
-    """A reconciler that always asks for the same."""
-
-    def handle(self, _: object) -> list[str]:
-        return ["a", "b", "c"]
 
 
 async def two_messages() -> AsyncIterator[Incoming]:
@@ -183,12 +186,7 @@ async def test_a_second_agent_on_the_same_folders_is_refused_before_it_takes_the
     with pytest.raises(SettingsError, match="is in use by another agent"):
         agent_in(tmp_path)
 
-    worker = ThreadDealer(agent._folders.socket)
-    worker.poll(5.0)
-    assert worker.send(b"greeting")
-    incoming = await asyncio.wait_for(agent._workers.socket.receive(), 60.0)
-    worker.close()
-    assert incoming.frames[-1] == b"greeting"
+    assert await hears_a_worker(agent)
 
 
 async def test_a_job_that_is_to_be_forgotten_leaves_nothing_where_nothing_is_kept(
@@ -199,21 +197,15 @@ async def test_a_job_that_is_to_be_forgotten_leaves_nothing_where_nothing_is_kep
     folders = [tmp_path / area / job for area in ("work", "checkpoints") for job in (A, B)]
     for folder in folders:
         folder.mkdir(mode=0o700)
-    keepers = [asyncio.create_task(keeper) for keeper in agent._ended_jobs.tasks()]
-
-    agent._apply([Apply(stop(B, 1)), Apply(stop(A, 1, forget=True))])
-    async with asyncio.timeout(60.0):
+    async with keeping(agent):
+        agent._apply([Apply(stop(B, 1)), Apply(stop(A, 1, forget=True))])
         while any(folder.exists() for folder in folders if folder.name == A):
             await asyncio.sleep(0)
 
-    for keeper in keepers:
-        keeper.cancel()
     assert [folder.name for folder in folders if folder.exists()] == [B, B]
 
 
-async def test_a_hello_names_the_jobs_of_which_no_end_was_heard(
-    agent: Agent, tmp_path: Path
-) -> None:
+async def test_a_hello_names_jobs_without_a_reported_end(agent: Agent, tmp_path: Path) -> None:
     for job in (A, B):
         folder = tmp_path / "work" / job
         folder.mkdir()
@@ -232,15 +224,10 @@ async def test_a_job_that_begins_has_not_ended_whatever_its_folder_says(
     mark.parent.mkdir()
     mark.touch()
     monkeypatch.setattr(agent, "_manager", SimpleNamespace(perform=lambda _: None, close=int))
-    keepers = [asyncio.create_task(keeper) for keeper in agent._ended_jobs.tasks()]
-
-    agent._perform(StartWorker(FIRST, 0, run(A)))
-    async with asyncio.timeout(60.0):
+    async with keeping(agent):
+        agent._perform(StartWorker(FIRST, 0, run(A)))
         while mark.exists():
             await asyncio.sleep(0)
-
-    for keeper in keepers:
-        keeper.cancel()
 
 
 async def test_settings_that_may_change_hold_at_once(agent: Agent, tmp_path: Path) -> None:
@@ -254,8 +241,8 @@ async def test_settings_that_may_change_hold_at_once(agent: Agent, tmp_path: Pat
 
     reload.reload()
 
-    assert (agent._manager.grace_s, agent._manager.python) == (3.0, "other")
-    now = agent._settings
+    now = agent._manager._settings()
+    assert (now.kill_grace_s, python_of(now)) == (3.0, "other")
     assert (now.keep_work_s, now.keep_work_bytes) == (7.0, 8)
     assert (now.keep_checkpoints_s, now.keep_checkpoints_bytes) == (9.0, 10)
     assert agent._shipper.max_bytes == 11

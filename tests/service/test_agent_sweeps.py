@@ -20,9 +20,9 @@ from schemas.wire.agent import (
     SWITCH,
     GroupDelta,
     GroupFormed,
-    HopperOpened,
-    UnitBegun,
+    SweepWorkerReady,
     UnitEnded,
+    UnitStarted,
     WorkerExited,
     WorkerStarted,
 )
@@ -34,8 +34,8 @@ from schemas.wire.sweeps import (
     UnitOrder,
     WantedState,
 )
-from tests.support.hopper_crew import FUNCTIONS, VALUES, alone, job_spec, sweep_spec
-from tests.support.scripted_controller import SNAPSHOT, Node, ScriptedController
+from tests.service.scripted_controller import SNAPSHOT, Node, ScriptedController
+from tests.training.sweep_crew import FUNCTIONS, VALUES, alone, job_spec, sweep_spec
 
 JOB = JobId("search-1")
 VISITS = [(1, 2), (1, 0), (1, 3), (1, 1), (2, 0)]
@@ -68,7 +68,7 @@ class Site:
             ),
             lr=None,
         )
-        for stage, kind in ((1, HopperOpened), (SWITCH, GroupFormed), (SETTLED, GroupFormed)):
+        for stage, kind in ((1, SweepWorkerReady), (SWITCH, GroupFormed), (SETTLED, GroupFormed)):
             for node in (self.near, self.far):
                 delta = GroupDelta(
                     job=JOB, term=Term(1), version=Version(1), stage=stage, group=group,
@@ -87,8 +87,8 @@ class Site:
         )
 
     async def address(self, worker: WorkerId) -> str:
-        opened = await self.heard(worker, HopperOpened)
-        assert isinstance(opened, HopperOpened)
+        opened = await self.heard(worker, SweepWorkerReady)
+        assert isinstance(opened, SweepWorkerReady)
         return opened.address
 
     def served(self, node: Node) -> str:
@@ -169,7 +169,7 @@ async def test_a_configuration_hops_over_nodes_workers_and_agents_that_die(site:
     hold = work / "hold-0-1-3"
     hold.touch()
     lost = site.unit(SECOND, 3, two)
-    await site.heard(SECOND, UnitBegun, lost)
+    await site.heard(SECOND, UnitStarted, lost)
     begun = await site.heard(SECOND, WorkerStarted)
     assert isinstance(begun, WorkerStarted)
     os.kill(begun.pid, signal.SIGKILL)
@@ -178,7 +178,7 @@ async def test_a_configuration_hops_over_nodes_workers_and_agents_that_die(site:
 
     # the agent dies in a unit, and another life of it goes on
     again = site.unit(FIRST, 3, two)
-    await site.heard(FIRST, UnitBegun, again)
+    await site.heard(FIRST, UnitStarted, again)
     near.kill()
     near.events.clear()
     await site.controller.begin(near, 2)
@@ -199,12 +199,14 @@ async def test_a_configuration_hops_over_nodes_workers_and_agents_that_die(site:
 
 
 @pytest.mark.slow
-async def test_who_trains_what_is_given_up_is_killed_and_its_file_goes(site: Site) -> None:
+async def test_a_zygote_that_trains_an_abandoned_worker_is_killed_and_its_file_deleted(
+    site: Site,
+) -> None:
     await site.start()
     hold = site.near.folders.job(JOB) / "hold-0-1-2"
     hold.touch()
     attempt = site.unit(FIRST, 1, None)
-    await site.heard(FIRST, UnitBegun, attempt)
+    await site.heard(FIRST, UnitStarted, attempt)
 
     site.units.clear()
     site.order(site.near)

@@ -16,8 +16,8 @@ import structlog
 
 from schemas.host.logging import configure_logging
 from schemas.wire.client import Cluster, Failed, GetCluster
-from tests.support.controller_house import House, Person, served
 from tests.support.schemas_links import BOUND_S, connected
+from tests.support.service import House, Person, served
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def lines_of(log: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
 
 
-async def test_the_audit_on_a_full_disk_stops_nobody_and_says_afterwards_what_is_missing(
+async def test_the_audit_counts_the_lines_lost_on_a_full_disk(
     house: House, log: Path, full_disk: Any
 ) -> None:
     ann = Person(house, house.keys["ann"])

@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 import sqlite3
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final
@@ -25,7 +26,7 @@ from controlplane.service import commit_loop
 from controlplane.service.commit_loop import CommitLoop
 from schemas.ids import JobId
 from tests.support.builders import submission
-from tests.support.live_service import full_disk
+from tests.support.service import full_disk
 
 LIMIT_S: Final = 60.0
 BAD: Final = CancelRequested(job=JobId("j-1"), user="ada")
@@ -56,14 +57,6 @@ class Life:
             while len(self.left) < many:
                 self._changed.clear()
                 await self._changed.wait()
-
-
-def run(work: Callable[[], Awaitable[None]]) -> None:
-    async def limited() -> None:
-        async with asyncio.timeout(2 * LIMIT_S):
-            await work()
-
-    asyncio.run(limited())
 
 
 def kinds(path: Path) -> list[type[Input]]:
@@ -102,76 +95,72 @@ async def stalled(life: Life) -> None:
             await asyncio.sleep(0)
 
 
-# --- inputs that cannot be
+@asynccontextmanager
+async def stalled_life(path: Path) -> AsyncIterator[Life]:
+    """A life with a durable submission and another one that a full disk holds back."""
+    life = Life(path)
+    life.submit(0)
+    await life.have_left(1)
+    with full_disk(life.loop):
+        life.submit(1, padding=200_000)
+        await stalled(life)
+        yield life
+
+
+# --- impossible inputs
 
 
 @pytest.mark.usefixtures("bad_input")
-def test_an_input_that_cannot_be_leaves_no_trace_but_that_it_was_skipped(path: Path) -> None:
-    async def work() -> None:
-        life = Life(path)
-        life.submit(0)
-        life.loop.handle(BAD)
-        life.submit(1)
-        await life.have_left(2)
+async def test_an_impossible_input_is_replaced_by_a_skip(path: Path) -> None:
+    life = Life(path)
+    life.submit(0)
+    life.loop.handle(BAD)
+    life.submit(1)
+    await life.have_left(2)
 
-        assert life.left == ["job.submitted", "job.submitted"]
-        assert [job.spec.name for job in life.loop.reactor.state.jobs.values()] == ["j0", "j1"]
-        life.loop.close()
-        reader = Reader(path)
-        assert replay(reader.inputs()).state == life.loop.reactor.state
-        assert [event.seq for event in reader.feed(1, 10)] == [1, 2]
-        reader.close()
+    assert life.left == ["job.submitted", "job.submitted"]
+    assert [job.spec.name for job in life.loop.reactor.state.jobs.values()] == ["j0", "j1"]
+    life.loop.close()
+    reader = Reader(path)
+    assert replay(reader.inputs()).state == life.loop.reactor.state
+    assert [event.seq for event in reader.feed(1, 10)] == [1, 2]
+    reader.close()
 
-    run(work)
     assert kinds(path) == [JobSubmitted, InputSkipped, JobSubmitted]
 
 
 @pytest.mark.usefixtures("bad_input")
-def test_an_input_is_skipped_on_a_full_disk_and_nothing_is_told_before_it_is_durable(
+async def test_a_skip_on_a_full_disk_has_no_effect_before_it_is_durable(
     path: Path,
 ) -> None:
-    async def work() -> None:
-        life = Life(path)
-        life.submit(0)
-        await life.have_left(1)
-        with full_disk(life.loop):
-            life.submit(1, padding=200_000)
-            await stalled(life)
-            life.loop.handle(BAD)
-            life.submit(2)
-            names = [job.spec.name for job in life.loop.reactor.state.jobs.values()]
+    async with stalled_life(path) as life:
+        life.loop.handle(BAD)
+        life.submit(2)
+        names = [job.spec.name for job in life.loop.reactor.state.jobs.values()]
 
-            assert names == ["j0", "j1", "j2"]
-            assert life.left == ["job.submitted"]
-            assert kinds(path) == [JobSubmitted]
-        await life.have_left(3)
-        life.loop.close()
+        assert names == ["j0", "j1", "j2"]
+        assert life.left == ["job.submitted"]
+        assert kinds(path) == [JobSubmitted]
+    await life.have_left(3)
+    life.loop.close()
 
-    run(work)
     assert kinds(path) == [JobSubmitted, JobSubmitted, InputSkipped, JobSubmitted]
 
 
 @pytest.mark.usefixtures("bad_input")
-def test_what_was_skipped_on_a_full_disk_is_as_if_it_had_never_been_when_the_process_ends(
+async def test_a_skip_on_a_full_disk_is_lost_when_the_process_exits(
     path: Path,
 ) -> None:
-    async def work() -> None:
-        life = Life(path)
-        life.submit(0)
-        await life.have_left(1)
-        with full_disk(life.loop):
-            life.submit(1, padding=200_000)
-            await stalled(life)
-            life.loop.handle(BAD)
-            life.loop._writer.close()
+    async with stalled_life(path) as life:
+        life.loop.handle(BAD)
+        life.loop._writer.close()
 
-        assert life.left == ["job.submitted"]
+    assert life.left == ["job.submitted"]
 
-    run(work)
     assert kinds(path) == [JobSubmitted]
 
 
-def test_what_cannot_be_written_down_is_skipped_like_what_cannot_be_handled(
+async def test_an_input_that_cannot_be_encoded_is_skipped(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def too_large(ctx: HandlerContext, _: CancelRequested) -> None:
@@ -179,75 +168,61 @@ def test_what_cannot_be_written_down_is_skipped_like_what_cannot_be_handled(
 
     monkeypatch.setattr(reactor, "HANDLERS", {**reactor.HANDLERS, CancelRequested: too_large})
 
-    async def work() -> None:
-        life = Life(path)
-        life.loop.handle(BAD)
-        life.submit(0)
-        await life.have_left(1)
+    life = Life(path)
+    life.loop.handle(BAD)
+    life.submit(0)
+    await life.have_left(1)
 
-        assert life.left == ["job.submitted"]
-        life.loop.close()
+    assert life.left == ["job.submitted"]
+    life.loop.close()
 
-    run(work)
     assert kinds(path) == [InputSkipped, JobSubmitted]
 
 
 @pytest.mark.usefixtures("bad_input")
-def test_an_input_that_cannot_be_costs_no_look_at_the_journal(path: Path) -> None:
-    async def work() -> None:
-        life = Life(path)
-        for number in range(3):
-            life.submit(number)
-        await life.have_left(2)
-        life.submit(3)
-        life.loop.reader.close()
-        life.loop.handle(BAD)
+async def test_skipping_an_input_does_not_read_the_journal(path: Path) -> None:
+    life = Life(path)
+    for number in range(3):
+        life.submit(number)
+    await life.have_left(2)
+    life.submit(3)
+    life.loop.reader.close()
+    life.loop.handle(BAD)
 
-        names = [job.spec.name for job in life.loop.reactor.state.jobs.values()]
-        assert names == ["j0", "j1", "j2", "j3"]
-        life.loop.close()
-
-    run(work)
+    names = [job.spec.name for job in life.loop.reactor.state.jobs.values()]
+    assert names == ["j0", "j1", "j2", "j3"]
+    life.loop.close()
 
 
 # --- restarts
 
 
-def test_a_restart_begins_with_the_state_that_the_life_before_it_left(path: Path) -> None:
-    async def work() -> None:
-        first = Life(path)
-        for number in range(3):
-            first.submit(number)
-        assert first.loop.tail.inputs == 3
-        first.loop.close()
-        with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as database:
-            database.execute("DELETE FROM inputs")
-        second = Life(path)
+async def test_a_restart_uses_the_snapshot_of_the_last_close(path: Path) -> None:
+    first = Life(path)
+    for number in range(3):
+        first.submit(number)
+    assert first.loop.tail.inputs == 3
+    first.loop.close()
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as database:
+        database.execute("DELETE FROM inputs")
+    second = Life(path)
 
-        assert second.loop.tail.inputs == 0
-        assert second.loop.reactor.state == first.loop.reactor.state
-        assert second.loop.committed.state == first.loop.reactor.state
-        second.submit(3)
-        await second.have_left(1)
-        second.loop.close()
+    assert second.loop.tail.inputs == 0
+    assert second.loop.reactor.state == first.loop.reactor.state
+    assert second.loop.committed.state == first.loop.reactor.state
+    second.submit(3)
+    await second.have_left(1)
+    second.loop.close()
 
-    run(work)
     with contextlib.closing(Reader(path)) as reader:
         assert [number for number, _, _ in reader.numbered_inputs()] == [4]
         assert [snapshot.input for snapshot in reader.snapshots()] == [4, 3]
 
 
-def test_what_is_not_durable_is_not_in_the_state_that_is_left(path: Path) -> None:
-    async def work() -> None:
-        life = Life(path)
-        life.submit(0)
-        await life.have_left(1)
-        with full_disk(life.loop):
-            life.submit(1, padding=200_000)
-            await stalled(life)
-            life.loop.close()
+async def test_the_closing_snapshot_excludes_inputs_that_are_not_durable(path: Path) -> None:
+    async with stalled_life(path) as life:
+        life.loop.close()
 
-    run(work)
     with contextlib.closing(Reader(path)) as reader:
         assert reader.snapshots() == ()
 
@@ -255,47 +230,42 @@ def test_what_is_not_durable_is_not_in_the_state_that_is_left(path: Path) -> Non
 # --- a full disk
 
 
-def test_the_commit_of_one_input_lets_no_effect_of_a_later_one_out(path: Path) -> None:
-    async def work() -> None:
-        life = Life(path)
-        life.submit(0)
-        deadline = time.monotonic() + LIMIT_S
-        while not kinds(path):  # it is durable, and the loop was not told yet
-            assert time.monotonic() < deadline
-        with full_disk(life.loop):
-            life.submit(1, padding=200_000)
-            await stalled(life)
-            await life.have_left(1)
+async def test_a_commit_releases_no_effect_of_a_later_input(path: Path) -> None:
+    life = Life(path)
+    life.submit(0)
+    deadline = time.monotonic() + LIMIT_S
+    while not kinds(path):  # it is durable, and the loop was not told yet
+        assert time.monotonic() < deadline
+    with full_disk(life.loop):
+        life.submit(1, padding=200_000)
+        await stalled(life)
+        await life.have_left(1)
 
-            assert life.left == ["job.submitted"]
-        await life.have_left(2)
-        life.loop.close()
-
-    run(work)
+        assert life.left == ["job.submitted"]
+    await life.have_left(2)
+    life.loop.close()
 
 
-def test_a_full_disk_is_told_of_when_it_is_over_with_its_reason_and_how_long_it_took(
+async def test_the_end_of_a_full_disk_is_announced_with_reason_and_duration(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(commit_loop, "DEADLINE_TICK_S", 0.001)
 
-    async def work() -> None:
-        life = Life(path)
-        watch = asyncio.create_task(life.loop.keep_deadlines())
-        life.submit(0)
-        await life.have_left(1)
-        with full_disk(life.loop):
-            life.submit(1, padding=200_000)
-            while life.loop._stall is None:  # noticed
-                await asyncio.sleep(0)
-            assert life.left == ["job.submitted"]
-        await life.have_left(3)
-        watch.cancel()
-        life.loop.close()
+    life = Life(path)
+    watch = asyncio.create_task(life.loop.keep_deadlines())
+    life.submit(0)
+    await life.have_left(1)
+    with full_disk(life.loop):
+        life.submit(1, padding=200_000)
+        while life.loop._stall is None:  # noticed
+            await asyncio.sleep(0)
+        assert life.left == ["job.submitted"]
+    await life.have_left(3)
+    watch.cancel()
+    life.loop.close()
 
-        assert life.left == ["job.submitted", "job.submitted", "controller.stalled"]
+    assert life.left == ["job.submitted", "job.submitted", "controller.stalled"]
 
-    run(work)
     reader = Reader(path)
     (told,) = [event for event in reader.feed(1, 10) if event.event == "controller.stalled"]
     reader.close()
@@ -307,96 +277,79 @@ def test_a_full_disk_is_told_of_when_it_is_over_with_its_reason_and_how_long_it_
 # --- effects
 
 
-def test_an_effect_that_fails_holds_up_no_other(path: Path) -> None:
-    async def work() -> None:
-        life = Life(path, lambda command: "j0" in repr(command))
-        done: list[str] = []
+async def test_a_failing_effect_does_not_stop_the_others(path: Path) -> None:
+    life = Life(path, lambda command: "j0" in repr(command))
+    done: list[str] = []
 
-        def fails() -> None:
-            raise RuntimeError("so does this one")
+    def fails() -> None:
+        raise RuntimeError("so does this one")
 
-        def after(commands: list[Command]) -> None:
-            done.append(f"{len(commands)} commands")
+    def after(commands: list[Command]) -> None:
+        done.append(f"{len(commands)} commands")
 
-        life.loop.handle(submission("j0"), before_effects=fails, after_effects=after)
-        life.submit(1)
-        await life.have_left(1)
+    life.loop.handle(submission("j0"), before_effects=fails, after_effects=after)
+    life.submit(1)
+    await life.have_left(1)
 
-        assert (life.left, done) == (["job.submitted"], ["3 commands"])
-        life.loop.close()
-
-    run(work)
+    assert (life.left, done) == (["job.submitted"], ["3 commands"])
+    life.loop.close()
 
 
 # --- a journal that is lost
 
 
-def test_a_journal_that_can_never_be_written_again_is_no_silence(path: Path) -> None:
-    async def work() -> None:
-        life = Life(path)
-        life.submit(0)
-        await life.have_left(1)
-        other = sqlite3.connect(path)
-        other.execute("DROP TABLE feed")
-        other.close()
-        life.submit(1)
+async def test_a_permanent_journal_failure_is_reported(path: Path) -> None:
+    life = Life(path)
+    life.submit(0)
+    await life.have_left(1)
+    other = sqlite3.connect(path)
+    other.execute("DROP TABLE feed")
+    other.close()
+    life.submit(1)
 
-        error = await life.loop.failure()
+    error = await life.loop.failure()
 
-        assert isinstance(error, JournalError)
-        assert error.message == (
-            f"{path} cannot be written: OperationalError('no such table: feed')"
-        )
-        assert error.hint.startswith("look at the disk")
-        assert (life.left, life.loop.stalled) == (["job.submitted"], "")
-        life.loop.close()
+    assert isinstance(error, JournalError)
+    assert error.message == (f"{path} cannot be written: OperationalError('no such table: feed')")
+    assert error.hint.startswith("look at the disk")
+    assert (life.left, life.loop.stalled) == (["job.submitted"], "")
+    life.loop.close()
 
-    run(work)
     assert kinds(path) == [JobSubmitted]
 
 
-def test_a_disk_that_once_failed_to_make_something_durable_is_not_asked_again(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def work() -> None:
-        life = Life(path)
-        tries: list[Any] = []
+async def test_a_failed_fsync_is_not_retried(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    life = Life(path)
+    tries: list[Any] = []
 
-        def write(rows: Any) -> None:
-            tries.append(rows)
-            error = sqlite3.OperationalError("disk I/O error")
-            error.sqlite_errorcode = sqlite3.SQLITE_IOERR_FSYNC
-            raise error
+    def write(rows: Any) -> None:
+        tries.append(rows)
+        error = sqlite3.OperationalError("disk I/O error")
+        error.sqlite_errorcode = sqlite3.SQLITE_IOERR_FSYNC
+        raise error
 
-        monkeypatch.setattr(life.loop._writer, "_write", write)
-        life.submit(0)
+    monkeypatch.setattr(life.loop._writer, "_write", write)
+    life.submit(0)
 
-        error = await life.loop.failure()
+    error = await life.loop.failure()
 
-        assert (len(tries), life.left) == (1, [])
-        assert "disk I/O error" in error.message
-        life.loop.close()
-
-    run(work)
+    assert (len(tries), life.left) == (1, [])
+    assert "disk I/O error" in error.message
+    life.loop.close()
 
 
-def test_a_journal_that_another_process_holds_up_is_waited_for(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_locked_journal_is_retried(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writer_module, "time", SimpleNamespace(sleep=lambda _: None))
 
-    async def work() -> None:
-        life = Life(path)
-        life.loop._writer._database.execute("PRAGMA busy_timeout = 1")
-        other = sqlite3.connect(path, isolation_level=None)
-        other.execute("BEGIN IMMEDIATE")
-        life.submit(0)
-        await stalled(life)
+    life = Life(path)
+    life.loop._writer._database.execute("PRAGMA busy_timeout = 1")
+    other = sqlite3.connect(path, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    life.submit(0)
+    await stalled(life)
 
-        assert life.loop.stalled == "database is locked"
-        other.execute("ROLLBACK")
-        other.close()
-        await life.have_left(1)
-        life.loop.close()
-
-    run(work)
+    assert life.loop.stalled == "database is locked"
+    other.execute("ROLLBACK")
+    other.close()
+    await life.have_left(1)
+    life.loop.close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -26,7 +26,7 @@ from schemas.wire.client import (
 from schemas.wire.feed import ReadLog
 from tests.support import builders
 from tests.support.builders import SNAPSHOT, A, job_spec
-from tests.support.live_service import LIMIT_S, LiveService
+from tests.support.service import LIMIT_S, LiveService
 
 
 @pytest.fixture(autouse=True)
@@ -45,117 +45,101 @@ async def a_service(folder: Path) -> AsyncIterator[LiveService]:
     service.loop.close()
 
 
-def run(folder: Path, work: Callable[[LiveService], Awaitable[None]]) -> None:
-    async def limited() -> None:
-        async with a_service(folder) as service:
-            await work(service)
-
-    asyncio.run(limited())
+@pytest.fixture
+async def service(tmp_path: Path) -> AsyncIterator[LiveService]:
+    async with a_service(tmp_path) as made:
+        yield made
 
 
-def test_a_wait_hears_of_an_end_when_the_end_is_durable(tmp_path: Path) -> None:
-    async def work(service: LiveService) -> None:
-        async with service.full_disk():
-            service.finish()
-            assert service.loop.reactor.state.job(A).phase.value == "succeeded"
-            waits = asyncio.create_task(service.ask(GetJob(job=A, wait_s=30.0)))
-            seen = await service.ask(GetJob(job=A))
+async def test_a_wait_returns_when_the_end_is_durable(service: LiveService) -> None:
+    async with service.full_disk():
+        service.finish()
+        assert service.loop.reactor.state.job(A).phase.value == "succeeded"
+        waits = asyncio.create_task(service.ask(GetJob(job=A, wait_s=30.0)))
+        seen = await service.ask(GetJob(job=A))
 
-            assert (seen.summary.state, waits.done()) == ("running", False)
-        detail = await waits
-        assert detail.summary.state == "succeeded"
-
-    run(tmp_path, work)
+        assert (seen.summary.state, waits.done()) == ("running", False)
+    detail = await waits
+    assert detail.summary.state == "succeeded"
 
 
-def test_lists_and_details_are_of_what_is_durable_and_go_on_on_a_full_disk(tmp_path: Path) -> None:
-    async def work(service: LiveService) -> None:
-        before = await service.ask(ListNodes())
-        async with service.full_disk():
-            service.tell(builders.epoch_end(A, 1))
-            service.finish()
-            jobs = (await service.ask(ListJobs(ended=True))).jobs
-            detail = await service.ask(GetJob(job=A))
-            explained = await service.ask(ExplainJob(job=A))
+async def test_lists_and_details_show_the_durable_state_on_a_full_disk(
+    service: LiveService,
+) -> None:
+    before = await service.ask(ListNodes())
+    async with service.full_disk():
+        service.tell(builders.epoch_end(A, 1))
+        service.finish()
+        jobs = (await service.ask(ListJobs(ended=True))).jobs
+        detail = await service.ask(GetJob(job=A))
+        explained = await service.ask(ExplainJob(job=A))
 
-            assert [(job.job, job.state, job.epoch) for job in jobs] == [(A, "running", 0)]
-            assert (detail.epochs, detail.history[-1].to_state) == ((), "running")
-            assert (explained.state, explained.decisions[-1].outcome) == ("running", "formed")
-            assert await service.ask(ListNodes()) == before
-
-    run(tmp_path, work)
+        assert [(job.job, job.state, job.epoch) for job in jobs] == [(A, "running", 0)]
+        assert (detail.epochs, detail.history[-1].to_state) == ((), "running")
+        assert (explained.state, explained.decisions[-1].outcome) == ("running", "formed")
+        assert await service.ask(ListNodes()) == before
 
 
-def test_a_refusal_is_not_told_before_its_reason_is_durable(tmp_path: Path) -> None:
-    async def work(service: LiveService) -> None:
-        async with service.full_disk():
-            service.finish()
-            with pytest.raises(UnavailableError, match="cannot write its journal"):
-                await service.ask(ResizeJob(job=A, slots=1))
-            with pytest.raises(UnavailableError, match="cannot write its journal"):
-                await service.ask(CancelJob(job=A))
-
-        with pytest.raises(BadFieldError, match="a-1 has succeeded"):
+async def test_a_refusal_is_sent_when_its_reason_is_durable(service: LiveService) -> None:
+    async with service.full_disk():
+        service.finish()
+        with pytest.raises(UnavailableError, match="cannot write its journal"):
             await service.ask(ResizeJob(job=A, slots=1))
-        assert (await service.ask(CancelJob(job=A))).summary.state == "succeeded"
+        with pytest.raises(UnavailableError, match="cannot write its journal"):
+            await service.ask(CancelJob(job=A))
 
-    run(tmp_path, work)
+    with pytest.raises(BadFieldError, match="a-1 has succeeded"):
+        await service.ask(ResizeJob(job=A, slots=1))
+    assert (await service.ask(CancelJob(job=A))).summary.state == "succeeded"
 
 
-def test_a_job_larger_than_the_cluster_is_told_so_when_it_is_checked_and_submitted(
-    tmp_path: Path,
+async def test_a_job_larger_than_the_cluster_gets_a_note(
+    service: LiveService,
 ) -> None:
     note = (
         "it needs 8 slots, the cluster has 1: it waits until nodes join; "
         "`slots` in the job file may ask for fewer"
     )
 
-    async def work(service: LiveService) -> None:
-        service.server._changes._snapshots.has = lambda _: True  # type: ignore[method-assign]
-        spec = job_spec("b", slots=8)
+    service.server._changes.snapshots.has = lambda _: True  # type: ignore[method-assign]
+    spec = job_spec("b", slots=8)
 
-        service.take(builders.submission("b", key="k2", slots=8))
-        checked = await service.ask(CheckJob(spec=spec))
-        accepted = await service.ask(SubmitJob(spec=spec, snapshot=SNAPSHOT, key="k2"))
+    service.take(builders.submission("b", key="k2", slots=8))
+    checked = await service.ask(CheckJob(spec=spec))
+    accepted = await service.ask(SubmitJob(spec=spec, snapshot=SNAPSHOT, key="k2"))
 
-        assert (checked.notes, accepted.notes) == ((note,), (note,))
-
-    run(tmp_path, work)
+    assert (checked.notes, accepted.notes) == ((note,), (note,))
 
 
-def test_a_repeated_submission_is_answered_on_a_full_disk_if_the_first_one_is_durable(
-    tmp_path: Path,
+async def test_a_repeated_submission_is_answered_on_a_full_disk_if_the_first_one_is_durable(
+    service: LiveService,
 ) -> None:
     def again(key: str) -> SubmitJob:
         return SubmitJob(spec=job_spec("a"), snapshot=SNAPSHOT, key=key)
 
-    async def work(service: LiveService) -> None:
-        service.server._changes._snapshots.has = lambda _: True  # type: ignore[method-assign]
-        async with service.full_disk():
-            service.take(builders.submission("b", key="later"))
+    service.server._changes.snapshots.has = lambda _: True  # type: ignore[method-assign]
+    async with service.full_disk():
+        service.take(builders.submission("b", key="later"))
 
-            assert await service.ask(again("k")) == JobAccepted(job=A, state="running")
-            with pytest.raises(UnavailableError, match="b-3 waits until the journal can be"):
-                await service.ask(again("later"))
-            with pytest.raises(UnavailableError, match="cannot write its journal"):
-                await service.ask(again("new"))
-
-    run(tmp_path, work)
+        assert await service.ask(again("k")) == JobAccepted(job=A, state="running")
+        with pytest.raises(UnavailableError, match="b-3 waits until the journal can be"):
+            await service.ask(again("later"))
+        with pytest.raises(UnavailableError, match="cannot write its journal"):
+            await service.ask(again("new"))
 
 
-def test_two_epochs_that_are_committed_together_teach_the_policy_each_once(tmp_path: Path) -> None:
-    async def work(service: LiveService) -> None:
-        async with service.full_disk():
-            service.tell(builders.epoch_end(A, 1))
-            service.tell(builders.epoch_end(A, 2))
+async def test_the_policy_observes_each_of_two_epochs_committed_together(
+    service: LiveService,
+) -> None:
+    async with service.full_disk():
+        service.tell(builders.epoch_end(A, 1))
+        service.tell(builders.epoch_end(A, 2))
 
-        learnt = [event.epoch for event in service.heard if isinstance(event, EpochSeen)]
-        assert learnt == [1, 2]
-
-    run(tmp_path, work)
+    learnt = [event.epoch for event in service.heard if isinstance(event, EpochSeen)]
+    assert learnt == [1, 2]
 
 
-def test_what_is_told_after_a_restart_is_what_was_told_before(tmp_path: Path) -> None:
+def test_replies_after_a_restart_equal_those_before(tmp_path: Path) -> None:
     async def both() -> None:
         async with a_service(tmp_path) as service:
             service.tell(builders.epoch_end(A, 1))
@@ -171,10 +155,7 @@ def test_what_is_told_after_a_restart_is_what_was_told_before(tmp_path: Path) ->
     asyncio.run(both())
 
 
-def test_a_request_of_another_port_is_refused_by_name(tmp_path: Path) -> None:
-    async def work(service: LiveService) -> None:
-        with pytest.raises(BadFieldError, match=r"^ReadLog is not served on this port") as refused:
-            await service.ask(ReadLog(job=A))
-        assert refused.value.field == "type"
-
-    run(tmp_path, work)
+async def test_a_request_of_another_port_is_refused_by_name(service: LiveService) -> None:
+    with pytest.raises(BadFieldError, match=r"^ReadLog is not served on this port") as refused:
+        await service.ask(ReadLog(job=A))
+    assert refused.value.field == "type"

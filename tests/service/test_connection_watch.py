@@ -1,4 +1,4 @@
-"""Who sends more than is taken of it is cut off, and nobody else."""
+"""Flood guard of TCP: only connections that send more than is read are cut."""
 
 from __future__ import annotations
 
@@ -11,10 +11,19 @@ from pathlib import Path
 import pytest
 import zmq
 
-from schemas.transport import Identity, KeyPair, Socket, StateServer, flood_guard, write_keys
+from schemas.transport import connection_limits, flood_guard
 from schemas.transport.flood_guard import FloodGuard
-from tests.support.schemas_links import HeldLink, connected, events_of, free_address, soon
-from tests.support.zmtp import speak_without_end
+from schemas.transport.keys import Identity, KeyPair, write_keys
+from schemas.transport.sockets import Socket
+from schemas.transport.state_transfer import StateServer
+from tests.support.schemas_links import (
+    HeldLink,
+    connected,
+    events_of,
+    free_address,
+    send_endless_message,
+    soon,
+)
 
 MIB = 1 << 20
 SLACK = 2000  # bytes: a handshake and heartbeats
@@ -34,8 +43,8 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> dict[str, KeyPair]:
     return {name: write_keys(folder, name) for name in ("server", "ada", "bob", "node")}
 
 
-class Parties:
-    """A server and those who speak to it, with keys or without."""
+class Setup:
+    """A server and its clients, with keys or without."""
 
     def __init__(self, keys: dict[str, KeyPair] | None) -> None:
         self.keys = keys
@@ -56,15 +65,15 @@ class Parties:
             "DEALER", self.address, self.keys["server"].public if self.keys else None
         )
 
-    async def speaker(self, name: str = "ada") -> Socket:
+    async def sender(self, name: str = "ada") -> Socket:
         return await connected(self.dealer(name))
 
     def watch(self) -> None:
-        watching = self.server.watch_connections(self.cut.append)
+        watching = self.server.guard_connections(self.cut.append)
         self._tasks.append(asyncio.create_task(watching))
 
     async def unread_bytes(self, least: int) -> list[int]:
-        """What is ahead on each connection, once it is `least` in all."""
+        """Unread bytes of each connection, once they are `least` in all."""
         watch: FloodGuard = self.server._flood_guard
         async with asyncio.timeout(60.0):
             while True:
@@ -83,135 +92,134 @@ class Parties:
 
 
 @pytest.fixture(params=["with keys", "without"])
-async def parties(
-    request: pytest.FixtureRequest, keys: dict[str, KeyPair]
-) -> AsyncIterator[Parties]:
-    parties = Parties(keys if request.param == "with keys" else None)
-    yield parties
-    await parties.close()
+async def setup(request: pytest.FixtureRequest, keys: dict[str, KeyPair]) -> AsyncIterator[Setup]:
+    setup = Setup(None if request.param == "without" else keys)
+    yield setup
+    await setup.close()
 
 
-def speak(address: str, frame: int) -> int:
-    """A message that does not end; how many bytes of it were sent."""
+only_with_keys = pytest.mark.parametrize("setup", ["with keys"], indirect=True)
+
+
+def send_endless(address: str, frame: int) -> int:
+    """Send an endless message; the bytes sent until the connection was cut."""
     host, _, port = address.removeprefix("tcp://").rpartition(":")
     with socket.create_connection((host, int(port)), timeout=60.0) as wire:
-        return speak_without_end(wire, frame)
+        return send_endless_message(wire, frame)
 
 
-async def test_a_message_that_does_not_end_costs_its_sender_the_connection() -> None:
-    parties = Parties(None)
-    router = parties.server.bind("ROUTER", parties.address)
-    parties.watch()
-    other = await parties.speaker()
+@pytest.mark.parametrize("setup", ["without"], indirect=True)
+async def test_an_endless_message_costs_its_sender_the_connection(setup: Setup) -> None:
+    router = setup.server.bind("ROUTER", setup.address)
+    setup.watch()
+    other = await setup.sender()
 
-    await soon(asyncio.to_thread(speak, parties.address, MIB))
+    await soon(asyncio.to_thread(send_endless, setup.address, MIB))
     other.send(b"still here")
 
     assert (await soon(router.receive())).frames[1:] == (b"still here",)
-    (line,) = parties.cut
+    (line,) = setup.cut
     assert line.startswith("127.0.0.1:")
     assert line.endswith("bytes that it sent were not read")
-    await parties.close()
 
 
-async def test_messages_that_wait_cost_it_as_well(parties: Parties) -> None:
-    parties.server.bind("ROUTER", parties.address)
-    parties.watch()
-    hostile = await parties.speaker()
+async def test_messages_that_are_not_read_cost_their_sender_the_connection(
+    setup: Setup,
+) -> None:
+    setup.server.bind("ROUTER", setup.address)
+    setup.watch()
+    hostile = await setup.sender()
     lost = events_of(hostile, zmq.Event.DISCONNECTED)
 
     for _ in range(40):
         hostile.send(bytes(MIB))
     await soon(lost)
 
-    assert len(parties.cut) == 1
+    assert len(setup.cut) == 1
 
 
-async def test_who_was_cut_off_often_waits_for_the_next_connection_and_nobody_else(
-    keys: dict[str, KeyPair], monkeypatch: pytest.MonkeyPatch
+@only_with_keys
+async def test_a_key_that_was_cut_off_often_has_to_wait_and_other_keys_do_not(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(flood_guard, "FREE_CUTS", 1)
-    monkeypatch.setattr(flood_guard, "FIRST_DELAY_S", flood_guard.MAX_DELAY_S)
-    parties = Parties(keys)
-    router = parties.server.bind("ROUTER", parties.address)
-    parties.watch()
-    hostile = await parties.speaker()
+    monkeypatch.setattr(connection_limits, "FREE_CUTS", 1)
+    monkeypatch.setattr(connection_limits, "FIRST_DELAY_S", connection_limits.MAX_DELAY_S)
+    router = setup.server.bind("ROUTER", setup.address)
+    setup.watch()
+    hostile = await setup.sender()
 
     async with asyncio.timeout(60.0):
-        while len(parties.cut) < 2:
+        while len(setup.cut) < 2:
             hostile.send(bytes(MIB))
             await asyncio.sleep(0.001)
-        while not parties.denied:
+        while not setup.denied:
             await asyncio.sleep(0.001)
-    bob = await parties.speaker("bob")
+    bob = await setup.sender("bob")
     bob.send(b"still here")
     heard = await soon(router.receive())
     while heard.identity != Identity("user", "bob"):  # what was sent before the cut
         heard = await soon(router.receive())
 
     assert heard.frames[1:] == (b"still here",)
-    assert parties.denied == ["user:ada cannot connect for 60 s: its connections were cut off"]
-    await parties.close()
+    assert setup.denied == ["user:ada cannot connect for 60 s: its connections were cut off"]
 
 
+@only_with_keys
 async def test_a_node_that_was_cut_off_connects_again_at_once(
-    keys: dict[str, KeyPair], monkeypatch: pytest.MonkeyPatch
+    setup: Setup, keys: dict[str, KeyPair], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(flood_guard, "FREE_CUTS", 0)
-    parties = Parties(keys)
-    router = parties.server.bind("ROUTER", parties.address)
+    monkeypatch.setattr(connection_limits, "FREE_CUTS", 0)
+    router = setup.server.bind("ROUTER", setup.address)
     for _ in range(3):
-        parties.server._flood_guard.backoff.cut("ones-1", keys["node"].public)
+        setup.server._flood_guard.backoff.cut("ones-1", keys["node"].public)
 
-    node = await parties.speaker("node")
+    node = await setup.sender("node")
     node.send(b"here")
 
     assert (await soon(router.receive())).frames[1:] == (b"here",)
-    await parties.close()
 
 
-async def test_one_who_has_many_connections_that_are_cut_together_is_blamed_once(
-    keys: dict[str, KeyPair],
+@only_with_keys
+async def test_a_key_with_many_connections_that_are_cut_together_is_counted_once(
+    setup: Setup,
 ) -> None:
-    parties = Parties(keys)
-    router = parties.server.bind("ROUTER", parties.address)
+    router = setup.server.bind("ROUTER", setup.address)
     for _ in range(3):
-        (await parties.speaker()).send(b"here")
+        (await setup.sender()).send(b"here")
         await soon(router.receive())
-    watch = parties.server._flood_guard
+    watch = setup.server._flood_guard
     watch.process_events()
 
     lines = watch.cut_flooding(dict.fromkeys(watch.descriptors(), 9 * MIB))
 
     assert len(lines) == 3
     assert [cuts.count for cuts in watch.backoff._cuts.values()] == [1]
-    await parties.close()
 
 
-async def test_what_was_taken_counts_no_more_to_the_byte(parties: Parties) -> None:
-    router = parties.server.bind("ROUTER", parties.address)
-    speaker = await parties.speaker()
+async def test_messages_that_were_read_are_not_counted(setup: Setup) -> None:
+    router = setup.server.bind("ROUTER", setup.address)
+    sender = await setup.sender()
     frames = [bytes(size) for size in (0, 1, 220, 221, 222, 223, 253, 254, 255, 256, 70_000)]
 
     for _ in range(100):
-        speaker.send(*frames)
-    (waiting,) = await parties.unread_bytes(100 * sum(map(len, frames)))
+        sender.send(*frames)
+    (waiting,) = await setup.unread_bytes(100 * sum(map(len, frames)))
     for _ in range(100):
         await soon(router.receive())
 
-    (left,) = await parties.unread_bytes(0)
+    (left,) = await setup.unread_bytes(0)
     assert waiting > 7_000_000
     assert left < SLACK
 
 
-async def test_who_is_gone_is_not_looked_at(parties: Parties) -> None:
-    parties.server.bind("ROUTER", parties.address)
-    speaker = await parties.speaker()
-    assert len(await parties.unread_bytes(1)) == 1
-    watch = parties.server._flood_guard
+async def test_a_closed_connection_is_not_checked(setup: Setup) -> None:
+    setup.server.bind("ROUTER", setup.address)
+    sender = await setup.sender()
+    assert len(await setup.unread_bytes(1)) == 1
+    watch = setup.server._flood_guard
     (descriptor,) = watch.descriptors()
 
-    speaker._socket.disconnect(parties.address)
+    sender._socket.disconnect(setup.address)
     async with asyncio.timeout(60.0):
         while watch.descriptors():
             watch.process_events()
@@ -230,14 +238,14 @@ def _descriptors(path: Path) -> list[int]:
     return same
 
 
-def test_a_number_that_is_no_connection_any_more_leaves_nothing_open(tmp_path: Path) -> None:
+def test_a_descriptor_that_is_no_connection_leaves_nothing_open(tmp_path: Path) -> None:
     path = tmp_path / "file"
     with path.open("wb") as file:
         assert FloodGuard()._peer(file.fileno(), "") is None
         assert _descriptors(path) == [file.fileno()]
 
 
-def test_of_many_that_are_ahead_together_the_furthest_go() -> None:
+def test_the_worst_connections_are_cut_beyond_the_total_limit() -> None:
     watch, gone = FloodGuard(), list[int]()
 
     def end(descriptor: int) -> flood_guard._Ended:
@@ -252,7 +260,7 @@ def test_of_many_that_are_ahead_together_the_furthest_go() -> None:
     assert lines == [f"peer-4 is cut off: {7 * MIB} bytes that it sent were not read"]
 
 
-def test_memory_that_grew_is_noticed_once() -> None:
+def test_growth_of_memory_is_detected_once() -> None:
     sizes = iter([100, 100 + 15 * MIB, 50, 50 + 16 * MIB, 60 + 16 * MIB, 50 + 32 * MIB])
     growth = flood_guard.GrowthDetector(lambda: next(sizes), 16 * MIB)
 
@@ -261,4 +269,4 @@ def test_memory_that_grew_is_noticed_once() -> None:
 
 def test_a_request_for_a_state_that_does_not_end_is_cut_off() -> None:
     with contextlib.closing(StateServer("127.0.0.1", lambda _: None)) as server:
-        assert speak(f"tcp://{server.address}", 4000) > 8 * MIB
+        assert send_endless(f"tcp://{server.address}", 4000) > 8 * MIB

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -25,8 +25,8 @@ from schemas.wire.feed import ReadLog
 from schemas.wire.files import AskFiles
 from tests.support import builders
 from tests.support.builders import N1
-from tests.support.controller_house import DENIED, House, Person, heard_by, served
 from tests.support.schemas_links import HeldLink, connected, events_of, soon
+from tests.support.service import DENIED, House, Person, heard_by, served
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ async def people(house: House) -> AsyncIterator[tuple[Person, Person]]:
         yield made[0], made[1]
 
 
-async def test_all_that_is_kept_may_change_at_a_reload(house: House) -> None:
+async def test_a_reload_applies_all_retention_settings(house: House) -> None:
     kept = [name for name in Store.__struct_fields__ if name != "workdir"]
     lines = "".join(f"{name} = 7\n" for name in kept)
     lines += "workdir = { size = 7, files = 7, depth = 7 }\n"
@@ -56,9 +56,7 @@ async def test_all_that_is_kept_may_change_at_a_reload(house: House) -> None:
 
     house.reload()
 
-    assert house.controller._file_keeper._settings == Store(
-        workdir=bounds, **dict.fromkeys(kept, 7)
-    )
+    assert house.controller._file_keeper.settings == Store(workdir=bounds, **dict.fromkeys(kept, 7))
     snapshots = house.controller._snapshots
     assert (house.controller._logs.max_bytes, snapshots.max_bytes) == (7, 7)
     assert house.controller._log_relay.bytes_per_s == 7
@@ -66,8 +64,17 @@ async def test_all_that_is_kept_may_change_at_a_reload(house: House) -> None:
     assert snapshots.user_bytes == 8
 
 
-async def test_a_key_that_is_taken_out_gets_nothing_more_over_connections_that_it_has(
-    house: House, people: tuple[Person, Person]
+def remove(house: House) -> None:
+    house.authorise("ann")
+
+
+def revoke(house: House) -> None:
+    house.controller._keys.revoke("bob", "root")
+
+
+@pytest.mark.parametrize("end", [remove, revoke])
+async def test_a_removed_or_revoked_key_is_refused_on_open_connections(
+    house: House, people: tuple[Person, Person], end: Callable[[House], None]
 ) -> None:
     ann, bob = people
     job = await heard_by(house, ann, bob)
@@ -77,7 +84,9 @@ async def test_a_key_that_is_taken_out_gets_nothing_more_over_connections_that_i
     while house.controller._feed._waiter is None:
         await asyncio.sleep(0)
 
-    house.authorise("ann")
+    end(house)
+    if end is revoke:
+        assert await bob.ask(GetCluster()) == DENIED
     house.reload()
 
     assert await bob.ask(GetCluster()) == DENIED
@@ -88,7 +97,7 @@ async def test_a_key_that_is_taken_out_gets_nothing_more_over_connections_that_i
     assert isinstance(await ann.ask(GetCluster()), Cluster)
 
 
-async def test_the_feed_tells_each_project_of_its_own_jobs_alone(
+async def test_the_feed_sends_each_project_only_its_own_jobs(
     house: House, people: tuple[Person, Person]
 ) -> None:
     """`shared-2` begins as `shared` does, and is another project."""
@@ -106,7 +115,7 @@ async def test_the_feed_tells_each_project_of_its_own_jobs_alone(
         assert missed > 0
 
 
-async def test_a_node_whose_key_is_taken_out_is_told_and_hears_nothing_more(house: House) -> None:
+async def test_a_node_with_a_removed_key_is_refused(house: House) -> None:
     link = HeldLink(house.keys["n1"])
     address = f"tcp://127.0.0.1:{house.ports['agents']}"
     agent = await connected(link.connect("DEALER", address, house.keys["server"].public))
@@ -120,11 +129,11 @@ async def test_a_node_whose_key_is_taken_out_is_told_and_hears_nothing_more(hous
 
     told = TO_AGENT.decode((await soon(agent.receive())).frames[-1])
     assert told == Refused(code=DENIED.code, message=DENIED.message, hint=DENIED.hint)
-    assert not house.controller._ask_node(N1, AskFiles(request="1", job=JobId("a-1")))
+    assert not house.controller._node_sessions.ask(N1, AskFiles(request="1", job=JobId("a-1")))
     link.close()
 
 
-async def test_a_key_that_comes_back_is_heard_on_connections_that_it_has(
+async def test_a_restored_key_works_on_open_connections(
     house: House, people: tuple[Person, Person]
 ) -> None:
     ann, bob = people
@@ -139,7 +148,7 @@ async def test_a_key_that_comes_back_is_heard_on_connections_that_it_has(
     await heard_by(house, ann)
 
 
-async def test_nobody_is_cut_off_by_a_reload_that_takes_no_key_out(
+async def test_a_reload_without_removed_keys_disconnects_no_client(
     house: House, people: tuple[Person, Person]
 ) -> None:
     feed = house.controller._feed._socket
@@ -151,7 +160,7 @@ async def test_nobody_is_cut_off_by_a_reload_that_takes_no_key_out(
     await heard_by(house, *people)
 
 
-async def test_a_request_that_is_too_large_costs_its_sender_the_connection_and_nobody_else(
+async def test_an_oversized_request_disconnects_only_its_sender(
     people: tuple[Person, Person],
 ) -> None:
     ann, bob = people

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sqlite3
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from controlplane.journal.ended import forget_ended
 from controlplane.policy.api import JobEnded
 from schemas.errors import BadFieldError, DeniedError, UnknownJobError
 from schemas.ids import JobId
-from schemas.transport import Identity
+from schemas.transport.keys import Identity
 from schemas.wire.client import (
     CancelJob,
     ExplainJob,
@@ -31,7 +31,7 @@ from schemas.wire.client import (
 )
 from tests.support import builders
 from tests.support.builders import SNAPSHOT, A, job_spec
-from tests.support.live_service import LIMIT_S, LiveService
+from tests.support.service import LiveService
 
 B, GHOST = JobId("b-2"), JobId("ghost-7")
 
@@ -46,18 +46,15 @@ async def a_job_left(folder: Path) -> LiveService:
     service.take(builders.submission("b", key="kb"))
     await service.loop.caught_up()
     assert list(service.loop.committed.state.jobs) == [B]
-    service.server._changes._snapshots.has = lambda _: True  # type: ignore[method-assign]
+    service.server._changes.snapshots.has = lambda _: True  # type: ignore[method-assign]
     return service
 
 
-def run(folder: Path, work: Callable[[LiveService], Awaitable[None]]) -> None:
-    async def limited() -> None:
-        async with asyncio.timeout(LIMIT_S):
-            service = await a_job_left(folder)
-            await work(service)
-        service.loop.close()
-
-    asyncio.run(limited())
+@pytest.fixture
+async def service(tmp_path: Path) -> AsyncIterator[LiveService]:
+    made = await a_job_left(tmp_path)
+    yield made
+    made.loop.close()
 
 
 async def told(service: LiveService) -> dict[str, Any]:
@@ -72,9 +69,7 @@ async def told(service: LiveService) -> dict[str, Any]:
     }
 
 
-def test_everything_is_told_of_a_job_that_left_and_after_a_restart_the_same(
-    tmp_path: Path,
-) -> None:
+def test_replies_about_an_ended_job_survive_a_restart(tmp_path: Path) -> None:
     async def both() -> None:
         service = await a_job_left(tmp_path)
         before = await told(service)
@@ -95,95 +90,80 @@ def test_everything_is_told_of_a_job_that_left_and_after_a_restart_the_same(
     asyncio.run(both())
 
 
-def test_lists_choose_among_those_that_left(tmp_path: Path) -> None:
-    async def work(service: LiveService) -> None:
-        for request, expected in (
-            (ListJobs(), [B]),
-            (ListJobs(states=("succeeded",)), [A]),
-            (ListJobs(ended=True, name="a"), [A]),
-            (ListJobs(ended=True, user="nobody"), []),
-            (ListJobs(ended=True, cursor="jobs.1"), [B]),
-        ):
-            assert [job.job for job in (await service.ask(request)).jobs] == expected
-
-    run(tmp_path, work)
+async def test_lists_filter_jobs_that_left_the_state(service: LiveService) -> None:
+    for request, expected in (
+        (ListJobs(), [B]),
+        (ListJobs(states=("succeeded",)), [A]),
+        (ListJobs(ended=True, name="a"), [A]),
+        (ListJobs(ended=True, user="nobody"), []),
+        (ListJobs(ended=True, cursor="jobs.1"), [B]),
+    ):
+        assert [job.job for job in (await service.ask(request)).jobs] == expected
 
 
-def test_a_job_that_left_is_cancelled_in_vain_and_resized_never(tmp_path: Path) -> None:
-    async def work(service: LiveService) -> None:
-        assert (await service.ask(CancelJob(job=A))).summary.state == "succeeded"
-        with pytest.raises(BadFieldError, match="a-1 has succeeded"):
-            await service.ask(ResizeJob(job=A, slots=1))
-        with pytest.raises(DeniedError, match="belongs to ann"):
-            await service.ask(ResizeJob(job=A, slots=1), Identity("user", "bob", ("ann",)))
-        for request in (CancelJob(job=GHOST), GetJob(job=GHOST), WaitJob(job=GHOST)):
-            with pytest.raises(UnknownJobError):
-                await service.ask(request)
-
-    run(tmp_path, work)
+async def test_a_job_that_left_the_state_cannot_be_changed(service: LiveService) -> None:
+    assert (await service.ask(CancelJob(job=A))).summary.state == "succeeded"
+    with pytest.raises(BadFieldError, match="a-1 has succeeded"):
+        await service.ask(ResizeJob(job=A, slots=1))
+    with pytest.raises(DeniedError, match="belongs to ann"):
+        await service.ask(ResizeJob(job=A, slots=1), Identity("user", "bob", ("ann",)))
+    for request in (CancelJob(job=GHOST), GetJob(job=GHOST), WaitJob(job=GHOST)):
+        with pytest.raises(UnknownJobError):
+            await service.ask(request)
 
 
 @pytest.mark.parametrize("kept", [0, 1], ids=["its key is in the table", "in the state, too"])
-def test_a_job_that_left_is_submitted_again_as_the_same(
-    kept: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_a_repeated_submission_finds_the_job_that_left(
+    tmp_path: Path, kept: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lifecycle, "MAX_LEFT_KEYS", kept)
+    service = await a_job_left(tmp_path)
+    assert len(service.loop.reactor.state.left_submission_keys) == kept
+    again = SubmitJob(spec=job_spec("a"), snapshot=SNAPSHOT, key="k")
 
-    async def work(service: LiveService) -> None:
-        assert len(service.loop.reactor.state.left_keys) == kept
-        again = SubmitJob(spec=job_spec("a"), snapshot=SNAPSHOT, key="k")
-
-        assert await service.ask(again) == JobAccepted(job=A, state="succeeded")
-        assert list(service.loop.committed.state.jobs) == [B]
-
-    run(tmp_path, work)
+    assert await service.ask(again) == JobAccepted(job=A, state="succeeded")
+    assert list(service.loop.committed.state.jobs) == [B]
+    service.loop.close()
 
 
-def test_on_a_full_disk_a_job_that_leaves_is_told_of_as_it_was(tmp_path: Path) -> None:
-    async def work(service: LiveService) -> None:
-        async with service.full_disk():
-            service.take(builders.cancelled(B))
-            service.take(builders.greeting())
-            assert B not in service.loop.reactor.state.jobs
-
-            assert (await service.ask(GetJob(job=B))).summary.state == "queued"
-        assert (await service.ask(GetJob(job=B))).summary.state == "cancelled"
-
-    run(tmp_path, work)
-
-
-def test_a_search_that_begins_anew_learns_from_jobs_that_left(tmp_path: Path) -> None:
-    async def work(service: LiveService) -> None:
-        left = service.loop.reader.ended.latest(10)
-        learnt = policy_events.history(left, service.loop.records)
-
-        assert [job.job for job in left] == [A]
-        assert [event for _, event in learnt if isinstance(event, JobEnded)] == [
-            event for event in service.heard if isinstance(event, JobEnded)
-        ]
-        assert len(learnt) == 2  # and its epoch
-
-    run(tmp_path, work)
-
-
-def test_the_oldest_of_those_that_left_are_forgotten_with_their_past(tmp_path: Path) -> None:
-    async def work(service: LiveService) -> None:
-        for number in range(3, 7):
-            service.take(builders.submission("c"))
-            service.take(builders.cancelled(JobId(f"c-{number}")))
+async def test_a_job_that_leaves_on_a_full_disk_is_shown_as_before(service: LiveService) -> None:
+    async with service.full_disk():
+        service.take(builders.cancelled(B))
         service.take(builders.greeting())
-        await service.loop.caught_up()
-        with contextlib.closing(open_for_reading(tmp_path / "journal.sqlite")) as database:
-            (at,) = database.execute("SELECT ended FROM ended_jobs WHERE job = 'c-3'").fetchone()
-            assert forget_ended(database, before=at) == (A,)
-            assert forget_ended(database, keep=3, most=10) == ("c-3",)
-            assert forget_ended(database, keep=1, most=1) == ("c-4",)
-            assert forget_ended(database) == ()
-            assert _jobs_in(database) == {"b-2", "c-5", "c-6"}
-        with pytest.raises(UnknownJobError):
-            await service.ask(GetJob(job=A))
+        assert B not in service.loop.reactor.state.jobs
 
-    run(tmp_path, work)
+        assert (await service.ask(GetJob(job=B))).summary.state == "queued"
+    assert (await service.ask(GetJob(job=B))).summary.state == "cancelled"
+
+
+async def test_a_restarted_search_observes_jobs_that_left(service: LiveService) -> None:
+    left = service.loop.reader.ended.latest(10)
+    learnt = policy_events.history(left, service.loop.records)
+
+    assert [job.job for job in left] == [A]
+    assert [event for _, event in learnt if isinstance(event, JobEnded)] == [
+        event for event in service.heard if isinstance(event, JobEnded)
+    ]
+    assert len(learnt) == 2  # and its epoch
+
+
+async def test_the_oldest_ended_jobs_are_forgotten_with_their_records(
+    service: LiveService, tmp_path: Path
+) -> None:
+    for number in range(3, 7):
+        service.take(builders.submission("c"))
+        service.take(builders.cancelled(JobId(f"c-{number}")))
+    service.take(builders.greeting())
+    await service.loop.caught_up()
+    with contextlib.closing(open_for_reading(tmp_path / "journal.sqlite")) as database:
+        (at,) = database.execute("SELECT ended FROM ended_jobs WHERE job = 'c-3'").fetchone()
+        assert forget_ended(database, before=at) == (A,)
+        assert forget_ended(database, keep=3, most=10) == ("c-3",)
+        assert forget_ended(database, keep=1, most=1) == ("c-4",)
+        assert forget_ended(database) == ()
+        assert _jobs_in(database) == {"b-2", "c-5", "c-6"}
+    with pytest.raises(UnknownJobError):
+        await service.ask(GetJob(job=A))
 
 
 def _jobs_in(database: sqlite3.Connection) -> set[str]:

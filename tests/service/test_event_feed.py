@@ -10,8 +10,8 @@ import pytest
 
 from controlplane.service import event_feed
 from schemas.wire.client import Cluster, GetCluster
-from tests.support.controller_house import House, Person, heard_by, served
 from tests.support.schemas_links import connected
+from tests.support.service import House, Person, heard_by, served
 
 
 @pytest.fixture
@@ -20,16 +20,14 @@ async def house(tmp_path: Path) -> AsyncIterator[House]:
         yield made
 
 
-async def test_subscriptions_without_number_cost_their_sender_the_connection(
+async def test_too_many_subscriptions_disconnect_their_sender(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(event_feed, "MAX_SAID", 4096)
+    monkeypatch.setattr(event_feed, "MAX_SUBSCRIPTION_BYTES", 4096)
     watch = house.controller._link._flood_guard
     refused: list[tuple[str, str]] = []
     monkeypatch.setattr(
-        house.controller._feed._audit,
-        "refused",
-        lambda what, _, peer: refused.append((what, peer)),
+        house.controller._feed._audit, "refused", lambda what, _, peer: refused.append((what, peer))
     )
     flood, other = Person(house, house.keys["bob"]), Person(house, house.keys["ann"])
     try:

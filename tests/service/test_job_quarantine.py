@@ -36,7 +36,7 @@ def rounds(quarantine: JobQuarantine, jobs: list[JobId], poison: set[JobId]) -> 
 
 @settings(max_examples=examples(100), deadline=None)
 @given(st.integers(1, 40), st.sets(st.sampled_from(JOBS), max_size=3))
-def test_just_those_jobs_are_left_out_that_it_dies_of(many: int, poison: set[JobId]) -> None:
+def test_exactly_the_jobs_that_crash_the_search_are_hidden(many: int, poison: set[JobId]) -> None:
     jobs, quarantine = JOBS[:many], JobQuarantine()
 
     crashes = rounds(quarantine, jobs, poison)
@@ -45,7 +45,7 @@ def test_just_those_jobs_are_left_out_that_it_dies_of(many: int, poison: set[Job
     assert crashes <= CRASHES_BEFORE_QUARANTINE + 16 * max(1, len(poison))
 
 
-def test_one_death_may_be_chance() -> None:
+def test_a_single_crash_hides_no_job() -> None:
     quarantine = JobQuarantine()
     view = view_of(row_of(1), job_view(A), job_view(B))
     quarantine.visible_part(view)
@@ -55,7 +55,7 @@ def test_one_death_may_be_chance() -> None:
     assert quarantine.visible_part(view) == view
 
 
-def test_a_search_that_dies_of_nobody_is_shown_nobody_and_then_all_again() -> None:
+def test_all_jobs_return_after_crashes_without_a_culprit() -> None:
     quarantine = JobQuarantine()
     view = view_of(row_of(1), *(job_view(job) for job in JOBS))
     for _ in range(20):
@@ -71,7 +71,7 @@ def test_a_search_that_dies_of_nobody_is_shown_nobody_and_then_all_again() -> No
     assert quarantine.visible_part(view) == view
 
 
-def test_a_job_that_ended_is_forgotten() -> None:
+def test_an_ended_culprit_is_forgotten() -> None:
     quarantine = JobQuarantine()
     rounds(quarantine, [A, B], {B})
     assert quarantine.hidden == {B}
@@ -82,7 +82,7 @@ def test_a_job_that_ended_is_forgotten() -> None:
 
 
 @pytest.mark.slow
-async def test_a_process_that_dies_of_a_view_goes_on_without_the_job_and_the_others_are_searched(
+async def test_a_process_that_crashes_on_a_job_continues_with_the_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(search_planner, "SURVIVAL_S", 0.05)
@@ -92,7 +92,7 @@ async def test_a_process_that_dies_of_a_view_goes_on_without_the_job_and_the_oth
     )  # each life of a process takes its time
     async with searching(3, A) as board:
         board.plans.clear()
-        poison = job_view(B, noise_epochs="many")  # it cannot read this
+        poison = job_view(B, epoch_samples="many")  # it cannot read this
 
         board.view = view_of(board.slots, job_view(A), poison, version=2)
         board.planner.request_plan()
@@ -110,7 +110,7 @@ async def test_a_process_that_dies_of_a_view_goes_on_without_the_job_and_the_oth
 
 
 @pytest.mark.slow
-async def test_a_process_that_dies_of_what_was_learnt_begins_without(
+async def test_a_process_that_crashes_on_the_history_starts_without_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(search_planner, "RESTART_DELAYS_S", (0.0,))

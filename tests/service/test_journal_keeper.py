@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sqlite3
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -21,7 +21,7 @@ from controlplane.service.settings import JournalSettings
 from schemas.wire.client import GetJob
 from tests.support import builders
 from tests.support.builders import A, submission
-from tests.support.live_service import LiveService
+from tests.support.service import LiveService
 
 LIMIT_S: Final = 60.0
 
@@ -36,14 +36,6 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(file_keeper, "TICK_S", 0.001)
     monkeypatch.setattr(file_keeper, "FORGET_S", 0.001)
     monkeypatch.setattr(retention, "PIECE", 5)
-
-
-def run(work: Callable[[], Awaitable[None]]) -> None:
-    async def limited() -> None:
-        async with asyncio.timeout(LIMIT_S):
-            await work()
-
-    asyncio.run(limited())
 
 
 async def submitted(loop: CommitLoop, many: int) -> None:
@@ -67,116 +59,101 @@ def first_rows(path: Path) -> tuple[int, int]:
         return reader.first_and_last()[0], reader.first_event()
 
 
-def test_of_a_job_that_goes_on_too_many_records_are_dropped_and_show_says_so(
+async def test_excess_records_of_a_running_job_are_dropped_with_a_note(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(file_keeper, "RECORDS_S", 0.001)
 
-    async def work() -> None:
-        service = LiveService(tmp_path)
-        service.train()
-        for epoch in range(1, 31):
-            service.tell(builders.epoch_end(A, epoch))
-        await service.loop.caught_up()
-        assert (await service.ask(GetJob(job=A))).notes == ()
-        settings = JournalSettings(keep_records=10)
-        keeper = asyncio.create_task(
-            JournalKeeper(service.loop, tmp_path / "journal.sqlite", settings).run()
-        )
-        await until(lambda: service.loop.records.dropped(A) == {"epochs": 20})
-        keeper.cancel()
-        detail = await service.ask(GetJob(job=A))
-        assert [epoch.epoch for epoch in detail.epochs] == list(range(21, 31))
-        assert detail.notes == ("older records are not kept: 20 of epochs (keep_records)",)
-        service.loop.close()
-
-    run(work)
+    service = LiveService(tmp_path)
+    service.train()
+    for epoch in range(1, 31):
+        service.tell(builders.epoch_end(A, epoch))
+    await service.loop.caught_up()
+    assert (await service.ask(GetJob(job=A))).notes == ()
+    settings = JournalSettings(keep_records=10)
+    keeper = asyncio.create_task(
+        JournalKeeper(service.loop, tmp_path / "journal.sqlite", settings).run()
+    )
+    await until(lambda: service.loop.records.dropped(A) == {"epochs": 20})
+    keeper.cancel()
+    detail = await service.ask(GetJob(job=A))
+    assert [epoch.epoch for epoch in detail.epochs] == list(range(21, 31))
+    assert detail.notes == ("older records are not kept: 20 of epochs (keep_records)",)
+    service.loop.close()
 
 
 @pytest.mark.slow
-def test_a_child_takes_a_snapshot_when_the_tail_is_long_and_old_rows_go(path: Path) -> None:
-    async def work() -> None:
-        loop = CommitLoop(path, lambda _: None)
-        settings = JournalSettings(snapshot_inputs=20, keep_inputs_s=0.0, keep_events_s=0.0)
-        keeper = asyncio.create_task(JournalKeeper(loop, path, settings).run())
-        for taken in (20, 40):
-            await submitted(loop, 20)
-            await until(lambda taken=taken: taken in snapshots(path))  # type: ignore[misc]
-            await until(lambda: loop.tail.inputs == 0)
-        await until(lambda: first_rows(path) == (21, 36))
-        keeper.cancel()
-        loop.close()
+async def test_a_child_takes_snapshots_and_old_rows_are_deleted(path: Path) -> None:
+    loop = CommitLoop(path, lambda _: None)
+    settings = JournalSettings(snapshot_inputs=20, keep_inputs_s=0.0, keep_events_s=0.0)
+    keeper = asyncio.create_task(JournalKeeper(loop, path, settings).run())
+    for taken in (20, 40):
+        await submitted(loop, 20)
+        await until(lambda taken=taken: taken in snapshots(path))  # type: ignore[misc]
+        await until(lambda: loop.tail.inputs == 0)
+    await until(lambda: first_rows(path) == (21, 36))
+    keeper.cancel()
+    loop.close()
 
-        assert snapshots(path) == [40, 20]
-        again = CommitLoop(path, lambda _: None)
-        assert again.reactor.state == loop.reactor.state
-        again.close()
-
-    run(work)
+    assert snapshots(path) == [40, 20]
+    again = CommitLoop(path, lambda _: None)
+    assert again.reactor.state == loop.reactor.state
+    again.close()
 
 
-def test_what_was_handled_while_a_snapshot_was_taken_is_still_behind_it(path: Path) -> None:
-    async def work() -> None:
-        loop = CommitLoop(path, lambda _: None)
-        await submitted(loop, 40)
-        whole = loop.tail
+async def test_inputs_handled_during_a_snapshot_count_towards_the_next(path: Path) -> None:
+    loop = CommitLoop(path, lambda _: None)
+    await submitted(loop, 40)
+    whole = loop.tail
 
-        loop.snapshot_taken(30)
+    loop.snapshot_taken(30)
 
-        assert whole.inputs == 40
-        assert tuple(loop.tail) == (10, pytest.approx(whole.seconds / 4))
-        loop.close()
-
-    run(work)
+    assert whole.inputs == 40
+    assert tuple(loop.tail) == (10, pytest.approx(whole.seconds / 4))
+    loop.close()
 
 
 @pytest.mark.slow
-def test_a_child_that_fails_is_told_of_and_not_tried_again_at_once(path: Path) -> None:
-    async def work() -> None:
-        loop = CommitLoop(path, lambda _: None)
-        await submitted(loop, 3)
-        with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as database:
-            database.execute("UPDATE inputs SET crc = 1 WHERE id = 2")
-        keeper = JournalKeeper(loop, path, JournalSettings(snapshot_inputs=1))
+async def test_a_failed_snapshot_is_logged_and_retried_later(path: Path) -> None:
+    loop = CommitLoop(path, lambda _: None)
+    await submitted(loop, 3)
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as database:
+        database.execute("UPDATE inputs SET crc = 1 WHERE id = 2")
+    keeper = JournalKeeper(loop, path, JournalSettings(snapshot_inputs=1))
 
-        with capture_logs() as logs:
-            await keeper.take_snapshot()
+    with capture_logs() as logs:
+        await keeper.take_snapshot()
 
-        assert loop.tail.inputs == 3
-        (said,) = [line for line in logs if line["log_level"] == "error"]
-        assert said["event"] == "snapshot of the state failed"
-        assert "input 2: wrong checksum" in said["why"]
-        assert keeper._not_before > asyncio.get_running_loop().time() + 50.0
-        loop.close()
-
-    run(work)
+    assert loop.tail.inputs == 3
+    (said,) = [line for line in logs if line["log_level"] == "error"]
+    assert said["event"] == "snapshot of the state failed"
+    assert "input 2: wrong checksum" in said["why"]
+    assert keeper._not_before > asyncio.get_running_loop().time() + 50.0
+    loop.close()
 
 
-def test_what_is_done_between_commits_is_done_in_its_turn_and_undone_without_room(
+async def test_work_between_commits_runs_in_order_and_is_rolled_back_without_room(
     path: Path,
 ) -> None:
-    async def work() -> None:
-        loop = CommitLoop(path, lambda _: None)
-        seen: list[int] = []
+    loop = CommitLoop(path, lambda _: None)
+    seen: list[int] = []
 
-        def count(database: sqlite3.Connection) -> None:
-            seen.append(database.execute("SELECT count(*) FROM inputs").fetchone()[0])
+    def count(database: sqlite3.Connection) -> None:
+        seen.append(database.execute("SELECT count(*) FROM inputs").fetchone()[0])
 
-        def find_no_room(database: sqlite3.Connection) -> None:
-            database.execute("BEGIN")
-            database.execute("DELETE FROM inputs")
-            error = sqlite3.OperationalError("database or disk is full")
-            error.sqlite_errorcode = sqlite3.SQLITE_FULL
-            raise error
+    def find_no_room(database: sqlite3.Connection) -> None:
+        database.execute("BEGIN")
+        database.execute("DELETE FROM inputs")
+        error = sqlite3.OperationalError("database or disk is full")
+        error.sqlite_errorcode = sqlite3.SQLITE_FULL
+        raise error
 
-        for number in range(3):
-            loop.handle(submission(f"j{number}"))
-            loop.between_commits(count)
-        loop.between_commits(find_no_room)
+    for number in range(3):
+        loop.handle(submission(f"j{number}"))
         loop.between_commits(count)
-        await submitted(loop, 1)
+    loop.between_commits(find_no_room)
+    loop.between_commits(count)
+    await submitted(loop, 1)
 
-        assert seen == [1, 2, 3, 3]
-        loop.close()
-
-    run(work)
+    assert seen == [1, 2, 3, 3]
+    loop.close()

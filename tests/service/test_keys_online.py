@@ -18,8 +18,8 @@ from controlplane.service.api import fair_queue
 from schemas.errors import BadFieldError, DeniedError, OnesError, UnreachableError
 from schemas.wire.client import Cluster, EventsPage, GetCluster, ReadEvents
 from schemas.wire.feed import ReadLog
-from tests.support.controller_house import DENIED, House, Person, heard_by, served
 from tests.support.schemas_links import connected
+from tests.support.service import DENIED, House, Person, heard_by, served
 
 SOON_S: Final = 0.5  # how long a stranger is tried
 
@@ -81,7 +81,7 @@ async def test_a_key_is_added_used_listed_and_revoked_without_a_restart(
     assert secret.partition('secret-key = "')[2].partition('"')[0] not in kept
 
 
-async def test_of_several_projects_a_submission_names_whose_members_see_it(
+async def test_a_submission_selects_a_project_of_its_user(
     house: House, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     root, folder, file = house.file.parent, tmp_path / "eve", tmp_path / "job" / "job.toml"
@@ -101,9 +101,7 @@ async def test_of_several_projects_a_submission_names_whose_members_see_it(
         await ones(folder, "submit", str(file), "--project", "music")
 
 
-async def test_the_folder_of_whose_name_has_quotes_is_one_that_he_can_use(
-    house: House, tmp_path: Path
-) -> None:
+async def test_a_name_with_quotes_gets_a_valid_client_folder(house: House, tmp_path: Path) -> None:
     folder = tmp_path / "eve"
 
     await ones(house.file.parent, "key", "add", 'e"v\\e', "--role", "user", "--out", str(folder))
@@ -112,7 +110,7 @@ async def test_the_folder_of_whose_name_has_quotes_is_one_that_he_can_use(
         assert (await eve.cluster()).user == 'e"v\\e'
 
 
-async def test_a_key_that_is_refused_leaves_no_pair_behind(house: House, tmp_path: Path) -> None:
+async def test_a_refused_key_leaves_no_files(house: House, tmp_path: Path) -> None:
     for words, error in (
         (("eve smith", "--role", "user"), OnesError),
         (("eve", "--role", "user", "--project", "a/b"), BadFieldError),
@@ -126,26 +124,7 @@ async def test_a_key_that_is_refused_leaves_no_pair_behind(house: House, tmp_pat
     assert len(house.controller._keys.known) == 4
 
 
-async def test_whose_key_is_revoked_hears_and_says_nothing_more(house: House) -> None:
-    ann, bob = (Person(house, house.keys[name]) for name in ("ann", "bob"))
-    for person in (ann, bob):
-        await connected(person.requests)
-    await heard_by(house, ann, bob)
-    poll = bob.begin(ReadEvents(from_seq=house.controller._state().feed_seq + 1, wait_s=30.0))
-
-    house.controller._keys.revoke("bob", "root")
-
-    assert await bob.ask(GetCluster()) == DENIED
-    await heard_by(house, ann)
-    assert await bob.answer(poll) == DENIED
-    assert not await bob.feed._socket.poll(0)
-    house.reload()
-    assert await bob.ask(GetCluster()) == DENIED
-    for person in (ann, bob):
-        person.close()
-
-
-async def test_who_waits_for_something_hears_at_once_that_his_key_is_revoked(
+async def test_a_revocation_ends_waiting_requests_at_once(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fair_queue, "MAX_WAIT_S", 3600.0)
@@ -159,7 +138,7 @@ async def test_who_waits_for_something_hears_at_once_that_his_key_is_revoked(
     follows = asyncio.create_task(bob.read_log(ReadLog(job=job, wait_s=3600.0)))
     server, relay = house.controller._request_server, house.controller._log_relay
     async with asyncio.timeout(60.0):
-        while (len(server._waiting._tasks), len(relay._waiting._tasks)) != (2, 1):
+        while (len(server.waiting._tasks), len(relay.waiting._tasks)) != (2, 1):
             await asyncio.sleep(0.005)
 
     house.controller._keys.revoke("bob", "root")
@@ -171,7 +150,7 @@ async def test_who_waits_for_something_hears_at_once_that_his_key_is_revoked(
         person.close()
 
 
-async def test_a_session_ends_when_the_time_of_its_key_is_over(
+async def test_a_session_ends_when_its_key_expires(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bob: Any = Person(house, house.keys["bob"])

@@ -1,4 +1,4 @@
-"""A local process that sends more than is taken of it is cut off, and honest ones are heard."""
+"""Flood guard of Unix sockets: only processes that send more than is read are cut."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from tempfile import mkdtemp
 import pytest
 import zmq
 
-from schemas.transport import Socket, flood_guard, unix_flood_guard
-from schemas.transport.unix_flood_guard import UnixFloodGuard
-from tests.support.schemas_links import HeldLink, connected, events_of, soon
-from tests.support.zmtp import speak_without_end
+from schemas.transport import flood_guard
+from schemas.transport.flood_guard import UnixFloodGuard
+from schemas.transport.sockets import Socket
+from tests.support.schemas_links import HeldLink, connected, events_of, send_endless_message, soon
 
 pytestmark = pytest.mark.slow
 MIB = 1 << 20
 ME = f"process {os.getpid()} of uid {os.getuid()}"
 
 
-class Party:
-    """One who is spoken to, on a Unix socket of its own."""
+class Setup:
+    """A server on a Unix socket, and its clients."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / "s"
@@ -39,17 +39,17 @@ class Party:
         return found
 
     def begin(self) -> None:
-        self._watching = asyncio.create_task(self._links[0].watch_connections(self.cut.append))
+        self._watching = asyncio.create_task(self._links[0].guard_connections(self.cut.append))
 
     def dealer(self) -> Socket:
         self._links.append(HeldLink(None))
         return self._links[-1].connect("DEALER", f"ipc://{self.path}")
 
-    async def speaker(self) -> Socket:
+    async def sender(self) -> Socket:
         return await connected(self.dealer())
 
     async def until_counted(self, connections: int) -> list[str]:
-        """Until the watch knows of so many; the lines about those that were cut."""
+        """Wait until so many are counted; the lines of cuts until then."""
         lines: list[str] = []
         async with asyncio.timeout(60.0):
             while True:
@@ -68,104 +68,102 @@ class Party:
 
 @pytest.fixture(autouse=True)
 def _often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unix_flood_guard, "CHECK_INTERVAL_S", 0.005)
+    monkeypatch.setattr(flood_guard, "UNIX_CHECK_INTERVAL_S", 0.005)
 
 
 @pytest.fixture
-async def party() -> AsyncIterator[Party]:
+async def setup() -> AsyncIterator[Setup]:
     folder = Path(mkdtemp(prefix="ones-"))  # tmp_path may be too long for AF_UNIX
-    party = Party(folder)
-    yield party
-    await party.close()
+    setup = Setup(folder)
+    yield setup
+    await setup.close()
     shutil.rmtree(folder)
 
 
-def speak(path: Path, frame: int) -> int:
-    """A message that does not end; how many bytes of it were sent."""
+def send_endless(path: Path, frame: int) -> int:
+    """Send an endless message; the bytes sent until the connection was cut."""
     with socket.socket(socket.AF_UNIX) as wire:
         wire.settimeout(20.0)
         wire.connect(str(path))
-        return speak_without_end(wire, frame)
+        return send_endless_message(wire, frame)
 
 
 @pytest.mark.parametrize("frame", [100, 16_000])
-async def test_a_message_that_does_not_end_costs_its_sender_the_connection(
-    party: Party, frame: int
-) -> None:
-    party.begin()
-    honest = await party.speaker()
+async def test_an_endless_message_costs_its_sender_the_connection(setup: Setup, frame: int) -> None:
+    setup.begin()
+    honest = await setup.sender()
 
-    sent = await soon(asyncio.to_thread(speak, party.path, frame))
+    sent = await soon(asyncio.to_thread(send_endless, setup.path, frame))
     assert honest.send(b"still here")
 
-    assert (await soon(party.router.receive())).frames[1:] == (b"still here",)
+    assert (await soon(setup.router.receive())).frames[1:] == (b"still here",)
     assert sent > MIB
-    assert party.cut == [f"{ME} is cut off: it sends more than is read"]
+    assert setup.cut == [f"{ME} is cut off: it sends more than is read"]
 
 
-async def test_where_memory_grows_and_nobody_stands_out_all_connect_again(party: Party) -> None:
+async def test_all_connections_are_cut_when_memory_grows_and_none_stands_out(setup: Setup) -> None:
     now = 0
-    party.watch._memory = lambda: now
-    party.watch._reset()
-    party.begin()
-    honest = await party.speaker()
+    setup.watch._memory = lambda: now
+    setup.watch._reset()
+    setup.begin()
+    honest = await setup.sender()
     cut = events_of(honest, zmq.Event.DISCONNECTED)
 
-    now = unix_flood_guard.MAX_GROWTH_BYTES + 6 * MIB
+    now = flood_guard.MAX_GROWTH_BYTES + 6 * MIB
     await soon(cut)
-    again = await party.speaker()
+    again = await setup.sender()
     assert again.send(b"back")
 
-    assert (await soon(party.router.receive())).frames[1:] == (b"back",)
-    assert party.cut == [
+    assert (await soon(setup.router.receive())).frames[1:] == (b"back",)
+    assert setup.cut == [
         "all connections are cut: 70 MiB more are in use, and no connection stands out"
     ]
 
 
-async def test_memory_that_grows_for_another_reason_cuts_nobody(party: Party) -> None:
+async def test_memory_that_grows_for_another_reason_cuts_no_connection(setup: Setup) -> None:
     seen: list[int] = []
 
     def memory() -> int:
         seen.append(len(seen))
-        return min(len(seen) * MIB, unix_flood_guard.MAX_GROWTH_BYTES - 1)
+        return min(len(seen) * MIB, flood_guard.MAX_GROWTH_BYTES - 1)
 
-    party.watch._memory = memory
-    party.watch._minimum, party.watch._next_check_bytes = 0, unix_flood_guard.CHECK_GROWTH_BYTES
-    honest = await party.speaker()
-    party.begin()
+    setup.watch._memory = memory
+    setup.watch._minimum, setup.watch._next_check_bytes = 0, flood_guard.CHECK_GROWTH_BYTES
+    honest = await setup.sender()
+    setup.begin()
 
     async with asyncio.timeout(60.0):
         while len(seen) < 100:
             await asyncio.sleep(0.005)
     assert honest.send(b"here")
 
-    assert (await soon(party.router.receive())).frames[1:] == (b"here",)
-    assert party.cut == []
+    assert (await soon(setup.router.receive())).frames[1:] == (b"here",)
+    assert setup.cut == []
 
 
-async def test_one_user_has_so_many_connections(
-    party: Party, monkeypatch: pytest.MonkeyPatch
+async def test_connections_of_one_user_are_limited(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(unix_flood_guard, "MAX_CONNECTIONS_PER_USER", 2)
-    honest = [await party.speaker() for _ in range(2)]
-    await party.until_counted(2)
+    monkeypatch.setattr(flood_guard, "MAX_CONNECTIONS_PER_USER", 2)
+    honest = [await setup.sender() for _ in range(2)]
+    await setup.until_counted(2)
 
-    surplus = party.dealer()
+    surplus = setup.dealer()
     lines: list[str] = []
     async with asyncio.timeout(60.0):
         while not lines:
-            lines += party.watch.process_events()[0]
+            lines += setup.watch.process_events()[0]
             await asyncio.sleep(0.005)
     assert all(each.send(b"here") for each in honest)
-    heard = [(await soon(party.router.receive())).frames[1:] for _ in honest]
+    heard = [(await soon(setup.router.receive())).frames[1:] for _ in honest]
 
     assert heard == [(b"here",)] * 2
     assert lines[0] == f"{ME} is cut off: 2 of that user are connected"
     surplus.close()
     honest[0].close()
-    assert await party.until_counted(1) == []
-    assert await connected(party.dealer())
-    await party.until_counted(2)
+    assert await setup.until_counted(1) == []
+    assert await connected(setup.dealer())
+    await setup.until_counted(2)
 
 
 def test_a_user_has_no_more_connections_than_a_quarter_of_the_files(
@@ -173,38 +171,38 @@ def test_a_user_has_no_more_connections_than_a_quarter_of_the_files(
 ) -> None:
     for soft, most in (
         (64, 16),
-        (1 << 20, unix_flood_guard.MAX_CONNECTIONS_PER_USER),
-        (-1, unix_flood_guard.MAX_CONNECTIONS_PER_USER),
+        (1 << 20, flood_guard.MAX_CONNECTIONS_PER_USER),
+        (-1, flood_guard.MAX_CONNECTIONS_PER_USER),
     ):
-        monkeypatch.setattr(unix_flood_guard.resource, "getrlimit", lambda _, soft=soft: (soft, -1))
-        assert unix_flood_guard.max_connections_per_user() == most
+        monkeypatch.setattr(flood_guard.resource, "getrlimit", lambda _, soft=soft: (soft, -1))
+        assert flood_guard.max_connections_per_user() == most
 
 
-async def test_who_connects_and_goes_without_end_leaves_the_loop_to_others(
-    party: Party, monkeypatch: pytest.MonkeyPatch
+async def test_endless_short_connections_leave_the_loop_to_others(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(flood_guard, "MAX_EVENTS", 4)
     for _ in range(20):
         with socket.socket(socket.AF_UNIX) as wire:
-            wire.connect(str(party.path))
+            wire.connect(str(setup.path))
     turns = []
     async with asyncio.timeout(60.0):
         while sum(turns) < 8:  # most of 40 events, four at a time
-            _, more = party.watch.process_events()
+            _, more = setup.watch.process_events()
             turns.append(more)
             await asyncio.sleep(0.005)
 
-    assert await party.until_counted(0) == []
+    assert await setup.until_counted(0) == []
 
 
-async def test_what_an_honest_one_said_and_nobody_took_yet_is_little(
-    party: Party, monkeypatch: pytest.MonkeyPatch
+async def test_a_few_unread_bytes_are_no_flood(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await party.speaker()
-    await party.until_counted(1)
+    await setup.sender()
+    await setup.until_counted(1)
     for unread, behind in (
-        (unix_flood_guard.MAX_KERNEL_BYTES, 0),
-        (unix_flood_guard.MAX_KERNEL_BYTES + 1, 1),
+        (flood_guard.MAX_KERNEL_BYTES, 0),
+        (flood_guard.MAX_KERNEL_BYTES + 1, 1),
     ):
-        monkeypatch.setattr(unix_flood_guard, "_unread", lambda *_, unread=unread: unread)
-        assert len(await party.watch._cut_flooding()) == behind
+        monkeypatch.setattr(flood_guard, "_unread", lambda *_, unread=unread: unread)
+        assert len(await setup.watch._cut_flooding()) == behind

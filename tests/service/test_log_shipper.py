@@ -12,7 +12,7 @@ from typing import Any, cast
 import pytest
 
 from controlplane.service import log_relay
-from controlplane.service.log_relay import MOST_CREDIT, LogRelay
+from controlplane.service.log_relay import MAX_CREDIT_BYTES, LogRelay
 from controlplane.service.log_store import LogStore
 from nodeagent import logs
 from nodeagent.folders import WorkerFolder
@@ -21,7 +21,8 @@ from schemas.codec import FROM_SHIPPER, TO_SHIPPER
 from schemas.ids import JobId, Rank, Version, WorkerId
 from schemas.jobs import JobSpec
 from schemas.nodes import Group
-from schemas.transport import Identity, Incoming
+from schemas.transport.keys import Identity
+from schemas.transport.sockets import Incoming
 from schemas.wire.feed import LOG, LogChunk, LogStored
 from schemas.wire.worker import Assignment
 from tests.support.builders import N1, A, B
@@ -69,7 +70,7 @@ class Site:
             files=none, state=none, job=none, records=none, now=none, audit=none,
             bytes_per_s=bytes_per_s,
         )  # fmt: skip
-        self.relay._job = cast("Any", lambda _: SimpleNamespace())
+        self.relay.job = cast("Any", lambda _: SimpleNamespace())
         self.shipper = self.wire.shipper = LogShipper(N1, self.done.append)
         self.shipper.use(cast("Any", self.wire))
 
@@ -114,18 +115,18 @@ def lines(size: int) -> bytes:
     return b"".join(b"%015d\n" % number for number in range(size // 16))
 
 
-async def test_a_job_beyond_its_rate_loses_nothing_and_another_one_is_not_held_up(
+async def test_a_job_beyond_its_rate_loses_nothing_and_delays_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(log_relay, "BURST_S", 0.1)
     text = lines(4 << 20)
     async with shipping(tmp_path, bytes_per_s=float(4 << 20)) as site:
         site.worker(A, text)
-        await until(lambda: site.wire.bytes_of(A) > MOST_CREDIT // 2)
+        await until(lambda: site.wire.bytes_of(A) > MAX_CREDIT_BYTES // 2)
         at = site.wire.bytes_of(A)
         site.worker(B, b"said\n")
         await until(lambda: site.stored(B) == b"said\n")
-        assert site.wire.bytes_of(A) <= at + MOST_CREDIT
+        assert site.wire.bytes_of(A) <= at + MAX_CREDIT_BYTES
         await until(lambda: len(site.stored(A)) == len(text))
 
     assert site.stored(A) == text
@@ -154,16 +155,14 @@ async def test_a_chunk_that_is_lost_while_its_job_waits_comes_again(
     assert site.stored(A) == text
 
 
-async def test_of_a_job_that_is_beyond_its_bound_nothing_more_is_shipped_but_the_end(
-    tmp_path: Path,
-) -> None:
+async def test_only_the_end_of_output_beyond_its_bound_is_shipped(tmp_path: Path) -> None:
     async with shipping(tmp_path, most=100_000) as site:
         site.worker(A, lines(16 << 20))
         await until(lambda: site.store.full(A, LOG))
         site.shipper.worker_ended(WorkerId(f"{A}.v1.r0"))
         await until(lambda: bool(site.done))
 
-    assert site.wire.bytes_of(A) <= MOST_CREDIT + CHUNK
+    assert site.wire.bytes_of(A) <= MAX_CREDIT_BYTES + CHUNK
     assert site.store.stored(A, LOG, (1, 0))[1]
     assert site.stored(A).endswith(b"[ones: output beyond 100000 bytes of a job is not kept]\n")
 
@@ -196,7 +195,7 @@ async def test_a_file_without_end_is_bounded_before_any_controller_answers(tmp_p
     assert site.stored(A) == lines(1008)[:1000] + note
 
 
-async def test_half_a_line_that_goes_on_growing_is_shipped_after_a_while(tmp_path: Path) -> None:
+async def test_a_growing_half_line_is_shipped_after_a_while(tmp_path: Path) -> None:
     site = Site(tmp_path, LogStore(tmp_path / "logs", MUCH), float(MUCH))
     log_file = site.worker(A, b"begin\n").stream(LOG)
     stream = site.shipper._by_key[A, 1, 0, LOG]

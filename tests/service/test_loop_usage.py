@@ -11,7 +11,7 @@ import pytest
 from controlplane.service.api.server import LoopUsage
 from schemas.wire.client import CheckJob, ListJobs
 from tests.support.builders import job_spec
-from tests.support.live_service import ANN, LiveService
+from tests.support.service import ANN, LiveService
 
 
 class Clock:
@@ -22,7 +22,7 @@ class Clock:
         return self.now
 
 
-async def test_only_what_it_does_itself_is_counted() -> None:
+async def test_only_the_time_of_the_coroutine_itself_is_counted() -> None:
     clock, waits = Clock(), asyncio.Event()
     usage = LoopUsage(clock)
 
@@ -41,7 +41,7 @@ async def test_only_what_it_does_itself_is_counted() -> None:
     assert (done, usage.busy_s) == ("done", 3.0)
 
 
-async def test_an_error_comes_through_and_its_time_counts() -> None:
+async def test_an_error_is_raised_and_its_time_is_counted() -> None:
     clock = Clock()
     usage = LoopUsage(clock)
 
@@ -56,7 +56,7 @@ async def test_an_error_comes_through_and_its_time_counts() -> None:
     assert usage.busy_s == 1.0
 
 
-async def test_a_cancellation_reaches_it_and_it_may_still_answer() -> None:
+async def test_a_cancelled_coroutine_may_still_return() -> None:
     begun = asyncio.Event()
 
     async def work() -> str:
@@ -77,7 +77,7 @@ async def test_a_cancellation_reaches_it_and_it_may_still_answer() -> None:
     assert await asking == "cancelled"
 
 
-async def test_reading_costs_its_time_and_a_check_does_not(tmp_path: Path) -> None:
+async def test_reads_are_measured_and_checks_are_not(tmp_path: Path) -> None:
     service, ticks = LiveService(tmp_path), count()
     reads, checks = LoopUsage(lambda: next(ticks)), LoopUsage(lambda: next(ticks))
 

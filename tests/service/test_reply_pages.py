@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,7 +22,7 @@ from schemas.wire import Message
 from schemas.wire.client import ExplainJob, GetJob, ListJobs, ListNodes, ReadEvents, WaitJob
 from tests.support import builders
 from tests.support.builders import A
-from tests.support.live_service import LIMIT_S, LiveService
+from tests.support.service import LiveService
 
 ROOM: Final = 4000  # bytes of a page, in these tests
 
@@ -46,137 +46,125 @@ def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(views, "PAGE_BYTES", ROOM)
 
 
-def run(folder: Path, work: Callable[[LiveService, Connected], Awaitable[None]]) -> None:
-    async def limited() -> None:
-        service = LiveService(folder)
-        async with asyncio.timeout(LIMIT_S):
-            service.train()
-            await service.loop.caught_up()
-            await work(service, Connected(service))
-        service.loop.close()
-
-    asyncio.run(limited())
+@pytest.fixture
+async def service(tmp_path: Path) -> AsyncIterator[LiveService]:
+    made = LiveService(tmp_path)
+    made.train()
+    await made.loop.caught_up()
+    yield made
+    made.loop.close()
 
 
-def test_jobs_come_whole_and_in_order_whatever_their_number(tmp_path: Path) -> None:
-    async def work(service: LiveService, client: Connected) -> None:
-        for number in range(30):
-            service.take(builders.submission(f"b{number}"))
-        await service.loop.caught_up()
-
-        jobs = await client.jobs(ended=True)
-
-        assert [job.job for job in jobs] == [A, *(f"b{at}-{at + 2}" for at in range(30))]
-        assert len(client.replies) > 2
-        assert [reply.left_out for reply in client.replies][-2:] == [1, 0]
-        assert all(len(encode(reply)) < ROOM + 200 for reply in client.replies)
-
-    run(tmp_path, work)
+@pytest.fixture
+def client(service: LiveService) -> Connected:
+    return Connected(service)
 
 
-def test_a_page_of_jobs_goes_on_behind_the_last_one_though_jobs_end_meanwhile(
-    tmp_path: Path,
+async def test_all_jobs_are_listed_in_order_over_several_pages(
+    service: LiveService, client: Connected
 ) -> None:
-    async def work(service: LiveService, _: Connected) -> None:
-        for number in range(30):
-            service.take(builders.submission(f"b{number}"))
-        await service.loop.caught_up()
-        first = await service.ask(ListJobs())
-        service.take(builders.cancelled(first.jobs[1].job))
-        await service.loop.caught_up()
-        second = await service.ask(ListJobs(cursor=first.next))
+    for number in range(30):
+        service.take(builders.submission(f"b{number}"))
+    await service.loop.caught_up()
 
-        seen = [job.job for page in (first, second) for job in page.jobs]
-        assert seen == [A, *(f"b{at}-{at + 2}" for at in range(len(seen) - 1))]
+    jobs = await client.jobs(ended=True)
 
-    run(tmp_path, work)
+    assert [job.job for job in jobs] == [A, *(f"b{at}-{at + 2}" for at in range(30))]
+    assert len(client.replies) > 2
+    assert [reply.left_out for reply in client.replies][-2:] == [1, 0]
+    assert all(len(encode(reply)) < ROOM + 200 for reply in client.replies)
 
 
-def test_a_detail_and_its_decisions_come_whole(tmp_path: Path) -> None:
-    async def work(service: LiveService, client: Connected) -> None:
-        for epoch in range(1, 81):
-            service.tell(builders.epoch_end(A, epoch))
-        await service.loop.caught_up()
+async def test_pages_of_jobs_continue_although_jobs_end_meanwhile(
+    service: LiveService,
+) -> None:
+    for number in range(30):
+        service.take(builders.submission(f"b{number}"))
+    await service.loop.caught_up()
+    first = await service.ask(ListJobs())
+    service.take(builders.cancelled(first.jobs[1].job))
+    await service.loop.caught_up()
+    second = await service.ask(ListJobs(cursor=first.next))
 
-        detail = await client.job(A)
-
-        assert [info.epoch for info in detail.epochs] == list(range(1, 81))
-        history = service.loop.records.of(A)
-        assert detail.history == tuple(history.changes)
-        assert detail.versions == tuple(history.versions)
-        assert len(detail.workers) == 1
-        assert (detail.next, len(client.replies) > 2) == ("", True)
-        explained = await client.explain(A)
-        assert explained.decisions == tuple(history.decisions)
-
-    run(tmp_path, work)
+    seen = [job.job for page in (first, second) for job in page.jobs]
+    assert seen == [A, *(f"b{at}-{at + 2}" for at in range(len(seen) - 1))]
 
 
-def test_nodes_come_whole_and_each_with_its_own_jobs(tmp_path: Path) -> None:
-    async def work(service: LiveService, client: Connected) -> None:
-        names = [f"m{number}" for number in range(40)]
-        for name in names:
-            service.take(builders.greeting(NodeId(name), slots=2))
-        await service.loop.caught_up()
+async def test_all_epochs_and_decisions_of_a_job_are_shown(
+    service: LiveService, client: Connected
+) -> None:
+    for epoch in range(1, 81):
+        service.tell(builders.epoch_end(A, epoch))
+    await service.loop.caught_up()
 
-        nodes = await client.nodes()
+    detail = await client.job(A)
 
-        assert [(node.node, node.free, node.jobs) for node in nodes] == [
-            ("n1", 0, (A,)), *((name, 2, ()) for name in names)
-        ]  # fmt: skip
-        assert len(client.replies) > 1
-
-    run(tmp_path, work)
-
-
-def test_a_page_of_events_is_bounded_and_the_next_one_goes_on(tmp_path: Path) -> None:
-    async def work(service: LiveService, client: Connected) -> None:
-        for number in range(60):
-            service.take(builders.submission(f"b{number}"))
-        await service.loop.caught_up()
-
-        seen = [event.seq async for event in client.events()]
-
-        assert seen == list(range(1, service.feed.last_seq + 1))
-        assert all(len(encode(reply)) < ROOM + 200 for reply in client.replies)
-        assert len(client.replies) > 2
-
-    run(tmp_path, work)
+    assert [info.epoch for info in detail.epochs] == list(range(1, 81))
+    history = service.loop.records.of(A)
+    assert detail.history == tuple(history.changes)
+    assert detail.versions == tuple(history.versions)
+    assert len(detail.workers) == 1
+    assert (detail.next, len(client.replies) > 2) == ("", True)
+    explained = await client.explain(A)
+    assert explained.decisions == tuple(history.decisions)
 
 
-def test_a_wait_asks_for_nothing_of_the_history(tmp_path: Path) -> None:
-    async def work(service: LiveService, client: Connected) -> None:
-        waits = asyncio.create_task(client.wait_state(A))
-        await asyncio.sleep(0)
-        service.tell(builders.epoch_end(A, 1))
-        service.finish()
-        ended = await waits
+async def test_all_nodes_are_listed_with_their_jobs(
+    service: LiveService, client: Connected
+) -> None:
+    names = [f"m{number}" for number in range(40)]
+    for name in names:
+        service.take(builders.greeting(NodeId(name), slots=2))
+    await service.loop.caught_up()
 
-        assert (ended.state, ended.exit_code) == ("succeeded", 0)
-        assert all(len(encode(reply)) < 300 for reply in client.replies)
+    nodes = await client.nodes()
 
-    run(tmp_path, work)
+    assert [(node.node, node.free, node.jobs) for node in nodes] == [
+        ("n1", 0, (A,)), *((name, 2, ()) for name in names)
+    ]  # fmt: skip
+    assert len(client.replies) > 1
 
 
-def test_a_wait_of_no_length_is_answered_at_once(tmp_path: Path) -> None:
-    async def work(service: LiveService, _: Connected) -> None:
-        assert (await service.ask(WaitJob(job=A, wait_s=-1.0))).state == "running"
-        page = await service.ask(ReadEvents(from_seq=10_000, wait_s=-1.0))
-        assert (page.events, page.next_seq) == ((), 10_000)
+async def test_pages_of_events_are_bounded_and_continue(
+    service: LiveService, client: Connected
+) -> None:
+    for number in range(60):
+        service.take(builders.submission(f"b{number}"))
+    await service.loop.caught_up()
 
-    run(tmp_path, work)
+    seen = [event.seq async for event in client.events()]
+
+    assert seen == list(range(1, service.feed.last_seq + 1))
+    assert all(len(encode(reply)) < ROOM + 200 for reply in client.replies)
+    assert len(client.replies) > 2
+
+
+async def test_replies_to_a_wait_contain_no_history(
+    service: LiveService, client: Connected
+) -> None:
+    waits = asyncio.create_task(client.wait_state(A))
+    await asyncio.sleep(0)
+    service.tell(builders.epoch_end(A, 1))
+    service.finish()
+    ended = await waits
+
+    assert (ended.state, ended.exit_code) == ("succeeded", 0)
+    assert all(len(encode(reply)) < 300 for reply in client.replies)
+
+
+async def test_a_wait_without_duration_is_answered_at_once(service: LiveService) -> None:
+    assert (await service.ask(WaitJob(job=A, wait_s=-1.0))).state == "running"
+    page = await service.ask(ReadEvents(from_seq=10_000, wait_s=-1.0))
+    assert (page.events, page.next_seq) == ((), 10_000)
 
 
 @pytest.mark.parametrize("kind", [WaitJob, GetJob, ReadEvents])
-def test_a_wait_that_is_no_number_is_refused_by_name(kind: type, tmp_path: Path) -> None:
+async def test_a_wait_of_nan_is_refused_with_its_field(service: LiveService, kind: type) -> None:
     what = {"from_seq": 10_000} if kind is ReadEvents else {"job": A}
 
-    async def work(service: LiveService, _: Connected) -> None:
-        with pytest.raises(BadFieldError, match=r"wait_s: nan is not a duration") as refused:
-            await service.ask(kind(wait_s=math.nan, **what))
-        assert (refused.value.field, refused.value.hint) == ("wait_s", "give seconds, 0 or more")
-
-    run(tmp_path, work)
+    with pytest.raises(BadFieldError, match=r"wait_s: nan is not a duration") as refused:
+        await service.ask(kind(wait_s=math.nan, **what))
+    assert (refused.value.field, refused.value.hint) == ("wait_s", "give seconds, 0 or more")
 
 
 @pytest.mark.parametrize(
@@ -195,16 +183,13 @@ def test_a_wait_that_is_no_number_is_refused_by_name(kind: type, tmp_path: Path)
     ],
     ids=lambda request: f"{type(request).__name__}-{request.cursor[:20]}",
 )
-def test_a_cursor_that_is_none_of_the_list_is_refused(request_: Message, tmp_path: Path) -> None:
-    async def work(service: LiveService, _: Connected) -> None:
-        with pytest.raises(BadFieldError, match=r"^cursor: '.{0,40}' (is|does)") as refused:
-            await service.ask(request_)
-        assert (refused.value.field, refused.value.hint[:11]) == ("cursor", "restart wit")
-
-    run(tmp_path, work)
+async def test_a_cursor_of_another_list_is_refused(service: LiveService, request_: Message) -> None:
+    with pytest.raises(BadFieldError, match=r"^cursor: '.{0,40}' (is|does)") as refused:
+        await service.ask(request_)
+    assert (refused.value.field, refused.value.hint[:11]) == ("cursor", "restart wit")
 
 
-def test_a_row_that_is_larger_than_a_page_comes_alone() -> None:
+def test_an_oversized_row_has_a_page_of_its_own() -> None:
     rows = views.numbered(["a", "b" * (ROOM + 1), "c"])
 
     first, cursor = page_of({"some": rows}, "")
@@ -215,13 +200,10 @@ def test_a_row_that_is_larger_than_a_page_comes_alone() -> None:
     assert (cursor, cursor_2, end) == ("some.1", "some.2", "")
 
 
-def test_a_reply_that_no_message_has_room_for_is_refused_and_nobody_is_cut_off(
-    tmp_path: Path,
+async def test_an_oversized_reply_is_refused_before_it_is_sent(
+    service: LiveService,
 ) -> None:
-    async def work(service: LiveService, _: Connected) -> None:
-        detail = await service.ask(GetJob(job=A))
-        large = msgspec.structs.replace(detail, notes=("x" * (5 << 20),))
-        with pytest.raises(TooLargeError, match=r"JobDetail of .* bytes exceeds"):
-            _encode_reply(large)
-
-    run(tmp_path, work)
+    detail = await service.ask(GetJob(job=A))
+    large = msgspec.structs.replace(detail, notes=("x" * (5 << 20),))
+    with pytest.raises(TooLargeError, match=r"JobDetail of .* bytes exceeds"):
+        _encode_reply(large)

@@ -13,7 +13,7 @@ from controlplane.client.archive import digest_of, pack
 from controlplane.service.api.views import HIDDEN, OTHER_JOB, hide_names
 from schemas.errors import BadFieldError, UnknownJobError
 from schemas.ids import JobId
-from schemas.transport import Identity
+from schemas.transport.keys import Identity
 from schemas.wire.client import (
     CancelJob,
     ExplainJob,
@@ -29,7 +29,7 @@ from schemas.wire.client import (
 from tests.support import builders
 from tests.support.builders import N1, S0, A, B, job_spec
 from tests.support.file_trees import PROJECT, tree
-from tests.support.live_service import ANN, LiveService
+from tests.support.service import ANN, LiveService
 
 BOB: Final = Identity("user", "bob")
 MATE: Final = Identity("user", "bob", ("ann",))
@@ -52,7 +52,7 @@ async def service(tmp_path: Path) -> Any:
     made.loop.close()
 
 
-async def test_lists_have_jobs_that_one_may_know_of_and_no_others(service: LiveService) -> None:
+async def test_lists_contain_only_visible_jobs(service: LiveService) -> None:
     def names(reply: Any) -> list[str]:
         return [row.job for row in reply.jobs]
 
@@ -83,7 +83,7 @@ async def test_a_foreign_job_is_unknown_at_once(service: LiveService, request_: 
     ],
     ids=["owner", "project", "admin", "operator", "viewer of all"],
 )
-async def test_values_of_the_environment_are_the_owners_alone(
+async def test_only_the_owner_reads_values_of_the_environment(
     service: LiveService, who: Identity, env: dict[str, str], args: tuple[str, ...]
 ) -> None:
     detail = await service.ask(GetJob(job=A), who)
@@ -93,7 +93,7 @@ async def test_values_of_the_environment_are_the_owners_alone(
         assert b"hunter2" not in msgspec.msgpack.encode(detail)
 
 
-async def test_slots_of_foreign_jobs_are_taken_and_that_is_all(service: LiveService) -> None:
+async def test_slots_of_invisible_jobs_only_count_as_taken(service: LiveService) -> None:
     (seen,) = (await service.ask(ListNodes(), ANN)).nodes
     (cut,) = (await service.ask(ListNodes(), BOB)).nodes
 
@@ -101,7 +101,7 @@ async def test_slots_of_foreign_jobs_are_taken_and_that_is_all(service: LiveServ
     assert cut == msgspec.structs.replace(seen, jobs=())
 
 
-async def test_events_of_foreign_jobs_are_passed_over_and_the_next_number_moves_on(
+async def test_events_of_invisible_jobs_are_skipped(
     service: LiveService,
 ) -> None:
     whole = (await service.ask(ReadEvents(), ADMIN)).events
@@ -113,7 +113,7 @@ async def test_events_of_foreign_jobs_are_passed_over_and_the_next_number_moves_
     assert (beyond.events, beyond.next_seq) == ((), whole[-1].seq + 1)
 
 
-async def test_a_wait_for_events_lasts_until_there_is_one_that_may_be_seen(
+async def test_a_wait_for_events_ends_with_a_visible_event(
     service: LiveService,
 ) -> None:
     last = service.feed.last_seq
@@ -135,28 +135,23 @@ async def test_names_of_foreign_jobs_are_hidden_in_reasons() -> None:
     assert told == f"gives 2 slots to {OTHER_JOB}, b-2 (on n1-0); {OTHER_JOB}.v3.r0 leaves"
 
 
-async def test_a_key_of_a_request_is_its_users_alone(service: LiveService, tmp_path: Path) -> None:
-    archive, digest = packed(tmp_path)
+async def test_submission_keys_of_two_users_do_not_clash(
+    service: LiveService, tmp_path: Path
+) -> None:
     accepted = []
     for who in (ANN, BOB, ANN):
-        await service.ask(
-            PutSnapshot(digest=digest, offset=0, data=archive, total=len(archive)), who
-        )
+        digest = await stored(service, tmp_path, who)
         submitted = SubmitJob(spec=job_spec("c"), snapshot=digest, key="k")
         accepted.append(await service.ask(submitted, who))
 
-    first, second = JobId("c-3"), JobId("c-4")
-    assert [one.job for one in accepted] == [first, second, first]
+    assert [one.job for one in accepted] == ["c-3", "c-4", "c-3"]
     assert isinstance(accepted[0], JobAccepted)
 
 
-async def test_who_knows_the_digest_of_an_archive_does_not_have_it(
+async def test_the_digest_of_an_archive_gives_no_access_to_it(
     service: LiveService, tmp_path: Path
 ) -> None:
-    archive, digest = packed(tmp_path)
-    put = PutSnapshot(digest=digest, offset=0, data=archive, total=len(archive))
-    asked = SubmitJob(spec=job_spec("c"), snapshot=digest)
-    await service.ask(put, ANN)
+    asked = SubmitJob(spec=job_spec("c"), snapshot=await stored(service, tmp_path, ANN))
 
     with pytest.raises(BadFieldError, match="is not stored"):
         await service.ask(asked, MATE)
@@ -167,12 +162,11 @@ async def test_who_knows_the_digest_of_an_archive_does_not_have_it(
         await service.ask(asked, Identity("user", "eve"))
 
 
-async def test_a_job_is_its_users_first_projects_or_that_which_he_names(
+async def test_a_job_belongs_to_the_named_or_first_project_of_its_user(
     service: LiveService, tmp_path: Path
 ) -> None:
-    archive, digest = packed(tmp_path)
     who = Identity("user", "ann", ("vision", "speech"))
-    await service.ask(PutSnapshot(digest=digest, offset=0, data=archive, total=len(archive)), who)
+    digest = await stored(service, tmp_path, who)
     for project in ("", "speech"):
         await service.ask(SubmitJob(spec=job_spec("c"), snapshot=digest, project=project), who)
 
@@ -182,6 +176,9 @@ async def test_a_job_is_its_users_first_projects_or_that_which_he_names(
         await service.ask(SubmitJob(spec=job_spec("c"), snapshot=digest, project="bob"), who)
 
 
-def packed(folder: Path) -> tuple[bytes, str]:
+async def stored(service: LiveService, folder: Path, who: Identity) -> str:
+    """Return the digest of a working directory that a user sent."""
     archive = pack(tree(folder / "workdir", PROJECT))
-    return archive, digest_of(archive)
+    digest = digest_of(archive)
+    await service.ask(PutSnapshot(digest=digest, offset=0, data=archive, total=len(archive)), who)
+    return digest

@@ -32,13 +32,9 @@ class Board:
         self.batches: list[Plan] = []  # of jobs alone that they name
         self._news = asyncio.Event()
         self.planner = SearchPlanner(
-            policy="ones",
-            options={},
-            seed=0,
-            history=lambda: list(history),
-            view_now=self.view_now,
-            propose=self.propose,
-        )
+            policy="ones", options={}, seed=0, history=lambda: list(history),
+            view_now=self.view_now, propose=self.propose,
+        )  # fmt: skip
 
     def view_now(self) -> tuple[ClusterView, Seconds]:
         return self.view, Seconds(100.0)
@@ -87,13 +83,13 @@ async def searching(
 
 
 @pytest.mark.slow
-async def test_a_question_is_answered_by_the_process() -> None:
+async def test_the_search_process_answers_a_request() -> None:
     async with searching(1, A) as board:
         assert {*board.plans[-1][0].local_batch} == {A}
         assert board.planner.running
 
 
-async def test_before_it_is_there_free_slots_are_filled() -> None:
+async def test_free_slots_are_filled_before_the_search_process_is_ready() -> None:
     board = Board(1, A)
 
     board.planner.request_plan()
@@ -104,7 +100,7 @@ async def test_before_it_is_there_free_slots_are_filled() -> None:
 
 
 @pytest.mark.slow
-async def test_a_process_that_dies_is_replaced_and_meanwhile_free_slots_are_filled() -> None:
+async def test_a_killed_search_process_is_replaced_while_free_slots_are_filled() -> None:
     async with searching(2, A) as board:
         board.arrive(A, B)
         board.plans.clear()
@@ -118,7 +114,7 @@ async def test_a_process_that_dies_is_replaced_and_meanwhile_free_slots_are_fill
 
 
 @pytest.mark.slow
-async def test_what_happens_until_an_answer_comes_is_asked_about_then() -> None:
+async def test_events_before_a_reply_cause_another_request() -> None:
     async with searching(2, A) as board:
         os.kill(board.pid, signal.SIGSTOP)
         board.planner.request_plan()
@@ -134,7 +130,7 @@ async def test_what_happens_until_an_answer_comes_is_asked_about_then() -> None:
 
 
 @pytest.mark.slow
-async def test_a_process_that_is_silent_for_a_second_leaves_no_slot_idle() -> None:
+async def test_a_silent_search_process_leaves_no_slot_idle() -> None:
     async with searching(2, A) as board:
         os.kill(board.pid, signal.SIGSTOP)
         board.plans.clear()
@@ -148,7 +144,7 @@ async def test_a_process_that_is_silent_for_a_second_leaves_no_slot_idle() -> No
         os.kill(board.pid, signal.SIGCONT)
 
 
-async def test_a_choice_of_batches_says_nothing_of_jobs_that_it_does_not_name() -> None:
+async def test_a_choice_of_batches_is_not_a_complete_plan() -> None:
     board, plan = Board(2, A, B), Plan(based_on=1, local_batch={A: {S0: 128}})
 
     board.planner._receive(BatchesChosen(plan=plan))

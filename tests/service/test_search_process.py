@@ -14,11 +14,11 @@ from controlplane.service.planner.search_messages import (
     BatchesChosen,
     Converged,
     EventObserved,
+    FindPlan,
     FrameDecoder,
     FromSearch,
     FullView,
     PlanFound,
-    RequestPlan,
     ToSearch,
     encode_frame,
 )
@@ -68,7 +68,7 @@ def at_rest(view: ClusterView, **options: object) -> Iterator[Search]:
     """A search without chance that was asked about a cluster and has nothing more to find."""
     search = Search(search="greedy", **options)
     try:
-        search.tell(FullView(view=view), RequestPlan(number=1, now=NOW))
+        search.tell(FullView(view=view), FindPlan(number=1, now=NOW))
         search.until_it_rests()
         yield search
     finally:
@@ -93,7 +93,7 @@ def telemetry(job: JobId) -> EventObserved:
     return EventObserved(event=steps, at=NOW)
 
 
-def test_telemetry_alone_gets_a_job_another_batch_before_a_whole_plan_is_read() -> None:
+def test_telemetry_changes_a_batch_before_the_next_plan() -> None:
     """As a simulation in rounds does; the plan that comes later says the same."""
     with at_rest(two_that_train()) as search:
         search.tell(telemetry(A))
@@ -107,7 +107,7 @@ def test_telemetry_alone_gets_a_job_another_batch_before_a_whole_plan_is_read() 
     assert then.plan.local_batch == {A: {S0: 128}, B: {S1: 64}}
 
 
-def test_jobs_that_tell_something_at_one_time_are_chosen_for_together() -> None:
+def test_batches_of_jobs_that_report_together_are_chosen_together() -> None:
     with at_rest(two_that_train()) as search:
         search.tell(telemetry(A), telemetry(B))
 
@@ -117,9 +117,9 @@ def test_jobs_that_tell_something_at_one_time_are_chosen_for_together() -> None:
     assert found.plan.local_batch == {A: {S0: 128}, B: {S1: 128}}
 
 
-def test_a_question_is_answered_with_batches_and_nothing_is_said_twice() -> None:
+def test_a_requested_plan_includes_the_new_batches() -> None:
     with at_rest(two_that_train()) as search:
-        search.tell(telemetry(A), RequestPlan(number=2, now=NOW))
+        search.tell(telemetry(A), FindPlan(number=2, now=NOW))
 
         first, then = search.next(), search.next()
 
@@ -128,7 +128,7 @@ def test_a_question_is_answered_with_batches_and_nothing_is_said_twice() -> None
     assert isinstance(then, Converged)
 
 
-def test_before_there_is_anything_to_look_at_telemetry_wakes_nobody() -> None:
+def test_telemetry_before_the_first_view_schedules_no_work() -> None:
     process = SearchProcess(make("ones", {}), 0, source=-1, sink=-1)
 
     process._receive(telemetry(A))

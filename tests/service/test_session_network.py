@@ -4,28 +4,28 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from schemas.ids import JobId, Version
-from schemas.session import order_of, sweep_order_of
-from tests.support.schemas_network import Network
+from schemas.ids import JobId
+from schemas.session import key_of, order_of
 from tests.support.sizes import examples
+from tests.unit.schemas.session_network import Delta, Network, delta, sweep_delta
 
 CHOICE = st.integers(0, 1 << 12)
 JOBS = (JobId("a-1"), JobId("b-2"))
 
 
 class Delivery(RuleBasedStateMachine):
-    """Any network, any restart, at any moment; then a fair one."""
+    """Any loss, order and restart; at last a network that delivers everything."""
 
     def __init__(self) -> None:
         super().__init__()
         self.net = Network()
 
-    # --- what happens
+    # --- events
 
     @rule(lost=st.lists(st.booleans(), min_size=1, max_size=4))
-    def something_happens(self, lost: list[bool]) -> None:
+    def events_occur(self, lost: list[bool]) -> None:
         for gone in lost:
-            self.net.happen()
+            self.net.record()
             if gone:
                 self.net.up.pop()
 
@@ -35,25 +35,21 @@ class Delivery(RuleBasedStateMachine):
         stage=st.integers(1, 3),
         lost=st.booleans(),
     )
-    def the_core_wants_something_newer(
-        self, job: JobId, version: int, stage: int, *, lost: bool
-    ) -> None:
-        held = self.net.wanted.get(job)
-        now = (held.version, held.stage) if held else (0, 0)
+    def a_newer_group_is_ordered(self, job: JobId, version: int, stage: int, *, lost: bool) -> None:
+        held = self.net.wanted.get((job, False))
+        now = order_of(held)[1:] if held else (0, 0)
         newer = (now[0] + version, stage)
-        before = len(self.net.down)
         if newer > now:
-            self.net.want(job, Version(newer[0]), stage)
-        if lost:
-            del self.net.down[before:]
+            self.want(delta(job, 0, *newer), lost=lost)
 
     @rule(job=st.sampled_from(JOBS), more=st.integers(1, 2), lost=st.booleans())
-    def the_core_wants_something_newer_of_a_sweep(
-        self, job: JobId, more: int, *, lost: bool
-    ) -> None:
-        held = self.net.wanted_sweeps.get(job)
+    def a_newer_sweep_is_ordered(self, job: JobId, more: int, *, lost: bool) -> None:
+        held = self.net.wanted.get((job, True))
+        self.want(sweep_delta(job, 0, (order_of(held)[1] if held else 0) + more), lost=lost)
+
+    def want(self, new: Delta, *, lost: bool) -> None:
         before = len(self.net.down)
-        self.net.want_of_sweep(job, (held.revision if held else 0) + more)
+        self.net.want(new)
         if lost:
             del self.net.down[before:]
 
@@ -75,10 +71,10 @@ class Delivery(RuleBasedStateMachine):
         self.net.start_controller()
 
     @rule()
-    def a_calm_moment(self) -> None:
-        self.net.be_calm()
+    def everything_arrives(self) -> None:
+        self.net.deliver_all()
 
-    # --- what the network does
+    # --- network
 
     @precondition(lambda self: self.net.up)
     @rule(choice=CHOICE, lost=st.booleans())
@@ -95,7 +91,7 @@ class Delivery(RuleBasedStateMachine):
             self.net.arrive_down(sent)
 
     @rule(up=st.booleans(), down=st.booleans())
-    def all_that_is_under_way_is_lost(self, *, up: bool, down: bool) -> None:
+    def all_messages_in_transit_are_lost(self, *, up: bool, down: bool) -> None:
         if up:
             self.net.up.clear()
         if down:
@@ -103,43 +99,43 @@ class Delivery(RuleBasedStateMachine):
 
     @precondition(lambda self: self.net.sent_up)
     @rule(choice=CHOICE)
-    def a_message_of_the_past_comes_up(self, choice: int) -> None:
+    def an_old_message_arrives_up(self, choice: int) -> None:
         self.net.arrive_up(self.net.sent_up[choice % len(self.net.sent_up)])
 
     @precondition(lambda self: self.net.sent_down)
     @rule(choice=CHOICE)
-    def a_message_of_the_past_comes_down(self, choice: int) -> None:
+    def an_old_message_arrives_down(self, choice: int) -> None:
         self.net.arrive_down(self.net.sent_down[choice % len(self.net.sent_down)])
 
     @precondition(lambda self: self.net.former and self.net.sent_up)
     @rule(choice=CHOICE)
-    def a_former_controller_hears_something(self, choice: int) -> None:
+    def a_former_controller_receives(self, choice: int) -> None:
         former = self.net.former[choice % len(self.net.former)]
         self.net.arrive_up(self.net.sent_up[choice % len(self.net.sent_up)], former)
 
     @precondition(lambda self: self.net.former)
     @rule(choice=CHOICE, job=st.sampled_from(JOBS), version=st.integers(1, 9))
-    def a_former_controller_orders_something(self, choice: int, job: JobId, version: int) -> None:
+    def a_former_controller_orders(self, choice: int, job: JobId, version: int) -> None:
         former = self.net.former[choice % len(self.net.former)]
-        self.net.order(former, job, Version(version), stage=1)
-        self.net.order_of_sweep(former, job, version)
+        self.net.order(former, delta(job, 0, version, 1))
+        self.net.order(former, sweep_delta(job, 0, version))
 
-    # --- what is always true
+    # --- invariants
 
     @invariant()
-    def committed_events_are_what_was_said_once_and_in_order(self) -> None:
+    def committed_events_are_the_recorded_ones_in_order(self) -> None:
         for boot, events in self.net.journal.items():
-            assert events == self.net.said[boot][: len(events)]
+            assert events == self.net.recorded[boot][: len(events)]
 
     @invariant()
-    def the_agent_keeps_what_is_not_committed(self) -> None:
+    def the_agent_keeps_uncommitted_events(self) -> None:
         boot = self.net.agent.boot
-        kept = len(self.net.said[boot]) - len(self.net.agent.spool)
-        assert self.net.agent.spool == self.net.said[boot][kept:]
+        kept = len(self.net.recorded[boot]) - len(self.net.agent.spool)
+        assert self.net.agent.spool == self.net.recorded[boot][kept:]
         assert kept <= len(self.net.journal[boot])
 
     @invariant()
-    def nothing_is_durable_that_was_not_delivered(self) -> None:
+    def durable_events_were_delivered(self) -> None:
         for controller in (self.net.controller, *self.net.former):
             session = controller.session
             assert session.durable <= session.received
@@ -147,10 +143,10 @@ class Delivery(RuleBasedStateMachine):
                 assert session.durable <= len(self.net.journal[session.boot])
 
     @invariant()
-    def an_agent_that_counts_on_a_controller_was_heard_by_it_since(self) -> None:
+    def a_confirmation_is_no_newer_than_the_last_receipt(self) -> None:
         agent, every = self.net.agent, (self.net.controller, *self.net.former)
-        heard = max(controller.session.last_heard for controller in every)
-        assert self.net.now - agent.alone_s(self.net.now) <= max(
+        heard = max(controller.session.last_received_at for controller in every)
+        assert self.net.now - agent.unconfirmed_s(self.net.now) <= max(
             heard, self.net.began or self.net.now
         )
 
@@ -158,30 +154,24 @@ class Delivery(RuleBasedStateMachine):
     def a_newer_delta_is_never_followed_by_an_older_one(self) -> None:
         for orders in self.net.orders.values():
             assert orders == sorted(set(orders))
-        for revisions in self.net.sweep_orders.values():
-            assert revisions == sorted(set(revisions))
 
-    # --- what becomes true
+    # --- eventually
 
     @rule()
-    def a_fair_while(self) -> None:
-        self.net.be_fair()
+    def everything_is_delivered(self) -> None:
+        self.net.settle()
 
         agent, session = self.net.agent, self.net.controller.session
-        assert self.net.journal[agent.boot] == self.net.said[agent.boot]
+        assert self.net.journal[agent.boot] == self.net.recorded[agent.boot]
         assert agent.spool == []
         assert session.durable == agent.sent
         assert session.outstanding == {}
-        assert session.outstanding_sweeps == {}
-        for job, wish in self.net.wanted.items():
-            assert self.net.orders[(agent.boot, job)][-1] == order_of(wish)
-            assert agent.held[job] == order_of(wish)
-        for job, sweep in self.net.wanted_sweeps.items():
-            assert self.net.sweep_orders[(agent.boot, job)][-1] == sweep_order_of(sweep)
-            assert agent.held_sweeps[job] == sweep_order_of(sweep)
+        for wish in self.net.wanted.values():
+            assert self.net.orders[agent.boot, key_of(wish)][-1] == order_of(wish)
+            assert agent.held[key_of(wish)] == order_of(wish)
 
     def teardown(self) -> None:
-        self.a_fair_while()
+        self.everything_is_delivered()
 
 
 TestDelivery = Delivery.TestCase

@@ -17,14 +17,15 @@ from schemas.codec import FROM_STATES, encode
 from schemas.errors import OnesError
 from schemas.host.state_files import header_of, read_frames
 from schemas.ids import JobId
-from schemas.transport import (
+from schemas.transport.state_transfer import (
+    PIECE,
     FileTarget,
     MemoryTarget,
+    Parts,
     StateServer,
     StateUnavailableError,
     fetch_state,
 )
-from schemas.transport.state_transfer import PIECE, Parts
 from schemas.wire.files import AskState, StatePiece, StateRefused
 
 FRAMES = [b"header", b"", os.urandom(3 * PIECE + 17), b"x" * 1000, os.urandom(100_000)]
@@ -107,19 +108,14 @@ def fetched(
     return fetch_state(sources, asked, target, check, piece_s=piece_s), frames
 
 
-def test_a_state_comes_whole_from_whoever_has_it(sources: Sources) -> None:
-    good = sources.good()
-
-    assert fetched(good) == (good, FRAMES)
-
-
-def test_a_state_comes_whole_into_a_file(sources: Sources, tmp_path: Path) -> None:
-    path = tmp_path / "state"
+def test_a_state_is_fetched_into_memory_and_into_a_file(sources: Sources, tmp_path: Path) -> None:
+    good, path = sources.good(), tmp_path / "state"
     target = FileTarget(path)
 
-    fetch_state([sources.good()], ASKED, target, lambda: None)
+    fetch_state([good], ASKED, target, lambda: None)
     target.close()
 
+    assert fetched(good) == (good, FRAMES)
     assert [bytes(frame) for frame in read_frames(path.read_bytes(), DIGEST)] == FRAMES
 
 
@@ -134,7 +130,7 @@ def test_a_state_comes_whole_into_a_file(sources: Sources, tmp_path: Path) -> No
         ("endless", "invalid size of"),
     ],
 )
-def test_a_source_that_gives_nothing_is_passed_over(sources: Sources, kind: str, why: str) -> None:
+def test_a_source_without_the_state_is_skipped(sources: Sources, kind: str, why: str) -> None:
     changed = [header_of(FRAMES, DIGEST), *FRAMES[:-1], os.urandom(100_000)]
     bad = {
         "hanging": sources.hanging,
@@ -152,7 +148,7 @@ def test_a_source_that_gives_nothing_is_passed_over(sources: Sources, kind: str,
     assert fetched(bad, good, piece_s=SHORT_S if kind == "hanging" else LIMIT_S) == (good, FRAMES)
 
 
-def test_a_source_that_dies_while_it_gives_is_given_up_at_once(sources: Sources) -> None:
+def test_a_source_that_dies_is_abandoned_at_once(sources: Sources) -> None:
     known = [header_of(FRAMES, DIGEST), *FRAMES]
     given: list[AskState] = []
 
@@ -174,24 +170,19 @@ def test_a_source_that_dies_while_it_gives_is_given_up_at_once(sources: Sources)
     assert [bytes(frame) for frame in target.frames(DIGEST)] == FRAMES
 
 
-def test_what_nobody_waits_for_any_more_is_given_up(sources: Sources) -> None:
-    with pytest.raises(StateUnavailableError, match="not needed any more"):
-        fetch_state(
-            [sources.hanging(), sources.hanging()], ASKED, MemoryTarget(), lambda: None,
-            piece_s=60.0, stopped=lambda: True,
-        )  # fmt: skip
-
-
-def test_a_disk_that_takes_nothing_is_an_error_of_the_disk(sources: Sources) -> None:
+def test_a_fetch_ends_when_it_is_stopped_or_the_disk_is_full(sources: Sources) -> None:
     class Full(MemoryTarget):
         def write(self, _: int, __: object) -> None:
             raise OSError(28, "No space left on device")
 
+    silent, good = [sources.hanging(), sources.hanging()], [sources.good(), sources.good()]
+    with pytest.raises(StateUnavailableError, match="not needed any more"):
+        fetch_state(silent, ASKED, MemoryTarget(), lambda: None, piece_s=60.0, stopped=lambda: True)
     with pytest.raises(OSError, match="No space left"):
-        fetch_state([sources.good(), sources.good()], ASKED, Full(), lambda: None)
+        fetch_state(good, ASKED, Full(), lambda: None)
 
 
-def test_a_server_answers_what_is_right_among_what_is_not(sources: Sources) -> None:
+def test_a_server_answers_valid_requests_among_hostile_ones(sources: Sources) -> None:
     address = sources.good()
     with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
         dealer.linger = 0
@@ -199,7 +190,7 @@ def test_a_server_answers_what_is_right_among_what_is_not(sources: Sources) -> N
         for hostile in (
             [b""],
             [b"\x00" * 100],
-            [encode(StateRefused(digest="", why=""))],
+            [encode(StateRefused(digest="", reason=""))],
             [encode(msgspec.structs.replace(ASKED, digest="../../etc"))],
             [encode(msgspec.structs.replace(ASKED, offset=1 << 62))],
             [b"", encode(ASKED)],
@@ -210,16 +201,14 @@ def test_a_server_answers_what_is_right_among_what_is_not(sources: Sources) -> N
     said = [FROM_STATES.decode(answer[0]) for answer in answers]
     total = len(header_of(FRAMES, DIGEST)) + sum(map(len, FRAMES))
     assert said == [
-        StateRefused(digest="../../etc", why="not available here"),
-        StateRefused(digest=DIGEST, why="not available here"),
+        StateRefused(digest="../../etc", reason="not available here"),
+        StateRefused(digest=DIGEST, reason="not available here"),
         StatePiece(digest=DIGEST, offset=0, total=total),
     ]
     assert sum(map(len, answers[2][1:])) == PIECE
 
 
-def test_a_peer_that_sends_too_much_at_once_is_dropped_and_others_are_served(
-    sources: Sources,
-) -> None:
+def test_a_peer_with_an_oversized_request_is_dropped(sources: Sources) -> None:
     address = sources.good()
     with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
         dealer.linger = 0
@@ -230,7 +219,7 @@ def test_a_peer_that_sends_too_much_at_once_is_dropped_and_others_are_served(
 
 
 @pytest.mark.skipif(not socket.has_ipv6, reason="no IPv6 here")
-def test_a_state_comes_over_ipv6_with_brackets_or_without() -> None:
+def test_a_state_is_fetched_over_ipv6_with_brackets_or_without() -> None:
     known = [header_of(FRAMES, DIGEST), *FRAMES]
     try:
         server = StateServer("::1", lambda _: known)
@@ -244,14 +233,11 @@ def test_a_state_comes_over_ipv6_with_brackets_or_without() -> None:
         server.close()
 
 
-def test_a_port_that_is_taken_is_an_error(sources: Sources) -> None:
+def test_a_taken_port_is_an_error_and_an_error_of_find_a_refusal(sources: Sources) -> None:
     taken = int(sources.good().rpartition(":")[2])
-
     with pytest.raises(OSError, match="in use"):
         StateServer("127.0.0.1", lambda _: None, taken)
 
-
-def test_what_find_raises_is_a_refusal(sources: Sources) -> None:
     def find(_: AskState) -> Parts:
         raise FileNotFoundError
 
@@ -259,7 +245,7 @@ def test_what_find_raises_is_a_refusal(sources: Sources) -> None:
         fetched(sources.of(find))
 
 
-def test_no_memory_is_taken_for_what_is_only_announced() -> None:
+def test_no_memory_is_allocated_for_an_announced_size() -> None:
     target = MemoryTarget()
 
     target.begin(1 << 40)

@@ -1,22 +1,30 @@
-"""Whose words the agent takes for a worker's: only those of who shows that worker's token."""
+"""Workers' socket: messages count for the worker whose token was shown."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+import contextlib
+import socket
+import tempfile
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+import zmq
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from nodeagent.worker_channel import WorkerChannel
+from nodeagent.connections import MAX_WORKER_MESSAGE_BYTES, WorkerChannel
 from schemas.codec import TO_WORKER, encode
 from schemas.ids import JobId, Rank, Version, WorkerId
-from schemas.transport import ThreadDealer
+from schemas.transport.sockets import ENVELOPE, MAX_QUEUED_ON_IPC, ThreadDealer
 from schemas.wire import Message
 from schemas.wire.worker import FromWorker, Reported, SlotGranted, WorkerHello
 from tests.support.builders import A, B
+from tests.support.schemas_links import GREETING, MORE, READY, framed, shake_hands
+from tests.support.sizes import examples
 
 LIMIT_S = 60.0
 MINE, OTHER = WorkerId(f"{A}.v1.r0"), WorkerId(f"{B}.v1.r0")
@@ -30,6 +38,9 @@ def hello(job: JobId = A, rank: int = 0, token: str = "") -> WorkerHello:
 
 def reported(job: JobId = A, rank: int = 0, count: int = 1) -> Reported:
     return Reported(job=job, version=Version(1), rank=Rank(rank), count=count)
+
+
+HELLO = hello(token=TOKENS[MINE])
 
 
 @dataclass
@@ -69,18 +80,8 @@ def node(tmp_path: Path) -> Iterator[Node]:
     channel.close()
 
 
-async def test_who_shows_a_workers_token_is_that_worker(node: Node) -> None:
-    mine = hello(token=TOKENS[MINE])
-
-    await node.say(node.connected(), mine, reported())
-
-    assert node.all_heard() == [(MINE, mine), (MINE, reported())]
-
-
 @pytest.mark.parametrize("token", ["", "c" * 64, "b" * 64, "ä"])
-async def test_who_does_not_show_it_is_heard_by_nobody_and_told_nothing(
-    node: Node, token: str
-) -> None:
+async def test_a_connection_without_the_token_is_ignored(node: Node, token: str) -> None:
     stranger = node.connected()
 
     await node.say(stranger, hello(token=token), reported())
@@ -90,15 +91,17 @@ async def test_who_does_not_show_it_is_heard_by_nobody_and_told_nothing(
     assert stranger.poll(0.05)[0] == []
 
 
-async def test_a_worker_that_names_another_one_speaks_of_itself(node: Node) -> None:
+async def test_a_message_counts_for_its_sender_whatever_worker_it_names(node: Node) -> None:
     dealer = node.connected()
+    others = reported(B, 0, 7), reported(A, 1, 8)
 
-    await node.say(dealer, hello(token=TOKENS[MINE]), reported(B, 0, 7), reported(A, 1, 8))
+    await node.say(dealer, HELLO, reported(), *others)
 
-    assert node.all_heard()[1:] == [(MINE, reported(count=7)), (MINE, reported(count=8))]
+    mine = [HELLO, reported(), reported(count=7), reported(count=8)]
+    assert node.all_heard() == [(MINE, message) for message in mine]
 
 
-async def test_a_worker_cannot_take_the_orders_of_another_one(node: Node) -> None:
+async def test_a_worker_cannot_take_the_orders_of_another(node: Node) -> None:
     mine, others = node.connected(), node.connected()
     await node.say(others, hello(B, token=TOKENS[OTHER]))
 
@@ -109,31 +112,162 @@ async def test_a_worker_cannot_take_the_orders_of_another_one(node: Node) -> Non
     assert mine.poll(0.05)[0] == []
 
 
-async def test_a_worker_of_an_older_library_goes_on_without_a_token(node: Node) -> None:
+async def test_a_worker_of_an_older_library_needs_no_token(node: Node) -> None:
     await node.say(node.connected(), hello(rank=1), reported(rank=1))
 
     assert [worker for worker, _ in node.all_heard()] == [OLD, OLD]
 
 
-async def test_a_worker_that_ended_says_nothing_more(node: Node) -> None:
+async def test_messages_of_an_ended_worker_are_ignored(node: Node) -> None:
     dealer = node.connected()
-    mine = hello(token=TOKENS[MINE])
-    await node.say(dealer, mine)
+    await node.say(dealer, HELLO)
     node.channel.forget(MINE)
 
     await node.say(dealer, reported())
 
-    assert node.all_heard() == [(MINE, mine)]
+    assert node.all_heard() == [(MINE, HELLO)]
 
 
-async def test_a_worker_that_connects_again_is_told_what_comes_there(node: Node) -> None:
+async def test_a_reconnected_worker_receives_its_orders(node: Node) -> None:
     first, second = node.connected(), node.connected()
-    mine = hello(token=TOKENS[MINE])
-    await node.say(first, mine)
+    again = replace(HELLO, pid=2)
+    await node.say(first, HELLO)
 
-    await node.say(second, replace(mine, pid=2))
+    await node.say(second, again)
     await node.say(first, reported())
     node.channel.send(MINE, SlotGranted())
 
     assert [TO_WORKER.decode(data) for data in second.poll(LIMIT_S)[0]] == [SlotGranted()]
-    assert node.all_heard() == [(MINE, mine), (MINE, replace(mine, pid=2))]
+    assert node.all_heard() == [(MINE, HELLO), (MINE, again)]
+
+
+# --- hostile bytes
+
+
+Heard = list[tuple[WorkerId, FromWorker]]
+
+
+async def channel_with(meddle: Callable[[str], Awaitable[None]]) -> Heard:
+    """What a channel hears of an honest worker, that greeted before and speaks after."""
+    with tempfile.TemporaryDirectory(prefix="ones-") as folder:
+        heard: Heard = []
+        address = f"ipc://{folder}/s"
+        channel = WorkerChannel(address, lambda *said: heard.append(said), {MINE: TOKENS[MINE]}.get)
+        receiving = asyncio.create_task(channel.receive())
+        honest = ThreadDealer(address)
+
+        async def said(message: FromWorker) -> None:
+            async with asyncio.timeout(LIMIT_S):
+                while (MINE, message) not in heard:
+                    assert not receiving.done()
+                    honest.send(encode(message))
+                    await asyncio.sleep(0.002)
+
+        await said(HELLO)
+        await meddle(f"{folder}/s")
+        await said(reported(count=7))
+        receiving.cancel()
+        honest.close()
+        channel.close()
+        return heard
+
+
+Written = tuple[bool, bytes]  # whether after a handshake, and what
+
+
+async def write(path: str, written: Written) -> None:
+    shaken, data = written
+    with socket.socket(socket.AF_UNIX) as wire:
+        wire.connect(path)
+        wire.settimeout(LIMIT_S)
+        with contextlib.suppress(OSError):
+            if shaken:
+                await asyncio.to_thread(shake_hands, wire)
+            await asyncio.to_thread(wire.sendall, data)
+        with contextlib.suppress(OSError):
+            wire.shutdown(socket.SHUT_WR)
+
+
+def frames(*said: tuple[int, bytes]) -> Written:
+    """Whatever flags they have, after a handshake."""
+    return True, b"".join(framed(flags, body) for flags, body in said)
+
+
+hostile = st.one_of(
+    st.tuples(st.booleans(), st.binary(max_size=300)),
+    st.binary(max_size=300).map(lambda data: (False, GREETING + data)),
+    st.binary(max_size=300).map(lambda data: (False, GREETING + READY + data)),
+    st.lists(st.tuples(st.integers(0, 255), st.binary(max_size=80)), max_size=8).map(
+        lambda said: frames(*said)
+    ),
+)
+
+
+@given(st.lists(hostile, min_size=1, max_size=5))
+@example([frames(*[(MORE, b"")] * 1000)])
+@example([frames((0, encode(reported(count=9))))])
+@example([frames((0, encode(hello())))])
+@settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_hostile_bytes_neither_stop_nor_impersonate_another_worker(written: list[Written]) -> None:
+    async def meddle(path: str) -> None:
+        for each in written:
+            await write(path, each)
+
+    heard = asyncio.run(channel_with(meddle))
+
+    assert {worker for worker, _ in heard} == {MINE}
+    assert {message for _, message in heard} == {HELLO, reported(count=7)}
+
+
+@given(st.lists(st.lists(st.binary(max_size=200), min_size=1, max_size=6), max_size=8))
+@settings(max_examples=examples(30), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_messages_of_any_frames_count_for_no_worker(messages: list[list[bytes]]) -> None:
+    async def meddle(path: str) -> None:
+        with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
+            dealer.linger = 1000
+            dealer.connect(f"ipc://{path}")
+            for frames in messages:
+                dealer.send_multipart(frames)
+            await asyncio.sleep(0)
+
+    heard = asyncio.run(channel_with(meddle))
+
+    assert {worker for worker, _ in heard} == {MINE}
+
+
+def test_an_oversized_message_ends_its_connection() -> None:
+    cut: list[bool] = []
+
+    async def meddle(path: str) -> None:
+        with socket.socket(socket.AF_UNIX) as wire:
+            wire.connect(path)
+            wire.settimeout(LIMIT_S)
+            large = framed(0, bytes(MAX_WORKER_MESSAGE_BYTES + ENVELOPE + 1))
+
+            def speak() -> None:
+                shake_hands(wire)
+                with contextlib.suppress(ConnectionError):
+                    wire.sendall(large)
+                    while wire.recv(4096):
+                        pass
+                cut.append(True)
+
+            await asyncio.to_thread(speak)
+
+    heard = asyncio.run(channel_with(meddle))
+
+    assert cut
+    assert {worker for worker, _ in heard} == {MINE}
+
+
+def test_unread_bytes_of_one_connection_are_limited() -> None:
+    assert MAX_QUEUED_ON_IPC * (MAX_WORKER_MESSAGE_BYTES + ENVELOPE) <= 8 << 20
+    with tempfile.TemporaryDirectory(prefix="ones-") as folder:
+
+        async def bounds() -> tuple[object, object]:
+            channel = WorkerChannel(f"ipc://{folder}/s", lambda *_: None, lambda _: None)
+            found = channel.socket._socket.rcvhwm, channel.socket._socket.maxmsgsize
+            channel.close()
+            return found
+
+        assert asyncio.run(bounds()) == (MAX_QUEUED_ON_IPC, MAX_WORKER_MESSAGE_BYTES + ENVELOPE)

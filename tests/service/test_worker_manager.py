@@ -1,4 +1,4 @@
-"""What the manager does with a real process."""
+"""Worker manager with real processes, and with zygotes that fail."""
 
 from __future__ import annotations
 
@@ -7,26 +7,29 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import cast
 
 import msgspec
 import pytest
 
 from nodeagent import workers as manager_module
-from nodeagent.controller_ports import SnapshotFetcher
+from nodeagent.connections import SnapshotFetcher
 from nodeagent.errors import NodeStartError, StartError
 from nodeagent.folders import NodeFolders
 from nodeagent.logs import LogShipper
 from nodeagent.process_identity import start_ticks
-from nodeagent.reconciler_events import Ended, Event, Started, StartFailed, StartWorker, Terminate
+from nodeagent.reconciler import Ended, Event, Started, StartFailed, StartWorker, Terminate
+from nodeagent.settings import AgentSettings
 from nodeagent.workers import WorkerManager
 from nodeagent.zygotes import ZygotePool
 from schemas.codec import FROM_SHIPPER, encode
 from schemas.ids import WorkerId
 from schemas.nodes import SlotSpec
-from schemas.transport import Socket
+from schemas.transport.sockets import Socket
+from schemas.wire.agent import GroupDelta
 from schemas.wire.feed import GetSnapshot, SnapshotPiece
 from schemas.wire.worker import Forked, ProcessMark
 from tests.support.builders import N1, A, node_spec, run
@@ -34,84 +37,10 @@ from tests.support.builders import N1, A, node_spec, run
 FIRST = WorkerId(f"{A}.v1.r0")
 
 
-class Forking:
-    """A zygote that starts a process which waits for a signal."""
+class Zygote:
+    """A zygote that fails; its folder is written before."""
 
-    def __init__(self, first: str = "") -> None:
-        code = f"import signal; {first} print(flush=True)\nwhile True: signal.pause()"
-        self.child = subprocess.Popen(
-            [sys.executable, "-c", code], stdout=subprocess.PIPE, start_new_session=True
-        )
-        assert self.child.stdout is not None
-        self.child.stdout.readline()
-
-    async def knows_tokens(self, *_: object) -> bool:
-        return True
-
-    async def fork(self, _: str, folder: Path, *__: object) -> Forked:
-        ticks = start_ticks(self.child.pid)
-        assert ticks is not None
-        return Forked(folder=str(folder), pid=self.child.pid, started_ticks=ticks)
-
-    def close(self) -> None:
-        self.child.kill()
-        self.child.communicate()
-
-
-async def looked_at() -> None:
-    pass
-
-
-def manager_of(
-    folders: NodeFolders,
-    slots: tuple[SlotSpec, ...],
-    zygote: object,
-    on_event: Callable[[Event], None],
-    check_node: Callable[[], Awaitable[None]] | None = None,
-) -> WorkerManager:
-    return WorkerManager(
-        node=N1,
-        address="127.0.0.1",
-        folders=folders,
-        slots=slots,
-        python=sys.executable,
-        grace_s=60.0,
-        zygotes=cast(ZygotePool, zygote),
-        shipper=LogShipper(N1, lambda _: None),
-        fetcher=SnapshotFetcher(),
-        on_event=on_event,
-        may_read=lambda: True,
-        check_node=check_node or looked_at,
-    )
-
-
-@pytest.mark.slow
-async def test_a_worker_that_is_stopped_as_soon_as_it_started_gets_its_signal(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(manager_module, "EXIT_FILE_TIMEOUT_S", 0.0)
-    folders = NodeFolders(tmp_path / "run", tmp_path / "work", tmp_path / "checkpoints")
-    folders.make()
-    folders.job(A).mkdir()
-    heard: asyncio.Queue[Event] = asyncio.Queue()
-    zygote = Forking()
-
-    def on_event(event: Event) -> None:
-        heard.put_nowait(event)
-        if isinstance(event, Started):
-            manager.perform(Terminate(event.worker))
-
-    manager = manager_of(folders, node_spec().slots, zygote, on_event)
-    try:
-        manager.perform(StartWorker(FIRST, 0, run(A)))
-        events = [await asyncio.wait_for(heard.get(), 60.0) for _ in range(2)]
-        assert [type(event) for event in events] == [Started, Ended]
-    finally:
-        manager.close()
-
-
-class NotForking:
-    """A zygote that fails, behind a folder that is written."""
+    forget = None
 
     def __init__(self, error: Exception | None = None) -> None:
         self.error = error or StartError("no")
@@ -126,66 +55,121 @@ class NotForking:
         pass
 
 
-async def started_on(
-    slot: SlotSpec, folders: NodeFolders, **env: str
-) -> tuple[Event, dict[str, str] | None]:
-    heard: asyncio.Queue[Event] = asyncio.Queue()
-    manager = manager_of(folders, (slot,), NotForking(), heard.put_nowait)
-    delta = run(A)
-    assert delta.spec is not None
-    delta = msgspec.structs.replace(delta, spec=msgspec.structs.replace(delta.spec, env=env))
-    manager.perform(StartWorker(FIRST, 0, delta))
-    event = await asyncio.wait_for(heard.get(), 60.0)
-    manager.close()
-    given = folders.worker(FIRST).assignment()
-    return event, None if given is None else given.env
+class Forking(Zygote):
+    """A zygote that starts a process which waits for a signal."""
+
+    def __init__(self, first: str = "") -> None:
+        code = f"import signal; {first} print(flush=True)\nwhile True: signal.pause()"
+        self.child = subprocess.Popen(
+            [sys.executable, "-c", code], stdout=subprocess.PIPE, start_new_session=True
+        )
+        assert self.child.stdout is not None
+        self.child.stdout.readline()
+
+    async def fork(self, _: str, folder: Path, *__: object) -> Forked:
+        ticks = start_ticks(self.child.pid)
+        assert ticks is not None
+        return Forked(folder=str(folder), pid=self.child.pid, started_ticks=ticks)
+
+    def close(self) -> None:
+        self.child.kill()
+        self.child.communicate()
+
+
+class Node:
+    """A worker manager with one zygote, and its events; checks of the node are events, too."""
+
+    def __init__(self, base: Path) -> None:
+        self.folders = NodeFolders(base / "run", base / "work", base / "checkpoints")
+        self.folders.make()
+        self.folders.job(A).mkdir()
+        self.events: asyncio.Queue[object] = asyncio.Queue()
+        self.manager: WorkerManager
+
+    def begin(
+        self,
+        zygote: Zygote,
+        *slots: SlotSpec,
+        grace_s: float = 60.0,
+        delta: GroupDelta | None = None,
+        on_event: Callable[[Event], None] = lambda _: None,
+    ) -> None:
+        """Start the first worker of a job."""
+
+        async def check() -> None:
+            self.events.put_nowait("checked")
+
+        def note(event: Event) -> None:
+            self.events.put_nowait(event)
+            on_event(event)
+
+        self.manager = WorkerManager(
+            settings=lambda: AgentSettings(node=N1, kill_grace_s=grace_s),
+            folders=self.folders,
+            slots=slots or node_spec().slots,
+            zygotes=cast(ZygotePool, zygote),
+            shipper=LogShipper(N1, lambda _: None),
+            fetcher=SnapshotFetcher(),
+            on_event=note,
+            may_read=lambda: True,
+            check_node=check,
+        )
+        self.manager.perform(StartWorker(FIRST, 0, delta or run(A)))
+
+    async def next(self) -> object:
+        return await asyncio.wait_for(self.events.get(), 60.0)
 
 
 @pytest.fixture
-def folders(tmp_path: Path) -> NodeFolders:
-    made = NodeFolders(tmp_path / "run", tmp_path / "work", tmp_path / "checkpoints")
-    made.make()
-    made.job(A).mkdir()
-    return made
+def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
+    monkeypatch.setattr(manager_module, "EXIT_FILE_TIMEOUT_S", 0.0)
+    made = Node(tmp_path)
+    yield made
+    made.manager.close()
 
 
-async def test_what_the_cluster_sets_wins_over_what_a_job_of_an_older_journal_brings(
-    folders: NodeFolders,
+@pytest.mark.slow
+async def test_a_worker_that_is_terminated_right_after_its_start_gets_the_signal(
+    node: Node,
 ) -> None:
+    def terminate(event: Event) -> None:
+        if isinstance(event, Started):
+            node.manager.perform(Terminate(event.worker))
+
+    node.begin(Forking(), on_event=terminate)
+
+    assert [type(await node.next()) for _ in range(2)] == [Started, Ended]
+
+
+async def test_variables_of_the_cluster_override_those_of_a_job(node: Node) -> None:
+    env = {
+        "CUDA_VISIBLE_DEVICES": "7", "CUDA_DEVICE_ORDER": "x", "NVIDIA_VISIBLE_DEVICES": "all",
+        "ONES_WORKER": "/run/workers/another", "ONES_JOB": "another", "OMP_NUM_THREADS": "3", "MINE": "1",
+    }  # fmt: skip
+    delta = run(A)
+    spec = msgspec.structs.replace(delta.spec, env=env)
     slot = SlotSpec(index=0, kind="gpu", uuid="GPU-aa11")
 
-    _, given = await started_on(
-        slot,
-        folders,
-        CUDA_VISIBLE_DEVICES="7",
-        CUDA_DEVICE_ORDER="x",
-        NVIDIA_VISIBLE_DEVICES="all",
-        ONES_WORKER="/run/workers/another",
-        ONES_JOB="another",
-        OMP_NUM_THREADS="3",
-        MINE="1",
-    )
+    node.begin(Zygote(), slot, delta=msgspec.structs.replace(delta, spec=spec))
+    await node.next()
 
-    assert given == {
-        "CUDA_VISIBLE_DEVICES": "GPU-aa11",
-        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-        "OMP_NUM_THREADS": "3",
-        "MINE": "1",
-    }
+    given = node.folders.worker(FIRST).assignment()
+    assert given is not None
+    assert given.env == {
+        "CUDA_VISIBLE_DEVICES": "GPU-aa11", "CUDA_DEVICE_ORDER": "PCI_BUS_ID", "OMP_NUM_THREADS": "3", "MINE": "1",
+    }  # fmt: skip
 
 
-async def test_a_worker_on_a_slot_that_is_not_offered_any_more_fails_to_start(
-    folders: NodeFolders,
-) -> None:
-    event, given = await started_on(SlotSpec(index=1, kind="gpu", uuid="GPU-aa22"), folders)
+async def test_a_worker_on_a_slot_that_is_not_offered_any_more_fails_to_start(node: Node) -> None:
+    node.begin(Zygote(), SlotSpec(index=1, kind="gpu", uuid="GPU-aa22"))
 
     hint = "check devices and CUDA_VISIBLE_DEVICES of its agent"
-    assert event == StartFailed(FIRST, "slot n1/0 is not offered any more", hint)
-    assert given is None
+    assert await node.next() == StartFailed(FIRST, "slot n1/0 is not offered any more", hint)
+    assert node.folders.worker(FIRST).assignment() is None
 
 
 @pytest.mark.parametrize(
-    ("error", "said"),
+    ("error", "failed"),
     [
         (NodeStartError("cannot fork", "wait"), StartFailed(FIRST, "cannot fork", "wait", node_fault=True)),
         (
@@ -196,120 +180,71 @@ async def test_a_worker_on_a_slot_that_is_not_offered_any_more_fails_to_start(
         (StartError("no such python", "name another"), StartFailed(FIRST, "no such python", "name another")),
     ],
 )  # fmt: skip
-async def test_whose_fault_it_is_that_a_worker_cannot_start(
-    folders: NodeFolders, error: Exception, said: StartFailed
+async def test_a_failed_start_is_attributed_to_node_or_job(
+    node: Node, error: Exception, failed: StartFailed
 ) -> None:
-    happened: asyncio.Queue[object] = asyncio.Queue()
+    node.begin(Zygote(error))
 
-    async def look() -> None:
-        happened.put_nowait("looked at the node")
-
-    zygote = NotForking(error)
-    manager = manager_of(folders, node_spec().slots, zygote, happened.put_nowait, look)
-    manager.perform(StartWorker(FIRST, 0, run(A)))
-    expected = ["looked at the node", said] if said.node_fault else [said]
-    heard = [await asyncio.wait_for(happened.get(), 60.0) for _ in expected]
-    manager.close()
-
-    assert heard == expected
+    expected = ["checked", failed] if failed.node_fault else [failed]
+    assert [await node.next() for _ in expected] == expected
 
 
 @pytest.mark.slow
-async def test_a_fenced_worker_is_asked_to_end_and_then_made_to_once(
-    folders: NodeFolders, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(manager_module, "EXIT_FILE_TIMEOUT_S", 0.0)
-    heard: asyncio.Queue[Event] = asyncio.Queue()
+async def test_a_fenced_worker_is_terminated_and_killed_once(node: Node) -> None:
     zygote = Forking("signal.signal(signal.SIGTERM, lambda *_: print(flush=True));")
-    manager = manager_of(folders, node_spec().slots, zygote, heard.put_nowait)
-    manager.grace_s = 0.2
-    try:
-        manager.perform(StartWorker(FIRST, 0, run(A)))
-        assert isinstance(await asyncio.wait_for(heard.get(), 60.0), Started)
-        for _ in range(3):
-            manager.fence()
+    node.begin(zygote, grace_s=0.2)
+    assert isinstance(await node.next(), Started)
 
-        assert isinstance(await asyncio.wait_for(heard.get(), 60.0), Ended)
-        assert zygote.child.stdout is not None
-        assert (zygote.child.stdout.read(), zygote.child.wait()) == (b"\n", -signal.SIGKILL)
-        assert folders.worker(FIRST).stopped
-    finally:
-        manager.close()
+    for _ in range(3):
+        node.manager.fence()
+
+    assert isinstance(await node.next(), Ended)
+    assert zygote.child.stdout is not None
+    assert (zygote.child.stdout.read(), zygote.child.wait()) == (b"\n", -signal.SIGKILL)
+    assert node.folders.worker(FIRST).stopped
 
 
 @pytest.mark.slow
-async def test_a_process_whose_zygote_said_nothing_in_time_does_not_live_on(
-    folders: NodeFolders,
-) -> None:
-    heard: asyncio.Queue[Event] = asyncio.Queue()
-    forking = Forking()
-
-    class Silent(NotForking):
+async def test_a_process_is_killed_if_its_zygote_did_not_reply_in_time(node: Node) -> None:
+    class Silent(Forking):
         async def fork(self, _: str, folder: Path, *__: object) -> Forked:
-            forked = await forking.fork(_, folder)
+            forked = await super().fork(_, folder)
             mark = ProcessMark(pid=forked.pid, started_ticks=forked.started_ticks)
             (folder / "process").write_bytes(encode(mark))
             raise NodeStartError("the zygote did not fork")
 
-    manager = manager_of(folders, node_spec().slots, Silent(), heard.put_nowait)
-    try:
-        manager.perform(StartWorker(FIRST, 0, run(A)))
-        failed = StartFailed(FIRST, "the zygote did not fork", node_fault=True)
-        assert await asyncio.wait_for(heard.get(), 60.0) == failed
-        assert forking.child.wait(5.0) == -signal.SIGKILL
-    finally:
-        forking.close()
-        manager.close()
+    zygote = Silent()
+    node.begin(zygote)
+
+    failed = StartFailed(FIRST, "the zygote did not fork", node_fault=True)
+    assert [await node.next(), await node.next()] == ["checked", failed]
+    assert zygote.child.wait(5.0) == -signal.SIGKILL
 
 
-async def test_a_folder_that_is_gone_is_fetched_again_before_its_next_worker_starts(
-    folders: NodeFolders,
-) -> None:
-    folders.job(A).rmdir()
-    heard: asyncio.Queue[Event] = asyncio.Queue()
-    manager = manager_of(folders, node_spec().slots, NotForking(), heard.put_nowait)
-    asked = Asked()
-    manager._fetcher.use(cast(Socket, asked))
-    manager.perform(StartWorker(FIRST, 0, run(A)))
-    wanted = FROM_SHIPPER.decode(await asyncio.wait_for(asked.sent.get(), 60.0))
+async def test_a_deleted_working_directory_is_fetched_before_the_next_start(node: Node) -> None:
+    node.folders.job(A).rmdir()
+    sent: asyncio.Queue[bytes] = asyncio.Queue()
+    node.begin(Zygote())
+    node.manager._fetcher.use(cast(Socket, SimpleNamespace(send=sent.put_nowait)))
+
+    wanted = FROM_SHIPPER.decode(await asyncio.wait_for(sent.get(), 60.0))
     assert isinstance(wanted, GetSnapshot)
-    manager._fetcher.receive(SnapshotPiece(digest=wanted.digest, offset=0, data=b"", total=-1))
+    node.manager._fetcher.receive(SnapshotPiece(digest=wanted.digest, offset=0, data=b"", total=-1))
 
     why = f"the controller has no snapshot {wanted.digest[:12]}"
-    assert await asyncio.wait_for(heard.get(), 60.0) == StartFailed(FIRST, why)
-    manager.close()
-
-
-class Asked:
-    """A socket that only shows what is sent."""
-
-    def __init__(self) -> None:
-        self.sent: asyncio.Queue[bytes] = asyncio.Queue()
-
-    def send(self, data: bytes) -> bool:
-        self.sent.put_nowait(data)
-        return True
+    assert await node.next() == StartFailed(FIRST, why)
 
 
 @pytest.mark.slow
-async def test_a_worker_whose_folder_is_deleted_is_ended(
-    folders: NodeFolders, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(manager_module, "EXIT_FILE_TIMEOUT_S", 0.0)
-    heard: asyncio.Queue[Event] = asyncio.Queue()
+async def test_a_worker_whose_folder_is_deleted_is_killed(node: Node) -> None:
     zygote = Forking()
-    manager = manager_of(folders, node_spec().slots, zygote, heard.put_nowait)
-    try:
-        manager.perform(StartWorker(FIRST, 0, run(A)))
-        assert isinstance(await asyncio.wait_for(heard.get(), 60.0), Started)
-        manager.kill_unreportable()
-        assert zygote.child.poll() is None
-        shutil.rmtree(folders.run)
+    node.begin(zygote)
+    assert isinstance(await node.next(), Started)
+    node.manager.kill_unreportable()
+    assert zygote.child.poll() is None
+    shutil.rmtree(node.folders.run)
 
-        manager.kill_unreportable()
+    node.manager.kill_unreportable()
 
-        ended = await asyncio.wait_for(heard.get(), 60.0)
-        assert ended == Ended(FIRST, code=None, signal=None, unseen=True)
-        assert zygote.child.wait() == -signal.SIGKILL
-    finally:
-        manager.close()
+    assert await node.next() == Ended(FIRST, code=None, signal=None, unseen=True)
+    assert zygote.child.wait() == -signal.SIGKILL

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, TypeVar
 
 import msgspec
 
@@ -18,6 +18,7 @@ from controlplane.core.inputs import (
     ResumeRequested,
 )
 from controlplane.policy.api import ClusterView, JobView, Plan, Reason, SlotView
+from schemas.epochs import EpochFacts
 from schemas.ids import (
     BootId,
     JobId,
@@ -67,6 +68,7 @@ S0, S1 = slot_id(N1, 0), slot_id(N1, 1)
 T0, T1 = slot_id(N2, 0), slot_id(N2, 1)
 SNAPSHOT: Final = "5" * 64
 BATCH: Final = 64
+R = TypeVar("R")
 
 
 # --- what users ask for
@@ -112,253 +114,102 @@ def resumed(job: JobId, *, auto: bool = False, user: str = "ann") -> ResumeReque
 
 def node_spec(node: NodeId = N1, slots: int = 1, model: str = "") -> NodeSpec:
     return NodeSpec(
-        node=node,
-        host=node,
-        address="127.0.0.1",
+        node=node, host=node, address="127.0.0.1",
         slots=tuple(SlotSpec(index=index, kind="cpu", model=model) for index in range(slots)),
-        cores=2,
-        memory_bytes=1 << 30,
-        release="0",
-    )
+        cores=2, memory_bytes=1 << 30, release="0",
+    )  # fmt: skip
 
 
 def greeting(
-    node: NodeId = N1,
-    *workers: WorkerSeen,
-    slots: int = 1,
-    boot: str = "boot-1",
-    model: str = "",
-    problems: tuple[str, ...] = (),
-    jobs: tuple[JobId, ...] = (),
-    run_id: str = "",
+    node: NodeId = N1, *workers: WorkerSeen, slots: int = 1, model: str = "", **fields: Any
 ) -> NodeGreeted:
-    return NodeGreeted(
-        node=node,
-        boot=BootId(boot),
-        spec=node_spec(node, slots, model),
-        workers=workers,
-        problems=problems,
-        jobs=jobs,
-        run_id=run_id,
-    )
+    spec, boot = node_spec(node, slots, model), BootId(fields.pop("boot", "boot-1"))
+    return NodeGreeted(node=node, boot=boot, spec=spec, workers=workers, **fields)
 
 
 def seen(
-    job: JobId,
-    version: int = 1,
-    *,
-    rank: int = 0,
-    slot: int = 0,
-    pid: int | None = 100,
-    ended: bool = False,
-    code: int | None = None,
+    job: JobId, version: int = 1, *, pid: int | None = 100, ended: bool = False, **fields: Any
 ) -> WorkerSeen:
-    return WorkerSeen(
-        job=job,
-        version=Version(version),
-        rank=Rank(rank),
-        slot=slot,
-        pid=pid,
-        started_ticks=None if pid is None else 7,
-        ended=ended,
-        code=code,
-    )
+    usual = {"slot": 0, "pid": pid, "started_ticks": None if pid is None else 7, "ended": ended}
+    worker = _worker(job, version, fields.pop("rank", 0))
+    return WorkerSeen(**worker, **{**usual, **fields})
 
 
 # --- what workers say
 
 
 def _worker(job: JobId, version: int, rank: int = 0) -> dict[str, Any]:
-    """Who speaks: the version and rank that it was born with."""
+    """Identity of a worker: the version and rank that it was started with."""
     return {"job": job, "version": Version(version), "rank": Rank(rank)}
 
 
-def started(job: JobId, version: int = 1, *, rank: int = 0, pid: int = 100) -> WorkerStarted:
-    return WorkerStarted(**_worker(job, version, rank), pid=pid, started_ticks=7)
+def _report(
+    kind: type[R], short: Mapping[str, str] | None = None, **usual: Any
+) -> Callable[..., R]:
+    """Return a builder of reports: `build(job, version, rank=0, **fields)`; `short`: aliases."""
+
+    def build(job: JobId, version: int = 1, *, rank: int = 0, **fields: Any) -> R:
+        named = {(short or {}).get(name, name): value for name, value in fields.items()}
+        return kind(**_worker(job, version, rank), **{**usual, **named})
+
+    return build
 
 
-def ready(
-    job: JobId, version: int = 1, *, rank: int = 0, index: int = 1, resumed: int = 0, port: int = 0
-) -> WorkerReady:
-    return WorkerReady(
-        **_worker(job, version, rank),
-        index=index,
-        epoch_samples=1000,
-        resumed_epoch=resumed,
-        parameters=10,
-        store_port=port,
-    )
-
-
-def awaits(job: JobId, version: int = 1, *, rank: int = 0, index: int) -> SlotAwaited:
-    return SlotAwaited(**_worker(job, version, rank), index=index)
-
-
-def store(
-    job: JobId, version: int = 1, *, rank: int = 0, index: int, group: int, port: int
-) -> StoreOpened:
-    return StoreOpened(**_worker(job, version, rank), index=index, group=Version(group), port=port)
+started = _report(WorkerStarted, pid=100, started_ticks=7)
+ready = _report(
+    WorkerReady, {"resumed": "resumed_epoch", "port": "store_port"},
+    index=1, epoch_samples=1000, resumed_epoch=0, parameters=10, store_port=0,
+)  # fmt: skip
+awaits = _report(SlotAwaited)
+store = _report(StoreOpened)
+quiesced = _report(Quiesced, step=20, epoch=0, has_full_state=True, port=0)
+join_failed = _report(JoinFailed)
+broken = _report(GroupBroken)
+finished = _report(TrainingFinished)
+raised = _report(ScriptFailed, refused=False)
+refused = _report(WorkerRefused)
 
 
 def formed(
-    job: JobId,
-    version: int = 1,
-    *,
-    rank: int = 0,
-    index: int = 2,
-    group: int | None = None,
-    epoch: int = 0,
-    step: int | None = None,
-    pause_ms: float = 0.0,
-    step_ms: float = 0.0,
+    job: JobId, version: int = 1, *, group: int | None = None, epoch: int = 0, **fields: Any
 ) -> GroupFormed:
-    return GroupFormed(
-        **_worker(job, version, rank),
-        index=index,
-        group=Version(version if group is None else group),
-        epoch=epoch,
-        step=epoch * 16 if step is None else step,
-        pause_ms=pause_ms,
-        step_ms=step_ms,
-    )
+    usual = {
+        "index": 2,
+        "group": version if group is None else group,
+        "epoch": epoch,
+        "step": epoch * 16,
+    }
+    return _report(GroupFormed)(job, version, **{**usual, **fields})
 
 
-def join_failed(
-    job: JobId, version: int = 1, *, rank: int = 0, index: int, group: int, error: str
-) -> JoinFailed:
-    return JoinFailed(**_worker(job, version, rank), index=index, group=Version(group), error=error)
-
-
-def broken(
-    job: JobId, version: int = 1, *, rank: int = 0, index: int, group: int, error: str
-) -> GroupBroken:
-    return GroupBroken(
-        **_worker(job, version, rank), index=index, group=Version(group), error=error
-    )
-
-
-def quiesced(
-    job: JobId,
-    version: int = 1,
-    *,
-    rank: int = 0,
-    index: int,
-    group: int,
-    step: int = 20,
-    epoch: int = 0,
-    full: bool = True,
-    port: int = 0,
-) -> Quiesced:
-    return Quiesced(
-        **_worker(job, version, rank),
-        index=index,
-        group=Version(group),
-        step=step,
-        epoch=epoch,
-        full=full,
-        port=port,
-    )
-
-
-def suspended(
-    job: JobId,
-    version: int = 1,
-    *,
-    rank: int = 0,
-    index: int,
-    group: int,
-    epoch: int = 0,
-    step: int = 20,
-) -> Suspended:
-    return Suspended(
-        **_worker(job, version, rank),
-        index=index,
-        group=Version(group),
-        epoch=epoch,
-        step=step,
-        samples_done=step * BATCH,
-    )
+def suspended(job: JobId, version: int = 1, *, step: int = 20, **fields: Any) -> Suspended:
+    done = {"epoch": 0, "step": step, "samples_done": step * BATCH}
+    return _report(Suspended)(job, version, **{**done, **fields})
 
 
 def epoch_end(
-    job: JobId,
-    epoch: int,
-    version: int = 1,
-    *,
-    rank: int = 0,
-    index: int | None = None,
-    group: int | None = None,
-    **changes: Any,
+    job: JobId, epoch: int, version: int = 1, *, group: int | None = None, **changes: Any
 ) -> EpochReported:
-    report = EpochReported(
-        **_worker(job, version, rank),
-        index=2 + epoch if index is None else index,
-        group=Version(version if group is None else group),
-        epoch=epoch,
-        step=epoch * 16,
-        samples_done=epoch * 1000,
-        epoch_samples=1000,
-        epochs=10,
-        samples_per_s=500.0,
-        duration_s=2.0,
-        train_loss=1.0 / epoch,
-        metrics={"accuracy": 0.5},
-        global_batch=BATCH,
-        lr=0.1,
-    )
-    return msgspec.structs.replace(report, **changes)
-
-
-def finished(
-    job: JobId, version: int = 1, *, rank: int = 0, index: int, why: str
-) -> TrainingFinished:
-    return TrainingFinished(**_worker(job, version, rank), index=index, why=why)
-
-
-def raised(
-    job: JobId,
-    version: int = 1,
-    *,
-    rank: int = 0,
-    index: int,
-    error: str,
-    where: str,
-    refused: bool = False,
-) -> ScriptFailed:
-    worker = _worker(job, version, rank)
-    return ScriptFailed(**worker, index=index, error=error, where=where, refused=refused)
+    facts = EpochFacts(
+        epoch=epoch, step=epoch * 16, samples_done=epoch * 1000, epoch_samples=1000,
+        samples_per_s=500.0, train_loss=1.0 / epoch, metrics={"accuracy": 0.5},
+        global_batch=BATCH, lr=0.1,
+    )  # fmt: skip
+    of_facts = {name: changes.pop(name) for name in list(changes) if hasattr(facts, name)}
+    usual = {
+        "index": 2 + epoch, "group": version if group is None else group, "stated_epochs": 10,
+        "duration_s": 2.0, "facts": msgspec.structs.replace(facts, **of_facts),
+    }  # fmt: skip
+    if "epochs" in changes:
+        usual["stated_epochs"] = changes.pop("epochs")
+    return _report(EpochReported)(job, version, **{**usual, **changes})
 
 
 def exited(
-    job: JobId,
-    version: int = 1,
-    *,
-    rank: int = 0,
-    code: int | None = None,
-    signal: int | None = None,
-    memory_limit: int | None = None,
+    job: JobId, version: int = 1, *, code: int | None = None, signal: int | None = None, **more: Any
 ) -> WorkerExited:
-    unseen = code is None and signal is None
-    return WorkerExited(
-        **_worker(job, version, rank),
-        code=code,
-        signal=signal,
-        unseen=unseen,
-        memory_limit=memory_limit,
-    )
-
-
-def refused(
-    job: JobId,
-    version: int = 1,
-    *,
-    rank: int = 0,
-    error: str,
-    hint: str = "",
-    node_fault: bool = False,
-) -> WorkerRefused:
-    who = _worker(job, version, rank)
-    return WorkerRefused(**who, error=error, hint=hint, node_fault=node_fault)
+    end = {"code": code, "signal": signal, "unseen": code is None and signal is None}
+    return _report(WorkerExited)(job, version, **end, **more)
 
 
 def cleared(job: JobId, version: int) -> JobCleared:
@@ -429,19 +280,11 @@ def run(
     """
     slots = {on: BATCH} if isinstance(on, str) else on
     return GroupDelta(
-        job=job,
-        term=Term(term),
-        version=Version(version),
-        stage=stage,
+        job=job, term=Term(term), version=Version(version), stage=stage,
         group=group(job, slots, version if of is None else of, born=born, resume=resume),
-        spec=job_spec(job.rpartition("-")[0], **spec),
-        snapshot=snapshot,
-        user="ann",
-        kind=kind,
-        former=former,
-        store=store,
-        source=None if source is None else Rank(source),
-    )
+        spec=job_spec(job.rpartition("-")[0], **spec), snapshot=snapshot, user="ann", kind=kind,
+        former=former, store=store, source=None if source is None else Rank(source),
+    )  # fmt: skip
 
 
 def switch(job: JobId, version: int = 1, **changes: Any) -> GroupDelta:
@@ -457,14 +300,9 @@ def stop(
 ) -> GroupDelta:
     """The delta that leaves nothing of a job on a node."""
     return GroupDelta(
-        job=job,
-        term=Term(term),
-        version=Version(version),
-        stage=stage,
-        group=None,
-        spec=None,
+        job=job, term=Term(term), version=Version(version), stage=stage, group=None, spec=None,
         forget=forget,
-    )
+    )  # fmt: skip
 
 
 def assignment(delta: GroupDelta, rank: int = 0, *, granted: bool = True) -> Assignment:
@@ -472,19 +310,11 @@ def assignment(delta: GroupDelta, rank: int = 0, *, granted: bool = True) -> Ass
     if delta.group is None or delta.spec is None:
         raise ValueError(delta)
     return Assignment(
-        job=delta.job,
-        version=delta.version,
-        rank=Rank(rank),
-        slot=index_of(delta.group.members[rank].slot),
-        group=delta.group,
-        spec=delta.spec,
-        workdir="/work",
-        checkpoints="/checkpoints",
-        socket="ipc:///agent",
-        env={},
-        kind=delta.kind,
+        job=delta.job, version=delta.version, rank=Rank(rank),
+        slot=index_of(delta.group.members[rank].slot), group=delta.group, spec=delta.spec,
+        workdir="/work", checkpoints="/checkpoints", socket="ipc:///agent", env={}, kind=delta.kind,
         granted=granted,
-    )
+    )  # fmt: skip
 
 
 # --- plans and what policies see
@@ -512,15 +342,9 @@ def job_view(
 ) -> JobView:
     least, most = slots
     view = JobView(
-        job=job,
-        submitted_at=Seconds(at),
-        batch_size=BATCH,
-        batch_limit=BATCH,
-        local_limit=BATCH,
-        least=least,
-        most=most,
-        wanted=least,
-    )
+        job=job, submitted_at=Seconds(at), batch_size=BATCH, batch_limit=BATCH, local_limit=BATCH,
+        least=least, most=most, wanted=least,
+    )  # fmt: skip
     return changed_job(view, **changes)
 
 
@@ -547,13 +371,7 @@ def send(node: NodeId, delta: GroupDelta) -> SendDelta:
 
 
 def news(
-    event: str,
-    about: str | None = None,
-    /,
-    *,
-    seq: int = 0,
-    at: float = 0.0,
-    **detail: Any,
+    event: str, about: str | None = None, /, *, seq: int = 0, at: float = 0.0, **detail: Any
 ) -> Announce:
     """An announcement about a job or a node; numbered and timed only where that matters."""
     is_node = event.startswith("node.")

@@ -1,4 +1,8 @@
-"""A real cluster in a temporary folder, driven through the command line as a user would."""
+"""A real cluster in a temporary folder, driven through the command line as a user would.
+
+Below it: jobs to resize (`training_job`), jobs of a search (`submit_searched`) and sweeps
+(`submit_sweep`), each with what must hold at their end.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +10,21 @@ import json
 import os
 import select
 import signal
+import subprocess
+import sys
 import textwrap
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from controlplane.cli.output import plain
 from controlplane.client import BlockingClient
+from schemas.wire.client import Ledger, SweepDetail
 from tests.support.commands import Finished, ones
 
 LIMIT_S = 90.0
@@ -212,3 +221,302 @@ def _value(value: Any) -> str:
     if isinstance(value, float) and value != value:  # noqa: PLR0124 - NaN
         return "nan"
     return json.dumps(value)
+
+
+RESIZED_SAMPLES = 96
+RESIZED = """
+import hashlib, os, time, torch
+from torch import nn
+from torch.utils.data import TensorDataset
+from elastic import ScalingAgent
+
+agent = ScalingAgent.from_env()
+inputs = torch.randn(96, 8)
+data = TensorDataset(inputs, inputs.mean(dim=1, keepdim=True))
+
+
+def build_model():
+    return nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Dropout(0.1), nn.Linear(16, 1))
+
+
+model, optimizer, loader = agent.load(
+    build_model, lambda p: torch.optim.AdamW(p, lr=0.01), data, batch_size=12)
+scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 50, 0.9)
+for epoch in agent.epochs(1000):
+    for x, y in loader:
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model(x), y).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        scheduler.step()
+        time.sleep(0.035)  # what trains while a test waits leaves the cores to others
+    whole = b"".join(bytes(p.detach().view(-1).view(torch.uint8).tolist())
+                     for p in model.parameters())
+    print("epoch", epoch, "rank", agent.rank, hashlib.sha1(whole).hexdigest())
+    agent.report(size=agent.world_size)
+"""
+
+
+def training_job(cluster: Cluster, slots: int = 1, faults: str = "", **fields: Any) -> str:
+    """A job that trains on so many slots until it is cancelled."""
+    job = cluster.submit(
+        RESIZED,
+        **{
+            "batch_size": 12, "max_batch_size": 96, "max_local_batch": 12, "slots": [1, 4],
+            "slots_wanted": slots, "record_samples": True, "stop": {"epochs": 100_000},
+            "env": {"OMP_NUM_THREADS": "1", "ELASTIC_FAULTS": faults}, **fields,
+        },
+    )  # fmt: skip
+    cluster.until(job, lambda shown: shown["state"] == "running")
+    return job
+
+
+def resize(cluster: Cluster, job: str, slots: int, *more: str) -> dict[str, Any]:
+    """Order a size, and wait until it is there."""
+    done = cluster.ones("resize", job, "--slots", str(slots), *more)
+    assert done.code == 0, done.err
+    state = "running" if slots else "paused"
+    return cluster.until(job, lambda s: s["slots"] == slots and s["state"] == state)
+
+
+def further(cluster: Cluster, job: str, epochs: int = 2) -> dict[str, Any]:
+    """The job when it has finished some more epochs."""
+    return cluster.until_epoch(job, cluster.show(job)["epoch"] + epochs)
+
+
+def assert_nothing_lost(cluster: Cluster, job: str, *, equal_after: int = 0) -> None:
+    """End the job: every sample once in every epoch, and equal parameters on all ranks.
+
+    `equal_after`: an epoch in which a damaged state may not have been sent again yet.
+    """
+    shown = cluster.show(job)
+    assert cluster.ones("cancel", job).code == 0
+    taken = cluster.samples(job)
+    whole = {epoch: ids for epoch, ids in taken.items() if epoch <= shown["epoch"]}
+    assert whole == {epoch: list(range(RESIZED_SAMPLES)) for epoch in range(1, shown["epoch"] + 1)}
+    digests: dict[str, set[str]] = defaultdict(set)
+    for line in cluster.output(job):
+        if line.startswith("epoch"):
+            _, epoch, _, _, digest = line.split()
+            digests[epoch].add(digest)
+    apart = {int(epoch) for epoch, found in digests.items() if len(found) > 1}
+    assert apart <= set(range(equal_after))
+
+
+def kinds(shown: dict[str, Any]) -> list[tuple[str, str]]:
+    return [(version["kind"], version["outcome"]) for version in shown["versions"]]
+
+
+SEARCHED_SAMPLES = 240
+SEARCHED = """
+import time, torch
+from torch import nn
+from torch.utils.data import TensorDataset
+from elastic import ScalingAgent
+
+agent = ScalingAgent.from_env()
+inputs = torch.randn(240, 8)
+data = TensorDataset(inputs, inputs.mean(dim=1, keepdim=True))
+model, optimizer, loader = agent.load(
+    lambda: nn.Linear(8, 1), lambda p: torch.optim.SGD(p, lr=0.01), data, batch_size=24)
+for epoch in agent.epochs(1000):
+    for x, y in loader:
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model(x), y).backward()
+        optimizer.step()
+        time.sleep(0.004 + 0.001 * len(x))  # like a device of its own
+"""
+
+
+def submit_searched(cluster: Cluster, epochs: int, **fields: Any) -> str:
+    return cluster.submit(
+        SEARCHED,
+        **{
+            "batch_size": 24, "max_batch_size": 96, "max_local_batch": 48, "slots": [1, 4],
+            "record_samples": True, "stop": {"epochs": epochs}, **fields,
+        },
+    )  # fmt: skip
+
+
+def explained(cluster: Cluster, job: str) -> list[dict[str, Any]]:
+    decisions: list[dict[str, Any]] = cluster.ones("explain", job, "-o", "json").json["decisions"]
+    return decisions
+
+
+def search_process(cluster: Cluster) -> int:
+    """The child that thinks for the controller."""
+    controller = int((cluster.home / "run" / "controller.pid").read_text())
+    (child,) = psutil.Process(controller).children()
+    return child.pid
+
+
+def until_searched(cluster: Cluster) -> None:
+    """The search is there and answers; a new process takes its time to start on a busy host."""
+    deadline = time.monotonic() + LIMIT_S
+    with BlockingClient(cluster.home, timeout=LIMIT_S) as client:
+        while not client.search().running:
+            assert time.monotonic() < deadline, cluster.said()
+            time.sleep(LOOK_S)
+
+
+def check_all_done(cluster: Cluster, jobs: list[str], epochs: int) -> list[dict[str, Any]]:
+    """All succeeded, every sample was seen once an epoch, every group was explained."""
+    ids = list(range(SEARCHED_SAMPLES))
+    told = []
+    for job in jobs:
+        assert cluster.wait(job).code == 0, cluster.show(job)["history"]
+        assert cluster.samples(job) == dict.fromkeys(range(1, epochs + 1), ids)
+        decisions = explained(cluster, job)
+        assert all(decision["reason"] for decision in decisions)
+        ordered = [version["version"] for version in cluster.show(job)["versions"]]
+        assert [decision["version"] for decision in decisions] == ordered
+        told += decisions
+    assert slots_had_one_owner(cluster)
+    return told
+
+
+def slots_had_one_owner(cluster: Cluster) -> bool:
+    """No two members of groups on one slot, at any event of the history."""
+    members: dict[tuple[Any, ...], str] = {}
+    for event in cluster.events():
+        who = (event["job"], event.get("version"), event.get("rank"))
+        if event["type"] == "worker.ready":
+            members[who] = event["slot"]
+        elif event["type"] == "worker.exited":
+            members.pop(who, None)
+        if max(Counter(members.values()).values(), default=0) > 1:
+            return False
+    return True
+
+
+FUNCTIONS = """
+import os
+import time
+
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+
+def load(partition, partitions):
+    chance = torch.Generator().manual_seed(1000 if partition is None else partition)
+    inputs = torch.randn(64, 8, generator=chance)
+    return TensorDataset(inputs, (inputs.sum(dim=1, keepdim=True) > 0).float())
+
+
+def build(values):
+    model = nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.1), nn.ReLU(), nn.Linear(16, 1))
+    return model, torch.optim.Adam(model.parameters(), lr=values["lr"])
+
+
+def train(trained, data, unit):
+    for inputs, labels in unit.loader(data, 16):
+        trained.optimizer.zero_grad()
+        loss = nn.functional.binary_cross_entropy_with_logits(trained.model(inputs), labels)
+        loss.backward()
+        trained.optimizer.step()
+    time.sleep(float(os.environ.get("PAUSE_S", "0")))
+    return {"loss": loss.item()}
+
+
+def evaluate(trained, data, unit):
+    inputs, labels = data.tensors
+    return {"accuracy": ((trained.model(inputs) > 0).float() == labels).float().mean().item()}
+"""
+
+
+def submit_sweep(
+    house: Cluster,
+    searcher: str,
+    *,
+    pause_s: float = 0.2,
+    functions: str = FUNCTIONS,
+    more: str = "",
+    **fields: Any,
+) -> str:
+    """Submit a sweep that must be accepted; `searcher` and `more` are TOML."""
+    folder = house.base / f"sweep-{time.monotonic_ns()}"
+    folder.mkdir(parents=True)
+    (folder / "functions.py").write_text(functions)
+    table = {"name": "sweep", "slots": [1, 4], **fields}
+    (folder / "sweep.toml").write_text(
+        "".join(f"{key} = {json.dumps(value)}\n" for key, value in table.items())
+        + textwrap.dedent(f"""
+            [env]
+            OMP_NUM_THREADS = "1"
+            PAUSE_S = "{pause_s}"
+            [sweep]
+            input_fn = "functions:load"
+            model_fn = "functions:build"
+            train_fn = "functions:train"
+            eval_fn = "functions:evaluate"
+            partitions = 4
+            metric = "accuracy"
+            {more}
+            [sweep.space.lr]
+            log_uniform = [1e-3, 1e-1]
+            [sweep.searcher]
+        """)
+        + textwrap.dedent(searcher)
+    )
+    done = house.ones("sweep", "submit", str(folder / "sweep.toml"), "-o", "json")
+    assert done.code == 0, done.err
+    job: str = done.json["job"]
+    (house.base / job).symlink_to(folder)
+    return job
+
+
+def until_sweep(house: Cluster, job: str, holds: Callable[[SweepDetail], bool]) -> SweepDetail:
+    """The sweep when it is as wanted; fails when it never is."""
+    deadline = time.monotonic() + LIMIT_S
+    with BlockingClient(house.home, timeout=LIMIT_S) as client:
+        while True:
+            detail = client.sweep(job)
+            if holds(detail):
+                return detail
+            assert time.monotonic() < deadline, f"{detail.summary}\n{house.said()}"
+            time.sleep(LOOK_S)
+
+
+def ledger(house: Cluster, job: str) -> Ledger:
+    with BlockingClient(house.home, timeout=LIMIT_S) as client:
+        return client.ledger(job)
+
+
+def trained_alone(house: Cluster, job: str, trial: int) -> dict[str, Any]:
+    """What comes of the visits of a trial, one after the other in one process."""
+    with BlockingClient(house.home, timeout=LIMIT_S) as client:
+        manifest = client.sweep_run(job).manifest()
+        values = {one.number: dict(one.values) for one in client.sweep(job).trials}
+    spec = manifest.spec.stated_sweep
+    assert spec is not None
+    visits = [
+        {
+            "config": one.values_of,
+            "values": values[one.values_of],
+            "epoch": one.epoch,
+            "partition": one.partition,
+            "version": one.version,
+            "digest": one.digest,
+        }
+        for one in manifest.visits(trial)
+    ]
+    task = {
+        "functions": {
+            name: getattr(spec, name) for name in ("input_fn", "model_fn", "train_fn", "eval_fn")
+        },
+        "partitions": spec.partitions,
+        "seed": spec.search.seed,
+        "model": None,
+        "visits": visits,
+    }
+    file = house.base / f"{job}-{trial}.json"
+    file.write_text(json.dumps(task))
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "elastic.sweep_worker.alone", str(file)],
+        cwd=Path(house.base / job).resolve(), env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True, text=True, check=False, timeout=LIMIT_S,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found

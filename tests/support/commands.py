@@ -66,13 +66,9 @@ class _Server:
         with tempfile.TemporaryDirectory() as folder:
             out, err = Path(folder, "out"), Path(folder, "err")
             asked = {
-                "arguments": ["ones", *arguments],
-                "env": dict(env),
-                "out": str(out),
-                "err": str(err),
-                "limit_s": limit_s,
-                "cwd": str(cwd or Path.cwd()),
-            }
+                "arguments": ["ones", *arguments], "env": dict(env), "out": str(out),
+                "err": str(err), "limit_s": limit_s, "cwd": str(cwd or Path.cwd()),
+            }  # fmt: skip
             try:
                 self._process.stdin.write(json.dumps(asked) + "\n")
                 self._process.stdin.flush()

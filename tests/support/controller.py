@@ -9,9 +9,15 @@ from typing import Any, Final
 import msgspec
 
 from controlplane.core import invariants
-from controlplane.core.commands import Announce, AskForPlan, Command
-from controlplane.core.history import JobHistories, JobHistory, JobLeft
-from controlplane.core.inputs import RULES, ControllerStarted, Input, NodeLost, NodeReported
+from controlplane.core.commands import Announce, Command, RequestPlan
+from controlplane.core.history import (
+    JobHistories,
+    JobHistory,
+    JobLeft,
+    SweepHistory,
+    SweepLeft,
+)
+from controlplane.core.inputs import ControllerStarted, Input, NodeLost, NodeReported
 from controlplane.core.model.job import Job
 from controlplane.core.policy_view import ViewBuilder
 from controlplane.core.reactor import Reactor
@@ -43,6 +49,7 @@ class Controller:
         self.reactor = Reactor()
         self.histories = JobHistories()
         self.left: list[JobLeft] = []
+        self._left_sweeps: dict[JobId, SweepHistory] = {}
         self.state.slot_index.__class__ = WatchedSlotIndex
         self.now = 1000.0
         self.history: list[tuple[Seconds, bytes]] = []
@@ -59,8 +66,18 @@ class Controller:
         assert self.reactor.view() == view
         return view
 
+    @property
+    def names(self) -> list[JobId]:
+        """Jobs that the next input can still name."""
+        return [name for name in self.state.jobs if name not in self.state.leaving_jobs]
+
     def job(self, job: JobId) -> Job:
-        return self.state.job(job)
+        """Return a job of the state, or the last version of a job that left it."""
+        left = {record.job: record.last for record in self.left}
+        return left[job] if job in left else self.state.job(job)
+
+    def sweep_history(self, job: JobId) -> SweepHistory:
+        return self._left_sweeps.get(job) or self.reactor.totals.sweep(job)
 
     def history_of(self, job: JobId) -> JobHistory:
         return self.histories.of(job)
@@ -71,27 +88,22 @@ class Controller:
         self.history.append((Seconds(self.now), encode(event)))
         commands = self.reactor.handle(event, Seconds(self.now))
         self.histories.add(self.reactor.records)
-        self.left += [record for record in self.reactor.records if isinstance(record, JobLeft)]
+        for record in self.reactor.records:
+            if isinstance(record, JobLeft):
+                self.left.append(record)
+            elif isinstance(record, SweepLeft):
+                self._left_sweeps[record.job] = record.history
         invariants.check(self.state)
-        self.asked = self.asked or AskForPlan() in commands
+        self.asked = self.asked or RequestPlan() in commands
         told = [command.event for command in commands if isinstance(command, Announce)]
         assert [(event.seq, event.time) for event in told] == [
             (before + place + 1, self.now) for place in range(len(told))
         ]
         return [_unnumbered(command) for command in commands]
 
-    def start(
-        self, *, ended_leave: bool = False, sweeps_leave: bool = False, rules: int = RULES
-    ) -> list[Command]:
-        """Begin the next incarnation; in that of a service, jobs that have ended leave."""
-        started = ControllerStarted(
-            term=Term(self.state.term + 1),
-            release="0",
-            ended_leave=ended_leave,
-            sweeps_leave=sweeps_leave,
-            rules=rules,
-        )
-        return self.take(started)
+    def start(self) -> list[Command]:
+        """Begin the next incarnation."""
+        return self.take(ControllerStarted(term=Term(self.state.term + 1), release="0"))
 
     def submit(self, name: str = "a", **changes: Any) -> list[Command]:
         return self.take(builders.submission(name, **changes))

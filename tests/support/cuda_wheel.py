@@ -25,16 +25,11 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 SOURCE: Final = ROOT / "elastic" / "collectives" / "nccl.py"
 # How nccl.py calls torch's objects, and which object that is.
 OBJECTS: Final = {
-    "dist": "torch.distributed",
-    "torch": "torch",
-    "self._make": "ProcessGroupNCCL",
-    "group": "ProcessGroupNCCL",
-    "self._group": "ProcessGroupNCCL",
-    "self._connected()": "ProcessGroupNCCL",
-    "options": "options",
-    "work": "Work",
+    "dist": "torch.distributed", "torch": "torch", "self._make": "ProcessGroupNCCL",
+    "group": "ProcessGroupNCCL", "self._group": "ProcessGroupNCCL",
+    "self._connected()": "ProcessGroupNCCL", "options": "options", "work": "Work",
     "self._work": "Work",
-}
+}  # fmt: skip
 # What each of them has to take and give, as pybind writes it.
 SIGNATURES: Final = {
     "ProcessGroupNCCL.__init__": "(self, store: Store, rank: int, size: int, options: Options) -> None",

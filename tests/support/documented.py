@@ -35,11 +35,7 @@ class Shown(NamedTuple):
 
 
 def shown(page: str) -> Iterator[Shown]:
-    """Every command of ours on a page: in its blocks, and in the middle of sentences.
-
-    Args:
-        page: relative to the repository.
-    """
+    """Every command of ours on a page: in its blocks, and in the middle of sentences."""
     text = (ROOT / page).read_text(encoding="utf-8")
     for language, block in FENCE.findall(text):
         if language in {"", "sh", "bash", "console"}:
@@ -51,12 +47,7 @@ def shown(page: str) -> Iterator[Shown]:
 
 
 def commands_of_block(page: str, holds: str) -> list[str]:
-    """The lines of the block of a page in which a text occurs, without their remarks.
-
-    Args:
-        page: relative to the repository.
-        holds: the text.
-    """
+    """The lines of the block of a page in which a text occurs, without their remarks."""
     blocks = [b for _, b in FENCE.findall((ROOT / page).read_text(encoding="utf-8")) if holds in b]
     assert len(blocks) == 1, (page, holds)
     return [line.partition("  #")[0].strip() for line in blocks[0].splitlines()]

@@ -9,13 +9,9 @@ from controlplane.client.archive import digest_of
 from nodeagent.job_folders import lay_out
 
 PROJECT = {
-    "train.py": "print(1)",
-    "lib/model.py": "x = 1",
-    "lib/__init__.py": "",
-    "app/main.py": "",
-    "data/small.txt": "7",
-    "empty.txt": "",
-}
+    "train.py": "print(1)", "lib/model.py": "x = 1", "lib/__init__.py": "", "app/main.py": "",
+    "data/small.txt": "7", "empty.txt": "",
+}  # fmt: skip
 
 
 def tree(folder: Path, files: Mapping[str, str | bytes]) -> Path:

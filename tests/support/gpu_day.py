@@ -16,7 +16,7 @@ import torch
 
 from elastic.collectives.nccl import nccl_environment
 from elastic.collectives.rendezvous_store import StoreServer
-from tests.support.gpu_parts import PARTS, Answer, Member, Part
+from tests.training.gpu.gpu_parts import PARTS, Answer, Member, Part
 
 NO_GPU: Final = 77  # the exit code by which test runners know what was skipped
 LIMIT_S: Final = 120.0  # of a part, beside what it lingers

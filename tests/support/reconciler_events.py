@@ -1,31 +1,13 @@
-"""A reconciler, and what it hears while workers start, train and end."""
+"""Events of a reconciler while workers start, train and end."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from nodeagent.reconciler import Reconciler
-from nodeagent.reconciler_events import (
-    Action,
-    Adopted,
-    Desired,
-    Ended,
-    Event,
-    Started,
-    WorkspaceReady,
-)
+from nodeagent.reconciler import Adopted, Desired, Ended, Event, Reconciler, Started, WorkspaceReady
 from schemas.ids import JobId, Rank, Version, WorkerId, worker_id
 from schemas.wire.agent import GroupDelta
-from tests.support.builders import (
-    N1,
-    S0,
-    S1,
-    SNAPSHOT,
-    A,
-    assignment,
-    run,
-    settle,
-)
+from tests.support.builders import N1, S0, S1, SNAPSHOT, A, assignment, run, settle
 
 BOTH = {S0: 32, S1: 32}
 FIRST = WorkerId(f"{A}.v1.r0")
@@ -36,15 +18,11 @@ def worker(job: JobId, version: int = 1, rank: int = 0) -> WorkerId:
 
 
 def agent(*events: Event) -> Reconciler:
-    """An agent to which this happened."""
+    """Return a reconciler that has processed the events."""
     reconciler = Reconciler(N1)
     for event in events:
         reconciler.handle(event)
     return reconciler
-
-
-def wanted(reconciler: Reconciler, delta: GroupDelta) -> list[Action]:
-    return reconciler.handle(Desired(delta))
 
 
 def laid_out(job: JobId) -> WorkspaceReady:

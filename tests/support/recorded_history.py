@@ -1,7 +1,7 @@
 """Histories by chance, the same for the same seed: what a journal may hold.
 
-`python -m tests.support.recorded_history` writes the journals of this release's schema and snapshot
-format that are missing in `tests/golden/journal/`, and never changes one.
+`python -m tests.support.recorded_history` writes the journals that are missing in
+`tests/golden/journal/`, and never changes one.
 """
 
 from __future__ import annotations
@@ -15,28 +15,23 @@ from typing import Any, Final
 import msgspec
 
 from controlplane.core.commands import Announce
-from controlplane.core.history import JobLeft
 from controlplane.core.inputs import (
     CommitsResumed,
-    ControllerStarted,
     InputSkipped,
     SweepChangeRequested,
 )
 from controlplane.core.reactor import Reactor
 from controlplane.core.state import PREPARE_LIMIT_S, RETRY_LONGEST_S, START_LIMIT_S, State
-from controlplane.journal.database import SCHEMA_VERSION, Entry, input_from, open_for_writing
+from controlplane.journal.database import Entry, input_from, open_for_writing
 from controlplane.journal.reader import Reader
-from controlplane.journal.records import COMPLETE
 from controlplane.journal.replay import recover, replay
-from controlplane.journal.snapshots import FORMAT
 from controlplane.journal.take_snapshot import save_state
 from controlplane.journal.writer import Writer
-from schemas.codec import encode
 from schemas.ids import JobId, Seconds
 from schemas.sweeps import Asha, PopulationBased
 from tests.support.builders import N1, N2, S0, S1, T0, T1
 from tests.support.controller import Controller
-from tests.support.sweep_cluster import SweepCluster, sweep_job
+from tests.support.sweep_world import SweepCluster, sweep_job
 from tests.unit.controlplane.core.test_properties import ENDS, Cluster
 
 GOLDEN: Final = Path(__file__).parents[1] / "golden" / "journal"
@@ -45,12 +40,7 @@ History = list[tuple[Seconds, bytes]]  # inputs as they are written down, each w
 
 
 def of_jobs(seed: int, steps: int) -> Controller:
-    """Jobs that come, grow, move, are paused and lost on two nodes.
-
-    Args:
-        seed: of the chances.
-        steps: things that happen; each is some inputs, or none.
-    """
+    """Jobs that come, grow, move, are paused and lost on two nodes."""
     rng = Random(seed)  # noqa: S311 - no secret comes of it
     cluster = Cluster()
     for _ in range(steps):
@@ -59,12 +49,7 @@ def of_jobs(seed: int, steps: int) -> Controller:
 
 
 def of_sweeps(seed: int, steps: int) -> Controller:
-    """Two sweeps on three nodes that are lost and come back, and changes of their trials.
-
-    Args:
-        seed: of the chances.
-        steps: things that happen; each is some inputs, or none.
-    """
+    """Two sweeps on three nodes that are lost and come back, and changes of their trials."""
     rng = Random(seed)  # noqa: S311 - no secret comes of it
     cluster = SweepCluster(n1=2, n2=2, n3=1)
     spec = sweep_job((1, 3), searcher=Asha(4, eta=2), epochs=3, partitions=3, replicas=2)
@@ -140,26 +125,17 @@ def _step(cluster: Cluster, rng: Random) -> None:
 
     def have_room_again() -> None:
         since = Seconds(controller.now - 5.0)
-        cluster.take(CommitsResumed(why="database or disk is full", since=since))
+        cluster.take(CommitsResumed(reason="database or disk is full", since=since))
 
     often: list[tuple[float, Callable[[], Any]]] = [
-        (12.0, lambda: cluster.all_goes_well_for_a_moment(1, rng.choice((None, 2)))),
-        (3.0, submit),
-        (2.0, order),
-        (2.0, deal),
-        (1.0, die),
-        (0.7, be_late),
-        (0.5, fall_silent),
-        (0.5, be_heard),
-        (0.5, lose_a_node),
-        (2.0, cluster.the_links_hold_again),
-        (0.3, cluster.a_new_controller_takes_over),
-        (0.2, skip),
-        (0.2, have_room_again),
+        (12.0, lambda: cluster.all_goes_well_for_a_moment(1, rng.choice((None, 2)))), (3.0, submit),
+        (2.0, order), (2.0, deal), (1.0, die), (0.7, be_late), (0.5, fall_silent), (0.5, be_heard),
+        (0.5, lose_a_node), (2.0, cluster.the_links_hold_again),
+        (0.3, cluster.a_new_controller_takes_over), (0.2, skip), (0.2, have_room_again),
         (0.4, lambda: cluster.a_user_cancels(which) if state.jobs else None),
         (0.5, lambda: cluster.an_agent_greets(node)),
         (0.5, lambda: cluster.a_greeting_arrives(node)),
-    ]
+    ]  # fmt: skip
     rng.choices([act for _, act in often], [weight for weight, _ in often])[0]()
 
 
@@ -205,11 +181,7 @@ def _change_a_trial(cluster: SweepCluster, name: JobId, at: int) -> None:
 
 
 def summary(state: State) -> dict[str, Any]:
-    """What a history came to, in words that outlive the classes of a release.
-
-    Args:
-        state: after its last input.
-    """
+    """What a history came to, in words that outlive the classes of a release."""
     return {
         "term": state.term,
         "events": state.feed_seq,
@@ -217,34 +189,14 @@ def summary(state: State) -> dict[str, Any]:
         "nodes": {node.node: node.phase.value for node in state.nodes.values()},
         "owners": dict(sorted(state.slot_index.owners().items())),
         "active": {
-            name: [job.phase.value, job.why, job.version, job.progress.epoch, list(job.workers)]
+            name: [job.phase.value, job.reason, job.version, job.progress.epoch, list(job.workers)]
             for name, job in ((name, state.job(name)) for name in state.active)
         },
     }
 
 
-def as_lived(history: History) -> History:
-    """The same history where jobs leave: without what was asked of those that had left."""
-    reactor, gone, lived = Reactor(), set[JobId](), []
-    for at, body in history:
-        event = input_from(body)
-        if hasattr(event, "user") and getattr(event, "job", None) in gone:
-            continue  # the shell answers that by itself
-        if isinstance(event, ControllerStarted):
-            event = msgspec.structs.replace(event, ended_leave=True, sweeps_leave=True)
-        reactor.handle(event, at)
-        gone |= {record.job for record in reactor.records if isinstance(record, JobLeft)}
-        lived.append((at, encode(event)))
-    return lived
-
-
 def write(path: Path, history: History) -> None:
-    """A journal with this history, as the present release writes it.
-
-    Args:
-        path: of a file that is not there.
-        history: handled once more, for what it announces and for the past of its jobs.
-    """
+    """A journal with this history, as the present release writes it."""
     reactor, writer = Reactor(), Writer(path, lambda _: None)
     for at, body in history:
         event = input_from(body)
@@ -256,12 +208,7 @@ def write(path: Path, history: History) -> None:
 
 
 def snapshot_at(path: Path, number: int) -> None:
-    """Add a snapshot to a journal, as a helper takes it.
-
-    Args:
-        path: of the journal.
-        number: of the last input in it.
-    """
+    """Add a snapshot to a journal, as a helper takes it."""
     with contextlib.closing(Reader(path)) as reader:
         found = recover(reader, most=number)
     save_state(path, found.reactor, found.last, found.at)
@@ -274,13 +221,12 @@ def main() -> None:
         "jobs": of_jobs(GOLDEN_SEED, 300),
         "sweeps": of_sweeps(GOLDEN_SEED, 400),
     }.items():
-        path = GOLDEN / f"schema-{SCHEMA_VERSION}-format-{FORMAT}-{name}.sqlite"
+        path = GOLDEN / f"{name}.sqlite"
         if not path.exists():
-            history = as_lived(controller.history)
+            history = controller.history
             write(path, history)
             snapshot_at(path, len(history) // 2)
             with contextlib.closing(open_for_writing(path)) as database:
-                database.execute("INSERT INTO meta VALUES (?, '1')", (COMPLETE,))
                 database.execute("PRAGMA journal_mode=DELETE")
             state = replay((at, input_from(body)) for at, body in history).state
             outcome = msgspec.json.format(msgspec.json.encode(summary(state)))

@@ -8,6 +8,7 @@ from typing import Any, Final, get_args
 import msgspec
 
 from schemas.codec import CODECS, tag_of
+from schemas.epochs import EpochFacts, StepTimes
 from schemas.ids import BootId, JobId, NodeId, Rank, Seconds, SlotId, Term, Version, WorkerId
 from schemas.jobs import JobSpec, StopRule, Utility
 from schemas.nodes import Group, Member, NodeSpec, ResumePoint, SlotSpec
@@ -28,298 +29,135 @@ SWEEP: Final = SweepSpec(
     search=SearchSpec(
         space={
             "lr": Parameter(
-                choice=("sgd", 2, 0.5, True),
-                uniform=(0.0, 0.99),
-                log_uniform=(1e-4, 0.1),
-                integer=(16, 256),
-                log_integer=(1, 64),
-                when={"optimizer": ("sgd", 1)},
+                choice=("sgd", 2, 0.5, True), uniform=(0.0, 0.99), log_uniform=(1e-4, 0.1),
+                integer=(16, 256), log_integer=(1, 64), when={"optimizer": ("sgd", 1)},
             ),
         },
-        searcher=Asha(configurations=24, min_epochs=2, eta=3),
-        epochs=18,
-        metric="accuracy",
-        mode="max",
-        seed=7,
+        searcher=Asha(configurations=24, min_epochs=2, eta=3), epochs=18, metric="accuracy",
+        mode="max", seed=7,
     ),
-    input_fn="data:load",
-    model_fn="models:build",
-    train_fn="models:train",
-    eval_fn="models:evaluate",
-    partitions=8,
-    replicas=2,
-    keep=3,
-    order="rollouts",
-    revoke_s=30.0,
+    input_fn="data:load", model_fn="models:build", train_fn="models:train",
+    eval_fn="models:evaluate", partitions=8, replicas=2, keep=3, order="rollouts", revoke_s=30.0,
     graduate_batch=64,
-)
+)  # fmt: skip
 VALUES: Final[dict[str, Value]] = {"lr": 0.01, "optimizer": "adam", "width": 64, "bias": True}
 STOP: Final = StopRule(
     epochs=40, samples=1_000_000, metric="accuracy", at_least=0.97, consecutive=10, plateau=5
 )
 TRIAL: Final = TrialSpec(
-    sweep=JobId("search-4"),
-    trial=3,
-    values={"lr": 0.1, "model": "resnet18"},
+    sweep=JobId("search-4"), trial=3, values={"lr": 0.1, "model": "resnet18"},
     functions={"input_fn": "data:load", "model_fn": "models:build", "train_fn": "models:train"},
-    partitions=8,
-    seed=7,
-    epochs=9,
-    epochs_done=3,
-    version=24,
-    digest="9f86d081" * 8,
+    partitions=8, seed=7, epochs=9, epochs_done=3, version=24, digest="9f86d081" * 8,
     sources=("10.0.0.7:29411", "10.0.0.8:29411"),
-)
+)  # fmt: skip
 SPEC: Final = JobSpec(
-    name="digits",
-    script="train.py",
-    batch_size=64,
-    args=("--width", "64"),
-    workdir="/home/ada/digits",
-    max_batch_size=2048,
-    max_local_batch=512,
-    lr=0.05,
-    slots=(2, 8),
-    family="digits-wide",
-    slots_wanted=4,
-    priority=2.0,
-    python="/opt/venv/bin/python",
-    record_samples=True,
-    stop=STOP,
-    retries=1,
-    seed=11,
-    utility=Utility(value=80.0, deadline_s=3600.0, decay=0.25),
-    env={"OMP_NUM_THREADS": "1"},
-    sweep=SWEEP,
-    trial=TRIAL,
-)
+    name="digits", script="train.py", batch_size=64, args=("--width", "64"),
+    workdir="/home/ada/digits", max_batch_size=2048, max_local_batch=512, lr=0.05, slots=(2, 8),
+    family="digits-wide", slots_wanted=4, priority=2.0, python="/opt/venv/bin/python",
+    record_samples=True, stop=STOP, retries=1, seed=11,
+    utility=Utility(value=80.0, deadline_s=3600.0, decay=0.25), env={"OMP_NUM_THREADS": "1"},
+    sweep=SWEEP, trial=TRIAL,
+)  # fmt: skip
 GROUP: Final = Group(
     version=VERSION,
     members=(
         Member(
-            rank=Rank(0),
-            slot=SlotId("agent-1/0"),
-            local_batch=32,
+            rank=Rank(0), slot=SlotId("agent-1/0"), local_batch=32,
             worker=WorkerId("digits-7.v3.r0"),
         ),
         Member(rank=RANK, slot=SLOT, local_batch=32, worker=WorkerId("digits-7.v5.r1")),
     ),
-    lr=0.05,
-    base_batch=64,
-    resume=ResumePoint(epoch=12, version=Version(4)),
-)
+    lr=0.05, base_batch=64, resume=ResumePoint(epoch=12, version=Version(4)),
+)  # fmt: skip
 FORMER: Final = (
     Member(rank=RANK, slot=SlotId("agent-1/3"), local_batch=32, worker=WorkerId("digits-7.v3.r1")),
 )
 SHOWN: Final = "4f6e"
 STORE: Final = "10.0.0.7:29400"
 NODE_SPEC: Final = NodeSpec(
-    node=NODE,
-    host="ash",
-    address="10.0.0.7",
+    node=NODE, host="ash", address="10.0.0.7",
     slots=(SlotSpec(index=2, kind="gpu", model="H200", memory_bytes=141 << 30, uuid="GPU-1f"),),
-    cores=16,
-    memory_bytes=128 << 30,
-    release="0.1.0",
-    fenced_s=32.0,
-    states_port=7706,
-)
+    cores=16, memory_bytes=128 << 30, release="0.1.0", fenced_s=32.0, states_port=7706,
+)  # fmt: skip
 STATE: Final = sweeps.StateRef(trial=4, version=11, digest=DIGEST)
 SOURCE: Final = sweeps.StateSource(node=NODE, address="10.0.0.7:7706")
 UNIT: Final = sweeps.UnitOrder(
-    attempt=37,
-    worker=WorkerId("digits-7.v5.r1"),
-    trial=4,
-    values=VALUES,
-    state=STATE,
-    sources=(SOURCE,),
-    result=sweeps.StateRef(trial=9, version=12, digest=DIGEST),
-    epoch=2,
-    partition=3,
-    evaluate=True,
-)
+    attempt=37, worker=WorkerId("digits-7.v5.r1"), trial=4, values=VALUES, state=STATE,
+    sources=(SOURCE,), result=sweeps.StateRef(trial=9, version=12, digest=DIGEST), epoch=2,
+    partition=3, evaluate=True,
+)  # fmt: skip
 
 _WORKER: Final[dict[str, Any]] = {"job": JOB, "version": VERSION, "rank": RANK}
 _STARTED: Final = agent.WorkerStarted(**_WORKER, pid=4711, started_ticks=88_123)
+_STEP_TIMES: Final = StepTimes(pass_s=0.0125, sync_s=0.0025, local_batch=16, passes=2)
 _STEPS: Final = agent.StepsReported(
-    **_WORKER,
-    group=VERSION,
-    epoch=13,
-    step=340,
-    samples_done=21_760,
-    samples_per_s=1800.5,
-    train_loss=0.25,
-    global_batch=64,
-    lr=0.05,
-    noise_scale=512.5,
-    cpu_cores=1.75,
-    sent_bytes_per_s=2.5e8,
-    group_steps=120,
-    pass_s=0.0125,
-    sync_s=0.0025,
-    local_batch=16,
-    passes=2,
-)
+    **_WORKER, group=VERSION, epoch=13, step=340, samples_done=21_760, samples_per_s=1800.5,
+    train_loss=0.25, global_batch=64, lr=0.05, noise_scale=512.5, cpu_cores=1.75,
+    sent_bytes_per_s=2.5e8, group_steps=120, step_times=_STEP_TIMES,
+)  # fmt: skip
 _NUMBERED: Final = agent.Numbered(node=NODE, boot=BOOT, seq=300, event=_STARTED)
 _SEEN: Final = agent.WorkerSeen(
     **_WORKER, slot=2, pid=4711, started_ticks=88_123, ended=True, code=1, signal=9
 )
 _SUMMARY: Final = client.JobSummary(
-    job=JOB,
-    name="digits",
-    user="ada",
-    state="running",
-    reason="ONES chose 2 slots",
-    slots=2,
-    global_batch=64,
-    lr=0.05,
-    epoch=12,
-    samples_per_s=1800.5,
-    progress=0.5,
-    train_loss=0.25,
-    metrics={"accuracy": 0.875},
-    submitted_at=Seconds(1_760_000_000.5),
-    queued_s=Seconds(3.5),
-    running_s=Seconds(61.25),
-    rescales=2,
-    batch_changes=1,
-    ended_at=Seconds(1_760_000_065.25),
-    promised_end=Seconds(1_760_000_100.5),
-    expected_end=Seconds(1_760_000_070.25),
-    predicted_loss=0.125,
-    project="vision",
-)
+    job=JOB, name="digits", user="ada", state="running", reason="ONES chose 2 slots", slots=2,
+    global_batch=64, lr=0.05, epoch=12, samples_per_s=1800.5, progress=0.5, train_loss=0.25,
+    metrics={"accuracy": 0.875}, submitted_at=Seconds(1_760_000_000.5), queued_s=Seconds(3.5),
+    running_s=Seconds(61.25), rescales=2, batch_changes=1, ended_at=Seconds(1_760_000_065.25),
+    promised_end=Seconds(1_760_000_100.5), expected_end=Seconds(1_760_000_070.25),
+    predicted_loss=0.125, project="vision",
+)  # fmt: skip
 _KEY: Final = client.KeyInfo(
-    public="p" * 40,
-    name="ann",
-    role="user",
-    projects=("vision",),
-    expires=Seconds(2_000_000_000.5),
-    state="revoked",
-    kept="file",
-    by="root",
+    public="p" * 40, name="ann", role="user", projects=("vision",),
+    expires=Seconds(2_000_000_000.5), state="revoked", kept="file", by="root",
     at=Seconds(1_760_000_000.5),
-)
+)  # fmt: skip
 _PROMISE: Final = client.PromiseInfo(time=Seconds(1_760_000_004.5), end=Seconds(1_760_000_100.5))
 _TRIAL: Final = client.TrialInfo(
-    number=9,
-    values=VALUES,
-    state="training",
-    why="promoted",
-    parent=4,
-    epochs=2,
-    granted=6,
-    began_at=1,
-    partition=3,
-    slot=SLOT,
-    left=5,
-    metrics=({"accuracy": 0.75, "loss": 0.5},),
-    ended_at=(Seconds(1_760_000_030.5),),
-    state_bytes=4096,
-    first_epoch=2,
-    best_score=0.75,
+    number=9, values=VALUES, state="training", reason="promoted", parent=4, graduated_as=JOB, epochs=2,
+    granted=6, start_epochs=1, partition=3, slot=SLOT, partitions_left=5, metrics=({"accuracy": 0.75, "loss": 0.5},),
+    ended_at=(Seconds(1_760_000_030.5),), state_bytes=4096, first_epoch=2, best_score=0.75,
     best_epoch=2,
-)
+)  # fmt: skip
 _LEDGER_UNIT: Final = client.LedgerUnit(
-    trial=9,
-    by=4,
-    version=12,
-    epoch=2,
-    partition=3,
-    digest=DIGEST,
-    node=NODE,
-    slot=SLOT,
-    ended=Seconds(1_760_000_031.5),
-    seconds=5.25,
-    metrics={"loss": 0.5},
-    samples=180,
-)
+    trial=9, values_of=4, version=12, epoch=2, partition=3, digest=DIGEST, node=NODE, slot=SLOT,
+    ended=Seconds(1_760_000_031.5), seconds=5.25, metrics={"loss": 0.5}, samples=180,
+)  # fmt: skip
 _WORKER_INFO: Final = client.WorkerInfo(
-    rank=RANK,
-    node=NODE,
-    slot=SLOT,
-    pid=4711,
-    version=VERSION,
-    phase="training",
-    local_batch=32,
-    worker=WorkerId("digits-7.v5.r1"),
-    step=336,
-)
+    rank=RANK, node=NODE, slot=SLOT, pid=4711, version=VERSION, phase="training", local_batch=32,
+    worker=WorkerId("digits-7.v5.r1"), step=336,
+)  # fmt: skip
 _CHANGE: Final = client.Change(
-    time=Seconds(1_760_000_004.5),
-    from_state="queued",
-    to_state="starting",
-    why="2 slots are free",
+    time=Seconds(1_760_000_004.5), from_state="queued", to_state="starting", reason="2 slots are free",
     detail={"slots": 2, "lr": 0.05, "first": True, "by": "fifo", "before": None},
-)
+)  # fmt: skip
 _EPOCH_INFO: Final = client.EpochInfo(
-    epoch=12,
-    time=Seconds(1_760_000_060.5),
-    step=336,
-    global_batch=64,
-    lr=0.05,
-    samples_per_s=1800.5,
-    train_loss=0.25,
-    metrics={"accuracy": 0.875},
-    slots=2,
-    nodes=1,
-    whole=True,
-    noise_scale=512.5,
-    samples_done=19_840,
-    epoch_samples=1797,
-    trained_samples=1024,
-    left_early=True,
-    beside=((1, ("language",)), (2, ("digits", "language"))),
-    pass_s=0.0125,
-    sync_s=0.0025,
-    local_batch=16,
-    passes=2,
-)
+    epoch=12, time=Seconds(1_760_000_060.5), step=336, global_batch=64, lr=0.05,
+    samples_per_s=1800.5, train_loss=0.25, metrics={"accuracy": 0.875}, slots=2, nodes=1,
+    whole=True, noise_scale=512.5, samples_done=19_840, epoch_samples=1797, trained_samples=1024,
+    left_early=True, beside=((1, ("language",)), (2, ("digits", "language"))),
+    step_times=_STEP_TIMES,
+)  # fmt: skip
 _SIZE: Final = client.Size(slots=(SlotId("agent-1/0"), SLOT), batch=64)
 _DECISION: Final = client.Decision(
-    time=Seconds(1_760_000_070.5),
-    was=client.Size(slots=(SlotId("agent-1/0"),), batch=32),
-    to=_SIZE,
-    why="2 slots are worth it",
-    code="grow",
-    by="operator",
-    numbers={"speed_now": 1000.5, "speed_then": 1800.5},
-    version=VERSION,
-    outcome="formed",
+    time=Seconds(1_760_000_070.5), before=client.Size(slots=(SlotId("agent-1/0"),), batch=32),
+    to=_SIZE, reason="2 slots are worth it", code="grow", by="operator",
+    numbers={"speed_now": 1000.5, "speed_then": 1800.5}, version=VERSION, outcome="formed",
     took_s=0.25,
-)
+)  # fmt: skip
 _VERSION_INFO: Final = client.VersionInfo(
-    version=VERSION,
-    resumed_epoch=12,
-    kind=agent.JOIN,
-    resumed_step=340,
-    time=Seconds(1_760_000_070.5),
-    slots=(SlotId("agent-1/0"), SLOT),
-    global_batch=64,
-    outcome="formed",
-    took_s=0.25,
-)
+    version=VERSION, resumed_epoch=12, kind=agent.JOIN, resumed_step=340,
+    time=Seconds(1_760_000_070.5), slots=(SlotId("agent-1/0"), SLOT), global_batch=64,
+    outcome="formed", took_s=0.25,
+)  # fmt: skip
 _NODE_INFO: Final = client.NodeInfo(
-    node=NODE,
-    state="up",
-    reason="greeted",
-    host="ash",
-    address="10.0.0.7",
-    slots=4,
-    free=2,
-    kind="gpu",
-    model="H200",
-    jobs=(JOB,),
-    release="0.1.0",
-)
+    node=NODE, state="up", reason="greeted", host="ash", address="10.0.0.7", slots=4, free=2,
+    kind="gpu", model="H200", jobs=(JOB,), release="0.1.0",
+)  # fmt: skip
 _FEED_EVENT: Final = feed.FeedEvent(
-    seq=70_000,
-    time=Seconds(1_760_000_000.5),
-    event="job.submitted",
-    job=JOB,
-    node=NODE,
+    seq=70_000, time=Seconds(1_760_000_000.5), event="job.submitted", job=JOB, node=NODE,
     detail={"user": "ada", "batch_size": 64, "lr": 0.05, "resumed": False, "python": None},
-)
+)  # fmt: skip
 _FILE: Final = files.FileInfo(area="work", path="out/plot.png", size=2048, stamp="7-1-2048")
 _PIECE: Final = feed.LogPiece(
     version=VERSION, rank=RANK, offset=512, data=b"epoch 12\n", time=1.75e9, node="n1"
@@ -328,91 +166,72 @@ _PIECE: Final = feed.LogPiece(
 _OF_WORKERS: Final = (
     _STARTED,
     agent.WorkerReady(
-        **_WORKER,
-        index=1,
-        epoch_samples=1437,
-        resumed_epoch=12,
-        parameters=4810,
+        **_WORKER, index=1, epoch_samples=1437, resumed_epoch=12, parameters=4810,
         store_port=29_400,
     ),
     agent.SlotAwaited(**_WORKER, index=1),
     agent.StoreOpened(**_WORKER, index=2, group=VERSION, port=29_401),
     agent.GroupFormed(
-        **_WORKER, index=2, group=VERSION, epoch=12, step=336, pause_ms=1.25, step_ms=40.0
+        **_WORKER, index=2, group=VERSION, epoch=12, step=336, pause_ms=1.25, step_ms=40.0,
     ),
     agent.JoinFailed(**_WORKER, index=3, group=VERSION, error="the store closed"),
     agent.GroupBroken(**_WORKER, index=3, group=VERSION, error="connection reset by peer"),
-    agent.Quiesced(**_WORKER, index=4, group=VERSION, step=341, epoch=12, full=True, port=29_402),
+    agent.Quiesced(**_WORKER, index=4, group=VERSION, step=341, epoch=12, has_full_state=True, port=29_402),
     agent.Suspended(**_WORKER, index=5, group=VERSION, epoch=12, step=345, samples_done=21_800),
     agent.EpochReported(
         **_WORKER,
         index=3,
         group=VERSION,
-        epoch=13,
-        step=364,
-        samples_done=18_681,
-        epoch_samples=1437,
-        epochs=40,
-        samples_per_s=1800.5,
+        stated_epochs=40,
         duration_s=0.75,
-        train_loss=0.25,
-        metrics={"accuracy": 0.875},
-        global_batch=64,
-        lr=0.05,
-        noise_scale=512.5,
-        trained_samples=1024,
-        left_early=True,
-        pass_s=0.0125,
-        sync_s=0.0025,
-        local_batch=16,
-        passes=2,
+        facts=EpochFacts(
+            epoch=13,
+            step=364,
+            samples_done=18_681,
+            epoch_samples=1437,
+            samples_per_s=1800.5,
+            train_loss=0.25,
+            metrics={"accuracy": 0.875},
+            global_batch=64,
+            lr=0.05,
+            noise_scale=512.5,
+            trained_samples=1024,
+            left_early=True,
+            step_times=_STEP_TIMES,
+        ),
     ),
-    agent.TrainingFinished(**_WORKER, index=4, why="40 epochs are done"),
-    agent.HopperOpened(**_WORKER, index=2, address="10.0.0.7:41007"),
-    agent.UnitBegun(**_WORKER, index=3, attempt=37, samples=180, waited_s=0.25, staged_s=1.5),
+    agent.TrainingFinished(**_WORKER, index=4, reason="40 epochs are done"),
+    agent.SweepWorkerReady(**_WORKER, index=2, address="10.0.0.7:41007"),
+    agent.UnitStarted(**_WORKER, index=3, attempt=37, samples=180, waited_s=0.25, staged_s=1.5),
     agent.UnitEnded(
-        **_WORKER,
-        index=4,
-        attempt=37,
-        metrics={"loss": 0.5},
-        samples=180,
-        seconds=5.25,
-        scores={"accuracy": 0.75},
-        digest=DIGEST,
-        size=4096,
+        **_WORKER, index=4, attempt=37, metrics={"loss": 0.5}, samples=180, seconds=5.25,
+        scores={"accuracy": 0.75}, digest=DIGEST, size=4096,
     ),
-    agent.UnitFailed(**_WORKER, index=5, attempt=37, why="loss is nan", fault="trial"),
+    agent.UnitFailed(**_WORKER, index=5, attempt=37, reason="loss is nan", fault="trial"),
     agent.ScriptFailed(
-        **_WORKER, index=5, error="ValueError: no data", where="train.py:31", refused=True
+        **_WORKER, index=5, error="ValueError: no data", where="train.py:31", refused=True,
     ),
     agent.WorkerExited(**_WORKER, code=1, signal=9, unseen=True, memory_limit=2 << 30),
     agent.WorkerRefused(
-        **_WORKER, error="no such interpreter", hint="correct `python`", node_fault=True
+        **_WORKER, error="no such interpreter", hint="correct `python`", node_fault=True,
     ),
     agent.NodeHealth(problems=("/var/lib/ones is full; free space on it",)),
     agent.JobCleared(job=JOB, version=VERSION),
     sweeps.StateCopied(job=JOB, trial=4, version=11),
-    sweeps.StateNotCopied(job=JOB, trial=4, version=11, why="no space left on device"),
+    sweeps.StateNotCopied(job=JOB, trial=4, version=11, reason="no space left on device"),
     _STEPS,
-)
+)  # fmt: skip
 _OF_AGENTS: Final = (
     _NUMBERED,
     agent.Telemetry(node=NODE, steps=_STEPS),
     _SEEN,
     agent.Hello(
-        node=NODE,
-        boot=BOOT,
-        spec=NODE_SPEC,
-        workers=(_SEEN,),
-        events_sent=300,
-        events_dropped=298,
-        problems=("/var/lib/ones is full; free space on it",),
-        echo="3.2",
-        jobs=(JOB,),
+        node=NODE, boot=BOOT, spec=NODE_SPEC, workers=(_SEEN,), events_sent=300, events_dropped=298,
+        problems=("/var/lib/ones is full; free space on it",), echo="3.2", jobs=(JOB,),
         run_id="5f2c8d0e91ab",
     ),
     agent.Welcome(
-        session="3.1", boot=BOOT, term=TERM, committed=299, log_port=7704, event_port=7700
+        session="3.1", boot=BOOT, term=TERM, committed=299, log_port=7704, event_port=7700,
     ),
     agent.Refused(code="no_slots", message="the node offers no slots", hint="set slots"),
     agent.Heartbeat(session="3.1", events_sent=300, number=12),
@@ -422,31 +241,17 @@ _OF_AGENTS: Final = (
     agent.ResendEvents(boot=BOOT, first=300),
     agent.Resent(events=(_NUMBERED,)),
     agent.GroupDelta(
-        job=JOB,
-        term=TERM,
-        version=VERSION,
-        stage=agent.SWITCH,
-        group=GROUP,
-        spec=SPEC,
-        snapshot=DIGEST,
-        forget=True,
-        kind=agent.RECOVER,
-        former=FORMER,
-        store=STORE,
-        source=RANK,
+        job=JOB, term=TERM, version=VERSION, stage=agent.SWITCH, group=GROUP, spec=SPEC,
+        snapshot=DIGEST, forget=True, kind=agent.RECOVER, former=FORMER, store=STORE, source=RANK,
         user="ann",
     ),
     agent.DeltaAcked(job=JOB, term=TERM, version=VERSION, stage=agent.SWITCH, applied=True),
     sweeps.SweepDelta(
-        job=JOB,
-        term=TERM,
-        revision=52,
-        attempts=40,
-        units=(UNIT,),
+        job=JOB, term=TERM, revision=52, attempts=40, units=(UNIT,),
         wanted=(sweeps.WantedState(state=STATE, sources=(SOURCE,)),),
     ),
     sweeps.SweepDeltaAcked(job=JOB, term=TERM, revision=52),
-)
+)  # fmt: skip
 _OF_CLIENTS: Final = (
     client.GetCluster(),
     client.PutSnapshot(digest=DIGEST, offset=1024, data=b"\x1f\x8b\x00\xff", total=2048),
@@ -457,7 +262,7 @@ _OF_CLIENTS: Final = (
     client.PauseJob(job=JOB),
     client.ResumeJob(job=JOB, auto=True),
     client.ListJobs(
-        ended=True, states=("running", "failed"), user="ann", name="lr-*", cursor="jobs.9"
+        ended=True, states=("running", "failed"), user="ann", name="lr-*", cursor="jobs.9",
     ),
     client.GetJob(job=JOB, wait_s=10.5, cursor="epochs.9"),
     client.WaitJob(job=JOB, wait_s=10.5),
@@ -471,23 +276,15 @@ _OF_CLIENTS: Final = (
     client.GetLedger(job=JOB, from_unit=2000, limit=100),
     client.ReadEvents(from_seq=70_000, limit=50, wait_s=10.5),
     client.AddKey(
-        public="p" * 40, name="ann", role="user", projects=("vision",), expires=Seconds(2e9)
+        public="p" * 40, name="ann", role="user", projects=("vision",), expires=Seconds(2e9),
     ),
     client.ListKeys(cursor="keys.9"),
     client.RevokeKey(key="ann"),
     _KEY,
     client.Keys(keys=(_KEY,), next="keys.9"),
     client.Cluster(
-        release="0.1.0",
-        term=TERM,
-        policy="ones",
-        user="ada",
-        role="user",
-        feed_port=7703,
-        log_port=7705,
-        agents_port=7701,
-        last_seq=70_000,
-        stalled="database or disk is full",
+        release="0.1.0", term=TERM, policy="ones", user="ada", role="user", feed_port=7703,
+        log_port=7705, agents_port=7701, last_seq=70_000, stalled="database or disk is full",
         projects=("vision", "speech"),
         topics=("project/vision/", "project/speech/", "node/", "cluster"),
     ),
@@ -501,77 +298,37 @@ _OF_CLIENTS: Final = (
     _CHANGE,
     _SIZE,
     _DECISION,
-    _EPOCH_INFO,
     _VERSION_INFO,
     _PROMISE,
     client.JobDetail(
-        summary=_SUMMARY,
-        spec=SPEC,
-        snapshot=DIGEST,
-        workers=(_WORKER_INFO,),
-        history=(_CHANGE,),
-        epochs=(_EPOCH_INFO,),
-        versions=(_VERSION_INFO,),
-        failures=1,
-        exit_code=1,
-        samples_done=17_244,
-        version=VERSION,
-        batch_limit=256,
-        promises=(_PROMISE,),
-        notes=(NOTE,),
+        summary=_SUMMARY, spec=SPEC, snapshot=DIGEST, workers=(_WORKER_INFO,), history=(_CHANGE,),
+        epochs=(_EPOCH_INFO,), versions=(_VERSION_INFO,), failures=1, exit_code=1,
+        samples_done=17_244, version=VERSION, batch_limit=256, promises=(_PROMISE,), notes=(NOTE,),
         next="versions.9",
     ),
     client.Explanation(
-        job=JOB,
-        state="running",
-        decisions=(_DECISION,),
-        next="decisions.9",
+        job=JOB, state="running", decisions=(_DECISION,), next="decisions.9",
         notes=("older records are not kept",),
     ),
     client.SearchInfo(
-        policy="ones",
-        running=True,
-        restarts=1,
-        plans=7,
-        generations=300,
-        best_fitness=0.75,
-        mean_fitness=0.5,
-        incumbent_fitness=0.625,
-        decision_ms=12.5,
-        rescales=4,
-        batch_changes=2,
-        predicted_gain=1.5,
-        realised_gain=1.25,
-        diversity=0.25,
-        gain_error=1.2,
-        length_error=0.15,
-        length_coverage_80=0.75,
-        length_coverage_90=0.875,
+        policy="ones", running=True, restarts=1, plans=7, generations=300, best_fitness=0.75,
+        mean_fitness=0.5, incumbent_fitness=0.625, decision_ms=12.5, rescales=4, batch_changes=2,
+        predicted_gain=1.5, realised_gain=1.25, diversity=0.25, gain_error=1.2, length_error=0.15,
+        length_coverage_80=0.75, length_coverage_90=0.875,
     ),
     client.SweepDetail(
-        summary=_SUMMARY,
-        spec=SWEEP,
-        trials=(_TRIAL,),
-        trials_in_all=24,
-        best=9,
-        best_score=0.75,
-        units_done=90,
-        units_again=1,
-        units_left=120,
-        unit_s=5.5,
-        expected_end=Seconds(1_760_000_400.5),
-        hopped_bytes=1 << 20,
-        waited_s=2.5,
-        trained_s=480.5,
+        summary=_SUMMARY, spec=SWEEP, trials=(_TRIAL,), trials_total=24, best=9, best_score=0.75,
+        units_done=90, units_repeated=1, units_left=120, unit_s=5.5,
+        expected_end=Seconds(1_760_000_400.5), moved_bytes=1 << 20, waited_s=2.5, trained_s=480.5,
     ),
     client.SweepChanged(job=JOB, trial=9, state="stopped"),
-    client.Ledger(job=JOB, spec=SWEEP, snapshot=DIGEST, units=(_LEDGER_UNIT,), units_in_all=2100),
+    client.Ledger(job=JOB, spec=SWEEP, snapshot=DIGEST, units=(_LEDGER_UNIT,), units_total=2100),
     _NODE_INFO,
     client.Nodes(nodes=(_NODE_INFO,), next="nodes.1"),
     _FEED_EVENT,
     client.EventsPage(events=(_FEED_EVENT,), next_seq=70_001),
     client.Failed(code="bad_field", message="lr: nan", hint="give a number", field="lr"),
-)
+)  # fmt: skip
 _OF_LOGS: Final = (
     feed.LogHello(node=NODE, **_WORKER, stream="log"),
     feed.LogChunk(**_WORKER, stream="log", offset=512, data=b"epoch 12\n"),
@@ -597,31 +354,16 @@ _OF_LOGS: Final = (
 )
 _ON_A_NODE: Final = (
     worker.Assignment(
-        **_WORKER,
-        slot=2,
-        group=GROUP,
-        spec=SPEC,
-        workdir="/var/ones/work/9f86",
-        checkpoints="/var/ones/checkpoints/digits-7",
-        socket="ipc:///run/ones/agent.sock",
-        env={"CUDA_VISIBLE_DEVICES": "2"},
-        address="10.0.0.7",
-        kind=agent.JOIN,
-        granted=False,
-        states="/var/ones/work/.states/digits-7",
-        token=SHOWN,
-        user="alice",
+        **_WORKER, slot=2, group=GROUP, spec=SPEC, workdir="/var/ones/work/9f86",
+        checkpoints="/var/ones/checkpoints/digits-7", socket="ipc:///run/ones/agent.sock",
+        env={"CUDA_VISIBLE_DEVICES": "2"}, address="10.0.0.7", kind=agent.JOIN, granted=False,
+        states="/var/ones/work/.states/digits-7", token=SHOWN, user="alice",
     ),
     worker.WorkerHello(**_WORKER, pid=4711, token=SHOWN),
     worker.Reported(**_WORKER, count=3),
     worker.GroupOrder(
-        version=VERSION,
-        stage=agent.SWITCH,
-        kind=agent.RECOVER,
-        group=GROUP,
-        former=FORMER,
-        store=STORE,
-        source=RANK,
+        version=VERSION, stage=agent.SWITCH, kind=agent.RECOVER, group=GROUP, former=FORMER,
+        store=STORE, source=RANK,
     ),
     worker.SlotGranted(),
     sweeps.UnitTask(unit=UNIT),
@@ -633,12 +375,12 @@ _ON_A_NODE: Final = (
     worker.ZygoteReady(pid=4700, python="3.11.9", torch="2.13.0", tokens=True, holds=True),
     worker.ExitStatus(code=1, signal=9, at=1_760_000_061.5, max_rss_bytes=300 << 20, cpu_s=42.5),
     worker.ProcessMark(pid=4711, started_ticks=88_123),
-)
+)  # fmt: skip
 
 _OF_STATES: Final[tuple[Message, ...]] = (
     files.AskState(job=JOB, trial=3, version=12, digest=DIGEST, offset=1 << 20),
     files.StatePiece(digest=DIGEST, offset=1 << 20, total=100 << 20),
-    files.StateRefused(digest=DIGEST, why="it is not here"),
+    files.StateRefused(digest=DIGEST, reason="it is not here"),
 )
 
 EXAMPLES: Final[dict[str, Message]] = {
@@ -657,16 +399,16 @@ def kinds_on_the_wire() -> dict[str, type[Message]]:
 
 
 def _collect(annotation: object, found: dict[type[msgspec.Struct], None]) -> None:
-    for kind in _structs_in(annotation):
+    for kind in structs_in(annotation):
         if kind not in found:
             found[kind] = None
             for field in msgspec.structs.fields(kind):
                 _collect(field.type, found)
 
 
-def _structs_in(annotation: object) -> Iterator[type[msgspec.Struct]]:
+def structs_in(annotation: object) -> Iterator[type[msgspec.Struct]]:
     if inner := get_args(annotation):
         for argument in inner:
-            yield from _structs_in(argument)
+            yield from structs_in(argument)
     elif isinstance(annotation, type) and issubclass(annotation, msgspec.Struct):
         yield annotation

@@ -83,13 +83,9 @@ def _worker_cell(phase: worker.WorkerPhase, trigger: worker.WorkerTrigger) -> st
 
 def worker_in(phase: worker.WorkerPhase) -> worker.Worker:
     return worker.Worker(
-        worker=worker_id(A, Version(1), Rank(0)),
-        version=Version(1),
-        rank=Rank(0),
-        slot=S0,
-        local_batch=1,
-        phase=phase,
-    )
+        worker=worker_id(A, Version(1), Rank(0)), version=Version(1), rank=Rank(0), slot=S0,
+        local_batch=1, phase=phase,
+    )  # fmt: skip
 
 
 def _printed(phases: type[Enum], triggers: type[Enum], cell: Callable[..., str]) -> str:

@@ -1,9 +1,9 @@
-"""Views and events as a live core could show them, whatever happens; and problems made of them."""
+"""Views of clusters for policies, and a cluster in which changes take no time."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
@@ -19,7 +19,9 @@ from controlplane.policy.api import (
     JobView,
     Plan,
     PlanTaken,
+    Policy,
     PolicyEvent,
+    Reason,
     SlotView,
     StepsSeen,
 )
@@ -32,7 +34,7 @@ from controlplane.policy.registry import make
 from controlplane.prediction import IntArray
 from schemas.ids import JobId, NodeId, Seconds, SlotId, slot_id
 from schemas.jobs import Utility
-from tests.support.builders import slot_view
+from tests.support.builders import changed_job, job_view, slot_view
 
 NOW = Seconds(100.0)
 FAMILIES = ("", "f", "g")
@@ -69,9 +71,7 @@ def taken_slots(slots: Iterable[SlotView], jobs: Iterable[JobView]) -> list[Slot
 def view_of(slots: Sequence[SlotView], *jobs: JobView, version: int = 1) -> ClusterView:
     """A view of `slots`, of which those of `jobs` are in use."""
     return ClusterView(
-        version=version,
-        slots=tuple(taken_slots(slots, jobs)),
-        jobs={job.job: job for job in jobs},
+        version=version, slots=tuple(taken_slots(slots, jobs)), jobs={job.job: job for job in jobs}
     )
 
 
@@ -104,6 +104,28 @@ def pace(family: str, *speeds: float, batch: int = 64) -> list[tuple[float, Poli
                         global_batch=batch, samples_per_s=speed, whole=True))
         for slots, speed in enumerate(speeds, 1)
     ]  # fmt: skip
+
+
+LINEAR = pace("f", 100.0, 200.0, 300.0, 400.0)  # speeds are proportional to slots
+
+
+def warm_job(job: JobId, *on: SlotId, **changes: Any) -> JobView:
+    """A warm job of family f, of 1 to 4 slots, with a batch of 64."""
+    held = dict.fromkeys(on, 64 // len(on)) if on else {}
+    view = job_view(job, slots=(1, 4), family="f", epoch=1, start_s=0.0, running_on=held)
+    return changed_job(view, **changes)
+
+
+def epoch_seen(job: JobId, **changes: Any) -> EpochSeen:
+    """A whole epoch of a job on one slot, at 100 samples/s."""
+    usual = {"family": "", "slots": 1, "nodes": 1, "global_batch": 64, "samples_per_s": 100.0}
+    return EpochSeen(job=job, **{"whole": True, **usual, **changes})
+
+
+def steps_seen(job: JobId, **changes: Any) -> StepsSeen:
+    """Telemetry of a job on one slot, at 100 samples/s."""
+    usual = {"family": "", "slots": 1, "nodes": 1, "global_batch": 64, "samples_per_s": 100.0}
+    return StepsSeen(job=job, **{"group": 1, "step": 1, "samples_done": 64, **usual, **changes})
 
 
 def surrounded(
@@ -175,31 +197,22 @@ def a_job(draw: st.DrawFn, number: int, free: list[SlotId]) -> JobView:
     local = max(batch, share + 1)
     epoch = draw(st.integers(0, 3))
     return JobView(
-        job=JobId(f"{name}-{number}"),
-        submitted_at=Seconds(draw(st.integers(0, 4))),
-        batch_size=batch,
-        batch_limit=limit,
-        local_limit=local + draw(st.sampled_from([0, 50])),
-        least=least,
-        most=most,
-        wanted=draw(st.integers(least, min(most, max(batch, least)))),
+        job=JobId(f"{name}-{number}"), submitted_at=Seconds(draw(st.integers(0, 4))),
+        batch_size=batch, batch_limit=limit, local_limit=local + draw(st.sampled_from([0, 50])),
+        least=least, most=most, wanted=draw(st.integers(least, min(most, max(batch, least)))),
         family=draw(st.sampled_from(FAMILIES)),
         running_on={slot: share + (place < rest) for place, slot in enumerate(running)},
         movable=not draw(IN_FOUR),
         ready_at=Seconds(0.0 if running else draw(st.sampled_from([0, 0, 0, 101, 110]))),
         retry_at=Seconds(draw(st.sampled_from([0, 0, 0, 105, 120]))),
-        moved_at=Seconds(draw(st.sampled_from([0, 50, 80, 99]))),
-        epoch=epoch,
-        epoch_at=Seconds(draw(st.sampled_from([0, 60, 90]))),
-        epoch_samples=1000,
-        samples_done=epoch * 1000,
-        stop_samples=draw(st.sampled_from([None, None, 2000, 50_000])),
+        moved_at=Seconds(draw(st.sampled_from([0, 50, 80, 99]))), epoch=epoch,
+        epoch_at=Seconds(draw(st.sampled_from([0, 60, 90]))), epoch_samples=1000,
+        samples_done=epoch * 1000, stop_samples=draw(st.sampled_from([None, None, 2000, 50_000])),
         noise_scale=draw(st.sampled_from([None, 0.5, 64.0, 5000.0])),
-        ran_s=draw(st.sampled_from([0.0, 30.0, 900.0])),
-        start_s=draw(st.sampled_from([None, 3.0])),
+        ran_s=draw(st.sampled_from([0.0, 30.0, 900.0])), start_s=draw(st.sampled_from([None, 3.0])),
         utility=draw(st.sampled_from([None, *UTILITIES])),
         promised_at=draw(st.sampled_from([None, None, Seconds(90.0), Seconds(4000.0)])),
-    )
+    )  # fmt: skip
 
 
 @st.composite
@@ -237,28 +250,17 @@ def _one_of(job: JobId, view: ClusterView) -> st.SearchStrategy[PolicyEvent]:
     ended = JobEnded(job=JobId("old-98"), family=family, samples_done=3000, succeeded=True)
     return st.one_of(
         st.builds(
-            EpochSeen,
-            job=st.just(job),
-            family=st.just(family),
-            slots=slots,
-            nodes=st.integers(1, 2),
-            global_batch=batch,
-            samples_per_s=st.floats(0.1, 1e4),
+            EpochSeen, job=st.just(job), family=st.just(family), slots=slots,
+            nodes=st.integers(1, 2), global_batch=batch, samples_per_s=st.floats(0.1, 1e4),
             whole=st.booleans(),
         ),
         st.builds(
-            StepsSeen,
-            job=st.just(job),
-            family=st.just(family),
-            group=st.integers(1, 2),
-            slots=slots,
-            nodes=st.integers(1, 2),
-            global_batch=batch,
-            step=st.integers(0, 30),
+            StepsSeen, job=st.just(job), family=st.just(family), group=st.integers(1, 2),
+            slots=slots, nodes=st.integers(1, 2), global_batch=batch, step=st.integers(0, 30),
             samples_done=st.integers(0, 5000),
         ),
         st.sampled_from([ended, PlanTaken(waiting=waiting)]),
-    )
+    )  # fmt: skip
 
 
 views_and_events = views().flatmap(lambda view: st.tuples(st.just(view), events_of(view)))
@@ -297,3 +299,116 @@ def some_levels(problem: Problem, seed: int) -> IntArray:
     """A level for each job, allowed and within what there is."""
     order = default_rng(seed).permutation(len(problem.job_rows))
     return repaired(problem, any_levels(problem, seed), order)
+
+
+ENOUGH = 20  # questions at one moment
+
+
+class ToldOracle:
+    """An oracle: jobs last as long as it was told, and n slots make them n times as fast."""
+
+    def __init__(self, steps: Mapping[JobId, float] | None = None, default: float = 100.0) -> None:
+        self.steps = dict(steps or {})
+        self._default = default
+
+    def remaining_steps(self, job: JobView) -> float:
+        return self.steps.get(job.job, self._default)
+
+    def step_s(self, job: JobView, slots: int) -> float:
+        return 1.0 / slots
+
+    def remaining_s(self, job: JobView, slots: int) -> float:
+        return self.remaining_steps(job) * self.step_s(job, slots)
+
+    def speed_share(
+        self,
+        job: JobId,
+        layouts: Mapping[JobId, Mapping[NodeId, int]],
+        on: Mapping[NodeId, Mapping[JobId, int]],
+    ) -> float:
+        return 1.0
+
+
+@dataclass
+class InstantCluster:
+    """Follows a policy's plans as the core does: stops first, then starts on what is free."""
+
+    policy: Policy
+    slots: Sequence[SlotView]
+    jobs: dict[JobId, JobView] = field(default_factory=dict)
+    now: Seconds = Seconds(0.0)
+    plans: list[Plan] = field(default_factory=list)
+    rejected: dict[JobId, Reason] = field(default_factory=dict)
+
+    def view(self) -> ClusterView:
+        return ClusterView(
+            version=len(self.plans),
+            slots=tuple(taken_slots(self.slots, self.jobs.values())),
+            jobs=dict(self.jobs),
+        )
+
+    def submit(self, *jobs: JobView) -> None:
+        for job in jobs:
+            self.jobs[job.job] = changed_job(job, moved_at=self.now)
+
+    def end(self, *names: JobId) -> None:
+        for name in names:
+            del self.jobs[name]
+
+    def settle(self) -> dict[JobId, list[SlotId]]:
+        """Ask and follow until nothing changes; who has what then."""
+        for _ in range(ENOUGH):
+            view = self.view()
+            self.policy.improve(view, Budget(generations=1), default_rng(0), self.now)
+            plan = self.policy.plan(view, self.now)
+            self.plans.append(plan)
+            if not self._follow(plan):
+                return {
+                    name: list(job.running_on) for name, job in self.jobs.items() if job.running_on
+                }
+        raise AssertionError("the policy does not come to rest")
+
+    def at(self, now: float) -> dict[JobId, list[SlotId]]:
+        """The same, later."""
+        self.now = Seconds(now)
+        return self.settle()
+
+    def sizes(self, now: float) -> dict[JobId, int]:
+        """Number of slots of each job that has any, later."""
+        return {name: len(slots) for name, slots in self.at(now).items()}
+
+    def _follow(self, plan: Plan) -> bool:
+        before = dict(self.jobs)
+        held = {slot for job in before.values() for slot in job.running_on}
+        for name, job in before.items():
+            target = plan.local_batch.get(name, {})
+            stops = name in plan.restart and target.keys() != job.running_on.keys()
+            if job.running_on:
+                self._set(name, {} if stops else target)
+            elif not target.keys() & held:
+                self._set(name, target)
+        for name in plan.rejected:
+            self.rejected[name] = plan.rejected[name]
+            del self.jobs[name]
+        for name, end in plan.promised.items():
+            job = self.jobs[name]
+            first = end if job.promised_at is None else job.promised_at
+            self.jobs[name] = msgspec.structs.replace(job, promised_at=first, expected_at=end)
+        owned = [slot for job in self.jobs.values() for slot in job.running_on]
+        assert len(owned) == len(set(owned))
+        return self.jobs != before
+
+    def _set(self, name: JobId, placed: Mapping[SlotId, int]) -> None:
+        job = self.jobs[name]
+        if dict(placed) != dict(job.running_on):
+            passed = self.now - job.moved_at
+            runs = bool(job.running_on)
+            self.jobs[name] = msgspec.structs.replace(
+                job,
+                running_on=dict(placed),
+                slot_s=job.served(self.now),
+                ran_s=job.ran_s + passed * runs,
+                waited_s=job.waited_s + passed * (not runs),
+                moved_at=self.now,
+                placed_at=job.placed_at if placed.keys() == job.running_on.keys() else self.now,
+            )

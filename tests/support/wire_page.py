@@ -20,6 +20,7 @@ import msgspec
 
 from schemas.codec import tag_of
 from schemas.wire import Message, client, feed, files
+from tests.support.schemas_examples import structs_in
 
 PAGE: Final = Path(__file__).parents[2] / "docs" / "wire.md"
 HEADING: Final = "## Every field\n"
@@ -52,40 +53,20 @@ def structs() -> Iterator[type[msgspec.Struct]]:
 def _with_parts(kind: type[msgspec.Struct]) -> Iterator[type[msgspec.Struct]]:
     yield kind
     for hint in get_type_hints(kind, include_extras=True).values():
-        for inner in _structs_in(hint):
+        for inner in structs_in(hint):
             yield from _with_parts(inner)
 
 
-def _structs_in(hint: Any) -> Iterator[type[msgspec.Struct]]:
-    if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
-        yield hint
-    for part in get_args(hint):
-        yield from _structs_in(part)
-
-
 def name_of(kind: type[msgspec.Struct]) -> str:
-    """What the page calls it: its tag, or the name of its class.
-
-    Args:
-        kind: one of `structs`.
-    """
+    """What the page calls it: its tag, or the name of its class."""
     return tag_of(kind) if issubclass(kind, Message) else kind.__name__
 
 
 def rows_of(kind: type[msgspec.Struct]) -> list[Row]:
-    """Its fields.
-
-    Args:
-        kind: one of `structs`.
-    """
+    """Its fields."""
     hints, notes = get_type_hints(kind, include_extras=True), _notes(kind)
     return [
-        Row(
-            field.encode_name,
-            _kind(hints[field.name]),
-            _default(field),
-            notes.get(field.name, ""),
-        )
+        Row(field.encode_name, _kind(hints[field.name]), _default(field), notes.get(field.name, ""))
         for field in msgspec.structs.fields(kind)
     ]
 

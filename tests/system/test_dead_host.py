@@ -6,16 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.cluster import Cluster, kill
-from tests.support.resizing import assert_nothing_lost, further, kinds, training
+from tests.support.cluster import Cluster, assert_nothing_lost, further, kill, kinds, training_job
 
 
 @pytest.mark.slow
-def test_a_host_that_dies_is_done_without_in_seconds(tmp_path: Path) -> None:
+def test_a_job_continues_seconds_after_a_host_died(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path / "home", tmp_path / "jobs", slots=2, agents=2, policy="fifo")
     try:
         pids = cluster.up()
-        job = training(cluster, 4)
+        job = training_job(cluster, 4)
         workers = cluster.show(job)["workers"]
 
         kill(pids["agents"][1])

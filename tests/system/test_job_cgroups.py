@@ -21,16 +21,12 @@ from tests.support.builders import A, B
 
 W0, W1, OTHER = WorkerId(f"{A}.v1.r0"), WorkerId(f"{A}.v1.r1"), WorkerId(f"{B}.v1.r0")
 needs_groups = pytest.mark.skipif(not find(), reason="needs control groups that it may divide")
+needs_memory = pytest.mark.skipif(
+    MEMORY not in {name for tree in find() for name in tree.controllers}, reason="no memory"
+)
 MIB, GIB = 1 << 20, 1 << 30
 SLEEPS = "echo; exec sleep 60"
 ESCAPES = "setsid sh -c 'sleep 60 & echo; wait' & wait"
-
-
-def host(folder: Path, mounts: str, own: str) -> tuple[Hierarchy, ...]:
-    """What is found where these are the mounts and groups."""
-    (folder / "mounts").write_text(mounts.format(at=folder))
-    (folder / "own").write_text(own)
-    return find(mounts=folder / "mounts", own=folder / "own")
 
 
 def made(path: Path, **files: str) -> Path:
@@ -45,40 +41,41 @@ ONE = "cgroup {at}/memory cgroup rw,memory 0 0\ncgroup {at}/pids cgroup rw,pids 
 TWO = "cgroup2 {at}/unified cgroup2 rw 0 0\n"
 
 
-def test_version_2_is_used_where_it_bounds_something(tmp_path: Path) -> None:
-    base = made(tmp_path / "unified/a.service", cgroup_controllers="cpu memory pids\n")
+ALL, NONE = frozenset({MEMORY, PIDS}), frozenset[str]()
+OWN = "8:pids:/\n4:memory:/box\n1:name=systemd:/x\n0::/\n"
+TREES_OF = {
+    "version 2, which limits something": (
+        TWO, "0::/a.service\n", {"unified/a.service": "cpu memory pids\n"}, [("unified/a.service", ALL, True)],
+    ),
+    "version 1, where version 2 limits nothing": (
+        ONE + TWO, OWN, {"unified": "hugetlb\n", "memory/box": "", "pids": ""},
+        [("memory/box", {MEMORY}, False), ("pids", {PIDS}, False)],
+    ),
+    "version 2 to end processes": (TWO, "0::/\n", {"unified": ""}, [("unified", NONE, True)]),
+    "no mount": ("", "0::/\n", {}, []),
+    "not there": (TWO, "0::/elsewhere\n", {"unified": ""}, []),
+    "outside of what is shown": (TWO, "0::/../other\n", {"unified": ""}, []),
+    "version 1 without a group": (ONE, "0::/\n", {"unified": ""}, []),
+}  # fmt: skip
 
-    assert host(tmp_path, TWO, "0::/a.service\n") == (
-        Hierarchy(base, frozenset({MEMORY, PIDS}), unified=True),
+
+@pytest.mark.parametrize(("mounts", "own", "groups", "expected"), TREES_OF.values(), ids=TREES_OF)
+def test_the_groups_of_a_host_are_found(
+    tmp_path: Path,
+    mounts: str,
+    own: str,
+    groups: dict[str, str],
+    expected: list[tuple[str, set[str], bool]],
+) -> None:
+    for group, controllers in groups.items():
+        made(tmp_path / group, cgroup_controllers=controllers)
+    (tmp_path / "mounts").write_text(mounts.format(at=tmp_path))
+    (tmp_path / "own").write_text(own)
+
+    assert find(mounts=tmp_path / "mounts", own=tmp_path / "own") == tuple(
+        Hierarchy(tmp_path / group, frozenset(names), unified=unified)
+        for group, names, unified in expected
     )
-
-
-def test_version_1_is_used_where_version_2_bounds_nothing(tmp_path: Path) -> None:
-    made(tmp_path / "unified", cgroup_controllers="hugetlb\n")
-    memory, pids = made(tmp_path / "memory/box"), made(tmp_path / "pids")
-
-    own = "8:pids:/\n4:memory:/box\n1:name=systemd:/x\n0::/\n"
-    assert host(tmp_path, ONE + TWO, own) == (
-        Hierarchy(memory, frozenset({MEMORY}), unified=False),
-        Hierarchy(pids, frozenset({PIDS}), unified=False),
-    )
-
-
-def test_version_2_ends_processes_where_nothing_else_is_there(tmp_path: Path) -> None:
-    base = made(tmp_path / "unified", cgroup_controllers="")
-
-    assert host(tmp_path, TWO, "0::/\n") == (Hierarchy(base, frozenset(), unified=True),)
-
-
-@pytest.mark.parametrize(
-    ("mounts", "own"),
-    [("", "0::/\n"), (TWO, "0::/elsewhere\n"), (TWO, "0::/../other\n"), (ONE, "0::/\n")],
-    ids=["no mount", "not there", "outside of what is shown", "version 1 without a group"],
-)
-def test_a_host_without_groups_has_none(tmp_path: Path, mounts: str, own: str) -> None:
-    (tmp_path / "unified").mkdir()
-
-    assert host(tmp_path, mounts, own) == ()
 
 
 class Fake(JobGroups):
@@ -118,7 +115,7 @@ def test_limits_are_those_of_the_slots_that_a_job_has_here(tmp_path: Path) -> No
     assert groups.said(*files) == [str(4 * GIB), "0", "max"]
 
 
-def test_the_worker_after_whose_start_processes_were_killed_for_memory_hears_the_limit(
+def test_a_worker_is_told_the_limit_when_processes_were_killed_for_memory_since_its_start(
     tmp_path: Path,
 ) -> None:
     groups = Fake(tmp_path / "g", Jobs(memory_bytes=GIB))
@@ -177,7 +174,7 @@ def leaves(groups: JobGroups) -> dict[str, int]:
 @pytest.mark.slow
 @needs_groups
 @pytest.mark.parametrize("trees", TREES)
-def test_what_a_worker_forked_ends_with_it_wherever_it_went_and_others_live_on(
+def test_all_processes_of_a_worker_end_with_it_and_others_go_on(
     trees: tuple[Hierarchy, ...], tmp_path: Path, running: list[subprocess.Popen[bytes]]
 ) -> None:
     groups = JobGroups(trees, tmp_path)
@@ -199,7 +196,7 @@ def test_what_a_worker_forked_ends_with_it_wherever_it_went_and_others_live_on(
 
 @pytest.mark.slow
 @needs_groups
-def test_an_agent_adopts_who_lives_and_ends_what_those_left_who_ended_without_it(
+def test_an_agent_adopts_living_workers_and_ends_the_processes_of_ended_ones(
     tmp_path: Path, running: list[subprocess.Popen[bytes]]
 ) -> None:
     former = JobGroups(find(), tmp_path)
@@ -210,27 +207,15 @@ def test_an_agent_adopts_who_lives_and_ends_what_those_left_who_ended_without_it
 
     groups.open()
     groups.adopt(W0, A, running[0].pid)
+    running.append(subprocess.Popen(["sleep", "60"]))  # of an agent without groups
+    groups.adopt(W1, A, running[2].pid)
     groups.end_left()
 
-    assert leaves(groups) == {W0: 1}
+    assert leaves(groups) == {W0: 1, W1: 1}
     assert running[1].wait(30.0) == -signal.SIGKILL
     assert running[0].poll() is None
     groups.end_everything()
     assert running[0].wait(30.0) == -signal.SIGKILL
-
-
-@pytest.mark.slow
-@needs_groups
-def test_a_worker_from_before_there_were_groups_is_put_into_its_own(
-    tmp_path: Path, running: list[subprocess.Popen[bytes]]
-) -> None:
-    running.append(subprocess.Popen(["sleep", "60"]))
-    groups = JobGroups(find(), tmp_path)
-
-    groups.adopt(W0, A, running[0].pid)
-
-    assert leaves(groups) == {W0: 1}
-    groups.end_everything()
 
 
 def test_a_group_of_version_2_is_divided_again_when_it_was_removed(
@@ -253,8 +238,8 @@ def test_a_group_of_version_2_is_divided_again_when_it_was_removed(
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(MEMORY not in {n for t in find() for n in t.controllers}, reason="no memory")
-def test_memory_that_is_taken_beyond_the_limit_is_counted_where_it_was_taken(
+@needs_memory
+def test_memory_beyond_the_limit_is_counted_for_its_worker(
     tmp_path: Path, running: list[subprocess.Popen[bytes]]
 ) -> None:
     groups = JobGroups(find(), tmp_path, Jobs(memory_bytes=64 << 20))
@@ -269,10 +254,8 @@ def test_memory_that_is_taken_beyond_the_limit_is_counted_where_it_was_taken(
     groups.close()
 
 
-@pytest.mark.skipif(MEMORY not in {n for t in find() for n in t.controllers}, reason="no memory")
-def test_an_agent_that_begins_takes_no_limits_from_another_whose_group_is_empty(
-    tmp_path: Path,
-) -> None:
+@needs_memory
+def test_a_new_agent_keeps_the_limits_of_an_empty_group_of_another(tmp_path: Path) -> None:
     limits = Jobs(memory_bytes=64 << 20)
     groups, other = (JobGroups(find(), tmp_path / name, limits) for name in ("one", "other"))
     groups.open()
@@ -303,7 +286,7 @@ GREEDY = "head -c 1G /dev/zero | tail > /dev/null"
         ({"pids": 100}, "jobs.pids", "that limit processes, and jobs run as the agent"),
     ],
 )
-def test_limits_that_do_not_hold_here_are_refused_at_the_start(
+def test_limits_that_cannot_be_applied_are_refused_at_the_start(
     jobs: dict[str, int], field: str, why: str
 ) -> None:
     given = Jobs(run_as="agent", trust_each_other=True, cgroup="/no/where", **jobs)  # type: ignore[arg-type]

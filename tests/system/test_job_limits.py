@@ -71,7 +71,7 @@ def groups(house: Cluster, tree: Hierarchy | None = None) -> list[Path]:
     return [path for tree in trees for path in (tree.base / ready["groups"]).glob("job-*")]
 
 
-def test_a_job_that_takes_too_much_memory_fails_with_the_reason_and_its_neighbour_trains_on(
+def test_a_job_beyond_its_memory_limit_fails_without_its_neighbour(
     house: Cluster, tmp_path: Path
 ) -> None:
     held = {**HELD, "HOLD": str(tmp_path / "go on")}
@@ -82,16 +82,14 @@ def test_a_job_that_takes_too_much_memory_fails_with_the_reason_and_its_neighbou
 
     ended = house.until(greedy, lambda shown: shown["state"] == "failed")
     assert ended["reason"] == (
-        "rank 0 was killed: the job's processes on its node took more than 0.375 GiB of memory; "
-        "use less of it, or ask who runs the cluster for more (memory_bytes of [jobs])"
+        "rank 0 was killed: the job's processes on the node exceeded 0.375 GiB of memory; "
+        "reduce it, or ask the operator to raise memory_bytes in [jobs]"
     )
     (tmp_path / "go on").touch()
     assert house.wait(neighbour).code == 0
 
 
-def test_a_job_that_forks_without_end_comes_to_its_bound_and_leaves_nothing(
-    house: Cluster,
-) -> None:
+def test_a_fork_bomb_reaches_its_limit_and_leaves_no_process(house: Cluster) -> None:
     job = house.submit(FORKS)
 
     assert house.wait(job).code == 0
@@ -101,7 +99,7 @@ def test_a_job_that_forks_without_end_comes_to_its_bound_and_leaves_nothing(
     assert [path for path in groups(house) if path.name == f"job-{job}"] == []
 
 
-def test_limits_outlive_an_agent_that_is_killed(house: Cluster, tmp_path: Path) -> None:
+def test_limits_survive_a_killed_agent(house: Cluster, tmp_path: Path) -> None:
     job = house.submit(env={**HELD, "HOLD": str(tmp_path / "go on")})
     (worker,) = house.until_epoch(job, 1)["workers"]
     before = {path: members(path / f"{job}.v1.r0") for path in groups(house)}
@@ -116,7 +114,7 @@ def test_limits_outlive_an_agent_that_is_killed(house: Cluster, tmp_path: Path) 
     await_gone(worker["pid"])
 
 
-def test_an_agent_that_begins_with_limits_bounds_its_first_job(house: Cluster) -> None:
+def test_a_new_agent_limits_its_first_job(house: Cluster) -> None:
     house.clear()
     kill(house.up()["agents"][0])
     house.up()
@@ -124,4 +122,4 @@ def test_an_agent_that_begins_with_limits_bounds_its_first_job(house: Cluster) -
     greedy = house.submit(GREEDY, retries=0)
 
     ended = house.until(greedy, lambda shown: shown["state"] in {"failed", "succeeded"})
-    assert "took more than 0.375 GiB of memory" in ended["reason"], house.said()
+    assert "exceeded 0.375 GiB of memory" in ended["reason"], house.said()

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from nodeagent.cgroups import MEMORY, find
-from tests.support.box import Box
 from tests.support.cluster import TOY, toml
+from tests.system.box import Box
 
 UNITS = sorted((Path(__file__).parents[2] / "bin" / "systemd").glob("*.service"))
 LIMIT_S = 120.0
@@ -23,7 +23,7 @@ LIMIT_S = 120.0
 
 @pytest.mark.slow
 @pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="no systemd-analyze here")
-def test_systemd_has_nothing_to_say_about_the_units() -> None:
+def test_systemd_verifies_the_units_without_warnings() -> None:
     done = subprocess.run(
         ["systemd-analyze", "verify", *UNITS], capture_output=True, text=True, check=False
     )
@@ -45,7 +45,7 @@ def test_systemd_has_nothing_to_say_about_the_units() -> None:
         ("ones-controller.service", "controller-credentials.conf", 25),
     ],
 )
-def test_little_of_the_host_is_exposed_to_a_unit(
+def test_the_exposure_of_each_unit_is_low(
     tmp_path: Path, unit: str, drop_in: str, most: int
 ) -> None:
     text = (UNITS[0].parent / unit).read_text()
@@ -163,7 +163,7 @@ def main_pid(box: Box, unit: str) -> str:
 
 
 @pytest.mark.root
-def test_the_services_run_and_train_as_the_readme_says(box: Box) -> None:
+def test_the_services_train_a_job_after_the_steps_of_the_readme(box: Box) -> None:
     job = submitted(box, 0)
 
     assert ones(box, "wait", job, "--timeout", str(LIMIT_S)).startswith(f"{job} succeeded")
@@ -206,7 +206,7 @@ def test_workers_survive_a_stop_of_the_agent(box: Box) -> None:
 
 
 @pytest.mark.root
-def test_a_controller_that_is_killed_or_hangs_is_started_again(box: Box) -> None:
+def test_a_killed_or_hanging_controller_is_restarted(box: Box) -> None:
     job = submitted(box, 0.1)
     until(box, job, "running")
     first = main_pid(box, "ones-controller")
@@ -225,7 +225,7 @@ def test_a_controller_that_is_killed_or_hangs_is_started_again(box: Box) -> None
 
 
 @pytest.mark.root
-def test_a_reload_takes_over_what_may_change_and_restarts_nothing(box: Box) -> None:
+def test_a_reload_applies_settings_without_a_restart(box: Box) -> None:
     pids = [main_pid(box, unit) for unit in ("ones-controller", "ones-agent")]
     box.write("/etc/ones/controller.toml", CONTROLLER + "[silence]\nlost_s = 31.0\n")
     box.write("/etc/ones/agent.toml", "kill_grace_s = 9.0\n" + AGENT)
@@ -275,7 +275,7 @@ def test_an_upgrade_disturbs_no_step_of_a_running_job(box: Box) -> None:
 
 
 @pytest.mark.root
-def test_settings_that_the_new_software_refuses_restart_nothing(box: Box) -> None:
+def test_an_upgrade_with_invalid_settings_restarts_no_unit(box: Box) -> None:
     pids = [main_pid(box, unit) for unit in ("ones-controller", "ones-agent")]
     box.write("/etc/ones/agent.toml", "slot = 3\n" + AGENT)
 
@@ -310,7 +310,7 @@ def test_memory_of_a_job_is_bounded_below_a_unit_that_outlives_the_agent(box: Bo
     )
     greedy = ones(box, "submit", "/root/greedy/job.toml").strip()
 
-    assert "rank 0 was killed: the job's processes on its node took more than 1 GiB" in until(
+    assert "rank 0 was killed: the job's processes on the node exceeded 1 GiB" in until(
         box, greedy, "failed"
     )
     box.run("systemctl", "restart", "ones-agent")
@@ -329,14 +329,14 @@ def test_memory_of_a_job_is_bounded_below_a_unit_that_outlives_the_agent(box: Bo
 
 @pytest.mark.root
 @pytest.mark.parametrize(("unit", "most"), [("ones-controller", "25"), ("ones-agent", "35")])
-def test_the_units_are_as_little_exposed_where_they_run(box: Box, unit: str, most: str) -> None:
+def test_the_exposure_of_each_running_unit_is_low(box: Box, unit: str, most: str) -> None:
     done = box.run("systemd-analyze", "security", f"--threshold={most}", unit, check=False)
 
     assert done.returncode == 0, done.stdout.splitlines()[-1]
 
 
 @pytest.mark.root
-def test_keys_can_be_credentials_that_no_user_but_root_can_read_or_change(box: Box) -> None:
+def test_only_root_can_read_or_change_keys_in_credentials(box: Box) -> None:
     secrets = {"controller": "server", "agent": "node-1"}
     for part, key in secrets.items():
         box.run("chown", "root:root", f"/etc/ones/keys/{key}.key_secret")
@@ -365,7 +365,7 @@ StandardError=append:/var/lib/ones/stderr.log
 
 
 @pytest.mark.root
-def test_a_full_disk_also_of_stderr_is_no_reason_for_a_restart(box: Box) -> None:
+def test_a_full_disk_of_stderr_causes_no_restart(box: Box) -> None:
     unit = "ones-controller"
     box.run("systemctl", "stop", unit)
     options = "size=48m,mode=0700,uid=ones,gid=ones"
@@ -400,7 +400,7 @@ def test_a_full_disk_also_of_stderr_is_no_reason_for_a_restart(box: Box) -> None
 SPEAK = """
 import sys
 from schemas.codec import encode
-from schemas.transport import ThreadDealer
+from schemas.transport.sockets import ThreadDealer
 from schemas.wire.worker import Reported, WorkerHello
 dealer = ThreadDealer("ipc:///run/ones-agent/sockets/agent.sock")
 dealer.poll(5.0)
@@ -442,7 +442,7 @@ def ones_by(box: Box, user: str, *arguments: str) -> subprocess.CompletedProcess
 
 
 @pytest.mark.root
-def test_two_users_of_one_host_see_and_harm_only_what_is_their_own(box: Box) -> None:
+def test_two_users_of_a_host_are_isolated(box: Box) -> None:
     keys = {user: with_account(box, user) for user in ("ann", "bob")}
     known = (box.root / "etc/ones/keys/authorised.toml").read_text()
     rows = (f'[[key]]\npublic = "{keys[name]}"\nname = "{name}"\nrole = "user"\n' for name in keys)
@@ -462,14 +462,10 @@ def test_two_users_of_one_host_see_and_harm_only_what_is_their_own(box: Box) -> 
             f"{other} 700\n"
         ] * 3
         secrets = (
-            "/etc/ones/keys/server.key_secret",
-            "/etc/ones/keys/node-1.key_secret",
-            f"/home/{other}/ones/me.key_secret",
-            f"{own[0]}/log",
-            f"{own[0]}/assignment",
-            f"/run/ones-agent/workers/{theirs}.v1.r0/assignment",
-            f"{own[1]}/train.py",
-        )
+            "/etc/ones/keys/server.key_secret", "/etc/ones/keys/node-1.key_secret",
+            f"/home/{other}/ones/me.key_secret", f"{own[0]}/log", f"{own[0]}/assignment",
+            f"/run/ones-agent/workers/{theirs}.v1.r0/assignment", f"{own[1]}/train.py",
+        )  # fmt: skip
         for path in secrets:
             assert box.run("test", "-e", path, check=False).returncode == 0, path
             assert "Permission denied" in by(box, user, "cat", path).stderr
@@ -481,15 +477,9 @@ def test_two_users_of_one_host_see_and_harm_only_what_is_their_own(box: Box) -> 
         assert ones_by(box, user, "cancel", theirs).returncode != 0
         assert ones_by(box, user, "logs", theirs).returncode != 0
         by(
-            box,
-            user,
-            "env",
-            "PYTHONPATH=/opt/ones",
-            "/opt/ones/.venv/bin/python",
-            "-c",
-            SPEAK,
+            box, user, "env", "PYTHONPATH=/opt/ones", "/opt/ones/.venv/bin/python", "-c", SPEAK,
             theirs,
-        )
+        )  # fmt: skip
         refused = f'"why": "wrong token", "worker": "{theirs}.v1.r0"'
         until_said(box, "ones-agent", refused)
         assert by(box, user, "test", "-r", f"/var/lib/ones-agent/work/{mine}").returncode == 0

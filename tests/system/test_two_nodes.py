@@ -13,13 +13,19 @@ import pytest
 
 from controlplane.client import BlockingClient
 from schemas.ids import NodeId
-from tests.support.cluster import LIMIT_S, Cluster, kill
-from tests.support.resizing import assert_nothing_lost, further, kinds, resize, training
-from tests.support.searching import (
+from tests.support.cluster import (
+    LIMIT_S,
+    Cluster,
+    assert_nothing_lost,
     check_all_done,
     explained,
+    further,
+    kill,
+    kinds,
+    resize,
     search_process,
-    submit,
+    submit_searched,
+    training_job,
     until_searched,
 )
 
@@ -43,7 +49,7 @@ def pair(nodes: Cluster) -> Iterator[Cluster]:
 
 
 def test_a_quiet_cluster_stays_quiet(pair: Cluster) -> None:
-    jobs = [submit(pair, 10_000, slots=[1, 1], max_batch_size=24) for _ in range(4)]
+    jobs = [submit_searched(pair, 10_000, slots=[1, 1], max_batch_size=24) for _ in range(4)]
     for job in jobs:
         pair.until_epoch(job, 3)
     before = pair.events()
@@ -55,10 +61,10 @@ def test_a_quiet_cluster_stays_quiet(pair: Cluster) -> None:
     assert kinds == {"job.epoch"}
 
 
-def test_a_job_that_waits_says_what_it_waits_for(pair: Cluster) -> None:
-    pair.until_epoch(submit(pair, 10_000), 1)
+def test_a_waiting_job_states_its_reason(pair: Cluster) -> None:
+    pair.until_epoch(submit_searched(pair, 10_000), 1)
 
-    late = submit(pair, 5, slots=[5, 6])
+    late = submit_searched(pair, 5, slots=[5, 6])
 
     (waits,) = explained(pair, late)
     assert (waits["code"], waits["outcome"]) == ("too_large", "waits")
@@ -66,12 +72,12 @@ def test_a_job_that_waits_says_what_it_waits_for(pair: Cluster) -> None:
 
 
 def test_a_search_that_hangs_leaves_no_slot_idle(pair: Cluster) -> None:
-    first = submit(pair, 10_000, slots=[1, 1])
+    first = submit_searched(pair, 10_000, slots=[1, 1])
     pair.until_epoch(first, 1)
     hanging = search_process(pair)
     os.kill(hanging, signal.SIGSTOP)
 
-    second = submit(pair, 3, slots=[1, 1])
+    second = submit_searched(pair, 3, slots=[1, 1])
     decisions = check_all_done(pair, [second], 3)
     kill(hanging)
 
@@ -79,8 +85,8 @@ def test_a_search_that_hangs_leaves_no_slot_idle(pair: Cluster) -> None:
     until_searched(pair)
 
 
-def test_jobs_whose_workers_on_a_node_die_go_on(pair: Cluster) -> None:
-    jobs = [submit(pair, 40), submit(pair, 40)]
+def test_jobs_continue_without_the_workers_of_a_node(pair: Cluster) -> None:
+    jobs = [submit_searched(pair, 40), submit_searched(pair, 40)]
     pair.until(jobs[1], lambda shown: shown["slots"] >= 1)
     pair.until(jobs[0], lambda shown: shown["slots"] >= 2)
     here = pair.show(jobs[0])["workers"][0]
@@ -94,7 +100,7 @@ def test_jobs_whose_workers_on_a_node_die_go_on(pair: Cluster) -> None:
 
 
 def test_a_group_spans_nodes_and_survives_the_loss_of_a_worker_there(pair: Cluster) -> None:
-    job = training(pair, 2)
+    job = training_job(pair, 2)
     shown = resize(pair, job, 4)
     far = [w for w in shown["workers"] if w["node"] != shown["workers"][0]["node"]]
     kill(far[-1]["pid"])
@@ -105,8 +111,8 @@ def test_a_group_spans_nodes_and_survives_the_loss_of_a_worker_there(pair: Clust
     assert_nothing_lost(pair, job)
 
 
-def test_a_node_that_is_drained_is_left_without_a_sample_lost_and_given_back(pair: Cluster) -> None:
-    job = training(pair, 2)
+def test_a_drained_node_is_emptied_without_losing_samples_and_returned(pair: Cluster) -> None:
+    job = training_job(pair, 2)
     node = pair.show(job)["workers"][0]["node"]
 
     asked = pair.ones(
@@ -122,7 +128,7 @@ def test_a_node_that_is_drained_is_left_without_a_sample_lost_and_given_back(pai
     assert moved["slots"] >= 1
     told = [e["type"] for e in pair.events() if e["type"].startswith("node.")][-3:]
     assert told == ["node.draining", "node.drained", "node.undrained"]
-    whys = [one["why"] for one in explained(pair, job) if one["code"] == "drain"]
+    whys = [one["reason"] for one in explained(pair, job) if one["code"] == "drain"]
     assert whys[0].startswith(f"{node} is drained by ")
     assert ": new kernel; " in whys[0]
     assert_nothing_lost(pair, job)
@@ -162,9 +168,7 @@ os.symlink("/etc/hostname", "away") if agent.rank == 0 else None
 """
 
 
-def test_what_every_rank_made_is_fetched_from_its_node_with_the_model(
-    pair: Cluster, tmp_path: Path
-) -> None:
+def test_files_of_every_rank_are_fetched_from_their_nodes(pair: Cluster, tmp_path: Path) -> None:
     job = pair.submit(MADE, name="made", slots=[3, 3], batch_size=6, max_batch_size=6)
     assert pair.wait(job).code == 0
     slots = pair.show(job)["versions"][0]["slots"]

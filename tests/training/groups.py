@@ -1,7 +1,7 @@
-"""A job's workers as real processes, with a test in the place of agent and controller.
+"""A job's workers as real processes; the test replaces agent and controller.
 
 Workers run a real script through `ScalingAgent`: assignment file, report file, ZeroMQ socket, gloo.
-The crew forks them, hears their reports and gives the orders that a controller would give.
+The crew forks them, reads their reports and gives the orders that a controller would give.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ from schemas.wire.agent import (
     WorkerReady,
 )
 from schemas.wire.worker import Assignment, GroupOrder
-from tests.support.forked_workers import ForkedWorker, ForkedWorkers, fork
+from tests.support.sample_steps import steps_of
+from tests.training.sweep_crew import ForkedWorker, ForkedWorkers, fork
 
 JOB: Final = JobId("toy-1")
 SEED: Final = 11
@@ -111,13 +112,9 @@ if agent.rank == 0:
 """
 
 
-SCHEDULED: Final = """
-SCALING = "none"
-
-def build_model():
-    torch.manual_seed(3)
-    return nn.Sequential(nn.Linear(6, 7), nn.Tanh(), nn.Linear(7, 1))
-
+SCHEDULED: Final = (
+    PLAIN[: PLAIN.index("def build_optimizer")]
+    + """
 def build_optimizer(parameters):
     return torch.optim.Adam(parameters, lr=0.01)
 
@@ -140,6 +137,7 @@ def schedules(optimizer):
     scaler = torch.amp.GradScaler(DEVICE, init_scale=2.0**10, growth_interval=9)
     return per_batch, Both(chained, plateau), scaler
 """
+)
 
 SCHEDULED_LOOP: Final = """
 model, optimizer, loader = agent.load(
@@ -188,7 +186,7 @@ def build_optimizer(parameters):
 
 
 class Alone:
-    """One plain process, without this library, that trains on the same batches epoch by epoch."""
+    """One plain process, without this library, that trains on the same batches."""
 
     def __init__(self, source: str, batch: int, size: int) -> None:
         names: dict[str, Any] = {"torch": torch, "nn": nn, "DEVICE": "cpu"}
@@ -204,15 +202,13 @@ class Alone:
         self.after: list[dict[str, torch.Tensor]] = []  # parameters, by epoch
 
     def train(self) -> None:
-        """One more epoch."""
-        for _, ids in self.stream.batches(len(self.after) + 1, 0, [self.batch], 0):
+        for _, ids in steps_of(self.stream, len(self.after) + 1, 0, [self.batch], 0):
             self.step(ids)
         if self.schedules is not None:
             self.schedules[1].step()
         self.after.append({name: kept.clone() for name, kept in self.model.state_dict().items()})
 
     def step(self, ids: Sequence[int]) -> None:
-        """Train on the samples of one step."""
         self.optimizer.zero_grad()
         loss = nn.functional.mse_loss(self.model(self.inputs[ids]), self.targets[ids])
         if self.schedules is None:
@@ -234,7 +230,6 @@ _known = functools.cache(lambda kind, *words: kind(*words))  # many tests ask fo
 def alone(
     source: str, epochs: int, batch: int, size: int = SIZE, kind: type[Alone] = Alone
 ) -> dict[str, torch.Tensor]:
-    """What one plain process, without this library, makes of the same batches."""
     threads = torch.get_num_threads()
     torch.set_default_dtype(torch.float64)
     torch.set_num_threads(1)
@@ -249,36 +244,30 @@ def alone(
 
 
 def furthest(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> float:
-    """The largest difference between two sets of parameters."""
     assert ours.keys() == theirs.keys()
     return max(float((ours[name] - theirs[name]).abs().max()) for name in ours)
 
 
 def script(*parts: str, size: int = SIZE) -> str:
-    """A training script over `size` samples in float64."""
     return HEAD.replace("SIZE", str(size)) + "".join(textwrap.dedent(part) for part in parts)
 
 
 class Slots:
-    """What the workers of a crew train on."""
-
     prelude = ""  # of their script
     environment: ClassVar[dict[str, str]] = {}
 
 
 @dataclass(kw_only=True)
 class Worker(ForkedWorker):
-    """One process and what it reported."""
-
     assignment: Assignment
 
 
 class NobodyIsFullError(AssertionError):
-    """All members of a group that had its whole state are lost."""
+    """All members that had the full state are lost."""
 
 
 class Crew(ForkedWorkers[Worker]):
-    """The workers of one job, and what an agent and a controller would do for them."""
+    """Workers of one job; gives the orders that an agent and a controller would give."""
 
     def __init__(
         self,
@@ -307,19 +296,34 @@ class Crew(ForkedWorkers[Worker]):
     # --- orders
 
     def start(self, *batches: int, resume: ResumePoint | None = None) -> None:
-        """Start the job's workers with these local batches."""
         self.begin_start(*batches, resume=resume)
         self.until(lambda: self._formed(self.group), "the group has started")
         self._order([m.worker for m in self.group.members], SETTLED, START, self.group)
 
+    def through(self, *events: tuple[int, ...] | int | str) -> list[EpochReported]:
+        """Train through changes to local batches, numbers of epochs, a loss or a pause; finish."""
+        point = None
+        for event in events:
+            if isinstance(event, int):
+                self.trains_on(event)
+            elif event == "loss":
+                self.until(self.broken, "a member is lost")
+                self.recover()
+            elif event == "pause":
+                point = self.suspend()
+            elif self.group.members:
+                self.change(*event)
+            else:
+                self.start(*event, resume=point)
+        return self.finish()
+
     def refusal(self, *batches: int) -> str:
-        """The error that ends the script soon after such a start, perhaps before all train."""
+        """Return the error that ends the script soon after such a start."""
         self.begin_start(*batches)
         self.until(lambda: bool(self.reported(ScriptFailed)), "the script is told")
         return self.reported(ScriptFailed)[0].error
 
     def begin_start(self, *batches: int, resume: ResumePoint | None = None) -> None:
-        """Order a start, without waiting until the group trains."""
         self._batch = self._batch or sum(batches)
         self.version += 1
         names = [self._named(rank) for rank in range(len(batches))]
@@ -331,12 +335,11 @@ class Crew(ForkedWorkers[Worker]):
         self._order(names, SWITCH, START, self.group, store=f"127.0.0.1:{port}")
 
     def change(self, *batches: int) -> None:
-        """Bring the group to these local batches: newcomers join, the last ones leave."""
+        """Resize the group to these local batches: newcomers join, the last ranks leave."""
         self.begin_change(*batches)
         self.finish_change()
 
     def begin_change(self, *batches: int) -> None:
-        """The same, without waiting for the end."""
         old = self.group
         self.version += 1
         stay = [member.worker for member in old.members[: len(batches)]]
@@ -366,19 +369,20 @@ class Crew(ForkedWorkers[Worker]):
         self._order(list(everybody), SWITCH, JOIN, coming, store=store)
 
     def finish_change(self) -> None:
-        """Wait until the group that was ordered trains, and those who leave have left."""
         old, coming = self.group, self._coming
         self.until(lambda: self._formed(coming), f"group {coming.version} trains")
         self.group = coming
         kept = [member.worker for member in coming.members]
         self._order(kept, SETTLED, JOIN, coming)
-        left = [m.worker for m in old.members if m.worker not in kept]
-        self.until(lambda: not any(self.workers[n].alive for n in left), "the leavers left")
-        codes = {self.workers[name].process.exitcode for name in left}
+        self._await_exits([m.worker for m in old.members if m.worker not in kept])
+
+    def _await_exits(self, names: Sequence[WorkerId]) -> None:
+        self.until(lambda: not any(self.workers[n].alive for n in names), "the workers left")
+        codes = {self.workers[name].process.exitcode for name in names}
         assert codes <= ({0, -signal.SIGKILL} if self._tolerant else {0})
 
     def change_if_it_can(self, *batches: int) -> None:
-        """Change, and do what a controller does about whatever goes wrong meanwhile."""
+        """Change the group, and handle failures as a controller does."""
         old = self.group
         self._tolerant = True
         self.begin_change(*batches)
@@ -401,7 +405,7 @@ class Crew(ForkedWorkers[Worker]):
             self.recover()
 
     def _lost(self, abandoned: Group) -> bool:
-        """Whether a member is, for a controller: one that went on alone waits for the others."""
+        """Return whether a member is lost: one that switched alone waits for the others."""
         return self.broken() or any(
             isinstance(report, GroupFormed) and report.group == abandoned.version
             for worker in self._members()
@@ -420,44 +424,32 @@ class Crew(ForkedWorkers[Worker]):
         return msgspec.structs.replace(group, version=Version(self.version))
 
     def suspend(self) -> ResumePoint:
-        """Pause the job; returns where it is to be resumed."""
         self.begin_suspend()
         self.until(self.suspended, "the job is suspended")
         return self.finish_suspend()
 
     def begin_suspend(self) -> None:
-        """The same, without waiting for the end."""
         self.version += 1
         names = [member.worker for member in self.group.members]
         nobody = Group(version=Version(self.version), members=(), lr=None)
         self._order(names, SWITCH, SUSPEND, nobody)
 
     def suspended(self) -> bool:
-        """Whether the checkpoint of a pause is written."""
         last = self.last(self.group.members[0].worker, Suspended)
         return last is not None and last.group == self.version
 
     def finish_suspend(self) -> ResumePoint:
-        """Wait until all have left; where the job is to be resumed."""
         names = [member.worker for member in self.group.members]
-        self.until(lambda: not any(self.workers[n].alive for n in names), "the workers left")
-        codes = {self.workers[name].process.exitcode for name in names}
-        assert codes <= ({0, -signal.SIGKILL} if self._tolerant else {0})
+        self._await_exits(names)
         last = self.last(names[0], Suspended)
         assert last is not None
         self.group = Group(version=Version(self.version), members=(), lr=None)
         return ResumePoint(epoch=last.epoch, version=last.group)
 
     def recover(self) -> None:
-        """Those who are left come to rest, agree on the furthest step, and go on."""
-        candidates = list(
-            dict.fromkeys(
-                [
-                    *(m.worker for m in self.group.members),
-                    *(m.worker for m in getattr(self, "_coming", self.group).members),
-                ]
-            )
-        )
+        """Quiesce the survivors, take the state that is furthest ahead, and continue."""
+        coming = getattr(self, "_coming", self.group)
+        candidates = dict.fromkeys(m.worker for m in (*self.group.members, *coming.members))
         for attempt in itertools.count(1):
             self.recoveries += 1
             assert attempt < 6, "recovered again and again\n" + self.said()
@@ -501,20 +493,16 @@ class Crew(ForkedWorkers[Worker]):
                 return
 
     def nobody_has_the_state(self) -> None:
-        """All members that had it are lost."""
         raise NobodyIsFullError("nobody has the whole state\n" + self.said())
 
     def finish(self) -> list[EpochReported]:
-        """Let the running epoch be the last; all reported epochs."""
         (self.home / "enough").touch()
         return self.ended()
 
     def ended(self) -> list[EpochReported]:
-        """Wait for the workers' own end; all reported epochs, recovering what breaks meanwhile."""
         while True:
             self.until(
-                lambda: self.broken() or not any(w.alive for w in self._members()),
-                "the job ended",
+                lambda: self.broken() or not any(w.alive for w in self._members()), "the job ended"
             )
             if self.broken():
                 self.recover()
@@ -526,7 +514,6 @@ class Crew(ForkedWorkers[Worker]):
     # --- what happened
 
     def broken(self) -> bool:
-        """Whether a member died, or says that its group broke."""
         members = self._members()
         died = any(not w.alive and w.process.exitcode != 0 for w in members)
         said = any(
@@ -537,7 +524,6 @@ class Crew(ForkedWorkers[Worker]):
         return died or said
 
     def epochs(self) -> list[EpochReported]:
-        """Every epoch that was reported, in order; a repeated one once."""
         found: dict[int, EpochReported] = {}
         for worker in self.workers.values():
             for report in worker.reports:
@@ -546,44 +532,40 @@ class Crew(ForkedWorkers[Worker]):
         return [found[epoch] for epoch in sorted(found)]
 
     def samples(self) -> dict[int, list[int]]:
-        """The ids that committed steps took, sorted, by epoch; a record that is there twice once."""
-        taken: set[tuple[int, int, int, tuple[int, ...]]] = set()
-        for worker in self.workers.values():
-            path = worker.folder / "samples"
-            for line in path.read_text().splitlines() if path.exists() else ():
-                entry = json.loads(line)
-                taken.add((entry["epoch"], entry["step"], entry["rank"], tuple(entry["ids"])))
+        """Return the ids that committed steps took, sorted, by epoch; repeated records count once."""
+        taken = {(e["epoch"], e["step"], e["rank"], tuple(e["ids"])) for e in self.records()}
         found: dict[int, list[int]] = {}
         for epoch, _, _, ids in taken:
             found.setdefault(epoch, []).extend(ids)
         return {epoch: sorted(ids) for epoch, ids in sorted(found.items())}
 
+    def records(self) -> Iterator[dict[str, Any]]:
+        for worker in self.workers.values():
+            path = worker.folder / "samples"
+            for line in path.read_text().splitlines() if path.exists() else ():
+                yield json.loads(line)
+
     def words(self) -> list[dict[str, Any]]:
-        """What the scripts wrote down."""
         path = self.home / "said"
         return [json.loads(line) for line in path.read_text().splitlines()]
 
     def digests(self) -> dict[int, set[str]]:
-        """The digests of parameters that were seen at the end of each epoch, on any rank."""
         found: dict[int, set[str]] = {}
         for word in self.words():
             found.setdefault(word["epoch"], set()).add(word["digest"])
         return found
 
     def final(self) -> dict[str, torch.Tensor]:
-        """The parameters that the job ended with."""
         loaded: dict[str, torch.Tensor] = torch.load(
             self.home / "final.pt", map_location="cpu", weights_only=True
         )
         return loaded
 
     def step(self) -> int:
-        """The last step of an epoch that is known to be over; 0 at first."""
         path = self.home / "said"
         return max((word["step"] for word in self.words()), default=0) if path.exists() else 0
 
     def trains_on(self, epochs: int = 1) -> None:
-        """Wait until some more epochs are over."""
         wanted = len(self.epochs()) + epochs
         self.until(lambda: len(self.epochs()) >= wanted, f"{wanted} epochs are over")
 
@@ -676,7 +658,6 @@ class Crew(ForkedWorkers[Worker]):
 
 @contextlib.contextmanager
 def crew(home: Path, source: str, **options: Any) -> Iterator[Crew]:
-    """A crew that leaves no process behind."""
     made = Crew(home, source, **options)
     try:
         yield made
@@ -685,7 +666,7 @@ def crew(home: Path, source: str, **options: Any) -> Iterator[Crew]:
 
 
 def _work(folder: Path) -> None:
-    """Be the worker of `folder`, and leave as the zygote's children do."""
+    """Run the worker of `folder`, and exit as the zygote's children do."""
     from elastic.worker import run_script as launch  # noqa: PLC0415 - in the process that was forked
     from elastic.worker import zygote  # noqa: PLC0415
 

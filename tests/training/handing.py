@@ -1,4 +1,4 @@
-"""Handovers between real processes, without jobs: what a peer of those tests runs."""
+"""Functions that peers run in tests of state transfers."""
 
 from __future__ import annotations
 
@@ -9,17 +9,16 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from elastic.state.broadcast import broadcast_state
 from elastic.state.portions import decode_metadata, encode_metadata, portions
 from elastic.state.state_tensors import ParameterState, TensorState
-from elastic.state.transfer import HostStaging, Receiving, Sending
+from elastic.state.transfer import HostStaging, Receiving, Sending, broadcast_state
 from tests.training.peers import CPU, RendezvousInfo
 
 LIMIT_S: Final = 120.0
 
 
 class Zoo(nn.Module):
-    """Parameters and buffers of every kind that needs care."""
+    """Parameters and buffers of kinds that need care."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,12 +56,12 @@ def amsgrad(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
 
 
 def fused(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    """One that looks at memory element by element, whatever the strides."""
+    """Return an optimizer that reads memory element by element, whatever the strides."""
     return torch.optim.AdamW(parameters, lr=0.01, fused=True)
 
 
 def extra(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    """Beside the model's, one that only the optimizer knows."""
+    """Return an optimizer with a parameter that the model does not have."""
     own = nn.Parameter(torch.full((4,), 2.0))
     own.grad = torch.ones(4)
     groups: list[dict[str, Any]] = [{"params": list(parameters)}, {"params": [own], "lr": 0.5}]
@@ -73,7 +72,6 @@ MAKERS: Final = {maker.__name__: maker for maker in (momentum, adam, amsgrad, fu
 
 
 def zoo(make: Maker, seed: int, steps: int = 2) -> TensorState:
-    """A state after some steps; other seeds give other values."""
     torch.manual_seed(seed)
     model = Zoo()
     optimizer = make(model.parameters())
@@ -90,7 +88,7 @@ def zoo(make: Maker, seed: int, steps: int = 2) -> TensorState:
 
 
 def written(state: TensorState) -> list[tuple[str, list[float]]]:
-    """Everything, for comparisons by value: bits survive the way to float64."""
+    """Return all tensors as numbers; every bit survives in float64."""
     tensors = [t for unit in state.units(CPU) for t in unit.tensors] + state.buffers()
     return [(str(t.dtype), t.double().reshape(-1).tolist()) for t in tensors]
 
@@ -98,7 +96,6 @@ def written(state: TensorState) -> list[tuple[str, list[float]]]:
 def hand_over(
     meeting: RendezvousInfo, name: str, members: int, steps: int
 ) -> list[tuple[str, list[float]]]:
-    """Members send their state to the newcomers, a portion at a time."""
     group = meeting.group()
     make = MAKERS[name]
     newcomers = list(range(members, meeting.size))
@@ -131,7 +128,6 @@ def hand_over(
 def give_all(
     meeting: RendezvousInfo, name: str, source: int
 ) -> tuple[bytes, list[tuple[str, list[float]]]]:
-    """One rank gives its state to all."""
     group = meeting.group()
     has = meeting.rank == source
     state = zoo(MAKERS[name], 1 if has else 50 + meeting.rank, steps=2 if has else meeting.rank)

@@ -1,8 +1,8 @@
-"""Kinds of models and optimizers that a group has to train as one process does, in one process.
+"""Kinds of models and optimizers that a group trains as one process does.
 
-The ranks of a group are replicas here, each with a reducer of its own; their buckets are added up by
-hand. What is compared with: one process on whole batches (float64), or one that takes each batch in
-the ranks' chunks (rounding control).
+The ranks are replicas in this process, each with a reducer; their buckets are added by hand. They
+are compared with one process on whole batches (float64), or with one that takes each batch in the
+ranks' chunks (rounding control).
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from elastic.step.gradient_bucket import Reducer
+from elastic.sample_stream import passes
+from elastic.step.gradient_reduction import Reducer
 
 STEPS: Final = 4
 SHARES: Final = (3, 0, 2)  # samples of a step by rank
@@ -37,7 +38,6 @@ class Pictures(nn.Module):
 
 
 def channels_last() -> nn.Module:
-    """The same, as `channels_last` lays it out."""
     made: nn.Module = Pictures().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     assert not next(made.parameters()).is_contiguous()
     return made
@@ -72,7 +72,6 @@ class Layers(nn.Module):
             self.second.requires_grad_(requires_grad=False)
 
     def blocks(self, _: int) -> list[nn.Module]:
-        """In the order of a step."""
         return [self.second, self.other]
 
     def forward(self, x: torch.Tensor, step: int) -> torch.Tensor:
@@ -84,33 +83,39 @@ class Layers(nn.Module):
         return out
 
     def through(self, block: nn.Module, x: torch.Tensor) -> Any:
-        """What `block` makes of `x`."""
         return block(x)
 
 
-class Changing(Layers):
-    """Another layer is unused in each step."""
+class Branching(Layers):
+    """A sample's sign decides about its way, so ranks use different parameters."""
 
+    def forward(self, x: torch.Tensor, step: int) -> torch.Tensor:
+        hidden, up = torch.tanh(self.first(x)), x[:, 0] > 0
+        out = torch.zeros_like(hidden)
+        if up.any():
+            out[up] = self.second(hidden[up])
+        if not up.all():
+            out[~up] = self.other(hidden[~up])
+        head: torch.Tensor = self.head(out)
+        return head
+
+
+class Changing(Layers):
     def blocks(self, step: int) -> list[nn.Module]:
         return [self.second] if step % 2 else [self.other]
 
 
 class Reentrant(Layers):
-    """Blocks are computed again in passes of their own."""
-
     def through(self, block: nn.Module, x: torch.Tensor) -> Any:
         return checkpoint(block, x, use_reentrant=True)
 
 
 class NonReentrant(Layers):
-    """Blocks are computed again by hooks of saved tensors."""
-
     def through(self, block: nn.Module, x: torch.Tensor) -> Any:
         return checkpoint(block, x, use_reentrant=False)
 
 
 def mixed() -> nn.Module:
-    """Three types in one model."""
     made = Layers()
     made.second.to(torch.bfloat16)
     made.other.to(torch.float16)
@@ -118,7 +123,6 @@ def mixed() -> nn.Module:
 
 
 def compiled() -> nn.Module:
-    """What `torch.compile` gives."""
     made: Any = torch.compile(Layers(), backend="aot_eager")
     return made  # type: ignore[no-any-return]
 
@@ -145,13 +149,7 @@ class Together(nn.Module):
     """Models of many kinds side by side: rows of six numbers go in, a number of each comes out."""
 
     def __init__(self, step: Callable[[], int], *, narrow: bool, leave: Sequence[str] = ()) -> None:
-        """Build them; the same every time.
-
-        Args:
-            step: the number of the step that is under way.
-            narrow: in types of 2 and 4 bytes, and of several; else in float64.
-            leave: these kinds out.
-        """
+        """Build the models: `narrow` in types of 2 and 4 bytes, and of several; else in float64."""
         super().__init__()
         kinds = NARROW if narrow else {torch.float64: [k for k in NETS if k != "mixed types"]}
         self._step = step
@@ -189,30 +187,44 @@ IN_TORCH: Final = {("unused parameters that change", "SGD fused")}  # what torch
 
 @dataclass(frozen=True)
 class Kind:
-    """A model of one type with an optimizer."""
-
     net: str
     optimizer: str
     dtype: torch.dtype
 
     def build(self) -> tuple[nn.Module, torch.optim.Optimizer]:
-        """The same every time."""
         torch.manual_seed(1)
-        net = NETS[self.net]()
+        net = Branching() if self.net == "branches" else NETS[self.net]()
         if self.net != "mixed types":
             net = net.to(self.dtype)
         return net, OPTIMIZERS[self.optimizer]([p for p in net.parameters() if p.requires_grad])
 
 
+@dataclass(frozen=True)
+class Way:
+    """How steps are taken."""
+
+    bound: int = 100  # samples of a pass
+    every: int = 1  # batches of an optimizer's step
+    to_none: bool = True
+    clip: float = 0.0
+
+    def update(
+        self, number: int, trained: Sequence[tuple[nn.Module, torch.optim.Optimizer]]
+    ) -> None:
+        for net, optimizer in trained if number % self.every == 0 else ():
+            if self.clip:
+                nn.utils.clip_grad_norm_(net.parameters(), self.clip)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=self.to_none)
+
+
 def batches(dtype: torch.dtype) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """The global batches of a run."""
     generator = torch.Generator().manual_seed(2)
     whole = [torch.randn(sum(SHARES), 48, generator=generator) for _ in range(STEPS)]
     return [(x.to(dtype), x.sum(dim=1, keepdim=True).sin().to(dtype)) for x in whole]
 
 
 def loss_of(net: nn.Module, x: torch.Tensor, y: torch.Tensor, step: int) -> torch.Tensor:
-    """A mean over the batch."""
     return nn.functional.mse_loss(net(x, step), y)
 
 
@@ -221,48 +233,42 @@ def _chunks() -> list[slice]:
     return [slice(a, b) for a, b in itertools.pairwise(ends)]
 
 
-def in_a_group(kind: Kind) -> list[list[torch.Tensor]]:
-    """The parameters of each rank."""
+def in_a_group(kind: Kind, way: Way = Way()) -> list[list[torch.Tensor]]:
     ranks = [kind.build() for _ in SHARES]
     reducers = [Reducer(net.parameters(), lambda: None) for net, _ in ranks]
     for step, (x, y) in enumerate(batches(kind.dtype)):
-        _reduced_step(ranks, reducers, x, y, step)
+        packed = []
+        for (net, _), reducer, part in zip(ranks, reducers, _chunks(), strict=True):
+            reducer.active = True
+            *earlier, last = passes(part.stop - part.start, way.bound)
+            start = part.start
+            for count in earlier:
+                mine = slice(start, start + count)
+                loss_of(net, x[mine], y[mine], step).backward()  # type: ignore[no-untyped-call]
+                reducer.accumulate(count / len(x))
+                start += count
+            mine = slice(start, start + last) if last else slice(0, 2)
+            loss_of(net, x[mine], y[mine], step).backward()  # type: ignore[no-untyped-call]
+            packed.append(reducer.pack(last / len(x), 1))
+        total = torch.stack([bucket for bucket, _ in packed]).sum(dim=0)
+        for reducer, (bucket, tail) in zip(reducers, packed, strict=True):
+            bucket.copy_(total)
+            reducer.unpack([count > 0 for count in tail.tolist()[1:]])
+        way.update(step + 1, ranks)
     for reducer in reducers:
         reducer.close()
     return [[p.detach() for p in net.parameters()] for net, _ in ranks]
 
 
-def _reduced_step(
-    ranks: Sequence[tuple[nn.Module, torch.optim.Optimizer]],
-    reducers: Sequence[Reducer],
-    x: torch.Tensor,
-    y: torch.Tensor,
-    step: int,
-) -> None:
-    packed = []
-    for (net, _), reducer, part in zip(ranks, reducers, _chunks(), strict=True):
-        mine = part if part.stop > part.start else slice(0, 2)
-        reducer.active = True
-        loss_of(net, x[mine], y[mine], step).backward()  # type: ignore[no-untyped-call]
-        packed.append(reducer.pack((part.stop - part.start) / len(x), 1))
-    total = torch.stack([bucket for bucket, _ in packed]).sum(dim=0)
-    for (_, optimizer), reducer, (bucket, tail) in zip(ranks, reducers, packed, strict=True):
-        bucket.copy_(total)
-        reducer.unpack([count > 0 for count in tail.tolist()[1:]])
-        optimizer.step()
-        optimizer.zero_grad()
-
-
-def alone(kind: Kind, *, chunked: bool) -> list[torch.Tensor]:
-    """The parameters that one process gets: of whole batches, or of each batch in chunks."""
+def alone(kind: Kind, way: Way = Way(), *, chunked: bool = False) -> list[torch.Tensor]:
+    """Return the parameters of one process that takes whole batches, or each batch in chunks."""
     net, optimizer = kind.build()
     for step, (x, y) in enumerate(batches(kind.dtype)):
         if chunked:
             _chunked_backward(net, x, y, step)
         else:
             loss_of(net, x, y, step).backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-        optimizer.zero_grad()
+        way.update(step + 1, [(net, optimizer)])
     return [parameter.detach() for parameter in net.parameters()]
 
 
@@ -287,6 +293,6 @@ def _chunked_backward(net: nn.Module, x: torch.Tensor, y: torch.Tensor, step: in
 
 
 def furthest(ours: Sequence[torch.Tensor], theirs: Sequence[torch.Tensor]) -> float:
-    """The largest difference; not a number if there is one that is not."""
+    """Return the largest difference; NaN if one is NaN."""
     apart = [(a.double() - b.double()).abs().max() for a, b in zip(ours, theirs, strict=True)]
     return float(torch.stack(apart).max())

@@ -1,8 +1,7 @@
-"""The whole matrix of trainings, each through every kind of change, against one plain process.
+"""Matrix of trainings, each through every kind of change, against one plain process.
 
-Models of all kinds train side by side in one job, and each job goes through all kinds of changes one
-after the other. So a job stands for a cell of optimizer x scheduler x loader, and says of each model
-how far it is from one process that has nothing of the library. `bin/soak matrix` runs it.
+Models of all kinds train side by side in one job, which goes through all kinds of changes one after
+the other. A job stands for a cell of optimizer x scheduler x loader. `bin/soak matrix` runs it.
 """
 
 from __future__ import annotations
@@ -14,14 +13,7 @@ from typing import Final
 
 import torch
 
-from tests.training.mixed_trainings import (
-    LOOPS,
-    OPTIMIZERS,
-    SCHEDULES,
-    Shares,
-    Training,
-    replayed,
-)
+from tests.training.mixed_trainings import LOOPS, OPTIMIZERS, SCHEDULES, Shares, Training, replayed
 from tests.training.random_changes import EXACT, STRIDE, Change, Plan, StormyCrew
 
 SIZE: Final = 133
@@ -44,7 +36,6 @@ CHANGES: Final = (  # shares, and who dies where
 
 
 def changes() -> tuple[Change, ...]:
-    """One of each kind, an epoch apart."""
     return tuple(
         Change(
             number,
@@ -58,7 +49,6 @@ def changes() -> tuple[Change, ...]:
 
 
 def cells() -> list[Training]:
-    """All jobs."""
     found = []
     names = itertools.product(OPTIMIZERS, SCHEDULES, LOADERS, (False, True))
     loops = itertools.cycle(LOOPS)
@@ -79,7 +69,6 @@ def cells() -> list[Training]:
 
 
 def _left_out(optimizer: str, schedule: str, loader: str) -> tuple[str, ...]:
-    """Kinds that a cell goes without."""
     leave = []
     if optimizer == "SGD fused":
         leave.append("unused parameters that change")  # which torch itself cannot do
@@ -89,7 +78,6 @@ def _left_out(optimizer: str, schedule: str, loader: str) -> tuple[str, ...]:
 
 
 def apart(ours: Mapping[str, torch.Tensor], theirs: Mapping[str, torch.Tensor]) -> dict[str, float]:
-    """The largest difference of a parameter, by the kind of its model."""
     found: dict[str, float] = {}
     for name, kept in theirs.items():
         kind = name.split(".")[1]
@@ -99,7 +87,6 @@ def apart(ours: Mapping[str, torch.Tensor], theirs: Mapping[str, torch.Tensor]) 
 
 
 def wrong(training: Training, home: Path) -> tuple[dict[str, str], float]:
-    """What was not as it has to be, by kind of model; and the furthest of what was compared."""
     plan = Plan(training, (12,), changes())
     crew = StormyCrew(home, training, plan.faults)
     try:

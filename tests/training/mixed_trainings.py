@@ -1,8 +1,8 @@
-"""Trainings of many kinds: the script of each, and one plain process on the very same samples.
+"""Trainings of many kinds: the script of each, and one plain process on the same samples.
 
-A `Training` is a value: from it come the script that a job's workers run, and `Replay`, which has
-nothing of the library and takes each recorded step in the shares that the ranks had of it. So also
-layers that look at a share as a whole (batch normalisation) are compared to the last digits.
+A `Training` gives the script of a job's workers, and `Replay`, which uses nothing of the library and
+takes each recorded step in the shares of the ranks. So layers that see a share as a whole (batch
+normalisation) can be compared to the last digits.
 """
 
 from __future__ import annotations
@@ -22,17 +22,15 @@ BASE_BATCH: Final = 12  # what a training's rate and schedules are meant for
 
 MODELS: Final = {
     "perceptron": "nn.Sequential(nn.Linear(6, 7), nn.Tanh(), nn.Linear(7, 1))",
-    "batch norm": "nn.Sequential("
-    "nn.Linear(6, 7), nn.BatchNorm1d(7, eps=0.1), nn.Tanh(), nn.Linear(7, 1))",
+    "batch norm": "nn.Sequential(nn.Linear(6, 7), nn.BatchNorm1d(7, eps=0.1), nn.Tanh(), nn.Linear(7, 1))",
     "channels last": "nn.Sequential("
     "nn.Unflatten(1, (2, 3, 1)), nn.Conv2d(2, 4, (2, 1)), nn.Tanh(), nn.Flatten(), nn.Linear(8, 1)"
     ").to(memory_format=torch.channels_last)",
     "branches": "Branches()",
     "every kind": "Together(lambda: agent.step, narrow=False, leave=LEAVE)",
     "every kind, narrow": "Together(lambda: agent.step, narrow=True, leave=LEAVE)",
-    "wide": "nn.Sequential("
-    "nn.Linear(6, 200), nn.Tanh(), nn.Linear(200, 200), nn.Tanh(), nn.Linear(200, 1))",
-}
+    "wide": "nn.Sequential(nn.Linear(6, 200), nn.Tanh(), nn.Linear(200, 200), nn.Tanh(), nn.Linear(200, 1))",
+}  # fmt: skip
 OPTIMIZERS: Final = {
     "SGD": "torch.optim.SGD(parameters, lr=0.005, momentum=0.9, nesterov=True)",
     "SGD fused": "torch.optim.SGD(parameters, lr=0.02, momentum=0.9, fused=True)",
@@ -185,7 +183,7 @@ BATCHES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """What a job trains and how, by the names in the tables above."""
+    """Model and loop of a job, by the names in the tables above."""
 
     model: str
     optimizer: str
@@ -199,12 +197,10 @@ class Training:
 
     @property
     def min_samples(self) -> int:
-        """Samples that a share must have."""
         return 2 if self.model == "batch norm" else 1
 
     @property
     def described(self) -> str:
-        """In a line."""
         loaders = f"loader workers to {max(self.loaders)}, passes of {self.bound}"
         loaders += ", iterable" if self.stream else ""
         model = ", but ".join((self.model, *self.leave))
@@ -224,21 +220,19 @@ class Training:
         return f"SCALED, TURNS, STREAM, LEAVE = {words}\n{text}"
 
     def script(self) -> str:
-        """What its workers run."""
         loop = LOOP.replace("LOADERS", str(self.loaders)).replace(
             "BATCH\n", BATCHES[self.loop].strip("\n") + "\n"
         )
         return script(self._parts(), loop, size=self.size)
 
     def built(self, agent: Any) -> dict[str, Any]:
-        """The names that its script defines, for one plain process; `agent`: has `step`."""
+        """Return the names that the script defines, for one plain process; `agent` has `step`."""
         names: dict[str, Any] = {"torch": torch, "nn": nn, "agent": agent}
         exec(self._parts(), names)  # noqa: S102 - the part of the script that builds
         return names
 
 
 def any_training(draw: random.Random) -> Training:
-    """One of the many, as `draw` falls."""
     kinds = sorted(name for name in MODELS if not name.startswith("every kind"))
     model, optimizer = draw.choice(kinds), draw.choice(sorted(OPTIMIZERS))
     if (model, optimizer) == ("branches", "SGD fused"):  # which torch itself cannot do
@@ -262,9 +256,7 @@ Shares = Mapping[int, Sequence[int]]  # the ids of a step, by rank
 class Replay:
     """One plain process that trains on the recorded steps of a job.
 
-    Args:
-        training: what the job trained.
-        whole: each step is one batch; else it is added up of the passes that the ranks took.
+    `whole`: each step is one batch; else it is summed over the passes that the ranks took.
     """
 
     def __init__(self, training: Training, *, whole: bool = False) -> None:
@@ -284,7 +276,6 @@ class Replay:
         self.targets = self.inputs.sum(dim=1, keepdim=True).sin()
 
     def train(self, epochs: Mapping[int, Mapping[int, Shares]]) -> dict[str, torch.Tensor]:
-        """Train on steps by epoch and number; the parameters afterwards."""
         for epoch in sorted(epochs):
             cursor = 0
             for step in sorted(epochs[epoch]):
@@ -308,7 +299,6 @@ class Replay:
     def _turn(
         self, optimizer: torch.optim.Optimizer, aim: float, passes: Sequence[Sequence[int]]
     ) -> None:
-        """A backward pass, taken in `passes`, and the step of an optimizer."""
         items = sum(self._items(chunk) for chunk in passes)
         sums = [torch.zeros(p.shape, dtype=self._sums_type) for p in self._trained]
         used = [False] * len(sums)
@@ -329,7 +319,6 @@ class Replay:
         self._scaler.update()
 
     def _items(self, ids: Sequence[int]) -> float:
-        """What the loss of these samples is a mean over."""
         if self.training.loop != "weighed":
             return len(ids)
         return float((1.0 + self.targets[torch.tensor(ids)].flatten().abs()).sum())
@@ -342,7 +331,6 @@ class Replay:
         return losses.sum() / self._items(ids)
 
     def _schedule_steps(self, before: int, after: int) -> int:
-        """Steps of an epoch of equal batches that begin in these samples."""
         size, min_samples = self.training.size, self.training.min_samples
         begins = [0]
         while size - begins[-1] - BASE_BATCH >= min_samples:
@@ -351,7 +339,6 @@ class Replay:
 
 
 def chunks(ids: Sequence[int], bound: int) -> list[Sequence[int]]:
-    """A share in as few passes as fit, the larger ones first."""
     count = -(-len(ids) // bound)
     found, start = [], 0
     for place in range(count):
@@ -364,7 +351,6 @@ def chunks(ids: Sequence[int], bound: int) -> list[Sequence[int]]:
 def replayed(
     training: Training, epochs: Mapping[int, Mapping[int, Shares]], *, whole: bool = False
 ) -> dict[str, torch.Tensor]:
-    """What one plain process, without this library, makes of the same samples."""
     threads = torch.get_num_threads()
     torch.set_default_dtype(torch.float64)
     torch.set_num_threads(1)

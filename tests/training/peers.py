@@ -1,4 +1,4 @@
-"""Real processes for tests: forked from a server that has torch imported, never outliving a test."""
+"""Real processes, forked from a server with torch; none outlives its test."""
 
 from __future__ import annotations
 
@@ -41,9 +41,17 @@ def fork_with(*modules: str) -> None:
 fork_with()
 
 
-class RendezvousInfo:
-    """What a peer needs to build groups with the others."""
+def run_forked(target: Callable[..., Any], *arguments: Any, limit_s: float = 60.0) -> int | None:
+    """Return the exit code of a forked process."""
+    process = FORKS.Process(target=target, args=arguments)
+    process.start()
+    process.join(limit_s)
+    code = process.exitcode
+    process.close()
+    return code
 
+
+class RendezvousInfo:
     def __init__(self, rank: int, size: int, store: str, port: int) -> None:
         self.rank = rank
         self.size = size
@@ -51,7 +59,6 @@ class RendezvousInfo:
         self.parent = port
 
     def group(self, version: int = 1, *, size: int | None = None) -> ProcessGroup:
-        """Meet the first `size` peers in a group of this version."""
         return build_process_group(
             version=version, store=self.store, rank=self.rank, size=size or self.size,
             address=HERE, device=CPU,
@@ -59,7 +66,7 @@ class RendezvousInfo:
 
 
 class Peers:
-    """Some processes that each run one function of (meeting, *arguments)."""
+    """Processes that each run one function of (meeting, *arguments)."""
 
     def __init__(self, function: Callable[..., Any], size: int, arguments: Sequence[Any]) -> None:
         self._server = StoreServer(HERE)
@@ -77,7 +84,7 @@ class Peers:
             self._ends.append(ours)
 
     def said(self, rank: int) -> Any:
-        """What peer `rank` returned; a peer that died or is late fails the test."""
+        """Return the result of peer `rank`; a lost or late peer fails the test."""
         left = max(0.1, LIMIT_S - (time.monotonic() - self._began))
         end = self._ends[rank]
         if not wait([end], left):
@@ -93,16 +100,13 @@ class Peers:
         return value
 
     def kill(self, rank: int) -> None:
-        """Kill peer `rank` outright, and see it gone."""
         self.processes[rank].kill()
         self.processes[rank].join(5)
 
     def tell(self, rank: int, word: Any) -> None:
-        """Say something to a peer that listens."""
         self._ends[rank].send(word)
 
     def close(self) -> None:
-        """Leave no process behind."""
         for process in self.processes:
             process.kill()
         for process, end in zip(self.processes, self._ends, strict=True):
@@ -113,7 +117,6 @@ class Peers:
 
 @contextlib.contextmanager
 def peers(function: Callable[..., Any], size: int, *arguments: Any) -> Iterator[Peers]:
-    """`size` processes that run `function`, gone at the end."""
     made = Peers(function, size, arguments)
     try:
         yield made
@@ -122,7 +125,6 @@ def peers(function: Callable[..., Any], size: int, *arguments: Any) -> Iterator[
 
 
 def each(function: Callable[..., Any], size: int, *arguments: Any) -> list[Any]:
-    """What each of `size` peers returns, in rank order."""
     with peers(function, size, *arguments) as made:
         return [made.said(rank) for rank in range(size)]
 
@@ -134,12 +136,10 @@ class Parent:
 
     @classmethod
     def hears(cls, word: Any) -> None:
-        """Say a value before the function returns."""
         cls.end.send(("said", word))
 
     @classmethod
     def says(cls) -> Any:
-        """Wait for a word of the test."""
         return cls.end.recv()
 
 

@@ -1,10 +1,9 @@
-"""Random changes of running jobs, with losses of every kind: what a seed says, on real processes.
+"""Random changes of running jobs, with losses of every kind, on real processes.
 
-A plan is a pure function of its seed. A job is carried through its plan's changes: it grows, shrinks,
-gets other batches, is paused and resumed, loses members at named points and at any moment, and at
-times all of them. In the end every sample of every epoch was taken once, all ranks had the same
-parameters, and one plain process has the same from the same samples. `bin/soak changes` does it to
-many jobs.
+A plan is a pure function of its seed. A job grows, shrinks, gets other batches, is paused and
+resumed, and loses members at named points, at any moment, or all at once. In the end every sample
+of every epoch was taken once, all ranks had equal parameters, and one plain process has the same
+parameters. `bin/soak changes` does it to many jobs.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from schemas.nodes import ResumePoint
-from schemas.wire.agent import EpochReported, GroupFormed, Suspended, WorkerReady
+from schemas.wire.agent import EpochReported, Suspended, WorkerReady
 from tests.training.groups import Crew, Worker, furthest
 from tests.training.mixed_trainings import BASE_BATCH, Shares, Training, any_training, replayed
 
@@ -51,26 +50,21 @@ class Change:
 
     @property
     def version(self) -> int:
-        """Of the group that it orders."""
         return STRIDE * self.number
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A training, and the changes that come over it."""
-
     training: Training
     first: tuple[int, ...]  # shares at the start
     changes: tuple[Change, ...]
 
     @property
     def faults(self) -> str:
-        """All that die at named points, as workers read it."""
         return ";".join(change.fault for change in self.changes if change.fault)
 
 
 def plan(seed: int, job: int, changes: int) -> Plan:
-    """What `seed` says of the `job`-th job."""
     draw = random.Random(f"{seed}/{job}")  # noqa: S311 - a plan, no secret
     training = any_training(draw)
     first = _shares(draw, BASE_BATCH)
@@ -106,19 +100,8 @@ def _change(draw: random.Random, number: int, points: Sequence[str]) -> Change:
 # --- a job that is carried through it
 
 
-@dataclass(frozen=True, slots=True)
-class Taken:
-    """How long a change took that nothing went wrong in."""
-
-    kind: str  # grow, shrink, batch, pause
-    seconds: float  # from the order until the new group trains
-    pauses_ms: tuple[float, ...]  # of the incumbents
-
-
 @dataclass(slots=True)
 class Outcome:
-    """What became of a job."""
-
     changes: int = 0
     deaths: int = 0
     recoveries: int = 0
@@ -131,17 +114,13 @@ class Outcome:
     unequal: int = 0  # epochs at whose end ranks differed
     apart: float = 0.0  # from one plain process, the largest difference of a parameter
     where: list[str] = field(default_factory=list)  # samples are missing
-    taken: list[Taken] = field(default_factory=list)
 
     @property
     def exact(self) -> bool:
-        """Nothing lost, repeated or different."""
         return not (self.lost or self.repeated or self.unequal) and self.apart < EXACT
 
 
 class StormyCrew(Crew):
-    """A crew whose members die; a controller's answers to it."""
-
     def __init__(self, home: Path, training: Training, faults: str) -> None:
         super().__init__(home, training.script(), faults=faults, bound=training.bound)
         self.outcome = Outcome()
@@ -150,13 +129,9 @@ class StormyCrew(Crew):
         self._kills: tuple[float, int] | None = None  # when, and which of the processes
 
     def carry_out(self, change: Change) -> None:
-        """Order `change`, and mend whatever breaks."""
         self.until(lambda: self._kills is None, "whoever is to die is dead")
         self.version = max(self.version, change.version - 1)
         self._shares = change.shares
-        began, before = time.monotonic(), len(self.group.members)
-        versions = self.version
-        dead = self.deaths()
         if change.kind == "die":
             self._die()
             self.nobody_has_the_state()
@@ -168,14 +143,11 @@ class StormyCrew(Crew):
             if change.killed is not None:
                 self._kills = (time.monotonic() + change.moment_s, change.killed)
             self.change_if_it_can(*change.shares)
-        if self.deaths() == dead and self.version == versions + 1 + (change.kind == "pause"):
-            self._note(change, time.monotonic() - began, before)
         if change.epochs:
             self._trains(change.epochs)
         self.outcome.changes += 1
 
     def _pause(self, change: Change) -> None:
-        """Pause the job and resume it; a job that breaks meanwhile goes on with who is left."""
         self.begin_suspend()
         paused = self.version
         self.until(lambda: self.suspended() or self.broken(), "the job is suspended or broken")
@@ -191,23 +163,9 @@ class StormyCrew(Crew):
         return [worker for worker in self._members() if worker.alive]
 
     def deaths(self) -> int:
-        """Workers that did not leave by themselves."""
         return sum(bool(worker.process.exitcode) for worker in self.workers.values())
 
-    def _note(self, change: Change, seconds: float, before: int) -> None:
-        after = len(change.shares)
-        kind = change.kind
-        if kind == "resize":
-            kind = "grow" if after > before else "shrink" if after < before else "batch"
-        formed = [
-            report.pause_ms
-            for report in self.reported(GroupFormed)
-            if report.group == self.group.version and report.pause_ms
-        ]
-        self.outcome.taken.append(Taken(kind, seconds, tuple(formed)))
-
     def _trains(self, epochs: int) -> None:
-        """Wait for some more epochs, mending what breaks meanwhile."""
         wanted = len(self.epochs()) + epochs
         while True:
             self.until(
@@ -218,7 +176,6 @@ class StormyCrew(Crew):
             self.recover()
 
     def _hear(self) -> None:
-        """Hear the workers; one of them dies when it is time."""
         super()._hear()
         if self._kills is not None and time.monotonic() >= self._kills[0]:
             alive = [worker for worker in self.workers.values() if worker.alive]
@@ -232,19 +189,14 @@ class StormyCrew(Crew):
         self.until(lambda: not any(w.alive for w in self.workers.values()), "all are dead")
 
     def nobody_has_the_state(self) -> None:
-        """All who had it are dead: the job goes on from the last point that is durable."""
+        """Resume from the last durable point, since all holders of the state are lost."""
         self._kills = None
         self._die()
         self._hear()
         points = [
-            *(
-                (r.step, ResumePoint(epoch=r.epoch, version=r.group))
-                for r in self.reported(EpochReported)
-            ),
-            *(
-                (r.step, ResumePoint(epoch=r.epoch, version=r.group))
-                for r in self.reported(Suspended)
-            ),
+            (step, ResumePoint(epoch=one.epoch, version=one.group))
+            for one in (*self.reported(EpochReported), *self.reported(Suspended))
+            for step in [one.facts.step if isinstance(one, EpochReported) else one.step]
         ]
         step, point = max(points, default=(0, None), key=lambda found: found[0])
         lost = list(self.workers.values())
@@ -257,23 +209,19 @@ class StormyCrew(Crew):
         self.outcome.resumed += 1
 
     def _forget(self, lost: Sequence[Worker], step: int, epoch: int) -> None:
-        """What was trained behind the point that the job was resumed from never was."""
+        """Drop the records of what was trained after the resume point."""
         names = {worker.name for worker in lost}
         for worker in lost:
             _keep(worker.folder / "samples", lambda e: e["epoch"] <= epoch or e["step"] <= step)
         _keep(self.home / "said", lambda e: e["epoch"] <= epoch or e["worker"] not in names)
 
     def recorded(self) -> dict[int, dict[int, Shares]]:
-        """The ids that committed steps took: by epoch, step and rank."""
         found: dict[int, dict[int, dict[int, list[int]]]] = {}
-        for worker in self.workers.values():
-            path = worker.folder / "samples"
-            for line in path.read_text().splitlines() if path.exists() else ():
-                entry = json.loads(line)
-                step = found.setdefault(entry["epoch"], {}).setdefault(entry["step"], {})
-                known = step.setdefault(entry["rank"], entry["ids"])
-                if known != entry["ids"]:
-                    self.outcome.repeated += len(entry["ids"])
+        for entry in self.records():
+            step = found.setdefault(entry["epoch"], {}).setdefault(entry["step"], {})
+            known = step.setdefault(entry["rank"], entry["ids"])
+            if known != entry["ids"]:
+                self.outcome.repeated += len(entry["ids"])
         return {
             epoch: {step: dict(sorted(shares.items())) for step, shares in steps.items()}
             for epoch, steps in found.items()
@@ -281,13 +229,11 @@ class StormyCrew(Crew):
 
 
 def _keep(path: Path, stays: Callable[[dict[str, Any]], bool]) -> None:
-    """Drop the other lines of a file of JSON objects."""
     lines = path.read_text().splitlines() if path.exists() else []
     path.write_text("".join(line + "\n" for line in lines if stays(json.loads(line))))
 
 
 def carried_through(the: Plan, home: Path) -> Outcome:
-    """What becomes of a job that has all changes of its plan."""
     crew = StormyCrew(home, the.training, the.faults)
     with contextlib.closing(crew):
         crew.start(*the.first)
@@ -296,7 +242,7 @@ def carried_through(the: Plan, home: Path) -> Outcome:
         epochs = crew.finish()
         outcome, recorded = crew.outcome, crew.recorded()
         outcome.deaths, outcome.recoveries = crew.deaths(), crew.recoveries
-        outcome.epochs, outcome.steps = epochs[-1].epoch, epochs[-1].step
+        outcome.epochs, outcome.steps = epochs[-1].epoch, epochs[-1].facts.step
         for epoch in range(1, outcome.epochs + 1):
             steps = recorded.get(epoch, {}).values()
             ids = [i for shares in steps for share in shares.values() for i in share]

@@ -1,11 +1,10 @@
-"""Carries jobs through many changes and losses, for as long as one has time; see `bin/soak`."""
+"""Many changes and losses of jobs; see `bin/soak`."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
 import hashlib
-import statistics
 import sys
 import tempfile
 import time
@@ -22,7 +21,7 @@ CHANGES_PER_JOB: Final = 25
 
 @contextlib.contextmanager
 def slots_of(device: str) -> Iterator[None]:
-    """Workers train on the CPU, or on the simulated device in a mode of NCCL's double."""
+    """Train on the CPU, or on the simulated device in a mode of NCCL's double."""
     before = Slots.prelude, Slots.environment
     if device != "cpu":
         Slots.prelude = "import tests.support.simgpu.worker\n"
@@ -35,19 +34,16 @@ def slots_of(device: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def place(device: str) -> Iterator[Path]:
-    """A folder for a job on such devices, gone at the end."""
     with tempfile.TemporaryDirectory() as home, slots_of(device):
         yield Path(home)
 
 
 def say(text: str) -> None:
-    """A line, at once."""
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
 
 
 def changes(seed: int, count: int, device: str, only: int | None) -> int:
-    """Carry jobs through `count` changes; how many of the jobs were not exact."""
     jobs = [only] if only is not None else range(-(-count // CHANGES_PER_JOB))
     plans = [plan(seed, job, CHANGES_PER_JOB) for job in jobs]
     say(f"plan {hashlib.sha256(repr(plans).encode()).hexdigest()[:16]}")
@@ -67,7 +63,6 @@ def changes(seed: int, count: int, device: str, only: int | None) -> int:
 
 
 def described(job: int, the: Plan, outcome: Outcome) -> str:
-    """A job's line."""
     return (
         f"job {job}: {'exact' if outcome.exact else 'WRONG'} ({the.training.described}):"
         f" {outcome.changes} changes, {outcome.deaths} deaths, {outcome.recoveries} recoveries,"
@@ -78,8 +73,6 @@ def described(job: int, the: Plan, outcome: Outcome) -> str:
 
 
 def summarise(outcomes: Sequence[Outcome], seconds: float) -> None:
-    """All jobs together."""
-
     def totals(*names: str) -> str:
         return ", ".join(f"{sum(getattr(o, name) for o in outcomes)} {name}" for name in names)
 
@@ -87,19 +80,9 @@ def summarise(outcomes: Sequence[Outcome], seconds: float) -> None:
     say(f"{counted} in {seconds:.0f} s")
     furthest = max((outcome.apart for outcome in outcomes), default=0.0)
     say(f"{totals('lost', 'repeated', 'unequal')}, apart {furthest:.1e}")
-    taken = [one for outcome in outcomes for one in outcome.taken]
-    for kind in sorted({one.kind for one in taken}):
-        of_kind = [one for one in taken if one.kind == kind]
-        median = statistics.median(one.seconds for one in of_kind)
-        pauses = [pause for one in of_kind for pause in one.pauses_ms] or [0.0]
-        say(
-            f"{kind}: {len(of_kind)} undisturbed, {median:.3f} s each, pause"
-            f" {statistics.median(pauses):.2f} ms (medians)"
-        )
 
 
 def matrix(device: str, part: str) -> int:
-    """Run the whole matrix or a part of it; how many of its jobs were wrong."""
     first, of = map(int, part.split("/"))
     jobs, bad, began = cells()[first::of], 0, time.monotonic()
     for training in jobs:
@@ -116,7 +99,6 @@ def matrix(device: str, part: str) -> int:
 
 
 def main() -> int:
-    """Exit code 1 if anything was lost, repeated or different."""
     parser = argparse.ArgumentParser(prog="bin/soak", description=__doc__)
     parser.add_argument("what", choices=("changes", "matrix"))
     parser.add_argument("--device", choices=("cpu", "ordinary", "worst"), default="cpu")

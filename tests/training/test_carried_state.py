@@ -1,4 +1,4 @@
-"""State that lives from batch to batch: a group carries it as one process does."""
+"""A group carries state from batch to batch as one process does."""
 
 from __future__ import annotations
 
@@ -42,15 +42,12 @@ assert LINES in CARRYING
 
 
 class Carrying(Alone):
-    """One plain process that keeps the states of all columns itself."""
-
     def __init__(self, source: str, batch: int, size: int) -> None:
         super().__init__(source, batch, size)
         self.stream = SampleStream(SEED, size, shuffled=False)
         self.states: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def step(self, ids: Sequence[int]) -> None:
-        """Of samples in the order of the data."""
         nothing = (torch.zeros(2, 5), torch.zeros(2, 5))
         before = [self.states.get(i - COLUMNS, nothing) if i >= COLUMNS else nothing for i in ids]
         hidden = tuple(torch.stack(parts, dim=1) for parts in zip(*before, strict=True))
@@ -71,50 +68,32 @@ def as_one_process(job: Crew) -> None:
 
 
 @pytest.mark.slow
-def test_columns_move_between_workers_with_their_state_also_over_a_pause(tmp_path: Path) -> None:
+def test_columns_move_between_workers_with_their_state(tmp_path: Path) -> None:
     with crew(tmp_path, script(RECURRENT, CARRYING)) as job:
-        job.start(12)
-        job.change(6, 6)
-        job.change(3, 3, 3, 3)
-        job.change(7, 5)
-        job.trains_on()
-        point = job.suspend()
-        job.start(4, 4, 4, resume=point)
-        job.change(12)
-        job.finish()
+        job.through((12,), (6, 6), (3, 3, 3, 3), (7, 5), 1, "pause", (4, 4, 4), (12,))
 
         as_one_process(job)
 
 
 LOSSES = {
     "before rows are summed": "carry:rank=0:step=9:version=1=kill",
-    "when others have the step": (
-        "carried:rank=1:step=10:version=1=kill;carried:rank=0:step=10:version=1=fail"
-    ),
-}
+    "when others have the step": "carried:rank=1:step=10:version=1=kill;carried:rank=0:step=10:version=1=fail",
+}  # fmt: skip
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("faults", LOSSES.values(), ids=LOSSES.keys())
-def test_a_worker_that_is_lost_takes_no_state_with_it(tmp_path: Path, faults: str) -> None:
+def test_a_lost_worker_loses_no_carried_state(tmp_path: Path, faults: str) -> None:
     with crew(tmp_path, script(RECURRENT, CARRYING), faults=faults) as job:
-        job.start(4, 4, 4)
-        job.until(job.broken, "a member is lost")
-        job.recover()
-        job.change(3, 3, 3, 3)
-        job.trains_on()
-        job.finish()
+        job.through((4, 4, 4), "loss", (3, 3, 3, 3), 1)
 
         as_one_process(job)
 
 
 @pytest.mark.slow
-def test_a_share_that_is_taken_in_passes_carries_the_state_of_each(tmp_path: Path) -> None:
+def test_passes_carry_their_own_state(tmp_path: Path) -> None:
     with crew(tmp_path, script(RECURRENT, CARRYING), bound=4) as job:
-        job.start(12)
-        job.change(7, 5)
-        job.trains_on()
-        job.finish()
+        job.through((12,), (7, 5), 1)
 
         as_one_process(job)
 
@@ -127,12 +106,14 @@ REFUSED = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("said", "instead", "text"), REFUSED.values(), ids=REFUSED.keys())
-def test_a_loop_is_refused_that(tmp_path: Path, said: str, instead: str, text: str) -> None:
+def test_a_loop_with_a_wrong_carried_state_is_refused(
+    tmp_path: Path, said: str, instead: str, text: str
+) -> None:
     with crew(tmp_path, script(RECURRENT, CARRYING.replace(said, instead))) as job:
         assert text in job.refusal(6, 6)
 
 
-def test_samples_at_the_beginning_of_a_column_go_on_from_nothing() -> None:
+def test_samples_at_the_start_of_a_column_get_zeros() -> None:
     state = CarriedState(3, 1, CPU)
     assert state.state_before([0, 1, 2]) is None
     state.store(0, state.pack(torch.tensor([[1.0, 2.0, 3.0]]), 3))
@@ -144,7 +125,7 @@ def test_samples_at_the_beginning_of_a_column_go_on_from_nothing() -> None:
     assert state.state_before([0, 2]) is None
 
 
-def test_what_is_carried_keeps_its_types_and_containers_on_its_way_to_another_worker() -> None:
+def test_carried_state_keeps_its_types_and_containers() -> None:
     carried = {
         "flags": torch.tensor([[True], [False]]),
         "sums": [torch.arange(6, dtype=torch.float64).reshape(3, 2).T],
@@ -159,16 +140,13 @@ def test_what_is_carried_keeps_its_types_and_containers_on_its_way_to_another_wo
     assert here.state_before([3])["sums"][0].tolist() == [[1.0, 3.0, 5.0]]
 
 
-@pytest.mark.parametrize(
-    ("given", "text"),
-    [
-        (torch.zeros(1, 3), r"shape \(1, 3\) for 2 samples"),
-        ("state", "got str"),
-        ((), "no tensor"),
-        (torch.zeros(1, 2, 5), "before it was"),
-    ],
-)
-def test_a_state_without_a_part_for_each_sample_is_an_error(given: Any, text: str) -> None:
+@pytest.mark.parametrize(("given", "text"), [
+    (torch.zeros(1, 3), r"shape \(1, 3\) for 2 samples"),
+    ("state", "got str"),
+    ((), "no tensor"),
+    (torch.zeros(1, 2, 5), "before it was"),
+])  # fmt: skip
+def test_carried_state_needs_one_row_per_sample(given: Any, text: str) -> None:
     state = CarriedState(2, 1, CPU)
     state.pack(torch.zeros(1, 2, 4), 2)
 
@@ -189,7 +167,7 @@ def agent_with(columns: int | None) -> tuple[ScalingAgent, Any]:
     return agent, loader
 
 
-def test_state_is_asked_for_in_the_loop_and_with_columns() -> None:
+def test_carried_state_needs_the_loop_and_columns() -> None:
     agent, _ = agent_with(4)
     with pytest.raises(UsageError, match="outside of the loop"):
         _ = agent.carried
@@ -200,7 +178,7 @@ def test_state_is_asked_for_in_the_loop_and_with_columns() -> None:
         agent_with(3)
 
 
-def test_samples_come_in_the_order_of_the_data_where_it_has_columns() -> None:
+def test_columns_keep_the_order_of_the_data() -> None:
     agent, loader = agent_with(4)
     ids = [list(micro.ids) for _ in agent.epochs(1) for micro in _given(agent, loader)]
 
@@ -209,5 +187,5 @@ def test_samples_come_in_the_order_of_the_data_where_it_has_columns() -> None:
 
 def _given(agent: ScalingAgent, loader: Any) -> Any:
     for _ in loader:
-        yield agent._executor._micro_batch
+        yield agent._executor.micro_batch
         agent.carried = torch.zeros(1, 4)

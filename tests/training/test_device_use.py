@@ -1,4 +1,4 @@
-"""The first use of a GPU waits for its slot, in a process whose torch believes it has one."""
+"""The first use of a GPU waits for the slot."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from schemas.codec import encode
 from schemas.wire.agent import ScriptReport, SlotAwaited
 from schemas.wire.worker import SlotGranted
 from tests.support.builders import A, assignment, run
-from tests.training.peers import FORKS
+from tests.training.peers import run_forked
 
 DATA: Any = [(torch.ones(1), torch.ones(1))]
 
 
 def believe_in_a_gpu() -> None:
-    """As far as torch gets without one: the device is opened, and nothing is on it."""
+    """Let torch believe in a device, as far as it gets without one."""
     c: Any = torch._C
     c._cuda_getDeviceCount = lambda: 1
     c._cuda_init = lambda: None
@@ -37,7 +37,6 @@ def believe_in_a_gpu() -> None:
 
 
 def build_on(device: bool, granted: bool, folder: Path) -> None:  # noqa: FBT001
-    """A newcomer's load; what happened when goes to a file."""
     believe_in_a_gpu()
     said: list[str] = []
     os.environ["ONES_WORKER"] = str(folder)
@@ -79,31 +78,20 @@ def build_on(device: bool, granted: bool, folder: Path) -> None:  # noqa: FBT001
     os._exit(0)
 
 
-def order_of(folder: Path, *, device: bool, granted: bool = False) -> str:
-    process = FORKS.Process(target=build_on, args=(device, granted, folder))
-    process.start()
-    process.join(60)
-    assert process.exitcode == 0
-    process.close()
-    return (folder / "said").read_text()
-
-
 @pytest.mark.slow
-def test_a_model_that_is_built_on_the_gpu_says_that_it_waits_for_the_slot(tmp_path: Path) -> None:
-    assert order_of(tmp_path, device=True) == "building waits granted on the GPU"
+@pytest.mark.parametrize(("device", "granted", "events"), [
+    (True, False, "building waits granted on the GPU"),
+    (False, False, "building on the host waits granted"),
+    (True, True, "building on the GPU"),
+])  # fmt: skip
+def test_the_first_use_of_the_gpu_waits_for_the_slot(
+    tmp_path: Path, *, device: bool, granted: bool, events: str
+) -> None:
+    assert run_forked(build_on, device, granted, tmp_path) == 0
+    assert (tmp_path / "said").read_text() == events
 
 
-@pytest.mark.slow
-def test_a_model_that_is_built_on_the_host_waits_behind_that(tmp_path: Path) -> None:
-    assert order_of(tmp_path, device=False) == "building on the host waits granted"
-
-
-@pytest.mark.slow
-def test_a_granted_slot_is_used_at_once_and_without_a_word(tmp_path: Path) -> None:
-    assert order_of(tmp_path, device=True, granted=True) == "building on the GPU"
-
-
-def test_a_device_that_is_in_use_already_is_told_of(
+def test_a_device_in_use_is_logged(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)

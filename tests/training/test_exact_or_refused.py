@@ -1,4 +1,4 @@
-"""What a group cannot train exactly is refused with what to do; closures are carried through."""
+"""A group refuses what it cannot train exactly; closures are exact."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -47,16 +48,6 @@ SECOND = (
 )
 
 
-def test_a_closure_is_evaluated_in_every_pass_and_every_worker(tmp_path: Path) -> None:
-    with crew(tmp_path, script(PLAIN, LOOP.replace(STEP, CLOSURE)), bound=4) as job:
-        job.start(12)
-        job.change(7, 5)
-        job.trains_on()
-        job.finish()
-
-        assert furthest(job.final(), alone(PLAIN, job.epochs()[-1].epoch, 12)) < 1e-9
-
-
 WEIGHTS = "1.0 + 2.0 * (x[:, :1] > 0.3)"  # of the samples: as if they had so many tokens
 WEIGHED = f"""\
         weights = {WEIGHTS}
@@ -69,8 +60,6 @@ WEIGHED = f"""\
 
 
 class Weighed(Alone):
-    """One process whose loss is a mean over what samples weigh."""
-
     def step(self, ids: Sequence[int]) -> None:
         x, y = self.inputs[ids], self.targets[ids]
         weights = 1.0 + 2.0 * (x[:, :1] > 0.3)
@@ -78,18 +67,6 @@ class Weighed(Alone):
         loss = (weights * (self.model(x) - y).square()).sum() / weights.sum()
         loss.backward()
         self.optimizer.step()
-
-
-def test_a_loss_over_tokens_is_one_over_all_tokens_of_the_global_batch(tmp_path: Path) -> None:
-    with crew(tmp_path, script(PLAIN, LOOP.replace(STEP, WEIGHED)), bound=5) as job:
-        job.start(12)
-        job.change(4, 8)
-        job.change(3, 3, 6)
-        job.trains_on()
-        job.finish()
-
-        one = alone(PLAIN, job.epochs()[-1].epoch, 12, kind=Weighed)
-        assert furthest(job.final(), one) < 1e-9
 
 
 REFUSED = {
@@ -110,7 +87,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("source", "step", "text"), REFUSED.values(), ids=REFUSED.keys())
-def test_what_a_group_cannot_do_exactly_is_refused_at_once(
+def test_an_inexact_loop_is_refused_at_once(
     tmp_path: Path, source: str, step: str, text: str
 ) -> None:
     with crew(tmp_path, script(source, LOOP.replace(STEP, step))) as job:
@@ -125,10 +102,9 @@ UNCLEAR = """\
 """
 
 
-def test_a_loss_that_may_be_a_sum_is_said_once_and_trained(tmp_path: Path) -> None:
+def test_a_possible_sum_is_logged_once_and_trained(tmp_path: Path) -> None:
     with crew(tmp_path, script(PLAIN, LOOP.replace(STEP, UNCLEAR))) as job:
-        job.start(6, 6)
-        job.finish()
+        job.through((6, 6))
 
         logs = [(worker.folder / "log").read_text() for worker in job.workers.values()]
         assert [log.count("[ones] the loss ends in a sum") for log in logs] == [1, 0]
@@ -139,8 +115,6 @@ PASSED_OVER = "        if agent.rank == 0 and agent.step == 2:\n            cont
 
 
 class PassedOver(Alone):
-    """One process that takes nothing of the first half of its third batch."""
-
     def step(self, ids: Sequence[int]) -> None:
         self.steps = getattr(self, "steps", 0) + 1
         taken = ids[6:] if self.steps == 3 else ids
@@ -150,22 +124,26 @@ class PassedOver(Alone):
         self.optimizer.step()
 
 
-def test_a_batch_that_one_worker_passes_over_counts_with_what_the_others_have(
-    tmp_path: Path,
+EXACT: dict[str, tuple[str, int, list[Any], type[Alone]]] = {
+    "a closure, evaluated in every pass": (CLOSURE, 4, [(12,), (7, 5), 1], Alone),
+    "a loss over tokens of the global batch": (WEIGHED, 5, [(12,), (4, 8), (3, 3, 6), 1], Weighed),
+    "a batch that one worker skips": (PASSED_OVER, 1000, [(6, 6), 1], PassedOver),
+}
+
+
+@pytest.mark.parametrize(("step", "bound", "events", "kind"), EXACT.values(), ids=EXACT.keys())
+def test_an_exact_loop_trains_as_one_process(
+    tmp_path: Path, step: str, bound: int, events: list[Any], kind: type[Alone]
 ) -> None:
-    with crew(tmp_path, script(PLAIN, LOOP.replace(STEP, PASSED_OVER))) as job:
-        job.start(6, 6)
-        job.trains_on()
-        job.finish()
+    with crew(tmp_path, script(PLAIN, LOOP.replace(STEP, step)), bound=bound) as job:
+        last = job.through(*events)[-1].epoch
 
-        one = alone(PLAIN, job.epochs()[-1].epoch, 12, kind=PassedOver)
-        assert furthest(job.final(), one) < 1e-9
+        assert furthest(job.final(), alone(PLAIN, last, 12, kind=kind)) < 1e-9
 
 
-def test_an_epoch_that_the_script_left_is_said(tmp_path: Path) -> None:
+def test_an_epoch_left_early_is_logged(tmp_path: Path) -> None:
     left = LOOP.replace(STEP, STEP + "        if agent.step == 3:\n            break\n")
     with crew(tmp_path, script(PLAIN, left)) as job:
-        job.start(12)
-        job.finish()
+        job.through((12,))
 
         assert "epoch 1 ends with 48 of 61 samples: the script left its loop" in job.said()

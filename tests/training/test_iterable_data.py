@@ -1,4 +1,4 @@
-"""Iterable datasets: every worker reads all of the stream, in its order, and takes its part."""
+"""Workers read all of an iterable dataset, in its order, and take their parts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SAMPLES = 10
 
 
 class Numbers(IterableDataset[int]):
-    """0, 1, 2, ..., of which a loader worker takes every so many if it knows that it is one."""
+    """0, 1, 2, ...; a loader worker takes its part only if it knows that it is one."""
 
     def __init__(self, gives: int = SAMPLES) -> None:
         self.gives = gives
@@ -42,8 +42,6 @@ class Numbers(IterableDataset[int]):
 
 
 class Shuffled(Numbers):
-    """In an order that follows from Python's and torch's own random numbers."""
-
     def __iter__(self) -> Iterator[int]:
         numbers = list(super().__iter__())
         random.shuffle(numbers)
@@ -59,7 +57,7 @@ def read(source: StreamReader, epoch: int, *places: int) -> list[Any]:
     return source.__getitems__([(epoch, place) for place in places])
 
 
-def test_samples_of_others_are_passed_over_and_a_place_behind_is_read_anew() -> None:
+def test_an_earlier_position_restarts_the_reading() -> None:
     numbers = Numbers()
     stream = reader(numbers)
 
@@ -71,7 +69,7 @@ def test_samples_of_others_are_passed_over_and_a_place_behind_is_read_anew() -> 
     assert numbers.epochs == [0, 0, 1]
 
 
-def test_a_stream_of_another_length_is_an_error_with_both_numbers() -> None:
+def test_a_stream_of_another_length_is_an_error() -> None:
     with pytest.raises(UsageError, match=r"returned 8 samples in epoch 0; its len\(\) is 10"):
         read(reader(Numbers(gives=8)), 1, 5, 9)
     longer = reader(Numbers(gives=11))
@@ -82,7 +80,7 @@ def test_a_stream_of_another_length_is_an_error_with_both_numbers() -> None:
         read(longer, 1, 9)
 
 
-def test_an_order_that_is_drawn_follows_from_seed_and_epoch_alone() -> None:
+def test_a_drawn_order_follows_from_seed_and_epoch() -> None:
     def epoch(number: int) -> list[int]:
         return read(reader(Shuffled()), number, *range(SAMPLES))
 
@@ -118,7 +116,7 @@ def epochs_of(source: Numbers, workers: int) -> list[list[int]]:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")  # more than there are cores
-def test_loader_workers_read_the_whole_stream_as_the_process_itself_would() -> None:
+def test_loader_workers_read_the_whole_stream() -> None:
     assert epochs_of(Numbers(), 2) == [list(range(10)), list(range(100, 110))]
     assert epochs_of(Shuffled(), 2) == epochs_of(Shuffled(), 0)
 
@@ -150,30 +148,20 @@ STREAMED = LOOP.replace(
 
 
 class InOrder(Alone):
-    """One plain process that reads the same stream from its beginning to its end."""
-
     def __init__(self, source: str, batch: int, size: int) -> None:
         super().__init__(source, batch, size)
         self.stream = SampleStream(SEED, size, shuffled=False)
 
     def step(self, ids: Any) -> None:
-        """Of the places of a stream."""
         generator = torch.Generator().manual_seed(len(self.after))
         super().step(torch.randperm(len(self.inputs), generator=generator)[ids].tolist())
 
 
 @pytest.mark.slow
-def test_a_group_that_changes_and_loses_a_worker_reads_each_place_once(tmp_path: Path) -> None:
+def test_a_changing_group_reads_each_position_once(tmp_path: Path) -> None:
     faults = "reduce:rank=2:step=9:version=1=kill"
     with crew(tmp_path, script(PLAIN, STREAM, STREAMED), faults=faults) as job:
-        job.start(4, 4, 4)
-        job.until(job.broken, "a member is lost")
-        job.recover()
-        job.change(3, 3, 3, 3)
-        job.trains_on()
-        job.change(7, 5)
-        job.trains_on()
-        job.finish()
+        job.through((4, 4, 4), "loss", (3, 3, 3, 3), 1, (7, 5), 1)
 
         last = job.epochs()[-1].epoch
         assert job.samples() == {epoch: list(range(SIZE)) for epoch in range(1, last + 1)}

@@ -1,9 +1,9 @@
-"""The seed of a job is the job file's, else the script's own, on all workers alike."""
+"""A job has the job file's seed, else the script's, on all workers."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,6 @@ Draws = tuple[int, float, float]
 
 @pytest.fixture(autouse=True)
 def generators() -> Iterator[None]:
-    """Other tests draw as if nothing had been here."""
     before = random_state()
     yield
     restore_random_state(before)
@@ -36,66 +35,47 @@ def generators() -> Iterator[None]:
 
 
 def drawn() -> Draws:
-    """The next number of each generator."""
     return int(torch.randint(2**60, ())), random.random(), float(np.random.rand())  # noqa: S311, NPY002
 
 
-def of(torch_seed: int, python_seed: int, numpy_seed: int) -> Draws:
-    """The first numbers behind these seeds."""
-    torch.manual_seed(torch_seed)
-    random.seed(python_seed)
-    np.random.seed(numpy_seed)  # noqa: NPY002
+def seed_script(torch_seed: int | None, python_seed: int | None, numpy_seed: int | None) -> None:
+    for seed_generator, seed in (
+        (torch.manual_seed, torch_seed), (random.seed, python_seed), (np.random.seed, numpy_seed),
+    ):  # fmt: skip
+        if seed is not None:
+            seed_generator(seed)
+
+
+def of(*seeds: int) -> Draws:
+    seed_script(*seeds)
     return drawn()
 
 
-def nothing() -> None:
-    pass
+ALL_THREE = (7, 8, 9)
 
 
-def torch_alone() -> None:
-    torch.manual_seed(7)
-
-
-def zero() -> None:
-    torch.manual_seed(0)
-
-
-def all_three() -> None:
-    torch.manual_seed(7)
-    random.seed(8)
-    np.random.seed(9)  # noqa: NPY002
-
-
-def others_alone() -> None:
-    random.seed(8)
-    np.random.seed(9)  # noqa: NPY002
-
-
-@pytest.mark.parametrize(
-    ("told", "script_does", "value", "overruled", "seeds"),
-    [
-        ((None, None), nothing, 0, None, (0, 0, 0)),
-        ((None, None), torch_alone, 7, None, (7, 7, 7)),
-        ((None, None), zero, 0, None, (0, 0, 0)),
-        ((None, None), all_three, 7, None, (7, 8, 9)),
-        ((None, None), others_alone, 0, None, (0, 8, 9)),
-        ((None, 5), all_three, 5, None, (5, 5, 5)),
-        ((11, None), nothing, 11, None, (11, 11, 11)),
-        ((11, None), all_three, 11, 7, (11, 11, 11)),
-        ((7, None), all_three, 7, None, (7, 7, 7)),
-        ((11, 5), nothing, 11, 5, (11, 11, 11)),
-    ],
-)
-def test_the_job_file_s_seed_wins_over_an_argument_and_that_over_what_the_script_gave_torch(
+@pytest.mark.parametrize(("told", "script", "value", "overruled", "seeds"), [
+    ((None, None), (None, None, None), 0, None, (0, 0, 0)),
+    ((None, None), (7, None, None), 7, None, (7, 7, 7)),
+    ((None, None), (0, None, None), 0, None, (0, 0, 0)),
+    ((None, None), ALL_THREE, 7, None, (7, 8, 9)),
+    ((None, None), (None, 8, 9), 0, None, (0, 8, 9)),
+    ((None, 5), ALL_THREE, 5, None, (5, 5, 5)),
+    ((11, None), (None, None, None), 11, None, (11, 11, 11)),
+    ((11, None), ALL_THREE, 11, 7, (11, 11, 11)),
+    ((7, None), ALL_THREE, 7, None, (7, 7, 7)),
+    ((11, 5), (None, None, None), 11, 5, (11, 11, 11)),
+])  # fmt: skip
+def test_seeds_rank_job_file_argument_torch(
     told: tuple[int | None, int | None],
-    script_does: Callable[[], None],
+    script: tuple[int | None, int | None, int | None],
     value: int,
     overruled: int | None,
     seeds: tuple[int, int, int],
 ) -> None:
     stated, given = told
     seed_initial_generators(stated)
-    script_does()
+    seed_script(*script)
     seed = JobSeed(stated)
 
     said = seed.begin(given)
@@ -103,7 +83,7 @@ def test_the_job_file_s_seed_wins_over_an_argument_and_that_over_what_the_script
     assert (seed.value, said, drawn()) == (value, overruled, of(*seeds))
 
 
-def test_a_seed_that_the_script_gives_later_counts_as_well() -> None:
+def test_a_later_seed_of_the_script_counts() -> None:
     seed_initial_generators(None)
     torch.manual_seed(3)
     seed = JobSeed(None)
@@ -115,18 +95,18 @@ def test_a_seed_that_the_script_gives_later_counts_as_well() -> None:
     assert (seed.follow(), seed.value, drawn()) == (None, 7, of(7, 8, 7))
 
 
-def test_the_job_file_s_seed_wins_over_a_later_one_too() -> None:
+def test_the_job_files_seed_overrides_a_later_seed() -> None:
     seed_initial_generators(11)
     seed = JobSeed(11)
     seed.begin(None)
-    all_three()
+    seed_script(*ALL_THREE)
 
     assert (seed.follow(), seed.value, drawn()) == (7, 11, of(11, 11, 11))
 
 
-def test_generators_that_the_script_seeded_go_on_where_it_left_them() -> None:
+def test_generators_seeded_by_the_script_keep_their_state() -> None:
     seed_initial_generators(None)
-    all_three()
+    seed_script(*ALL_THREE)
     first = drawn()
     JobSeed(None).begin(None)
     second = drawn()
@@ -134,7 +114,7 @@ def test_generators_that_the_script_seeded_go_on_where_it_left_them() -> None:
     assert (first, second) == (of(7, 8, 9), drawn())
 
 
-def test_what_workers_draw_before_they_have_a_seed_is_equal() -> None:
+def test_workers_draw_equal_numbers_before_they_have_a_seed() -> None:
     seed_initial_generators(None)
     first = drawn()
     seed_initial_generators(None)
@@ -144,7 +124,7 @@ def test_what_workers_draw_before_they_have_a_seed_is_equal() -> None:
     assert not set(first) & set(drawn())
 
 
-def test_a_seed_from_before_the_library_was_imported_is_the_script_s() -> None:
+def test_a_seed_from_before_the_import_is_the_scripts() -> None:
     torch.manual_seed(5)
     marks = job_seed._GeneratorMarks()
     assert marks.torch is None
@@ -176,18 +156,13 @@ UNSEEDED = PLAIN.replace("torch.manual_seed(3)", "torch.manual_seed(BEGIN)")
 
 
 class Seeded(Alone):
-    """One plain process whose script says 7."""
-
     def __init__(self, source: str, batch: int, size: int) -> None:
         super().__init__(source, batch, size)
         self.stream = SampleStream(7, size)
 
 
 class SeededInOrder(InOrder):
-    """The same, of a stream that draws its order."""
-
     def step(self, ids: Any) -> None:
-        """Of the places of a stream."""
         seed = SampleStream(7, SIZE).epoch_seed(len(self.after) + 1)
         order = torch.randperm(SIZE, generator=torch.Generator().manual_seed(seed))
         Alone.step(self, order[ids].tolist())
@@ -197,17 +172,11 @@ class SeededInOrder(InOrder):
 @pytest.mark.parametrize(
     ("source", "kind"), [(BEFORE, Seeded), (BEHIND, SeededInOrder)], ids=["before", "behind"]
 )
-def test_a_job_has_the_seed_of_its_first_worker_whatever_the_others_and_later_ones_say(
+def test_a_job_keeps_the_seed_of_its_first_worker(
     tmp_path: Path, source: str, kind: type[Alone]
 ) -> None:
     with crew(tmp_path, source, seed=msgspec.UNSET) as job:
-        job.start(6, 6)
-        job.change(4, 4, 4)
-        job.trains_on()
-        point = job.suspend()
-        job.start(6, 6, resume=point)
-        job.change(12)
-        job.finish()
+        job.through((6, 6), (4, 4, 4), 1, "pause", (6, 6), (12,))
 
         last = job.epochs()[-1].epoch
         assert job.samples() == {epoch: list(range(SIZE)) for epoch in range(1, last + 1)}
@@ -216,13 +185,9 @@ def test_a_job_has_the_seed_of_its_first_worker_whatever_the_others_and_later_on
 
 
 @pytest.mark.slow
-def test_the_job_file_s_seed_wins_over_the_script_s_and_one_line_of_the_log_says_so(
-    tmp_path: Path,
-) -> None:
+def test_the_log_states_an_overridden_seed_once(tmp_path: Path) -> None:
     with crew(tmp_path, BEFORE) as job:
-        job.start(6, 6)
-        job.change(4, 4, 4)
-        epochs = job.finish()
+        epochs = job.through((6, 6), (4, 4, 4))
 
         plain = UNSEEDED.replace("BEGIN", str(SEED))
         assert furthest(job.final(), alone(plain, len(epochs), 12)) < 1e-9

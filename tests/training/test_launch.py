@@ -1,4 +1,4 @@
-"""A worker's entry, in processes of its own."""
+"""Run of a script by `elastic.launch` and by a worker."""
 
 from __future__ import annotations
 
@@ -18,17 +18,12 @@ from elastic.worker import run_script
 from elastic.worker.run_script import _location
 from schemas.errors import one_line_error
 from tests.support.cluster import TOY
-from tests.training.peers import FORKS
+from tests.training.peers import run_forked
 
 
 def launched(folder: Path, script: str, *arguments: str) -> tuple[int, str, str]:
-    """Exit code, output and errors of a script, in a process that has torch imported."""
     (folder / "train.py").write_text(script)
-    process = FORKS.Process(target=_launch, args=(folder, arguments))
-    process.start()
-    process.join(60)
-    code = process.exitcode
-    process.close()
+    code = run_forked(_launch, folder, arguments)
     assert code is not None
     return code, (folder / "out").read_text(), (folder / "err").read_text()
 
@@ -42,7 +37,7 @@ def _launch(folder: Path, arguments: Sequence[str]) -> None:
 
 
 @pytest.mark.slow
-def test_a_script_runs_stand_alone_beside_a_file_that_is_called_elastic(tmp_path: Path) -> None:
+def test_a_script_runs_beside_a_file_named_elastic(tmp_path: Path) -> None:
     (tmp_path / "elastic.py").write_text("raise SystemExit('the wrong elastic')")
     (tmp_path / "mine.py").write_text("VALUE = 42")
 
@@ -62,15 +57,12 @@ def test_a_script_runs_stand_alone_beside_a_file_that_is_called_elastic(tmp_path
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("script", "code", "says"),
-    [
-        ("import sys; print(sys.argv[1:], __name__); sys.exit(3)", 3, ""),
-        pytest.param("raise SystemExit('no')", 1, "no\n", marks=pytest.mark.slow),
-        ("def f():\n    1 / 0\nf()", 1, "ZeroDivisionError: division by zero"),
-    ],
-)
-def test_exit_codes_and_tracebacks_are_the_scripts_own(
+@pytest.mark.parametrize(("script", "code", "says"), [
+    ("import sys; print(sys.argv[1:], __name__); sys.exit(3)", 3, ""),
+    pytest.param("raise SystemExit('no')", 1, "no\n", marks=pytest.mark.slow),
+    ("def f():\n    1 / 0\nf()", 1, "ZeroDivisionError: division by zero"),
+])  # fmt: skip
+def test_a_script_keeps_its_exit_code_and_traceback(
     tmp_path: Path, script: str, code: int, says: str
 ) -> None:
     found, out, err = launched(tmp_path, script, "--width", "64")
@@ -82,7 +74,7 @@ def test_exit_codes_and_tracebacks_are_the_scripts_own(
         assert out == "['--width', '64'] __main__\n"
 
 
-def test_a_line_of_a_script_is_told_whatever_folder_the_script_lies_in(tmp_path: Path) -> None:
+def test_the_failing_line_is_found_in_any_folder(tmp_path: Path) -> None:
     folder = tmp_path / ".venv" / "elastic"
     folder.mkdir(parents=True)
     (folder / "train.py").write_text("def f():\n    1 / 0\nf()")
@@ -93,22 +85,19 @@ def test_a_line_of_a_script_is_told_whatever_folder_the_script_lies_in(tmp_path:
     assert _location(raised.value, folder / "train.py") == "train.py:2"
 
 
-@pytest.mark.parametrize(
-    ("script", "told"),
-    [
-        ("import sys\nsys.exit()", []),
-        ("import sys\nsys.exit(3)", []),
-        ("import sys\nsys.exit('no data: mount it')", [("no data: mount it", "train.py:2")]),
+@pytest.mark.parametrize(("script", "told"), [
+    ("import sys\nsys.exit()", []),
+    ("import sys\nsys.exit(3)", []),
+    ("import sys\nsys.exit('no data: mount it')", [("no data: mount it", "train.py:2")]),
+    (
         (
-            (
-                "def f():\n  raise OSError('gone')\ntry: f()\n"
-                "except OSError as e: raise ExceptionGroup('of tasks', [e])"
-            ),
-            [("OSError: gone", "train.py:2")],
+            "def f():\n  raise OSError('gone')\ntry: f()\n"
+            "except OSError as e: raise ExceptionGroup('of tasks', [e])"
         ),
-    ],
-)
-def test_the_cluster_is_told_what_a_script_ended_of(
+        [("OSError: gone", "train.py:2")],
+    ),
+])  # fmt: skip
+def test_a_scripts_failure_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, told: list[tuple[str, str]]
 ) -> None:
     monkeypatch.setattr(sys, "path", [*sys.path])

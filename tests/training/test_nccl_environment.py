@@ -1,4 +1,4 @@
-"""What workers on GPUs find in their environment before the first process group."""
+"""Environment of GPU workers before the first process group."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from elastic.worker import run_script
 from schemas.codec import encode
 from schemas.jobs import CLUSTER_VARIABLES
 from tests.support.builders import A, assignment, run
-from tests.training.peers import FORKS
+from tests.training.peers import run_forked
 
 ADDRESS: Final = "10.0.0.7"
 
@@ -33,61 +33,42 @@ def wanted(**present: str) -> dict[str, str]:
     return nccl_environment(ADDRESS, present, {ADDRESS: "eth0"}.__getitem__)
 
 
-def test_a_bare_environment_gets_everything() -> None:
-    assert wanted() == {**REQUIRED_VARIABLES, **DEFAULT_VARIABLES, INTERFACE_VARIABLE: "=eth0"}
+ALL: Final = {**REQUIRED_VARIABLES, **DEFAULT_VARIABLES, INTERFACE_VARIABLE: "=eth0"}
+CHOSEN: Final = {INTERFACE_VARIABLE: "ib0,ib1", "NCCL_RUNTIME_CONNECT": "1"}
+WRONG: Final = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "3", "TORCH_NCCL_DESYNC_DEBUG": "1"}
 
 
-def test_what_is_set_already_is_not_set_again() -> None:
-    assert wanted(**wanted()) == {}
+@pytest.mark.parametrize(("present", "changed"), [
+    ({}, ALL),
+    (ALL, {}),
+    ({**ALL, **WRONG}, dict.fromkeys(WRONG, "0")),
+    (CHOSEN, REQUIRED_VARIABLES),
+], ids=["bare", "set already", "required variables", "defaults"])  # fmt: skip
+def test_required_variables_override_present_ones(
+    present: dict[str, str], changed: dict[str, str]
+) -> None:
+    assert wanted(**present) == changed
 
 
-def test_what_a_group_relies_on_wins_over_what_is_there() -> None:
-    there = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "3", "TORCH_NCCL_DESYNC_DEBUG": "1"}
-
-    changed = wanted(**{**wanted(), **there})
-
-    assert changed == {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_DESYNC_DEBUG": "0"}
-
-
-def test_the_rest_gives_way_to_what_is_there() -> None:
-    chosen = {INTERFACE_VARIABLE: "ib0,ib1", "NCCL_RUNTIME_CONNECT": "1"}
-
-    assert {**chosen, **wanted(**chosen)} == {**REQUIRED_VARIABLES, **chosen}
-
-
-def test_an_address_that_no_interface_has_leaves_the_choice_to_nccl() -> None:
+def test_an_unknown_address_leaves_the_interface_to_nccl() -> None:
     assert INTERFACE_VARIABLE not in nccl_environment("192.0.2.1", {}, lambda _: "")
 
 
-def test_a_job_file_cannot_set_what_a_group_relies_on() -> None:
+def test_a_job_file_cannot_set_required_variables() -> None:
     assert REQUIRED_VARIABLES.keys() <= CLUSTER_VARIABLES.keys()
 
 
-# --- the interface
-
-
-def interfaces() -> list[tuple[str, str]]:
-    families = (socket.AF_INET, socket.AF_INET6)
-    found = psutil.net_if_addrs().items()
-    return [(name, one.address) for name, all_ in found for one in all_ if one.family in families]
-
-
-def test_each_address_of_this_host_leads_to_its_interface() -> None:
+def test_each_address_has_its_interface() -> None:
     by_address: dict[str, set[str]] = {}
-    for name, address in interfaces():
-        by_address.setdefault(address, set()).add(name)
+    for name, found in psutil.net_if_addrs().items():
+        for one in found:
+            if one.family in (socket.AF_INET, socket.AF_INET6):
+                by_address.setdefault(one.address, set()).add(name)
 
     assert all(interface_of(address) in names for address, names in by_address.items())
-
-
-@pytest.mark.parametrize("address", ["127.0.0.1", "127.0.1.1", "::1", "localhost"])
-def test_loopback_by_any_name_is_one_interface(address: str) -> None:
-    assert interface_of(address) == interface_of("127.0.0.1")
-
-
-@pytest.mark.parametrize("address", ["192.0.2.1", "no such host"])
-def test_a_foreign_address_has_no_interface(address: str) -> None:
-    assert interface_of(address) == ""
+    loopback = {interface_of(name) for name in ("127.0.0.1", "127.0.1.1", "::1", "localhost")}
+    assert len(loopback) == 1
+    assert [interface_of(name) for name in ("192.0.2.1", "no such host")] == ["", ""]
 
 
 # --- where it is set
@@ -110,17 +91,13 @@ def work(folder: Path, device: str) -> None:
 
 
 def found_by_script(folder: Path, device: str) -> dict[str, str]:
-    process = FORKS.Process(target=work, args=(folder, device))
-    process.start()
-    process.join(60)
-    assert process.exitcode == 0
-    process.close()
+    assert run_forked(work, folder, device) == 0
     found: dict[str, str] = json.loads((folder / "found").read_text())
     return found
 
 
 @pytest.mark.slow
-def test_a_worker_on_a_gpu_has_it_before_its_script_begins(tmp_path: Path) -> None:
+def test_a_gpu_worker_has_the_environment_before_its_script(tmp_path: Path) -> None:
     found = found_by_script(tmp_path, "GPU-aa11")
 
     assert {name: found.get(name) for name in REQUIRED_VARIABLES} == REQUIRED_VARIABLES
@@ -128,7 +105,7 @@ def test_a_worker_on_a_gpu_has_it_before_its_script_begins(tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-def test_a_worker_on_a_cpu_slot_is_left_alone(tmp_path: Path) -> None:
+def test_a_cpu_worker_keeps_its_environment(tmp_path: Path) -> None:
     found = found_by_script(tmp_path, "")
 
     assert "TORCH_NCCL_ASYNC_ERROR_HANDLING" not in found

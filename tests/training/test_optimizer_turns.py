@@ -1,8 +1,8 @@
-"""Several optimizers in one process: what `load` takes, what is kept, taken back and refused."""
+"""Several optimizers in one process: load, checkpoints, rollback, refusals."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -11,8 +11,8 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from elastic import ScalingAgent
-from elastic.batches import MicroBatch, ScheduleRow
 from elastic.collectives.control_words import FIXED_WORDS, ControlWords, read_agreed_words
+from elastic.sample_stream import MicroBatch, ScheduleRow
 from elastic.state.portions import decode_metadata, encode_metadata
 from elastic.state.state_tensors import TensorState
 from elastic.step.batch_loader import ElasticLoader
@@ -25,8 +25,6 @@ DATA = TensorDataset(torch.arange(20.0, dtype=torch.float64).reshape(10, 2).sin(
 
 
 class Pair(nn.Module):
-    """Two parts that share a layer."""
-
     def __init__(self) -> None:
         super().__init__()
         self.body, self.head = nn.Linear(2, 3), nn.Linear(3, 1)
@@ -40,7 +38,6 @@ def pair() -> Pair:
 
 
 def two(model: Pair) -> tuple[torch.optim.Optimizer, torch.optim.Optimizer]:
-    """With a parameter that both change."""
     body = torch.optim.AdamW([*model.body.parameters(), model.shared], lr=0.02)
     head = torch.optim.SGD([model.shared, *model.head.parameters()], lr=0.1, momentum=0.9)
     return body, head
@@ -51,14 +48,6 @@ def losses(model: Pair, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return hidden.square().mean(), (model.head(hidden) - 1).square().mean()
 
 
-@pytest.fixture
-def agent() -> Iterator[ScalingAgent]:
-    made = ScalingAgent.from_env()
-    yield made
-    if made._reducer is not None:
-        made._reducer.close()
-
-
 def loaded(
     agent: ScalingAgent, build: Callable[[Any], Any], batch: int = 10, **options: Any
 ) -> tuple[Any, Any, ElasticLoader]:
@@ -66,16 +55,12 @@ def loaded(
     return agent.load(lambda: model, lambda _: build(model), DATA, batch_size=batch, **options)
 
 
-@pytest.mark.parametrize(
-    "container",
-    [
-        lambda a, b: (a, b),
-        lambda a, b: [a, b],
-        lambda a, b: {"body": a, "head": b},
-        lambda a, _: (a,),
-    ],
-    ids=["tuple", "list", "dict", "tuple of one"],
-)
+@pytest.mark.parametrize("container", [
+    lambda a, b: (a, b),
+    lambda a, b: [a, b],
+    lambda a, b: {"body": a, "head": b},
+    lambda a, _: (a,),
+], ids=["tuple", "list", "dict", "tuple of one"])  # fmt: skip
 def test_a_script_gets_back_what_it_built(agent: ScalingAgent, container: Any) -> None:
     built: list[Any] = []
 
@@ -88,25 +73,18 @@ def test_a_script_gets_back_what_it_built(agent: ScalingAgent, container: Any) -
     assert optimizers is built[0]
 
 
-@pytest.mark.parametrize(
-    ("wrong", "text"),
-    [
-        (lambda _: (), "none, or one twice"),
-        (lambda model: (two(model)[0],) * 2, "none, or one twice"),
-        (lambda model: {"body": two(model)[0], "other": model}, "returned Pair"),
-        (lambda model: (two(model)[0], two(pair())[1]), "outside of the model"),
-    ],
-)
-def test_what_is_no_set_of_optimizers_of_the_model_is_refused(
-    agent: ScalingAgent, wrong: Any, text: str
-) -> None:
+@pytest.mark.parametrize(("wrong", "text"), [
+    (lambda _: (), "none, or one twice"),
+    (lambda model: (two(model)[0],) * 2, "none, or one twice"),
+    (lambda model: {"body": two(model)[0], "other": model}, "returned Pair"),
+    (lambda model: (two(model)[0], two(pair())[1]), "outside of the model"),
+])  # fmt: skip
+def test_a_wrong_set_of_optimizers_is_refused(agent: ScalingAgent, wrong: Any, text: str) -> None:
     with pytest.raises(UsageError, match=text):
         loaded(agent, wrong)
 
 
-def test_rates_keep_their_ratios_and_each_follows_the_batch_by_its_own_rule(
-    agent: ScalingAgent,
-) -> None:
+def test_each_rate_follows_the_batch_by_its_own_rule(agent: ScalingAgent) -> None:
     _, (body, head), loader = loaded(agent, two, 5, lr=0.04, lr_doubling_steps=0)
     state, used = agent._training.lr_state, []
     for optimizer in (body, head):
@@ -126,9 +104,7 @@ def test_rates_keep_their_ratios_and_each_follows_the_batch_by_its_own_rule(
     assert state.state_list() == [1.0, 2.0, 0, 0, 1.0, 4.0, 0, 0]
 
 
-def test_schedulers_of_all_optimizers_are_tracked_in_the_order_in_which_they_are_made(
-    agent: ScalingAgent,
-) -> None:
+def test_schedulers_are_tracked_in_the_order_of_creation(agent: ScalingAgent) -> None:
     every = torch.optim.lr_scheduler
     _, (body, head), _ = loaded(agent, two)
     found = [every.StepLR(head, 3), every.ConstantLR(body), every.StepLR(head, 4)]
@@ -143,7 +119,6 @@ def by_name(model: Pair) -> dict[str, torch.optim.Optimizer]:
 
 
 def trained(agent: ScalingAgent, build: Callable[[Any], Any]) -> Any:
-    """What is in a checkpoint after some steps."""
     model, built, loader = loaded(agent, build)
     optimizers = built.values() if isinstance(built, dict) else built
     for _ in agent.epochs(3):
@@ -156,7 +131,7 @@ def trained(agent: ScalingAgent, build: Callable[[Any], Any]) -> Any:
     return agent._training.checkpoint()
 
 
-def test_a_checkpoint_has_all_optimizers_by_name_and_one_as_ever(agent: ScalingAgent) -> None:
+def test_a_checkpoint_has_all_optimizers_by_name(agent: ScalingAgent) -> None:
     several = trained(agent, by_name)
     one = trained(ScalingAgent.from_env(), lambda model: two(model)[:1])
 
@@ -187,7 +162,7 @@ def take(optimizers: Iterable[torch.optim.Optimizer], model: Pair, x: torch.Tens
         optimizer.step()
 
 
-def test_a_newcomer_makes_room_for_what_several_optimizers_keep_for_a_parameter() -> None:
+def test_a_newcomer_allocates_the_state_of_several_optimizers() -> None:
     old, new = (TensorState(model, by_name(model)) for model in (pair(), pair()))
     x = DATA.tensors[0]
     for _ in range(3):
@@ -204,7 +179,7 @@ def test_a_newcomer_makes_room_for_what_several_optimizers_keep_for_a_parameter(
 
 
 @pytest.mark.parametrize("steps", [0, 2], ids=["before the first step", "later"])
-def test_what_is_taken_back_is_as_it_was_to_the_last_bit(agent: ScalingAgent, steps: int) -> None:
+def test_a_rollback_restores_every_bit(agent: ScalingAgent, steps: int) -> None:
     model, optimizers, _ = loaded(agent, two)
     x = DATA.tensors[0]
     for _ in range(steps):
@@ -224,7 +199,6 @@ def test_what_is_taken_back_is_as_it_was_to_the_last_bit(agent: ScalingAgent, st
 
 
 def written(agent: ScalingAgent) -> list[tuple[str, list[float]]]:
-    """All tensors of a state, for comparisons by value."""
     state = agent._training.tensors()
     kept = [list(entry) for entry in state.structure(CPU)]
     tensors = [tensor for unit in state.units(CPU) for tensor in unit.tensors]
@@ -237,7 +211,7 @@ def micro_batch(step: int, *, first: bool = True, last: bool = True) -> MicroBat
 
 
 def batch_of(turns: OptimizerTurns, step: int, sequence: str, optimizers: Any) -> bool | None:
-    """A batch of backward passes (b) and steps of optimizers (0, 1); breaks at x."""
+    """Run backward passes (b) and steps of optimizers (0, 1) of a batch that breaks at x."""
     batch = micro_batch(step)
     turns.begin(batch, may_break=True)
     back = None
@@ -253,7 +227,7 @@ def batch_of(turns: OptimizerTurns, step: int, sequence: str, optimizers: Any) -
     return back
 
 
-def test_only_what_another_reduction_may_follow_is_copied(
+def test_optimizers_are_copied_only_before_another_reduction(
     agent: ScalingAgent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, optimizers, _ = loaded(agent, two)
@@ -290,9 +264,7 @@ ACCUMULATIONS = {
 
 
 @pytest.mark.parametrize(("events", "found"), ACCUMULATIONS.values(), ids=ACCUMULATIONS.keys())
-def test_gradients_of_earlier_batches_are_found_where_they_are_used(
-    events: str, found: list[int]
-) -> None:
+def test_gradients_of_earlier_batches_are_found_at_their_use(events: str, found: list[int]) -> None:
     model = pair()
     optimizers = (
         torch.optim.SGD(model.body.parameters(), lr=0.1),
@@ -316,7 +288,7 @@ def test_gradients_of_earlier_batches_are_found_where_they_are_used(
     assert sorted(seen) == found
 
 
-def test_workers_whose_numbers_of_backward_passes_differ_are_out_of_step() -> None:
+def test_different_numbers_of_backward_passes_are_out_of_step() -> None:
     for ahead in (1, 2):
         said = [ControlWords(1, step=8 if rank < ahead else 7).encode() for rank in range(3)]
         total = [0.0, *torch.tensor(said).sum(dim=0).tolist()]
@@ -328,7 +300,6 @@ def test_workers_whose_numbers_of_backward_passes_differ_are_out_of_step() -> No
 
 
 def in_passes(agent: ScalingAgent, events: str) -> dict[str, torch.Tensor]:
-    """What comes of batches in passes of 4 samples, or of whole ones without."""
     model, optimizers, loader = loaded(agent, two)
     loader._sampler._bound = 4 if "p" in events else 10
     for _ in agent.epochs(3):
@@ -347,23 +318,19 @@ def in_passes(agent: ScalingAgent, events: str) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("events", ["z0 b0 z1 b1 s0 s1", "z0 z1 b1 s1 s0", "b1 b0 s0 s1 z0 z1"])
-def test_passes_are_exact_where_all_optimizers_step_behind_all_backward_passes(
-    agent: ScalingAgent, events: str
-) -> None:
+def test_passes_are_exact_if_optimizers_step_at_the_end(agent: ScalingAgent, events: str) -> None:
     assert (
         furthest(in_passes(agent, f"p {events}"), in_passes(ScalingAgent.from_env(), events))
         < 1e-12
     )
 
 
-def test_passes_are_refused_where_an_optimizer_steps_before_another_backward_pass(
-    agent: ScalingAgent,
-) -> None:
+def test_passes_are_refused_if_an_optimizer_steps_between(agent: ScalingAgent) -> None:
     with pytest.raises(UsageError, match="raise max_local_batch"):
         in_passes(agent, "p z0 b0 s0 z1 b1 s1")
 
 
-def test_the_loss_of_a_step_is_that_of_its_first_backward_pass(agent: ScalingAgent) -> None:
+def test_a_steps_loss_is_that_of_its_first_backward_pass(agent: ScalingAgent) -> None:
     model, optimizers, loader = loaded(agent, two)
     for _ in agent.epochs(1):
         for (x,) in loader:
@@ -374,7 +341,6 @@ def test_the_loss_of_a_step_is_that_of_its_first_backward_pass(agent: ScalingAge
 
 
 def weighed(agent: ScalingAgent, bound: int) -> dict[str, torch.Tensor]:
-    """What comes of losses that are means over something else, each pass over its own."""
     model, optimizers, loader = loaded(agent, two)
     loader._sampler._bound = bound
     for _ in agent.epochs(3):
@@ -392,7 +358,5 @@ def weighed(agent: ScalingAgent, bound: int) -> dict[str, torch.Tensor]:
     return state
 
 
-def test_each_backward_pass_of_a_batch_may_be_a_mean_over_something_else(
-    agent: ScalingAgent,
-) -> None:
+def test_backward_passes_have_weights_of_their_own(agent: ScalingAgent) -> None:
     assert furthest(weighed(agent, 4), weighed(ScalingAgent.from_env(), 10)) < 1e-12

@@ -1,4 +1,4 @@
-"""Process groups of a job: several at once, and never a wait without an end."""
+"""Process groups of several versions; every wait can be cancelled."""
 
 from __future__ import annotations
 
@@ -17,27 +17,36 @@ from elastic.training_errors import BrokenGroupError, CancelledError
 from tests.training.peers import CPU, LIMIT_S, Parent, RendezvousInfo, each, peers
 
 
-def _two_versions(meeting: RendezvousInfo) -> list[list[float]]:
-    """Sums over two groups that exist at once, used in turns."""
+def _use_two_versions(meeting: RendezvousInfo) -> list[object]:
     first = meeting.group(1)
     second = meeting.group(2, size=2) if meeting.rank < 2 else None
-    cancel = threading.Event()
-    found = []
-    for _ in range(2):
-        for group in (first, second):
-            if group is not None:
-                tensor = torch.full((2,), float(meeting.rank + 1))
-                group.all_reduce(tensor, cancel)
-                found.append(tensor.tolist())
-    return found
+    cancel, found = threading.Event(), list[object]()
+    for group in (first, second, first, second):
+        if group is not None:
+            tensor = torch.full((2,), float(meeting.rank + 1))
+            group.all_reduce(tensor, cancel)
+            found.append(tensor.tolist())
+    own = bytes([meeting.rank]) * 5
+    found += [first.broadcast_bytes(own, cancel, source) for source in range(3)]
+    found.append(first.broadcast_bytes(b"", cancel))
+    tensor = torch.arange(3.0) * meeting.rank
+    first.broadcast(tensor, 2, cancel)
+    first.retire()
+    if second is not None:
+        second.all_reduce(summed := torch.ones(2), cancel)
+        found.append(summed.tolist())
+    return [*found, tensor.tolist()]
 
 
 @pytest.mark.slow
-def test_several_versions_of_a_group_work_beside_each_other() -> None:
-    assert each(_two_versions, 3) == [
-        [[6.0, 6.0], [3.0, 3.0]] * 2,
-        [[6.0, 6.0], [3.0, 3.0]] * 2,
-        [[6.0, 6.0]] * 2,
+def test_versions_of_a_group_work_side_by_side() -> None:
+    words = [b"\0" * 5, b"\1" * 5, b"\2" * 5, b""]
+    both = [[6.0, 6.0], [3.0, 3.0]] * 2
+
+    assert each(_use_two_versions, 3) == [
+        [*both, *words, [2.0, 2.0], [0.0, 2.0, 4.0]],
+        [*both, *words, [2.0, 2.0], [0.0, 2.0, 4.0]],
+        [*[[6.0, 6.0]] * 2, *words, [0.0, 2.0, 4.0]],
     ]
 
 
@@ -52,7 +61,7 @@ def _reduce_until_it_breaks(meeting: RendezvousInfo) -> str:
 
 
 @pytest.mark.slow
-def test_a_peer_that_is_killed_breaks_the_group_of_the_others_at_once() -> None:
+def test_a_killed_peer_breaks_the_group_at_once() -> None:
     with peers(_reduce_until_it_breaks, 2) as made:
         assert [made.said(0), made.said(1)] == ["met", "met"]
         made.kill(1)
@@ -81,7 +90,7 @@ def _wait_for_nobody(meeting: RendezvousInfo) -> str:
 
 
 @pytest.mark.slow
-def test_a_wait_for_a_peer_that_does_not_come_can_be_called_off() -> None:
+def test_a_wait_for_a_missing_peer_can_be_cancelled() -> None:
     with peers(_wait_for_nobody, 2) as made:
         assert made.said(0) == "waits"
         made.tell(0, "enough")
@@ -91,42 +100,8 @@ def test_a_wait_for_a_peer_that_does_not_come_can_be_called_off() -> None:
         assert made.said(1) == "bye"
 
 
-def _agree(meeting: RendezvousInfo) -> list[object]:
-    group = meeting.group()
-    cancel = threading.Event()
-    words = [
-        group.broadcast_bytes(bytes([meeting.rank]) * 5, cancel, source) for source in range(3)
-    ]
-    words.append(group.broadcast_bytes(b"", cancel))
-    tensor = torch.arange(3.0) * meeting.rank
-    group.broadcast(tensor, 2, cancel)
-    return [*words, tensor.tolist()]
-
-
-@pytest.mark.slow
-def test_all_ranks_hear_what_one_says() -> None:
-    said = [b"\0" * 5, b"\1" * 5, b"\2" * 5, b"", [0.0, 2.0, 4.0]]
-
-    assert each(_agree, 3) == [said, said, said]
-
-
-def _retire(meeting: RendezvousInfo) -> list[float]:
-    old, new = meeting.group(1), meeting.group(2)
-    cancel = threading.Event()
-    old.all_reduce(torch.ones(1 << 16), cancel)
-    old.retire()
-    tensor = torch.ones(2)
-    new.all_reduce(tensor, cancel)
-    return tensor.tolist()
-
-
-@pytest.mark.slow
-def test_a_group_that_is_taken_apart_does_not_disturb_the_next_one() -> None:
-    assert each(_retire, 2) == [[2.0, 2.0]] * 2
-
-
 class _Idle(GlooBackend):
-    """A backend that is not connected; taking it apart waits for a word, if it is given one."""
+    """A backend that is not connected; `retire` waits for `go`, if given."""
 
     def __init__(self, go: threading.Event | None = None) -> None:
         self._group = None
@@ -147,7 +122,7 @@ def _unconnected(training: _Idle) -> ProcessGroup:
     return ProcessGroup(1, 0, 2, CPU, links)
 
 
-def test_a_group_is_taken_apart_beside_the_training_thread() -> None:
+def test_a_group_retires_in_another_thread() -> None:
     backend = _Idle(threading.Event())
 
     _unconnected(backend).retire()
@@ -158,7 +133,7 @@ def test_a_group_is_taken_apart_beside_the_training_thread() -> None:
     assert backend.retired.wait(LIMIT_S)
 
 
-def test_a_group_that_was_taken_apart_says_so() -> None:
+def test_a_retired_group_refuses_operations() -> None:
     group = _unconnected(_Idle())
     group.retire()
 
@@ -166,7 +141,7 @@ def test_a_group_that_was_taken_apart_says_so() -> None:
         group.all_reduce(torch.ones(1), threading.Event())
 
 
-def test_a_group_of_one_needs_nobody() -> None:
+def test_a_group_of_one_needs_no_backend() -> None:
     group = ProcessGroup(1, 0, 1, CPU)
     cancel = threading.Event()
     tensor = torch.ones(2)
@@ -179,12 +154,12 @@ def test_a_group_of_one_needs_nobody() -> None:
     assert group.broadcast_bytes(b"word", cancel) == b"word"
 
 
-def test_a_store_that_nobody_serves_is_told() -> None:
+def test_an_unreachable_store_is_an_error() -> None:
     with pytest.raises(BrokenGroupError, match="cannot reach the group's store"):
         connect_store("127.0.0.1:1", 1, limit_s=0.2)
 
 
-def test_a_word_that_is_waited_for_holds_up_no_other() -> None:
+def test_a_waiting_message_blocks_no_other() -> None:
     served = StoreServer("127.0.0.1")
     words, heard = GroupStore(f"127.0.0.1:{served.port}", 1), list[bytes]()
     late = threading.Thread(target=lambda: heard.append(words.fetch("late")), daemon=True)
@@ -208,7 +183,7 @@ def test_a_word_that_is_waited_for_holds_up_no_other() -> None:
     assert (before, heard[3:]) == ([b"first", b"second", b"third"], [b"late"])
 
 
-def test_a_group_that_is_built_and_not_wanted_any_more_is_taken_apart() -> None:
+def test_a_dropped_build_is_retired() -> None:
     go, failures, backend = threading.Event(), list[str](), _Idle()
     group = _unconnected(backend)
 
@@ -218,7 +193,7 @@ def test_a_group_that_is_built_and_not_wanted_any_more_is_taken_apart() -> None:
         return group
 
     building = BackgroundBuild(make, failures.append)
-    assert not building.done
+    assert building.group is None
     building.drop()
     go.set()
     assert building.over.wait(LIMIT_S)
@@ -227,7 +202,7 @@ def test_a_group_that_is_built_and_not_wanted_any_more_is_taken_apart() -> None:
     assert (building.group, failures) == (None, [])
 
 
-def test_a_group_that_meets_nobody_is_freed_when_it_is_not_wanted_any_more() -> None:
+def test_a_dropped_rendezvous_is_aborted() -> None:
     met, failures, backend = threading.Event(), list[str](), _Idle()
 
     def make(publish: Callable[[ProcessGroup], None]) -> ProcessGroup:
@@ -244,7 +219,7 @@ def test_a_group_that_meets_nobody_is_freed_when_it_is_not_wanted_any_more() -> 
     assert (building.group, failures) == (None, [])
 
 
-def test_a_wait_ends_when_it_is_called_off_or_late() -> None:
+def test_a_wait_ends_when_cancelled_or_late() -> None:
     ready, cancel = threading.Event(), threading.Event()
     with pytest.raises(CancelledError):
         wait_for(ready, cancel, limit_s=0.01)

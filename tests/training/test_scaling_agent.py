@@ -1,4 +1,4 @@
-"""`ScalingAgent` stand-alone: the same script without a cluster."""
+"""`ScalingAgent` without a cluster."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, IterDataPipe, TensorDataset
 
 from elastic import ScalingAgent, hooks
-from elastic.batches import ScheduleRow
+from elastic.sample_stream import ScheduleRow
 from elastic.step.batch_loader import ElasticLoader
 from elastic.training_errors import UsageError
 from elastic.usage_checks import metric_values, refuse_single_samples
@@ -36,15 +36,7 @@ def loaded(
     return agent.load(of, optimizer, data, batch_size=4, lr=lr)
 
 
-@pytest.fixture
-def agent() -> Iterator[ScalingAgent]:
-    made = ScalingAgent.from_env()
-    yield made
-    if made._reducer is not None:
-        made._reducer.close()
-
-
-def test_each_epoch_has_every_sample_once_and_a_short_last_batch(agent: ScalingAgent) -> None:
+def test_an_epoch_has_every_sample_once(agent: ScalingAgent) -> None:
     _, _, loader = loaded(agent)
     epochs = [
         (epoch, [batch.flatten().tolist() for (batch,) in loader]) for epoch in agent.epochs(2)
@@ -57,7 +49,7 @@ def test_each_epoch_has_every_sample_once_and_a_short_last_batch(agent: ScalingA
     assert epochs[0][1] != epochs[1][1]
 
 
-def test_a_loop_that_was_left_goes_on_where_it_was(agent: ScalingAgent) -> None:
+def test_a_second_loop_continues_the_epoch(agent: ScalingAgent) -> None:
     _, _, loader = loaded(agent)
     taken: list[float] = []
     for _ in agent.epochs(1):
@@ -71,34 +63,13 @@ def test_a_loop_that_was_left_goes_on_where_it_was(agent: ScalingAgent) -> None:
     assert sorted(taken) == list(range(10))
 
 
-def test_the_learning_rate_keeps_the_ratios_of_parameter_groups(agent: ScalingAgent) -> None:
+def test_the_rate_keeps_the_ratios_of_parameter_groups(agent: ScalingAgent) -> None:
     _, optimizer, _ = loaded(agent, lr=0.5)
 
     assert [group["lr"] for group in optimizer.param_groups] == [0.5, 1.0]
 
 
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:This DataLoader will create")  # more than there are cores
-def test_loader_workers_give_the_same_batches() -> None:
-    def epoch(workers: int) -> list[list[float]]:
-        own = ScalingAgent.from_env()
-        _, _, loader = own.load(
-            lambda: nn.Linear(1, 1),
-            lambda parameters: torch.optim.SGD(parameters, lr=0.1),
-            IDS,
-            batch_size=3,
-            num_workers=workers,
-        )
-        for _ in own.epochs(1):
-            batches = [batch.flatten().tolist() for (batch,) in loader]
-        return batches
-
-    assert epoch(0) == epoch(2)
-
-
-def test_the_loss_is_seen_in_backward_and_only_while_there_is_something_to_train(
-    agent: ScalingAgent,
-) -> None:
+def test_the_loss_is_seen_in_backward(agent: ScalingAgent) -> None:
     model, _, loader = loaded(agent)
     for _ in agent.epochs(1):
         for (batch,) in loader:
@@ -125,24 +96,27 @@ def epoch_sizes(
     return sizes
 
 
-def test_a_remainder_of_one_sample_goes_to_the_step_before_where_the_model_needs_two(
-    agent: ScalingAgent,
+@pytest.mark.parametrize(("net", "batch", "options", "sizes"), [
+    (nn.BatchNorm1d(1), 3, {}, [3, 3, 4]),  # the last step takes a remainder of one sample
+    (nn.Linear(1, 1), 3, {}, [3, 3, 3, 1]),
+    (nn.Linear(1, 1), 4, {"drop_last": True}, [4, 4]),
+    (nn.Linear(1, 1), 16, {"drop_last": True}, [10]),
+    (nn.Linear(1, 1), 8, {"drop_last": False, "shuffle": True, "sampler": None, "batch_sampler": None, "in_order": True}, [8, 2]),
+])  # fmt: skip
+def test_an_epoch_has_steps_of_these_sizes(
+    agent: ScalingAgent, net: nn.Module, batch: int, options: dict[str, Any], sizes: list[int]
 ) -> None:
-    assert epoch_sizes(agent, nn.BatchNorm1d(1), 3) == [3, 3, 4]
+    assert epoch_sizes(agent, net, batch, **options) == sizes
 
 
-def test_steps_and_shares_of_one_sample_are_refused_where_the_model_needs_two(
-    agent: ScalingAgent,
-) -> None:
+def test_batch_norm_refuses_single_samples(agent: ScalingAgent) -> None:
     with pytest.raises(UsageError, match=r"raise batch_size to 2 or more, or .*GroupNorm"):
         epoch_sizes(agent, nn.BatchNorm1d(1), 1)
     with pytest.raises(UsageError, match=r"a step of 4 samples, .* raise max_local_batch to 2"):
         refuse_single_samples(4, 1, 2)
 
 
-def test_a_batch_that_falls_to_one_sample_is_refused_where_the_model_needs_two(
-    agent: ScalingAgent,
-) -> None:
+def test_batch_norm_refuses_a_batch_that_falls_to_one(agent: ScalingAgent) -> None:
     _, _, loader = loaded(agent, of=lambda: nn.Sequential(nn.Linear(1, 1), nn.BatchNorm1d(1)))
     for _ in agent.epochs(1):
         next(iter(loader))
@@ -151,43 +125,22 @@ def test_a_batch_that_falls_to_one_sample_is_refused_where_the_model_needs_two(
             list(loader)
 
 
-def test_other_models_take_a_remainder_of_one_sample(agent: ScalingAgent) -> None:
-    assert epoch_sizes(agent, nn.Linear(1, 1), 3) == [3, 3, 3, 1]
-
-
-def test_a_remainder_is_left_out_if_the_script_says_so(agent: ScalingAgent) -> None:
-    assert epoch_sizes(agent, nn.Linear(1, 1), 4, drop_last=True) == [4, 4]
-
-
-def test_an_epoch_that_is_less_than_a_step_is_one(agent: ScalingAgent) -> None:
-    assert epoch_sizes(agent, nn.Linear(1, 1), 16, drop_last=True) == [10]
-
-
-def test_options_that_say_what_happens_anyway_are_accepted(agent: ScalingAgent) -> None:
-    said = {"shuffle": True, "sampler": None, "batch_sampler": None, "in_order": True}
-
-    assert epoch_sizes(agent, nn.Linear(1, 1), 8, drop_last=False, **said) == [8, 2]
-
-
 @pytest.mark.parametrize(
     "option",
     [{"shuffle": False}, {"sampler": [1]}, {"batch_sampler": [[1]]}, {"in_order": False}],
     ids=str,
 )
-def test_options_that_choose_samples_are_refused(
-    agent: ScalingAgent, option: dict[str, Any]
-) -> None:
+def test_sampling_options_are_refused(agent: ScalingAgent, option: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match=next(iter(option))):
         epoch_sizes(agent, nn.Linear(1, 1), 8, **option)
 
 
 def of_batch(agent: ScalingAgent, batch: int) -> None:
-    """From the next step on."""
     agent._training.schedule.announce([ScheduleRow(agent.step + 1, (batch,), 0)])
 
 
 @pytest.mark.parametrize("batches", [(4, 4, 4), (1, 8, 3), (10, 2, 5), (7, 16, 1)], ids=str)
-def test_a_schedule_of_steps_ends_at_its_end_whatever_the_batch_does(
+def test_a_step_schedule_ends_at_its_end_for_any_batch(
     agent: ScalingAgent, batches: tuple[int, int, int]
 ) -> None:
     every = torch.optim.lr_scheduler
@@ -208,7 +161,7 @@ def test_a_schedule_of_steps_ends_at_its_end_whatever_the_batch_does(
     assert optimizer.param_groups[0]["lr"] == pytest.approx(0.0, abs=1e-12)
 
 
-def test_an_epoch_is_as_long_as_it_is_planned_now(agent: ScalingAgent) -> None:
+def test_an_epochs_length_follows_the_plan(agent: ScalingAgent) -> None:
     _, _, loader = loaded(agent)
     seen = []
     for epoch in agent.epochs(2):
@@ -259,126 +212,90 @@ def load(agent: Any, model: Any = linear, optimizer: Any = sgd, data: Any = IDS)
     agent.load(model, optimizer, data, batch_size=2)
 
 
-def test_an_error_of_the_script_s_own_in_a_builder_stays_as_it_is(agent: ScalingAgent) -> None:
+def test_a_builders_own_error_is_raised(agent: ScalingAgent) -> None:
     with pytest.raises(AttributeError, match="has no attribute 'missing'"):
         load(agent, optimizer=lambda parameters: sgd(parameters[0].missing))
 
 
-def test_options_of_a_loader_that_choose_no_samples_can_be_asked_for(agent: ScalingAgent) -> None:
+def test_loader_options_can_be_read(agent: ScalingAgent) -> None:
     loader: Any = loaded(agent)[2]
 
     assert (loader.num_workers, loader.pin_memory, loader.timeout) == (0, False, 0)
 
 
-@pytest.mark.parametrize(
-    ("name", "remedy"),
-    [
-        ("sampler", "leave set_epoch out"),
-        ("batch_sampler", "leave set_epoch out"),
-        ("batch_size", "agent.batch_size is the global batch, len("),
-        ("drop_last", "call agent.load(..., drop_last=True)"),
-        ("generator", "the job's seed decides"),
-        ("other", "no attribute 'other'"),
-    ],
-)
-def test_an_attribute_that_a_loader_does_not_have_names_the_remedy(
+@pytest.mark.parametrize(("name", "remedy"), [
+    ("sampler", "leave set_epoch out"),
+    ("batch_sampler", "leave set_epoch out"),
+    ("batch_size", "agent.batch_size is the global batch, len("),
+    ("drop_last", "call agent.load(..., drop_last=True)"),
+    ("generator", "the job's seed decides"),
+    ("other", "no attribute 'other'"),
+])  # fmt: skip
+def test_a_missing_loader_attribute_names_the_remedy(
     agent: ScalingAgent, name: str, remedy: str
 ) -> None:
     with pytest.raises(AttributeError, match=re.escape(remedy)):
         getattr(loaded(agent)[2], name)
 
 
-@pytest.mark.parametrize(
-    ("wrong", "text"),
-    [
-        (
-            lambda agent: agent.load(lambda: nn.Linear(1, 1), on_two_devices, IDS, batch_size=2),
-            "several devices: cpu, meta",
+@pytest.mark.parametrize(("wrong", "text"), [
+    (lambda agent: agent.load(lambda: nn.Linear(1, 1), on_two_devices, IDS, batch_size=2), "several devices: cpu, meta"),
+    (
+        lambda agent: agent.load(
+            lambda: nn.Linear(1, 1, dtype=torch.complex64),
+            lambda p: torch.optim.SGD(p, lr=0.1),
+            IDS,
+            batch_size=2,
         ),
-        (
-            lambda agent: agent.load(
-                lambda: nn.Linear(1, 1, dtype=torch.complex64),
-                lambda p: torch.optim.SGD(p, lr=0.1),
-                IDS,
-                batch_size=2,
-            ),
-            "torch.view_as_real",
-        ),
-        (
-            lambda agent: list(agent.epochs(1)),
-            r"agent.epochs\(\) was used before load.*call agent.load",
-        ),
-        (lambda agent: agent.step, r"agent.step was used before load.*call agent.load"),
-        (lambda agent: agent.batch_size, r"agent.batch_size was used before load.*call agent.load"),
-        (lambda agent: agent.progress, r"agent.progress was used before load.*call agent.load"),
-        (lambda agent: agent.carried, "agent.carried was used before load.*call agent.load"),
-        (lambda agent: agent.weight(1), "outside of the loop"),
-        (lambda agent: next(iter(loaded(agent)[2])), "loop over it in `for epoch in agent.epochs"),
-        (lambda agent: (loaded(agent), loaded(agent)), r"load\(\) was called twice"),
-        (
-            lambda agent: (loaded(agent), list(agent.epochs(1)), list(agent.epochs(1))),
-            r"epochs\(\) was called twice",
-        ),
-        (lambda agent: agent.report(), "outside of an epoch"),
-        (lambda agent: loaded(agent, Endless()), "give it __len__"),
-        (lambda agent: loaded(agent, Pipe()), "a Pipe, .* or an IterableDataset"),
-        (lambda agent: loaded(agent, TensorDataset(torch.zeros(0, 1))), "at least one sample"),
-        (
-            lambda agent: epoch_sizes(agent, nn.Linear(1, 1), 2, data=Counted(), shuffle=True),
-            "shuffle=True.* in the order of train_set's __iter__; put weights and filters, and shu",
-        ),
-        (lambda agent: loaded(agent, DataLoader(IDS)), "load.. its options"),
-        (lambda agent: load(agent, model=nn.Linear(1, 1)), "build_model is a Linear, not a fun"),
-        (lambda agent: load(agent, model=lambda p: p), r"build_model\(p\) is called with nothing"),
-        (
-            lambda agent: load(agent, model=lambda: None),
-            "returned None, not one torch.nn.Module",
-        ),
-        (
-            lambda agent: load(agent, model=sgd, optimizer=linear),
-            r"build_model\(parameters.*\) is called with nothing",
-        ),
-        (
-            lambda agent: load(agent, model=sgd(linear().parameters()), optimizer=linear()),
-            "in the wrong order; write agent.load",
-        ),
-        (
-            lambda agent: load(agent, optimizer=sgd(linear().parameters())),
-            "build_optimizer is a SGD, not a function",
-        ),
-        (
-            lambda agent: load(agent, optimizer=lambda model: sgd(model.parameters())),
-            r"reads 'parameters' of its argument, which is no model; write .*lambda parameters:",
-        ),
-        (
-            lambda agent: load(agent, optimizer=lambda: None),
-            r"build_optimizer\(\) is called with the model's parameters",
-        ),
-        (
-            lambda agent: load(agent, optimizer=lambda _: None),
-            r"build_optimizer\(\) returned NoneType",
-        ),
-        (
-            lambda agent: load(agent, data=TensorDataset),
-            "function or class: call it, and give a map-style data",
-        ),
-        (
-            lambda agent: loaded(agent, of=lambda: nn.Sequential(nn.LazyLinear(1), nn.ReLU())),
-            r"layer '0' of the model \(LazyLinear\) has no shape yet; run one batch through",
-        ),
-        (lambda agent: passes_and_state(agent, 0), "max_local_batch 0 is below 1; raise it"),
-    ],
-)
-def test_wrong_use_says_what_to_do(agent: ScalingAgent, wrong: object, text: str) -> None:
+        "torch.view_as_real",
+    ),
+    (lambda agent: list(agent.epochs(1)), r"agent.epochs\(\) was used before load.*call agent.load"),
+    (lambda agent: agent.step, r"agent.step was used before load.*call agent.load"),
+    (lambda agent: agent.batch_size, r"agent.batch_size was used before load.*call agent.load"),
+    (lambda agent: agent.progress, r"agent.progress was used before load.*call agent.load"),
+    (lambda agent: agent.carried, "agent.carried was used before load.*call agent.load"),
+    (lambda agent: agent.weight(1), "outside of the loop"),
+    (lambda agent: next(iter(loaded(agent)[2])), "loop over it in `for epoch in agent.epochs"),
+    (lambda agent: (loaded(agent), loaded(agent)), r"load\(\) was called twice"),
+    (lambda agent: (loaded(agent), list(agent.epochs(1)), list(agent.epochs(1))), r"epochs\(\) was called twice"),
+    (lambda agent: agent.report(), "outside of an epoch"),
+    (lambda agent: loaded(agent, Endless()), "give it __len__"),
+    (lambda agent: loaded(agent, Pipe()), "a Pipe, .* or an IterableDataset"),
+    (lambda agent: loaded(agent, TensorDataset(torch.zeros(0, 1))), "at least one sample"),
+    (
+        lambda agent: epoch_sizes(agent, nn.Linear(1, 1), 2, data=Counted(), shuffle=True),
+        "shuffle=True.* in the order of train_set's __iter__; put weights and filters, and shu",
+    ),
+    (lambda agent: loaded(agent, DataLoader(IDS)), "load.. its options"),
+    (lambda agent: load(agent, model=nn.Linear(1, 1)), "build_model is a Linear, not a fun"),
+    (lambda agent: load(agent, model=lambda p: p), r"build_model\(p\) is called with nothing"),
+    (lambda agent: load(agent, model=lambda: None), "returned None, not one torch.nn.Module"),
+    (lambda agent: load(agent, model=sgd, optimizer=linear), r"build_model\(parameters.*\) is called with nothing"),
+    (lambda agent: load(agent, model=sgd(linear().parameters()), optimizer=linear()), "in the wrong order; write agent.load"),
+    (lambda agent: load(agent, optimizer=sgd(linear().parameters())), "build_optimizer is a SGD, not a function"),
+    (
+        lambda agent: load(agent, optimizer=lambda model: sgd(model.parameters())),
+        r"reads 'parameters' of its argument, which is no model; write .*lambda parameters:",
+    ),
+    (lambda agent: load(agent, optimizer=lambda: None), r"build_optimizer\(\) is called with the model's parameters"),
+    (lambda agent: load(agent, optimizer=lambda _: None), r"build_optimizer\(\) returned NoneType"),
+    (lambda agent: load(agent, data=TensorDataset), "function or class: call it, and give a map-style data"),
+    (
+        lambda agent: loaded(agent, of=lambda: nn.Sequential(nn.LazyLinear(1), nn.ReLU())),
+        r"layer '0' of the model \(LazyLinear\) has no shape yet; run one batch through",
+    ),
+    (lambda agent: passes_and_state(agent, 0), "max_local_batch 0 is below 1; raise it"),
+])  # fmt: skip
+def test_wrong_use_names_the_remedy(agent: ScalingAgent, wrong: object, text: str) -> None:
     with pytest.raises(UsageError, match=text):
         wrong(agent)  # type: ignore[operator]
 
 
-def test_what_is_known_before_load_is_answered(agent: ScalingAgent) -> None:
+def test_some_properties_work_before_load(agent: ScalingAgent) -> None:
     assert (agent.rank, agent.world_size, agent.device.type) == (0, 1, "cpu")
 
 
-def test_a_worker_knows_the_place_that_it_is_going_to_have() -> None:
+def test_a_worker_knows_its_future_rank() -> None:
     second = ScalingAgent(assignment(run(A, on={S0: 32, S1: 32}), rank=1), None)
 
     assert (second.rank, second.world_size) == (1, 2)
@@ -394,7 +311,6 @@ def ones_model() -> nn.Module:
 def passes_and_state(
     agent: ScalingAgent, bound: int | None
 ) -> tuple[list[int], dict[str, torch.Tensor]]:
-    """Return the sizes of one epoch's passes, and the model that it ends with."""
     model, optimizer, loader = agent.load(
         ones_model,
         lambda parameters: torch.optim.SGD(parameters, lr=0.01),
@@ -413,16 +329,13 @@ def passes_and_state(
     return sizes, {name: value.clone() for name, value in model.state_dict().items()}
 
 
-@pytest.mark.parametrize(
-    ("script", "job_file", "sizes", "said"),
-    [
-        (None, None, [8, 2], ""),
-        (3, None, [3, 3, 2, 2], ""),
-        (None, 3, [3, 3, 2, 2], ""),
-        (4, 3, [3, 3, 2, 2], "[ones] max_local_batch 3 of the job file overrides the script's 4\n"),
-    ],
-)
-def test_a_batch_above_what_fits_is_taken_in_passes_whoever_states_it(
+@pytest.mark.parametrize(("script", "job_file", "sizes", "said"), [
+    (None, None, [8, 2], ""),
+    (3, None, [3, 3, 2, 2], ""),
+    (None, 3, [3, 3, 2, 2], ""),
+    (4, 3, [3, 3, 2, 2], "[ones] max_local_batch 3 of the job file overrides the script's 4\n"),
+])  # fmt: skip
+def test_a_large_batch_is_taken_in_passes(
     capsys: pytest.CaptureFixture[str],
     script: int | None,
     job_file: int | None,
@@ -441,7 +354,7 @@ def test_a_batch_above_what_fits_is_taken_in_passes_whoever_states_it(
         agent._reducer.close()  # type: ignore[union-attr]
 
 
-def test_what_is_tracked_before_load_comes_back_with_a_checkpoint_too(agent: ScalingAgent) -> None:
+def test_objects_tracked_before_load_are_restored(agent: ScalingAgent) -> None:
     counted = torch.optim.swa_utils.AveragedModel(nn.Linear(1, 1))
     agent.track(counted=counted)
     loaded(agent)
@@ -453,7 +366,16 @@ def test_what_is_tracked_before_load_comes_back_with_a_checkpoint_too(agent: Sca
     assert int(counted.n_averaged) == 0
 
 
-def test_a_loader_behind_the_report_of_its_epoch_is_refused(agent: ScalingAgent) -> None:
+def test_a_negative_weight_is_refused(agent: ScalingAgent) -> None:
+    batches = iter(loaded(agent)[2])
+    next(agent.epochs(1))
+    next(batches)
+
+    with pytest.raises(UsageError, match=r"weight\(-1.0\) is negative or not a number"):
+        agent.weight(-1)
+
+
+def test_a_loader_after_report_is_refused(agent: ScalingAgent) -> None:
     _, _, loader = loaded(agent)
     for _ in agent.epochs(1):
         agent.report()
@@ -461,33 +383,20 @@ def test_a_loader_behind_the_report_of_its_epoch_is_refused(agent: ScalingAgent)
             list(loader)
 
 
-def test_a_metric_that_is_no_number_is_named(agent: ScalingAgent) -> None:
-    loaded(agent)
-    next(iter(agent.epochs(1)))
-
-    with pytest.raises(UsageError, match=r"report\(accuracy=...\) got str"):
-        agent.report(accuracy="good")  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("metrics", "text"),
-    [
-        ({f"m{number}": 0.5 for number in range(501)}, r"report\(\) got 501 metrics; give 500"),
-        ({"n" * 101: 0.5}, "name it with 1 to 100 printable characters"),
-        ({"": 0.5}, "name it with 1 to 100 printable characters"),
-        ({"\x1b[31m": 0.5}, r"named '\\x1b\[31m'"),
-        ({"huge": 10**400}, r"report\(huge=...\) got int"),
-    ],
-    ids=["many", "long name", "no name", "escapes", "no float"],
-)
-def test_metrics_that_nobody_keeps_are_refused_in_the_script(
-    metrics: dict[str, float], text: str
-) -> None:
+@pytest.mark.parametrize(("metrics", "text"), [
+    ({f"m{number}": 0.5 for number in range(501)}, r"report\(\) got 501 metrics; give 500"),
+    ({"n" * 101: 0.5}, "name it with 1 to 100 printable characters"),
+    ({"": 0.5}, "name it with 1 to 100 printable characters"),
+    ({"\x1b[31m": 0.5}, r"named '\\x1b\[31m'"),
+    ({"huge": 10**400}, r"report\(huge=...\) got int"),
+    ({"accuracy": "good"}, r"report\(accuracy=...\) got str"),
+], ids=["many", "long name", "no name", "escapes", "no float", "text"])  # fmt: skip
+def test_unusable_metrics_are_refused(metrics: dict[str, float], text: str) -> None:
     with pytest.raises(UsageError, match=text):
         metric_values(metrics)
 
 
-def test_schedulers_of_every_make_and_scalers_are_found(agent: ScalingAgent) -> None:
+def test_schedulers_and_scalers_are_found(agent: ScalingAgent) -> None:
     every = torch.optim.lr_scheduler
 
     _, optimizer, _ = loaded(agent)
@@ -502,21 +411,20 @@ def test_schedulers_of_every_make_and_scalers_are_found(agent: ScalingAgent) -> 
     every.StepLR(other, 3)
     whole = every.SequentialLR(optimizer, made, [2])
     found = [*made, whole, every.ReduceLROnPlateau(optimizer), Own(whole)]
-    scaler, off = torch.amp.GradScaler("cpu"), torch.amp.GradScaler("cpu", enabled=False)
-    for each in (scaler, scaler, off):
+    scaler, second = torch.amp.GradScaler("cpu"), torch.amp.GradScaler("cpu")
+    for each in (scaler, scaler, torch.amp.GradScaler("cpu", enabled=False), second):
         each.scale(torch.ones(()))
 
     tracked = agent._training._tracked
     assert tracked._things == {
         **{f"scheduler {place}": each for place, each in enumerate(found, start=1)},
         "scaler 1": scaler,
+        "scaler 2": second,
     }
     assert tracked.states()["scheduler 5"] == {"calls": 3}
 
 
 class Pickled:
-    """Its state cannot be read back without executing it."""
-
     def state_dict(self) -> dict[str, object]:
         return {"f": Pickled}
 
@@ -524,7 +432,6 @@ class Pickled:
 
 
 def all_that_groups_refuse(agent: ScalingAgent) -> None:
-    """Train two epochs of four samples each in ways that only one process can."""
     model, optimizer, loader = agent.load(
         lambda: nn.Sequential(nn.Embedding(10, 1, sparse=True), nn.Linear(1, 1)),
         lambda parameters: torch.optim.SGD(parameters, lr=0.001),
@@ -539,7 +446,7 @@ def all_that_groups_refuse(agent: ScalingAgent) -> None:
         model[1].bias.requires_grad = False  # type: ignore[index]
 
 
-def test_what_a_cluster_refuses_is_said_once_to_a_script_that_is_alone(
+def test_a_script_alone_gets_each_warning_once(
     agent: ScalingAgent, capsys: pytest.CaptureFixture[str]
 ) -> None:
     all_that_groups_refuse(agent)
@@ -555,7 +462,7 @@ def test_what_a_cluster_refuses_is_said_once_to_a_script_that_is_alone(
     ]
 
 
-def test_what_a_cluster_refuses_is_an_error_on_one() -> None:
+def test_a_cluster_raises_refusals() -> None:
     managed = ScalingAgent(assignment(run(A)), None)
     with pytest.raises(UsageError, match="the tracked state of odd"):
         all_that_groups_refuse(managed)
@@ -563,15 +470,12 @@ def test_what_a_cluster_refuses_is_an_error_on_one() -> None:
     managed._reducer.close()  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize(
-    ("loss_of", "said"),
-    [
-        (lambda out: out.mean() * float("nan"), ["epoch 1: the training loss is nan"]),
-        (None, ["epoch 1: no backward() of a scalar loss was seen"]),
-        (lambda out: out.mean(), []),
-    ],
-)
-def test_a_loop_that_learns_nothing_is_named_once(
+@pytest.mark.parametrize(("loss_of", "said"), [
+    (lambda out: out.mean() * float("nan"), ["epoch 1: the training loss is nan"]),
+    (None, ["epoch 1: no backward() of a scalar loss was seen"]),
+    (lambda out: out.mean(), []),
+])  # fmt: skip
+def test_a_loop_that_learns_nothing_is_logged_once(
     loss_of: Callable[[torch.Tensor], torch.Tensor] | None,
     said: list[str],
     agent: ScalingAgent,

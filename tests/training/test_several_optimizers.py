@@ -1,4 +1,4 @@
-"""Several optimizers take turns: in a group that changes and breaks, as in one process."""
+"""Several optimizers in a group that changes and breaks."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from torch import nn
 from tests.training.groups import Alone, Crew, alone, crew, furthest, script
 from tests.training.test_group_changes import all_ranks_equal, every_sample_once
 
+pytestmark = pytest.mark.slow
 TURNS = """
 class Counted(nn.Linear):
     def __init__(self, *sizes):
@@ -84,8 +85,6 @@ if agent.rank == 0:
 
 
 class TakingTurns(Alone):
-    """One process whose optimizers take turns."""
-
     def __init__(self, source: str, batch: int, size: int) -> None:
         super().__init__(source, batch, size)
         names: dict[str, Any] = {"torch": torch, "nn": nn, "DEVICE": "cpu"}
@@ -106,21 +105,9 @@ def as_alone(job: Crew, source: str = TURNS) -> None:
     assert furthest(job.final(), one) < 1e-9
 
 
-@pytest.mark.slow
-def test_optimizers_that_take_turns_train_as_in_one_process_through_changes(
-    tmp_path: Path,
-) -> None:
+def test_optimizers_in_turns_train_as_one_process(tmp_path: Path) -> None:
     with crew(tmp_path, script(TURNS, LOOP)) as job:
-        job.start(12)
-        job.change(6, 6)
-        job.change(3, 3, 3, 3)
-        job.change(4, 4, 4)
-        job.trains_on()
-        point = job.suspend()
-        job.start(7, 5, resume=point)
-        job.trains_on()
-        job.change(12)
-        job.finish()
+        job.through((12,), (6, 6), (3, 3, 3, 3), (4, 4, 4), 1, "pause", (7, 5), 1, (12,))
 
         as_alone(job)
 
@@ -133,40 +120,21 @@ CLIPPED = TURNS.replace(  # the critic is frozen while the generator learns, and
         parameter.data.clamp_(-0.3, 0.3)
         parameter.requires_grad_(False)
 """,
-).replace(
-    "    made = generator(x)\n",
-    "    critic.requires_grad_(True)\n    made = generator(x)\n",
-)
-LATER = ["reduce.later:rank=1:step=10:version=1=kill"]
+).replace("    made = generator(x)\n", "    critic.requires_grad_(True)\n    made = generator(x)\n")
+LATER = "reduce.later:rank=1:step=10:version=1=kill"
 KILLS = {
     "in the second reduction": (TURNS, LATER),
     "where the script changes parameters too": (CLIPPED, LATER),
-    "rank 0 in the first reduction": (TURNS, ["reduce:rank=0:step=10:version=1=kill"]),
-    "one rank is through with the first reduction": (
-        TURNS,
-        ["reduced:rank=1:step=10:version=1=kill", "reduced:rank=0:step=10:version=1=fail"],
-    ),
-    "one rank is through with the step": (
-        TURNS,
-        [
-            "reduced.later:rank=1:step=10:version=1=kill",
-            "reduced.later:rank=0:step=10:version=1=fail",
-        ],
-    ),
-}
+    "rank 0 in the first reduction": (TURNS, "reduce:rank=0:step=10:version=1=kill"),
+    "one rank is through with the first reduction": (TURNS, "reduced:rank=1:step=10:version=1=kill;reduced:rank=0:step=10:version=1=fail"),
+    "one rank is through with the step": (TURNS, "reduced.later:rank=1:step=10:version=1=kill;reduced.later:rank=0:step=10:version=1=fail"),
+}  # fmt: skip
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("source", "faults"), KILLS.values(), ids=KILLS.keys())
-def test_a_step_that_an_optimizer_has_made_already_is_taken_back(
-    tmp_path: Path, source: str, faults: Sequence[str]
-) -> None:
-    with crew(tmp_path, script(source, LOOP), faults=";".join(faults)) as job:
-        job.start(4, 4, 4)
-        job.until(job.broken, "a member is lost")
-        job.recover()
-        job.trains_on()
-        job.finish()
+def test_a_half_made_step_is_rolled_back(tmp_path: Path, source: str, faults: str) -> None:
+    with crew(tmp_path, script(source, LOOP), faults=faults) as job:
+        job.through((4, 4, 4), "loss", 1)
 
         as_alone(job, source)
 
@@ -201,42 +169,27 @@ TOGETHER_LOOP = (
 )
 
 
-@pytest.mark.slow
-def test_shares_are_taken_in_passes_where_all_optimizers_step_at_the_end(tmp_path: Path) -> None:
+def test_shares_are_passes_if_optimizers_step_at_the_end(tmp_path: Path) -> None:
     with crew(tmp_path, script(TOGETHER, TOGETHER_LOOP), bound=4) as job:
-        job.start(12)
-        job.change(7, 5)
-        job.trains_on()
-        job.finish()
+        job.through((12,), (7, 5), 1)
 
         as_alone(job, TOGETHER)
 
 
 REFUSED = {
-    "steps between the backward passes of a share that is taken in passes": (
-        "train(model, optimizers, beside, x, y)",
-        4,
-        "raise max_local_batch",
-    ),
     "a worker that passes over a batch": (
-        "if agent.rank or agent.step != 2: train(model, optimizers, beside, x, y)",
-        12,
-        "1 of 2 workers skipped a batch",
+        "if agent.rank or agent.step != 2: train(model, optimizers, beside, x, y)", "1 of 2 workers skipped a batch",
     ),
     "workers that differ in their backward passes": (
         """train(model, optimizers, beside, x, y)
         if agent.rank and agent.step == 2: model['critic'](x.new_ones(1, 7)).sum().backward()""",
-        12,
         "the same number of backward passes",
     ),
-}
+}  # fmt: skip
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("step", "bound", "text"), REFUSED.values(), ids=REFUSED.keys())
-def test_what_several_optimizers_cannot_do_exactly_is_refused_at_once(
-    tmp_path: Path, step: str, bound: int, text: str
-) -> None:
+@pytest.mark.parametrize(("step", "text"), REFUSED.values(), ids=REFUSED.keys())
+def test_an_inexact_loop_of_optimizers_is_refused(tmp_path: Path, step: str, text: str) -> None:
     loop = LOOP.replace("train(model, optimizers, beside, x, y)", step)
-    with crew(tmp_path, script(TURNS, loop), bound=bound) as job:
+    with crew(tmp_path, script(TURNS, loop), bound=12) as job:
         assert text in job.refusal(6, 6)

@@ -1,4 +1,4 @@
-"""Data of a partition are read once on a node, and are the same for all of its workers."""
+"""Data of a partition are read once on a node."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
 from elastic.sweep_worker.staged_data import DataDiffersError, StagedData, count_samples
+from tests.support.same_values import same
 from tests.training.peers import FORKS
 
 X = torch.arange(24.0).view(6, 4)
@@ -23,8 +24,6 @@ def never() -> Any:
 
 
 class Lazy(Dataset[int]):
-    """Something that stays in its process."""
-
     def __init__(self, size: int = 3) -> None:
         self.size = size
 
@@ -35,34 +34,15 @@ class Lazy(Dataset[int]):
         return at
 
 
-def same(one: Any, other: Any) -> bool:
-    if isinstance(one, torch.Tensor):
-        alike = one.dtype == other.dtype and one.stride() == other.stride()
-        return bool(alike and torch.equal(one, other))
-    if isinstance(one, np.ndarray):
-        return one.dtype == other.dtype and bool(np.array_equal(one, other))
-    if isinstance(one, TensorDataset):
-        return isinstance(other, TensorDataset) and same(one.tensors, other.tensors)
-    if isinstance(one, dict):
-        return list(one) == list(other) and all(same(one[key], other[key]) for key in one)
-    if isinstance(one, list | tuple):
-        return type(one) is type(other) and all(map(same, one, other)) and len(one) == len(other)
-    return type(one) is type(other) and bool(one == other)
-
-
-@pytest.mark.parametrize(
-    "data",
-    [
-        X,
-        TensorDataset(X, torch.arange(6)),
-        (X.to(torch.bfloat16), [torch.tensor([True]), "text", b"bytes", None, 3, 0.5]),
-        {"images": torch.rand(2, 3, 4, 5).to(memory_format=torch.channels_last), 7: X.t()},
-        [np.arange(6, dtype="int16").reshape(2, 3), np.float32([0.5]), np.zeros((0, 3))],
-        (torch.empty(0, 3), torch.tensor(1 + 2j)),
-    ],
-    ids=["tensor", "dataset", "tuple", "mapping", "arrays", "odd"],
-)
-def test_data_come_back_from_the_file_as_they_were(tmp_path: Path, data: Any) -> None:
+@pytest.mark.parametrize("data", [
+    X,
+    TensorDataset(X, torch.arange(6)),
+    (X.to(torch.bfloat16), [torch.tensor([True]), "text", b"bytes", None, 3, 0.5]),
+    {"images": torch.rand(2, 3, 4, 5).to(memory_format=torch.channels_last), 7: X.t()},
+    [np.arange(6, dtype="int16").reshape(2, 3), np.float32([0.5]), np.zeros((0, 3))],
+    (torch.empty(0, 3), torch.tensor(1 + 2j)),
+], ids=["tensor", "dataset", "tuple", "mapping", "arrays", "odd"])  # fmt: skip
+def test_staged_data_are_equal(tmp_path: Path, data: Any) -> None:
     first = StagedData(tmp_path).get(2, lambda: data)
     second = StagedData(tmp_path).get(2, never)
 
@@ -70,7 +50,7 @@ def test_data_come_back_from_the_file_as_they_were(tmp_path: Path, data: Any) ->
     assert same(data, second)
 
 
-def test_partitions_and_the_evaluations_data_are_apart(tmp_path: Path) -> None:
+def test_partitions_and_evaluation_are_separate(tmp_path: Path) -> None:
     staged = StagedData(tmp_path)
     found = [staged.get(at, lambda at=at: torch.tensor([at or 9])) for at in (0, 1, None)]
 
@@ -78,14 +58,14 @@ def test_partitions_and_the_evaluations_data_are_apart(tmp_path: Path) -> None:
     assert same(StagedData(tmp_path).get(None, never), torch.tensor([9]))
 
 
-def test_what_a_worker_writes_into_its_data_is_its_own(tmp_path: Path) -> None:
+def test_writes_into_staged_data_stay_private(tmp_path: Path) -> None:
     first = StagedData(tmp_path).get(0, X.clone)
     first.zero_()
 
     assert same(StagedData(tmp_path).get(0, never), X)
 
 
-def test_other_data_are_read_by_each_process_and_have_to_be_as_many(tmp_path: Path) -> None:
+def test_unstaged_data_must_keep_their_size(tmp_path: Path) -> None:
     StagedData(tmp_path).get(0, Lazy)
 
     assert len(StagedData(tmp_path).get(0, Lazy)) == 3
@@ -93,7 +73,7 @@ def test_other_data_are_read_by_each_process_and_have_to_be_as_many(tmp_path: Pa
         StagedData(tmp_path).get(0, lambda: Lazy(4))
 
 
-def test_a_file_that_is_cut_is_read_and_written_again(tmp_path: Path) -> None:
+def test_a_truncated_file_is_staged_again(tmp_path: Path) -> None:
     StagedData(tmp_path).get(0, lambda: X)
     (tmp_path / "partition-0.data").write_bytes(b"")
 
@@ -101,33 +81,30 @@ def test_a_file_that_is_cut_is_read_and_written_again(tmp_path: Path) -> None:
     assert same(StagedData(tmp_path).get(0, never), X)
 
 
-def test_an_error_of_the_users_leaves_nothing(tmp_path: Path) -> None:
+def test_a_users_error_leaves_no_file(tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match="it was read again"):
         StagedData(tmp_path).get(0, never)
 
     assert same(StagedData(tmp_path).get(0, lambda: X), X)
 
 
-@pytest.mark.parametrize(
-    ("data", "count"),
-    [
-        (X, 6),
-        (TensorDataset(X), 6),
-        ((X, X), 6),
-        ({"x": X, "y": 3}, 6),
-        ([X, X], 2),
-        (DataLoader(TensorDataset(X), batch_size=4), 6),
-        (Subset(TensorDataset(X), [0, 5]), 2),
-        (iter([1]), 1),
-        (Lazy(0), 1),
-    ],
-)
-def test_samples_are_counted_by_columns_and_rows(data: Any, count: int) -> None:
+@pytest.mark.parametrize(("data", "count"), [
+    (X, 6),
+    (TensorDataset(X), 6),
+    ((X, X), 6),
+    ({"x": X, "y": 3}, 6),
+    ([X, X], 2),
+    (DataLoader(TensorDataset(X), batch_size=4), 6),
+    (Subset(TensorDataset(X), [0, 5]), 2),
+    (iter([1]), 1),
+    (Lazy(0), 1),
+])  # fmt: skip
+def test_samples_are_counted_by_kind(data: Any, count: int) -> None:
     assert count_samples(data) == count
 
 
 @pytest.mark.slow
-def test_workers_of_a_node_do_not_read_at_the_same_time(tmp_path: Path) -> None:
+def test_one_worker_of_a_node_reads_at_a_time(tmp_path: Path) -> None:
     first, second = (FORKS.Process(target=_stage, args=(tmp_path,)) for _ in range(2))
     first.start()
     second.start()
@@ -151,7 +128,6 @@ def _stage(folder: Path) -> None:
 
 
 def _somebody_waits(folder: Path) -> bool:
-    """Whether another process wants the lock of the partition, as the kernel says."""
     inode = (folder / "partition-0.lock").stat().st_ino
     lines = Path("/proc/locks").read_text().splitlines()
     return any("->" in line and f":{inode} " in line for line in lines)

@@ -1,4 +1,4 @@
-"""Losses that are sums over the batch are told from all others."""
+"""Losses that are sums over the batch are recognised."""
 
 from __future__ import annotations
 
@@ -11,15 +11,13 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812 - as everybody writes it
 from torch.utils.checkpoint import checkpoint
 
-from elastic.step.loss_reduction_check import SumCertainty, sum_certainty
+from elastic.usage_checks import SumCertainty, sum_certainty
 
 SAMPLES: Final = 8
 SCALE: Final = 2.0**16
 
 
 class Batch:
-    """What a script's step has at hand."""
-
     def __init__(self) -> None:
         torch.manual_seed(1)
         self.net = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 4))
@@ -36,13 +34,10 @@ class Batch:
         self.scaler = torch.amp.GradScaler("cpu", init_scale=SCALE)
 
     def penalty(self) -> torch.Tensor:
-        """Of the parameters."""
         return torch.stack([p.square().sum() for p in self.net.parameters()]).sum()
 
 
 class Own(torch.autograd.Function):
-    """A loss of the script's own."""
-
     @staticmethod
     def forward(ctx: Any, out: torch.Tensor) -> torch.Tensor:
         ctx.save_for_backward(out)
@@ -92,27 +87,19 @@ SUMS: Final[dict[str, Loss]] = {
         torch.compile(b.net, backend="aot_eager")(b.x), b.t, reduction="sum"
     ),
 }  # fmt: skip
-UNCLEAR: Final[dict[str, Loss]] = {  # some of which are means, by weights that add up to one
+UNCLEAR: Final[dict[str, Loss]] = {
     "l1": lambda b: F.l1_loss(b.out, b.t, reduction="sum"),
     "kl": lambda b: F.kl_div(b.log, b.t, reduction="sum"),
     "class probabilities": lambda b: F.cross_entropy(b.out, b.t, reduction="sum"),
     "by hand": lambda b: (b.out - b.t).pow(2).sum(),
     "by index": lambda b: -b.log[range(SAMPLES), b.y].sum(),
-    "weighed": lambda b: (
-        F.cross_entropy(b.out, b.y, reduction="none") * b.w / b.w.sum() * 1.0
-    ).sum(),
+    "weighed": lambda b: (F.cross_entropy(b.out, b.y, reduction="none") * b.w / b.w.sum() * 1.0).sum(),
     "class weights": lambda b: F.cross_entropy(b.out, b.y, torch.rand(4), reduction="sum"),
-    "weights of values": lambda b: F.binary_cross_entropy_with_logits(
-        b.out, b.t, (b.w / b.w.sum())[:, None], reduction="sum"
-    ),
+    "weights of values": lambda b: F.binary_cross_entropy_with_logits(b.out, b.t, (b.w / b.w.sum())[:, None], reduction="sum"),
     "divided before": lambda b: F.nll_loss(b.log / b.n, b.y, reduction="sum"),
-    "factors": lambda b: F.mse_loss(
-        (nn.Embedding(9, 4)(b.y) * b.out).sum(dim=1), b.w, reduction="sum"
-    ),
-    "means of the batch": lambda b: F.mse_loss(
-        nn.Linear(4, SAMPLES)(b.out).mean(dim=0), torch.ones(SAMPLES), reduction="sum"
-    ),
-}
+    "factors": lambda b: F.mse_loss((nn.Embedding(9, 4)(b.y) * b.out).sum(dim=1), b.w, reduction="sum"),
+    "means of the batch": lambda b: F.mse_loss(nn.Linear(4, SAMPLES)(b.out).mean(dim=0), torch.ones(SAMPLES), reduction="sum"),
+}  # fmt: skip
 RIGHT: Final[dict[str, Loss]] = {
     "mse": lambda b: F.mse_loss(b.out, b.t),
     "cross entropy": lambda b: F.cross_entropy(b.out, b.y),
@@ -148,22 +135,21 @@ RIGHT: Final[dict[str, Loss]] = {
 
 
 def marked(kinds: dict[str, Loss]) -> list[Any]:
-    """Names of losses; those that compile are slow."""
     return [
         pytest.param(kind, marks=[pytest.mark.slow] if "compiled" in kind else []) for kind in kinds
     ]
 
 
 @pytest.mark.parametrize("kind", marked(SUMS))
-def test_a_sum_over_the_batch_is_known_as_one(kind: str) -> None:
+def test_a_sum_over_the_batch_is_certain(kind: str) -> None:
     assert sum_certainty(SUMS[kind](Batch()), SAMPLES, SCALE) is SumCertainty.CERTAIN
 
 
 @pytest.mark.parametrize("kind", UNCLEAR)
-def test_what_may_be_divided_somewhere_is_not_taken_for_a_sum(kind: str) -> None:
+def test_a_sum_that_may_be_divided_is_possible(kind: str) -> None:
     assert sum_certainty(UNCLEAR[kind](Batch()), SAMPLES, SCALE) is SumCertainty.POSSIBLE
 
 
 @pytest.mark.parametrize("kind", marked(RIGHT))
-def test_right_losses_are_left_alone(kind: str) -> None:
+def test_a_mean_loss_is_no_sum(kind: str) -> None:
     assert sum_certainty(RIGHT[kind](Batch()), SAMPLES, SCALE) is SumCertainty.NO

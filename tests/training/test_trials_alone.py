@@ -1,63 +1,29 @@
-"""A trial is trained here, without a cluster: one unit to measure it, or all to compare digests."""
+"""Trial runs of units and replays of trials without a cluster."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from elastic.export_state import export_state
-from elastic.sweep_worker.replay import replay
-from elastic.sweep_worker.try_unit import main, try_unit
-from elastic.sweep_worker.unit import Unit, digest, from_frames, import_functions
+from elastic.sweep_worker.alone import main, replay, try_unit
+from elastic.sweep_worker.unit import Unit, import_functions
 from elastic.sweep_worker.unit_runner import UnitRunner
 from elastic.training_errors import UsageError
-from schemas.host.state_files import DamagedStateError, StateFile, write_state
+from tests.support import user_functions
+from tests.support.user_functions import FUNCTIONS
 
-FUNCTIONS = {
-    name: f"alone_functions:{name}" for name in ("input_fn", "model_fn", "train_fn", "eval_fn")
-}
-SCRIPT = """
-import torch
-from torch.utils.data import TensorDataset
+folder = user_functions.folder
 
-def input_fn(partition, partitions):
-    x = torch.arange(12.0).reshape(6, 2) + (0 if partition is None else partition)
-    return TensorDataset(x)
-
-def model_fn(values):
-    model = torch.nn.Linear(2, 1)
-    return model, torch.optim.Adam(model.parameters(), lr=values["lr"])
-
-def train_fn(trained, data, unit):
-    for (x,) in unit.loader(data, batch_size=2):
-        trained.optimizer.zero_grad()
-        trained.model(x).square().mean().backward()
-        trained.optimizer.step()
-
-def eval_fn(trained, data, unit):
-    print("a user prints")
-    return {"score": trained.model(data.tensors[0]).mean()}
-"""
 VISITS = [(1, 1), (1, 0), (2, 0)]  # epoch, partition
 
 
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    (tmp_path / "alone_functions.py").write_text(SCRIPT)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    yield tmp_path
-    sys.modules.pop("alone_functions", None)
-
-
 def trained(values: dict[str, Any]) -> list[dict[str, Any]]:
-    """The visits of configuration 3 as a ledger has them."""
     cpu = torch.device("cpu")
     runner = UnitRunner(import_functions(FUNCTIONS), 2, cpu)
     frames, found = runner.begin("3", values, 7), []
@@ -76,7 +42,7 @@ def task(visits: list[dict[str, Any]], model: Path | None = None) -> dict[str, A
     return {"functions": FUNCTIONS, "partitions": 2, "seed": 7, "visits": visits, "model": where}
 
 
-def test_a_trial_that_is_trained_again_alone_is_equal_bit_by_bit(folder: Path) -> None:
+def test_a_replayed_trial_is_equal(folder: Path) -> None:
     visits = trained({"lr": 0.1})
 
     assert replay(task(visits, folder / "model.pt")) == {
@@ -86,7 +52,7 @@ def test_a_trial_that_is_trained_again_alone_is_equal_bit_by_bit(folder: Path) -
 
 
 @pytest.mark.usefixtures("folder")
-def test_the_first_unit_that_differs_is_named() -> None:
+def test_a_replay_names_the_first_different_unit() -> None:
     visits = trained({"lr": 0.1})
     visits[1]["digest"] = "another"
 
@@ -97,7 +63,7 @@ def test_the_first_unit_that_differs_is_named() -> None:
 
 
 @pytest.mark.usefixtures("folder")
-def test_a_unit_is_measured_and_its_metric_looked_up() -> None:
+def test_a_trial_unit_is_measured() -> None:
     asked = {"functions": FUNCTIONS, "partitions": 2, "seed": 7, "values": {"lr": 0.1}}
 
     found = try_unit({**asked, "metric": "score"})
@@ -110,18 +76,18 @@ def test_a_unit_is_measured_and_its_metric_looked_up() -> None:
 
 
 @pytest.mark.slow
-def test_the_answer_is_the_last_line_whatever_a_user_prints(folder: Path) -> None:
+def test_the_result_is_the_last_line_of_output(folder: Path) -> None:
     file = folder / "task.json"
     asked = {"functions": FUNCTIONS, "partitions": 2, "seed": 7, "metric": "score"}
     file.write_text(json.dumps({**asked, "values": {"lr": 0.1}}))
 
-    command = [sys.executable, "-P", "-m", "elastic.sweep_worker.try_unit", str(file)]
+    command = [sys.executable, "-P", "-m", "elastic.sweep_worker.alone", str(file)]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
 
     assert json.loads(done.stdout.splitlines()[-1])["samples"] == 6
 
 
-def test_a_function_that_fails_is_named_in_one_line(
+def test_a_failing_function_is_named_in_one_line(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = folder / "task.json"
@@ -136,22 +102,3 @@ def test_a_function_that_fails_is_named_in_one_line(
     said = capsys.readouterr().err
     assert (left.value.code, said.count("\n")) == (1, 1)
     assert "model_fn raised KeyError: 'lr'" in said
-
-
-def test_the_model_is_taken_out_of_a_state_that_is_whole(folder: Path) -> None:
-    runner = UnitRunner(import_functions(FUNCTIONS), 2, torch.device("cpu"))
-    frames = runner.begin("3", {"lr": 0.1}, 7)
-    file = StateFile(3, 2, 1)
-    write_state(folder, file, frames, digest(frames))
-
-    assert export_state(folder / file.name, folder / "model.pt") == 2
-
-    model = from_frames(frames)["model"]
-    found = torch.load(folder / "model.pt", weights_only=True)
-    assert found.keys() == model.keys()
-    assert all(torch.equal(found[name], model[name]) for name in model)
-    content = bytearray((folder / file.name).read_bytes())
-    content[-1] ^= 1
-    (folder / file.name).write_bytes(content)
-    with pytest.raises(DamagedStateError, match="the digest of the state is"):
-        export_state(folder / file.name, folder / "model.pt")

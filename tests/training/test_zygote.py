@@ -1,4 +1,4 @@
-"""What a zygote says of the workers that it was asked for: those that began, and those that could not."""
+"""Workers that a zygote starts, and starts that fail."""
 
 from __future__ import annotations
 
@@ -33,20 +33,16 @@ from tests.training.peers import FORKS
 
 pytestmark = pytest.mark.slow
 LIMIT_S: Final = 60.0
-FULL: Final = "import os; raise OSError(28, os.strerror(28), 'model.pt')"
 
 
 @dataclass
 class Node:
-    """A zygote, and the folder of the one worker that it is asked for."""
-
     zygote: ZygoteConnection
     socket: Path  # of the zygote
     folder: WorkerFolder
     work: Path
 
     async def fork(self, enter: Callable[[int], None] | None = None) -> str:
-        """Ask for the worker; the empty string if it began, else why not."""
         try:
             await asyncio.wait_for(self.zygote.fork(self.folder.path, enter), LIMIT_S)
         except NodeStartError as error:
@@ -54,7 +50,6 @@ class Node:
         return ""
 
     async def ended(self) -> ExitStatus:
-        """How the worker ended, as its zygote wrote it."""
         async with asyncio.timeout(LIMIT_S):
             while (status := self.folder.exit()) is None or not status.cpu_s:
                 await asyncio.sleep(0.005)
@@ -81,7 +76,7 @@ def disk_without_room(name: str) -> Callable[[Path, Any], None]:
 
 @contextlib.asynccontextmanager
 async def node(home: Path, script: str, *, full: str = "") -> AsyncIterator[Node]:
-    """A zygote of its own; `full`: the file for which its disk has no room."""
+    """Start a zygote; `full` is the file for which its disk has no room."""
     folders = NodeFolders(home / "r", home / "w", home / "c")
     folders.make()
     work = folders.job(A)
@@ -108,7 +103,7 @@ async def node(home: Path, script: str, *, full: str = "") -> AsyncIterator[Node
         process.join()
 
 
-async def test_a_disk_without_room_as_a_worker_begins_is_its_nodes_fault(tmp_path: Path) -> None:
+async def test_a_full_disk_at_the_start_is_the_nodes_fault(tmp_path: Path) -> None:
     async with node(tmp_path, "print('began')", full="process") as here:
         said = await here.fork()
 
@@ -118,19 +113,12 @@ async def test_a_disk_without_room_as_a_worker_begins_is_its_nodes_fault(tmp_pat
     assert (here.folder.path / "log").read_text() == ""
 
 
-@pytest.mark.parametrize(
-    ("lost", "why"),
-    [
-        ("log", "Is a directory"),
-        ("reports", "Is a directory"),
-        ("samples", "No such file or directory"),
-        ("assignment", "No such file or directory"),
-        ("", "No such file or directory"),
-    ],
-)
-async def test_whatever_cannot_be_read_or_made_before_the_first_line_is_the_nodes_fault(
-    tmp_path: Path, lost: str, why: str
-) -> None:
+@pytest.mark.parametrize(("lost", "why"), [
+    ("log", "Is a directory"),
+    ("reports", "Is a directory"),
+    *((lost, "No such file or directory") for lost in ("samples", "assignment", "")),
+])  # fmt: skip
+async def test_a_failed_start_is_the_nodes_fault(tmp_path: Path, lost: str, why: str) -> None:
     async with node(tmp_path, "print('began')") as here:
         path = here.folder.path / lost if lost else here.work
         if lost in {"log", "reports"}:
@@ -144,7 +132,7 @@ async def test_whatever_cannot_be_read_or_made_before_the_first_line_is_the_node
         assert here.folder.exit() is None
 
 
-async def test_a_zygote_serves_on_after_a_worker_that_could_not_begin(tmp_path: Path) -> None:
+async def test_a_zygote_survives_a_failed_start(tmp_path: Path) -> None:
     async with node(tmp_path, "raise SystemExit(3)") as here:
         here.work.rename(tmp_path / "elsewhere")
         first = await here.fork()
@@ -153,7 +141,7 @@ async def test_a_zygote_serves_on_after_a_worker_that_could_not_begin(tmp_path: 
         assert (bool(first), await here.fork(), (await here.ended()).code) == (True, "", 3)
 
 
-async def test_a_zygote_whose_socket_was_deleted_has_one_again(tmp_path: Path) -> None:
+async def test_a_zygote_recreates_its_socket(tmp_path: Path) -> None:
     async with node(tmp_path, "raise SystemExit(3)") as here:
         here.zygote.close()
         here.socket.unlink()
@@ -165,7 +153,7 @@ async def test_a_zygote_whose_socket_was_deleted_has_one_again(tmp_path: Path) -
         assert (await here.fork(), (await here.ended()).code) == ("", 3)
 
 
-async def test_a_zygote_leaves_the_name_to_one_that_took_it(tmp_path: Path) -> None:
+async def test_a_zygote_does_not_replace_another_file(tmp_path: Path) -> None:
     async with node(tmp_path, "raise SystemExit(3)") as here:
         other = here.socket.with_suffix(".other")
         other.touch()
@@ -176,33 +164,25 @@ async def test_a_zygote_leaves_the_name_to_one_that_took_it(tmp_path: Path) -> N
         assert here.socket.is_file()
 
 
-async def test_what_a_script_raises_itself_stays_its_own_failure(tmp_path: Path) -> None:
-    async with node(tmp_path, FULL) as here:
-        assert await here.fork() == ""
-        assert (await here.ended()).code == 1
-
-    told = [report for report in here.folder.reports(0)[0] if isinstance(report, ScriptFailed)]
-    assert [report.error for report in told] == [
-        "OSError: [Errno 28] No space left on device: 'model.pt'"
-    ]
+RAISED: Final = "from elastic.training_errors import {0}\nraise {0}('no', 'do that')"
 
 
-@pytest.mark.parametrize(("error", "refused"), [("UsageError", True), ("ElasticError", False)])
-async def test_what_the_library_refuses_is_told_as_refused(
-    tmp_path: Path, error: str, *, refused: bool
+@pytest.mark.parametrize(("script", "error", "refused"), [
+    ("import os; raise OSError(28, os.strerror(28), 'model.pt')", "OSError: [Errno 28] No space left on device: 'model.pt'", False),
+    (RAISED.format("UsageError"), "UsageError: no; do that", True),
+    (RAISED.format("ElasticError"), "ElasticError: no; do that", False),
+])  # fmt: skip
+async def test_an_error_of_the_script_is_reported(
+    tmp_path: Path, script: str, error: str, *, refused: bool
 ) -> None:
-    script = f"from elastic.training_errors import {error}\nraise {error}('no', 'do that')"
     async with node(tmp_path, script) as here:
-        assert await here.fork() == ""
-        assert (await here.ended()).code == 1
+        assert (await here.fork(), (await here.ended()).code) == ("", 1)
 
     told = [report for report in here.folder.reports(0)[0] if isinstance(report, ScriptFailed)]
-    assert [(report.error, report.refused) for report in told] == [
-        (f"{error}: no; do that", refused)
-    ]
+    assert [(report.error, report.refused) for report in told] == [(error, refused)]
 
 
-async def test_a_script_that_is_not_there_is_its_jobs_fault(tmp_path: Path) -> None:
+async def test_a_missing_script_is_the_jobs_fault(tmp_path: Path) -> None:
     async with node(tmp_path, "") as here:
         for path in here.work.iterdir():
             path.unlink()
@@ -210,7 +190,7 @@ async def test_a_script_that_is_not_there_is_its_jobs_fault(tmp_path: Path) -> N
         assert (await here.fork(), (await here.ended()).code) == ("", 2)
 
 
-async def test_a_worker_begins_when_it_is_where_it_belongs(tmp_path: Path) -> None:
+async def test_a_worker_starts_after_its_placement(tmp_path: Path) -> None:
     entered: list[tuple[int, bool]] = []
     async with node(tmp_path, "print('began')") as here:
         said = await here.fork(
@@ -227,7 +207,7 @@ def no_group(_: int) -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "cgroup.procs")
 
 
-async def test_a_worker_that_cannot_be_put_there_does_not_begin(tmp_path: Path) -> None:
+async def test_a_worker_without_placement_does_not_start(tmp_path: Path) -> None:
     async with node(tmp_path, "print('began')") as here:
         said = await here.fork(no_group)
 
@@ -238,7 +218,7 @@ async def test_a_worker_that_cannot_be_put_there_does_not_begin(tmp_path: Path) 
     assert (here.folder.mark(), here.folder.exit()) == (None, None)
 
 
-async def test_a_worker_that_is_held_as_its_agent_dies_does_not_begin(tmp_path: Path) -> None:
+async def test_a_held_worker_ends_with_its_agent(tmp_path: Path) -> None:
     held: list[int] = []
     async with node(tmp_path, "print('began')") as here:
         asked = asyncio.create_task(here.fork(held.append))
@@ -262,7 +242,7 @@ pathlib.Path("titles").write_text(json.dumps([text.rstrip(chr(0)) for text in sh
 """
 
 
-async def test_processes_are_shown_by_what_they_are(tmp_path: Path) -> None:
+async def test_processes_have_titles(tmp_path: Path) -> None:
     async with node(tmp_path, TITLES) as here:
         assert await here.fork() == ""
         await here.ended()
@@ -271,15 +251,12 @@ async def test_processes_are_shown_by_what_they_are(tmp_path: Path) -> None:
         assert titles == [f"ones: alice/{A} rank 0", f"ones: zygote {here.socket}"]
 
 
-@pytest.mark.parametrize(
-    ("title", "after"),
-    [
-        (f"ones: alice/{A} rank 2", f"ones: alice/{A} rank 0"),
-        ("python train.py rank 2", "python train.py rank 2"),
-        ("ones: zygote /run/z.sock", "ones: zygote /run/z.sock"),
-    ],
-)
-def test_the_title_of_a_worker_follows_its_rank(
+@pytest.mark.parametrize(("title", "after"), [
+    (f"ones: alice/{A} rank 2", f"ones: alice/{A} rank 0"),
+    ("python train.py rank 2", "python train.py rank 2"),
+    ("ones: zygote /run/z.sock", "ones: zygote /run/z.sock"),
+])  # fmt: skip
+def test_a_workers_title_follows_its_rank(
     monkeypatch: pytest.MonkeyPatch, title: str, after: str
 ) -> None:
     titles = [title]

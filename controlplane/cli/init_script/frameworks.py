@@ -1,21 +1,24 @@
-"""Scripts that use a training framework: edits for our adapter, and options that it refuses."""
+"""Scripts that use a training framework, or torch's process group: edits, and refused options."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from controlplane.cli.init_script.syntax import (
     Edit,
     Numbers,
     Source,
+    assigned,
+    blocks,
     called,
     dotted,
     keyword,
     last_name,
     literal,
+    value_of,
 )
 
 WHOLE: Final = "an epoch has every sample once"
@@ -51,21 +54,33 @@ REFUSED_CALLS: Final = {
     "check_trigger": "call `accelerator.stop(why)` instead",
 }
 FORMER: Final = "pytorch_lightning"
+FRAMEWORKS: Final = (
+    ("transformers", frozenset({"transformers", "trl"}), "Trainer"),
+    ("lightning", frozenset({"lightning", FORMER}), "Trainer"),
+    ("accelerate", frozenset({"accelerate"}), "Accelerator"),
+)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Framework:
     """A framework whose trainer or accelerator a script uses."""
 
     name: str  # transformers, lightning or accelerate
-    calls: tuple[ast.Call, ...]  # of its trainer, or its accelerator
-    classes: tuple[tuple[ast.ClassDef, ast.expr], ...]  # derived from its trainer, with the base
+    packages: frozenset[str]
+    maker: str  # end of the name of its trainer or accelerator
     names: Mapping[str, str]  # imported names, with module
+    calls: list[ast.Call] = field(default_factory=list)  # of its trainer, or its accelerator
+    bases: list[ast.expr] = field(default_factory=list)  # its trainer, as a base of classes
 
     def full(self, node: ast.AST) -> str:
         """Return an imported name with its module; empty for any other."""
         first, dot, rest = dotted(node).partition(".")
         return f"{self.names[first]}{dot}{rest}" if first in self.names else ""
+
+    def made_by(self, node: ast.expr) -> bool:
+        """True if a call or base names its trainer or accelerator."""
+        full = self.full(node)
+        return full.split(".")[0] in self.packages and full.endswith(self.maker)
 
 
 class FrameworkNumbers(NamedTuple):
@@ -73,102 +88,76 @@ class FrameworkNumbers(NamedTuple):
 
     batch_size: int | None
     lr: float | None
-    epochs: int | None
+    epochs: int | None = None
     steps: int | None = None  # of the whole training, instead of epochs
 
 
-class AdapterEdits(NamedTuple):
+@dataclass
+class AdapterEdits:
     """Edits that make a script use our adapter, and what is left to do by hand."""
 
-    edits: list[Edit]
-    imports: str  # a line for the head of the script
-    problems: list[str]
+    edits: list[Edit] = field(default_factory=list)
+    needed: set[str] = field(default_factory=set)  # names to import from our adapter
+    problems: list[str] = field(default_factory=list)
 
 
 def framework_of(tree: ast.Module) -> Framework | None:
     """Return the framework that a script uses; None if it has its own loop."""
-    names = _imported(tree)
-    for name, roots, maker in (
-        ("transformers", {"transformers", "trl"}, "Trainer"),
-        ("lightning", {"lightning", FORMER}, "Trainer"),
-        ("accelerate", {"accelerate"}, "Accelerator"),
-    ):
-        found = Framework(name, (), (), names)
-        calls, classes = [], []
-        for node in ast.walk(tree):
-            makers = [node.func] if isinstance(node, ast.Call) else getattr(node, "bases", [])
-            for one in makers:
-                full = found.full(one)
-                if full.split(".")[0] in roots and full.endswith(maker):
-                    if isinstance(node, ast.Call):
-                        calls.append(node)
-                    elif isinstance(node, ast.ClassDef):
-                        classes.append((node, one))
-        if calls or classes:
-            return Framework(name, tuple(calls), tuple(classes), names)
-    return None
-
-
-def _imported(tree: ast.Module) -> dict[str, str]:
-    found: dict[str, str] = {}
+    names: dict[str, str] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 root = alias.name.split(".")[0]
-                found[alias.asname or root] = alias.name if alias.asname else root
+                names[alias.asname or root] = alias.name if alias.asname else root
         elif isinstance(node, ast.ImportFrom) and node.module:
-            for alias in node.names:
-                found[alias.asname or alias.name] = f"{node.module}.{alias.name}"
-    return found
+            names |= {a.asname or a.name: f"{node.module}.{a.name}" for a in node.names}
+    for kind in FRAMEWORKS:
+        found = Framework(*kind, names)
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and found.made_by(node.func):
+                found.calls.append(node)
+            elif isinstance(node, ast.ClassDef):
+                found.bases += filter(found.made_by, node.bases)
+        if found.calls or found.bases:
+            return found
+    return None
 
 
 # --- numbers in its options
 
 
 def framework_numbers(
-    framework: Framework, tree: ast.Module, numbers: Numbers, batch: int | None, lr: float | None
+    framework: Framework, source: Source, numbers: Numbers, batch: int | None, lr: float | None
 ) -> FrameworkNumbers:
     """Read batch, rate and length of the training from the framework's options.
 
     `batch` and `lr` are those of the script's own loader and optimizer, if any.
     """
+    call = next(iter(framework.calls), None)
     if framework.name == "transformers":
-        made = [n for n in ast.walk(tree) if last_name(n).endswith("TrainingArguments")]
-        options = _Options(made[0] if made else None, numbers)
-        size = options.number("per_device_train_batch_size", 8)
-        passes = options.number("gradient_accumulation_steps", 1)
-        lr = options.number("learning_rate", 5e-5)
-        epochs, steps = options.number("num_train_epochs", 3), options.number("max_steps", -1)
-        batch = int(size * passes) if size and passes else None
-        return _length(batch, lr, epochs, steps)
-    options = _Options(framework.calls[0] if framework.calls else None, numbers)
-    if framework.name == "lightning":
-        passes = options.number("accumulate_grad_batches", 1)
-        epochs, steps = options.number("max_epochs", None), options.number("max_steps", -1)
-        return _length(int(batch * passes) if batch and passes else None, lr, epochs, steps)
-    passes = options.number("gradient_accumulation_steps", 1)
-    return FrameworkNumbers(int(batch * passes) if batch and passes else None, lr, None)
+        made = (c for c in source.calls if last_name(c).endswith("TrainingArguments"))
+        call = next(made, None)
 
-
-class _Options:
-    def __init__(self, call: ast.AST | None, numbers: Numbers) -> None:
-        self._call = call if isinstance(call, ast.Call) else None
-        self._numbers = numbers
-
-    def number(self, name: str, default: float | None) -> float | None:
+    def option(name: str, default: float | None) -> float | None:
         """Return an option's number; None if it cannot be read."""
-        if self._call is None:
+        if call is None:
             return None
-        if (given := keyword(self._call, name)) is not None:
-            return self._numbers.of(given)
-        return None if any(k.arg is None for k in self._call.keywords) else default
+        if (given := keyword(call, name)) is not None:
+            return numbers.of(given)
+        return None if any(k.arg is None for k in call.keywords) else default
 
-
-def _length(
-    batch: int | None, lr: float | None, epochs: float | None, steps: float | None
-) -> FrameworkNumbers:
+    size: float | None = batch
+    passes, epochs = option("gradient_accumulation_steps", 1), option("max_epochs", None)
+    if framework.name == "transformers":
+        size, lr = option("per_device_train_batch_size", 8), option("learning_rate", 5e-5)
+        epochs = option("num_train_epochs", 3)
+    elif framework.name == "lightning":
+        passes = option("accumulate_grad_batches", 1)
+    batch, steps = int(size * passes) if size and passes else None, option("max_steps", -1)
+    if framework.name == "accelerate":
+        return FrameworkNumbers(batch, lr)
     if steps is None or steps > 0:
-        return FrameworkNumbers(batch, lr, None, None if steps is None else int(steps))
+        return FrameworkNumbers(batch, lr, steps=None if steps is None else int(steps))
     whole = epochs is not None and epochs >= 1 and epochs == int(epochs)
     return FrameworkNumbers(batch, lr, int(epochs) if epochs is not None and whole else None)
 
@@ -183,24 +172,22 @@ def adapter_edits(
 
     `loop` has the call of `range` over epochs and its replacement, if the script has such a loop.
     """
-    found = AdapterEdits([], "", [])
+    found = AdapterEdits()
     match framework.name:
         case "transformers":
-            needed = _trainers(source, framework, found)
+            _replace_trainers(source, framework, found)
         case "lightning":
-            needed = _strategies(source, framework, found)
+            _add_strategies(source, framework, found)
         case _:
-            needed = _accelerators(source, framework, loop, found)
-    line = f"from elastic.{framework.name} import {', '.join(sorted(needed))}" if needed else ""
-    return found._replace(imports=line)
+            _replace_accelerators(source, framework, loop, found)
+    return found
 
 
-def _trainers(source: Source, framework: Framework, found: AdapterEdits) -> set[str]:
-    needed = set()
+def _replace_trainers(source: Source, framework: Framework, found: AdapterEdits) -> None:
     for call in framework.calls:
         if framework.full(call.func) in {"transformers.Trainer", "transformers.trainer.Trainer"}:
-            found.edits.append(Edit(*source.span(call.func), "ElasticTrainer"))
-            needed.add("ElasticTrainer")
+            found.edits.append(source.replace(call.func, "ElasticTrainer"))
+            found.needed.add("ElasticTrainer")
         else:
             name = last_name(call)
             found.problems.append(
@@ -208,15 +195,14 @@ def _trainers(source: Source, framework: Framework, found: AdapterEdits) -> set[
                 f"`class Mine(ElasticMixin, {name})` with ElasticMixin of elastic.transformers, "
                 "and use Mine instead; docs/frameworks.md shows how"
             )
-    for _, base in framework.classes:
+    for base in framework.bases:
         first = source.span(base)[0]
         found.edits.append(Edit(first, first, "ElasticMixin, "))
-        needed.add("ElasticMixin")
-    found.edits.extend(_without_import(source, framework, "Trainer"))
-    return needed
+        found.needed.add("ElasticMixin")
+    found.edits += _without_import(source, framework, "Trainer")
 
 
-def _strategies(source: Source, framework: Framework, found: AdapterEdits) -> set[str]:
+def _add_strategies(source: Source, framework: Framework, found: AdapterEdits) -> None:
     """Give each trainer the options `strategy=ElasticStrategy(), devices=1`."""
     for call in framework.calls:
         if framework.full(call.func).startswith(FORMER):
@@ -227,49 +213,45 @@ def _strategies(source: Source, framework: Framework, found: AdapterEdits) -> se
         missing = {"strategy": "ElasticStrategy()", "devices": "1"}
         for option in call.keywords:
             if option.arg in missing or option.arg == "num_nodes":
-                text = missing.pop(option.arg, "1")
-                found.edits.append(Edit(*source.span(option.value), text))
+                found.edits.append(source.replace(option.value, missing.pop(option.arg, "1")))
         if missing:
             text = ", ".join(f"{name}={value}" for name, value in missing.items())
+            at = source.span(call)[1] - 1
             if call.keywords:
-                at = source.span(call.keywords[0])[0]
-                own_line = call.keywords[0].lineno != call.lineno
-                text += f",\n{' ' * call.keywords[0].col_offset}" if own_line else ", "
-            else:
-                at = source.span(call)[1] - 1
+                first = call.keywords[0]
+                at = source.span(first)[0]
+                own_line = first.lineno != call.lineno
+                text += f",\n{' ' * first.col_offset}" if own_line else ", "
             found.edits.append(Edit(at, at, text))
-    return {"ElasticStrategy"} if found.edits else set()
+    if found.edits:
+        found.needed.add("ElasticStrategy")
 
 
-def _accelerators(
-    source: Source,
-    framework: Framework,
-    loop: tuple[ast.Call, str] | None,
-    found: AdapterEdits,
-) -> set[str]:
+def _replace_accelerators(
+    source: Source, framework: Framework, loop: tuple[ast.Call, str] | None, found: AdapterEdits
+) -> None:
     if loop is None:
         found.problems.append(
             "no `for epoch in range(...)` around `backward()`: "
             "write `for epoch in accelerator.epochs(N)`"
         )
-        return set()
-    for call in framework.calls:
-        found.edits.append(Edit(*source.span(call.func), "ElasticAccelerator"))
+        return
+    found.edits += [source.replace(call.func, "ElasticAccelerator") for call in framework.calls]
+    found.needed.add("ElasticAccelerator")
     numbers, count = loop
     name = next(
         (dotted(n.targets[0]) for n in ast.walk(source.tree)
          if isinstance(n, ast.Assign) and n.value in framework.calls),
         "accelerator",
     )  # fmt: skip
-    found.edits.append(Edit(*source.span(numbers), count.replace("EPOCHS", f"{name}.epochs")))
-    found.edits.extend(_without_import(source, framework, "Accelerator"))
-    return {"ElasticAccelerator"}
+    found.edits.append(source.replace(numbers, count.replace("EPOCHS", f"{name}.epochs")))
+    found.edits += _without_import(source, framework, "Accelerator")
 
 
 def _without_import(source: Source, framework: Framework, name: str) -> Iterator[Edit]:
     """Remove the import of a name that nothing else uses."""
     used = [n for n in ast.walk(source.tree) if isinstance(n, ast.Name) and n.id == name]
-    if framework.classes or len(used) > sum(called(call) == name for call in framework.calls):
+    if framework.bases or len(used) > sum(called(call) == name for call in framework.calls):
         return
     for statement in source.tree.body:
         if not isinstance(statement, ast.ImportFrom) or statement.lineno != statement.end_lineno:
@@ -283,36 +265,122 @@ def _without_import(source: Source, framework: Framework, name: str) -> Iterator
 # --- what it refuses
 
 
-def refused_options(framework: Framework, tree: ast.Module) -> Iterator[tuple[int, str]]:
+def refused_options(framework: Framework, source: Source) -> Iterator[tuple[int, str]]:
     """Yield the options and calls that our adapter refuses, with line and remedy."""
-    for node in ast.walk(tree):
-        name = last_name(node)
-        if not isinstance(node, ast.Call):
-            continue
+    for call in source.calls:
+        name = last_name(call)
         if name in REFUSED_CALLS and framework.name == "accelerate":
-            yield node.lineno, f"`{name}()` is refused, leave it out: {REFUSED_CALLS[name]}"
-        if name.endswith("TrainingArguments"):
-            name = "TrainingArguments"
+            yield call.lineno, f"`{name}()` is refused, leave it out: {REFUSED_CALLS[name]}"
         if name == "Trainer" and framework.name != "lightning":
             continue
-        for option in node.keywords:
+        name = "TrainingArguments" if name.endswith("TrainingArguments") else name
+        for option in call.keywords:
             why = REFUSED.get(name, {}).get(option.arg or "")
-            if why and _asks(option.arg or "", literal(option.value)):
+            if why and _is_set(option.arg, literal(option.value)):
                 yield option.value.lineno, f"`{option.arg}` is refused, leave it out: {why}"
-    if framework.name == "lightning":
-        for node in ast.walk(tree):
-            manual = isinstance(node, ast.Assign) and dotted(node.targets[0]).endswith(
-                "automatic_optimization"
-            )
-            if manual and isinstance(node, ast.Assign) and literal(node.value) is False:
-                problem = "manual optimization is refused: write the loop with ScalingAgent"
-                yield node.lineno, problem
+    for node in ast.walk(source.tree) if framework.name == "lightning" else ():
+        name = dotted(node.targets[0]) if isinstance(node, ast.Assign) else ""
+        if name.endswith("automatic_optimization") and literal(value_of(node)) is False:
+            problem = "manual optimization is refused: write the loop with ScalingAgent"
+            yield getattr(node, "lineno", 0), problem
 
 
-def _asks(name: str, value: Any) -> bool:
-    """True if the option is set; False for expressions."""
+def _is_set(name: str | None, value: Any) -> bool:
+    """True if the option has an effect; False for expressions."""
     if isinstance(value, float):
         return value not in {0.0, 1.0}
     if isinstance(value, int) and not isinstance(value, bool):
         return value != 0 and name != "val_check_interval"
     return value not in (None, False, "", "no", "random", [], {})
+
+
+# --- torch's own process group
+
+
+GONE: Final = frozenset(
+    {"init_process_group", "destroy_process_group", "barrier", "set_device", "set_epoch"}
+)
+KINDS: Final = {  # names in scripts, and the agent's attribute; "": the rank on the host
+    "RANK": "rank", "get_rank": "rank", "WORLD_SIZE": "world_size", "get_world_size": "world_size",
+    "LOCAL_RANK": "",
+}  # fmt: skip
+
+
+@dataclass
+class Removed:
+    """Edits that remove the process group, and what is left to do by hand."""
+
+    distributed: bool  # there is one
+    edits: list[Edit] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    advice: list[str] = field(default_factory=list)
+
+
+def distributed_edits(source: Source, agent: str, model: str) -> Removed:
+    """Remove torch's own process group from a script that can be ported, if it has one."""
+    makers = {"init_process_group", "DistributedSampler"}
+    found = Removed(any(last_name(call) in makers for call in source.calls))
+    if not found.distributed:
+        return found
+    inside: set[ast.AST] = set()  # statements that go, with all their parts
+    for block in blocks(source.tree):
+        leaving = [s for s in block if _goes(s)]
+        for statement in leaving:
+            alone = len(leaving) == len(block) and statement is leaving[0]
+            text = f"{' ' * statement.col_offset}pass\n" if alone else ""
+            found.edits.append(Edit(*source.lines(statement), text))
+            inside.update(ast.walk(statement))
+    # Rank and size are read from the agent wherever a name holds them, because they change.
+    names: dict[str, str] = {}
+    for statement in (s for block in blocks(source.tree) for s in block):
+        value, name, kind = value_of(statement), assigned(statement), _kind(value_of(statement))
+        if kind and name:
+            names[name] = f"{agent}.{kind}"
+        elif kind == "" and value is not None:
+            found.edits.append(source.replace(value, "0"))
+            found.advice.append(f"line {statement.lineno}: a worker sees one device, numbered 0")
+    for node in ast.walk(source.tree):
+        if node not in inside:
+            found.edits += _replaced(node, source, names, (agent, model), found.problems)
+    return found
+
+
+def _replaced(
+    node: ast.AST, source: Source, names: dict[str, str], own: tuple[str, str], problems: list[str]
+) -> Iterator[Edit]:
+    """Yield the edits of one name, attribute or call; `own` names the agent and the model."""
+    agent, model = own
+    match node:
+        case ast.Name() if node.id in names:
+            yield source.replace(node, names[node.id])
+        case ast.Attribute(attr="module", value=ast.Name() as value) if value.id == model:
+            yield source.replace(node, source.of(value))
+        case ast.Call() if called(node).startswith(("dist.", "torch.distributed.")):
+            if kind := _kind(node):
+                yield source.replace(node, f"{agent}.{kind}")
+            elif last_name(node) not in {"is_initialized", "is_available"}:
+                problems.append(
+                    f"line {node.lineno}: {called(node)}() needs torch's own process group, which "
+                    "does not exist: remove it; agent.report() takes the numbers of rank 0"
+                )
+
+
+def _goes(statement: ast.stmt) -> bool:
+    value = value_of(statement)
+    if isinstance(statement, ast.Expr):
+        return last_name(value) in GONE
+    if isinstance(value, ast.IfExp):
+        value = value.body
+    return last_name(value) == "DistributedSampler" or bool(_kind(value))
+
+
+def _kind(value: ast.expr | None) -> str | None:
+    """Return the agent's attribute for a value, "" for the rank on the host, None otherwise."""
+    if isinstance(value, ast.Call) and last_name(value) == "int" and value.args:
+        value = value.args[0]
+    named: object = last_name(value)
+    if isinstance(value, ast.Subscript):
+        named = value.slice.value if isinstance(value.slice, ast.Constant) else ""
+    elif isinstance(value, ast.Call) and named in {"get", "getenv"} and value.args:
+        named = value.args[0].value if isinstance(value.args[0], ast.Constant) else ""
+    return KINDS.get(str(named))

@@ -1,192 +1,43 @@
-"""Port of a script to the library, or the reasons against it, and lines that need attention."""
+"""Port of a script to the library, or the reasons against it."""
 
 from __future__ import annotations
 
 import ast
 import difflib
-import re
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from controlplane.cli.init_script.edits import WRAPPERS, distributed_edits, load_edits, sort_between
-from controlplane.cli.init_script.frameworks import Framework, adapter_edits, refused_options
+from controlplane.cli.init_script.frameworks import Framework, adapter_edits, distributed_edits
+from controlplane.cli.init_script.remarks import advice, refused
 from controlplane.cli.init_script.script_facts import (
     EpochLoop,
     Facts,
     Whole,
-    agent_name,
     look,
+    parameters_calls,
     whole,
 )
-from controlplane.cli.init_script.summed_losses import summed_losses
 from controlplane.cli.init_script.syntax import (
     Edit,
     Source,
     assigned,
-    blocks,
     called,
-    dotted,
     keyword,
     last_name,
-    literal,
     loads,
+    stores,
     value_of,
 )
 
-ONE_IS_ENOUGH: Final = frozenset({"torch.save", "SummaryWriter", "wandb.init"})
-ASKS_FIRST: Final = re.compile("rank|main_process")
-SUMMED: Final = (
-    "the loss is a sum over the batch, so that gradients depend on how the batch is split: divide "
-    "it by len(inputs) before backward(); for SGD, multiply the learning rate by batch_size"
-)
-OWN_RATE: Final = (
-    "the rate is set in each step from the script's own counter. A worker that joins or resumes "
-    "has another step counter. Make a scheduler (LambdaLR) after load(), or count with agent.step"
-)
-Line = tuple[int, str]
-
-
-def advice(facts: Facts, agent: str) -> list[str]:
-    """Return the lines that several workers run differently from one process."""
-    first = f"{agent}.rank == 0"
-    if facts.framework is not None:
-        first = "accelerator.is_main_process" if facts.framework.name == "accelerate" else ""
-    found = [*_for_one_worker(facts.source.tree, first)] if first else []
-    return _in_order([*found, *_left_early(facts)])
-
-
-def refused(facts: Facts) -> list[str]:
-    """Return the lines that fail or misbehave on a cluster, each with its remedy."""
-    tree = facts.source.tree
-    found = [
-        *((line, SUMMED) for line in summed_losses(tree)),
-        *_unusable(tree),
-        *_own_rates(facts),
-        *_side_by_side(facts),
-    ]
-    if facts.framework is not None:
-        found += refused_options(facts.framework, tree)
-    else:
-        found += _accumulation(facts)
-    return _in_order(found)
-
-
-def _in_order(found: Sequence[Line]) -> list[str]:
-    return [f"line {line}: {problem}" for line, problem in sorted(set(found))]
-
-
-def _for_one_worker(tree: ast.Module, first: str) -> Iterator[Line]:
-    asked = {
-        id(node)
-        for test in ast.walk(tree)
-        if isinstance(test, ast.If) and ASKS_FIRST.search(ast.unparse(test.test))
-        for node in ast.walk(test)
-    }
-    for node in ast.walk(tree):
-        name, line = called(node), getattr(node, "lineno", 0)
-        if name in ONE_IS_ENOUGH and id(node) not in asked:
-            yield line, f"every worker runs {name}(): guard it with `if {first}:`"
-        elif last_name(node) == "spawn" and name.split(".")[0] in {"mp", "torch"}:
-            yield line, "the cluster starts the processes: call the function directly"
-
-
-# --- loops over batches: every worker takes part in each batch, and each batch is one step
-
-
-def _batch_loops(facts: Facts) -> list[ast.For]:
-    epochs = facts.epoch_loop.statement if facts.epoch_loop else None
-    return [
-        loop
-        for loop in ast.walk(facts.source.tree)
-        if isinstance(loop, ast.For)
-        and loop is not epochs
-        and any(last_name(node) == "backward" for node in ast.walk(loop))
-    ]
-
-
-def _left_early(facts: Facts) -> Iterator[Line]:
-    for node in (n for loop in _batch_loops(facts) for n in ast.walk(loop)):
-        if isinstance(node, ast.If):
-            inner = [n for part in node.body for n in ast.walk(part)]
-            if any(isinstance(n, ast.Break) for n in inner):
-                yield (
-                    node.lineno,
-                    "the batch loop ends early: all workers have to leave it in the same step",
-                )
-
-
-def _accumulation(facts: Facts) -> Iterator[Line]:
-    optimizer = facts.optimizer.name if facts.optimizer else "optimizer"
-    for node in (n for loop in _batch_loops(facts) for n in ast.walk(loop)):
-        if isinstance(node, ast.If):
-            inner = [n for part in node.body for n in ast.walk(part)]
-            if any(called(n) == f"{optimizer}.step" for n in inner):
-                problem = (
-                    "a step for several batches is refused: step in each, and raise batch_size"
-                )
-                yield (
-                    node.lineno,
-                    f"{problem}; a share above max_local_batch is computed in several passes",
-                )
-
-
-def _own_rates(facts: Facts) -> Iterator[Line]:
-    """Yield the lines that set the learning rate in each step."""
-    tree = facts.source.tree
-    loops: list[ast.AST] = [*_batch_loops(facts)]
-    loops += [facts.step_loop] if facts.step_loop else []
-    names = {called(node) for loop in loops for node in ast.walk(loop)}
-    loops += [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef) and n.name in names]
-    for node in (n for loop in loops for n in ast.walk(loop)):
-        target = node.targets[0] if isinstance(node, ast.Assign) else None
-        if isinstance(target, ast.Subscript) and literal(target.slice) == "lr":
-            yield target.lineno, OWN_RATE
-
-
-def _side_by_side(facts: Facts) -> Iterator[Line]:
-    tree = facts.source.tree
-    statements = [node for node in ast.walk(tree) if isinstance(node, ast.stmt)]
-    loaders = {assigned(n) for n in statements if last_name(value_of(n)) == "DataLoader"}
-    for loop in _batch_loops(facts):
-        zips = [node for node in ast.walk(loop.iter) if called(node) == "zip"]
-        if any(len(loads(node) & loaders) > 1 for node in zips):
-            problem = "two loaders are read side by side, and agent.load() deals out one"
-            yield loop.lineno, f"{problem}: give it one dataset whose samples have both parts"
-
-
-# --- optimizers, gradients and datasets that the library refuses
-
-
-def _unusable(tree: ast.Module) -> Iterator[Line]:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and node.level:
-            names = ", ".join(alias.name for alias in node.names)
-            plain = f"from {node.module} import {names}" if node.module else f"import {names}"
-            problem = "a relative import, but a job's script is run as a file of no package"
-            yield node.lineno, f"{problem}: write `{plain}`, with the module beside the script"
-        if isinstance(node, ast.Call) and last_name(node) == "LBFGS":
-            problem = "LBFGS evaluates its closure several times in a step, which is refused"
-            yield (
-                node.lineno,
-                f"{problem}: use an optimizer that evaluates it once, such as SGD or Adam",
-            )
-        if isinstance(node, ast.Call) and literal(keyword(node, "sparse")) is True:
-            yield node.lineno, "sparse gradients are refused in a group: leave `sparse=True` out"
-        if isinstance(node, ast.ClassDef) and "IterableDataset" in {
-            dotted(base).rpartition(".")[2] for base in node.bases
-        }:
-            methods = {getattr(one, "name", "") for one in node.body}
-            if "__len__" not in methods:
-                problem = f"{node.name} has no length, which is refused"
-                yield (
-                    node.lineno,
-                    f"{problem}: give it a __len__ that returns the samples of one pass",
-                )
-
-
 IMPORT: Final = "from elastic import ScalingAgent"
-MOST_LINES: Final = 6
+WRAPPERS: Final = frozenset({"DDP", "DistributedDataParallel", "DataParallel"})
+READS: Final = frozenset({"print", "info", "debug", "warning", "log", "write", "summary", "watch"})
+MOVES: Final = frozenset({"to", "cuda", "cpu"})
+MODES: Final = frozenset({"train", "eval"})
+MAX_COLUMNS: Final = 101  # longest line for the call of `load`, newline included
+VERBS: Final = ("build", "make", "new", "elastic_build")
+ORDER_IS_THE_AGENTS: Final = frozenset({"shuffle", "sampler", "generator"})
+MAX_LINES: Final = 6  # changed lines up to which a metric is reported, too
 
 
 @dataclass
@@ -215,40 +66,41 @@ def port(facts: Facts, name: str = "train.py") -> Port:
     Returns:
         The new text, which is valid Python, or the reasons why there is none.
     """
-    done = Port(
-        missing=_missing(facts),
-        refused=refused(facts),
-        advice=advice(facts, agent_name(facts.source.tree)),
-    )
+    done = Port(missing=_missing(facts), refused=refused(facts), advice=advice(facts))
     if done.missing:
         return done
     if facts.framework is not None:
         return _with_adapter(facts, facts.framework, done)
-    removed = distributed_edits(facts, agent_name(facts.source.tree))
+    model = facts.model.name if facts.model is not None else ""
+    removed = distributed_edits(facts.source, facts.agent, model)
     done.advice += removed.advice
+    if removed.distributed:
+        size = f"batch_size {facts.batch_size or ''} was that of one process"
+        done.advice.append(f"{size}; the job file has that of all processes")
+    done.missing += removed.problems
     single = whole(look(Source(facts.source.edited(removed.edits))))
     if single is None:
-        removed.problems.append(
+        done.missing.append(
             "lines are missing without its own process group: port the script by hand"
         )
-        done.missing += removed.problems
         return done
+    source, agent = single.source, single.facts.agent
     between = sort_between(single)
-    done.missing += [*removed.problems, *between.problems]
+    done.missing += between.problems
     if done.missing:
         return done
+    epochs = counted_epochs(source, single.loop, f"{agent}.epochs")
     changes = [
-        *_import_edits(single.source, IMPORT),
+        import_edit(source, IMPORT),
         *load_edits(single, between),
-        *_loop_edits(single),
+        source.replace(single.loop.numbers, epochs),
     ]
-    done.text = single.source.edited(changes)
-    reporting = single.source.edited([*changes, *_report_edits(single)])
-    if changed_lines(replace(done, text=reporting).diff(facts.source.text, name)) <= MOST_LINES:
+    done.text = source.edited(changes)
+    reporting = source.edited([*changes, *report_edits(single)])
+    if changed_lines(replace(done, text=reporting).diff(facts.source.text, name)) <= MAX_LINES:
         done.text = reporting
     elif facts.metric:
-        agent = agent_name(facts.source.tree)
-        line = f"`{agent}.report({facts.metric}={facts.metric})`"
+        line = f"`{facts.agent}.report({facts.metric}={facts.metric})`"
         done.advice.append(f"{line} at the end of each epoch makes it a metric of the job")
     try:
         ast.parse(done.text)
@@ -263,11 +115,15 @@ def port(facts: Facts, name: str = "train.py") -> Port:
 def _with_adapter(facts: Facts, framework: Framework, done: Port) -> Port:
     """Replace the trainer of a framework by our adapter."""
     source, loop = facts.source, facts.epoch_loop
-    counted = (loop.numbers, _counted(source, loop, "EPOCHS")) if loop is not None else None
+    counted = None
+    if loop is not None:
+        counted = (loop.numbers, counted_epochs(source, loop, "EPOCHS"))
     adapter = adapter_edits(source, framework, counted)
     done.missing += adapter.problems
     if not done.missing:
-        done.text = source.edited([*_import_edits(source, adapter.imports), *adapter.edits])
+        names = ", ".join(sorted(adapter.needed))
+        line = f"from elastic.{framework.name} import {names}" if names else ""
+        done.text = source.edited([import_edit(source, line), *adapter.edits])
     return done
 
 
@@ -304,63 +160,56 @@ def _missing(facts: Facts) -> list[str]:
         found = [f"{second} beside `{one.name}`: {remedy}; docs/exactness.md shows such a loop"]
     found += _wrapped_elsewhere(facts)
     if not found and (script := whole(facts)) is not None:
-        found += _unusual(script)
+        found += [*_apart(script), *_unusual_loader(script)]
     return found
 
 
 def _no_loop(facts: Facts) -> str:
-    if (loop := facts.step_loop) is not None:
-        text = facts.source.of(loop).partition("\n")[0]
+    loop = facts.step_loop or facts.far_loop
+    if loop is None:
         return (
-            f"line {loop.lineno}: `{text}` counts steps, whose batch changes on a cluster: write "
+            "no `for epoch in range(...)` around `backward()`: write `for epoch in agent.epochs(N)`"
+        )
+    head, _, _ = facts.source.of(loop).partition("\n")
+    at = f"line {loop.lineno}: `{head}`"
+    if facts.step_loop is not None:
+        return (
+            f"{at} counts steps, whose batch changes on a cluster: write "
             "`for epoch in agent.epochs(N)` around a loop over the loader; "
             "stop = { samples = STEPS x BATCH } in the job file ends it after as many samples"
         )
-    if (loop := facts.far_loop) is not None:
-        text = facts.source.of(loop).partition("\n")[0]
-        return (
-            f"line {loop.lineno}: `{text}` trains in other functions: pass them what agent.load() "
-            "returns, and loop over agent.epochs(N) there"
-        )
-    return "no `for epoch in range(...)` around `backward()`: write `for epoch in agent.epochs(N)`"
+    return (
+        f"{at} trains in other functions: pass them what agent.load() "
+        "returns, and loop over agent.epochs(N) there"
+    )
 
 
 def _wrapped_elsewhere(facts: Facts) -> list[str]:
     """Return DDP wrappers that are not among the lines of model, optimizer and loader."""
     block = facts.optimizer.block if facts.optimizer else []
-    near = {id(node) for statement in block for node in ast.walk(statement)}
+    near = {node for statement in block for node in ast.walk(statement)}
     remedy = "leave it out: the agent's group reduces gradients"
     return [
-        f"line {node.lineno}: `{facts.source.of(node.func)}(...)` away from the optimizer: {remedy}"
-        for node in ast.walk(facts.source.tree)
-        if isinstance(node, ast.Call) and last_name(node) in WRAPPERS and id(node) not in near
+        f"line {call.lineno}: `{facts.source.of(call.func)}(...)` away from the optimizer: {remedy}"
+        for call in facts.source.calls
+        if last_name(call) in WRAPPERS and call not in near
     ]
-
-
-def _unusual(script: Whole) -> list[str]:
-    return [*_apart(script), *_unusual_loader(script)]
 
 
 def _apart(script: Whole) -> list[str]:
     """Return what keeps the three from being replaced in one place."""
-    optimizer = script.optimizer
+    source, optimizer = script.source, script.optimizer
     found = [
         f"line {one.statement.lineno}: `{one.name}` is made in another block than the optimizer "
         f"(line {optimizer.statement.lineno}): make them in the same one"
         for one in (script.model, script.loader)
         if one.block is not optimizer.block
     ]
-    shared = [
-        f"line {one.statement.lineno}: give each statement a line of its own"
-        for one in script.three
-        if _shares_its_line(script.source, one.statement)
-    ]
-    return [*found, *shared]
-
-
-def _shares_its_line(source: Source, statement: ast.stmt) -> bool:
-    line, alone = source.line_of(statement).strip(), source.of(statement)
-    return not line.startswith(alone) or line.removeprefix(alone).lstrip().startswith(";")
+    for one in script.three:
+        line, alone = source.line_of(one.statement).strip(), source.of(one.statement)
+        if not line.startswith(alone) or line.removeprefix(alone).lstrip().startswith(";"):
+            found.append(f"line {one.statement.lineno}: give each statement a line of its own")
+    return found
 
 
 def _unusual_loader(script: Whole) -> list[str]:
@@ -369,73 +218,246 @@ def _unusual_loader(script: Whole) -> list[str]:
         remedy = "give batch_size, and pad in collate_fn"
         return [f"{at}: a batch sampler, but the agent decides the order of samples: {remedy}"]
     sampler = keyword(script.loader_call, "sampler", 3)
-    if sampler is None or "Distributed" in _maker(script.source, sampler):
+    if sampler is None or isinstance(sampler, ast.Constant | ast.IfExp):
         return []
-    if isinstance(sampler, ast.Constant | ast.IfExp):
+    text = script.source.of(sampler)
+    made = [script.source.of(one.value) for one in script.facts.made if one.name == text]
+    if any("Distributed" in maker for maker in (text, *made)):
         return []
     return [f"{at}: a sampler of the script's own: put weights and filters into the dataset"]
 
 
-def _maker(source: Source, node: ast.expr) -> str:
-    """Return the text of an expression, with that of the values of a name."""
-    text = source.of(node)
-    if isinstance(node, ast.Name):
-        for block in blocks(source.tree):
-            for statement in block:
-                if assigned(statement) == node.id and (value := value_of(statement)) is not None:
-                    text += source.of(value)
-    return text
+# --- statements between model, optimizer and loader
 
 
-# --- the change
+@dataclass
+class Between:
+    """Statements between model, optimizer and loader, by their new place."""
+
+    builds: list[ast.stmt] = field(default_factory=list)  # of the model: into build_model
+    after: list[ast.stmt] = field(default_factory=list)  # below the call of load
+    dropped: list[ast.stmt] = field(default_factory=list)  # the agent does it
+    problems: list[str] = field(default_factory=list)
 
 
-def _loop_edits(script: Whole) -> list[Edit]:
-    """Replace `range` by the agent's epochs, with the same numbers."""
-    text = _counted(script.source, script.loop, f"{script.agent}.epochs")
-    return [Edit(*script.source.span(script.loop.numbers), text)]
+def sort_between(script: Whole) -> Between:
+    """Sort the statements from the first of model, optimizer and loader to the last.
+
+    A statement that uses one of the three moves below the call of `load`, and so do those that
+    depend on it. One that changes the model moves into the model's builder, so that a checkpoint
+    overrides it. If model and optimizer keep their lines, `load` makes only the loader.
+    """
+    block, kept, model = script.optimizer.block, script.keeps_model, script.model.name
+    first, last = (block.index(script.by_line[place]) for place in (0, -1))
+    found = Between()
+    late: set[str] = set()  # names bound by `load`, or from what it returns
+    for statement in block[first : last + 1]:
+        used, bound = loads(statement), stores(statement)
+        if statement in script.by_line:
+            needs = used & late - ({model} if statement is script.optimizer.statement else set())
+            if needs:
+                what = f"line {statement.lineno}: it needs {', '.join(sorted(needs))}"
+                found.problems.append(f"{what}, which exists only after agent.load() has returned")
+            if not kept or statement is script.loader.statement:
+                late |= bound
+        elif (kept and assigned(statement) == model and _is_wrapped(value_of(statement))) or (
+            used & late and _moves_or_wraps(statement, model)
+        ):
+            found.dropped.append(statement)
+        elif used & late == {model} and _changes(statement, model):
+            found.builds.append(statement)
+        elif (used | bound) & late:
+            found.after.append(statement)
+            late |= bound
+    return found
 
 
-def _counted(source: Source, loop: EpochLoop, epochs: str) -> str:
-    if loop.start:
-        return f"({loop.start} + n for n in {epochs}({_count_from(source, loop)}))"
-    return f"{epochs}({source.of(loop.count)})"
+def _is_wrapped(value: ast.expr | None) -> bool:
+    return last_name(value) in WRAPPERS
 
 
-def _count_from(source: Source, loop: EpochLoop) -> str:
-    """Return the length of a range that does not begin with 0, as text."""
-    last = loop.count
+def _moves_or_wraps(statement: ast.stmt, model: str) -> bool:
+    if isinstance(statement, ast.If):
+        return not statement.orelse and all(_moves_or_wraps(s, model) for s in statement.body)
+    value = value_of(statement)
+    if isinstance(value, ast.IfExp) and isinstance(value.orelse, ast.Name):
+        value = value.body
+    if not isinstance(value, ast.Call) or assigned(statement) not in {"", model}:
+        return False
+    move = last_name(value)
+    return _is_wrapped(value) or (move in MOVES and called(value) == f"{model}.{move}")
+
+
+def _changes(statement: ast.stmt, model: str) -> bool:
+    """True if a statement changes the model rather than only reads it."""
+    if assigned(statement) == model or assigned(statement).startswith(f"{model}."):
+        return True
+    if isinstance(statement, ast.Expr):
+        return last_name(statement.value) not in READS | MODES
+    return isinstance(statement, ast.For | ast.With | ast.If)
+
+
+# --- the call of load
+
+
+def load_edits(script: Whole, between: Between) -> list[Edit]:
+    """Merge model, optimizer and loader into one call of `load`, at the place of the last one."""
+    source, by_line = script.source, script.by_line
+    indent = " " * by_line[0].col_offset
+    after = "".join(map(source.line_of, between.after))
+    gone = [*between.after, *between.dropped]
+    edits = [_agent_edit(script, by_line[0], indent)]
+    if script.keeps_model:  # parameter groups name parts of the model
+        parts = [f"lambda: {script.model.name}", f"lambda _: {script.optimizer.name}"]
+        end = source.lines(by_line[-1])[1]
+        edits.append(Edit(end, end, f"{indent}{_load_call(script, *parts)}\n{after}"))
+        gone.append(script.loader.statement)
+        if (bare := _bare_model(script.model.value)) is not script.model.value:
+            edits.append(source.replace(script.model.value, source.of(bare)))
+    else:
+        made, call = _builders(script, between, indent)
+        made[by_line[-1]] = f"{made.get(by_line[-1], '')}{indent}{call}\n{after}"
+        edits += [Edit(*source.lines(one), made.get(one, "")) for one in by_line]
+        gone += between.builds
+    return [*edits, *(Edit(*source.lines(statement), "") for statement in gone)]
+
+
+def _builders(script: Whole, between: Between, indent: str) -> tuple[dict[ast.stmt, str], str]:
+    """Return the lines that replace those of model and optimizer, and the call of `load`."""
+    source, made = script.source, {}
+    bare, optimizer = _bare_model(script.model.value), script.optimizer.value
+    model_part = f"lambda: {source.on_one_line(bare)}"
+    if isinstance(bare, ast.Call) and not bare.args and not bare.keywords:
+        model_part = source.of(bare.func)
+    optimizer_part = f"lambda parameters: {_optimizer_text(script)}"
+    takes_all = isinstance(optimizer, ast.Call) and parameters_calls(optimizer) == optimizer.args
+    if isinstance(optimizer, ast.Call) and takes_all and not optimizer.keywords:
+        optimizer_part = source.of(optimizer.func)
+    if between.builds:
+        name = _free_name(script, "model")
+        body = "".join(source.line_of(s) for s in (script.model.statement, *between.builds))
+        inner = "".join(f"    {line}" for line in body.splitlines(keepends=True))
+        text = f"{indent}def {name}():\n{inner}{indent}    return {script.model.name}\n"
+        made[script.model.statement], model_part = text, name
+    call = _load_call(script, model_part, optimizer_part)
+    if len(f"{indent}{call}\n") > MAX_COLUMNS:  # the builders get lines of their own
+        names = []
+        for one, what, part in (
+            (script.model, "model", model_part),
+            (script.optimizer, "optimizer", optimizer_part),
+        ):
+            names.append(_free_name(script, what) if part.startswith("lambda") else part)
+            if names[-1] != part:
+                made[one.statement] = f"{indent}{names[-1]} = {part}\n"
+        call = _load_call(script, *names)
+    return made, call
+
+
+def _load_call(script: Whole, model: str, optimizer: str) -> str:
+    names = ", ".join(one.name for one in script.three)
+    arguments = ", ".join((model, optimizer, *_loader_arguments(script)))
+    return f"{names} = {script.facts.agent}.load({arguments})"
+
+
+def _loader_arguments(script: Whole) -> list[str]:
+    call = script.loader_call
+    places = ("dataset", "batch_size", "shuffle", "sampler")
+    named = [*zip(places, call.args, strict=False), *((k.arg, k.value) for k in call.keywords)]
+    found: list[str] = []
+    for name, value in named:
+        text = script.source.on_one_line(value)
+        if name == "dataset":
+            found.insert(0, text)
+        elif name is None:
+            found.append(f"**{text}")
+        elif name not in ORDER_IS_THE_AGENTS:
+            found.append(f"{name}={text}")
+    if not any(name in {None, "batch_size"} for name, _ in named):
+        found.insert(1, "batch_size=1")
+    return found
+
+
+def _agent_edit(script: Whole, first: ast.stmt, indent: str) -> Edit:
+    """Make the agent before the first statement that uses it."""
+    name, optimizer = script.facts.agent, script.optimizer
+    asking = [s for s in optimizer.block if name in loads(s) and s.lineno < first.lineno]
+    at = script.source.lines(asking[0] if asking else first)[0]
+    # The agent is global if another function than the one that makes the model uses it.
+    functions = [n for n in ast.walk(script.source.tree) if isinstance(n, ast.FunctionDef)]
+    made = [f for f in functions if optimizer.statement in ast.walk(f)]
+    using = [f for f in functions if name in loads(f) or script.loop.statement in ast.walk(f)]
+    shared = bool(made) and any(function is not made[-1] for function in using)
+    declared = f"{indent}global {name}\n" if shared else ""
+    return Edit(at, at, f"{declared}{indent}{name} = ScalingAgent.from_env()\n")
+
+
+def _free_name(script: Whole, what: str) -> str:
+    """Return a name for a builder that the script does not use."""
+    source = script.source
+    taken = stores(source.tree) | loads(source.tree) | source.functions.keys()
+    return next(name for name in (f"{v}_{what}" for v in VERBS) if name not in taken)
+
+
+def _bare_model(value: ast.expr) -> ast.expr:
+    """Return the expression that makes the model, without device moves and wrappers."""
+    while isinstance(value, ast.Call):
+        if isinstance(value.func, ast.Attribute) and value.func.attr in {"to", "cuda"}:
+            value = value.func.value
+        elif _is_wrapped(value) and value.args:
+            value = value.args[0]
+        else:
+            break
+    return value
+
+
+def _optimizer_text(script: Whole) -> str:
+    """Return the call that makes the optimizer, with `parameters` as its argument."""
+    source, value = script.source, script.optimizer.value
+    (begin, _), text = source.span(value), source.of(value).encode()
+    for call in reversed(parameters_calls(value)):
+        first, last = source.span(call)
+        text = text[: first - begin] + b"parameters" + text[last - begin :]
+    return ast.unparse(ast.parse(text)) if b"\n" in text else text.decode()
+
+
+# --- epochs, report and import
+
+
+def counted_epochs(source: Source, loop: EpochLoop, epochs: str) -> str:
+    """Return what replaces `range`: the agent's epochs, with the same numbers."""
+    last, start = loop.end, loop.start
+    if not start:
+        return f"{epochs}({source.of(last)})"
+    count = f"{source.of(last)} - {start}"
     if isinstance(last, ast.Constant):
-        return str(int(str(last.value)) - (loop.start or 0))
-    if isinstance(last, ast.BinOp) and isinstance(last.op, ast.Add):
-        for one, other in ((last.left, last.right), (last.right, last.left)):
-            if isinstance(one, ast.Constant) and one.value == loop.start:
-                return source.of(other)
-    return f"{source.of(last)} - {loop.start}"
+        count = str(int(str(last.value)) - start)
+    elif isinstance(last, ast.BinOp) and isinstance(last.op, ast.Add):
+        for one, other in ((last.right, last.left), (last.left, last.right)):
+            if isinstance(one, ast.Constant) and one.value == start:  # range(1, EPOCHS + 1)
+                count = source.of(other)
+    return f"({start} + n for n in {epochs}({count}))"
 
 
-def _report_edits(script: Whole) -> list[Edit]:
+def report_edits(script: Whole) -> list[Edit]:
     """Report the metric of an epoch at its end, if there is one."""
-    if not script.metric:
+    metric = script.facts.metric
+    if not metric:
         return []
     last = script.loop.statement.body[-1]
-    agent = script.agent
-    line = f"{' ' * last.col_offset}{agent}.report({script.metric}={script.metric})\n"
+    line = f"{' ' * last.col_offset}{script.facts.agent}.report({metric}={metric})\n"
     end = script.source.lines(last)[1]
     return [Edit(end, end, line if script.source.line_of(last).endswith("\n") else f"\n{line}")]
 
 
-def _import_edits(source: Source, line: str) -> list[Edit]:
+def import_edit(source: Source, line: str) -> Edit:
     """Add a line below the imports at the head of the script."""
-    last: ast.stmt | None = None
-    body = source.tree.body
+    body, at = source.tree.body, 0
     for place, statement in enumerate(body):
         is_text = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
         if isinstance(statement, ast.Import | ast.ImportFrom):
-            last = statement
+            at = source.lines(statement)[1]
         elif not (place == 0 and is_text):
             break
-    if last is None and body and isinstance(body[0], ast.Expr):
-        last = body[0]
-    at = source.lines(last)[1] if last is not None else 0
-    return [Edit(at, at, f"{line}\n")]
+    if not at and body and isinstance(body[0], ast.Expr):
+        at = source.lines(body[0])[1]
+    return Edit(at, at, f"{line}\n")

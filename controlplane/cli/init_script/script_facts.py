@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from controlplane.cli.init_script.frameworks import (
-    Framework,
-    framework_numbers,
-    framework_of,
-)
+from controlplane.cli.init_script.frameworks import Framework, framework_numbers, framework_of
 from controlplane.cli.init_script.syntax import (
     Block,
     Numbers,
     Source,
     assigned,
-    batch_size,
     blocks,
     called,
+    calls_any,
     constants,
     keyword,
     last_name,
@@ -36,8 +33,7 @@ OPTIMIZERS: Final = frozenset(
 LOOKS_LIKE_METRIC: Final = re.compile(r"acc|accuracy|val_|valid|f1|bleu|perplexity|ppl|auc|error")
 
 
-@dataclass(frozen=True)
-class Made:
+class Made(NamedTuple):
     """A statement that assigns a value to a name."""
 
     name: str
@@ -46,14 +42,13 @@ class Made:
     block: Block
 
 
-@dataclass(frozen=True)
-class EpochLoop:
+class EpochLoop(NamedTuple):
     """Loop over epochs."""
 
     statement: ast.For
     numbers: ast.Call  # the call of `range`
     start: int | None  # None if only a run can tell
-    count: ast.expr  # where `range` ends
+    end: ast.expr  # where `range` ends
 
 
 @dataclass
@@ -61,21 +56,26 @@ class Facts:
     """Parts found in a script; None if not found."""
 
     source: Source
+    options: dict[str, Any]  # of argparse: name and default
+    framework: Framework | None  # whose trainer or accelerator it uses
+    ported: bool  # it imports the library
+    made: list[Made]  # all assignments, by line
     model: Made | None = None
-    optimizer: Made | None = None
-    optimizers: list[Made] = field(default_factory=list)  # all that step, the first included
+    optimizers: list[Made] = field(default_factory=list)  # the first, and others that step
     loader: Made | None = None
     epoch_loop: EpochLoop | None = None
     far_loop: ast.For | None = None  # one that trains through several functions
     step_loop: ast.For | ast.While | None = None  # one that counts steps instead of epochs
-    framework: Framework | None = None  # whose trainer or accelerator it uses
-    options: dict[str, Any] = field(default_factory=dict)  # of argparse: name and default
     batch_size: int | None = None
     lr: float | None = None
     epochs: int | None = None
     steps: int | None = None  # of the whole training, if the script counts steps
     metric: str = ""  # a variable of the epoch loop with the name of a metric
-    ported: bool = False  # it imports the library
+
+    @property
+    def optimizer(self) -> Made | None:
+        """The first optimizer."""
+        return self.optimizers[0] if self.optimizers else None
 
     @property
     def train_set(self) -> ast.expr | None:
@@ -83,102 +83,108 @@ class Facts:
         call = self.loader.value if self.loader else None
         return keyword(call, "dataset", 0) if isinstance(call, ast.Call) else None
 
+    @property
+    def agent(self) -> str:
+        """Name of the agent in the script, or one that the script does not use."""
+        for node in ast.walk(self.source.tree):
+            if isinstance(node, ast.Assign) and called(node.value) == "ScalingAgent.from_env":
+                return assigned(node) or "agent"
+        return "scaling_agent" if "agent" in stores(self.source.tree) else "agent"
+
 
 def look(source: Source) -> Facts:
     """Find the parts of a script without running it."""
-    facts = Facts(source, options=options(source.tree))
-    facts.ported = any(
+    tree = source.tree
+    ported = any(
         isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "elastic"
-        for node in ast.walk(source.tree)
+        for node in ast.walk(tree)
     )
-    known = constants(source.tree)
-    made = _all_made(source.tree)
-    facts.optimizers = _optimizers(source.tree, made)
-    facts.optimizer = next(iter(facts.optimizers), None)
+    made = [
+        Made(assigned(statement), statement, value, block)
+        for block in blocks(tree)
+        for statement in block
+        if assigned(statement) and (value := value_of(statement)) is not None
+    ]
+    made.sort(key=lambda one: one.statement.lineno)
+    facts = Facts(source, options(source), framework_of(tree), ported, made)
+    numbers = Numbers(constants(tree), facts.options)
+    facts.optimizers = _optimizers(source, made)
     facts.model = _model_of(facts.optimizer, made)
     loaders = [one for one in made if last_name(one.value) == "DataLoader"]
-    facts.epoch_loop, facts.loader = _loop_and_loader(source.tree, loaders, known)
-    if (loop := facts.epoch_loop) is not None and _counts_steps(loop.statement, source.tree):
+    loop, facts.loader = _loop_and_loader(source, loaders, numbers.constants)
+    if loop is not None and _counts_steps(loop.statement, source):
         facts.step_loop, facts.loader = loop.statement, facts.loader or _training_one(loaders, [])
-    facts.far_loop = _far_loop(source.tree)
-    facts.framework = framework_of(source.tree)
-    numbers = Numbers(known, facts.options)
+    facts.far_loop = _far_loop(source)
     if facts.loader and isinstance(facts.loader.value, ast.Call):
-        facts.batch_size = batch_size(
-            facts.loader.value, numbers, {one.name: one.value for one in made}
-        )
+        facts.batch_size = numbers.batch_size(facts.loader.value, _values(facts))
     if facts.optimizer and isinstance(facts.optimizer.value, ast.Call):
-        rate = numbers.of(_rate(facts.optimizer.value, source.tree))
+        rate = numbers.of(_rate(facts.optimizer.value, source))
         facts.lr = float(rate) if rate else None
-    if (loop := facts.epoch_loop) is not None:
-        count = numbers.of(loop.count)
-        length = int(count) - (loop.start or 0) if count is not None else None
+    if loop is not None:
+        count = numbers.whole(loop.end)
+        length = None if count is None else count - (loop.start or 0)
         if facts.step_loop is not None:
-            facts.steps, facts.epoch_loop = length, None
+            facts.steps = length
         else:
-            facts.epochs, facts.metric = length, _metric(loop.statement)
+            facts.epoch_loop, facts.epochs = loop, length
+            facts.metric = _metric(loop.statement)
     elif facts.framework is None:
-        loops = [n for n in ast.walk(source.tree) if isinstance(n, ast.While) and _trains(n)]
-        facts.step_loop = next(iter(loops), None)
+        loops = (n for n in ast.walk(tree) if isinstance(n, ast.While) and _trains(n))
+        facts.step_loop = next(loops, None)
     if facts.framework is not None:
         _look_at_framework(facts, facts.framework, numbers)
     elif facts.ported:
-        _look_at_library(facts, numbers, made)
+        _look_at_library(facts, numbers)
     return facts
 
 
-def _look_at_library(facts: Facts, numbers: Numbers, made: list[Made]) -> None:
+def _values(facts: Facts) -> dict[str, ast.expr]:
+    return {one.name: one.value for one in facts.made}
+
+
+def _look_at_library(facts: Facts, numbers: Numbers) -> None:
     """Read the numbers of a script that uses the library from its calls of the agent."""
-    tree = facts.source.tree
-    for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
+    for call in facts.source.calls:
         if last_name(call) == "load" and len(call.args) == 3:  # noqa: PLR2004 - model, optimizer, data
-            values = {one.name: one.value for one in made}
-            facts.batch_size = facts.batch_size or batch_size(call, numbers, values)
+            facts.batch_size = facts.batch_size or numbers.batch_size(call, _values(facts))
             facts.lr = numbers.of(keyword(call, "lr")) or facts.lr
         elif last_name(call) == "epochs" and call.args and facts.epochs is None:
-            count = numbers.of(call.args[0])
-            facts.epochs = int(count) if count is not None else None
+            facts.epochs = numbers.whole(call.args[0])
         elif last_name(call) in OPTIMIZERS and facts.lr is None:
-            facts.lr = numbers.of(_rate(call, tree))
+            facts.lr = numbers.of(_rate(call, facts.source))
 
 
 def _look_at_framework(facts: Facts, framework: Framework, numbers: Numbers) -> None:
     """Read the numbers of a framework's options, and of loaders and optimizers in methods."""
-    tree = facts.source.tree
-    calls = [n for n in ast.walk(tree) if isinstance(n, ast.Call)]
-    batch, rate = facts.batch_size, facts.lr
+    source, batch, rate = facts.source, facts.batch_size, facts.lr
     if framework.name == "lightning":
-        training = [n for n in ast.walk(tree) if getattr(n, "name", "") == "train_dataloader"]
-        inner = [n for one in training for n in ast.walk(one) if last_name(n) == "DataLoader"]
+        training = [
+            n for n in ast.walk(source.tree) if getattr(n, "name", "") == "train_dataloader"
+        ]
+        inner = [n for one in training for n in ast.walk(one) if isinstance(n, ast.Call)]
         for call in inner if batch is None else ():
-            batch = batch_size(call, numbers, {}) if isinstance(call, ast.Call) else None
-        made = [call for call in calls if last_name(call) in OPTIMIZERS]
-        rate = numbers.of(_rate(made[0], tree)) if made and rate is None else rate
-    found = framework_numbers(framework, tree, numbers, batch, rate)
+            if last_name(call) == "DataLoader":
+                batch = numbers.batch_size(call, {})
+        made = [call for call in source.calls if last_name(call) in OPTIMIZERS]
+        rate = numbers.of(_rate(made[0], source)) if made and rate is None else rate
+    found = framework_numbers(framework, source, numbers, batch, rate)
     facts.batch_size, facts.lr = found.batch_size, found.lr
     if framework.name != "accelerate":
         facts.epochs, facts.steps = found.epochs, found.steps
 
 
-def _all_made(tree: ast.Module) -> list[Made]:
-    found = []
-    for block in blocks(tree):
-        for statement in block:
-            name, value = assigned(statement), value_of(statement)
-            if name and value is not None:
-                found.append(Made(name, statement, value, block))
-    return sorted(found, key=lambda one: one.statement.lineno)
+# --- optimizer and model
 
 
-def _optimizers(tree: ast.Module, made: list[Made]) -> list[Made]:
+def _optimizers(source: Source, made: Sequence[Made]) -> list[Made]:
     """Return the first optimizer, and those with other names whose `step` is called."""
     found: dict[str, Made] = {}
     for one in made:
         if _is_optimizer(one):
             found.setdefault(one.name, one)
-    steps = {call.removesuffix(".step") for call in _calls(tree) if call.endswith(".step")}
+    calls = {called(call) for call in source.calls}
     first = next(iter(found), None)
-    return [one for name, one in found.items() if name == first or name in steps]
+    return [one for name, one in found.items() if name == first or f"{name}.step" in calls]
 
 
 def _is_optimizer(one: Made) -> bool:
@@ -204,7 +210,7 @@ def parameters_calls(node: ast.AST) -> list[ast.Call]:
     ]
 
 
-def _model_of(optimizer: Made | None, made: list[Made]) -> Made | None:
+def _model_of(optimizer: Made | None, made: Sequence[Made]) -> Made | None:
     """Return the statement that makes the model whose parameters the optimizer takes."""
     if optimizer is None:
         return None
@@ -214,12 +220,10 @@ def _model_of(optimizer: Made | None, made: list[Made]) -> Made | None:
         for one in before:
             if one.name == name:
                 owners = owners or _owners(one.value)
-    if not owners:
-        return None
-    name = owners[0]
-    return next(
-        (one for one in reversed(before) if one.name == name and name not in loads(one.value)), None
-    )
+    for one in reversed(before):
+        if owners and one.name == owners[0] and one.name not in loads(one.value):
+            return one
+    return None
 
 
 def _owners(node: ast.expr) -> list[str]:
@@ -236,70 +240,64 @@ def _owners(node: ast.expr) -> list[str]:
     return found
 
 
+# --- loops and loader
+
+
 def _loop_and_loader(
-    tree: ast.Module, loaders: list[Made], known: dict[str, Any]
+    source: Source, loaders: list[Made], known: Any
 ) -> tuple[EpochLoop | None, Made | None]:
     """Return the outermost counting loop that trains, and the loader that it reads."""
-    functions = {n.name: n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)}
-    loops = [node for node in ast.walk(tree) if isinstance(node, ast.For)]
+    loops = [node for node in ast.walk(source.tree) if isinstance(node, ast.For)]
     for statement in sorted(loops, key=lambda loop: loop.lineno):
-        numbers = _range_in(statement.iter)
-        reached = [statement, *(functions[n] for n in _calls(statement) if n in functions)]
-        if numbers is None or not any(_trains(node) for node in reached):
+        numbers, reached = _range_in(statement.iter), source.reached(statement)
+        if numbers is None or not any(map(_trains, reached)):
             continue
-        read = loads(statement) | {n for node in reached for n in loads(node)}
+        first = numbers.args[0] if len(numbers.args) > 1 else None
+        start = 0 if first is None else Numbers(known, {}).whole(first)
+        count = numbers.args[-1] if len(numbers.args) <= 2 else numbers.args[1]  # noqa: PLR2004
+        read = {name for node in reached for name in loads(node)}
         own = [one for one in loaders if one.name in read]
-        return _epoch_loop(statement, numbers, known), _training_one(own, reached)
+        return EpochLoop(statement, numbers, start, count), _training_one(own, reached)
     return None, _training_one(loaders, [])
 
 
-def _counts_steps(loop: ast.For, tree: ast.Module) -> bool:
+def _counts_steps(loop: ast.For, source: Source) -> bool:
     """True if a loop has no loop over batches inside, so that each round is a step."""
-    functions = {n.name: n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)}
-
-    def reached(node: ast.AST) -> list[ast.AST]:
-        return [node, *(functions[name] for name in _calls(node) if name in functions)]
-
     return not any(
         isinstance(inner, ast.For | ast.While) and inner is not loop
-        and any(map(_trains, reached(inner)))
-        for node in reached(loop)
+        and any(map(_trains, source.reached(inner)))
+        for node in source.reached(loop)
         for inner in ast.walk(node)
     )  # fmt: skip
 
 
-def _far_loop(tree: ast.Module) -> ast.For | None:
+def _far_loop(source: Source) -> ast.For | None:
     """Return a counting loop that reaches `backward()` through several calls."""
-    functions = {n.name: n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)}
-    for loop in (node for node in ast.walk(tree) if isinstance(node, ast.For)):
-        reached: list[ast.AST] = [loop] if _range_in(loop.iter) is not None else []
+    for loop in (node for node in ast.walk(source.tree) if isinstance(node, ast.For)):
+        pending: list[ast.AST] = [loop] if _range_in(loop.iter) is not None else []
         known: set[str] = set()
-        while reached:
-            node = reached.pop()
+        while pending:
+            node = pending.pop()
             if _trains(node):
                 return loop
-            new = {last_name(call) for call in ast.walk(node)} & functions.keys() - known
+            new = {last_name(call) for call in ast.walk(node)} & source.functions.keys() - known
             known |= new
-            reached += [functions[name] for name in new]
+            pending += [source.functions[name] for name in new]
     return None
 
 
 def _range_in(iterated: ast.expr) -> ast.Call | None:
     for node in ast.walk(iterated):
-        if called(node) in {"range", "trange", "tqdm.trange"} and isinstance(node, ast.Call):
+        if isinstance(node, ast.Call) and called(node) in {"range", "trange", "tqdm.trange"}:
             return node
     return None
 
 
-def _calls(node: ast.AST) -> set[str]:
-    return {called(n) for n in ast.walk(node) if isinstance(n, ast.Call)}
-
-
 def _trains(node: ast.AST) -> bool:
-    return any(last_name(n) == "backward" for n in ast.walk(node))
+    return calls_any(node, "backward")
 
 
-def _training_one(loaders: list[Made], reached: list[Any]) -> Made | None:
+def _training_one(loaders: Sequence[Made], reached: Sequence[ast.AST]) -> Made | None:
     """Return the loader whose batches are trained on."""
     iterated = {
         name
@@ -316,47 +314,40 @@ def _training_one(loaders: list[Made], reached: list[Any]) -> Made | None:
     return max(loaders, key=weight, default=None)
 
 
-def _epoch_loop(statement: ast.For, numbers: ast.Call, known: dict[str, Any]) -> EpochLoop:
-    first = numbers.args[0] if len(numbers.args) > 1 else None
-    start = 0 if first is None else Numbers(known, {}).of(first)
-    count = numbers.args[-1] if len(numbers.args) <= 2 else numbers.args[1]  # noqa: PLR2004
-    return EpochLoop(statement, numbers, None if start is None else int(start), count)
-
-
 def _metric(loop: ast.For) -> str:
     for statement in loop.body:
-        if isinstance(value_of(statement), ast.Call):
-            name = assigned(statement)
-            if name and "." not in name and LOOKS_LIKE_METRIC.search(name.lower()):
-                return name
+        name = assigned(statement) if isinstance(value_of(statement), ast.Call) else ""
+        if "." not in name and LOOKS_LIKE_METRIC.search(name.lower()):
+            return name
     return ""
 
 
-def _rate(call: ast.Call, tree: ast.Module) -> ast.expr | None:
+def _rate(call: ast.Call, source: Source) -> ast.expr | None:
     """Return the learning rate in the call of an optimizer or of the function that makes it."""
     if last_name(call) in OPTIMIZERS:
         return keyword(call, "lr", 1)
     if (given := keyword(call, "lr")) is not None:
         return given
-    for function in ast.walk(tree):
+    for function in ast.walk(source.tree):
         if isinstance(function, ast.FunctionDef) and function.name == called(call):
-            inner = [n for n in ast.walk(function) if isinstance(n, ast.Call)]
+            inner = (n for n in ast.walk(function) if isinstance(n, ast.Call))
             return next((keyword(n, "lr", 1) for n in inner if last_name(n) in OPTIMIZERS), None)
     return None
 
 
-@dataclass(frozen=True)
-class Whole:
+# --- scripts that can be ported
+
+
+class Whole(NamedTuple):
     """All parts of a script that can be ported."""
 
+    facts: Facts
     source: Source
     model: Made
     optimizer: Made
     loader: Made
     loader_call: ast.Call  # what makes the loader
-    train_set: ast.expr
     loop: EpochLoop
-    metric: str  # a variable of the epoch loop with the name of a metric; empty: none
 
     @property
     def three(self) -> tuple[Made, Made, Made]:
@@ -364,9 +355,9 @@ class Whole:
         return self.model, self.optimizer, self.loader
 
     @property
-    def agent(self) -> str:
-        """Name of the agent in the script."""
-        return agent_name(self.source.tree)
+    def by_line(self) -> list[ast.stmt]:
+        """Statements that make the three, in their order in the script."""
+        return sorted((one.statement for one in self.three), key=lambda one: one.lineno)
 
     @property
     def keeps_model(self) -> bool:
@@ -375,14 +366,10 @@ class Whole:
         For example groups by parts of the model, or a variable that holds parameters: model and
         optimizer then keep their lines.
         """
-        of_all = f"{self.model.name}.parameters"
-        whole = [call for call in parameters_calls(self.optimizer.value) if called(call) == of_all]
-        mentions = [
-            node
-            for node in ast.walk(self.optimizer.value)
-            if isinstance(node, ast.Name) and node.id == self.model.name
-        ]
-        return not whole or len(mentions) > len(whole)
+        value, name = self.optimizer.value, self.model.name
+        complete = sum(called(call) == f"{name}.parameters" for call in parameters_calls(value))
+        mentions = sum(isinstance(n, ast.Name) and n.id == name for n in ast.walk(value))
+        return not complete or mentions > complete
 
 
 def whole(facts: Facts) -> Whole | None:
@@ -392,14 +379,4 @@ def whole(facts: Facts) -> Whole | None:
         return None
     if facts.train_set is None or not isinstance(loader.value, ast.Call):
         return None
-    return Whole(
-        facts.source, model, optimizer, loader, loader.value, facts.train_set, loop, facts.metric
-    )
-
-
-def agent_name(tree: ast.Module) -> str:
-    """Return a name for the agent that the script does not use."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Assign) and called(node.value) == "ScalingAgent.from_env":
-            return assigned(node) or "agent"
-    return "scaling_agent" if "agent" in stores(tree) else "agent"
+    return Whole(facts, facts.source, model, optimizer, loader, loader.value, loop)

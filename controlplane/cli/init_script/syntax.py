@@ -3,10 +3,27 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+import operator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+from typing import Any, Final, NamedTuple
 
 Block = list[ast.stmt]
+OPERATORS: Final[Mapping[type[ast.operator], Callable[[Any, Any], Any]]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+}
+
+
+class Edit(NamedTuple):
+    """Replacement of the bytes from `first` to before `last` by `text`."""
+
+    first: int
+    last: int
+    text: str
 
 
 class Source:
@@ -20,19 +37,34 @@ class Source:
         self.text = text
         self.tree = ast.parse(text)
         self._bytes = text.encode()
-        self._starts = [0]
-        for line in self._bytes.splitlines(keepends=True):
-            self._starts.append(self._starts[-1] + len(line))
+        lines = self._bytes.splitlines(keepends=True)
+        self._starts = [*accumulate(map(len, lines), initial=0)]
 
-    def of(self, node: ast.AST) -> str:
-        """Return the text of an expression or statement of this script."""
-        return ast.get_source_segment(self.text, node) or ""
+    @cached_property
+    def calls(self) -> list[ast.Call]:
+        """All calls."""
+        return [node for node in ast.walk(self.tree) if isinstance(node, ast.Call)]
+
+    @cached_property
+    def functions(self) -> dict[str, ast.FunctionDef]:
+        """Functions and methods by name; of several, the last one found."""
+        return {n.name: n for n in ast.walk(self.tree) if isinstance(n, ast.FunctionDef)}
+
+    def reached(self, node: ast.AST) -> list[ast.AST]:
+        """Return a node, and the functions of this script that it calls by name."""
+        called_ones = {called(n) for n in ast.walk(node)} & self.functions.keys()
+        return [node, *(self.functions[name] for name in called_ones)]
 
     def span(self, node: ast.expr | ast.stmt | ast.keyword) -> tuple[int, int]:
         """Return where a node begins and ends, in bytes."""
         first = self._starts[node.lineno - 1] + node.col_offset
         last = self._starts[(node.end_lineno or node.lineno) - 1] + (node.end_col_offset or 0)
         return first, last
+
+    def of(self, node: ast.expr | ast.stmt) -> str:
+        """Return the text of an expression or statement of this script."""
+        first, last = self.span(node)
+        return self._bytes[first:last].decode()
 
     def lines(self, statement: ast.stmt) -> tuple[int, int]:
         """Return where the whole lines of a statement begin and end, in bytes."""
@@ -43,6 +75,15 @@ class Source:
         first, last = self.lines(statement)
         return self._bytes[first:last].decode()
 
+    def on_one_line(self, node: ast.expr) -> str:
+        """Return the text of an expression, written anew if it has several lines."""
+        text = self.of(node)
+        return ast.unparse(node) if "\n" in text else text
+
+    def replace(self, node: ast.expr, text: str) -> Edit:
+        """Return the edit that replaces an expression."""
+        return Edit(*self.span(node), text)
+
     def edited(self, edits: list[Edit]) -> str:
         """Return the text after edits that do not overlap; those at one place apply in order."""
         parts, at = [], 0
@@ -50,14 +91,6 @@ class Source:
             parts += [self._bytes[at : edit.first], edit.text.encode()]
             at = max(at, edit.last)
         return b"".join((*parts, self._bytes[at:])).decode()
-
-
-class Edit(NamedTuple):
-    """Replacement of the bytes from `first` to before `last` by `text`."""
-
-    first: int
-    last: int
-    text: str
 
 
 def blocks(tree: ast.AST) -> Iterator[Block]:
@@ -89,14 +122,19 @@ def last_name(node: ast.AST | None) -> str:
     return called(node)
 
 
-def assigned(statement: ast.stmt) -> str:
+def calls_any(node: ast.AST, *names: str) -> bool:
+    """True if a node contains a call whose name ends with one of `names`."""
+    return any(last_name(inner) in names for inner in ast.walk(node))
+
+
+def assigned(statement: ast.AST) -> str:
     """Return the one name that a statement assigns to; empty if there is none."""
     if isinstance(statement, ast.Assign) and len(statement.targets) == 1:
         return dotted(statement.targets[0])
     return dotted(statement.target) if isinstance(statement, ast.AnnAssign) else ""
 
 
-def value_of(statement: ast.stmt) -> ast.expr | None:
+def value_of(statement: ast.AST) -> ast.expr | None:
     """Return the expression that a statement assigns or consists of."""
     if isinstance(statement, ast.Assign | ast.AnnAssign | ast.Expr):
         return statement.value
@@ -109,13 +147,11 @@ def loads(node: ast.AST) -> set[str]:
 
 
 def stores(node: ast.AST) -> set[str]:
-    """Return the names that are bound in a node, by assignments, loops and definitions."""
-    found = {
+    """Return the names that a node binds, by assignments, loops and as a definition."""
+    own = {node.name} if isinstance(node, ast.FunctionDef | ast.ClassDef) else set()
+    return own | {
         n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)
     }
-    if isinstance(node, ast.FunctionDef | ast.ClassDef):
-        found.add(node.name)
-    return found
 
 
 def keyword(call: ast.Call, name: str, place: int | None = None) -> ast.expr | None:
@@ -126,23 +162,21 @@ def keyword(call: ast.Call, name: str, place: int | None = None) -> ast.expr | N
     for found in call.keywords:
         if found.arg == name:
             return found.value
-    if place is not None and len(call.args) > place:
-        return call.args[place]
-    return None
+    return call.args[place] if place is not None and len(call.args) > place else None
 
 
-def options(tree: ast.Module) -> dict[str, Any]:
+def options(source: Source) -> dict[str, Any]:
     """Return the options of argparse and their defaults, by attribute of the parsed arguments."""
     found: dict[str, Any] = {}
-    for node in ast.walk(tree):
-        if last_name(node) != "add_argument" or not isinstance(node, ast.Call):
+    for call in source.calls:
+        if last_name(call) != "add_argument":
             continue
-        names = [n.value for n in node.args if isinstance(n, ast.Constant)]
-        longest = max((str(name) for name in names), key=len, default="")
-        dest, default = keyword(node, "dest"), keyword(node, "default")
+        names = [str(n.value) for n in call.args if isinstance(n, ast.Constant)]
+        longest = max(names, key=len, default="")
+        dest = keyword(call, "dest")
         name = str(dest.value) if isinstance(dest, ast.Constant) else longest.lstrip("-")
         if name and longest.startswith("--"):
-            found[name.replace("-", "_")] = literal(default)
+            found[name.replace("-", "_")] = literal(keyword(call, "default"))
     return found
 
 
@@ -153,8 +187,9 @@ def constants(tree: ast.Module) -> dict[str, Any]:
         if isinstance(node, ast.Assign | ast.AnnAssign) and (name := assigned(node)):
             found.setdefault(name, []).append(literal(node.value))
         if isinstance(node, ast.FunctionDef):
-            arguments = node.args.args[len(node.args.args) - len(node.args.defaults) :]
-            for argument, default in zip(arguments, node.args.defaults, strict=True):
+            places = [*node.args.posonlyargs, *node.args.args]
+            pairs = zip(reversed(places), reversed(node.args.defaults), strict=False)
+            for argument, default in pairs:
                 found.setdefault(argument.arg, []).append(literal(default))
     return {name: values[0] for name, values in found.items() if len(values) == 1}
 
@@ -167,56 +202,50 @@ def literal(node: ast.expr | None) -> Any:
         return None
 
 
+@dataclass(frozen=True)
 class Numbers:
     """Numbers of expressions that are made of literals, constants and options."""
 
-    def __init__(self, constants: dict[str, Any], options: dict[str, Any]) -> None:
-        self._constants = constants
-        self._options = options
+    constants: Mapping[str, Any]
+    options: Mapping[str, Any]
 
     def of(self, node: ast.expr | None) -> float | int | None:
         """Return the number of an expression; None if only a run can tell."""
-        value = self._value(node)
-        good = isinstance(value, int | float) and not isinstance(value, bool)
-        return value if good else None
+        value: Any = None
+        match node:
+            case ast.BinOp():
+                left, right = self.of(node.left), self.of(node.right)
+                if left is not None and right is not None and type(node.op) in OPERATORS:
+                    value = OPERATORS[type(node.op)](left, right)
+            case ast.Name():
+                value = self.constants.get(node.id)
+            case ast.Attribute():
+                value = self.options.get(node.attr, self.constants.get(node.attr))
+            case _:
+                value = literal(node)
+        return value if isinstance(value, int | float) and not isinstance(value, bool) else None
 
-    def _value(self, node: ast.expr | None) -> Any:
-        if isinstance(node, ast.BinOp):
-            left, right = self.of(node.left), self.of(node.right)
-            if left is None or right is None:
-                return None
-            match node.op:
-                case ast.Add():
-                    return left + right
-                case ast.Sub():
-                    return left - right
-                case ast.Mult():
-                    return left * right
-            return None
-        if isinstance(node, ast.Name):
-            return self._constants.get(node.id)
-        if isinstance(node, ast.Attribute):
-            return self._options.get(node.attr, self._constants.get(node.attr))
-        return literal(node)
+    def whole(self, node: ast.expr | None) -> int | None:
+        """Return the number of an expression without its fraction."""
+        value = self.of(node)
+        return None if value is None else int(value)
 
+    def batch_size(self, call: ast.Call, made: Mapping[str, ast.expr]) -> int | None:
+        """Return the batch size of a loader; None if only a run can tell.
 
-def batch_size(call: ast.Call, numbers: Numbers, made: Mapping[str, ast.expr]) -> int | None:
-    """Return the batch size of a loader; None if only a run can tell.
+        `made` has the values of names, to look up `**options`.
+        """
+        found = self.whole(keyword(call, "batch_size", 1))
+        for spread in (k.value for k in call.keywords if k.arg is None):
+            if found is None and isinstance(spread, ast.Name) and spread.id in made:
+                found = self._in_mapping(made[spread.id])
+        return found
 
-    `made` has the values of names, to look up `**options`.
-    """
-    found = numbers.of(keyword(call, "batch_size", 1))
-    for spread in (k.value for k in call.keywords if k.arg is None):
-        if found is None and isinstance(spread, ast.Name) and spread.id in made:
-            found = _in_mapping(made[spread.id], numbers)
-    return int(found) if found is not None else None
-
-
-def _in_mapping(value: ast.expr, numbers: Numbers) -> float | int | None:
-    if isinstance(value, ast.Dict):
-        for key, inner in zip(value.keys, value.values, strict=True):
-            if isinstance(key, ast.Constant) and key.value == "batch_size":
-                return numbers.of(inner)
-    if called(value) == "dict" and isinstance(value, ast.Call):
-        return numbers.of(keyword(value, "batch_size"))
-    return None
+    def _in_mapping(self, value: ast.expr) -> int | None:
+        if isinstance(value, ast.Dict):
+            for key, inner in zip(value.keys, value.values, strict=True):
+                if isinstance(key, ast.Constant) and key.value == "batch_size":
+                    return self.whole(inner)
+        if isinstance(value, ast.Call) and called(value) == "dict":
+            return self.whole(keyword(value, "batch_size"))
+        return None

@@ -12,14 +12,14 @@ from cyclopts import App, Parameter
 
 from controlplane.cli.output import COMMON, Common, Exit, JobName, print_json, print_line
 from controlplane.cli.submission import Submission, prepare
-from controlplane.cli.submit import KEY_HELP, PROJECT_HELP, send
+from controlplane.cli.submit import Key, Project, Yes, send
 from controlplane.cli.sweep import export, preview, tables
 from controlplane.client import BlockingClient
 from controlplane.client.archive import digest_of, pack, survey
 from controlplane.client.client import Change
 from controlplane.client.job_file import checked
 from controlplane.client.spec_overrides import toml_value
-from controlplane.client.sweeps.manifest import read_manifest
+from controlplane.client.sweeps.runs import read_manifest
 from controlplane.client.sweeps.sampler import SamplerName
 from controlplane.client.sweeps.sweep import format_value, stated_sweep
 from schemas.errors import BadFieldError, suggestion
@@ -192,14 +192,12 @@ def submit(
     wait: Annotated[
         bool, Parameter(help="wait until the sweep ends; exit 1 and print the reason if it fails")
     ] = False,
-    key: Annotated[str | None, Parameter(help=KEY_HELP)] = None,
-    project: Annotated[str, Parameter(help=PROJECT_HELP)] = "",
+    key: Key = None,
+    project: Project = "",
     dry_run: Annotated[
         bool, Parameter(help="check the sweep and list its files without submitting")
     ] = False,
-    yes: Annotated[
-        bool, Parameter(name=["--yes", "-y"], help="do not ask before large uploads")
-    ] = False,
+    yes: Yes = False,
     common: Common = COMMON,
 ) -> int:
     """Submit the sweep that FILE (TOML) describes, with a snapshot of its working directory."""
@@ -268,13 +266,6 @@ for command in (
     preview.replay,
 ):
     sweep.command(command)
-sweep.command(
-    "controlplane.cli.sweep.top:top",
-    name="top",
-    help="Show a sweep while it trains, every second until Ctrl-C.",
-)
-sweep.command(
-    "controlplane.cli.sweep.plot:plot",
-    name="plot",
-    help="Draw the learning curves of a sweep into a PNG file.",
-)
+TOP = "Show a sweep while it trains, every second until Ctrl-C."
+sweep.command(tables.top, help=TOP)
+sweep.command(export.plot, help="Draw the learning curves of a sweep into a PNG file.")

@@ -14,13 +14,12 @@ from typing import Annotated, Any, Final
 import msgspec
 from cyclopts import Parameter
 
-from controlplane.cli.output import COMMON, Common, Exit, JobName, byte_count, print_data, span
+from controlplane.cli.output import COMMON, Common, Exit, JobName, byte_count, print_data, say, span
 from controlplane.client import BlockingClient
 from controlplane.client.job_file import load_job
-from controlplane.client.sweeps.manifest import Manifest, read_manifest, write_manifest
 from controlplane.client.sweeps.preview import Preview, Range
 from controlplane.client.sweeps.preview import preview as previewed
-from controlplane.client.sweeps.runs import NoTorchError
+from controlplane.client.sweeps.runs import Manifest, NoTorchError, read_manifest, write_manifest
 from controlplane.client.sweeps.sweep import describe_parameter, stated_sweep
 from controlplane.sweeps.search import first_trials
 from schemas.errors import BadFieldError
@@ -44,10 +43,7 @@ def manifest(job: JobName, file: Path | None = None, /, *, common: Common = COMM
         return Exit.OK
     write_manifest(found, file)
     row = {"job": job, "file": str(file), "trials": len(found.trials), "units": len(found.units)}
-    if common.output in {"json", "jsonl"}:
-        print_data(row, common.output)
-    elif common.output == "table":
-        sys.stdout.write(f"{file}: {len(found.trials)} trials, {len(found.units)} units\n")
+    say(common, row, f"{file}: {len(found.trials)} trials, {len(found.units)} units")
     return Exit.OK
 
 
@@ -74,37 +70,34 @@ def replay(
         raise BadFieldError(problem, "name it with --workdir", "workdir")
     choice = [python] if python else [*filter(None, [found.spec.python]), sys.executable]
     task = replay_task(found, trial) | {"model": None if model is None else str(model.resolve())}
-    result = run_here("elastic.sweep_worker.replay", task, folder, choice, found.spec.env)
+    result = run_here("elastic.sweep_worker.alone", task, folder, choice, found.spec.env)
     equal = result["equal"]
     row = {"job": found.job, "trial": trial, **result}
-    if common.output in {"json", "jsonl"}:
-        print_data(row, common.output)
-    elif common.output == "table":
-        if equal:
-            sys.stdout.write(f"trial {trial}: all {len(visits)} units equal, bit by bit\n")
-        else:
-            at = result["first_difference"]
-            sys.stdout.write(
-                f"trial {trial}: differs from unit {at['version']} on "
-                f"(epoch {at['epoch']}, partition {at['partition']})\n"
-            )
-            sys.stderr.write(f"ones: {THREADS}\n")
+    if equal:
+        text = f"trial {trial}: all {len(visits)} units equal, bit by bit"
+    else:
+        at = result["first_difference"]
+        unit = f"(epoch {at['epoch']}, partition {at['partition']})"
+        text = f"trial {trial}: differs from unit {at['version']} on {unit}"
+    say(common, row, text)
+    if not equal and common.output == "table":
+        sys.stderr.write(f"ones: {THREADS}\n")
     return Exit.OK if equal else Exit.JOB_FAILED
 
 
 def replay_task(found: Manifest, trial: int) -> dict[str, Any]:
-    """Return the task for `elastic.sweep_worker.replay`."""
+    """Return the task for `elastic.sweep_worker.alone`."""
     sweep = found.spec.stated_sweep
     assert sweep is not None  # noqa: S101 - read_manifest looked
     values = {one.number: one.values for one in found.trials}
     return {
-        "functions": functions_of(sweep),
+        "functions": sweep.functions,
         "partitions": sweep.partitions,
         "seed": sweep.search.seed,
         "visits": [
             {
-                "config": str(unit.by),
-                "values": values[unit.by],
+                "config": str(unit.values_of),
+                "values": values[unit.values_of],
                 "epoch": unit.epoch,
                 "partition": unit.partition,
                 "version": unit.version,
@@ -113,12 +106,6 @@ def replay_task(found: Manifest, trial: int) -> dict[str, Any]:
             for unit in found.visits(trial)
         ],
     }
-
-
-def functions_of(sweep: Any) -> dict[str, str]:
-    """Return the paths of a sweep's functions, by field."""
-    names = ("input_fn", "model_fn", "train_fn", "eval_fn")
-    return {name: path for name in names if (path := getattr(sweep, name)) is not None}
 
 
 def run_here(
@@ -198,12 +185,9 @@ def preview(
         unit_s = measured["seconds"] if unit_s is None else unit_s
         state_bytes = measured["state_bytes"] if state_bytes is None else state_bytes
     found = previewed(sweep, spec.slots, unit_s, state_bytes)
-    if common.output in {"json", "jsonl"}:
-        print_data({**msgspec.to_builtins(found), "measured": measured}, common.output)
-        return Exit.OK
-    for line in preview_lines(spec, found, measured):
-        sys.stdout.write(f"{line}\n")
-    if note:
+    lines = preview_lines(spec, found, measured)
+    say(common, {**msgspec.to_builtins(found), "measured": measured}, *lines, quiet=lines)
+    if note and not common.in_json:
         sys.stderr.write(f"ones: {note}; give --unit-s and --state-mb, or --python\n")
     return Exit.OK
 
@@ -220,14 +204,14 @@ def measured_unit(spec: JobSpec, python: str | None) -> dict[str, Any]:
     sweep = stated_sweep(spec)
     first = first_trials(sweep.search)[0]
     task = {
-        "functions": functions_of(sweep),
+        "functions": sweep.functions,
         "partitions": sweep.partitions,
         "seed": sweep.search.seed,
         "values": dict(first.values),  # type: ignore[union-attr] # what is first is added
         "metric": sweep.search.metric,
     }
     pythons = [python] if python else [*filter(None, [spec.python]), sys.executable]
-    return run_here("elastic.sweep_worker.try_unit", task, Path(spec.workdir), pythons, spec.env)
+    return run_here("elastic.sweep_worker.alone", task, Path(spec.workdir), pythons, spec.env)
 
 
 def preview_lines(

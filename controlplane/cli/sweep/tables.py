@@ -1,4 +1,4 @@
-"""`ones sweep ls`, `show` and `best`, and the table of trials of `show` and `top`."""
+"""`ones sweep ls`, `show`, `best` and `top`: sweeps and their trials as tables."""
 
 from __future__ import annotations
 
@@ -11,29 +11,38 @@ from typing import Annotated, Any, Final, Literal
 from cyclopts import Parameter
 from rich.box import SIMPLE_HEAD
 from rich.cells import cell_len
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
 from controlplane.cli.job_list import cut, one_line
 from controlplane.cli.output import (
+    ABSENT_AFTER_S,
     COMMON,
     DEFAULT_WIDTH,
     Common,
     Exit,
     JobName,
     byte_count,
+    fitting,
     plain,
     print_data,
     print_json,
     print_table,
+    readings,
+    say,
+    say_table,
     span,
     with_all_keys,
 )
 from controlplane.cli.terminal import terminal_console, width_of
 from controlplane.client import BlockingClient
+from controlplane.client.sweeps.runs import best_epoch, best_of, epoch_rows, ranked, trial_row
 from controlplane.client.sweeps.sweep import format_value
-from controlplane.client.sweeps.tables import best_epoch, best_of, epoch_rows, ranked, trial_row
 from schemas.errors import BadFieldError, RemoteError
+from schemas.jobs import ENDED
 from schemas.wire.client import SweepDetail, TrialInfo
 
 BLOCKS: Final = "▁▂▃▄▅▆▇█"
@@ -61,7 +70,7 @@ def _cells(detail: SweepDetail, trial: TrialInfo, scale: Callable[[float], str])
     last = trial.metrics[-1].get(metric) if trial.metrics else None
     curve = [value for one in trial.metrics if (value := one.get(metric)) is not None]
     where = "" if trial.partition is None else f"{trial.partition}"
-    through = partitions - trial.left if trial.left else 0
+    through = partitions - trial.partitions_left if trial.partitions_left else 0
     part = f" +{through}/{partitions}" if through else ""
     return {
         "trial": f"{trial.number}" if trial.parent is None else f"{trial.number} of {trial.parent}",
@@ -74,7 +83,7 @@ def _cells(detail: SweepDetail, trial: TrialInfo, scale: Callable[[float], str])
         metric: "" if last is None else f"{last:.4g}",
         "best": "" if found is None else f"{found.score:.4g} @{found.epoch}",
         "curve": "".join(map(scale, curve[-CURVE:])),
-        "why": trial.why,
+        REASON: trial.reason,
     }  # fmt: skip
 
 
@@ -128,14 +137,14 @@ def count_by_state(detail: SweepDetail) -> str:
     for trial in detail.trials:
         states[trial.state] = states.get(trial.state, 0) + 1
     parts = ", ".join(f"{count} {state}" for state, count in states.items())
-    return f"{detail.trials_in_all} trials ({parts})" if parts else "no trials yet"
+    return f"{detail.trials_total} trials ({parts})" if parts else "no trials yet"
 
 
 def units_line(detail: SweepDetail, now: float) -> str:
     """Return the finished and remaining units, and the remaining time."""
     text = [f"units: {detail.units_done} done, {detail.units_left} left"]
-    if detail.units_again:
-        text.append(f"{detail.units_again} repeated")
+    if detail.units_repeated:
+        text.append(f"{detail.units_repeated} repeated")
     if detail.unit_s is not None:
         text.append(f"{detail.unit_s:.3g} s each")
     left = time_left(detail, now)
@@ -156,9 +165,9 @@ def time_left(detail: SweepDetail, now: float) -> float | None:
 
 
 GAP: Final = 2
-WHY: Final = "why"
+REASON: Final = "reason"
 MIN_REASON_WIDTH: Final = 20  # columns of a useful reason
-OMIT_ORDER: Final = (WHY, "partition", "curve", "slot", "best")  # omitted in this order
+OMIT_ORDER: Final = (REASON, "partition", "curve", "slot", "best")  # omitted in this order
 RIGHT: Final = frozenset({"trial", "epoch", "partition"})
 TRIAL_STYLES: Final = {
     "training": "green",
@@ -189,7 +198,7 @@ def trial_table(detail: SweepDetail, shown: Sequence[TrialInfo], width: int) -> 
     best = best_of(detail)
     for trial, cells in zip(shown, rows, strict=True):
         style = "bold" if best is not None and trial.number == best.trial.number else ""
-        drawn = {**cells, WHY: cut(cells.get(WHY, ""), why)}
+        drawn = {**cells, REASON: cut(cells.get(REASON, ""), why)}
         table.add_row(*(_styled(name, drawn[name]) for name in columns), style=style)
     return table
 
@@ -203,15 +212,11 @@ def _fitting(rows: Sequence[Mapping[str, str]], width: int) -> tuple[list[str], 
     """Return the columns that fit, and the width left for the reason."""
     if not rows:
         return [], 0
-    kept = list(rows[0])
-    wide = {name: max(cell_len(name), *(cell_len(row[name]) for row in rows)) for name in kept}
-    longest = wide.get(WHY, 0)
-    wide[WHY] = min(longest, MIN_REASON_WIDTH)
-    for name in OMIT_ORDER:
-        if sum(wide[one] + GAP for one in kept) - GAP <= width:
-            break
-        kept = [one for one in kept if one != name]
-    left = width - sum(wide[one] + GAP for one in kept if one != WHY)
+    wide = {name: max(cell_len(name), *(cell_len(row[name]) for row in rows)) for name in rows[0]}
+    longest = wide.get(REASON, 0)
+    wide[REASON] = min(longest, MIN_REASON_WIDTH)
+    kept = fitting({name: wide[name] for name in rows[0]}, width, OMIT_ORDER, GAP)
+    left = width - sum(wide[one] + GAP for one in kept if one != REASON)
     return kept, min(longest, max(left, 1))
 
 
@@ -229,13 +234,10 @@ def ls(
     with BlockingClient(common.home) as client:
         found = list(_sweeps(client, ended=all_))
     rows = [_line_of(detail) for detail in found]
-    if common.output in {"json", "jsonl"}:
-        print_data(rows, common.output)
-    elif common.output == "quiet":
-        sys.stdout.writelines(f"{row['job']}\n" for row in rows)
-    elif rows:
-        columns = ("job", "state", "slots", "trials", "ended", "units", "left", "best", "reason")
-        print_table(columns, [[_shown(row[name]) for name in columns] for row in rows])
+    columns = ("job", "state", "slots", "trials", "ended", "units", "left", "best", "reason")
+    if rows or common.in_json:
+        cells = [[_shown(row[name]) for name in columns] for row in rows]
+        say_table(common, rows, (row["job"] for row in rows), columns, cells)
     if not rows:
         which = "no sweep yet" if all_ else "no sweep waits or runs; -a includes ended sweeps"
         sys.stderr.write(f"ones: {which}\n")
@@ -298,29 +300,22 @@ def best(job: JobName, *, common: Common = COMMON) -> int:
     at = found.epoch - found.trial.first_epoch
     shown = found.trial.metrics[at : at + 1] if at >= 0 else ()  # only late epochs are kept
     metrics = shown[0] if shown else {detail.spec.search.metric: found.score}
-    if common.output in {"json", "jsonl"}:
-        row = {
-            "job": job,
-            "trial": found.trial.number,
-            "metric": detail.spec.search.metric,
-            "score": found.score,
-            "epoch": found.epoch,
-            "values": found.trial.values,
-            "metrics": metrics,
-        }
-        print_data(row, common.output)
-    elif common.output == "quiet":
-        sys.stdout.write(f"{found.trial.number}\n")
-    else:
-        line = f"{detail.spec.search.metric} {found.score:.6g} after epoch {found.epoch}"
-        sys.stdout.write(f"trial {found.trial.number}: {line}\n")
-        for name, value in found.trial.values.items():
-            sys.stdout.write(f"  {name:15s} {one_line(str(value))}\n")
-        others = {
-            name: value for name, value in metrics.items() if name != detail.spec.search.metric
-        }
-        for name, number in others.items():
-            sys.stdout.write(f"  {name:15s} {number:.6g}\n")
+    metric, values = detail.spec.search.metric, found.trial.values
+    row = {
+        "job": job,
+        "trial": found.trial.number,
+        "metric": metric,
+        "score": found.score,
+        "epoch": found.epoch,
+        "values": values,
+        "metrics": metrics,
+    }
+    lines = [
+        f"trial {found.trial.number}: {metric} {found.score:.6g} after epoch {found.epoch}",
+        *(f"  {name:15s} {one_line(str(value))}" for name, value in values.items()),
+        *(f"  {name:15s} {value:.6g}" for name, value in metrics.items() if name != metric),
+    ]
+    say(common, row, *lines, quiet=[str(found.trial.number)])
     return Exit.OK
 
 
@@ -338,14 +333,16 @@ def _show_trial(detail: SweepDetail, number: int, common: Common) -> int:
         hint = f"0 to {len(detail.trials) - 1}" if detail.trials else "there are no trials yet"
         raise BadFieldError(f"{job} has no trial {number}", hint, "trial")
     trial = detail.trials[number]
-    if common.output in {"json", "jsonl"}:
+    if common.in_json:
         print_data(trial, common.output)
         return Exit.OK
     values = ", ".join(f"{name} {format_value(value)}" for name, value in trial.values.items())
-    why = one_line(trial.why and f" ({trial.why})")
+    why = one_line(trial.reason and f" ({trial.reason})")
     sys.stdout.write(f"trial {number} of {job}: {trial.state}{why}\n  {one_line(values)}\n")
     if trial.parent is not None:
-        sys.stdout.write(f"  continues from trial {trial.parent} after {trial.began_at} epochs\n")
+        sys.stdout.write(
+            f"  continues from trial {trial.parent} after {trial.start_epochs} epochs\n"
+        )
     rows = epoch_rows(detail, (number,))
     names = list(dict.fromkeys(name for metrics in trial.metrics for name in metrics))
     if rows:
@@ -366,7 +363,7 @@ def _line_of(detail: SweepDetail) -> dict[str, Any]:
         "state": job.state,
         "reason": job.reason,
         "slots": job.slots,
-        "trials": detail.trials_in_all,
+        "trials": detail.trials_total,
         "ended": sum(one.state in ENDED_STATES for one in detail.trials),
         "units": detail.units_done,
         "left": detail.units_left,
@@ -379,10 +376,96 @@ def _line_of(detail: SweepDetail) -> dict[str, Any]:
 def _hops(detail: SweepDetail) -> str:
     share = detail.waited_s / (detail.waited_s + detail.trained_s) if detail.trained_s else 0.0
     trained = f"{span(detail.trained_s)} of training"
-    return f"hops: {byte_count(detail.hopped_bytes)}, {share:.1%} of the time; {trained}"
+    return f"hops: {byte_count(detail.moved_bytes)}, {share:.1%} of the time; {trained}"
 
 
 def _shown(value: object) -> str:
     if value is None:
         return ""
     return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+EDGE: Final = 4  # lines of the table besides trials
+
+
+def top(
+    job: JobName,
+    *,
+    once: Annotated[bool, Parameter(help="print once instead of continuously")] = False,
+    common: Common = COMMON,
+) -> int:
+    """Show sweep JOB while it trains, every second until it ends or Ctrl-C."""
+    live = common.output == "table" and not once and sys.stdout.isatty()
+    try:
+        with BlockingClient(common.home, ABSENT_AFTER_S if live else None) as client:
+            if common.in_json:
+                detail = client.sweep(job)
+                rows = with_all_keys([trial_row(one) for one in in_order(detail)])
+                print_data({"sweep": detail.summary, "trials": rows}, common.output)
+            elif live:
+                console = terminal_console()
+                follow(lambda: client.sweep(job), console, time.sleep, time.time)
+            else:
+                console = terminal_console(width_of(sys.stdout) or DEFAULT_WIDTH)
+                console.print(dashboard(client.sweep(job), console.width, time.time()))
+    except KeyboardInterrupt:
+        if not live:
+            raise
+    return Exit.OK
+
+
+def follow(
+    read: Callable[[], SweepDetail],
+    console: Console,
+    pause: Callable[[float], None],
+    clock: Callable[[], float],
+) -> None:
+    """Draw every second until the sweep has ended; an absent controller is tolerated.
+
+    Raises:
+        UnreachableError: if the controller does not reply the first time.
+    """
+    with Live(console=console, auto_refresh=False) as live:
+        for detail, note in readings(read, pause):
+            most = max(console.height - len(summary_lines(detail, 0.0)) - EDGE - 2, 1)
+            drawn = dashboard(detail, console.width, clock(), note, most)
+            live.update(drawn, refresh=True)
+            if detail.summary.state in ENDED:
+                return
+
+
+def dashboard(
+    detail: SweepDetail, width: int, now: float, note: str = "", most: int | None = None
+) -> Group:
+    """Return the state of a sweep, a bar of its units, and `most` trials, training ones first.
+
+    `note` is appended to the first line.
+    """
+    first, *others = summary_lines(detail, now)
+    head = Text(first, no_wrap=True, overflow="ellipsis")
+    if note:
+        head.append(f"   {note}", style="bold red")
+    lines = [Text(line, no_wrap=True, overflow="ellipsis") for line in others]
+    trials = in_order(detail)
+    shown = trials if most is None or len(trials) <= most else trials[: max(1, most - 1)]
+    rest = Text(f"and {len(trials) - len(shown)} more" if len(shown) < len(trials) else "")
+    table = trial_table(detail, shown, width)
+    return Group(head, *lines, _bar(detail, width), table, *([rest] if rest else []))
+
+
+def _bar(detail: SweepDetail, width: int) -> Table:
+    """Return a bar of finished units, and the cost of moving states."""
+    everything = detail.units_done + detail.units_left
+    share = detail.units_done / everything if everything else 0.0
+    spent = detail.waited_s + detail.trained_s
+    waits = f", {detail.waited_s / spent:.1%} of the time" if spent else ""
+    hopped = f"{byte_count(detail.moved_bytes)} hopped{waits}" if detail.moved_bytes else ""
+    row = Table.grid(padding=(0, GAP))
+    bar = ProgressBar(1.0, share, max(10, min(60, width // 3)), style="grey35")
+    row.add_row(bar, f"{share:.0%}", hopped)
+    return row
+
+
+def in_order(detail: SweepDetail) -> list[TrialInfo]:
+    """Return the trials, training ones first, then by score."""
+    return sorted(ranked(detail), key=lambda trial: trial.state != TRAINING)

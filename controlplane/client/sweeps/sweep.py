@@ -1,18 +1,158 @@
-"""A sweep as its user states it, and its conversion to and from a job spec."""
+"""A sweep as its user states it, with searchers and spaces, and its conversion to a job spec."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar, Final, Literal
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, ClassVar, Final, Literal, get_args
 
 import msgspec
 
-from controlplane.client.sweeps.searchers import Searcher, as_parameter, stated_searcher
+from schemas import sweeps as spec
 from schemas.errors import BadFieldError, SettingsError
 from schemas.jobs import KEEP, SWEEP_SCRIPT, JobSpec
-from schemas.sweeps import Parameter, SearchSpec, SweepSpec, Value, check_sweep
+from schemas.sweeps import MAX_CONFIGURATIONS, Parameter, SearchSpec, SweepSpec, Value, check_sweep
 
-Order = Literal["greedy", "rollouts", "random", "fixed"]
+MAX_DEFAULT_CONFIGURATIONS: Final = 64  # configurations
+When = Mapping[str, Iterable[Value]] | None
+
+
+# --- values
+
+
+def Choice(*values: Value, when: When = None) -> Parameter:  # noqa: N802 - reads as a type
+    """One of `values`, with equal probability.
+
+    Args:
+        values: strings, numbers or booleans.
+        when: allowed values of other parameters; this parameter exists only where they match.
+    """
+    return Parameter(choice=values, when=_conditions(when))
+
+
+def Uniform(least: float, most: float, when: When = None) -> Parameter:  # noqa: N802
+    """Number between `least` and `most`, both included."""
+    return Parameter(uniform=(least, most), when=_conditions(when))
+
+
+def LogUniform(least: float, most: float, when: When = None) -> Parameter:  # noqa: N802
+    """Number between `least` and `most`, uniform in its logarithm.
+
+    Args:
+        least: above 0, included.
+        most: included.
+    """
+    return Parameter(log_uniform=(least, most), when=_conditions(when))
+
+
+def Integer(least: int, most: int, when: When = None) -> Parameter:  # noqa: N802
+    """Integer between `least` and `most`, both included."""
+    return Parameter(integer=(least, most), when=_conditions(when))
+
+
+def LogInteger(least: int, most: int, when: When = None) -> Parameter:  # noqa: N802
+    """Integer between `least` and `most`, uniform in its logarithm.
+
+    Args:
+        least: above 0, included.
+        most: included.
+    """
+    return Parameter(log_integer=(least, most), when=_conditions(when))
+
+
+def as_parameter(value: Parameter | list[Value] | tuple[Value, ...] | Value) -> Parameter:
+    """Return the full form of a value in a space: a list is a choice, a single value is fixed."""
+    if isinstance(value, Parameter):
+        return value
+    return Parameter(choice=tuple(value) if isinstance(value, list | tuple) else (value,))
+
+
+def _conditions(when: When) -> dict[str, tuple[Value, ...]]:
+    return {name: tuple(values) for name, values in (when or {}).items()}
+
+
+# --- searchers
+
+
+class _Searcher(msgspec.Struct, frozen=True, tag_field="type", forbid_unknown_fields=True):
+    """Base of the searchers."""
+
+    max_epochs: int  # of each configuration
+
+    def spec(self) -> spec.Searcher:
+        """Return the searcher in the controller's form."""
+        fields = msgspec.structs.asdict(self)
+        most = fields.pop("max_epochs")
+        if "eta" in fields and fields.get("configurations", most) is None:
+            least, eta = fields["min_epochs"], fields["eta"]
+            fields["configurations"] = _default_configurations(least, most, eta)
+        return SPECS[str(self.__struct_config__.tag)](**fields)
+
+
+class Grid(_Searcher, frozen=True, tag="grid"):
+    """Every combination of choices and integers, each trained to the last epoch."""
+
+
+class RandomSearch(_Searcher, frozen=True, tag="random"):
+    """Randomly drawn configurations, each trained to the last epoch."""
+
+    configurations: int
+
+
+class SuccessiveHalving(_Searcher, frozen=True, tag="successive_halving"):
+    """Synchronous rungs (Jamieson and Talwalkar, AISTATS '16): the best 1 / eta continue."""
+
+    configurations: int | None = None  # default: `eta` of them come to the last epoch; at most 64
+    min_epochs: int = 1
+    eta: int = 3
+
+
+class Hyperband(_Searcher, frozen=True, tag="hyperband"):
+    """Brackets of successive halving, from many short to few long (Li et al., JMLR '18)."""
+
+    eta: int = 3
+
+
+class ASHA(_Searcher, frozen=True, tag="asha"):
+    """Asynchronous rungs (Li et al., MLSys '20): a trial is promoted once it is among the best."""
+
+    configurations: int | None = None  # default: `eta` of them come to the last epoch; at most 64
+    min_epochs: int = 1
+    eta: int = 3
+    promotes: spec.Promotes = "in_order"  # same winner on any slots; `on_arrival`: as in the paper
+
+
+class MedianStopping(_Searcher, frozen=True, tag="median"):
+    """Stops trials worse than the median of the others (Golovin et al., KDD '17)."""
+
+    configurations: int
+    grace_epochs: int = 1
+    min_others: int = 3  # trials that have trained as many epochs
+
+
+class PBT(_Searcher, frozen=True, tag="pbt"):
+    """Replaces the worst quarter by perturbed copies of the best (Jaderberg et al., 2017)."""
+
+    population: int
+    interval_epochs: int = 1
+    resample: float = 0.25  # probability of drawing a new value instead of perturbing it
+
+
+Searcher = Grid | RandomSearch | SuccessiveHalving | Hyperband | ASHA | MedianStopping | PBT
+SPECS: Final[dict[str, Callable[..., spec.Searcher]]] = {
+    str(kind.__struct_config__.tag): kind for kind in get_args(spec.Searcher)
+}
+BY_TYPE: Final[dict[str, type[_Searcher]]] = {
+    str(kind.__struct_config__.tag): kind for kind in get_args(Searcher)
+}
+
+
+def _default_configurations(least: int, most: int, eta: int) -> int:
+    count, at = eta, least
+    while 1 <= at < most and eta > 1 and count < MAX_CONFIGURATIONS:
+        at, count = at * eta, count * eta
+    return max(1, min(count, MAX_DEFAULT_CONFIGURATIONS))
+
+
 JOB_FIELDS: Final = (
     "name", "workdir", "slots", "slots_wanted", "python", "family", "priority", "retries", "env"
 )  # fmt: skip
@@ -50,7 +190,7 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True):
     partitions: int  # of the data
     replicas: int = 1  # nodes that hold each partition; more than the nodes: every node
     keep: int = 1  # best configurations whose states are kept after the sweep
-    order: Order = "fixed"  # in which configurations visit partitions
+    order: spec.VisitOrder = "fixed"  # in which configurations visit partitions
     revoke_s: float = 120.0  # for which a unit may continue when its slot is revoked
     graduate_batch: int | None = None  # of the last trials as elastic jobs; None: never graduate
     seed: int = 0
@@ -108,25 +248,6 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True):
             sweep=sweep,
             **fields,
         )
-
-
-def sweep_of(spec: JobSpec) -> Sweep:
-    """Return the sweep of a job in the form in which a user states it.
-
-    Raises:
-        BadFieldError: if the job is not a sweep.
-    """
-    sweep = stated_sweep(spec)
-    search = sweep.search
-    return Sweep(
-        space=search.space,
-        searcher=stated_searcher(search),
-        metric=search.metric,
-        mode=search.mode,
-        seed=search.seed,
-        **{name: getattr(sweep, name) for name in SWEEP_FIELDS},
-        **{name: getattr(spec, name) for name in JOB_FIELDS},
-    )
 
 
 def stated_sweep(spec: JobSpec) -> SweepSpec:

@@ -69,9 +69,9 @@ def on_drain_expired(ctx: HandlerContext, event: DrainExpired) -> None:
     drain = node.drain if node is not None else None
     if node is None or drain is None or not _expired(drain, ctx.now):
         return
-    drain.over = True
+    drain.deadline_passed = True
     for job in ctx.state.slot_index.jobs_on(node.node):
-        recovery.lose_node(ctx, job, node.node, f"node {node.node} is {drain.why}")
+        recovery.lose_node(ctx, job, node.node, f"node {node.node} is {drain.text}")
         ctx.send_to(job, [node.node])
     ctx.plan_needed = True
 
@@ -94,10 +94,10 @@ def reconcile_all(ctx: HandlerContext) -> None:
         for job in jobs:
             _reconcile_job(ctx, job, drain)
         drain.moved = {job: at for job, at in drain.moved.items() if job in _names(jobs)}
-        if drain.empty and jobs:
-            drain.empty = False
-        elif not drain.empty and not jobs:
-            drain.empty = True
+        if drain.announced_empty and jobs:
+            drain.announced_empty = False
+        elif not drain.announced_empty and not jobs:
+            drain.announced_empty = True
             ctx.announce("node.drained", node=node, detail={"took_s": ctx.now - drain.since})
 
 
@@ -106,9 +106,10 @@ def _names(jobs: Iterable[Job]) -> set[JobId]:
 
 
 def _reconcile_job(ctx: HandlerContext, job: Job, drain: Drain) -> None:
-    status, why = job.status, drain.why
+    status, why = job.status, drain.text
     if isinstance(status, Starting) and _on_draining(ctx.state, status.group.members):
-        withdraw(ctx, job, "drained", JobTrigger.SUSPENDED, f"its node is {why}, while it started")
+        why = f"its node is {why} while the job was starting"
+        withdraw(ctx, job, "drained", JobTrigger.SUSPENDED, why)
     elif isinstance(status, Rescaling):
         change = status.change
         new = [m for m in change.group.members if status.group.member(m.worker) is None]
@@ -132,7 +133,7 @@ def _move_away(ctx: HandlerContext, job: Job, status: Running, drain: Drain) -> 
     else:
         target, what = [], "pauses until slots are free elsewhere"
     batch = max(len(target), min(group.global_batch, local_limit(job) * len(target)))
-    reason = Reason("drain", f"{', '.join(sorted({node_of(s) for s in leaving}))} is {drain.why}")
+    reason = Reason("drain", f"{', '.join(sorted({node_of(s) for s in leaving}))} is {drain.text}")
     reason = Reason(reason.code, f"{reason.text}; {what}")
     order_change(ctx, job, split(batch, target) if target else {}, reason, by=OPERATOR)
 
@@ -155,14 +156,18 @@ def _on_draining(state: State, members: Iterable[Member]) -> list[SlotId]:
 def _movable(state: State, job: Job, now: Seconds) -> bool:
     """True if the job is on a draining node and may be changed now."""
     status = job.status
-    if not isinstance(status, Running) or status.script.finished or job.attempts.change_at > now:
+    if (
+        not isinstance(status, Running)
+        or status.script.finished
+        or job.attempts.next_change_at > now
+    ):
         return False
     trading = any(job.job in swap.targets for swap in state.swaps)
     return not trading and bool(_on_draining(state, status.group.members))
 
 
 def _expired(drain: Drain, now: Seconds) -> bool:
-    return drain.deadline is not None and drain.deadline <= now and not drain.over
+    return drain.deadline is not None and drain.deadline <= now and not drain.deadline_passed
 
 
 def due(state: State, now: Seconds) -> list[DrainExpired | DrainDue]:

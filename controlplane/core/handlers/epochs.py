@@ -12,6 +12,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+import msgspec
+
 from controlplane.core.handler_context import HandlerContext
 from controlplane.core.handlers import sweep_orders
 from controlplane.core.history import EpochFinished, SpeedMeasured
@@ -20,7 +22,7 @@ from controlplane.core.model.job_phases import Paused, Rescaling, Running, Start
 from controlplane.core.model.report_bounds import (
     MAX_COUNT,
     first_valid_noise_scale,
-    plausible_passes,
+    plausible_times,
 )
 from controlplane.core.model.worker import Worker
 from schemas.ids import NodeId, Seconds, node_of
@@ -33,12 +35,32 @@ MAX_HELD_REPORTS: Final = 1000  # held reports; only a faulty node sends more
 NOISE_SMOOTHING: Final = 0.3  # weight of the newest epoch
 
 
-def on_epoch_reported(ctx: HandlerContext, job: Job, _: Worker, event: EpochReported) -> None:
-    """Record a finished epoch with a durable checkpoint, unless it is already recorded."""
-    status, progress = job.status, job.progress
-    group, change = status.group, status.change
-    if group is None or event.epoch <= progress.epoch:
-        return
+def on_epoch_reported(
+    ctx: HandlerContext, job: Job, event: EpochReported, *, by_member: bool
+) -> None:
+    """Handle a finished epoch with a durable checkpoint, unless it is already recorded.
+
+    A report of a worker that is not in the job's group any more (`by_member` is False) may be late.
+    It advances a paused job. A job that starts holds it until the start epoch is known; a running
+    job, until its next epoch.
+    """
+    progress, group = job.progress, job.group
+    if event.epoch in progress.missing_epochs:
+        _record_late_epoch(ctx, job, event)
+    elif by_member and group is not None:
+        ctx.changed_jobs[job.job] = None
+        if event.epoch > progress.epoch:
+            _record_next_epoch(ctx, job, group, event)
+    elif _may_belong(job, event):
+        if len(progress.held_reports) < MAX_HELD_REPORTS:
+            progress.held_reports.append(event)
+        if isinstance(job.status, Paused):
+            _advance_paused(ctx, job)
+
+
+def _record_next_epoch(ctx: HandlerContext, job: Job, group: Group, event: EpochReported) -> None:
+    """Record an epoch of the job's current group, or of the group that it changes to."""
+    progress, change = job.progress, job.change
     whole = _is_whole(job, group, event)
     if change is not None and change.group.version == event.group:
         group = change.group
@@ -53,23 +75,17 @@ def on_epoch_reported(ctx: HandlerContext, job: Job, _: Worker, event: EpochRepo
     _count_untrained(job, event)
     job.attempts.losses, job.attempts.changes = 0, 0
     info = _epoch_info(event, group, ctx.now, whole=whole, beside=beside if unchanged else None)
-    _record_epoch(ctx, job, event, info)
+    _record_epoch(ctx, job, info)
     sweep_orders.epoch_reported(ctx, job, event)
 
 
-def _record_epoch(ctx: HandlerContext, job: Job, event: EpochReported, info: EpochInfo) -> None:
+def _record_epoch(ctx: HandlerContext, job: Job, info: EpochInfo) -> None:
     """Add a finished epoch to the job's history, announce it, and request a plan."""
     ctx.records.append(EpochFinished(job=job.job, epoch=info))
-    detail: Detail = {
-        **event.metrics,
-        "epoch": event.epoch,
-        "train_loss": event.train_loss,
-        "samples_per_s": event.samples_per_s,
-        "global_batch": event.global_batch,
-        "lr": event.lr,
-    }
-    if event.left_early:
-        detail |= {"trained_samples": event.trained_samples, "left_early": True}
+    shown = ("epoch", "train_loss", "samples_per_s", "global_batch", "lr")
+    detail: Detail = {**info.metrics, **{name: getattr(info, name) for name in shown}}
+    if info.left_early:
+        detail |= {"trained_samples": info.trained_samples, "left_early": True}
     ctx.announce("job.epoch", job, detail)
     ctx.plan_needed = True
 
@@ -83,30 +99,17 @@ def _epoch_info(
     beside: tuple[NodeCrowd, ...] | None = None,
 ) -> EpochInfo:
     """Return the history entry of an epoch; `group` is None if unknown."""
-    times = plausible_passes(event)
     slots = [member.slot for member in group.members] if group is not None else []
+    facts = msgspec.structs.replace(
+        event.facts, noise_scale=_noise_scale(event), step_times=plausible_times(event.facts)
+    )
     return EpochInfo(
-        epoch=event.epoch,
+        **{name: getattr(facts, name) for name in facts.__struct_fields__},
         time=now,
-        step=event.step,
-        global_batch=event.global_batch,
-        lr=event.lr,
-        samples_per_s=event.samples_per_s,
-        train_loss=event.train_loss,
-        metrics=event.metrics,
         slots=len(slots),
         nodes=len({node_of(slot) for slot in slots}),
         whole=whole,
-        noise_scale=_noise_scale(event),
-        samples_done=event.samples_done,
-        epoch_samples=event.epoch_samples,
-        trained_samples=event.trained_samples,
-        left_early=event.left_early,
         beside=beside,
-        pass_s=times.pass_s,
-        sync_s=times.sync_s,
-        local_batch=times.local_batch,
-        passes=times.passes,
     )
 
 
@@ -115,22 +118,24 @@ def on_training_finished(
 ) -> None:
     """Note that the stop rule is met; the script may still evaluate or save before it exits."""
     if isinstance(job.status, Starting | Running | Rescaling):
-        job.status.script.finished = event.why
+        job.status.script.finished = event.reason
 
 
 def _expect_reports(progress: Progress, epoch: int) -> None:
     """Mark the epochs after the last counted one, up to `epoch`, as finished but unreported."""
     first = max(progress.epoch, epoch - MAX_HELD_REPORTS) + 1
-    progress.unheard = [*progress.unheard, *range(first, epoch + 1)][-MAX_HELD_REPORTS:]
+    progress.missing_epochs = [*progress.missing_epochs, *range(first, epoch + 1)][
+        -MAX_HELD_REPORTS:
+    ]
 
 
 def _record_late_epoch(ctx: HandlerContext, job: Job, event: EpochReported) -> None:
     """Record a late report of an epoch that the job continued from."""
     progress = job.progress
-    progress.unheard.remove(event.epoch)
+    progress.missing_epochs.remove(event.epoch)
     if event.epoch == progress.epoch:
         _update_progress(progress, event, ctx.now)
-    _record_epoch(ctx, job, event, _epoch_info(event, None, ctx.now))
+    _record_epoch(ctx, job, _epoch_info(event, None, ctx.now))
     ctx.changed_jobs[job.job] = None
 
 
@@ -138,9 +143,9 @@ def _record_held_epochs(ctx: HandlerContext, job: Job, event: EpochReported) -> 
     """Record held reports of earlier epochs, which the reporting group continued from."""
     progress = job.progress
     _expect_reports(progress, event.epoch - 1)
-    late, progress.late = progress.late, []
+    late, progress.held_reports = progress.held_reports, []
     for before in sorted(late, key=lambda report: report.epoch):
-        if before.epoch in progress.unheard:
+        if before.epoch in progress.missing_epochs:
             _record_late_epoch(ctx, job, before)
 
 
@@ -149,7 +154,7 @@ def _is_whole(job: Job, group: Group, event: EpochReported) -> bool:
     if event.group != group.version or event.epoch != job.progress.epoch + 1:
         return False
     return all(
-        worker.formed == group.version and worker.formed_step <= job.progress.epoch_step
+        worker.group_version == group.version and worker.group_first_step <= job.progress.epoch_step
         for worker in job.group_workers()
     )
 
@@ -182,29 +187,30 @@ def _measure_speed(ctx: HandlerContext, job: Job, event: EpochReported) -> None:
     if promise is None or promise.version != event.group:
         return
     job.promise = None
-    speed = event.samples_per_s
+    speed = event.facts.samples_per_s
     ctx.records.append(SpeedMeasured(job=job.job, promise=promise, samples_per_s=speed))
     ctx.totals.speed_measured(promise, speed)
     detail: Detail = {
         "version": promise.version,
-        "predicted": promise.then / promise.now,
-        "realised": event.samples_per_s / promise.now,
+        "predicted": promise.speed_expected / promise.speed_before,
+        "realised": speed / promise.speed_before,
     }
     ctx.announce("job.gain", job, detail)
 
 
 def _noise_scale(event: EpochReported) -> float | None:
     """Return the script's own metric of this name if it is valid, else the measured value."""
-    return first_valid_noise_scale(event.metrics.get("noise_scale"), event.noise_scale)
+    facts = event.facts
+    return first_valid_noise_scale(facts.metrics.get("noise_scale"), facts.noise_scale)
 
 
 def _update_progress(progress: Progress, event: EpochReported, now: Seconds) -> None:
-    progress.epoch_at, progress.epoch_step = now, event.step
-    progress.epoch, progress.step = event.epoch, event.step
-    progress.samples_done, progress.epoch_samples = event.samples_done, event.epoch_samples
-    progress.epochs_stated = event.epochs
-    progress.samples_per_s = event.samples_per_s
-    progress.train_loss, progress.metrics, progress.lr = event.train_loss, event.metrics, event.lr
+    facts = event.facts
+    for name in ("epoch", "step", "samples_done", "epoch_samples", "samples_per_s"):
+        setattr(progress, name, getattr(facts, name))
+    progress.train_loss, progress.metrics, progress.lr = facts.train_loss, facts.metrics, facts.lr
+    progress.epoch_at, progress.epoch_step = now, facts.step
+    progress.stated_epochs = event.stated_epochs
     noise_scale = _noise_scale(event)
     if noise_scale is not None:  # smoothed: a group's first measurements are rough
         before = progress.noise_scale or noise_scale
@@ -216,28 +222,13 @@ def _update_progress(progress: Progress, event: EpochReported, now: Seconds) -> 
 def _count_untrained(job: Job, event: EpochReported) -> None:
     """Count the samples that the epoch skipped, unless it was cut short by the job's end."""
     stop, progress = job.spec.stop, job.progress
-    trained, all_samples = event.trained_samples, event.epoch_samples
+    trained, all_samples = event.facts.trained_samples, event.facts.epoch_samples
     if trained is None or (stop is not None and stop.samples is not None):
         return
-    progress.epoch_left_out = min(MAX_COUNT, max(0, all_samples - trained))
-    progress.left_out = min(MAX_COUNT, progress.left_out + progress.epoch_left_out)
-
-
-def on_late_epoch(ctx: HandlerContext, job: Job, event: EpochReported) -> None:
-    """Handle an epoch report of a worker that is not in the job's group any more.
-
-    A report of a paused job advances it. A report of a job that starts is held until the start
-    epoch is known; of a running job, until its next epoch. Other reports count if the job continued
-    from the epoch.
-    """
-    progress = job.progress
-    if event.epoch in progress.unheard:
-        _record_late_epoch(ctx, job, event)
-    elif _may_belong(job, event):
-        if len(progress.late) < MAX_HELD_REPORTS:
-            progress.late.append(event)
-        if isinstance(job.status, Paused):
-            _advance_paused(ctx, job)
+    progress.epoch_untrained = min(MAX_COUNT, max(0, all_samples - trained))
+    progress.untrained_samples = min(
+        MAX_COUNT, progress.untrained_samples + progress.epoch_untrained
+    )
 
 
 def on_resumed(ctx: HandlerContext, job: Job, epoch: int) -> None:
@@ -252,9 +243,9 @@ def on_resumed(ctx: HandlerContext, job: Job, epoch: int) -> None:
         _expect_reports(progress, epoch)
         progress.epoch = epoch
         progress.checkpoint = ResumePoint(epoch=epoch, version=point.version)
-    late, progress.late = progress.late, []
+    late, progress.held_reports = progress.held_reports, []
     for event in late:
-        if event.epoch in progress.unheard:
+        if event.epoch in progress.missing_epochs:
             _record_late_epoch(ctx, job, event)
 
 
@@ -272,10 +263,10 @@ def _may_belong(job: Job, event: EpochReported) -> bool:
 def _advance_paused(ctx: HandlerContext, job: Job) -> None:
     """Advance a paused job to the last epoch that its lost group finished."""
     progress = job.progress
-    for event in sorted(progress.late, key=lambda report: report.epoch):
+    for event in sorted(progress.held_reports, key=lambda report: report.epoch):
         if event.epoch == progress.epoch + 1:
-            progress.unheard.append(event.epoch)
+            progress.missing_epochs.append(event.epoch)
             progress.epoch = event.epoch
-            progress.late.remove(event)
+            progress.held_reports.remove(event)
             _record_late_epoch(ctx, job, event)
             job.attempts.losses = 0

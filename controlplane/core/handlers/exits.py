@@ -56,8 +56,8 @@ def on_worker_exited(ctx: HandlerContext, job: Job, worker: Worker, event: Worke
     if not left and event.code != 0 and not _is_recovering(job):
         _count_crash(job, worker)
     if job.sweep is not None and phase_before is not WorkerPhase.LEAVING:
-        cause, why = exit_cause(event, ScriptReports(), 0)
-        job.sweep.exits[worker.worker] = (why, cause is not ExitCause.LOST)
+        cause, reason = exit_cause(event, ScriptReports(), 0)
+        job.sweep.exits[worker.worker] = (reason, cause is not ExitCause.LOST)
     if isinstance(status, Starting) and not left:
         start.on_worker_exited(ctx, job, status, event, phase_before)
     elif isinstance(status, Rescaling) and status.change.phase is RescalePhase.QUIESCING:
@@ -73,8 +73,8 @@ def _is_recovering(job: Job) -> bool:
 
 
 def _count_crash(job: Job, worker: Worker) -> None:
-    died_on = job.attempts.died_on
-    died_on[node_of(worker.slot)] = died_on.get(node_of(worker.slot), 0) + 1
+    crashes = job.attempts.crashes_by_node
+    crashes[node_of(worker.slot)] = crashes.get(node_of(worker.slot), 0) + 1
 
 
 def on_worker_refused(ctx: HandlerContext, job: Job, worker: Worker, event: WorkerRefused) -> None:
@@ -83,7 +83,7 @@ def on_worker_refused(ctx: HandlerContext, job: Job, worker: Worker, event: Work
     The job fails if the worker is in its group, or restarts elsewhere if the node is at fault. A
     change is abandoned if the worker is a newcomer.
     """
-    why = f"{event.error}; {event.hint}" if event.hint else event.error
+    reason = f"{event.error}; {event.hint}" if event.hint else event.error
     phase_before = worker.phase
     ctx.advance_worker(job, worker, WorkerTrigger.EXITED)
     grant_reserved_slot(ctx, worker.slot)
@@ -92,12 +92,12 @@ def on_worker_refused(ctx: HandlerContext, job: Job, worker: Worker, event: Work
         if job.group.member(worker.worker) is not None:
             if event.node_fault:
                 _count_crash(job, worker)
-                restart_from_checkpoint(ctx, job, f"node {node_of(worker.slot)}: {why}")
+                restart_from_checkpoint(ctx, job, f"node {node_of(worker.slot)}: {reason}")
             else:
-                fail(ctx, job, why)
+                fail(ctx, job, reason)
         elif change is not None and change.group.member(worker.worker) is not None:
-            why = f"a newcomer could not start: {why}"
-            abandon(ctx, job, RescaleTrigger.NEWCOMER_LOST, why)
+            reason = f"a newcomer could not start: {reason}"
+            abandon(ctx, job, RescaleTrigger.NEWCOMER_LOST, reason)
     forget_exited(ctx, job)
     ctx.plan_needed = True
 
@@ -132,14 +132,14 @@ def _continue_quiescing(
     Peers may report the broken group before the node reports the exit. If the script failed, and no
     other member was lost before, that exit is what broke the group.
     """
-    cause, why = _cause(job, status, event)
+    cause, reason = _cause(job, status, event)
     others = [one.phase for one in job.group_workers() if one is not worker]
     broke = cause is ExitCause.FAILED and not left and STOPPING.isdisjoint(others)
     if _state_is_lost(job, status):
         _handle_last_exit(ctx, job, status, event)
-    elif broke and ctx.state.rules:
+    elif broke:
         job.attempts.exit_code = shell_exit_code(event)
-        fail(ctx, job, why)
+        fail(ctx, job, reason)
     else:
         rejoin_when_quiesced(ctx, job, status.change)
 
@@ -153,7 +153,7 @@ def _handle_unexpected_exit(
 ) -> None:
     """Handle the exit of a worker that was not ordered to stop."""
     change = status.change
-    cause, why = _cause(job, status, event)
+    cause, reason = _cause(job, status, event)
     incumbent = status.group.member(worker.worker) is not None
     stays = change is not None and change.group.member(worker.worker) is not None
     if _state_is_lost(job, status):
@@ -161,15 +161,15 @@ def _handle_unexpected_exit(
     elif not incumbent and (change is None or change.kind != RECOVER):
         # A finished script may exit before its node reports that it has joined.
         if stays and not (cause is ExitCause.DONE and _is_switching(change)):
-            error = why if cause is not ExitCause.DONE else "a newcomer ended"
-            abandon(ctx, job, RescaleTrigger.NEWCOMER_LOST, f"a newcomer is lost: {error}")
+            error = reason if cause is not ExitCause.DONE else "it exited"
+            abandon(ctx, job, RescaleTrigger.NEWCOMER_LOST, f"a newcomer was lost: {error}")
     elif cause is ExitCause.FAILED:
         job.attempts.exit_code = shell_exit_code(event)
-        fail(ctx, job, why)
+        fail(ctx, job, reason)
     elif change is not None and change.phase is RescalePhase.REJOINING:
-        recover(ctx, job, why)  # whatever the cause, the other members wait for this one
+        recover(ctx, job, reason)  # whatever the cause, the other members wait for this one
     elif cause is ExitCause.LOST and (stays or not _is_switching(change)):
-        recover(ctx, job, why)
+        recover(ctx, job, reason)
     elif cause is ExitCause.DONE:
         job.attempts.exit_code = event.code
 
@@ -179,23 +179,23 @@ def _handle_last_exit(
 ) -> None:
     """Handle an exit after which no worker has the training state."""
     change = status.change
-    cause, why = _cause(job, status, event)
+    cause, reason = _cause(job, status, event)
     job.attempts.exit_code = shell_exit_code(event)
     expected = _is_switching(change) or (change is not None and change.kind == RECOVER)
     if cause is ExitCause.DONE and (status.script.finished or not expected):
-        end(ctx, job, JobTrigger.FINISHED, why)
+        end(ctx, job, JobTrigger.FINISHED, reason)
     elif cause is ExitCause.FAILED:
-        fail(ctx, job, why)
+        fail(ctx, job, reason)
     else:
-        restart_from_checkpoint(ctx, job, why)
+        restart_from_checkpoint(ctx, job, reason)
 
 
 def _cause(job: Job, status: Running | Rescaling, event: WorkerExited) -> tuple[ExitCause, str]:
     """Return the cause of an exit; the exit of a sweep's worker concerns only its unit."""
-    cause, why = exit_cause(event, status.script, job.progress.epoch)
+    cause, reason = exit_cause(event, status.script, job.progress.epoch)
     if job.sweep is not None and not status.script.error:
-        return ExitCause.LOST, why
-    return cause, why
+        return ExitCause.LOST, reason
+    return cause, reason
 
 
 def _state_is_lost(job: Job, status: Running | Rescaling) -> bool:

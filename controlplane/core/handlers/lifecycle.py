@@ -7,14 +7,13 @@ the state keeps which states each node should keep, for nodes that return.
 
 from __future__ import annotations
 
-from itertools import islice
 from typing import Final
 
 from controlplane.core.commands import SendDelta, SendSweepDelta
 from controlplane.core.desired_state import desired_sweep
 from controlplane.core.handler_context import HandlerContext
 from controlplane.core.history import JobLeft, SweepHistory, SweepLeft
-from controlplane.core.inputs import ControllerStarted, OrderTooLarge
+from controlplane.core.inputs import OrderTooLarge
 from controlplane.core.model.job import Accounting, Job, lower_local_limit
 from controlplane.core.model.job_phases import (
     NEXT,
@@ -35,22 +34,9 @@ from schemas.wire.agent import SETTLED, GroupDelta
 from schemas.wire.feed import Detail
 from schemas.wire.sweeps import SweepDelta
 
-MAX_LEAVING_JOBS: Final = 200  # jobs that leave with one input: an older journal may have many
-MAX_LEAVING_UNITS: Final = 20_000  # units of leaving sweeps, written with one input
 MAX_LEFT_JOBS: Final = 10_000  # jobs of which nodes may still have processes
 MAX_ENDED_SWEEPS: Final = 200  # sweeps of which nodes may still have states
 MAX_LEFT_KEYS: Final = 10_000  # submission keys of jobs that left; the journal has older ones
-
-
-def enable_leaving(ctx: HandlerContext, event: ControllerStarted) -> None:
-    """Let ended jobs leave from now on; those that have ended already leave with the next inputs.
-
-    Once enabled, leaving stays enabled.
-    """
-    ctx.state.ended_leave = ctx.state.ended_leave or event.ended_leave
-    ctx.state.sweeps_leave = ctx.state.sweeps_leave or event.sweeps_leave
-    for job in ctx.state.jobs.values():
-        schedule_leave(ctx, job)
 
 
 def schedule_leave(ctx: HandlerContext, job: Job) -> None:
@@ -58,50 +44,47 @@ def schedule_leave(ctx: HandlerContext, job: Job) -> None:
 
     For the rest of the current input the job can still be found.
     """
-    if ctx.state.ended_leave and job.ended and not job.workers and _is_finished(ctx.state, job):
-        ctx.state.leaving[job.job] = None
+    if job.ended and not job.workers and _is_finished(ctx.state, job):
+        ctx.state.leaving_jobs[job.job] = None
 
 
 def _is_finished(state: State, job: Job) -> bool:
     """True if no orders of a sweep and no epochs of its trials can follow any more."""
     if job.sweep is None:
         return True
-    if not (state.sweeps_leave and job.sweep.closed) or job.job in state.sweeps:
+    if not job.sweep.closed or job.job in state.sweeps:
         return False
     trials = (one.spec.stated_trial for one in state.jobs.values())
     return not any(trial is not None and trial.sweep == job.job for trial in trials)
 
 
 def remove_leaving(ctx: HandlerContext) -> None:
-    """Remove waiting jobs from the state before an input is handled, a limited number at a time."""
-    state, units = ctx.state, 0
-    for name in list(islice(state.leaving, MAX_LEAVING_JOBS)):
-        if units >= MAX_LEAVING_UNITS:
-            break
-        del state.leaving[name]
+    """Remove the jobs that are leaving from the state, before an input is handled."""
+    state = ctx.state
+    names, state.leaving_jobs = list(state.leaving_jobs), {}
+    for name in names:
         job = state.jobs.pop(name)
         if job.nodes:
-            state.left[name] = job.version
+            state.left_jobs[name] = job.version
         if job.key:
-            del state.keys[job.key]
-            state.left_keys[job.key] = name
+            del state.submission_keys[job.key]
+            state.left_submission_keys[job.key] = name
         ctx.records.append(JobLeft(job=name, last=job))
         if job.sweep is not None:
-            history = _leave_sweep(ctx, job, job.sweep)
-            units += len(history.units)
+            _leave_sweep(ctx, job, job.sweep)
         elif (trial := job.spec.stated_trial) is not None and trial.sweep in state.jobs:
             schedule_leave(ctx, state.jobs[trial.sweep])
-    while len(state.left) > MAX_LEFT_JOBS:
-        del state.left[next(iter(state.left))]
-    while len(state.left_keys) > MAX_LEFT_KEYS:
-        del state.left_keys[next(iter(state.left_keys))]
+    while len(state.left_jobs) > MAX_LEFT_JOBS:
+        del state.left_jobs[next(iter(state.left_jobs))]
+    while len(state.left_submission_keys) > MAX_LEFT_KEYS:
+        del state.left_submission_keys[next(iter(state.left_submission_keys))]
 
 
-def _leave_sweep(ctx: HandlerContext, job: Job, sweep: JobSweep) -> SweepHistory:
-    """Remove a sweep from the state and return its history, which leaves with it."""
+def _leave_sweep(ctx: HandlerContext, job: Job, sweep: JobSweep) -> None:
+    """Remove a sweep from the state and record its history, which leaves with it."""
     state = ctx.state
     state.ended_sweeps.pop(job.job, None)
-    last = {node: desired_sweep(state, job, sweep, node) for node in sweep.told}
+    last = {node: desired_sweep(state, job, sweep, node) for node in sweep.notified_nodes}
     state.left_sweeps[job.job] = LeftSweep(
         revision=sweep.revision,
         attempts=sweep.engine.state.attempts,
@@ -111,7 +94,6 @@ def _leave_sweep(ctx: HandlerContext, job: Job, sweep: JobSweep) -> SweepHistory
         del state.left_sweeps[next(iter(state.left_sweeps))]
     history = ctx.totals.sweeps.pop(job.job, SweepHistory())
     ctx.records.append(SweepLeft(job=job.job, history=history))
-    return history
 
 
 def resend_kept_states(ctx: HandlerContext, node: NodeId) -> None:
@@ -146,7 +128,7 @@ _ENDS: Final = {
 }
 
 
-def restart_from_checkpoint(ctx: HandlerContext, job: Job, why: str) -> None:
+def restart_from_checkpoint(ctx: HandlerContext, job: Job, reason: str) -> None:
     """Restart a job that lost its training state from its last checkpoint.
 
     The job fails at `MAX_LOSSES` losses without a finished epoch, and at the first loss of a
@@ -154,62 +136,64 @@ def restart_from_checkpoint(ctx: HandlerContext, job: Job, why: str) -> None:
     consequence appended.
     """
     job.attempts.losses += 1
-    if job.spec.fails_when_lost and any(w.pid is not None for w in job.group_workers()):
-        end(ctx, job, JobTrigger.GAVE_UP, f"{why}; on_loss = fail")
+    if job.spec.fails_on_loss and any(w.pid is not None for w in job.group_workers()):
+        end(ctx, job, JobTrigger.GAVE_UP, f"{reason}; on_loss = fail")
         return
     if job.attempts.losses >= MAX_LOSSES:
-        why = f"{why}, for the {MAX_LOSSES}th time without an epoch"
-        end(ctx, job, JobTrigger.GAVE_UP, why)
+        reason = f"{reason}; {MAX_LOSSES} losses in a row without a finished epoch"
+        end(ctx, job, JobTrigger.GAVE_UP, reason)
         return
-    epoch = job.progress.epoch
-    again = f"resumes after epoch {epoch}" if job.progress.checkpoint else "starts again"
+    again = "restarts from the beginning"
     if job.sweep is not None:
         again = "finished units are kept"
-    withdraw(ctx, job, "lost", JobTrigger.GROUP_LOST, f"{why}; {again}")
+    elif job.progress.checkpoint:
+        again = f"resumes after epoch {job.progress.epoch}"
+    withdraw(ctx, job, "lost", JobTrigger.GROUP_LOST, f"{reason}; {again}")
 
 
-def fail(ctx: HandlerContext, job: Job, why: str) -> None:
+def fail(ctx: HandlerContext, job: Job, reason: str) -> None:
     """Handle a failure of the script: retry after a pause, or end the job if no retry is left.
 
     A batch that did not fit a slot is not counted as a failure; it is retried with a smaller one.
     `why` is shown to users and gets the consequence appended.
     """
-    if lower_local_limit(job, why):
-        why = f"{why}; tried again with at most {job.progress.fits} samples on a slot"
-        withdraw(ctx, job, "failed", JobTrigger.SCRIPT_FAILED, why)
+    if lower_local_limit(job, reason):
+        reason = f"{reason}; retrying with at most {job.progress.fitting_batch} samples per slot"
+        withdraw(ctx, job, "failed", JobTrigger.SCRIPT_FAILED, reason)
         return
     attempts = job.attempts
     attempts.failures += 1
     if isinstance(job.status, WithGroup) and job.status.script.refused:
-        again = "; not tried again: it would be refused again" if job.spec.retries else ""
-        end(ctx, job, JobTrigger.GAVE_UP, why + again)
+        again = "; not retried: the library would refuse it again" if job.spec.retries else ""
+        end(ctx, job, JobTrigger.GAVE_UP, reason + again)
         return
     if job.failing_is_final:
-        tried = f" (try {attempts.failures} of {attempts.failures})" if job.spec.retries else ""
-        end(ctx, job, JobTrigger.GAVE_UP, why + tried)
+        tried = f" (attempt {attempts.failures} of {attempts.failures})" if job.spec.retries else ""
+        end(ctx, job, JobTrigger.GAVE_UP, reason + tried)
         return
     pause_s = pause_before(attempts.failures)
-    attempts.start_at = Seconds(ctx.now + pause_s)
+    attempts.next_start_at = Seconds(ctx.now + pause_s)
     left = job.spec.retries - attempts.failures + 1
-    why = f"{why}; tried again in {pause_s:.0f} s, {left} left"
-    withdraw(ctx, job, "failed", JobTrigger.SCRIPT_FAILED, why)
+    retries = "1 retry" if left == 1 else f"{left} retries"
+    reason = f"{reason}; retrying in {pause_s:.0f} s, {retries} left"
+    withdraw(ctx, job, "failed", JobTrigger.SCRIPT_FAILED, reason)
 
 
-def withdraw(ctx: HandlerContext, job: Job, outcome: str, trigger: JobTrigger, why: str) -> None:
+def withdraw(ctx: HandlerContext, job: Job, outcome: str, trigger: JobTrigger, reason: str) -> None:
     """Take the job's group away and notify its nodes; the job waits for another group.
 
     `outcome` is recorded for the group.
     """
     resumes = isinstance(job.status, Starting) and job.status.resumes
     nodes = _dismiss(ctx, job, outcome)
-    ctx.move(job, trigger, Paused(suspended=resumes), why)
+    ctx.move(job, trigger, Paused(suspended=resumes), reason)
     ctx.send_to(job, nodes)
     ctx.announce_phase(job)
     ctx.plan_needed = True
 
 
 def end(
-    ctx: HandlerContext, job: Job, trigger: JobTrigger, why: str, more: Detail | None = None
+    ctx: HandlerContext, job: Job, trigger: JobTrigger, reason: str, more: Detail | None = None
 ) -> None:
     """End the job; no process of it may run anywhere.
 
@@ -220,11 +204,11 @@ def end(
     ended: Detail = {"exit_code": job.attempts.exit_code, "epoch": job.progress.epoch}
     detail: Detail = {**ended, **(more or {})}
     nodes = dict.fromkeys([*_dismiss(ctx, job, trigger.value), *job.nodes])
-    ctx.advance(job, trigger, Ended(phase=_ENDS[trigger]), why, detail)
+    ctx.advance(job, trigger, Ended(phase=_ENDS[trigger]), reason, detail)
     ctx.totals.job_ended(job, ctx.now)
     del ctx.state.active[job.job]
     ctx.state.overrides.pop(job.job, None)
-    job.override, job.override_waits = None, ""
+    job.override, job.override_wait_reason = None, ""
     ctx.send_to(job, nodes)
     _release_sweep(ctx, job)
     forget_exited(ctx, job)
@@ -236,7 +220,7 @@ def _release_sweep(ctx: HandlerContext, job: Job) -> None:
     trial = job.spec.stated_trial
     former = ctx.state.jobs.get(trial.sweep) if trial is not None else None
     if former is not None and former.ended and former.sweep is not None:
-        ctx.send_to(former, dict.fromkeys([*former.nodes, *former.sweep.told]))
+        ctx.send_to(former, dict.fromkeys([*former.nodes, *former.sweep.notified_nodes]))
 
 
 def on_order_too_large(ctx: HandlerContext, event: OrderTooLarge) -> None:
@@ -244,9 +228,9 @@ def on_order_too_large(ctx: HandlerContext, event: OrderTooLarge) -> None:
     job = ctx.state.jobs.get(event.job)
     if job is None or (job.phase, JobTrigger.GAVE_UP) not in NEXT:
         return
-    why = f"its orders to {event.node} take {event.size} bytes, a message at most {event.most}"
-    remedy = "put large args, env and choices into files of the working directory"
-    end(ctx, job, JobTrigger.GAVE_UP, f"{why}: {remedy}")
+    reason = f"orders for node {event.node} take {event.size} bytes, the limit is {event.most}"
+    remedy = "move large args, env and choices into files in the working directory"
+    end(ctx, job, JobTrigger.GAVE_UP, f"{reason}: {remedy}")
 
 
 def _dismiss(ctx: HandlerContext, job: Job, outcome: str) -> list[NodeId]:
@@ -297,7 +281,7 @@ def accept(ctx: HandlerContext, spec: JobSpec, snapshot: str, user: str, project
         submitted_at=ctx.now,
         accounting=Accounting(since=ctx.now),
     )
-    state.living_counts.came(job)
+    state.job_counters.add(job)
     state.jobs[name] = job
     state.active[name] = None
     ctx.changed_jobs[name] = None

@@ -32,15 +32,13 @@ FORMER_BOOTS: Final = 8
 def on_controller_started(ctx: HandlerContext, event: ControllerStarted) -> None:
     """Take over as a new incarnation; every node has to greet it again."""
     state = ctx.state
-    state.term, state.rules = event.term, event.rules
+    state.term = event.term
     ctx.announce("controller.started", detail={"term": event.term, "release": event.release})
     for node in state.nodes.values():
         nodes.advance(node, NodeTrigger.CONTROLLER_STARTED, ctx.now)
     state.slot_index.touch_all()
     state.deadlines.restart(ctx.now)
     sweeps.on_controller_started(ctx)
-    if event.ended_leave or event.sweeps_leave:
-        lifecycle.enable_leaving(ctx, event)
     ctx.plan_needed = True
 
 
@@ -56,10 +54,10 @@ def on_node_greeted(ctx: HandlerContext, event: NodeGreeted) -> None:
         ctx.state.nodes[event.node] = node
         ctx.announce("node.joined", node=node, detail={"slots": len(event.spec.slots)})
     else:
-        if event.boot in node.former:
+        if event.boot in node.former_boots:
             return  # late message of a replaced agent
         if node.boot != event.boot:
-            node.former = [*node.former, node.boot][-FORMER_BOOTS:]
+            node.former_boots = [*node.former_boots, node.boot][-FORMER_BOOTS:]
             node.boot, node.committed = event.boot, 0
         node.spec = event.spec
         _advance(ctx, node, NodeTrigger.GREETED, "node.up")
@@ -80,10 +78,10 @@ def _reconcile(
     """
     state = ctx.state
     present = {worker_id(s.job, s.version, s.rank): s for s in seen}
-    node.foreign = {
+    node.foreign_workers = {
         slot_id(node.node, s.slot): name
         for name, s in present.items()
-        if s.job not in state.jobs and s.job not in state.left and not s.ended
+        if s.job not in state.jobs and s.job not in state.left_jobs and not s.ended
     }
     state.slot_index.touch_node(node.node)
     for slot in [slot_id(node.node, s.index) for s in node.spec.slots]:
@@ -106,7 +104,7 @@ def _send_desired(ctx: HandlerContext, node: Node, names: Iterable[JobId]) -> No
     for name in names:
         if name in ctx.state.jobs:
             ctx.send_to(ctx.state.jobs[name], [node.node])
-        elif (version := ctx.state.left.get(name)) is not None:
+        elif (version := ctx.state.left_jobs.get(name)) is not None:
             lifecycle.resend_stop(ctx, name, version, node.node)
 
 
@@ -121,7 +119,7 @@ def _reconcile_absent(ctx: HandlerContext, job: Job, worker: Worker, *, wiped: b
         return
     if unreported:
         node = node_of(worker.slot)
-        lost = ProcessStarted(job=job.job, worker=worker.worker, node=node, heard=False)
+        lost = ProcessStarted(job=job.job, worker=worker.worker, node=node, confirmed=False)
         ctx.records.append(lost)
     exited = WorkerExited(
         job=job.job, version=worker.version, rank=worker.rank, code=None, signal=None
@@ -149,16 +147,16 @@ def on_node_lost(ctx: HandlerContext, event: NodeLost) -> None:
     node = ctx.state.nodes[event.node]
     if not _advance(ctx, node, NodeTrigger.LOST, "node.lost", detail):
         return
-    why = f"node {node.node} has been silent for {event.silent_s:.0f} s"
+    reason = f"node {node.node} has been silent for {event.silent_s:.0f} s"
     for job in ctx.state.slot_index.jobs_on(node.node):
-        recovery.lose_node(ctx, job, node.node, why)
+        recovery.lose_node(ctx, job, node.node, reason)
     ctx.plan_needed = True
 
 
 def on_commits_resumed(ctx: HandlerContext, event: CommitsResumed) -> None:
     """Announce that the journal accepts inputs again."""
     lasted_s = round(max(0.0, ctx.now - event.since), 3)
-    ctx.announce("controller.stalled", detail={"reason": event.why, "lasted_s": lasted_s})
+    ctx.announce("controller.stalled", detail={"reason": event.reason, "lasted_s": lasted_s})
 
 
 def on_input_skipped(ctx: HandlerContext, event: InputSkipped) -> None:

@@ -90,9 +90,9 @@ def on_resume_requested(ctx: HandlerContext, event: ResumeRequested) -> None:
     if job.ended or was is None:
         return
     if event.auto or (was.slots is None and was.batch is None and not was.on):
-        job.override, job.override_waits, job.changed_at = None, "", ctx.state.version
+        job.override, job.override_wait_reason, job.changed_version = None, "", ctx.state.version
         ctx.state.overrides.pop(job.job, None)
-        ended = "gave the job back to the policy" if event.auto else "ended the pause"
+        ended = "returned the job to the policy" if event.auto else "ended the pause"
         _record_order(ctx, job, was, f"{event.user} {ended}", f"resumed by {event.user}")
         ctx.announce("job.override", job, {"user": event.user, "override": "off"})
         ctx.plan_needed = True
@@ -105,7 +105,7 @@ def _set_override(ctx: HandlerContext, job: Job, override: ManualOverride, order
     state = f"{'paused' if override.paused else 'resumed'} by {override.user}"
     _record_order(ctx, job, job.override, f"{override.user} {order}", state)
     job.override = override
-    job.attempts.change_at, job.attempts.changes = Seconds(0.0), 0
+    job.attempts.next_change_at, job.attempts.changes = Seconds(0.0), 0
     ctx.state.overrides[job.job] = None
     slots = ", ".join(override.on) or override.slots
     detail: Detail = {
@@ -122,16 +122,14 @@ def _record_order(
     ctx: HandlerContext, job: Job, was: ManualOverride | None, order: str, state: str
 ) -> None:
     """Record an order as a decision, and as the reason of a waiting job."""
-    if not ctx.state.rules:
-        return
     decision = Decision(
-        time=ctx.now, was=job.size, to=job.size, why=order, code="order", by=OPERATOR,
+        time=ctx.now, before=job.size, to=job.size, reason=order, code="order", by=OPERATOR,
         outcome="ordered",
     )  # fmt: skip
     ctx.records.append(Decided(job=job.job, decision=decision))
     changes = state.startswith("paused") or (was is not None and was.paused)
     if job.phase in {Phase.QUEUED, Phase.PAUSED} and changes:
-        job.why = state
+        job.reason = state
     ctx.changed_jobs[job.job] = None
 
 
@@ -139,7 +137,7 @@ def on_override_due(ctx: HandlerContext, event: OverrideDue) -> None:
     """Allow an order to be tried again."""
     job = ctx.state.jobs.get(event.job)
     if job is not None:
-        job.attempts.change_at = Seconds(0.0)
+        job.attempts.next_change_at = Seconds(0.0)
         ctx.changed_jobs[job.job] = None
 
 
@@ -191,7 +189,7 @@ def _mover(job: Job) -> Mover | None:
     override, group = job.override, job.group
     if override is None or override.paused or group is None:
         return None
-    if job.phase is not Phase.RUNNING or not (job.override_waits and override.on):
+    if job.phase is not Phase.RUNNING or not (job.override_wait_reason and override.on):
         return None
     on = [SlotId(slot) for slot in override.on]
     if len({*on, *(member.slot for member in group.members)}) > job.spec.batch_limit:
@@ -201,7 +199,7 @@ def _mover(job: Job) -> Mover | None:
 
 
 def _reconcile(ctx: HandlerContext, job: Job, override: ManualOverride) -> None:
-    job.override_waits = ""
+    job.override_wait_reason = ""
     phase = job.status.phase
     if override.paused or override.slots == 0:
         _pause(ctx, job, override)
@@ -209,13 +207,15 @@ def _reconcile(ctx: HandlerContext, job: Job, override: ManualOverride) -> None:
         _start(ctx, job, override)
     elif phase is Phase.RUNNING:
         _resize(ctx, job, override)
-    elif _preparing(job) and _outdated(ctx, job, override):
-        abandon(ctx, job, RescaleTrigger.SUPERSEDED, "a newer order takes its place")
+    elif _preparing(job) and _outdated(job, override):
+        abandon(ctx, job, RescaleTrigger.SUPERSEDED, "replaced by a newer order")
         _reconcile(ctx, job, override)
-    elif ctx.state.rules and not override.on:
+    elif not override.on:
         more = (override.slots or 0) - len(job.members())
         if more > 0:  # views withhold these slots from policies
-            job.override_waits = f"waits for slots as {override.user} asked: {more} more"
+            job.override_wait_reason = (
+                f"waiting for {_more_slots(more)}, as {override.user} ordered"
+            )
 
 
 def _pause(ctx: HandlerContext, job: Job, override: ManualOverride) -> None:
@@ -223,10 +223,10 @@ def _pause(ctx: HandlerContext, job: Job, override: ManualOverride) -> None:
     phase = job.status.phase
     if phase is Phase.STARTING:
         withdraw(ctx, job, "paused", JobTrigger.SUSPENDED, f"{why} {_before_training(job)}")
-    elif phase is Phase.RUNNING and job.attempts.change_at <= ctx.now:
+    elif phase is Phase.RUNNING and job.attempts.next_change_at <= ctx.now:
         order_change(ctx, job, {}, Reason("operator", why), by=OPERATOR)
     elif _preparing(job) and job.change is not None and job.change.kind != SUSPEND:
-        abandon(ctx, job, RescaleTrigger.SUPERSEDED, "a newer order takes its place")
+        abandon(ctx, job, RescaleTrigger.SUPERSEDED, "replaced by a newer order")
         _pause(ctx, job, override)
 
 
@@ -234,30 +234,28 @@ def _before_training(job: Job) -> str:
     """Describe what happens to a job whose workers are stopped before they trained."""
     progress = job.progress
     if progress.checkpoint is None:
-        return "before its first epoch: its script was ended, and will begin anew"
-    return f"while it started: its script was ended, and will go on from step {progress.step}"
+        return "before its first epoch: the script was stopped and will restart from the beginning"
+    return f"while starting: the script was stopped and will resume from step {progress.step}"
 
 
 def _start(ctx: HandlerContext, job: Job, override: ManualOverride) -> None:
-    if job.attempts.start_at > ctx.now:
-        job.attempts.change_at, job.override_waits = (
-            job.attempts.start_at,
-            "waits before its next try",
+    if job.attempts.next_start_at > ctx.now:
+        job.attempts.next_change_at, job.override_wait_reason = (
+            job.attempts.next_start_at,
+            "waiting for its next retry",
         )
         return
     size = _size(job, override)
     free = ctx.state.slot_index.available().free
     free = [slot for slot in free if not override.on or slot in override.on]
-    part = ctx.state.rules and not override.on
-    least = min(size, job.spec.slots[0]) if part else size
-    asked = _order_text(size, None, ()) if ctx.state.rules else f"{size} slots"
+    least = size if override.on else min(size, job.spec.slots[0])
+    asked = _order_text(size, None, ())
     if len(free) < least:
-        waits = f"waits for {asked} as {override.user} asked, {len(free)} free"
-        if ctx.state.rules:
-            needs = f", it needs {least} at least" if least < size else ""
-            room = f"{len(free)} {'is' if len(free) == 1 else 'are'} free"
-            waits = f"waits: {override.user} asked for {asked}{needs}, {room}"
-        job.override_waits = waits
+        needs = f", at least {least} are needed" if least < size else ""
+        room = f"{len(free)} {'is' if len(free) == 1 else 'are'} free"
+        job.override_wait_reason = (
+            f"waiting for slots: {override.user} ordered {asked}{needs}, {room}"
+        )
         return
     chosen = _nearby_slots(free, (), size)
     reason = _reason(override, asked, size, len(chosen))
@@ -276,19 +274,28 @@ def _resize(ctx: HandlerContext, job: Job, override: ManualOverride) -> None:
         target = [*current, *new] if new else [slot for slot in current if slot in override.on]
     else:
         target = [*current[:size], *new]
-    batch = _batch(job, override, len(target) if ctx.state.rules else size)
+    batch = _batch(job, override, len(target))
     same = target == current and group.global_batch == batch
-    if missing or same or (len(target) < size and not ctx.state.rules):
-        short = ", ".join(missing) or (f"{size - len(current)} more" if len(current) < size else "")
-        waits = f"waits for slots as {override.user} asked: {short}"
-        job.override_waits = waits if short else ""
-    elif job.attempts.change_at > ctx.now:
-        job.override_waits = "waits before its next try"
+    if missing or same:
+        more = size - len(current)
+        waits = ", ".join(missing) or (_more_slots(more) if more > 0 else "")
+        job.override_wait_reason = (
+            f"waiting for {waits}, as {override.user} ordered" if waits else ""
+        )
+    elif job.attempts.next_change_at > ctx.now:
+        job.override_wait_reason = "waiting for its next retry"
     else:
-        rounded = override.batch is not None and not ctx.state.rules
-        asked = _order_text(size, batch if rounded else override.batch, override.on)
+        asked = _order_text(size, override.batch, override.on)
         reason = _reason(override, asked, size, len(target))
         order_change(ctx, job, split(batch, target), reason, by=OPERATOR)
+
+
+def _waiting_for(slots: str, override: ManualOverride) -> str:
+    return f"waiting for {slots}, as {override.user} ordered"
+
+
+def _more_slots(count: int) -> str:
+    return f"{count} more slot{'s' * (count != 1)}"
 
 
 def _slots_to_add(
@@ -322,7 +329,7 @@ def _preparing(job: Job) -> bool:
     return change is not None and change.phase is RescalePhase.PREPARING
 
 
-def _outdated(ctx: HandlerContext, job: Job, override: ManualOverride) -> bool:
+def _outdated(job: Job, override: ManualOverride) -> bool:
     """True if the change that is being prepared does not lead to what was ordered."""
     change = job.status.change
     if change is None or change.kind == SUSPEND:
@@ -335,12 +342,11 @@ def _outdated(ctx: HandlerContext, job: Job, override: ManualOverride) -> bool:
         size = _size(job, override)
         # A partial growth is continued when it has settled: abandoning it would stop its newcomers,
         # whose slots would then be free for the next change, and so on.
-        part = ctx.state.rules and len(job.size.slots) < len(planned) < size
+        part = len(job.size.slots) < len(planned) < size
         slots = len(planned) != size and not part
     if override.batch is None:
         return slots
-    batch = _batch(job, override, len(planned)) if ctx.state.rules else override.batch
-    return slots or batch != group.global_batch
+    return slots or _batch(job, override, len(planned)) != group.global_batch
 
 
 def _reason(override: ManualOverride, asked: str, size: int, got: int) -> Reason:

@@ -42,11 +42,11 @@ def begin_swap(ctx: HandlerContext, swap: Swap) -> bool:
     """
     if _broken(ctx, swap):
         return False
-    swap.began = ctx.now
+    swap.started_at = ctx.now
     ctx.state.swaps.append(swap)
     _touch(ctx, swap)
-    asides = [f"{name} {aside.way.value}" for name, aside in swap.aside.items()]
-    ctx.announce("policy.swap", detail={"jobs": _names(swap), "how": ", ".join(asides)})
+    modes = [f"{name} {interim.mode.value}" for name, interim in swap.yields.items()]
+    ctx.announce("policy.swap", detail={"jobs": _names(swap), "how": ", ".join(modes)})
     return True
 
 
@@ -62,7 +62,7 @@ def reconcile_all(ctx: HandlerContext) -> None:
             ctx.state.swaps.remove(swap)
             _touch(ctx, swap)
             _cancel_waits(ctx, swap)
-            took_s = ctx.now - swap.began
+            took_s = ctx.now - swap.started_at
             ctx.announce(
                 "policy.swapped",
                 detail={"jobs": _names(swap), "outcome": why, "took_s": took_s},
@@ -75,12 +75,12 @@ def _cancel_waits(ctx: HandlerContext, swap: Swap) -> None:
     for name in swap.targets:
         job = ctx.state.jobs[name]
         if job.phase is Phase.STARTING and any(w.reserved for w in job.workers.values()):
-            why = "paused: it does not get its new slots"
+            why = "paused: its new slots are not available"
             withdraw(ctx, job, "abandoned", JobTrigger.SUSPENDED, why)
         preparing = job.change is not None and job.change.phase is RescalePhase.PREPARING
         leaving = ctx.state.slot_index.releasing()
         if preparing and any(w.reserved and w.slot not in leaving for w in job.workers.values()):
-            abandon(ctx, job, RescaleTrigger.SUPERSEDED, "the slots that it reserved are kept")
+            abandon(ctx, job, RescaleTrigger.SUPERSEDED, "the reserved slots are not given up")
 
 
 def _names(swap: Swap) -> str:
@@ -90,7 +90,7 @@ def _names(swap: Swap) -> str:
 def _touch(ctx: HandlerContext, swap: Swap) -> None:
     """Mark the jobs of a swap as changed for policies, which makes earlier plans for them stale."""
     for name in swap.targets:
-        ctx.state.jobs[name].changed_at = ctx.state.version
+        ctx.state.jobs[name].changed_version = ctx.state.version
         ctx.changed_jobs[name] = None
 
 
@@ -103,26 +103,26 @@ def _broken(ctx: HandlerContext, swap: Swap) -> str:
         job = ctx.state.jobs[name]
         why = _dropout_reason(ctx, job, swap) or _lost_slot(ctx, job, swap)
         if why:
-            return f"given up: {name} {why}"
+            return f"dropped: {name} {why}"
     return ""
 
 
 def _dropout_reason(ctx: HandlerContext, job: Job, swap: Swap) -> str:
     """Return why a job no longer takes part; empty if it does."""
-    aside = swap.aside.get(job.job)
-    pauses = aside is not None and aside.way is YieldMode.PAUSE and job.job in swap.stepped
+    interim = swap.yields.get(job.job)
+    pauses = interim is not None and interim.mode is YieldMode.PAUSE and job.job in swap.yielded
     change = job.change
     if job.ended:
         return "ended"
     if job.override is not None and not _matches_override(job.override, swap.targets[job.job]):
-        return "is under another order"
+        return "has another order of an operator"
     if isinstance(job.status, Running) and job.status.script.finished:
-        return "is done with its training"
+        return "has finished its training"
     if change is not None and change.kind == RECOVER:
         return "lost a member"
     if job.phase in {Phase.QUEUED, Phase.PAUSED, Phase.STARTING} and not pauses:
         return "lost its group"
-    if max(job.attempts.change_at, job.attempts.start_at) > ctx.now:
+    if max(job.attempts.next_change_at, job.attempts.next_start_at) > ctx.now:
         return "could not be changed"
     return ""
 
@@ -139,9 +139,9 @@ def _lost_slot(ctx: HandlerContext, job: Job, swap: Swap) -> str:
     for slot in (*swap.targets[job.job], *job.size.slots):
         node = nodes.get(slot)
         if node is None or not node.usable:
-            return f"cannot have {slot}: its node takes no new work"
+            return f"cannot get {slot}: its node accepts no new work"
         if slot in owners and owners[slot] not in swap.targets:
-            return f"cannot have {slot}: {owners[slot]} has it"
+            return f"cannot get {slot}: {owners[slot]} owns it"
     return ""
 
 
@@ -151,14 +151,14 @@ def _lost_slot(ctx: HandlerContext, job: Job, swap: Swap) -> str:
 def _order_steps(ctx: HandlerContext, swap: Swap) -> None:
     """Order all steps that are possible; one job's step may free what another one waits for."""
     while any(_order_step(ctx, ctx.state.jobs[name], swap) for name in swap.targets) or any(
-        _pause(ctx, ctx.state.jobs[name], swap) for name in swap.aside
+        _pause(ctx, ctx.state.jobs[name], swap) for name in swap.yields
     ):
         pass
 
 
 def _order_step(ctx: HandlerContext, job: Job, swap: Swap) -> bool:
     """Order the next step of one job; False if it has to wait, or is at its target."""
-    target, aside = swap.targets[job.job], swap.aside.get(job.job)
+    target, interim = swap.targets[job.job], swap.yields.get(job.job)
     reason = swap.reasons[job.job]
     if job.phase is Phase.PAUSED:
         if not all(_becomes_free(ctx, slot, swap) for slot in target):
@@ -167,14 +167,14 @@ def _order_step(ctx: HandlerContext, job: Job, swap: Swap) -> bool:
         return True
     if job.phase is not Phase.RUNNING or _is_at_target(job, swap):
         return False
-    if aside is not None and job.job not in swap.stepped:
-        if aside.way is YieldMode.PAUSE:
+    if interim is not None and job.job not in swap.yielded:
+        if interim.mode is YieldMode.PAUSE:
             return False  # see `_pause`
-        swap.stepped[job.job] = None
-        return _change(ctx, job, aside.local_batch, _aside_reason(swap, job.job), swap.by)
+        swap.yielded[job.job] = None
+        return _change(ctx, job, interim.local_batch, _yield_reason(swap, job.job), swap.by)
     current = [member.slot for member in job.group.members] if job.group else []
-    if aside is not None and not set(current) <= {*aside.local_batch, *target}:
-        return _change(ctx, job, aside.local_batch, _aside_reason(swap, job.job), swap.by)
+    if interim is not None and not set(current) <= {*interim.local_batch, *target}:
+        return _change(ctx, job, interim.local_batch, _yield_reason(swap, job.job), swap.by)
     if not _are_available(ctx, job, [slot for slot in target if slot not in current], swap):
         return False
     return _change(ctx, job, target, reason, swap.by)
@@ -182,13 +182,13 @@ def _order_step(ctx: HandlerContext, job: Job, swap: Swap) -> bool:
 
 def _pause(ctx: HandlerContext, job: Job, swap: Swap) -> bool:
     """Pause a job that has to, once the workers for its slots need nothing else."""
-    aside, group = swap.aside[job.job], job.group
-    if aside.way is not YieldMode.PAUSE or job.job in swap.stepped or group is None:
+    interim, group = swap.yields[job.job], job.group
+    if interim.mode is not YieldMode.PAUSE or job.job in swap.yielded or group is None:
         return False
     if job.phase is not Phase.RUNNING or not _successors_wait(ctx, group, swap):
         return False
-    swap.stepped[job.job] = None
-    return _change(ctx, job, aside.local_batch, _aside_reason(swap, job.job), swap.by)
+    swap.yielded[job.job] = None
+    return _change(ctx, job, interim.local_batch, _yield_reason(swap, job.job), swap.by)
 
 
 def _successors_wait(ctx: HandlerContext, group: Group, swap: Swap) -> bool:
@@ -201,8 +201,8 @@ def _successors_wait(ctx: HandlerContext, group: Group, swap: Swap) -> bool:
     successors = [reservations[m.slot][1] for m in group.members if m.slot in reservations]
     if successors:
         return (
-            all(successor.waits for successor in successors)
-            or ctx.now - swap.began >= MAX_PAUSE_WAIT_S
+            all(successor.awaits_slot for successor in successors)
+            or ctx.now - swap.started_at >= MAX_PAUSE_WAIT_S
         )
     jobs = (ctx.state.jobs[name] for name in swap.targets)
     return all(job.change is None and job.phase is not Phase.STARTING for job in jobs)
@@ -244,8 +244,8 @@ def _slots_of_pausing_jobs(ctx: HandlerContext, swap: Swap) -> set[SlotId]:
     """Return the unreserved slots of jobs that train until they have to pause."""
     groups = [
         ctx.state.jobs[name].group
-        for name, aside in swap.aside.items()
-        if aside.way is YieldMode.PAUSE and name not in swap.stepped
+        for name, interim in swap.yields.items()
+        if interim.mode is YieldMode.PAUSE and name not in swap.yielded
     ]
     slots = {member.slot for group in groups if group for member in group.members}
     return slots - ctx.state.slot_index.reservations().keys()
@@ -258,11 +258,11 @@ def _is_at_target(job: Job, swap: Swap) -> bool:
     return {member.slot: member.local_batch for member in job.group.members} == target
 
 
-def _aside_reason(swap: Swap, name: JobId) -> Reason:
+def _yield_reason(swap: Swap, name: JobId) -> Reason:
     others = ", ".join(other for other in swap.targets if other != name)
-    reason, words = _without_speed(swap.reasons[name]), swap.aside[name].way.value
+    reason, words = _without_speed(swap.reasons[name]), swap.yields[name].mode.value
     if reason.code != "trade":  # else the policy's reason says so
-        words += f", because it trades places with {others}"
+        words += f", because it trades slots with {others}"
     return Reason("swap", f"{words}: {reason.text}", reason.numbers)
 
 
@@ -307,9 +307,9 @@ def _reject(ctx: HandlerContext, job: Job, reason: Reason) -> None:
     """End a job that never started, with the reason in its history."""
     decision = Decision(
         time=ctx.now,
-        was=job.size,
+        before=job.size,
         to=job.size,
-        why=f"rejected: {reason.text}",
+        reason=f"rejected: {reason.text}",
         code=reason.code,
         numbers=reason.numbers,
         outcome="rejected",
@@ -320,7 +320,7 @@ def _reject(ctx: HandlerContext, job: Job, reason: Reason) -> None:
 
 def _promise(ctx: HandlerContext, job: Job, at: Seconds) -> None:
     """Record a promised end; the first promise counts, later ones update the expectation."""
-    ctx.state.living_counts.promised.add(job.job)
+    ctx.state.job_counters.promised.add(job.job)
     first = job.promised_end.first if job.promised_end else at
     job.promised_end = PromisedEnd(first=first, latest=at)
     ctx.changed_jobs[job.job] = None

@@ -37,7 +37,7 @@ STOPPING: Final = frozenset({WorkerPhase.LEAVING, WorkerPhase.EXITED})
 # --- abandoned changes
 
 
-def abandon(ctx: HandlerContext, job: Job, trigger: RescaleTrigger, why: str) -> None:
+def abandon(ctx: HandlerContext, job: Job, trigger: RescaleTrigger, reason: str) -> None:
     """Abandon the change of a job, if any; the current group continues."""
     status = job.status
     if not isinstance(status, Rescaling):
@@ -54,14 +54,14 @@ def abandon(ctx: HandlerContext, job: Job, trigger: RescaleTrigger, why: str) ->
     if trigger is not RescaleTrigger.SUPERSEDED:
         _back_off(ctx, job)
     running = Running(group=group, script=status.script)
-    ctx.advance(job, JobTrigger.RESCALE_ABANDONED, running, f"{trains_on(group)}: {why}")
+    ctx.advance(job, JobTrigger.RESCALE_ABANDONED, running, f"{trains_on(group)}: {reason}")
     ctx.send_to(job, change.notified_nodes)
     forget_exited(ctx, job)
     _release_reservations(ctx, group)
     ctx.plan_needed = True
     version = change.group.version
-    if any(worker.formed == version > group.version for worker in job.group_workers()):
-        recover(ctx, job, f"a worker went on to the abandoned version {version}")
+    if any(worker.group_version == version > group.version for worker in job.group_workers()):
+        recover(ctx, job, f"a worker switched to the abandoned version {version}")
 
 
 def _release_reservations(ctx: HandlerContext, group: Group) -> None:
@@ -72,19 +72,19 @@ def _release_reservations(ctx: HandlerContext, group: Group) -> None:
     ]
     for job in {job.job: job for job in waiting}.values():
         if job.change is not None and job.change.phase is RescalePhase.PREPARING:
-            abandon(ctx, job, RescaleTrigger.EXPIRED, "the slots that it reserved are kept")
+            abandon(ctx, job, RescaleTrigger.EXPIRED, "the reserved slots are not given up")
 
 
 def _back_off(ctx: HandlerContext, job: Job) -> None:
     """Delay the next change, which may be the cause of the failure."""
     job.attempts.changes += 1
-    job.attempts.change_at = Seconds(ctx.now + pause_before(job.attempts.changes))
+    job.attempts.next_change_at = Seconds(ctx.now + pause_before(job.attempts.changes))
 
 
 # --- lost members
 
 
-def recover(ctx: HandlerContext, job: Job, why: str) -> None:
+def recover(ctx: HandlerContext, job: Job, reason: str) -> None:
     """Let the survivors quiesce, agree on the step that is furthest ahead, and continue.
 
     A job without a group is left alone.
@@ -104,23 +104,23 @@ def recover(ctx: HandlerContext, job: Job, why: str) -> None:
         attempts.changes = 1
     never_trained = isinstance(status, Starting)
     if attempts.recoveries > MAX_RECOVERIES or not survivors or never_trained:
-        restart_from_checkpoint(ctx, job, why)
+        restart_from_checkpoint(ctx, job, reason)
         return
     for worker in job.workers.values():
         going = worker.phase in STOPPING or worker.phase is WorkerPhase.RETIRING
         if worker not in survivors and not going:
             ctx.advance_worker(job, worker, WorkerTrigger.DISMISSED)
-    recovery = _quiesce(ctx, job, status.group, survivors, why)
-    plural = len(survivors) != 1
-    why = f"{why}; {len(survivors)} {'workers go' if plural else 'worker goes'} on"
+    recovery = _quiesce(ctx, job, status.group, survivors, reason)
+    workers = "1 worker continues" if len(survivors) == 1 else f"{len(survivors)} workers continue"
+    reason = f"{reason}; {workers}"
     rescaling = Rescaling(group=status.group, change=recovery, script=status.script)
-    ctx.advance(job, JobTrigger.MEMBER_LOST, rescaling, why)
+    ctx.advance(job, JobTrigger.MEMBER_LOST, rescaling, reason)
     ctx.send_to(job, recovery.notified_nodes)
     _release_reservations(ctx, recovery.group)
 
 
 def _quiesce(
-    ctx: HandlerContext, job: Job, group: Group, survivors: list[Worker], why: str
+    ctx: HandlerContext, job: Job, group: Group, survivors: list[Worker], reason: str
 ) -> Rescale:
     """Order a recovery with the survivors as the next group, and return it."""
     before, version = job.version, Version(job.version + 1)
@@ -129,15 +129,15 @@ def _quiesce(
         kind=RECOVER,
         before=before,
         phase=RescalePhase.QUIESCING,
-        why=why,
-        began=ctx.now,
+        reason=reason,
+        started_at=ctx.now,
         notified_nodes=dict.fromkeys(
             node_of(worker.slot)
             for worker in job.workers.values()
             if worker.phase is not WorkerPhase.EXITED
         ),
     )
-    record_order(ctx, job, recovery.group, RECOVER, Reason("lost", why), by=CLUSTER)
+    record_order(ctx, job, recovery.group, RECOVER, Reason("lost", reason), by=CLUSTER)
     ctx.state.deadlines.expect_rescale(job.job, version, recovery.phase, ctx.now)
     return recovery
 
@@ -159,8 +159,8 @@ def on_quiesced(ctx: HandlerContext, job: Job, worker: Worker, event: Quiesced) 
         return
     if event.group != change.group.version or change.group.member(worker.worker) is None:
         return
-    change.points[worker.worker] = QuiescePoint(
-        step=event.step, epoch=event.epoch, full=event.full, port=event.port
+    change.quiesce_points[worker.worker] = QuiescePoint(
+        step=event.step, epoch=event.epoch, has_full_state=event.has_full_state, port=event.port
     )
     rejoin_when_quiesced(ctx, job, change)
 
@@ -172,18 +172,18 @@ def rejoin_when_quiesced(ctx: HandlerContext, job: Job, change: Rescale) -> None
         for member in change.group.members
         if job.workers[member.worker].phase not in STOPPING
     ]
-    if any(worker.worker not in change.points for worker in survivors):
+    if any(worker.worker not in change.quiesce_points for worker in survivors):
         return
-    full = [worker for worker in survivors if change.points[worker.worker].full]
+    full = [worker for worker in survivors if change.quiesce_points[worker.worker].has_full_state]
     if not full:
-        rescales.advance(job.job, change, RescaleTrigger.NOBODY_FULL)
-        restart_from_checkpoint(ctx, job, f"{change.why}, and nobody else had the whole state")
+        rescales.advance(job.job, change, RescaleTrigger.NO_FULL_STATE)
+        restart_from_checkpoint(ctx, job, f"{change.reason}, and no survivor had the full state")
         return
     for worker in survivors:
         if worker not in full:
             ctx.advance_worker(job, worker, WorkerTrigger.DISMISSED)
     rescales.advance(job.job, change, RescaleTrigger.QUIESCED)
-    points = [change.points[worker.worker] for worker in full]
+    points = [change.quiesce_points[worker.worker] for worker in full]
     places = [(point.step, point.epoch) for point in points]
     change.source = None if len(set(places)) == 1 else places.index(max(places))
     version = change.group.version
@@ -205,30 +205,30 @@ def on_group_broken(ctx: HandlerContext, job: Job, _: Worker, event: GroupBroken
     A starting job restarts, or fails if its script raised. Any other job recovers. Reports of older
     groups are late and ignored, and so are all reports while the survivors quiesce.
     """
-    status, version, why = job.status, event.group, event.error
+    status, version, reason = job.status, event.group, event.error
     if isinstance(status, Starting):
         if version == status.group.version:
-            _handle_failed_start(ctx, job, status, why)
+            _handle_failed_start(ctx, job, status, reason)
         elif version > status.group.version:
-            recover(ctx, job, f"the group lost a member: {why}")
+            recover(ctx, job, f"the group lost a member: {reason}")
     elif isinstance(status, Running):
         if version >= status.group.version:
-            recover(ctx, job, f"the group lost a member: {why}")
+            recover(ctx, job, f"the group lost a member: {reason}")
     elif isinstance(status, Rescaling) and status.change.phase is RescalePhase.REJOINING:
         if version == status.change.group.version:
-            recover(ctx, job, f"the group could not be recovered: {why}")
+            recover(ctx, job, f"the group could not be recovered: {reason}")
     elif isinstance(status, Rescaling):
         quiescing = status.change.phase is RescalePhase.QUIESCING
         if not quiescing and version >= status.group.version:
-            recover(ctx, job, f"the group lost a member: {why}")
+            recover(ctx, job, f"the group lost a member: {reason}")
 
 
-def _handle_failed_start(ctx: HandlerContext, job: Job, status: Starting, why: str) -> None:
+def _handle_failed_start(ctx: HandlerContext, job: Job, status: Starting, reason: str) -> None:
     """Restart the job, or fail it if a script raised; a thread may keep its process alive."""
-    if status.script.error and ctx.state.rules:
+    if status.script.error:
         fail(ctx, job, status.script.error)
     else:
-        restart_from_checkpoint(ctx, job, f"the group could not form: {why}")
+        restart_from_checkpoint(ctx, job, f"the group could not form: {reason}")
 
 
 def on_join_failed(ctx: HandlerContext, job: Job, _: Worker, event: JoinFailed) -> None:
@@ -237,15 +237,15 @@ def on_join_failed(ctx: HandlerContext, job: Job, _: Worker, event: JoinFailed) 
     Depending on its phase the job restarts, fails, abandons its change or recovers again. Reports
     of other versions are late and ignored.
     """
-    status, version, why = job.status, event.group, event.error
+    status, version, reason = job.status, event.group, event.error
     if isinstance(status, Starting) and version == status.group.version:
-        _handle_failed_start(ctx, job, status, why)
+        _handle_failed_start(ctx, job, status, reason)
     elif isinstance(status, Rescaling) and version == status.change.group.version:
         if status.change.phase is RescalePhase.SWITCHING:
-            why = f"the new group could not be built: {why}"
-            abandon(ctx, job, RescaleTrigger.JOIN_FAILED, why)
+            reason = f"the new group could not be built: {reason}"
+            abandon(ctx, job, RescaleTrigger.JOIN_FAILED, reason)
         elif status.change.phase is RescalePhase.REJOINING:
-            recover(ctx, job, f"the group could not be recovered: {why}")
+            recover(ctx, job, f"the group could not be recovered: {reason}")
 
 
 def on_rescale_expired(ctx: HandlerContext, event: RescaleExpired) -> None:
@@ -257,21 +257,22 @@ def on_rescale_expired(ctx: HandlerContext, event: RescaleExpired) -> None:
     change = status.change
     if change.group.version != event.version:
         return
-    took = f"{ctx.now - change.began:.0f} s"
+    took = f"{ctx.now - change.started_at:.0f} s"
     if change.phase is RescalePhase.PREPARING:
         unready = _not_ready(job, change)
-        why = f"not ready after {took}: {', '.join(unready) or 'the store of the new group'}"
-        abandon(ctx, job, RescaleTrigger.EXPIRED, why)
+        reason = f"not ready after {took}: {', '.join(unready) or 'the store of the new group'}"
+        abandon(ctx, job, RescaleTrigger.EXPIRED, reason)
     elif change.phase is RescalePhase.SWITCHING:
         joins = any(status.group.member(m.worker) is None for m in change.group.members)
+        reason = f"the group did not switch within {took}"
         if joins:
-            abandon(ctx, job, RescaleTrigger.EXPIRED, f"no boundary within {took}")
+            abandon(ctx, job, RescaleTrigger.EXPIRED, reason)
         else:
-            recover(ctx, job, f"no boundary within {took}")
+            recover(ctx, job, reason)
     else:
         rescales.advance(job.job, change, RescaleTrigger.EXPIRED)
-        why = f"{change.why}, and the others did not come together within {took}"
-        restart_from_checkpoint(ctx, job, why)
+        reason = f"{change.reason}, and the survivors did not form a group within {took}"
+        restart_from_checkpoint(ctx, job, reason)
 
 
 def _not_ready(job: Job, change: Rescale) -> list[SlotId]:
@@ -280,7 +281,7 @@ def _not_ready(job: Job, change: Rescale) -> list[SlotId]:
     return [worker.slot for worker in members if worker.phase not in ready]
 
 
-def lose_node(ctx: HandlerContext, job: Job, node: NodeId, why: str) -> None:
+def lose_node(ctx: HandlerContext, job: Job, node: NodeId, reason: str) -> None:
     """Dismiss the job's workers on a lost node, if any; their processes may live on there."""
     on_node = [
         worker
@@ -292,7 +293,7 @@ def lose_node(ctx: HandlerContext, job: Job, node: NodeId, why: str) -> None:
     members = {member.worker for member in job.members()}
     affected = [worker for worker in on_node if worker.worker in members]
     if isinstance(job.status, Starting) and affected:
-        restart_from_checkpoint(ctx, job, why)
+        restart_from_checkpoint(ctx, job, reason)
         return
     incumbent = any(job.group.member(worker.worker) for worker in affected)
     for worker in on_node:
@@ -303,8 +304,8 @@ def lose_node(ctx: HandlerContext, job: Job, node: NodeId, why: str) -> None:
         if any(worker.phase is WorkerPhase.MEMBER for worker in job.workers.values()):
             rejoin_when_quiesced(ctx, job, change)
         else:
-            restart_from_checkpoint(ctx, job, why)
+            restart_from_checkpoint(ctx, job, reason)
     elif incumbent or (affected and change is not None and change.kind == RECOVER):
-        recover(ctx, job, why)
+        recover(ctx, job, reason)
     elif affected:
-        abandon(ctx, job, RescaleTrigger.NEWCOMER_LOST, why)
+        abandon(ctx, job, RescaleTrigger.NEWCOMER_LOST, reason)

@@ -32,7 +32,6 @@ from schemas.wire.agent import (
     EpochReported,
     GroupBroken,
     GroupFormed,
-    HopperOpened,
     JobCleared,
     JoinFailed,
     NodeHealth,
@@ -42,10 +41,12 @@ from schemas.wire.agent import (
     SlotAwaited,
     StoreOpened,
     Suspended,
+    SweepWorkerReady,
     TrainingFinished,
-    UnitBegun,
     UnitEnded,
     UnitFailed,
+    UnitStarted,
+    WorkerEvent,
     WorkerExited,
     WorkerReady,
     WorkerRefused,
@@ -61,7 +62,7 @@ def on_suspended(ctx: HandlerContext, job: Job, worker: Worker, event: Suspended
         return
     change = status.change
     if change.kind != SUSPEND or change.phase is not RescalePhase.SWITCHING:
-        ctx.ignore(job, worker, "was suspended")
+        ctx.ignore(job, worker, "suspended")
         return
     rescales.advance(job.job, change, RescaleTrigger.FORMED)
     progress, attempts = job.progress, job.attempts
@@ -80,9 +81,9 @@ def on_suspended(ctx: HandlerContext, job: Job, worker: Worker, event: Suspended
             ctx.advance_worker(job, one, WorkerTrigger.DISMISSED)
     ctx.state.deadlines.clear(job.job)
     ctx.conclude(job, "suspended")
-    where = f"at step {event.step}" if job.sweep is None else "its workers end their units"
-    why = f"{change.why}, {where}"
-    ctx.advance(job, JobTrigger.SUSPENDED, Paused(suspended=True), why, {"epoch": event.epoch})
+    where = f"at step {event.step}" if job.sweep is None else "its workers stop their units"
+    reason = f"{change.reason}, {where}"
+    ctx.advance(job, JobTrigger.SUSPENDED, Paused(suspended=True), reason, {"epoch": event.epoch})
     ctx.send_to(job, dict.fromkeys([*nodes_of(status.group), *change.notified_nodes]))
     forget_exited(ctx, job)
     ctx.plan_needed = True
@@ -94,8 +95,7 @@ ACTIVE_PHASES: Final = frozenset({WorkerPhase.READY, WorkerPhase.MEMBER, WorkerP
 def on_node_reported(ctx: HandlerContext, event: NodeReported) -> None:
     """Handle the next event of a node's stream.
 
-    Events of another boot and events that were handled before are ignored. Of an unknown process
-    only the exit and late epochs count.
+    Events of another boot and events that were handled before are ignored.
     """
     node = ctx.state.nodes.get(event.node)
     if node is None or node.boot != event.boot or event.seq <= node.committed:
@@ -109,41 +109,52 @@ def on_node_reported(ctx: HandlerContext, event: NodeReported) -> None:
     if isinstance(report, JobCleared):
         if job is not None:
             exits.on_job_cleared(ctx, job, node, report)
-        return
-    if isinstance(report, StateCopied | StateNotCopied):
+    elif isinstance(report, StateCopied | StateNotCopied):
         if job is not None:
             sweep_units.on_state_report(ctx, job, node, report)
-        return
+    else:
+        _handle_worker_report(ctx, node, job, report)
+
+
+def _handle_worker_report(
+    ctx: HandlerContext, node: Node, job: Job | None, report: WorkerEvent
+) -> None:
+    """Handle a report about one worker; a node may report its own workers only.
+
+    Of an unknown worker only the exit and epochs count.
+    """
     name = worker_id(report.job, report.version, report.rank)
-    worker = job.workers.get(name) if job else None
+    worker = job.workers.get(name) if job is not None else None
     if job is None or worker is None:
         if isinstance(report, WorkerExited | WorkerRefused):
             _release_foreign(ctx, node, name)
-        if job is not None and isinstance(report, EpochReported) and node.node in job.nodes:
-            epochs.on_late_epoch(ctx, job, report)
-        return
-    if node_of(worker.slot) != node.node:
-        return  # a node may report its own workers only
-    if isinstance(report, ScriptReport):
-        if report.index <= worker.reports:
-            return
-        worker.reports = report.index
-    kind = type(report)
-    inactive = worker.phase not in ACTIVE_PHASES or job.group is None
-    if isinstance(report, EpochReported) and (inactive or report.epoch in job.progress.unheard):
-        epochs.on_late_epoch(ctx, job, report)
-        return
-    if inactive and kind in MEMBER_REPORTS:
-        return
-    ctx.changed_jobs[job.job] = None
-    HANDLERS[kind](ctx, job, worker, report)
+        elif job is not None and isinstance(report, EpochReported) and node.node in job.nodes:
+            epochs.on_epoch_reported(ctx, job, report, by_member=False)
+    elif node_of(worker.slot) == node.node and _is_new(worker, report):
+        active = worker.phase in ACTIVE_PHASES and job.group is not None
+        if isinstance(report, EpochReported):
+            epochs.on_epoch_reported(ctx, job, report, by_member=active)
+        elif active or type(report) not in MEMBER_REPORTS:
+            ctx.changed_jobs[job.job] = None
+            HANDLERS[type(report)](ctx, job, worker, report)
+
+
+def _is_new(worker: Worker, report: WorkerEvent) -> bool:
+    """Count a report of the worker's script; return False if it is a repeated one."""
+    if not isinstance(report, ScriptReport):
+        return True
+    new = report.index > worker.reports
+    worker.reports = max(worker.reports, report.index)
+    return new
 
 
 def _release_foreign(ctx: HandlerContext, node: Node, name: WorkerId) -> None:
-    if name not in node.foreign.values():
+    if name not in node.foreign_workers.values():
         return
-    slots = list(node.foreign)
-    node.foreign = {slot: other for slot, other in node.foreign.items() if other != name}
+    slots = list(node.foreign_workers)
+    node.foreign_workers = {
+        slot: other for slot, other in node.foreign_workers.items() if other != name
+    }
     ctx.state.slot_index.touch_node(node.node)
     for slot in slots:
         exits.grant_reserved_slot(ctx, slot)
@@ -185,24 +196,24 @@ def on_worker_ready(ctx: HandlerContext, job: Job, worker: Worker, event: Worker
 
 def on_slot_awaited(_ctx: HandlerContext, _job: Job, worker: Worker, _: SlotAwaited) -> None:
     """Note that a newcomer has built what it can and waits for its slot; see `handlers.plans`."""
-    worker.waits = True
+    worker.awaits_slot = True
 
 
 def on_group_formed(ctx: HandlerContext, job: Job, worker: Worker, event: GroupFormed) -> None:
     """Note that a worker trains in a group; recover the job if that group was abandoned."""
     if not ctx.advance_reported(job, worker, WorkerTrigger.FORMED) or job.group is None:
         return
-    worker.formed, worker.formed_step = event.group, event.step
+    worker.group_version, worker.group_first_step = event.group, event.step
     status = job.status
     if isinstance(status, Rescaling):
         rescale.on_group_formed(ctx, job, status, event)
     elif isinstance(status, Starting):
         start.on_group_formed(ctx, job, status, event)
     elif event.group > job.group.version:
-        recovery.recover(ctx, job, f"a worker went on to the abandoned version {event.group}")
+        recovery.recover(ctx, job, f"a worker switched to the abandoned version {event.group}")
 
 
-def on_script_failed(ctx: HandlerContext, job: Job, worker: Worker, event: ScriptFailed) -> None:
+def on_script_failed(_: HandlerContext, job: Job, worker: Worker, event: ScriptFailed) -> None:
     """Note the error of a script whose process is about to exit.
 
     A worker that was ordered to stop is ignored.
@@ -212,7 +223,7 @@ def on_script_failed(ctx: HandlerContext, job: Job, worker: Worker, event: Scrip
     ):
         where = f" ({event.where})" if event.where else ""
         script = job.status.script
-        if script.error and ctx.state.rules:
+        if script.error:
             return  # later errors of other workers may be consequences
         script.error = f"{event.error}{where}"
         script.refused = event.refused
@@ -228,10 +239,9 @@ HANDLERS: Final[Mapping[type, Callable[[HandlerContext, Job, Worker, Any], None]
     GroupBroken: recovery.on_group_broken,
     Quiesced: recovery.on_quiesced,
     Suspended: on_suspended,
-    EpochReported: epochs.on_epoch_reported,
     TrainingFinished: epochs.on_training_finished,
-    HopperOpened: sweep_units.on_hopper_opened,
-    UnitBegun: sweep_units.on_unit_begun,
+    SweepWorkerReady: sweep_units.on_sweep_worker_ready,
+    UnitStarted: sweep_units.on_unit_started,
     UnitEnded: sweep_units.on_unit_ended,
     UnitFailed: sweep_units.on_unit_failed,
     ScriptFailed: on_script_failed,
@@ -239,5 +249,5 @@ HANDLERS: Final[Mapping[type, Callable[[HandlerContext, Job, Worker, Any], None]
     WorkerRefused: exits.on_worker_refused,
 }
 MEMBER_REPORTS: Final = frozenset(  # reports that count only from a worker that may train
-    {JoinFailed, GroupBroken, Quiesced, Suspended, EpochReported, TrainingFinished}
+    {JoinFailed, GroupBroken, Quiesced, Suspended, TrainingFinished}
 )

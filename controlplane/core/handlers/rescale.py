@@ -59,8 +59,8 @@ def order_change(
         kind=JOIN if rows else SUSPEND,
         before=before,
         phase=RescalePhase.PREPARING,
-        why=reason.text,
-        began=ctx.now,
+        reason=reason.text,
+        started_at=ctx.now,
     )
     record_order(ctx, job, change.group, change.kind, reason, by=by)
     _add_newcomers(ctx, job, change, newcomers)
@@ -72,7 +72,7 @@ def order_change(
 
 def _announce_order(ctx: HandlerContext, job: Job, status: Running, change: Rescale) -> None:
     rescaling = Rescaling(group=status.group, change=change, script=status.script)
-    why = f"{change.why}: {_sizes(status.group, change.group)}"
+    why = f"{change.reason}: {_sizes(status.group, change.group)}"
     ctx.advance(job, JobTrigger.RESCALE_ORDERED, rescaling, why)
     ctx.send_to(job, change.notified_nodes)
     switch_when_prepared(ctx, job, rescaling)
@@ -137,9 +137,9 @@ def on_group_formed(ctx: HandlerContext, job: Job, status: Rescaling, event: Gro
     if event.group != change.group.version or change.phase not in FORMING:
         return
     clamped = clamp_numbers(event)
-    if ctx.state.rules and clamped.pause_ms > change.pause_ms:
+    if clamped.pause_ms > change.pause_ms:
         change.pause_ms, change.step_ms = clamped.pause_ms, max(0.0, clamped.step_ms)
-    if all(job.workers[m.worker].formed == event.group for m in change.group.members):
+    if all(job.workers[m.worker].group_version == event.group for m in change.group.members):
         _settle(ctx, job, status)
 
 
@@ -166,11 +166,11 @@ def _settle(ctx: HandlerContext, job: Job, status: Rescaling) -> None:
         job,
         JobTrigger.GROUP_FORMED,
         Running(group=group, script=status.script),
-        f"{trains_on(group)}: {change.why}",
+        f"{trains_on(group)}: {change.reason}",
         {
             "slots": len(group.members),
             "batch": group.global_batch,
-            "took_s": ctx.now - change.began,
+            "took_s": ctx.now - change.started_at,
             **change.pause,
         },
     )

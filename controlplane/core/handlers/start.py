@@ -92,9 +92,9 @@ def record_order(
     slots = tuple(member.slot for member in group.members)
     decision = Decision(
         time=ctx.now,
-        was=Size() if kind == START else job.size,
+        before=Size() if kind == START else job.size,
         to=Size(slots=slots, batch=group.global_batch),
-        why=reason.text,
+        reason=reason.text,
         code=reason.code,
         by=by,
         numbers=reason.numbers,
@@ -117,7 +117,9 @@ def _promise(version: Version, numbers: dict[str, float]) -> SpeedPromise | None
     if then is None or not now:
         return None
     correction = numbers.get(CORRECTION)
-    return SpeedPromise(version=version, now=now, then=then, correction=correction)
+    return SpeedPromise(
+        version=version, speed_before=now, speed_expected=then, correction=correction
+    )
 
 
 def names_of(group: Group) -> list[WorkerId]:
@@ -136,7 +138,7 @@ def trains_on(group: Group) -> str:
     return f"trains on {slots} slot{'s' * (slots != 1)}, batch {group.global_batch}"
 
 
-ENDED_ALONE: Final = "its script ended on one slot, while another waited for it"
+ENDED_ALONE: Final = "the script exited on one slot while another slot waited for it"
 SIX_LINES: Final = (
     "from elastic import ScalingAgent; agent = ScalingAgent.from_env(); "
     "model, optimizer, loader = agent.load(...); for epoch in agent.epochs(...); "
@@ -169,7 +171,7 @@ def start(
     for member in group.members:
         job.workers[member.worker].reserved = member.slot in owners
     record_order(ctx, job, group, START, reason, by=by)
-    job.override_waits, job.attempts.exit_code = "", None
+    job.override_wait_reason, job.attempts.exit_code = "", None
     ctx.state.slot_index.job_starts(job.job)
     ctx.state.jobs_with_processes[job.job] = None
     ctx.state.deadlines.expect_start(job.job, version, ctx.now)
@@ -184,11 +186,11 @@ def start(
 
 def form_when_ready(ctx: HandlerContext, job: Job, status: Starting) -> None:
     """Let the group form once all workers are ready; fail if one exited while the rest wait."""
-    if status.meeting:
+    if status.forming:
         return
     phases = {worker.phase for worker in job.group_workers()}
     if phases == {WorkerPhase.READY}:
-        status.meeting = True
+        status.forming = True
         ctx.send(job)
     elif phases >= {WorkerPhase.READY, WorkerPhase.EXITED}:
         fail(ctx, job, ENDED_ALONE)
@@ -200,21 +202,23 @@ def on_group_formed(ctx: HandlerContext, job: Job, status: Starting, event: Grou
     `event` is the report of the last member, with the position that it resumes from.
     """
     group = status.group
-    if any(worker.formed != group.version for worker in job.group_workers()):
+    if any(worker.group_version != group.version for worker in job.group_workers()):
         return
     ctx.state.deadlines.clear(job.job)
     ctx.conclude(job, "formed", event)
     account = job.accounting
-    account.started_s = ctx.now - account.since
+    account.last_start_s = ctx.now - account.since
     account.rescales += status.resumes
     ctx.totals.rescales += status.resumes
     job.attempts.recoveries = 0
     why = trains_on(group)
     if event.step:
         why += f", resumed after epoch {event.epoch}, step {event.step}"
-    detail: Detail = {"slots": len(group.members), "epoch": event.epoch}
-    if ctx.state.rules:
-        detail["batch"] = group.global_batch
+    detail: Detail = {
+        "slots": len(group.members),
+        "epoch": event.epoch,
+        "batch": group.global_batch,
+    }
     running = Running(group=group, script=status.script)
     ctx.advance(job, JobTrigger.GROUP_FORMED, running, why, detail)
     ctx.send(job)
@@ -250,15 +254,16 @@ def on_worker_exited(
 def _end_untrained(ctx: HandlerContext, job: Job, status: Starting, why: str) -> None:
     slots = len(status.group.members)
     if slots == 1:
-        why = f"nothing was trained: {why} and never came to agent.epochs of elastic.ScalingAgent"
+        why = f"nothing was trained: {why} and never reached agent.epochs of elastic.ScalingAgent"
         end(ctx, job, JobTrigger.FINISHED, why)
     elif any(worker.phase is WorkerPhase.READY for worker in job.group_workers()):
         fail(ctx, job, ENDED_ALONE)
     else:
-        never = "never came to agent.epochs, which joins them"
+        never = "never reached agent.epochs, which joins the processes"
         why = f"nothing was trained: {why} on one of its {slots} slots and {never}"
-        where = f"`ones init {job.spec.script}` says where"
-        fail(ctx, job, f"{why}; on all it needs: {SIX_LINES}; {where}; or ask for slots = [1, 1]")
+        where = f"`ones init {job.spec.script}` shows where"
+        needs = f"a script for several slots needs: {SIX_LINES}"
+        fail(ctx, job, f"{why}; {needs}; {where}; or request slots = [1, 1]")
 
 
 def on_start_expired(ctx: HandlerContext, event: StartExpired) -> None:
@@ -272,10 +277,10 @@ def on_start_expired(ctx: HandlerContext, event: StartExpired) -> None:
     if job is None or deadline is None or deadline.version != event.version:
         return
     status = job.status
-    raised = status.script.error if isinstance(status, Starting) and ctx.state.rules else ""
+    raised = status.script.error if isinstance(status, Starting) else ""
     started = any(worker.phase is WorkerPhase.STARTED for worker in job.group_workers())
     if started and not raised:
         ctx.state.deadlines.expect_start(event.job, event.version, ctx.now)
         return
-    late = f"its script did not come to its first epoch within {START_LIMIT_S:.0f} s"
+    late = f"the script did not reach its first epoch within {START_LIMIT_S:.0f} s"
     fail(ctx, job, raised or late)

@@ -19,7 +19,7 @@ def on_job_submitted(ctx: HandlerContext, event: JobSubmitted) -> None:
     """Accept a job; a repeated key refers to the same job, an empty key always to a new one."""
     state = ctx.state
     key = f"{event.user}/{event.key}" if event.key else ""
-    known = state.keys.get(key) or state.left_keys.get(key)
+    known = state.submission_keys.get(key) or state.left_submission_keys.get(key)
     if known is not None:
         ctx.out.append(Accept(known))
         return
@@ -29,7 +29,7 @@ def on_job_submitted(ctx: HandlerContext, event: JobSubmitted) -> None:
         state.sweeps[job.job] = None
         sweep_orders.carry_out(ctx, job, job.sweep, job.sweep.engine.begin(ctx.now))
     if key:
-        state.keys[key] = job.job
+        state.submission_keys[key] = job.job
         job.key = key
     ctx.out.append(Accept(job.job))
 
@@ -73,14 +73,14 @@ def _orders(
     ctx: HandlerContext, sweep: JobSweep, event: SweepChangeRequested, number: int
 ) -> list[Order]:
     engine = sweep.engine
-    why = f"{event.change}{'ped' if event.change == 'stop' else 'd'} by {event.user}"
+    reason = f"{event.change}{'ped' if event.change == 'stop' else 'd'} by {event.user}"
     match event.change:
         case "add":
             return engine.add(event.values, ctx.now, event.parent)
         case "stop":
-            return engine.stop(number, why, ctx.now)
+            return engine.stop(number, reason, ctx.now)
         case "delete":
-            return engine.delete(number, why, ctx.now)
+            return engine.delete(number, reason, ctx.now)
         case "pause":
             return engine.pause(number)
         case "resume":

@@ -57,9 +57,14 @@ def submit_trial(ctx: HandlerContext, job: Job, sweep: JobSweep, order: Graduate
         sources=addresses,
     )
     new = accept(ctx, _spec_of(job.spec, spec, trial), job.snapshot, job.user, job.project)
-    why = f"goes on as job {new.job}, from epoch {order.epochs}"
-    ctx.totals.sweep(job.job).trial_ended(order.trial, why)
-    detail: Detail = {"trial": order.trial, "how": "graduated", "reason": why, "as": new.job}
+    why = f"continues as job {new.job} from epoch {order.epochs}"
+    ctx.totals.sweep(job.job).trial_ended(order.trial, why, graduated_as=new.job)
+    detail: Detail = {
+        "trial": order.trial,
+        "how": "graduated",
+        "reason": why,
+        "graduated_as": new.job,
+    }
     ctx.announce("sweep.trial_ended", job, detail)
 
 
@@ -93,8 +98,9 @@ def epoch_reported(ctx: HandlerContext, job: Job, event: EpochReported) -> None:
 
 def metrics_of(event: EpochReported) -> dict[str, float]:
     """Return what the trial's functions returned; the training loss of the job is their `loss`."""
-    loss = {} if event.train_loss is None else {"loss": event.train_loss}
-    return {**loss, **event.metrics}
+    facts = event.facts
+    loss = {} if facts.train_loss is None else {"loss": facts.train_loss}
+    return {**loss, **facts.metrics}
 
 
 def carry_out(ctx: HandlerContext, job: Job, sweep: JobSweep, orders: Iterable[Order]) -> None:
@@ -107,11 +113,11 @@ def carry_out(ctx: HandlerContext, job: Job, sweep: JobSweep, orders: Iterable[O
                 node = engine.workers[worker].node
                 message = unit_order(ctx.state, job, sweep, order)
                 sweep.units[worker] = PlacedUnit(node=node, order=message)
-                sweep.stale[node] = None
+                sweep.stale_nodes[node] = None
             case StopUnit(worker=worker):
                 sweep.stopping[worker] = None
             case CopyState(target=node) | DropState(node=node):
-                sweep.stale[node] = None
+                sweep.stale_nodes[node] = None
             case TrialScored():
                 _record_score(ctx, job, sweep, order)
             case TrialEnded():
@@ -119,7 +125,7 @@ def carry_out(ctx: HandlerContext, job: Job, sweep: JobSweep, orders: Iterable[O
             case StateDiffers(state=name):
                 detail: Detail = {"trial": name.trial, "version": name.version}
                 ctx.announce("sweep.state_differs", job, detail)
-            case DataRefused(node=node, partition=partition, why=why):
+            case DataRefused(node=node, partition=partition, reason=why):
                 refused: Detail = {"node": node, "partition": partition, "reason": why}
                 ctx.announce("sweep.data_refused", job, refused)
             case Graduate():
@@ -129,7 +135,7 @@ def carry_out(ctx: HandlerContext, job: Job, sweep: JobSweep, orders: Iterable[O
     for worker, unit in list(sweep.units.items()):
         if unit.order.attempt not in engine.leases:
             del sweep.units[worker]
-            sweep.stale[unit.node] = None
+            sweep.stale_nodes[unit.node] = None
 
 
 def _record_score(ctx: HandlerContext, job: Job, sweep: JobSweep, order: TrialScored) -> None:
@@ -159,21 +165,21 @@ def best_trial(sweep: JobSweep) -> int | None:
 
 
 def _record_trial_end(ctx: HandlerContext, job: Job, sweep: JobSweep, order: TrialEnded) -> None:
-    ctx.totals.sweep(job.job).trial_ended(order.trial, order.why)
+    ctx.totals.sweep(job.job).trial_ended(order.trial, order.reason)
     if order.how == "failed":
-        sweep.first_failure = sweep.first_failure or f"trial {order.trial}: {order.why}"
+        sweep.first_failure = sweep.first_failure or f"trial {order.trial}: {order.reason}"
     if not job.ended:
-        detail: Detail = {"trial": order.trial, "how": order.how, "reason": order.why}
+        detail: Detail = {"trial": order.trial, "how": order.how, "reason": order.reason}
         ctx.announce("sweep.trial_ended", job, detail)
 
 
 def send_stale(ctx: HandlerContext, job: Job, sweep: JobSweep) -> None:
     """Send deltas to nodes that need one; a lost node gets its delta when it greets."""
-    for node in sweep.stale:
+    for node in sweep.stale_nodes:
         known = ctx.state.nodes.get(node)
-        sweep.told[node] = None
+        sweep.notified_nodes[node] = None
         if known is not None and known.phase is not NodePhase.LOST:
             sweep.revision += 1
             delta: SweepDelta = desired_sweep(ctx.state, job, sweep, node)
             ctx.send_sweep(node, delta)
-    sweep.stale = {}
+    sweep.stale_nodes = {}

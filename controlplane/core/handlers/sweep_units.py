@@ -15,7 +15,7 @@ from controlplane.core.history import EpochFinished
 from controlplane.core.model.job import Job
 from controlplane.core.model.job_phases import Running
 from controlplane.core.model.node import Node
-from controlplane.core.model.report_bounds import clamp_unit_begun, clamp_unit_ended
+from controlplane.core.model.report_bounds import clamp_unit_ended, clamp_unit_started
 from controlplane.core.model.sweep import JobSweep
 from controlplane.core.model.worker import Worker
 from controlplane.sweeps.orders import Attempt, StateName, UnitReport
@@ -23,7 +23,7 @@ from controlplane.sweeps.sweep_state import Lease
 from controlplane.sweeps.trial_changes import Fault
 from schemas.ids import node_of
 from schemas.sweeps import printable
-from schemas.wire.agent import HopperOpened, UnitBegun, UnitEnded, UnitFailed
+from schemas.wire.agent import SweepWorkerReady, UnitEnded, UnitFailed, UnitStarted
 from schemas.wire.client import EpochInfo, LedgerUnit
 from schemas.wire.feed import Detail
 from schemas.wire.sweeps import StateCopied, StateNotCopied
@@ -89,21 +89,23 @@ MAX_REASON_CHARACTERS: Final = 2000  # of a report
 FAULTS: dict[str, Fault] = {"trial": "trial", "state": "state", "data": "data", "disk": "disk"}
 
 
-def on_hopper_opened(_: HandlerContext, job: Job, worker: Worker, event: HopperOpened) -> None:
+def on_sweep_worker_ready(
+    _: HandlerContext, job: Job, worker: Worker, event: SweepWorkerReady
+) -> None:
     """Note the address of a worker that takes units once it is a member of its group."""
     if job.sweep is not None:
         job.sweep.addresses[worker.worker] = event.address
 
 
-def on_unit_begun(ctx: HandlerContext, job: Job, worker: Worker, event: UnitBegun) -> None:
+def on_unit_started(ctx: HandlerContext, job: Job, worker: Worker, event: UnitStarted) -> None:
     """Handle a unit that has received its state and its data."""
-    sweep, event = job.sweep, clamp_unit_begun(event)
+    sweep, event = job.sweep, clamp_unit_started(event)
     lease = _lease(sweep, worker, event.attempt)
     if sweep is None or lease is None:
         return
     name = lease.order.state
     if name is not None:
-        own = sweep.memory.get(name.trial) == (name.version, worker.worker)
+        own = sweep.newest_in_memory.get(name.trial) == (name.version, worker.worker)
         history = ctx.totals.sweep(job.job)
         history.unit_begun(name.trial, event.waited_s, hops=not own)
     attempt = Attempt(event.attempt)
@@ -124,8 +126,8 @@ def on_unit_ended(ctx: HandlerContext, job: Job, worker: Worker, event: UnitEnde
     if lease is None:
         sweep.stopping.pop(worker.worker, None)
         return
-    sweep.stale[node_of(worker.slot)] = None
-    if not lease.void:
+    sweep.stale_nodes[node_of(worker.slot)] = None
+    if not lease.ignored:
         _add_to_ledger(ctx, job, worker, lease, event)
         _count(ctx, job, sweep, lease, event)
     report = UnitReport(event.metrics, event.samples, event.seconds, event.scores, event.digest)
@@ -140,7 +142,7 @@ def _add_to_ledger(
     order = lease.order
     unit = LedgerUnit(
         trial=lease.trial,
-        by=order.trial,
+        values_of=order.trial,
         version=order.result.version,
         epoch=order.epoch,
         partition=order.partition,
@@ -158,7 +160,7 @@ def _add_to_ledger(
 def _count(ctx: HandlerContext, job: Job, sweep: JobSweep, lease: Lease, event: UnitEnded) -> None:
     """Count the results of a unit, before the sweep continues from it."""
     order = lease.order
-    sweep.memory[lease.trial] = (order.result.version, order.worker)
+    sweep.newest_in_memory[lease.trial] = (order.result.version, order.worker)
     job.attempts.losses, job.attempts.changes, job.attempts.recoveries = 0, 0, 0
     if lease.again:
         return
@@ -173,8 +175,8 @@ def on_unit_failed(ctx: HandlerContext, job: Job, worker: Worker, event: UnitFai
     if _lease(sweep, worker, event.attempt) is None:
         sweep.stopping.pop(worker.worker, None)
         return
-    sweep.stale[node_of(worker.slot)] = None
-    fault, why = FAULTS.get(event.fault, "trial"), printable(event.why)[:MAX_REASON_CHARACTERS]
+    sweep.stale_nodes[node_of(worker.slot)] = None
+    fault, why = FAULTS.get(event.fault, "trial"), printable(event.reason)[:MAX_REASON_CHARACTERS]
     detail: Detail = {
         "attempt": event.attempt,
         "fault": fault,
@@ -202,10 +204,10 @@ def on_state_report(
     engine, name = sweep.engine, StateName(event.trial, event.version)
     ctx.changed_jobs[job.job] = None
     if isinstance(event, StateCopied):
-        sweep.stale |= {node.node: None} if (name, node.node) in engine.state.copying else {}
+        sweep.stale_nodes |= {node.node: None} if (name, node.node) in engine.state.copying else {}
         carry_out(ctx, job, sweep, engine.state_stored(name, node.node, ctx.now))
         return
-    sweep.stale[node.node] = None
-    detail: Detail = {"trial": event.trial, "version": event.version, "reason": event.why}
+    sweep.stale_nodes[node.node] = None
+    detail: Detail = {"trial": event.trial, "version": event.version, "reason": event.reason}
     ctx.announce("sweep.state_not_copied", job, detail, node)
     carry_out(ctx, job, sweep, engine.state_missing(name, node.node, ctx.now))

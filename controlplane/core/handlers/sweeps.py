@@ -68,9 +68,9 @@ def reconcile_sweeps(ctx: HandlerContext, names: Sequence[JobId]) -> None:
             _end_when_over(ctx, job, sweep)
         if job.ended and not sweep.closed:
             sweep.closed = True
-            carry_out(ctx, job, sweep, sweep.engine.close(job.why))
-            sweep.stale |= sweep.told
-        if sweep.stale:
+            carry_out(ctx, job, sweep, sweep.engine.close(job.reason))
+            sweep.stale_nodes |= sweep.notified_nodes
+        if sweep.stale_nodes:
             before = len(ctx.out)
             send_stale(ctx, job, sweep)
             if job.ended:  # a node must learn what it keeps before it may forget the job
@@ -95,14 +95,14 @@ def _move_to_ended(ctx: HandlerContext, name: JobId) -> None:
 def _follow_nodes(ctx: HandlerContext, job: Job, sweep: JobSweep) -> None:
     """Remove the states of lost nodes, and restore those of returning nodes."""
     engine = sweep.engine
-    for node in sweep.told:
+    for node in sweep.notified_nodes:
         known = ctx.state.nodes.get(node)
         lost = known is None or known.phase is NodePhase.LOST
-        if lost and node not in engine.state.away:
-            sweep.holders = {}  # partitions are assigned again
+        if lost and node not in engine.state.lost_states:
+            sweep.workers_by_node = {}  # partitions are assigned again
             carry_out(ctx, job, sweep, engine.node_lost(node, ctx.now))
-        elif not lost and node in engine.state.away:
-            sweep.stale[node] = None
+        elif not lost and node in engine.state.lost_states:
+            sweep.stale_nodes[node] = None
             carry_out(ctx, job, sweep, engine.node_back(node, ctx.now))
 
 
@@ -113,8 +113,8 @@ def _follow_workers(ctx: HandlerContext, job: Job, sweep: JobSweep) -> None:
     for name, place in list(engine.state.workers.items()):
         worker = job.workers.get(name)
         if worker is None or worker.phase in GONE_PHASES:
-            why, fault = sweep.exits.get(name, ("", False))
-            orders = engine.worker_gone(name, ctx.now, why, fault=fault)
+            reason, fault = sweep.exits.get(name, ("", False))
+            orders = engine.worker_gone(name, ctx.now, reason, fault=fault)
             carry_out(ctx, job, sweep, orders)
         elif name not in serving and not place.revoked:
             within_s = spec.revoke_s if spec is not None else 0.0
@@ -151,37 +151,37 @@ def _share_partitions(
     spec = job.spec.stated_sweep
     workers: dict[NodeId, int] = dict(Counter(node_of(one.slot) for one in serving.values()))
     faults = sum(sweep.engine.state.data.failed.values())
-    if spec is None or not workers or (workers, faults) == (sweep.holders, sweep.faults):
+    if spec is None or not workers or (workers, faults) == (sweep.workers_by_node, sweep.faults):
         return
-    sweep.holders, sweep.faults = workers, faults
+    sweep.workers_by_node, sweep.faults = workers, faults
     orders = sweep.engine.share_partitions(workers, spec.replicas, ctx.now)
     carry_out(ctx, job, sweep, orders)
 
 
 def _end_when_over(ctx: HandlerContext, job: Job, sweep: JobSweep) -> None:
     engine = sweep.engine
-    if engine.state.stuck:
-        end(ctx, job, JobTrigger.GAVE_UP, engine.state.stuck)
+    if engine.state.stuck_reason:
+        end(ctx, job, JobTrigger.GAVE_UP, engine.state.stuck_reason)
     elif engine.over:
         score, number = best_score(sweep), best_trial(sweep)
         if score is not None:
             metric = engine.state.spec.metric
-            why = f"best: trial {number} with {metric} {score:.6g}"
-            end(ctx, job, JobTrigger.FINISHED, why, {"trial": number, metric: score})
+            reason = f"best: trial {number} with {metric} {score:.6g}"
+            end(ctx, job, JobTrigger.FINISHED, reason, {"trial": number, metric: score})
         elif sweep.first_failure:
             count = len(engine.state.trials)
-            why = f"none of {count} trials came to the end of an epoch; {sweep.first_failure}"
-            end(ctx, job, JobTrigger.GAVE_UP, why)
+            reason = f"none of {count} trials finished an epoch; {sweep.first_failure}"
+            end(ctx, job, JobTrigger.GAVE_UP, reason)
         else:
             end(ctx, job, JobTrigger.CANCELLED, "every trial was stopped before it had a score")
 
 
 def _request_plan_if_slots_change(ctx: HandlerContext, job: Job, sweep: JobSweep) -> None:
-    can_train = 0 if job.ended else sweep.engine.can_train
-    if can_train != sweep.can_train:
+    can_train = 0 if job.ended else sweep.engine.trainable
+    if can_train != sweep.trainable:
         least, most = job.spec.slots
-        bounded = [max(least, min(most, count)) for count in (sweep.can_train, can_train)]
-        sweep.can_train = can_train
+        bounded = [max(least, min(most, count)) for count in (sweep.trainable, can_train)]
+        sweep.trainable = can_train
         ctx.changed_jobs[job.job] = None
         if bounded[0] != bounded[1]:
             ctx.plan_needed = True
@@ -200,15 +200,15 @@ def on_controller_started(ctx: HandlerContext) -> None:
     for name in ctx.state.sweeps:
         sweep = ctx.state.jobs[name].sweep
         if sweep is not None:
-            sweep.engine.begin_anew(ctx.now)
+            sweep.engine.restart_timers(ctx.now)
 
 
 def on_node_greeted(ctx: HandlerContext, node: NodeId) -> None:
     """Mark every sweep that the node ever got a delta of, to send it again."""
     for name in (*ctx.state.sweeps, *ctx.state.ended_sweeps):
         sweep = ctx.state.jobs[name].sweep
-        if sweep is not None and node in sweep.told:
-            sweep.stale[node] = None
+        if sweep is not None and node in sweep.notified_nodes:
+            sweep.stale_nodes[node] = None
             ctx.state.sweeps[name] = None
     lifecycle.resend_kept_states(ctx, node)
 

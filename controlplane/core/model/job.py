@@ -60,9 +60,9 @@ class Progress(msgspec.Struct, kw_only=True):
     step: int = 0
     samples_done: int = 0  # Y_processed
     epoch_samples: int = 0  # ||D||
-    left_out: int = 0  # samples that finished epochs skipped, in total
-    epoch_left_out: int = 0  # samples that the last epoch skipped
-    epochs_stated: int | None = None  # of the stop rule in force, the script's or the job file's
+    untrained_samples: int = 0  # samples that finished epochs skipped, in total
+    epoch_untrained: int = 0  # samples that the last epoch skipped
+    stated_epochs: int | None = None  # of the stop rule in force, the script's or the job file's
     samples_per_s: float = 0.0  # X_j
     lr: float | None = None
     train_loss: float | None = None
@@ -71,14 +71,14 @@ class Progress(msgspec.Struct, kw_only=True):
     noise_epochs: int = 0  # epochs that reported a noise scale
     last_batch: int = 0  # global, of the last group that trained
     beside: tuple[NodeCrowd, ...] = ()  # jobs on the same nodes at the end of the last epoch
-    fits: int | None = None  # most samples on one slot, after more ran out of memory
-    unheard: list[int] = []  # finished epochs that the job continues from, not reported yet
-    late: list[EpochReported] = []  # held until the next group's start epoch is known
+    fitting_batch: int | None = None  # most samples on one slot, after more ran out of memory
+    missing_epochs: list[int] = []  # finished epochs that the job continues from, not reported yet
+    held_reports: list[EpochReported] = []  # held until the next group's start epoch is known
 
     @property
     def epoch_length(self) -> int:
         """Samples that the next epoch will train, if it ends where the last one did."""
-        return self.epoch_samples - self.epoch_left_out
+        return self.epoch_samples - self.epoch_untrained
 
 
 class Accounting(msgspec.Struct, kw_only=True):
@@ -89,7 +89,7 @@ class Accounting(msgspec.Struct, kw_only=True):
     queued_s: Seconds = Seconds(0.0)  # in phases that hold no slot
     running_s: Seconds = Seconds(0.0)  # in phases that hold slots
     slot_s: float = 0.0  # slots held times seconds
-    started_s: float | None = None  # duration of the last start, from the order
+    last_start_s: float | None = None  # duration of the last start, from the order
     rescales: int = 0  # changes of membership
     batch_changes: int = 0
 
@@ -101,9 +101,9 @@ class Attempts(msgspec.Struct, kw_only=True):
     losses: int = 0  # groups lost in a row without a finished epoch
     recoveries: int = 0  # in a row, without a formed group
     changes: int = 0  # abandoned changes and recoveries since the last finished epoch
-    start_at: Seconds = Seconds(0.0)  # earliest next start
-    change_at: Seconds = Seconds(0.0)  # earliest retry of a growth or an operator's order
-    died_on: dict[NodeId, int] = {}  # unexpected worker exits by node, in total
+    next_start_at: Seconds = Seconds(0.0)  # earliest next start
+    next_change_at: Seconds = Seconds(0.0)  # earliest retry of a growth or an operator's order
+    crashes_by_node: dict[NodeId, int] = {}  # unexpected worker exits by node, in total
     exit_code: int | None = None  # of the last decisive worker exit; None after a start
 
 
@@ -111,8 +111,8 @@ class SpeedPromise(msgspec.Struct, frozen=True, kw_only=True):
     """Speed that a policy expected of a group, and the speed of the group before."""
 
     version: Version
-    now: float  # samples per second in the group before
-    then: float  # in the ordered group
+    speed_before: float  # samples per second in the group before
+    speed_expected: float  # in the ordered group
     correction: float | None = None  # factor that the policy applied to the expected gain
 
 
@@ -139,18 +139,18 @@ class Job(msgspec.Struct, kw_only=True):
     user: str
     submitted_at: Seconds
     status: JobStatus = msgspec.field(default_factory=Queued)
-    why: str = "submitted"  # reason of the phase
+    reason: str = "submitted"  # reason of the phase
     version: Version = Version(0)  # highest used so far
     workers: dict[WorkerId, Worker] = {}  # of every version, while a process may exist
     nodes: dict[NodeId, None] = {}  # all that ever had a worker of the job
     override: ManualOverride | None = None  # an operator's order
-    override_waits: str = ""  # why the override is not carried out yet
+    override_wait_reason: str = ""  # why the override is not carried out yet
     progress: Progress = msgspec.field(default_factory=Progress)
     accounting: Accounting = msgspec.field(default_factory=Accounting)
     attempts: Attempts = msgspec.field(default_factory=Attempts)
     promise: SpeedPromise | None = None  # of the last ordered group, until measured
     promised_end: PromisedEnd | None = None  # None: no promise
-    changed_at: int = 0  # version of the state; older plans do not apply to the job
+    changed_version: int = 0  # version of the state; older plans do not apply to the job
     sweep: JobSweep | None = None  # None: an ordinary job
     key: str = ""  # USER/KEY of the submission
     project: str = ""  # as submitted; empty: the user's own
@@ -219,11 +219,11 @@ class Job(msgspec.Struct, kw_only=True):
             return None
         if stop is not None and stop.samples is not None:
             return stop.samples
-        epochs = stop.epochs if stop is not None else progress.epochs_stated
+        epochs = stop.epochs if stop is not None else progress.stated_epochs
         if not epochs or not progress.epoch_samples:
             return None
-        to_come = max(0, epochs - progress.epoch) * progress.epoch_left_out
-        return epochs * progress.epoch_samples - progress.left_out - to_come
+        to_come = max(0, epochs - progress.epoch) * progress.epoch_untrained
+        return epochs * progress.epoch_samples - progress.untrained_samples - to_come
 
     @property
     def ended(self) -> bool:
@@ -251,7 +251,7 @@ def number_of(job: JobId) -> int:
     return int(job.rpartition("-")[2])
 
 
-def advance(job: Job, trigger: JobTrigger, status: JobStatus, why: str, now: Seconds) -> None:
+def advance(job: Job, trigger: JobTrigger, status: JobStatus, reason: str, now: Seconds) -> None:
     """Move `job` along the transition table and bring its accounts up to `now`.
 
     Args:
@@ -262,12 +262,12 @@ def advance(job: Job, trigger: JobTrigger, status: JobStatus, why: str, now: Sec
     """
     phase = job.status.phase
     if NEXT.get((phase, trigger)) is not status.phase:
-        raise IllegalTransitionError(job.job, phase.value, trigger.value, job.why)
+        raise IllegalTransitionError(job.job, phase.value, trigger.value, job.reason)
     _settle_accounts(job, now)
     begins = isinstance(job.status, Starting)
     if begins or _slots_of(job.status.group) != _slots_of(status.group):
         job.accounting.placed_at = now
-    job.status, job.why = status, why
+    job.status, job.reason = status, reason
 
 
 def with_group(job: Job, group: Group) -> WithGroup:
@@ -279,7 +279,7 @@ def with_group(job: Job, group: Group) -> WithGroup:
     status = job.status
     if isinstance(status, Starting | Running | Rescaling):
         return msgspec.structs.replace(status, group=group)
-    raise IllegalTransitionError(job.job, job.phase.value, "another group", job.why)
+    raise IllegalTransitionError(job.job, job.phase.value, "another group", job.reason)
 
 
 def _settle_accounts(job: Job, now: Seconds) -> None:
@@ -322,7 +322,7 @@ def batch_limit(job: Job) -> int:
     first batch. It is never below the first batch.
     """
     spec, progress = job.spec, job.progress
-    if not spec.batch_limit_is_left_open:
+    if not spec.batch_limit_is_auto:
         return spec.batch_limit
     by_memory = local_limit(job) * spec.slots[1]
     by_data = progress.epoch_samples // MIN_STEPS
@@ -353,7 +353,7 @@ def local_limit(job: Job) -> int:
 
     A batch that ran out of memory lowers the limit that the user stated.
     """
-    stated, fits = job.spec.local_limit, job.progress.fits
+    stated, fits = job.spec.local_limit, job.progress.fitting_batch
     return stated if fits is None else min(stated, fits)
 
 
@@ -370,5 +370,5 @@ def lower_local_limit(job: Job, error: str) -> bool:
     in_passes = job.spec.pass_limit < job.spec.batch_size
     if in_passes or largest <= job.spec.batch_size:  # the user states that this batch fits
         return False
-    job.progress.fits = max(job.spec.batch_size, largest // 2)
+    job.progress.fitting_batch = max(job.spec.batch_size, largest // 2)
     return True

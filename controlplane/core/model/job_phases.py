@@ -105,7 +105,7 @@ class Starting(msgspec.Struct, kw_only=True, tag="starting"):
     phase: ClassVar[Phase] = Phase.STARTING
     change: ClassVar[None] = None
     group: Group
-    meeting: bool = False  # all workers are ready and were ordered to form the group
+    forming: bool = False  # all workers are ready and were ordered to form the group
     resumes: bool = False  # the last group was suspended
     script: ScriptReports = msgspec.field(default_factory=ScriptReports)
 

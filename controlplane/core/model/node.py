@@ -20,12 +20,12 @@ class Drain(msgspec.Struct, kw_only=True):
     reason: str
     since: Seconds
     deadline: Seconds | None  # remaining jobs are then stopped and wait for slots; None: never
-    over: bool = False  # the deadline has passed
-    empty: bool = False  # the node is empty, and that was announced
+    deadline_passed: bool = False  # the deadline has passed
+    announced_empty: bool = False  # the node is empty, and that was announced
     moved: dict[JobId, Version] = {}  # jobs that grew elsewhere first, with their versions before
 
     @property
-    def why(self) -> str:
+    def text(self) -> str:
         """Reason as text for users."""
         return f"drained by {self.user}" + (f": {self.reason}" if self.reason else "")
 
@@ -80,8 +80,10 @@ class Node(msgspec.Struct, kw_only=True):
     phase: NodePhase = NodePhase.UP
     since: Seconds = Seconds(0.0)
     committed: int = 0  # number of the last handled event of `boot`
-    former: list[BootId] = []  # the latest boots before `boot`
-    foreign: dict[SlotId, WorkerId] = {}  # slots with workers that this controller did not order
+    former_boots: list[BootId] = []  # the latest boots before `boot`
+    foreign_workers: dict[
+        SlotId, WorkerId
+    ] = {}  # slots with workers that this controller did not order
     drain: Drain | None = None  # None: not draining
     problems: tuple[str, ...] = ()  # why the node cannot start workers, from its agent
     run_id: str = ""  # of the agent's run folder, which buffers the output of workers
@@ -101,7 +103,7 @@ def advance(node: Node, trigger: NodeTrigger, now: Seconds) -> bool:
     try:
         phase = NEXT[node.phase, trigger]
     except KeyError:
-        raise IllegalTransitionError(node.node, node.phase.value, trigger.value, "") from None
+        raise IllegalTransitionError(node.node, node.phase.value, trigger.value) from None
     changed = phase is not node.phase
     if changed:
         node.phase, node.since = phase, now

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 
-from schemas.sweeps import MAX_METRIC, are_bounded, bounded_metrics, printable
-from schemas.wire.agent import AgentEvent, EpochReported, StepsReported, UnitBegun, UnitEnded
+from schemas.epochs import EpochFacts, StepTimes
+from schemas.sweeps import MAX_METRIC, printable
+from schemas.wire.agent import AgentEvent, EpochReported, StepsReported, UnitEnded, UnitStarted
 
 MAX_COUNT: Final = 2**53  # of any count; larger ones lose precision as floats
 MAX_MEASURE: Final = 1e15  # of any measurement
@@ -35,8 +36,8 @@ Struct = TypeVar("Struct", bound=msgspec.Struct)
 def clamp_numbers(struct: Struct) -> Struct:
     """Return `struct` with its numbers within what arrays and sums of a policy can hold.
 
-    NaN becomes None where that is the field's default, else 0. A struct within the bounds is
-    returned itself.
+    Step times are included. NaN becomes None where that is the field's default, else 0. A struct
+    within the bounds is returned itself.
     """
     changes: dict[str, Any] = {}
     for name in struct.__struct_fields__:
@@ -47,6 +48,8 @@ def clamp_numbers(struct: Struct) -> Struct:
                 changes[name] = MAX_COUNT if value > 0 else -MAX_COUNT
         elif kind is float and not -MAX_MEASURE <= value <= MAX_MEASURE:
             changes[name] = _clamp_float(struct, name, value)
+        elif kind is StepTimes and (times := clamp_numbers(value)) is not value:
+            changes[name] = times
     return msgspec.structs.replace(struct, **changes) if changes else struct
 
 
@@ -62,7 +65,7 @@ def _clamp_float(struct: msgspec.Struct, name: str, value: float) -> float | Non
 # --- units of sweeps
 
 
-def clamp_unit_begun(event: UnitBegun) -> UnitBegun:
+def clamp_unit_started(event: UnitStarted) -> UnitStarted:
     """Return the report with its numbers within bounds."""
     return msgspec.structs.replace(
         event,
@@ -106,11 +109,9 @@ def _limit_metrics(given: Mapping[str, float]) -> dict[str, float]:
 def drop_excess_metrics(event: AgentEvent) -> AgentEvent:
     """Return the report without excess or infinite metrics of an epoch.
 
-    This happens before the report becomes an input; inputs of older journals stay as they are.
+    This happens before the report becomes an input.
     """
-    if not isinstance(event, EpochReported) or are_bounded(event.metrics):
-        return event
-    return msgspec.structs.replace(event, metrics=bounded_metrics(event.metrics))
+    return event.without_excess_metrics() if isinstance(event, EpochReported) else event
 
 
 def first_valid_noise_scale(*scales: float | None) -> float | None:
@@ -118,49 +119,25 @@ def first_valid_noise_scale(*scales: float | None) -> float | None:
     return next((v for v in scales if v is not None and 0.0 < v < math.inf), None)
 
 
-class PassTimes(NamedTuple):
-    """A step takes `pass_s + (passes - 1) * (pass_s - sync_s)` seconds."""
-
-    pass_s: float | None = None  # last pass of a step with its reduction; None: not reported
-    sync_s: float | None = None  # part of `pass_s` in the reduction
-    local_batch: int = 0  # samples of one pass of one worker; 0: not reported
-    passes: int = 0  # of one worker in a step
+def plausible_times(report: StepsReported | EpochFacts) -> StepTimes | None:
+    """Return the reported step times; None if they are missing or implausible."""
+    return None if times_problem(report) else report.step_times
 
 
-NOT_REPORTED: Final = PassTimes()
-
-
-def plausible_passes(report: StepsReported | EpochReported) -> PassTimes:
-    """Return the pass times, or `NOT_REPORTED` if any of them is missing or implausible."""
-    times = _pass_times(report)
-    return NOT_REPORTED if _passes_problem(times, report.global_batch) else times
-
-
-def passes_problem(report: StepsReported | EpochReported) -> str:
-    """Return why reported pass times are discarded; empty if they are not."""
-    times = _pass_times(report)
-    return "" if times == NOT_REPORTED else _passes_problem(times, report.global_batch)
-
-
-def _pass_times(report: StepsReported | EpochReported) -> PassTimes:
-    return PassTimes(report.pass_s, report.sync_s, report.local_batch, report.passes)
-
-
-def _passes_problem(times: PassTimes, global_batch: int) -> str:
-    pass_s, sync_s, local, passes = times
-    if pass_s is None or not 0.0 < pass_s <= MAX_PASS_S:
-        return f"pass_s {_format(pass_s)} is not above 0 and at most {MAX_PASS_S:g}"
-    if sync_s is None or not 0.0 <= sync_s <= pass_s:
-        return f"sync_s {_format(sync_s)} is not 0 to pass_s {pass_s:g}"
-    if not 1 <= local <= max(1, global_batch):
-        return f"local_batch {local} is not 1 to global_batch {global_batch}"
-    if not 1 <= passes <= max(1, global_batch):
-        return f"passes {passes} is not 1 to global_batch {global_batch}"
+def times_problem(report: StepsReported | EpochFacts) -> str:
+    """Return why reported step times are discarded; empty if they are not."""
+    times, limit = report.step_times, max(1, report.global_batch)
+    if times is None:
+        return ""
+    if not 0.0 < times.pass_s <= MAX_PASS_S:
+        return f"pass_s {times.pass_s:g} is not above 0 and at most {MAX_PASS_S:g}"
+    if not 0.0 <= times.sync_s <= times.pass_s:
+        return f"sync_s {times.sync_s:g} is not 0 to pass_s {times.pass_s:g}"
+    if not 1 <= times.local_batch <= limit:
+        return f"local_batch {times.local_batch} is not 1 to global_batch {report.global_batch}"
+    if not 1 <= times.passes <= limit:
+        return f"passes {times.passes} is not 1 to global_batch {report.global_batch}"
     return ""
-
-
-def _format(value: float | None) -> str:
-    return "(none)" if value is None else f"{value:g}"
 
 
 def plausible_steps(steps: StepsReported) -> int:

@@ -43,7 +43,7 @@ class RescaleTrigger(Enum):
     EXPIRED = "expired"
     MEMBER_LOST = "member lost"  # of the current group
     QUIESCED = "quiesced"  # every survivor reported its position
-    NOBODY_FULL = "nobody full"  # no survivor has the full state
+    NO_FULL_STATE = "no full state"  # no survivor has the full state
 
 
 NEXT: Final[Mapping[tuple[RescalePhase, RescaleTrigger], RescalePhase]] = {
@@ -59,7 +59,7 @@ NEXT: Final[Mapping[tuple[RescalePhase, RescaleTrigger], RescalePhase]] = {
     (RescalePhase.SWITCHING, RescaleTrigger.MEMBER_LOST): RescalePhase.BROKEN,
     (RescalePhase.QUIESCING, RescaleTrigger.QUIESCED): RescalePhase.REJOINING,
     (RescalePhase.QUIESCING, RescaleTrigger.MEMBER_LOST): RescalePhase.BROKEN,
-    (RescalePhase.QUIESCING, RescaleTrigger.NOBODY_FULL): RescalePhase.LOST,
+    (RescalePhase.QUIESCING, RescaleTrigger.NO_FULL_STATE): RescalePhase.LOST,
     (RescalePhase.QUIESCING, RescaleTrigger.EXPIRED): RescalePhase.LOST,
     (RescalePhase.REJOINING, RescaleTrigger.FORMED): RescalePhase.SETTLED,
     (RescalePhase.REJOINING, RescaleTrigger.MEMBER_LOST): RescalePhase.BROKEN,
@@ -81,7 +81,7 @@ class QuiescePoint(msgspec.Struct, frozen=True, kw_only=True):
 
     step: int
     epoch: int  # last finished one
-    full: bool
+    has_full_state: bool
     port: int
 
 
@@ -92,11 +92,11 @@ class Rescale(msgspec.Struct, kw_only=True):
     kind: str  # join, recover or suspend
     before: Version  # version on nodes that were not notified yet
     phase: RescalePhase
-    why: str
-    began: Seconds
+    reason: str
+    started_at: Seconds
     store: str = ""  # HOST:PORT; empty until known
     source: int | None = None  # recover: rank whose state all members take; None: all are equal
-    points: dict[WorkerId, QuiescePoint] = {}
+    quiesce_points: dict[WorkerId, QuiescePoint] = {}
     notified_nodes: dict[NodeId, None] = {}  # nodes that were sent this version
     pause_ms: float = 0.0  # longest pause of a member
     step_ms: float = 0.0  # that member's usual step before; 0: not measured
@@ -119,37 +119,39 @@ def advance(job: JobId, change: Rescale, trigger: RescaleTrigger) -> RescalePhas
     try:
         change.phase = NEXT[change.phase, trigger]
     except KeyError:
-        raise IllegalTransitionError(job, change.phase.value, trigger.value, change.why) from None
+        raise IllegalTransitionError(
+            job, change.phase.value, trigger.value, change.reason
+        ) from None
     return change.phase
 
 
 class YieldMode(Enum):
     """Ways for a job to yield its slots; the value is shown to users. Cheaper ways come first."""
 
-    STAGING = "goes to free slots meanwhile"
-    SHRINK = "goes on with fewer slots meanwhile"
-    PAUSE = "pauses meanwhile"
+    STAGING = "moves to free slots temporarily"
+    SHRINK = "continues on fewer slots temporarily"
+    PAUSE = "pauses temporarily"
 
 
 class SwapYield(msgspec.Struct, frozen=True, kw_only=True):
     """Slots of a yielding job until the other jobs have moved."""
 
-    way: YieldMode
+    mode: YieldMode
     local_batch: dict[SlotId, int] = {}  # samples per step; empty while the job pauses
 
 
 class Swap(msgspec.Struct, kw_only=True):
     """Running jobs, each of which is to get slots that another of them holds.
 
-    Once the jobs in `aside` have yielded, the others can move one after the other.
+    Once the jobs in `yields` have yielded, the others can move one after the other.
     """
 
     targets: dict[JobId, dict[SlotId, int]]  # slot -> local batch, samples per step
-    aside: dict[JobId, SwapYield]
+    yields: dict[JobId, SwapYield]
     reasons: dict[JobId, Reason]
     by: str = "policy"  # or operator
-    stepped: dict[JobId, None] = {}  # jobs of `aside` that were ordered to yield
-    began: Seconds = Seconds(0.0)
+    yielded: dict[JobId, None] = {}  # jobs of `yields` that were ordered to yield
+    started_at: Seconds = Seconds(0.0)
 
     def slots(self) -> set[SlotId]:
         """Return the slots that are reserved for these jobs until the swap is over."""

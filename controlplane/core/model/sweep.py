@@ -24,20 +24,22 @@ class JobSweep(msgspec.Struct, kw_only=True):
     engine: Sweep
     addresses: dict[WorkerId, str] = {}  # HOST:PORT of workers that take units
     units: dict[WorkerId, PlacedUnit] = {}  # in progress
-    memory: dict[int, tuple[int, WorkerId]] = {}  # trial -> version and worker of its newest state
+    newest_in_memory: dict[
+        int, tuple[int, WorkerId]
+    ] = {}  # trial -> version and worker of its newest state
     stopping: dict[WorkerId, None] = {}  # workers that are killed with their units
     exits: dict[WorkerId, tuple[str, bool]] = {}  # reason of the exit, and True for a fault
-    holders: dict[NodeId, int] = {}  # workers by node when partitions were assigned
+    workers_by_node: dict[NodeId, int] = {}  # workers by node when partitions were assigned
     faults: int = 0  # data faults at that time
-    told: dict[NodeId, None] = {}  # nodes that ever got a delta of the sweep
-    stale: dict[NodeId, None] = {}  # nodes that need a new delta
+    notified_nodes: dict[NodeId, None] = {}  # nodes that ever got a delta of the sweep
+    stale_nodes: dict[NodeId, None] = {}  # nodes that need a new delta
     revision: int = 0
     keys: dict[str, int] = {}  # USER/KEY of a change -> trial
     units_done: int = 0  # without units that ran again
     epoch_samples: int = 0  # of units since the sweep's last epoch
     epoch_s: float = 0.0  # duration of these units
     epoch_group: Version | None = None  # group that ran all of these units; None: several
-    can_train: int = 0  # trainable trials when a plan was last requested
+    trainable: int = 0  # trainable trials when a plan was last requested
     first_failure: str = ""
     closed: bool = False
 

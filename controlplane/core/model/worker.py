@@ -31,11 +31,11 @@ class WorkerTrigger(Enum):
     """Events that move a worker along its table."""
 
     STARTED = "process started"
-    READY = "said ready"
+    READY = "ready"
     FORMED = "joined its group"
     RETIRED = "left its group"
     DISMISSED = "ordered to stop"
-    EXITED = "process ended"
+    EXITED = "process exited"
 
 
 _LIVING = (WorkerPhase.ORDERED, WorkerPhase.STARTED, WorkerPhase.READY, WorkerPhase.MEMBER)
@@ -65,10 +65,10 @@ class Worker(msgspec.Struct, kw_only=True):
     pid: int | None = None
     reports: int = 0  # handled reports of its report file
     store_port: int = 0  # from its ready report
-    formed: Version = Version(0)  # the group that it trains in
-    formed_step: int = 0  # first step in that group
+    group_version: Version = Version(0)  # the group that it trains in
+    group_first_step: int = 0  # first step in that group
     reserved: bool = False  # prepared beside the slot's owner, which is about to leave
-    waits: bool = False  # has built all that needs no device and waits for its slot
+    awaits_slot: bool = False  # has built all that needs no device and waits for its slot
 
 
 def advance(worker: Worker, trigger: WorkerTrigger) -> bool:
@@ -85,7 +85,7 @@ def advance(worker: Worker, trigger: WorkerTrigger) -> bool:
         return True
     if worker.phase in {*_GOING, WorkerPhase.EXITED} or trigger is WorkerTrigger.STARTED:
         return False
-    raise IllegalTransitionError(worker.worker, worker.phase.value, trigger.value, "")
+    raise IllegalTransitionError(worker.worker, worker.phase.value, trigger.value)
 
 
 class ExitCause(Enum):
@@ -115,26 +115,27 @@ def exit_cause(event: WorkerExited, script: ScriptReports, epoch: int) -> tuple[
     if event.code == 0:
         return ExitCause.DONE, script.finished or _early_exit(epoch)
     if event.code is not None:
-        what = script.error or "its script ended"
-        why = f"{what}: exit code {event.code}"
+        code = event.code
+        error = f"{script.error} (exit code {code})" if script.error else ""
+        reason = error or f"the script exited with code {code}"
         if event.memory_limit is not None:
-            why += f"; {_memory_problem(event.memory_limit)}"
-        return ExitCause.FAILED, why
+            reason += f"; {_memory_problem(event.memory_limit)}"
+        return ExitCause.FAILED, reason
     if event.memory_limit is not None:
         return (
             ExitCause.FAILED,
             f"rank {event.rank} was killed: {_memory_problem(event.memory_limit)}",
         )
     if event.signal in FAULTS:
-        return ExitCause.FAILED, f"a worker died of {signal.Signals(event.signal).name}"
+        return ExitCause.FAILED, f"a worker crashed with {signal.Signals(event.signal).name}"
     if event.signal is not None:
         name = signal.Signals(event.signal).name if event.signal in _KNOWN else str(event.signal)
-        return ExitCause.LOST, f"a worker was ended by {name}"
+        return ExitCause.LOST, f"a worker was killed by {name}"
     if script.finished:
         return ExitCause.DONE, script.finished
     if script.error:
         return ExitCause.FAILED, script.error
-    return ExitCause.LOST, "a worker is gone and nobody saw how"
+    return ExitCause.LOST, "a worker vanished without an exit status"
 
 
 def shell_exit_code(event: WorkerExited) -> int | None:
@@ -146,11 +147,11 @@ _KNOWN: Final = frozenset(int(known) for known in signal.Signals)
 
 
 def _memory_problem(limit: int) -> str:
-    what = f"the job's processes on its node took more than {limit / (1 << 30):.3g} GiB of memory"
-    return f"{what}; use less of it, or ask who runs the cluster for more (memory_bytes of [jobs])"
+    used = f"the job's processes on the node exceeded {limit / (1 << 30):.3g} GiB of memory"
+    return f"{used}; reduce it, or ask the operator to raise memory_bytes in [jobs]"
 
 
 def _early_exit(epoch: int) -> str:
     if epoch:
-        return f"its script ended after epoch {epoch}, before its stop rule was met"
-    return "its script ended (exit code 0)"
+        return f"the script exited after epoch {epoch}, before its stop rule was met"
+    return "the script exited (exit code 0)"

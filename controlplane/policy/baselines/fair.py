@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import msgspec
-
 from controlplane.policy.api import ClusterView, ImmediatePolicy, JobView, Plan, PolicyEvent
-from controlplane.policy.options import refuse_below
+from controlplane.policy.options import NotNegative, Options
 from controlplane.policy.placement.free_slots import Moves, with_user_batches
 from controlplane.policy.placement.placers import PlacerName, make_placer
-from controlplane.policy.placement.shares import RoundRobin, shares
+from controlplane.policy.placement.sizes import RoundRobin, shares
 from controlplane.policy.placement.slot_partition import compose_plan, partition_of, slots_in_words
 from schemas.ids import Seconds
 
 
-class FairOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class FairOptions(Options, frozen=True):
     """Options of policy `fair`, table `[policy.options]` of the controller's settings."""
 
-    quantum_s: float = 0.0  # length of turns if not all jobs fit; 0: the oldest run to the end
+    quantum_s: NotNegative = (
+        0.0  # length of turns if not all jobs fit; 0: the oldest run to the end
+    )
     placer: PlacerName = "consolidate"
     moves: Moves = "elastic"
-
-    def __post_init__(self) -> None:
-        """Check the range."""
-        refuse_below(self, {"quantum_s": 0.0})
 
 
 class Fair(ImmediatePolicy):

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import msgspec
-
-from controlplane.policy.api import ClusterView, ImmediatePolicy, JobView, Plan, PolicyEvent, Reason
+from controlplane.policy.api import ClusterView, ImmediatePolicy, Plan, PolicyEvent, Reason
+from controlplane.policy.options import Options
 from controlplane.policy.placement.free_slots import with_user_batches
 from controlplane.policy.placement.placers import PlacerName, make_placer
-from controlplane.policy.placement.slot_partition import Partition, too_large
+from controlplane.policy.placement.slot_partition import Partition, slots_in_words, too_large
 from schemas.ids import JobId, NodeId, Seconds, SlotId
 
 
-class FifoOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class FifoOptions(Options, frozen=True):
     """Options of policy `fifo`, table `[policy.options]` of the controller's settings."""
 
     placer: PlacerName = "roomiest"
@@ -35,14 +34,14 @@ class Fifo(ImmediatePolicy):
     def plan(self, view: ClusterView, now: Seconds) -> Plan:
         """Keep what runs, then place the oldest waiting jobs on the slots left over."""
         kept = {name: job.running_on for name, job in view.jobs.items() if job.running_on}
-        waiting = _waiting(view)
+        waiting = [job for job in view.jobs.values() if not job.running_on and job.movable]
         partition = _free_now(view, now)
         left = partition.room
         sizes: dict[JobId, int] = {}
         reasons: dict[JobId, Reason] = {}
         wake_at: Seconds | None = None
         ahead = 0  # waiting jobs before this one
-        for job in waiting:
+        for job in sorted(waiting, key=lambda job: job.submitted_at):  # stable: in the view's order
             useful = min(len(view.slots), job.batch_size)  # a slot without a sample is wasted
             size = min(job.wanted, max(job.least, useful))
             if job.least > len(view.slots):
@@ -51,7 +50,10 @@ class Fifo(ImmediatePolicy):
                 wake_at = min(job.ready_at, wake_at or job.ready_at)
                 reasons[job.job] = Reason("backing_off", "waits before its next try")
             elif ahead or size > left:
-                reasons[job.job] = _waits(size, left, ahead)
+                behind = f" behind {ahead} job{'s' * (ahead != 1)}" if ahead else ""
+                text = f"waits for {slots_in_words(size)}{behind}, {left} free"
+                numbers: dict[str, float] = {"needs": size, "free": left, "ahead": ahead}
+                reasons[job.job] = Reason("waits", text, numbers)
                 ahead += 1
             else:
                 sizes[job.job] = size
@@ -72,14 +74,3 @@ def _free_now(view: ClusterView, now: Seconds) -> Partition:
         if slot.usable and slot.slot not in held:
             free[slot.node].append(slot.slot)
     return Partition(view, now, free, room=sum(map(len, free.values())))
-
-
-def _waiting(view: ClusterView) -> list[JobView]:
-    waiting = [job for job in view.jobs.values() if not job.running_on and job.movable]
-    return sorted(waiting, key=lambda job: job.submitted_at)  # stable: the view is in order
-
-
-def _waits(size: int, free: int, ahead: int) -> Reason:
-    behind = f" behind {ahead} job{'s' * (ahead != 1)}" if ahead else ""
-    text = f"waits for {size} slot{'s' * (size != 1)}{behind}, {free} free"
-    return Reason("waits", text, {"needs": size, "free": free, "ahead": ahead})

@@ -6,9 +6,7 @@ import math
 from bisect import bisect_right, insort
 from collections import deque
 from itertools import accumulate
-from typing import Final
-
-import msgspec
+from typing import Annotated, Final
 
 from controlplane.policy.api import (
     ClusterView,
@@ -18,26 +16,24 @@ from controlplane.policy.api import (
     Plan,
     PolicyEvent,
 )
-from controlplane.policy.options import refuse_below
+from controlplane.policy.options import Count, Options, Within
 from controlplane.policy.placement.placers import PlacerName, make_placer
-from controlplane.policy.placement.shares import fit_gangs, gang_plan
+from controlplane.policy.placement.sizes import fit_gangs, gang_plan
 from controlplane.policy.placement.slot_partition import partition_of
 from schemas.ids import JobId, Seconds
 
 TOLERANCE: Final = 1e-6  # tolerance at the end of a quantum, slot seconds
 
 
-class GittinsOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class GittinsOptions(Options, frozen=True):
     """Options of policy `gittins`, table `[policy.options]` of the controller's settings."""
 
-    quantum: float = 3250.0  # slot seconds after which a job's rank is updated
-    history: int = 1000  # remembered jobs, those that ended last
-    least_history: int = 5  # with fewer of them, least attained service decides
+    quantum: Annotated[float, Within(1.0)] = (
+        3250.0  # slot seconds after which a job's rank is updated
+    )
+    history: Count = 1000  # remembered jobs, those that ended last
+    least_history: Count = 5  # with fewer of them, least attained service decides
     placer: PlacerName = "consolidate"
-
-    def __post_init__(self) -> None:
-        """Check the ranges."""
-        refuse_below(self, {"quantum": 1.0, "history": 1, "least_history": 1})
 
 
 class ServiceHistory:

@@ -22,7 +22,7 @@ from controlplane.policy.api import (
 )
 from controlplane.policy.options import GoodputOptions
 from controlplane.policy.placement.placers import make_placer
-from controlplane.policy.placement.rounds import Rounds, fill_idle_slots, fit_targets, reschedulable
+from controlplane.policy.placement.sizes import Rounds, fill_idle_slots, fit_targets, reschedulable
 from controlplane.policy.placement.slot_partition import (
     Partition,
     compose_plan,
@@ -32,8 +32,7 @@ from controlplane.policy.placement.slot_partition import (
 from controlplane.policy.search.cluster_index import ClusterIndexCache
 from controlplane.policy.search.observed_families import FamilyRecord
 from controlplane.prediction import FloatArray, IntArray
-from controlplane.prediction.speed_model import statistical_efficiency
-from controlplane.prediction.throughput import SpeedModel
+from controlplane.prediction.throughput import SpeedModel, statistical_efficiency
 from schemas.ids import JobId, Seconds, SlotId, node_of
 
 MIN_SPEEDUP: Final = 1e-3  # speed-up of a job without slots, so that its term in a mean is finite

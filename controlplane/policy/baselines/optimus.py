@@ -5,11 +5,9 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
-from typing import Final, Protocol
+from typing import Final
 
 from controlplane.policy.api import (
     ClusterView,
@@ -20,97 +18,62 @@ from controlplane.policy.api import (
     Oracle,
     Plan,
     PolicyEvent,
-    StepsSeen,
 )
 from controlplane.policy.options import OptimusOptions
 from controlplane.policy.placement.free_slots import with_user_batches
 from controlplane.policy.placement.placers import make_placer
-from controlplane.policy.placement.rounds import Rounds, fill_idle_slots, fit_targets, reschedulable
+from controlplane.policy.placement.sizes import Rounds, fill_idle_slots, fit_targets, reschedulable
 from controlplane.policy.placement.slot_partition import (
     Partition,
     compose_plan,
     partition_of,
     useful_slots,
 )
-from controlplane.policy.search.observed_jobs import StepTimesByFamily
-from controlplane.prediction.lengths import LossCurve, fit_loss, remaining_samples
+from controlplane.policy.search.observed_jobs import ObservedJobs
+from controlplane.prediction.lengths import LossCurve, fit_loss
 from schemas.errors import SettingsError
 from schemas.ids import JobId, Seconds
 
-MAX_RELATIVES: Final = 200  # the latest; bounds memory
 MAX_LOSSES: Final = 200
-DEFAULT_STEPS: Final = 1000  # assumed length of a job without any information
 
 
-@dataclass(slots=True)
-class _Family:
-    """Jobs of one script and model."""
-
-    finished: deque[int] = field(default_factory=lambda: deque(maxlen=MAX_RELATIVES))
-    reached: int = 0  # most samples that a job reached
-
-
-class LengthEstimates:
-    """Remaining steps and step times, estimated from the reports of jobs and their families.
+class LengthEstimates(ObservedJobs):
+    """Remaining steps and step times; lengths also from the convergence of losses.
 
     A job converges before the first epoch that reduces its loss by less than `convergence`, a
     share of the loss in (0, 1).
     """
 
     def __init__(self, convergence: float) -> None:
+        super().__init__()
         self._convergence = convergence
-        self._speeds = StepTimesByFamily()
-        self._families: dict[str, _Family] = {}
         self._losses: dict[JobId, dict[int, float]] = {}  # epoch -> loss
         self._curves: dict[JobId, LossCurve | None] = {}
 
     def observe(self, event: PolicyEvent) -> None:
         """Learn speeds, losses, and the lengths of jobs that ended."""
-        match event:
-            case EpochSeen():
-                self._speeds.observe(event)
-                if event.train_loss is not None and event.epoch:
-                    losses = self._losses.setdefault(event.job, {})
-                    losses[event.epoch] = event.train_loss
-                    if len(losses) > MAX_LOSSES:
-                        del losses[min(losses)]
-                    self._curves.pop(event.job, None)
-            case StepsSeen():
-                self._speeds.observe(event)
-                family = self._family(event.family, event.job)
-                family.reached = max(family.reached, event.samples_done)
-            case JobEnded():
-                family = self._family(event.family, event.job)
-                if event.succeeded and event.samples_done:
-                    family.finished.append(event.samples_done)
-                family.reached = max(family.reached, event.samples_done)
-                self._losses.pop(event.job, None)
-                self._curves.pop(event.job, None)
-                if not event.family:  # its records are of no use to other jobs
-                    self._families.pop(f"job {event.job}", None)
-                    self._speeds.forget(event.job)
-
-    def step_s(self, job: JobView, slots: int) -> float:
-        """Return the seconds of a step of the user's batch; relative ones before a measurement."""
-        return self._speeds.model(job).step_s(slots, job.batch_size)
+        super().observe(event)
+        if isinstance(event, EpochSeen) and event.train_loss is not None and event.epoch:
+            losses = self._losses.setdefault(event.job, {})
+            losses[event.epoch] = event.train_loss
+            if len(losses) > MAX_LOSSES:
+                del losses[min(losses)]
+            self._curves.pop(event.job, None)
+        elif isinstance(event, JobEnded):
+            self._losses.pop(event.job, None)
+            self._curves.pop(event.job, None)
 
     def remaining_steps(self, job: JobView) -> float:
         """Return the remaining steps of the user's batch.
 
-        From the stated work; else until the loss converges (Optimus section 3.1); else from the
-        lengths of the family; else as many again as done, or an epoch.
+        From the stated work; else until the loss converges (Optimus section 3.1); else as the base
+        class does.
         """
-        if job.stop_samples is None:
-            curve = self._curve(job.job)
-            if curve is not None and job.epoch_samples:
-                epochs = max(1.0, curve.converged_at(self._convergence) - job.epoch)
-                return epochs * job.epoch_samples / job.batch_size
-        family = self._family(job.family, job.job)
-        stated = None if job.stop_samples is None else float(job.stop_samples)
-        left = remaining_samples(job.samples_done, stated, family.finished, family.reached)
-        if stated is None and left <= 0:
-            left = float(job.epoch_samples or DEFAULT_STEPS * job.batch_size)
-        return left / job.batch_size
+        curve = self._curve(job.job) if job.stop_samples is None else None
+        if curve is not None and job.epoch_samples:
+            epochs = max(1.0, curve.converged_at(self._convergence) - job.epoch)
+            return epochs * job.epoch_samples / job.batch_size
+        return super().remaining_steps(job)
 
     def _curve(self, job: JobId) -> LossCurve | None:
         if job not in self._curves:
@@ -118,23 +81,8 @@ class LengthEstimates:
             self._curves[job] = fit_loss(list(losses), list(losses.values()))
         return self._curves[job]
 
-    def _family(self, name: str, job: JobId) -> _Family:
-        return self._families.setdefault(name or f"job {job}", _Family())
-
 
 MIN_ROUND_STARTS: Final = 5.0  # shortest round, in starts: restarts cost a fifth at most
-
-
-class Lengths(Protocol):
-    """Source of job lengths: an oracle, or estimates."""
-
-    def remaining_steps(self, job: JobView) -> float:
-        """Return the remaining steps at the user's batch."""
-        ...
-
-    def step_s(self, job: JobView, slots: int) -> float:
-        """Return the seconds of one such step on so many slots."""
-        ...
 
 
 class Optimus(ImmediatePolicy):
@@ -155,7 +103,7 @@ class Optimus(ImmediatePolicy):
     def __init__(self, options: OptimusOptions | None = None, oracle: Oracle | None = None) -> None:
         self.options = options or OptimusOptions()
         self._estimates = LengthEstimates(self.options.convergence)
-        self._lengths: Lengths = self._estimates
+        self._lengths: LengthEstimates | Oracle = self._estimates
         if self.options.remaining == "oracle":
             if oracle is None:
                 field = "policy.options.remaining"
@@ -208,7 +156,10 @@ class Optimus(ImmediatePolicy):
 
 
 def share(
-    jobs: Sequence[JobView], partition: Partition, lengths: Lengths, most: int | None
+    jobs: Sequence[JobView],
+    partition: Partition,
+    lengths: LengthEstimates | Oracle,
+    most: int | None,
 ) -> dict[JobId, int]:
     """Return the slots of each job in one round; 0 for those that have to wait.
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import msgspec
-
 from controlplane.policy.api import ClusterView, ImmediatePolicy, JobView, Oracle, Plan, PolicyEvent
+from controlplane.policy.options import Options
 from controlplane.policy.placement.placers import PlacerName, make_placer
-from controlplane.policy.placement.shares import fit_gangs, gang_plan
+from controlplane.policy.placement.sizes import fit_gangs, gang_plan
 from controlplane.policy.placement.slot_partition import gang_size, partition_of
 from schemas.ids import Seconds
 
 
-class SrtfOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class SrtfOptions(Options, frozen=True):
     """Options of policy `srtf`."""
 
     placer: PlacerName = "consolidate"

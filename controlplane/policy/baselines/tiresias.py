@@ -6,28 +6,28 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
-import msgspec
-
 from controlplane.policy.api import ClusterView, ImmediatePolicy, JobView, Plan, PolicyEvent
-from controlplane.policy.options import refuse, refuse_below
+from controlplane.policy.options import NotNegative, Options, refuse
 from controlplane.policy.placement.placers import PlacerName, make_placer
-from controlplane.policy.placement.shares import fit_gangs, gang_plan
+from controlplane.policy.placement.sizes import fit_gangs, gang_plan
 from controlplane.policy.placement.slot_partition import partition_of
 from schemas.ids import JobId, Seconds
 
 TOLERANCE: Final = 1e-6  # tolerance before a limit, slot seconds
 
 
-class TiresiasOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class TiresiasOptions(Options, frozen=True):
     """Options of policy `tiresias`, table `[policy.options]` of the controller's settings."""
 
     limits: tuple[float, ...] = (3250.0, 7200.0)  # slot seconds at which a job leaves each queue
-    promote_after: float = 0.0  # waited over run time that promotes to the first queue; 0: never
+    promote_after: NotNegative = (
+        0.0  # waited over run time that promotes to the first queue; 0: never
+    )
     placer: PlacerName = "consolidate"
 
     def __post_init__(self) -> None:
         """Check the ranges."""
-        refuse_below(self, {"promote_after": 0.0})
+        super().__post_init__()
         if not self.limits:
             refuse("limits", "empty", "give at least one, in slot seconds")
         if not all(math.isfinite(limit) and limit > 0 for limit in self.limits):

@@ -23,16 +23,17 @@ from controlplane.policy.api import (
 )
 from controlplane.policy.options import HarmonyOptions
 from controlplane.policy.placement.free_slots import with_user_batches
-from controlplane.policy.placement.harmony_placer import HarmonyPlacer, LayoutSearch
-from controlplane.policy.placement.occupancy import (
+from controlplane.policy.placement.harmony_placer import (
+    HarmonyPlacer,
     Layout,
+    LayoutSearch,
     NeighbourCosts,
     Occupancy,
     SpeedShares,
     all_shares,
     gain_of,
 )
-from controlplane.policy.placement.shares import BackfillQueue, backfill_queue
+from controlplane.policy.placement.sizes import BackfillQueue, backfill_queue
 from controlplane.policy.placement.slot_partition import (
     Partition,
     compose_plan,

@@ -1,42 +1,36 @@
 """Sizes by a policy network, one job at a time (ONES section 4.1, after Gong et al., IWQoS '19).
 
-`ObservedJobs` is what a cluster can know of jobs: their speeds and remaining steps.
+In a round, actions change the sizes one by one until the round ends. The actor scores every job by
+the same small network, and the end of the round by another. Inputs are numbers of each job and of
+the cluster, all of the order of 1.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Final
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Final
 
-import msgspec
 import numpy as np
 
 from controlplane.policy.api import (
     ClusterView,
-    EpochSeen,
     ImmediatePolicy,
-    JobEnded,
     JobView,
     Plan,
     PolicyEvent,
-    StepsSeen,
 )
-from controlplane.policy.learned.decision_round import (
-    ACTIONS,
-    MORE,
-    Actor,
-    DecisionInput,
-    DecisionRound,
-    JobTable,
-    read_actor_model,
+from controlplane.policy.learned.model_file import (
+    LearnedModel,
+    dense_net,
+    dense_shapes,
+    read_model,
+    softmax,
 )
-from controlplane.policy.learned.model_file import LearnedModel, softmax
-from controlplane.policy.options import MIN_ROUND_S, refuse_above, refuse_below
+from controlplane.policy.options import MIN_ROUND_S, Count, Options, Within
 from controlplane.policy.placement.free_slots import Moves, with_user_batches
 from controlplane.policy.placement.placers import PlacerName, make_placer
-from controlplane.policy.placement.rounds import Rounds, fit_targets
+from controlplane.policy.placement.sizes import Rounds, fit_targets
 from controlplane.policy.placement.slot_partition import (
     Partition,
     compose_plan,
@@ -44,99 +38,249 @@ from controlplane.policy.placement.slot_partition import (
     slots_in_words,
     useful_slots,
 )
-from controlplane.policy.search.observed_jobs import StepTimesByFamily
-from controlplane.prediction import FloatArray
-from controlplane.prediction.lengths import remaining_samples
+from controlplane.policy.search.observed_jobs import ObservedJobs
+from controlplane.prediction import BoolArray, FloatArray, IntArray
+from controlplane.prediction.step_times import steps_at
 from schemas.ids import JobId, Seconds
 
+INPUTS_VERSION: Final = 1  # raised when the meaning of an input changes
+JOB_INPUTS: Final = 15
+CLUSTER_INPUTS: Final = 10
+SLOT_SCALE: Final = 8.0  # unit of counts of slots
+LOG_SCALE: Final = 8.0  # about the logarithm of an hour in seconds
+MIN_STEP_S: Final = 1e-6  # lower bound of a step
 
-class DrlOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+
+@dataclass(frozen=True, slots=True)
+class JobTable:
+    """The N jobs that a round decides about, by row; arrays have shape (N,) unless stated."""
+
+    have: IntArray  # current slots
+    least: IntArray
+    cap: IntArray  # maximum that it may have and can use; at least `least`
+    wanted: IntArray
+    batch: IntArray  # global, samples per step
+    coefficients: FloatArray  # of step times, shape (N, 4)
+    steps_left: FloatArray
+    known: BoolArray  # False: the length is a guess
+    age_s: FloatArray  # since submission
+    still_s: FloatArray  # since the last change of the group, or the start of the wait
+    room: int  # slots for all jobs
+
+    def step_s(self, slots: IntArray) -> FloatArray:
+        """Return the seconds of a step of each job on `slots`, shape (N,), at least 1."""
+        times = steps_at(self.coefficients, slots[:, None], self.batch[:, None])[:, 0]
+        return np.maximum(times, MIN_STEP_S)
+
+
+def job_inputs(table: JobTable, sizes: IntArray) -> FloatArray:
+    """Return the network's inputs of each job, shape (N, JOB_INPUTS), for its slots so far.
+
+    DL2's state is the type, the age, the remaining work, the dominant share and the workers of each
+    job. Paper: a type is an index. Here: it is what was measured of jobs of that script and model,
+    which also describes new types.
+    """
+    runs = sizes > 0
+    now = np.maximum(sizes, table.least)
+    step_s = table.step_s(now)
+    grown_s = table.step_s(now + 1)
+    fewer = np.maximum(now - 1, 1)
+    shrunk_s = table.step_s(fewer)
+    saved_s = np.maximum(0.0, step_s - grown_s) * table.steps_left
+    lost_s = np.maximum(0.0, shrunk_s - step_s) * table.steps_left
+    columns = (
+        runs,
+        sizes / SLOT_SCALE,
+        sizes / max(1, table.room),  # dominant share
+        np.log1p(table.age_s) / LOG_SCALE,
+        np.log1p(step_s * table.steps_left) / LOG_SCALE,  # remaining seconds at this size
+        table.known,
+        table.wanted / SLOT_SCALE,
+        table.least / SLOT_SCALE,
+        np.log10(step_s),
+        np.clip(1.0 - grown_s / step_s, -1.0, 1.0),  # gain of one more slot
+        np.clip(shrunk_s / step_s - 1.0, -1.0, 1.0),  # cost of one slot less
+        np.log1p(saved_s) / LOG_SCALE,
+        np.log1p(lost_s) / LOG_SCALE,
+        np.log1p(table.still_s) / LOG_SCALE,
+        (sizes - table.have) / SLOT_SCALE,  # change so far in this round
+    )
+    return np.column_stack([np.asarray(column, dtype=np.float64) for column in columns])
+
+
+def cluster_inputs(table: JobTable, sizes: IntArray, jobs: FloatArray) -> FloatArray:
+    """Return the network's inputs of the cluster, shape (CLUSTER_INPUTS,).
+
+    `sizes` has shape (N,); `jobs` are the `job_inputs`.
+    """
+    waits = sizes == 0
+    waiting, running = int(waits.sum()), int((~waits).sum())
+    free = table.room - int(sizes.sum())
+    fits = waits & (table.least <= free)
+    grows = ~waits & (sizes < table.cap)
+    shrinks = ~waits & (sizes > table.least)
+    queued_s = float((table.least * table.step_s(table.least) * table.steps_left)[waits].sum())
+    return np.array(
+        [
+            free / max(1, table.room),
+            min(free, 2.0 * SLOT_SCALE) / SLOT_SCALE,
+            np.log1p(waiting) / 4.0,
+            np.log1p(running) / 4.0,
+            table.room / max(1, running + waiting) / SLOT_SCALE,
+            np.log1p(queued_s / max(1, table.room)) / LOG_SCALE,  # to finish all waiting work
+            float(fits.any()),
+            jobs[grows, 11].max(initial=0.0),  # greatest saving by a slot
+            jobs[shrinks, 12].min(initial=2.0),  # least cost of a slot
+            float((sizes != table.have).any()),
+        ]
+    )
+
+
+POLICY: Final = "drl"
+HIDDEN: Final = 32  # units of each hidden layer
+ACTIONS: Final = 3  # per job
+MORE: Final = 0
+FEWER: Final = 1
+SAME: Final = 2
+JOB_NET: Final = (JOB_INPUTS + CLUSTER_INPUTS, HIDDEN, HIDDEN, ACTIONS)  # widths
+END_NET: Final = (CLUSTER_INPUTS, HIDDEN, 1)
+SHAPES: Final[Mapping[str, tuple[int, ...]]] = {
+    **dense_shapes("job", JOB_NET),
+    **dense_shapes("end", END_NET),
+}
+
+
+class Actor:
+    """Scores the actions of a round.
+
+    Every job is scored by the same network, from its own inputs and those of the cluster. So the
+    number of jobs and slots is free, and so are types of jobs, which are described by measurements
+    and not by an index.
+    """
+
+    def __init__(self, arrays: Mapping[str, FloatArray]) -> None:
+        self._job = dense_net("job", arrays)
+        self._end = dense_net("end", arrays)
+
+    def logits(self, jobs: FloatArray, cluster: FloatArray) -> FloatArray:
+        """Return the logits of all actions, legal or not, shape (3 N + 1,).
+
+        More, fewer and same of each job in turn; then the end of the round.
+        """
+        both = np.hstack((jobs, np.broadcast_to(cluster, (len(jobs), len(cluster)))))
+        end = self._end(cluster[None, :])
+        return np.concatenate((self._job(both).ravel(), end.ravel()))
+
+
+def read_actor_model(file: str | None) -> LearnedModel:
+    """Return the model of policy `drl`, checked; the shipped one for None.
+
+    Raises:
+        SettingsError: if it cannot be used.
+    """
+    return read_model(file, "drl.npz", policy=POLICY, features=INPUTS_VERSION, shapes=SHAPES)
+
+
+@dataclass(frozen=True, slots=True)
+class DecisionInput:
+    """Input for the choice of one action: one of 3 for each of N jobs, or the end of the round."""
+
+    jobs: FloatArray  # shape (N, JOB_INPUTS)
+    cluster: FloatArray  # shape (CLUSTER_INPUTS,)
+    legal: BoolArray  # shape (3 N + 1,)
+    table: JobTable
+    sizes: IntArray  # so far, shape (N,)
+
+
+Choose = Callable[[DecisionInput], int]
+
+
+class DecisionRound:
+    """Applies actions to sizes, and determines the legal ones.
+
+    "More" gives a running job one slot, and a waiting one its minimum. "Fewer" takes one slot; it
+    takes all slots of a job at its minimum, which is legal only with `preempt`. "Same" keeps a job
+    unchanged for this round. A job that changed may only change further in the same direction, so
+    that a round ends; with `one_job` no other job may change then. Where a waiting job fits, only
+    starts are legal as the first action of a round, and while no job runs.
+    """
+
+    def __init__(self, table: JobTable, *, one_job: bool, preempt: bool) -> None:
+        self._table = table
+        self._one_job, self._preempt = one_job, preempt
+        self.sizes: IntArray = table.have.copy()
+        self._settled = np.zeros(len(table.have), dtype=np.bool_)
+        self._ended = False
+
+    def run(self, choose: Choose) -> IntArray:
+        """Apply chosen actions until the round ends, or only its end is legal; return the slots."""
+        while not self._ended:
+            legal = self._legal()
+            if not legal[:-1].any():
+                break
+            jobs = job_inputs(self._table, self.sizes)
+            cluster = cluster_inputs(self._table, self.sizes, jobs)
+            self._apply(choose(DecisionInput(jobs, cluster, legal, self._table, self.sizes.copy())))
+        return self.sizes
+
+    def _legal(self) -> BoolArray:
+        table, sizes = self._table, self.sizes
+        changed = sizes - table.have
+        open_ = ~self._settled
+        if self._one_job and changed.any():
+            open_ &= changed != 0
+        runs = sizes > 0
+        free = table.room - int(sizes.sum())
+        more = open_ & (changed >= 0)
+        more &= np.where(runs, (sizes < table.cap) & (free >= 1), table.least <= free)
+        fewer = open_ & (changed <= 0) & runs
+        fewer &= (sizes > table.least) | self._preempt
+        starts = more & ~runs
+        begins = not changed.any() or not runs.any()
+        if begins and starts.any():  # no model may keep slots idle while jobs wait
+            no = np.zeros_like(starts)
+            return np.append(np.column_stack((starts, no, no)).ravel(), False)
+        legal = np.column_stack((more, fewer, open_ & (more | fewer))).ravel()
+        return np.append(legal, True)
+
+    def _apply(self, action: int) -> None:
+        row, kind = divmod(action, ACTIONS)
+        if row == len(self.sizes):
+            self._ended = True
+        elif kind == SAME:
+            self._settled[row] = True
+        else:
+            self.sizes[row] = self._changed_size(row, kind)
+
+    def _changed_size(self, row: int, kind: int) -> int:
+        size, least = int(self.sizes[row]), int(self._table.least[row])
+        if kind == MORE:
+            return size + 1 if size else least
+        return size - 1 if size > least else 0
+
+
+# --- the policy
+
+
+DRIFT: Final = 0.05  # relative change of a step time that triggers another fit
+
+
+class DrlOptions(Options, frozen=True):
     """Options of policy `drl`, table `[policy.options]` of the controller's settings."""
 
     model: str | None = None  # path of a model file; None: the shipped model
-    interval_s: float = 5.0  # minimum length of a round
+    interval_s: Annotated[float, Within(MIN_ROUND_S, 3600.0)] = 5.0  # minimum length of a round
     one_job: bool = True  # one job changes per round, as in the paper's DRL; else any number
     preempt: bool = False  # True: running jobs may be stopped; paper: no
-    most: int | None = None  # maximum slots of one job
+    most: Count | None = None  # maximum slots of one job
     placer: PlacerName = "consolidate"
     moves: Moves = "elastic"
 
     def __post_init__(self) -> None:
         """Check the ranges, and that the model can be used."""
-        refuse_below(self, {"interval_s": MIN_ROUND_S})
-        refuse_above(self, {"interval_s": 3600.0})
-        if self.most is not None:
-            refuse_below(self, {"most": 1})
+        super().__post_init__()
         if self.model is not None:
             read_actor_model(self.model)
-
-
-MAX_RELATIVES: Final = 200  # the latest; bounds memory
-DEFAULT_STEPS: Final = 1000  # assumed length of a job without any information
-DRIFT: Final = 0.05  # relative change of a step time that triggers another fit
-
-
-@dataclass(slots=True)
-class _Family:
-    """Jobs of one script and model."""
-
-    finished: deque[int] = field(default_factory=lambda: deque(maxlen=MAX_RELATIVES))
-    reached: int = 0  # most samples that a job reached
-    left: dict[int, float] = field(default_factory=dict)  # samples done -> left, until an event
-
-
-class ObservedJobs:
-    """Speeds and lengths by family; a job without a family is a family of its own."""
-
-    def __init__(self) -> None:
-        self._speeds = StepTimesByFamily(DRIFT)
-        self._families: dict[str, _Family] = {}
-
-    def observe(self, event: PolicyEvent) -> None:
-        """Learn speeds from epochs and telemetry, and lengths from jobs that ended."""
-        match event:
-            case EpochSeen() | StepsSeen():
-                self._speeds.observe(event)
-                family = self._family(event.family, event.job)
-                family.reached = max(family.reached, event.samples_done)
-                family.left.clear()
-            case JobEnded():
-                family = self._family(event.family, event.job)
-                family.left.clear()
-                if event.succeeded and event.samples_done:
-                    family.finished.append(event.samples_done)
-                family.reached = max(family.reached, event.samples_done)
-                if not event.family:  # its records are of no use to other jobs
-                    self._families.pop(f"job {event.job}", None)
-                    self._speeds.forget(event.job)
-
-    def coefficients(self, job: JobView) -> tuple[float, float, float, float]:
-        """Return the coefficients of the step time model (`StepModel`) at the user's batch."""
-        return self._speeds.model(job).coefficients
-
-    def remaining_steps(self, job: JobView) -> float:
-        """Return the remaining steps of the user's batch.
-
-        From the stated work; else from the lengths of the family; else as many again as done, or an
-        epoch.
-        """
-        family = self._family(job.family, job.job)
-        if job.stop_samples is not None:
-            stated = float(job.stop_samples)
-            left = remaining_samples(job.samples_done, stated, family.finished, family.reached)
-            return left / job.batch_size
-        done = job.samples_done
-        if done not in family.left:
-            family.left[done] = remaining_samples(done, None, family.finished, family.reached)
-        left = family.left[done] or float(job.epoch_samples or DEFAULT_STEPS * job.batch_size)
-        return left / job.batch_size
-
-    def length_known(self, job: JobView) -> bool:
-        """True if the length was stated, or a job of the family has finished."""
-        return job.stop_samples is not None or bool(self._family(job.family, job.job).finished)
-
-    def _family(self, name: str, job: JobId) -> _Family:
-        return self._families.setdefault(name or f"job {job}", _Family())
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +309,7 @@ class Drl(ImmediatePolicy):
         model = model or read_actor_model(self.options.model)
         self._trained_on = model.card.slots
         self._actor = Actor(model.arrays)
-        self._observed = ObservedJobs()
+        self._observed = ObservedJobs(DRIFT, count_epochs=True)
         self._placer = make_placer(self.options.placer, self.options.moves)
         self._rounds = Rounds(self.options.interval_s)
         self._targets: dict[JobId, int] = {}  # slots of each job in the last round
@@ -264,7 +408,7 @@ def job_table(
     partition: Partition,
     observed: ObservedJobs,
     targets: Mapping[JobId, int],
-    most: int | None,
+    most: Count | None,
 ) -> JobTable:
     """Return the facts about the N jobs that may change in a round.
 
@@ -278,7 +422,7 @@ def job_table(
         cap=np.array(caps, dtype=np.int64),
         wanted=np.array([job.wanted for job in jobs], dtype=np.int64),
         batch=np.array([job.batch_size for job in jobs], dtype=np.int64),
-        coefficients=np.array([observed.coefficients(job) for job in jobs]).reshape(-1, 4),
+        coefficients=np.array([observed.model(job).coefficients for job in jobs]).reshape(-1, 4),
         steps_left=np.array([observed.remaining_steps(job) for job in jobs], dtype=np.float64),
         known=np.array([observed.length_known(job) for job in jobs], dtype=np.bool_),
         age_s=np.array([max(0.0, now - job.submitted_at) for job in jobs], dtype=np.float64),

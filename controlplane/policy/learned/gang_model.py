@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -13,11 +13,9 @@ from controlplane.policy.learned.model_file import (
     FIELD,
     DenseNet,
     LearnedModel,
-    ModelCard,
     dense_net,
     dense_shapes,
     read_model,
-    shipped_model,
     softmax,
 )
 from controlplane.policy.learned.shared_nodes import WORKER_SCALE, RewardModel, SharedNodes
@@ -32,9 +30,8 @@ class Actor:
     """pi(s, a): a score for each node, from a network that all nodes share.
 
     Paper: one output for each server, so that a policy is for one number of servers. Here: one
-        scorer
-    for all nodes, so that the cluster may grow. The score starts from the loss that the reward
-    model expects, which the network corrects: before any training it is the greedy choice.
+    scorer for all nodes, so that the cluster may grow. The score starts from the loss that the
+    reward model expects, which the network corrects: before any training it is the greedy choice.
     """
 
     net: DenseNet  # inputs: `features_of`
@@ -157,14 +154,15 @@ def sampled(rng: Generator) -> Choose:
 
 
 POLICY: Final = "harmony-drl"
-PACKAGE: Final = "controlplane.policy.learned"
 FEATURES: Final = 1  # version of the networks' inputs
 CLASSES: Final = 12  # L of the paper: trained classes, and some for other families of a cluster
-HIDDEN: Final = 32
+BESIDE_NET: Final = (4 * CLASSES + 2, 32, 1)  # widths
+SPREAD_NET: Final = (CLASSES + 3, 16, 1)
+ACTOR_NET: Final = (STRUCTURE + 2 * CLASSES, 32, 1)
 SHAPES: Final = {
-    **dense_shapes("beside", [4 * CLASSES + 2, HIDDEN, 1]),
-    **dense_shapes("spread", [CLASSES + 3, HIDDEN // 2, 1]),
-    **dense_shapes("actor", [STRUCTURE + 2 * CLASSES, HIDDEN, 1]),
+    **dense_shapes("beside", BESIDE_NET),
+    **dense_shapes("spread", SPREAD_NET),
+    **dense_shapes("actor", ACTOR_NET),
     "sharpness": (1,),
 }
 
@@ -182,43 +180,29 @@ def load(file: str | None) -> TrainedModel:
     """Return a model from its file; the shipped one for None.
 
     Raises:
-        SettingsError: if it is no model, or of another version, policy or shape.
+        SettingsError: if it is no model, or of another version, policy or shape, or if its card has
+            too many families, or one twice.
     """
-    return unpack(_read(file))
-
-
-def load_card(file: str | None) -> ModelCard:
-    """Return the card of a model.
-
-    Raises:
-        SettingsError: as `load` does.
-    """
-    return _read(file).card
-
-
-def unpack(model: LearnedModel) -> TrainedModel:
-    """Return the networks of a model.
-
-    Raises:
-        SettingsError: if its card has too many families, or one twice.
-    """
-    arrays, families = model.arrays, model.card.families
+    model = read(file)
+    families = model.card.families
     if len(families) >= CLASSES:
         raise _refusal(f"{len(families)} families, more than {CLASSES - 1}")
     for name in families:
         if families.count(name) > 1:
             raise _refusal(f"family {name!r} twice")
+    return model_of(model.arrays, families)
+
+
+def read(file: str | None) -> LearnedModel:
+    """Return the arrays and the card of a model; errors are those of `load` but the last two."""
+    return read_model(file, "harmony_drl.npz", policy=POLICY, features=FEATURES, shapes=SHAPES)
+
+
+def model_of(arrays: Mapping[str, FloatArray], families: tuple[str, ...]) -> TrainedModel:
+    """Return the networks of a model."""
     reward = RewardModel(dense_net("beside", arrays), dense_net("spread", arrays), CLASSES)
     actor = Actor(dense_net("actor", arrays), float(arrays["sharpness"][0]))
     return TrainedModel(reward, actor, families)
-
-
-def _read(file: str | None) -> LearnedModel:
-    if file is not None:
-        return read_model(file, policy=POLICY, features=FEATURES, shapes=SHAPES)
-    return shipped_model(
-        PACKAGE, "harmony_drl.npz", policy=POLICY, features=FEATURES, shapes=SHAPES
-    )
 
 
 def _refusal(problem: str) -> SettingsError:

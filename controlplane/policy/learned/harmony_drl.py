@@ -1,16 +1,17 @@
 """Policy `harmony-drl`: a network places gangs where jobs disturb each other least (INFOCOM 2019).
 
-Also here: the view as the networks take it, and the reasons for a job's place.
+Also here: the view as the networks take it, the reasons for a job's place, and the online training
+of the reward model on the speeds that jobs report beside their neighbours.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-import msgspec
 import numpy as np
 from numpy.random import default_rng
 
@@ -34,23 +35,30 @@ from controlplane.policy.learned.gang_model import (
     place_gang,
     sampled,
 )
-from controlplane.policy.learned.reported_speeds import ReportedSpeeds
-from controlplane.policy.learned.shared_nodes import RewardModel, SharedNodes
+from controlplane.policy.learned.model_file import DenseNet
+from controlplane.policy.learned.shared_nodes import (
+    MAX_LOG_SLOWDOWN,
+    RewardModel,
+    SharedNodes,
+    spread_inputs,
+)
+from controlplane.policy.options import Options
 from controlplane.policy.placement.free_slots import with_user_batches
-from controlplane.policy.placement.shares import backfill_queue
+from controlplane.policy.placement.sizes import backfill_queue
 from controlplane.policy.placement.slot_partition import (
     compose_plan,
     gang_size,
     partition_of,
     slots_in_words,
 )
+from controlplane.prediction import FloatArray
 from schemas.ids import JobId, NodeId, Seconds, SlotId, node_of
 
 if TYPE_CHECKING:
     from numpy.random import Generator
 
 
-class HarmonyDrlOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class HarmonyDrlOptions(Options, frozen=True):
     """Options of policy `harmony-drl`, table `[policy.options]` of the controller's settings."""
 
     model: str | None = None  # path of a model file; None: the shipped model
@@ -68,43 +76,25 @@ class HarmonyDrlOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 MIN_NAMED_COST: Final = 0.005  # share of a job's speed below which a cost is not mentioned
 
 
-@dataclass(frozen=True, slots=True)
-class Explained:
-    """Reason for a job's place."""
-
-    words: str
-    numbers: dict[str, float] = field(default_factory=dict)
-
-
-def explain(choices: Sequence[Choice], nodes: Sequence[NodeId]) -> Explained:
+def explain(choices: Sequence[Choice], nodes: Sequence[NodeId]) -> tuple[str, dict[str, float]]:
     """Return the nodes with the best scores, the expected losses there, and the next best node."""
     first, last = choices[0], choices[-1]
     names = list(dict.fromkeys(nodes[choice.node] for choice in choices))
     own = float(last.among.own[last.place])
     costs = math.fsum(float((one.among.costs - one.among.own)[one.place]) for one in choices)
     numbers = {"own_loss": own, "neighbours_loss": costs, "score": first.score}
-    words = f"{' and '.join(names)} scored best: {_expected_words(own, costs)}"
+    words = f"{' and '.join(names)} scored best: it keeps {100.0 * (1.0 - own):.0f}% of its speed"
+    if costs < MIN_NAMED_COST:
+        words += " and costs no neighbour any"
+    else:
+        words += f" and costs its neighbours {100.0 * costs:.0f}% of one job's"
     others = np.delete(first.among.scores, first.place)
     if len(others):
         at = int(np.argmax(others))
         node = int(np.delete(first.among.nodes, first.place)[at])
         numbers["next_score"] = float(others[at])
         words += f"; next is {nodes[node]} ({first.score:.2f} against {others[at]:.2f})"
-    return Explained(words, numbers)
-
-
-def wait_reason(needs: int, free: int, ahead: int) -> tuple[str, dict[str, float]]:
-    """Return the reason for a wait; `free` are the free slots before any start."""
-    behind = f" behind {ahead} job{'s' * (ahead != 1)}" if ahead else ""
-    text = f"for {slots_in_words(needs)}{behind}, {free} were free"
-    return text, {"needs": float(needs), "free": float(free), "ahead": float(ahead)}
-
-
-def _expected_words(own: float, neighbours: float) -> str:
-    mine = f"it keeps {100.0 * (1.0 - own):.0f}% of its speed"
-    if neighbours < MIN_NAMED_COST:
-        return f"{mine} and costs no neighbour any"
-    return f"{mine} and costs its neighbours {100.0 * neighbours:.0f}% of one job's"
+    return words, numbers
 
 
 class Classes:
@@ -168,6 +158,145 @@ def situation(view: ClusterView, model: RewardModel, classes: Classes) -> Situat
     return Situation(nodes, shared, [free[node] for node in nodes])
 
 
+# --- online training
+
+
+def gradient_step(net: DenseNet, inputs: FloatArray, slopes: FloatArray, rate: float) -> DenseNet:
+    """Return the network after one step of gradient descent.
+
+    `inputs` have shape (rows, in); `slopes`, derivatives of the loss by the outputs, (rows, out).
+    """
+    taken: list[FloatArray] = [inputs]
+    for weight, bias in net.layers[:-1]:
+        taken.append(np.tanh(taken[-1] @ weight + bias))
+    layers = []
+    for (weight, bias), values in zip(reversed(net.layers), reversed(taken), strict=True):
+        layers.append((weight - rate * (values.T @ slopes), bias - rate * slopes.sum(axis=0)))
+        slopes = (slopes @ weight.T) * (1.0 - values**2)  # of the layer before; unused at the first
+    return DenseNet(tuple(reversed(layers)))
+
+
+MAX_REPORTS: Final = 512  # latest reports; bounds memory
+STEPS_PER_BUNDLE: Final = 6  # gradient descent steps per bundle of reports
+BATCH: Final = 64
+LEARNING_RATE: Final = 0.05  # learning rate; small, so that one odd report moves little
+MAX_WEIGHT: Final = 20.0  # limit of the weight of earlier reports: a family's speed may change
+MAX_SAMPLES_PER_S: Final = 1e12  # samples per second; faster reports are implausible
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Neighbours of a job, and its speed."""
+
+    key: Hashable  # jobs of one key are equally fast alone
+    beside: FloatArray  # inputs of the reward model for the worst node
+    has_neighbours: bool
+    spread: FloatArray  # inputs of the reward model, shape (inputs,)
+    on_several: bool
+    log_speed: float
+
+
+@dataclass(slots=True)
+class _Mean:
+    value: float = 0.0
+    weight: float = 0.0
+
+    def add(self, value: float) -> None:
+        self.weight = min(self.weight, MAX_WEIGHT) + 1.0
+        self.value += (value - self.value) / self.weight
+
+
+@dataclass(slots=True)
+class _Alone:
+    """Logarithm of a speed alone on few nodes."""
+
+    measured: _Mean = field(default_factory=_Mean)  # from jobs that were alone
+    corrected: _Mean = field(default_factory=_Mean)  # from all other jobs
+
+    @property
+    def log_speed(self) -> float:
+        """Measured value, else the corrected one."""
+        return self.measured.value if self.measured.weight else self.corrected.value
+
+
+@dataclass(slots=True)
+class ReportedSpeeds:
+    """Reports of speeds, and the reward model trained on them.
+
+    Reports are in samples per second. Jobs of one key are equally fast alone. The speed alone is
+    the mean of what jobs of the key reported alone; if none did, of all their reports, corrected by
+    the expected loss.
+    """
+
+    model: RewardModel
+    _reports: deque[Report] = field(default_factory=lambda: deque(maxlen=MAX_REPORTS))
+    _alone: dict[Hashable, _Alone] = field(default_factory=dict)
+    _learnt: int = 0  # bundles so far
+    _new: int = 0  # reports since the last bundle
+
+    def add(self, shared: SharedNodes, name: str, key: Hashable, samples_per_s: float) -> bool:
+        """Add a report; return False and ignore it if its speed is implausible."""
+        if not 0.0 < samples_per_s < MAX_SAMPLES_PER_S:
+            return False
+        job, seen = shared.jobs[name], shared.look(name)
+        beside = np.where(seen.others.sum(axis=1) > 0.0, self.model.beside(seen), -1.0)
+        nodes, worst = len(job.workers), int(np.argmax(beside))
+        report = Report(
+            key=key,
+            beside=seen.inputs()[worst],
+            has_neighbours=bool(beside[worst] >= 0.0),
+            spread=spread_inputs(job.number, job.size, nodes, self.model.classes)[0],
+            on_several=nodes > 1,
+            log_speed=math.log(samples_per_s),
+        )
+        expected = max(0.0, float(beside[worst])) + self.model.spread(job.number, job.size, nodes)
+        alone = self._alone.setdefault(key, _Alone())
+        is_alone = not report.has_neighbours and not report.on_several
+        (alone.measured if is_alone else alone.corrected).add(report.log_speed + expected)
+        self._reports.append(report)
+        self._new += 1
+        return True
+
+    def speed_alone(self, key: Hashable) -> float:
+        """Return the samples/s of such jobs alone; 0: not reported."""
+        known = self._alone.get(key)
+        return math.exp(known.log_speed) if known is not None else 0.0
+
+    def learn(self) -> RewardModel:
+        """Return the model after training on the reports; unchanged without new ones."""
+        if self._new and len(self._reports) >= BATCH // 4:
+            self._new = 0
+            rng = default_rng((self._learnt, len(self._reports)))
+            self._learnt += 1
+            for _ in range(STEPS_PER_BUNDLE):
+                rows = rng.integers(len(self._reports), size=BATCH)
+                self._step([self._reports[row] for row in rows])
+        return self.model
+
+    def _step(self, reports: list[Report]) -> None:
+        """Take one step of least squares on logarithms."""
+        beside = np.array([one.beside for one in reports])
+        spread = np.array([one.spread for one in reports])
+        has = np.array([one.has_neighbours for one in reports])
+        several = np.array([one.on_several for one in reports])
+        by_others = self.model.beside_net(beside)[:, 0]
+        by_nodes = self.model.spread_net(spread)[:, 0]
+        expected = np.where(has, np.logaddexp(0.0, by_others), 0.0)
+        expected += np.where(several, by_nodes, 0.0)
+        found = np.array([self._alone[one.key].log_speed - one.log_speed for one in reports])
+        error = (expected - np.clip(found, -MAX_LOG_SLOWDOWN, MAX_LOG_SLOWDOWN)) / len(reports)
+        sigmoid = np.exp(-np.logaddexp(0.0, -by_others))
+        slopes = (error * has * sigmoid)[:, None], (error * several)[:, None]
+        self.model = RewardModel(
+            gradient_step(self.model.beside_net, beside, slopes[0], LEARNING_RATE),
+            gradient_step(self.model.spread_net, spread, slopes[1], LEARNING_RATE),
+            self.model.classes,
+        )
+
+
+# --- the policy
+
+
 class HarmonyDrl(ImmediatePolicy):
     """Places gangs of the wanted size in order of arrival, worker by worker; moves no job.
 
@@ -197,7 +326,7 @@ class HarmonyDrl(ImmediatePolicy):
                 job = shared.jobs.get(event.job)
                 if job is None or (job.size, len(job.workers)) != (event.slots, event.nodes):
                     return
-                key = _key(event.family, event.slots, event.global_batch)
+                key = (event.family, event.slots, event.global_batch)
                 self._reports.add(shared, event.job, key, event.samples_per_s)
 
     def improve(self, view: ClusterView, budget: Budget, rng: Generator, now: Seconds) -> bool:
@@ -214,7 +343,7 @@ class HarmonyDrl(ImmediatePolicy):
         placed = {job.job: list(job.running_on) for job in partition.running}
         partition.room = room + sum(map(len, placed.values()))  # without slots that are leaving
         queue = backfill_queue(partition, self._remaining_s, backfill=self.options.backfill)
-        explained: dict[JobId, Explained] = {}
+        explained: dict[JobId, tuple[str, dict[str, float]]] = {}
         for name, size in queue.sizes.items():
             if name not in placed:
                 current.shared.add(name, self._classes.number(view.jobs[name].family), size)
@@ -225,10 +354,13 @@ class HarmonyDrl(ImmediatePolicy):
 
         def why(job: JobView, slots: int) -> tuple[str, dict[str, float]]:
             if slots:
-                one = explained[job.job]
+                words, numbers = explained[job.job]
                 passed = queue.before.get(job.job)
-                return one.words + (f"; it does not delay {passed}" if passed else ""), one.numbers
-            return wait_reason(gang_size(job, partition), room, queue.ahead.get(job.job, 0))
+                return words + (f"; it does not delay {passed}" if passed else ""), numbers
+            needs, ahead = gang_size(job, partition), queue.ahead.get(job.job, 0)
+            behind = f" behind {ahead} job{'s' * (ahead != 1)}" if ahead else ""
+            words = f"for {slots_in_words(needs)}{behind}, {room} were free"
+            return words, {"needs": float(needs), "free": float(room), "ahead": float(ahead)}
 
         return compose_plan(partition, with_user_batches(partition, placed), why)
 
@@ -237,14 +369,10 @@ class HarmonyDrl(ImmediatePolicy):
         if job.stop_samples is None:
             return math.inf
         speed = job.samples_per_s if job.running_on else 0.0
-        speed = speed or self._reports.speed_alone(_key(job.family, slots, job.batch_size))
+        speed = speed or self._reports.speed_alone((job.family, slots, job.batch_size))
         return max(0.0, job.stop_samples - job.samples_done) / speed if speed else math.inf
 
     def _choose(self, job: JobId, version: int) -> Choose:
         if not self.options.explore:
             return best
         return sampled(default_rng((self.options.seed, version, *job.encode())))
-
-
-def _key(family: str, slots: int, batch: int) -> tuple[str, int, int]:
-    return family, slots, batch

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from controlplane.policy.learned.model_file import DenseNet
 from controlplane.prediction import FloatArray, IntArray
@@ -59,9 +60,9 @@ class RewardModel:
     def beside(self, rows: NodeNeighbours) -> FloatArray:
         """Return the cost of neighbours to each job on its node; 0 without neighbours.
 
-        Logarithms of factors on step times, in [0, LARGEST], shape (P,).
+        Logarithms of factors on step times, in [0, MAX_LOG_SLOWDOWN], shape (P,).
         """
-        found = softplus(self.beside_net(rows.inputs())[:, 0])
+        found = np.logaddexp(0.0, self.beside_net(rows.inputs())[:, 0])
         return np.where(rows.others.sum(axis=1) > 0.0, np.minimum(found, MAX_LOG_SLOWDOWN), 0.0)
 
     def spread(self, number: int, size: int, nodes: int) -> float:
@@ -74,33 +75,26 @@ class RewardModel:
         key = (number, size, nodes)
         known = self._spread.get(key)
         if known is None:
-            inputs = spread_inputs(np.array([number]), np.array([size]), np.array([nodes]), self)
-            known = min(
-                max(float(self.spread_net(inputs)[0, 0]), -MAX_LOG_SLOWDOWN), MAX_LOG_SLOWDOWN
-            )
+            found = float(self.spread_net(spread_inputs(*key, self.classes))[0, 0])
+            known = min(max(found, -MAX_LOG_SLOWDOWN), MAX_LOG_SLOWDOWN)
             self._spread[key] = known
         return known
 
 
 def spread_inputs(
-    number: IntArray, size: IntArray, nodes: IntArray, model: RewardModel | int
+    number: npt.ArrayLike, size: npt.ArrayLike, nodes: npt.ArrayLike, classes: int
 ) -> FloatArray:
-    """Return the inputs of the network for jobs on several nodes, shape (P, classes + 3).
+    """Return the inputs of the network for P jobs on several nodes, shape (P, classes + 3).
 
-    `number` is the class of each job; `model` may be its number of classes.
+    `number` is the class of each job, `size` its workers; one job may be given as numbers.
     """
-    classes = model if isinstance(model, int) else model.classes
+    number, size, nodes = np.atleast_1d(number, size, nodes)
     inputs = np.zeros((len(number), classes + 3))
     inputs[np.arange(len(number)), number] = 1.0
     inputs[:, classes] = size / WORKER_SCALE
     inputs[:, classes + 1] = nodes / WORKER_SCALE
     inputs[:, classes + 2] = nodes / np.maximum(size, 1)
     return inputs
-
-
-def softplus(found: FloatArray) -> FloatArray:
-    """Return log(1 + exp(x)), smooth and positive."""
-    return np.logaddexp(0.0, found)
 
 
 SPREAD_NODES: Final = 2  # number of nodes from which a job sends gradients over the network

@@ -15,13 +15,17 @@ import numpy as np
 
 from controlplane.policy.api import ClusterView, JobView, Reason
 from controlplane.policy.oasis.job_estimates import OasisEstimates
-from controlplane.policy.oasis.job_plans import JobPlans, Work, in_time, most_worth, plans_of
-from controlplane.policy.oasis.prices import (
+from controlplane.policy.oasis.job_plans import (
     IntervalGrid,
+    JobPlans,
     PriceBounds,
     Schedule,
     SlotPrices,
+    Work,
     grid_of,
+    in_time,
+    most_worth,
+    plans_of,
 )
 from controlplane.policy.options import OasisOptions
 from controlplane.prediction import IntArray

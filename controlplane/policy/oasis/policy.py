@@ -5,9 +5,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
+
+from msgspec.structs import replace
 
 from controlplane.policy.api import (
     Budget,
@@ -17,12 +19,11 @@ from controlplane.policy.api import (
     Plan,
     Policy,
     PolicyEvent,
-    Reason,
     SearchStats,
 )
 from controlplane.policy.oasis.admission import Admissions, Decisions
 from controlplane.policy.oasis.job_estimates import OasisEstimates
-from controlplane.policy.oasis.prices import IntervalGrid, grid_of
+from controlplane.policy.oasis.job_plans import IntervalGrid, grid_of
 from controlplane.policy.options import OasisOptions
 from controlplane.policy.placement.free_slots import with_user_batches
 from controlplane.policy.placement.placers import make_placer
@@ -88,28 +89,14 @@ def sizes_now(
     for job in claims.others:
         give(job, len(job.running_on))
     for jobs in (claims.promised, claims.others):
-        _grow(jobs, sizes, give, gains, lambda: left)
+        growing = [job for job in jobs if sizes.get(job.job)]
+        while growing and left:  # one more slot in turn for each job that gains by it
+            before = dict(sizes)
+            for job in growing:
+                if left and gains(job, sizes[job.job] + 1):
+                    give(job, sizes[job.job] + 1)
+            growing = [job for job in growing if sizes[job.job] > before[job.job]]
     return sizes
-
-
-def _grow(
-    jobs: Sequence[JobView],
-    sizes: Mapping[JobId, int],
-    give: Callable[[JobView, int], None],
-    gains: Callable[[JobView, int], bool],
-    left: Callable[[], int],
-) -> None:
-    """Give one more slot in turn to each running job that gains by it, while there is room."""
-    growing = [job for job in jobs if sizes.get(job.job)]
-    while growing and left():
-        still: list[JobView] = []
-        for job in growing:
-            have = sizes[job.job]
-            if left() and gains(job, have + 1):
-                give(job, have + 1)
-                if sizes[job.job] > have:
-                    still.append(job)
-        growing = still
 
 
 JOBS_PER_STEP: Final = 8  # jobs that are decided per step of a budget
@@ -157,7 +144,7 @@ class Oasis(Policy):
         rejected = {
             name: reason
             for name, reason in decided.rejected.items()
-            if _may_be_rejected(view, name)
+            if (job := view.jobs.get(name)) is not None and job.undecided and job.movable
         }
         claims = self._claims(partition, grid, rejected)
         due = {name: each.size(grid.first) for name, each in decided.schedules.items()}
@@ -170,7 +157,9 @@ class Oasis(Policy):
             self._why,
             wake_at=self._next_interval(view, grid),
         )
-        return _with_decisions(plan, rejected, self._current_promises(view, grid))
+        reasons = {name: why for name, why in plan.reasons.items() if name not in rejected}
+        promises = self._current_promises(view, grid)
+        return replace(plan, reasons=reasons, rejected=rejected, promised=promises)
 
     def stats(self) -> SearchStats:
         """Return statistics whose fitness is the total worth of all expected ends."""
@@ -247,23 +236,3 @@ class Oasis(Policy):
             return "to be admitted after a job of its family is measured", numbers
         why = decided.unplanned.get(job.job, "it states no utility")
         return f"{why}: it gets slots that are not promised", numbers
-
-
-def _may_be_rejected(view: ClusterView, name: JobId) -> bool:
-    job = view.jobs.get(name)
-    return job is not None and job.undecided and job.movable
-
-
-def _with_decisions(
-    plan: Plan, rejected: dict[JobId, Reason], promises: dict[JobId, Seconds]
-) -> Plan:
-    """Return the plan with the rejections, and the promises to other jobs."""
-    return Plan(
-        based_on=plan.based_on,
-        local_batch=plan.local_batch,
-        reasons={name: why for name, why in plan.reasons.items() if name not in rejected},
-        restart=plan.restart,
-        wake_at=plan.wake_at,
-        rejected=rejected,
-        promised=promises,
-    )

@@ -10,7 +10,7 @@ import numpy as np
 from controlplane.policy.ones.problem import Problem
 from controlplane.prediction import FloatArray, IntArray
 
-LEAST_GAIN: Final = 1e-12  # of a trade; less is rounding
+MIN_GAIN: Final = 1e-12  # of a trade; less is rounding
 
 
 def used(problem: Problem, levels: IntArray) -> int:
@@ -26,9 +26,7 @@ def filled(
 ) -> IntArray:
     """Grow jobs from `levels` while slots are left, by the largest value per slot.
 
-    Args:
-        noise: shape (J,), factors on the values, for a random draw.
-        capacity: slots that may be used; None: all.
+    `noise`, shape (J,), are factors on the values, for a random draw. `capacity` None: all slots.
     """
     levels = levels.copy()
     left = (problem.capacity if capacity is None else capacity) - used(problem, levels)
@@ -73,10 +71,9 @@ def _next(value: FloatArray, sizes: IntArray, level: int, left: int) -> tuple[fl
 
 
 def repaired(problem: Problem, levels: IntArray, order: IntArray) -> IntArray:
-    """Return `levels` within the allowed levels and the capacity; later jobs of `order` give way.
+    """Return `levels` within the allowed levels and the capacity.
 
-    Args:
-        order: shape (J,), a permutation.
+    Later jobs of `order`, a permutation of shape (J,), give way.
     """
     low, rows = problem.lowest, problem.rows
     levels = np.where(problem.allowed[rows, levels], levels, problem.present)
@@ -153,7 +150,7 @@ class _Trades:
 
     def improve(self) -> bool:
         """Make the best trade; return False if none increases the value."""
-        best, chosen = LEAST_GAIN, None
+        best, chosen = MIN_GAIN, None
         for step in range(len(self._steps)):
             up, down = self._up[step], self._down[step]
             taker, giver = int(up.argmax()), int(down.argmax())

@@ -1,4 +1,4 @@
-"""Estimates of speeds and lengths by family, and of batch limits by job.
+"""Estimates of jobs and families, updated by policy events and views.
 
 `GainCorrections` compares predicted speed-ups at unmeasured sizes with actual ones, by family.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -22,24 +23,21 @@ from controlplane.policy.api import (
     PolicyEvent,
     StepsSeen,
 )
-from controlplane.policy.ones.growth_trials import BatchCaps, last_loss
-from controlplane.policy.ones.job_history import (
-    Measurements,
-    OnesJobHistory,
-    migration_between,
-    noise_estimate,
-)
+from controlplane.policy.ones.job_history import BatchCaps, Migration, OnesJobHistory
 from controlplane.policy.ones.job_lengths import JobLengths
 from controlplane.policy.ones.length_evidence import ErrorStatistics
 from controlplane.policy.ones.slowdowns import LearnedSlowdowns, PlacementIndex
 from controlplane.policy.options import OnesOptions
-from controlplane.policy.search.batch_limits import resumed
 from controlplane.policy.search.observed_families import (
     MAX_RELATIVES,
+    Colocation,
     FamilyHistories,
     FamilyRecord,
+    is_plausible_noise,
 )
+from controlplane.policy.search.observed_jobs import resumed
 from controlplane.prediction import FloatArray, IntArray
+from controlplane.prediction.slowdowns import stretch
 from schemas.ids import JobId, Seconds, SlotId
 
 MODEL_WEIGHT: Final = 0.5  # weight of the model in outcomes; a judgement
@@ -71,9 +69,7 @@ class GainCorrections:
     ) -> FloatArray:
         """Return the factor for each size, shape (L,); nan up to the largest measured size.
 
-        Args:
-            measured: nodes and slots of measured groups of the family.
-            nodes: nodes that the sizes span, shape (L,).
+        `measured` are nodes and slots of the family's measured groups; a size spans `nodes`.
         """
         seen = list(measured)
         if not seen:
@@ -109,7 +105,6 @@ class Estimates:
         self._families = FamilyHistories()
         self._slowdowns = LearnedSlowdowns(self._families)
         self._placement = PlacementIndex()
-        self._measurements = Measurements(self._families, self._placement, options)
         self._histories: dict[JobId, OnesJobHistory] = {}
         self.lengths = JobLengths(options.length_model)
         self._gains = GainCorrections()
@@ -124,7 +119,7 @@ class Estimates:
         self.lengths.observe(event)
         match event:
             case EpochSeen():
-                self._epoch(event, now)
+                self._epoch(event)
             case StepsSeen():
                 self._steps(event, now)
             case JobEnded():
@@ -149,44 +144,93 @@ class Estimates:
                 for name, placed in slots.items():
                     history = self._histories.get(name)
                     if history is not None and history.view is not None:
-                        history.move = migration_between(history.view.running_on, placed)
+                        history.move = Migration.between(history.view.running_on, placed)
                         history.edition += 1
 
-    def _epoch(self, event: EpochSeen, now: Seconds) -> None:
+    def _epoch(self, event: EpochSeen) -> None:
+        """Record an epoch; its speed counts if the group was the same and alone on its nodes.
+
+        Neighbours may have changed during the epoch; telemetry covers a moment only.
+        """
         history = self._history(event.job)
         history.edition += 1
-        history.counted_at, history.due_at = now, 0.0
         if event.whole:
             history.limit = max(history.limit, event.global_batch)
         history.epoch = max(history.epoch, event.epoch)
-        self._measurements.epoch(event, history)
+        self._observe_noise(history, event.family, max(0, event.epoch - 1), event.noise_scale)
+        sane = math.isfinite(event.samples_per_s) and event.samples_per_s > 0
+        alone = not self._options.interference or self._placement.is_alone(event.job)
+        if event.whole and event.slots and sane and alone:
+            self._timed(event)
 
     def _steps(self, event: StepsSeen, now: Seconds) -> None:
+        """Record telemetry, by the worker's clock: delayed reports arrive all at once.
+
+        The speed counts if it belongs to this group alone; the first report of a group may cover
+        time before all its members were there.
+        """
         history = self._history(event.job)
         history.edition += 1
-        family = self.family(event.family)
+        family, speed = self.family(event.family), event.samples_per_s
         family.reached = max(family.reached, event.samples_done)
         counts = history.observe_steps(event)
         history.grow_limit(self._options.growth_steps)
-        self._measurements.steps(event, history, counts=counts)
+        self._observe_noise(history, event.family, history.epoch, event.noise_scale)
+        if counts and math.isfinite(speed) and speed > 0:
+            nodes, step_s = event.nodes, event.global_batch / speed
+            alone = stretch(-(-event.slots // max(1, nodes)), self._placement.cores)
+            step_s = step_s / self._placement.stretch(event.job) * alone
+            history.trial.add(event.group, event.slots, event.global_batch, step_s, nodes)
+            self._timed(event)
         if counts and self._options.batch_caps and (view := history.view) is not None:
             self._caps.observe(view, history.trial, self.noise_scale(view), now)
 
-    def update(self, view: ClusterView, *, contended: bool, now: Seconds) -> None:
-        """Update placements and limits from a view.
+    def _timed(self, event: EpochSeen | StepsSeen) -> None:
+        """Record the time of a pass; without a report on passes a step counts as one pass."""
+        options, family = self._options, self.family(event.family)
+        local = max(1, round(event.global_batch / max(1, event.slots)))
+        times = event.step_times
+        if options.passes and times is not None:
+            family.observe_passes(event.slots, times.local_batch, times.passes)
+            local, step_s = times.local_batch, times.pass_s
+        elif family.passes.limits.one_is_enough(event.slots, local):
+            step_s = event.global_batch / event.samples_per_s
+        else:
+            return
+        if (options.gpu_types or options.interference) and self._placement.is_changing(event.job):
+            return  # the view shows the future place, not that of the measurement
+        colocation: Colocation | None = None
+        if options.interference:
+            others = self._placement.colocations(event.job)
+            known = family.parts.colocations
+            colocation = max(others, key=lambda one: (known.get(one, 0.0), one), default=None)
+        family.add(
+            event.nodes,
+            event.slots,
+            local,
+            step_s / self._placement.stretch(event.job),
+            gpu_type=self._placement.gpu_type(event.job) if options.gpu_types else "",
+            colocation=colocation,
+        )
 
-        Args:
-            contended: a job waits that would fit.
-        """
+    def _observe_noise(
+        self, history: OnesJobHistory, family: str, epoch: int, noise_scale: float | None
+    ) -> None:
+        if is_plausible_noise(noise_scale):
+            history.last_noise = noise_scale
+            self.family(family).observe_noise(epoch, noise_scale)
+
+    def update(self, view: ClusterView, *, contended: bool, now: Seconds) -> None:
+        """Update placements and limits from a view; `contended`: a job waits that would fit."""
         self._placement.update(view)
         self.lengths.forget(view.jobs)
         self._caps.expire(now)
         self._families.priors.types = self._placement.types
         for job in view.jobs.values():
             history = self._history(job.job)
-            if history.view is not job or (job.running_on and now >= history.due_at):
+            if history.view is not job:
                 before = (history.limit, history.returned_at)
-                history.follow(job, self._options, now, contended=contended, warm=self.warm(job))
+                history.follow(job, now, contended=contended)
                 history.edition += before != (history.limit, history.returned_at)
 
     # --- estimates
@@ -277,7 +321,7 @@ class Estimates:
         history = self._histories.get(job.job)
         if history is None or not history.trial.compares or self.moves_to(job) is not None:
             return None
-        loss = last_loss(history.trial, job, self.noise_scale(job))
+        loss = history.trial.job_loss(job, self.noise_scale(job))
         if loss is None or loss.batch is not None:
             return None  # a batch is reduced on the same slots
         if loss.slots == len(job.running_on) and not self._options.place_trials:
@@ -288,9 +332,8 @@ class Estimates:
         """Return the slots that a half-migrated job will keep; None for other jobs."""
         history = self._histories.get(job.job)
         move = history.move if history else None
-        return (
-            move.new_slots if move is not None and move.all_slots == job.running_on.keys() else None
-        )
+        half_way = move is not None and move.all_slots == job.running_on.keys()
+        return move.new_slots if move is not None and half_way else None
 
     def gate(self, job: JobView) -> Seconds:
         """Return when a gated job may be moved again if no epoch ends before."""
@@ -306,15 +349,18 @@ class Estimates:
             return None
         return history.slots_before_return - 1
 
-    def remaining(self, job: JobView) -> float | None:
-        """Return the samples that a job has left; None if nothing is known."""
-        return self.lengths.remaining(job)
-
     def noise_scale(self, job: JobView) -> float:
-        """Return phi of a job, samples; see `noise_estimate`."""
+        """Return phi, samples: the job's latest, else its relatives' at this stage, else a prior.
+
+        Workers smooth what they measure. The result is rounded to an eighth of a doubling.
+        """
         history = self._histories.get(job.job)
-        relatives = self.family(job.family).noise_at if job.family else None
-        return noise_estimate(job, history, relatives, self._options)
+        own = history.last_noise if history is not None else None
+        own = own if is_plausible_noise(own) else job.noise_scale
+        if is_plausible_noise(own):
+            return _rounded(own)
+        shared = self.family(job.family).noise_at(job.epoch) if job.family else None
+        return _rounded(shared or self._options.noise_scale_prior * job.batch_size)
 
     def remaining_service(self, job: JobView, now: Seconds) -> float | None:
         """Return the mean slot seconds that finished jobs still took at this job's age.
@@ -349,3 +395,9 @@ class Estimates:
         if found is None:
             found = self._histories[name] = OnesJobHistory()
         return found
+
+
+@lru_cache(maxsize=4096)
+def _rounded(value: float) -> float:
+    """Round to an eighth of a doubling: finer steps change no batch, but invalidate all tables."""
+    return float(2.0 ** (round(8.0 * math.log2(max(value, 1e-9))) / 8.0))

@@ -1,28 +1,173 @@
-"""History of single jobs and what it teaches: batch limits, noise scales, measured passes.
+"""History of single jobs: batch limit, noise scale, migration, and trials by telemetry.
 
-A `Migration` takes two changes; between them the job has the old and the new slots.
+A trial compares the groups before and after the last change: whether the growth, batch or place of
+a job pays. Batches that lost are not tried again for a while (`BatchCaps`).
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from functools import lru_cache
+from typing import Final, NamedTuple
 
-from controlplane.policy.api import EpochSeen, JobView, StepsSeen
-from controlplane.policy.ones.growth_trials import GrowthTrial
-from controlplane.policy.ones.slowdowns import PlacementIndex
-from controlplane.policy.options import OnesOptions
-from controlplane.policy.search.batch_limits import LimitBounds
-from controlplane.policy.search.observed_families import (
-    Colocation,
-    FamilyHistories,
-    is_plausible_noise,
-)
-from controlplane.policy.search.observed_jobs import JobHistory
-from controlplane.prediction.slowdowns import stretch
-from schemas.ids import Seconds, SlotId
+import numpy as np
+
+from controlplane.policy.api import JobView, StepsSeen
+from controlplane.policy.search.observed_jobs import JobHistory, LimitBounds
+from controlplane.prediction.step_times import SMOOTHING
+from controlplane.prediction.throughput import statistical_efficiency
+from schemas.ids import JobId, Seconds, SlotId
+
+GROWTH_SAMPLES: Final = 2  # measurements of the new group before it is judged
+SAME_SIZE_SAMPLES: Final = 3  # of both groups, if they have the same size
+LOSS_THRESHOLD: Final = 0.1  # relative; a growth that loses less progress is within the noise
+
+
+@dataclass(slots=True)
+class GroupPace:
+    """Step time of one group, as if no other job used its cores."""
+
+    version: int
+    slots: int
+    batch: int  # global, samples per step
+    nodes: int = 1
+    step_s: float = 0.0
+    count: int = 0  # measurements
+
+    def add(self, step_s: float) -> None:
+        """Record the seconds of a step."""
+        self.count += 1
+        share = max(SMOOTHING, 1.0 / self.count)
+        self.step_s += share * (step_s - self.step_s)
+
+
+class Loss(NamedTuple):
+    """Change that lost progress."""
+
+    ratio: float  # progress now over progress before
+    slots: int  # before the change; the present number for a batch or a place
+    batch: int | None = None  # global batch before, if a larger one lost; otherwise None
+
+
+@dataclass(slots=True)
+class GrowthTrial:
+    """Present group of a job and the groups to compare it with; None: nothing to compare."""
+
+    now: GroupPace | None = None
+    before: GroupPace | None = None  # last group with fewer slots
+    previous: GroupPace | None = None  # previous group, same size, smaller batch or fewer nodes
+
+    def add(self, version: int, slots: int, batch: int, step_s: float, nodes: int = 1) -> None:
+        """Record a step time without other jobs on its cores; a new group or batch is a new trial.
+
+        `step_s` are seconds.
+        """
+        now = self.now
+        if now is None or (now.version, now.batch) != (version, batch):
+            measured = (one for one in (now, self.before) if one is not None and one.count > 0)
+            self.before = next((one for one in measured if one.slots < slots), None)
+            new = GroupPace(version, slots, batch, nodes)
+            self.previous = now if now is not None and _is_comparable(now, new) else None
+            now = self.now = new
+        now.add(step_s)
+
+    @property
+    def compares(self) -> bool:
+        """True if there are two groups to compare."""
+        return self.now is not None and (self.before is not None or self.previous is not None)
+
+    def loss(self, progress: Callable[[int], float]) -> Loss | None:
+        """Return the loss by the last change of slots, batch or nodes.
+
+        None if it lost nothing, or too little was measured. `progress` is the value of one step
+        with a given batch. A batch and a place make less difference than a size, so that one more
+        measurement is needed: with fewer, noise would decide about half of all changes.
+        """
+        now, before, previous = self.now, self.before, self.previous
+        if now is None:
+            return None
+
+        def lost(other: GroupPace, count: int) -> float | None:
+            if now.count < count:
+                return None
+            ratio = progress(now.batch) / now.step_s / (progress(other.batch) / other.step_s)
+            return ratio if ratio < 1.0 - LOSS_THRESHOLD else None
+
+        if before is not None and (ratio := lost(before, GROWTH_SAMPLES)) is not None:
+            return Loss(ratio, before.slots)
+        if previous is None or previous.count < SAME_SIZE_SAMPLES:
+            return None
+        if (ratio := lost(previous, SAME_SIZE_SAMPLES)) is None:
+            return None
+        return Loss(ratio, previous.slots, previous.batch if now.batch > previous.batch else None)
+
+    def job_loss(self, job: JobView, noise_scale: float) -> Loss | None:
+        """Return the `loss` of a job; None also if the job has another group than the trial."""
+        present = (len(job.running_on), sum(job.running_on.values()))
+        if self.now is None or (self.now.slots, self.now.batch) != present:
+            return None
+
+        def progress(batch: int) -> float:
+            worth = statistical_efficiency(np.array([float(batch)]), job.batch_size, noise_scale)
+            return batch * float(worth[0])
+
+        return self.loss(progress)
+
+
+def _is_comparable(before: GroupPace, now: GroupPace) -> bool:
+    """True if `now` has as many slots, and either a larger batch or more nodes, but not both."""
+    if before.slots != now.slots:
+        return False
+    larger, farther = now.batch > before.batch, now.nodes > before.nodes
+    return (larger and now.nodes == before.nodes) or (farther and now.batch == before.batch)
+
+
+NOISE_GROWTH: Final = 2.0  # a larger batch may pay once phi has grown by this factor
+CAP_DURATION_S: Final = 600.0  # a loss may have had another cause, so caps expire
+
+
+class _Cap(NamedTuple):
+    batch: int  # global batch that was better
+    slots: int  # slots at that time
+    noise_scale: float  # phi at that time, samples
+    until: Seconds
+
+
+class BatchCaps:
+    """Caps on the batches of jobs for which a larger batch made less progress on the same slots.
+
+    The model of speeds is linear in the batch; a device that is full, or swaps, is not.
+    """
+
+    def __init__(self) -> None:
+        self._caps: dict[JobId, _Cap] = {}
+
+    def observe(self, job: JobView, trial: GrowthTrial, noise_scale: float, now: Seconds) -> None:
+        """Add a cap if the trial, with the latest telemetry, shows that a batch lost progress."""
+        loss = trial.job_loss(job, noise_scale)
+        if loss is not None and loss.batch is not None:
+            until = Seconds(now + CAP_DURATION_S)
+            self._caps[job.job] = _Cap(loss.batch, len(job.running_on), noise_scale, until)
+
+    def __contains__(self, job: JobId) -> bool:
+        """True if the job has a cap."""
+        return job in self._caps
+
+    def expire(self, now: Seconds) -> None:
+        """Remove old caps."""
+        if self._caps:
+            self._caps = {job: cap for job, cap in self._caps.items() if now < cap.until}
+
+    def forget(self, job: JobId) -> None:
+        """Remove the cap of a job, if any."""
+        self._caps.pop(job, None)
+
+    def capped(self, job: JobView, limit: int, noise_scale: float) -> int:
+        """Return R, clamped to the job's cap."""
+        cap = self._caps.get(job.job)
+        if cap is None or len(job.running_on) != cap.slots:
+            return limit
+        return limit if noise_scale >= NOISE_GROWTH * cap.noise_scale else min(limit, cap.batch)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,16 +180,11 @@ class Migration:
     all_slots: frozenset[SlotId]  # old and new slots
     new_slots: frozenset[SlotId]
 
-
-def migration_between(have: Iterable[SlotId], to: Iterable[SlotId]) -> Migration | None:
-    """Return the migration between two sets of slots.
-
-    None if the job only grows, shrinks, starts or stops.
-    """
-    before, after = frozenset(have), frozenset(to)
-    if before <= after or after <= before:
-        return None
-    return Migration(before | after, after)
+    @classmethod
+    def between(cls, have: Iterable[SlotId], to: Iterable[SlotId]) -> Migration | None:
+        """Return the migration; None if the job only grows, shrinks, starts or stops."""
+        before, after = frozenset(have), frozenset(to)
+        return None if before <= after or after <= before else cls(before | after, after)
 
 
 @dataclass(slots=True)
@@ -59,8 +199,6 @@ class OnesJobHistory(JobHistory):
     epoch: int = 0  # last finished epoch
     last_noise: float | None = None  # last measurement; None: none
     view: JobView | None = None  # as in the last view
-    counted_at: Seconds = Seconds(0.0)  # when an epoch or a report interval last ended
-    due_at: float = 0.0  # when `follow` is due although the view of the job is unchanged
     edition: int = 0  # counts changes that matter to plans
     trial: GrowthTrial = field(default_factory=GrowthTrial)
     move: Migration | None = None  # migration started by the last plan that changed the job
@@ -80,23 +218,20 @@ class OnesJobHistory(JobHistory):
 
     def grow_limit(self, steps: int) -> None:
         """Set R to twice the reported batch if `steps` steps were trained with it."""
-        batch = self.group[1]
         if self.steps - self.group_step >= steps:
-            self.limit = self.bounds.clip(max(self.limit, 2 * batch))
+            self.limit = self.bounds.clip(max(self.limit, 2 * self.group[1]))
 
-    def follow(
-        self, job: JobView, options: OnesOptions, now: Seconds, *, contended: bool, warm: bool
-    ) -> None:
-        """Update bounds, R and returned slots from a view.
+    def follow(self, job: JobView, now: Seconds, *, contended: bool) -> None:
+        """Update bounds, R and returned slots from a view; `contended`: a job waits that would fit.
 
-        Args:
-            contended: a job waits that would fit.
-            warm: the job has done its first steps.
+        R stays between the present batch and twice that batch: however often plans are made, no
+        batch more than doubles before some steps were trained with it.
         """
         self.view = job
-        self.bounds = limit_bounds(job)
+        self.bounds = LimitBounds(first=job.batch_size, least=job.batch_size, most=job.batch_limit)
         self.limit = max(self.limit, job.batch_size)
-        self.follow_batch(job)
+        if present := sum(job.running_on.values()):
+            self.limit = self.bounds.clip(max(present, min(self.limit, 2 * present)))
         if not job.running_on:
             self.slots = 0
             return
@@ -105,131 +240,3 @@ class OnesJobHistory(JobHistory):
         if slots < self.slots and not contended and not moved:
             self.slots_before_return, self.returned_at = self.slots, now
         self.slots = slots
-        self.due_at = max(self.counted_at, job.moved_at) + options.report_interval_s
-        if now > self.due_at and warm:
-            self.counted_at = now
-            self.due_at = now + options.report_interval_s
-
-    def follow_batch(self, job: JobView) -> None:
-        """Clamp R between the present batch and twice that batch.
-
-        However often plans are made, no batch more than doubles before some steps were trained with
-        it.
-        """
-        present = sum(job.running_on.values())
-        if present:
-            self.limit = self.bounds.clip(max(present, min(self.limit, 2 * present)))
-
-
-def noise_estimate(
-    job: JobView,
-    history: OnesJobHistory | None,
-    relatives: Callable[[int], float | None] | None,
-    options: OnesOptions,
-) -> float:
-    """Return phi, samples: the job's latest, else its relatives' at this stage, else a prior.
-
-    Workers smooth what they measure. The result is rounded to an eighth of a doubling.
-
-    Args:
-        relatives: phi of the family after a number of epochs; None if there is no family.
-    """
-    own = history.last_noise if history is not None else None
-    own = own if is_plausible_noise(own) else job.noise_scale
-    if is_plausible_noise(own):
-        return _rounded(own)
-    shared = relatives(job.epoch) if relatives else None
-    return _rounded(shared or options.noise_scale_prior * job.batch_size)
-
-
-def limit_bounds(job: JobView) -> LimitBounds:
-    """Return the bounds of a job's R."""
-    return LimitBounds(first=job.batch_size, least=job.batch_size, most=job.batch_limit)
-
-
-@lru_cache(maxsize=4096)
-def _rounded(value: float) -> float:
-    """Round to an eighth of a doubling: finer steps change no batch, but invalidate all tables."""
-    return float(2.0 ** (round(8.0 * math.log2(max(value, 1e-9))) / 8.0))
-
-
-class Measurements:
-    """Passes to families what their jobs measured, and to jobs their noise scales."""
-
-    def __init__(
-        self, families: FamilyHistories, placement: PlacementIndex, options: OnesOptions
-    ) -> None:
-        self._families = families
-        self._placement = placement
-        self._options = options
-
-    def epoch(self, event: EpochSeen, history: OnesJobHistory) -> None:
-        """Record an epoch; its speed counts if the group was the same and alone on its nodes.
-
-        Neighbours may have changed during the epoch; telemetry covers a moment only.
-        """
-        self._observe_noise(history, event.family, max(0, event.epoch - 1), event.noise_scale)
-        sane = math.isfinite(event.samples_per_s) and event.samples_per_s > 0
-        alone = not self._options.interference or self._placement.is_alone(event.job)
-        if event.whole and event.slots and sane and alone:
-            self._timed(event)
-
-    def steps(self, event: StepsSeen, history: OnesJobHistory, *, counts: bool) -> None:
-        """Record telemetry, by the worker's clock: delayed reports arrive all at once.
-
-        Args:
-            counts: the speed belongs to this group alone; the first report of a group may cover
-                time before all its members were there.
-        """
-        self._observe_noise(history, event.family, history.epoch, event.noise_scale)
-        speed = event.samples_per_s
-        if not counts or not math.isfinite(speed) or speed <= 0:
-            return
-        alone_s = self._alone_s(event, event.global_batch / speed)
-        history.trial.add(event.group, event.slots, event.global_batch, alone_s, event.nodes)
-        self._timed(event)
-
-    def _timed(self, event: EpochSeen | StepsSeen) -> None:
-        """Record the time of a pass; without a report on passes a step counts as one pass."""
-        family = self._families.of(event.family)
-        if self._options.passes and event.passes and event.pass_s is not None:
-            family.observe_passes(event.slots, event.local_batch, event.passes)
-            self._measured(event, event.local_batch, event.pass_s)
-            return
-        local = max(1, round(event.global_batch / max(1, event.slots)))
-        if family.passes.limits.one_is_enough(event.slots, local):
-            self._measured(event, local, event.global_batch / event.samples_per_s)
-
-    def _measured(self, event: EpochSeen | StepsSeen, local: int, step_s: float) -> None:
-        options, family = self._options, self._families.of(event.family)
-        if (options.gpu_types or options.interference) and self._placement.is_changing(event.job):
-            return  # the view shows the future place, not that of the measurement
-        gpu_type = self._placement.gpu_type(event.job) if options.gpu_types else ""
-        colocation: Colocation | None = None
-        if options.interference:
-            others = self._placement.colocations(event.job)
-            known = family.parts.colocations
-            colocation = max(others, key=lambda one: (known.get(one, 0.0), one), default=None)
-        step_s /= self._placement.stretch(event.job)
-        family.add(
-            event.nodes,
-            event.slots,
-            local,
-            step_s,
-            gpu_type=gpu_type,
-            colocation=colocation,
-        )
-
-    def _alone_s(self, event: StepsSeen, step_s: float) -> float:
-        """Return the seconds of a step if no other job used the cores of its nodes."""
-        cores = self._placement.cores
-        alone = stretch(-(-event.slots // max(1, event.nodes)), cores)
-        return step_s / self._placement.stretch(event.job) * alone
-
-    def _observe_noise(
-        self, history: OnesJobHistory, family: str, epoch: int, noise_scale: float | None
-    ) -> None:
-        if not is_plausible_noise(noise_scale):
-            return
-        history.last_noise = noise_scale
-        self._families.of(family).observe_noise(epoch, noise_scale)

@@ -11,22 +11,29 @@ Predictions are kept until their jobs have finished, and are then compared with 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from statistics import median
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 import numpy as np
+from msgspec.structs import replace
 from scipy.special import betaincinv
 
-from controlplane.policy.api import EpochSeen, JobEnded, JobView, PolicyEvent, StepsSeen
+from controlplane.policy.api import (
+    EpochSeen,
+    JobEnded,
+    JobView,
+    PolicyEvent,
+    SearchStats,
+    StepsSeen,
+)
 from controlplane.policy.ones.length_evidence import (
     SHARES,
     FamilyLengths,
     JobEvidence,
     SpreadOfLengths,
     WorkLeft,
-    exactly,
 )
 from controlplane.policy.options import LengthModelName
 from controlplane.policy.search.observed_families import MAX_RELATIVES
@@ -51,48 +58,25 @@ MIN_OTHER_JOBS: Final = 3  # finished jobs of other families, before they are us
 MIN_OTHER_SPREAD: Final = 0.3  # lower bound of the spread of their log epochs
 
 
-class LengthModel(Protocol):
-    """Predictor of the remaining work."""
+class ResidualLife:
+    """Mean residual life of finished relatives; base of the other models."""
 
     def epoch(self, event: EpochSeen, family: FamilyLengths) -> None:
         """Record a finished epoch."""
-        ...
 
     def ended(self, event: JobEnded, family: FamilyLengths) -> None:
         """Record the end of a job; `family` already contains its length."""
-        ...
 
     def forget(self, active: set[JobId]) -> None:
         """Drop the state of jobs that are not active."""
-        ...
 
     def left(
         self, job: JobView, family: FamilyLengths, done: float, own: JobEvidence, *, bounds: bool
     ) -> WorkLeft | None:
         """Return the work that a job without a certain end has left; None if nothing is known.
 
-        Args:
-            bounds: compute quantiles too, which may take ten times as long.
+        With `bounds` also quantiles, which may take ten times as long.
         """
-        ...
-
-
-class ResidualLife:
-    """Mean residual life of finished relatives."""
-
-    def epoch(self, event: EpochSeen, family: FamilyLengths) -> None:
-        """Do nothing: epochs are not used."""
-
-    def ended(self, event: JobEnded, family: FamilyLengths) -> None:
-        """Do nothing: the family has the length."""
-
-    def forget(self, active: set[JobId]) -> None:
-        """Do nothing: there is no state of single jobs."""
-
-    def left(
-        self, job: JobView, family: FamilyLengths, done: float, own: JobEvidence, *, bounds: bool
-    ) -> WorkLeft | None:
-        """Return the mean and quantiles over relatives that trained for longer than this job."""
         if not family.finished and not max(done, family.reached):
             return None
         mean = remaining_samples(done, None, family.finished, family.reached)
@@ -100,17 +84,18 @@ class ResidualLife:
         if not bounds:
             return WorkLeft(mean, informed=informed)
         longer = [total - done for total in family.finished if total > done]
-        if not longer:
-            as_old = _quantiles_beyond(max(done, family.reached), done)
-            return WorkLeft(mean, as_old, informed=informed)
-        return WorkLeft(mean, tuple(np.quantile(longer, SHARES).tolist()), informed=informed)
+        if longer:
+            return WorkLeft(mean, tuple(np.quantile(longer, SHARES).tolist()), informed=informed)
+        # No relative trained for longer: half of such jobs last twice as long.
+        reached = max(done, family.reached)
+        as_old = tuple(reached / (1.0 - share) - done for share in SHARES)
+        return WorkLeft(mean, as_old, informed=informed)
 
 
-class LengthMixture:
+class LengthMixture(ResidualLife):
     """Mixture of the relatives' lengths, weighted by the evidence on the job's own end."""
 
     def __init__(self) -> None:
-        self._before = ResidualLife()
         self._spread = SpreadOfLengths()
         self._epochs: dict[JobId, int] = {}  # finished epochs of active jobs
         self._other_epochs: deque[int] = deque(maxlen=MAX_RELATIVES)  # epochs of finished jobs
@@ -137,24 +122,21 @@ class LengthMixture:
         self, job: JobView, family: FamilyLengths, done: float, own: JobEvidence, *, bounds: bool
     ) -> WorkLeft | None:
         """Return the mean residual life of the mixture, clamped to the certain bounds."""
-        likely = self._relatives(job, family) or self._from_other_families(job)
+        likely = self._from_other_families(job)
+        if family.finished:
+            spread = self._spread.of(job.family, family)
+            likely = of_relatives(family.finished, family.censored(job.job), spread)
         for evidence in own.evidence(job, done):
             likely = likely.given(evidence) if likely is not None else one_length(evidence)
         if likely is None:
-            left = self._before.left(job, family, done, own, bounds=bounds)
+            left = super().left(job, family, done, own, bounds=bounds)
         else:
             quantiles = likely.quantiles_left(done, SHARES) if bounds else []
             left = WorkLeft(likely.mean_left(done), tuple(quantiles))
         if left is None:
             return None
         least, most = own.bounds(job, done)
-        return left.at_least(least).at_most(most)
-
-    def _relatives(self, job: JobView, family: FamilyLengths) -> LengthDistribution | None:
-        if not family.finished:
-            return None
-        spread = self._spread.of(job.family, family)
-        return of_relatives(family.finished, family.censored(job.job), spread)
+        return left.between(least, most)
 
     def _from_other_families(self, job: JobView) -> LengthDistribution | None:
         """Assume as many epochs as jobs of other families took; None if too few have finished."""
@@ -162,11 +144,6 @@ class LengthMixture:
             return None
         totals = [float(epochs * job.epoch_samples) for epochs in self._other_epochs]
         return of_relatives(totals, [], max(MIN_OTHER_SPREAD, float(np.std(np.log(totals)))))
-
-
-def _quantiles_beyond(reached: float, done: float) -> tuple[float, ...]:
-    """Return quantiles if no relative trained for longer: half of such jobs last twice as long."""
-    return tuple(reached / (1.0 - share) - done for share in SHARES)
 
 
 MAX_LOGS: Final = 20  # logs of one family
@@ -210,14 +187,13 @@ class _Regression:
         return self.model
 
 
-class BetaProgress:
+class BetaProgress(ResidualLife):
     """Progress after a number of epochs, distributed as Be(epochs, A x + b)."""
 
     def __init__(self) -> None:
         self._logs: dict[JobId, _Log] = {}
         self._families: dict[str, _Regression] = {}
         self._common = _Regression(deque(maxlen=MAX_COMMON_LOGS))
-        self._before = ResidualLife()
 
     def epoch(self, event: EpochSeen, family: FamilyLengths) -> None:
         """Add an entry to the job's log."""
@@ -225,8 +201,12 @@ class BetaProgress:
         if log.first_loss is None:
             log.first_loss = event.train_loss
         if len(log.rows) < MAX_LOG_EPOCHS and event.epoch > 0:
-            log.rows[event.epoch] = self._features(
-                family, log, event.samples_done, event.train_loss, event.stop_metric
+            log.rows[event.epoch] = features(
+                float(family.epoch_samples),
+                log.first_loss,
+                event.samples_done,
+                event.train_loss,
+                event.stop_metric,
             )
 
     def ended(self, event: JobEnded, family: FamilyLengths) -> None:
@@ -247,13 +227,14 @@ class BetaProgress:
         self, job: JobView, family: FamilyLengths, done: float, own: JobEvidence, *, bounds: bool
     ) -> WorkLeft | None:
         """Return what the mean progress leaves; the residual life if there is no regression yet."""
-        log = self._logs.get(job.job, _Log())
-        model = self._model(job.family)
+        log, relatives = self._logs.get(job.job, _Log()), self._families.get(job.family)
+        model = (relatives.fitted() if relatives is not None else None) or self._common.fitted()
         epoch_samples = job.epoch_samples or family.epoch_samples
         if model is None or not epoch_samples:
-            return self._before.left(job, family, done, own, bounds=bounds)
+            return super().left(job, family, done, own, bounds=bounds)
         last = max(log.rows, default=0)
-        row = log.rows[last] if last else self._features(family, log, 0.0, None, None)
+        unseen = features(float(family.epoch_samples), log.first_loss, 0.0, None)
+        row = log.rows.get(last, unseen)
         epochs = np.array([float(max(last, 1))])
         alpha, beta = model.shapes(row[None, :], epochs)
         came = float(epochs[0]) * epoch_samples
@@ -264,20 +245,6 @@ class BetaProgress:
         progress = np.maximum(betaincinv(alpha, beta, 1.0 - np.array(SHARES)), MIN_PROGRESS)
         return WorkLeft(mean, tuple(np.maximum(came / progress - done, least).tolist()))
 
-    def _model(self, family: str) -> ProgressModel | None:
-        own = self._families.get(family)
-        return (own.fitted() if own is not None else None) or self._common.fitted()
-
-    def _features(
-        self,
-        family: FamilyLengths,
-        log: _Log,
-        done: float,
-        loss: float | None,
-        metric: float | None,
-    ) -> FloatArray:
-        return features(float(family.epoch_samples), log.first_loss, done, loss, metric)
-
 
 # --- calibration
 
@@ -287,24 +254,12 @@ MAX_OUTCOMES: Final = 2000  # kept outcomes
 MIN_REMAINDER: Final = 0.02  # share of the total; shorter remainders do not count
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class _Outcome(NamedTuple):
     """Prediction compared with the actual length."""
 
     error: float  # absolute, as a share of the remaining work
-    ratio: float  # predicted over actual
     in_wide: bool  # inside the 90% interval
     in_narrow: bool  # inside the 80% interval
-
-
-@dataclass(frozen=True, slots=True)
-class Calibration:
-    """Accuracy of the predictions of remaining work."""
-
-    predictions: int
-    median_error: float  # absolute, as a share of the remaining work
-    wide: float  # share inside the 90% interval
-    narrow: float  # share inside the 80% interval
 
 
 @dataclass(slots=True)
@@ -318,7 +273,7 @@ class LengthCalibration:
 
     def __init__(self) -> None:
         self._predictions: dict[JobId, _Predictions] = {}
-        self.outcomes: deque[Outcome] = deque(maxlen=MAX_OUTCOMES)
+        self._outcomes: deque[_Outcome] = deque(maxlen=MAX_OUTCOMES)
 
     def due(self, job: JobId, done: float) -> bool:
         """True if a prediction would be kept now."""
@@ -339,28 +294,30 @@ class LengthCalibration:
         for done, predicted in known.made:
             left = total - done
             if left > MIN_REMAINDER * total:
-                wide, narrow = predicted.within(left)
+                low, lower, upper, high = predicted.quantiles
                 error = abs(predicted.mean - left) / left
-                self.outcomes.append(Outcome(error, predicted.mean / left, wide, narrow))
+                inside = low <= left <= high, lower <= left <= upper
+                self._outcomes.append(_Outcome(error, *inside))
 
     def forget(self, active: set[JobId]) -> None:
         """Drop the predictions of jobs that are not active."""
         self._predictions = {job: own for job, own in self._predictions.items() if job in active}
 
-    def summary(self) -> Calibration | None:
-        """Return the accuracy of the latest predictions; None before the first job has finished."""
-        seen = self.outcomes
+    def added_to(self, stats: SearchStats) -> SearchStats:
+        """Return `stats` with the accuracy; unchanged before a predicted job has finished."""
+        seen = self._outcomes
         if not seen:
-            return None
-        return Calibration(
-            predictions=len(seen),
-            median_error=median(outcome.error for outcome in seen),
-            wide=sum(outcome.in_wide for outcome in seen) / len(seen),
-            narrow=sum(outcome.in_narrow for outcome in seen) / len(seen),
+            return stats
+        return replace(
+            stats,
+            length_predictions=len(seen),
+            length_error=median(outcome.error for outcome in seen),
+            length_coverage_80=sum(outcome.in_narrow for outcome in seen) / len(seen),
+            length_coverage_90=sum(outcome.in_wide for outcome in seen) / len(seen),
         )
 
 
-MODELS: Final[dict[LengthModelName, Callable[[], LengthModel]]] = {
+MODELS: Final[dict[LengthModelName, type[ResidualLife]]] = {
     "residual": ResidualLife,
     "beta": BetaProgress,
     "mixture": LengthMixture,
@@ -384,7 +341,7 @@ class JobLengths:
         self._model = MODELS[model]()
         self._families: dict[str, FamilyLengths] = {}
         self._own = JobEvidence()
-        self._calibration = LengthCalibration()
+        self.calibration = LengthCalibration()
         self._cache: dict[JobId, _Cached] = {}  # last prediction of each job
         self._edition = 0  # ended jobs, which change predictions
 
@@ -405,9 +362,7 @@ class JobLengths:
                 self._model.ended(event, family)
                 self._cache.pop(event.job, None)
                 self._edition += 1
-                self._calibration.ended(event.job, total, succeeded=event.succeeded)
-            case _:
-                return
+                self.calibration.ended(event.job, total, succeeded=event.succeeded)
 
     def forget(self, active: Collection[JobId]) -> None:
         """Drop the state of jobs that are not active, if there are many of them."""
@@ -416,7 +371,7 @@ class JobLengths:
         there = set(active)
         self._own.forget(there)
         self._model.forget(there)
-        self._calibration.forget(there)
+        self.calibration.forget(there)
         self._cache = {job: cached for job, cached in self._cache.items() if job in there}
         for family in self._families.values():
             family.at_work = {job: done for job, done in family.at_work.items() if job in there}
@@ -428,47 +383,38 @@ class JobLengths:
             found = self._families[name] = FamilyLengths()
         return found
 
-    def left(self, job: JobView, *, bounds: bool = True) -> WorkLeft | None:
-        """Return the work that a job has left; None if nothing is known.
-
-        Args:
-            bounds: compute quantiles too.
-        """
+    def _left(self, job: JobView) -> WorkLeft | None:
+        """Return the work that a job has left; None if nothing is known."""
         family = self.family(job.family)
         if job.epoch_samples:
             family.epoch_samples = job.epoch_samples
         done = float(max(job.samples_done, family.at_work.get(job.job, 0)))
         certain = self._own.certain(job, done)
         if certain is not None:
-            return exactly(certain)
+            return WorkLeft(certain)
         key = (done, self._edition, 0 if family.finished else family.reached)
         cached = self._cache.get(job.job)
-        if cached is not None and cached.view is job and cached.key == key and not bounds:
+        if cached is not None and cached.view is job and cached.key == key:
             return cached.left
-        due = self._calibration.due(job.job, done)
-        found = self._model.left(job, family, done, self._own, bounds=bounds or due)
+        due = self.calibration.due(job.job, done)
+        found = self._model.left(job, family, done, self._own, bounds=due)
         self._cache[job.job] = _Cached(job, key, found)
         if found is not None and due:
-            self._calibration.add(job.job, done, found)
+            self.calibration.add(job.job, done, found)
         return found
 
     def remaining(self, job: JobView) -> float | None:
         """Return the mean of the remaining work, samples; None if nothing is known."""
-        found = self.left(job, bounds=False)
+        found = self._left(job)
         return None if found is None else found.mean
 
     def is_settled(self, job: JobView) -> bool:
         """True if the remaining work depends on the job's progress alone until some job ends."""
         if job.stop_samples is not None and not self._own.leaves_early(job.family):
             return True
-        return isinstance(self._model, ResidualLife) and bool(self.family(job.family).finished)
+        return type(self._model) is ResidualLife and bool(self.family(job.family).finished)
 
     def informed(self, job: JobId) -> bool:
         """True if the last prediction rests on more than the job's age."""
         cached = self._cache.get(job)
         return cached is not None and cached.left is not None and cached.left.informed
-
-    @property
-    def calibration(self) -> Calibration | None:
-        """Accuracy of the model on finished jobs; None before the first."""
-        return self._calibration.summary()

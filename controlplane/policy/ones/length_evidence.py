@@ -109,8 +109,7 @@ class ErrorStatistics:
     def add(self, scopes: Sequence[str], error: float) -> None:
         """Record an error in each of its scopes, such as all jobs, a user's jobs, a family's jobs.
 
-        Args:
-            error: usually the logarithm of actual over predicted.
+        The error is usually the logarithm of actual over predicted.
         """
         if not math.isfinite(error):
             return
@@ -381,7 +380,6 @@ def _bound(job: JobView) -> float | None:
 
 
 SHARES: Final = (0.05, 0.1, 0.9, 0.95)  # probabilities of the ends of the 90% and 80% intervals
-WIDE, NARROW = 0.9, 0.8  # probabilities of the intervals
 
 
 class WorkLeft(NamedTuple):
@@ -391,22 +389,7 @@ class WorkLeft(NamedTuple):
     quantiles: tuple[float, ...] = ()  # at `SHARES`; empty: not computed
     informed: bool = True  # False: only the job's age is known
 
-    def within(self, left: float) -> tuple[bool, bool]:
-        """Return whether `left` is in the 90% interval, and whether it is in the 80% interval."""
-        low, lower, upper, high = self.quantiles
-        return low <= left <= high, lower <= left <= upper
-
-    def at_least(self, least: float) -> WorkLeft:
-        """Clamp the prediction from below."""
-        bounded = tuple(max(least, quantile) for quantile in self.quantiles)
-        return self._replace(mean=max(least, self.mean), quantiles=bounded)
-
-    def at_most(self, most: float) -> WorkLeft:
-        """Clamp the prediction from above."""
-        bounded = tuple(min(most, quantile) for quantile in self.quantiles)
-        return self._replace(mean=min(most, self.mean), quantiles=bounded)
-
-
-def exactly(left: float) -> WorkLeft:
-    """Return a prediction without uncertainty."""
-    return WorkLeft(left, (left,) * len(SHARES))
+    def between(self, least: float, most: float) -> WorkLeft:
+        """Clamp the prediction."""
+        mean, *quantiles = (min(most, max(least, v)) for v in (self.mean, *self.quantiles))
+        return self._replace(mean=mean, quantiles=tuple(quantiles))

@@ -42,12 +42,8 @@ def lay_out(
 ) -> IntArray | None:
     """Return the row on each slot at `levels`, shape (S,); None if there are too few slots.
 
-    Slots without a movable job are `FREE` or `CLOSED`.
-
-    Args:
-        owner: shape (S,), the row on each slot at `before`.
-        before: shape (J,), levels.
-        levels: shape (J,), wanted levels.
+    Slots without a movable job are `FREE` or `CLOSED`. `owner` is the row on each slot at the
+    levels `before`; levels have shape (J,).
     """
     changed = np.flatnonzero(levels != before)
     if not len(changed) and not hints.movers and not hints.traders:
@@ -129,7 +125,7 @@ class _Layout:
         if further is None:
             return False
         spans = int(np.count_nonzero(own + further))
-        if spans > self._least_nodes(size) and self._may_move(row, size + len(mine)):
+        if spans > -(-size // self._problem.widest) and self._may_move(row, size + len(mine)):
             fresh = self._choose_nodes(row, free_slots + own, own, size)
             if fresh is not None and len(fresh) < spans:
                 self._move_to(row, mine, fresh)
@@ -175,7 +171,7 @@ class _Layout:
         every = self._choose_nodes(row, self._free_slots, own, size)
         if every is None:
             return False
-        crowded = len(every) > self._least_nodes(size)
+        crowded = len(every) > -(-size // self._problem.widest)
         if crowded and self._hints.evacuate and self._evacuate(row, size, own):
             return True
         early = self._choose_nodes(row, self._early, own, size)
@@ -191,7 +187,7 @@ class _Layout:
         need = min(size, widest)
         free_slots = self._free_slots + own
         order = np.argsort(-free_slots, kind="stable")
-        for node in order[: 2 * self._least_nodes(size)].tolist():
+        for node in order[: 2 * -(-size // self._problem.widest)].tolist():
             if free_slots[node] >= need or free_slots[node] == 0:
                 continue
             small_jobs = self._small_jobs_on(node, row)
@@ -205,7 +201,7 @@ class _Layout:
             )
             if self._clear(node, small_jobs):
                 fresh = self._choose_nodes(row, self._free_slots + own, own, size)
-                if fresh is not None and len(fresh) <= self._least_nodes(size):
+                if fresh is not None and len(fresh) <= -(-size // self._problem.widest):
                     self._move_to(row, self._slots(row), fresh)
                     return True
             self.owner, self._free_slots, self._early, self._moved = saved
@@ -286,9 +282,6 @@ class _Layout:
         if self._hints.jitter is not None:
             cost = cost + self._hints.jitter
         return cost
-
-    def _least_nodes(self, size: int) -> int:
-        return -(-size // self._problem.widest)
 
     def _may_move(self, row: int, both: int) -> bool:
         """True if the job may move; it needs a sample for each of the `both` old and new slots."""

@@ -1,10 +1,12 @@
-"""Policy `ones`: an online evolutionary search."""
+"""Policy `ones`: an online evolutionary search, and the reasons of its plans."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
 
-from msgspec.structs import replace
+import numpy as np
 
 from controlplane.policy.api import (
     ClusterView,
@@ -16,16 +18,9 @@ from controlplane.policy.api import (
     StartForecast,
     StepsSeen,
 )
-from controlplane.policy.ones.evolution import EvolutionarySearch
-from controlplane.policy.ones.explain import (
-    for_batch,
-    for_change,
-    least_value,
-    slot_owners,
-    waits,
-)
+from controlplane.policy.ones.evolution import Candidate, EvolutionarySearch
 from controlplane.policy.ones.job_estimates import Estimates
-from controlplane.policy.ones.operators import Candidate
+from controlplane.policy.ones.job_rows import JobRow
 from controlplane.policy.ones.problem import Problem
 from controlplane.policy.ones.problem_builder import ProblemBuilder
 from controlplane.policy.ones.slowdowns import CoreDemand
@@ -33,7 +28,237 @@ from controlplane.policy.ones.start_forecast import StartForecasts
 from controlplane.policy.options import OnesOptions
 from controlplane.policy.placement.slot_partition import backs_off, split, too_large
 from controlplane.policy.search.search_loop import SearchPolicy
+from controlplane.prediction import FloatArray, IntArray
 from schemas.ids import JobId, Seconds, SlotId
+
+MAX_NAMES: Final = 3  # names in a sentence
+
+
+class PlanReasons:
+    """Reasons of a schedule: text for users, codes and numbers for programs."""
+
+    def __init__(self, problem: Problem, best: Candidate) -> None:
+        self._problem = problem
+        self._best = best
+        plans = ((problem.present, problem.owner), (best.levels, best.owner))
+        # Before and after: the share of the speed that places leave, and that neighbours leave.
+        self._pace = [_place_share(problem, *plan) for plan in plans]
+        self._kept = [_neighbour_share(problem, owner) for _, owner in plans]
+        self._trades = problem.trades(best.owner)
+        rows = np.flatnonzero(best.levels)
+        at = (rows, best.levels[rows])
+        slot_values = problem.value[at] / problem.sizes[at]
+        self.least_value = float(slot_values.min()) if len(rows) else math.nan  # of a slot in use
+
+    def of(self, row: int, placed: Mapping[SlotId, int]) -> Reason | None:
+        """Return why a job changes or waits; None if it keeps its slots and batches.
+
+        `placed` are the job's local batches in the plan, samples per slot and step.
+        """
+        if placed == dict(self._problem.job_rows[row].job.running_on):
+            return None if placed else self._waiting(row)
+        reason = self._with_fairness(row, self._change(row, placed))
+        partners = self._trades.partners(row)
+        if not partners:
+            return reason
+        text = f"trades places with {self._names(partners)}: {reason.text}"
+        return Reason("trade", text, reason.numbers)
+
+    def _with_fairness(self, row: int, reason: Reason) -> Reason:
+        """Add the effect of `max_stretch` to a reason."""
+        floors = self._problem.floors
+        if floors is None or not floors.level[row]:
+            return reason
+        expected = f"{floors.expected[row]:.1f} x the time of its fair share expected"
+        if floors.at_best[row] > floors.limit:
+            least = f"{floors.at_best[row]:.1f} x the time of its fair share"
+            text = f"max_stretch {floors.limit:g} cannot be kept, it takes {least} or more"
+        elif int(self._best.levels[row]) >= int(floors.level[row]):
+            text = f"its due by max_stretch {floors.limit:g} ({expected})"
+        else:
+            text = f"other jobs are further behind, max_stretch is {floors.limit:g} ({expected})"
+        return Reason(reason.code, f"{reason.text}; {text}", reason.numbers)
+
+    def _change(self, row: int, placed: Mapping[SlotId, int]) -> Reason:
+        """Return why a job changes, without regard to trades."""
+        problem, job_row = self._problem, self._problem.job_rows[row]
+        numbers, recipients = self._numbers(row), self._recipients(row)
+        was, now = len(job_row.now), len(placed)
+        if not now:
+            text = f"paused: {recipients or 'other jobs'} can use its {_slots(was)} better"
+            return Reason("pause", text, numbers)
+        if not was:
+            return _start(job_row, numbers, now)
+        speedup, batch = _speedup(numbers), int(numbers["batch_then"])
+        same_batch = batch == numbers["batch_now"]
+        to = _slots(now) if same_batch else f"{_slots(now)} and batch {batch}"
+        if now > was:
+            return Reason("grow", f"grows to {to} ({speedup}): {self._sources(row)}", numbers)
+        if now < was:
+            if job_row.moves_to and {problem.slots[at] for at in job_row.moves_to} == placed.keys():
+                text = f"has moved: leaves its former slots, goes on with {to}"
+                return Reason("move", text, numbers)
+            if job_row.growth_loss is not None:
+                said = f"{job_row.growth_loss:.2f} x the progress of before"
+                text = f"undoes its growth, which made {said}; goes on with {to}"
+            elif recipients:
+                text = f"gives {_slots(was - now)} to {recipients}, goes on with {to} ({speedup})"
+            else:
+                text = f"is better off with {to} ({speedup})"
+            return Reason("shrink", text, numbers)
+        if set(placed) != set(job_row.job.running_on):
+            code, text = self._move(row)
+            fresh = "" if same_batch else f", with batch {batch}"
+            return Reason(code, f"{text}{fresh} ({speedup})", numbers)
+        return Reason("batch", _batch_text(numbers, job_row.limit), numbers)
+
+    def _waiting(self, row: int) -> Reason:
+        """Return why a job has no slots."""
+        need = int(self._problem.job_rows[row].table.sizes[0])
+        numbers = self._numbers(row) | {"needs": float(need)}
+        text = f"waits for {_slots(need)}"
+        if self._problem.capacity < need:
+            text = f"{text}, only {self._problem.capacity} available"
+            return Reason("waits", text, numbers)
+        if np.isfinite(self.least_value):
+            numbers["least_value_of_a_slot"] = self.least_value
+        reason = Reason("waits", f"{text}: other jobs gain more from them", numbers)
+        return self._with_fairness(row, reason)
+
+    def _move(self, row: int) -> tuple[str, str]:
+        """Return the code and the first reason that holds for a move at the same size."""
+        problem = self._problem
+        was, now = list(problem.job_rows[row].now), list(self._best.slots(row))
+        former, new = (set(problem.node_of[slots].tolist()) for slots in (was, now))
+        if len(new) < len(former):
+            return "pack", "brought together on fewer nodes"
+        if problem.slow is not None:
+            times = problem.slow[row, problem.cluster.type_of]
+            if times[now].max() < times[was].max():
+                return "move", "moved to faster GPUs"
+        before, after = self._kept
+        if after[row] > before[row]:
+            return "move", "moved to better neighbours"
+        if recipients := self._recipients(row):
+            trades = self._trades.partners(row)
+            return "move", "makes room" if trades else f"moved to make room for {recipients}"
+        on_former = np.isin(problem.node_of, list(former - new))
+        there = set(problem.owner[on_former & (problem.owner >= 0)].tolist()) - {row}
+        relieved = [other for other in there if after[other] > before[other]]
+        if relieved:
+            return "move", f"moved away from {self._names(relieved)}, slowed down by it"
+        return "move", "moved to other slots"
+
+    def _sources(self, row: int) -> str:
+        """Return where the slots of a growing job come from."""
+        taken = self._problem.owner[self._best.owner == row]
+        donors = set(taken[taken >= 0].tolist()) - {row}
+        return f"from {self._names(donors)}" if donors else "no other job needs them more"
+
+    def _recipients(self, row: int) -> str:
+        """Return the jobs that get the slots of a job."""
+        given = self._best.owner[list(self._problem.job_rows[row].now)]
+        return self._names(set(given[given >= 0].tolist()) - {row})
+
+    def _names(self, rows: Iterable[int]) -> str:
+        """Return the jobs of these rows, in order of arrival."""
+        names = [self._problem.job_rows[row].job.job for row in sorted(rows)]
+        shown = ", ".join(names[:MAX_NAMES])
+        return f"{shown} and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else shown
+
+    def _numbers(self, row: int) -> dict[str, float]:
+        problem, job_row = self._problem, self._problem.job_rows[row]
+        table = job_row.table
+        was, now = int(problem.present[row]), int(self._best.levels[row])
+        numbers = {
+            "slots_now": float(problem.sizes[row, was]),
+            "slots_then": float(problem.sizes[row, now]),
+            "batch_now": float(sum(job_row.job.running_on.values())),
+            "batch_then": float(table.batches[now - 1]) if now else 0.0,
+            "batch_limit": float(job_row.limit),
+            "noise_scale": table.noise_scale,
+            "value_now": float(problem.value[row, was]) if was else 0.0,
+            "value_then": float(problem.value[row, now]),
+        }
+        if problem.floors is not None:
+            numbers["stretch"] = float(problem.floors.expected[row])
+            numbers["max_stretch"] = problem.floors.limit
+        if np.isfinite(job_row.remaining_s):
+            numbers["remaining_on_one_slot_s"] = job_row.remaining_s
+        before, after = (float(pace[row]) for pace in self._pace)
+        if now:
+            numbers["speed_then"] = float(table.speeds[now - 1]) * after
+            numbers["goodput_then"] = float(table.goodputs[now - 1]) * after
+            if np.isfinite(correction := float(table.corrections[now - 1])):
+                numbers["correction"] = correction
+        if was:
+            speed, goodput = job_row.present
+            numbers |= {"speed_now": speed * before, "goodput_now": goodput * before}
+        return numbers
+
+
+def batch_reason(job_row: JobRow) -> Reason:
+    """Return why a job gets another batch on its slots."""
+    table, at = job_row.table, job_row.level - 1
+    slots, (speed, goodput) = float(len(job_row.now)), job_row.present
+    numbers = {
+        "slots_now": slots,
+        "slots_then": slots,
+        "batch_now": float(sum(job_row.job.running_on.values())),
+        "batch_then": float(table.batches[at]),
+        "batch_limit": float(job_row.limit),
+        "noise_scale": table.noise_scale,
+        "speed_now": speed,
+        "speed_then": float(table.speeds[at]),
+        "goodput_now": goodput,
+        "goodput_then": float(table.goodputs[at]),
+    }
+    return Reason("batch", _batch_text(numbers, job_row.limit), numbers)
+
+
+def _batch_text(numbers: Mapping[str, float], limit: int) -> str:
+    before, batch, speedup = numbers["batch_now"], int(numbers["batch_then"]), _speedup(numbers)
+    if batch > before:
+        return f"batch up to {batch} ({speedup}), its limit is {limit}"
+    if limit < before:
+        return f"batch down to {batch}, its limit is {limit}"
+    return f"batch down to {batch}: more progress with fewer samples ({speedup})"
+
+
+def _speedup(numbers: Mapping[str, float]) -> str:
+    ratio = numbers["speed_then"] / max(numbers["speed_now"], 1e-9)
+    return f"{ratio:.2f} x the speed expected"
+
+
+def _start(job_row: JobRow, numbers: dict[str, float], size: int) -> Reason:
+    if job_row.job.epoch or job_row.job.samples_done:
+        return Reason("resume", f"goes on, on {_slots(size)}", numbers)
+    warm_up = ", to warm up" if size == job_row.job.least else ""
+    return Reason("start", f"starts on {_slots(size)}{warm_up}", numbers)
+
+
+def _slots(many: int) -> str:
+    return f"{many} slot{'s' * (many != 1)}"
+
+
+def _place_share(problem: Problem, levels: IntArray, owner: IntArray) -> FloatArray:
+    """Return the share of each job's speed that nodes, GPU types and neighbours leave, (J,)."""
+    value, moved = problem.placed_value(levels, owner)
+    plain = problem.value[problem.rows, levels]
+    sane = (levels > 0) & (plain > 0.0)
+    share = np.divide(value, plain, out=np.ones(len(value)), where=sane)
+    pace = np.power(share, 1.0 / problem.speedup_exponent)
+    for row, left in problem.left_by_trading(owner).items():
+        pace[row] /= left
+    stalled = moved & sane & (levels == problem.present)  # the stall of the move is temporary
+    return np.asarray(np.where(stalled, pace / problem.move_factor, pace))
+
+
+def _neighbour_share(problem: Problem, owner: IntArray) -> FloatArray:
+    """Return the share of the speed that neighbours leave each job, shape (J,)."""
+    if problem.interference is None:
+        return np.ones(len(problem.job_rows))
+    return problem.interference.kept(*problem.spread(owner))
 
 
 class Ones(SearchPolicy[Problem]):
@@ -72,16 +297,14 @@ class Ones(SearchPolicy[Problem]):
         if best is not None:
             if self._forecasts is not None:
                 starts = self._forecasts.of(problem, best, now)
-            least, owners = least_value(problem, best), slot_owners(problem, best)
+            why = PlanReasons(problem, best)
             for row, places in enumerate(best.by_row()):
-                job_row = problem.job_rows[row]
+                name = problem.job_rows[row].job.job
                 placed = _local_batches(problem, best, row, places)
                 if placed:
-                    local_batch[job_row.job.job] = placed
-                if placed != dict(job_row.job.running_on):
-                    reasons[job_row.job.job] = for_change(problem, best, owners, row, placed)
-                elif not placed:
-                    reasons[job_row.job.job] = waits(problem, best, row, least)
+                    local_batch[name] = placed
+                if reason := why.of(row, placed):
+                    reasons[name] = reason
         reasons |= {name: backs_off(at, now) for name, at in problem.backing_off.items()}
         reasons |= {
             name: too_large(needs, len(problem.slots)) for name, needs in problem.too_large.items()
@@ -96,16 +319,7 @@ class Ones(SearchPolicy[Problem]):
 
     def stats(self) -> SearchStats:
         """Return statistics of the search and of the predicted lengths."""
-        stats, seen = super().stats(), self.estimates.lengths.calibration
-        if seen is None:
-            return stats
-        return replace(
-            stats,
-            length_predictions=seen.predictions,
-            length_error=seen.median_error,
-            length_coverage_80=seen.narrow,
-            length_coverage_90=seen.wide,
-        )
+        return self.estimates.lengths.calibration.added_to(super().stats())
 
     def batches(self, view: ClusterView, now: Seconds) -> Plan:
         """Return the best batch of each job that reported since the last call, on the same slots.
@@ -119,7 +333,7 @@ class Ones(SearchPolicy[Problem]):
             if job_row.moves_to or batch == sum(job.running_on.values()):
                 continue
             local_batch[job.job] = split(batch, list(job.running_on))
-            reasons[job.job] = for_batch(job_row)
+            reasons[job.job] = batch_reason(job_row)
         self._reported.clear()
         return Plan(based_on=view.version, local_batch=local_batch, reasons=reasons)
 

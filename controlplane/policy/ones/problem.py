@@ -19,12 +19,9 @@ from typing import Final
 
 import numpy as np
 
-from controlplane.policy.api import JobView
-from controlplane.policy.ones.size_table import SizeTable
+from controlplane.policy.ones.job_rows import JobRow
 from controlplane.policy.search.cluster_index import ClusterIndex
 from controlplane.prediction import BoolArray, FloatArray, IntArray
-from controlplane.prediction.speed_model import statistical_efficiency
-from controlplane.prediction.throughput import SpeedModel
 from schemas.ids import JobId, Seconds, SlotId
 
 
@@ -42,10 +39,8 @@ class InterferenceModel:
     def kept(self, rows: IntArray, nodes: IntArray, spans: IntArray) -> FloatArray:
         """Return the share of its speed that each job keeps, shape (J,).
 
-        Args:
-            rows: shape (P,), of each (job, node) pair of a schedule.
-            nodes: shape (P,).
-            spans: shape (J,), nodes that each job is on.
+        `rows` and `nodes` are the (job, node) pairs of a schedule, shape (P,); `spans`, shape (J,),
+        are the nodes that each job is on.
         """
         mine = 2 * self.family + (spans > 1)
         found = np.zeros(len(self.family))
@@ -105,13 +100,10 @@ ChooseYield = Callable[[int, int, int], tuple[YieldMode, float]]
 def trades_between(
     before: IntArray, after: IntArray, spare: int, choose_yield: ChooseYield
 ) -> Trades:
-    """Return the trades between two schedules.
+    """Return the trades between two schedules: the row on each slot, shape (S,), or negative.
 
-    Args:
-        before: the row of the job on each slot, shape (S,); negative: of none.
-        after: likewise, shape (S,).
-        spare: slots that are free before and after.
-        choose_yield: returns the mode and its cost, of a row, its kept slots and the spare slots.
+    `spare` slots are free before and after. `choose_yield` returns the mode and its cost, of a row,
+    its kept slots and the spare slots.
     """
     differ = np.flatnonzero(before != after)
     old, new = before[differ], after[differ]
@@ -169,46 +161,8 @@ class FairnessFloors:
     level: IntArray  # shape (J,), lowest level that is due; 0: none
     penalty: FloatArray  # shape (J, 1 + L), penalty for what a level lacks
 
-    def is_feasible(self, row: int) -> bool:
-        """True if the job can still stay within the limit."""
-        return bool(self.at_best[row] <= self.limit)
-
 
 FREE, CLOSED = -1, -2  # slots without a job, and slots of jobs that may not be moved
-
-
-@dataclass(frozen=True, slots=True)
-class JobRow:
-    """One job that may be started or changed."""
-
-    job: JobView
-    now: tuple[int, ...]  # its slots, as places in `Problem.slots`
-    level: int  # of its present size; 0: it waits, k: table.sizes[k - 1]
-    table: SizeTable
-    limit: int  # R
-    remaining_s: float  # T1, on one slot
-    change_factor: FloatArray  # c(n) for each size
-    move_factor: float  # c of the present size on other slots
-    restart_factor: float  # share of its value left after a stop and a restart; 1 if it waits
-    model: SpeedModel
-    gated: bool
-    growth_loss: float | None = None  # progress over that before it grew, if it lost
-    moves_to: tuple[int, ...] = ()  # places that it will keep, if it is half-migrated
-
-    @property
-    def present(self) -> tuple[float, float]:
-        """Predicted speed and goodput at the present slots and batch."""
-        slots, batch = len(self.now), sum(self.job.running_on.values())
-        at = int(np.searchsorted(self.table.sizes, slots))
-        nodes = np.array([self.table.nodes[at]])
-        local = np.array([np.ceil(batch / slots)])
-        step_s = float(
-            self.model.step_s(nodes, np.array([slots]), local)[0] * self.table.stretch[at]
-        )
-        value = statistical_efficiency(
-            np.array([float(batch)]), self.job.batch_size, self.table.noise_scale
-        )
-        return batch / step_s, batch / step_s * float(value[0])
 
 
 @dataclass(frozen=True)
@@ -298,13 +252,11 @@ class Problem:
         """
         value = self.value[self.rows, levels]
         runs = levels > 0
-        at = np.flatnonzero(owner >= 0)
-        who = owner[at]
         moved = levels != self.present
         differ = np.flatnonzero(owner != self.owner)
         for rows in (owner[differ], self.owner[differ]):
             moved[rows[rows >= 0]] = True
-        pair_rows, pair_nodes, nodes = self._spread(at, who)
+        pair_rows, pair_nodes, nodes = self.spread(owner)
         factor = np.ones(len(levels))
         for row in np.flatnonzero(runs & (nodes != self.spans[self.rows, levels])).tolist():
             factor[row] = self._stretched(row, int(levels[row]), int(nodes[row]))
@@ -313,8 +265,8 @@ class Problem:
         for row, left in self.left_by_trading(owner).items():
             factor[row] *= left
         if self.slow is not None:
-            slowest = np.zeros(len(levels))
-            np.maximum.at(slowest, who, self.slow[who, self.cluster.type_of[at]])
+            slowest, at = np.zeros(len(levels)), np.flatnonzero(owner >= 0)
+            np.maximum.at(slowest, owner[at], self.slow[owner[at], self.cluster.type_of[at]])
             factor[runs] /= slowest[runs]
         if self.interference is not None:
             factor *= self.interference.kept(pair_rows, pair_nodes, nodes)
@@ -338,13 +290,19 @@ class Problem:
         return np.asarray(np.minimum(1.0, self.alone[self.rows, levels] / worst))
 
     @cached_property
+    def _node_slots(self) -> tuple[IntArray, IntArray]:
+        """Slots of each node, and those of them that are not in play."""
+        many = np.array([len(slots) for slots in self.slots_on])
+        return many, np.bincount(self.node_of[self.owner == CLOSED], minlength=len(many))
+
+    @cached_property
     def _cores_for_all(self) -> FloatArray:
         """Cores of each node, or the node's part of all jobs' least slots if that is more."""
-        many = np.array([len(slots) for slots in self.slots_on])
-        closed = np.bincount(self.node_of[self.owner == CLOSED], minlength=len(many))
+        many, closed = self._node_slots
         least = sum(int(sizes[1]) for sizes in self.sizes)
         share = np.ceil(least * (many - closed) / max(1, int((many - closed).sum())))
-        return np.maximum(self.cluster.cores, closed + np.minimum(share, many - closed))
+        everywhere = closed + np.minimum(share, many - closed)
+        return np.asarray(np.maximum(self.cluster.cores, everywhere))
 
     @cached_property
     def alone(self) -> FloatArray:
@@ -359,22 +317,21 @@ class Problem:
         """Slots in play with a core of their own; all slots in play if cores are not shared."""
         if not self.cluster.shares_cores:
             return self.capacity
-        closed = np.bincount(self.node_of[self.owner == CLOSED], minlength=len(self.slots_on))
-        many = np.array([len(slots) for slots in self.slots_on])
+        many, closed = self._node_slots
         open_ = np.minimum(many - closed, np.maximum(self.cluster.cores - closed, 0.0))
         return int(open_.sum())
 
-    def _spread(self, at: IntArray, who: IntArray) -> tuple[IntArray, IntArray, IntArray]:
+    def spread(self, owner: IntArray) -> tuple[IntArray, IntArray, IntArray]:
         """Return the distinct (row, node) pairs, as two arrays, and the nodes of each row."""
+        at = np.flatnonzero(owner >= 0)
         many = max(1, len(self.slots_on))
-        pairs = np.unique(who * many + self.node_of[at])
+        pairs = np.unique(owner[at] * many + self.node_of[at])
         rows, nodes = np.divmod(pairs, many)
         return rows, nodes, np.bincount(rows, minlength=len(self.job_rows))
 
     def is_scattered(self, levels: IntArray, owner: IntArray) -> bool:
         """True if a changing job is on more nodes than it needs."""
-        at = np.flatnonzero(owner >= 0)
-        nodes = self._spread(at, owner[at])[2]
+        nodes = self.spread(owner)[2]
         least = -(-self.sizes[self.rows, levels] // self.widest)
         return bool(((nodes > least) & (levels != self.present)).any())
 
@@ -444,9 +401,8 @@ class Problem:
 
     def scattered_rows(self, owner: IntArray) -> IntArray:
         """Return the rows of movable jobs on more nodes than they need."""
-        at = np.flatnonzero(owner >= 0)
-        nodes = self._spread(at, owner[at])[2]
-        slots = np.bincount(owner[at], minlength=len(self.job_rows))
+        nodes = self.spread(owner)[2]
+        slots = np.bincount(owner[owner >= 0], minlength=len(self.job_rows))
         return np.flatnonzero((nodes > -(-slots // self.widest)) & self.free_to_move)
 
     def node_costs(self, row: int, owner: IntArray) -> FloatArray:
@@ -458,8 +414,7 @@ class Problem:
             busy = np.bincount(self.node_of[owner != FREE], minlength=len(found))
             found += np.log(np.maximum(1.0, (busy + 1) / self.cluster.cores))
         if self.interference is not None:
-            at = np.flatnonzero(owner >= 0)
-            rows, nodes, _ = self._spread(at, owner[at])
+            rows, nodes, _ = self.spread(owner)
             found += self.interference.node_costs(row, rows, nodes)
         return found
 

@@ -1,282 +1,354 @@
-"""Builder of search problems from views; caches what has not changed since the last view.
+"""Problem of a view: jobs and slots in play, the value of each size, and what is due to jobs.
 
-`JobRowBuilder` makes the row of one job: the sizes that it may have, and the cost of changes.
+V = weight (x c)^0.8. Candidates are scored with these values. Option `max_stretch`: no job takes
+longer than this multiple of the time of its fair share, which is 1 / n of the cluster, with n the
+mean number of jobs over its life (Themis, NSDI '20; Shockwave, NSDI '23). A job that would exceed
+the limit with only its share from now on is due the smallest size that is as fast as that share.
+Less than this size costs more than any other use of its slots is worth, in greedy filling and in
+the fitness alike.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Container, Iterable, Mapping, Sequence
-from typing import Final, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
 from controlplane.policy.api import ClusterView, JobView
-from controlplane.policy.ones.fairness import FairShares
-from controlplane.policy.ones.job_estimates import Estimates, EstimateVersion
-from controlplane.policy.ones.problem import CLOSED, FREE, InterferenceModel, JobRow, Problem
-from controlplane.policy.ones.size_table import SizeTable, size_table
-from controlplane.policy.ones.size_values import (
-    InPlay,
-    SlotSupply,
-    in_play,
-    kept_share,
-    left_after,
-    remaining_s,
-    value_table,
+from controlplane.policy.ones.job_estimates import Estimates
+from controlplane.policy.ones.job_rows import MIN_GAIN, JobRow, JobRowBuilder, SlotSupply
+from controlplane.policy.ones.problem import (
+    CLOSED,
+    FREE,
+    FairnessFloors,
+    InterferenceModel,
+    Problem,
 )
 from controlplane.policy.options import OnesOptions
-from controlplane.policy.search.cluster_index import NO_CLUSTER, ClusterIndex, ClusterIndexCache
+from controlplane.policy.search.cluster_index import ClusterIndex, ClusterIndexCache
 from controlplane.prediction import FloatArray, IntArray
 from schemas.ids import JobId, Seconds, SlotId
 
-MAX_TABLES: Final = 20_000  # bound on memory; the cache is then cleared
-ANY_SIZE: Final = 4  # slots; up to this size a job need not fill its nodes (README, "Numbers")
-_Key = tuple[object, ...]
+UNKNOWN_S: Final = 60.0  # remaining time if no job's is known: all weigh the same
 
 
-class _CachedRow(NamedTuple):
-    """Cached row: `version` is cheap to compare, `key` contains the inputs."""
-
-    version: EstimateVersion | None
-    capacity: int
-    key: _Key
-    row: JobRow
+def known_lengths(remaining_s: FloatArray) -> FloatArray:
+    """Return seconds on one slot, shape (J,); half the median where unknown (nan)."""
+    known = np.isfinite(remaining_s)
+    usual = float(np.median(remaining_s[known])) / 2.0 if known.any() else UNKNOWN_S
+    return np.where(known, remaining_s, usual)
 
 
-class JobRowBuilder:
-    """Builder of rows of jobs; caches the rows of unchanged jobs."""
+def remaining_of(job_rows: Sequence[JobRow]) -> FloatArray:
+    """Return the `known_lengths` of rows."""
+    return known_lengths(np.array([row.remaining_s for row in job_rows], dtype=np.float64))
 
-    def __init__(self, estimates: Estimates, options: OnesOptions) -> None:
-        self._estimates = estimates
-        self._options = options
-        self._cluster = NO_CLUSTER
-        self._rows: dict[JobId, _CachedRow] = {}
-        self._tables: dict[_Key, SizeTable] = {}
 
-    def update(self, cluster: ClusterIndex, active: Container[JobId], many: int) -> None:
-        """Set the cluster, and drop the rows of jobs that are not active if there are many."""
-        if cluster is not self._cluster:
-            self._cluster = cluster
-            self._rows.clear()
-        if len(self._rows) > 2 * many + 100:
-            self._rows = {name: row for name, row in self._rows.items() if name in active}
+# --- jobs and slots in play
 
-    def row(self, job: JobView, supply: SlotSupply) -> JobRow:
-        """Return the row of a job."""
-        estimates = self._estimates
-        known = self._rows.get(job.job)
-        if (
-            known is not None
-            and known.row.job is job
-            and known.version is not None
-            and known.capacity == supply.capacity
-            and estimates.is_current(job, known.version, supply.now)
-        ):
-            return known.row
-        family = estimates.family(job.family)
-        family.speed_model(job.batch_size)  # may fit the model again and change its edition
-        version = estimates.version(job, supply.now)
-        if (
-            known is not None
-            and known.row.job is job
-            and version is not None
-            and known.version == version
-            and known.capacity == supply.capacity
-        ):
-            return known.row
-        losing = estimates.growth_loss(job) if job.running_on else None
-        moves_to = estimates.moves_to(job) if job.running_on else None
-        settles = losing is None and moves_to is None
-        gated = bool(job.running_on) and settles and estimates.gated(job, supply.now)
-        limit, warm = estimates.limit(job), estimates.warm(job)
-        samples = estimates.remaining(job)
-        size = len(job.running_on)
-        most = min(job.most, supply.capacity)
-        tried = estimates.max_slots_after_return(job, supply.now)
-        if tried is not None:
-            most = min(most, max(size, tried))
-        noise = estimates.noise_scale(job)
-        others = _coarse(estimates.remaining_service(job, supply.now))
-        key = (
-            family.edition, noise, limit, warm, gated, losing and losing[1], moves_to, samples,
-            most, family.largest, others,
-        )  # fmt: skip
-        if known is not None and known.key == key and known.row.job is job:
-            self._rows[job.job] = known._replace(version=version, capacity=supply.capacity)
-            return known.row
-        sizes = self._sizes(job, most, limit, warm=warm)
-        row = self._make_row(
-            job,
-            sizes,
-            noise,
-            limit=limit,
-            samples=samples,
-            others=others,
-            gated=gated,
-            losing=losing,
-            moves_to=moves_to,
+
+@dataclass(frozen=True, slots=True)
+class InPlay:
+    """Jobs and slots of one view, grouped by what may be done with them."""
+
+    jobs: dict[JobId, JobView]  # jobs that may be started or changed, and fit into the cluster
+    kept: dict[JobId, dict[SlotId, int]]  # jobs that may not be moved now, with their local batches
+    backing_off: dict[JobId, Seconds]  # jobs that may not be retried before a time
+    too_large: dict[JobId, int]  # least slots of jobs that exceed the cluster
+    free_now: tuple[int, ...]  # places of free slots
+    free_soon: tuple[int, ...]  # places of slots whose processes are leaving
+    supply: SlotSupply
+
+
+def in_play(view: ClusterView, now: Seconds) -> InPlay:
+    """Group the jobs and slots of `view`; both keep their order."""
+    movable: dict[JobId, JobView] = {}
+    backing_off: dict[JobId, Seconds] = {}
+    kept: dict[JobId, dict[SlotId, int]] = {}
+    up = {slot.slot for slot in view.slots if slot.up}
+    for name, job in view.jobs.items():
+        stuck = not job.movable or job.retry_at > now or not job.running_on.keys() <= up
+        if job.running_on and stuck:  # slots of a node that is down cannot be reassigned
+            kept[name] = dict(job.running_on)
+        elif job.movable and not job.running_on and job.ready_at > now:
+            backing_off[name] = job.ready_at
+        elif job.movable:
+            movable[name] = job
+    mine = {slot for job in movable.values() for slot in job.running_on}
+    closed = {slot for placed in kept.values() for slot in placed} | mine
+    free_now = [n for n, s in enumerate(view.slots) if s.usable and s.slot not in closed]
+    free_soon = [n for n, s in enumerate(view.slots) if s.leaving and s.slot not in closed]
+    too_large = {
+        name: job.least
+        for name, job in movable.items()
+        if not job.running_on and job.least > len(view.slots)
+    }
+    jobs = {name: job for name, job in movable.items() if name not in too_large}
+    idle = len(free_now) + len(free_soon)
+    contended = any(not job.running_on for job in jobs.values())
+    return InPlay(
+        jobs=jobs,
+        kept=kept,
+        backing_off=backing_off,
+        too_large=too_large,
+        free_now=tuple(free_now),
+        free_soon=tuple(free_soon),
+        supply=SlotSupply(capacity=len(mine) + idle, idle=idle, contended=contended, now=now),
+    )
+
+
+# --- values of sizes
+
+
+def weights(
+    remaining: FloatArray,
+    gains: FloatArray,
+    waited: FloatArray,
+    ran: FloatArray,
+    options: OnesOptions,
+) -> FloatArray:
+    """Return (T1 + patience)^-0.55 times response ratio^`ageing`; short jobs weigh more.
+
+    Unknown lengths count as half the median of the known lengths. The patience is `patience_s`, but
+    at most a quarter of the mean length, so that seconds differ from minutes where jobs last
+    minutes.
+
+    The response ratio 1 + waited / (ran + T + patience), with T at a job's least size, grows
+    without bound while the job waits, so that no job starves behind a stream of short ones.
+
+    Args:
+        remaining: T1, shape (J,), seconds on one slot; nan if unknown.
+        gains: x, shape (J,), of the least size of each job.
+        waited: shape (J,), seconds without slots since the submission.
+        ran: shape (J,), seconds with slots.
+    """
+    length = known_lengths(remaining)
+    patience = min(options.patience_s, float(np.mean(length)) / 4.0) if len(length) else 0.0
+    short = np.power(np.maximum(length + patience, 1.0), -options.size_exponent)
+    service = ran + length / np.maximum(gains, MIN_GAIN) + patience
+    response = 1.0 + waited / np.maximum(service, 1.0)
+    return np.asarray(short * np.power(response, options.ageing))
+
+
+@dataclass(frozen=True, slots=True)
+class ValueTable:
+    """Values by job and level; level 0 is waiting."""
+
+    sizes: IntArray  # shape (J, 1 + L), slots; 0 beyond what a job may have
+    spans: IntArray  # shape (J, 1 + L), nodes that the value assumes
+    value: FloatArray  # shape (J, 1 + L), V; -inf where a level is not allowed
+    weight: FloatArray  # shape (J,)
+
+
+def value_table(job_rows: Sequence[JobRow], supply: SlotSupply, options: OnesOptions) -> ValueTable:
+    """Value every size of every job: V(n) = weight (x(n) c(n))^0.8.
+
+    Paper: minimise the sum over *running* jobs of T c (eq. 3, 8), which rewards leaving jobs out.
+    Here: maximise a sum over all jobs in which waiting is worth nothing, with one exponent on
+    length (in `weight`) and one on speed-up.
+
+    A gated job may grow onto idle slots, and may shrink for a waiting job, but is not stopped.
+    Stopping another job costs what its restart will cost, and a margin.
+    """
+    weight = _weight(job_rows, supply.now, options)
+    sizes, spans, gains = _stacked(job_rows)
+    value = weight[:, None] * np.power(np.maximum(gains, 0.0), options.speedup_exponent)
+    value[gains < 0] = -np.inf
+    gated = np.array([row.gated for row in job_rows], dtype=np.bool_)
+    more = sizes - np.array([[len(row.now)] for row in job_rows], dtype=np.int64).reshape(-1, 1)
+    if supply.contended or not supply.idle:
+        value[gated[:, None] & (more > 0)] = -np.inf
+    if not supply.contended:
+        value[gated[:, None] & (more < 0)] = -np.inf
+    restart_factor = np.array([row.restart_factor for row in job_rows], dtype=np.float64)
+    stopped = weight * (np.power(restart_factor, options.speedup_exponent) - 1.0)
+    running = np.array([bool(row.now) for row in job_rows], dtype=np.bool_)
+    stopped -= np.where(running, options.pause_margin * weight, 0.0)
+    value[:, 0] = np.where(gated, -np.inf, stopped)
+    return ValueTable(sizes=sizes, spans=spans, value=value, weight=weight)
+
+
+def _weight(job_rows: Sequence[JobRow], now: Seconds, options: OnesOptions) -> FloatArray:
+    remaining, gains, waited, ran, priority = np.array([
+        (
+            row.remaining_s,
+            row.table.gains[0],
+            row.job.waited_s + (0.0 if row.job.running_on else max(0.0, now - row.job.moved_at)),
+            row.job.ran_s,
+            row.job.priority,
         )
-        self._rows[job.job] = _CachedRow(version, supply.capacity, key, row)
-        return row
+        for row in job_rows
+    ], dtype=np.float64).reshape(-1, 5).T  # fmt: skip
+    return weights(remaining, gains, waited, ran, options) * priority
 
-    def _make_row(
-        self,
-        job: JobView,
-        sizes: IntArray,
-        noise: float,
-        *,
-        limit: int,
-        samples: float | None,
-        others: float | None,
-        gated: bool,
-        losing: tuple[float, int] | None,
-        moves_to: frozenset[SlotId] | None,
-    ) -> JobRow:
-        family = self._estimates.family(job.family)
-        size, place_of = len(job.running_on), self._cluster.place_of
-        now_on = tuple(place_of[slot] for slot in job.running_on if slot in place_of)
-        nodes = np.maximum(1, -(-sizes // self._cluster.widest))
-        nodes[sizes == size] = max(1, len({int(self._cluster.node_of[place]) for place in now_on}))
-        keep_batch = gated and not self._options.rebatch
-        table = self._table(job, (family.edition, limit, keep_batch), noise, sizes, nodes)
-        due = losing[1] if losing else len(moves_to) if moves_to else None
-        one_s = remaining_s(samples, table.one_speed, known=table.known)
-        if others is not None:
-            one_s = others if math.isnan(one_s) else max(one_s, others)
-        return JobRow(
-            job=job,
-            now=now_on,
-            level=int(np.searchsorted(sizes, size)) + 1 if size else 0,
-            table=table,
-            limit=limit,
-            remaining_s=one_s,
-            change_factor=self._change_factor(job, table, one_s, size, due),
-            move_factor=self._move_factor(table, one_s, size, due),
-            restart_factor=self._restart_factor(job, one_s),
-            model=family.speed_model(job.batch_size),
-            gated=gated,
-            growth_loss=losing[0] if losing else None,
-            moves_to=tuple(place_of[slot] for slot in sorted(moves_to or ())),
-        )
 
-    def _table(
-        self,
-        job: JobView,
-        known: tuple[int, int, bool],
-        noise: float,
-        sizes: IntArray,
-        nodes: IntArray,
-    ) -> SizeTable:
-        """Return the size table, which similar jobs of a family share."""
-        key = (
-            job.family, known, job.batch_size, job.batch_limit, job.local_limit, noise,
-            job.last_batch, len(job.running_on), sum(job.running_on.values()),
-            self._cluster.most_cores, sizes.tobytes(), nodes.tobytes(),
-        )  # fmt: skip
-        found = self._tables.get(key)
-        if found is None:
-            if len(self._tables) > MAX_TABLES:
-                self._tables.clear()
-            found = self._tables[key] = size_table(
-                job,
-                self._estimates,
-                self._options,
-                sizes,
-                nodes,
-                keep_batch=known[2],
-                cores=self._cluster.most_cores,
-            )
-        return found
+def _stacked(job_rows: Sequence[JobRow]) -> tuple[IntArray, IntArray, FloatArray]:
+    """Return slots, nodes and x(n) c(n) at each level, shape (J, 1 + L); -1: no such level."""
+    levels = 1 + max((len(row.table.sizes) for row in job_rows), default=0)
+    sizes = np.zeros((len(job_rows), levels), dtype=np.int64)
+    spans = np.zeros((len(job_rows), levels), dtype=np.int64)
+    gains = np.full((len(job_rows), levels), -1.0)
+    if job_rows:
+        many = np.array([len(row.table.sizes) for row in job_rows], dtype=np.int64)
+        there = np.zeros(sizes.shape, dtype=np.bool_)
+        there[:, 1:] = np.arange(levels - 1) < many[:, None]
+        sizes[there] = np.concatenate([row.table.sizes for row in job_rows])
+        spans[there] = np.concatenate([row.table.nodes for row in job_rows])
+        change = np.concatenate([row.change_factor for row in job_rows])
+        gains[there] = np.concatenate([row.table.gains for row in job_rows]) * change
+    return sizes, spans, gains
 
-    def _change_factor(
-        self,
-        job: JobView,
-        known: SizeTable,
-        one_s: float,
-        size: int,
-        due: int | None,
-    ) -> FloatArray:
-        """Return the share of its value that a job keeps after a change to each size.
 
-        A first start is free, since every job needs one. Size `due`, which takes a growth back or
-        completes a move, costs its stall alone.
+# --- fair shares
+
+
+@dataclass(frozen=True, slots=True)
+class _FirstSeen:
+    """State of the counts when a job was first seen."""
+
+    at: Seconds  # when the job was first seen
+    area: float  # job seconds up to that time
+    active_jobs: int  # active jobs at that time
+
+
+class LoadAverage:
+    """Mean number of active jobs over the life of each job."""
+
+    def __init__(self) -> None:
+        self._area = 0.0  # job seconds
+        self._jobs = 0
+        self._now = Seconds(0.0)
+        self._seen: dict[JobId, _FirstSeen] = {}
+
+    def update(self, jobs: Mapping[JobId, JobView], now: Seconds) -> None:
+        """Record the active jobs; a second call with the same arguments changes nothing."""
+        self._area += self._jobs * max(0.0, now - self._now)
+        self._jobs, self._now = len(jobs), max(now, self._now)
+        self._seen = {
+            name: self._seen.get(name) or _FirstSeen(now, self._area, len(jobs)) for name in jobs
+        }
+
+    def mean(self, job: JobView) -> float:
+        """Return the mean number of jobs since the submission of `job`, including it; at least 1.
+
+        Before a job was first seen (e.g. after a restart of the search) the number of that moment
+        counts.
         """
-        if not size and not job.epoch and not job.samples_done:
-            return np.ones(len(known.sizes))
-        stall = self._options.rescale_stall_s
-        if not size:
-            stall = self._start_stall(job)
-        length = one_s if math.isfinite(one_s) else 0.0
-        kept = kept_share(known, length, stall, self._options.change_margin, size)
-        if due is None:
-            return kept
-        cheaper = kept_share(known, length, stall, 0.0, size)
-        return np.where(known.sizes == due, cheaper, kept)
-
-    def _move_factor(self, known: SizeTable, one_s: float, size: int, due: int | None) -> float:
-        """Return the share of its value that a job keeps after a move at the same size.
-
-        If the present place loses (`due` is the present size), the move costs its stall alone.
-        """
-        if not size:
-            return 1.0
-        gain = float(known.gains[np.searchsorted(known.sizes, size)])
-        left_s = (one_s if math.isfinite(one_s) else 0.0) / max(gain, 1e-9)
-        margin = 0.0 if due == size else self._options.change_margin
-        return left_after(left_s, self._options.rescale_stall_s, margin)
-
-    def _restart_factor(self, job: JobView, one_s: float) -> float:
-        if not job.running_on:
-            return 1.0
-        left_s = one_s if math.isfinite(one_s) else 0.0
-        return left_after(left_s, self._start_stall(job), self._options.change_margin)
-
-    def _start_stall(self, job: JobView) -> float:
-        return job.start_s if job.start_s is not None else self._options.start_stall_s
-
-    def _sizes(self, job: JobView, most: int, limit: int, *, warm: bool) -> IntArray:
-        """Return allowed sizes: up to 4 or a node's width, whole nodes, the present size."""
-        size = len(job.running_on)
-        least = min(job.least, size) if size else job.least
-        most = min(most, max(min(limit, job.batch_limit), job.least))
-        first = self._options.first_slots
-        if warm:
-            largest = max(size, self._estimates.family(job.family).largest, job.least)
-            most = min(most, max(first, int(self._options.growth * largest)))
-        else:  # Start: one slot until the warm-up steps are done
-            most = min(most, max(size, least, first))
-        widest = self._cluster.widest
-        choices = set(range(least, min(max(widest, ANY_SIZE), most) + 1))
-        choices.update(n for n in range(widest, most + 1, widest) if n >= least)
-        return np.array(sorted(choices | {size or job.least}), dtype=np.int64)
+        seen = self._seen[job.job]
+        before = max(0.0, seen.at - job.submitted_at)
+        life = before + self._now - seen.at
+        if life <= 0.0:
+            return float(max(1, self._jobs))
+        return max(1.0, (before * seen.active_jobs + self._area - seen.area) / life)
 
 
-def _coarse(service: float | None) -> float | None:
-    """Round to a quarter of a doubling, because the value changes every second."""
-    if service is None or service <= 0.0:
-        return None
-    return float(2.0 ** (round(4.0 * math.log2(service)) / 4.0))
+DUE_RATIO: Final = 0.9  # share of the limit; predictions err and slots free late; a judgement
+PENALTY_RATIO: Final = 2.0  # times the highest value of a slot; a judgement
+TOLERANCE: Final = 1e-6  # relative tolerance of speeds
+MIN_S: Final = 1e-6  # lower bound of a fair-share time, and of a speed
+
+
+def fairness_floors(
+    job_rows: Sequence[JobRow],
+    table: ValueTable,
+    load: LoadAverage,
+    options: OnesOptions,
+    *,
+    slots: int,
+    now: Seconds,
+) -> FairnessFloors:
+    """Return what each job is due in a cluster with so many slots."""
+    limit = options.max_stretch
+    left_s = remaining_of(job_rows)
+    done_s = [
+        row.job.samples_done / row.table.one_speed
+        if row.table.known and row.table.one_speed > 0.0
+        else 0.0
+        for row in job_rows
+    ]
+    speed = np.array([_fair_speed(row, slots, load.mean(row.job)) for row in job_rows])
+    known_s = (row.job.start_s for row in job_rows)
+    start_s = np.array([options.start_stall_s if known is None else known for known in known_s])
+    fair_s = np.maximum(start_s + (left_s + np.array(done_s)) / speed, MIN_S)
+    so_far = np.array([max(0.0, now - row.job.submitted_at) for row in job_rows])
+    so_far += np.where([bool(row.now) for row in job_rows], 0.0, start_s)
+    expected = (so_far + left_s / speed) / fair_s
+    most = np.array([float(row.table.gains.max()) for row in job_rows])
+    at_best = (so_far + left_s / np.maximum(most, speed)) / fair_s
+    level = np.where(expected >= DUE_RATIO * limit, _levels(job_rows, table, speed), 0)
+    return FairnessFloors(
+        limit=limit,
+        expected=expected,
+        at_best=at_best,
+        level=level,
+        penalty=_penalties(table, level, np.maximum(1.0, expected / limit)),
+    )
+
+
+def _fair_speed(row: JobRow, slots: int, jobs: float) -> float:
+    """Return the speed on a fair share over that on one slot: the wanted size, part of the time."""
+    sizes = row.table.sizes
+    usual = max(0, int(np.searchsorted(sizes, row.job.wanted, side="right")) - 1)
+    share = slots / (jobs * float(sizes[usual]))
+    return max(MIN_S, float(row.table.gains[usual]) * min(1.0, share))
+
+
+def _levels(job_rows: Sequence[JobRow], table: ValueTable, speed: FloatArray) -> IntArray:
+    """Return the lowest allowed level that is as fast as `speed`, else the highest; shape (J,)."""
+    gains = np.full(table.sizes.shape, -np.inf)
+    for at, row in enumerate(job_rows):
+        gains[at, 1 : 1 + len(row.table.gains)] = row.table.gains
+    gains[~np.isfinite(table.value)] = -np.inf
+    fast = gains >= (speed * (1.0 - TOLERANCE))[:, None]
+    levels = np.arange(table.sizes.shape[1])
+    highest = np.where(np.isfinite(gains), levels, 0).max(axis=1)
+    return np.asarray(np.where(fast.any(axis=1), fast.argmax(axis=1), highest), dtype=np.int64)
+
+
+def _penalties(table: ValueTable, level: IntArray, urgency: FloatArray) -> FloatArray:
+    """Return the penalty of each level below the one that is due, shape (J, 1 + L).
+
+    The penalty exceeds, for each slot, what any slot is worth to any job. It grows without bound
+    the further a job is behind, so that no job stays behind.
+    """
+    sizes, value = table.sizes, table.value
+    base = np.where(np.isfinite(value[:, 0]), value[:, 0], 0.0)[:, None]
+    allowed = np.isfinite(value) & (sizes > 0)
+    slopes = np.divide(value - base, sizes, out=np.zeros(value.shape), where=allowed)
+    claim = sizes[np.arange(len(level)), level] * PENALTY_RATIO * float(slopes.max()) * urgency
+    below = np.arange(sizes.shape[1]) < level[:, None]
+    return np.where(below, claim[:, None], 0.0)
+
+
+# --- the problem
 
 
 class ProblemBuilder:
-    """Builder of problems; updates `estimates` with each view."""
+    """Builder of problems; updates `estimates` with each view, and caches what has not changed."""
 
     def __init__(self, estimates: Estimates, options: OnesOptions) -> None:
         self._estimates = estimates
         self._options = options
         self._clusters = ClusterIndexCache()
         self._rows = JobRowBuilder(estimates, options)
-        self._fair_shares = FairShares(options)
+        self._load = LoadAverage()
 
     def build(self, view: ClusterView, now: Seconds) -> Problem:
         """Return the problem of `view` at `now`."""
-        cluster, found = self._clusters.of(view), in_play(view, now)
-        self._estimates.update(view, contended=found.supply.contended, now=now)
-        self._rows.update(cluster, view.jobs, len(view.jobs))
+        cluster, found = self._update(view, now)
+        options = self._options
         job_rows = [self._rows.row(job, found.supply) for job in found.jobs.values()]
-        table = value_table(job_rows, found.supply, self._options)
+        table = value_table(job_rows, found.supply, options)
         families = [row.job.family for row in job_rows]
+        floors = None
+        if options.max_stretch:
+            self._load.update(view.jobs, now)
+            if job_rows:
+                floors = fairness_floors(
+                    job_rows, table, self._load, options, slots=len(view.slots), now=now
+                )
         return Problem(
             version=view.version,
             job_rows=tuple(job_rows),
@@ -297,29 +369,35 @@ class ProblemBuilder:
             gates=tuple(self._estimates.gate(row.job) for row in job_rows if row.gated),
             too_large=found.too_large,
             capacity=found.supply.capacity,
-            speedup_exponent=self._options.speedup_exponent,
-            evacuates=self._options.migration,
-            swaps=self._options.swaps,
+            speedup_exponent=options.speedup_exponent,
+            evacuates=options.migration,
+            swaps=options.swaps,
             slow=self._estimates.type_slowdowns(cluster.types, families),
-            interference=self._interference(job_rows, found.kept, view),
-            floors=self._fair_shares.floors(job_rows, table, view, now),
+            interference=self._interference(families, found.kept, view, cluster),
+            floors=floors,
         )
 
     def rows(self, view: ClusterView, jobs: Iterable[JobId], now: Seconds) -> list[JobRow]:
         """Return rows of the running jobs among `jobs` that may be changed, without a problem."""
-        found = in_play(view, now)
-        self._estimates.update(view, contended=found.supply.contended, now=now)
-        self._rows.update(self._clusters.of(view), view.jobs, len(view.jobs))
+        _, found = self._update(view, now)
         chosen = [found.jobs[name] for name in jobs if name in found.jobs]
         return [self._rows.row(job, found.supply) for job in chosen if job.running_on]
 
+    def _update(self, view: ClusterView, now: Seconds) -> tuple[ClusterIndex, InPlay]:
+        cluster, found = self._clusters.of(view), in_play(view, now)
+        self._estimates.update(view, contended=found.supply.contended, now=now)
+        self._rows.update(cluster, view.jobs, len(view.jobs))
+        return cluster, found
+
     def _interference(
-        self, job_rows: Sequence[JobRow], kept: Mapping[JobId, Iterable[SlotId]], view: ClusterView
+        self,
+        families: Sequence[str],
+        kept: Mapping[JobId, Iterable[SlotId]],
+        view: ClusterView,
+        cluster: ClusterIndex,
     ) -> InterferenceModel | None:
         """Return the learned slow-downs by neighbours, with the jobs that may not be moved."""
-        cluster = self._clusters.of(view)
-        names = dict.fromkeys([job_row.job.family for job_row in job_rows])
-        names |= dict.fromkeys(view.jobs[job].family for job in kept)
+        names = dict.fromkeys([*families, *(view.jobs[job].family for job in kept)])
         numbers = {name: number for number, name in enumerate(names)}
         log_slowdowns = self._estimates.log_slowdowns(list(numbers))
         if log_slowdowns is None:
@@ -330,8 +408,8 @@ class ProblemBuilder:
             nodes = set(cluster.node_of[places].tolist())
             for node in nodes:
                 fixed[node, 2 * numbers[view.jobs[job].family] + (len(nodes) > 1)] += 1.0
-        family = np.array([numbers[job_row.job.family] for job_row in job_rows], dtype=np.int64)
-        return InterferenceModel(log_slowdowns, family, fixed)
+        numbered = np.array([numbers[family] for family in families], dtype=np.int64)
+        return InterferenceModel(log_slowdowns, numbered, fixed)
 
 
 def _owners(slots: int, job_rows: Sequence[JobRow], found: InPlay) -> IntArray:

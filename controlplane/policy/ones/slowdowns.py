@@ -26,7 +26,7 @@ from controlplane.policy.search.cluster_index import ClusterIndex
 from controlplane.policy.search.observed_families import Colocation, FamilyHistories, FamilyRecord
 from controlplane.prediction import FloatArray
 from controlplane.prediction.slowdowns import stretch
-from controlplane.prediction.speed_model import PRIOR_SCALING, Scaling
+from controlplane.prediction.throughput import PRIOR_SCALING, Scaling
 from schemas.ids import JobId, NodeId, SlotId
 
 MIN_SCALING: Final = 0.7  # least prior exponent: below, no job would try two slots
@@ -44,17 +44,12 @@ class LearnedSlowdowns:
         self._prior_edition = -1  # sum of the families' editions
         self._log_slowdowns: FloatArray | None = None
         self._log_slowdowns_of: tuple[int, tuple[str, ...]] | None = None
-        self._assumed_types: dict[
-            str, float
-        ] = {}  # log step times by GPU type that the models assume
+        self._assumed_types: dict[str, float] = {}  # log step times that the models assume
 
     def by_type(self, types: Sequence[str], families: Sequence[str]) -> FloatArray | None:
         """Return the factor of a step's time on each GPU type over the fastest, shape (J, types).
 
-        None if there is no difference.
-
-        Args:
-            families: of the jobs, shape (J,).
+        `families` are those of the jobs. None if there is no difference.
         """
         if len(types) < 2:  # noqa: PLR2004 - one is like itself
             return None
@@ -68,8 +63,7 @@ class LearnedSlowdowns:
     def by_neighbour(self, families: Sequence[str]) -> FloatArray | None:
         """Return log slow-downs as in `InterferenceModel`, shape (2 F, 2 F); None if all are 0.
 
-        Args:
-            families: F families, whose order numbers the classes.
+        The order of `families` numbers the classes.
         """
         self._update_priors()
         if not self._families.priors.colocations:
@@ -81,14 +75,12 @@ class LearnedSlowdowns:
 
     def _slow_downs(self, families: Sequence[str]) -> FloatArray | None:
         found = np.zeros((2 * len(families), 2 * len(families)))
-        known = [self._families.of(name).parts.colocations for name in families]
-        for one, mine in enumerate(known):
-            for other, name in enumerate(families):
-                for own in (False, True):
-                    for its in (False, True):
-                        common = self._families.priors.colocations.get((own, "", its), 0.0)
-                        cost = mine.get((own, name, its), common)
-                        found[2 * one + own, 2 * other + its] = cost
+        classes = [(name, several) for name in families for several in (False, True)]
+        for one, (name, own) in enumerate(classes):
+            known = self._families.of(name).parts.colocations
+            for other, (neighbour, its) in enumerate(classes):
+                common = self._families.priors.colocations.get((own, "", its), 0.0)
+                found[one, other] = known.get((own, neighbour, its), common)
         return found if found.max(initial=0.0) > ALIKE else None
 
     def _update_priors(self) -> None:

@@ -20,10 +20,11 @@ from typing import Final
 import numpy as np
 
 from controlplane.policy.api import ClusterView, StartForecast
+from controlplane.policy.ones.evolution import Candidate
 from controlplane.policy.ones.greedy import used
-from controlplane.policy.ones.operators import Candidate
-from controlplane.policy.ones.problem import JobRow, Problem
-from controlplane.policy.ones.size_values import LEAST_GAIN, UNKNOWN_S
+from controlplane.policy.ones.job_rows import MIN_GAIN
+from controlplane.policy.ones.problem import Problem
+from controlplane.policy.ones.problem_builder import UNKNOWN_S, remaining_of
 from controlplane.prediction import FloatArray
 from schemas.ids import JobId, Seconds
 
@@ -90,7 +91,7 @@ class StartForecasts:
     def _compute(
         self, problem: Problem, best: Candidate, now: Seconds
     ) -> dict[JobId, StartForecast]:
-        length_s = _lengths(problem.job_rows)
+        length_s = remaining_of(problem.job_rows)
         line = _in_line(problem, best, length_s)
         free = problem.capacity - used(problem, best.levels)
         waits = _rolled(self._occupied(problem, best, length_s, now), free, line, now)
@@ -123,7 +124,7 @@ class StartForecasts:
         running = [problem.job_rows[row] for row in rows.tolist()]
         levels_of = zip(running, levels.tolist(), strict=True)
         gains = np.array([row.table.gains[level - 1] for row, level in levels_of], dtype=np.float64)
-        ends = (now + length_s[rows] / np.maximum(gains, LEAST_GAIN)).tolist()
+        ends = (now + length_s[rows] / np.maximum(gains, MIN_GAIN)).tolist()
         self._ends |= {row.job.job: at for row, at in zip(running, ends, strict=True)}
         held = list(zip(ends, problem.sizes[rows, levels].tolist(), strict=True))
         usual = float(np.median(ends)) if ends else now + UNKNOWN_S
@@ -156,15 +157,6 @@ def _has_left(view: ClusterView, name: JobId) -> bool:
     return job is None or bool(job.running_on)
 
 
-def _lengths(job_rows: Sequence[JobRow]) -> FloatArray:
-    """Return seconds on one slot, shape (J,); half the median where unknown."""
-    left_s = np.array([row.remaining_s for row in job_rows], dtype=np.float64)
-    known = left_s[np.isfinite(left_s)]
-    return np.where(
-        np.isfinite(left_s), left_s, float(np.median(known)) / 2.0 if len(known) else UNKNOWN_S
-    )
-
-
 def _in_line(
     problem: Problem, best: Candidate, length_s: FloatArray
 ) -> list[tuple[int, int, float]]:
@@ -179,7 +171,7 @@ def _in_line(
     for at in np.argsort(-steepest, kind="stable")[:MAX_FORECASTS].tolist():
         row, chosen = int(rows[at]), int(level[at])
         gain = float(problem.job_rows[row].table.gains[chosen - 1])
-        found.append((row, int(sizes[at, chosen]), float(length_s[row]) / max(gain, LEAST_GAIN)))
+        found.append((row, int(sizes[at, chosen]), float(length_s[row]) / max(gain, MIN_GAIN)))
     return found
 
 

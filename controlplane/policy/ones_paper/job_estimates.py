@@ -1,13 +1,15 @@
 """Estimates from policy events: speeds and lengths by family, R and progress by job, arrival rate.
 
-X, the speed of a job, is measured; for sizes that were not tried it comes from a fitted model.
+X, the speed of a job, is measured; for sizes that were not tried it comes from a fitted model. The
+start rule needs no formula: until a few warm-up steps are done, a job has its least slots and no
+more samples than they can hold.
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -15,9 +17,8 @@ import numpy as np
 from numpy.random import Generator
 
 from controlplane.policy.api import EpochSeen, JobEnded, JobView, PlanTaken, PolicyEvent, StepsSeen
-from controlplane.policy.options import OnesPaperOptions
-from controlplane.policy.search.batch_limits import LimitBounds, after_epoch, resumed
-from controlplane.policy.search.observed_jobs import JobHistory
+from controlplane.policy.options import OnesPaperOptions, ScaleDown
+from controlplane.policy.search.observed_jobs import JobHistory, LimitBounds, resumed
 from controlplane.prediction import FloatArray
 from controlplane.prediction.progress_distribution import (
     FEATURES,
@@ -38,11 +39,12 @@ NEWEST_WEIGHT: Final = 0.3  # weight of the newest measurement of one slot
 
 
 @dataclass(slots=True)
-class Speeds:
-    """Measured speeds of one family: jobs with the same script and model."""
+class FamilyHistory:
+    """History of one family: jobs with the same script and model."""
 
     edition: int = 0  # of the model
     slot_rate: float = 0.0  # mean of one slot, samples/s; 0: not measured
+    epoch_samples: int = 0  # ||D||, last report
     _step_times: StepTimes[Size] = field(default_factory=StepTimes)
     _model: SpeedModel | None = None
 
@@ -75,28 +77,17 @@ class Speeds:
         return self._model
 
 
+SAMPLE: Final = 500  # points of finished jobs' logs that the progress model is fitted to
+PRIOR_EPOCHS: Final = 10.0  # assumed length of a job before any has finished
 MAX_ARRIVALS: Final = 200  # latest submissions, which determine lambda
 MAX_LOG_EPOCHS: Final = 1000  # entries of one log; bounds memory
 DEFAULT_EPOCH_BATCHES: Final = 100  # assumed epoch in first batches, if not reported
 
 
-class ArrivalRate:
-    """Lambda: mean submission rate of the latest jobs."""
-
-    def __init__(self) -> None:
-        self._submitted: deque[Seconds] = deque(maxlen=MAX_ARRIVALS)
-
-    def add(self, submitted_at: Seconds) -> None:
-        """Record the submission of one job."""
-        self._submitted.append(submitted_at)
-
-    @property
-    def per_s(self) -> float:
-        """Jobs per second; 0 until two jobs were submitted at different times."""
-        if len(self._submitted) < 2:  # noqa: PLR2004 - an interval has two ends
-            return 0.0
-        first, last = min(self._submitted), max(self._submitted)
-        return (len(self._submitted) - 1) / (last - first) if last > first else 0.0
+def arrival_rate(submitted: Collection[Seconds]) -> float:
+    """Return lambda, jobs/s; 0 until two jobs were submitted at different times."""
+    first, last = min(submitted, default=0.0), max(submitted, default=0.0)
+    return (len(submitted) - 1) / (last - first) if last > first else 0.0
 
 
 @dataclass(slots=True)
@@ -115,12 +106,57 @@ class PaperJobHistory(JobHistory):
         return features(float(self.epoch_samples), self.first_loss, samples_done, self.loss)
 
 
-@dataclass(slots=True)
-class FamilyHistory:
-    """History of one family: jobs with the same script and model."""
+AUTHORS_CAP: Final = 4  # multiple of the first batch, in the code published by the paper's authors
 
-    speeds: Speeds = field(default_factory=Speeds)
-    epoch_samples: int = 0  # ||D||, last report
+
+def after_epoch(
+    limit: int,
+    bounds: LimitBounds,
+    reading: ScaleDown,
+    *,
+    ran_s: float,
+    arrivals_per_s: float,
+    contended: bool,
+) -> int:
+    """Return R of a running job after an epoch, or after a report interval of a long epoch.
+
+    Scale-up is R' = 2R; scale-down is R' = ceil(2R / ceil(sigma T + 1)) for a job "with long
+    elapsed time", with sigma = lambda. The paper does not say when to apply which; `reading` does:
+
+    - `literal`: scale-down after every epoch. R never grows, because the divisor is at least 2 for
+      every T > 0.
+    - `contended`: scale-down for jobs that ran longer than 1 / lambda while other jobs wait,
+      otherwise scale-up.
+    - `composed`: scale-up, then scale-down: ceil(4R / ceil(sigma T + 1)). R doubles up to T = 1 /
+      lambda and shrinks after 3 / lambda.
+    - `authors`: scale-up to four times the first batch.
+    - `off`: scale-up.
+
+    All readings except `literal` at most halve R at once: the paper lets no batch change by more
+    than a limited range.
+
+    Args:
+        limit: R, samples per step.
+        ran_s: T_processed, seconds.
+        arrivals_per_s: lambda, jobs per second.
+    """
+    divisor = math.ceil(arrivals_per_s * ran_s + 1.0)
+    new: float
+    match reading:
+        case "literal":
+            new = 2 * limit / max(2, divisor)
+        case "contended":
+            long = contended and arrivals_per_s * ran_s > 1.0
+            new = 2 * limit / divisor if long else 2 * limit
+        case "composed":
+            new = min(4 * limit / divisor, 2 * limit)
+        case "authors":
+            new = min(2 * limit, AUTHORS_CAP * bounds.first)
+        case "off":
+            new = 2 * limit
+    if reading in {"contended", "composed"}:
+        new = max(new, limit / 2)
+    return bounds.clip(new)
 
 
 class PaperEstimates:
@@ -130,10 +166,10 @@ class PaperEstimates:
         self._options = options
         self._families: dict[str, FamilyHistory] = {}
         self._histories: dict[JobId, PaperJobHistory] = {}
-        self.arrivals = ArrivalRate()
-        self._sample = Reservoir(options.sample)
+        self._submitted: deque[Seconds] = deque(maxlen=MAX_ARRIVALS)
+        self._sample = Reservoir(SAMPLE)
         self._finished: list[Points] = []  # logs not offered to the sample yet
-        self.progress: ProgressModel = prior(options.prior_epochs)
+        self.progress: ProgressModel = prior(PRIOR_EPOCHS)
         self.changed_at = Seconds(0.0)  # when the last plan was put in force
 
     # --- events and views
@@ -147,8 +183,8 @@ class PaperEstimates:
                 history = self.history(event.job)
                 history.steps = max(history.steps, event.step)
                 history.samples = max(history.samples, event.samples_done)
-                speeds = self.family(event.family).speeds
-                speeds.add(event.nodes, event.slots, event.global_batch, event.samples_per_s)
+                family = self.family(event.family)
+                family.add(event.nodes, event.slots, event.global_batch, event.samples_per_s)
             case JobEnded():
                 self._end(event)
             case PlanTaken(waiting=waiting):
@@ -162,8 +198,8 @@ class PaperEstimates:
         history = self.history(event.job)
         history.epoch_due, history.counted_at = True, now
         if event.whole:
-            speeds = self.family(event.family).speeds
-            speeds.add(event.nodes, event.slots, event.global_batch, event.samples_per_s)
+            family = self.family(event.family)
+            family.add(event.nodes, event.slots, event.global_batch, event.samples_per_s)
         if event.train_loss is not None:
             history.loss = event.train_loss
             if history.first_loss is None:
@@ -197,7 +233,7 @@ class PaperEstimates:
                 history = self._histories[job.job] = PaperJobHistory()
             if not history.limit:
                 history.limit = job.batch_size
-                self.arrivals.add(job.submitted_at)
+                self._submitted.append(job.submitted_at)
             history.bounds = self._bounds(job)
             if job.epoch_samples:
                 history.epoch_samples = job.epoch_samples
@@ -221,7 +257,7 @@ class PaperEstimates:
             history.bounds,
             self._options.scale_down,
             ran_s=job.ran_s + max(0.0, now - job.moved_at),
-            arrivals_per_s=self.arrivals.per_s,
+            arrivals_per_s=arrival_rate(self._submitted),
             contended=contended,
         )
 
@@ -248,7 +284,7 @@ class PaperEstimates:
         """True if the warm-up steps are done (Start) and the job's speed is known."""
         if job.epoch:
             return True
-        measured = self.family(job.family).speeds.known
+        measured = self.family(job.family).known
         return measured and self.history(job.job).steps >= self._options.warmup_steps
 
     def gate(self, job: JobView) -> Seconds:

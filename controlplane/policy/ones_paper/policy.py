@@ -1,15 +1,36 @@
-"""Policy `ones-paper`: the search of the ONES paper."""
+"""Policy `ones-paper`: the search of the ONES paper (figure 5)."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
 from numpy.random import Generator, default_rng
 
-from controlplane.policy.api import Budget, ClusterView, JobView, Plan
-from controlplane.policy.ones_paper.candidate_scores import mean_draw, work_left
-from controlplane.policy.ones_paper.evolution import EvolutionarySearch, slots_by_job
+from controlplane.policy.api import Budget, ClusterView, JobView, Plan, SearchStats
+from controlplane.policy.ones_paper.candidates import (
+    Scorer,
+    carried_over,
+    counts_of,
+    crossed,
+    different,
+    fill_costs,
+    filled,
+    mean_draw,
+    mutated,
+    random_schedules,
+    refreshed,
+    reordered,
+    scorer_for,
+    selected,
+    slots_by_job,
+    within_limits,
+    work_left,
+)
 from controlplane.policy.ones_paper.job_estimates import PaperEstimates
-from controlplane.policy.ones_paper.problem import PaperProblem, ProblemBuilder
-from controlplane.policy.options import OnesPaperOptions
+from controlplane.policy.ones_paper.problem import Genes, PaperProblem, ProblemBuilder
+from controlplane.policy.options import MAX_CANDIDATES, OnesPaperOptions
 from controlplane.policy.placement.free_slots import Placer
 from controlplane.policy.placement.slot_partition import (
     Partition,
@@ -18,8 +39,121 @@ from controlplane.policy.placement.slot_partition import (
     slots_in_words,
     split,
 )
-from controlplane.policy.search.search_loop import SearchPolicy
+from controlplane.policy.search.search_loop import Evolution, SearchPolicy
+from controlplane.prediction import FloatArray
 from schemas.ids import JobId, Seconds, SlotId
+
+MIN_IMPROVEMENT: Final = 1e-9  # relative; a smaller gain is no progress
+
+
+@dataclass(frozen=True, slots=True)
+class _State:
+    """Problem and its candidates, best first."""
+
+    problem: PaperProblem
+    scorer: Scorer
+    genes: Genes  # shape (K, G)
+    scores: FloatArray  # by mean progress, shape (K,)
+
+
+class EvolutionarySearch(Evolution):
+    """Evolution of K candidates; a generation has three steps.
+
+    `update` must be called with a problem before the first step.
+    """
+
+    def __init__(self, options: OnesPaperOptions) -> None:
+        super().__init__(options.patience)
+        self._options = options
+        self._now: _State | None = None
+        self._children: list[Genes] = []  # of the incomplete generation
+
+    @property
+    def best(self) -> Genes | None:
+        """S*: the job on each slot, shape (G,); None if there is no candidate."""
+        return None if self._now is None or not len(self._now.genes) else self._now.genes[0]
+
+    def stats(self) -> SearchStats:
+        """Return statistics of the population."""
+        scores = self._now.scores if self._now is not None else np.zeros(0)
+        return SearchStats(
+            generations=self.generations,
+            best_fitness=float(scores.max()) if len(scores) else 0.0,
+            mean_fitness=float(scores.mean()) if len(scores) else 0.0,
+            incumbent_fitness=self.incumbent(),
+            diversity=self.diversity(),
+        )
+
+    def diversity(self) -> float:
+        """Return the mean share of jobs whose numbers of slots differ between two candidates."""
+        now = self._now
+        if now is None or len(now.genes) < 2 or not now.problem.jobs:  # noqa: PLR2004 - a pair
+            return 0.0
+        jobs, many, sizes = len(now.problem.jobs), len(now.genes), now.genes.shape[1] + 1
+        counts = counts_of(now.genes, jobs) + np.arange(jobs) * sizes
+        alike = np.bincount(counts.ravel(), minlength=jobs * sizes).astype(np.float64)
+        pairs = float((alike * (alike - 1.0)).sum())
+        return 1.0 - pairs / (jobs * many * (many - 1.0))
+
+    def incumbent(self) -> float:
+        """Return the score of the schedule in force."""
+        if self._now is None or not self._now.problem.jobs:
+            return 0.0
+        problem, scorer = self._now.problem, self._now.scorer
+        genes = within_limits(problem.present[None, :], problem)
+        return float((scorer.matrix(genes) @ scorer.weights(mean_draw(problem)))[0, 0])
+
+    def update(self, problem: PaperProblem, rng: Generator) -> None:
+        """Replace the problem and refresh every candidate with it (figure 7).
+
+        Paper: the initial population is random. Here it contains the schedule in force as well.
+        """
+        former = self._now
+        if former is None or not former.genes.size:
+            genes = random_schedules(problem, self._size(problem), rng)
+        else:
+            genes = carried_over(former.genes, former.problem, problem)
+        genes = np.concatenate([problem.present[None, :], genes])
+        genes = refreshed(genes, problem, fill_costs(problem, len(genes), rng))
+        self._children, self._idle_generations = [], 0
+        self._settle(problem, scorer_for(problem, self._options), genes, rng)
+
+    def advance(self, rng: Generator) -> None:
+        """Run one step of a generation: crossover, mutation, or reorder and selection."""
+        now, options = self._now, self._options
+        if now is None or not now.genes.size or not now.problem.jobs:
+            self._stop()
+            return
+        problem, many = now.problem, len(now.genes)
+        if not self._children:
+            children = within_limits(crossed(now.genes, many, rng), problem)
+            self._children.append(filled(children, problem, fill_costs(problem, 2 * many, rng)))
+        elif len(self._children) == 1:
+            parents = now.genes[rng.integers(0, many, many)]
+            struck = rng.random((many, len(problem.jobs))) < options.mutation_rate  # theta
+            left = fill_costs(problem, many, rng)
+            self._children.append(mutated(parents, problem, struck, left))
+        else:
+            before = float(now.scores[0])
+            children = reordered(np.concatenate(self._children), options.reorder)
+            genes = np.concatenate([now.genes, children])
+            self._children = []
+            after = float(self._settle(problem, now.scorer, genes, rng).scores[0])
+            better = after > before + MIN_IMPROVEMENT * max(1.0, abs(before))
+            self._end_generation(better=better)
+
+    def _settle(
+        self, problem: PaperProblem, scorer: Scorer, genes: Genes, rng: Generator
+    ) -> _State:
+        """Keep the K best distinct candidates."""
+        distinct = different(genes)
+        rows, scores = selected(scorer, distinct, self._size(problem), rng)
+        self._now = _State(problem, scorer, distinct[rows], scores[rows])
+        return self._now
+
+    def _size(self, problem: PaperProblem) -> int:
+        """Return K."""
+        return self._options.population or min(max(len(problem.slots), 2), MAX_CANDIDATES)
 
 
 class OnesPaper(SearchPolicy[PaperProblem]):

@@ -18,8 +18,7 @@ from controlplane.policy.options import OnesPaperOptions
 from controlplane.policy.placement.slot_partition import Partition, partition_of
 from controlplane.policy.search.cluster_index import ClusterIndexCache
 from controlplane.prediction import BoolArray, FloatArray, IntArray
-from controlplane.prediction.speed_model import statistical_efficiency
-from controlplane.prediction.throughput import SpeedModel
+from controlplane.prediction.throughput import SpeedModel, statistical_efficiency
 from schemas.ids import JobId, Seconds, SlotId
 
 Genes = npt.NDArray[np.int16]  # row of the job on each slot, or IDLE
@@ -138,6 +137,9 @@ def _rates(
     )
 
 
+MAX_JUMP: Final = 2.0  # largest batch after a change over the current or last one (figure 14)
+NOISE_SCALE_PRIOR: Final = 4.0  # times the job's first batch, if it reports none
+BATCH_MARGIN: Final = 0.1  # gain in speed that a new batch on as many slots must bring
 UNKNOWN_S: Final = 60.0  # assumed length of a job if no job's speed is known
 MAX_TABLES: Final = 10_000  # bound on memory; the cache is then cleared
 
@@ -198,16 +200,16 @@ class ProblemBuilder:
         """Return one job's part of the problem."""
         estimates, options = self._estimates, self._options
         history, family = estimates.history(job.job), estimates.family(job.family)
-        model = family.speeds.model(job.batch_size)
+        model = family.model(job.batch_size)
         bounds = self._bounds(job, capacity, widest)
-        table = self._table(job, bounds, model, family.speeds.edition)
-        known = model.known if options.speed != "mean" else bool(family.speeds.slot_rate)
+        table = self._table(job, bounds, model, family.edition)
+        known = model.known if options.speed != "mean" else bool(family.slot_rate)
         done = float(max(job.samples_done, history.samples))
         length = estimates.epoch_samples(job)
         row = history.features(done)[None, :]
         alpha, beta = estimates.progress.shapes(row, np.array([done / length]))
         exact = np.nan
-        if options.stated and job.stop_samples is not None:
+        if job.stop_samples is not None:
             exact = max(1.0, job.stop_samples - done)
         passed = max(0.0, now - job.moved_at) if job.running_on else 0.0
         return {
@@ -229,7 +231,7 @@ class ProblemBuilder:
         estimates, options = self._estimates, self._options
         limit = min(estimates.history(job.job).limit, job.batch_limit)
         if job.last_batch:  # limited change at once: paper section 3.3.2 and figure 13
-            limit = min(limit, int(options.jump * job.last_batch))
+            limit = min(limit, int(MAX_JUMP * job.last_batch))
         limit = max(limit, min(job.least, job.batch_limit))
         local = max(1, min(job.batch_size // job.least, job.local_limit))
         most = min(limit // local, job.most, capacity)
@@ -240,7 +242,7 @@ class ProblemBuilder:
         family = estimates.family(job.family)
         noise = job.noise_scale
         if noise is None or not np.isfinite(noise):
-            noise = options.noise_scale_prior * job.batch_size
+            noise = NOISE_SCALE_PRIOR * job.batch_size
         return Bounds(
             limit=limit,
             local_limit=job.local_limit,
@@ -251,7 +253,7 @@ class ProblemBuilder:
             noise_scale=max(0.0, noise),
             speed=options.speed,
             batch=options.batch,
-            slot_rate=family.speeds.slot_rate if options.speed == "mean" else 0.0,
+            slot_rate=family.slot_rate if options.speed == "mean" else 0.0,
         )
 
     def _table(
@@ -275,7 +277,7 @@ class ProblemBuilder:
         if size > bounds.most or batch > bounds.limit or batch == table.batches[size]:
             return table
         rate = rate_of(model, bounds, size, batch)
-        if table.rates[size, 0] > (1.0 + self._options.batch_margin) * rate:
+        if table.rates[size, 0] > (1.0 + BATCH_MARGIN) * rate:
             return table
         batches, rates = table.batches.copy(), table.rates.copy()
         rates[size] *= rate / rates[size, 0]

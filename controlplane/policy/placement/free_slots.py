@@ -17,10 +17,6 @@ Mode = Literal["roomiest", "consolidate", "spread", "tetris", "emptiest"]
 class FreeSlots(Protocol):
     """Free slots while one plan is made; every call removes the slots that it returns."""
 
-    def start(self, job: JobView, size: int) -> list[SlotId]:
-        """Take slots for a job that has none, node by node; at most as many as are free."""
-        ...
-
     def grow(self, job: JobView, own: list[SlotId], size: int) -> list[SlotId]:
         """Return `own`, which are not free, and further slots, node by node."""
         ...
@@ -29,8 +25,8 @@ class FreeSlots(Protocol):
         """Take slots on few nodes; those of `own`, which are free, where others are no better."""
         ...
 
-    def claim(self, job: JobView, slots: Sequence[SlotId]) -> bool:
-        """Take exactly these slots; return False and take none if some are not free."""
+    def claim(self, job: JobView, slots: Sequence[SlotId]) -> None:
+        """Take exactly these slots, which are free."""
         ...
 
 
@@ -45,15 +41,12 @@ class NodeFreeSlots:
         self._mode = mode
         self._free = list(partition.free.values())
         self._place = {node: place for place, node in enumerate(partition.free)}
-        self._begun = self._in_use(partition) if mode == "tetris" else [False] * len(self._free)
+        sizes = Counter(slot.node for slot in partition.view.slots) if mode == "tetris" else {}
+        self._begun = [len(slots) < sizes.get(node, 0) for node, slots in partition.free.items()]
         top = 1 + max(map(len, self._free), default=0)
         self._heaps: tuple[list[list[int]], ...] = tuple([[] for _ in range(top)] for _ in "ab")
         for place, slots in enumerate(self._free):
             self._heaps[self._begun[place]][len(slots)].append(place)  # ascending, hence a heap
-
-    def start(self, job: JobView, size: int) -> list[SlotId]:
-        """Take slots as the mode says."""
-        return self._start(size)
 
     def grow(self, job: JobView, own: list[SlotId], size: int) -> list[SlotId]:
         """Take `own` and others close to them."""
@@ -77,17 +70,12 @@ class NodeFreeSlots:
                 taken += self._take(place, need)
         return taken + self._start(size - len(taken))
 
-    def claim(self, job: JobView, slots: Sequence[SlotId]) -> bool:
-        """Take exactly these slots, or none."""
-        places = [self._place.get(node_of(slot)) for slot in slots]
-        for place, slot in zip(places, slots, strict=True):
-            if place is None or slot not in self._free[place]:
-                return False
-        for place, slot in zip(places, slots, strict=True):
-            if place is not None:
-                self._free[place].remove(slot)
-                self._put_back(place)
-        return True
+    def claim(self, job: JobView, slots: Sequence[SlotId]) -> None:
+        """Take exactly these slots."""
+        for slot in slots:
+            place = self._place[node_of(slot)]
+            self._free[place].remove(slot)
+            self._put_back(place)
 
     def _start(self, size: int) -> list[SlotId]:
         if self._mode == "spread":
@@ -95,14 +83,11 @@ class NodeFreeSlots:
         taken: list[SlotId] = []
         while len(taken) < size:
             need = size - len(taken)
-            taken += self._take(self._next(need, first=not taken), need)
+            found = None
+            if self._mode != "emptiest" and (not taken or self._mode != "roomiest"):
+                found = self._tightest(need)
+            taken += self._take(self._roomiest() if found is None else found, need)
         return taken
-
-    def _next(self, need: int, *, first: bool) -> int:
-        found = None
-        if self._mode != "emptiest" and (first or self._mode != "roomiest"):
-            found = self._tightest(need)
-        return self._roomiest() if found is None else found
 
     def _tightest(self, need: int) -> int | None:
         """Return the node with the least sufficient room; nodes in use come first."""
@@ -151,10 +136,6 @@ class NodeFreeSlots:
             for place in used:
                 self._put_back(place)
         return by_node(taken)
-
-    def _in_use(self, partition: Partition) -> list[bool]:
-        sizes = Counter(slot.node for slot in partition.view.slots)
-        return [len(slots) < sizes[node] for node, slots in partition.free.items()]
 
 
 def by_node(slots: Sequence[SlotId]) -> list[SlotId]:
@@ -211,17 +192,14 @@ class Placer:
         if elastic:  # starts first: they need slots that are free now, growing jobs do not
             todo.sort(key=lambda entry: bool(entry[0].running_on))
         free_slots = self.free_slots(partition, placed)
-        kept_promises = self._keep_promises(todo, free_slots, packed)
-        placed |= kept_promises
+        placed |= self._keep_promises(partition, todo, free_slots, packed)
         for job, size in todo:
             if job.job not in placed:
                 own = list(job.running_on) if elastic else []
                 if job.job in packed:
                     placed[job.job] = free_slots.pack(job, own, size)
                 else:
-                    placed[job.job] = (
-                        free_slots.grow(job, own, size) if own else free_slots.start(job, size)
-                    )
+                    placed[job.job] = free_slots.grow(job, own, size)
         self._reserved = {job.job: placed[job.job] for job, _ in todo}
         return placed
 
@@ -264,7 +242,11 @@ class Placer:
         return placed
 
     def _keep_promises(
-        self, todo: Iterable[tuple[JobView, int]], free_slots: FreeSlots, packed: Collection[JobId]
+        self,
+        partition: Partition,
+        todo: Iterable[tuple[JobView, int]],
+        free_slots: FreeSlots,
+        packed: Collection[JobId],
     ) -> dict[JobId, list[SlotId]]:
         kept: dict[JobId, list[SlotId]] = {}
         for job, size in todo:
@@ -272,7 +254,9 @@ class Placer:
             stays = self.moves == "elastic" and job.job not in packed
             own = job.running_on if stays else {}
             new = [slot for slot in reserved if slot not in own]
-            if len(reserved) == size == len(own) + len(new) and free_slots.claim(job, new):
+            free = all(slot in partition.free.get(node_of(slot), ()) for slot in new)
+            if free and len(reserved) == size == len(own) + len(new):
+                free_slots.claim(job, new)
                 kept[job.job] = reserved
         return kept
 

@@ -1,28 +1,304 @@
 """The placer `harmony`: puts a job of fixed size where interference costs the least speed.
 
-`LayoutSearch` finds the nodes. `ReportedSpeeds` matches reported speeds with the neighbours at that
-time, from which the costs of neighbours are learnt.
+`Occupancy` has the workers by node, and `NeighbourCosts` the costs of neighbours there, learnt from
+the speeds that jobs report: `ReportedSpeeds` matches them with the neighbours at that time.
+`SpeedShares` is the interface to normalised speeds; the learnt costs and an oracle implement it.
+`LayoutSearch` finds the nodes.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import Final
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Final, Protocol, cast
 
 from controlplane.policy.api import ClusterView, EpochSeen, JobView, PolicyEvent, StepsSeen
 from controlplane.policy.placement.free_slots import Moves, Placer, by_node
-from controlplane.policy.placement.occupancy import (
-    Layout,
-    NeighbourCosts,
-    Occupancy,
-    Place,
-    SpeedShares,
-    crowds_of,
-    gain_of,
-)
 from controlplane.policy.placement.slot_partition import Partition
+from controlplane.prediction.slowdowns import Observation, Parts, separate
+from controlplane.prediction.step_times import StepTimes
 from schemas.ids import JobId, NodeId, Seconds, SlotId, node_of
+from schemas.wire.client import NodeCrowd
+
+Layout = Mapping[NodeId, int]  # workers of a job on each of its nodes, at least 1
+
+
+class Occupancy:
+    """Workers of jobs on nodes, as they are or as they could be."""
+
+    def __init__(self, families: Mapping[JobId, str]) -> None:
+        self.families = families
+        self.nodes: dict[JobId, Layout] = {}  # of each job with workers
+        self.jobs: dict[NodeId, dict[JobId, int]] = {}  # node -> job -> workers
+
+    @classmethod
+    def of(cls, view: ClusterView) -> Occupancy:
+        """Return the occupancy of a view; jobs that change are at their target."""
+        found = cls({name: job.family for name, job in view.jobs.items()})
+        for name, job in view.jobs.items():
+            if job.running_on:
+                found.put(name, Counter(map(node_of, job.running_on)))
+        return found
+
+    def put(self, job: JobId, layout: Layout) -> None:
+        """Set the workers of a job; an empty layout removes them."""
+        self.take(job)
+        if layout:
+            self.nodes[job] = layout
+        for node, workers in layout.items():
+            self.jobs.setdefault(node, {})[job] = workers
+
+    def take(self, job: JobId) -> None:
+        """Remove the workers of a job, if any."""
+        for node in self.nodes.pop(job, {}):
+            del self.jobs[node][job]
+
+    def on(self, node: NodeId) -> Mapping[JobId, int]:
+        """Return the jobs on a node with their number of workers there."""
+        return self.jobs.get(node, {})
+
+    def neighbours(self, job: JobId) -> list[JobId]:
+        """Return the other jobs on any node of this one, each once."""
+        names = dict.fromkeys(name for node in self.nodes.get(job, ()) for name in self.on(node))
+        names.pop(job, None)
+        return list(names)
+
+
+ITERATIONS: Final = 2  # iterations of choosing the worst node by the current costs
+MAX_PLACEMENTS: Final = 300  # placements of a family: bounds the time of a fit
+DRIFT: Final = 0.03  # relative change of a mean that triggers a new fit
+MIN_STEP_S, MAX_STEP_S = 1e-6, 1e7  # of a step; values outside are not measurements
+NOISE_LOG: Final = 0.03  # logarithm: smaller costs count as noise
+ODD_LOG: Final = 3.0  # logarithm: farther from the mean than a neighbour explains
+AGREE_LOG: Final = 0.7  # logarithm: two odd values this close to each other are accepted
+NO_PARTS: Final = Parts({}, {}, {})
+
+
+class OwnWorkers(Enum):
+    """Cost of a job's own workers to each other."""
+
+    BESIDE = "beside"  # another worker of the job on the same node
+    SPREAD = "spread"  # being on several nodes
+
+
+NeighbourClass = str | OwnWorkers  # family of a neighbour, or the job's own workers
+Place = tuple[int, int, str, tuple[NodeCrowd, ...]]  # slots, local batch, GPU type; nodes, sorted
+
+
+@dataclass(slots=True)
+class _Family:
+    """Step times of jobs of one script and model."""
+
+    steps: StepTimes[Place] = field(default_factory=lambda: StepTimes(MAX_PLACEMENTS))
+    odd: dict[Place, float] = field(default_factory=dict)  # last rejected log step
+    parts: Parts = NO_PARTS
+
+
+class NeighbourCosts:
+    """Theta: log(step / step alone) = max over nodes of sum theta[family, neighbour] + spread.
+
+    The sum is over other jobs on a node and over own workers beside each other there. Theta, which
+    is not negative, comes from a ridge regression for each family (`prediction/slowdowns`),
+    together with its step times alone, which are not reported. Harmony (Bao et al., INFOCOM '19,
+    "Reward model training") learns a network for the same. An unmeasured pair uses the mean of
+    other pairs with the same neighbour or the same family; before any, `prior`.
+
+    Args:
+        prior: share of its speed that a job loses by a neighbour, in [0, 1), before measurements.
+        ridge: weight of the prior, in measurements, above 0.
+        spread: prior share that is lost by being on several nodes.
+    """
+
+    def __init__(self, prior: float, ridge: float, spread: float) -> None:
+        self._prior = -math.log1p(-prior)
+        self._ridge = ridge
+        self._spread = -math.log1p(-spread)
+        self._families: dict[str, _Family] = {}
+        self._stale: dict[str, None] = {}  # families with new measurements
+        self._hurts: dict[
+            NeighbourClass, list[float]
+        ] = {}  # measured costs of each neighbour to others
+        self._costs: dict[tuple[str, NeighbourClass], float] = {}  # cache since the last fit
+        self.dropped: dict[str, float] = {}  # first implausible speed of each family
+
+    # --- learning
+
+    def add(self, family: str, place: Place, batch: int, samples_per_s: float) -> None:
+        """Add a measurement with a global batch; an implausible one is dropped."""
+        known = self._families.setdefault(family, _Family())
+        step_s = batch / samples_per_s if samples_per_s else math.inf
+        if not MIN_STEP_S <= step_s <= MAX_STEP_S or self._is_odd(known, place, step_s):
+            self.dropped.setdefault(family, samples_per_s)
+            return
+        mean = known.steps.means.get(place)
+        known.steps.add(place, step_s)
+        if mean is None or abs(mean.step_s / mean.fitted - 1.0) > DRIFT:
+            self._stale[family] = None
+
+    def _is_odd(self, known: _Family, place: Place, step_s: float) -> bool:
+        """True if the step is far from the mean at this place, and not repeated."""
+        mean = known.steps.means.get(place)
+        if mean is None or abs(math.log(step_s / mean.step_s)) <= ODD_LOG:
+            return False
+        before = known.odd.get(place)
+        if before is not None and abs(math.log(step_s) - before) <= AGREE_LOG:
+            del known.steps.means[place], known.odd[place]
+            return False
+        known.odd[place] = math.log(step_s)
+        return True
+
+    # --- predictions
+
+    def cost(self, family: str, other: NeighbourClass) -> float:
+        """Return theta: the logarithm of the factor on a step; at least 0."""
+        if self._stale:
+            self._fit_stale()
+        found = self._costs.get((family, other))
+        if found is None:
+            known = self._families.get(family)
+            found = known.parts.colocations.get(other) if known is not None else None
+            found = self._prior_cost(family, other) if found is None else found
+            found = 0.0 if found < NOISE_LOG else found
+            self._costs[family, other] = found
+        return found
+
+    def share(self, job: JobId, occupancy: Occupancy) -> float:
+        """Return the normalised speed, see `SpeedShares`."""
+        families, nodes, worst = occupancy.families, occupancy.nodes[job], 0.0
+        mine = families[job]
+        for node, workers in nodes.items():
+            total = (workers - 1) * self.cost(mine, OwnWorkers.BESIDE) if workers > 1 else 0.0
+            for other in occupancy.jobs[node]:
+                if other != job:
+                    total += self.cost(mine, families[other])
+            worst = max(worst, total)
+        return math.exp(-worst - (self.cost(mine, OwnWorkers.SPREAD) if len(nodes) > 1 else 0.0))
+
+    def step_s(self, family: str, slots: int, local_batch: int) -> float | None:
+        """Return the seconds of a step alone and close together; None if not measured."""
+        self._fit_stale()
+        known = self._families.get(family)
+        base = known.parts.base.get((slots, local_batch)) if known is not None else None
+        return None if base is None else math.exp(base)
+
+    def learnt(self) -> dict[str, Mapping[NeighbourClass, float]]:
+        """Return theta of every measured pair, by family."""
+        self._fit_stale()
+        return {name: known.parts.colocations for name, known in self._families.items()}
+
+    # --- the model
+
+    def _prior_cost(self, family: str, other: NeighbourClass) -> float:
+        if isinstance(other, OwnWorkers):
+            return self._mean(
+                self._hurts.get(other, ()), self._spread * (other is OwnWorkers.SPREAD)
+            )
+        known = self._families.get(family)
+        mine = known.parts.colocations if known is not None else {}
+        suffers = [cost for one, cost in mine.items() if not isinstance(one, OwnWorkers)]
+        hurts = self._hurts.get(other, ())
+        both = self._mean(suffers, self._prior), self._mean(hurts, self._prior)
+        return sum(both) / len(both)
+
+    @staticmethod
+    def _mean(seen: Iterable[float], prior: float) -> float:
+        found = [prior, *seen]
+        return sum(found) / len(found)
+
+    def _fit_stale(self) -> None:
+        for family in self._stale:
+            known = self._families[family]
+            for _ in range(ITERATIONS):
+                known.parts = self._fit(family, known)
+            known.steps.mark_fitted()
+        self._stale, self._costs, self._hurts = {}, {}, {}
+        for known in self._families.values():
+            for one, cost in known.parts.colocations.items():
+                self._hurts.setdefault(one, []).append(cost)
+
+    def _fit(self, family: str, known: _Family) -> Parts:
+        seen = [
+            Observation(
+                place[:2], place[2], self._worst_node_classes(family, place[3]),
+                math.log(mean.step_s), mean.weight,
+            )
+            for place, mean in known.steps.means.items()
+        ]  # fmt: skip
+        classes = dict.fromkeys(one for each in seen for one in each.beside)
+        believed = {one: self._prior_cost(family, cast("NeighbourClass", one)) for one in classes}
+        return separate(seen, {}, believed, self._ridge)
+
+    def _worst_node_classes(
+        self, family: str, nodes: tuple[NodeCrowd, ...]
+    ) -> tuple[NeighbourClass, ...]:
+        """Return the classes of the node that costs most by the current estimates."""
+        known = self._families[family].parts.colocations
+
+        def cost(crowd: NodeCrowd) -> float:
+            return sum(known.get(one, self._prior) for one in _classes(crowd))
+
+        worst = max(nodes, key=cost, default=(1, ()))
+        return (*_classes(worst), *([OwnWorkers.SPREAD] if len(nodes) > 1 else []))
+
+
+def crowds_of(job: JobId, occupancy: Occupancy) -> tuple[NodeCrowd, ...]:
+    """Return for each node of a job its own workers there and the families of others; sorted."""
+    families = occupancy.families
+    return tuple(sorted(
+        (workers, tuple(sorted(families[other] for other in occupancy.on(node) if other != job)))
+        for node, workers in occupancy.nodes[job].items()
+    ))  # fmt: skip
+
+
+def _classes(crowd: NodeCrowd) -> tuple[NeighbourClass, ...]:
+    own, others = crowd
+    return (*others, *([OwnWorkers.BESIDE] * (own - 1)))
+
+
+class SpeedShares(Protocol):
+    """Source of normalised speeds: shares of the speed that a job has alone and close together."""
+
+    def share(self, job: JobId, occupancy: Occupancy) -> float:
+        """Return the normalised speed of a job, in (0, 1]."""
+        ...
+
+
+def all_shares(occupancy: Occupancy, shares: SpeedShares) -> dict[JobId, float]:
+    """Return the normalised speeds of all jobs; their sum rates a placement (Harmony's reward)."""
+    return {job: shares.share(job, occupancy) for job in occupancy.nodes}
+
+
+def gain_of(
+    changes: Mapping[JobId, Layout],
+    occupancy: Occupancy,
+    shares: SpeedShares,
+    now: Mapping[JobId, float] | None = None,
+) -> float:
+    """Return the change in the sum of normalised speeds if jobs have other workers.
+
+    `occupancy` is unchanged afterwards; `now` are the current normalised speeds, if known.
+    """
+    before = {job: occupancy.nodes.get(job, {}) for job in changes}
+    concerned = _with_neighbours(changes, occupancy)
+    for job, layout in changes.items():
+        occupancy.put(job, layout)
+    concerned |= _with_neighbours(changes, occupancy)
+    then = sum(shares.share(job, occupancy) for job in concerned if job in occupancy.nodes)
+    for job, layout in before.items():
+        occupancy.put(job, layout)
+    placed = [job for job in concerned if job in occupancy.nodes]
+    return then - sum(shares.share(job, occupancy) if now is None else now[job] for job in placed)
+
+
+def _with_neighbours(jobs: Iterable[JobId], occupancy: Occupancy) -> dict[JobId, None]:
+    found = dict.fromkeys(jobs)
+    for job in list(found):
+        found |= dict.fromkeys(occupancy.neighbours(job))
+    return found
+
 
 MAX_FIRST_NODES: Final = 6  # starting nodes of the search, the best ones for a single worker
 DIGITS: Final = 6  # rounding of normalised speed, for ties between layouts
@@ -197,10 +473,6 @@ class InterferenceFreeSlots:
         for job in partition.running:
             self._occupancy.put(job.job, Counter(map(node_of, placed.get(job.job, ()))))
 
-    def start(self, job: JobView, size: int) -> list[SlotId]:
-        """Take slots where the sum of normalised speeds is largest."""
-        return self._take(job, [], self._best(job, size, {}))
-
     def grow(self, job: JobView, own: list[SlotId], size: int) -> list[SlotId]:
         """Take `own`, and slots where the sum of normalised speeds is largest."""
         return self._take(job, own, self._best(job, size, Counter(map(node_of, own))))
@@ -212,15 +484,12 @@ class InterferenceFreeSlots:
             slots.sort(key=lambda slot: slot not in mine)
         return self._take(job, [], self._best(job, size, {}))
 
-    def claim(self, job: JobView, slots: Sequence[SlotId]) -> bool:
-        """Take exactly these slots, or none."""
-        if any(slot not in self._free.get(node_of(slot), ()) for slot in slots):
-            return False
+    def claim(self, job: JobView, slots: Sequence[SlotId]) -> None:
+        """Take exactly these slots."""
         for slot in slots:
             self._free[node_of(slot)].remove(slot)
         layout = Counter(self._occupancy.nodes.get(job.job, {}))
         self._occupancy.put(job.job, layout + Counter(map(node_of, slots)))
-        return True
 
     def _best(self, job: JobView, size: int, own: Layout) -> Layout:
         free: Mapping[NodeId, int] = {node: len(slots) for node, slots in self._free.items()}

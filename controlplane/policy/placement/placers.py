@@ -34,12 +34,10 @@ class NodeScorer(Protocol):
     """Rates a node for one more worker of a job."""
 
     def observe(self, event: PolicyEvent, now: Seconds) -> None:
-        """Learn from an event."""
-        ...
+        """Learn from an event; by default nothing."""
 
     def begin(self, view: ClusterView, loads: Sequence[NodeLoad], now: Seconds) -> None:
         """Start a plan for this view; `loads` are updated while jobs are placed."""
-        ...
 
     def score(self, job: JobView, load: NodeLoad) -> Score:
         """Return the cost of one more worker of `job` on this node, which has a free slot.
@@ -81,10 +79,6 @@ class ScoredFreeSlots:
         self._scorer = scorer
         self._by_node = {load.node: load for load in loads}
 
-    def start(self, job: JobView, size: int) -> list[SlotId]:
-        """Take the slots with the least scores."""
-        return by_node(self._take(job, size, ()))
-
     def grow(self, job: JobView, own: list[SlotId], size: int) -> list[SlotId]:
         """Take `own`, and the slots with the least scores."""
         return by_node([*own, *self._take(job, size - len(own), own)])
@@ -93,16 +87,10 @@ class ScoredFreeSlots:
         """Take the slots with the least scores, the job's own ones among equals."""
         return by_node(self._take(job, size, own))
 
-    def claim(self, job: JobView, slots: Sequence[SlotId]) -> bool:
-        """Take exactly these slots, or none."""
-        loads = [self._by_node.get(node_of(slot)) for slot in slots]
-        if any(
-            load is None or slot not in load.free for load, slot in zip(loads, slots, strict=True)
-        ):
-            return False
+    def claim(self, job: JobView, slots: Sequence[SlotId]) -> None:
+        """Take exactly these slots."""
         for slot in slots:
             self._enter(job, self._by_node[node_of(slot)], slot)
-        return True
 
     def _take(self, job: JobView, size: int, own: Collection[SlotId]) -> list[SlotId]:
         """Take slots one by one; only the node of the last worker is scored again."""
@@ -150,17 +138,11 @@ def node_loads(partition: Partition, placed: Mapping[JobId, Sequence[SlotId]]) -
     return list(loads.values())
 
 
-class LeastLoaded:
+class LeastLoaded(NodeScorer):
     """Spreading as in Kubernetes: the node with the least share of its slots in use.
 
     A slot that is unused but cannot be given out counts as unused, unlike in mode `spread`.
     """
-
-    def observe(self, event: PolicyEvent, now: Seconds) -> None:
-        """Ignore the event."""
-
-    def begin(self, view: ClusterView, loads: Sequence[NodeLoad], now: Seconds) -> None:
-        """Do nothing; scores need no preparation."""
 
     def score(self, job: JobView, load: NodeLoad) -> Score:
         """Return the share of the node's slots that is in use."""
@@ -168,62 +150,24 @@ class LeastLoaded:
 
 
 PlacerName = Literal[
-    "roomiest",
-    "consolidate",
-    "spread",
-    "tetris",
-    "tetris-resources",
-    "emptiest",
-    "load-balancing",
-    "lif-linear",
-    "lif-quadratic",
-    "harmony",
-]
-_PACKAGE: Final = "controlplane.policy.placement"
+    "roomiest", "consolidate", "spread", "tetris", "tetris-resources", "emptiest",
+    "load-balancing", "lif-linear", "lif-quadratic", "harmony",
+]  # fmt: skip
 SCORERS: Final[Mapping[str, str]] = {  # of `ScoredPlacer`: module:class, made without arguments
-    "load-balancing": f"{_PACKAGE}.placers:LeastLoaded",
-    "tetris-resources": f"{_PACKAGE}.usage_placers:AlignedPacking",
-    "lif-linear": f"{_PACKAGE}.usage_placers:LinearInterference",
-    "lif-quadratic": f"{_PACKAGE}.usage_placers:QuadraticInterference",
-}
-PLACERS: Final[Mapping[str, str]] = {  # other placers: module:class, called with `moves`
-    "harmony": f"{_PACKAGE}.harmony_placer:HarmonyPlacer",
+    "load-balancing": "placers:LeastLoaded",
+    "tetris-resources": "usage_placers:AlignedPacking",
+    "lif-linear": "usage_placers:LinearInterference",
+    "lif-quadratic": "usage_placers:QuadraticInterference",
 }
 LEARNING_PLACERS: Final[frozenset[str]] = frozenset(  # need telemetry
     {"harmony", "lif-linear", "lif-quadratic", "tetris-resources"}
 )
 
 
-class SlotPlacer(Protocol):
-    """Turns sizes into slots, for policies that decide only on sizes; may learn from events."""
-
-    def observe(self, event: PolicyEvent, now: Seconds) -> None:
-        """Learn from an event."""
-        ...
-
-    def place(
-        self, partition: Partition, sizes: Mapping[JobId, int], packed: Collection[JobId] = ()
-    ) -> dict[JobId, list[SlotId]]:
-        """Return the slots of each job, in order of rank, node by node.
-
-        Args:
-            sizes: slots of `running` and `waiting` jobs, in the order in which those are placed
-                that do not keep theirs; at most `room` in total. Absent: none.
-            packed: running jobs that may exchange their slots for better ones.
-        """
-        ...
-
-    def restarts(
-        self, partition: Partition, placed: Mapping[JobId, Sequence[SlotId]]
-    ) -> tuple[JobId, ...]:
-        """Return the jobs that have to stop to get the slots that `place` gave them."""
-        ...
-
-
-def make_placer(name: PlacerName, moves: Moves = "elastic") -> SlotPlacer:
+def make_placer(name: PlacerName, moves: Moves = "elastic") -> Placer:
     """Return a new placer of that name."""
-    if name in PLACERS:
-        placer: SlotPlacer = _load(PLACERS[name])(moves=moves)
+    if name == "harmony":
+        placer: Placer = _load("harmony_placer:HarmonyPlacer")(moves=moves)
         return placer
     if name in SCORERS:
         return ScoredPlacer(_load(SCORERS[name])(), moves)
@@ -232,4 +176,4 @@ def make_placer(name: PlacerName, moves: Moves = "elastic") -> SlotPlacer:
 
 def _load(location: str) -> Any:
     module, _, name = location.partition(":")
-    return getattr(importlib.import_module(module), name)
+    return getattr(importlib.import_module(f"controlplane.policy.placement.{module}"), name)

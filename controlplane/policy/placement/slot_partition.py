@@ -164,7 +164,7 @@ def _free(
 def _sort_running(partition: Partition, job: JobView, firm: set[SlotId] | None) -> None:
     late = job.retry_at > partition.now
     if late:
-        _wake(partition, job.retry_at)
+        partition.wake_at = min(job.retry_at, partition.wake_at or job.retry_at)
     if late or not job.movable or (firm is not None and not job.running_on.keys() <= firm):
         partition.pinned.append(job)
     else:
@@ -177,13 +177,9 @@ def _sort_waiting(partition: Partition, job: JobView) -> None:
         partition.refused[job.job] = too_large(job.least, len(partition.view.slots))
     elif job.ready_at > partition.now:
         partition.refused[job.job] = backs_off(job.ready_at, partition.now)
-        _wake(partition, job.ready_at)
+        partition.wake_at = min(job.ready_at, partition.wake_at or job.ready_at)
     else:
         partition.waiting.append(job)
-
-
-def _wake(partition: Partition, at: Seconds) -> None:
-    partition.wake_at = at if partition.wake_at is None else min(at, partition.wake_at)
 
 
 def _reason(job: JobView, target: Mapping[SlotId, int], why: Why, *, again: bool) -> Reason:

@@ -17,8 +17,9 @@ the next gang needs.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -77,6 +78,15 @@ class WorkerUsages:
             sum(one.cores for one in all_) / many, sum(one.bytes_per_s for one in all_) / many
         )
 
+    def total(
+        self, workers: Iterable[tuple[JobId, int]], view: ClusterView | None
+    ) -> tuple[float, float]:
+        """Return the cores and the sent bytes/s of workers of jobs in the view."""
+        jobs = view.jobs if view is not None else {}
+        uses = [(many, self.of(job, jobs[job].family)) for job, many in workers if job in jobs]
+        cores = math.fsum(many * use.cores for many, use in uses)
+        return cores, math.fsum(many * use.bytes_per_s for many, use in uses)
+
 
 def _mixed(known: WorkerUsage | None, seen: WorkerUsage) -> WorkerUsage:
     if known is None:
@@ -134,20 +144,14 @@ class LeastInterference:
 
     def score(self, job: JobView, load: NodeLoad) -> Score:
         """Return Harmony's interference level of the node: the sum of slow-downs (case study 2)."""
-        jobs = self._view.jobs if self._view is not None else {}
         mine = self._usages.of(job.job, job.family)
-        uses = [
-            (other, many, self._usages.of(other, jobs[other].family))
-            for other, many in load.workers.items()
-            if other in jobs
-        ]
-        cores = math.fsum(many * use.cores for _, many, use in uses)
-        sent = math.fsum(many * use.bytes_per_s for _, many, use in uses)
+        cores, sent = self._usages.total(load.workers.items(), self._view)
         suffers = 0.0 if job.job in load.workers else self._slowdown(cores, sent)
         causes = 0.0
-        for other, many, use in uses:
-            if other != job.job:
-                own = many * use.cores, many * use.bytes_per_s
+        for worker in load.workers.items():
+            other = worker[0]
+            if other != job.job and self._view is not None and other in self._view.jobs:
+                own = self._usages.total([worker], self._view)
                 before = self._slowdown(cores - own[0], sent - own[1])
                 more = cores - own[0] + mine.cores, sent - own[1] + mine.bytes_per_s
                 causes += self._slowdown(*more) - before
@@ -192,16 +196,9 @@ class LeastInterference:
 
     def _features(self, around: Neighbourhood) -> tuple[float, ...]:
         """Return the features of neighbours' usage on the node with the largest slow-down."""
-        jobs = self._view.jobs if self._view is not None else {}
         nodes = []
         for others in around:
-            uses = [
-                (many, self._usages.of(job, jobs[job].family))
-                for job, many in others
-                if job in jobs
-            ]
-            cores = sum(many * use.cores for many, use in uses)
-            sent = sum(many * use.bytes_per_s for many, use in uses)
+            cores, sent = self._usages.total(others, self._view)
             nodes.append((self._slowdown(cores, sent), cores, sent))
         _, cores, sent = max(nodes)
         return usage_features(self.form, cores, sent)
@@ -214,21 +211,8 @@ class LeastInterference:
         self._stale = False
 
 
-class LinearInterference(LeastInterference):
-    """The placer `lif-linear`."""
-
-    def __init__(self) -> None:
-        super().__init__("linear")
-
-
-class QuadraticInterference(LeastInterference):
-    """The placer `lif-quadratic`."""
-
-    def __init__(self) -> None:
-        super().__init__("quadratic")
-
-
-Amounts = tuple[float, float]  # cores, sent bytes per second
+LinearInterference = partial(LeastInterference, "linear")  # the placer `lif-linear`
+QuadraticInterference = partial(LeastInterference, "quadratic")  # the placer `lif-quadratic`
 
 
 class AlignedPacking:
@@ -255,13 +239,16 @@ class AlignedPacking:
     def begin(self, view: ClusterView, loads: Sequence[NodeLoad], now: Seconds) -> None:
         """Start a plan; the usage of the previous plan counts for the peak bandwidth."""
         for load in self._loads:
-            self._peak_bytes_per_s = max(self._peak_bytes_per_s, self._used(load)[1])
+            self._peak_bytes_per_s = max(
+                self._peak_bytes_per_s, self._usages.total(load.workers.items(), self._view)[1]
+            )
         self._view, self._loads = view, loads
         self._cores = {slot.node: slot.host_cores for slot in view.slots}
 
     def score(self, job: JobView, load: NodeLoad) -> Score:
         """Return (no room, empty node, minus the alignment)."""
-        mine, used = self._usages.of(job.job, job.family), self._used(load)
+        mine = self._usages.of(job.job, job.family)
+        used = self._usages.total(load.workers.items(), self._view)
         capacity = (float(self._cores.get(load.node, 0)), self._peak_bytes_per_s)
         fits, alignment = True, len(load.free) / load.slots**2
         for asks, taken, whole in zip((mine.cores, mine.bytes_per_s), used, capacity, strict=True):
@@ -269,13 +256,3 @@ class AlignedPacking:
                 fits &= asks + taken <= whole
                 alignment += asks / whole * max(0.0, 1.0 - taken / whole)
         return float(not fits), float(not load.workers), -round(alignment, DIGITS)
-
-    def _used(self, load: NodeLoad) -> Amounts:
-        jobs = self._view.jobs if self._view is not None else {}
-        uses = [
-            (many, self._usages.of(job, jobs[job].family))
-            for job, many in load.workers.items()
-            if job in jobs
-        ]
-        cores = math.fsum(many * use.cores for many, use in uses)
-        return cores, math.fsum(many * use.bytes_per_s for many, use in uses)

@@ -11,9 +11,15 @@ from typing import Final, TypeGuard
 import numpy as np
 
 from controlplane.prediction.slowdowns import Observation, Parts, separate
-from controlplane.prediction.speed_model import PRIOR_SCALING, Scaling, SeenPasses
 from controlplane.prediction.step_times import MAX_WEIGHT, MeanStepTime, Size, StepTimes
-from controlplane.prediction.throughput import Sample, SpeedModel, fit
+from controlplane.prediction.throughput import (
+    PRIOR_SCALING,
+    Sample,
+    Scaling,
+    SeenPasses,
+    SpeedModel,
+    fit,
+)
 
 PAIR: Final = 2  # slots
 TINY_S: Final = 1e-12  # lower bound, keeps a logarithm finite

@@ -1,18 +1,38 @@
-"""Observations of single jobs, and step times of jobs with fixed batches.
+"""Observations of single jobs: batch limit R, step times and lengths.
 
-`StepTimesByFamily` models step times by family; the policies with fixed batches use it.
+`StepTimesByFamily` models step times by family, and `ObservedJobs` lengths as well; the policies
+with fixed batches use them.
 """
 
 from __future__ import annotations
 
 import math
+from collections import deque
 from dataclasses import dataclass, field
 from typing import Final
 
-from controlplane.policy.api import EpochSeen, JobView, StepsSeen
-from controlplane.policy.search.batch_limits import LimitBounds
+from controlplane.policy.api import EpochSeen, JobEnded, JobView, PolicyEvent, StepsSeen
+from controlplane.prediction.lengths import remaining_samples
 from controlplane.prediction.step_times import StepModel, StepSample, fit_steps
 from schemas.ids import JobId
+
+
+@dataclass(frozen=True, slots=True)
+class LimitBounds:
+    """Bounds of R, the largest batch that a job may have at present; samples per step."""
+
+    first: int  # first batch of the job
+    least: int  # lower bound of R
+    most: int  # limit by the user
+
+    def clip(self, limit: float) -> int:
+        """Round `limit` up and clamp it to the bounds."""
+        return max(self.least, min(math.ceil(limit), self.most))
+
+
+def resumed(limit: int, bounds: LimitBounds) -> int:
+    """Return half of R (Resume): the job was rejected, i.e. the next schedule leaves it waiting."""
+    return bounds.clip(limit // 2)
 
 
 @dataclass(slots=True)
@@ -28,6 +48,8 @@ class JobHistory:
 SMOOTHING: Final = 0.3  # weight of the newest sample at one size
 MAX_SIZES: Final = 100  # latest sizes of each family; bounds memory and the time of a fit
 MAX_STEP_S: Final = 1e7  # longer steps are implausible
+MAX_RELATIVES: Final = 200  # the latest; bounds memory
+DEFAULT_STEPS: Final = 1000  # assumed length of a job without any information
 
 
 @dataclass(slots=True)
@@ -89,3 +111,76 @@ class StepTimesByFamily:
 
     def _family(self, name: str, job: JobId) -> _Family:
         return self._families.setdefault(name or f"job {job}", _Family())
+
+
+@dataclass(slots=True)
+class _Lengths:
+    """Lengths of jobs of one script and model, samples."""
+
+    finished: deque[int] = field(default_factory=lambda: deque(maxlen=MAX_RELATIVES))
+    reached: int = 0  # most that a job reached
+    left: dict[int, float] = field(default_factory=dict)  # done -> left, until an event
+
+
+class ObservedJobs:
+    """Speeds and lengths by family; a job without a family is a family of its own.
+
+    Args:
+        drift: relative change of a measured step time at which models are fitted again.
+        count_epochs: True if epochs inform of lengths, too, not only telemetry and ends.
+    """
+
+    def __init__(self, drift: float = 0.0, *, count_epochs: bool = False) -> None:
+        self._speeds = StepTimesByFamily(drift)
+        self._count_epochs = count_epochs
+        self._families: dict[str, _Lengths] = {}
+
+    def observe(self, event: PolicyEvent) -> None:
+        """Learn speeds from epochs and telemetry, and lengths."""
+        if isinstance(event, EpochSeen | StepsSeen):
+            self._speeds.observe(event)
+        if isinstance(event, StepsSeen | JobEnded) or (
+            isinstance(event, EpochSeen) and self._count_epochs
+        ):
+            family = self._family(event.family, event.job)
+            family.reached = max(family.reached, event.samples_done)
+            family.left.clear()
+        if isinstance(event, JobEnded):
+            if event.succeeded and event.samples_done:
+                family.finished.append(event.samples_done)
+            if not event.family:  # its records are of no use to other jobs
+                self._families.pop(f"job {event.job}", None)
+                self._speeds.forget(event.job)
+
+    def model(self, job: JobView) -> StepModel:
+        """Return the step times at the user's batch; relative ones before a measurement."""
+        return self._speeds.model(job)
+
+    def step_s(self, job: JobView, slots: int) -> float:
+        """Return the seconds of a step of the user's batch; relative ones before a measurement."""
+        return self._speeds.model(job).step_s(slots, job.batch_size)
+
+    def remaining_steps(self, job: JobView) -> float:
+        """Return the remaining steps of the user's batch.
+
+        From the stated work; else from the lengths of the family; else as many again as done, or an
+        epoch.
+        """
+        family, done = self._family(job.family, job.job), job.samples_done
+        if job.stop_samples is not None:
+            stated = float(job.stop_samples)
+            left = remaining_samples(done, stated, family.finished, family.reached)
+            return left / job.batch_size
+        if done not in family.left:
+            family.left[done] = remaining_samples(done, None, family.finished, family.reached)
+        left = family.left[done]
+        if left <= 0:
+            left = float(job.epoch_samples or DEFAULT_STEPS * job.batch_size)
+        return left / job.batch_size
+
+    def length_known(self, job: JobView) -> bool:
+        """True if the length was stated, or a job of the family has finished."""
+        return job.stop_samples is not None or bool(self._family(job.family, job.job).finished)
+
+    def _family(self, name: str, job: JobId) -> _Lengths:
+        return self._families.setdefault(name or f"job {job}", _Lengths())

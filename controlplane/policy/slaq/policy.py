@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush, nlargest
-from typing import Protocol
 
 import numpy as np
 from msgspec.structs import replace
@@ -27,7 +26,7 @@ from controlplane.policy.api import (
 from controlplane.policy.options import SlaqOptions
 from controlplane.policy.placement.free_slots import with_user_batches
 from controlplane.policy.placement.placers import make_placer
-from controlplane.policy.placement.shares import RoundRobin, shares
+from controlplane.policy.placement.sizes import RoundRobin, shares
 from controlplane.policy.placement.slot_partition import (
     Partition,
     compose_plan,
@@ -35,21 +34,12 @@ from controlplane.policy.placement.slot_partition import (
     slots_in_words,
     useful_slots,
 )
-from controlplane.policy.slaq.observed_jobs import ObservedJobs
-from controlplane.policy.slaq.size_gains import SizeGains
+from controlplane.policy.slaq.observed_jobs import ObservedJobs, SizeGains
 from schemas.ids import JobId, Seconds
 
 
-class Gains(Protocol):
-    """Gains of jobs by their number of slots."""
-
-    def step(self, row: int, size: int) -> float:
-        """Return the gain of one more slot beyond `size`, which is at least 1."""
-        ...
-
-
 def allocate(
-    gains: Gains,
+    gains: SizeGains,
     bounds: Sequence[tuple[int, int]],
     have: Sequence[int],
     room: int,
@@ -92,7 +82,7 @@ class _Exchange:
     """Heaps of the gain of another slot, and of the loss of a given slot, over all jobs."""
 
     def __init__(
-        self, gains: Gains, bounds: Sequence[tuple[int, int]], have: Sequence[int]
+        self, gains: SizeGains, bounds: Sequence[tuple[int, int]], have: Sequence[int]
     ) -> None:
         self._gains, self._bounds = gains, bounds
         self.sizes = [

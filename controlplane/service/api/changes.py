@@ -10,7 +10,8 @@ import asyncio
 import math
 import time
 from collections.abc import Callable
-from typing import Final, TypeVar
+from dataclasses import dataclass
+from typing import Final
 
 from controlplane.core.commands import Accept, Command
 from controlplane.core.inputs import (
@@ -26,7 +27,6 @@ from controlplane.core.inputs import (
 from controlplane.core.model.job import Job
 from controlplane.core.model.sweep import JobSweep
 from controlplane.core.state import State
-from controlplane.service.api import sweep_replies
 from controlplane.service.api.reads import ReadRequests
 from controlplane.service.api.replies import node_info, size_notes
 from controlplane.service.api.sweep_replies import sweep_of, trial_state
@@ -44,7 +44,7 @@ from schemas.errors import (
 from schemas.ids import JobId
 from schemas.jobs import JobSpec, problems
 from schemas.sweeps import MAX_CONFIGURATIONS, SweepSpec, Value, check_values
-from schemas.transport import Identity
+from schemas.transport.keys import Identity
 from schemas.wire.client import (
     CancelJob,
     ChangeSweep,
@@ -168,25 +168,26 @@ def check_resize(state: State, job: Job, request: ResizeJob) -> None:
         if not lowest <= batch <= job.spec.batch_limit:
             what = f"batch: {batch} is outside {lowest} to {job.spec.batch_limit}"
             limit_source = "max_batch_size of the job file"
-            if job.spec.batch_limit_is_left_open:
+            if job.spec.batch_limit_is_auto:
                 limit_source = "what fits its slots, where the job file has no max_batch_size"
             hint = f"at least one sample for each slot, at most {limit_source}"
             raise BadFieldError(what, hint, "batch")
 
 
-def earlier_change(job: Job, request: ChangeSweep, user: str) -> int | None:
-    """Return the trial of an earlier request with the same key; None if there was none.
+def change_or_repeat(
+    job: Job, request: ChangeSweep, user: str
+) -> tuple[int, SweepChangeRequested | None]:
+    """Return the trial of a change and its input; None if its key was used before.
 
     Raises:
-        BadFieldError: if the job is not a sweep.
+        BadFieldError: with the field and the remedy.
     """
     sweep, _ = sweep_of(job)
-    return sweep.keys.get(f"{user}/{request.key}") if request.key else None
-
-
-def change_reply(job: Job, sweep: JobSweep, number: int) -> SweepChanged:
-    """Return the reply to a change that was carried out."""
-    return SweepChanged(job=job.job, trial=number, state=trial_state(sweep, number))
+    known = sweep.keys.get(f"{user}/{request.key}") if request.key else None
+    if known is not None:
+        return known, None
+    event = change_input(job, request, user)
+    return event.trial if event.trial is not None else len(sweep.engine.state.trials), event
 
 
 def change_input(job: Job, request: ChangeSweep, user: str) -> SweepChangeRequested:
@@ -222,18 +223,14 @@ def _values_of_new(sweep: JobSweep, spec: SweepSpec, request: ChangeSweep) -> di
     values = dict(request.values)
     if request.parent is not None:
         _check_number(sweep, "parent", request.parent)
-        _check_epochs_left(sweep, request.parent)
+        state = sweep.engine.state
+        if state.models[request.parent].whole_epochs >= state.spec.epochs:
+            what = f"parent: trial {request.parent} has trained all {state.spec.epochs} epochs"
+            remedy = "add a trial without a parent, or choose another parent"
+            raise BadFieldError(what, remedy, "parent")
         values = {**trials[request.parent].values, **values}
     check_values(spec.search.space, values)
     return dict(values)
-
-
-def _check_epochs_left(sweep: JobSweep, parent: int) -> None:
-    state = sweep.engine.state
-    if state.models[parent].whole_epochs >= state.spec.epochs:
-        what = f"parent: trial {parent} has trained all {state.spec.epochs} epochs"
-        remedy = "add a trial without a parent, or choose another parent"
-        raise BadFieldError(what, remedy, "parent")
 
 
 def _check_trial(sweep: JobSweep, request: ChangeSweep) -> None:
@@ -263,36 +260,29 @@ MAX_KEY: Final = 200  # characters; all keys are kept
 Override = ResizeRequested | PauseRequested | ResumeRequested
 DrainInput = DrainRequested | UndrainRequested
 ChangeInput = JobSubmitted | CancelRequested | Override | DrainInput | SweepChangeRequested
-T = TypeVar("T")
 
 
+@dataclass(eq=False)
 class ChangeRequests:
     """Requests that become inputs; each is answered when its input is durable.
 
     A request that cannot be carried out raises an `OnesError` and changes nothing.
     """
 
-    def __init__(
-        self,
-        commit_loop: CommitLoop,
-        reads: ReadRequests,
-        snapshots: SnapshotStore,
-        quota: JobQuota,
-    ) -> None:
-        self._quota = quota
-        self._commit_loop = commit_loop
-        self._reads = reads
-        self._snapshots = snapshots
+    commit_loop: CommitLoop
+    reads: ReadRequests
+    snapshots: SnapshotStore
+    quota: JobQuota
 
     @property
     def _state(self) -> State:
         """Durable state, from which replies are made."""
-        return self._commit_loop.committed.state
+        return self.commit_loop.committed.state
 
     @property
     def _newest(self) -> State:
         """State ahead of the journal, on which decisions are made."""
-        return self._commit_loop.reactor.state
+        return self.commit_loop.reactor.state
 
     def check(self, request: CheckJob, _: Identity) -> JobChecked:
         """Return the notes for a job file that would be accepted.
@@ -301,12 +291,12 @@ class ChangeRequests:
             BadFieldError: if the job would not be accepted.
         """
         _check(request.spec)
-        notes = self._reads.notes.of_spec(request.spec)
+        notes = self.reads.notes.of_spec(request.spec)
         return JobChecked(notes=(*size_notes(self._state, request.spec), *notes))
 
     async def put_snapshot(self, request: PutSnapshot, who: Identity) -> SnapshotStored:
         """Store a piece of a working directory."""
-        size = await self._snapshots.put(
+        size = await self.snapshots.put(
             who.name, request.digest, request.offset, request.data, request.total
         )
         return SnapshotStored(digest=request.digest, size=size)
@@ -318,7 +308,7 @@ class ChangeRequests:
         if not self._may_use(request.snapshot, who):
             what = f"snapshot {request.snapshot[:64]!r} is not stored"
             raise BadFieldError(what, "send it with PutSnapshot first", "snapshot")
-        await self._snapshots.inspect(request.snapshot)
+        await self.snapshots.inspect(request.snapshot)
         submitted = JobSubmitted(
             spec=request.spec,
             snapshot=request.snapshot,
@@ -327,16 +317,16 @@ class ChangeRequests:
             project=_project(request.project, who),
         )
         known = self._earlier_job(f"{who.name}/{request.key}") if request.key else None
-        if known and (self._commit_loop.stalled or known not in self._newest.jobs):
+        if known and (self.commit_loop.stalled or known not in self._newest.jobs):
             if self._is_durable(known):
                 return self._accepted(known)
-            if not self._commit_loop.stalled:
-                await self._commit_loop.caught_up()
+            if not self.commit_loop.stalled:
+                await self.commit_loop.caught_up()
                 return self._accepted(known)
-            what = f"{known} waits until the journal can be written ({self._commit_loop.stalled})"
+            what = f"{known} waits until the journal can be written ({self.commit_loop.stalled})"
             raise UnavailableError(what, "free space there; the job need not be submitted again")
         if known is None:
-            self._quota.take(who.name)
+            self.quota.take(who.name)
         for command in await self._durable(submitted):
             if isinstance(command, Accept):
                 return self._accepted(command.job)
@@ -344,47 +334,52 @@ class ChangeRequests:
 
     def _may_use(self, snapshot: str, who: Identity) -> bool:
         """True if the archive is stored and `who` sent it or may read files of a job with it."""
-        if self._snapshots.is_of(who.name, snapshot):
+        if self.snapshots.is_of(who.name, snapshot):
             return True
         jobs = self._newest.jobs.values()
-        return self._snapshots.has(snapshot) and any(
+        return self.snapshots.has(snapshot) and any(
             job.snapshot == snapshot and may(who, Action.FILES, job.owner) for job in jobs
         )
 
     def _earlier_job(self, key: str) -> JobId | None:
         """Return the job of an earlier submission with this key, even if it has left the state."""
         newest = self._newest
-        known = newest.keys.get(key) or newest.left_keys.get(key)
-        return known or self._commit_loop.reader.ended.of_key(key)
+        known = newest.submission_keys.get(key) or newest.left_submission_keys.get(key)
+        return known or self.commit_loop.reader.ended.of_key(key)
 
     def _is_durable(self, name: JobId) -> bool:
-        return name in self._state.jobs or self._commit_loop.reader.ended.get(name) is not None
+        return name in self._state.jobs or self.commit_loop.reader.ended.get(name) is not None
 
     def _accepted(self, name: JobId) -> JobAccepted:
-        job = self._commit_loop.job(name)
+        job = self.commit_loop.job(name)
         size = () if job.ended else size_notes(self._state, job.spec)
-        notes = (*size, *self._reads.notes.of(job))
+        notes = (*size, *self.reads.notes.of(job))
         return JobAccepted(job=name, state=job.phase.value, notes=notes)
 
     async def cancel(self, request: CancelJob, who: Identity) -> JobDetail:
         """Cancel a job; a job that has ended stays as it is."""
-        job = self._newest.jobs.get(request.job)
-        if job is None or job.ended:
-            await self._commit_loop.caught_up()
-        else:
-            await self._durable(CancelRequested(job=request.job, user=who.name))
-        return self._reads.detail(self._commit_loop.job(request.job), self._reads.view(who))
+
+        def check() -> CancelRequested | None:
+            job = self._newest.jobs.get(request.job)
+            live = job is not None and not job.ended
+            return CancelRequested(job=request.job, user=who.name) if live else None
+
+        await self._apply(check)
+        return self._detail(request.job, who)
 
     async def override(self, request: ResizeJob | PauseJob | ResumeJob, who: Identity) -> JobDetail:
         """Override the policy for a job, or return the job to the policy's control."""
-        event = await self._checked(lambda: self._override_input(request, who))
-        await self._durable(event)
-        return self._reads.detail(self._commit_loop.job(request.job), self._reads.view(who))
+        await self._apply(lambda: self._override_input(request, who))
+        return self._detail(request.job, who)
+
+    def _detail(self, job: JobId, who: Identity) -> JobDetail:
+        return self.reads.detail(self.commit_loop.job(job), self.reads.view(who))
 
     def _override_input(self, request: ResizeJob | PauseJob | ResumeJob, who: Identity) -> Override:
-        job = self._newest.jobs.get(request.job) or self._commit_loop.job(request.job)
+        job = self._newest.jobs.get(request.job) or self.commit_loop.job(request.job)
         if job.ended or job.job not in self._newest.jobs:
-            raise BadFieldError(f"job: {job.job} has {_end_state(job)}", "submit it again", "job")
+            state = job.phase.value if job.ended else "ended"
+            raise BadFieldError(f"job: {job.job} has {state}", "submit it again", "job")
         match request:
             case ResizeJob(slots=slots, batch=batch, on=on):
                 check_resize(self._newest, job, request)
@@ -399,42 +394,35 @@ class ChangeRequests:
 
     async def drain(self, request: DrainNode | UndrainNode, who: Identity) -> Nodes:
         """Drain a node, or end its drain."""
-        event = await self._checked(lambda: drain_input(self._newest, request, who))
-        if event is None:
-            await self._commit_loop.caught_up()
-        else:
-            await self._durable(event)
-        return Nodes(nodes=(self._reads.view(who).node(node_info(self._state, request.node)),))
+        await self._apply(lambda: drain_input(self._newest, request, who))
+        return Nodes(nodes=(self.reads.view(who).node(node_info(self._state, request.node)),))
 
     async def change_sweep(self, request: ChangeSweep, who: Identity) -> SweepChanged:
         """Change a trial of a sweep, or add one."""
         _check_key(request.key)
+        number = 0
 
-        def check() -> tuple[int, SweepChangeRequested | None]:
-            job = self._newest.jobs.get(request.job) or self._commit_loop.job(request.job)
-            sweep, _ = sweep_replies.sweep_of(job)
-            known = earlier_change(job, request, who.name)
-            if known is not None:
-                return known, None
-            event = change_input(job, request, who.name)
-            return event.trial if event.trial is not None else len(sweep.engine.state.trials), event
+        def check() -> SweepChangeRequested | None:
+            nonlocal number
+            job = self._newest.jobs.get(request.job) or self.commit_loop.job(request.job)
+            number, event = change_or_repeat(job, request, who.name)
+            return event
 
-        number, event = await self._checked(check)
+        await self._apply(check)
+        sweep, _ = sweep_of(self.commit_loop.job(request.job))
+        return SweepChanged(job=request.job, trial=number, state=trial_state(sweep, number))
+
+    async def _apply(self, check: Callable[[], ChangeInput | None]) -> None:
+        """Make the input of a check durable; None, or a refusal: wait for the inputs before."""
+        try:
+            event = check()
+        except OnesError:
+            await self.commit_loop.caught_up()
+            raise
         if event is None:
-            await self._commit_loop.caught_up()
+            await self.commit_loop.caught_up()
         else:
             await self._durable(event)
-        job = self._commit_loop.job(request.job)
-        sweep, _ = sweep_replies.sweep_of(job)
-        return change_reply(job, sweep, number)
-
-    async def _checked(self, check: Callable[[], T]) -> T:
-        """Run a check on the newest state; delay its refusal until the reason is durable."""
-        try:
-            return check()
-        except OnesError:
-            await self._commit_loop.caught_up()
-            raise
 
     async def _durable(self, event: ChangeInput) -> list[Command]:
         done: asyncio.Future[list[Command]] = asyncio.get_running_loop().create_future()
@@ -443,12 +431,9 @@ class ChangeRequests:
             if not done.done():
                 done.set_result(commands)
 
-        self._commit_loop.handle_unless_stalled(event, committed)
+        self.commit_loop.refuse_while_stalled()
+        self.commit_loop.handle(event, after_effects=committed)
         return await done
-
-
-def _end_state(job: Job) -> str:
-    return job.phase.value if job.ended else "ended"
 
 
 def _project(asked: str, who: Identity) -> str:

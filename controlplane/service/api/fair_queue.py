@@ -16,7 +16,7 @@ from typing import Final, Generic, Protocol, TypeVar
 
 from controlplane.service.rights import REVOKED
 from schemas.errors import BadFieldError, DeniedError, OnesError, UnavailableError
-from schemas.transport import Incoming
+from schemas.transport.sockets import Incoming
 from schemas.wire.client import Failed
 
 UNDER_WAY: Final = 64  # of one user, without waiting requests
@@ -39,9 +39,22 @@ class Timer(Protocol):
 
 
 @dataclass(slots=True)
-class _User(Generic[T]):
+class TokenBucket:
+    """Tokens that grow at a rate up to a burst; spending may leave less than none."""
+
     tokens: float
     at: float  # when the tokens were counted
+
+    def refill(self, now: float, per_s: float, burst_s: float) -> bool:
+        """Add the tokens since the last call, and return whether the bucket is full."""
+        full = burst_s * per_s
+        self.tokens = min(full, self.tokens + (now - self.at) * per_s)
+        self.at = now
+        return self.tokens >= full
+
+
+@dataclass(slots=True)
+class _User(TokenBucket, Generic[T]):
     under_way: int = 0
     polls: int = 0
     refused: int = 0  # since the queue was empty
@@ -153,10 +166,7 @@ class FairQueue(Generic[T]):
         per_s, now = self._per_s(), self._clock()
         wait_s = float("inf")
         for name, user in list(self._users.items()):
-            full = BURST_S * per_s
-            user.tokens = min(full, user.tokens + (now - user.at) * per_s)
-            user.at = now
-            if user.idle and user.tokens >= full:
+            if user.refill(now, per_s, BURST_S) and user.idle:
                 del self._users[name]
                 continue
             if not user.waiting or user.under_way >= UNDER_WAY:
@@ -174,12 +184,14 @@ class FairQueue(Generic[T]):
             self._schedule_turn(wait_s)
 
 
-MAX_SAID: Final = 2000  # characters of each text, which may quote the request
+MAX_TEXT_CHARACTERS: Final = 2000  # characters of each text, which may quote the request
 
 
 def failure_reply(error: OnesError) -> Failed:
     """Return the reply to a request that failed."""
-    message, hint, field = (text[:MAX_SAID] for text in (error.message, error.hint, error.field))
+    message, hint, field = (
+        text[:MAX_TEXT_CHARACTERS] for text in (error.message, error.hint, error.field)
+    )
     return Failed(code=error.code, message=message, hint=hint, field=field)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
 from heapq import merge
@@ -28,7 +29,7 @@ from controlplane.service.worker_telemetry import TelemetryTable
 from schemas.errors import BadFieldError
 from schemas.ids import JobId, Seconds
 from schemas.jobs import ENDED, STATES
-from schemas.transport import Identity
+from schemas.transport.keys import Identity
 from schemas.wire.client import (
     EventsPage,
     ExplainJob,
@@ -101,7 +102,7 @@ def _departed_rows(
     summary: Callable[[Job], JobSummary],
     sees: Callable[[JobOwner], bool],
 ) -> Iterator[FoundRow]:
-    for job in ended.behind(after):
+    for job in ended.after(after):
         asked_for = _matches(request, job.job, job.name, job.user, job.state)
         if asked_for and sees(job.owner()):
             yield job.number, 1, partial(_summary_of, job, summary)
@@ -134,6 +135,7 @@ MAX_EVENTS: Final = 1000
 MAX_HIDDEN_PAGES: Final = 20  # of invisible events, before an empty reply
 
 
+@dataclass(kw_only=True, eq=False)
 class ReadRequests:
     """Requests that change nothing.
 
@@ -141,34 +143,24 @@ class ReadRequests:
     continues while nothing can become durable.
     """
 
-    def __init__(
-        self,
-        *,
-        commit_loop: CommitLoop,
-        plans: PlanCoordinator,
-        feed: EventFeed,
-        telemetry: TelemetryTable,
-        notes: PolicyNotes,
-        owners: JobOwners,
-    ) -> None:
-        self._commit_loop = commit_loop
-        self._plans = plans
-        self._feed = feed
-        self._telemetry = telemetry
-        self.notes = notes
-        self._owners = owners
+    commit_loop: CommitLoop
+    plans: PlanCoordinator
+    feed: EventFeed
+    telemetry: TelemetryTable
+    notes: PolicyNotes
+    owners: JobOwners
 
     @property
     def _state(self) -> State:
-        return self._commit_loop.committed.state
+        return self.commit_loop.committed.state
 
     @property
     def _totals(self) -> Totals:
-        return self._commit_loop.committed.totals
+        return self.commit_loop.committed.totals
 
     def view(self, who: Identity) -> View:
         """Return the view of the state that `who` may read."""
-        return View(who, self._owners.of)
+        return View(who, self.owners.of)
 
     async def job(self, request: GetJob, who: Identity) -> JobDetail:
         """Return a page of a job, once it has ended or the wait is over."""
@@ -178,7 +170,12 @@ class ReadRequests:
     async def job_state(self, request: WaitJob, who: Identity) -> JobState:
         """Return the state of a job, once it has ended or the wait is over."""
         job = await self._when_ended(request.job, request.wait_s)
-        return replies.job_state(job, self.view(who).text(self._summary(job).reason))
+        return JobState(
+            job=job.job,
+            state=job.phase.value,
+            reason=self.view(who).text(self._summary(job).reason),
+            exit_code=job.attempts.exit_code,
+        )
 
     def nodes(self, request: ListNodes, who: Identity) -> Nodes:
         """Return a page of all nodes."""
@@ -187,28 +184,27 @@ class ReadRequests:
 
     def sweep(self, request: GetSweep, who: Identity) -> SweepDetail:
         """Return the state of a sweep with a page of its trials."""
-        job = self._commit_loop.job(request.job)
+        job = self.commit_loop.job(request.job)
         sweep_replies.sweep_of(job)
         past = self._past(job.job)
-        now, reason = self._commit_loop.now(), self._plans.reason(job.job)
-        summary = replies.job_summary(job, reason, self._telemetry, now)
+        summary, now = self._summary(job), self.commit_loop.now()
         return self.view(who).sweep(sweep_replies.sweep_detail(job, past, summary, request, now))
 
     def ledger(self, request: GetLedger, _: Identity) -> Ledger:
         """Return a page of the counted units of a sweep."""
-        job = self._commit_loop.job(request.job)
+        job = self.commit_loop.job(request.job)
         return sweep_replies.ledger(job, self._past(request.job), request)
 
     def _past(self, name: JobId) -> sweep_replies.SweepPast:
         if name in self._state.jobs:
             return self._totals.sweep_of(name)
-        return self._commit_loop.reader.sweeps
+        return self.commit_loop.reader.sweeps
 
     async def _when_ended(self, name: JobId, wait_s: float) -> Job:
-        job, deadline = self._commit_loop.job(name), deadline_of(wait_s)
+        job, deadline = self.commit_loop.job(name), deadline_of(wait_s)
         while not job.ended and (left := deadline - _clock()) > 0:
-            await self._feed.wait(left)
-            job = self._commit_loop.job(name)
+            await self.feed.wait(left)
+            job = self.commit_loop.job(name)
         return job
 
     async def events(self, request: ReadEvents, who: Identity) -> EventsPage:
@@ -217,10 +213,10 @@ class ReadRequests:
         first, deadline = max(1, request.from_seq), deadline_of(request.wait_s)
         limit = max(1, min(request.limit, MAX_EVENTS))
         for _ in range(MAX_HIDDEN_PAGES):
-            while self._feed.last_seq < first and (left := deadline - _clock()) > 0:
-                await self._feed.wait(left)
-            events = self._commit_loop.reader.feed(first, limit)
-            events = tuple(event for event in events if event.seq <= self._feed.last_seq)
+            while self.feed.last_seq < first and (left := deadline - _clock()) > 0:
+                await self.feed.wait(left)
+            events = self.commit_loop.reader.feed(first, limit)
+            events = tuple(event for event in events if event.seq <= self.feed.last_seq)
             page = page_of({"events": numbered(list(events))}, "")[0]["events"]
             if not page:
                 break
@@ -232,7 +228,7 @@ class ReadRequests:
 
     def jobs(self, request: ListJobs, who: Identity) -> Jobs:
         """Return a page of `ones ps`."""
-        state, ended, view = self._state, self._commit_loop.reader.ended, self.view(who)
+        state, ended, view = self._state, self.commit_loop.reader.ended, self.view(who)
         rows = job_rows(
             state, ended, request, lambda job: view.summary(self._summary(job)), view.sees
         )
@@ -242,10 +238,10 @@ class ReadRequests:
     def _summary(self, job: Job) -> JobSummary:
         return replies.job_summary(
             job,
-            self._plans.reason(job.job),
-            self._telemetry,
-            self._commit_loop.now(),
-            predicted_loss=self._plans.predicted_loss.get(job.job),
+            self.plans.reason(job.job),
+            self.telemetry,
+            self.commit_loop.now(),
+            predicted_loss=self.plans.predicted_loss.get(job.job),
         )
 
     def detail(self, job: Job, view: View, cursor: str = "") -> JobDetail:
@@ -254,49 +250,31 @@ class ReadRequests:
         Raises:
             BadFieldError: if the cursor does not belong to this job.
         """
-        reason = self._plans.reason(job.job)
-        records, now = self._commit_loop.records, self._commit_loop.now()
-        predicted = self._plans.predicted_loss.get(job.job)
-        detail = replies.job_detail(
-            job,
-            records,
-            reason,
-            self._telemetry,
-            now,
-            predicted_loss=predicted,
-            cursor=cursor,
-        )
-        notes = (
-            *self.notes.of(job, detail.summary.train_loss),
-            *_missing_notes(records, job.job),
-        )
+        records, summary = self.commit_loop.records, self._summary(job)
+        detail = replies.job_detail(job, summary, records, self.telemetry, cursor)
+        notes = (*self.notes.of(job, detail.summary.train_loss), *_missing_notes(records, job.job))
         return view.detail(msgspec.structs.replace(detail, notes=notes), job.owner)
 
     def explain(self, request: ExplainJob, who: Identity) -> Explanation:
         """Return a page of the decisions about a job."""
-        job = self._commit_loop.job(request.job)
-        reason = self._plans.reason(job.job)
-        records, now = self._commit_loop.records, self._commit_loop.now()
+        job = self.commit_loop.job(request.job)
+        reason = self.plans.reason(job.job)
+        records, now = self.commit_loop.records, self.commit_loop.now()
         explanation = replies.job_explanation(job, records, reason, now, request.cursor)
         notes = () if request.cursor else _missing_notes(records, job.job)
         return self.view(who).explanation(msgspec.structs.replace(explanation, notes=notes))
 
 
 def _missing_notes(records: JobRecords, job: JobId) -> tuple[str, ...]:
-    return (*_dropped(records, job), *_damage(records, job))
-
-
-def _dropped(records: JobRecords, job: JobId) -> tuple[str, ...]:
+    notes = []
     dropped = ", ".join(f"{rows} of {name}" for name, rows in sorted(records.dropped(job).items()))
-    return (f"older records are not kept: {dropped} (keep_records)",) if dropped else ()
-
-
-def _damage(records: JobRecords, job: JobId) -> tuple[str, ...]:
-    damaged = records.damage_of(job)
-    if not damaged:
-        return ()
-    more = f" and {len(damaged) - 1} more" if len(damaged) > 1 else ""
-    return (f"omitted because damaged in the journal: {damaged[0]}{more} (`ones admin check`)",)
+    if dropped:
+        notes.append(f"older records are not kept: {dropped} (keep_records)")
+    if damaged := records.damage_of(job):
+        more = f" and {len(damaged) - 1} more" if len(damaged) > 1 else ""
+        what = f"{damaged[0]}{more} (`ones admin check`)"
+        notes.append(f"omitted because damaged in the journal: {what}")
+    return tuple(notes)
 
 
 def _clock() -> float:

@@ -19,7 +19,7 @@ from controlplane.core.model.node import Node, NodePhase
 from controlplane.core.model.worker import Worker, WorkerPhase
 from controlplane.core.state import State, Totals
 from controlplane.journal.records import JobRecords
-from controlplane.policy.api import Reason
+from controlplane.policy.api import Reason, SearchStats
 from controlplane.policy.registry import entry, job_notes
 from controlplane.service.api.views import Rows, numbered, page_of
 from controlplane.service.planner.planner import Planner
@@ -31,7 +31,6 @@ from schemas.wire.client import (
     Decision,
     Explanation,
     JobDetail,
-    JobState,
     JobSummary,
     NodeInfo,
     SearchInfo,
@@ -42,8 +41,9 @@ from schemas.wire.client import (
 DRAINING: Final = "draining"  # up, and an operator is emptying it
 DRAINED: Final = "drained"  # up and empty
 UNHEALTHY: Final = "unhealthy"  # up, but cannot start workers
-COUNTDOWN: Final = re.compile(r"\btried again in \d+ s\b")  # of a job whose script failed
+COUNTDOWN: Final = re.compile(r"\bretrying in \d+ s\b")  # of a job whose script failed
 SLOW_START_S: Final = 60.0  # most scripts start faster
+SHOWN_STATS: Final = set(SearchStats.__struct_fields__) & set(SearchInfo.__struct_fields__)
 STUCK_S: Final = 60.0  # without a step; most evaluations are faster
 
 
@@ -64,11 +64,11 @@ def job_summary(
     live = live if live and job.group and live.group >= job.group.version else None
     waiting = not job.group and not job.ended
     reason = None if job.override else reason  # the plan is older than the operator's order
-    why = job.why if job.attempts.start_at > now else COUNTDOWN.sub("tried again", job.why)
+    why = job.reason if job.attempts.next_start_at > now else COUNTDOWN.sub("retrying", job.reason)
     if reason and waiting:
         why = reason.text if job.phase is Phase.QUEUED else waiting_reason(why, reason)
-    if job.override_waits:
-        why = f"{job.why}; {job.override_waits}"
+    if job.override_wait_reason:
+        why = f"{job.reason}; {job.override_wait_reason}"
     remark = _slow_start_note(job, now) or _stuck_note(job, telemetry.idle_s(job.job, now), now)
     if remark:
         why = f"{remark}; {why}"
@@ -134,14 +134,7 @@ def _stuck_note(job: Job, idle_s: float, now: Seconds) -> str | None:
 
 
 def job_detail(
-    job: Job,
-    records: JobRecords,
-    reason: Reason | None,
-    telemetry: TelemetryTable,
-    now: Seconds,
-    *,
-    predicted_loss: float | None = None,
-    cursor: str = "",
+    job: Job, summary: JobSummary, records: JobRecords, telemetry: TelemetryTable, cursor: str
 ) -> JobDetail:
     """Return one page of `ones show`: everything about a job.
 
@@ -152,14 +145,10 @@ def job_detail(
     ranks = {m.worker: m.rank for m in job.group.members} if job.group else {}
     workers = [_worker_info(w, ranks.get(w.worker, w.rank)) for w in job.workers.values()]
     lists, following = page_of(
-        {
-            "workers": numbered(workers),
-            **_lists_of(job.job, records),
-        },
-        cursor,
+        {"workers": numbered(workers), **_lists_of(job.job, records)}, cursor
     )
     return JobDetail(
-        summary=job_summary(job, reason, telemetry, now, predicted_loss=predicted_loss),
+        summary=summary,
         spec=job.spec,
         snapshot=job.snapshot,
         failures=job.attempts.failures,
@@ -185,23 +174,17 @@ def _lists_of(job: JobId, records: JobRecords) -> dict[str, Rows]:
     }
 
 
-def job_state(job: Job, reason: str) -> JobState:
-    """Return the reply to `ones wait`."""
-    code = job.attempts.exit_code
-    return JobState(job=job.job, state=job.phase.value, reason=reason, exit_code=code)
-
-
 def _worker_info(worker: Worker, rank: Rank) -> WorkerInfo:
     return WorkerInfo(
         rank=rank,
         node=node_of(worker.slot),
         slot=worker.slot,
         pid=worker.pid,
-        version=worker.formed or worker.version,
+        version=worker.group_version or worker.version,
         phase=worker.phase.value,
         local_batch=worker.local_batch,
         worker=worker.worker,
-        step=worker.formed_step,
+        step=worker.group_first_step,
     )
 
 
@@ -221,10 +204,10 @@ def job_explanation(
     lists, following = page_of({"decisions": rows}, cursor)
     decisions = lists["decisions"]
     if job.override is not None:  # the policy's reason is older than the order
-        reason = Reason("operator", job.override_waits or job.why)
+        reason = Reason("operator", job.override_wait_reason or job.reason)
     if reason is not None and job.group is None and not job.ended and not following:
         waits = Decision(
-            time=now, was=job.size, to=job.size, why=reason.text, code=reason.code,
+            time=now, before=job.size, to=job.size, reason=reason.text, code=reason.code,
             numbers=reason.numbers, outcome="waits", by=OPERATOR if job.override else POLICY,
         )  # fmt: skip
         decisions = (*decisions, waits)
@@ -242,20 +225,12 @@ def search_info(totals: Totals, policy: str, planner: Planner) -> SearchInfo:
         running=planner.running,
         restarts=planner.restarts,
         plans=totals.plans_taken,
-        generations=stats.generations,
-        best_fitness=stats.best_fitness,
-        mean_fitness=stats.mean_fitness,
-        incumbent_fitness=stats.incumbent_fitness,
-        diversity=stats.diversity,
-        decision_ms=stats.decision_ms,
+        **{name: getattr(stats, name) for name in SHOWN_STATS},
         rescales=totals.rescales,
         batch_changes=totals.batch_changes,
         predicted_gain=_geometric_mean([predicted for predicted, _ in totals.gains]),
         realised_gain=_geometric_mean([realised for _, realised in totals.gains]),
         gain_error=_gain_error(totals.gains),
-        length_error=stats.length_error,
-        length_coverage_80=stats.length_coverage_80,
-        length_coverage_90=stats.length_coverage_90,
     )
 
 
@@ -293,8 +268,12 @@ def node_info(state: State, name: NodeId) -> NodeInfo:
 
 def _node_info(node: Node, owners: Mapping[SlotId, JobId]) -> NodeInfo:
     slots = [slot_id(node.node, slot.index) for slot in node.spec.slots]
-    foreign = f"slots held by unknown jobs: {sorted(node.foreign)}" if node.foreign else ""
-    drained = (node.drain.why,) if node.drain is not None else ()
+    foreign = (
+        f"slots held by unknown jobs: {sorted(node.foreign_workers)}"
+        if node.foreign_workers
+        else ""
+    )
+    drained = (node.drain.text,) if node.drain is not None else ()
     return NodeInfo(
         node=node.node,
         state=_node_state(node),
@@ -315,7 +294,7 @@ def _node_state(node: Node) -> str:
     if node.phase is NodePhase.UP and node.problems:
         state = UNHEALTHY
     elif node.phase is NodePhase.UP and node.drain is not None:
-        state = DRAINED if node.drain.empty else DRAINING
+        state = DRAINED if node.drain.announced_empty else DRAINING
     return state
 
 

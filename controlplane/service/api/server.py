@@ -20,7 +20,7 @@ from controlplane.service.api.changes import ChangeRequests, JobQuota
 from controlplane.service.api.fair_queue import FairQueue, WaitingRequests, failure_reply
 from controlplane.service.api.reads import ReadRequests
 from controlplane.service.api.replies import PolicyNotes
-from controlplane.service.api.views import key_list
+from controlplane.service.api.views import numbered, page_of
 from controlplane.service.commit_loop import CommitLoop
 from controlplane.service.event_feed import EventFeed
 from controlplane.service.keys import KeyTable
@@ -42,7 +42,8 @@ from controlplane.service.worker_telemetry import TelemetryTable
 from schemas.codec import MAX_BYTES, REQUEST, encode
 from schemas.errors import BadFieldError, OnesError, TooLargeError, UnavailableError
 from schemas.host.logging import Audit
-from schemas.transport import Identity, Incoming, Socket
+from schemas.transport.keys import Identity
+from schemas.transport.sockets import Incoming, Socket
 from schemas.wire import Message
 from schemas.wire.client import (
     AddKey,
@@ -177,7 +178,7 @@ class RequestServer:
             AddKey: Route(
                 ADMINS, lambda new, who: Keys(keys=(keys.add(new, who.name),)), audited=True
             ),
-            ListKeys: Route(ADMINS, lambda page, _: key_list(keys, page.cursor)),
+            ListKeys: Route(ADMINS, lambda page, _: _key_list(keys, page.cursor)),
             RevokeKey: Route(
                 ADMINS, lambda old, who: Keys(keys=keys.revoke(old.key, who.name)), audited=True
             ),
@@ -185,11 +186,7 @@ class RequestServer:
         self._owners = owners
         self._queue = FairQueue(self._start, lambda: self.limits.requests_per_s)
         self._tasks: set[asyncio.Task[None]] = set()
-        self._waiting = WaitingRequests()
-
-    def end_revoked(self) -> None:
-        """Answer the waiting requests whose keys were revoked."""
-        self._waiting.end_revoked()
+        self.waiting = WaitingRequests()
 
     async def serve(self) -> None:
         """Handle requests until cancelled."""
@@ -218,7 +215,7 @@ class RequestServer:
             incoming = replace(incoming, frames=incoming.frames[:2])  # frees the payload
             who = incoming.identity or Identity("", "")
             wait_s = getattr(request, "wait_s", 0.0)
-            with self._queue.waits(user, wait_s), self._waiting.interruptible(incoming, wait_s):
+            with self._queue.waits(user, wait_s), self.waiting.interruptible(incoming, wait_s):
                 reply = _encode_reply(await self._dispatch(request, who, usage))
             if not isinstance(request, RevokeKey):  # reply even if it revoked its own key
                 refuse_revoked(incoming)  # the key may have been revoked during the wait
@@ -257,6 +254,11 @@ class RequestServer:
 async def _carry_out(route: Route, request: Message, who: Identity) -> Message:
     reply = route.handle(request, who)
     return reply if isinstance(reply, Message) else await reply
+
+
+def _key_list(keys: KeyTable, cursor: str) -> Keys:
+    lists, following = page_of({"keys": numbered(list(keys.rows()))}, cursor)
+    return Keys(keys=lists["keys"], next=following)
 
 
 def _encode_reply(reply: Message) -> bytes:

@@ -50,7 +50,9 @@ def sweep_detail(
     state = sweep.engine.state
     first, most = _first(request.from_trial), _page(request.limit)
     history = past.history(job.job, first, most) if isinstance(past, EndedSweeps) else past
-    unit_s = sum(history.late_s) / len(history.late_s) if history.late_s else None
+    unit_s = (
+        sum(history.recent_unit_s) / len(history.recent_unit_s) if history.recent_unit_s else None
+    )
     left = 0 if job.ended else sweep.units_left
     workers = len(state.workers)
     end = Seconds(now + left * unit_s / workers) if unit_s and workers and left else None
@@ -59,15 +61,15 @@ def sweep_detail(
         summary=summary,
         spec=spec,
         trials=_first_page([trial_info(job, sweep, history, number) for number in numbers]),
-        trials_in_all=len(state.trials),
+        trials_total=len(state.trials),
         best=best_trial(sweep),
         best_score=best_score(sweep),
         units_done=sweep.units_done,
-        units_again=history.units_again,
+        units_repeated=history.units_repeated,
         units_left=left,
         unit_s=unit_s,
         expected_end=end,
-        hopped_bytes=history.hopped_bytes,
+        moved_bytes=history.moved_bytes,
         waited_s=history.waited_s,
         trained_s=history.trained_s,
     )
@@ -88,18 +90,19 @@ def trial_info(job: Job, sweep: JobSweep, history: SweepHistory, number: int) ->
         number=number,
         values=dict(trial.values),
         state=trial_state(sweep, number),
-        why=past.why,
+        reason=past.reason,
+        graduated_as=past.graduated_as,
         parent=trial.parent,
         epochs=trial.epochs,
         granted=trial.granted,
-        began_at=trial.began_at,
+        start_epochs=trial.start_epochs,
         partition=lease.order.partition if lease is not None else None,
         slot=slot,
-        left=0 if whole else state.partitions - visited,
+        partitions_left=0 if whole else state.partitions - visited,
         metrics=tuple(past.metrics[-shown:]),
-        first_epoch=trial.began_at + max(0, len(past.metrics) - shown) + 1,
+        first_epoch=trial.start_epochs + max(0, len(past.metrics) - shown) + 1,
         best_score=None if top is None else top if state.spec.mode == "max" else -top,
-        best_epoch=0 if top is None else trial.began_at + trial.scores.index(top) + 1,
+        best_epoch=0 if top is None else trial.start_epochs + trial.scores.index(top) + 1,
         ended_at=tuple(past.ended_at[-shown:]),
         state_bytes=past.state_bytes,
     )
@@ -140,11 +143,7 @@ def ledger(job: Job, past: SweepPast, request: GetLedger) -> Ledger:
     else:
         units, in_all = past.units[first : first + most], len(past.units)
     return Ledger(
-        job=job.job,
-        spec=spec,
-        snapshot=job.snapshot,
-        units=_first_page(units),
-        units_in_all=in_all,
+        job=job.job, spec=spec, snapshot=job.snapshot, units=_first_page(units), units_total=in_all
     )
 
 

@@ -13,19 +13,16 @@ import msgspec
 from msgspec.structs import replace
 
 from controlplane.core.model.job import JobOwner
-from controlplane.service.keys import KeyTable
 from controlplane.service.rights import WRITERS, Action, may, sees_all
 from schemas.errors import BadFieldError
 from schemas.ids import JobId
 from schemas.jobs import JobSpec
-from schemas.transport import Identity
+from schemas.transport.keys import Identity
 from schemas.wire.client import (
-    Decision,
     EpochInfo,
     Explanation,
     JobDetail,
     JobSummary,
-    Keys,
     NodeInfo,
     SweepDetail,
 )
@@ -61,7 +58,7 @@ class View:
     def detail(self, detail: JobDetail, owner: JobOwner) -> JobDetail:
         """Filter a page of `ones show`."""
         history = tuple(
-            replace(one, why=self.text(one.why), detail=self._detail(one.detail))
+            replace(one, reason=self.text(one.reason), detail=self._detail(one.detail))
             for one in detail.history
         )
         return replace(
@@ -74,11 +71,10 @@ class View:
 
     def explanation(self, reply: Explanation) -> Explanation:
         """Filter a page of `ones explain`."""
-        return (
-            reply
-            if self._all
-            else replace(reply, decisions=tuple(map(self._decision, reply.decisions)))
-        )
+        if self._all:
+            return reply
+        decisions = (replace(one, reason=self.text(one.reason)) for one in reply.decisions)
+        return replace(reply, decisions=tuple(decisions))
 
     def sweep(self, reply: SweepDetail) -> SweepDetail:
         """Filter a page of `ones sweep show` about a visible sweep."""
@@ -98,9 +94,6 @@ class View:
         if event.job is not None and not self.sees(self._owner_of(event.job)):
             return None
         return replace(event, detail=self._detail(event.detail))
-
-    def _decision(self, decision: Decision) -> Decision:
-        return replace(decision, why=self.text(decision.why))
 
     def _detail(self, detail: Detail) -> Detail:
         return {
@@ -205,9 +198,3 @@ def _parsed(lists: Mapping[str, Rows], cursor: str) -> tuple[str, int]:
         what = f"cursor: {cursor!r} is beyond the end of this list"
         raise BadFieldError(what, CURSOR_REMEDY, "cursor")
     return known[1], int(known[2])
-
-
-def key_list(table: KeyTable, cursor: str) -> Keys:
-    """Return a page of all keys."""
-    lists, following = page_of({"keys": numbered(list(table.rows()))}, cursor)
-    return Keys(keys=lists["keys"], next=following)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Final
 
 import msgspec
@@ -19,7 +20,7 @@ from controlplane.core import policy_events
 from controlplane.core.history import Record
 from controlplane.core.inputs import PlanProposed
 from controlplane.core.model.job_phases import HOLDING
-from controlplane.core.model.report_bounds import passes_problem, usage_problem
+from controlplane.core.model.report_bounds import times_problem, usage_problem
 from controlplane.core.plan_check import difference
 from controlplane.policy.api import (
     ClusterView,
@@ -43,24 +44,22 @@ from schemas.wire.agent import StepsReported
 log = structlog.get_logger("policy_event_delivery")
 
 
+@dataclass(eq=False)
 class PolicyObserver:
     """Passes events to the planner, and worker reports to the telemetry table."""
 
-    def __init__(
-        self, commit_loop: CommitLoop, planner: Planner, telemetry: TelemetryTable
-    ) -> None:
-        self._commit_loop = commit_loop
-        self._planner = planner
-        self._telemetry = telemetry
-        self._warned: set[JobId] = set()  # jobs whose implausible telemetry was logged
+    commit_loop: CommitLoop
+    planner: Planner
+    telemetry: TelemetryTable
+    _warned: set[JobId] = field(default_factory=set)  # jobs whose implausible telemetry was logged
 
     def recorded(self, record: Record) -> None:
         """Pass on the policy event of a record, if any; drop the telemetry of an ended job."""
-        event = policy_events.event_of_record(record, self._commit_loop.committed.state)
+        event = policy_events.event_of_record(record, self.commit_loop.committed.state)
         if event is not None:
-            self._planner.observe(event, self._commit_loop.now())
+            self.planner.observe(event, self.commit_loop.now())
         if isinstance(event, JobEnded):
-            self._telemetry.forget(event.job)
+            self.telemetry.forget(event.job)
             self._warned.discard(event.job)
 
     def steps_reported(self, steps: StepsReported) -> None:
@@ -68,12 +67,12 @@ class PolicyObserver:
 
         A report that arrives after the end of its job is ignored.
         """
-        state = self._commit_loop.committed.state
+        state = self.commit_loop.committed.state
         job = state.jobs.get(steps.job)
         if job is None or job.ended:
             return
-        self._telemetry.take(steps, self._commit_loop.now())
-        dropped = (usage_problem(steps), passes_problem(steps))
+        self.telemetry.take(steps, self.commit_loop.now())
+        dropped = (usage_problem(steps), times_problem(steps))
         reason = "; ".join(filter(None, dropped))
         if reason and job.job not in self._warned:
             self._warned.add(job.job)
@@ -82,7 +81,7 @@ class PolicyObserver:
             )
         event = policy_events.event_of_steps(steps, state)
         if event is not None:
-            self._planner.observe(event, self._commit_loop.now())
+            self.planner.observe(event, self.commit_loop.now())
 
 
 def make_planner(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 from controlplane.policy.api import ClusterView, Plan, Policy, PolicyEvent, SearchStats
@@ -52,29 +53,29 @@ class Planner(Protocol):
         ...
 
 
+@dataclass(eq=False)
 class InlinePlanner:
     """Planner that runs a policy in this process; the policy must answer within microseconds."""
 
     restarts = 0
     running = True
 
-    def __init__(self, policy: Policy, view_now: ViewNow, propose: ProposePlan) -> None:
-        self._policy = policy
-        self._view_now = view_now
-        self._propose = propose
+    policy: Policy
+    view_now: ViewNow
+    propose: ProposePlan
 
     @property
     def stats(self) -> SearchStats:
         """Latest statistics of the policy."""
-        return self._policy.stats()
+        return self.policy.stats()
 
     def request_plan(self) -> None:
         """Propose a plan at once."""
-        self._propose(self._policy.plan(*self._view_now()), None)
+        self.propose(self.policy.plan(*self.view_now()), None)
 
     def observe(self, event: PolicyEvent, now: Seconds) -> None:
         """Pass the event to the policy."""
-        self._policy.observe(event, now)
+        self.policy.observe(event, now)
 
     async def run(self) -> None:
         """Wait until cancelled: there is nothing to do between requests."""

@@ -49,8 +49,8 @@ class EventObserved(msgspec.Struct, frozen=True, kw_only=True, tag="event_observ
     at: Seconds
 
 
-class RequestPlan(msgspec.Struct, frozen=True, kw_only=True, tag="request_plan"):
-    """Request a plan for the current view."""
+class FindPlan(msgspec.Struct, frozen=True, kw_only=True, tag="find_plan"):
+    """Find a plan for the current view; the reply is `PlanFound`."""
 
     number: int
     now: Seconds
@@ -80,7 +80,7 @@ class Converged(msgspec.Struct, frozen=True, kw_only=True, tag="converged"):
     stats: SearchStats
 
 
-ToSearch = StartSearch | FullView | ViewDelta | EventObserved | RequestPlan
+ToSearch = StartSearch | FullView | ViewDelta | EventObserved | FindPlan
 FromSearch = Ready | PlanFound | BatchesChosen | Converged
 TO_SEARCH: Final[msgspec.msgpack.Decoder[ToSearch]] = msgspec.msgpack.Decoder(ToSearch)
 FROM_SEARCH: Final[msgspec.msgpack.Decoder[FromSearch]] = msgspec.msgpack.Decoder(FromSearch)

@@ -7,6 +7,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
@@ -20,12 +21,12 @@ from controlplane.service.planner.search_messages import (
     BatchesChosen,
     Converged,
     EventObserved,
+    FindPlan,
     FrameDecoder,
     FromSearch,
     FullView,
     PlanFound,
     Ready,
-    RequestPlan,
     StartSearch,
     ToSearch,
     encode_frame,
@@ -79,8 +80,12 @@ class JobQuarantine:
         The first crash in a row may be chance and quarantines nothing.
         """
         if self._on_probation:
-            self._requarantine(_present(self._on_probation, self._visible))
-            self._on_probation = []
+            group, self._on_probation = _present(self._on_probation, self._visible), []
+            middle = len(group) // 2
+            if len(group) == 1:
+                self.culprits |= dict.fromkeys(group)
+            elif group:
+                self._groups += [group[:middle], group[middle:]]
             return
         self._crashes += 1
         if self._crashes >= CRASHES_BEFORE_QUARANTINE and self._visible:
@@ -93,13 +98,6 @@ class JobQuarantine:
         self._crashes, self._on_probation = 0, []
         if self._groups:
             self._on_probation = self._groups.pop()
-
-    def _requarantine(self, group: list[JobId]) -> None:
-        middle = len(group) // 2
-        if len(group) == 1:
-            self.culprits |= dict.fromkeys(group)
-        elif group:
-            self._groups += [group[:middle], group[middle:]]
 
 
 def _present(group: Iterable[JobId], known: Iterable[JobId]) -> list[JobId]:
@@ -120,6 +118,7 @@ ONE_THREAD: Final = {"OPENBLAS_NUM_THREADS": "1"}  # small matrices; idle thread
 MAX_BACKLOG_BYTES: Final = 64 << 20  # unread by the process; beyond this it hangs
 
 
+@dataclass(kw_only=True, eq=False)
 class SearchPlanner:
     """Feeds the search process, proposes its plans, and restarts the process when it exits.
 
@@ -128,22 +127,16 @@ class SearchPlanner:
     `admits` jobs, the fallback starts no job that the policy has not admitted.
     """
 
-    def __init__(
-        self,
-        *,
-        policy: str,
-        options: dict[str, Any],
-        seed: int,
-        admits: bool = False,
-        history: Callable[[], list[tuple[Seconds, PolicyEvent]]],
-        view_now: ViewNow,
-        propose: ProposePlan,
-    ) -> None:
-        self._policy, self._options, self._seed = policy, options, seed
-        self._admits = admits
-        self._history = history
-        self._view_now = view_now
-        self._propose = propose
+    policy: str
+    options: dict[str, Any]
+    seed: int
+    admits: bool = False
+    history: Callable[[], list[tuple[Seconds, PolicyEvent]]]
+    view_now: ViewNow
+    propose: ProposePlan
+
+    def __post_init__(self) -> None:
+        """Set up the state that no caller passes."""
         self._process: asyncio.subprocess.Process | None = None
         self._ready = False
         self._sent: ClusterView | None = None
@@ -176,12 +169,12 @@ class SearchPlanner:
             if self._overdue(REPLY_TIMEOUT_S):
                 self._propose_fallback()
             return
-        view, now = self._view_now()
+        view, now = self.view_now()
         self._send_view(self._quarantine.visible_part(view))
         self._last_number += 1
         loop = asyncio.get_running_loop()
         self._unanswered[self._last_number] = loop.time()
-        self._send(RequestPlan(number=self._last_number, now=now))
+        self._send(FindPlan(number=self._last_number, now=now))
         if self._fallback_timer is None:
             self._fallback_timer = loop.call_later(REPLY_TIMEOUT_S, self._fill_if_overdue)
 
@@ -224,9 +217,9 @@ class SearchPlanner:
         )
         frames = FrameDecoder()
         self._unanswered = {0: asyncio.get_running_loop().time()}  # answered by `Ready`
-        history = self._history() if self._failed_starts < MAX_FAILED_STARTS else []
+        history = self.history() if self._failed_starts < MAX_FAILED_STARTS else []
         start = StartSearch(
-            policy=self._policy, options=self._options, seed=self._seed, history=history
+            policy=self.policy, options=self.options, seed=self.seed, history=history
         )
         self._send(start)
         while data := await self._read(process):
@@ -270,13 +263,13 @@ class SearchPlanner:
                     if self._fallback_timer is not None:
                         self._fallback_timer.cancel()
                         self._fallback_timer = None
-                self._propose(self._with_hidden_jobs(plan), stats)
+                self.propose(self._with_hidden_jobs(plan), stats)
                 self._start_survival_timer()
                 if self._request_again and not self._unanswered:
                     self._request_again = False
                     self.request_plan()
             case BatchesChosen(plan=plan):
-                self._propose(plan, self.stats, complete=False)
+                self.propose(plan, self.stats, complete=False)
             case Converged(stats=stats):
                 self.stats = stats.in_ms(self.stats.decision_ms / 1000.0)
 
@@ -314,7 +307,7 @@ class SearchPlanner:
         hidden = self._quarantine.hidden
         if not hidden:
             return plan
-        view, now = self._view_now()
+        view, now = self.view_now()
         taken = {slot for placed in plan.local_batch.values() for slot in placed}
         slots = tuple(
             msgspec.structs.replace(slot, usable=slot.usable and slot.slot not in taken)
@@ -322,7 +315,7 @@ class SearchPlanner:
         )
         jobs = {name: job for name, job in view.jobs.items() if name in hidden}
         others = ClusterView(version=view.version, slots=slots, jobs=jobs)
-        fill = fallback_plan(others, now, admits=self._admits)
+        fill = fallback_plan(others, now, admits=self.admits)
         return msgspec.structs.replace(
             plan,
             local_batch={**plan.local_batch, **fill.local_batch},
@@ -360,5 +353,5 @@ class SearchPlanner:
             self._fallback_timer = loop.call_later(REPLY_TIMEOUT_S, self._fill_if_overdue)
 
     def _propose_fallback(self) -> None:
-        view, now = self._view_now()
-        self._propose(fallback_plan(view, now, admits=self._admits), None)
+        view, now = self.view_now()
+        self.propose(fallback_plan(view, now, admits=self.admits), None)

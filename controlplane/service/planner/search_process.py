@@ -25,12 +25,12 @@ from controlplane.service.planner.search_messages import (
     BatchesChosen,
     Converged,
     EventObserved,
+    FindPlan,
     FrameDecoder,
     FromSearch,
     FullView,
     PlanFound,
     Ready,
-    RequestPlan,
     StartSearch,
     ToSearch,
     ViewDelta,
@@ -113,7 +113,7 @@ class SearchProcess:
                     return
                 self._search_at = min(self._search_at, time.monotonic() + TELEMETRY_DELAY_S)
                 self._batches_at = min(self._batches_at, time.monotonic() + BATCHES_DELAY_S)
-            case RequestPlan(number=number, now=now) if self._view is not None:
+            case FindPlan(number=number, now=now) if self._view is not None:
                 self._clock_offset = now - time.monotonic()
                 self._rng = default_rng((self._seed, self._view.version))
                 began = time.perf_counter()

@@ -224,11 +224,9 @@ def lower_bound_s(
 ) -> float | None:
     """Return a lower bound of these jobs' average completion time in seconds, on any schedule.
 
-    The bound is None without jobs, or if a job crashes or is cancelled.
-
-    Args:
-        jobs: counted jobs; the bound treats the uncounted ones as if they needed nothing.
-        fastest: speed of the fastest GPU, relative to the GPU that the model describes.
+    The bound is None without jobs, or if a job crashes or is cancelled. `jobs` are the counted
+    jobs; the bound treats others as if they needed nothing. `fastest` is the speed of the fastest
+    GPU, relative to the GPU that the model describes.
     """
     if not jobs or any(
         job.crashes_at is not None or job.cancelled_after_s is not None for job in jobs
@@ -282,13 +280,9 @@ def times_alone(
     that the time is the same for every policy. GPUs have the cluster's mean speed. The first start
     is included.
 
-    Args:
-        widest: slots of the cluster's largest node.
-        speed: mean speed of its GPUs, relative to the GPU that the model describes.
-        first_stall_s: duration of any start; None: as the model says.
-
-    Returns:
-        Job -> slots and seconds; jobs whose group was never measured are missing.
+    `widest` is the number of slots of the cluster's largest node, `speed` the mean speed of its
+    GPUs relative to the GPU that the model describes, `first_stall_s` the time of any start or None
+    as the model says. Jobs whose group was never measured are missing.
     """
     found: dict[str, tuple[int, float]] = {}
     for job in jobs:

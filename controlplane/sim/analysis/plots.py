@@ -1,39 +1,58 @@
-"""Figures of many results: distributions, averages, scaling with the size of the cluster.
+"""Figures of results: distributions, averages, scaling with the cluster, losses, slots over time.
 
-`draw` draws every figure that the results can fill into a folder.
+`draw` draws every figure that the results can fill into a folder. Every function that draws raises
+`ResultsError` if there is nothing to draw, matplotlib is missing, or a file cannot be written.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
+from scipy.ndimage import uniform_filter1d
 
-from controlplane.sim.analysis import gantt, loss_plots
-from controlplane.sim.analysis.loss_series import has_losses
-from controlplane.sim.analysis.paired_comparison import mean_interval
+from controlplane.sim.analysis.comparison import by_size, mean_interval
 from controlplane.sim.analysis.plot_style import (
+    DASHES,
+    GRID,
+    HATCHES,
+    Bar,
     Style,
     caption,
+    draw_bars,
     grouped,
+    name_bars,
     new_figure,
     policy_legend,
     save,
+    slot_axes,
     styles,
     tidy,
+    time_unit,
 )
-from controlplane.sim.analysis.report_tables import by_size
-from controlplane.sim.analysis.summary import finished
+from controlplane.sim.analysis.summary import (
+    GRID_S,
+    GROUPS,
+    FloatArray,
+    LossSeries,
+    finished,
+    has_losses,
+    loss_series,
+    mean_time_to,
+)
 from controlplane.sim.cluster import ResultsError
 from controlplane.sim.results import JobResult, SimulationResult
+from schemas.ids import SlotId
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-
+Results = Sequence[SimulationResult]
 Measure = Callable[[JobResult], float]
 PANELS: Final[tuple[tuple[str, Measure], ...]] = (
     ("completion time", lambda job: job.jct_s or 0.0),
@@ -50,14 +69,44 @@ MAX_LABELS_LENGTH: Final = 28  # total length of labels that fit side by side be
 CURVE_OFFSET: Final = 0.03  # distance of the curves of two policies, in factors of two
 
 
-def box_plots(results: Sequence[SimulationResult], path: Path) -> None:
-    """Draw completion, execution and queueing times of finished jobs by policy (ONES fig. 15a-c).
+def draw(results: Results, folder: Path, ours: str = REFERENCE_POLICY) -> list[Path]:
+    """Draw all figures that these results can fill, and return the files.
 
-    Raises:
-        ResultsError: if there is nothing to draw, or the file cannot be written.
+    The folder is created if it is missing. `ours` is the label whose gains are drawn.
     """
+    folder.mkdir(parents=True, exist_ok=True)
+    drawn: list[Path] = []
+    sizes = by_size(results)
+    for size, same_size in sizes.items():
+        mine = [result for many in same_size.values() for result in many]
+        figures = {"boxes": box_plots, "cdf": cumulative, "averages": averages}
+        if all(has_losses(result) for result in mine):
+            figures |= {
+                "losses": normalised_loss, "loss-slots": slots_by_loss,
+                "loss-times": times_to_reductions,
+            }  # fmt: skip
+        for name, plot in figures.items():
+            drawn.append(folder / f"{name}-{size}.png")
+            plot(mine, drawn[-1])
+    if len(sizes) > 1:
+        scaling(results, folder / "scaling.png", ours)
+        drawn.append(folder / "scaling.png")
+    for result in results:
+        if any(job.allocations for job in result.jobs):
+            file = folder / f"slots-{result.policy}-{result.slots}-{result.seed}.png"
+            gantt(result, file)
+            utilisation([result], file.with_name(f"utilisation-{file.stem[6:]}.png"))
+            drawn.append(file)
+    return drawn
+
+
+# --- times of jobs
+
+
+def box_plots(results: Results, path: Path) -> None:
+    """Draw completion, execution and queueing times by policy (ONES figure 15a-c)."""
     groups = grouped(results)
-    look = styles(list(groups))
+    look = styles(groups)
     figure, panels = _three_panels(_panel_width(list(groups)), 3.8)
     for axes, (name, measure) in zip(panels, PANELS, strict=True):
         for place, (label, group) in enumerate(groups.items()):
@@ -73,52 +122,31 @@ def box_plots(results: Sequence[SimulationResult], path: Path) -> None:
 
 
 def _draw_box(axes: Axes, place: int, values: np.ndarray, look: Style) -> None:
+    edge = {"markeredgecolor": "black", "markerfacecolor": "white"}
     drawn = axes.boxplot(
-        [values],
-        positions=[place],
-        widths=0.6,
-        whis=(5, 95),
-        showfliers=False,
-        showmeans=True,
-        patch_artist=True,
-        medianprops={"color": "black", "linewidth": 1.4},
-        meanprops={
-            "marker": "D",
-            "markersize": 4,
-            "markerfacecolor": "white",
-            "markeredgecolor": "black",
-        },
-    )
-    drawn["boxes"][0].set(facecolor=look.colour, hatch=look.hatch, alpha=0.85)
+        [values], positions=[place], widths=0.6, whis=(5, 95), showfliers=False, showmeans=True,
+        patch_artist=True, medianprops={"color": "black", "linewidth": 1.4},
+        meanprops={"marker": "D", "markersize": 4, **edge},
+    )  # fmt: skip
+    drawn["boxes"][0].set(**look.area)
 
 
-def cumulative(results: Sequence[SimulationResult], path: Path) -> None:
+def cumulative(results: Results, path: Path) -> None:
     """Draw the distribution of completion, execution and queueing times (ONES fig. 15d-i).
 
     Shares are of all counted jobs: a curve ends below 1 if some jobs did not finish.
-
-    Raises:
-        ResultsError: if there is nothing to draw, or the file cannot be written.
     """
     groups = grouped(results)
-    look = styles(list(groups))
+    look = styles(groups)
     figure, panels = _three_panels(3.4, 3.6)
     for axes, (name, measure) in zip(panels, PANELS, strict=True):
         for label, group in groups.items():
             values = np.sort(np.maximum(_values(group, measure), MIN_DRAWN_S))
             counted = sum(job.counted and job.state != "cancelled" for o in group for job in o.jobs)
             share = np.arange(1, len(values) + 1) / max(1, counted)
-            style = look[label]
-            axes.step(
-                values,
-                share,
-                where="post",
-                label=label,
-                color=style.colour,
-                linestyle=style.dash,
-                linewidth=1.6,
-            )
+            axes.step(values, share, where="post", label=label, **look[label].line)
         axes.set_xscale("log")
+        axes.tick_params(axis="x", which="minor", labelsize="x-small", labelrotation=60)
         axes.set_xlabel(f"{name} (s)")
         axes.set_ylim(0.0, 1.02)
         tidy(axes, along="both")
@@ -128,29 +156,21 @@ def cumulative(results: Sequence[SimulationResult], path: Path) -> None:
     save(figure, path)
 
 
-def averages(results: Sequence[SimulationResult], path: Path) -> None:
-    """Draw average completion, execution and queueing times by policy, with 95% intervals.
-
-    Raises:
-        ResultsError: if there is nothing to draw, or the file cannot be written.
-    """
+def averages(results: Results, path: Path) -> None:
+    """Draw average completion, execution and queueing times by policy, with 95% intervals."""
     groups = grouped(results)
-    look = styles(list(groups))
+    look = styles(groups)
     figure, panels = _three_panels(_panel_width(list(groups)), 3.6)
     for axes, (name, measure) in zip(panels, PANELS, strict=True):
         for place, (label, group) in enumerate(groups.items()):
             mean, below, above = _mean_and_error(group, measure)
-            axes.bar(place, mean, 0.7, color=look[label].colour, hatch=look[label].hatch, alpha=0.9)
+            axes.bar(place, mean, 0.7, **look[label].area)
             if len(group) > 1:
                 axes.errorbar(place, mean, [[below], [above]], color="black", capsize=4)
             axes.annotate(
-                f"{mean:.0f}",
-                (place, mean + above),
-                (0, 3),
-                textcoords="offset points",
-                ha="center",
-                fontsize="small",
-            )
+                f"{mean:.0f}", (place, mean + above), (0, 3),
+                textcoords="offset points", ha="center", fontsize="small",
+            )  # fmt: skip
         axes.set_ylabel(f"average {name} (s)")
         axes.margins(y=0.12)
         axes.set_ylim(0.0, max(1.0, axes.get_ylim()[1]))
@@ -160,29 +180,27 @@ def averages(results: Sequence[SimulationResult], path: Path) -> None:
     save(figure, path)
 
 
-def scaling(results: Sequence[SimulationResult], path: Path, ours: str = REFERENCE_POLICY) -> None:
+def scaling(results: Results, path: Path, ours: str = REFERENCE_POLICY) -> None:
     """Draw average completion time by size of the cluster (ONES fig. 17), and the gain of `ours`.
 
     The gain over another policy is one minus the ratio of the averages (fig. 18), over simulations
     of equal seed and cluster size; bars are 95% intervals over simulations. Without the label
     `ours` among the results there is only the left panel.
-
-    Raises:
-        ResultsError: if there is nothing to draw, or the file cannot be written.
     """
     groups = grouped(results)
-    look = styles(list(groups))
-    figure = new_figure(9.6 if ours in groups and len(groups) > 1 else 5.2, 3.9)
-    both = figure.subplots(1, 2 if ours in groups and len(groups) > 1 else 1, squeeze=False)[0]
+    look = styles(groups)
+    compared = ours in groups and len(groups) > 1
+    figure = new_figure(9.6 if compared else 5.2, 3.9)
+    both = figure.subplots(1, 1 + compared, squeeze=False)[0]
     sizes = sorted({result.slots for result in results})
     for place, (label, group) in enumerate(groups.items()):
         aside = 2.0 ** (CURVE_OFFSET * (place - (len(groups) - 1) / 2.0))
         _curve(both[0], _at_sizes(group, sizes), aside, label, look[label])
-        if len(both) > 1 and label != ours:
+        if compared and label != ours:
             _curve(both[1], _gains(groups[ours], group, sizes), aside, label, look[label])
     both[0].set_ylabel("average completion time (s)")
     both[0].set_ylim(bottom=0.0)
-    if len(both) > 1:
+    if compared:
         both[1].axhline(0.0, color="black", linewidth=0.8)
         both[1].set_ylabel(f"{ours} faster than the other by (%)")
     for axes in both:
@@ -199,7 +217,7 @@ def scaling(results: Sequence[SimulationResult], path: Path, ours: str = REFEREN
 Point = tuple[int, float, float, float]  # position, value, error below and above
 
 
-def _at_sizes(results: Sequence[SimulationResult], sizes: Sequence[int]) -> list[Point]:
+def _at_sizes(results: Results, sizes: Sequence[int]) -> list[Point]:
     points = []
     for size in sizes:
         same_size = [result for result in results if result.slots == size and finished(result)]
@@ -208,20 +226,17 @@ def _at_sizes(results: Sequence[SimulationResult], sizes: Sequence[int]) -> list
     return points
 
 
-def _gains(
-    ours: Sequence[SimulationResult], other: Sequence[SimulationResult], sizes: Sequence[int]
-) -> list[Point]:
+def _gains(ours: Results, other: Results, sizes: Sequence[int]) -> list[Point]:
     points = []
     for size in sizes:
-        mine = _averages_at(ours, size)
-        theirs = _averages_at(other, size)
+        mine, theirs = _averages_at(ours, size), _averages_at(other, size)
         gains = [100.0 * (1.0 - mine[seed] / theirs[seed]) for seed in mine if theirs.get(seed)]
         if gains:
             points.append((size, *_with_error(gains)))
     return points
 
 
-def _averages_at(results: Sequence[SimulationResult], size: int) -> dict[int, float]:
+def _averages_at(results: Results, size: int) -> dict[int, float]:
     found: dict[int, list[float]] = {}
     for result in results:
         values = _values([result], PANELS[0][1])
@@ -235,18 +250,8 @@ def _curve(axes: Axes, points: Sequence[Point], aside: float, label: str, style:
     if not points:
         return
     places, means, below, above = zip(*points, strict=True)
-    axes.errorbar(
-        [place * aside for place in places],
-        means,
-        [below, above],
-        label=label,
-        color=style.colour,
-        linestyle=style.dash,
-        marker="o",
-        markersize=4.5,
-        linewidth=1.6,
-        capsize=3,
-    )
+    look: dict[str, Any] = {"marker": "o", "markersize": 4.5, "capsize": 3, **style.line}
+    axes.errorbar([place * aside for place in places], means, [below, above], label=label, **look)
 
 
 def _three_panels(width: float, height: float) -> tuple[Figure, Sequence[Axes]]:
@@ -266,13 +271,11 @@ def _name_places(axes: Axes, labels: Sequence[str]) -> None:
     axes.tick_params(axis="x", length=0)
 
 
-def _values(results: Sequence[SimulationResult], measure: Measure) -> np.ndarray:
+def _values(results: Results, measure: Measure) -> np.ndarray:
     return np.array([measure(job) for result in results for job in finished(result)])
 
 
-def _mean_and_error(
-    results: Sequence[SimulationResult], measure: Measure
-) -> tuple[float, float, float]:
+def _mean_and_error(results: Results, measure: Measure) -> tuple[float, float, float]:
     """Return the mean of the results' averages and the interval's reach below and above."""
     means = [float(v.mean()) for o in results if len(v := _values([o], measure))]
     if not means:
@@ -286,38 +289,185 @@ def _with_error(values: Sequence[float]) -> tuple[float, float, float]:
     return mean, max(0.0, mean - interval.low), max(0.0, interval.high - mean)
 
 
-def draw(results: Sequence[SimulationResult], folder: Path, ours: str = "ones") -> list[Path]:
-    """Draw all figures that these results can fill, and return the files.
+# --- losses, after the SLAQ paper
 
-    The folder is created if it is missing. `ours` is the label whose gains are drawn.
+REDUCTIONS: Final = (0.25, 0.50, 0.75, 0.80, 0.90, 0.95, 0.99)
+GROUP_COLOURS: Final = ("#d55e00", "#e69f00", "#56b4e9")
+GROUP_HATCHES: Final = ("//", "..", "")
+SMOOTHING_WINDOW_S: Final = 15.0  # window of the running mean of slot shares
 
-    Raises:
-        ResultsError: if matplotlib is missing, or a file cannot be written.
+
+def normalised_loss(results: Results, path: Path) -> None:
+    """Draw the mean normalised loss of active jobs within the window (SLAQ figure 4).
+
+    Curves show the first seed; the legend has means over all seeds.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    drawn: list[Path] = []
-    sizes = by_size(results)
-    for size, same_size in sizes.items():
-        mine = [result for many in same_size.values() for result in many]
-        for name, plot in (("boxes", box_plots), ("cdf", cumulative),
-                           ("averages", averages)):  # fmt: skip
-            file = folder / f"{name}-{size}.png"
-            plot(mine, file)
-            drawn.append(file)
-        if all(has_losses(result) for result in mine):
-            for name, plot in (("losses", loss_plots.normalised_loss),
-                               ("loss-slots", loss_plots.slots_by_loss),
-                               ("loss-times", loss_plots.times_to_reductions)):  # fmt: skip
-                file = folder / f"{name}-{size}.png"
-                plot(mine, file)
-                drawn.append(file)
-    if len(sizes) > 1:
-        scaling(results, folder / "scaling.png", ours)
-        drawn.append(folder / "scaling.png")
-    for result in results:
-        if any(job.allocations for job in result.jobs):
-            file = folder / f"slots-{result.policy}-{result.slots}-{result.seed}.png"
-            gantt.gantt(result, file)
-            gantt.utilisation([result], file.with_name(f"utilisation-{file.stem[6:]}.png"))
-            drawn.append(file)
-    return drawn
+    groups = grouped(results)
+    look = styles(groups)
+    figure = new_figure(7.6, 3.6)
+    axes = figure.subplots()
+    for place, (label, group) in enumerate(groups.items()):
+        series, inside = _window(group[0])
+        mean = np.mean([np.nanmean(s.mean_loss[i]) for s, i in map(_window, group)])
+        jct_s = np.mean([job.jct_s or 0.0 for result in group for job in finished(result)])
+        text = f"{label}: mean {mean:.3f}, completion {jct_s:.0f} s"
+        times_s, loss = series.times_s[inside], series.mean_loss[inside]
+        style = {**look[label].line, "linestyle": DASHES[place % len(DASHES)]}
+        axes.plot(times_s, loss, label=text, **style)
+    axes.set_xlabel("time since the first submission (s)")
+    axes.set_ylabel("normalised loss, mean of active jobs")
+    axes.set_ylim(bottom=0.0)
+    tidy(axes)
+    caption(figure, "how far jobs are from their lowest loss: 1 at first, 0 at the end")
+    policy_legend(figure, axes, min(len(groups), 2))
+    save(figure, path)
+
+
+def slots_by_loss(results: Results, path: Path) -> None:
+    """Draw slot shares of jobs with high, medium and low losses, first seed (SLAQ figure 3)."""
+    groups = grouped(results)
+    figure = new_figure(0.6 + 4.2 * len(groups), 3.6)
+    panels = figure.subplots(1, len(groups), squeeze=False, sharey=True)[0]
+    shares = ("highest 25%", "next 25%", "lowest 50%")
+    for axes, (label, group) in zip(panels, groups.items(), strict=True):
+        series, inside = _window(group[0])
+        smooth = 100.0 * np.array([_smoothed(column) for column in series.cores[inside].T])
+        stacks = axes.stackplot(
+            series.times_s[inside], *smooth, labels=shares, colors=GROUP_COLOURS, alpha=0.9
+        )
+        for stack, hatch in zip(stacks, GROUP_HATCHES, strict=True):
+            stack.set(hatch=hatch, edgecolor="white", linewidth=0.3)
+        means = [np.mean([np.nanmean(s.cores[i, g]) for s, i in map(_window, group)])
+                 for g in range(len(GROUPS))]  # fmt: skip
+        mean_shares = " / ".join(f"{mean:.0%}" for mean in means)
+        axes.set_title(f"{label}: {mean_shares}", fontsize="medium")
+        axes.set_xlabel("time since the first submission (s)")
+        axes.set_ylim(0.0, 100.0)
+        axes.margins(x=0.0)
+        tidy(axes)
+    panels[0].set_ylabel("share of the slots in use (%)")
+    caption(figure, "slots of the jobs with high, medium and low losses; titles: their mean shares")
+    policy_legend(figure, panels[0], len(GROUPS))
+    save(figure, path)
+
+
+def times_to_reductions(results: Results, path: Path) -> None:
+    """Draw the mean time from submission to given loss reductions, over all seeds (SLAQ fig. 5)."""
+    groups = grouped(results)
+    look = styles(groups)
+    figure = new_figure(7.6, 3.8)
+    axes = figure.subplots()
+    width = 0.8 / len(groups)
+    for place, (label, group) in enumerate(groups.items()):
+        places = np.arange(len(REDUCTIONS)) + (place - (len(groups) - 1) / 2.0) * width
+        heights = [_mean_time(group, reduction) for reduction in REDUCTIONS]
+        style = {**look[label].area, "hatch": HATCHES[place % len(HATCHES)]}
+        bars = axes.bar(places, heights, width * 0.92, label=label, **style)
+        axes.bar_label(bars, fmt="%.0f", fontsize="small", padding=2)
+    axes.set_xticks(range(len(REDUCTIONS)), [f"{100 * reduction:.0f}" for reduction in REDUCTIONS])
+    axes.set_xlabel("loss reduction (%)")
+    axes.set_ylabel("mean time since submission (s)")
+    axes.margins(y=0.1)
+    tidy(axes)
+    caption(figure, "how long jobs take to so much of the fall of their loss; lower is better")
+    policy_legend(figure, axes, len(groups))
+    save(figure, path)
+
+
+def _window(result: SimulationResult) -> tuple[LossSeries, np.ndarray]:
+    """Return the series of a result, and a mask of its moments inside the window."""
+    series = loss_series(result)
+    first, last = series.window_s
+    return series, (series.times_s >= first) & (series.times_s < last)
+
+
+def _mean_time(results: Results, reduction: float) -> float:
+    """Return the mean over results; a result where no job reached the reduction counts as 0."""
+    return float(np.mean([mean_time_to(result, reduction) or 0.0 for result in results]))
+
+
+def _smoothed(values: FloatArray) -> FloatArray:
+    """Return the running mean with continued ends; 0 where no slot is in use."""
+    wide = max(1, round(SMOOTHING_WINDOW_S / GRID_S))
+    smooth: FloatArray = uniform_filter1d(np.nan_to_num(values), wide, mode="nearest")
+    return smooth
+
+
+# --- slots over time
+
+# Neighbours in this order are easy to tell apart, also for the colour-blind (after P. Tol).
+SHADES: Final = (
+    "#332288", "#ddcc77", "#117733", "#cc6677", "#88ccee", "#882255",
+    "#44aa99", "#eebb44", "#4477aa", "#aa4499", "#bbcc33", "#994455",
+)  # fmt: skip
+
+
+def gantt(result: SimulationResult, path: Path) -> None:
+    """Draw which job held which slot when: a row per slot, a colour per job."""
+    held = [(job.job, allocation) for job in result.jobs for allocation in job.allocations]
+    _require_allocations(held)
+    colours = {
+        job: SHADES[index % len(SHADES)]
+        for index, job in enumerate(dict.fromkeys(job for job, _ in held))
+    }
+    unit, name = time_unit(result.ended_at)
+    bars = [Bar(a.slot, job, a.since / unit, a.until / unit) for job, a in held]
+    slots = _sorted_slots({bar.slot for bar in bars})
+    length = max(bar.end for bar in bars)
+    figure = new_figure(12.0, min(max(1.4 + 0.24 * len(slots), 2.6), 11.0))
+    axes = figure.add_subplot()
+    slot_axes(axes, slots, length)
+    edge = {"edgecolor": GRID, "linewidths": 0.2}
+    draw_bars(axes, bars, slots, {job: {"facecolor": c, **edge} for job, c in colours.items()})
+    name_bars(axes, bars, slots, colours, length)
+    axes.set_xlabel(name)
+    title = f"which of {len(result.jobs)} jobs had which of {result.slots} slots; grey: free"
+    axes.set_title(f"{result.policy}: {title}", loc="left", fontsize="medium")
+    save(figure, path)
+
+
+def _sorted_slots(found: set[str]) -> list[SlotId]:
+    """Sort slots by node and index; numbers in names compare as numbers."""
+    parts = {slot: [(len(p), p) for p in re.findall(r"\d+|\D+", slot)] for slot in found}
+    return [SlotId(slot) for slot in sorted(found, key=parts.__getitem__)]
+
+
+def utilisation(results: Results, path: Path) -> None:
+    """Draw the mean share of slots that jobs held over time, one curve for each policy."""
+    groups = grouped(results)
+    look = styles(groups)
+    longest = max(result.ended_at for result in results)
+    unit, name = time_unit(longest)
+    edges = np.linspace(0.0, max(longest, 1e-9), 201)
+    figure = new_figure(9.0, 3.4)
+    axes = figure.add_subplot()
+    for label, group in groups.items():
+        share = np.mean([busy_share(result, edges) for result in group], axis=0)
+        axes.stairs(100.0 * share, edges / unit, label=label, baseline=None, **look[label].line)
+    axes.set_ylim(0.0, 104.0)
+    axes.set_xlim(0.0, edges[-1] / unit)
+    axes.set_ylabel("slots held (%)")
+    axes.set_xlabel(name)
+    tidy(axes, along="both")
+    caption(figure, "share of the slots that jobs held, mean over short intervals")
+    policy_legend(figure, axes, len(groups))
+    save(figure, path)
+
+
+def busy_share(result: SimulationResult, edges: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the share of the cluster's slot seconds that jobs held in each interval.
+
+    `edges` of the intervals are increasing seconds, shape (N + 1,); shares have shape (N,).
+    """
+    allocations = [allocation for job in result.jobs for allocation in job.allocations]
+    _require_allocations(allocations)
+    held = np.zeros(len(edges))
+    for allocation in allocations:  # slot seconds held up to each edge
+        held += np.clip(edges, allocation.since, allocation.until) - allocation.since
+    return np.diff(held) / (np.diff(edges) * result.slots)
+
+
+def _require_allocations(recorded: object) -> None:
+    if not recorded:
+        problem = "the result has no allocations of slots"
+        raise ResultsError(problem, "repeat the simulation and record allocations")

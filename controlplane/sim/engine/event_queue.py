@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
+from controlplane.sim.scenario import Scenario
 from schemas.ids import Seconds
 
 FIRST, USUAL, LAST, AFTER = 0, 1, 2, 3  # priorities of calls at the same time
@@ -51,21 +52,12 @@ class Kernel:
 
 @dataclass(frozen=True, slots=True)
 class SimOptions:
-    """Passage of time and errors of measurements; all times are virtual seconds."""
+    """Costs and errors of measurements of a scenario; its jobs and nodes are given elsewhere."""
 
-    instant_changes: bool  # slots change hands in no time, and stalls follow
-    whole_seconds: bool  # epochs end at whole seconds
-    telemetry_s: float  # between reports of a job's steps, at most; 0: none
-    round_s: float  # between plans; 0: whenever something happens
-    stall_s: float | None = None  # of every change; None: as the job's model says
-    first_stall_s: float | None = None  # of every start; None: as above
-    prepare_s: float | None = None  # of a newcomer while the old group trains; None: as above
-    share_families: bool = True  # jobs of one application are a family, not one each
-    record_allocations: bool = False  # keep which job held which slot when
-    noise: float = 0.0  # deviation of the logarithm of measured speeds and noise scales
-    noise_scale_error: float = 1.0  # all noise scales of a job are off by up to this factor
-    noise_scale_alone: bool = True  # one worker in one pass reports one, unlike a live one
-    seed: int = 0  # of the errors above
+    scenario: Scenario
+    whole_seconds: bool = False  # epochs end at whole seconds
+    telemetry_s: float = 0.0  # between reports of a job's steps, at most; 0: none
+    seed: int = 0  # of the errors of measurements
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from controlplane.policy.api import JobView
 from controlplane.sim.engine.event_queue import Kernel
 from controlplane.sim.engine.jobs import JobProcesses
-from controlplane.sim.models.demands import Demand, Interference, StatesDemand, demand_of
+from controlplane.sim.models.demands import Demand, Interference, demand_of
 from controlplane.sim.models.job_model import JobModel, packed
 from schemas.ids import JobId, NodeId, node_of
 from schemas.nodes import NodeSpec
@@ -59,7 +59,7 @@ class ImaginedJobs(SimulatedTrainingJobs):
 
 def demand_of_model(model: JobModel) -> Demand:
     """Return the demand that a job states, or the usual one of its application."""
-    return model.demand if isinstance(model, StatesDemand) else demand_of(model.application)
+    return model.demand or demand_of(model.application)
 
 
 class SimulatorOracle:

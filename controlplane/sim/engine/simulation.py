@@ -9,10 +9,9 @@ from typing import Final
 import msgspec
 
 from controlplane.core import policy_events
-from controlplane.core.commands import Accept, Announce, AskForPlan, Command, SendDelta
+from controlplane.core.commands import Accept, Announce, Command, RequestPlan, SendDelta
 from controlplane.core.history import JobHistories
 from controlplane.core.inputs import (
-    RULES,
     CancelRequested,
     ControllerStarted,
     Input,
@@ -25,13 +24,11 @@ from controlplane.core.inputs import (
 from controlplane.core.reactor import Reactor
 from controlplane.policy.api import Policy
 from controlplane.sim.cluster import RELEASE
-from controlplane.sim.engine.agents import NodeAgents
+from controlplane.sim.engine.agents import GroupTraining, NodeAgents, SharedNodes
 from controlplane.sim.engine.event_queue import FIRST, Kernel, PlannerOptions, SimOptions
-from controlplane.sim.engine.jobs import JobLog, JobProcesses, TrainingProgress
+from controlplane.sim.engine.jobs import JobLog, JobProcesses, TrainingProgress, WorkerProcesses
 from controlplane.sim.engine.planner import SimulatedPlanner
 from controlplane.sim.engine.telemetry import MeasuredFigures, StepTelemetry
-from controlplane.sim.engine.training import GroupTraining, SharedNodes
-from controlplane.sim.engine.workers import WorkerProcesses
 from controlplane.sim.models.demands import Interference
 from controlplane.sim.models.job_model import JobModel
 from controlplane.sim.results import JobResult, TraceJob
@@ -106,9 +103,9 @@ class Simulation:
         )
         self._agents = NodeAgents(
             kernel, self._nodes.report, self.jobs, processes, self._training,
-            instant_changes=options.instant_changes,
+            instant_changes=options.scenario.instant_changes,
         )  # fmt: skip
-        self._job_log = JobLog(record_allocations=options.record_allocations)
+        self._job_log = JobLog(record_allocations=options.scenario.record_allocations)
         self._left = 0  # future submissions and jobs that have not ended
         self._inputs: deque[Input] = deque()
         self._handling = False
@@ -119,12 +116,7 @@ class Simulation:
     def use_policy(self, policy: Policy, options: PlannerOptions) -> SimulatedPlanner:
         """Let a policy decide; it also observes steps if the simulation has telemetry."""
         self.planner = SimulatedPlanner(
-            self.kernel,
-            self.reactor,
-            policy,
-            self._handle,
-            options,
-            hear=self._job_log.forecast,
+            self.kernel, self.reactor, policy, self._handle, options, hear=self._job_log.forecast
         )
         if self._options.telemetry_s > 0.0:
             self._training.telemetry = StepTelemetry(
@@ -142,7 +134,7 @@ class Simulation:
 
     def begin(self) -> None:
         """Start the controller, and let every node greet it."""
-        self._handle(ControllerStarted(term=Term(1), release=RELEASE, rules=RULES))
+        self._handle(ControllerStarted(term=Term(1), release=RELEASE))
         self._nodes.greet_all()
 
     def submit(
@@ -183,6 +175,7 @@ class Simulation:
         if self._record is not None:
             self._record(now, event, commands)
         self.histories.add(self.reactor.records)
+        self._job_log.keep(self.reactor.records)
         self._notify_policy()
         for command in commands:
             match command:
@@ -190,7 +183,7 @@ class Simulation:
                     self._agents.apply(command.node, command.delta)
                 case Announce():
                     self._handle_announcement(command)
-                case AskForPlan() if self.planner is not None:
+                case RequestPlan() if self.planner is not None:
                     self.planner.ask(can_wait=is_epoch)
                 case Accept():
                     self._accepted = command.job
@@ -234,7 +227,7 @@ class Simulation:
         spec = model.spec
         if submission.utility is not None:
             spec = msgspec.structs.replace(spec, utility=submission.utility)
-        if not self._options.share_families:
+        if not self._options.scenario.share_families:
             spec = msgspec.structs.replace(spec, family=submission.name)
         self._handle(
             JobSubmitted(spec=spec, snapshot="", user=submission.user, key=submission.name)
@@ -242,8 +235,8 @@ class Simulation:
         name = self._accepted
         if name is None:
             return
-        options = self._options
-        costs = model.costs.overridden(options.stall_s, options.first_stall_s, options.prepare_s)
+        given = self._options.scenario
+        costs = model.costs.overridden(given.stall_s, given.first_stall_s, given.prepare_s)
         training = TrainingProgress(model)
         self.jobs[name] = JobProcesses(
             id=name, training=training, costs=costs, crashes_at=submission.crashes_at

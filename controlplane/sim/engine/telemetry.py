@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from typing import Final
 from zlib import crc32
 
@@ -17,6 +17,7 @@ from controlplane.sim.engine.jobs import JobProcesses
 from controlplane.sim.engine.oracle import demand_of_model
 from controlplane.sim.engine.planner import SimulatedPlanner
 from controlplane.sim.models.job_model import StepParts
+from schemas.epochs import StepTimes
 from schemas.ids import JobId, node_of
 from schemas.nodes import Group
 
@@ -42,7 +43,7 @@ class MeasuredFigures:
         return self._drawn(job, REPORT_STREAM)
 
     def _drawn(self, job: JobId, stream: int) -> float:
-        spread = self._options.noise
+        spread = self._options.scenario.report_noise
         if spread <= 0.0:
             return 1.0
         draws = self._draws.get((stream, job))
@@ -70,13 +71,14 @@ class MeasuredFigures:
         A live worker needs two sizes of batch: its share and the group's, or a pass and the step
         (`elastic.metrics`). A worker that is alone and takes its step in one pass has only one.
         """
-        if true is None or not (self._options.noise_scale_alone or _measures_two_batches(job)):
+        live = self._options.scenario.information == "honest"
+        if true is None or (live and not _measures_two_batches(job)):
             return None
         return true * self._scale_error(job.id) * self.error(job.id)
 
     def _scale_error(self, job: JobId) -> float:
         """Return the constant factor of error of the job's noise scales."""
-        most = self._options.noise_scale_error
+        most = self._options.scenario.noise_scale_error
         if most <= 1.0:
             return 1.0
         known = self._scale_errors.get(job)
@@ -141,8 +143,8 @@ class StepTelemetry:
     def _report(self, reporting: _ReportingGroup, wait_s: float, reported: int) -> None:
         job, version = reporting.job, reporting.version
         group = job.group
-        known = self._reactor.state.jobs[job.id]
-        if group is None or group.version != version or known.group is None:
+        known = self._reactor.state.jobs.get(job.id)
+        if group is None or group.version != version or known is None or known.group is None:
             return
         now, training = self._kernel.now, job.training
         training.advance(now)
@@ -176,10 +178,7 @@ class StepTelemetry:
             cpu_cores=cores,
             sent_bytes_per_s=sent,
             group_steps=group_steps,
-            pass_s=None if parts is None else parts.pass_s,
-            sync_s=None if parts is None else parts.sync_s,
-            local_batch=0 if parts is None else parts.local_batch,
-            passes=0 if parts is None else parts.passes,
+            step_times=None if parts is None else StepTimes(*astuple(parts)),
         )
 
 

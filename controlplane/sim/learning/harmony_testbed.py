@@ -23,13 +23,11 @@ from controlplane.sim.models.demands import Demand, Interference
 from controlplane.sim.models.harmony import BATCHES
 from controlplane.sim.models.interference import make_interference, parse_interference
 from controlplane.sim.models.job_model import JobModel, packed
-from controlplane.sim.scenario import HARMONY, Scenario
-from controlplane.sim.scenario_loading import model_of, trace_of, usual_demands
+from controlplane.sim.scenario import HARMONY, Scenario, model_of, trace_of, usual_demands
 from schemas.ids import JobId, NodeId
 
 WORK_TOLERANCE: Final = 1e-9  # relative; a job with so little work left has ended
 Speeds = Callable[[SharedNodes, Sequence[str]], Mapping[str, float]]
-PassTime = Callable[[float, float, int], None]
 Place = Callable[[SharedNodes, "Arrival", Sequence["Arrival"]], None]
 
 
@@ -65,17 +63,17 @@ class Episode:
     start_s: float = 0.0  # from getting slots to the first step
     now: float = 0.0
     ends: dict[str, float] = field(default_factory=dict)  # by job, seconds
+    # Start and end of each interval, seconds; sum of normalised speeds; running and waiting jobs.
+    intervals: list[tuple[float, float, float, int]] = field(default_factory=list)
     _coming: deque[Arrival] = field(default_factory=deque)
     _queue: deque[Arrival] = field(default_factory=deque)
     _running: dict[str, _Running] = field(default_factory=dict)
 
-    def run(self, place: Place, pass_time: PassTime | None = None) -> None:
+    def run(self, place: Place) -> None:
         """Run the episode.
 
         `place` puts a job that fits onto nodes; the job is registered there without workers, and
-        the waiting jobs behind it are passed along. `pass_time` receives the seconds of each
-        interval, the sum of normalised speeds in it, and the number of active jobs, running or
-        waiting.
+        the waiting jobs behind it are passed along.
         """
         self._coming.extend(self.arrivals)
         while self._coming or self._queue or self._running:
@@ -86,9 +84,9 @@ class Episode:
                 self.shared.add(job.name, job.number, job.size)
                 place(self.shared, job, self._queue)
                 self._running[job.name] = _Running(job, job.work_s, self.now + self.start_s)
-            self._advance(pass_time)
+            self._advance()
 
-    def _advance(self, pass_time: PassTime | None) -> None:
+    def _advance(self) -> None:
         training = [name for name, job in self._running.items() if job.trains_at <= self.now]
         speeds = self.speeds(self.shared, training) if training else {}
         until = self._coming[0].at if self._coming else math.inf
@@ -96,8 +94,8 @@ class Episode:
             due = self.now + job.left_s / speeds[name] if name in speeds else job.trains_at
             until = min(until, due)
         passed = until - self.now
-        if pass_time is not None and passed > 0.0:
-            pass_time(passed, math.fsum(speeds.values()), len(self._running) + len(self._queue))
+        jobs = len(self._running) + len(self._queue)
+        self.intervals.append((self.now, until, math.fsum(speeds.values()), jobs))
         self.now = until
         for name, speed in speeds.items():
             job = self._running[name]
@@ -111,10 +109,8 @@ class Episode:
 
 TRAINED_FAMILIES: Final = tuple(BATCHES)
 PATTERNS: Final[tuple[Literal["uniform", "poisson", "google"], ...]] = (
-    "uniform",
-    "poisson",
-    "google",
-)
+    "uniform", "poisson", "google",
+)  # fmt: skip
 LOADS: Final = (0.8, 1.3)  # factor of the usual interval between submissions
 LOAD_STREAM: Final = 7  # random stream of these draws
 
@@ -230,19 +226,14 @@ def draw_testbed(seed: int, jobs: int) -> HarmonyTestbed:
     return HarmonyTestbed(scenario, seed, TRAINED_FAMILIES)
 
 
-# Columns of `gang_placement.features_of`.
+# Columns of `gang_model.features_of`.
 FREE_SLOTS, OWN_WORKERS, FITS, JOBS = 2, 3, 4, 11
 EXPLORED_PATTERNS: Final[Mapping[str, Mapping[int, float]]] = {
-    "packed": {
-        FITS: 4.0,
-        OWN_WORKERS: 8.0,
-        FREE_SLOTS: -1.0,
-    },  # on few nodes, the tightest that fit
-    "balanced": {
-        OWN_WORKERS: -8.0,
-        FREE_SLOTS: 1.0,
-    },  # on the emptiest nodes, each worker on a different one
-    "least loaded": {JOBS: -8.0, OWN_WORKERS: 1.0},  # on nodes with the fewest jobs
+    # On few nodes, the tightest that fit; on the emptiest nodes, each worker on a different one; on
+    # nodes with the fewest jobs.
+    "packed": {FITS: 4.0, OWN_WORKERS: 8.0, FREE_SLOTS: -1.0},
+    "balanced": {OWN_WORKERS: -8.0, FREE_SLOTS: 1.0},
+    "least loaded": {JOBS: -8.0, OWN_WORKERS: 1.0},
 }
 
 

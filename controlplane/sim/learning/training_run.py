@@ -1,7 +1,6 @@
 """Training loop of learned policies: from the first iteration, or a saved state, to a model file.
 
-Also the `Trainer` protocol, the registry of trainers, saved states and learning curves. torch is
-imported with the first trainer.
+Also the registry of environments, and learning curves. torch is imported with the first trainer.
 """
 
 from __future__ import annotations
@@ -12,52 +11,18 @@ import io
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final, Protocol, cast
-
-import torch
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from controlplane.policy.learned.model_file import ModelCard, encode_model
-from controlplane.prediction import FloatArray
 from controlplane.sim.analysis.plot_style import COLOURS, new_figure, save, tidy
 from controlplane.sim.cluster import TrainingError
-from controlplane.sim.traces.recording_file import write_whole
+from controlplane.sim.models.recording import write_whole
 
-FORMAT: Final = 1
-
-
-def write_state(path: Path, state: dict[str, Any]) -> None:
-    """Save the state of a training: tensors, numbers, texts, lists and dictionaries.
-
-    Raises:
-        TrainingError: if the file cannot be written.
-    """
-    buffer = io.BytesIO()
-    torch.save({"format": FORMAT, **state}, buffer)
-    write_whole(path, buffer.getvalue(), TrainingError)
-
-
-def read_state(path: Path) -> dict[str, Any]:
-    """Read a state that `write_state` saved; nothing is unpickled.
-
-    Raises:
-        TrainingError: if the state is missing, damaged or of another version.
-    """
-    try:
-        state = torch.load(path, weights_only=True)
-    except FileNotFoundError:
-        hint = "leave out --resume to start one"
-        raise TrainingError(f"{path}: no training was interrupted here", hint) from None
-    except Exception as error:  # noqa: BLE001 - torch raises whatever a damaged file makes it
-        problem = f"{path}: damaged state of a training ({type(error).__name__})"
-        raise TrainingError(problem, "remove the file, and start again without --resume") from None
-    if not isinstance(state, dict) or state.get("format") != FORMAT:
-        problem = f"{path}: a state of another version"
-        raise TrainingError(problem, "remove the file, and start again without --resume")
-    return state
-
+if TYPE_CHECKING:
+    from controlplane.sim.learning.actor_critic import ActorCriticTrainer
 
 Row = dict[str, float | str]  # of one iteration; NaN: not measured
 DOTS: Final = 40  # up to this many points, lines have markers
@@ -115,52 +80,6 @@ def _cell(value: float | str) -> str:
     return "" if math.isnan(value) else f"{value:.6g}"
 
 
-@dataclass(frozen=True, slots=True)
-class Trained:
-    """Result of a training: the parts of a model's card that only the trainer knows."""
-
-    features: int  # version of the policy's inputs
-    slots: tuple[int, int]  # smallest and largest training cluster
-    cluster: str  # description of these clusters and their jobs
-    figures: dict[str, float]  # achieved results
-    arrays: dict[str, FloatArray]
-    families: tuple[str, ...] = ()  # of jobs, by class number
-
-
-class Trainer(Protocol):
-    """Trainer of one policy, iteration by iteration.
-
-    Everything that an iteration draws comes from the seed and the iteration's number, so that a
-    resumed training ends like an uninterrupted one.
-    """
-
-    @property
-    def settings(self) -> Mapping[str, float | str]:
-        """Hyperparameters; a saved training resumes only with equal ones."""
-        ...
-
-    @property
-    def iterations(self) -> int:
-        """Total number of iterations."""
-        ...
-
-    def iterate(self, iteration: int) -> dict[str, float | str]:
-        """Run one iteration, possibly for seconds; return a row of the curve, of fixed columns."""
-        ...
-
-    def state(self) -> dict[str, Any]:
-        """Return a copy of the state: tensors, numbers, texts, lists and dictionaries."""
-        ...
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Restore a state of `state`, saved under equal settings."""
-        ...
-
-    def trained(self) -> Trained:
-        """Return the current model."""
-        ...
-
-
 SAVE_S: Final = 30.0  # between saved states
 Report = Callable[[int, int, Row], None]  # iterations done, total iterations, row of the curve
 
@@ -199,7 +118,9 @@ class InterruptedTrainingError(TrainingError):
     """Raised at Ctrl-C; the training can be resumed."""
 
 
-def train(trainer: Trainer, order: Order, *, resume: bool, report: Report) -> TrainingStatus:
+def train(
+    trainer: ActorCriticTrainer, order: Order, *, resume: bool, report: Report
+) -> TrainingStatus:
     """Train until the iterations or the CPU seconds are used up, and write the model.
 
     The state is saved every half minute and at Ctrl-C, which discards the running iteration. The
@@ -245,33 +166,34 @@ def _check_place(order: Order, *, resume: bool) -> None:
         raise TrainingError(problem, "resume it with --resume, or remove the file")
 
 
-def _restored(trainer: Trainer, order: Order) -> TrainingStatus:
-    state = read_state(order.state)
-    settings = {"policy": order.policy, "seed": order.seed, **trainer.settings}
-    for name, value in settings.items():
-        if state.get("told", {}).get(name) != value:
-            saved = state.get("told", {}).get(name)
+def _restored(trainer: ActorCriticTrainer, order: Order) -> TrainingStatus:
+    state = _actor_critic().read_state(order.state)
+    for name, value in _settings(trainer, order).items():
+        saved = state.get("settings", {}).get(name)
+        if saved != value:
             problem = f"{order.state}: a training with {name} {saved}, not {value}"
             raise TrainingError(problem, "use its settings, or remove it and start again")
     trainer.restore(state["trainer"])
     return TrainingStatus(state["iteration"], state["cpu_s"], state["rows"])
 
 
-def _keep(trainer: Trainer, order: Order, done: TrainingStatus, state: dict[str, Any]) -> None:
-    settings = {"policy": order.policy, "seed": order.seed, **trainer.settings}
-    write_state(
-        order.state,
-        {
-            "told": settings,
-            "iteration": done.iteration,
-            "cpu_s": done.cpu_s,
-            "rows": done.rows,
-            "trainer": state,
-        },
-    )
+def _keep(
+    trainer: ActorCriticTrainer, order: Order, done: TrainingStatus, state: dict[str, Any]
+) -> None:
+    settings, (iteration, cpu_s, rows) = _settings(trainer, order), astuple(done)
+    saved = {"settings": settings, "iteration": iteration, "cpu_s": cpu_s, "rows": rows}
+    _actor_critic().write_state(order.state, saved | {"trainer": state})
 
 
-def _write(trainer: Trainer, order: Order, done: TrainingStatus) -> None:
+def _settings(trainer: ActorCriticTrainer, order: Order) -> dict[str, Any]:
+    return {"policy": order.policy, "seed": order.seed, **trainer.settings}
+
+
+def _actor_critic() -> Any:
+    return importlib.import_module(f"{_PACKAGE}.actor_critic")
+
+
+def _write(trainer: ActorCriticTrainer, order: Order, done: TrainingStatus) -> None:
     trained = trainer.trained()
     card = ModelCard(
         policy=order.policy,
@@ -294,25 +216,27 @@ def _write(trainer: Trainer, order: Order, done: TrainingStatus) -> None:
     order.state.unlink(missing_ok=True)
 
 
-TRAINERS: Final[Mapping[str, str]] = {  # policy -> module:class, called with the seed
-    "drl": "controlplane.sim.learning.drl_trainer:DrlTrainer",
-    "harmony-drl": "controlplane.sim.learning.harmony_trainer:HarmonyDrlTrainer",
+_PACKAGE: Final = "controlplane.sim.learning"
+ENVIRONMENTS: Final[Mapping[str, str]] = {  # policy -> module:class, called with the seed
+    "drl": f"{_PACKAGE}.drl_environment:DrlEnvironment",
+    "harmony-drl": f"{_PACKAGE}.harmony_environment:HarmonyEnvironment",
 }
 
 
-def make_trainer(policy: str, seed: int) -> Trainer:
+def make_trainer(policy: str, seed: int) -> ActorCriticTrainer:
     """Return a new trainer of a policy.
 
     Raises:
         TrainingError: if the policy is not trained in advance, or torch is missing.
     """
-    if policy not in TRAINERS:
-        known = ", ".join(sorted(TRAINERS))
+    if policy not in ENVIRONMENTS:
+        known = ", ".join(sorted(ENVIRONMENTS))
         raise TrainingError(f"{policy!r} is not trained beforehand", f"choose one of {known}")
     try:
         importlib.import_module("torch")
     except ImportError:
         hint = "in a checkout of ONES: pip install '.[train]'"
         raise TrainingError("training a policy needs torch", hint) from None
-    module, _, name = TRAINERS[policy].partition(":")
-    return cast("Trainer", getattr(importlib.import_module(module), name)(seed))
+    module, _, name = ENVIRONMENTS[policy].partition(":")
+    environment = getattr(importlib.import_module(module), name)(seed)
+    return cast("ActorCriticTrainer", _actor_critic().ActorCriticTrainer(environment, seed))

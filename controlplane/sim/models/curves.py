@@ -5,11 +5,14 @@ A job trains one recorded curve; an iteration is an epoch. The paper gives 160 j
 s). It gives neither sizes of jobs nor times of iterations. Here a job's work is drawn, with a mean
 that reproduces those two times under `fair` (`WORK_CORE_S`). The cores of a job are limited by the
 cluster only, as in the paper.
+
+A file that cannot be read or is invalid, and a job without a curve, raise `TraceError`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -27,10 +30,10 @@ from controlplane.sim.models.job_model import (
     Placement,
     Throughput,
     TrainingModel,
-    job_name,
+    job_spec,
 )
 from controlplane.sim.results import TraceJob
-from schemas.jobs import JobSpec, StopRule
+from schemas.jobs import StopRule
 
 FILE: Final = "recorded_curves.json"  # ships beside this module
 REMEDY: Final = "write the file again: ones sim record-curves FILE"
@@ -63,10 +66,7 @@ class LossCurve(msgspec.Struct, frozen=True, kw_only=True):
         """Return the share of the loss reduction that remains: 1 at first, 0 at the smallest loss.
 
         SLAQ, figure 4: "when a new job arrives, its initial loss is 1.0". Above 1 where the loss
-        exceeds the first one.
-
-        Args:
-            iteration: number of finished iterations; clamped to the last one.
+        exceeds the first one. The number of finished iterations is clamped to the last one.
         """
         least = self.least
         value = self.losses[min(iteration, self.iterations)]
@@ -95,11 +95,7 @@ def encode(recorded: RecordedCurves) -> bytes:
 
 
 def decode(text: bytes, source: str) -> RecordedCurves:
-    """Decode a document of `encode`.
-
-    Raises:
-        TraceError: if the document is invalid, or a curve cannot be replayed.
-    """
+    """Decode a document of `encode`."""
     try:
         recorded = msgspec.json.decode(text, type=RecordedCurves)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -117,11 +113,7 @@ def decode(text: bytes, source: str) -> RecordedCurves:
 
 
 def read_curves(path: Path) -> RecordedCurves:
-    """Read a file of `ones sim record-curves`.
-
-    Raises:
-        TraceError: if the file cannot be read, or is invalid.
-    """
+    """Read a file of `ones sim record-curves`."""
     try:
         return decode(path.read_bytes(), str(path))
     except OSError as error:
@@ -130,11 +122,7 @@ def read_curves(path: Path) -> RecordedCurves:
 
 @cache
 def shipped_curves() -> RecordedCurves:
-    """Return the curves that ship with the simulator.
-
-    Raises:
-        TraceError: if the file was modified and is invalid.
-    """
+    """Return the curves that ship with the simulator."""
     text = resources.files(__package__).joinpath(FILE).read_bytes()
     return decode(text, FILE)
 
@@ -147,98 +135,54 @@ SAMPLES: Final = 2**20  # of a job's data set; each iteration passes over all of
 COSTS: Final = ChangeCosts(start_s=0.5, restart_s=0.5, prepare_s=0.2, switch_s=0.05)
 
 
+@dataclass(eq=False)
 class CurvesModel(TrainingModel):
     """Model of jobs that replay loss curves."""
 
-    def __init__(
-        self,
-        curves: Mapping[str, LossCurve],
-        costs: ChangeCosts = COSTS,
-        *,
-        work_core_s: float = WORK_CORE_S,
-        scaling: float = 1.0,
-        stated: bool = False,
-    ) -> None:
-        """Set what the curves do not state.
-
-        Args:
-            curves: by name, as traces refer to them.
-            work_core_s: mean over jobs of the seconds of all iterations on one core.
-            scaling: exponent of the speed over the cores, in (0, 1]: c cores are c ** scaling
-                times as fast as one. Paper: 1.
-            stated: users state the number of iterations; otherwise it is unknown.
-        """
-        self._curves = curves
-        self._costs = costs
-        self._work_core_s = work_core_s
-        self._scaling = scaling
-        self._stated = stated
+    curves: Mapping[str, LossCurve]  # by name, as traces refer to them
+    costs: ChangeCosts = COSTS
+    work_core_s: float = WORK_CORE_S  # mean over jobs of the seconds of all iterations on one core
+    scaling: float = 1.0  # c cores are c ** scaling times as fast as one; in (0, 1], paper: 1
+    stated: bool = False  # users state the number of iterations; otherwise it is unknown
 
     def job_model(
         self, job: TraceJob, batch: Literal["fixed", "elastic"], *, seed: int
     ) -> CurvesJob:
-        """Return the model of a job; its batch is fixed under any policy.
-
-        Raises:
-            TraceError: if there is no such curve.
-        """
-        curve = self._curves.get(job.workload)
+        """Return the model of a job; its batch is fixed under any policy."""
+        curve = self.curves.get(job.workload)
         if curve is None:
             problem = f"job {job.name}: {job.workload[:60]!r} is not a recorded curve"
-            hint = f"choose from {len(self._curves)}, such as {next(iter(self._curves))}"
+            hint = f"choose from {len(self.curves)}, such as {next(iter(self.curves))}"
             raise TraceError(problem, hint, "workload")
         if job.slots < 1:
             problem = f"job {job.name} asks for {job.slots} cores"
             raise TraceError(problem, "give at least 1", "slots")
         rng = default_rng((seed, crc32(job.name.encode())))
         spread = rng.lognormal(-(WORK_SPREAD**2) / 2.0, WORK_SPREAD)  # mean 1
-        return CurvesJob(
-            job,
-            curve,
-            core_s=self._work_core_s * spread,
-            scaling=self._scaling,
-            costs=self._costs,
-            stated=self._stated,
-        )
+        return CurvesJob(job, curve, self, core_s=self.work_core_s * spread)
 
 
 class CurvesJob(JobModel):
     """Job that replays a curve; an iteration passes over all samples."""
 
     def __init__(
-        self,
-        job: TraceJob,
-        curve: LossCurve,
-        *,
-        core_s: float,
-        scaling: float,
-        costs: ChangeCosts,
-        stated: bool,
+        self, job: TraceJob, curve: LossCurve, model: CurvesModel, *, core_s: float
     ) -> None:
-        """Create a job.
-
-        Args:
-            core_s: seconds of all iterations on one core.
-            scaling: exponent of the speed over the cores.
-            stated: whether policies know the number of iterations.
-        """
+        """Create a job; `core_s` is the time of all iterations on one core."""
         self._curve = curve
         self._iteration_s = core_s / curve.iterations  # on one core
-        self._scaling = scaling
-        self.application, self.costs = curve.family, costs
+        self._scaling = model.scaling
+        self.application, self.costs = curve.family, model.costs
         self.epochs, self.epoch_samples = curve.iterations, SAMPLES
-        self.spec = JobSpec(
-            name=job_name(job.name),
-            script="train.py",
+        self.spec = job_spec(
+            job,
             args=(curve.name,),
             family=curve.family,
             batch_size=SAMPLES,
             max_batch_size=SAMPLES,
             max_local_batch=SAMPLES,
             slots=(1, max(MAX_CORES, job.slots)),
-            slots_wanted=job.slots,
-            stop=StopRule(epochs=curve.iterations) if stated else None,
-            retries=1,
+            stop=StopRule(epochs=curve.iterations) if model.stated else None,
         )
 
     def throughput(self, placement: Placement, batch: int, epoch: int) -> Throughput:

@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Final, Literal, Protocol, runtime_checkable
+from typing import Final, Literal, Protocol
 from zlib import crc32
 
 from numpy.random import default_rng
@@ -48,16 +48,6 @@ class Demand:
     def server_cores(self) -> float:
         """Cores of a parameter server: one, plus one for each 2 GB/s of updates; chosen."""
         return 1.0 + self.gradient_bytes_per_s / 2e9
-
-
-@runtime_checkable
-class StatesDemand(Protocol):
-    """Job that states its own demand."""
-
-    @property
-    def demand(self) -> Demand:
-        """Demand of one worker, including the job's servers."""
-        ...
 
 
 # fmt: off
@@ -123,8 +113,7 @@ class Interference(Protocol):
     def remaining_speed(self, job: JobId, at: Mapping[NodeId, Mapping[JobId, int]]) -> float:
         """Return the share of its speed that `job` keeps, in (0, 1].
 
-        Args:
-            at: each node of the job, with the workers of all jobs there, including its own.
+        `at` has each node of the job, with the workers of all jobs there, including its own.
         """
         ...
 
@@ -151,17 +140,3 @@ class TrainingJobs(Protocol):
     def slots(self, node: NodeId) -> int:
         """Return the node's number of slots."""
         ...
-
-
-def speed_shares(
-    rule: Interference, on: Mapping[NodeId, Mapping[JobId, int]]
-) -> dict[JobId, float]:
-    """Return the share of its speed that each job keeps; `on` has the workers on every node."""
-    nodes: dict[JobId, list[NodeId]] = {}
-    for node, here in on.items():
-        for job in here:
-            nodes.setdefault(job, []).append(node)
-    return {
-        job: rule.remaining_speed(job, {node: on[node] for node in its})
-        for job, its in nodes.items()
-    }

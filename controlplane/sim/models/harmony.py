@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from controlplane.sim.cluster import TraceError
@@ -24,11 +24,11 @@ from controlplane.sim.models.job_model import (
     Placement,
     Throughput,
     TrainingModel,
-    job_name,
+    job_spec,
 )
 from controlplane.sim.results import TraceJob
 from schemas.ids import NodeId
-from schemas.jobs import JobSpec, StopRule
+from schemas.jobs import StopRule
 
 BATCHES: Final[Mapping[str, int]] = {  # per worker, samples; chosen as in tutorials
     "resnet50": 32, "vgg16": 32, "resnext110": 64, "seq2seq": 64, "ctc": 50, "wlm": 20,
@@ -46,9 +46,6 @@ def workload_of(name: str) -> tuple[str, int]:
     """Split a workload into model and number of parameter servers.
 
     `vgg16-2ps` has two servers; `vgg16` uses a ring.
-
-    Raises:
-        TraceError: if there is no such model, or too many servers.
     """
     model, servers = name, 0
     found = re.fullmatch(r"(.+)-(\d{1,4})ps", name)
@@ -68,91 +65,48 @@ def slowest_node(demand: Demand, placement: Mapping[NodeId, int], slots_per_node
     return max(stretch(demand, own, own, (capacity[0], capacity[1], capacity[2])) for own in asks)
 
 
+@dataclass(eq=False)
 class HarmonyModel(TrainingModel):
     """Model of jobs in Harmony's testbed."""
 
-    def __init__(
-        self,
-        costs: ChangeCosts = COSTS,
-        *,
-        slots_per_node: int = SLOTS_PER_NODE,
-        job_s: float = JOB_S,
-        stated: bool = False,
-    ) -> None:
-        """Set what traces do not state.
-
-        Args:
-            job_s: training seconds of a job alone if its trace does not state its samples.
-            stated: users state the number of epochs.
-        """
-        self._costs = costs
-        self._slots_per_node = slots_per_node
-        self._job_s = job_s
-        self._stated = stated
+    costs: ChangeCosts = COSTS
+    slots_per_node: int = SLOTS_PER_NODE
+    job_s: float = JOB_S  # of training alone, for jobs whose trace does not state their samples
+    stated: bool = False  # users state the number of epochs
 
     def job_model(
         self, job: TraceJob, batch: Literal["fixed", "elastic"], *, seed: int
     ) -> HarmonyJob:
-        """Return the model of a job, a gang of fixed size and batch under any policy.
-
-        Raises:
-            TraceError: if there is no such workload.
-        """
-        model, servers = workload_of(job.workload)
+        """Return the model of a job, a gang of fixed size and batch under any policy."""
         if job.slots < 1:
             problem = f"job {job.name} asks for {job.slots} workers"
             raise TraceError(problem, "give at least 1", "slots")
-        return HarmonyJob(
-            job,
-            model,
-            replace(demand_of(model), servers=servers),
-            slots_per_node=self._slots_per_node,
-            job_s=self._job_s,
-            costs=self._costs,
-            stated=self._stated,
-        )
+        return HarmonyJob(job, self)
 
 
 class HarmonyJob(JobModel):
     """Job of Harmony's testbed; all have the same number of epochs."""
 
-    def __init__(
-        self,
-        job: TraceJob,
-        model: str,
-        demand: Demand,
-        *,
-        slots_per_node: int,
-        job_s: float,
-        costs: ChangeCosts,
-        stated: bool,
-    ) -> None:
-        """Create a job.
+    demand: Demand
 
-        Args:
-            demand: of its workers, including the servers.
-            job_s: seconds alone, if the trace does not state its samples.
-            stated: whether policies know the number of epochs.
-        """
-        self.demand = demand
-        self._batch = BATCHES[model] * job.slots
-        self._slots_per_node = slots_per_node
-        samples = job.samples or job_s * self._batch / demand.step_s
+    def __init__(self, job: TraceJob, model: HarmonyModel) -> None:
+        name, servers = workload_of(job.workload)
+        self.demand = replace(demand_of(name), servers=servers)
+        self._batch = BATCHES[name] * job.slots
+        self._slots_per_node = model.slots_per_node
+        samples = job.samples or model.job_s * self._batch / self.demand.step_s
         self.epoch_samples = max(1, round(samples / EPOCHS))
-        self.application, self.costs, self.epochs = model, costs, EPOCHS
+        self.application, self.costs, self.epochs = name, model.costs, EPOCHS
         self._steps: dict[Placement, float] = {}
-        self.spec = JobSpec(
-            name=job_name(job.name),
-            script="train.py",
+        self.spec = job_spec(
+            job,
             args=(job.workload,),
-            family=model,
+            family=name,
             batch_size=self._batch,
             max_batch_size=self._batch,
             max_local_batch=self._batch,  # on fewer slots than requested: in several passes
             slots=(job.slots, job.slots),
-            slots_wanted=job.slots,
-            stop=StopRule(epochs=EPOCHS) if stated else None,
-            retries=1,
+            stop=StopRule(epochs=EPOCHS) if model.stated else None,
         )
 
     def throughput(self, placement: Placement, batch: int, epoch: int) -> Throughput:

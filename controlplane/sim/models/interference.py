@@ -5,6 +5,8 @@ Rules by neighbours (`pollux`, `pairwise`, `class`), by demands on a node's core
 https://github.com/stanford-futuredata/gavel (MIT; Narayanan et al., OSDI '20) has steps per second
 alone and beside every other job, for K80, P100 and V100. Its pairs share a *GPU*, so pairs that
 compete only for it are slowed down, too: the harshest neighbours.
+
+A form or file that cannot be used raises `TraceError`.
 """
 
 from __future__ import annotations
@@ -49,9 +51,6 @@ def parse_interference(text: str) -> InterferenceSpec:
     """Parse `none`, a kind with a share as in `pairwise:0.25`, or `gavel:FILE`.
 
     A share of 0 is `none`.
-
-    Raises:
-        TraceError: if the text has none of these forms.
     """
     kind, _, rest = text.partition(":")
     if kind == "gavel" and rest:
@@ -87,9 +86,6 @@ def read_pairs(path: Path) -> dict[str, dict[str, dict[str, float]]]:
 
     Pairs that did not fit into the memory of one GPU have a speed of 0 there; they count like the
     job's worst other neighbour.
-
-    Raises:
-        TraceError: if the file cannot be read, or is not such a table.
     """
     try:
         table = msgspec.json.decode(path.expanduser().read_bytes())
@@ -290,10 +286,7 @@ def servers_on(placement: Mapping[NodeId, int], servers: int) -> dict[NodeId, in
     """Return the number of a job's parameter servers on each node.
 
     Paper: servers are placed like workers. Here a cluster allocates GPUs, which servers do not
-    need; they are distributed over the workers in rank order.
-
-    Args:
-        placement: workers on each node, in rank order.
+    need; they are distributed over the workers in rank order, which is that of `placement`.
     """
     nodes = [node for node, many in placement.items() for _ in range(many)]
     found = dict.fromkeys(placement, 0)
@@ -312,9 +305,6 @@ def node_demand(demand: Demand, placement: Mapping[NodeId, int], node: NodeId) -
       p'/p) + (p'/p) g (w - w') leaves the node, and every gradient passes PCIe twice;
     - all-reduce: a ring passes each node once, and 2 (w - 1)/w g leaves the node if there is
       another one; as much passes PCIe for every worker, if there are two.
-
-    Args:
-        placement: workers on each node, in rank order.
     """
     workers, here = sum(placement.values()), placement[node]
     rate, servers = demand.gradient_bytes_per_s, demand.servers
@@ -335,11 +325,8 @@ def stretch(demand: Demand, own: Amounts, all_of_it: Amounts, capacity: Amounts)
     """Return the factor by which a step takes longer where a node is overloaded.
 
     1 + the sum over resources of wait x (demand / capacity - 1), where that is above 0 and the job
-    itself uses the resource: all jobs get the same share of their demands.
-
-    Args:
-        own: demand of the job on the node.
-        all_of_it: demand of all jobs on the node.
+    itself uses the resource: all jobs get the same share of their demands. `own` is the demand of
+    the job on the node, `all_of_it` that of all jobs there.
     """
     return 1.0 + sum(
         wait * max(0.0, asked / available - 1.0)
@@ -381,9 +368,7 @@ def kept(
 ) -> float:
     """Return the share of its speed that a job keeps on a node, in (0, 1].
 
-    Args:
-        others: demand of each other job on the node, in any order.
-        scale: factor of all slow-downs; 1: as the demands are.
+    `others` are the demands of the other jobs there; `scale` is a factor of all slow-downs.
     """
     parts = [own, *others]
     everything = (
@@ -394,26 +379,6 @@ def kept(
     alone = stretch(demand, own, own, capacity)
     more = stretch(demand, own, everything, capacity) / alone - 1.0
     return 1.0 / (1.0 + scale * max(0.0, more))
-
-
-@dataclass(frozen=True, slots=True)
-class _Pair:
-    """Two jobs with a worker, and a server if any, on each of two nodes of two slots."""
-
-    mine: Demand
-    other: Demand
-    own: Amounts = field(init=False)
-    its: Amounts = field(init=False)
-
-    def __post_init__(self) -> None:
-        both = {NodeId("a"): 1, NodeId("b"): 1}
-        object.__setattr__(self, "own", node_demand(self.mine, both, NodeId("a")))
-        object.__setattr__(self, "its", node_demand(self.other, both, NodeId("a")))
-
-    def loss(self, scale: float) -> float:
-        """Return the share of its speed that the first job loses."""
-        capacity = (2 * PER_SLOT[0], 2 * PER_SLOT[1], 2 * PER_SLOT[2])
-        return 1.0 - kept(self.mine, self.own, [self.its], capacity, scale)
 
 
 @cache
@@ -427,10 +392,14 @@ def scale_for(share: float, demands: tuple[Demand, ...]) -> float:
     Raises:
         TraceError: if the demands are too small for such a slow-down.
     """
-    pairs = [_Pair(mine, other) for mine, other in permutations(demands, 2)]
+    both = {NodeId("a"): 1, NodeId("b"): 1}
+    asks = [(demand, node_demand(demand, both, NodeId("a"))) for demand in demands]
+    pairs = list(permutations(asks, 2))
+    capacity = (2 * PER_SLOT[0], 2 * PER_SLOT[1], 2 * PER_SLOT[2])
 
     def mean(scale: float) -> float:
-        return sum(pair.loss(scale) for pair in pairs) / max(1, len(pairs))
+        losses = (1.0 - kept(mine, own, [its], capacity, scale) for (mine, own), (_, its) in pairs)
+        return sum(losses) / max(1, len(pairs))
 
     most = mean(MAX_SCALE)
     if most < share:
@@ -446,14 +415,9 @@ def scale_for(share: float, demands: tuple[Demand, ...]) -> float:
 def make_interference(
     spec: InterferenceSpec, jobs: TrainingJobs, seed: int, demands: tuple[Demand, ...]
 ) -> Interference | None:
-    """Return the rule, or None without interference.
+    """Return the rule, or None without interference; only `pairwise` draws from the seed.
 
-    Args:
-        seed: of the draws of `pairwise`; nothing else is drawn.
-        demands: of the models over which SHARE is the mean, for `class` and `resources`.
-
-    Raises:
-        TraceError: if a file cannot be used, or the share cannot be reached.
+    SHARE is a mean over models of these demands, for `class` and `resources`.
     """
     match spec.kind:
         case "none":

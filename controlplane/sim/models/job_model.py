@@ -10,11 +10,12 @@ import re
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Literal
+from typing import Any, Literal, cast
 from zlib import crc32
 
 from numpy.random import default_rng
 
+from controlplane.sim.models.demands import Demand
 from controlplane.sim.results import TraceJob
 from schemas.jobs import JobSpec
 
@@ -70,17 +71,11 @@ class ChangeCosts:
     switch_s: float  # pause of training while the group changes
 
     def overridden(
-        self,
-        stall_s: float | None,
-        first_stall_s: float | None,
-        prepare_s: float | None = None,
+        self, stall_s: float | None, first_stall_s: float | None, prepare_s: float | None = None
     ) -> ChangeCosts:
-        """Return the costs with the given values replaced; None keeps a value.
+        """Return the costs with other stalls of any change, starts and preparations.
 
-        Args:
-            stall_s: seconds without training in any change.
-            first_stall_s: seconds of any start.
-            prepare_s: seconds until a newcomer is ready while the old group trains.
+        None keeps a value.
         """
         return ChangeCosts(
             start_s=self.start_s if first_stall_s is None else first_stall_s,
@@ -112,6 +107,7 @@ class JobModel(ABC):
     epoch_samples: int  # ||D||
     costs: ChangeCosts
     epochs: int  # total
+    demand: Demand | None = None  # of its workers and servers; None: as usual for `application`
 
     @abstractmethod
     def throughput(self, placement: Placement, batch: int, epoch: int) -> Throughput:
@@ -175,6 +171,12 @@ def job_name(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9_-]+", "-", name).lstrip("-_")[:48] or "job"
 
 
+def job_spec(job: TraceJob, **fields: Any) -> JobSpec:
+    """Return a specification with the name and the requested slots of a trace's job."""
+    usual = {"name": job_name(job.name), "script": "train.py", "retries": 1}
+    return JobSpec(**{**usual, "slots_wanted": job.slots, **fields})
+
+
 @cache
 def packed(slots: int, widest: int) -> Placement:
     """Return a placement on as few nodes of `widest` slots as possible, full ones first."""
@@ -206,41 +208,17 @@ class EarlyStops(TrainingModel):
         leaves, part = rng.random(2)
         if leaves >= self.share:
             return whole
-        return ShortenedJob(whole, max(1, math.ceil(part * whole.epochs)))
+        return cast("JobModel", ShortenedJob(whole, max(1, math.ceil(part * whole.epochs))))
 
 
-class ShortenedJob(JobModel):
-    """Job that leaves early, and otherwise equals the whole job."""
+class ShortenedJob:
+    """Job that leaves after `epochs` epochs, and otherwise equals the whole job."""
 
     def __init__(self, whole: JobModel, epochs: int) -> None:
-        """Let a job leave after `epochs` epochs."""
         self.whole, self.epochs = whole, epochs
-        self.application, self.spec = whole.application, whole.spec
-        self.epoch_samples, self.costs = whole.epoch_samples, whole.costs
 
-    def throughput(self, placement: Placement, batch: int, epoch: int) -> Throughput:
-        """Delegate to the whole job."""
-        return self.whole.throughput(placement, batch, epoch)
-
-    def epoch_ends_at(self, epoch: int) -> float:
-        """Delegate to the whole job."""
-        return self.whole.epoch_ends_at(epoch)
-
-    def lost_progress(self, before: int, batch: int, epoch: int) -> float:
-        """Delegate to the whole job."""
-        return self.whole.lost_progress(before, batch, epoch)
-
-    def noise_scale(self, epoch: int, batch: int) -> float | None:
-        """Delegate to the whole job."""
-        return self.whole.noise_scale(epoch, batch)
-
-    def epoch_metrics(self, epoch: int, batch: int) -> EpochMetrics:
-        """Delegate to the whole job."""
-        return self.whole.epoch_metrics(epoch, batch)
-
-    def loss_left(self, epoch: int) -> float | None:
-        """Delegate to the whole job."""
-        return self.whole.loss_left(epoch)
+    def __getattr__(self, name: str) -> Any:  # noqa: D105 - as the whole job
+        return getattr(self.whole, name)
 
     def remaining_steps(self, epoch: int, progress: float) -> float:
         """Return the remaining steps until the job leaves, at least 1."""

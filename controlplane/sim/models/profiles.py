@@ -3,6 +3,8 @@
 A folder for each application has tables in the layout of Pollux' simulator (OSDI 2021):
 `placements.csv` and `scalability.csv` have the times of a pass, `validation-BATCH.csv` the progress
 of training at each global batch.
+
+Missing or damaged tables raise `TraceError`, which names file, line and column.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from controlplane.sim.models.job_model import (
     StepParts,
     Throughput,
     TrainingModel,
+    job_spec,
 )
 from controlplane.sim.results import TraceJob
 from schemas.jobs import KEEP, JobSpec, StopRule
@@ -56,25 +59,16 @@ def smallest_rotation(placement: Placement) -> Placement:
 
 
 def read_placements(file: Path) -> dict[Placement, dict[int, PassTimes]]:
-    """Read times by placement and local batch; times are in seconds.
+    """Read seconds of a pass and of its synchronisation, by placement and local batch.
 
-    Args:
-        file: with columns placement, local_bsz, step_time and sync_time.
-
-    Returns:
-        Placement, as its smallest rotation -> local batch (samples) -> seconds of a pass and of
-        its synchronisation, means over equal lines.
-
-    Raises:
-        TraceError: if a line is wrong, or nothing was measured on one slot.
+    Placements are given by their smallest rotation; equal lines are averaged.
     """
     seen: dict[Placement, dict[int, list[PassTimes]]] = {}
     for row in with_header(file, ("placement", "local_bsz", "step_time", "sync_time")):
         digits = row.text("placement")
         if not digits.isdecimal() or "0" in digits:
-            raise row.error(
-                "placement", f"{digits[:40]!r} is not a row of digits 1 to 9", "correct the cell"
-            )
+            problem = f"{digits[:40]!r} is not a row of digits 1 to 9"
+            raise row.error("placement", problem, "correct the cell")
         placement = smallest_rotation(tuple(int(digit) for digit in digits))
         times = _times(row)
         seen.setdefault(placement, {}).setdefault(row.whole("local_bsz", 1), []).append(times)
@@ -87,14 +81,7 @@ def read_placements(file: Path) -> dict[Placement, dict[int, PassTimes]]:
 
 
 def read_sizes(file: Path) -> dict[Size, NDArray[np.float64]]:
-    """Read seconds of (pass, synchronisation), shape (2,), by nodes, slots and local batch.
-
-    Args:
-        file: with columns num_nodes, num_replicas, local_bsz, step_time and sync_time.
-
-    Raises:
-        TraceError: if a line is wrong.
-    """
+    """Read seconds of (pass, synchronisation), shape (2,), by nodes, slots and local batch."""
     seen: dict[Size, list[PassTimes]] = {}
     columns = ("num_nodes", "num_replicas", "local_bsz", "step_time", "sync_time")
     for row in with_header(file, columns):
@@ -113,11 +100,7 @@ def _mean(times: Sequence[PassTimes]) -> PassTimes:
 
 
 def read_validation(folder: Path, epochs: int) -> dict[int, list[EpochProfile]]:
-    """Read a row per epoch for each global batch; every table has at least `epochs` rows.
-
-    Raises:
-        TraceError: if a table is wrong or too short, or there is none.
-    """
+    """Read a row per epoch for each global batch; every table has at least `epochs` rows."""
     found: dict[int, list[EpochProfile]] = {}
     for file in sorted(folder.glob("validation-*.csv")):
         number = file.stem.partition("-")[2]
@@ -142,16 +125,9 @@ def read_validation(folder: Path, epochs: int) -> dict[int, list[EpochProfile]]:
 
 
 EPOCHS: Final[Mapping[str, int]] = {  # of a job of each application
-    "bert": 2,
-    "cifar10": 100,
-    "deepspeech2": 80,
-    "imagenet": 90,
-    "ncf": 10,
-    "yolov3": 50,
-}
-MAX_LOCAL_BATCH: Final[Mapping[str, int]] = {
-    "yolov3": 8
-}  # larger measured batches ran out of memory
+    "bert": 2, "cifar10": 100, "deepspeech2": 80, "imagenet": 90, "ncf": 10, "yolov3": 50,
+}  # fmt: skip
+MAX_LOCAL_BATCH: Final = {"yolov3": 8}  # larger measured batches ran out of memory
 MAX_NODES: Final = 16  # measured at most
 
 
@@ -159,11 +135,7 @@ class MeasuredApplication:
     """Tables of one application."""
 
     def __init__(self, folder: Path) -> None:
-        """Read the tables of a folder that is named after the application.
-
-        Raises:
-            TraceError: if a table is missing or damaged, or the application is unknown.
-        """
+        """Read the tables of a folder that is named after the application."""
         self.name = folder.name
         if self.name not in EPOCHS:
             known = ", ".join(sorted(EPOCHS))
@@ -183,11 +155,7 @@ class MeasuredApplication:
         self._surface: Any = None
 
     def speed(self, placement: Placement, local: int) -> tuple[float, float]:
-        """Return the seconds of a pass and of its synchronisation.
-
-        Args:
-            placement: slots on each node.
-            local: batch of each slot, samples.
+        """Return the seconds of a pass and of its synchronisation; `local` is the batch of a slot.
 
         Raises:
             TraceError: if nothing near was measured.
@@ -237,41 +205,33 @@ class MeasuredApplication:
         return self._surface
 
     def noise(self, batch: float, epoch: int) -> tuple[float, float]:
-        """Return |g|^2 and the trace of the covariance, linear between measured batches.
+        """Return |g|^2 and the trace of the covariance, linear between measured (global) batches.
 
-        Args:
-            batch: global, samples.
-            epoch: 0-based; later epochs than measured equal the last one.
+        Epochs are 0-based; later epochs than measured equal the last one.
         """
-        at = min(epoch, self.epochs - 1)
-        if batch <= self.first_batch or batch >= self.most_batch:
-            row = self._edge(batch)[at]
-            return row.sqr, row.var
-        low, high, share = self._between(batch)
-        one, other = self._validation[low][at], self._validation[high][at]
+        one, other, share = self._between(batch, min(epoch, self.epochs - 1))
+        if share == 0.0:
+            return one.sqr, one.var
         mixed = one.sqr * (1 - share) + other.sqr * share
         return mixed, one.var * (1 - share) + other.var * share
 
     def iterations(self, batch: float, epoch: int) -> float:
-        """Return the steps to the end of an epoch, linear between measured batches.
-
-        Args:
-            batch: global, samples.
-            epoch: 0-based.
-        """
-        if batch <= self.first_batch or batch >= self.most_batch:
-            return self._edge(batch)[epoch].iteration
-        low, high, share = self._between(batch)
-        one, other = self._validation[low][epoch], self._validation[high][epoch]
+        """Return the steps to the end of a 0-based epoch, linear between measured batches."""
+        one, other, share = self._between(batch, epoch)
+        if share == 0.0:
+            return one.iteration
         return one.iteration * (1 - share) + other.iteration * share
 
-    def _edge(self, batch: float) -> list[EpochProfile]:
-        return self._validation[self.first_batch if batch <= self.first_batch else self.most_batch]
-
-    def _between(self, batch: float) -> tuple[int, int, float]:
+    def _between(self, batch: float, epoch: int) -> tuple[EpochProfile, EpochProfile, float]:
+        """Return the measured neighbours of a batch and its place between them; 0: the first."""
+        if batch <= self.first_batch or batch >= self.most_batch:
+            edge = self.first_batch if batch <= self.first_batch else self.most_batch
+            row = self._validation[edge][epoch]
+            return row, row, 0.0
         place = bisect_left(self.batches, batch)
         low, high = self.batches[place - 1], self.batches[place]
-        return low, high, (batch - low) / (high - low)
+        share = (batch - low) / (high - low)
+        return self._validation[low][epoch], self._validation[high][epoch], share
 
 
 SINGLE_SLOT: Final = frozenset({"ncf"})  # applications that run on one slot only
@@ -313,9 +273,8 @@ class ProfiledJob(JobModel):
         """Return the batch as divided into equal passes, and these passes."""
         app, slots = self.app, sum(placement)
         share = math.ceil(batch / slots - CEIL_TOLERANCE)
-        more = math.ceil(share / app.most_local - CEIL_TOLERANCE) - 1
-        if slots == 1 and batch > app.first_batch:
-            more = max(1, more)
+        least = int(slots == 1 and batch > app.first_batch)
+        more = max(least, math.ceil(share / app.most_local - CEIL_TOLERANCE) - 1)
         local = math.ceil(share / (more + 1) - CEIL_TOLERANCE)
         local = max(1, min(local, app.most_batch // (slots * (more + 1))))
         step_s, sync_s = app.speed(placement, local)
@@ -359,19 +318,12 @@ class ProfilesModel(TrainingModel):
     ) -> None:
         """Choose the tables; those of an application are read with its first job.
 
-        Args:
-            folder: with a folder for each application, or a folder `traces` with these.
-            stated: users state the epochs of their jobs; otherwise these are unknown.
-            whole_seconds: epochs end at whole seconds.
-
-        Raises:
-            TraceError: if there is no such folder.
+        `folder` has a folder for each application, or a folder `traces` with these. Users may have
+        `stated` the epochs of their jobs, and epochs may end at whole seconds.
         """
         if not folder.is_dir():
-            problem = f"{folder} is not a folder"
-            raise TraceError(
-                problem, "give the one that has a folder for each application", "profiles"
-            )
+            hint = "give the one that has a folder for each application"
+            raise TraceError(f"{folder} is not a folder", hint, "profiles")
         self.whole_seconds = whole_seconds
         self._folder = folder / "traces" if (folder / "traces").is_dir() else folder
         self._costs = costs
@@ -384,8 +336,9 @@ class ProfilesModel(TrainingModel):
         """Return the model of a job, which does not depend on the seed."""
         app = self._application(job.workload)
         stop = StopRule(epochs=app.epochs) if self._stated else None
-        specify = self._elastic if batch == "elastic" else self._fixed
-        return ProfiledJob(app, specify(app, job, stop), self._costs)
+        sizes = _elastic_sizes(app, job) if batch == "elastic" else _fixed_sizes(app, job)
+        spec = job_spec(job, family=app.name, stop=stop, **sizes)
+        return ProfiledJob(app, spec, self._costs)
 
     def _application(self, name: str) -> MeasuredApplication:
         if name not in self._applications:
@@ -397,37 +350,30 @@ class ProfilesModel(TrainingModel):
             self._applications[name] = MeasuredApplication(folder)
         return self._applications[name]
 
-    def _elastic(self, app: MeasuredApplication, job: TraceJob, stop: StopRule | None) -> JobSpec:
-        alone = app.name in SINGLE_SLOT
-        local = app.most_batch if alone else min(app.most_batch, app.most_local * MAX_PASSES)
-        return JobSpec(
-            name=job.name,
-            script="train.py",
-            family=app.name,
-            batch_size=app.most_batch if alone else app.first_batch,
-            max_batch_size=app.most_batch,
-            max_local_batch=local,
-            slots=(1, 1) if alone else (1, MAX_SLOTS),
-            slots_wanted=1 if alone else min(job.slots, MAX_SLOTS),
-            stop=stop,
-            retries=1,
-        )
 
-    def _fixed(self, app: MeasuredApplication, job: TraceJob, stop: StopRule | None) -> JobSpec:
-        alone = app.name in SINGLE_SLOT
-        batch = job.batch or app.first_batch * job.slots
-        if batch > app.most_batch:
-            problem = f"job {job.name}: {app.name} was measured up to a batch of {app.most_batch}"
-            raise TraceError(f"{problem}, not {batch}", "lower its batch_size", "batch_size")
-        most = 1 if alone else max(1, min(MAX_SLOTS, batch // app.least_local))
-        return JobSpec(
-            name=job.name,
-            script="train.py",
-            family=app.name,
-            batch_size=batch,
-            max_batch_size=KEEP,
-            slots=(1, max(most, 1 if alone else job.slots)),
-            slots_wanted=1 if alone else job.slots,
-            stop=stop,
-            retries=1,
+def _elastic_sizes(app: MeasuredApplication, job: TraceJob) -> dict[str, Any]:
+    most, wanted = app.most_batch, min(job.slots, MAX_SLOTS)
+    if app.name in SINGLE_SLOT:
+        first, local, slots, wanted = most, most, (1, 1), 1
+    else:
+        first, local, slots = (
+            app.first_batch,
+            min(most, app.most_local * MAX_PASSES),
+            (1, MAX_SLOTS),
         )
+    return {
+        "batch_size": first, "max_batch_size": most, "max_local_batch": local, "slots": slots,
+        "slots_wanted": wanted,
+    }  # fmt: skip
+
+
+def _fixed_sizes(app: MeasuredApplication, job: TraceJob) -> dict[str, Any]:
+    batch = job.batch or app.first_batch * job.slots
+    if batch > app.most_batch:
+        problem = f"job {job.name}: {app.name} was measured up to a batch of {app.most_batch}"
+        raise TraceError(f"{problem}, not {batch}", "lower its batch_size", "batch_size")
+    most, wanted = max(1, min(MAX_SLOTS, batch // app.least_local)), job.slots
+    if app.name in SINGLE_SLOT:
+        most = wanted = 1
+    slots = (1, max(most, wanted))
+    return {"batch_size": batch, "max_batch_size": KEEP, "slots": slots, "slots_wanted": wanted}

@@ -18,7 +18,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from controlplane.prediction.lengths import remaining_samples
-from controlplane.prediction.speed_model import statistical_efficiency
+from controlplane.prediction.throughput import statistical_efficiency
 from controlplane.sim.cluster import TraceError
 from controlplane.sim.models.job_model import (
     ChangeCosts,
@@ -100,31 +100,17 @@ EPOCH_TOLERANCE: Final = 1e-6  # of an epoch
 class RecordedModel(TrainingModel):
     """Model of the jobs of a recording."""
 
-    def __init__(
-        self,
-        recording: Recording,
-        costs: ChangeCosts,
-        *,
-        stated: bool = False,
-        same_quality: bool = True,
-    ) -> None:
+    def __init__(self, recording: Recording, costs: ChangeCosts, *, stated: bool = False) -> None:
         """Set what the recording does not state.
 
-        Args:
-            costs: of changes without a measurement in the recording.
-            stated: users state the work of jobs for which they, or their scripts, did;
-                otherwise it is unknown.
-            same_quality: a job ends when it has learnt as much as in the recording, however
-                many samples that takes at other batches. False: a job that stated epochs or
-                samples ends after as many samples at any batch, as in a live cluster; those
-                with a metric still have to learn as much.
+        `costs` are those of changes without a measurement in the recording. With `stated`, the work
+        is known of jobs for which users, or their scripts, stated it; otherwise of none.
         """
         self._jobs = {job.name: job for job in recording.jobs}
         self._families = {family.name: family for family in recording.families}
         self._took = recording.took
         self._given = costs
         self._stated = stated
-        self._same_quality = same_quality
         self._step_times: dict[str, StepTimes] = {}
         noise: dict[str, list[float]] = {}
         for job in recording.jobs:
@@ -154,20 +140,22 @@ class RecordedModel(TrainingModel):
             raise TraceError(problem, hint, "family")
         if family.name not in self._step_times:
             self._step_times[family.name] = StepTimes(family)
-        metric = found.spec.stop is not None and found.spec.stop.metric is not None
         return RecordedJob(
             found,
             step_times=self._step_times[family.name],
             curves=ReportedCurves(found, self._noise.get(family.name)),
             samples=_samples(found, family),
-            learns=self._same_quality or metric,
             costs=_costs(family.took, self._took, self._given),
             stated=self._stated,
         )
 
 
 class RecordedJob(JobModel):
-    """Recorded job; its last epoch may be shorter than the others."""
+    """Recorded job; its last epoch may be shorter than the others.
+
+    It ends when it has learnt as much as in the recording, however many samples that takes at other
+    batches.
+    """
 
     def __init__(
         self,
@@ -176,17 +164,12 @@ class RecordedJob(JobModel):
         step_times: StepTimes,
         curves: ReportedCurves,
         samples: float,
-        learns: bool,
         costs: ChangeCosts,
         stated: bool,
     ) -> None:
         """Compute the job's work in samples at its first batch.
 
-        Args:
-            curves: reports of the job over its progress.
-            samples: processed at the recorded batches until the end of the job.
-            learns: True if a sample is worth less at larger batches; False: all count the same.
-            stated: whether policies know its length.
+        `samples` are those processed at the recorded batches until the end of the job.
 
         Raises:
             TraceError: if the job has more epochs than a simulation can count.
@@ -195,8 +178,7 @@ class RecordedJob(JobModel):
         self._slowdown = step_times.slowdown(job)
         self._training_share = _training_share(job)
         self._curves = curves
-        self._learns = learns
-        self._total = max(1.0, samples * (curves.mean_efficiency if learns else 1.0))
+        self._total = max(1.0, samples * curves.mean_efficiency)
         self.epoch_samples = job.epoch_samples
         epochs = max(1, math.ceil(self._total / job.epoch_samples - EPOCH_TOLERANCE))
         if epochs > MAX_EPOCHS:
@@ -224,9 +206,7 @@ class RecordedJob(JobModel):
         step = self._step_times.step(placement, batch)
         step_s = step.seconds * self._slowdown
         speed, phi = batch / step_s, self.noise_scale(epoch, batch)
-        useful = (
-            1.0 if phi is None or not self._learns else efficiency(batch, self._curves.first, phi)
-        )
+        useful = 1.0 if phi is None else efficiency(batch, self._curves.first, phi)
         progress_per_s = self._training_share * useful * speed
         parts = self._step_times.parts(placement, batch, step_s)
         return Throughput(

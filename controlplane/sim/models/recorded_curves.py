@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import platform
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from pydoc_data import topics
 from typing import Any, Final, Literal
 
@@ -41,7 +41,7 @@ ValueAndGradient = Callable[[FloatArray], tuple[float, FloatArray]]
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """Loss over weights that start at zero."""
+    """Loss over weights that start at zero, with a ridge: a weight of half their squared norm."""
 
     value_and_gradient: ValueAndGradient  # of weights of `shape`
     shape: tuple[int, int]  # of the weights: features, outputs
@@ -49,13 +49,7 @@ class Objective:
 
 
 def least_squares(features: FloatArray, targets: FloatArray, ridge: float = 0.0) -> Objective:
-    """Return half the mean squared error with a ridge.
-
-    Args:
-        features: shape (n, d).
-        targets: shape (n, k).
-        ridge: weight of half the squared norm.
-    """
+    """Return half the mean squared error with a ridge, of shapes (n, d) and (n, k)."""
     count = len(features)
 
     def value_and_gradient(weights: FloatArray) -> tuple[float, FloatArray]:
@@ -69,13 +63,7 @@ def least_squares(features: FloatArray, targets: FloatArray, ridge: float = 0.0)
 
 
 def softmax(features: FloatArray, labels: FloatArray, ridge: float = 0.0) -> Objective:
-    """Return the mean cross-entropy of a multinomial logistic regression with a ridge.
-
-    Args:
-        features: shape (n, d).
-        labels: one-hot, shape (n, k).
-        ridge: weight of half the squared norm.
-    """
+    """Return the mean cross-entropy of a multinomial logistic regression; labels are one-hot."""
     count = len(features)
 
     def value_and_gradient(weights: FloatArray) -> tuple[float, FloatArray]:
@@ -91,13 +79,7 @@ def softmax(features: FloatArray, labels: FloatArray, ridge: float = 0.0) -> Obj
 
 
 def hinge(features: FloatArray, labels: FloatArray, ridge: float = 0.0) -> Objective:
-    """Return the mean hinge loss of linear one-against-rest machines with a ridge; a subgradient.
-
-    Args:
-        features: shape (n, d).
-        labels: one-hot, shape (n, k).
-        ridge: weight of half the squared norm.
-    """
+    """Return the mean hinge loss of linear one-against-rest machines; a subgradient."""
     count, signs = len(features), 2.0 * labels - 1.0
 
     def value_and_gradient(weights: FloatArray) -> tuple[float, FloatArray]:
@@ -114,11 +96,8 @@ def descend(
 ) -> list[float]:
     """Return the losses of a full-batch gradient descent from weights of zero.
 
-    The first loss is that before the first iteration.
-
-    Args:
-        step: in units of one over the objective's smoothness.
-        decay: of the step: none, or by the root of the iteration, as in Spark's MLlib.
+    The first loss is that before the first iteration. Steps are in units of one over the
+    objective's smoothness, and may shrink by the root of the iteration, as in Spark's MLlib.
     """
     weights = np.zeros(objective.shape)
     losses = []
@@ -144,13 +123,9 @@ def minimise(objective: Objective, iterations: int) -> list[float]:
     losses = [flat(start)[0]]
     limits = {"maxiter": iterations, "ftol": 1e-9, "gtol": 1e-6}
     minimize(
-        flat,
-        start,
-        jac=True,
-        method="L-BFGS-B",
-        options=limits,
+        flat, start, jac=True, method="L-BFGS-B", options=limits,
         callback=lambda weights: losses.append(flat(weights)[0]),
-    )
+    )  # fmt: skip
     return losses
 
 
@@ -161,26 +136,20 @@ def _curvature(features: FloatArray) -> float:
 
 @cache
 def load(data: str, scaled: str = "standard") -> tuple[FloatArray, FloatArray]:
-    """Return features with a column of ones, and targets.
+    """Return features with a column of ones, shape (n, d + 1), and targets, (n,) or (n, k).
 
-    Args:
-        data: name in scikit-learn after `load_`; or a `make_`, which generates the data.
-        scaled: standard: mean 0 and deviation 1; largest: at most 1, with different spreads.
-
-    Returns:
-        Shapes (n, d + 1) and (n,) or (n, k).
+    Data are a name in scikit-learn after `load_`, or a `make_`, which generates them. Features have
+    mean 0 and deviation 1 ("standard"), or are at most 1, with different spreads ("largest").
     """
-    made = {
-        "make_regression": partial(
-            datasets.make_regression, 1000, 40, n_targets=1, effective_rank=10, noise=1.0
-        ),
-        "make_classification": partial(
-            datasets.make_classification, 1000, 40, n_informative=10, flip_y=0.05
-        ),
-        "make_blobs": partial(datasets.make_blobs, 4000, 8, centers=60, cluster_std=5.0),
-    }
+    made: dict[str, dict[str, Any]] = {
+        "make_regression": {"n_samples": 1000, "n_features": 40, "n_targets": 1,
+                            "effective_rank": 10, "noise": 1.0},
+        "make_classification": {"n_samples": 1000, "n_features": 40, "n_informative": 10,
+                                "flip_y": 0.05},
+        "make_blobs": {"n_samples": 4000, "n_features": 8, "centers": 60, "cluster_std": 5.0},
+    }  # fmt: skip
     if data in made:
-        features, targets = made[data](random_state=0)[:2]
+        features, targets = getattr(datasets, data)(**made[data], random_state=0)[:2]
     else:
         features, targets = getattr(datasets, f"load_{data}")(return_X_y=True)
     if scaled == "standard":
@@ -220,8 +189,6 @@ def words(data: str) -> Any:
     return count.fit_transform(topics.topics.values())
 
 
-Run = Callable[[int], list[float]]  # seed -> losses before the first iteration and after each
-Settings = dict[str, str | float]
 DESCENT_ITERATIONS: Final = 200  # iterations
 BOOSTING_STAGES: Final = 150  # of boosted trees
 NETWORK_PASSES: Final = 120  # of a network over its data
@@ -230,129 +197,41 @@ TOPIC_PASSES: Final = 60
 NO_LEARNING_RATE: Final = 1e-12  # learning rate without any effect
 
 
-@dataclass(frozen=True, slots=True)
-class Training:
-    """Algorithm with its settings on a data set."""
-
-    family: str
-    convergence: Convergence
-    data: str
-    settings: Settings
-    run: Run
-
-    @property
-    def name(self) -> str:
-        """Family, data set and settings."""
-        settings_text = "-".join(f"{key}{value}" for key, value in self.settings.items())
-        return "/".join(part for part in (self.family, self.data, settings_text) if part)
+# --- trainings: data, settings and seed -> losses before the first iteration and after each
 
 
-def all_trainings() -> list[Training]:
-    """Return every training of every family, in a fixed order."""
-    families = (
-        _linear_regression, _logistic_regression, _logistic_lbfgs, _linear_svm, _polynomial_svm,
-        _k_means, _boosted_classifiers, _boosted_regressions, _networks, _topics,
+def _linear_regression(data: str, scaled: str, step: float, _: int) -> list[float]:
+    features, targets = load(data, scaled)
+    return descend(least_squares(features, outputs(targets)), DESCENT_ITERATIONS, step)
+
+
+def _logistic_regression(data: str, scaled: str, step: float, _: int) -> list[float]:
+    features, labels = load(data, scaled)
+    return descend(softmax(features, classes(labels)), DESCENT_ITERATIONS, step)
+
+
+def _logistic_lbfgs(data: str, ridge: float, _: int) -> list[float]:
+    features, labels = load(data)
+    return minimise(softmax(features, classes(labels), ridge), DESCENT_ITERATIONS)
+
+
+def _linear_svm(data: str, step: float, ridge: float, _: int) -> list[float]:
+    features, labels = load(data)
+    return descend(hinge(features, one_hot(labels), ridge), DESCENT_ITERATIONS, step, "root")
+
+
+def _polynomial_svm(data: str, degree: int, step: float, seed: int) -> list[float]:
+    features, labels = load(data)
+    kernel = Nystroem(
+        kernel="polynomial", degree=degree, gamma=1.0 / features.shape[1], coef0=1.0,
+        n_components=100, random_state=seed,
     )  # fmt: skip
-    return [training for family in families for training in family()]
+    mapped = StandardScaler(with_mean=False).fit_transform(kernel.fit_transform(features))
+    scaled = np.asarray(mapped) / np.sqrt(mapped.shape[1])
+    return descend(hinge(scaled, one_hot(labels), 1e-4), DESCENT_ITERATIONS, step, "root")
 
 
-# --- descents
-
-
-def _linear_regression() -> Iterator[Training]:
-    for data, scaled, step in (
-        ("diabetes", "standard", 1.0), ("diabetes", "standard", 0.2), ("diabetes", "largest", 1.0),
-        ("linnerud", "standard", 1.0), ("linnerud", "largest", 1.8),
-        ("make_regression", "standard", 1.0),
-    ):  # fmt: skip
-
-        def run(_: int, data: str = data, scaled: str = scaled, step: float = step) -> list[float]:
-            features, targets = load(data, scaled)
-            return descend(least_squares(features, outputs(targets)), DESCENT_ITERATIONS, step)
-
-        settings: Settings = {"scaled": scaled, "step": step}
-        yield Training("linear-regression", "sublinear", data, settings, run)
-
-
-def _logistic_regression() -> Iterator[Training]:
-    for data, scaled, step in (
-        ("breast_cancer", "standard", 1.0), ("breast_cancer", "largest", 2.0),
-        ("digits", "standard", 1.0), ("digits", "largest", 4.0), ("wine", "standard", 0.5),
-        ("iris", "standard", 1.0), ("make_classification", "standard", 0.5),
-    ):  # fmt: skip
-
-        def run(_: int, data: str = data, scaled: str = scaled, step: float = step) -> list[float]:
-            features, labels = load(data, scaled)
-            return descend(softmax(features, classes(labels)), DESCENT_ITERATIONS, step)
-
-        settings: Settings = {"scaled": scaled, "step": step}
-        yield Training("logistic-regression", "sublinear", data, settings, run)
-
-
-def _logistic_lbfgs() -> Iterator[Training]:
-    for data, ridge in (
-        ("breast_cancer", 1e-4), ("breast_cancer", 1e-2), ("digits", 1e-4), ("digits", 1e-3),
-        ("wine", 1e-4), ("iris", 1e-5),
-    ):  # fmt: skip
-
-        def run(_: int, data: str = data, ridge: float = ridge) -> list[float]:
-            features, labels = load(data)
-            return minimise(softmax(features, classes(labels), ridge), DESCENT_ITERATIONS)
-
-        yield Training("logistic-lbfgs", "linear", data, {"ridge": ridge}, run)
-
-
-def _linear_svm() -> Iterator[Training]:
-    for data, step, ridge in (
-        ("breast_cancer", 0.1, 1e-4), ("digits", 0.1, 1e-4), ("digits", 0.05, 1e-3),
-        ("wine", 0.1, 1e-3), ("make_classification", 0.2, 1e-3),
-    ):  # fmt: skip
-
-        def run(_: int, data: str = data, step: float = step, ridge: float = ridge) -> list[float]:
-            features, labels = load(data)
-            return descend(
-                hinge(features, one_hot(labels), ridge), DESCENT_ITERATIONS, step, "root"
-            )
-
-        settings: Settings = {"step": step, "ridge": ridge}
-        yield Training("svm-linear", "sublinear", data, settings, run)
-
-
-def _polynomial_svm() -> Iterator[Training]:
-    for data, degree, step in (
-        ("breast_cancer", 2, 2.0), ("breast_cancer", 3, 1.0), ("digits", 2, 0.5),
-        ("digits", 3, 0.5), ("wine", 2, 1.0),
-    ):  # fmt: skip
-
-        def run(
-            seed: int, data: str = data, degree: int = degree, step: float = step
-        ) -> list[float]:
-            features, labels = load(data)
-            kernel = Nystroem(
-                kernel="polynomial", degree=degree, gamma=1.0 / features.shape[1], coef0=1.0,
-                n_components=100, random_state=seed,
-            )  # fmt: skip
-            mapped = StandardScaler(with_mean=False).fit_transform(kernel.fit_transform(features))
-            scaled = np.asarray(mapped) / np.sqrt(mapped.shape[1])
-            return descend(hinge(scaled, one_hot(labels), 1e-4), DESCENT_ITERATIONS, step, "root")
-
-        settings: Settings = {"degree": degree, "step": step}
-        yield Training("svm-polynomial", "sublinear", data, settings, run)
-
-
-# --- clusters and topics
-
-
-def _k_means() -> Iterator[Training]:
-    for data, clusters in (
-        ("digits", 10), ("digits", 40), ("breast_cancer", 20), ("make_blobs", 60),
-        ("make_blobs", 120),
-    ):  # fmt: skip
-        run = partial(_lloyd, data, clusters)
-        yield Training("k-means", "linear", data, {"clusters": clusters}, run)
-
-
-def _lloyd(data: str, clusters: int, seed: int) -> list[float]:
+def _k_means(data: str, clusters: int, seed: int) -> list[float]:
     """Return mean squared distances to the nearest centre, starting from random points."""
     features, _ = load(data)
     centres = features[np.random.default_rng(seed).choice(len(features), clusters, replace=False)]
@@ -368,17 +247,7 @@ def _lloyd(data: str, clusters: int, seed: int) -> list[float]:
     return losses
 
 
-def _topics() -> Iterator[Training]:
-    for data, count, decay in (
-        ("digits", 10, 0.7), ("digits", 20, 0.6), ("pydoc_topics", 5, 0.7),
-        ("pydoc_topics", 10, 0.6), ("pydoc_topics", 20, 0.6),
-    ):  # fmt: skip
-        run = partial(_dirichlet, data, count, decay)
-        settings: Settings = {"topics": count, "decay": decay}
-        yield Training("lda", "non-convex", data, settings, run)
-
-
-def _dirichlet(data: str, count: int, decay: float, seed: int) -> list[float]:
+def _topics(data: str, count: int, decay: float, seed: int) -> list[float]:
     """Return the log perplexity per word of online variational Bayes on all documents."""
     counts = words(data)
     model = LatentDirichletAllocation(
@@ -393,56 +262,25 @@ def _dirichlet(data: str, count: int, decay: float, seed: int) -> list[float]:
     return losses
 
 
-# --- trees and networks
+def _boosted_classification(data: str, rate: float, depth: int, seed: int) -> list[float]:
+    features, labels = load(data)
+    model = GradientBoostingClassifier(
+        learning_rate=rate, n_estimators=BOOSTING_STAGES, max_depth=depth, subsample=0.7,
+        max_features="sqrt", random_state=seed,
+    ).fit(features, labels)  # fmt: skip
+    priors = np.full((len(labels), 1), 1.0) * classes(labels).mean(axis=0)
+    stages = [priors, *model.staged_predict_proba(features)]
+    return [float(log_loss(labels, each)) for each in stages]
 
 
-def _boosted_classifiers() -> Iterator[Training]:
-    for data, rate, depth in (
-        ("breast_cancer", 0.1, 3), ("breast_cancer", 0.05, 2), ("digits", 0.1, 2),
-        ("wine", 0.05, 3), ("iris", 0.05, 2),
-    ):  # fmt: skip
-
-        def run(seed: int, data: str = data, rate: float = rate, depth: int = depth) -> list[float]:
-            features, labels = load(data)
-            model = GradientBoostingClassifier(
-                learning_rate=rate, n_estimators=BOOSTING_STAGES, max_depth=depth, subsample=0.7,
-                max_features="sqrt", random_state=seed,
-            ).fit(features, labels)  # fmt: skip
-            priors = np.full((len(labels), 1), 1.0) * classes(labels).mean(axis=0)
-            stages = [priors, *model.staged_predict_proba(features)]
-            return [float(log_loss(labels, each)) for each in stages]
-
-        settings: Settings = {"rate": rate, "depth": depth}
-        yield Training("boosted-classification", "linear", data, settings, run)
-
-
-def _boosted_regressions() -> Iterator[Training]:
-    for data, rate, depth in (
-        ("diabetes", 0.1, 3), ("diabetes", 0.2, 2), ("diabetes", 0.05, 4),
-        ("make_regression", 0.1, 3), ("make_regression", 0.1, 2),
-    ):  # fmt: skip
-
-        def run(seed: int, data: str = data, rate: float = rate, depth: int = depth) -> list[float]:
-            features, targets = load(data)
-            scaled = outputs(targets)[:, 0]
-            model = GradientBoostingRegressor(
-                learning_rate=rate, n_estimators=BOOSTING_STAGES, max_depth=depth, random_state=seed
-            ).fit(features, scaled)
-            stages = [np.full(len(scaled), scaled.mean()), *model.staged_predict(features)]
-            return [float(np.mean(np.square(scaled - each))) for each in stages]
-
-        settings: Settings = {"rate": rate, "depth": depth}
-        yield Training("boosted-regression", "linear", data, settings, run)
-
-
-def _networks() -> Iterator[Training]:
-    for data, width, solver, rate in (
-        ("digits", 32, "adam", 1e-3), ("digits", 64, "sgd", 0.01),
-        ("breast_cancer", 16, "adam", 1e-3), ("wine", 16, "sgd", 0.02), ("iris", 16, "adam", 0.01),
-    ):  # fmt: skip
-        run = partial(_network, data, width, solver, rate)
-        settings: Settings = {"width": width, "solver": solver, "rate": rate}
-        yield Training("mlp", "non-convex", data, settings, run)
+def _boosted_regression(data: str, rate: float, depth: int, seed: int) -> list[float]:
+    features, targets = load(data)
+    scaled = outputs(targets)[:, 0]
+    model = GradientBoostingRegressor(
+        learning_rate=rate, n_estimators=BOOSTING_STAGES, max_depth=depth, random_state=seed
+    ).fit(features, scaled)
+    stages = [np.full(len(scaled), scaled.mean()), *model.staged_predict(features)]
+    return [float(np.mean(np.square(scaled - each))) for each in stages]
 
 
 def _network(data: str, width: int, solver: str, rate: float, seed: int) -> list[float]:
@@ -459,6 +297,54 @@ def _network(data: str, width: int, solver: str, rate: float, seed: int) -> list
         model.partial_fit(features, labels, classes=known)
         losses.append(float(log_loss(labels, model.predict_proba(features))))
     return losses
+
+
+# Family: its convergence, function, names of the settings; for each training data and settings.
+FAMILIES: Final[Mapping[str, tuple[Convergence, Callable[..., list[float]], Any, Any]]] = {
+    "linear-regression": ("sublinear", _linear_regression, ("scaled", "step"), (
+        ("diabetes", "standard", 1.0), ("diabetes", "standard", 0.2), ("diabetes", "largest", 1.0),
+        ("linnerud", "standard", 1.0), ("linnerud", "largest", 1.8),
+        ("make_regression", "standard", 1.0),
+    )),
+    "logistic-regression": ("sublinear", _logistic_regression, ("scaled", "step"), (
+        ("breast_cancer", "standard", 1.0), ("breast_cancer", "largest", 2.0),
+        ("digits", "standard", 1.0), ("digits", "largest", 4.0), ("wine", "standard", 0.5),
+        ("iris", "standard", 1.0), ("make_classification", "standard", 0.5),
+    )),
+    "logistic-lbfgs": ("linear", _logistic_lbfgs, ("ridge",), (
+        ("breast_cancer", 1e-4), ("breast_cancer", 1e-2), ("digits", 1e-4), ("digits", 1e-3),
+        ("wine", 1e-4), ("iris", 1e-5),
+    )),
+    "svm-linear": ("sublinear", _linear_svm, ("step", "ridge"), (
+        ("breast_cancer", 0.1, 1e-4), ("digits", 0.1, 1e-4), ("digits", 0.05, 1e-3),
+        ("wine", 0.1, 1e-3), ("make_classification", 0.2, 1e-3),
+    )),
+    "svm-polynomial": ("sublinear", _polynomial_svm, ("degree", "step"), (
+        ("breast_cancer", 2, 2.0), ("breast_cancer", 3, 1.0), ("digits", 2, 0.5),
+        ("digits", 3, 0.5), ("wine", 2, 1.0),
+    )),
+    "k-means": ("linear", _k_means, ("clusters",), (
+        ("digits", 10), ("digits", 40), ("breast_cancer", 20), ("make_blobs", 60),
+        ("make_blobs", 120),
+    )),
+    "boosted-classification": ("linear", _boosted_classification, ("rate", "depth"), (
+        ("breast_cancer", 0.1, 3), ("breast_cancer", 0.05, 2), ("digits", 0.1, 2),
+        ("wine", 0.05, 3), ("iris", 0.05, 2),
+    )),
+    "boosted-regression": ("linear", _boosted_regression, ("rate", "depth"), (
+        ("diabetes", 0.1, 3), ("diabetes", 0.2, 2), ("diabetes", 0.05, 4),
+        ("make_regression", 0.1, 3), ("make_regression", 0.1, 2),
+    )),
+    "mlp": ("non-convex", _network, ("width", "solver", "rate"), (
+        ("digits", 32, "adam", 1e-3), ("digits", 64, "sgd", 0.01),
+        ("breast_cancer", 16, "adam", 1e-3), ("wine", 16, "sgd", 0.02),
+        ("iris", 16, "adam", 0.01),
+    )),
+    "lda": ("non-convex", _topics, ("topics", "decay"), (
+        ("digits", 10, 0.7), ("digits", 20, 0.6), ("pydoc_topics", 5, 0.7),
+        ("pydoc_topics", 10, 0.6), ("pydoc_topics", 20, 0.6),
+    )),
+}  # fmt: skip
 
 
 DIGITS: Final = 7  # significant digits of losses
@@ -483,18 +369,23 @@ def record(
     Raises:
         TraceError: if a family is unknown.
     """
-    trainings = all_trainings()
-    known = list(dict.fromkeys(training.family for training in trainings))
-    unknown = [name for name in families if name not in known]
-    if unknown:
+    if unknown := [name for name in families if name not in FAMILIES]:
         problem = f"family {unknown[0][:60]!r} of trainings is unknown"
-        raise TraceError(problem, f"choose from {', '.join(known)}", "families")
+        raise TraceError(problem, f"choose from {', '.join(FAMILIES)}", "families")
     curves = []
-    for training in trainings:
-        if families and training.family not in families:
-            continue
-        curves.append(_curve(training, seed))
-        done(training.name)
+    for family, data, values in _trainings(families):
+        convergence, train, names, _ = FAMILIES[family]
+        settings = dict(zip(names, values, strict=True))
+        settings_text = "-".join(f"{key}{value}" for key, value in settings.items())
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ConvergenceWarning)  # single iterations never converge
+            losses = train(data, *values, seed)
+        curve = LossCurve(
+            name=f"{family}/{data}/{settings_text}", family=family, convergence=convergence,
+            data=data, settings=settings, losses=tuple(float(f"{x:.{DIGITS}g}") for x in losses),
+        )  # fmt: skip
+        curves.append(curve)
+        done(curve.name)
     return RecordedCurves(
         command=COMMAND.format(seed=seed),
         date=date,
@@ -509,15 +400,8 @@ def record(
     )
 
 
-def _curve(training: Training, seed: int) -> LossCurve:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)  # single iterations never converge
-        losses = training.run(seed)
-    return LossCurve(
-        name=training.name,
-        family=training.family,
-        convergence=training.convergence,
-        data=training.data,
-        settings=training.settings,
-        losses=tuple(float(f"{loss:.{DIGITS}g}") for loss in losses),
-    )
+def _trainings(families: Sequence[str]) -> Iterator[tuple[str, str, list[Any]]]:
+    for family, (_, _, _, trainings) in FAMILIES.items():
+        if not families or family in families:
+            for data, *values in trainings:
+                yield family, data, values

@@ -7,23 +7,32 @@ the slots, by the power between the two nearest measurements, from 0 (not at all
 proportion); with a single measurement, by a published power (`BATCH_POWER`, `SLOTS_POWER`). A group
 within a node where only groups across nodes were measured, or vice versa, is as fast as the other
 kind of the same size.
+
+Files of recordings: JSON lines with a header, then families, then jobs.
+
+`write_whole` writes any file atomically.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
+import os
+import tempfile
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Final, Literal, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Final, Literal, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
 
-from controlplane.sim.cluster import NodeGroup
+from controlplane.sim.cluster import RELATIVE_SPEEDS, NodeGroup, TraceError
 from controlplane.sim.models.job_model import Placement, StepParts
 from controlplane.sim.results import Trace, TraceJob
+from schemas.errors import OnesError
 from schemas.ids import Seconds
-from schemas.jobs import JobSpec
+from schemas.jobs import JobSpec, problems
 
 MIN_POSITIVE: Final = 1e-9  # smallest positive number
 MAX_NUMBER: Final = 1e12  # largest number: 30,000 years in seconds
@@ -291,3 +300,159 @@ def _extrapolate(points: Sequence[tuple[float, float]], target: float, usual: fl
         power = min(1.0, max(0.0, math.log(other / one) / math.log(high / low)))
     nearest, seconds = points[0] if target < low else points[-1]
     return seconds * math.pow(target / nearest, power)
+
+
+def write_whole(path: Path, content: str | bytes, refusal: type[OnesError]) -> None:
+    """Write a file atomically: a temporary file replaces it once it is on the disk.
+
+    Text is written as UTF-8.
+
+    Raises:
+        OnesError: of class `refusal`, if the file cannot be written.
+    """
+    beside = ""
+    try:
+        data = content.encode() if isinstance(content, str) else content
+        handle, beside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:100]}.")
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(beside).chmod(0o644)
+        Path(beside).replace(path)
+    except (OSError, ValueError) as error:
+        if beside:
+            with contextlib.suppress(OSError):
+                Path(beside).unlink()
+        said = getattr(error, "strerror", None) or error
+        raise refusal(f"{path}: {said}", "choose another file") from None
+
+
+VERSION: Final = 1
+MAX_LINE_BYTES: Final = 1 << 26  # a family line has a measurement for each epoch
+MAX_LINES: Final = 1_000_000
+NO_RECORDING: Final = "name a file that a recording was written to"
+Line = TypeVar("Line")
+
+
+class Header(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="recording"):
+    """First line."""
+
+    version: int
+    name: str
+    nodes: tuple[NodeGroup, ...]
+    took: ChangeTimes
+    left_out: dict[str, int]
+    families: Count  # number of lines
+    jobs: Count  # number of lines
+
+
+class _Kind(msgspec.Struct, frozen=True):
+    kind: Literal["recording"]
+    version: int
+
+
+def write_recording(recording: Recording, path: Path) -> None:
+    """Write a recording atomically, for `read_recording`."""
+    header = Header(
+        version=VERSION,
+        name=recording.name,
+        nodes=recording.nodes,
+        took=recording.took,
+        left_out=recording.left_out,
+        families=len(recording.families),
+        jobs=len(recording.jobs),
+    )
+    lines = [header, *recording.families, *recording.jobs]
+    write_whole(path, b"".join(msgspec.json.encode(line) + b"\n" for line in lines), TraceError)
+
+
+def read_recording(path: Path) -> Recording:
+    """Read a recording."""
+    lines = _Lines(path)
+    first = lines.read()
+    found = lines.decode(first, _Kind, NO_RECORDING)
+    if found.version != VERSION:
+        hint = f"this release reads version {VERSION}: export it again"
+        raise lines.refusal(f"a recording of version {found.version}", hint)
+    header = lines.decode(first, Header, NO_RECORDING)
+    if not header.nodes or any(group.count < 1 or group.slots < 1 for group in header.nodes):
+        raise lines.refusal("a cluster without slots", "give nodes with some", "nodes")
+    if any(group.model not in RELATIVE_SPEEDS for group in header.nodes):
+        raise lines.refusal("unknown GPU type", "leave it empty", "nodes")
+    if not header.jobs:
+        raise lines.refusal("no jobs", "record a cluster to which some were submitted")
+    families: dict[str, Family] = {}
+    jobs: dict[str, Submission] = {}
+    for _ in range(header.families):
+        family = lines.decode(lines.read(), Family)
+        lines.add(family.name, family, families)
+    for _ in range(header.jobs):
+        job = lines.decode(lines.read(), Submission)
+        lines.add(job.name, job, jobs)
+        _check_job(lines, job, families)
+    if lines.read(at_end=True).strip():
+        raise lines.refusal("more lines than the header states", "export it again")
+    return Recording(
+        name=header.name,
+        nodes=header.nodes,
+        took=header.took,
+        families=tuple(families.values()),
+        jobs=tuple(sorted(jobs.values(), key=lambda job: job.at)),
+        left_out=header.left_out,
+    )
+
+
+class _Lines:
+    """Lines of a recording's file; errors name the file and the line read last."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._number, self._rest = path, 0, self._open(path)
+
+    def _open(self, path: Path) -> Iterator[bytes]:
+        try:
+            with path.open("rb") as file:
+                while raw := file.readline(MAX_LINE_BYTES):
+                    yield raw
+        except OSError as error:
+            raise TraceError(f"{path}: {error.strerror}", "name a readable file") from None
+        except ValueError as error:  # a NUL in the path
+            raise TraceError(f"{str(path)!r}: {error}", "name a readable file") from None
+
+    def read(self, *, at_end: bool = False) -> bytes:
+        """Return the next line; none left is an error, or empty `at_end`."""
+        self._number += 1
+        raw = next(self._rest, b"")
+        if not at_end and (not raw or self._number > MAX_LINES):
+            early = "the file ends before all its jobs"
+            raise self.refusal(early if self._number > 1 else "the file is empty", NO_RECORDING)
+        return raw
+
+    def decode(self, raw: bytes, line: type[Line], hint: str = "export it again") -> Line:
+        """Decode the line read last."""
+        try:
+            return msgspec.json.decode(raw, type=line)
+        except (ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
+            raise self.refusal(str(error), hint) from None
+
+    def add(self, name: str, line: Line, known: dict[str, Line]) -> None:
+        """Add a line to those of its kind, whose names are unique."""
+        if name in known:
+            raise self.refusal(f"{name!r} is duplicated", "delete one")
+        known[name] = line
+
+    def refusal(self, problem: str, hint: str, field: str = "") -> TraceError:
+        """Return the error of the line read last, to be raised."""
+        return TraceError(f"{self._path}:{self._number}: {problem}", hint, field)
+
+
+def _check_job(lines: _Lines, job: Submission, families: Mapping[str, Family]) -> None:
+    if job.family not in families:
+        problem = f"job {job.name}: there is no line for family {job.family!r}"
+        raise lines.refusal(problem, "add a line for the family, or delete the job", "family")
+    if job.ended == "cancelled" and job.ended_after_s is None:
+        problem = f"job {job.name} was cancelled at an unknown time"
+        raise lines.refusal(problem, "give its ended_after_s", "ended_after_s")
+    for wrong in problems(job.spec):
+        problem = f"job {job.name}: {wrong.field}: {wrong.what}"
+        raise lines.refusal(problem, wrong.remedy, wrong.field)

@@ -1,16 +1,21 @@
-"""Model of the jobs in the paper's Table 2: 50 workloads by name, and how they train."""
+"""Model of the jobs in the paper's Table 2: 50 workloads by name, and how they train.
+
+Training physics of the Table 2 model: step times, efficiency, lost epochs, reported curves.
+"""
 
 from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Final, Literal
 from zlib import crc32
 
-from numpy.random import default_rng
+import numpy as np
+from numpy.random import Generator, default_rng
+from numpy.typing import NDArray
 
 from controlplane.sim.cluster import TraceError
 from controlplane.sim.models.job_model import (
@@ -21,33 +26,159 @@ from controlplane.sim.models.job_model import (
     StepParts,
     Throughput,
     TrainingModel,
-    job_name,
+    job_spec,
     packed,
 )
 from controlplane.sim.models.table2_constants import (
     ABOVE_TARGET,
     COLD_START_S,
     EPOCHS_SPREAD,
+    ERRATIC_SPREAD,
     GPUS_PER_NODE,
-    MOST_SLOTS,
+    JUMP_EPOCHS,
+    LOSS_LEFT,
+    LOSS_SPREAD,
+    MAX_SLOTS,
+    NETWORK_BYTES_PER_S,
+    NETWORK_HOP_S,
+    NODE_BYTES_PER_S,
+    NODE_HOP_S,
+    NOISE_SPREAD,
+    PLATEAU,
     PREPARE_S,
     RESTART_S,
     ROWS,
+    SAFE_JUMP,
     SIZES,
+    SPIKE,
+    SPIKES,
     SWITCH_S,
     Row,
 )
-from controlplane.sim.models.table2_physics import (
-    efficiency,
-    lost_epochs,
-    model_bytes,
-    noise_scale,
-    reports,
-    step_parts,
-    step_s,
-)
 from controlplane.sim.results import TraceJob
 from schemas.jobs import JobSpec, StopRule
+
+FloatArray = NDArray[np.float64]
+MARGIN = 1e-4  # distance of an accuracy from its target
+
+
+def noise_scale(row: Row, share: float) -> float:
+    """Return phi in samples at a share of the epochs to target; geometric growth, then constant."""
+    first, last = row.noise
+    return first * float((last / first) ** min(1.0, share))
+
+
+def efficiency(row: Row, batch: int, phi: float) -> float:
+    """Return the value of a sample relative to the first batch: (phi + m0) / (phi + m).
+
+    McCandlish et al. 2018, and Pollux section 3.1. The global batch m and the noise scale phi are
+    in samples.
+    """
+    return (phi + row.first) / (phi + batch)
+
+
+def lost_epochs(before: int, batch: int) -> float:
+    """Return the epochs lost by a jump of the global batch; 0 up to a doubling and for decreases.
+
+    ONES section 3.3.2 and figure 13: after an abrupt increase the loss needs many epochs to
+    recover, after a gradual one (figure 14) it does not. A decrease lowers the learning rate with
+    it, and disturbs nothing. Paper: no formula; here each doubling beyond the first costs the same.
+    A batch `before` of 0 is none.
+    """
+    if before <= 0 or batch <= SAFE_JUMP * before:
+        return 0.0
+    return JUMP_EPOCHS * math.log2(batch / (SAFE_JUMP * before))
+
+
+def reports(
+    row: Row, to_target: int, phi: Sequence[float], rng: Generator, *, erratic: bool
+) -> tuple[EpochMetrics, ...]:
+    """Return the reports after 0, 1, ... epochs.
+
+    The accuracy is above its target in exactly the epochs after `to_target`. The loss follows 1 /
+    (b0 k + b1) + b2 (Optimus, section 3.1); `erratic` ones have plateaus, spikes and more noise:
+    many curves are not smooth (ONES section 2.1). `phi` has the noise scale of each running epoch
+    in samples, one more than there are epochs.
+    """
+    done = np.arange(len(phi), dtype=np.float64)
+    measured = np.exp(NOISE_SPREAD * rng.standard_normal(done.size))
+    scales = np.array([phi[0], *phi[:-1]]) * measured
+    losses = _losses(row, done, to_target, rng, erratic=erratic)
+    accuracies = _accuracies(row, done, to_target, rng)
+    return tuple(
+        EpochMetrics(loss, {"accuracy": accuracy}, scale)
+        for loss, accuracy, scale in zip(
+            losses.tolist(), accuracies.tolist(), scales.tolist(), strict=True
+        )
+    )
+
+
+def _losses(
+    row: Row, done: FloatArray, to_target: int, rng: Generator, *, erratic: bool
+) -> FloatArray:
+    noise = rng.standard_normal(done.size)
+    spiking = rng.random(done.size) < SPIKES
+    height = rng.uniform(*SPIKE, done.size)
+    if erratic:
+        done = done // PLATEAU * PLATEAU
+    above = math.log(row.classes) - row.floor
+    curve: FloatArray = row.floor + above / (1 + (1 / LOSS_LEFT - 1) * done / to_target)
+    curve *= np.exp((ERRATIC_SPREAD if erratic else LOSS_SPREAD) * noise)
+    if erratic:
+        curve[spiking] *= height[spiking]
+    return curve
+
+
+def _accuracies(row: Row, done: FloatArray, to_target: int, rng: Generator) -> FloatArray:
+    guess = 1 / row.classes
+    rate = 3 / to_target  # e^-3: 5% of the way is left at the target
+    way = -np.expm1(-rate * done) / -np.expm1(-3.0)
+    curve = guess + (row.target - guess) * way + 0.01 * rng.standard_normal(done.size)
+    limits = (row.target + MARGIN, 1.0), (0.0, row.target - MARGIN)
+    return np.array(
+        [
+            min(max(value, low), high)
+            for epoch, value in enumerate(curve.tolist())
+            for low, high in [limits[epoch <= to_target]]
+        ]
+    )
+
+
+def model_bytes(row: Row) -> float:
+    """Return the bytes of the gradients in fp32, all of which go through a ring."""
+    return row.parameters * 1e6 * 4
+
+
+def sync_s(row: Row, placement: Placement) -> float:
+    """Return the seconds of a ring all-reduce: 2 (c - 1) steps of 1/c of the gradients each.
+
+    Args:
+        placement: slots on each node; c in total.
+    """
+    workers = sum(placement)
+    apart = sum(slots > 0 for slots in placement) > 1
+    hop_s = NETWORK_HOP_S if apart else NODE_HOP_S
+    bytes_per_s = NETWORK_BYTES_PER_S if apart else NODE_BYTES_PER_S
+    return 2 * (workers - 1) * (model_bytes(row) / workers / bytes_per_s + hop_s)
+
+
+def step_parts(row: Row, placement: Placement, batch: int) -> StepParts:
+    """Return the passes of a step with `batch` samples, divided evenly.
+
+    A local batch above memory takes several passes. Only the last one overlaps with the
+    synchronisation: T = sqrt(T_grad^2 + T_sync^2), as in Pollux section 3.2 with gamma 2. The part
+    of T beyond the gradients counts as synchronisation.
+    """
+    local = math.ceil(batch / sum(placement))
+    passes = math.ceil(local / row.memory)
+    compute_s = row.fixed_ms / 1000 + local / passes / row.peak
+    pass_s = math.hypot(compute_s, sync_s(row, placement))
+    return StepParts(pass_s, pass_s - compute_s, math.ceil(local / passes), passes)
+
+
+def step_s(row: Row, placement: Placement, batch: int) -> float:
+    """Return the seconds of a step with `batch` samples (global), divided evenly."""
+    return step_parts(row, placement, batch).step_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +204,7 @@ WORKLOADS: Final[Mapping[str, Workload]] = {
 
 
 def workload_of(name: str) -> Workload:
-    """Return the workload of a name: application, dash, samples in thousands, and k.
-
-    Raises:
-        TraceError: if there is no such workload.
-    """
+    """Return the workload of a name: application, dash, samples in thousands, and k."""
     if name in WORKLOADS:
         return WORKLOADS[name]
     near = difflib.get_close_matches(name, WORKLOADS, n=3, cutoff=0.4)
@@ -90,9 +217,6 @@ def duration_s(name: str, slots: int) -> float:
     """Return the training seconds of a workload on packed slots with the batch tuned for them.
 
     Starts and the differences between jobs are not included.
-
-    Raises:
-        TraceError: if there is no such workload.
     """
     workload = workload_of(name)
     row, batch = workload.row, workload.row.tuned * slots
@@ -114,33 +238,20 @@ GPU_TIME: Final = "gpu-time:"  # prefix of a workload given by its GPU seconds
 Steps = dict[tuple[Placement, int], StepParts]  # by placement and global batch
 
 
+@dataclass(eq=False)
 class Table2Model(TrainingModel):
     """Model of the jobs of the paper's Table 2."""
 
-    def __init__(self, *, stated: bool = False, erratic: bool = False) -> None:
-        """Choose the users' statements and the kind of curves.
-
-        Args:
-            stated: users state the epochs of their jobs; otherwise a target accuracy.
-            erratic: losses have plateaus, spikes and more noise.
-        """
-        self._stated = stated
-        self._erratic = erratic
-        self._steps: dict[str, Steps] = {name: {} for name in ROWS}
+    stated: bool = False  # users state the epochs of their jobs; otherwise a target accuracy
+    erratic: bool = False  # losses have plateaus, spikes and more noise
+    # Application -> (placement, global batch) -> parts of a step; a cache that all jobs share.
+    steps: dict[str, Steps] = field(default_factory=lambda: {name: {} for name in ROWS})
 
     def job_model(
         self, job: TraceJob, batch: Literal["fixed", "elastic"], *, seed: int
     ) -> Table2Job:
         """Return the model of a job, which has the same length for either kind of batch."""
-        return Table2Job(
-            job,
-            self._workload(job),
-            steps=self._steps,
-            batch=batch,
-            seed=seed,
-            stated=self._stated,
-            erratic=self._erratic,
-        )
+        return Table2Job(job, self._workload(job), self, batch=batch, seed=seed)
 
     def _workload(self, job: TraceJob) -> Workload:
         if job.slots < 1 or 0 < job.batch < job.slots or job.batch < 0:
@@ -169,23 +280,12 @@ class Table2Job(JobModel):
         self,
         job: TraceJob,
         workload: Workload,
+        model: Table2Model,
         *,
-        steps: dict[str, Steps],
         batch: Literal["fixed", "elastic"],
         seed: int,
-        stated: bool,
-        erratic: bool,
     ) -> None:
-        """Draw the job's length and noise from `seed` and its name.
-
-        Args:
-            job: of a trace; a recorded job states its number of samples.
-            steps: application -> (placement, global batch) -> parts of a step; a cache that all
-                jobs share.
-            batch: "fixed" or "elastic", as in `TrainingModel.job_model`.
-            stated: True if the user states the epochs; otherwise a target accuracy.
-            erratic: True if losses have plateaus, spikes and more noise.
-        """
+        """Draw the job's length and noise from `seed` and its name."""
         row = workload.row
         rng = default_rng((seed, crc32(job.name.encode())))
         usual = row.epochs * math.exp(EPOCHS_SPREAD * rng.standard_normal())
@@ -196,11 +296,13 @@ class Table2Job(JobModel):
         self._row = row
         self.epochs = self._to_target + ABOVE_TARGET
         self._phi = [noise_scale(row, epoch / self._to_target) for epoch in range(self.epochs + 1)]
-        self._reports = reports(row, self._to_target, self._phi, rng, erratic=erratic)
-        self._steps = steps[workload.application]
+        self._reports = reports(row, self._to_target, self._phi, rng, erratic=model.erratic)
+        self._steps = model.steps[workload.application]
         self._throughputs: dict[tuple[Placement, int, int], Throughput] = {}
-        stop = _stop(row, self.epochs, stated=stated)
-        if stated and job.utility is not None:  # a stated deadline implies a known length
+        stop = StopRule(metric="accuracy", at_least=row.target, consecutive=ABOVE_TARGET)
+        if model.stated:
+            stop = StopRule(epochs=self.epochs)
+        if model.stated and job.utility is not None:  # a stated deadline implies a known length
             stop = StopRule(samples=self.epochs * workload.samples)
         self.spec = _spec(job, workload, stop, batch)
         self.costs = costs_of(row)
@@ -267,17 +369,8 @@ def costs_of(row: Row) -> ChangeCosts:
 
 
 TYPICAL_COSTS: Final = ChangeCosts(
-    start_s=COLD_START_S,
-    restart_s=sum(RESTART_S) / 2.0,
-    prepare_s=PREPARE_S,
-    switch_s=SWITCH_S,
+    start_s=COLD_START_S, restart_s=sum(RESTART_S) / 2.0, prepare_s=PREPARE_S, switch_s=SWITCH_S
 )
-
-
-def _stop(row: Row, epochs: int, *, stated: bool) -> StopRule:
-    if stated:
-        return StopRule(epochs=epochs)
-    return StopRule(metric="accuracy", at_least=row.target, consecutive=ABOVE_TARGET)
 
 
 def _spec(
@@ -287,16 +380,13 @@ def _spec(
     first = most = job.batch or row.tuned * job.slots
     if batch == "elastic":
         first, most = row.first, row.most
-    return JobSpec(
-        name=job_name(job.name),
-        script="train.py",
+    return job_spec(
+        job,
         args=(workload.name,),
         family=workload.name,
         batch_size=first,
         max_batch_size=most,
         max_local_batch=max(first, row.memory),  # above memory: in several passes
-        slots=(1, max(MOST_SLOTS, job.slots)),
-        slots_wanted=job.slots,
+        slots=(1, max(MAX_SLOTS, job.slots)),
         stop=stop,
-        retries=1,
     )

@@ -36,7 +36,7 @@ ERRATIC_SPREAD: Final = 0.15  # the same of an erratic loss
 SPIKES: Final = 0.06  # share of epochs with a spike of an erratic loss
 SPIKE: Final = (1.3, 2.5)  # height of a spike, factor of the loss
 PLATEAU: Final = 5  # epochs per plateau of an erratic loss
-MOST_SLOTS: Final = 32  # per job
+MAX_SLOTS: Final = 32  # per job
 USER_SLOTS: Final = (1, 2, 4, 8)
 USER_SHARES: Final = (0.4, 0.25, 0.25, 0.1)
 CRASHES: Final = (0.05, 0.95)  # range of the share of the work at which a script fails
@@ -152,7 +152,7 @@ SOURCES: Final[Mapping[str, str]] = {
     "SPIKES": "chosen: one or two in a job",
     "SPIKE": "chosen: seen by any forecast",
     "PLATEAU": "chosen: longer than the few epochs that a forecast looks back",
-    "MOST_SLOTS": "chosen: half of the paper's cluster",
+    "MAX_SLOTS": "chosen: half of the paper's cluster",
     "USER_SLOTS": "chosen: powers of two up to two nodes",
     "USER_SHARES": "chosen: most jobs in Microsoft's trace are small (Jeon et al. 2019)",
     "CRASHES": "chosen: anywhere but at the very ends",

@@ -1,11 +1,15 @@
-"""Recording of a controller's journal, which is read without a trace of it, also while in use."""
+"""Recording of a controller's journal, which is read without a trace of it, also while in use.
+
+A file that is not a journal, is damaged, was written by another release, or has no job to replay
+raises `TraceError`.
+"""
 
 from __future__ import annotations
 
 import math
 import sqlite3
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from itertools import groupby
 from pathlib import Path
@@ -13,12 +17,12 @@ from statistics import median
 from typing import Final
 from urllib.parse import quote
 
-from controlplane.core.history import JobHistories, JobHistory, JobLeft
-from controlplane.core.inputs import Input, NodeGreeted, NodeLost
+from controlplane.core.history import JobHistories, JobHistory
+from controlplane.core.inputs import NodeGreeted, NodeLost
 from controlplane.core.model.job import NUMBERED, Job, number_of
 from controlplane.core.model.job_phases import Phase
 from controlplane.core.model.node import NodePhase
-from controlplane.journal.database import FIRST_VERSION, SCHEMA_VERSION, JournalError
+from controlplane.journal.database import SCHEMA_VERSION, JournalError
 from controlplane.journal.reader import Reader
 from controlplane.journal.replay import earliest
 from controlplane.sim.cluster import NodeGroup, TraceError
@@ -34,7 +38,7 @@ from controlplane.sim.models.recording import (
     Submission,
 )
 from schemas.errors import OnesError
-from schemas.ids import NodeId, Seconds
+from schemas.ids import NodeId
 from schemas.jobs import JobSpec
 from schemas.wire.client import EpochInfo, VersionInfo
 
@@ -42,76 +46,51 @@ NO_JOURNAL: Final = "name the file journal.sqlite in a controller's state folder
 Slots = dict[NodeId, int]  # of each present node
 
 
-def replay_journal(
-    path: Path, since: float, until: float
-) -> tuple[list[Job], JobHistories, Slots, int]:
-    """Return the jobs of a journal, their history, and the cluster at its largest in a window.
+def replay_journal(path: Path) -> tuple[list[Job], JobHistories, Slots, int]:
+    """Return the jobs of a journal, their history, and the cluster when it had most slots.
 
     If the oldest inputs are not kept, the replay starts from the oldest kept state. The file is
     opened read-only. A transaction torn by a crash was never reported as durable and is ignored.
 
-    Args:
-        since: start of the window, seconds since the epoch.
-
     Returns:
         Jobs, their histories, slots by node, and the number of past jobs whose rows are
         damaged.
-
-    Raises:
-        TraceError: if the file is not a journal, is damaged, or was written by another release.
     """
-    jobs: list[Job] = []
-    histories = JobHistories()
-    present: Slots = {}
-    largest: list[Slots] = [{}]
     damaged = 0
-
-    def watched(inputs: Iterator[tuple[Seconds, Input]]) -> Iterator[tuple[Seconds, Input]]:
-        """Yield the inputs unchanged, and track the nodes present in the window."""
-        entered = False
-        for at, event in inputs:
-            if not entered and at >= since:
-                entered, largest[0] = True, dict(present)
-            match event:
-                case NodeGreeted():
-                    present[event.node] = len(event.spec.slots)
-                case NodeLost():
-                    present.pop(event.node, None)
-            if since <= at < until and sum(present.values()) > sum(largest[0].values()):
-                largest[0] = dict(present)
-            yield at, event
-
     with closing(_open_database(path)) as database:
         reader = Reader(path, database)
         try:
             core, first = earliest(reader)
-            present |= {
+            present: Slots = {
                 node.node: len(node.spec.slots)
                 for node in core.state.nodes.values()
                 if node.phase is not NodePhase.LOST
             }
-            rows = reader.numbered_inputs(first)
-            for at, event in watched((when, problem) for _, when, problem in rows):
+            largest = dict(present)
+            for _, at, event in reader.numbered_inputs(first):
+                match event:
+                    case NodeGreeted():
+                        present[event.node] = len(event.spec.slots)
+                    case NodeLost():
+                        present.pop(event.node, None)
+                if sum(present.values()) > sum(largest.values()):
+                    largest = dict(present)
                 core.handle(event, at)
-                histories.add(core.records)
-                jobs += [record.last for record in core.records if isinstance(record, JobLeft)]
-            if reader.records.complete:  # includes inputs that are not kept
-                jobs, damaged = _past_jobs(reader)
+            jobs, damaged = _past_jobs(reader)
             jobs += core.state.jobs.values()
-            if (kept := reader.records).complete:
-                histories.jobs = {job.job: kept.of(job.job) for job in jobs}
+            histories = JobHistories(jobs={job.job: reader.records.of(job.job) for job in jobs})
         except JournalError as error:
             raise TraceError(error.message, error.hint) from None
         except (OnesError, LookupError, TypeError, ValueError) as error:
             problem = f"{path}: its history cannot be replayed by this release: {error!r}"
             raise TraceError(problem, "export it with the release that wrote it") from None
     jobs.sort(key=lambda job: number_of(job.job))
-    return jobs, histories, largest[0], damaged
+    return jobs, histories, largest, damaged
 
 
 def _past_jobs(reader: Reader) -> tuple[list[Job], int]:
     found, damaged = [], 0
-    for row in reader.ended.behind(0):
+    for row in reader.ended.after(0):
         try:
             found.append(row.read())
         except JournalError:
@@ -135,16 +114,13 @@ def _open_database(path: Path) -> sqlite3.Connection:
         raise TraceError(f"{path}: {error}", "check the file's owner") from None
     try:
         row = database.execute("SELECT value FROM meta WHERE key = 'schema'").fetchone()
-        version = int(row[0]) if row else 0
-    except (sqlite3.Error, TypeError, ValueError) as error:
+        version = row[0] if row else "unknown"
+    except sqlite3.Error as error:
         database.close()
         raise TraceError(f"{path} is not a journal: {error}", NO_JOURNAL) from None
-    if not FIRST_VERSION <= version <= SCHEMA_VERSION:
+    if version != str(SCHEMA_VERSION):
         database.close()
-        hint = (
-            f"this release reads schemas {FIRST_VERSION} to {SCHEMA_VERSION}; "
-            "export it with the one that wrote it"
-        )
+        hint = f"this release reads schema {SCHEMA_VERSION}; export it with the one that wrote it"
         raise TraceError(f"{path} is a journal of schema {version}", hint)
     return database
 
@@ -161,47 +137,41 @@ DAMAGED_ROW: Final = "its row in the journal is damaged (`ones admin check`)"
 UNKNOWN_LENGTH: Final = "it had not ended, and did not state how much work it was"
 
 
-def recording_from_journal(
-    journal: Path,
-    since: Seconds | None = None,
-    until: Seconds | None = None,
-    *,
-    users: bool = False,
-) -> Recording:
-    """Return the jobs submitted in a window, and all that the journal has about their behaviour.
+def recording_from_journal(journal: Path) -> Recording:
+    """Return the jobs of a journal, and all that it has about their behaviour.
 
-    Events after the window count too, and so do the measurements of all other jobs. A recording
-    does not contain environments, arguments, paths and scripts; resizes and pauses by operators;
-    scripts that failed and succeeded when retried; the GPU models of nodes, because no measurement
-    states its GPU.
-
-    Args:
-        journal: file of a controller, which may be running; only read.
-        since: submissions before are left out; seconds since the epoch. None: no limit.
-        until: submissions from then on are left out. None: no limit.
-        users: keep user names; otherwise users are named user-1, user-2 and so on.
+    The journal is only read; its controller may be running. A recording does not contain
+    environments, arguments, paths and scripts; names of users, which become numbers; resizes and
+    pauses by operators; scripts that failed and succeeded when retried; the GPU models of nodes,
+    because no measurement states its GPU.
 
     Raises:
         TraceError: if this release cannot read the journal, or no job can be replayed.
     """
-    begin = -math.inf if since is None else float(since)
-    end = math.inf if until is None else float(until)
-    jobs, histories, slots, damaged = replay_journal(journal, begin, end)
-    window = [job for job in jobs if begin <= job.submitted_at < end]
-    if not window:
-        raise TraceError(f"{journal}: no job was submitted in that window", "choose another one")
-    labels = _labels(window)
+    jobs, histories, slots, damaged = replay_journal(journal)
+    if not jobs:
+        raise TraceError(f"{journal}: no job was submitted", "wait for one")
+    most = sum(slots.values())
     families = {
         key: _family(label, [job for job in jobs if job.family == key], histories)
-        for key, label in labels.items()
+        for key, label in _labels(jobs).items()
     }
-    names = _names(window, users=users)
-    taken, left_out = _submissions(window, histories, families, names, most=sum(slots.values()))
+    users = {user: f"user-{n}" for n, user in enumerate(dict.fromkeys(j.user for j in jobs), 1)}
+    left_out: Counter[str] = Counter()
+    taken = []
+    for job in jobs:
+        family = families[job.family]
+        if reason := _unfit_reason(job, family, most):
+            left_out[reason] += 1
+            continue
+        at = max(0.0, job.submitted_at - jobs[0].submitted_at)
+        epochs = _epochs(histories.of(job.job))
+        taken.append(_submission(job, epochs, family, users[job.user], at=at, most=most))
     if damaged:
         left_out[DAMAGED_ROW] += damaged
     if not taken:
         why = "; ".join(f"{count}: {reason}" for reason, count in left_out.items())
-        raise TraceError(f"{journal}: none of {len(window)} jobs can be replayed ({why})", "wait")
+        raise TraceError(f"{journal}: none of {len(jobs)} jobs can be replayed ({why})", "wait")
     used = {job.family for job in taken}
     return Recording(
         name=journal.stem,
@@ -211,29 +181,6 @@ def recording_from_journal(
         jobs=tuple(taken),
         left_out=dict(left_out),
     )
-
-
-def _submissions(
-    window: Sequence[Job],
-    histories: JobHistories,
-    families: Mapping[str, Family],
-    names: Mapping[str, str],
-    *,
-    most: int,
-) -> tuple[list[Submission], Counter[str]]:
-    """Return the jobs that can be replayed, and the number of others by reason."""
-    left_out: Counter[str] = Counter()
-    taken = []
-    for job in window:
-        family = families[job.family]
-        reason = _unfit_reason(job, family, most)
-        if reason:
-            left_out[reason] += 1
-            continue
-        at = job.submitted_at - window[0].submitted_at
-        epochs, user = _epochs(histories.of(job.job)), names[job.user]
-        taken.append(_submission(job, epochs, family, user, at=max(0.0, at), most=most))
-    return taken, left_out
 
 
 def _labels(jobs: Iterable[Job]) -> dict[str, str]:
@@ -248,11 +195,6 @@ def _labels(jobs: Iterable[Job]) -> dict[str, str]:
                 label = f"{stem[:150]} ({count})"
             found[job.family] = label
     return found
-
-
-def _names(jobs: Iterable[Job], *, users: bool) -> dict[str, str]:
-    order = dict.fromkeys(job.user for job in jobs)
-    return {user: user if users else f"user-{place}" for place, user in enumerate(order, start=1)}
 
 
 def _unfit_reason(job: Job, family: Family, most: int) -> str:
@@ -308,16 +250,9 @@ def _epochs(history: JobHistory) -> tuple[Epoch, ...]:
             # A group that restarted from the end of the previous epoch paused in between.
             steady = not any(before.time < at <= info.time for at in formed)
             lasted_s = _positive(info.time - before.time) if steady else None
-        found.append(
-            Epoch(
-                info.epoch,
-                info.global_batch,
-                _positive(info.noise_scale),
-                _loss(info),
-                speed,
-                lasted_s,
-            )
-        )
+        loss = info.train_loss if math.isfinite(info.train_loss or 0.0) else None
+        scale = _positive(info.noise_scale)
+        found.append(Epoch(info.epoch, info.global_batch, scale, loss, speed, lasted_s))
         before = info
     return tuple(found)
 
@@ -359,14 +294,14 @@ def _measured(info: EpochInfo) -> bool:
 
 
 def _speed(info: EpochInfo) -> EpochSpeed:
-    reported = info.sync_s is not None and info.passes > 0
+    times = info.step_times
     return EpochSpeed(
         info.nodes,
         info.slots,
         info.global_batch,
         info.samples_per_s,
-        sync_s=info.sync_s if reported else None,
-        passes=info.passes if reported else None,
+        sync_s=None if times is None else times.sync_s,
+        passes=None if times is None else times.passes,
     )
 
 
@@ -374,36 +309,23 @@ def _positive(number: float | None) -> float | None:
     return number if number is not None and MIN_POSITIVE <= number <= MAX_NUMBER else None
 
 
-def _loss(info: EpochInfo) -> float | None:
-    return info.train_loss if math.isfinite(info.train_loss or 0.0) else None
-
-
 def _change_times(histories: Iterable[JobHistory]) -> ChangeTimes:
-    starts: list[float] = []
-    restarts: list[float] = []
-    joins: list[float] = []
-    switches: list[float] = []
+    took: dict[str, list[float]] = {"start": [], "restart": [], "join": [], "switch": []}
     for history in histories:
         before: VersionInfo | None = None
         for version in history.versions:
             if version.outcome != "formed":
                 continue
             if version.kind == "start":
-                (starts if before is None else restarts).append(version.took_s)
+                took["start" if before is None else "restart"].append(version.took_s)
             elif version.kind == "join" and before is not None:
                 newcomers = set(version.slots) - set(before.slots)
-                (joins if newcomers else switches).append(version.took_s)
+                took["join" if newcomers else "switch"].append(version.took_s)
             before = version
-    return ChangeTimes(
-        start_s=_median(starts),
-        restart_s=_median(restarts),
-        join_s=_median(joins),
-        switch_s=_median(switches),
-    )
-
-
-def _median(values: Sequence[float]) -> float | None:
-    return max(0.0, median(values)) if values else None
+    medians = {
+        f"{kind}_s": max(0.0, median(times)) if times else None for kind, times in took.items()
+    }
+    return ChangeTimes(**medians)
 
 
 def _groups(slots: Iterable[int]) -> tuple[NodeGroup, ...]:

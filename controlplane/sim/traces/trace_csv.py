@@ -15,6 +15,9 @@ The speeds of Gavel's workloads give the durations of its jobs. They are from
 `simulation_throughputs.json` of https://github.com/stanford-futuredata/gavel (MIT), V100, jobs
 alone and consolidated, four significant digits; Narayanan et al., *Heterogeneity-Aware Cluster
 Scheduling Policies for Deep Learning Workloads*, OSDI '20.
+
+Files that cannot be read or written, and lines that are not jobs, raise `TraceError`, which names
+file, line and column.
 """
 
 from __future__ import annotations
@@ -29,8 +32,8 @@ from typing import Final, Literal, get_args
 
 from controlplane.sim.cluster import TraceError
 from controlplane.sim.csv_parsing import CsvRow, parse_line, with_header, without_header
+from controlplane.sim.models.recording import write_whole
 from controlplane.sim.results import Trace, TraceJob
-from controlplane.sim.traces.recording_file import write_whole
 from schemas.ids import Seconds
 from schemas.jobs import MAX_UTILITY, Utility
 
@@ -47,10 +50,6 @@ def read_trace(path: Path) -> Trace:
     """Read a trace in order of time; simultaneous jobs keep the file's order.
 
     The file's stem is the trace's name.
-
-    Raises:
-        TraceError: if the file cannot be read, or a line is not a job; names file, line and
-            column.
     """
     return build_trace(
         path.stem, path, (_job(row) for row in with_header(path, REQUIRED, OPTIONAL))
@@ -58,12 +57,7 @@ def read_trace(path: Path) -> Trace:
 
 
 def write_trace(trace: Trace, path: Path) -> None:
-    """Write a trace atomically, for `read_trace`.
-
-    Raises:
-        TraceError: if the trace has no jobs, a job could not be read again, or the file cannot
-            be written.
-    """
+    """Write a trace atomically, for `read_trace`."""
     columns = [*REQUIRED, *(column for column in OPTIONAL if _is_used(column, trace.jobs))]
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -82,11 +76,7 @@ def write_trace(trace: Trace, path: Path) -> None:
 
 
 def build_trace(name: str, path: Path, jobs: Iterable[TraceJob]) -> Trace:
-    """Build a trace from jobs in any order, sorted by time; simultaneous jobs keep their order.
-
-    Raises:
-        TraceError: if there are no jobs, or two have the same name.
-    """
+    """Build a trace from jobs in any order, sorted by time; simultaneous jobs keep their order."""
     found: dict[str, TraceJob] = {}
     for job in jobs:
         if job.name in found:
@@ -126,20 +116,15 @@ def _utility(row: CsvRow) -> Utility:
 
 def _cells(job: TraceJob) -> dict[str, str]:
     worth = job.utility
-    return {
-        "name": job.name,
-        "time": _plain(job.at),
-        "application": job.workload,
-        "num_replicas": _plain(job.slots),
-        "batch_size": _plain(job.batch),
-        "user": job.user,
-        "cancelled_after_s": _plain(job.cancelled_after_s),
-        "crashes_at": _plain(job.crashes_at),
-        "samples": _plain(job.samples),
-        "value": _plain(worth.value if worth else None),
-        "deadline_s": _plain(worth.deadline_s if worth and worth.deadline_s < inf else None),
-        "decay": _plain(worth.decay if worth else None),
-    }
+    numbers = {
+        "time": job.at, "num_replicas": job.slots, "batch_size": job.batch,
+        "cancelled_after_s": job.cancelled_after_s, "crashes_at": job.crashes_at,
+        "samples": job.samples, "value": worth.value if worth else None,
+        "deadline_s": worth.deadline_s if worth and worth.deadline_s < inf else None,
+        "decay": worth.decay if worth else None,
+    }  # fmt: skip
+    texts = {"name": job.name, "application": job.workload, "user": job.user}
+    return texts | {column: _plain(number) for column, number in numbers.items()}
 
 
 def _plain(number: float | None) -> str:
@@ -211,12 +196,7 @@ TIME_FORMAT: Final = "%Y-%m-%d %H:%M:%S"
 
 
 def import_trace(path: Path, layout: Layout, *, most_slots: int | None = None) -> Trace:
-    """Read the jobs of a foreign trace; jobs larger than `most_slots` are left out.
-
-    Raises:
-        TraceError: if the layout is unknown, the file cannot be read, a line is not a job
-            (names file, line and column), or no job is left.
-    """
+    """Read the jobs of a foreign trace; jobs larger than `most_slots` are left out."""
     if layout not in get_args(Layout):
         hint = f"choose one of {', '.join(get_args(Layout))}"
         raise TraceError(f"unknown layout {layout!r}", hint, "layout")

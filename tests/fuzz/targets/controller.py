@@ -12,7 +12,6 @@ import atexit
 import contextlib
 import itertools
 import shutil
-import tempfile
 from collections.abc import AsyncIterator, Coroutine, Iterator, MutableMapping
 from functools import cache
 from pathlib import Path
@@ -35,11 +34,13 @@ from schemas.codec import (
     encode,
 )
 from schemas.ids import BootId, JobId, NodeId
-from schemas.transport import Identity, Incoming, Socket, write_keys
+from schemas.transport.keys import Identity, write_keys
+from schemas.transport.sockets import Incoming, Socket
 from schemas.wire import Message
 from schemas.wire.agent import Hello, Numbered
 from tests.fuzz.choices import Choices
 from tests.fuzz.hostile_messages import Known, hostile_bytes
+from tests.fuzz.targets.folders import base
 from tests.support import builders
 
 LISTEN: Final = Listen(metrics=0)
@@ -52,35 +53,14 @@ FAULTS: Final = frozenset({"request failed", "message dropped", "input skipped",
 STEPS: Final = 24
 TURNS: Final = 20  # of the loop, in which an answer has to come
 KNOWN: Final[Known] = {
-    "job": ["a-1", "b-2", "s-3", "c-4"],
-    "node": ["n1", "n2"],
-    "boot": ["b1", "b2"],
-    "version": [1, 2, 3],
-    "group": [1, 2, 3],
-    "rank": [0, 1, 0, 2],
-    "slot": ["n1/0", "n1/1", "n2/0"],
-    "on": [["n1/0"], ["n1/0", "n1/1"], []],
-    "seq": [1, 2, 3, 4, 5, 6, 7, 8, 9],
-    "index": [1, 2, 3, 4, 5, 6],
-    "snapshot": ["0" * 64],
-    "cursor": ["", "", "history.1", "epochs.0", "jobs.1", "decisions.1", "nodes.1", "versions.2", 0, 1, 40],
-    "wait_s": [0.0, 0.0, 0.01],
-    "stream": ["log", "samples"],
-    "offset": [0, 1, 10],
-    "user": ["", "ann", "bob"],
-    "states": [[], ["running"], ["queued", "failed"]],
-    "name": ["a", "b", "*", "?-*"],
-    "trial": [0, 1, 2],
-    "from_trial": [0, 1],
-    "from_unit": [0, 1],
-    "from_seq": [0, 1, 5, 20],
-    "epoch": [1, 2, 3],
-    "within_s": [0.0, 1.0],
-    "session": ["1.1", "1.2", "1.3"],
-    "attempt": [1, 2, 3],
-    "code": [0, 1],
-    "slots": [0, 1, 2],
-    "batch": [32, 64],
+    "job": ["a-1", "b-2", "s-3", "c-4"], "node": ["n1", "n2"], "boot": ["b1", "b2"], "version": [1, 2, 3],
+    "group": [1, 2, 3], "rank": [0, 1, 0, 2], "slot": ["n1/0", "n1/1", "n2/0"],
+    "on": [["n1/0"], ["n1/0", "n1/1"], []], "seq": [1, 2, 3, 4, 5, 6, 7, 8, 9], "index": [1, 2, 3, 4, 5, 6],
+    "snapshot": ["0" * 64], "cursor": ["", "", "history.1", "epochs.0", "jobs.1", "decisions.1", "nodes.1", "versions.2", 0, 1, 40],
+    "wait_s": [0.0, 0.0, 0.01], "stream": ["log", "samples"], "offset": [0, 1, 10], "user": ["", "ann", "bob"],
+    "states": [[], ["running"], ["queued", "failed"]], "name": ["a", "b", "*", "?-*"], "trial": [0, 1, 2],
+    "from_trial": [0, 1], "from_unit": [0, 1], "from_seq": [0, 1, 5, 20], "epoch": [1, 2, 3], "within_s": [0.0, 1.0],
+    "session": ["1.1", "1.2", "1.3"], "attempt": [1, 2, 3], "code": [0, 1], "slots": [0, 1, 2], "batch": [32, 64],
 }  # fmt: skip
 
 
@@ -102,10 +82,10 @@ class Line:
         self.sent.append(frames)
         return True
 
-    def admit(self, topic: bytes) -> None:
+    def grant_topic(self, topic: bytes) -> None:
         assert len(topic) <= 4 << 20
 
-    revoke = admit
+    revoke_topic = grant_topic
 
     def close(self) -> None:
         """Nothing is open."""
@@ -139,10 +119,8 @@ class _Log:
 
 @cache
 def _home() -> Path:
-    """A folder with keys, in memory where there is some."""
-    base = "/dev/shm" if Path("/dev/shm").is_dir() else None  # noqa: S108 - only if it is there
-    home = Path(tempfile.mkdtemp(prefix="ones-fuzz-", dir=base))
-    atexit.register(shutil.rmtree, home, ignore_errors=True)
+    """A folder with keys."""
+    home = base() / "controller"
     write_keys(home / "keys", "server")
     (home / "keys" / "authorised.toml").write_text("")
     (home / "keys" / "authorised.toml").chmod(0o600)
@@ -311,11 +289,14 @@ async def _converse(data: bytes) -> None:
             await conversation.end()
 
 
-_runner: asyncio.Runner | None = None
+@cache
+def _runner() -> asyncio.Runner:
+    """One loop for all inputs."""
+    runner = asyncio.Runner()
+    atexit.register(runner.close)
+    return runner
 
 
 def controller(data: bytes) -> None:
     """Anybody says anything to a controller that runs a job."""
-    global _runner  # noqa: PLW0603 - a loop for all inputs
-    _runner = _runner or asyncio.Runner()
-    _runner.run(_converse(data))
+    _runner().run(_converse(data))

@@ -8,39 +8,28 @@ from typing import Any, Final
 
 import msgspec
 
-from controlplane.core.commands import Announce, Command, SendDelta, SendSweepDelta
+from controlplane.core.commands import Announce, SendDelta, SendSweepDelta
 from controlplane.core.inputs import NodeReported
 from schemas.codec import PUBLISHED, encode, tag_of
 from schemas.errors import OnesError
-from schemas.ids import JobId
 from schemas.sweeps import Asha, Grid, PopulationBased, RandomSearch, choice
 from schemas.wire.agent import AgentEvent, Numbered
 from tests.fuzz.choices import Choices
 from tests.fuzz.hostile_messages import TAGS, Known, hostile_map
 from tests.support.builders import N1, N2
-from tests.support.sweep_cluster import SweepCluster, sweep_job
+from tests.support.sweep_world import SweepCluster, sweep_job
 from tests.unit.controlplane.core.test_hostile_reports import KINDS, SLOTS, Hostile, written
 
 EVENTS: Final = tuple(tag for tag in TAGS if tag in {tag_of(kind) for kind in KINDS})
 OF_SWEEPS: Final = (
-    *tuple(tag for tag in EVENTS if tag.startswith(("hopper.", "sweep."))),
-    "worker.ready.2",
-    "worker.exited.1",
-    "worker.started.1",
-    "worker.group_formed.2",
-)
+    *(tag for tag in EVENTS if tag.startswith("sweep.")),
+    "worker.ready.2", "worker.exited.1", "worker.started.1", "worker.group_formed.2",
+)  # fmt: skip
 KNOWN: Final[Known] = {
-    "job": ["a-1", "a-1", "a-2", "a-3"],
-    "version": [1, 2, 3, 4],
-    "group": [1, 2, 3, 4],
-    "rank": [0, 1, 2],
-    "index": [*range(1, 12)],
-    "epoch": [1, 2, 3],
-    "step": [1, 2],
-    "trial": [0, 1, 2],
-    "attempt": [*range(1, 8)],
+    "job": ["a-1", "a-1", "a-2", "a-3"], "version": [1, 2, 3, 4], "group": [1, 2, 3, 4], "rank": [0, 1, 2],
+    "index": [*range(1, 12)], "epoch": [1, 2, 3], "step": [1, 2], "trial": [0, 1, 2], "attempt": [*range(1, 8)],
     "port": [29500],
-}
+}  # fmt: skip
 STEPS: Final = 40
 
 
@@ -94,7 +83,7 @@ def sweeps(data: bytes) -> None:
         match choices.below(8):
             case 0 | 1 | 2:
                 for _ in range(choices.below(24)):
-                    _quietly(cluster.step, rng)
+                    cluster.step(rng)
             case 3:
                 cluster.later(choices.pick((1.0, 60.0, 700.0)))
             case 4:
@@ -108,25 +97,16 @@ def sweeps(data: bytes) -> None:
     assert written(again) == written(cluster.controller.state)
 
 
-def _quietly(step: Any, rng: Random) -> None:
-    """A step of the imaginary workers, who believe that nobody speaks in their name."""
-    step(rng)
-
-
 def _told(cluster: SweepCluster, event: AgentEvent, choices: Choices) -> None:
-    """A node says it next in its stream, as if one of its workers had."""
+    """A node reports it next in its stream, as if it came from one of its workers."""
     node = choices.pick((N1, N2))
     known = cluster.controller.state.nodes[node]
     report = NodeReported(node=node, boot=known.boot, seq=known.committed + 1, event=event)
     for command in cluster.controller.take(report):
-        _writable(command)
-
-
-def _writable(command: Command) -> None:
-    if isinstance(command, Announce):
-        encode(command.event)
-    elif isinstance(command, SendDelta | SendSweepDelta):
-        encode(command.delta)
+        if isinstance(command, Announce):
+            encode(command.event)
+        elif isinstance(command, SendDelta | SendSweepDelta):
+            encode(command.delta)
 
 
 def _slots(choices: Choices) -> list[Any]:
@@ -142,6 +122,3 @@ def _event(choices: Choices, tags: tuple[str, ...]) -> AgentEvent | None:
         if isinstance(numbered, Numbered):
             return numbered.event
     return None
-
-
-JOB: Final = JobId("a-1")

@@ -1,4 +1,4 @@
-"""A folder of its own for each input, in memory where the host has some."""
+"""What targets share: a folder for each input, in memory where the host has some, and no log lines."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+from typing import Any
+
+import structlog
 
 
 @cache
@@ -27,3 +30,12 @@ def folder() -> Iterator[Path]:
     shutil.rmtree(found, ignore_errors=True)
     found.mkdir()
     yield found
+
+
+def without_log_lines() -> None:
+    """Drop every log line from now on."""
+    structlog.configure(processors=[_dropped])
+
+
+def _dropped(*_: Any) -> Any:
+    raise structlog.DropEvent

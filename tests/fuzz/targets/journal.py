@@ -21,7 +21,7 @@ from tests.fuzz.choices import Choices
 from tests.fuzz.targets.folders import base
 
 GOLDEN: Final = Path(__file__).parents[2] / "golden" / "journal"
-FILES: Final = tuple(sorted(path.name for path in GOLDEN.glob("schema-5-*.sqlite")))
+FILES: Final = tuple(sorted(path.name for path in GOLDEN.glob("*.sqlite")))
 
 
 @cache

@@ -8,8 +8,6 @@ import os
 from pathlib import Path
 from typing import Any, Final
 
-import structlog
-
 from nodeagent.errors import StartError
 from nodeagent.folders import FRAME, NodeFolders, WorkerFolder
 from nodeagent.job_folders import answer, is_laid_out
@@ -27,7 +25,7 @@ from schemas.host.state_files import StateFile
 from schemas.wire.files import AskFiles, AskPiece, FileList, FilePiece
 from tests.fuzz.choices import Choices
 from tests.fuzz.hostile_messages import Known, hostile_bytes
-from tests.fuzz.targets.folders import folder
+from tests.fuzz.targets.folders import folder, without_log_lines
 
 SECRET: Final = b"nobody's business"
 FOLDER: Final = "w/a-1.v1.r0"
@@ -107,7 +105,7 @@ class _Writer:
 
 def job_files(data: bytes) -> None:
     """A user asks for a file of his job: he gets none of anybody else's, whatever lies there."""
-    structlog.configure(processors=[_dropped])
+    without_log_lines()
     choices = Choices(data)
     with folder() as here:
         folders = NodeFolders(here / "run", here / "work", here / "checkpoints")
@@ -151,7 +149,3 @@ def _mischief(choices: Choices, job: Path, here: Path) -> None:
             make(job / name)
     is_laid_out(job, choices.text())
     StateFile.of(choices.text())
-
-
-def _dropped(*_: Any) -> Any:
-    raise structlog.DropEvent

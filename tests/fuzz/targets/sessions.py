@@ -7,9 +7,16 @@ from typing import Final
 from schemas.codec import FROM_AGENT, PUBLISHED, TO_AGENT, encode
 from schemas.errors import OnesError
 from schemas.ids import BootId, NodeId, Seconds, Term
-from schemas.session import AgentSession, ControllerSession, Deliver, Publish, ToController, ToNode
-from schemas.session.agent_session import MAX_RESENT
-from schemas.session.controller_session import MAX_HELD
+from schemas.session import (
+    MAX_HELD,
+    MAX_RESENT,
+    AgentSession,
+    ControllerSession,
+    Deliver,
+    Publish,
+    ToController,
+    ToNode,
+)
 from schemas.wire import files
 from schemas.wire.agent import Hello, NodeHealth, Numbered, Telemetry
 from tests.fuzz.choices import Choices
@@ -18,23 +25,11 @@ from tests.fuzz.hostile_messages import Known, hostile_bytes
 NODE, BOOT = NodeId("n1"), BootId("b1")
 PORTS: Final = (7704, 7700)
 KNOWN: Final[Known] = {
-    "node": ["n1", "n1", "n2"],
-    "boot": ["b1", "b1", "b2"],
-    "session": ["1.1", "1.2", "2.1"],
-    "term": [1, 2, 3],
-    "seq": [1, 2, 3, 4],
-    "committed": [0, 1, 2],
-    "through": [1, 2],
-    "first": [0, 1, 2],
-    "job": ["a-1", "b-2"],
-    "version": [1, 2, 3],
-    "stage": [1, 2, 3],
-    "revision": [1, 2],
-    "events_sent": [0, 1, 3],
-    "events_dropped": [0, 1],
-    "number": [0, 1, 2],
-    "echo": ["", "1.1"],
-}
+    "node": ["n1", "n1", "n2"], "boot": ["b1", "b1", "b2"], "session": ["1.1", "1.2", "2.1"], "term": [1, 2, 3],
+    "seq": [1, 2, 3, 4], "committed": [0, 1, 2], "through": [1, 2], "first": [0, 1, 2], "job": ["a-1", "b-2"],
+    "version": [1, 2, 3], "stage": [1, 2, 3], "revision": [1, 2], "events_sent": [0, 1, 3],
+    "events_dropped": [0, 1], "number": [0, 1, 2], "echo": ["", "1.1"],
+}  # fmt: skip
 STEPS: Final = 60
 
 
@@ -51,7 +46,7 @@ def agent(data: bytes) -> None:
                 outputs = session.tick(Seconds(now))
             case 1:
                 happened += 1
-                outputs = session.happened(NodeHealth(problems=()))
+                outputs = session.record_event(NodeHealth(problems=()))
             case _:
                 try:
                     message = TO_AGENT.decode(hostile_bytes(choices, TO_AGENT.tags, KNOWN))
@@ -68,7 +63,7 @@ def agent(data: bytes) -> None:
         assert len(outputs) <= 2 + happened // MAX_RESENT + 1
         assert len(session.spool) <= happened
         assert len(session._pending) <= STEPS
-        assert session.alone_s(Seconds(now)) >= 0.0
+        assert session.unconfirmed_s(Seconds(now)) >= 0.0
         assert session.sent == happened
 
 
@@ -90,10 +85,10 @@ def controller(data: bytes) -> None:
             continue
         if isinstance(message, Hello):
             committed = delivered if message.boot == boot else choices.below(4)
-            outputs = session.greeted(message, committed, Seconds(now), *PORTS)
+            outputs = session.open_session(message, committed, Seconds(now), *PORTS)
             boot, delivered = message.boot, max(committed, session.received)
         elif isinstance(message, Numbered):
-            outputs = session.published((message,), Seconds(now))
+            outputs = session.receive_events((message,), Seconds(now))
         else:
             outputs = session.receive(message, Seconds(now))
         for output in outputs:

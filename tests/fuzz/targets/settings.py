@@ -20,12 +20,13 @@ from nodeagent import settings as agent_settings
 from nodeagent.settings import AgentSettings
 from schemas.codec import REQUEST, encode
 from schemas.errors import OnesError, SettingsError
-from schemas.host.settings import find_problems, read_toml, reloaded, valid_part
+from schemas.host.reload import SettingsReload
+from schemas.host.settings import find_problems, read_toml, valid_part
 from schemas.jobs import MAX_SPEC_BYTES, problems
-from schemas.transport import load_authorised, load_keys, load_public
+from schemas.transport.keys import load_authorised, load_keys, load_public
 from schemas.wire.client import CheckJob
 from tests.fuzz.choices import Choices
-from tests.fuzz.targets.folders import folder
+from tests.fuzz.targets.folders import folder, without_log_lines
 
 JOB: Final[dict[str, Any]] = {
     "name": "a", "script": "train.py", "batch_size": 32, "args": ["--lr", "1"], "workdir": ".",
@@ -59,16 +60,8 @@ AUTHORISED: Final[dict[str, Any]] = {
     ]
 }  # fmt: skip
 POLICIES: Final = (
-    "fifo",
-    "ones",
-    "ones_paper",
-    "harmony",
-    "slaq",
-    "oasis",
-    "drl",
-    "srtf",
-    "tiresias",
-)
+    "fifo", "ones", "ones_paper", "harmony", "slaq", "oasis", "drl", "srtf", "tiresias",
+)  # fmt: skip
 
 
 def toml(value: Any) -> str:
@@ -181,6 +174,7 @@ def _loaded(path: Path, text: str, overrides: list[str]) -> None:
 
 def settings_files(data: bytes) -> None:
     """Settings of controller, agent and client, whole and read again while they are in use."""
+    without_log_lines()
     choices = Choices(data)
     with folder() as here:
         path = here / "client.toml"
@@ -202,7 +196,9 @@ def settings_files(data: bytes) -> None:
             valid_part(read, wrong)
         if found is not None:
             fresh = msgspec.convert(table, kind)
-            assert reloaded(found, fresh, ()).settings == found
+            reload = SettingsReload(found, lambda: fresh, {})
+            reload.reload()
+            assert reload.current == found
         if isinstance(found, ControllerSettings):
             name = choices.pick(POLICIES)
             _refused(lambda: check_options(name, found.policy.options))

@@ -68,28 +68,30 @@ def on_device(body: Callable[..., None]) -> Callable[[DeviceProcess], None]:
     return test
 
 
+@contextlib.contextmanager
+def ranks_of(
+    scene: Callable[..., Any], size: int, *arguments: Any, **environment: str
+) -> Iterator[Peers]:
+    """Run `scene` on each rank, given the module `nccl_double`, its `RendezvousInfo` and arguments."""
+    require_library()
+    with peers(_play, size, scene, arguments, environment) as made:
+        yield made
+
+
 def on_ranks(
     scene: Callable[..., Any], size: int, *arguments: Any, **environment: str
 ) -> list[Any]:
-    """What `scene` returns on each rank, with a device each.
-
-    Args:
-        scene: given the module `nccl_double`, its `RendezvousInfo` and `arguments`.
-        size: ranks.
-        arguments: of the scene.
-        environment: variables of the processes.
-    """
+    """Return the results of `scene` on each rank; see `ranks_of`."""
     require_library()
-    return each(play, size, scene, arguments, environment)
+    return each(_play, size, scene, arguments, environment)
 
 
-def play(
+def _play(
     meeting: RendezvousInfo,
     scene: Callable[..., Any],
     arguments: Sequence[Any],
     environment: dict[str, str],
 ) -> Any:
-    """One rank's part of `on_ranks`; for `peers`, where some ranks die."""
     os.environ.update(environment)
     return scene(importlib.import_module(DOUBLE), meeting, *arguments)
 

@@ -1,7 +1,7 @@
-"""Jobs of frameworks: crews whose scripts use an adapter, beside one plain loop of torch.
+"""Jobs of frameworks: crews whose scripts use an adapter, and one plain loop of torch.
 
 A framework is imported once, in a server that all workers are forked from. Scripts wait at gates
-until the change that a test ordered is ready, so that it happens in the epoch that is meant.
+until the change that a test ordered is ready, so that it happens in the intended epoch.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import torch
 from elastic.sample_stream import SampleStream
 from schemas.jobs import StopRule
 from schemas.wire.agent import ScriptFailed
+from tests.support.sample_steps import steps_of
 from tests.training import peers
 from tests.training.groups import SEED, SIZE, Crew, crew, script
 
@@ -58,7 +59,7 @@ data = TensorDataset(inputs, targets)
 
 
 def fork_with(module: str) -> None:
-    """From now on workers are forked from a server that has `module` imported."""
+    """Fork workers from a server that has `module` imported."""
     os.environ["HF_HUB_OFFLINE"] = os.environ["TRANSFORMERS_OFFLINE"] = "1"
     peers.fork_with(module)
 
@@ -73,7 +74,6 @@ def job(
     epochs: int = EPOCHS,
     **options: Any,
 ) -> Iterator[Crew]:
-    """A job of some epochs."""
     head = f'import os\nos.environ["GATES"] = "{",".join(map(str, gates))}"\n'
     text = head + script(GATES, source, size=size)
     with crew(home, text, stop=StopRule(epochs=epochs), **options) as made:
@@ -81,30 +81,20 @@ def job(
 
 
 def batches(epochs: int = EPOCHS, size: int = SIZE, batch: int = BATCH) -> list[list[int]]:
-    """The ids of all steps of a job whose batch does not change."""
     stream = SampleStream(SEED, size)
     return [
-        ids for epoch in range(1, epochs + 1) for _, ids in stream.batches(epoch, 0, [batch], 0)
+        ids for epoch in range(1, epochs + 1) for _, ids in steps_of(stream, epoch, 0, [batch], 0)
     ]
 
 
 def toy_data(size: int = SIZE) -> tuple[torch.Tensor, torch.Tensor]:
-    """What scripts train on."""
     generator = torch.Generator().manual_seed(5)
     inputs = torch.randn(size, 6, generator=generator, dtype=torch.float64)
     return inputs, inputs.sum(dim=1, keepdim=True).sin()
 
 
 @contextlib.contextmanager
-def in_float64() -> Iterator[None]:
-    """One thread, and float64 by default, as in the scripts."""
-    with computing_in(torch.float64):
-        yield
-
-
-@contextlib.contextmanager
 def computing_in(dtype: torch.dtype) -> Iterator[None]:
-    """One thread, and this type by default."""
     threads = torch.get_num_threads()
     torch.set_default_dtype(dtype)
     torch.set_num_threads(1)
@@ -116,13 +106,12 @@ def computing_in(dtype: torch.dtype) -> Iterator[None]:
 
 
 def each_sample_once(made: Crew, size: int = SIZE, epochs: int = EPOCHS) -> None:
-    """What every job keeps."""
     assert [report.epoch for report in made.epochs()] == list(range(1, epochs + 1))
     assert made.samples() == {epoch: list(range(size)) for epoch in range(1, epochs + 1)}
 
 
 def dies_of(made: Crew, *local: int) -> str:
-    """What the script dies of, before training or in it."""
+    """Return the error that ends the script, before training or in it."""
     with contextlib.suppress(AssertionError):  # of the crew, which hears of it
         made.start(*local)
         made.ended()
@@ -140,10 +129,10 @@ class PlainLoop:
         self.clip = clip
         self.within = within  # what a job may differ by
         self.losses: list[float] = []
+        self.errors: list[float] = []  # losses of the same batches after each step
         self.rates: list[float] = []
 
     def train(self, steps: Sequence[list[int]]) -> None:
-        """Take these steps."""
         for ids in steps:
             self.optimizer.zero_grad()
             loss = self.loss(self.model, ids)
@@ -156,18 +145,14 @@ class PlainLoop:
 
 
 def example(heading: str) -> str:
-    """The script below a heading of the page on frameworks."""
     page = (Path(__file__).parents[3] / "docs" / "frameworks.md").read_text()
     return page.partition(f"## {heading}\n")[2].partition("```python\n")[2].partition("```")[0]
 
 
 def runs_alone(home: Path, source: str) -> str:
-    """What `source` prints, as a script without a cluster."""
-    process = peers.FORKS.Process(target=_run_alone, args=(home, source))
-    process.start()
-    process.join(120)
+    code = peers.run_forked(_run_alone, home, source, limit_s=120.0)
     printed = (home / "printed").read_text()
-    assert process.exitcode == 0, printed
+    assert code == 0, printed
     return printed
 
 

@@ -7,39 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
 
-from tests.training.frameworks.jobs import (
-    BATCH,
-    EPOCHS,
-    IN_FLOAT32,
-    STEPS,
-    PlainLoop,
-    batches,
-    computing_in,
-    dies_of,
-    each_sample_once,
-    example,
-    fork_with,
-    in_float64,
-    job,
-    runs_alone,
-    toy_data,
-)
+from tests.training.frameworks.jobs import BATCH, EPOCHS, STEPS, each_sample_once, job
+from tests.training.frameworks.same_tests import *  # noqa: F403
+from tests.training.frameworks.same_tests import BUILD, GROWN_AND_SHRUNK, Framework, build_plain
 from tests.training.groups import Crew, furthest
 
 pytestmark = pytest.mark.slow
-
-BUILD = """
-def build():
-    torch.manual_seed(3)
-    model = nn.Sequential(nn.Linear(6, 7), nn.Tanh(), nn.Linear(7, 1))
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
-    every = torch.optim.lr_scheduler
-    warm = every.LinearLR(optimizer, 0.2, total_iters=5)
-    falling = every.CosineAnnealingLR(optimizer, STEPS - 5)
-    return model, optimizer, every.SequentialLR(optimizer, [warm, falling], [5])
-"""
 
 SCRIPT = """
 from elastic.accelerate import ElasticAccelerator
@@ -87,30 +61,7 @@ if accelerator.is_main_process:
 """
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _server() -> None:
-    fork_with("elastic.accelerate")
-
-
-@functools.cache
-def plain() -> PlainLoop:
-    names = {"torch": torch, "nn": nn, "STEPS": STEPS}
-    with in_float64():
-        exec(BUILD, names)  # noqa: S102 - the part of the script that builds
-        inputs, targets = toy_data()
-
-        def loss(model: nn.Module, ids: list[int]) -> torch.Tensor:
-            return nn.functional.mse_loss(model(inputs[ids]), targets[ids])
-
-        model, optimizer, scheduler = names["build"]()  # type: ignore[operator]
-        one = PlainLoop(model, optimizer, scheduler, loss)
-        errors = []
-        for ids in batches():
-            one.train([ids])
-            with torch.no_grad():
-                errors.append(float(loss(model, ids)))
-        one.losses = errors  # behind each step
-        return one
+plain = functools.cache(build_plain)
 
 
 def ends_as_one_loop(made: Crew) -> None:
@@ -123,71 +74,7 @@ def ends_as_one_loop(made: Crew) -> None:
         assert (word["step"], word["rate"]) == (STEPS, pytest.approx(0))
         for step, (gathered, reduced, samples) in word["losses"].items():
             assert samples == (BATCH if int(step) % 6 else 1)
-            assert (gathered, reduced) == (pytest.approx(plain().losses[int(step) - 1]),) * 2
-
-
-def test_a_loop_in_a_group_that_changes_trains_as_one_process_would(tmp_path: Path) -> None:
-    with job(tmp_path, SCRIPT + BUILD + LOOP, gates=(4, 15, 26)) as made:
-        made.start(BATCH)
-        made.change(6, 6)
-        made.change(3, 3, 3, 3)
-        made.change(5, 7)
-        epochs = made.ended()
-
-        ends_as_one_loop(made)
-        assert [list(epoch.metrics) for epoch in epochs] == [["error"]] * EPOCHS
-
-
-def test_a_batch_that_shrinks_gives_epochs_more_steps_than_were_planned(tmp_path: Path) -> None:
-    with job(tmp_path, SCRIPT + BUILD + LOOP, gates=(4, 12)) as made:
-        made.start(BATCH)
-        made.change(2, 2)
-        made.change(3, 4)
-        made.ended()
-
-        each_sample_once(made)
-        ended = [word for word in made.words() if "rate" in word]
-        assert [word["rate"] for word in ended] == [pytest.approx(0)] * 2
-        assert [word["step"] > STEPS for word in ended] == [True] * 2
-
-
-def test_a_killed_worker_costs_no_step(tmp_path: Path) -> None:
-    faults = "reduce:rank=2:step=10:version=1=kill"
-    with job(tmp_path, SCRIPT + BUILD + LOOP, faults=faults) as made:
-        made.start(4, 4, 4)
-        made.until(made.broken, "a member is lost")
-        made.recover()
-        made.ended()
-
-        ends_as_one_loop(made)
-
-
-def test_accumulated_gradients_are_passes_through_a_pause(tmp_path: Path) -> None:
-    source = (SCRIPT + BUILD + LOOP).replace("PASSES = 36, 6, 1", "PASSES = 36, 6, 3")
-    with job(tmp_path, source, gates=(9,), bound=4) as made:
-        made.start(5, 7)
-        point = made.suspend()
-        made.start(12, resume=point)
-        made.ended()
-
-        ends_as_one_loop(made)
-
-
-@functools.cache
-def plain_autocast() -> PlainLoop:
-    names = {"torch": torch, "nn": nn, "STEPS": STEPS}
-    with computing_in(torch.float32):
-        exec(BUILD, names)  # noqa: S102 - the part of the script that builds
-        inputs, targets = (values.float() for values in toy_data())
-
-        def loss(model: nn.Module, ids: list[int]) -> torch.Tensor:
-            with torch.autocast("cpu", torch.bfloat16):
-                made = model(inputs[ids])
-            return nn.functional.mse_loss(made.float(), targets[ids])
-
-        one = PlainLoop(*names["build"](), loss)  # type: ignore[operator]
-        one.train(batches())
-        return one
+            assert (gathered, reduced) == (pytest.approx(plain().errors[int(step) - 1]),) * 2
 
 
 PROCESSES = "shuffle=True, num_workers=2, persistent_workers=True, multiprocessing_context='fork'"
@@ -201,32 +88,10 @@ def build():
 """
 
 
-def test_autocast_and_processes_that_load_train_as_one_loop_would(tmp_path: Path) -> None:
-    loop = LOOP.replace("agent=agent,", 'agent=agent, mixed_precision="bf16",')
-    loop = loop.replace("shuffle=True", PROCESSES) + "say(narrow=list(narrow))\n"
-    with job(tmp_path, IN_FLOAT32 + SCRIPT + BUILD + NARROW + loop, gates=(4, 15)) as made:
-        made.start(BATCH)
-        made.change(6, 6)
-        made.change(3, 3, 6)
-        made.ended()
-
-        each_sample_once(made)
-        assert furthest(made.final(), plain_autocast().model.state_dict()) < 1e-3
-        narrow = [word["narrow"] for word in made.words() if "narrow" in word]
-        assert narrow == [["torch.bfloat16"]] * 3
-
-
+NARROW_LOOP = LOOP.replace("agent=agent,", 'agent=agent, mixed_precision="bf16",')
 REFUSED = {
-    "kept states": (
-        "accelerator.report(error=error)",
-        "accelerator.save_state('x')",
-        "saved at each epoch's end",
-    ),
-    "skipped batches": (
-        "in loader:",
-        "in accelerator.skip_first_batches(loader):",
-        "automatically",
-    ),
+    "kept states": ("accelerator.report(error=error)", "accelerator.save_state('x')", "saved at each epoch's end"),
+    "skipped batches": ("in loader:", "in accelerator.skip_first_batches(loader):", "automatically"),
     "another order": ("shuffle=True", "shuffle=False", "shuffled by the job's seed"),
     "a trigger": ("accelerator.report(error=error)", "accelerator.check_trigger()", "stop(why)"),
     "an optimizer alone": (
@@ -234,17 +99,7 @@ REFUSED = {
         "accelerator.prepare(optimizer) and (",
         "give all in one call",
     ),
-}
-
-
-@pytest.mark.parametrize(("old", "new", "said"), REFUSED.values(), ids=REFUSED.keys())
-def test_what_cannot_be_exact_is_refused_with_the_remedy(
-    tmp_path: Path, old: str, new: str, said: str
-) -> None:
-    loop = LOOP.replace(old, new)
-    assert loop != LOOP
-    with job(tmp_path, SCRIPT + BUILD + loop, epochs=1) as made:
-        assert said in dies_of(made, BATCH)
+}  # fmt: skip
 
 
 BEFORE = """
@@ -264,7 +119,36 @@ def evaluate(accelerator, model, held_out):
 """
 
 
-def test_the_example_of_the_page_runs_without_a_cluster(tmp_path: Path) -> None:
-    after = "print('ended', accelerator.agent.step, round(scheduler.get_last_lr()[0], 6))"
+FRAMEWORK = Framework(
+    module="elastic.accelerate",
+    heading="Accelerate",
+    script=SCRIPT + BUILD + LOOP,
+    narrow=SCRIPT + BUILD + NARROW + NARROW_LOOP.replace("shuffle=True", PROCESSES),
+    plain_narrow=lambda: build_plain(torch.float32).model,
+    ends=ends_as_one_loop,
+    before=BEFORE,
+    after="print('ended', accelerator.agent.step, round(scheduler.get_last_lr()[0], 6))",
+    printed="ended 9 0.0",
+    refused=REFUSED,
+)
 
-    assert "ended 9 0.0" in runs_alone(tmp_path, BEFORE + example("Accelerate") + after)
+
+@pytest.fixture(scope="module")
+def framework() -> Framework:
+    return FRAMEWORK
+
+
+def test_a_loop_in_a_changing_group_trains_as_one_process(tmp_path: Path) -> None:
+    with job(tmp_path, SCRIPT + BUILD + LOOP, gates=(4, 15, 26)) as made:
+        epochs = made.through(*GROWN_AND_SHRUNK)
+
+        ends_as_one_loop(made)
+        assert [list(epoch.facts.metrics) for epoch in epochs] == [["error"]] * EPOCHS
+
+
+def test_accumulated_gradients_are_passes_through_a_pause(tmp_path: Path) -> None:
+    source = (SCRIPT + BUILD + LOOP).replace("PASSES = 36, 6, 1", "PASSES = 36, 6, 3")
+    with job(tmp_path, source, gates=(9,), bound=4) as made:
+        made.through((5, 7), "pause", (12,))
+
+        ends_as_one_loop(made)

@@ -4,43 +4,16 @@ from __future__ import annotations
 
 import functools
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
-from tests.training.frameworks.jobs import (
-    BATCH,
-    EPOCHS,
-    IN_FLOAT32,
-    STEPS,
-    PlainLoop,
-    batches,
-    computing_in,
-    dies_of,
-    each_sample_once,
-    example,
-    fork_with,
-    in_float64,
-    job,
-    runs_alone,
-    toy_data,
-)
+from tests.training.frameworks.jobs import BATCH, EPOCHS, STEPS, each_sample_once, job
+from tests.training.frameworks.same_tests import *  # noqa: F403
+from tests.training.frameworks.same_tests import BUILD, GROWN_AND_SHRUNK, Framework, build_plain
 from tests.training.groups import Crew, furthest
 
 pytestmark = pytest.mark.slow
-
-BUILD = """
-def build():
-    torch.manual_seed(3)
-    model = nn.Sequential(nn.Linear(6, 7), nn.Tanh(), nn.Linear(7, 1))
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
-    every = torch.optim.lr_scheduler
-    warm = every.LinearLR(optimizer, 0.2, total_iters=5)
-    falling = every.CosineAnnealingLR(optimizer, STEPS - 5)
-    return model, optimizer, every.SequentialLR(optimizer, [warm, falling], [5])
-"""
 
 SCRIPT = """
 import warnings
@@ -119,28 +92,10 @@ if trainer.is_global_zero:
 """
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _server() -> None:
-    fork_with("elastic.lightning")
-
-
-@functools.cache
-def plain() -> PlainLoop:
-    names: dict[str, Any] = {"torch": torch, "nn": nn, "STEPS": STEPS}
-    with in_float64():
-        exec(BUILD, names)  # noqa: S102 - the part of the script that builds
-        inputs, targets = toy_data()
-
-        def loss(model: nn.Module, ids: list[int]) -> torch.Tensor:
-            return nn.functional.mse_loss(model(inputs[ids]), targets[ids])
-
-        one = PlainLoop(*names["build"](), loss)
-        one.train(batches())
-        return one
+plain = functools.cache(build_plain)
 
 
 def epoch_means() -> list[float]:
-    """Of the losses, over samples."""
     losses, sizes = plain().losses, [BATCH] * 5 + [1]
     return [
         sum(a * b for a, b in zip(losses[start : start + 6], sizes, strict=True)) / 61
@@ -163,128 +118,19 @@ def ends_as_one_loop(made: Crew, *, counts: bool = True) -> None:
             assert loss == pytest.approx(epoch_means()[int(epoch)])
 
 
-def test_a_trainer_in_a_group_that_changes_trains_as_one_loop_would(tmp_path: Path) -> None:
-    with job(tmp_path, BUILD + SCRIPT + FIT, gates=(4, 15, 26)) as made:
-        made.start(BATCH)
-        made.change(6, 6)
-        made.change(3, 3, 3, 3)
-        made.change(5, 7)
-        epochs = made.ended()
-
-        ends_as_one_loop(made)
-        first = next(word for word in made.words() if word.get("steps") and not word["rank"])
-        assert list(map(int, first["steps"])) == list(range(STEPS))
-        assert {"val", "train_epoch"} <= set(epochs[-1].metrics)
-        saved = {word["saved"] for word in made.words() if "saved" in word}
-        assert saved == set(range(6, 37, 6))
-        assert len(list((tmp_path / "out").iterdir())) == EPOCHS
-
-
-def test_a_batch_that_shrinks_gives_epochs_more_steps_than_were_planned(tmp_path: Path) -> None:
-    with job(tmp_path, BUILD + SCRIPT + FIT, gates=(4, 12)) as made:
-        made.start(BATCH)
-        made.change(2, 2)
-        made.change(3, 4)
-        made.ended()
-
-        each_sample_once(made)
-        ended = [word for word in made.words() if "rate" in word]
-        assert [word["rate"] for word in ended] == [pytest.approx(0)] * 2
-        assert [word["step"] > STEPS for word in ended] == [True] * 2
-
-
-def test_a_killed_worker_costs_no_step_and_no_count(tmp_path: Path) -> None:
-    faults = "reduce:rank=2:step=12:version=1=kill"  # the last step of an epoch
-    with job(tmp_path, BUILD + SCRIPT + FIT, faults=faults) as made:
-        made.start(4, 4, 4)
-        made.until(made.broken, "a member is lost")
-        made.recover()
-        made.ended()
-
-        ends_as_one_loop(made)
-
-
-def test_accumulated_gradients_are_passes_through_a_pause(tmp_path: Path) -> None:
-    source = (BUILD + SCRIPT + FIT).replace("PASSES = 36, 1", "PASSES = 36, 3")
-    with job(tmp_path, source, gates=(9,), bound=4) as made:
-        made.start(5, 7)
-        point = made.suspend()
-        made.start(12, resume=point)
-        made.ended()
-
-        ends_as_one_loop(made, counts=False)
-
-
-@functools.cache
-def plain_autocast() -> PlainLoop:
-    names: dict[str, Any] = {"torch": torch, "nn": nn, "STEPS": STEPS}
-    with computing_in(torch.float32):
-        exec(BUILD, names)  # noqa: S102 - the part of the script that builds
-        inputs, targets = (values.float() for values in toy_data())
-
-        def loss(model: nn.Module, ids: list[int]) -> torch.Tensor:
-            with torch.autocast("cpu", torch.bfloat16):
-                return nn.functional.mse_loss(model(inputs[ids]), targets[ids])
-
-        one = PlainLoop(*names["build"](), loss)
-        one.train(batches())
-        return one
-
-
-def test_autocast_and_processes_that_load_train_as_one_loop_would(tmp_path: Path) -> None:
-    processes = "num_workers=2, persistent_workers=True, multiprocessing_context='fork'"
-    fit = FIT.replace("max_epochs=6,", 'max_epochs=6, precision="bf16-mixed",')
-    fit = fit.replace("shuffle=True", f"shuffle=True, {processes}")
-    source = SCRIPT.replace(
-        "loss = nn", "made = self.net(x)\n        narrow.add(str(made.dtype))\n        loss = nn"
-    )
-    source = IN_FLOAT32 + "narrow = set()\n" + BUILD + source + fit + "say(narrow=list(narrow))\n"
-    with job(tmp_path, source, gates=(4, 15)) as made:
-        made.start(BATCH)
-        made.change(6, 6)
-        made.change(3, 3, 6)
-        made.ended()
-
-        each_sample_once(made)
-        assert furthest(made.final(), plain_autocast().model.state_dict()) < 1e-3
-        narrow = [word["narrow"] for word in made.words() if "narrow" in word]
-        assert narrow == [["torch.bfloat16"]] * 3
-
-
-STOPPED = 'CALLBACKS = [EarlyStopping("val", patience=1, min_delta=9.0, mode="min")]\n'
-
-
-def test_a_callback_that_stops_the_job_stops_it_for_all(tmp_path: Path) -> None:
-    with job(tmp_path, BUILD + SCRIPT + STOPPED + FIT) as made:
-        made.start(6, 6)
-
-        assert [epoch.epoch for epoch in made.ended()] == [1, 2]
-
-
+PROCESSES = "num_workers=2, persistent_workers=True, multiprocessing_context='fork'"
+NARROW = SCRIPT.replace(
+    "loss = nn", "made = self.net(x)\n        narrow.add(str(made.dtype))\n        loss = nn"
+)
+NARROW_FIT = FIT.replace("max_epochs=6,", 'max_epochs=6, precision="bf16-mixed",').replace(
+    "shuffle=True", f"shuffle=True, {PROCESSES}"
+)
 REFUSED = {
     "a part of an epoch": ("max_epochs=6", "max_epochs=6, limit_train_batches=3", "every sample"),
-    "checks within an epoch": (
-        "max_epochs=6",
-        "max_epochs=6, val_check_interval=0.5",
-        "set 1.0 or",
-    ),
-    "its own checkpoints": (
-        "loader, held_out)",
-        "loader, held_out, ckpt_path='x')",
-        "automatically",
-    ),
+    "checks within an epoch": ("max_epochs=6", "max_epochs=6, val_check_interval=0.5", "set 1.0 or"),
+    "its own checkpoints": ("loader, held_out)", "loader, held_out, ckpt_path='x')", "automatically"),
     "another order": ("shuffle=True", "shuffle=False", "shuffled by the job's seed"),
-}
-
-
-@pytest.mark.parametrize(("old", "new", "said"), REFUSED.values(), ids=REFUSED.keys())
-def test_what_cannot_be_exact_is_refused_with_the_remedy(
-    tmp_path: Path, old: str, new: str, said: str
-) -> None:
-    fit = FIT.replace(old, new)
-    assert fit != FIT
-    with job(tmp_path, BUILD + SCRIPT + fit, epochs=1) as made:
-        assert said in dies_of(made, BATCH)
+}  # fmt: skip
 
 
 BEFORE = """
@@ -317,7 +163,52 @@ held_out = torch.utils.data.DataLoader(data, batch_size=8)
 """
 
 
-def test_the_example_of_the_page_runs_without_a_cluster(tmp_path: Path) -> None:
-    after = "print('ended', trainer.global_step, trainer.current_epoch, *trainer.callback_metrics)"
+FRAMEWORK = Framework(
+    module="elastic.lightning",
+    heading="Lightning",
+    script=BUILD + SCRIPT + FIT,
+    narrow="narrow = set()\n" + BUILD + NARROW + NARROW_FIT,
+    plain_narrow=lambda: build_plain(torch.float32).model,
+    ends=ends_as_one_loop,
+    before=BEFORE,
+    after="print('ended', trainer.global_step, trainer.current_epoch, *trainer.callback_metrics)",
+    printed="ended 9 3 val",
+    dies_at=12,  # the last step of an epoch
+    refused=REFUSED,
+)
 
-    assert "ended 9 3 val" in runs_alone(tmp_path, BEFORE + example("Lightning") + after)
+
+@pytest.fixture(scope="module")
+def framework() -> Framework:
+    return FRAMEWORK
+
+
+def test_a_trainer_in_a_changing_group_trains_as_one_loop(tmp_path: Path) -> None:
+    with job(tmp_path, BUILD + SCRIPT + FIT, gates=(4, 15, 26)) as made:
+        epochs = made.through(*GROWN_AND_SHRUNK)
+
+        ends_as_one_loop(made)
+        first = next(word for word in made.words() if word.get("steps") and not word["rank"])
+        assert list(map(int, first["steps"])) == list(range(STEPS))
+        assert {"val", "train_epoch"} <= set(epochs[-1].facts.metrics)
+        saved = {word["saved"] for word in made.words() if "saved" in word}
+        assert saved == set(range(6, 37, 6))
+        assert len(list((tmp_path / "out").iterdir())) == EPOCHS
+
+
+def test_accumulated_gradients_are_passes_through_a_pause(tmp_path: Path) -> None:
+    source = (BUILD + SCRIPT + FIT).replace("PASSES = 36, 1", "PASSES = 36, 3")
+    with job(tmp_path, source, gates=(9,), bound=4) as made:
+        made.through((5, 7), "pause", (12,))
+
+        ends_as_one_loop(made, counts=False)
+
+
+STOPPED = 'CALLBACKS = [EarlyStopping("val", patience=1, min_delta=9.0, mode="min")]\n'
+
+
+def test_a_callback_stops_the_job_on_all_workers(tmp_path: Path) -> None:
+    with job(tmp_path, BUILD + SCRIPT + STOPPED + FIT) as made:
+        made.start(6, 6)
+
+        assert [epoch.epoch for epoch in made.ended()] == [1, 2]

@@ -15,20 +15,17 @@ from torch import nn
 from tests.training.frameworks.jobs import (
     BATCH,
     EPOCHS,
-    IN_FLOAT32,
     STEPS,
     PlainLoop,
     batches,
     computing_in,
     dies_of,
     each_sample_once,
-    example,
-    fork_with,
-    in_float64,
     job,
-    runs_alone,
     toy_data,
-)
+)  # fmt: skip
+from tests.training.frameworks.same_tests import *  # noqa: F403
+from tests.training.frameworks.same_tests import GROWN_AND_SHRUNK, Framework
 from tests.training.groups import Crew, furthest
 
 pytestmark = pytest.mark.slow
@@ -90,7 +87,7 @@ trainer = ElasticTrainer(
 result = trainer.train()
 history = [entry for entry in trainer.state.log_history if "loss" in entry]
 say(
-    result=result.training_loss, steps=result.global_step, epoch=trainer.state.epoch,
+    result=result.training_loss, step=result.global_step, epoch=trainer.state.epoch,
     losses=[entry["loss"] for entry in history], logged=[entry["step"] for entry in history],
     rates=[entry["learning_rate"] for entry in history], rank=agent.rank,
     rate=trainer.lr_scheduler.get_last_lr()[0], digest=digest(trainer.model),
@@ -100,18 +97,12 @@ if agent.rank == 0:
 """
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _server() -> None:
-    fork_with("elastic.transformers")
-
-
 def text(*changes: str, **arguments: Any) -> str:
     whole = ARGUMENTS | arguments
     return SCRIPT + "".join(changes) + TRAIN.replace("**ARGUMENTS", f"**{whole!r}")
 
 
 def plain_loop(model: nn.Module, loss: Any, optimizer: Any = None, **options: Any) -> PlainLoop:
-    """With the trainer's own groups of parameters and schedule."""
     from transformers import get_cosine_schedule_with_warmup  # noqa: PLC0415 - dear
 
     named = dict(model.named_parameters())
@@ -126,28 +117,31 @@ def plain_loop(model: nn.Module, loss: Any, optimizer: Any = None, **options: An
     return one
 
 
-@functools.cache
-def plain() -> PlainLoop:
-    with in_float64():
+def build_plain(dtype: torch.dtype = torch.float64) -> PlainLoop:
+    """Train one plain loop; in float32 with autocast."""
+    with computing_in(dtype):
         torch.manual_seed(3)
         model = nn.Module()
         model.layers = nn.Sequential(nn.Linear(6, 7), nn.Tanh(), nn.Linear(7, 1))
-        inputs, targets = toy_data()
+        inputs, targets = (values.to(dtype) for values in toy_data())
 
         def loss(model: Any, ids: list[int]) -> torch.Tensor:
-            return nn.functional.mse_loss(model.layers(inputs[ids]), targets[ids])
+            with torch.autocast("cpu", torch.bfloat16, enabled=dtype is torch.float32):
+                return nn.functional.mse_loss(model.layers(inputs[ids]), targets[ids])
 
         return plain_loop(model, loss)
 
 
+plain = functools.cache(build_plain)
+
+
 def ends_as(made: Crew, one: PlainLoop) -> dict[str, Any]:
-    """The job trained as `one` did; what the last rank 0 said at the end."""
     each_sample_once(made)
     assert furthest(made.final(), one.model.state_dict()) < one.within
     ended = [word for word in made.words() if "result" in word]
     assert len({word["digest"] for word in ended}) == 1
     for word in ended:
-        assert (word["steps"], word["epoch"], word["rate"]) == (STEPS, EPOCHS, pytest.approx(0))
+        assert (word["step"], word["epoch"], word["rate"]) == (STEPS, EPOCHS, pytest.approx(0))
         assert word["logged"] == list(range(1, STEPS + 1))
         assert word["losses"] == pytest.approx(one.losses, rel=1e3 * one.within)
         assert word["rates"] == pytest.approx(one.rates)
@@ -155,23 +149,19 @@ def ends_as(made: Crew, one: PlainLoop) -> dict[str, Any]:
     return next(word for word in ended if word["rank"] == 0)
 
 
-def test_a_trainer_in_a_group_that_changes_trains_as_one_loop_would(tmp_path: Path) -> None:
+def test_a_trainer_in_a_changing_group_trains_as_one_loop(tmp_path: Path) -> None:
     with job(tmp_path, text(), gates=(4, 15, 26)) as made:
-        made.start(BATCH)
-        made.change(6, 6)
-        made.change(3, 3, 3, 3)
-        made.change(5, 7)
-        epochs = made.ended()
+        epochs = made.through(*GROWN_AND_SHRUNK)
 
         ends_as(made, plain())
-        assert [list(epoch.metrics) for epoch in epochs] == [["eval_loss"]] * EPOCHS
+        assert [list(epoch.facts.metrics) for epoch in epochs] == [["eval_loss"]] * EPOCHS
         saved = [(word["rank"], word["saved"]) for word in made.words() if "saved" in word]
         assert sorted({step for rank, step in saved if rank == 0}) == [6, 12, 18, 24, 30, 36]
         folders = {folder.name for folder in (tmp_path / "out").iterdir()}
         assert folders == {f"checkpoint-{step}" for step in range(6, 37, 6)}
 
 
-def test_nobody_imports_a_framework_but_its_adapter() -> None:
+def test_only_adapters_import_frameworks() -> None:
     code = "import sys, elastic.launch, elastic.worker.zygote; print(sorted(sys.modules))"
     names = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
@@ -182,36 +172,9 @@ def test_nobody_imports_a_framework_but_its_adapter() -> None:
     assert found == set()
 
 
-def test_a_batch_that_shrinks_gives_epochs_more_steps_than_were_planned(tmp_path: Path) -> None:
-    with job(tmp_path, text(), gates=(4, 12)) as made:
-        made.start(BATCH)
-        made.change(2, 2)
-        made.change(3, 4)
-        made.ended()
-
-        each_sample_once(made)
-        ended = [word for word in made.words() if "rate" in word]
-        assert [word["rate"] for word in ended] == [pytest.approx(0)] * 2
-        assert [word["steps"] > STEPS for word in ended] == [True] * 2
-
-
-def test_a_killed_worker_costs_no_step_and_no_count(tmp_path: Path) -> None:
-    faults = "reduce:rank=2:step=10:version=1=kill"
-    with job(tmp_path, text(), faults=faults) as made:
-        made.start(4, 4, 4)
-        made.until(made.broken, "a member is lost")
-        made.recover()
-        made.ended()
-
-        ends_as(made, plain())
-
-
-def test_a_paused_job_goes_on_with_its_counts_and_its_schedule(tmp_path: Path) -> None:
+def test_a_paused_job_keeps_its_counts_and_schedule(tmp_path: Path) -> None:
     with job(tmp_path, text(), gates=(9,)) as made:
-        made.start(6, 6)
-        point = made.suspend()
-        made.start(4, 8, resume=point)
-        made.ended()
+        made.through((6, 6), "pause", (4, 8))
 
         ends_as(made, plain())
 
@@ -219,10 +182,7 @@ def test_a_paused_job_goes_on_with_its_counts_and_its_schedule(tmp_path: Path) -
 def test_accumulated_gradients_are_passes_of_one_step(tmp_path: Path) -> None:
     accumulated = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 3}
     with job(tmp_path, text(**accumulated), gates=(4, 15), bound=4) as made:
-        made.start(BATCH)
-        made.change(7, 5)
-        made.change(3, 3, 6)
-        made.ended()
+        made.through((BATCH,), (7, 5), (3, 3, 6))
 
         ends_as(made, plain())
 
@@ -237,36 +197,6 @@ class Narrow(Net):
 
 MODEL = Narrow
 """
-
-
-def plain_autocast() -> PlainLoop:
-    with computing_in(torch.float32):
-        torch.manual_seed(3)
-        model = nn.Module()
-        model.layers = nn.Sequential(nn.Linear(6, 7), nn.Tanh(), nn.Linear(7, 1))
-        inputs, targets = (values.float() for values in toy_data())
-
-        def loss(model: Any, ids: list[int]) -> torch.Tensor:
-            with torch.autocast("cpu", torch.bfloat16):
-                return nn.functional.mse_loss(model.layers(inputs[ids]), targets[ids])
-
-        return plain_loop(model, loss)
-
-
-def test_autocast_and_processes_that_load_train_as_one_loop_would(tmp_path: Path) -> None:
-    loads = {"dataloader_num_workers": 2, "dataloader_multiprocessing_context": "fork"}
-    loads["dataloader_persistent_workers"] = True
-    source = IN_FLOAT32 + text(NARROW, bf16=True, **loads) + "say(narrow=list(narrow))\n"
-    with job(tmp_path, source, gates=(4, 15)) as made:
-        made.start(BATCH)
-        made.change(6, 6)
-        made.change(3, 3, 6)
-        made.ended()
-
-        each_sample_once(made)
-        assert furthest(made.final(), plain_autocast().model.state_dict()) < 1e-3
-        narrow = [word["narrow"] for word in made.words() if "narrow" in word]
-        assert narrow == [["torch.bfloat16"]] * 3
 
 
 TOKENS = """
@@ -299,7 +229,7 @@ class Texts(torch.utils.data.Dataset):
 @functools.cache
 def plain_tokens(smoothing: float) -> PlainLoop:
     names: dict[str, Any] = {"torch": torch, "SIZE": 61}
-    with in_float64():
+    with computing_in(torch.float64):
         exec(TOKENS, names)  # noqa: S102 - the part of the script that builds
         texts = names["Texts"]()
 
@@ -316,16 +246,11 @@ def plain_tokens(smoothing: float) -> PlainLoop:
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_a_loss_over_tokens_is_one_over_all_tokens_of_the_global_batch(
-    tmp_path: Path, smoothing: float
-) -> None:
+def test_a_token_loss_is_a_mean_over_the_global_batch(tmp_path: Path, smoothing: float) -> None:
     changes = TOKENS.replace("SIZE", "61") + "MODEL, DATA = build, Texts()\n"
     source = text(changes, label_smoothing_factor=smoothing, optim="sgd", max_grad_norm=9.0)
     with job(tmp_path, source, gates=(4, 15), bound=5) as made:
-        made.start(BATCH)
-        made.change(4, 8)
-        made.change(3, 3, 6)
-        made.ended()
+        made.through((BATCH,), (4, 8), (3, 3, 6))
 
         ends_as(made, plain_tokens(smoothing))
 
@@ -346,33 +271,34 @@ CALLBACKS = [EarlyStoppingCallback(early_stopping_patience=2)]
 """
 
 
-def test_a_callback_that_stops_the_job_stops_it_for_all_by_rank_0_s_word(tmp_path: Path) -> None:
+def test_rank_0_decides_whether_a_callback_stops_the_job(tmp_path: Path) -> None:
     best = {"metric_for_best_model": "score", "greater_is_better": True}
     with job(tmp_path, text(STOPPED, load_best_model_at_end=True, **best)) as made:
-        made.start(6, 6)
-        epochs = made.ended()
+        epochs = made.through((6, 6))
 
         assert [epoch.epoch for epoch in epochs] == [1, 2, 3]
-        assert [epoch.metrics["eval_score"] for epoch in epochs] == [-1.0, -2.0, -3.0]
-        assert {word["steps"] for word in made.words() if "result" in word} == {18}
+        assert [epoch.facts.metrics["eval_score"] for epoch in epochs] == [-1.0, -2.0, -3.0]
+        assert {word["step"] for word in made.words() if "result" in word} == {18}
 
 
 REFUSED = {
-    "its own checkpoints": ("train()", "train(resume_from_checkpoint=True)", {}, "automatically"),
-    "a second training": ("result.t", "trainer.train() and result.t", {}, "called twice"),
-    "another order": ("", "", {"train_sampling_strategy": "sequential"}, "shuffled by the job's"),
-    "a batch that is searched": ("", "", {"auto_find_batch_size": True}, "max_local_batch"),
-    "tokens of one worker": ("", "", {"include_num_input_tokens_seen": "all"}, "its own share"),
+    "its own checkpoints": ("train()", "train(resume_from_checkpoint=True)", "automatically"),
+    "a second training": ("result.t", "trainer.train() and result.t", "called twice"),
+}
+REFUSED_ARGUMENTS = {
+    "another order": ({"train_sampling_strategy": "sequential"}, "shuffled by the job's"),
+    "a batch that is searched": ({"auto_find_batch_size": True}, "max_local_batch"),
+    "tokens of one worker": ({"include_num_input_tokens_seen": "all"}, "its own share"),
 }
 
 
-@pytest.mark.parametrize(("old", "new", "arguments", "said"), REFUSED.values(), ids=REFUSED.keys())
-def test_what_cannot_be_exact_is_refused_with_the_remedy(
-    tmp_path: Path, old: str, new: str, arguments: dict[str, Any], said: str
+@pytest.mark.parametrize(
+    ("arguments", "said"), REFUSED_ARGUMENTS.values(), ids=REFUSED_ARGUMENTS.keys()
+)
+def test_inexact_arguments_are_refused_with_a_remedy(
+    tmp_path: Path, arguments: dict[str, Any], said: str
 ) -> None:
-    source = text(**arguments)
-    source = source.replace(old, new, 1) if old else source
-    with job(tmp_path, source, epochs=1) as made:
+    with job(tmp_path, text(**arguments), epochs=1) as made:
         assert said in dies_of(made, BATCH)
 
 
@@ -386,10 +312,25 @@ ids = torch.randint(1, 11, (20, 8))
 train_set = [{"input_ids": row, "labels": int(row[0]) % 2} for row in ids]
 eval_set = train_set[:6]
 """
+LOADS = {
+    "dataloader_num_workers": 2,
+    "dataloader_multiprocessing_context": "fork",
+    "dataloader_persistent_workers": True,
+}
+FRAMEWORK = Framework(
+    module="elastic.transformers",
+    heading="Hugging Face Trainer",
+    script=text(),
+    narrow=text(NARROW, bf16=True, **LOADS),
+    plain_narrow=lambda: build_plain(torch.float32).model,
+    ends=lambda made: ends_as(made, plain()),
+    before=BEFORE,
+    after="print('ended', trainer.state.global_step, sorted(trainer.state.log_history[-2])[0])",
+    printed="ended 9 epoch",
+    refused=REFUSED,
+)
 
 
-def test_the_example_of_the_page_runs_without_a_cluster(tmp_path: Path) -> None:
-    after = "print('ended', trainer.state.global_step, sorted(trainer.state.log_history[-2])[0])"
-    source = BEFORE + example("Hugging Face Trainer") + after
-
-    assert "ended 9 epoch" in runs_alone(tmp_path, source)
+@pytest.fixture(scope="module")
+def framework() -> Framework:
+    return FRAMEWORK

@@ -19,7 +19,6 @@ LATE_US = "300,0"  # that a copy is on its way
 
 @pytest.fixture
 def gpu_slots(monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
-    """Every crew of the test has a simulated device for each worker; `mode`: of NCCL's double."""
     require_library()
     monkeypatch.setattr(Slots, "prelude", "import tests.support.simgpu.worker\n")
     environment = {"NCCL_DOUBLE": mode, "SIMGPU_LATE_US": LATE_US}
@@ -28,6 +27,5 @@ def gpu_slots(monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
 
 @pytest.fixture(scope="module")
 def device() -> Iterator[DeviceProcess]:
-    """A process with the simulated device, for the tests of one file."""
     with device_process() as made:
         yield made

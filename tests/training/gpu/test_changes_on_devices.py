@@ -1,7 +1,4 @@
-"""Every test of a changing group once more, on the simulated device.
-
-Each runs with an ordinary NCCL double and with one at its worst.
-"""
+"""All tests of changing groups on the simulated device, with an ordinary NCCL double and the worst."""
 
 from __future__ import annotations
 
@@ -9,7 +6,7 @@ import pytest
 
 from tests.training import test_group_changes, test_random_changes, test_several_optimizers
 
-pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("gpu_slots")]
+pytestmark = [pytest.mark.gpu, pytest.mark.slow, pytest.mark.usefixtures("gpu_slots")]
 MODES = ("ordinary", "worst")
 globals().update(
     {
@@ -22,5 +19,4 @@ globals().update(
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Each test has a mode of NCCL's double."""
     metafunc.parametrize("mode", MODES)

@@ -1,4 +1,4 @@
-"""What went wrong on GPUs before it could be tried: each fault, on the simulated device."""
+"""Faults that GPUs had before they could be tried, on the simulated device."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import signal
 import threading
 import time
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
@@ -17,11 +17,10 @@ import torch.distributed as dist
 from elastic.collectives.process_group import ProcessGroup
 from elastic.collectives.rendezvous import build_process_group
 from elastic.state.transfer import HostStaging
-from elastic.step.batch_loader import to_device
 from elastic.training_errors import BrokenGroupError, CancelledError
-from tests.support.simgpu.processes import MODES, on_device, on_ranks, play, require_library
+from tests.support.simgpu.processes import MODES, on_device, on_ranks, ranks_of
 from tests.training.groups import LOOP, PLAIN, WIDE, Slots, crew, script
-from tests.training.peers import HERE, Parent, RendezvousInfo, peers
+from tests.training.peers import HERE, Parent, RendezvousInfo
 from tests.training.test_group_changes import as_alone
 
 pytestmark = pytest.mark.slow  # a cluster or devices of its own
@@ -44,7 +43,6 @@ BOTH = pytest.mark.parametrize(
 
 @pytest.fixture(params=MODES)
 def mode(request: pytest.FixtureRequest) -> str:
-    """Of NCCL's double."""
     return str(request.param)
 
 
@@ -61,20 +59,19 @@ def row(value: float) -> torch.Tensor:
 
 @BOTH
 @pytest.mark.usefixtures("gpu_slots")
-def test_the_worker_s_device_is_the_one_that_its_tensors_name(tmp_path: Path) -> None:
+def test_the_agent_and_its_tensors_name_one_device(tmp_path: Path) -> None:
     checked = LOOP.replace(
         "for epoch in", "assert agent.device == next(model.parameters()).device\nfor epoch in", 1
     )
     with crew(tmp_path, script(PLAIN, checked)) as job:
-        job.start(6, 6)
-        job.finish()
+        job.through((6, 6))
 
         as_alone(job, PLAIN, 12)
 
 
 @BOTH
 @pytest.mark.usefixtures("gpu_slots")
-def test_one_death_of_three_leaves_the_others_training(tmp_path: Path) -> None:
+def test_one_death_of_three_leaves_two_training(tmp_path: Path) -> None:
     with crew(tmp_path, script(PLAIN, LOOP), faults="reduce:rank=1:step=9:version=1=kill") as job:
         job.start(4, 4, 4)
         job.until(job.broken, "a member is lost")
@@ -92,15 +89,10 @@ def test_one_death_of_three_leaves_the_others_training(tmp_path: Path) -> None:
 
 @BOTH
 @pytest.mark.usefixtures("gpu_slots")
-def test_a_script_that_trains_on_a_stream_of_its_own_hands_its_state_over_whole(
-    tmp_path: Path,
-) -> None:
+def test_a_script_on_its_own_stream_sends_its_whole_state(tmp_path: Path) -> None:
     Slots.environment["SIMGPU_LATE_US"] = "2000,100"  # what a step computes is late too
     with crew(tmp_path, script(WIDE, OWN_STREAM)) as job:
-        job.start(12)
-        job.change(6, 6)
-        job.change(4, 4, 4)
-        job.finish()
+        job.through((12,), (6, 6), (4, 4, 4))
 
         as_alone(job, WIDE, 12)
 
@@ -125,7 +117,7 @@ def reduces_with_a_late_peer(_double: Any, meeting: RendezvousInfo) -> list[floa
     return kept.tolist()  # type: ignore[no-any-return]
 
 
-def test_a_late_peer_costs_the_group_nothing(mode: str) -> None:
+def test_a_late_peer_breaks_no_reduction(mode: str) -> None:
     assert on_ranks(reduces_with_a_late_peer, 2, NCCL_DOUBLE=mode) == [[3.0] * 4] * 2
 
 
@@ -175,9 +167,8 @@ def is_called_off(_double: Any, meeting: RendezvousInfo) -> str:
     return said[0] if said else "still connects"
 
 
-def test_a_build_that_is_called_off_ends(mode: str) -> None:
-    require_library()
-    with peers(play, 2, is_called_off, (), {"NCCL_DOUBLE": mode}) as ranks:
+def test_a_cancelled_build_ends(mode: str) -> None:
+    with ranks_of(is_called_off, 2, NCCL_DOUBLE=mode) as ranks:
         assert ranks.said(0) == "the group was aborted"
 
 
@@ -205,7 +196,6 @@ def is_aborted(double: Any, meeting: RendezvousInfo) -> str:
 
 
 def reduce_alone(double: Any) -> list[float]:
-    """The device is free for the group that follows."""
     single = double.ProcessGroupNCCL(dist.HashStore(), 0, 1)
     kept = row(7.0)
     work = single.allreduce([kept])
@@ -215,14 +205,13 @@ def reduce_alone(double: Any) -> list[float]:
     return kept.tolist() if work.is_completed() else []
 
 
-def test_a_broken_group_frees_the_device_and_its_sum_does_not_count(mode: str) -> None:
-    require_library()
-    with peers(play, 2, is_aborted, (), {"NCCL_DOUBLE": mode}) as ranks:
+def test_a_broken_group_frees_the_device_and_gives_no_sum(mode: str) -> None:
+    with ranks_of(is_aborted, 2, NCCL_DOUBLE=mode) as ranks:
         assert ranks.said(0) == "broken, then [7.0, 7.0, 7.0, 7.0]"
 
 
 def sends_state_beside_a_reduction(_double: Any, meeting: RendezvousInfo) -> bool:
-    """The ranks begin the two in different orders."""
+    """The ranks start the two in different orders."""
     group = meet(meeting)
     state = torch.full((8,), 5.0 if meeting.rank == 0 else 0.0)
     summed = row(1.0)
@@ -243,12 +232,12 @@ def sends_state_beside_a_reduction(_double: Any, meeting: RendezvousInfo) -> boo
     return not beside.is_alive() and (state.tolist(), summed.tolist()) == ([5.0] * 8, [2.0] * 4)
 
 
-def test_state_travels_beside_a_reduction_whatever_comes_first(mode: str) -> None:
+def test_state_travels_beside_a_reduction_in_any_order(mode: str) -> None:
     assert on_ranks(sends_state_beside_a_reduction, 2, NCCL_DOUBLE=mode) == [True, True]
 
 
 @on_device
-def test_state_is_copied_beside_what_training_does_next(simgpu: Any) -> None:
+def test_state_is_copied_beside_training(simgpu: Any) -> None:
     staging, state, gate = HostStaging(here()), row(3.0), simgpu.Gate()
     marks = staging.mark()
     gate.block(torch.accelerator.current_stream())  # as a reduction does that waits for a peer
@@ -264,7 +253,7 @@ def test_state_is_copied_beside_what_training_does_next(simgpu: Any) -> None:
 
 
 @on_device
-def test_a_copy_of_the_state_follows_what_computes_it(simgpu: Any) -> None:
+def test_a_state_copy_follows_the_computation(simgpu: Any) -> None:
     state, own = row(1.0), torch.Stream(device=here())
     staging = HostStaging(here())
     simgpu.set_late(kernels_us=50_000)
@@ -288,46 +277,7 @@ def has_no_gpu(_double: Any, meeting: RendezvousInfo, opened: bool) -> str:  # n
 
 
 @pytest.mark.parametrize("opened", [False, True], ids=["no driver", "a driver"])
-def test_a_gpu_that_is_missing_is_an_error_of_the_group(opened: bool) -> None:  # noqa: FBT001
+def test_a_missing_gpu_breaks_the_group(opened: bool) -> None:  # noqa: FBT001
     said = on_ranks(has_no_gpu, 2, opened, SIMGPU_DEVICES="0")
 
     assert [bool(error) for error in said] == [True, True]
-
-
-# --- a batch
-
-
-class Pair(NamedTuple):
-    """A batch of a script's own type."""
-
-    inputs: torch.Tensor
-    targets: torch.Tensor
-
-
-class Sentence(dict[str, Any]):
-    """A mapping of a script's own type."""
-
-
-class Ragged:
-    """Something that knows how it moves."""
-
-    def __init__(self, rows: list[torch.Tensor]) -> None:
-        self.rows = rows
-
-    def to(self, device: torch.device) -> Ragged:
-        return Ragged([kept.to(device) for kept in self.rows])
-
-
-@on_device
-def test_a_batch_of_any_type_moves_whole_and_keeps_its_type() -> None:
-    batch = [
-        Pair(torch.ones(2), torch.zeros(2)),
-        Sentence(words=torch.ones(1)),
-        Ragged([torch.ones(3)]),
-        "name",
-    ]
-    pair, sentence, ragged, name = to_device(batch, here())
-
-    assert [type(pair), type(sentence), type(ragged), name] == [Pair, Sentence, Ragged, "name"]
-    moved = [*pair, sentence["words"], *ragged.rows]
-    assert [tensor.device for tensor in moved] == [here()] * 4

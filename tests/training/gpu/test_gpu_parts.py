@@ -1,4 +1,4 @@
-"""The parts of `bin/gpu-day`, played on the simulated device: they do what they say, and judge it."""
+"""Parts of `bin/gpu-day` on the simulated device, and the judgement of their results."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from tests.support.gpu_day import NO_GPU, environment, judge, visible_gpus
-from tests.support.gpu_parts import PARTS, Answer, Member
-from tests.support.simgpu.processes import MODES, on_ranks, play, require_library
-from tests.training.peers import HERE, RendezvousInfo, peers
+from tests.support.simgpu.processes import MODES, on_ranks, ranks_of
+from tests.training.gpu.gpu_parts import PARTS, Answer, Member
+from tests.training.peers import HERE, RendezvousInfo
 
 pytestmark = pytest.mark.slow  # a cluster or devices of its own
 
@@ -29,20 +29,19 @@ def played(name: str, size: int, mode: str) -> str:
     return judge(PARTS[name], size, {rank: (0, one, "") for rank, one in enumerate(answers)})
 
 
-def test_the_device_is_as_the_library_takes_it_for_granted() -> None:
+def test_the_device_meets_the_librarys_assumptions() -> None:
     assert played("device", 1, "ordinary") == ""
 
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", ["bits", "bandwidth", "beside"])
-def test_a_part_of_two_ranks_finds_all_as_it_should_be(name: str, mode: str) -> None:
+def test_a_part_of_two_ranks_passes(name: str, mode: str) -> None:
     assert played(name, 2, mode) == ""
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_survivors_of_a_death_form_a_group_and_live_on(mode: str) -> None:
-    require_library()
-    with peers(play, 3, part_on_device, ("death",), {"NCCL_DOUBLE": mode}) as made:
+def test_survivors_of_a_death_form_a_group(mode: str) -> None:
+    with ranks_of(part_on_device, 3, "death", NCCL_DOUBLE=mode) as made:
         answers = [made.said(rank) for rank in (0, 1)]
         made.processes[2].join(5)
         code = made.processes[2].exitcode
@@ -57,35 +56,29 @@ def test_survivors_of_a_death_form_a_group_and_live_on(mode: str) -> None:
 EQUAL: Answer = {"digests": ["a"], "largest error": 0.0}
 
 
-@pytest.mark.parametrize(
-    ("answers", "wrong"),
-    [
-        ([EQUAL, EQUAL], ""),
-        ([EQUAL, {**EQUAL, "digests": ["b"]}], "ranks have different bits"),
-        ([{**EQUAL, "largest error": 0.1}, EQUAL], "the sums are no sums"),
-        ([EQUAL, None], "a rank gave no answer"),
-    ],
-)
-def test_bits_that_differ_are_wrong(answers: list[Answer | None], wrong: str) -> None:
+@pytest.mark.parametrize(("answers", "wrong"), [
+    ([EQUAL, EQUAL], ""),
+    ([EQUAL, {**EQUAL, "digests": ["b"]}], "ranks have different bits"),
+    ([{**EQUAL, "largest error": 0.1}, EQUAL], "the sums are no sums"),
+    ([EQUAL, None], "a rank gave no answer"),
+])  # fmt: skip
+def test_different_bits_are_judged_wrong(answers: list[Answer | None], wrong: str) -> None:
     ended = {rank: (0, answer, "") for rank, answer in enumerate(answers)}
 
     assert judge(PARTS["bits"], 2, ended) == wrong
 
 
-@pytest.mark.parametrize(
-    ("codes", "answer", "wrong"),
-    [
-        ([0, 0, -9], {}, ""),
-        ([0, -6, -9], {}, "exit codes [0, -6, -9], not [0, 0, -9]"),
-        ([0, 0, -9], {"sum": 3.0}, "the new group does not sum"),
-        (
-            [0, 0, -9],
-            {"ended by": "the sum of a group with a dead member"},
-            "a broken all-reduce gave the sum of a group with a dead member",
-        ),
-    ],
-)
-def test_a_survivor_that_ends_or_is_deceived_is_wrong(
+@pytest.mark.parametrize(("codes", "answer", "wrong"), [
+    ([0, 0, -9], {}, ""),
+    ([0, -6, -9], {}, "exit codes [0, -6, -9], not [0, 0, -9]"),
+    ([0, 0, -9], {"sum": 3.0}, "the new group does not sum"),
+    (
+        [0, 0, -9],
+        {"ended by": "the sum of a group with a dead member"},
+        "a broken all-reduce gave the sum of a group with a dead member",
+    ),
+])  # fmt: skip
+def test_an_ended_or_deceived_survivor_is_judged_wrong(
     codes: list[int], answer: Answer, wrong: str
 ) -> None:
     living = {"sum": 2.0, "ended by": "BrokenGroupError", **answer}
@@ -98,9 +91,7 @@ def test_a_survivor_that_ends_or_is_deceived_is_wrong(
     assert judge(PARTS["death"], 3, ended) == wrong
 
 
-def test_each_rank_has_a_gpu_of_its_own_or_shares_it_as_if_from_another_host(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_ranks_on_one_gpu_look_like_different_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert visible_gpus(2) == ["0", "1"]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-a,MIG-b")
@@ -112,7 +103,7 @@ def test_each_rank_has_a_gpu_of_its_own_or_shares_it_as_if_from_another_host(
     assert shared["NCCL_HOSTID"] == "rank-1"
 
 
-def test_without_a_gpu_the_command_says_so_and_exits_with_a_code_of_its_own() -> None:
+def test_the_command_exits_with_its_own_code_without_a_gpu() -> None:
     code = "import sys, torch; torch.cuda.is_available = lambda: False\nfrom tests.support import gpu_day; sys.argv = ['gpu-day']; sys.exit(gpu_day.main())"
 
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

@@ -1,4 +1,4 @@
-"""The double of NCCL itself: each sentence of its docstring."""
+"""The double of NCCL keeps each sentence of its docstring."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
-from tests.support.simgpu.processes import MODES, on_ranks, play, require_library
-from tests.training.peers import Parent, RendezvousInfo, peers
+from tests.support.simgpu.processes import MODES, on_ranks, ranks_of
+from tests.training.peers import Parent, RendezvousInfo
 
 pytestmark = pytest.mark.slow  # a cluster or devices of its own
 
@@ -40,7 +40,6 @@ def made(
     double: Any, meeting: RendezvousInfo, name: str = "one", *, blocking: bool = True,
     eager: bool = False, limit_s: float = 600.0,
 ) -> Any:  # fmt: skip
-    """A group of all ranks."""
     host, _, port = meeting.store.rpartition(":")
     store = PrefixStore(name, TCPStore(host, int(port), is_master=False, wait_for_workers=False))
     options = double.ProcessGroupNCCL.Options()
@@ -63,66 +62,6 @@ def until(there: Callable[[], object]) -> None:
 def finished(work: Any) -> None:
     until(work.is_completed)
     work.wait()
-
-
-# --- what succeeds
-
-
-def sums_and_broadcasts(double: Any, meeting: RendezvousInfo) -> list[list[float]]:
-    group = made(double, meeting, eager=True, blocking=False)
-    summed, sent = row(meeting.rank + 1.0), row(float(meeting.rank))
-    finished(group.allreduce([summed]))
-    options = dist.BroadcastOptions()
-    options.rootRank = 1
-    group.broadcast([sent], options).wait()  # what reads it comes after it on the stream
-    found = [summed.tolist(), sent.tolist()]
-    group.shutdown()
-    return found
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_ranks_sum_and_broadcast(mode: str) -> None:
-    found = on_ranks(sums_and_broadcasts, 3, NCCL_DOUBLE=mode)
-
-    assert found == [[[6.0] * 4, [1.0] * 4]] * 3
-
-
-def alone_in_a_group(double: Any, meeting: RendezvousInfo) -> list[float]:
-    group = made(double, meeting, eager=True)
-    kept = row(3.0)
-    group.allreduce([kept]).wait()
-    return kept.tolist()
-
-
-def test_a_group_of_one_changes_nothing() -> None:
-    assert on_ranks(alone_in_a_group, 1) == [[3.0] * 4]
-
-
-def passes_a_row_on(
-    double: Any,
-    meeting: RendezvousInfo,
-    eager: bool,  # noqa: FBT001
-) -> tuple[list[float], list[str]]:
-    group = made(double, meeting, eager=eager)
-    kept = row(float(meeting.rank))
-    if meeting.rank == 0:
-        group.send([kept], 2, 0).wait()
-    if meeting.rank == 2:
-        group.recv([kept], 0, 0).wait()
-    return kept.tolist(), sorted(group._communicators)
-
-
-@pytest.mark.parametrize(
-    ("eager", "communicators"), [(False, ["0-2"]), (True, ["all"])], ids=["lazily", "eagerly"]
-)
-def test_a_lone_send_has_a_communicator_of_two_unless_connected_eagerly(
-    eager: bool,  # noqa: FBT001
-    communicators: list[str],
-) -> None:
-    found = on_ranks(passes_a_row_on, 3, eager)
-
-    assert [kept[0] for kept, _ in found] == [0.0, 1.0, 0.0]
-    assert (found[0][1], found[2][1]) == (communicators, communicators)
 
 
 # --- what waits for what
@@ -148,9 +87,8 @@ def comes_later(double: Any, meeting: RendezvousInfo) -> list[bool]:
     return seen
 
 
-def test_a_wait_blocks_the_current_stream_and_no_other() -> None:
-    require_library()
-    with peers(play, 2, comes_later, (), {}) as ranks:
+def test_a_wait_blocks_only_the_current_stream() -> None:
+    with ranks_of(comes_later, 2) as ranks:
         assert ranks.said(1) == "ready"
         assert ranks.said(0) == "waits"
         ranks.tell(1, "begin")
@@ -173,7 +111,7 @@ def reads_at_once(double: Any, meeting: RendezvousInfo) -> bool:
     return early
 
 
-def test_an_operation_waits_for_what_is_before_it_on_the_stream() -> None:
+def test_an_operation_waits_for_earlier_work_on_its_stream() -> None:
     assert on_ranks(reads_at_once, 2) == [False, False]
 
 
@@ -189,7 +127,7 @@ def crosses(double: Any, meeting: RendezvousInfo) -> list[bool]:
 
 
 @pytest.mark.parametrize(("mode", "over"), [("ordinary", True), ("worst", False)])
-def test_a_full_device_wants_one_order_of_launches(mode: str, over: bool) -> None:  # noqa: FBT001
+def test_a_full_device_needs_one_order_of_launches(mode: str, over: bool) -> None:  # noqa: FBT001
     assert on_ranks(crosses, 2, NCCL_DOUBLE=mode, **SPARING) == [[over, over]] * 2
 
 
@@ -208,8 +146,7 @@ def times_out(double: Any, meeting: RendezvousInfo) -> tuple[str, list[bool], st
 
 
 def test_a_wait_with_a_limit_aborts_the_communicator() -> None:
-    require_library()
-    with peers(play, 2, times_out, (), SPARING) as ranks:
+    with ranks_of(times_out, 2, **SPARING) as ranks:
         said, complete, _ = ranks.said(0)
 
         assert "ALLREDUCE timed out in blocking wait" in said
@@ -243,8 +180,7 @@ def connects_lazily(double: Any, meeting: RendezvousInfo, blocking: bool) -> lis
 
 @pytest.mark.parametrize(("blocking", "returned"), [(True, False), (False, True)])
 def test_connecting_blocks_unless_configured_otherwise(blocking: bool, returned: bool) -> None:  # noqa: FBT001
-    require_library()
-    with peers(play, 2, connects_lazily, (blocking,), {}) as ranks:
+    with ranks_of(connects_lazily, 2, blocking) as ranks:
         assert ranks.said(1) is False
         assert ranks.said(0) == [False, returned, False]
         ranks.tell(1, "connect")
@@ -263,9 +199,8 @@ def is_called_off(double: Any, meeting: RendezvousInfo) -> str:
     return str(refused.value)
 
 
-def test_a_connection_that_does_not_block_can_be_aborted() -> None:
-    require_library()
-    with peers(play, 2, is_called_off, (), {}) as ranks:
+def test_a_nonblocking_connection_can_be_aborted() -> None:
+    with ranks_of(is_called_off, 2) as ranks:
         assert "NCCL communicator was aborted" in ranks.said(0)
 
 
@@ -287,7 +222,7 @@ def is_refused(double: Any, meeting: RendezvousInfo) -> list[str]:
     return said
 
 
-def test_tensors_that_nccl_refuses_are_refused() -> None:
+def test_unsuitable_tensors_are_refused() -> None:
     assert on_ranks(is_refused, 1) == [
         [
             "Tensors must be CUDA and dense",
@@ -295,16 +230,6 @@ def test_tensors_that_nccl_refuses_are_refused() -> None:
             "Input tensor data type is not supported for NCCL process group: torch.int16",
         ]
     ]
-
-
-def has_no_device(double: Any, meeting: RendezvousInfo) -> str:
-    with pytest.raises(ValueError, match="no GPUs found") as refused:
-        made(double, meeting)
-    return type(refused.value).__name__
-
-
-def test_a_host_without_a_device_is_refused() -> None:
-    assert on_ranks(has_no_device, 1, SIMGPU_DEVICES="0") == ["ValueError"]
 
 
 # --- deaths
@@ -329,10 +254,9 @@ def loses_a_peer(double: Any, meeting: RendezvousInfo, learns: bool) -> list[obj
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_an_abort_ends_what_is_under_way_and_leaves_garbage(mode: str) -> None:
+def test_an_abort_ends_operations_and_leaves_garbage(mode: str) -> None:
     learns = mode == "ordinary"
-    require_library()
-    with peers(play, 2, loses_a_peer, (learns,), {**SPARING, "NCCL_DOUBLE": mode}) as ranks:
+    with ranks_of(loses_a_peer, 2, learns, NCCL_DOUBLE=mode, **SPARING) as ranks:
         assert ranks.said(0) == "reduces"
         ranks.processes[1].join(SOON_S)
         ranks.tell(0, "abort")
@@ -357,9 +281,7 @@ def survives_or_not(double: Any, meeting: RendezvousInfo) -> str:
 def codes_after_a_death(
     mode: str, environment: dict[str, str], *, ended: tuple[int, ...]
 ) -> list[int | None]:
-    """Exit codes; of ranks that are not to have `ended`, a while later."""
-    require_library()
-    with peers(play, 3, survives_or_not, (), {**environment, "NCCL_DOUBLE": mode}) as ranks:
+    with ranks_of(survives_or_not, 3, NCCL_DOUBLE=mode, **environment) as ranks:
         for rank in range(3):
             assert ranks.said(rank) == "ready"
         ranks.tell(1, "die")
@@ -371,12 +293,12 @@ def codes_after_a_death(
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_one_death_ends_all_ranks_unless_the_environment_says_otherwise(mode: str) -> None:
+def test_one_death_ends_all_ranks_without_the_environment(mode: str) -> None:
     assert codes_after_a_death(mode, {}, ended=(0, 2)) == [-6, -9, -6]
     assert codes_after_a_death(mode, SPARING, ended=()) == [None, -9, None]
 
 
-def test_a_rank_that_ends_itself_asks_the_others_to() -> None:
+def test_a_rank_that_ends_itself_asks_its_peers_to_end() -> None:
     spared = SPARING | {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "3"}
 
     assert codes_after_a_death("worst", spared, ended=(0,)) == [-6, -9, None]

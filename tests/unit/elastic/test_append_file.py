@@ -1,4 +1,4 @@
-"""What a full disk does to a worker's files: nothing that training would feel."""
+"""A worker's files on a full disk."""
 
 from __future__ import annotations
 
@@ -14,8 +14,6 @@ from elastic.worker.run_script import LossyOutput
 
 
 class Disk:
-    """A disk with room for `room` bytes."""
-
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.room = 1 << 30
         self._write = os.write
@@ -34,7 +32,7 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
     return Disk(monkeypatch)
 
 
-def test_records_that_find_no_room_wait_and_come_whole(disk: Disk, tmp_path: Path) -> None:
+def test_records_wait_for_room(disk: Disk, tmp_path: Path) -> None:
     file = AppendFile(tmp_path / "reports")
     file.append(b"first ")
     disk.room = 3
@@ -49,7 +47,7 @@ def test_records_that_find_no_room_wait_and_come_whole(disk: Disk, tmp_path: Pat
     assert (tmp_path / "reports").read_bytes() == b"first second third "
 
 
-def test_more_than_memory_should_hold_is_refused(
+def test_too_many_waiting_bytes_are_refused(
     disk: Disk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reporting, "MAX_WAITING_BYTES", 10)
@@ -61,7 +59,7 @@ def test_more_than_memory_should_hold_is_refused(
         file.append(b"x")
 
 
-def test_output_without_room_is_dropped_and_counted(disk: Disk, tmp_path: Path) -> None:
+def test_output_without_room_is_counted(disk: Disk, tmp_path: Path) -> None:
     with (tmp_path / "log").open("wb") as log:
         output = LossyOutput(log.fileno())
         assert output.write(b"before\n") == 7
@@ -75,9 +73,7 @@ def test_output_without_room_is_dropped_and_counted(disk: Disk, tmp_path: Path) 
     )
 
 
-def test_a_note_of_lost_output_that_finds_room_for_its_half_comes_again(
-    disk: Disk, tmp_path: Path
-) -> None:
+def test_a_half_written_note_is_written_again(disk: Disk, tmp_path: Path) -> None:
     with (tmp_path / "log").open("wb") as log:
         output = LossyOutput(log.fileno())
         disk.room = 0

@@ -1,10 +1,11 @@
-"""An epoch's report leaves with its checkpoint, also if rank 0 dies before that."""
+"""Epochs are reported with their checkpoints, also if rank 0 is lost."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
@@ -26,51 +27,38 @@ def training() -> TrainingState:
 
 
 class Told:
-    """What a worker reports."""
-
     def __init__(self) -> None:
         self.epochs: list[tuple[int, int, float]] = []
 
     def __call__(self, kind: type[Any], **values: Any) -> None:
         assert kind is EpochReported
-        self.epochs.append((values["epoch"], values["group"], values["metrics"]["accuracy"]))
+        facts = values["facts"]
+        self.epochs.append((facts.epoch, values["group"], facts.metrics["accuracy"]))
 
 
 def end_three(reports: EpochReports, *, first: bool) -> None:
-    """Epochs, of which rank 0 is known to have reported one when the third ends."""
     for epoch, durable in ((1, 0), (2, 0), (3, 1)):
         summary = EpochSummary({"accuracy": epoch / 4}, None, durable).encode()
         reports.end_epoch(summary, float(epoch), version=1, first=first)
 
 
-def test_whoever_leads_next_makes_the_reports_that_rank_0_may_not_have_made(
-    tmp_path: Path,
-) -> None:
-    told = Told()
-    survivor = EpochReports(training(), told)
-    survivor.open(tmp_path / "checkpoints")
-    end_three(survivor, first=False)
+@pytest.mark.parametrize("newcomer", [False, True])
+def test_the_next_rank_0_repeats_reports(tmp_path: Path, *, newcomer: bool) -> None:
+    told, state = Told(), training()
+    next_rank_0 = EpochReports(state, told)
+    next_rank_0.open(tmp_path / "checkpoints")
+    old = training() if newcomer else state
+    end_three(EpochReports(old, Told()) if newcomer else next_rank_0, first=False)
+    if newcomer:
+        state.load_metadata(decode_metadata(encode_metadata(old.metadata())))
 
-    survivor.report_again(2)
-    survivor.close()
-
-    assert told.epochs == [(2, 2, 0.5), (3, 2, 0.75)]
-
-
-def test_a_newcomer_that_leads_next_makes_them_too(tmp_path: Path) -> None:
-    old, new, told = training(), training(), Told()
-    end_three(EpochReports(old, Told()), first=False)
-    newcomer = EpochReports(new, told)
-    newcomer.open(tmp_path / "checkpoints")
-    new.load_metadata(decode_metadata(encode_metadata(old.metadata())))
-
-    newcomer.report_again(2)
-    newcomer.close()
+    next_rank_0.report_again(2)
+    next_rank_0.close()
 
     assert told.epochs == [(2, 2, 0.5), (3, 2, 0.75)]
 
 
-def test_rank_0_makes_each_report_once_and_says_which_have_left(tmp_path: Path) -> None:
+def test_rank_0_reports_each_epoch_once(tmp_path: Path) -> None:
     told = Told()
     first = EpochReports(training(), told)
     first.open(tmp_path / "checkpoints")
@@ -81,13 +69,15 @@ def test_rank_0_makes_each_report_once_and_says_which_have_left(tmp_path: Path) 
     assert first.summary({}, None) == EpochSummary({}, None, 3).encode()
 
 
-def test_a_report_says_how_many_samples_were_trained_and_whether_the_script_left(
-    tmp_path: Path,
-) -> None:
+def test_a_report_has_the_trained_samples(tmp_path: Path) -> None:
     made = training()
     told: list[tuple[Any, ...]] = []
     names = ("epoch", "trained_samples", "epoch_samples", "left_early")
-    reports = EpochReports(made, lambda _, **values: told.append(tuple(map(values.get, names))))
+
+    def report(_: type[Any], **values: Any) -> None:
+        told.append(tuple(getattr(values["facts"], name) for name in names))
+
+    reports = EpochReports(made, report)
     reports.open(tmp_path / "checkpoints")
     summary = EpochSummary({}, None).encode()
 

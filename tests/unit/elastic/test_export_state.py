@@ -1,4 +1,4 @@
-"""A trial's state becomes a plain `state_dict`, a damaged one an error."""
+"""Export of a trial's state as a plain `state_dict`."""
 
 from __future__ import annotations
 

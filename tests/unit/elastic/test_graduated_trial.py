@@ -1,76 +1,35 @@
-"""A trial of a sweep goes on as an elastic job, from its state, over all partitions at once."""
+"""A trial of a sweep continues as an elastic job over all partitions."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from elastic.graduated_trial import train_graduated
 from elastic.sweep_worker.unit import Unit, from_frames, import_functions
 from elastic.sweep_worker.unit_runner import UnitRunner
 from elastic.training_errors import UsageError
+from elastic.worker.run_script import train_graduated
 from schemas.host.state_files import header_of, read_frames
 from schemas.ids import JobId, Rank, SlotId, Version, WorkerId
 from schemas.jobs import SWEEP_SCRIPT, JobSpec
 from schemas.nodes import Group, Member
 from schemas.sweeps import TrialSpec
-from schemas.transport import StateServer, StateUnavailableError
+from schemas.transport.state_transfer import StateServer, StateUnavailableError
 from schemas.wire.files import AskState
 from schemas.wire.worker import Assignment
+from tests.support import user_functions
+from tests.support.user_functions import FUNCTIONS
+
+folder = user_functions.folder
 
 CPU = torch.device("cpu")
-FUNCTIONS = {
-    name: f"graduated_functions:{name}" for name in ("input_fn", "model_fn", "train_fn", "eval_fn")
-}
-SCRIPT = """
-import torch
-from torch.utils.data import TensorDataset
-
-seen = []
-
-def input_fn(partition, partitions):
-    x = torch.arange(12.0).reshape(6, 2) / 12 + (0 if partition is None else partition)
-    return TensorDataset(x)
-
-def model_fn(values):
-    model = torch.nn.Linear(2, 1)
-    optimizer = torch.optim.Adam(model.parameters(), lr=values["lr"])
-    return model, optimizer, torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
-
-def train_fn(trained, data, unit):
-    seen.append((unit.epoch, len(data), trained.model.weight.detach().clone(),
-                 trained.optimizer.param_groups[0]["lr"],
-                 len(trained.optimizer.state)))
-    for (x,) in unit.loader(data, batch_size=2):
-        trained.optimizer.zero_grad()
-        trained.model(x).square().mean().backward()
-        trained.optimizer.step()
-    trained.scheduler.step()
-
-def eval_fn(trained, data, unit):
-    return {"score": trained.model(data.tensors[0]).mean()}
-
-def no_optimizer(values):
-    return torch.nn.Linear(2, 1)
-"""
-
-
-@pytest.fixture
-def functions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    (tmp_path / "graduated_functions.py").write_text(SCRIPT)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    import_functions(FUNCTIONS)
-    yield sys.modules["graduated_functions"]
-    sys.modules.pop("graduated_functions", None)
 
 
 def after_an_epoch() -> tuple[bytes, str]:
-    """A state file's bytes and digest: trial 3 after both partitions."""
     runner, values = UnitRunner(import_functions(FUNCTIONS), 2, CPU), {"lr": 0.1}
     frames = runner.begin("3", values, 7)
     for partition in (1, 0):
@@ -114,9 +73,8 @@ def trial(sources: tuple[str, ...], digest: str, **changed: Any) -> TrialSpec:
     return TrialSpec(**{**fields, **changed})
 
 
-def test_it_goes_on_from_its_state_to_its_last_epoch_over_all_partitions(
-    functions: Any, tmp_path: Path
-) -> None:
+@pytest.mark.usefixtures("folder")
+def test_a_graduated_trial_trains_to_its_last_epoch(tmp_path: Path) -> None:
     content, digest = after_an_epoch()
     asked: list[AskState] = []
 
@@ -124,7 +82,8 @@ def test_it_goes_on_from_its_state_to_its_last_epoch_over_all_partitions(
         asked.append(ask)
         return [content] if ask.digest == digest else None
 
-    functions.seen.clear()  # of the sweep's units
+    seen = sys.modules[user_functions.NAME].seen
+    seen.clear()  # of the sweep's units
     server = StateServer("127.0.0.1", find)
     try:
         one = trial((server.address,), digest)
@@ -133,25 +92,25 @@ def test_it_goes_on_from_its_state_to_its_last_epoch_over_all_partitions(
         server.close()
 
     assert asked[0].job == "s-1"
-    assert [(epoch, size, state) for epoch, size, _, _, state in functions.seen] == [
+    assert [(epoch, size, state) for epoch, size, _, _, state in seen] == [
         (2, 12, 2),
         (3, 12, 2),
     ]  # the optimizer's moments came along
-    assert functions.seen[0][3] == pytest.approx(0.025)  # and the scheduler's two steps
+    assert seen[0][3] == pytest.approx(0.025)  # and the scheduler's two steps
     begun_with = from_frames(read_frames(content, digest))["model"]["weight"]
-    assert torch.equal(functions.seen[0][2], begun_with)
+    assert torch.equal(seen[0][2], begun_with)
 
 
-@pytest.mark.usefixtures("functions")
-def test_a_model_without_an_optimizer_is_told_what_is_missing(tmp_path: Path) -> None:
-    paths = {**FUNCTIONS, "model_fn": "graduated_functions:no_optimizer"}
+@pytest.mark.usefixtures("folder")
+def test_a_model_without_an_optimizer_is_refused(tmp_path: Path) -> None:
+    paths = {**FUNCTIONS, "model_fn": "user_functions:no_optimizer"}
     one = trial((), "", functions=paths)
     with pytest.raises(UsageError, match="return \\(model, optimizer\\)"):
         train_graduated(assignment(one, tmp_path), one)
 
 
-@pytest.mark.usefixtures("functions")
-def test_a_state_that_nobody_has_is_said(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("folder")
+def test_a_missing_state_is_named(tmp_path: Path) -> None:
     server = StateServer("127.0.0.1", lambda _: None)
     try:
         one = trial((server.address,), "0" * 64)

@@ -1,4 +1,4 @@
-"""The rate follows the batch: down at once, up without a jump."""
+"""The learning rate follows the batch."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def test_the_target_follows_the_rule(rule: LrScaling, factor: float) -> None:
     assert lr_factor(rule, 64, 16) == factor
 
 
-def test_a_rate_that_belongs_to_no_batch_stays() -> None:
+def test_a_rate_without_a_base_batch_stays() -> None:
     assert lr_factor("linear", 64, 0) == 1.0
 
 
 @given(FACTORS, FACTORS, st.integers(0, 1000), st.integers(1, 50))
-def test_a_ramp_goes_down_at_once_and_up_by_at_most_two_in_its_steps(
+def test_a_ramp_falls_at_once_and_doubles_in_its_steps(
     begin: float, to: float, since: int, doubling: int
 ) -> None:
     ramp = LrRamp(begin, to, since, doubling)
@@ -43,7 +43,7 @@ def test_a_ramp_goes_down_at_once_and_up_by_at_most_two_in_its_steps(
 
 
 @given(FACTORS, FACTORS, st.integers(0, 100), st.integers(0, 30))
-def test_a_new_target_begins_where_the_factor_is(
+def test_a_new_target_starts_at_the_current_factor(
     to: float, then: float, step: int, doubling: int
 ) -> None:
     ramp = LrRamp(1.0, to, 0, doubling)

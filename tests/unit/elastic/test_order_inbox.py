@@ -1,4 +1,4 @@
-"""Orders in, what is to be done about them out: no process, no thread."""
+"""State machine of the controller's orders."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from elastic.group.order_inbox import (
     DropBuild,
     OpenStore,
     OrderInbox,
-    PendingGroup,
 )
 from schemas.ids import JobId, NodeId, Rank, Version, WorkerId, slot_id, worker_id
 from schemas.nodes import Group, Member
@@ -36,8 +35,6 @@ def order(
 
 
 class Inbox(OrderInbox):
-    """That of worker A in version 1, unless told otherwise."""
-
     def __init__(self, own_id: WorkerId = A, start_version: int = 1) -> None:
         super().__init__(own_id, start_version)
 
@@ -49,20 +46,15 @@ def built(_: int) -> bool:
     return True
 
 
-def agreed(inbox: Inbox, boundary: int = 12) -> PendingGroup | None:
-    pending, effects = inbox.close_vote(unanimous=True, boundary=boundary)
-    assert effects == ()
-    return pending
-
-
-def test_a_group_that_is_ordered_is_built_and_its_boundary_agreed_on() -> None:
+def test_an_ordered_group_is_built_and_gets_a_boundary() -> None:
     inbox = Inbox()
 
     assert inbox.hear(order(2)) == (BuildGroup(order(2)),)
     assert not inbox.vote_ready(lambda _: False)
     assert inbox.close_vote(unanimous=False, boundary=0) == (None, ())
     assert inbox.vote_ready(built)
-    pending = agreed(inbox)
+    pending, effects = inbox.close_vote(unanimous=True, boundary=12)
+    assert effects == ()
     assert pending is inbox.pending
     assert pending is not None
     assert (pending.version, pending.boundary) == (2, 12)
@@ -76,14 +68,14 @@ def test_a_group_that_is_ordered_is_built_and_its_boundary_agreed_on() -> None:
     [order(2, workers=NOW), order(2, workers=[B]), order(2, kind=SUSPEND, workers=[])],
     ids=["another batch", "this worker leaves", "the job is suspended"],
 )
-def test_what_needs_no_process_group_of_this_worker_is_ready_at_once(heard: GroupOrder) -> None:
+def test_a_change_without_a_new_group_is_ready_at_once(heard: GroupOrder) -> None:
     inbox = Inbox()
 
     assert inbox.hear(heard) == ()
     assert inbox.vote_ready(lambda _: False)
 
 
-def test_rank_0_opens_the_store_that_the_new_group_meets_at() -> None:
+def test_rank_0_opens_the_store() -> None:
     prepare = order(2, PREPARE)
 
     assert Inbox().hear(prepare) == (OpenStore(2),)
@@ -91,90 +83,65 @@ def test_rank_0_opens_the_store_that_the_new_group_meets_at() -> None:
     assert Inbox(A, start_version=2).hear(prepare) == ()  # it says its port when it is ready
 
 
-@pytest.mark.parametrize(
-    "again", [order(2), order(2, PREPARE), order(1, SETTLED)], ids=["same", "stage", "version"]
-)
-def test_an_order_that_is_not_newer_changes_nothing(again: GroupOrder) -> None:
-    inbox = Inbox()
-    inbox.hear(order(2))
-    pending = inbox.pending
-
-    assert inbox.hear(again) == ()
-    assert inbox.pending is pending
-
-
-def test_the_newest_order_wins() -> None:
+@pytest.mark.parametrize(("heard", "effects", "pending"), [
+    (order(2), (), 2),
+    (order(2, PREPARE), (), 2),
+    (order(1, SETTLED), (), 2),
+    (order(3), (DropBuild(2), BuildGroup(order(3))), 3),
+    (order(2, SETTLED), (DropBuild(2),), None),
+], ids=["same", "earlier stage", "earlier version", "newer", "withdrawn"])  # fmt: skip
+def test_an_order_meets_a_pending_group(
+    heard: GroupOrder, effects: tuple[object, ...], pending: int | None
+) -> None:
     inbox = Inbox()
     inbox.hear(order(2))
 
-    assert inbox.hear(order(3)) == (DropBuild(2), BuildGroup(order(3)))
-    assert inbox.pending is not None
-    assert inbox.pending.version == 3
+    assert inbox.hear(heard) == effects
+    assert (inbox.pending.version if inbox.pending else None) == pending
+    assert inbox.vote_ready(built) == (pending is not None)
 
 
-def test_an_order_for_a_group_that_was_passed_is_void() -> None:
+def test_an_order_for_an_earlier_group_is_ignored() -> None:
     inbox = Inbox()
 
-    assert inbox.hear(order(2), version=2) == ()
-    assert inbox.pending is None
+    assert (inbox.hear(order(2), version=2), inbox.pending) == ((), None)
 
 
-def test_a_group_that_is_given_up_is_dropped() -> None:
-    inbox = Inbox()
-    inbox.hear(order(2))
+@pytest.mark.parametrize(("heard", "effects", "agreed", "disagreed"), [
+    (order(2, SETTLED), (), (2, ()), (None, (DropBuild(2),))),
+    (order(3), (BuildGroup(order(3)),), (2, (DropBuild(3),)), (3, (DropBuild(2),))),
+], ids=["withdrawn", "newer"])  # fmt: skip
+def test_an_order_in_a_vote_waits_for_the_result(
+    heard: GroupOrder,
+    effects: tuple[object, ...],
+    agreed: tuple[int, tuple[object, ...]],
+    disagreed: tuple[int | None, tuple[object, ...]],
+) -> None:
+    for unanimous, (pending, after) in ((True, agreed), (False, disagreed)):
+        inbox = Inbox()
+        inbox.hear(order(2))
+        voted_for = inbox.pending
+        inbox.vote_ready(built)
+        assert inbox.hear(heard) == effects
 
-    assert inbox.hear(order(2, SETTLED)) == (DropBuild(2),)
-    assert inbox.pending is None
-    assert not inbox.vote_ready(built)
+        found = voted_for if unanimous else None
+        assert inbox.close_vote(unanimous=unanimous, boundary=12) == (found, after)
+        assert (inbox.pending.version if inbox.pending else None) == pending
+        if unanimous and voted_for:
+            assert (inbox.pending, voted_for.boundary) == (voted_for, 12)
 
 
-def test_a_group_that_is_given_up_behind_its_agreement_stays() -> None:
+def test_an_agreed_group_cannot_be_withdrawn() -> None:
     inbox = Inbox()
     inbox.hear(order(2))
     inbox.vote_ready(built)
-    pending = agreed(inbox)
+    pending, _ = inbox.close_vote(unanimous=True, boundary=12)
 
     assert inbox.hear(order(2, SETTLED)) == ()
-    assert inbox.pending is pending
+    assert inbox.pending is pending is not None
 
 
-def test_a_group_that_is_given_up_while_its_flag_is_out_waits_for_the_sum() -> None:
-    dropped, kept = Inbox(), Inbox()
-    for inbox in (dropped, kept):
-        inbox.hear(order(2))
-        inbox.vote_ready(built)
-        assert inbox.hear(order(2, SETTLED)) == ()
-
-    assert dropped.close_vote(unanimous=False, boundary=0) == (None, (DropBuild(2),))
-    assert dropped.pending is None
-    pending = agreed(kept)  # all others go there
-    assert pending is not None
-    assert pending.boundary == 12
-
-
-def test_what_all_agreed_on_wins_over_an_order_that_came_meanwhile() -> None:
-    inbox = Inbox()
-    inbox.hear(order(2))
-    voted_for = inbox.pending
-    inbox.vote_ready(built)
-    assert inbox.hear(order(3)) == (BuildGroup(order(3)),)
-
-    assert inbox.close_vote(unanimous=True, boundary=12) == (voted_for, (DropBuild(3),))
-    assert inbox.pending is voted_for
-
-
-def test_an_order_that_came_meanwhile_stays_if_the_others_were_not_ready() -> None:
-    inbox = Inbox()
-    inbox.hear(order(2))
-    inbox.vote_ready(built)
-    inbox.hear(order(3))
-
-    assert inbox.close_vote(unanimous=False, boundary=0) == (None, (DropBuild(2),))
-    assert inbox.pending is not None
-    assert inbox.pending.version == 3
-
-
-def test_a_worker_that_waits_to_join_gets_its_order() -> None:
+def test_a_joining_worker_gets_its_order() -> None:
     starts, joins = Inbox(C, start_version=1), Inbox(C, start_version=2)
 
     assert starts.hear(order(1, PREPARE, START), version=0) == ()
@@ -186,7 +153,7 @@ def test_a_worker_that_waits_to_join_gets_its_order() -> None:
     assert joins.pending is None
 
 
-def test_recovery_calls_waits_off_and_leaves_nothing_pending() -> None:
+def test_recovery_cancels_waits_and_the_pending_group() -> None:
     inbox = Inbox()
     inbox.hear(order(2))
     inbox.vote_ready(built)

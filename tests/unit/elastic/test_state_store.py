@@ -1,4 +1,4 @@
-"""What a worker keeps of its states, and whose fault it is when a unit comes to nothing."""
+"""States that a sweep worker keeps, and causes of failed units."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from elastic.sweep_worker import state_store
+from elastic.sweep_worker.process import fault_of
 from elastic.sweep_worker.staged_data import DataDiffersError
 from elastic.sweep_worker.state_store import DiskFullError, StateLostError, StateStore
 from elastic.sweep_worker.unit import StateFramesError, digest
-from elastic.sweep_worker.unit_attempt import fault_of
 from elastic.sweep_worker.unit_runner import UnitFailedError, UnitResult
 from elastic.training_errors import UsageError
 from schemas.host.state_files import read_frames
@@ -37,7 +37,7 @@ def ask(version: int, left: UnitResult, job: str = JOB) -> AskState:
     return AskState(job=JobId(job), trial=0, version=version, digest=left.digest, offset=0)
 
 
-def test_a_state_is_handed_out_from_memory_and_from_the_disk(tmp_path: Path) -> None:
+def test_a_state_is_served_from_memory_and_disk(tmp_path: Path) -> None:
     one = result(b"one")
     store = StateStore(JOB, tmp_path)
     store.put(order(1, 1), one)
@@ -51,9 +51,7 @@ def test_a_state_is_handed_out_from_memory_and_from_the_disk(tmp_path: Path) -> 
     assert store.find(ask(1, result(b"another"))) is None
 
 
-def test_memory_holds_the_newest_states_up_to_a_bound(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_memory_keeps_the_newest_states(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(state_store, "MAX_CACHED_BYTES", 250)
     states = [result(bytes([at]) * 100) for at in range(3)]
     store = StateStore(JOB, tmp_path)
@@ -67,7 +65,7 @@ def test_memory_holds_the_newest_states_up_to_a_bound(
     assert found == [False, True, True]
 
 
-def test_a_disk_that_takes_nothing_is_an_error_with_its_remedy(tmp_path: Path) -> None:
+def test_a_full_disk_names_the_remedy(tmp_path: Path) -> None:
     folder = tmp_path / "states"
     folder.write_text("no folder")
 
@@ -75,26 +73,23 @@ def test_a_disk_that_takes_nothing_is_an_error_with_its_remedy(tmp_path: Path) -
         StateStore(JOB, folder).put(order(1, 1), result(b"one"), limit_s=0.0)
 
 
-@pytest.mark.parametrize(
-    ("error", "fault"),
-    [
-        (UnitFailedError("train_fn", KeyError("x")), "trial"),
-        (UnitFailedError("input_fn", KeyError("x")), "data"),
-        (UsageError("input_fn gave no data", "give some", "input_fn"), "data"),
-        (UsageError("model_fn gave a int", "a model", "model_fn"), "trial"),
-        (DataDiffersError("partition 1", 3, 4), "data"),
-        (StateLostError("nobody has it"), "state"),
-        (StateFramesError("no state"), "state"),
-        (DiskFullError("no room"), "disk"),
-        (OSError(28, "No space left on device"), "disk"),
-        (RuntimeError("size mismatch"), "trial"),
-    ],
-)
-def test_whose_fault_it_is(error: Exception, fault: str) -> None:
+@pytest.mark.parametrize(("error", "fault"), [
+    (UnitFailedError("train_fn", KeyError("x")), "trial"),
+    (UnitFailedError("input_fn", KeyError("x")), "data"),
+    (UsageError("input_fn gave no data", "give some", "input_fn"), "data"),
+    (UsageError("model_fn gave a int", "a model", "model_fn"), "trial"),
+    (DataDiffersError("partition 1", 3, 4), "data"),
+    (StateLostError("nobody has it"), "state"),
+    (StateFramesError("no state"), "state"),
+    (DiskFullError("no room"), "disk"),
+    (OSError(28, "No space left on device"), "disk"),
+    (RuntimeError("size mismatch"), "trial"),
+])  # fmt: skip
+def test_an_error_has_its_fault(error: Exception, fault: str) -> None:
     assert fault_of(error)[0] == fault
 
 
-def test_a_reason_is_one_line_that_can_be_printed() -> None:
+def test_a_reason_is_one_printable_line() -> None:
     _, why = fault_of(RuntimeError("CUDA out of memory.\n\tTried \x1b[31m20 GiB" + "x" * 9000))
 
     assert why.startswith("CUDA out of memory. Tried  [31m20 GiBxxx")

@@ -21,7 +21,7 @@ from schemas.wire.feed import FeedEvent
 from tests.support.schemas_examples import EXAMPLES
 
 FOLDER = Path(__file__).parents[3] / "examples"
-EPOCH: Any = EXAMPLES["client.epoch_info.1"]
+EPOCH: Any = EXAMPLES["client.job_detail.3"].epochs[0]
 SUMMARY: Any = EXAMPLES["client.job_summary.1"]
 ALONE = {"slots": 1}
 
@@ -55,7 +55,7 @@ def decided(before: int, after: int, outcome: str = "formed", **numbers: float) 
             "took_s": 2.0,
             "from": {"slots": slots[:before]},
             "to": {"slots": slots[:after]},
-            "why": "",
+            "reason": "",
             "outcome": outcome,
             "numbers": numbers,
         },

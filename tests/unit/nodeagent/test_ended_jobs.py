@@ -1,25 +1,189 @@
-"""When a node hears of a job's end, what lies there is marked; settings say how long it stays."""
+"""Clean-up after ended jobs: marks, and deletion by age and size."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from pathlib import Path
+from typing import Final
 
 import pytest
 
-from nodeagent.ended_jobs import EndedJobs
+from nodeagent.ended_jobs import (
+    MARKS,
+    MIN_AGE_FOR_SIZE_S,
+    MIN_UNREPORTED_AGE_S,
+    EndedJobs,
+    KeepLimits,
+    Leftovers,
+)
 from nodeagent.folders import NodeFolders
 from nodeagent.job_folders import MARK
 from nodeagent.settings import AgentSettings
 from schemas.ids import JobId
 from tests.support.file_trees import tree
 
+NOW: Final = 10_000_000.0
+DAY: Final = 86_400.0
+MUCH: Final = 1 << 40
+WEEK: Final = KeepLimits(7 * DAY, MUCH)
+NONE: Final = frozenset[str]()
+
+
+class Folder:
+    """A folder of jobs' folders."""
+
+    def __init__(self, area: Leftovers) -> None:
+        self.area = area
+        area.root.mkdir(parents=True)
+
+    def job(self, name: str, *, ended: float | None = None, changed: float = 0.0) -> None:
+        """Add a job with 8 KiB that ended, and was changed last, so many days ago."""
+        folder = self.area.root / name
+        (folder / "lib").mkdir(parents=True)
+        for file in ("a", "lib/b"):
+            (folder / file).write_bytes(os.urandom(4096))
+        _at(folder, changed)
+        if ended is not None:
+            self.area.note(JobId(name), ended=True)
+            _at(self.area.root / MARKS / name, ended)
+
+    def keeps(self, kept: KeepLimits, busy: frozenset[str] = NONE) -> list[str]:
+        """Delete what is due; the jobs that are left."""
+        self.area.delete(kept, busy, NOW, {})
+        return self.left
+
+    @property
+    def left(self) -> list[str]:
+        return sorted(path.name for path in self.area.root.iterdir() if path.name != MARKS)
+
+    @property
+    def marked(self) -> list[str]:
+        return sorted(path.name for path in (self.area.root / MARKS).iterdir())
+
+
+def _at(path: Path, days_ago: float) -> None:
+    os.utime(path, (NOW - days_ago * DAY,) * 2)
+
+
+@pytest.fixture
+def shared(tmp_path: Path) -> Folder:
+    return Folder(Leftovers(tmp_path / "checkpoints", shared=True))
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Folder:
+    return Folder(Leftovers(tmp_path / "work", marker_file="mark"))
+
+
+def test_folders_of_jobs_that_ended_long_ago_are_deleted_with_their_marks(shared: Folder) -> None:
+    shared.job("old-1", ended=8.0)
+    shared.job("new-2", ended=6.0, changed=9.0)
+    shared.job("paused-3", changed=90.0)
+
+    assert shared.keeps(WEEK) == ["new-2", "paused-3"]
+    assert shared.marked == ["new-2"]
+
+
+def test_a_known_or_restarted_job_stays_and_a_repeated_end_counts_from_the_first(
+    shared: Folder,
+) -> None:
+    for name in ("busy-1", "again-2", "old-3"):
+        shared.job(name, ended=8.0)
+    shared.area.note(JobId("again-2"), ended=False)
+    shared.area.note(JobId("never-4"), ended=False)
+    shared.area.note(JobId("old-3"), ended=True)
+
+    assert shared.keeps(WEEK, frozenset({"busy-1"})) == ["again-2", "busy-1"]
+    assert shared.marked == ["busy-1"]
+
+
+def test_the_oldest_folders_are_deleted_beyond_the_size_limit_unless_they_are_young(
+    shared: Folder,
+) -> None:
+    for name, ended in (("a-1", 3.0), ("b-2", 2.0), ("c-3", 1.0)):
+        shared.job(name, ended=ended)
+    shared.job("lives-4")
+    shared.job("young-5", ended=0.9 * MIN_AGE_FOR_SIZE_S / DAY)
+
+    assert shared.keeps(KeepLimits(7 * DAY, 20 << 10)) == ["b-2", "c-3", "lives-4", "young-5"]
+    assert shared.keeps(KeepLimits(7 * DAY, 0)) == ["lives-4", "young-5"]
+    assert shared.keeps(KeepLimits(0.0, MUCH)) == ["lives-4"]
+
+
+def test_folders_of_unknown_jobs_are_deleted_by_their_last_change(own: Folder) -> None:
+    unheard = MIN_UNREPORTED_AGE_S / DAY
+    for name, changed in (("old-1", unheard + 2), ("young-2", unheard - 1)):
+        own.job(name, changed=changed)
+        (own.area.root / name / "mark").touch()
+        _at(own.area.root / name, changed)
+    own.job("foreign", changed=90.0)
+
+    assert own.keeps(KeepLimits(unheard * DAY + 3 * DAY, MUCH)) == ["foreign", "old-1", "young-2"]
+    assert own.keeps(KeepLimits(1.0, MUCH)) == ["foreign", "young-2"]
+
+
+def test_jobs_without_an_end_are_listed_by_their_last_change_unless_shared(
+    own: Folder, shared: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nodeagent.ended_jobs.MAX_UNMARKED", 2)
+    for days, name in enumerate(("a-1", "b-2", "c-3", "no job", "foreign-4")):
+        own.job(name, changed=days)
+        if name != "foreign-4":
+            (own.area.root / name / "mark").touch()
+        _at(own.area.root / name, days)
+    own.job("done-5", ended=1.0)
+
+    assert own.area.unmarked() == ["a-1", "b-2"]
+    assert own.area.marked() == ["done-5"]
+    shared.job("old-1")
+    for nothing in (shared.area, Leftovers(tmp_path / "none")):
+        assert (nothing.unmarked(), nothing.marked()) == ([], [])
+
+
+def test_a_job_without_a_folder_has_no_mark(shared: Folder) -> None:
+    shared.area.note(JobId("elsewhere-1"), ended=True)
+    assert not (shared.area.root / MARKS).exists()
+    shared.job("gone-1", ended=1.0)
+    shutil.rmtree(shared.area.root / "gone-1")
+
+    assert shared.keeps(WEEK) == []
+    assert shared.marked == []
+
+
+def test_nothing_is_deleted_behind_a_link(shared: Folder, tmp_path: Path) -> None:
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    (precious / "file").touch()
+    (shared.area.root / "linked-1").symlink_to(precious)
+    shared.area.note(JobId("linked-1"), ended=True)
+    shared.job("old-2", ended=8.0)
+    (shared.area.root / "old-2" / "link").symlink_to(precious)
+
+    assert shared.keeps(KeepLimits(0.0, 0)) == ["linked-1"]
+    assert (precious / "file").exists()
+
+
+def test_files_are_measured_once(shared: Folder) -> None:
+    shared.job("a-1", ended=1.0)
+    sizes: dict[str, object] = {}
+    shared.area.delete(WEEK, NONE, NOW, sizes)  # type: ignore[arg-type]
+    (shared.area.root / "a-1" / "late").write_bytes(bytes(1 << 20))
+
+    gone = shared.area.delete(KeepLimits(7 * DAY, 100 << 10), NONE, NOW, sizes)  # type: ignore[arg-type]
+
+    assert (gone, list(sizes)) == ([], ["a-1"])
+
+
+# --- all folders of a node
+
+
 DONE = JobId("done-1")
 
 
-class House:
-    """A node's folders with what one job left, and what keeps them."""
+class Node:
+    """Folders of a node with the files of an ended job."""
 
     def __init__(self, base: Path, **keep: float) -> None:
         self.folders = NodeFolders(base / "run", base / "work", base / "checkpoints")
@@ -36,118 +200,105 @@ class House:
             tree(folder, {"train.py": "x", MARK: ""})
 
     async def turn(self, *, look: bool = True) -> list[bool]:
-        """Which of the job's folders are there behind it: work, states, checkpoints."""
+        """Delete what is due; which of work, states and checkpoints exist then."""
         for keeper in self.ended._keepers:
             await keeper.turn(keeper._keep(), look=look)
         return [folder.exists() for folder in self.all]
 
     def age(self, seconds: float) -> None:
-        """So long ago the job has ended."""
+        """Let the end of the job be so long ago."""
         for folder in self.all:
             mark = folder.parent / ".ended" / DONE
             os.utime(mark, (time.time() - seconds,) * 2)
 
 
+ZERO: Final = {"keep_work_s": 0.0, "keep_checkpoints_s": 0.0}
+
+
 @pytest.mark.parametrize(
-    ("seconds", "left"),
+    ("keep", "ended_s_ago", "left"),
     [
-        (3600.0, [True, True, True]),
-        (8 * 86400.0, [False, False, True]),
-        (31 * 86400.0, [False, False, False]),
+        ({}, 3600.0, [True, True, True]),
+        ({}, 8 * DAY, [False, False, True]),
+        ({}, 31 * DAY, [False, False, False]),
+        (ZERO, None, [True, True, True]),
+        (ZERO, 3000.0, [False, True, False]),
+        (ZERO, NOW, [False, False, False]),
     ],
 )
-async def test_what_a_job_left_goes_after_a_week_and_its_checkpoints_after_a_month(
-    tmp_path: Path, seconds: float, left: list[bool]
+async def test_files_are_kept_after_the_end_of_their_job_as_configured(
+    tmp_path: Path, keep: dict[str, float], ended_s_ago: float | None, left: list[bool]
 ) -> None:
-    house = House(tmp_path)
-    house.ended.note(DONE, ended=True)
-    assert await house.turn() == [True, True, True]
+    node = Node(tmp_path, **keep)
+    if ended_s_ago is not None:
+        node.ended.note(DONE, ended=True)
+    assert await node.turn(look=False) == [True, True, True]
+    if ended_s_ago is not None:
+        node.age(ended_s_ago)
 
-    house.age(seconds)
+    assert await node.turn() == left
 
-    assert await house.turn() == left
-
-
-async def test_nothing_of_a_job_goes_whose_end_was_not_heard_of(tmp_path: Path) -> None:
-    house = House(tmp_path, keep_work_s=0.0, keep_checkpoints_s=0.0)
-
-    assert await house.turn() == [True, True, True]
-
-
-async def test_a_second_of_nothing_deletes_at_once_but_states_that_graduates_begin_with(
-    tmp_path: Path,
-) -> None:
-    house = House(tmp_path, keep_work_s=0.0, keep_checkpoints_s=0.0)
-    house.ended.note(DONE, ended=True)
-    await house.turn(look=False)
-    house.age(3000.0)
-    assert await house.turn() == [False, True, False]
-
-    os.utime(house.folders.all_states / ".ended" / DONE, (1, 1))
-
-    assert await house.turn() == [False, False, False]
+    node.ended.note(DONE, ended=False)
+    await node.turn()
+    assert not any((folder.parent / ".ended" / DONE).exists() for folder in node.all)
 
 
-async def test_a_job_that_begins_behind_its_end_stays(tmp_path: Path) -> None:
-    house = House(tmp_path, keep_work_s=0.0, keep_checkpoints_s=0.0)
-    house.ended.note(DONE, ended=True)
-    await house.turn(look=False)
-    house.age(9e9)
+async def test_a_job_that_starts_after_its_end_stays(tmp_path: Path) -> None:
+    node = Node(tmp_path, **ZERO)
+    node.ended.note(DONE, ended=True)
+    await node.turn(look=False)
+    node.age(9e9)
 
-    house.ended.note(DONE, ended=False)
+    node.ended.note(DONE, ended=False)
 
-    assert await house.turn() == [True, True, True]
-
-
-async def test_of_two_words_about_a_job_the_last_one_counts(tmp_path: Path) -> None:
-    house = House(tmp_path)
-
-    house.ended.note(DONE, ended=True)
-    house.ended.note(DONE, ended=False)
-    await house.turn()
-
-    assert not any((folder.parent / ".ended" / DONE).exists() for folder in house.all)
+    assert await node.turn() == [True, True, True]
 
 
-async def test_a_mark_that_the_disk_does_not_take_is_made_later_and_holds_up_no_deletion(
-    tmp_path: Path,
-) -> None:
-    house = House(tmp_path)
-    marks = house.folders.checkpoints / ".ended"
+async def test_the_last_note_about_a_job_counts(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+
+    node.ended.note(DONE, ended=True)
+    node.ended.note(DONE, ended=False)
+    await node.turn()
+
+    assert not any((folder.parent / ".ended" / DONE).exists() for folder in node.all)
+
+
+async def test_a_mark_that_cannot_be_written_is_written_later(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    marks = node.folders.checkpoints / ".ended"
     marks.touch()
-    house.ended.note(DONE, ended=True)
-    await house.turn()
+    node.ended.note(DONE, ended=True)
+    await node.turn()
     assert marks.read_bytes() == b""
     marks.unlink()
 
-    await house.turn()
+    await node.turn()
 
     assert (marks / DONE).exists()
 
 
-async def test_the_controller_is_asked_about_jobs_that_left_something_before_this_life(
-    tmp_path: Path,
-) -> None:
-    house = House(tmp_path)
-    house.busy = {JobId("here-2")}
+async def test_a_hello_names_jobs_with_files_from_before_the_start(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    node.busy = {JobId("here-2")}
 
-    assert await house.ended.find() == []
-    assert house.ended.unended == (DONE, "here-2")
-    house.ended.note(DONE, ended=True)
-    await house.turn(look=False)
+    assert await node.ended.find() == []
+    assert node.ended.unended == (DONE, "here-2")
+    node.ended.note(DONE, ended=True)
+    await node.turn(look=False)
 
-    assert house.ended.unended == ("here-2",)
-    again = EndedJobs(house.folders, lambda: house.settings, set)
+    assert node.ended.unended == ("here-2",)
+    again = EndedJobs(node.folders, lambda: node.settings, set)
     assert await again.find() == [DONE]
     assert again.unended == ()
 
 
-async def test_what_the_settings_say_later_holds_from_then_on(tmp_path: Path) -> None:
-    house = House(tmp_path)
-    house.ended.note(DONE, ended=True)
-    await house.turn()
-    house.age(7200.0)
+async def test_changed_settings_apply_at_once(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    node.ended.note(DONE, ended=True)
+    await node.turn()
+    node.age(7200.0)
 
-    house.settings = AgentSettings(node="n1", keep_work_s=1.0, keep_checkpoints_bytes=0)
+    node.settings = AgentSettings(node="n1", keep_work_s=1.0, keep_checkpoints_bytes=0)
 
-    assert await house.turn() == [False, False, False]
+    assert await node.turn() == [False, False, False]

@@ -53,7 +53,7 @@ def node(tmp_path: Path) -> Node:
     return Node(tmp_path)
 
 
-async def test_what_is_deleted_is_made_again_and_nothing_is_said(node: Node) -> None:
+async def test_deleted_folders_are_made_again_without_a_report(node: Node) -> None:
     watch = node.watch()
     folders = node.folders
     needed = (folders.run, folders.work, folders.checkpoints, folders.sockets)
@@ -64,20 +64,14 @@ async def test_what_is_deleted_is_made_again_and_nothing_is_said(node: Node) -> 
 
     assert node.told == []
     assert node.socket.exists()
-    for path in (*needed, folders.run / "workers"):
+    new = folders.run / "new" / "inner"
+    assert Place("run", new, 0).problem(full=False) == ""
+    for path in (*needed, folders.run / "workers", new.parent, new):
         assert path.stat().st_mode & 0o777 == 0o700
         assert not list(path.glob(".*"))
 
 
-def test_who_makes_a_folder_first_makes_those_above_it_private_too(tmp_path: Path) -> None:
-    folder = tmp_path / "run" / "workers"
-
-    assert Place("run", folder, 0).problem(full=False) == ""
-
-    assert [path.stat().st_mode & 0o777 for path in (folder.parent, folder)] == [0o700, 0o700]
-
-
-async def test_what_cannot_be_mended_is_said_until_it_is(node: Node) -> None:
+async def test_a_fault_is_reported_until_it_is_repaired(node: Node) -> None:
     watch = node.watch()
     node.folders.work.rmdir()
     node.folders.work.touch()  # somebody put a file there
@@ -92,7 +86,7 @@ async def test_what_cannot_be_mended_is_said_until_it_is(node: Node) -> None:
     assert watch.problems == ()
 
 
-async def test_a_socket_that_cannot_be_bound_again_is_said(node: Node) -> None:
+async def test_a_socket_that_cannot_be_bound_again_is_reported(node: Node) -> None:
     watch = node.watch()
     node.socket.unlink()
     node.listens = False
@@ -105,7 +99,7 @@ async def test_a_socket_that_cannot_be_bound_again_is_said(node: Node) -> None:
     assert node.told == [(f"run {node.socket}: workers cannot connect: {why}",), ()]
 
 
-async def test_a_socket_that_somebody_else_put_there_is_bound_over(node: Node) -> None:
+async def test_a_foreign_socket_file_is_replaced(node: Node) -> None:
     watch = node.watch()
     other = node.socket.with_name("other")
     other.touch()
@@ -142,16 +136,10 @@ async def test_a_disk_that_takes_no_file_is_full(
     monkeypatch.setattr(Place, "_probe", no_room)
     await node.watch().look()
 
-    def said(setting: str, path: Path) -> str:
-        return f"{setting} {path}: No space left on device; free space there"
-
     folders = node.folders
+    places = ((name, getattr(folders, name)) for name in ("run", "work", "checkpoints"))
     assert node.told == [
-        (
-            said("run", folders.run),
-            said("work", folders.work),
-            said("checkpoints", folders.checkpoints),
-        )
+        tuple(f"{name} {path}: No space left on device; free space there" for name, path in places)
     ]
 
 
@@ -165,7 +153,7 @@ class Hanging(Place):
         return ""
 
 
-async def test_a_file_system_that_hangs_is_said_and_holds_up_no_other(
+async def test_a_hanging_file_system_is_reported_and_delays_no_other(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(health, "CHECK_INTERVAL_S", 0.01)
@@ -186,7 +174,7 @@ async def test_a_file_system_that_hangs_is_said_and_holds_up_no_other(
     assert len([t for t in threading.enumerate() if t.name == "look at /shared"]) <= 1
 
 
-async def test_what_all_nodes_share_is_looked_at_less_often(node: Node) -> None:
+async def test_shared_folders_are_checked_less_often(node: Node) -> None:
     watch = node.watch()
     await watch.look(everything=False)
     node.folders.checkpoints.rmdir()

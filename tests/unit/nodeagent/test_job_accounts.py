@@ -47,7 +47,7 @@ def as_uid(monkeypatch: pytest.MonkeyPatch, uid: int) -> None:
         (1000, False, {"run_as": "agent", "trust_each_other": True}, AGENT),
     ],
 )
-def test_jobs_run_as_is_safe_where_the_settings_do_not_say(
+def test_the_default_account_of_jobs_is_safe(
     monkeypatch: pytest.MonkeyPatch, uid: int, jobs: dict[str, Any], chosen: str, *, alone: bool
 ) -> None:
     as_uid(monkeypatch, uid)
@@ -55,49 +55,37 @@ def test_jobs_run_as_is_safe_where_the_settings_do_not_say(
     assert run_as(settings(alone=alone, **jobs)) == chosen
 
 
+ROOT = "could read its key and each other's files"
+
+
 @pytest.mark.parametrize(
-    ("uid", "jobs", "why"),
+    ("uid", "jobs", "field", "why"),
     [
-        (1000, {}, "could read its key and each other's files"),
-        (0, {"run_as": "agent"}, "could read its key and each other's files"),
-        (1000, {"run_as": "job"}, "'job' needs an agent that is root"),
-        (1000, {"run_as": "submitter"}, "'submitter' needs an agent that is root"),
+        (1000, {}, "jobs.run_as", ROOT),
+        (0, {"run_as": "agent"}, "jobs.run_as", ROOT),
+        (1000, {"run_as": "job"}, "jobs.run_as", "'job' needs an agent that is root"),
+        (1000, {"run_as": "submitter"}, "jobs.run_as", "'submitter' needs an agent that is root"),
+        (0, {"users": {"ann": "root"}}, "jobs.users.ann", "has uid 0, below 100"),
+        (0, {"users": {"ann": "daemon"}}, "jobs.users.ann", "below 100"),
+        (0, {"users": {"ann": "nobody-of-that-name"}}, "jobs.users.ann", "there is no account"),
+        (0, {"files": 10}, "jobs.files", "too low for any worker"),
+        (0, {"pids": 10}, "jobs.pids", "too low for any worker"),
+        *(
+            (0, {"uids": uids}, "jobs.uids", "no range of uids for jobs")
+            for uids in ((0, 10), (70_000, 0), (2**32 - 2, 2))
+        ),
     ],
 )
-def test_settings_with_which_jobs_could_read_keys_are_refused(
-    monkeypatch: pytest.MonkeyPatch, uid: int, jobs: dict[str, Any], why: str
+def test_accounts_and_limits_that_jobs_must_not_have_are_refused(
+    monkeypatch: pytest.MonkeyPatch, uid: int, jobs: dict[str, Any], field: str, why: str
 ) -> None:
     as_uid(monkeypatch, uid)
 
     with pytest.raises(SettingsError, match=why) as refused:
         check_jobs(settings(**jobs))
 
-    assert refused.value.field == "jobs.run_as"
-    assert "jobs.trust_each_other = true" in refused.value.hint
-
-
-@pytest.mark.parametrize(
-    ("jobs", "field", "why"),
-    [
-        ({"users": {"ann": "root"}}, "jobs.users.ann", "has uid 0, below 100"),
-        ({"users": {"ann": "daemon"}}, "jobs.users.ann", "below 100"),
-        ({"users": {"ann": "nobody-of-that-name"}}, "jobs.users.ann", "there is no account"),
-        ({"uids": (0, 10)}, "jobs.uids", "no range of uids for jobs"),
-        ({"files": 10}, "jobs.files", "too low for any worker"),
-        ({"pids": 10}, "jobs.pids", "too low for any worker"),
-        ({"uids": (70_000, 0)}, "jobs.uids", "no range of uids for jobs"),
-        ({"uids": (2**32 - 2, 2)}, "jobs.uids", "no range of uids for jobs"),
-    ],
-)
-def test_accounts_that_no_job_may_have_are_refused_at_the_start(
-    monkeypatch: pytest.MonkeyPatch, jobs: dict[str, Any], field: str, why: str
-) -> None:
-    as_uid(monkeypatch, 0)
-
-    with pytest.raises(SettingsError, match=why) as refused:
-        check_jobs(settings(**jobs))
-
     assert refused.value.field == field
+    assert ("jobs.trust_each_other = true" in refused.value.hint) is (field == "jobs.run_as")
 
 
 @pytest.fixture
@@ -109,9 +97,7 @@ def folders(tmp_path: Path) -> NodeFolders:
 
 
 @needs_root
-async def test_a_user_without_an_account_is_refused_for_the_nodes_fault(
-    folders: NodeFolders,
-) -> None:
+async def test_a_user_without_an_account_is_a_fault_of_the_node(folders: NodeFolders) -> None:
     accounts = JobAccounts(settings(run_as="submitter", users={"ann": "nobody"}), folders)
 
     with pytest.raises(NodeStartError, match="user 'bob' has no account on this node") as refused:
@@ -123,7 +109,7 @@ async def test_a_user_without_an_account_is_refused_for_the_nodes_fault(
 
 
 @needs_root
-async def test_each_job_has_a_uid_of_its_own_which_outlives_the_agent(folders: NodeFolders) -> None:
+async def test_each_job_has_a_uid_of_its_own_that_outlives_the_agent(folders: NodeFolders) -> None:
     accounts = JobAccounts(settings(), folders)
     first, second = await accounts.prepare(A, "ann"), await accounts.prepare(B, "ann")
     again = await JobAccounts(settings(), folders).prepare(A, "ann")
@@ -136,9 +122,7 @@ async def test_each_job_has_a_uid_of_its_own_which_outlives_the_agent(folders: N
 
 
 @needs_root
-async def test_a_uid_is_no_other_jobs_before_everything_of_the_first_is_gone(
-    folders: NodeFolders,
-) -> None:
+async def test_a_uid_is_reserved_while_folders_of_its_job_exist(folders: NodeFolders) -> None:
     accounts = JobAccounts(settings(), folders)
     for job in (A, B):
         await accounts.prepare(job, "ann")
@@ -154,9 +138,7 @@ async def test_a_uid_is_no_other_jobs_before_everything_of_the_first_is_gone(
 
 
 @needs_root
-async def test_a_job_takes_the_uid_that_another_node_gave_its_checkpoints(
-    folders: NodeFolders,
-) -> None:
+async def test_a_job_takes_the_uid_of_its_checkpoints(folders: NodeFolders) -> None:
     there = await JobAccounts(settings(), folders).prepare(A, "ann")
     assert there is not None
     other = next(uid for uid in (70_000, 70_001) if uid != there.owner.uid)
@@ -182,9 +164,7 @@ def test_folders_that_jobs_cannot_reach_are_refused(tmp_path: Path) -> None:
 
 
 @needs_root
-def test_an_account_that_owns_the_agents_key_runs_no_job(
-    folders: NodeFolders, tmp_path: Path
-) -> None:
+def test_the_account_of_the_agents_key_runs_no_job(folders: NodeFolders, tmp_path: Path) -> None:
     key = tmp_path / "key"
     key.touch()
     accounts = JobAccounts(settings(run_as="submitter", users={"ann": "nobody"}), folders)

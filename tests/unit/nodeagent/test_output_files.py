@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
@@ -29,23 +29,20 @@ def folder(tmp_path: Path) -> WorkerFolder:
     return made
 
 
-class Files:
-    """Those that a test opens; they are closed behind it."""
-
-    def __init__(self) -> None:
-        self.opened: list[OutputFile] = []
-
-    def __call__(self, folder: WorkerFolder, name: str = LOG) -> OutputFile:
-        self.opened.append(OutputFile(folder, name))
-        return self.opened[-1]
+Files = Callable[..., OutputFile]
 
 
 @pytest.fixture
 def of() -> Iterator[Files]:
-    files = Files()
-    yield files
-    for file in files.opened:
-        file.close()
+    """Opens the files of a test, and closes them behind it."""
+    with ExitStack() as stack:
+
+        def opened(folder: WorkerFolder, name: str = LOG) -> OutputFile:
+            file = OutputFile(folder, name)
+            stack.callback(file.close)
+            return file
+
+        yield opened
 
 
 def marked(folder: WorkerFolder, pid: int) -> None:
@@ -67,7 +64,7 @@ def gap(kind: str, sent: int, what: str) -> str:
     return f"[ones: {kind} after byte {sent} may be lost: the file was {what}]\n"
 
 
-def test_a_worker_that_begins_just_then_has_lost_nothing(
+def test_a_worker_that_starts_during_the_check_has_lost_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, of: Files
 ) -> None:
     folder = WorkerFolder(tmp_path / "a-1.v1.r0")
@@ -88,7 +85,7 @@ def test_a_worker_that_begins_just_then_has_lost_nothing(
     assert read(file, 0) == "one\n"
 
 
-def test_a_file_that_is_deleted_is_read_to_its_end(folder: WorkerFolder, of: Files) -> None:
+def test_a_deleted_file_is_read_to_its_end(folder: WorkerFolder, of: Files) -> None:
     write(folder, "one\n")
     file = of(folder)
     assert read(file, 0) == "one\n"
@@ -117,7 +114,7 @@ def writing(folder: WorkerFolder) -> Iterator[None]:
 
 
 @pytest.mark.slow
-def test_a_next_agent_reads_a_deleted_file_through_the_worker_that_has_it(
+def test_the_next_agent_reads_a_deleted_file_through_its_worker(
     folder: WorkerFolder, of: Files
 ) -> None:
     write(folder, "one\ntwo\n")
@@ -127,32 +124,28 @@ def test_a_next_agent_reads_a_deleted_file_through_the_worker_that_has_it(
         assert read(of(folder), 4) == "two\n"
 
 
-def test_what_nobody_has_any_more_is_a_gap_that_the_next_agent_finds_once(
-    folder: WorkerFolder, of: Files
+@pytest.mark.parametrize(("sent", "exists"), [(0, True), (4, True), (4, False)])
+def test_a_missing_log_is_a_gap_that_each_agent_finds_once(
+    folder: WorkerFolder, of: Files, sent: int, *, exists: bool
 ) -> None:
-    note = gap("output", 4, "deleted")
+    note = gap("output", sent, "deleted")
+    if not exists:
+        (folder.path / "process").unlink()
+        folder.path.rmdir()
 
-    assert read(of(folder), 4) == note
-    assert read(of(folder), 4) == note
-    assert read(of(folder), 4 + len(note)) == ""
-
-
-def test_a_worker_whose_log_is_gone_before_it_was_seen_lost_output(
-    folder: WorkerFolder, of: Files
-) -> None:
-    assert read(of(folder), 0) == gap("output", 0, "deleted")
+    assert [read(of(folder), sent) for _ in range(2)] == [note, note]
+    assert read(of(folder), sent + len(note)) == ""
 
 
-def test_a_worker_that_has_not_begun_has_lost_nothing(folder: WorkerFolder, of: Files) -> None:
+def test_a_worker_without_output_has_lost_nothing(folder: WorkerFolder, of: Files) -> None:
+    assert of(folder, SAMPLES).size(0) == 0
     (folder.path / "process").unlink()
 
     assert of(folder).size(0) == 0
     assert not folder.stream(LOG).exists()
 
 
-def test_a_log_that_was_cut_goes_on_behind_a_gap_with_what_was_written_since(
-    folder: WorkerFolder, of: Files
-) -> None:
+def test_a_truncated_log_continues_after_a_gap(folder: WorkerFolder, of: Files) -> None:
     write(folder, "one\ntwo\n")
     file = of(folder)
     assert read(file, 0) == "one\ntwo\n"
@@ -169,7 +162,7 @@ def beyond(most: int) -> str:
     return f"\n[ones: output beyond {most} bytes of a worker is not kept]\n"
 
 
-def test_a_worker_that_prints_without_end_fills_no_disk(folder: WorkerFolder, of: Files) -> None:
+def test_endless_output_fills_no_disk(folder: WorkerFolder, of: Files) -> None:
     with folder.stream(LOG).open("ab", buffering=0) as worker:
         file, sizes = of(folder), set[int]()
         for _ in range(20):
@@ -182,14 +175,14 @@ def test_a_worker_that_prints_without_end_fills_no_disk(folder: WorkerFolder, of
     assert file.read(0, end).decode() == "x" * 1000 + beyond(1000)
 
 
-def test_the_next_agent_finds_the_end_of_what_is_kept(folder: WorkerFolder, of: Files) -> None:
+def test_the_next_agent_finds_the_end_of_the_kept_output(folder: WorkerFolder, of: Files) -> None:
     write(folder, "x" * 5000)
     end = of(folder).size(0, 1000)
 
     assert of(folder).size(0, 1000) == of(folder).size(end, 1000) == end
 
 
-def test_what_the_controller_has_stays_where_it_is_if_the_bound_is_lowered(
+def test_stored_output_stays_in_place_if_the_limit_is_lowered(
     folder: WorkerFolder, of: Files
 ) -> None:
     write(folder, "x" * 5000)
@@ -201,7 +194,7 @@ def test_what_the_controller_has_stays_where_it_is_if_the_bound_is_lowered(
     assert file.read(0, end).decode() == "x" * 4000 + beyond(1000)
 
 
-def test_a_file_without_a_name_is_bounded_as_well(folder: WorkerFolder, of: Files) -> None:
+def test_a_deleted_file_is_limited_too(folder: WorkerFolder, of: Files) -> None:
     file = of(folder)
     with folder.stream(LOG).open("ab", buffering=0) as worker:
         worker.write(b"x")
@@ -213,7 +206,7 @@ def test_a_file_without_a_name_is_bounded_as_well(folder: WorkerFolder, of: File
         assert os.fstat(worker.fileno()).st_size == 1000 + len(beyond(1000))
 
 
-def test_sample_records_beyond_their_bound_are_cut_without_a_word_among_them(
+def test_sample_records_beyond_their_limit_are_cut_without_a_note(
     folder: WorkerFolder, of: Files
 ) -> None:
     write(folder, "x" * (SLACK + 5000), SAMPLES)
@@ -228,14 +221,3 @@ def test_lost_sample_records_are_noted_in_the_log_once(folder: WorkerFolder, of:
 
     assert [records.size(60), records.size(60)] == [60, 60]
     assert read(output, 0) == "one\n" + gap("sample records", 60, "deleted")
-
-
-def test_a_job_that_records_no_samples_has_lost_none(folder: WorkerFolder, of: Files) -> None:
-    assert of(folder, SAMPLES).size(0) == 0
-
-
-def test_a_gap_is_marked_even_if_the_folder_is_gone(folder: WorkerFolder, of: Files) -> None:
-    (folder.path / "process").unlink()
-    folder.path.rmdir()
-
-    assert read(of(folder), 4) == gap("output", 4, "deleted")

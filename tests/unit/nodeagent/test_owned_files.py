@@ -1,4 +1,4 @@
-"""Files that a job owns are touched with its rights only, and are what they should be, or refused."""
+"""Files of a job are accessed with its rights, and only if they are regular files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from nodeagent.owned_files import (
     acting_as,
     bytes_below,
     make_folder,
-    open_regular,
     owner_of,
     read_small,
     remove_tree,
@@ -34,12 +33,11 @@ from schemas.host.state_files import (
     read_piece,
     write_state,
 )
-from schemas.ids import Rank, Version, WorkerId
+from schemas.ids import WorkerId
 from schemas.sweeps import MAX_EPOCH_METRICS
-from schemas.wire.agent import ScriptFailed
 from schemas.wire.feed import LOG
 from schemas.wire.worker import ExitStatus, ProcessMark
-from tests.support.builders import A, assignment, epoch_end, run
+from tests.support.builders import A, assignment, epoch_end, raised, run
 from tests.support.file_trees import let_pass
 
 STRANGER, OTHER = Owner(61_001, 61_001), Owner(61_002, 61_002)
@@ -68,34 +66,39 @@ def worker(tmp_path: Path) -> WorkerFolder:
     return found
 
 
-# --- whatever a job puts in the place of a file, nobody waits and nothing else is read
+# --- files that a job replaced
 
 
 @pytest.mark.parametrize("put", WRONG)
-def test_an_exit_file_that_is_something_else_says_nothing(
+def test_another_kind_of_file_in_place_of_a_jobs_file_is_not_read(
     tmp_path: Path, put: Callable[[Path], object]
 ) -> None:
-    found = worker(tmp_path)
-    for name in ("exit", "process"):
-        put(found.own / name)
+    found, workdir = worker(tmp_path), tmp_path / "work"
+    workdir.mkdir()
+    for path in (*(found.own / name for name in ("exit", "process", "reports")), workdir / MARK):
+        put(path)
 
     assert (found.exit(), found.mark()) == (None, None)
+    reports, position = found.reports(0)
+    assert (reports, position <= MAX_REPORT_BYTES) == ([], True)
+    assert (is_laid_out(workdir, "0" * 64), read_manifest(workdir)) == (False, {})
 
 
-@pytest.mark.parametrize("put", WRONG)
-def test_a_report_file_that_is_something_else_has_no_reports(
+@pytest.mark.parametrize("put", [os.mkfifo, link, folder])
+def test_another_kind_of_file_in_place_of_a_log_or_state_is_refused(
     tmp_path: Path, put: Callable[[Path], object]
 ) -> None:
-    found = worker(tmp_path)
-    put(found.own / "reports")
+    found, state = worker(tmp_path), tmp_path / "1-1-1.state"
+    put(found.own / "log")
+    put(state)
 
-    reports, position = found.reports(0)
+    assert digest_of(state) is None
+    for read in (lambda: OutputFile(found, LOG).size(0), lambda: map_state(state)):
+        with pytest.raises(OSError, match=r"regular file|symbolic links|Is a directory"):
+            read()
 
-    assert reports == []
-    assert position <= MAX_REPORT_BYTES
 
-
-def test_a_report_beyond_any_bound_is_passed_over_without_reading_it(tmp_path: Path) -> None:
+def test_an_oversized_report_is_skipped_without_reading_it(tmp_path: Path) -> None:
     found = worker(tmp_path)
     path, data = found.own / "reports", encode(epoch_end(A, 1))
     path.write_bytes(FRAME.pack(2**32 - 1))
@@ -112,9 +115,7 @@ def test_a_report_beyond_any_bound_is_passed_over_without_reading_it(tmp_path: P
     assert found.reports(position) == ([epoch_end(A, 1)], path.stat().st_size)
 
 
-def test_metrics_of_an_epoch_that_a_script_writes_down_itself_are_bounded_as_the_librarys(
-    tmp_path: Path,
-) -> None:
+def test_metrics_that_a_script_writes_itself_are_bounded(tmp_path: Path) -> None:
     found = worker(tmp_path)
     metrics = {f"m{i:04d}\n": float(i) for i in range(MAX_EPOCH_METRICS + 5)}
     data = encode(epoch_end(A, 1, metrics=metrics))
@@ -126,56 +127,16 @@ def test_metrics_of_an_epoch_that_a_script_writes_down_itself_are_bounded_as_the
     assert report == epoch_end(A, 1, metrics=kept)
 
 
-def test_a_report_that_is_longer_than_what_is_read_at_once_is_read_whole(tmp_path: Path) -> None:
+def test_a_long_report_is_read_completely(tmp_path: Path) -> None:
     found = worker(tmp_path)
-    long = ScriptFailed(
-        job=A,
-        version=Version(1),
-        rank=Rank(0),
-        index=1,
-        error="x" * (2 * READ_BYTES),
-        where="train.py:1",
-    )
+    long = raised(A, index=1, error="x" * (2 * READ_BYTES), where="train.py:1")
     data = encode(long)
     (found.own / "reports").write_bytes(FRAME.pack(len(data)) + data)
 
     assert found.reports(0) == ([long], FRAME.size + len(data))
 
 
-@pytest.mark.parametrize("put", [os.mkfifo, link, folder])
-def test_a_log_that_is_something_else_is_refused_at_once(
-    tmp_path: Path, put: Callable[[Path], object]
-) -> None:
-    found = worker(tmp_path)
-    put(found.own / "log")
-
-    with pytest.raises(OSError, match=r"regular file|symbolic links"):
-        OutputFile(found, LOG).size(0)
-
-
-@pytest.mark.parametrize("put", WRONG)
-def test_a_mark_of_a_working_directory_that_is_something_else_is_none(
-    tmp_path: Path, put: Callable[[Path], object]
-) -> None:
-    put(tmp_path / MARK)
-
-    assert not is_laid_out(tmp_path, "0" * 64)
-    assert read_manifest(tmp_path) == {}
-
-
-@pytest.mark.parametrize("put", [os.mkfifo, link, folder])
-def test_a_state_that_is_something_else_is_none(
-    tmp_path: Path, put: Callable[[Path], object]
-) -> None:
-    path = tmp_path / "1-1-1.state"
-    put(path)
-
-    assert digest_of(path) is None
-    with pytest.raises(OSError, match=r"regular file|symbolic links|Is a directory"):
-        map_state(path)
-
-
-def test_a_state_that_is_cut_while_it_is_handed_out_ends_nobody(tmp_path: Path) -> None:
+def test_a_state_that_is_truncated_while_it_is_sent_ends_no_process(tmp_path: Path) -> None:
     frames = [b"x" * 5000, b"y" * 9]
     digest = hashlib.sha256(b"".join(frames)).hexdigest()
     write_state(tmp_path, StateFile(1, 1, 1), frames, digest)
@@ -203,7 +164,7 @@ def deep(path: Path, levels: int) -> None:
 
 
 @pytest.mark.slow
-def test_folders_within_folders_without_end_are_measured_and_deleted(tmp_path: Path) -> None:
+def test_deeply_nested_folders_are_measured_and_deleted(tmp_path: Path) -> None:
     doomed = tmp_path / "doomed"
     doomed.mkdir()
     (doomed / "file").write_bytes(b"x" * 4096)
@@ -214,11 +175,11 @@ def test_folders_within_folders_without_end_are_measured_and_deleted(tmp_path: P
     assert not doomed.exists()
 
 
-# --- with whose rights
+# --- rights
 
 
 @needs_root
-def test_who_acts_as_a_job_has_its_rights_and_no_others(tmp_path: Path) -> None:
+def test_acting_as_a_job_gives_its_rights_only(tmp_path: Path) -> None:
     let_pass(tmp_path)
     for name, owner in (("mine", STRANGER), ("others", OTHER)):
         make_folder(tmp_path / name, owner)
@@ -238,7 +199,7 @@ def test_who_acts_as_a_job_has_its_rights_and_no_others(tmp_path: Path) -> None:
 
 
 @needs_root
-def test_who_acts_as_one_job_within_another_is_that_one_again(tmp_path: Path) -> None:
+def test_acting_as_a_job_within_another_returns_to_the_first(tmp_path: Path) -> None:
     make_folder(tmp_path / "mine", STRANGER)
     let_pass(tmp_path)
     tmp_path.chmod(0o777)
@@ -254,7 +215,7 @@ def test_who_acts_as_one_job_within_another_is_that_one_again(tmp_path: Path) ->
 
 
 @needs_root
-def test_a_worker_of_another_user_cannot_change_what_the_agent_knows_of_it(tmp_path: Path) -> None:
+def test_a_worker_of_another_user_cannot_change_the_agents_records(tmp_path: Path) -> None:
     let_pass(tmp_path)
     given = assignment(run(A))
     found = WorkerFolder(tmp_path / WorkerId(f"{A}.v1.r0"))
@@ -274,7 +235,7 @@ def test_a_worker_of_another_user_cannot_change_what_the_agent_knows_of_it(tmp_p
 
 
 @needs_root
-def test_a_worker_that_says_it_is_somebody_elses_process_is_none(tmp_path: Path) -> None:
+def test_a_mark_that_names_a_process_of_another_user_is_ignored(tmp_path: Path) -> None:
     let_pass(tmp_path)
     found = WorkerFolder(tmp_path / WorkerId(f"{A}.v1.r0"))
     found.write_assignment(assignment(run(A)), STRANGER)
@@ -286,9 +247,7 @@ def test_a_worker_that_says_it_is_somebody_elses_process_is_none(tmp_path: Path)
 
 @pytest.mark.slow
 @needs_root
-def test_a_folder_of_an_older_release_becomes_its_jobs_with_all_that_is_in_it(
-    tmp_path: Path,
-) -> None:
+def test_a_folder_of_an_older_release_is_given_to_its_job(tmp_path: Path) -> None:
     root = tmp_path / "job"
     (root / "inner").mkdir(parents=True)
     (root / "inner" / "file").touch()
@@ -303,18 +262,10 @@ def test_a_folder_of_an_older_release_becomes_its_jobs_with_all_that_is_in_it(
     assert outside.stat().st_uid == 0
 
 
-def test_a_file_that_is_too_large_to_say_one_thing_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "file").write_bytes(b"x" * 11)
+def test_a_regular_file_is_read_within_its_limit(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"x" * 11)
 
+    assert read_small(path, 11) == b"x" * 11
     with pytest.raises(OSError, match="larger than 10 bytes"):
-        read_small(tmp_path / "file", 10)
-
-
-def test_a_regular_file_is_opened(tmp_path: Path) -> None:
-    (tmp_path / "file").write_bytes(b"x")
-
-    descriptor = open_regular(tmp_path / "file")
-    data = os.read(descriptor, 2)
-    os.close(descriptor)
-
-    assert data == b"x"
+        read_small(path, 10)

@@ -1,4 +1,4 @@
-"""Whatever the order of orders and of what becomes of processes: one owner for each device."""
+"""Property test of the reconciler: in any order of events, each device has one owner."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from nodeagent.reconciler_events import FetchWorkspace, StartWorker
+from nodeagent.reconciler import FetchWorkspace, StartWorker
 from schemas.ids import JobId, SlotId, WorkerId, node_of, worker_id
 from schemas.nodes import Member
+from schemas.session import key_of
 from schemas.wire.agent import (
     JOIN,
     PREPARE,
@@ -33,8 +34,8 @@ from schemas.wire.agent import (
     WorkerStarted,
 )
 from tests.support.builders import N1, S0, S1, T0, A, B, C, run, settle, stop, switch
-from tests.support.simulated_node import Node
 from tests.support.sizes import examples
+from tests.support.world import Node
 
 T = TypeVar("T")
 ANY = st.integers(0, 9)
@@ -50,13 +51,13 @@ SIZE = settings(
 
 
 class Agent(RuleBasedStateMachine):
-    """One node with two slots, ordered about."""
+    """One node with two slots that receives orders."""
 
     def __init__(self) -> None:
         super().__init__()
         self.node = Node(N1, slots=2)
         self.newest: dict[JobId, GroupDelta] = {}
-        self.trained: dict[JobId, GroupDelta] = {}  # what a change that is given up goes back to
+        self.trained: dict[JobId, GroupDelta] = {}  # restored if a change is withdrawn
         self.ordered_last: set[WorkerId] = set()  # born with the newest order of their job
         self.under_way: list[GroupDelta] = []
         self.arrived: list[GroupDelta] = []
@@ -143,25 +144,25 @@ class Agent(RuleBasedStateMachine):
     @rule(which=ANY)
     def an_older_order_arrives_again(self, which: int) -> None:
         again = one_of(self.arrived, which)
-        if again.job in self.node.session.held:
+        if key_of(again) in self.node.session.held:
             self.node.receive(again)
 
-    # --- what becomes of processes
+    # --- processes
 
     @precondition(lambda self: self.node.work)
     @rule(which=ANY, well=st.sampled_from([True, True, False]))
-    def something_is_finished(self, which: int, *, well: bool) -> None:
+    def work_finishes(self, which: int, *, well: bool) -> None:
         self.node.finish(one_of(self.node.work, which), well=well)
 
     @precondition(lambda self: self.node.work)
     @rule()
-    def no_start_succeeds(self) -> None:
+    def all_starts_fail(self) -> None:
         for work in [work for work in self.node.work if isinstance(work, StartWorker)]:
             self.node.finish(work, well=False)
 
     @precondition(lambda self: self.node.living())
     @rule(which=ANY, steps=st.integers(1, 4))
-    def a_worker_goes_on(self, which: int, steps: int) -> None:
+    def a_worker_acts(self, which: int, steps: int) -> None:
         worker = one_of(self.node.living(), which)
         for _ in range(steps):
             if self.node.processes[worker].alive:
@@ -175,21 +176,21 @@ class Agent(RuleBasedStateMachine):
 
     @precondition(lambda self: self.node.processes)
     @rule(which=ANY)
-    def the_agent_looks(self, which: int) -> None:
+    def the_agent_checks_a_process(self, which: int) -> None:
         self.node.look(one_of(list(self.node.processes), which))
 
     @rule()
-    def the_agent_begins_anew(self) -> None:
-        self.each_worker_said_its_reports_once_in_order_and_its_exit_last()
+    def the_agent_restarts(self) -> None:
+        self.reports_are_published_once_in_order_and_exits_last()
         self.node.restart()
         self.arrived.clear()
         self.under_way = list(self.newest.values())
 
     @rule(rounds=st.integers(1, 4), acts=st.integers(0, 2))
-    def all_goes_well_for_a_moment(self, rounds: int, acts: int) -> None:
+    def everything_succeeds(self, rounds: int, acts: int) -> None:
         for _ in range(rounds):
             self.orders_arrive(len(self.under_way))
-            self.goes_on()
+            self.finish_all_work()
             for worker in self.node.living():
                 for _ in range(acts):
                     if self.node.processes[worker].alive:
@@ -201,7 +202,7 @@ class Agent(RuleBasedStateMachine):
         if switches:
             self.the_next_stage_is_ordered(job)
         self.orders_arrive(len(self.under_way))
-        self.all_goes_well_for_a_moment(rounds, acts=2 * switches)
+        self.everything_succeeds(rounds, acts=2 * switches)
 
     @rule(
         job=JOBS, on=st.sampled_from([S0, S1]), starts=st.sampled_from(["well", "badly", "not yet"])
@@ -218,14 +219,14 @@ class Agent(RuleBasedStateMachine):
             if starts != "not yet":
                 self.node.finish(start, well=starts == "well")
 
-    # --- what holds
+    # --- invariants
 
     @invariant()
     def no_device_has_two_processes(self) -> None:
         for slot in range(self.node.slots):
             assert len(self.node.granted(slot)) <= 1, self.node.granted(slot)
 
-    def each_worker_said_its_reports_once_in_order_and_its_exit_last(self) -> None:
+    def reports_are_published_once_in_order_and_exits_last(self) -> None:
         said: dict[WorkerId, list[int]] = {}
         exited = set()
         for numbered in self.node.session.spool:
@@ -241,11 +242,11 @@ class Agent(RuleBasedStateMachine):
             assert indices == list(range(1, len(indices) + 1)), worker
 
     def teardown(self) -> None:
-        """When nothing is under way, exactly the wanted workers live, or are known to have ended."""
+        """When all work is finished, exactly the wanted workers live, or are reported as ended."""
         self.orders_arrive(len(self.under_way))
-        while self.goes_on():
+        while self.finish_all_work():
             pass
-        self.each_worker_said_its_reports_once_in_order_and_its_exit_last()
+        self.reports_are_published_once_in_order_and_exits_last()
         ended = {
             worker_id(e.job, e.version, e.rank)
             for e in (numbered.event for numbered in self.node.session.spool)
@@ -267,7 +268,7 @@ class Agent(RuleBasedStateMachine):
         forgotten = {job for job, delta in self.newest.items() if delta.forget}
         assert set(self.node.reconciler.jobs) == self.newest.keys() - forgotten
 
-    def goes_on(self) -> bool:
+    def finish_all_work(self) -> bool:
         busy = bool(self.node.work)
         for work in list(self.node.work):
             self.node.finish(work)
@@ -328,5 +329,5 @@ def one_of(choices: Sequence[T], which: int) -> T:
     return choices[which % len(choices)]
 
 
-def test_whatever_happens_exactly_the_wanted_workers_live_and_one_on_each_slot() -> None:
+def test_exactly_the_wanted_workers_live_and_one_on_each_slot() -> None:
     run_state_machine_as_test(Agent, settings=SIZE)

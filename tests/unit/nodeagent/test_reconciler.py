@@ -1,41 +1,74 @@
-"""Which processes the reconciler starts and stops, and who has a slot's device."""
+"""Actions of the reconciler: processes, devices, groups, units of sweeps, and what a hello names."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from signal import SIGKILL, SIGTERM
+from typing import Any, Final
 
-from nodeagent.reconciler_events import (
+import pytest
+from msgspec.structs import replace
+
+from nodeagent.reconciler import (
+    AwaitExit,
     Connected,
     Desired,
     Ended,
+    Event,
     FetchWorkspace,
+    ForgetJob,
     GraceOver,
     GrantSlot,
+    KeepStates,
     Kill,
     LogsStored,
     OrderGroup,
+    OrderUnit,
     PublishEvent,
+    Reconciler,
     RemoveWorker,
+    ReportRead,
     Started,
     StartFailed,
     StartWorker,
+    SweepDesired,
     Terminate,
     WorkspaceFailed,
     WorkspaceReady,
 )
-from schemas.ids import JobId
-from schemas.wire.agent import JOIN
+from schemas.ids import JobId, Rank, Term, Version, WorkerId
+from schemas.wire import Message
+from schemas.wire.agent import (
+    JOIN,
+    RECOVER,
+    SUSPEND,
+    GroupDelta,
+    ScriptReport,
+    UnitEnded,
+    UnitFailed,
+    UnitStarted,
+)
+from schemas.wire.sweeps import StateRef, SweepDelta, UnitOrder
 from tests.support.builders import (
+    BATCH,
+    N1,
     S0,
     S1,
     SNAPSHOT,
     T0,
     A,
     B,
+    C,
     cleared,
+    epoch_end,
     exited,
+    finished,
+    formed,
+    members,
+    ready,
     refused,
     run,
+    seen,
     settle,
     started,
     stop,
@@ -44,265 +77,421 @@ from tests.support.builders import (
 from tests.support.reconciler_events import (
     BOTH,
     FIRST,
+    adopted,
     agent,
     alive,
+    alive_on_both,
     ended,
     laid_out,
-    wanted,
     worker,
 )
 
-# --- starting
+# A step is an event, or a delta or report in its place, with the actions that it leads to; events
+# that are published stand for `PublishEvent`, and `...` for actions that do not matter.
+Step = tuple[Any, Any]
+Case = tuple[Sequence[Any], list[Step]]
+
+NEW: Final = worker(A, 3)  # of the third version
+OF_B: Final = worker(B)
+SECOND: Final = WorkerId(f"{A}.v1.r1")
+NEWCOMER: Final = worker(A, 2, 1)
+FETCH: Final = FetchWorkspace(A, SNAPSHOT, "ann")
+KILLED: Final = Ended(FIRST, None, SIGKILL, unseen=False)
+TWO: Final = [(1, 0), (1, 1)]
+GROWS: Final[dict[str, Any]] = {"on": BOTH, "born": [(1, 0), (2, 1)], "kind": JOIN}
+ONE_LEAVES: Final[dict[str, Any]] = {"on": S0, "born": [(1, 0)]}
+LEAVER: Final = members(A, BOTH, TWO)[1:]
+ORDER: Final = switch(A, 2, store="127.0.0.1:29100", **GROWS)
+LEAVES: Final = switch(A, 2, kind=JOIN, former=LEAVER, **ONE_LEAVES)
+LEFT: Final = settle(A, 2, **ONE_LEAVES)
+KEPT: Final = settle(A, 2, on=BOTH, born=TWO)
+SUSPENDS: Final = switch(
+    A, 2, on={}, born=[], kind=SUSPEND, former=members(A, {S0: BATCH}, [(1, 0)])
+)
+FORGED: Final = replace(epoch_end(A, 777), job=B, version=Version(9), rank=Rank(3))
+OTHER_SNAPSHOT: Final = run(A, 2, snapshot="6" * 64, **GROWS)
+ACROSS: Final = run(A, on={T0: 32, S1: 32})
 
 
-def test_a_worker_is_started_only_after_its_workspace_is_there() -> None:
+def unit(attempt: int, on: WorkerId = FIRST) -> UnitOrder:
+    return UnitOrder(
+        attempt=attempt, worker=on, trial=0, values={}, state=None, sources=(),
+        result=StateRef(trial=0, version=1), epoch=1, partition=0, evaluate=False,
+    )  # fmt: skip
+
+
+def units(*units: UnitOrder, revision: int = 1, attempts: int = 0) -> SweepDelta:
+    highest = max([attempts, *(one.attempt for one in units)])
+    return SweepDelta(
+        job=A, term=Term(1), revision=revision, attempts=highest, units=units, wanted=()
+    )
+
+
+def report(kind: type[ScriptReport], attempt: int, **fields: Any) -> ScriptReport:
+    return kind(job=A, version=Version(1), rank=Rank(0), index=1, attempt=attempt, **fields)
+
+
+def begun(attempt: int) -> ScriptReport:
+    return report(UnitStarted, attempt, samples=24, waited_s=0.0, staged_s=0.0)
+
+
+DONE: Final = report(
+    UnitEnded, 1, metrics={}, samples=24, seconds=1.0, scores={}, digest="d", size=9
+)
+FAILED: Final = report(UnitFailed, 1, reason="no", fault="trial")
+SHRINKS: Final = switch(
+    A, 2, on={S1: 64}, kind=JOIN, born=[(1, 1)], former=members(A, BOTH, TWO)[:1]
+)
+SHRUNK: Final = settle(A, 2, on={S1: 64}, born=[(1, 1)])
+TRAINS: Final = [*alive(), units(unit(1)), begun(1)]
+LEAVES_TRAINING: Final = [*alive_on_both(), units(unit(1)), begun(1), SHRINKS]
+
+STARTS: Final[dict[str, Case]] = {
+    "a worker starts after its working directory is unpacked": (
+        [], [(run(A), [FETCH]), (laid_out(A), [StartWorker(FIRST, 0, run(A))])],
+    ),
+    "a working directory is fetched once": (
+        [],
+        [
+            (run(A, on=BOTH), [FETCH]), (switch(A, on=BOTH), []),
+            (laid_out(A), [StartWorker(worker(A, rank=rank), rank, switch(A, on=BOTH)) for rank in (0, 1)]),
+        ],
+    ),
+    "a working directory serves the next version": (
+        [*alive(), ended(), LogsStored(FIRST)],
+        [(run(A, 3), [RemoveWorker(FIRST), StartWorker(NEW, 0, run(A, 3)), cleared(A, 3)])],
+    ),
+    "members on slots of other nodes are not started": (
+        [ACROSS], [(laid_out(A), [StartWorker(worker(A, rank=1), 1, ACROSS)])],
+    ),
+    "a group on other nodes leads to nothing": ([], [(run(A, on=T0), [])]),
+    "a started worker is reported and gets its order": (
+        [run(A), laid_out(A)], [(Started(FIRST, 100, 7), [started(A, pid=100), OrderGroup(FIRST, run(A))])],
+    ),
+    "a worker starts once for each version": (
+        [*alive(), ended(), LogsStored(FIRST)], [(switch(A), []), (settle(A), [cleared(A, 2)])],
+    ),
+    "a worker that cannot start is refused, removed and not tried again": (
+        [run(A), laid_out(A)],
+        [
+            (StartFailed(FIRST, "no zygote", "install torch"), [refused(A, error="no zygote", hint="install torch"), RemoveWorker(FIRST)]),
+            (switch(A), []),
+        ],
+    ),
+    "a worker without a working directory is refused": (
+        [run(A)], [(WorkspaceFailed(A, SNAPSHOT, "no snapshot"), [refused(A, error="no snapshot")]), (laid_out(A), [])],
+    ),
+    "a working directory that failed is fetched for the next version": (
+        [run(A), WorkspaceFailed(A, SNAPSHOT, "no snapshot")], [(run(A, 3), [FETCH, cleared(A, 3)])],
+    ),
+}  # fmt: skip
+
+DEVICES: Final[dict[str, Case]] = {
+    "a worker starts beside the process before, and gets the device after its exit": (
+        [*alive(A), stop(A, 2), run(B)],
+        [
+            (laid_out(B), [StartWorker(OF_B, 0, run(B), granted=False)]),
+            (Started(OF_B, 101, 7), [started(B, pid=101), OrderGroup(OF_B, run(B))]),
+            (Connected(OF_B), [OrderGroup(OF_B, run(B))]),
+            (ended(A, code=15), [exited(A, code=15), GrantSlot(OF_B), cleared(A, 3)]),
+        ],
+    ),
+    "a worker that is being started gets the device when it has started": (
+        [*alive(A), stop(A, 2), run(B), laid_out(B), ended(A, code=15)],
+        [(Started(OF_B, 101, 7), [started(B, pid=101), GrantSlot(OF_B), OrderGroup(OF_B, run(B))])],
+    ),
+    "the next version of a job gets the device after the one before": (
+        alive(),
+        [
+            (run(A, 3), [Terminate(FIRST), StartWorker(NEW, 0, run(A, 3), granted=False)]),
+            (Started(NEW, 101, 7), ...),
+            (ended(code=0), [exited(A, code=0), GrantSlot(NEW), cleared(A, 3)]),
+        ],
+    ),
+    "another slot is used at once": (
+        [*alive(A), run(B, on=S1)], [(laid_out(B), [StartWorker(OF_B, 0, run(B, on=S1))])],
+    ),
+    "a failed start frees the device for the next worker": (
+        [run(A), laid_out(A), stop(A, 2), run(B), laid_out(B), Started(OF_B, 101, 7)],
+        [(StartFailed(FIRST, "no zygote"), [refused(A, error="no zygote"), RemoveWorker(FIRST), GrantSlot(OF_B), cleared(A, 3)])],
+    ),
+    "a worker that never had the device frees nothing": (
+        [*alive(A), *alive(B), stop(B, 2), run(C), laid_out(C), Started(worker(C), 102, 7)],
+        [(ended(B, code=15), [exited(B, code=15), cleared(B, 3)])],
+    ),
+    "a worker that connects again gets the device and the newest order again": (
+        [*alive(), switch(A)], [(Connected(FIRST), [GrantSlot(FIRST), OrderGroup(FIRST, switch(A))])] * 2,
+    ),
+}  # fmt: skip
+
+STOPS: Final[dict[str, Case]] = {
+    "a worker is terminated, and killed after the grace period": (
+        alive(),
+        [(stop(A, 2), [Terminate(FIRST)]), (GraceOver(FIRST), [Kill(FIRST)]), (KILLED, [exited(A, signal=SIGKILL), cleared(A, 3)])],
+    ),
+    "a worker that stopped in time is not killed": (
+        [*alive(), stop(A, 2), Ended(FIRST, None, SIGTERM, unseen=False)], [(GraceOver(FIRST), [])],
+    ),
+    "a worker is terminated once": ([*alive(), stop(A, 2)], [(stop(A, 3, forget=True), [])]),
+    "a worker that is withdrawn while it starts is terminated afterwards": (
+        [run(A), laid_out(A)], [(stop(A, 2), []), (Started(FIRST, 100, 7), [started(A, pid=100), Terminate(FIRST)])],
+    ),
+    "a worker that is withdrawn before its start clears the job": (
+        [run(A)], [(stop(A, 2), [cleared(A, 3)]), (laid_out(A), [])],
+    ),
+    "a cleared job is reported once for each version": (
+        [run(A), stop(A, 2)], [(laid_out(A), []), (stop(A, 2, term=2), []), (stop(A, 4), [cleared(A, 5)])],
+    ),
+    "a job with a process that is leaving is not cleared": (
+        [*alive(), run(A, 3), Started(NEW, 101, 7)],
+        [
+            (stop(A, 4), [Terminate(NEW)]), (ended(code=0), [exited(A, code=0)]),
+            (ended(A, 3, code=0), [exited(A, 3, code=0), cleared(A, 5)]),
+        ],
+    ),
+    "a newcomer that is withdrawn before its start clears the job": (
+        [*alive(), settle(A)],
+        [
+            (OTHER_SNAPSHOT, [OrderGroup(FIRST, OTHER_SNAPSHOT), FetchWorkspace(A, "6" * 64, "ann")]),
+            (LEFT, [OrderGroup(FIRST, LEFT), cleared(A, 3)]), (WorkspaceReady(A, "6" * 64), []),
+        ],
+    ),
+}  # fmt: skip
+
+GROUPS: Final[dict[str, Case]] = {
+    "each stage of a group is ordered once": (
+        [*alive(), Connected(FIRST), ready(A)],
+        [
+            (switch(A), [OrderGroup(FIRST, switch(A))]), (formed(A), [formed(A)]),
+            (settle(A), [OrderGroup(FIRST, settle(A)), cleared(A, 2)]), (settle(A, term=2), []),
+        ],
+    ),
+    "a report that names another worker counts for its writer": (alive(), [(FORGED, [epoch_end(A, 777)])]),
+    "a worker that starts after the order switches at once": (
+        [switch(A), laid_out(A)], [(Started(FIRST, 100, 7), [started(A, pid=100), OrderGroup(FIRST, switch(A))])],
+    ),
+    "a worker that is to stop gets no order": (
+        [*alive(), switch(A), stop(A, 2)], [(Connected(FIRST), [GrantSlot(FIRST)])],
+    ),
+    "incumbent and newcomer get the order to switch": (
+        [*alive(), settle(A)],
+        [
+            (run(A, 2, **GROWS), [OrderGroup(FIRST, run(A, 2, **GROWS)), StartWorker(NEWCOMER, 1, run(A, 2, **GROWS))]),
+            (Started(NEWCOMER, 101, 7), ...),
+            (ORDER, [OrderGroup(FIRST, ORDER), OrderGroup(NEWCOMER, ORDER)]),
+        ],
+    ),
+    "a member of an older version that failed to start is not started again": (
+        [run(A, 1), laid_out(A), StartFailed(FIRST, "no zygote")],
+        [(run(A, 2, **ONE_LEAVES | {"kind": RECOVER}), [cleared(A, 2)])],
+    ),
+    "a leaving worker gets the order and the grace period": (
+        alive_on_both(),
+        [
+            (LEAVES, [OrderGroup(FIRST, LEAVES), OrderGroup(SECOND, LEAVES)]),
+            (LEFT, [AwaitExit(SECOND), OrderGroup(FIRST, LEFT)]),
+            (GraceOver(SECOND), [Terminate(SECOND)]), (GraceOver(SECOND), [Kill(SECOND)]),
+            (Ended(SECOND, None, SIGKILL, unseen=False), [exited(A, rank=1, signal=SIGKILL), cleared(A, 3)]),
+        ],
+    ),
+    "a worker that has left is neither terminated nor killed": (
+        [*alive_on_both(), switch(A, 2, **ONE_LEAVES)],
+        [(Ended(SECOND, 0, None, unseen=False), [exited(A, rank=1, code=0)]), (GraceOver(SECOND), [])],
+    ),
+    "a leaving worker that stays is an incumbent again": (
+        [*alive_on_both(), switch(A, 2, former=LEAVER, **ONE_LEAVES)],
+        [
+            (KEPT, [OrderGroup(FIRST, KEPT), OrderGroup(SECOND, KEPT), cleared(A, 3)]),
+            (switch(A, 3, on=BOTH, born=TWO), ...), (stop(A, 4), [Terminate(FIRST), Terminate(SECOND)]),
+        ],
+    ),
+    "the members of a suspended group get the order": (
+        alive(), [(SUSPENDS, [OrderGroup(FIRST, SUSPENDS), cleared(A, 2)]), (stop(A, 2), [AwaitExit(FIRST)])],
+    ),
+}  # fmt: skip
+
+ENDS: Final[dict[str, Case]] = {
+    "reports are published as they are read, and the exit after them": (
+        alive(),
+        [
+            *((one, [one]) for one in (ready(A), formed(A), epoch_end(A, 1), finished(A, index=4, reason="done"))),
+            (ended(code=0), [exited(A, code=0)]), (ended(code=0), []),
+        ],
+    ),
+    "an unseen exit is published as such": (alive(), [(ended(code=None), [exited(A)])]),
+    "a folder is removed when its output is stored": (
+        [*alive(), ended()], [(stop(A, 2), [cleared(A, 3)]), (LogsStored(FIRST), [RemoveWorker(FIRST)])],
+    ),
+    "a folder with stored output is removed when it is not wanted": (
+        [*alive(), ended()], [(LogsStored(FIRST), []), (stop(A, 2), [RemoveWorker(FIRST), cleared(A, 3)])],
+    ),
+    "an ended job is forgotten when nothing of it is left": (
+        [*alive(), ended()],
+        [
+            (stop(A, 2, forget=True), [cleared(A, 3)]), (LogsStored(FIRST), [RemoveWorker(FIRST), ForgetJob(A)]),
+            (laid_out(A), []), (WorkspaceFailed(A, SNAPSHOT, "no"), []),
+        ],
+    ),
+    "an unknown job is forgotten at once": ([], [(stop(A, 2, forget=True), [cleared(A, 3), ForgetJob(A)])]),
+    "events of unknown workers change nothing": (
+        [],
+        [
+            (event, [])
+            for event in (
+                Started(FIRST, 100, 7), StartFailed(FIRST, "no"), Connected(FIRST), ready(A), ended(),
+                GraceOver(FIRST), LogsStored(FIRST), laid_out(A), WorkspaceFailed(A, SNAPSHOT, "no"),
+            )
+        ],
+    ),
+}  # fmt: skip
+
+ADOPTED: Final[dict[str, Case]] = {
+    "an adopted worker that is wanted continues": (
+        [adopted(run(A))],
+        [
+            (settle(A), [OrderGroup(FIRST, settle(A)), cleared(A, 2)]), (formed(A), [formed(A)]),
+            (ended(code=0), [exited(A, code=0)]),
+        ],
+    ),
+    "an adopted worker that is not wanted is terminated": ([adopted(run(A))], [(stop(A, 2), [Terminate(FIRST)])]),
+    "an adopted worker that was replaced keeps the device until its exit": (
+        [adopted(run(A))],
+        [
+            (run(A, 3), [Terminate(FIRST), FETCH]), (laid_out(A), [StartWorker(NEW, 0, run(A, 3), granted=False)]),
+            (Started(NEW, 101, 7), ...), (ended(code=15), [exited(A, code=15), GrantSlot(NEW), cleared(A, 3)]),
+        ],
+    ),
+    "an adopted worker without a delta keeps its device": (
+        [adopted(run(A)), run(B)],
+        [
+            (laid_out(B), [StartWorker(OF_B, 0, run(B), granted=False)]), (Started(OF_B, 101, 7), ...),
+            (epoch_end(A, 1), [epoch_end(A, 1)]), (ended(), [exited(A, code=0), GrantSlot(OF_B)]),
+        ],
+    ),
+    **{
+        f"an adopted worker that was prepared beside another, adopted {place}, waits for the device": (
+            both,
+            [
+                (Connected(OF_B), []), (run(B), [OrderGroup(OF_B, run(B))]), (stop(A, 2), ...),
+                (ended(A, code=15), [exited(A, code=15), GrantSlot(OF_B), cleared(A, 3)]),
+            ],
+        )
+        for place, both in (
+            ("second", [adopted(run(A)), adopted(run(B), granted=False)]),
+            ("first", [adopted(run(B), granted=False), adopted(run(A))]),
+        )
+    },
+    "an adopted worker that is alone on its slot may have the device": (
+        [adopted(run(A), granted=False), stop(A, 2), run(B)], [(laid_out(B), [StartWorker(OF_B, 0, run(B), granted=False)])],
+    ),
+    "an adopted worker that has exited is reported and not started again": (
+        [adopted(run(A))], [(ended(), [exited(A, code=0)]), (settle(A), [cleared(A, 2)])],
+    ),
+}  # fmt: skip
+
+SWEEPS: Final[dict[str, Case]] = {
+    "a unit is sent once, and again when its worker connects": (
+        alive(),
+        [
+            (units(unit(1)), [OrderUnit(FIRST, unit(1))]), (units(unit(1), revision=2), []),
+            (Connected(FIRST), [GrantSlot(FIRST), OrderUnit(FIRST, unit(1)), OrderGroup(FIRST, run(A))]),
+        ],
+    ),
+    "the next unit follows the end of the first": (
+        TRAINS, [(DONE, [DONE]), (units(unit(3), revision=2), [OrderUnit(FIRST, unit(3))])],
+    ),
+    "a worker whose unit is withdrawn is killed": (TRAINS, [(units(revision=2, attempts=2), [Kill(FIRST)])]),
+    "a worker whose unit is replaced is killed": (TRAINS, [(units(unit(2), revision=2), [Kill(FIRST)])]),
+    "a worker whose unit is withdrawn before it began is killed": (
+        [*alive(), units(unit(1))], [(units(revision=2, attempts=1), [Kill(FIRST)])],
+    ),
+    "a worker whose unit has ended is not killed": ([*TRAINS, DONE], [(units(revision=2, attempts=1), [])]),
+    "a worker whose unit has failed is not killed": ([*TRAINS, FAILED], [(units(revision=2, attempts=1), [])]),
+    "an order that is older than a unit does not withdraw it": ([*alive(), begun(7)], [(units(attempts=6), [])]),
+    "an adopted worker keeps the unit that it reported": (
+        [adopted(run(A)), settle(A), begun(4)],
+        [(units(unit(4)), [OrderUnit(FIRST, unit(4))]), (units(revision=2, attempts=4), [Kill(FIRST)])],
+    ),
+    "a leaving worker ends its unit before the grace period": (
+        LEAVES_TRAINING,
+        [
+            (SHRUNK, [OrderGroup(SECOND, SHRUNK)]), (DONE, [DONE, AwaitExit(FIRST)]),
+            (GraceOver(FIRST), [Terminate(FIRST)]),
+        ],
+    ),
+    "a leaving worker whose unit is withdrawn is killed": (
+        [*LEAVES_TRAINING, SHRUNK], [(units(revision=2, attempts=1), [Kill(FIRST)])],
+    ),
+    "a cancelled job does not wait for units": (TRAINS, [(stop(A, 2), [Terminate(FIRST)])]),
+    "a delta of a forgotten sweep only keeps states": (
+        [*alive(), units(unit(1)), ended(), LogsStored(FIRST)],
+        [(stop(A, 2, forget=True), [RemoveWorker(FIRST), cleared(A, 3), ForgetJob(A)]), (units(revision=9), [])],
+    ),
+    "units are sent to workers of their own": (
+        alive_on_both(),
+        [(units(unit(1), unit(2, SECOND)), [OrderUnit(FIRST, unit(1)), OrderUnit(SECOND, unit(2, SECOND))])],
+    ),
+}  # fmt: skip
+
+CASES: Final = {**STARTS, **DEVICES, **STOPS, **GROUPS, **ENDS, **ADOPTED, **SWEEPS}
+
+
+def event_of(given: Any) -> Event:
+    match given:
+        case GroupDelta():
+            return Desired(given)
+        case SweepDelta():
+            return SweepDesired(given)
+        case ScriptReport():
+            return ReportRead(FIRST, given)  # type: ignore[arg-type]
+    return given  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(("before", "steps"), CASES.values(), ids=CASES)
+def test_an_event_leads_to_these_actions(before: Sequence[Any], steps: list[Step]) -> None:
+    reconciler = agent(*map(event_of, before))
+    for number, (given, expected) in enumerate(steps, start=1):
+        actions = reconciler.handle(event_of(given))
+        if expected is not ...:
+            kept = [KeepStates(given)] if isinstance(given, SweepDelta) else []
+            found = [PublishEvent(one) if isinstance(one, Message) else one for one in expected]
+            assert actions == [*kept, *found], f"step {number}"
+
+
+def test_events_of_unknown_jobs_and_workers_leave_no_state() -> None:
+    forgotten = (run(A), stop(A, 2, forget=True), laid_out(A), WorkspaceFailed(A, SNAPSHOT, "no"))
+    unknown = (given for given, _ in ENDS["events of unknown workers change nothing"][1])
+
+    for events in (forgotten, unknown):
+        assert agent(*map(event_of, events)) == Reconciler(N1)
+
+
+def test_a_paused_job_is_not_forgotten() -> None:
+    reconciler = agent(*alive(), ended(), LogsStored(FIRST), Desired(stop(A, 2)))
+
+    assert list(reconciler.jobs) == [A]
+
+
+def test_an_ended_sweep_only_keeps_states_until_it_has_a_group() -> None:
     reconciler = agent()
+    reconciler.forgotten.add(A)
+    reconciler.handle(SweepDesired(units(unit(1))))
+    assert reconciler.jobs == {}
 
-    assert wanted(reconciler, run(A)) == [FetchWorkspace(A, SNAPSHOT, "ann")]
-    assert reconciler.handle(laid_out(A)) == [StartWorker(FIRST, 0, run(A))]
+    for event in alive():
+        reconciler.handle(event)
 
-
-def test_a_workspace_is_fetched_once_however_often_it_is_wanted() -> None:
-    reconciler = agent()
-    delta = run(A, on=BOTH)
-
-    assert wanted(reconciler, delta) == [FetchWorkspace(A, SNAPSHOT, "ann")]
-    assert wanted(reconciler, switch(A, on=BOTH)) == []
-    assert [type(action) for action in reconciler.handle(laid_out(A))] == [StartWorker, StartWorker]
-
-
-def test_a_workspace_that_is_there_serves_the_next_version() -> None:
-    reconciler = agent(*alive(), ended(), LogsStored(FIRST))
-
-    actions = wanted(reconciler, run(A, 3))
-
-    assert actions == [
-        RemoveWorker(FIRST),
-        StartWorker(worker(A, 3), 0, run(A, 3)),
-        PublishEvent(cleared(A, 3)),
+    ordered = units(unit(1), revision=2)
+    assert reconciler.handle(SweepDesired(ordered)) == [
+        KeepStates(ordered),
+        OrderUnit(FIRST, unit(1)),
     ]
 
 
-def test_an_agent_starts_the_members_on_its_own_slots_only() -> None:
-    reconciler = agent(Desired(run(A, on={T0: 32, S1: 32})))
-
-    actions = reconciler.handle(laid_out(A))
-
-    assert actions == [StartWorker(worker(A, rank=1), 1, run(A, on={T0: 32, S1: 32}))]
-
-
-def test_a_group_on_other_nodes_is_none_of_its_business() -> None:
-    assert wanted(agent(), run(A, on=T0)) == []
-
-
-def test_a_started_worker_is_said() -> None:
-    reconciler = agent(Desired(run(A)), laid_out(A))
-
-    assert reconciler.handle(Started(FIRST, 100, 7)) == [
-        PublishEvent(started(A, pid=100)),
-        OrderGroup(FIRST, run(A)),
-    ]
-
-
-def test_a_worker_is_started_once_for_each_version() -> None:
-    reconciler = agent(*alive(), ended(), LogsStored(FIRST))
-
-    assert wanted(reconciler, switch(A)) == []
-    assert wanted(reconciler, settle(A)) == [PublishEvent(cleared(A, 2))]
-
-
-def test_a_worker_that_cannot_be_started_is_refused_and_its_folder_removed() -> None:
-    reconciler = agent(Desired(run(A)), laid_out(A))
-
-    actions = reconciler.handle(StartFailed(FIRST, "no zygote", "install torch"))
-
-    assert actions == [
-        PublishEvent(refused(A, error="no zygote", hint="install torch")),
-        RemoveWorker(FIRST),
-    ]
-    assert wanted(reconciler, switch(A)) == [], "it is not tried again by itself"
-
-
-def test_a_worker_without_a_workspace_is_refused() -> None:
-    reconciler = agent(Desired(run(A)))
-
-    actions = reconciler.handle(WorkspaceFailed(A, SNAPSHOT, "no such snapshot"))
-
-    assert actions == [PublishEvent(refused(A, error="no such snapshot"))]
-    assert reconciler.handle(laid_out(A)) == []
-
-
-def test_a_workspace_that_failed_is_fetched_again_for_the_next_version() -> None:
-    reconciler = agent(Desired(run(A)), WorkspaceFailed(A, SNAPSHOT, "no such snapshot"))
-
-    assert wanted(reconciler, run(A, 3)) == [
-        FetchWorkspace(A, SNAPSHOT, "ann"),
-        PublishEvent(cleared(A, 3)),
-    ]
-
-
-# --- one process on each device
-
-
-def test_a_worker_starts_beside_the_process_before_and_has_the_device_when_that_is_gone() -> None:
-    reconciler = agent(*alive(A), Desired(stop(A, 2)), Desired(run(B)))
-
-    assert reconciler.handle(laid_out(B)) == [StartWorker(worker(B), 0, run(B), granted=False)]
-    assert reconciler.handle(Started(worker(B), 101, 7)) == [
-        PublishEvent(started(B, pid=101)),
-        OrderGroup(worker(B), run(B)),
-    ]
-    assert reconciler.handle(Connected(worker(B))) == [OrderGroup(worker(B), run(B))]
-    assert reconciler.handle(ended(A, code=15)) == [
-        PublishEvent(exited(A, code=15)),
-        GrantSlot(worker(B)),
-        PublishEvent(cleared(A, 3)),
-    ]
-
-
-def test_a_worker_that_is_still_being_started_has_the_device_when_it_has() -> None:
+def test_a_hello_names_every_process_that_was_started() -> None:
     reconciler = agent(
-        *alive(A), Desired(stop(A, 2)), Desired(run(B)), laid_out(B), ended(A, code=15)
+        *alive(A), *map(event_of, (run(B, on=S1), laid_out(B), run(JobId("c-3")), ended(A, code=3)))
     )
 
-    assert reconciler.handle(Started(worker(B), 101, 7)) == [
-        PublishEvent(started(B, pid=101)),
-        GrantSlot(worker(B)),
-        OrderGroup(worker(B), run(B)),
-    ]
-
-
-def test_the_next_version_of_a_job_has_the_device_after_the_one_before_too() -> None:
-    reconciler = agent(*alive())
-
-    assert wanted(reconciler, run(A, 3)) == [
-        Terminate(FIRST),
-        StartWorker(worker(A, 3), 0, run(A, 3), granted=False),
-    ]
-    reconciler.handle(Started(worker(A, 3), 101, 7))
-    assert reconciler.handle(ended(code=0)) == [
-        PublishEvent(exited(A, code=0)),
-        GrantSlot(worker(A, 3)),
-        PublishEvent(cleared(A, 3)),
-    ]
-
-
-def test_another_slot_is_used_at_once() -> None:
-    reconciler = agent(*alive(A), Desired(run(B, on=S1)))
-
-    assert reconciler.handle(laid_out(B)) == [StartWorker(worker(B), 0, run(B, on=S1))]
-
-
-def test_a_start_that_failed_gives_its_device_to_the_next() -> None:
-    reconciler = agent(
-        Desired(run(A)), laid_out(A), Desired(stop(A, 2)), Desired(run(B)), laid_out(B)
-    )
-    reconciler.handle(Started(worker(B), 101, 7))
-
-    actions = reconciler.handle(StartFailed(FIRST, "no zygote"))
-
-    assert actions == [
-        PublishEvent(refused(A, error="no zygote")),
-        RemoveWorker(FIRST),
-        GrantSlot(worker(B)),
-        PublishEvent(cleared(A, 3)),
-    ]
-
-
-def test_a_worker_that_never_had_the_device_leaves_it_to_nobody() -> None:
-    reconciler = agent(
-        *alive(A),
-        *alive(B),
-        Desired(stop(B, 2)),
-        Desired(run(JobId("c-3"))),
-        laid_out(JobId("c-3")),
-    )
-    reconciler.handle(Started(worker(JobId("c-3")), 102, 7))
-
-    assert reconciler.handle(ended(B, code=15)) == [
-        PublishEvent(exited(B, code=15)),
-        PublishEvent(cleared(B, 3)),
-    ]
-
-
-def test_a_device_is_granted_again_to_a_worker_that_connects() -> None:
-    reconciler = agent(*alive())
-
-    assert reconciler.handle(Connected(FIRST))[0] == GrantSlot(FIRST)
-
-
-# --- stopping
-
-
-def test_a_worker_is_stopped_gently_and_then_by_force() -> None:
-    reconciler = agent(*alive())
-
-    assert wanted(reconciler, stop(A, 2)) == [Terminate(FIRST)]
-    assert reconciler.handle(GraceOver(FIRST)) == [Kill(FIRST)]
-    assert reconciler.handle(Ended(FIRST, None, SIGKILL, unseen=False)) == [
-        PublishEvent(exited(A, signal=SIGKILL)),
-        PublishEvent(cleared(A, 3)),
-    ]
-
-
-def test_a_worker_that_stopped_in_time_is_not_killed() -> None:
-    reconciler = agent(*alive(), Desired(stop(A, 2)), Ended(FIRST, None, SIGTERM, unseen=False))
-
-    assert reconciler.handle(GraceOver(FIRST)) == []
-
-
-def test_a_worker_is_asked_to_stop_only_once() -> None:
-    reconciler = agent(*alive(), Desired(stop(A, 2)))
-
-    assert wanted(reconciler, stop(A, 3, forget=True)) == []
-
-
-def test_a_worker_that_is_called_off_while_it_starts_is_stopped_when_it_has() -> None:
-    reconciler = agent(Desired(run(A)), laid_out(A))
-
-    assert wanted(reconciler, stop(A, 2)) == []
-    assert reconciler.handle(Started(FIRST, 100, 7)) == [
-        PublishEvent(started(A, pid=100)),
-        Terminate(FIRST),
-    ]
-
-
-def test_a_worker_that_was_called_off_before_it_started_is_said_to_be_cleared() -> None:
-    reconciler = agent(Desired(run(A)))
-
-    assert wanted(reconciler, stop(A, 2)) == [PublishEvent(cleared(A, 3))]
-    assert reconciler.handle(laid_out(A)) == []
-
-
-def test_it_is_said_once_that_nothing_older_is_left() -> None:
-    reconciler = agent(Desired(run(A)), Desired(stop(A, 2)))
-
-    assert reconciler.handle(laid_out(A)) == []
-    assert wanted(reconciler, stop(A, 2, term=2)) == []
-    assert wanted(reconciler, stop(A, 4)) == [PublishEvent(cleared(A, 5))]
-
-
-def test_it_is_not_said_while_a_process_is_still_leaving() -> None:
-    reconciler = agent(*alive(), Desired(run(A, 3)))
-    reconciler.handle(Started(worker(A, 3), 101, 7))
-
-    assert wanted(reconciler, stop(A, 4)) == [Terminate(worker(A, 3))]
-    assert reconciler.handle(ended(code=0)) == [PublishEvent(exited(A, code=0))]
-    assert reconciler.handle(ended(A, 3, code=0)) == [
-        PublishEvent(exited(A, 3, code=0)),
-        PublishEvent(cleared(A, 5)),
-    ]
-
-
-def test_a_newcomer_that_was_called_off_before_it_started_is_said_to_be_cleared() -> None:
-    reconciler = agent(*alive(), Desired(settle(A)))
-    grows = run(A, 2, on=BOTH, born=[(1, 0), (2, 1)], kind=JOIN, snapshot="6" * 64)
-    assert wanted(reconciler, grows) == [
-        OrderGroup(FIRST, grows),
-        FetchWorkspace(A, "6" * 64, "ann"),
-    ]
-
-    actions = wanted(reconciler, settle(A, 2, on=S0, born=[(1, 0)]))
-
-    assert actions[-1] == PublishEvent(cleared(A, 3))
-    assert reconciler.handle(WorkspaceReady(A, "6" * 64)) == []
+    assert agent().seen() == ()
+    assert reconciler.seen() == (seen(A, pid=100, ended=True, code=3), seen(B, slot=1, pid=None))

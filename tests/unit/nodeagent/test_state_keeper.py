@@ -18,7 +18,7 @@ from nodeagent.job_folders import answer
 from nodeagent.states import StateKeeper, compare, serve_states
 from schemas.host.state_files import StateFile, find_state, map_state, read_frames, write_state
 from schemas.ids import JobId, NodeId, Term, WorkerId
-from schemas.transport import MemoryTarget, StateUnavailableError, fetch_state
+from schemas.transport.state_transfer import MemoryTarget, StateUnavailableError, fetch_state
 from schemas.wire.files import AskFiles, AskPiece, AskState, FileList, FilePiece
 from schemas.wire.sweeps import (
     StateCopied,
@@ -62,31 +62,17 @@ def delta(
 # --- which stay
 
 
-def test_what_is_not_wanted_goes_unless_its_attempt_is_under_way_or_newer() -> None:
+def test_files_are_kept_if_they_are_wanted_in_progress_or_newer() -> None:
     files = [StateFile(0, 1, 3), StateFile(0, 2, 4), StateFile(1, 1, 5), StateFile(1, 2, 10)]
-    digests = dict.fromkeys(files, DIGEST)
+    ordered = delta(want(0, 2), units=[order(5)])
 
-    found = compare(delta(want(0, 2), units=[order(5)]), files, digests)
+    found = compare(ordered, files, dict.fromkeys(files, DIGEST))
+    assert (found.doomed, found.present, found.missing) == ((files[0],), (want(0, 2),), ())
 
-    assert found.doomed == (StateFile(0, 1, 3),)
-    assert found.present == (want(0, 2),)
-    assert found.missing == ()
-
-
-def test_a_file_with_another_digest_is_not_the_state_that_is_wanted() -> None:
-    file = StateFile(0, 2, 4)
-
-    found = compare(delta(want(0, 2)), [file], {file: "00"})
-
-    assert (found.doomed, found.missing) == ((file,), (want(0, 2),))
-
-
-def test_a_part_of_a_file_goes_unless_it_is_coming() -> None:
+    other = compare(delta(want(0, 2)), files[1:2], {files[1]: "00"})  # another digest
+    assert (other.doomed, other.missing) == ((files[1],), (want(0, 2),))
     unfinished = [StateFile(0, 1, 0), StateFile(0, 2, 0), StateFile(0, 2, 4)]
-
-    found = compare(delta(want(0, 2)), unfinished, {})
-
-    assert found.doomed == (StateFile(0, 1, 0), StateFile(0, 2, 4))
+    assert compare(delta(want(0, 2)), unfinished, {}).doomed == (unfinished[0], unfinished[2])
 
 
 small = st.integers(0, 3)
@@ -95,7 +81,7 @@ state_files = st.builds(StateFile, small, small, st.integers(0, 6))
 
 @settings(max_examples=examples(100), deadline=None)
 @given(st.sets(state_files), st.sets(state_files), st.sets(st.integers(1, 6)), st.integers(0, 6))
-def test_nothing_that_may_be_needed_is_ever_dropped(
+def test_no_state_that_may_be_needed_is_deleted(
     files: set[StateFile], kept: set[StateFile], under_way: set[int], attempts: int
 ) -> None:
     wanted = [want(file.trial, file.version) for file in kept]
@@ -166,59 +152,31 @@ def copied(trial: int, version: int) -> StateCopied:
     return StateCopied(job=JOB, trial=trial, version=version)
 
 
-async def test_a_wanted_state_comes_from_another_nodes_disk(nodes: Nodes) -> None:
+async def test_a_wanted_state_is_fetched_once_and_reported_for_each_delta(nodes: Nodes) -> None:
     here, there = nodes
-    there.has(3, 2)
+    os.truncate(here.has(5, 2), 1000)
+    here.keeper.keep(delta(want(5, 2)))
+    gone = "the state is not on this node's disk any more"
+    assert await here.hears() == StateNotCopied(job=JOB, trial=5, version=2, reason=gone)
 
     here.keeper.keep(delta(want(3, 2, there.address)))
+    missed = await here.hears()
+    assert isinstance(missed, StateNotCopied)
+    assert missed.reason == (
+        f"state 2 of trial 3 is not available: {there.address}: not available here; it will be trained again"
+    )
+    there.has(3, 2)
 
-    assert await here.hears() == copied(3, 2)
+    for revision in (2, 3):
+        here.keeper.keep(delta(want(3, 2, there.address), revision=revision))
+        assert await here.hears() == copied(3, 2)
+
     path = find_state(here.folder, 3, 2, DIGEST)
     assert path == here.folder / "3-2-0.state"
     assert [bytes(frame) for frame in read_frames(map_state(path), DIGEST)] == FRAMES
 
 
-async def test_a_state_that_is_there_is_said_to_be_again_in_case_that_was_lost(
-    nodes: Nodes,
-) -> None:
-    here, there = nodes
-    here.has(3, 2)
-
-    here.keeper.keep(delta(want(3, 2, there.address)))
-    assert await here.hears() == copied(3, 2)
-    here.keeper.keep(delta(want(3, 2, there.address), revision=2))
-    assert await here.hears() == copied(3, 2)
-
-
-async def test_what_nobody_gives_is_told_and_tried_again_with_the_next_order(nodes: Nodes) -> None:
-    here, there = nodes
-    here.keeper.keep(delta(want(3, 2, there.address)))
-    missed = await here.hears()
-    assert isinstance(missed, StateNotCopied)
-    assert missed.why == (
-        f"state 2 of trial 3 is not available: {there.address}: not available here; it will be trained again"
-    )
-
-    there.has(3, 2)
-    here.keeper.keep(delta(want(3, 2, there.address), revision=2))
-
-    assert await here.hears() == copied(3, 2)
-
-
-async def test_a_state_that_should_be_here_and_is_gone_is_told(nodes: Nodes) -> None:
-    here, _ = nodes
-    os.truncate(here.has(3, 2), 1000)
-
-    here.keeper.keep(delta(want(3, 2)))
-
-    assert await here.hears() == StateNotCopied(
-        job=JOB, trial=3, version=2, why="the state is not on this node's disk any more"
-    )
-
-
-async def test_states_that_are_not_wanted_are_dropped_with_what_is_not_finished(
-    nodes: Nodes,
-) -> None:
+async def test_states_that_are_not_wanted_are_deleted_finished_or_not(nodes: Nodes) -> None:
     here, _ = nodes
     here.has(0, 1, 1)
     here.has(0, 2, 2)
@@ -229,7 +187,7 @@ async def test_states_that_are_not_wanted_are_dropped_with_what_is_not_finished(
     assert await here.settled(want(0, 2)) == ["0-2-2.state", "5-1-12.state", "data"]
 
 
-async def test_a_state_that_is_not_wanted_any_more_is_not_waited_for(nodes: Nodes) -> None:
+async def test_the_fetch_of_a_state_that_is_not_wanted_any_more_ends(nodes: Nodes) -> None:
     here, _ = nodes
     with socket.create_server(("127.0.0.1", 0)) as silent:
         here.keeper.keep(delta(want(3, 2, f"127.0.0.1:{silent.getsockname()[1]}")))
@@ -240,7 +198,7 @@ async def test_a_state_that_is_not_wanted_any_more_is_not_waited_for(nodes: Node
     assert here.heard.empty()
 
 
-async def test_a_full_disk_is_told_and_leaves_nothing(
+async def test_a_full_disk_is_reported_and_leaves_no_file(
     nodes: Nodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here, there = nodes
@@ -254,11 +212,11 @@ async def test_a_full_disk_is_told_and_leaves_nothing(
 
     missed = await here.hears()
     assert isinstance(missed, StateNotCopied)
-    assert "No space left on device" in missed.why
+    assert "No space left on device" in missed.reason
     assert list(here.folder.iterdir()) == []
 
 
-async def test_a_forgotten_jobs_data_go_and_its_last_states_stay(nodes: Nodes) -> None:
+async def test_data_of_a_forgotten_job_are_deleted_and_its_states_kept(nodes: Nodes) -> None:
     here, _ = nodes
     path = here.has(0, 2, 2)
     (here.folder / "data").mkdir()
@@ -270,23 +228,21 @@ async def test_a_forgotten_jobs_data_go_and_its_last_states_stay(nodes: Nodes) -
     assert path.exists()
 
 
-async def test_only_who_names_the_digest_gets_a_state_and_only_a_state(nodes: Nodes) -> None:
+async def test_a_state_is_served_only_for_its_digest(nodes: Nodes) -> None:
     here, _ = nodes
     here.has(3, 2)
-    asked = AskState(job=JOB, trial=3, version=2, digest=DIGEST, offset=0)
 
     def got(job: str = JOB, digest: str = DIGEST) -> str:
         one = AskState(job=JobId(job), trial=3, version=2, digest=digest, offset=0)
         return fetch_state([here.address], one, MemoryTarget(), lambda: None)
 
-    assert asked.digest == DIGEST
     assert await asyncio.to_thread(got) == here.address
     for job, digest in (("../states/search-1", DIGEST), ("other-1", DIGEST), (JOB, "00" * 32)):
         with pytest.raises(StateUnavailableError, match="not available here"):
             await asyncio.to_thread(got, job, digest)
 
 
-def test_a_port_that_is_taken_is_no_reason_to_stop(tmp_path: Path) -> None:
+def test_a_taken_port_does_not_stop_the_agent(tmp_path: Path) -> None:
     folders = NodeFolders(tmp_path / "run", tmp_path / "work", tmp_path / "checkpoints")
     first = serve_states(folders, "127.0.0.1", 0)
     assert first is not None
@@ -295,7 +251,7 @@ def test_a_port_that_is_taken_is_no_reason_to_stop(tmp_path: Path) -> None:
     first.close()
 
 
-async def test_states_are_among_the_files_that_a_job_made(nodes: Nodes) -> None:
+async def test_states_are_listed_and_read_as_files_of_a_job(nodes: Nodes) -> None:
     here, _ = nodes
     path = here.has(3, 2)
     (here.folder / "data").mkdir()

@@ -1,4 +1,4 @@
-"""Whatever is ordered, said and lost: a unit is handed on once, and nobody trains what is given up."""
+"""Property test of units: each is sent once per connection, and no withdrawn unit is trained."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from nodeagent.reconciler import Reconciler
-from nodeagent.reconciler_events import (
+from nodeagent.reconciler import (
     Action,
     Adopted,
     AwaitExit,
@@ -18,13 +17,14 @@ from nodeagent.reconciler_events import (
     KeepStates,
     Kill,
     OrderUnit,
+    Reconciler,
     ReportRead,
     Started,
     SweepDesired,
     Terminate,
 )
 from schemas.ids import Rank, Term, Version, WorkerId
-from schemas.wire.agent import UnitBegun, UnitEnded
+from schemas.wire.agent import UnitEnded, UnitStarted
 from schemas.wire.sweeps import StateRef, SweepDelta, UnitOrder
 from tests.support.builders import N1, S1, A, assignment, group, run, settle, switch
 from tests.support.reconciler_events import BOTH, laid_out, worker
@@ -45,19 +45,19 @@ class Agent(RuleBasedStateMachine):
         self.revision = 0
         self.ordered: dict[WorkerId, UnitOrder] = {}  # by the newest delta
         self.training: dict[WorkerId, int] = {}  # what a living worker trains
-        self.heard: dict[WorkerId, list[int]] = {name: [] for name in WORKERS}  # by connection
+        self.received: dict[WorkerId, list[int]] = {name: [] for name in WORKERS}  # by connection
         self.alive = set(WORKERS)
-        self.connected = set(WORKERS)  # others hear nothing
+        self.connected = set(WORKERS)  # others receive nothing
         self.reports = dict.fromkeys(WORKERS, 0)
         self.timed: set[WorkerId] = set()
         self.version = 1
-        self.tell(Desired(run(A, on=BOTH)))
-        self.tell(laid_out(A))
+        self.handle(Desired(run(A, on=BOTH)))
+        self.handle(laid_out(A))
         for pid, name in enumerate(WORKERS):
-            self.tell(Started(name, pid, 7))
-        self.tell(Desired(settle(A, on=BOTH)))
+            self.handle(Started(name, pid, 7))
+        self.handle(Desired(settle(A, on=BOTH)))
 
-    # --- what is ordered
+    # --- orders
 
     @rule(place=PLACES)
     def a_unit_is_ordered(self, place: int) -> None:
@@ -71,7 +71,7 @@ class Agent(RuleBasedStateMachine):
             self.order()
 
     @rule(place=PLACES)
-    def a_unit_is_given_up(self, place: int) -> None:
+    def a_unit_is_withdrawn(self, place: int) -> None:
         if self.ordered.pop(WORKERS[place], None) is not None:
             self.order()
 
@@ -81,10 +81,10 @@ class Agent(RuleBasedStateMachine):
             self.version = 2
             leaver = group(A, BOTH).members[:1]
             change = {"on": {S1: 64}, "born": [(1, 1)]}
-            self.tell(Desired(switch(A, 2, kind="join", former=leaver, **change)))
-            self.tell(Desired(settle(A, 2, **change)))
+            self.handle(Desired(switch(A, 2, kind="join", former=leaver, **change)))
+            self.handle(Desired(settle(A, 2, **change)))
 
-    # --- what becomes of it
+    # --- events
 
     @rule(place=PLACES)
     def a_unit_ends(self, place: int) -> None:
@@ -101,52 +101,52 @@ class Agent(RuleBasedStateMachine):
     def a_unit_begins(self, place: int) -> None:
         name = WORKERS[place]
         if name in self.training and name in self.alive:
-            self.begins(name)
+            self.begin(name)
 
     @rule(place=PLACES)
-    def a_worker_greets_again(self, place: int) -> None:
+    def a_worker_reconnects(self, place: int) -> None:
         name = WORKERS[place]
         if name in self.alive:
-            self.greets(name)
+            self.connect(name)
 
     @rule(place=PLACES)
     def a_worker_dies(self, place: int) -> None:
-        self.dies(WORKERS[place])
+        self.die(WORKERS[place])
 
-    @rule(given_up=st.sampled_from([None, 0, 1]))
-    def the_agent_begins_anew(self, given_up: int | None) -> None:
-        """It finds its workers, reads what they said, and hears of what is wanted again."""
+    @rule(withdrawn=st.sampled_from([None, 0, 1]))
+    def the_agent_restarts(self, withdrawn: int | None) -> None:
+        """The new agent finds its workers, reads their reports, and receives all orders again."""
         self.reconciler = Reconciler(N1)
         self.connected.clear()
         self.timed.clear()
         for rank, name in enumerate(WORKERS):
             if name in self.alive:
-                self.tell(Adopted(name, assignment(run(A, on=BOTH), rank), rank, 7))
+                self.handle(Adopted(name, assignment(run(A, on=BOTH), rank), rank, 7))
         for name in sorted(self.alive & set(self.training)):
-            self.begins(name)
+            self.begin(name)
         change = {"on": {S1: 64}, "born": [(1, 1)]}
         first = self.version == 1
-        self.tell(Desired(settle(A, on=BOTH) if first else settle(A, 2, **change)))
-        if given_up is not None:  # meanwhile
-            self.ordered.pop(WORKERS[given_up], None)
+        self.handle(Desired(settle(A, on=BOTH) if first else settle(A, 2, **change)))
+        if withdrawn is not None:  # meanwhile
+            self.ordered.pop(WORKERS[withdrawn], None)
         self.order()
         for name in sorted(self.alive):
-            self.greets(name)
+            self.connect(name)
 
-    # --- how
+    # --- steps
 
-    def begins(self, name: WorkerId) -> None:
+    def begin(self, name: WorkerId) -> None:
         times = {"samples": 1, "waited_s": 0.0, "staged_s": 0.0}
-        self.report(name, UnitBegun, self.training[name], **times)
+        self.report(name, UnitStarted, self.training[name], **times)
 
-    def greets(self, name: WorkerId) -> None:
-        self.heard[name].clear()
+    def connect(self, name: WorkerId) -> None:
+        self.received[name].clear()
         self.connected.add(name)
-        self.tell(Connected(name))
+        self.handle(Connected(name))
 
     def order(self) -> None:
         self.revision += 1
-        self.tell(SweepDesired(SweepDelta(
+        self.handle(SweepDesired(SweepDelta(
             job=A, term=Term(1), revision=self.revision, attempts=self.attempts,
             units=tuple(self.ordered.values()), wanted=(),
         )))  # fmt: skip
@@ -154,29 +154,29 @@ class Agent(RuleBasedStateMachine):
     def report(self, name: WorkerId, kind: type, attempt: int, **fields: object) -> None:
         self.reports[name] += 1
         rank = Rank(WORKERS.index(name))
-        self.tell(ReportRead(name, kind(
+        self.handle(ReportRead(name, kind(
             job=A, version=Version(1), rank=rank, index=self.reports[name], attempt=attempt, **fields
         )))  # fmt: skip
 
-    def dies(self, name: WorkerId) -> None:
+    def die(self, name: WorkerId) -> None:
         if name in self.alive:
             self.alive.remove(name)
             self.training.pop(name, None)
             self.ordered.pop(name, None)
-            self.tell(Ended(name, None, 9, unseen=False))
+            self.handle(Ended(name, None, 9, unseen=False))
 
-    def tell(self, event: Event) -> None:
+    def handle(self, event: Event) -> None:
         for action in self.reconciler.handle(event):
-            self.follow(action)
+            self.perform(action)
 
-    def follow(self, action: Action) -> None:
+    def perform(self, action: Action) -> None:
         match action:
             case OrderUnit(worker=name, unit=unit):
                 assert unit == self.ordered[name]
                 if name not in self.connected:
                     return
-                assert unit.attempt not in self.heard[name]
-                self.heard[name].append(unit.attempt)
+                assert unit.attempt not in self.received[name]
+                self.received[name].append(unit.attempt)
                 self.training[name] = unit.attempt  # a repeated one is the one that it trains
             case Kill(worker=name) | Terminate(worker=name):
                 wanted = self.ordered.get(name)
@@ -184,7 +184,7 @@ class Agent(RuleBasedStateMachine):
                 if isinstance(action, Kill):
                     assert trains is not None
                     assert wanted is None or wanted.attempt != trains
-                self.dies(name)
+                self.die(name)
             case AwaitExit(worker=name):
                 assert name not in self.training
                 assert name not in self.timed
@@ -193,12 +193,12 @@ class Agent(RuleBasedStateMachine):
                 assert delta.revision == self.revision
 
     @invariant()
-    def nobody_trains_what_is_given_up(self) -> None:
+    def no_worker_trains_a_withdrawn_unit(self) -> None:
         for name, attempt in self.training.items():
             assert self.ordered[name].attempt == attempt
 
     @invariant()
-    def whatever_is_ordered_is_trained(self) -> None:
+    def every_ordered_unit_is_trained(self) -> None:
         for name, unit in self.ordered.items():
             assert self.training[name] == unit.attempt
 

@@ -25,8 +25,8 @@ from tests.support.schemas_golden import (
     golden_tags,
     write_missing,
 )
-from tests.support.schemas_plain import instances, leaves, of_another_type, plain, spoiled
 from tests.support.sizes import examples
+from tests.unit.schemas.plain_messages import instances, leaves, of_another_type, plain, spoiled
 
 TAGS: Final = sorted(EXAMPLES)
 KINDS: Final = kinds_on_the_wire()
@@ -63,23 +63,18 @@ def test_plain_msgpack_reads_a_map_with_the_tag_under_type(tag: str) -> None:
 
 
 @every_tag
-def test_what_plain_msgpack_writes_is_understood(tag: str) -> None:
-    written = msgpack.packb(msgpack.unpackb(golden(tag)))
+def test_a_message_is_decoded_from_any_map_with_its_keys(tag: str) -> None:
+    read = msgpack.unpackb(golden(tag))
+    backwards = dict(reversed(read.items()))
+    newer = read | {"since_1_1": {"nested": [1, {"a": None}]}}
 
     for codec in codecs_of(tag):
-        assert codec.decode(written) == EXAMPLES[tag]
-        assert codec.decode(memoryview(written)) == EXAMPLES[tag]
+        for same in (read, backwards, newer):
+            assert codec.decode(msgpack.packb(same)) == EXAMPLES[tag]
+        assert codec.decode(memoryview(golden(tag))) == EXAMPLES[tag]
 
 
-@every_tag
-def test_the_order_of_keys_means_nothing(tag: str) -> None:
-    backwards = dict(reversed(msgpack.unpackb(golden(tag)).items()))
-
-    for codec in codecs_of(tag):
-        assert codec.decode(msgpack.packb(backwards)) == EXAMPLES[tag]
-
-
-def test_every_tag_on_the_wire_has_an_example_and_a_golden_file_and_no_file_is_left_over() -> None:
+def test_every_tag_on_the_wire_has_an_example_and_a_golden_file() -> None:
     assert set(EXAMPLES) == set(KINDS)
     assert golden_tags() == set(KINDS)
 
@@ -126,7 +121,7 @@ def test_missing_golden_files_are_written_and_present_ones_never_again(tmp_path:
     assert write_missing(tmp_path) == []
 
 
-def test_a_golden_file_is_extended_if_all_that_it_had_is_there_as_it_was(tmp_path: Path) -> None:
+def test_a_golden_file_is_extended_if_its_content_is_unchanged(tmp_path: Path) -> None:
     write_missing(tmp_path)
     whole = msgpack.unpackb(golden("agent.heartbeat_ack.1"))
     del whole["committed"]
@@ -181,17 +176,10 @@ def test_a_newer_tag_is_refused(codec: Codec[Any]) -> None:
 @every_tag
 def test_a_field_of_the_wrong_type_is_named_by_its_path(tag: str) -> None:
     for path, name, value in leaves(EXAMPLES[tag]):
-        wrong = spoiled(EXAMPLES[tag], path, of_another_type(value, name))
-        for codec in codecs_of(tag):
-            assert refusal(codec, msgpack.packb(wrong)).field == name
-
-
-@every_tag
-def test_an_extension_type_is_refused_wherever_it_stands(tag: str) -> None:
-    for path, name, _ in leaves(EXAMPLES[tag]):
-        wrong = spoiled(EXAMPLES[tag], path, msgpack.Timestamp(1))
-        for codec in codecs_of(tag):
-            assert refusal(codec, msgpack.packb(wrong)).field == name
+        for wrong in (of_another_type(value, name), msgpack.Timestamp(1)):
+            data = msgpack.packb(spoiled(EXAMPLES[tag], path, wrong))
+            for codec in codecs_of(tag):
+                assert refusal(codec, data).field == name
 
 
 @every_tag
@@ -205,9 +193,7 @@ def test_a_missing_field_is_named(tag: str) -> None:
 
 
 @every_tag
-def test_a_field_with_a_default_may_be_missing_because_it_may_be_newer_than_the_sender(
-    tag: str,
-) -> None:
+def test_a_field_with_a_default_may_be_missing(tag: str) -> None:
     optional = [f for f in msgspec.structs.fields(EXAMPLES[tag]) if not f.required]
     for field in optional:
         older = msgpack.unpackb(golden(tag))
@@ -218,19 +204,11 @@ def test_a_field_with_a_default_may_be_missing_because_it_may_be_newer_than_the_
             assert codec.decode(msgpack.packb(older)) == expected
 
 
-def test_a_wrong_field_is_told_with_its_conversation_and_what_was_expected() -> None:
+def test_an_error_names_conversation_expectation_and_field() -> None:
     error = refusal(REQUEST, msgpack.packb({"type": "client.cancel_job.1", "job": 7}))
 
     assert error.message == "client request: Expected `str`, got `int` (field job)"
     assert (error.field, error.hint) == ("job", "")
-
-
-@every_tag
-def test_an_unknown_key_is_ignored(tag: str) -> None:
-    newer = msgpack.unpackb(golden(tag)) | {"since_1_1": {"nested": [1, {"a": None}]}}
-
-    for codec in codecs_of(tag):
-        assert codec.decode(msgpack.packb(newer)) == EXAMPLES[tag]
 
 
 def test_an_unknown_key_of_a_node_or_a_group_is_ignored() -> None:
@@ -240,7 +218,7 @@ def test_an_unknown_key_of_a_node_or_a_group_is_ignored() -> None:
         assert codecs_of(tag)[0].decode(msgpack.packb(newer)) == EXAMPLES[tag]
 
 
-def test_an_unknown_key_of_a_job_is_refused_because_it_would_be_a_wish_that_nobody_grants() -> None:
+def test_an_unknown_key_of_a_job_is_refused() -> None:
     for path in (("spec", "deadline"), ("spec", "stop", "hours")):
         wrong = spoiled(EXAMPLES["client.submit_job.1"], path, 1)
         error = refusal(REQUEST, msgpack.packb(wrong))
@@ -252,17 +230,12 @@ def test_an_unknown_key_of_a_job_is_refused_because_it_would_be_a_wish_that_nobo
 
 
 @every_tag
-def test_a_message_cut_off_anywhere_is_malformed(tag: str) -> None:
+def test_a_message_that_is_cut_or_followed_by_bytes_is_malformed(tag: str) -> None:
     whole = golden(tag)
     for codec in codecs_of(tag):
         for length in range(len(whole)):
             refusal(codec, whole[:length])
-
-
-@every_tag
-def test_bytes_after_a_message_are_malformed(tag: str) -> None:
-    for codec in codecs_of(tag):
-        refusal(codec, golden(tag) + b"\x00")
+        refusal(codec, whole + b"\x00")
 
 
 @settings(deadline=None, max_examples=examples(300))
@@ -297,55 +270,27 @@ NESTS: Final = {
 
 
 @pytest.mark.parametrize("nest", NESTS.values(), ids=NESTS)
-def test_deep_nesting_is_malformed(nest: bytes) -> None:
+def test_deep_nesting_is_malformed_anywhere(nest: bytes) -> None:
     for codec in CODECS:
         refusal(codec, nest)
-
-
-@pytest.mark.parametrize("nest", NESTS.values(), ids=NESTS)
-def test_deep_nesting_under_an_unknown_key_is_malformed(nest: bytes) -> None:
     for tag in TAGS:
-        for codec in codecs_of(tag):
-            refusal(codec, with_raw_value(golden(tag), "unknown", nest))
-
-
-@pytest.mark.parametrize("nest", NESTS.values(), ids=NESTS)
-def test_deep_nesting_in_the_place_of_a_field_is_malformed(nest: bytes) -> None:
-    for tag in TAGS:
-        for field in EXAMPLES[tag].__struct_encode_fields__:
+        for field in ("unknown", *EXAMPLES[tag].__struct_encode_fields__):
             rest = msgpack.unpackb(golden(tag))
-            del rest[field]
+            rest.pop(field, None)
             for codec in codecs_of(tag):
                 refusal(codec, with_raw_value(msgpack.packb(rest), field, nest))
+    assert REQUEST.decode(encode(CancelJob(job=JOB))) == CancelJob(job=JOB), "it still decodes"
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
-        b"",
-        b"\xc1",
-        b"\xc0",
-        b"\x93\x01\x02\x03",
-        b"\x80",
-        b"\xdf\xff\xff\xff\xff",
-        b"\xc6\xff\xff\xff\xff",
-        b"\x81\xa4type\xa2\xff\xfe",
-        b"\x81\x01\x02",
-        b"\x81\xa4type\xd6\xff\x00\x00\x00\x00",
-    ],
-    ids=[
-        "nothing",
-        "the byte that is never used",
-        "nil",
-        "an array",
-        "an empty map",
-        "a map of four billion",
-        "a string of four gibibytes",
-        "a tag that is no UTF-8",
-        "a key that is no string",
-        "a timestamp for a tag",
-    ],
-)
+NO_MESSAGES: Final = {
+    "nothing": b"", "the byte that is never used": b"\xc1", "nil": b"\xc0", "an array": b"\x93\x01\x02\x03",
+    "an empty map": b"\x80", "a map of four billion": b"\xdf\xff\xff\xff\xff",
+    "a string of four gibibytes": b"\xc6\xff\xff\xff\xff", "a tag that is no UTF-8": b"\x81\xa4type\xa2\xff\xfe",
+    "a key that is no string": b"\x81\x01\x02", "a timestamp for a tag": b"\x81\xa4type\xd6\xff\x00\x00\x00\x00",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("data", NO_MESSAGES.values(), ids=NO_MESSAGES)
 def test_bytes_that_are_no_message_are_malformed(data: bytes) -> None:
     for codec in CODECS:
         refusal(codec, data)
@@ -369,13 +314,6 @@ def test_a_message_of_the_largest_size_passes_and_one_byte_more_is_too_large() -
 def test_garbage_beyond_the_bound_is_too_large_before_it_is_read(codec: Codec[Any]) -> None:
     with pytest.raises(TooLargeError):
         codec.decode(b"\x91" * (MAX_BYTES + 1))
-
-
-def test_a_codec_goes_on_after_hostile_bytes() -> None:
-    for nest in NESTS.values():
-        refusal(REQUEST, nest)
-
-    assert REQUEST.decode(encode(CancelJob(job=JOB))) == CancelJob(job=JOB)
 
 
 def test_errors_of_the_codec_are_errors_of_the_project_with_stable_codes() -> None:

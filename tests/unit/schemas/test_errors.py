@@ -1,4 +1,4 @@
-"""What an error is told as, in one line."""
+"""Errors in one line."""
 
 from __future__ import annotations
 
@@ -21,22 +21,13 @@ IN_A_LOADER = (
         (ValueError("\n first\nsecond\x1b"), "ValueError: first"),
         (SettingsError("no key", "give one"), "SettingsError: no key; give one"),
         (SystemExit("no data at /data: mount it"), "no data at /data: mount it"),
-        (
-            ExceptionGroup("of tasks", [ExceptionGroup("of one", [KeyError("a")]), ValueError()]),
-            "KeyError: 'a'",
-        ),
-        (
-            OSError(24, "Too many open files", "a.npy"),
-            f"OSError: [Errno 24] Too many open files: 'a.npy'; {MORE_FILES_HINT}",
-        ),
+        (ExceptionGroup("of tasks", [ExceptionGroup("of one", [KeyError("a")]), ValueError()]), "KeyError: 'a'"),
+        (OSError(24, "Too many open files", "a.npy"), f"OSError: [Errno 24] Too many open files: 'a.npy'; {MORE_FILES_HINT}"),
         (
             OSError(IN_A_LOADER),
-            (
-                "FileNotFoundError: [Errno 2] No such file or directory: '/data/7.npy' "
-                "(Caught OSError in DataLoader worker process 0)"
-            ),
+            "FileNotFoundError: [Errno 2] No such file or directory: '/data/7.npy' (Caught OSError in DataLoader worker process 0)",
         ),
     ],
-)
-def test_an_error_is_told_by_its_cause_in_one_line(error: BaseException, line: str) -> None:
+)  # fmt: skip
+def test_an_error_is_described_by_its_cause_in_one_line(error: BaseException, line: str) -> None:
     assert one_line_error(error) == line

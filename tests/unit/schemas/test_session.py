@@ -1,9 +1,16 @@
+"""Both ends of a session, message by message, and their clocks."""
+
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from schemas.ids import BootId, JobId, NodeId, Rank, Seconds, Term, Version
@@ -17,12 +24,10 @@ from schemas.session import (
     ControllerSession,
     Deliver,
     Publish,
-    Rejected,
-    SayHello,
+    SendHello,
     SessionTimings,
     ToController,
     ToNode,
-    Welcomed,
 )
 from schemas.wire.agent import (
     DeltaAcked,
@@ -39,15 +44,19 @@ from schemas.wire.agent import (
 )
 from schemas.wire.sweeps import SweepDeltaAcked
 from tests.support.builders import stop
-from tests.support.schemas_network import NODE, delta, hello, started, sweep_delta
+from tests.support.schemas_examples import NODE
+from tests.support.sizes import examples
+from tests.unit.schemas.session_network import delta, hello, started, sweep_delta
 
-BOOT: Final = BootId("boot-1")
-OTHER: Final = BootId("boot-0")
-A: Final = JobId("a-1")
+BOOT, OTHER = BootId("boot-1"), BootId("boot-0")
+A, B = JobId("a-1"), JobId("b-2")
+ALIVE, SUSPECT, LOST = Condition
+HELLO: Final = [SendHello()]
 
-
-def at(seconds: float) -> Seconds:
-    return Seconds(seconds)
+# A step calls a session at a moment, and is compared with the outputs; `...`: with nothing.
+Call = Callable[[Any], Any]
+Step = tuple[Call, Any]
+Case = tuple[Callable[[], Any], list[Step]]
 
 
 def numbered(seq: int, boot: BootId = BOOT) -> Numbered:
@@ -79,45 +88,466 @@ def sweep_acked(term: int, revision: int) -> SweepDeltaAcked:
     return SweepDeltaAcked(job=A, term=Term(term), revision=revision)
 
 
-def agent(*, said: int = 0) -> AgentSession:
-    """An agent that greeted nobody yet, to which `said` things happened; its pauses are whole."""
+def ack(session: str = "2.1", *, committed: int = 0, number: int = 0) -> HeartbeatAck:
+    term = Term(int(session.partition(".")[0]))
+    return HeartbeatAck(session=session, term=term, committed=committed, number=number)
+
+
+def beat(session: str, sent: int, number: int = 0) -> Heartbeat:
+    return Heartbeat(session=session, events_sent=sent, number=number)
+
+
+def missing(first: int, boot: BootId = BOOT) -> ResendEvents:
+    return ResendEvents(boot=boot, first=first)
+
+
+def committed(through: int, boot: BootId = BOOT) -> EventsCommitted:
+    return EventsCommitted(boot=boot, through=through)
+
+
+def asked(term: int, echo: str = "") -> HelloRequest:
+    return HelloRequest(term=Term(term), echo=echo)
+
+
+def agent(events: int = 0) -> AgentSession:
+    """An agent that has sent no hello, with recorded events; its pauses are whole."""
     session = AgentSession(NODE, BOOT)
-    for pid in range(1, said + 1):
-        session.happened(started(pid))
+    for pid in range(1, events + 1):
+        session.record_event(started(pid))
     return session
 
 
-def welcomed(*, said: int = 0) -> AgentSession:
+def welcomed(events: int = 0) -> AgentSession:
     """An agent in session 2.1, since second 0."""
-    session = agent(said=said)
-    session.receive(welcome("2.1"), at(0.0))
+    session = agent(events)
+    session.receive(welcome("2.1"), Seconds(0.0))
     return session
 
 
-def controller(*, committed: int = 0, boot: BootId = BOOT) -> ControllerSession:
+def fresh() -> ControllerSession:
+    return ControllerSession(NODE, Term(2))
+
+
+def controller(committed: int = 0, boot: BootId = BOOT) -> ControllerSession:
     """The second incarnation, in session 2.1 with an agent, since second 0."""
-    session = ControllerSession(NODE, Term(2))
-    session.greeted(hello(boot, committed), committed, at(0.0), 1, 2)
+    session = fresh()
+    session.open_session(hello(boot, committed), committed, Seconds(0.0), 1, 2)
     return session
 
 
-# --- greeting
+def do(method: str, *arguments: Any) -> Call:
+    return lambda session: getattr(session, method)(*arguments)
+
+
+def receive(message: object, now: float = 1.0) -> Call:
+    return do("receive", message, now)
+
+
+def record(pid: int) -> Call:
+    return do("record_event", started(pid=pid))
+
+
+def take(*seqs: int, now: float = 1.0, boot: BootId = BOOT) -> Call:
+    return do("receive_events", events(*seqs, boot=boot), now)
+
+
+def order(delta: object, now: float = 1.0) -> Call:
+    return do("order", delta, now)
+
+
+def open_(boot: BootId, sent: int, durable: int, now: float) -> Call:
+    return do("open_session", hello(boot, sent), durable, now, 1, 2)
+
+
+def resume(sent: int, now: float, echo: str = "") -> Call:
+    return do("resume_session", hello(BOOT, sent, echo), now, 1, 2)
+
+
+tick, acknowledge, condition, unconfirmed_s = (
+    partial(do, name) for name in ("tick", "acknowledge", "condition", "unconfirmed_s")
+)
+request = do("request_hello")
+
+
+def attribute(name: str) -> Call:
+    return lambda session: getattr(session, name)
+
+
+def nodes(*messages: Any) -> list[ToNode]:
+    return [ToNode(message) for message in messages]
+
+
+def controllers(*messages: Any) -> list[ToController]:
+    return [ToController(message) for message in messages]
+
+
+REFUSED: Final = Refused(code="no_slots", message="the node offers no slots", hint="set slots")
+FIRST, SECOND = delta(A, 2, 1, 1), delta(A, 2, 1, 2)
+FORGETS: Final = stop(A, 4, stage=1, term=2, forget=True)
+OF_ANOTHER: Final = tuple(replace(one, node=NodeId("another")) for one in events(1, 2))
+
+AGENT: Final[dict[str, Case]] = {
+    "a welcomed agent drops committed events and resends the others": (
+        partial(agent, 3),
+        [
+            (receive(welcome(committed=1)), [welcome(committed=1), *controllers(Resent(events=events(2, 3)))]),
+            (attribute("spool"), list(events(2, 3))),
+        ],
+    ),
+    "a heartbeat states the last event": (
+        partial(welcomed, 3), [(tick(1.0), controllers(beat("2.1", 3, 1))), (tick(1.5), [])],
+    ),
+    "a request is answered with a hello at once, and with another a second later": (
+        welcomed,
+        [(receive(asked(3), 4.0), HELLO), (attribute("session"), None), (tick(4.9), []), (tick(5.0), HELLO)],
+    ),
+    "a second request is answered only if its controller is newer": (
+        welcomed, [(receive(asked(3), 4.0), ...), (receive(asked(3), 4.5), []), (receive(asked(4), 4.6), HELLO)],
+    ),
+    "the requested word is repeated at once": (
+        agent,
+        [
+            (receive(asked(2), 0.0), ...), (receive(asked(2, "2.1"), 0.25), HELLO), (attribute("echo"), "2.1"),
+            (receive(asked(2, "2.1"), 0.5), []),
+        ],
+    ),
+    "a refusal is an output": (agent, [(receive(REFUSED), [REFUSED])]),
+    "six seconds without a message lead to a hello": (
+        welcomed, [(tick(6.0), controllers(beat("2.1", 0, 1))), (tick(7.0), HELLO)],
+    ),
+    "a reply to a heartbeat keeps the session": (
+        welcomed, [(receive(ack(), 5.0), ...), (tick(11.0), controllers(beat("2.1", 0, 1)))],
+    ),
+    "silence is measured from the heartbeat that was answered last": (
+        welcomed,
+        [
+            (unconfirmed_s(0.0), 0.0), *((tick(now), ...) for now in (1.0, 2.0, 3.0)),
+            (receive(ack(number=2), 5.0), ...), (unconfirmed_s(5.0), 3.0),
+            (receive(ack(number=1), 5.5), ...), (unconfirmed_s(5.5), 3.5),
+            (receive(ack(number=2), 6.0), ...), (unconfirmed_s(6.0), 4.0),
+            (receive(ack(number=7), 6.5), ...), (unconfirmed_s(6.5), 4.5),
+        ],
+    ),
+    "a welcome is no reply to a heartbeat": (
+        welcomed,
+        [
+            (tick(1.0), ...), (receive(welcome("2.2"), 5.0), ...), (receive(ack("2.2", number=1), 5.5), ...),
+            (unconfirmed_s(6.0), 5.0),
+        ],
+    ),
+    "a reply of an older controller counts from its arrival": (
+        welcomed, [(tick(1.0), ...), (receive(ack(), 5.0), ...), (unconfirmed_s(6.0), 1.0)],
+    ),
+    "a reply of another session changes nothing": (
+        partial(welcomed, 2), [(receive(ack("1.9", committed=2), 5.0), []), (attribute("spool"), list(events(1, 2))), (tick(11.0), HELLO)],
+    ),
+    "a reply of a former controller changes nothing after a delta of a newer one": (
+        partial(welcomed, 2),
+        [
+            (receive(delta(A, 3, 4, 1)), ...), (receive(ack(committed=2), 5.0), []),
+            (attribute("spool"), list(events(1, 2))), (tick(6.5), HELLO),
+        ],
+    ),
+    "an event is numbered, published and kept": (
+        agent,
+        [
+            (record(1), [Publish(numbered(1))]), (record(2), [Publish(numbered(2))]),
+            (attribute("spool"), list(events(1, 2))),
+        ],
+    ),
+    "missing events are resent": (partial(welcomed, 3), [(receive(missing(2)), controllers(Resent(events=events(2, 3))))]),
+    "events of another boot are not resent": (partial(welcomed, 3), [(receive(missing(1, OTHER)), [])]),
+    "committed events can not be resent": (
+        partial(agent, 3),
+        [
+            (attribute("dropped"), 0), (receive(committed(2)), ...), (attribute("dropped"), 2),
+            (receive(committed(3)), ...), (attribute("dropped"), 3),
+        ],
+    ),
+    "committed events of this boot are dropped": (
+        partial(welcomed, 3),
+        [
+            (receive(committed(3, OTHER)), ...), (attribute("spool"), list(events(1, 2, 3))),
+            (receive(committed(2)), ...), (attribute("spool"), list(events(3))),
+            (receive(committed(1)), ...), (attribute("spool"), list(events(3))),
+        ],
+    ),
+    "a reply to a heartbeat drops committed events": (
+        partial(welcomed, 3), [(receive(ack(committed=3)), ...), (attribute("spool"), [])],
+    ),
+    "a spool is full until the controller has caught up": (
+        partial(welcomed, MAX_SPOOLED - 1),
+        [
+            (attribute("spool_full"), False), (record(MAX_SPOOLED), ...), (attribute("spool_full"), True),
+            (receive(committed(1)), ...), (attribute("spool_full"), False),
+        ],
+    ),
+    "newer deltas are applied and acknowledged": (
+        welcomed,
+        [
+            (receive(delta(A, *number)), [Apply(delta(A, *number)), *controllers(acked(*number))])
+            for number in ((2, 1, 1), (2, 1, 2), (2, 4, 1), (3, 4, 1))
+        ],
+    ),
+    "a job can be forgotten later than its last version": (
+        welcomed,
+        [
+            (receive(stop(A, 4, stage=1, term=2)), ...),
+            (receive(FORGETS), [Apply(FORGETS), *controllers(acked(2, 4, 1))]),
+        ],
+    ),
+    "an equal delta is acknowledged and not applied": (
+        welcomed, [(receive(delta(A, 2, 4, 1)), ...), (receive(delta(A, 2, 4, 1)), controllers(acked(2, 4, 1)))],
+    ),
+    "an older delta is refused with the held order": (
+        welcomed,
+        [
+            (receive(delta(A, 2, 4, 2)), ...),
+            *(
+                (receive(delta(A, *older)), controllers(acked(2, 4, 2, applied=False)))
+                for older in ((1, 9, 3), (2, 3, 3), (2, 4, 1))
+            ),
+            (attribute("held"), {(A, False): (2, 4, 2)}),
+        ],
+    ),
+    "a delta of a former controller is refused for any job": (
+        welcomed, [(receive(delta(A, 1, 9, 3)), controllers(acked(2, 0, 0, applied=False))), (attribute("held"), {})],
+    ),
+    "jobs are ordered independently": (
+        welcomed,
+        [(receive(delta(B, 2, 9, 3)), ...), (receive(FIRST), [Apply(FIRST), *controllers(acked(2, 1, 1))])],
+    ),
+    "a forgotten job holds no order": (
+        welcomed,
+        [
+            (receive(delta(A, 2, 4, 2)), ...), (receive(sweep_delta(A, 2, 7)), ...),
+            (do("forget_job", A), None), (attribute("held"), {}),
+        ],
+    ),
+    "newer deltas of a sweep are applied, equal ones acknowledged": (
+        welcomed,
+        [
+            step
+            for number in ((2, 1), (2, 9), (3, 2))
+            for step in (
+                (receive(sweep_delta(A, *number)), [Apply(sweep_delta(A, *number)), *controllers(sweep_acked(*number))]),
+                (receive(sweep_delta(A, *number)), controllers(sweep_acked(*number))),
+            )
+        ],
+    ),
+    "an older delta of a sweep is answered with the held order": (
+        welcomed,
+        [
+            (receive(sweep_delta(A, 2, 4)), ...),
+            (receive(sweep_delta(A, 1, 9)), controllers(sweep_acked(2, 4))),
+            (receive(sweep_delta(A, 2, 3)), controllers(sweep_acked(2, 4))),
+            (attribute("held"), {(A, True): (2, 4)}),
+        ],
+    ),
+    "a job and its sweep are ordered independently": (
+        welcomed,
+        [
+            (receive(delta(A, 2, 9, 3)), ...),
+            (receive(sweep_delta(A, 2, 1)), [Apply(sweep_delta(A, 2, 1)), *controllers(sweep_acked(2, 1))]),
+        ],
+    ),
+    "a lower term changes nothing": (
+        partial(welcomed, 2),
+        [
+            (receive(welcome("1.7", committed=2)), []), (receive(asked(1)), []),
+            (receive(ack("1.7", committed=2)), []), (lambda session: session == welcomed(2), True),
+        ],
+    ),
+    "a higher term takes over": (
+        welcomed, [(receive(welcome("3.1")), [welcome("3.1")]), (attribute("session"), "3.1"), (attribute("term"), Term(3))],
+    ),
+}  # fmt: skip
+
+CONTROLLER: Final[dict[str, Case]] = {
+    "an equivalent hello resumes the session and its deltas": (
+        partial(controller, 7),
+        [
+            (receive(beat("2.1", 7), 0.5), ...), (order(FIRST, 0.5), ...),
+            (do("repeats_hello", hello(BOOT, 9)), True),
+            (resume(9, 5.0), nodes(welcome("2.1", committed=7))), (attribute("last_received_at"), 0.5),
+            (tick(5.0), nodes(FIRST)),
+        ],
+    ),
+    "an agent that sends hellos and receives nothing is silent": (
+        controller,
+        [
+            (receive(beat("2.1", 0)), ...), (resume(0, 3.0), ...), (open_(BOOT, 1, 0, 5.0), ...),
+            (attribute("last_received_at"), 1.0), (condition(7.0), SUSPECT),
+            (receive(beat("2.2", 0), 13.5), ...), (condition(13.5), ALIVE),
+        ],
+    ),
+    "a hello is a sign of life only if it repeats the requested word": (
+        controller,
+        [
+            (request, nodes(asked(2, "2.1"))), (request, nodes(asked(2, "2.1"))),
+            (resume(0, 3.0, ""), ...), (attribute("last_received_at"), 0.0),
+            (resume(0, 4.0, "1.1"), ...), (attribute("last_received_at"), 0.0),
+            (resume(0, 5.0, "2.1"), ...), (attribute("last_received_at"), 5.0),
+            (resume(0, 6.0, "2.1"), ...), (attribute("last_received_at"), 5.0),
+            (request, nodes(asked(2, "2.2"))),
+        ],
+    ),
+    "a new boot of an agent is a sign of life": (
+        controller, [(open_(OTHER, 0, 0, 9.0), ...), (attribute("last_received_at"), 9.0)],
+    ),
+    "each hello begins a session of this incarnation": (
+        fresh,
+        [
+            (do("repeats_hello", hello(BOOT, 0)), False),
+            (open_(BOOT, 9, 7, 0.0), nodes(welcome("2.1", committed=7))),
+            (open_(BOOT, 9, 7, 0.0), nodes(welcome("2.2", committed=7))),
+        ],
+    ),
+    "a heartbeat of this session is answered": (
+        partial(controller, 5), [(receive(beat("2.1", 5)), nodes(ack(committed=5)))],
+    ),
+    "a heartbeat of another session leads to a request and is no sign of life": (
+        controller,
+        [
+            *((receive(beat(unknown, 5), 7.0), nodes(asked(2, "2.1"))) for unknown in ("1.1", "2.2", "")),
+            (attribute("last_received_at"), 0.0),
+        ],
+    ),
+    "a heartbeat before any hello leads to a request": (
+        fresh, [(receive(beat("1.1", 5)), nodes(asked(2, "2.1")))],
+    ),
+    "a silent node is suspect after 6 s and lost after 30 s": (
+        controller, [(condition(5.99), ALIVE), (condition(6.0), SUSPECT), (condition(29.99), SUSPECT), (condition(30.0), LOST)],
+    ),
+    "a heartbeat ends the suspicion": (
+        controller, [(receive(beat("2.1", 0), 10.0), ...), (condition(15.9), ALIVE), (condition(16.0), SUSPECT)],
+    ),
+    "the intervals are settings": (
+        partial(ControllerSession, NODE, Term(2), SessionTimings(suspect_s=0.5, lost_s=1.0)),
+        [(condition(0.4), ALIVE), (condition(0.5), SUSPECT), (condition(1.0), LOST)],
+    ),
+    "events of another node are skipped": (
+        controller, [(receive(Resent(events=OF_ANOTHER)), []), (take(1), delivered(1))],
+    ),
+    "events in order are delivered at once": (
+        controller, [(take(1), delivered(1)), (take(2, 3), delivered(2, 3))],
+    ),
+    "a repeated event is delivered once": (controller, [(take(1, 1), delivered(1)), (take(1), [])]),
+    "a gap is requested, and later events are held": (
+        controller, [(take(1), ...), (take(3, 4), nodes(missing(2))), (take(2, now=1.1), delivered(2, 3, 4))],
+    ),
+    "a gap is requested at most twice a second": (
+        controller, [(take(3), nodes(missing(1))), (take(4, now=1.4), []), (take(5, now=1.5), nodes(missing(1)))],
+    ),
+    "nothing is requested right after a welcome": (
+        controller, [(take(2, now=0.4), []), (take(3, now=0.5), nodes(missing(1)))],
+    ),
+    "resent events are delivered in order with held ones": (
+        controller, [(take(3), ...), (receive(Resent(events=events(2, 1)), 1.1), delivered(1, 2, 3))],
+    ),
+    "lost last events are requested at the second heartbeat that counts them": (
+        controller,
+        [
+            (take(1, 2), ...), (receive(beat("2.1", 4), 2.0), nodes(ack())),
+            (receive(beat("2.1", 4), 3.0), nodes(ack(), missing(3))),
+        ],
+    ),
+    "events that a heartbeat overtook are not requested": (
+        controller,
+        [
+            (take(1, 2), ...), (receive(beat("2.1", 4), 2.0), ...), (take(3, 4, now=2.1), ...),
+            (receive(beat("2.1", 6), 3.0), nodes(ack())),
+        ],
+    ),
+    "events of another boot are not delivered": (
+        controller, [(take(1, 2, boot=OTHER), []), (take(1), delivered(1))],
+    ),
+    "events before any hello are not delivered": (fresh, [(take(1), [])]),
+    "a new boot counts from its beginning": (
+        partial(controller, boot=OTHER),
+        [
+            (take(1, 3, boot=OTHER), ...), (open_(BOOT, 1, 0, 2.0), ...),
+            (take(1, now=2.0), delivered(1)), (take(2, now=2.0), delivered(2)),
+        ],
+    ),
+    "a hello of the same boot repeats no event": (
+        controller, [(take(1, 2, 3), ...), (open_(BOOT, 3, 1, 2.0), ...), (take(2, 3, 4, now=2.0), delivered(4))],
+    ),
+    "a restarted controller continues where its journal ends": (partial(controller, 2), [(take(1, 2, 3), delivered(3))]),
+    "commits are acknowledged once, and never go back": (
+        controller,
+        [
+            (take(1, 2, 3), ...), (acknowledge(2), nodes(committed(2))), (acknowledge(2), []),
+            (acknowledge(1), []), (attribute("durable"), 2),
+        ],
+    ),
+    "nothing is acknowledged before a hello": (fresh, [(acknowledge(1), [])]),
+    "early events are held up to a limit": (
+        controller, [(take(*range(3, MAX_HELD + 100)), ...), (lambda session: len(session._early), MAX_HELD)],
+    ),
+    "a delta is repeated until it is acknowledged": (
+        controller,
+        [
+            (order(FIRST), nodes(FIRST)), (tick(2.9), []), (tick(3.0), nodes(FIRST)), (tick(4.9), []),
+            (tick(5.0), nodes(FIRST)), (receive(acked(2, 1, 1), 5.1), ...), (tick(60.0), []),
+        ],
+    ),
+    "only the newest delta of a job is repeated": (
+        controller,
+        [
+            (order(FIRST), ...), (order(SECOND, 2.0), ...), (order(delta(B, 2, 7, 1), 2.0), ...),
+            (tick(4.0), nodes(SECOND, delta(B, 2, 7, 1))),
+        ],
+    ),
+    "an older acknowledgement does not end the repetition": (
+        controller, [(order(SECOND), ...), (receive(acked(2, 1, 1)), ...), (tick(3.0), nodes(SECOND))],
+    ),
+    "a newer held order ends the repetition": (
+        controller, [(order(FIRST), ...), (receive(acked(3, 1, 1, applied=False)), ...), (tick(9.0), [])],
+    ),
+    "a refusal with an older order does not end the repetition": (
+        controller, [(order(FIRST), ...), (receive(acked(2, 0, 0, applied=False)), ...), (tick(3.0), nodes(FIRST))],
+    ),
+    "nothing is ordered before a hello": (fresh, [(order(FIRST), []), (tick(9.0), [])]),
+    "a new session starts without the orders of the last one": (
+        controller, [(order(FIRST), ...), (open_(BOOT, 0, 0, 2.0), ...), (tick(9.0), [])],
+    ),
+    "both deltas of a sweep are repeated until each is acknowledged": (
+        controller,
+        [
+            (order(FIRST), ...), (order(sweep_delta(A, 2, 4)), ...), (order(sweep_delta(A, 2, 5)), ...),
+            (receive(sweep_acked(2, 4)), ...), (tick(3.0), nodes(FIRST, sweep_delta(A, 2, 5))),
+            (receive(sweep_acked(2, 5)), ...), (tick(5.0), nodes(FIRST)),
+            (receive(acked(2, 1, 1)), ...), (tick(60.0), []),
+        ],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("begin", "steps"), [*AGENT.values(), *CONTROLLER.values()], ids=[*AGENT, *CONTROLLER]
+)
+def test_a_session_answers_each_step(begin: Callable[[], object], steps: list[Step]) -> None:
+    session = begin()
+    for number, (call, expected) in enumerate(steps, start=1):
+        found = call(session)
+        assert expected is ... or found == expected, f"step {number}"
 
 
 def hellos(session: AgentSession, start: float, end: float) -> list[float]:
-    """When it says hello, looked at each eighth of a second."""
+    """Return when the session sends hellos, checked each eighth of a second."""
     moments = [start + eighths / 8 for eighths in range(int((end - start) * 8))]
-    return [now for now in moments if session.tick(at(now)) == [SayHello()]]
+    return [now for now in moments if session.tick(Seconds(now)) == HELLO]
 
 
-def test_an_agent_greets_at_its_first_tick_and_then_ever_more_seldom() -> None:
+def test_hellos_become_rarer() -> None:
     assert hellos(agent(), 0.0, 40.0) == [0.0, 1.0, 3.0, 7.0, 15.0, 23.0, 31.0, 39.0]
 
 
-def test_agents_that_begin_together_greet_apart() -> None:
+def test_agents_that_begin_together_send_hellos_apart() -> None:
     first, second = (AgentSession(NODE, BOOT, chance=partial(float, at)) for at in (0.1, 0.9))
     for session in (first, second):
-        session.tick(at(0.0))
+        session.tick(Seconds(0.0))
 
     moments = [hellos(session, 0.0, 9.0) for session in (first, second)]
 
@@ -125,391 +555,42 @@ def test_agents_that_begin_together_greet_apart() -> None:
     assert all(0.5 <= moment <= 1.125 for moment, *_ in moments)
 
 
-def test_a_hello_that_nobody_could_hear_does_not_count() -> None:
+def test_a_hello_that_could_not_be_sent_does_not_count() -> None:
     session = agent()
-    for second in range(5):
-        assert session.tick(at(second)) == [SayHello()]
-        session.unheard(at(second))
+    for second in map(Seconds, range(5)):
+        assert session.tick(second) == HELLO
+        session.hello_not_sent(second)
 
 
-def test_an_agent_that_is_refused_comes_back_seldom() -> None:
+def test_a_refused_agent_waits_before_the_next_hello() -> None:
     session = agent()
-    session.tick(at(0.0))
-    session.receive(Refused(code="stale_boot", message="m", hint="h"), at(0.1))
+    session.tick(Seconds(0.0))
+    session.receive(REFUSED, Seconds(0.1))
 
     assert hellos(session, 0.125, 9.0) == [8.125]
 
 
-def test_the_end_of_a_session_makes_an_agent_greet_at_once_however_often_it_greeted_before() -> (
-    None
-):
+def test_the_end_of_a_session_leads_to_a_hello_at_once() -> None:
     session = agent()
     hellos(session, 0.0, 10.0)
-    session.receive(welcome("2.1"), at(10.0))
+    session.receive(welcome("2.1"), Seconds(10.0))
 
     assert hellos(session, 10.0, 20.0) == [16.125, 17.125, 19.125]
 
 
-def test_a_hello_that_says_nothing_new_is_answered_with_the_session_that_there_is() -> None:
-    session = controller(committed=7)
-    session.receive(Heartbeat(session="2.1", events_sent=7), at(0.5))
-    session.order(delta(A, 2, 1, 1), at(0.5))
-    again = hello(BOOT, 9)
-
-    assert session.says_nothing_new(again)
-    assert session.greeted_again(again, at(5.0), 1, 2) == [ToNode(welcome("2.1", committed=7))]
-    assert session.last_heard == at(0.5)
-    assert session.tick(at(5.0)) == [ToNode(delta(A, 2, 1, 1))]
-
-
-def test_an_agent_that_greets_and_greets_and_hears_nothing_is_silent() -> None:
-    session = controller()
-    session.receive(Heartbeat(session="2.1", events_sent=0), at(1.0))
-
-    session.greeted_again(hello(BOOT, 0), at(3.0), 1, 2)
-    session.greeted(hello(BOOT, 1), 0, at(5.0), 1, 2)
-
-    assert session.last_heard == at(1.0)
-    assert session.condition(at(7.0)) is Condition.SUSPECT
-    session.receive(Heartbeat(session="2.2", events_sent=0), at(13.5))
-    assert session.condition(at(13.5)) is Condition.ALIVE
-
-
-def test_a_hello_that_repeats_our_word_is_a_sign_of_life_and_no_other_is() -> None:
-    session = controller()
-    assert session.ask_to_greet() == [ToNode(HelloRequest(term=Term(2), echo="2.1"))]
-    assert session.ask_to_greet() == [ToNode(HelloRequest(term=Term(2), echo="2.1"))]
-
-    heard = []
-    for second, echo in ((3.0, ""), (4.0, "1.1"), (5.0, "2.1"), (6.0, "2.1")):
-        session.greeted_again(hello(BOOT, 0, echo), at(second), 1, 2)
-        heard.append(session.last_heard)
-
-    assert heard == [0.0, 0.0, 5.0, 5.0]
-    assert session.ask_to_greet() == [ToNode(HelloRequest(term=Term(2), echo="2.2"))]
-
-
-def test_a_new_life_of_an_agent_is_a_sign_of_life() -> None:
-    session = controller()
-    session.greeted(hello(OTHER, 0), 0, at(9.0), 1, 2)
-    assert session.last_heard == at(9.0)
-
-
-def test_an_agent_repeats_the_word_that_it_is_asked_for_at_once() -> None:
-    session = agent()
-    asked = HelloRequest(term=Term(2), echo="2.1")
-    session.receive(HelloRequest(term=Term(2)), at(0.0))
-
-    assert session.receive(asked, at(0.25)) == [SayHello()]
-    assert session.echo == "2.1"
-    assert session.receive(asked, at(0.5)) == [], "it is on its way"
-
-
-@pytest.mark.parametrize("change", ["boot", "workers", "spec"])
-def test_a_hello_with_news_begins_another_session(change: str) -> None:
-    session, again = controller(), hello(BOOT, 0)
+def test_a_changed_hello_begins_another_session() -> None:
+    again = hello(BOOT, 0)
     seen = WorkerSeen(
         job=A, version=Version(1), rank=Rank(0), slot=0, pid=7, started_ticks=7, ended=False
     )
-    news = {
-        "boot": OTHER, "workers": (seen,), "spec": replace(again.spec, cores=9)
-    }  # fmt: skip
+    for news in ({"boot": OTHER}, {"workers": (seen,)}, {"spec": replace(again.spec, cores=9)}):
+        assert not controller().repeats_hello(replace(again, **news))
 
-    assert not session.says_nothing_new(replace(again, **{change: news[change]}))
 
+def test_many_missing_events_are_resent_in_pieces() -> None:
+    session = welcomed(2 * MAX_RESENT + 1)
 
-def test_nobody_is_known_who_never_greeted() -> None:
-    assert not ControllerSession(NODE, Term(2)).says_nothing_new(hello(BOOT, 0))
-
-
-def test_a_hello_is_answered_with_a_session_of_this_incarnation() -> None:
-    session = ControllerSession(NODE, Term(2))
-
-    outputs = session.greeted(hello(BOOT, 9), 7, at(0.0), 7705, 7700)
-
-    answer = Welcome(
-        session="2.1", boot=BOOT, term=Term(2), committed=7, log_port=7705, event_port=7700
-    )
-    assert outputs == [ToNode(answer)]
-
-
-def test_every_hello_begins_a_session_of_its_own() -> None:
-    session = ControllerSession(NODE, Term(2))
-
-    names = []
-    for _ in range(3):
-        match session.greeted(hello(BOOT, 0), 0, at(0.0), 1, 2):
-            case [ToNode(Welcome(session=name))]:
-                names.append(name)
-
-    assert names == ["2.1", "2.2", "2.3"]
-
-
-def test_a_welcomed_agent_forgets_what_is_committed_and_resends_the_rest() -> None:
-    session = agent(said=3)
-
-    outputs = session.receive(welcome(committed=1), at(0.0))
-
-    assert outputs == [
-        Welcomed(welcome(committed=1)),
-        ToController(Resent(events=events(2, 3))),
-    ]
-    assert session.spool == list(events(2, 3))
-
-
-def test_a_welcomed_agent_sends_heartbeats_that_say_how_far_its_events_go() -> None:
-    session = welcomed(said=3)
-
-    assert session.tick(at(1.0)) == [
-        ToController(Heartbeat(session="2.1", events_sent=3, number=1))
-    ]
-    assert session.tick(at(1.5)) == []
-
-
-def test_a_heartbeat_of_this_session_is_answered_with_a_pulse() -> None:
-    session = controller(committed=5)
-
-    outputs = session.receive(Heartbeat(session="2.1", events_sent=5), at(1.0))
-
-    assert outputs == [ToNode(HeartbeatAck(session="2.1", term=Term(2), committed=5))]
-
-
-@pytest.mark.parametrize("unknown", ["1.1", "2.2", ""])
-def test_a_heartbeat_of_an_unknown_session_is_answered_with_greet_and_is_no_sign_of_life(
-    unknown: str,
-) -> None:
-    session = controller()
-
-    outputs = session.receive(Heartbeat(session=unknown, events_sent=5), at(7.0))
-
-    assert outputs == [ToNode(HelloRequest(term=Term(2), echo="2.1"))]
-    assert session.last_heard == at(0.0)
-
-
-def test_a_controller_that_was_never_greeted_asks_for_a_hello() -> None:
-    session = ControllerSession(NODE, Term(2))
-
-    outputs = session.receive(Heartbeat(session="1.1", events_sent=5), at(1.0))
-
-    assert outputs == [ToNode(HelloRequest(term=Term(2), echo="2.1"))]
-
-
-def test_an_agent_that_is_asked_to_greet_says_hello_at_once_and_again_a_second_later() -> None:
-    session = welcomed()
-
-    assert session.receive(HelloRequest(term=Term(3)), at(4.0)) == [SayHello()]
-    assert session.session is None
-    assert session.tick(at(4.9)) == []
-    assert session.tick(at(5.0)) == [SayHello()]
-
-
-def test_an_agent_that_greets_already_does_so_again_only_for_a_newer_controller() -> None:
-    session = welcomed()
-    session.receive(HelloRequest(term=Term(3)), at(4.0))
-
-    assert session.receive(HelloRequest(term=Term(3)), at(4.5)) == []
-    assert session.receive(HelloRequest(term=Term(4)), at(4.6)) == [SayHello()]
-
-
-def test_a_refusal_is_told() -> None:
-    refused = Refused(code="no_slots", message="the node offers no slots", hint="set slots")
-
-    assert agent().receive(refused, at(0.0)) == [Rejected(refused)]
-
-
-# --- silence
-
-
-def test_a_silent_node_is_suspect_at_six_seconds_and_lost_at_thirty() -> None:
-    session = controller()
-
-    assert session.condition(at(5.99)) is Condition.ALIVE
-    assert session.condition(at(6.0)) is Condition.SUSPECT
-    assert session.condition(at(29.99)) is Condition.SUSPECT
-    assert session.condition(at(30.0)) is Condition.LOST
-
-
-def test_a_heartbeat_makes_a_suspect_alive_again() -> None:
-    session = controller()
-
-    session.receive(Heartbeat(session="2.1", events_sent=0), at(10.0))
-
-    assert session.condition(at(15.9)) is Condition.ALIVE
-    assert session.condition(at(16.0)) is Condition.SUSPECT
-
-
-def test_the_intervals_can_be_chosen() -> None:
-    session = ControllerSession(NODE, Term(2), SessionTimings(suspect_s=0.5, lost_s=1.0))
-
-    assert [session.condition(at(now)) for now in (0.4, 0.5, 1.0)] == list(Condition)
-
-
-def test_an_agent_that_hears_nothing_for_six_seconds_greets_again() -> None:
-    session = welcomed()
-
-    assert session.tick(at(6.0)) == [
-        ToController(Heartbeat(session="2.1", events_sent=0, number=1))
-    ]
-    assert session.tick(at(7.0)) == [SayHello()]
-
-
-def test_a_pulse_of_its_session_keeps_an_agent_in_it() -> None:
-    session = welcomed()
-    session.receive(HeartbeatAck(session="2.1", term=Term(2), committed=0), at(5.0))
-
-    assert session.tick(at(11.0)) == [
-        ToController(Heartbeat(session="2.1", events_sent=0, number=1))
-    ]
-
-
-def test_an_agent_is_alone_since_it_said_what_was_answered_last() -> None:
-    session = welcomed()
-    alone = [session.alone_s(at(0.0))]
-    for second in (1.0, 2.0, 3.0):
-        session.tick(at(second))
-    for number, now in ((2, 5.0), (1, 5.5), (2, 6.0), (7, 6.5)):
-        answer = HeartbeatAck(session="2.1", term=Term(2), committed=0, number=number)
-        session.receive(answer, at(now))
-        alone.append(session.alone_s(at(now)))
-
-    assert alone == [0.0, 3.0, 3.5, 4.0, 4.5], "the second heartbeat was said at 2.0"
-
-
-def test_a_welcome_is_no_answer_to_a_heartbeat() -> None:
-    session = welcomed()
-    session.tick(at(1.0))
-    session.receive(welcome("2.2"), at(5.0))
-    session.receive(HeartbeatAck(session="2.2", term=Term(2), committed=0, number=1), at(5.5))
-
-    assert session.alone_s(at(6.0)) == 5.0
-
-
-def test_an_older_controller_does_not_say_what_it_answers() -> None:
-    session = welcomed()
-    session.tick(at(1.0))
-    session.receive(HeartbeatAck(session="2.1", term=Term(2), committed=0), at(5.0))
-
-    assert session.alone_s(at(6.0)) == 1.0
-
-
-def test_a_pulse_of_another_session_changes_nothing() -> None:
-    session = welcomed(said=2)
-
-    assert session.receive(HeartbeatAck(session="1.9", term=Term(1), committed=2), at(5.0)) == []
-    assert session.spool == list(events(1, 2))
-    assert session.tick(at(11.0)) == [SayHello()]
-
-
-def test_a_pulse_of_a_former_controller_changes_nothing_once_a_newer_one_has_spoken() -> None:
-    session = welcomed(said=2)
-    session.receive(delta(A, 3, 4, 1), at(1.0))  # its hello or its welcome is still on the way
-
-    assert session.receive(HeartbeatAck(session="2.1", term=Term(2), committed=2), at(5.0)) == []
-    assert session.spool == list(events(1, 2))
-    assert session.tick(at(6.5)) == [SayHello()]
-
-
-# --- events up
-
-
-def test_events_of_another_node_are_passed_over() -> None:
-    session = controller()
-    others = tuple(replace(one, node=NodeId("another")) for one in events(1, 2))
-
-    assert session.receive(Resent(events=others), at(1.0)) == []
-    assert session.published(events(1), at(1.0)) == delivered(1)
-
-
-def test_what_happens_is_numbered_published_and_kept() -> None:
-    session = agent()
-
-    assert session.happened(started(pid=1)) == [Publish(numbered(1))]
-    assert session.happened(started(pid=2)) == [Publish(numbered(2))]
-    assert session.spool == list(events(1, 2))
-
-
-def test_events_in_order_are_delivered_at_once() -> None:
-    session = controller()
-
-    assert session.published(events(1), at(1.0)) == delivered(1)
-    assert session.published(events(2, 3), at(1.0)) == delivered(2, 3)
-
-
-def test_a_repeated_event_is_delivered_once() -> None:
-    session = controller()
-
-    assert session.published(events(1, 1), at(1.0)) == delivered(1)
-    assert session.published(events(1), at(1.0)) == []
-
-
-def test_a_gap_makes_the_controller_ask_for_what_it_misses_and_hold_the_rest() -> None:
-    session = controller()
-    session.published(events(1), at(1.0))
-
-    outputs = session.published(events(3, 4), at(1.0))
-
-    assert outputs == [ToNode(ResendEvents(boot=BOOT, first=2))]
-    assert session.published(events(2), at(1.1)) == delivered(2, 3, 4)
-
-
-def test_a_gap_is_asked_for_at_most_twice_a_second() -> None:
-    session = controller()
-    ask = [ToNode(ResendEvents(boot=BOOT, first=1))]
-
-    assert session.published(events(3), at(1.0)) == ask
-    assert session.published(events(4), at(1.4)) == []
-    assert session.published(events(5), at(1.5)) == ask
-
-
-def test_right_after_a_welcome_the_agent_resends_unasked() -> None:
-    session = controller()
-
-    assert session.published(events(2), at(0.4)) == []
-    assert session.published(events(3), at(0.5)) == [ToNode(ResendEvents(boot=BOOT, first=1))]
-
-
-def test_what_was_resent_is_delivered_in_order_with_what_was_held() -> None:
-    session = controller()
-    session.published(events(3), at(1.0))
-
-    outputs = session.receive(Resent(events=events(2, 1)), at(1.1))
-
-    assert outputs == delivered(1, 2, 3)
-
-
-def test_a_lost_tail_is_asked_for_when_a_second_heartbeat_counts_it() -> None:
-    session = controller()
-    session.published(events(1, 2), at(1.0))
-    beat = Heartbeat(session="2.1", events_sent=4)
-    ack = ToNode(HeartbeatAck(session="2.1", term=Term(2), committed=0))
-
-    assert session.receive(beat, at(2.0)) == [ack], "its events may be on their way"
-    assert session.receive(beat, at(3.0)) == [ack, ToNode(ResendEvents(boot=BOOT, first=3))]
-
-
-def test_events_that_a_heartbeat_overtook_are_not_asked_for() -> None:
-    session = controller()
-    session.published(events(1, 2), at(1.0))
-    ack = ToNode(HeartbeatAck(session="2.1", term=Term(2), committed=0))
-    session.receive(Heartbeat(session="2.1", events_sent=4), at(2.0))
-
-    session.published(events(3, 4), at(2.1))
-
-    assert session.receive(Heartbeat(session="2.1", events_sent=6), at(3.0)) == [ack]
-
-
-def test_an_agent_resends_what_is_missed() -> None:
-    session = welcomed(said=3)
-
-    outputs = session.receive(ResendEvents(boot=BOOT, first=2), at(1.0))
-
-    assert outputs == [ToController(Resent(events=events(2, 3)))]
-
-
-def test_much_that_is_missed_is_resent_in_pieces() -> None:
-    session = welcomed(said=2 * MAX_RESENT + 1)
-
-    outputs = session.receive(ResendEvents(boot=BOOT, first=1), at(1.0))
+    outputs = session.receive(missing(1), Seconds(1.0))
 
     sent = [output.message for output in outputs if isinstance(output, ToController)]
     resent = [message.events for message in sent if isinstance(message, Resent)]
@@ -517,304 +598,97 @@ def test_much_that_is_missed_is_resent_in_pieces() -> None:
     assert [event for events in resent for event in events] == session.spool
 
 
-def test_an_agent_resends_nothing_of_another_boot() -> None:
-    session = welcomed(said=3)
-
-    assert session.receive(ResendEvents(boot=OTHER, first=1), at(1.0)) == []
+# --- an agent's fence is over before its controller considers it lost
 
 
-def test_events_of_another_boot_are_not_delivered() -> None:
-    session = controller()
-
-    assert session.published(events(1, 2, boot=OTHER), at(1.0)) == []
-    assert session.published(events(1), at(1.0)) == delivered(1)
-
-
-def test_events_before_any_hello_are_not_delivered() -> None:
-    assert ControllerSession(NODE, Term(2)).published(events(1), at(1.0)) == []
+STEP_S = 0.25
+ENDS_S = 60.0
+FENCE_S = 8.0
+DELAYS = st.lists(st.sampled_from((0.0, 0.25, 1.0, 3.0, 7.0, 20.0)), min_size=1, max_size=6)
+NEVER = math.inf
 
 
-def test_a_new_boot_counts_from_its_beginning() -> None:
-    session = controller(boot=OTHER)
-    session.published(events(1, 3, boot=OTHER), at(1.0))  # 3 waits for 2
+@dataclass
+class Road:
+    """One way: each message takes its time, none overtakes another, and from `cut_s` on all are lost."""
 
-    session.greeted(hello(BOOT, 1), 0, at(2.0), 1, 2)
+    delays: Sequence[float]
+    cut_s: float
+    under_way: list[tuple[float, object]] = field(default_factory=list)
+    sent: int = 0
 
-    assert session.published(events(1), at(2.0)) == delivered(1)
-    assert session.published(events(2), at(2.0)) == delivered(2)
+    def send(self, message: object, now: float) -> None:
+        at = now + self.delays[self.sent % len(self.delays)]
+        self.sent += 1
+        if now < self.cut_s:
+            last = self.under_way[-1][0] if self.under_way else at
+            self.under_way.append((max(at, last), message))
 
-
-def test_a_hello_of_the_same_boot_delivers_nothing_again() -> None:
-    session = controller()
-    session.published(events(1, 2, 3), at(1.0))
-
-    session.greeted(hello(BOOT, 3), 1, at(2.0), 1, 2)
-
-    assert session.published(events(2, 3, 4), at(2.0)) == delivered(4)
-
-
-def test_after_a_restart_the_controller_goes_on_where_its_journal_ends() -> None:
-    session = controller(committed=2)
-
-    assert session.published(events(1, 2, 3), at(1.0)) == delivered(3)
+    def arrived(self, now: float) -> list[object]:
+        due = [message for at, message in self.under_way if at <= now]
+        del self.under_way[: len(due)]
+        return due
 
 
-def test_commits_are_told_once_and_never_go_back() -> None:
-    session = controller()
-    session.published(events(1, 2, 3), at(1.0))
-
-    assert session.committed(2) == [ToNode(EventsCommitted(boot=BOOT, through=2))]
-    assert session.committed(2) == []
-    assert session.committed(1) == []
-    assert session.durable == 2
-
-
-def test_nothing_is_told_as_committed_to_an_agent_that_never_greeted() -> None:
-    assert ControllerSession(NODE, Term(2)).committed(1) == []
-
-
-def test_an_agent_knows_up_to_where_it_cannot_resend() -> None:
-    session = agent(said=3)
-    assert session.dropped == 0
-
-    for through, dropped in ((2, 2), (3, 3)):
-        session.receive(EventsCommitted(boot=BOOT, through=through), at(1.0))
-        assert session.dropped == dropped
-
-
-def test_an_agent_forgets_committed_events_of_its_boot_only() -> None:
-    session = welcomed(said=3)
-
-    session.receive(EventsCommitted(boot=OTHER, through=3), at(1.0))
-    assert session.spool == list(events(1, 2, 3))
-    session.receive(EventsCommitted(boot=BOOT, through=2), at(1.0))
-    assert session.spool == list(events(3))
-    session.receive(EventsCommitted(boot=BOOT, through=1), at(1.0))
-    assert session.spool == list(events(3))
-
-
-def test_a_pulse_tells_what_is_committed_too() -> None:
-    session = welcomed(said=3)
-
-    session.receive(HeartbeatAck(session="2.1", term=Term(2), committed=3), at(1.0))
-
-    assert session.spool == []
+def fenced_and_lost(up: Road, down: Road, *, agent_began_s: float) -> tuple[float, float]:
+    """When the agent first was alone for so long, and when the controller had heard nothing for so long."""
+    agent = AgentSession(NODE, BootId("boot-1"))
+    controller = ControllerSession(NODE, Term(1))
+    fenced = lost = NEVER
+    for step in range(int(ENDS_S / STEP_S)):
+        now = step * STEP_S
+        agent_now = Seconds(now + agent_began_s)
+        outputs = agent.tick(agent_now)
+        for message in down.arrived(now):
+            outputs += agent.receive(message, agent_now)  # type: ignore[arg-type]
+        for output in outputs:
+            match output:
+                case ToController(message=said):
+                    up.send(said, now)
+                case SendHello():
+                    up.send(None, now)
+        for message in up.arrived(now):
+            if message is None:
+                greeting = hello(agent.boot, 0, agent.echo)
+                known = controller.repeats_hello(greeting)
+                answers = (
+                    controller.resume_session(greeting, Seconds(now), 1, 2)
+                    if known
+                    else controller.open_session(greeting, 0, Seconds(now), 1, 2)
+                )
+            else:
+                answers = controller.receive(message, Seconds(now))  # type: ignore[arg-type]
+            for answer in answers:
+                if isinstance(answer, ToNode):
+                    down.send(answer.message, now)
+        if agent.unconfirmed_s(agent_now) >= FENCE_S:
+            fenced = min(fenced, now)
+        if controller.session is not None and now - controller.last_received_at >= FENCE_S:
+            lost = min(lost, now)
+    return fenced, lost
 
 
-def test_a_full_spool_says_so_until_the_controller_catches_up() -> None:
-    session = welcomed(said=MAX_SPOOLED - 1)
-    assert not session.spool_full
-
-    session.happened(started(pid=MAX_SPOOLED))
-    assert session.spool_full
-
-    session.receive(EventsCommitted(boot=BOOT, through=1), at(1.0))
-    assert not session.spool_full
-
-
-def test_events_that_come_too_early_are_held_up_to_a_bound() -> None:
-    session = controller()
-
-    session.published(events(*range(3, MAX_HELD + 100)), at(1.0))
-
-    assert len(session._early) == MAX_HELD
-
-
-# --- deltas down
-
-
-def test_a_newer_delta_is_applied_and_acknowledged() -> None:
-    session = welcomed()
-
-    for order in ((2, 1, 1), (2, 1, 2), (2, 4, 1), (3, 4, 1)):
-        assert session.receive(delta(A, *order), at(1.0)) == [
-            Apply(delta(A, *order)),
-            ToController(acked(*order)),
-        ]
-
-
-def test_a_job_may_be_forgotten_some_time_after_its_end() -> None:
-    session = welcomed()
-    session.receive(stop(A, 4, stage=1, term=2), at(1.0))
-    forgets = stop(A, 4, stage=1, term=2, forget=True)
-
-    assert session.receive(forgets, at(2.0)) == [Apply(forgets), ToController(acked(2, 4, 1))]
-
-
-def test_an_equal_delta_is_acknowledged_again_and_not_applied() -> None:
-    session = welcomed()
-    session.receive(delta(A, 2, 4, 1), at(1.0))
-
-    assert session.receive(delta(A, 2, 4, 1), at(2.0)) == [ToController(acked(2, 4, 1))]
-
-
-@pytest.mark.parametrize("older", [(1, 9, 3), (2, 3, 3), (2, 4, 1)])
-def test_an_older_delta_is_refused_with_the_newest_order_that_is_held(
-    older: tuple[int, int, int],
+@settings(max_examples=examples(200), deadline=None)
+@given(
+    up=DELAYS,
+    down=DELAYS,
+    up_cut_s=st.sampled_from((5.0, 20.0, NEVER)),
+    down_cut_s=st.sampled_from((5.0, 20.0, NEVER)),
+    agent_began_s=st.sampled_from((0.0, -1e6, 1e6)),
+)
+@example(up=[0.0], down=[0.0], up_cut_s=20.0, down_cut_s=NEVER, agent_began_s=0.0)
+@example(up=[0.0], down=[3.0], up_cut_s=20.0, down_cut_s=NEVER, agent_began_s=1e6)
+def test_an_agent_is_fenced_before_its_controller_considers_it_lost(
+    up: list[float], down: list[float], up_cut_s: float, down_cut_s: float, agent_began_s: float
 ) -> None:
-    session = welcomed()
-    session.receive(delta(A, 2, 4, 2), at(1.0))
+    roads = Road(up, up_cut_s), Road(down, down_cut_s)
 
-    outputs = session.receive(delta(A, *older), at(2.0))
+    fenced, lost = fenced_and_lost(*roads, agent_began_s=agent_began_s)
 
-    assert outputs == [ToController(acked(2, 4, 2, applied=False))]
-    assert session.held == {A: (2, 4, 2)}
+    assert fenced <= lost
 
 
-def test_a_delta_of_a_former_controller_is_refused_even_for_a_job_that_is_not_held() -> None:
-    session = welcomed()
+def test_an_agent_that_is_answered_is_never_fenced() -> None:
+    roads = Road([0.25], NEVER), Road([1.0], NEVER)
 
-    outputs = session.receive(delta(A, 1, 9, 3), at(1.0))
-
-    assert outputs == [ToController(acked(2, 0, 0, applied=False))]
-    assert session.held == {}
-
-
-def test_jobs_are_ordered_independently() -> None:
-    session = welcomed()
-    session.receive(delta("b-2", 2, 9, 3), at(1.0))
-
-    assert session.receive(delta(A, 2, 1, 1), at(1.0))[0] == Apply(delta(A, 2, 1, 1))
-
-
-def test_a_job_of_which_nothing_is_left_holds_no_order() -> None:
-    session = welcomed()
-    session.receive(delta(A, 2, 4, 2), at(1.0))
-
-    session.receive(sweep_delta(A, 2, 7), at(1.0))
-
-    session.forget_job(A)
-
-    assert (session.held, session.held_sweeps) == ({}, {})
-
-
-def test_a_delta_is_repeated_until_it_is_acknowledged() -> None:
-    session = controller()
-    first = delta(A, 2, 1, 1)
-
-    assert session.order(first, at(1.0)) == [ToNode(first)]
-    assert session.tick(at(2.9)) == []
-    assert session.tick(at(3.0)) == [ToNode(first)]
-    assert session.tick(at(4.9)) == []
-    assert session.tick(at(5.0)) == [ToNode(first)]
-    session.receive(acked(2, 1, 1), at(5.1))
-    assert session.tick(at(60.0)) == []
-
-
-def test_only_the_newest_delta_of_a_job_is_repeated() -> None:
-    session = controller()
-    session.order(delta(A, 2, 1, 1), at(1.0))
-    session.order(delta(A, 2, 1, 2), at(2.0))
-    session.order(delta("b-2", 2, 7, 1), at(2.0))
-
-    assert session.tick(at(4.0)) == [
-        ToNode(delta(A, 2, 1, 2)),
-        ToNode(delta("b-2", 2, 7, 1)),
-    ]
-
-
-def test_the_ack_of_an_older_delta_does_not_end_the_repetition_of_a_newer_one() -> None:
-    session = controller()
-    session.order(delta(A, 2, 1, 2), at(1.0))
-
-    session.receive(acked(2, 1, 1), at(1.1))
-
-    assert session.tick(at(3.0)) == [ToNode(delta(A, 2, 1, 2))]
-
-
-def test_an_agent_that_holds_something_newer_is_not_asked_again() -> None:
-    session = controller()
-    session.order(delta(A, 2, 1, 1), at(1.0))
-
-    session.receive(acked(3, 1, 1, applied=False), at(1.1))
-
-    assert session.tick(at(9.0)) == []
-
-
-def test_a_refusal_with_an_older_order_does_not_end_the_repetition() -> None:
-    session = controller()
-    session.order(delta(A, 2, 1, 1), at(1.0))
-
-    session.receive(acked(2, 0, 0, applied=False), at(1.1))
-
-    assert session.tick(at(3.0)) == [ToNode(delta(A, 2, 1, 1))]
-
-
-def test_nothing_is_ordered_from_a_node_that_has_not_greeted() -> None:
-    session = ControllerSession(NODE, Term(2))
-
-    assert session.order(delta(A, 2, 1, 1), at(1.0)) == []
-    assert session.tick(at(9.0)) == []
-
-
-def test_a_new_session_starts_without_orders_of_the_last_one() -> None:
-    session = controller()
-    session.order(delta(A, 2, 1, 1), at(1.0))
-
-    session.greeted(hello(BOOT, 0), 0, at(2.0), 1, 2)
-
-    assert session.tick(at(9.0)) == []
-
-
-# --- deltas of sweeps
-
-
-def test_a_newer_delta_of_a_sweep_is_applied_an_equal_one_acknowledged() -> None:
-    session = welcomed()
-
-    for order in ((2, 1), (2, 9), (3, 2)):
-        applied = [Apply(sweep_delta(A, *order)), ToController(sweep_acked(*order))]
-        assert session.receive(sweep_delta(A, *order), at(1.0)) == applied
-        again = session.receive(sweep_delta(A, *order), at(1.0))
-        assert again == [ToController(sweep_acked(*order))]
-
-
-@pytest.mark.parametrize("older", [(1, 9), (2, 3)])
-def test_an_older_delta_of_a_sweep_is_answered_with_what_is_held(older: tuple[int, int]) -> None:
-    session = welcomed()
-    session.receive(sweep_delta(A, 2, 4), at(1.0))
-
-    assert session.receive(sweep_delta(A, *older), at(2.0)) == [ToController(sweep_acked(2, 4))]
-    assert session.held_sweeps == {A: (2, 4)}
-
-
-def test_a_job_and_its_sweep_are_ordered_apart() -> None:
-    session = welcomed()
-    session.receive(delta(A, 2, 9, 3), at(1.0))
-
-    assert session.receive(sweep_delta(A, 2, 1), at(1.0))[0] == Apply(sweep_delta(A, 2, 1))
-
-
-def test_both_deltas_of_a_sweep_are_repeated_until_each_is_acknowledged() -> None:
-    session = controller()
-    group, sweep = delta(A, 2, 1, 1), sweep_delta(A, 2, 5)
-    session.order(group, at(1.0))
-    session.order(sweep_delta(A, 2, 4), at(1.0))
-    session.order(sweep, at(1.0))
-
-    session.receive(sweep_acked(2, 4), at(1.1))
-    assert session.tick(at(3.0)) == [ToNode(group), ToNode(sweep)]
-    session.receive(sweep_acked(2, 5), at(3.1))
-    assert session.tick(at(5.0)) == [ToNode(group)]
-    session.receive(acked(2, 1, 1), at(5.1))
-    assert session.tick(at(60.0)) == []
-
-
-# --- a lower term
-
-
-def test_a_lower_term_changes_nothing() -> None:
-    session = welcomed(said=2)
-
-    assert session.receive(welcome("1.7", committed=2), at(1.0)) == []
-    assert session.receive(HelloRequest(term=Term(1)), at(1.0)) == []
-    assert session.receive(HeartbeatAck(session="1.7", term=Term(1), committed=2), at(1.0)) == []
-
-    assert session == welcomed(said=2)
-
-
-def test_a_higher_term_takes_over() -> None:
-    session = welcomed()
-
-    assert session.receive(welcome("3.1"), at(1.0)) == [Welcomed(welcome("3.1"))]
-    assert (session.session, session.term) == ("3.1", Term(3))
+    assert fenced_and_lost(*roads, agent_began_s=0.0) == (NEVER, NEVER)

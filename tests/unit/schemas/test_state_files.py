@@ -52,36 +52,27 @@ def test_a_state_comes_back_from_its_file_by_trial_version_and_digest(tmp_path: 
     assert find_state(folder, 3, 11, DIGEST) is None
 
 
-def test_a_folder_that_is_not_there_has_no_states(tmp_path: Path) -> None:
-    assert list(states_in(tmp_path / "states")) == []
-    assert find_state(tmp_path / "states", 3, 12, DIGEST) is None
-
-
 @pytest.mark.parametrize(
-    "name",
-    ["epoch-000001.v1.pt", "3-12.state", "3-12-x.state", "-3-12-7.state", "../3-12-7.state"],
+    "name", ["epoch-000001.v1.pt", "3-12.state", "3-12-x.state", "-3-12-7.state", "../3-12-7.state"]
 )
 def test_a_name_that_is_no_states_is_none(name: str) -> None:
     assert StateFile.of(name) is None
 
 
-def test_a_file_that_is_not_finished_is_listed_and_is_no_state(tmp_path: Path) -> None:
+@pytest.mark.parametrize("left", [None, 0, 10, 43, 50, 500])
+def test_an_unfinished_or_truncated_file_is_no_state(tmp_path: Path, left: int | None) -> None:
     write_state(tmp_path, FILE, FRAMES, DIGEST)
-    unfinished = tmp_path / "3-12-7.state.new"
-    (tmp_path / FILE.name).rename(unfinished)
+    path = tmp_path / FILE.name
+    if left is None:
+        path = path.rename(tmp_path / "3-12-7.state.new")
+    else:
+        os.truncate(path, left)
 
-    assert list(states_in(tmp_path)) == [(FILE, unfinished)]
-    assert digest_of(unfinished) is None
+    assert list(states_in(tmp_path)) == [(FILE, path)]
+    assert digest_of(path) is None
     assert find_state(tmp_path, 3, 12, DIGEST) is None
-
-
-@pytest.mark.parametrize("left", [0, 10, 43, 50, 500])
-def test_a_file_that_is_cut_is_no_state(tmp_path: Path, left: int) -> None:
-    write_state(tmp_path, FILE, FRAMES, DIGEST)
-    os.truncate(tmp_path / FILE.name, left)
-
-    assert digest_of(tmp_path / FILE.name) is None
-    assert find_state(tmp_path, 3, 12, DIGEST) is None
+    assert list(states_in(tmp_path / "none")) == []
+    assert find_state(tmp_path / "none", 3, 12, DIGEST) is None
 
 
 @settings(max_examples=examples(100), deadline=None)

@@ -1,4 +1,4 @@
-"""ones fetch and export, as far as they need no cluster: what is said, and who takes a model out."""
+"""ones fetch and export without a cluster: texts, and the interpreter that extracts a model."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from controlplane.cli.fetch import _as_fetched, _say_fetched, _say_list
+from controlplane.cli.job_output import _as_fetched, _say_fetched, _say_list
 from controlplane.cli.output import Common
 from controlplane.client.files import Fetch, Fetched, JobFiles
 from controlplane.client.sweeps.runs import NoTorchError, convert_state
@@ -30,33 +30,19 @@ def bare(tmp_path: Path) -> str:
 
 
 @pytest.mark.slow
-def test_the_first_interpreter_that_has_torch_takes_the_model_out(
-    tmp_path: Path, bare: str
-) -> None:
+def test_the_first_interpreter_that_has_torch_extracts_the_model(tmp_path: Path, bare: str) -> None:
     able = interpreter(tmp_path / "able", 'test "$*" = "-P -m elastic.export_state in out"')
-
-    convert_state(Path("in"), Path("out"), [str(tmp_path / "none"), bare, able])
-
-
-@pytest.mark.slow
-def test_without_torch_the_remedy_is_named(tmp_path: Path, bare: str) -> None:
-    with pytest.raises(
-        NoTorchError, match=f"no torch in {bare}; name an interpreter .* with --python"
-    ):
-        convert_state(tmp_path, tmp_path, [bare])
-
-
-@pytest.mark.slow
-def test_a_checkpoint_that_cannot_be_read_is_no_matter_of_the_interpreter(
-    tmp_path: Path, bare: str
-) -> None:
     failing = interpreter(tmp_path / "failing", "echo first >&2; echo is damaged >&2; exit 1")
 
+    convert_state(Path("in"), Path("out"), [str(tmp_path / "none"), bare, able])
+    remedy = f"no torch in {bare}; name an interpreter .* with --python"
+    with pytest.raises(NoTorchError, match=remedy):
+        convert_state(tmp_path, tmp_path, [bare])
     with pytest.raises(BadFieldError, match="the checkpoint cannot be exported: is damaged"):
         convert_state(tmp_path, tmp_path, [failing, bare])
 
 
-def test_what_came_and_what_did_not_are_said_apart(
+def test_fetched_and_missing_files_are_listed_apart(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "a.txt").write_text("123")
@@ -90,7 +76,7 @@ def test_what_came_and_what_did_not_are_said_apart(
         ("*.png", "ones: no file of j-1 matches '*.png'; `ones fetch j-1 --list` names them\n"),
     ],
 )
-def test_an_empty_answer_says_what_there_is_none_of(
+def test_an_empty_result_is_explained(
     pattern: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     _say_fetched("j-1", tmp_path, Fetch((), (), ()), Common(), pattern)

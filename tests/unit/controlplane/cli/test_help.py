@@ -1,4 +1,4 @@
-"""What a newcomer reads first, and what a shell completes."""
+"""Help, and completion in a shell."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from controlplane.cli.main import build
 from schemas.errors import UnreachableError
 from schemas.ids import JobId
-from tests.support.summaries import summary
+from tests.support.client_examples import summary
 
 
 def printed(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
@@ -21,7 +21,7 @@ def printed(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     return capsys.readouterr().out
 
 
-def test_help_is_in_groups_and_begins_with_what_comes_first(
+def test_help_is_in_groups_in_the_order_of_first_use(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     said = printed(["--help"], capsys)
@@ -69,43 +69,30 @@ class Away(Cluster):
 
 
 @pytest.mark.parametrize(
-    ("words", "names"),
+    ("client", "words", "names"),
     [
-        ("show ", ["live-3"]),
-        ("show end", ["ended-1", "ended-2"]),
-        ("cancel other-9 ", ["live-3"]),
-        ("logs -f li", ["live-3"]),
-        ("sweep show ", ["live-3"]),
-        ("timeline --loss ", ["live-3"]),
-        ("ps ", []),
+        (Cluster, "show ", ["live-3"]), (Cluster, "show end", ["ended-1", "ended-2"]),
+        (Cluster, "cancel other-9 ", ["live-3"]), (Cluster, "logs -f li", ["live-3"]),
+        (Cluster, "sweep show ", ["live-3"]), (Cluster, "timeline --loss ", ["live-3"]),
+        (Cluster, "ps ", []), (Away, "show ", []),
     ],
-)
-def test_names_of_jobs_are_completed_and_ended_ones_where_no_live_one_is_meant(
-    words: str,
-    names: list[str],
-    monkeypatch: pytest.MonkeyPatch,
+)  # fmt: skip
+def test_names_of_live_jobs_are_completed_else_those_of_ended_jobs(
+    client: type[Cluster], words: str, names: list[str], monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.setattr("controlplane.cli.output.BlockingClient", Cluster)
+) -> None:  # fmt: skip
+    monkeypatch.setattr("controlplane.cli.output.BlockingClient", client)
 
-    said = printed(["__complete", *words.split(" ")], capsys).split("\x1fbegin\n")[1]
+    said = printed(["__complete", *words.split(" ")], capsys).rpartition("begin\n")[2]
 
     assert [line.split("\t")[0] for line in said.splitlines()] == names
-
-
-def test_a_cluster_that_is_away_completes_nothing(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("controlplane.cli.output.BlockingClient", Away)
-
-    assert printed(["__complete", "show", ""], capsys).split() == ["begin"]
 
 
 def script(shell: str) -> str:
     return build().generate_completion(prog_name="ones", shell=cast("Any", shell))
 
 
-def test_only_flags_that_are_on_by_themselves_can_be_turned_off() -> None:
+def test_only_flags_that_are_on_by_default_can_be_turned_off() -> None:
     assert {*re.findall(r'"(--no-[a-z-]+|--empty-[a-z-]+)"', script("bash"))} == {
         "--no-prefix",
         "--no-measure",
@@ -114,7 +101,7 @@ def test_only_flags_that_are_on_by_themselves_can_be_turned_off() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_a_shell_takes_the_script(shell: str, tmp_path: Path) -> None:
+def test_a_shell_accepts_the_completion_script(shell: str, tmp_path: Path) -> None:
     file = tmp_path / "script"
     file.write_text(script(shell))
 

@@ -1,4 +1,4 @@
-"""ones init: what it finds in scripts of many forms, what it changes in them, what it writes."""
+"""ones init: facts of scripts of many forms, changes to them, remarks, and the job file."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from controlplane.cli.init import job_file, job_name
-from controlplane.cli.init_script.port_script import OWN_RATE, SUMMED, changed_lines, port, refused
-from controlplane.cli.init_script.script_facts import agent_name, look
+from controlplane.cli.init_script.port_script import Port, changed_lines, port
+from controlplane.cli.init_script.remarks import OWN_RATE, SIDE_BY_SIDE, SUMMED
+from controlplane.cli.init_script.script_facts import Facts, look
 from controlplane.cli.init_script.syntax import Source
 from controlplane.client.job_file import load_job
 from schemas.jobs import JobSpec, StopRule
@@ -117,15 +118,21 @@ for epoch in range(5):
 """
 
 
-def source(name: str) -> Source:
-    return Source((SCRIPTS / f"{name}.py").read_text())
+def text_of(name: str) -> str:
+    return (SCRIPTS / f"{name}.py").read_text()
+
+
+def facts_of(text: str) -> Facts:
+    return look(Source(text))
+
+
+def ported(text: str) -> Port:
+    return port(facts_of(text))
 
 
 @pytest.mark.parametrize("name", ADDED)
 def test_a_script_is_ported_with_these_lines(name: str) -> None:
-    script = source(name)
-
-    diff = port(look(script)).diff(script.text, f"{name}.py")
+    diff = ported(text_of(name)).diff(text_of(name), f"{name}.py")
 
     added = [line[1:] for line in diff.splitlines() if line.startswith("+") and line[1:2] != "+"]
     assert added == ADDED[name]
@@ -135,24 +142,17 @@ def test_a_script_is_ported_with_these_lines(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "numbers"),
     [
-        ("plain", (16, 0.05, 3)),
-        ("arguments", (32, 1.0, 4)),
-        ("distributed", (16, 0.003, 2)),
-        ("schedule", (12, 0.1, 3)),
-        ("finetune", (20, 0.01, 2)),
-        ("own_agent", (8, 0.01, 2)),
-        ("groups", (8, 0.01, 2)),
-        ("no_trainer", (8, 5e-5, 3)),
-        ("endless", (None, 0.1, None)),
-        ("trainer", (32, 0.001, 2)),
-        ("lightning_module", (32, 0.05, 3)),
+        ("plain", (16, 0.05, 3)), ("arguments", (32, 1.0, 4)), ("distributed", (16, 0.003, 2)),
+        ("schedule", (12, 0.1, 3)), ("finetune", (20, 0.01, 2)), ("own_agent", (8, 0.01, 2)),
+        ("groups", (8, 0.01, 2)), ("no_trainer", (8, 5e-5, 3)), ("endless", (None, 0.1, None)),
+        ("trainer", (32, 0.001, 2)), ("lightning_module", (32, 0.05, 3)),
         ("accelerator", (32, 0.003, 4)),
     ],
-)
+)  # fmt: skip
 def test_batch_rate_and_epochs_are_read_from_constants_defaults_and_options(
     name: str, numbers: tuple[int | None, float | None, int | None]
 ) -> None:
-    facts = look(source(name))
+    facts = facts_of(text_of(name))
 
     assert (facts.batch_size, facts.lr, facts.epochs) == numbers
 
@@ -160,32 +160,20 @@ def test_batch_rate_and_epochs_are_read_from_constants_defaults_and_options(
 @pytest.mark.parametrize(
     ("name", "lines"),
     [
-        (
-            "endless",
-            [
-                "no `NAME = DataLoader(...)` is iterated for training: pass the data to agent.load()",
-                "line 11: `while step < 100:` counts steps, whose batch changes on a cluster: write `for epoch in agent.epochs(N)` around a loop over the loader; stop = { samples = STEPS x BATCH } in the job file ends it after as many samples",
-            ],
-        ),
-        (
-            "torchrun",
-            [
-                "line 33: `for epoch in range(max_epochs):` trains in other functions: pass them what agent.load() returns, and loop over agent.epochs(N) there",
-                "line 16: `DDP(...)` away from the optimizer: leave it out: the agent's group reduces gradients",
-            ],
-        ),
-        (
-            "gan",
-            [
-                "line 14: a second optimizer, `optimizerG` beside `optimizerD`: let build_model return one nn.ModuleDict and build_optimizer a tuple; docs/exactness.md shows such a loop",
-            ],
-        ),
+        ("endless", [
+            "no `NAME = DataLoader(...)` is iterated for training: pass the data to agent.load()",
+            "line 11: `while step < 100:` counts steps, whose batch changes on a cluster: write `for epoch in agent.epochs(N)` around a loop over the loader; stop = { samples = STEPS x BATCH } in the job file ends it after as many samples"]),
+        ("torchrun", [
+            "line 33: `for epoch in range(max_epochs):` trains in other functions: pass them what agent.load() returns, and loop over agent.epochs(N) there",
+            "line 16: `DDP(...)` away from the optimizer: leave it out: the agent's group reduces gradients"]),
+        ("gan", [
+            "line 14: a second optimizer, `optimizerG` beside `optimizerD`: let build_model return one nn.ModuleDict and build_optimizer a tuple; docs/exactness.md shows such a loop"]),
     ],
-)
-def test_what_cannot_be_ported_is_said_line_by_line(name: str, lines: list[str]) -> None:
-    ported = port(look(source(name)))
+)  # fmt: skip
+def test_obstacles_to_a_port_are_named_with_their_lines(name: str, lines: list[str]) -> None:
+    found = ported(text_of(name))
 
-    assert (ported.text, ported.missing) == ("", lines)
+    assert (found.text, found.missing) == ("", lines)
 
 
 @pytest.mark.parametrize(
@@ -204,39 +192,36 @@ def test_what_cannot_be_ported_is_said_line_by_line(name: str, lines: list[str])
         ("    val_loss", "    dist.all_reduce(x)\n    val_loss", ""),
     ],
 )  # fmt: skip
-def test_a_form_that_needs_thought_is_named_and_others_are_ported(
+def test_an_unusual_form_is_named_and_common_forms_are_ported(
     before: str, after: str, why: str
 ) -> None:
-    ported = port(look(Source(SMALL.replace(before, after))))
+    found = ported(SMALL.replace(before, after))
 
-    assert (bool(ported.text), why in " ".join(ported.missing)) == (not why, True)
+    assert (bool(found.text), why in " ".join(found.missing)) == (not why, True)
 
 
-def test_what_needs_a_process_group_of_torchs_own_is_named() -> None:
+def test_a_call_that_needs_torchs_own_process_group_is_named() -> None:
     text = SMALL.replace("for epoch in", "dist.init_process_group()\nfor epoch in").replace(
         "    val_loss", "    dist.all_reduce(x)\n    val_loss"
     )
 
-    ported = port(look(Source(text)))
-
-    assert ported.text == ""
-    assert ported.missing == [
+    assert (ported(text).text, ported(text).missing) == ("", [
         "line 10: dist.all_reduce() needs torch's own process group, which does not exist: remove it; agent.report() takes the numbers of rank 0"
-    ]
+    ])  # fmt: skip
 
 
 def test_a_loader_that_the_optimizer_needs_cannot_be_made_by_load() -> None:
     lines = SMALL.strip().splitlines()
     lines[1:4] = [lines[3], lines[1], "rate = 1 / len(loader)", lines[2].replace("0.1", "rate")]
 
-    assert port(look(Source("\n".join(lines)))).missing == [
+    assert ported("\n".join(lines)).missing == [
         "line 5: it needs rate, which exists only after agent.load() has returned"
     ]
 
 
 def test_a_metric_is_reported_where_six_lines_allow_it() -> None:
     assert (
-        port(look(Source(SMALL))).text
+        ported(SMALL).text
         == """
 from torch.utils.data import DataLoader
 from elastic import ScalingAgent
@@ -250,7 +235,7 @@ for epoch in agent.epochs(5):
     agent.report(val_loss=val_loss)
 """
     )
-    seventh = port(look(Source(SMALL.replace("Net()", "Net(1)"))))
+    seventh = ported(SMALL.replace("Net()", "Net(1)"))
     assert "agent.report" not in seventh.text
     assert seventh.advice == [
         "`agent.report(val_loss=val_loss)` at the end of each epoch makes it a metric of the job"
@@ -261,11 +246,8 @@ def test_a_script_with_functions_that_build_has_them_called() -> None:
     text = SMALL.replace("SGD(model.parameters(), lr=0.1)", "make_adam(model.parameters())")
     own = f"def build_optimizer(parameters):\n    return 0\n{SMALL}"
 
-    assert "agent.load(Net, make_adam, data, batch_size=8)" in port(look(Source(text))).text
-    assert (
-        "\nmake_optimizer = lambda parameters: SGD(parameters, lr=0.1)\n"
-        in port(look(Source(own))).text
-    )
+    assert "agent.load(Net, make_adam, data, batch_size=8)" in ported(text).text
+    assert "\nmake_optimizer = lambda parameters: SGD(parameters, lr=0.1)\n" in ported(own).text
 
 
 @pytest.mark.parametrize(
@@ -279,8 +261,8 @@ def test_a_script_with_functions_that_build_has_them_called() -> None:
         ("    val_loss", "    if patience:\n        break\n    val_loss", ""),
     ],
 )  # fmt: skip
-def test_what_a_group_would_do_otherwise_is_named(before: str, after: str, line: str) -> None:
-    advice = port(look(Source(SMALL.replace(before, after)))).advice
+def test_lines_that_a_group_runs_differently_are_named(before: str, after: str, line: str) -> None:
+    advice = ported(SMALL.replace(before, after)).advice
 
     assert [said for said in advice if said.startswith("line")] == [line] * bool(line)
 
@@ -307,32 +289,25 @@ def test_what_a_group_would_do_otherwise_is_named(before: str, after: str, line:
         ("    val_loss", "    optimizer.param_groups[0]['lr'] = rate(epoch)\n    val_loss", []),
     ],
 )  # fmt: skip
-def test_what_the_library_refuses_is_named_with_its_line_and_remedy(
+def test_lines_that_the_library_refuses_are_named_with_a_remedy(
     before: str, after: str, lines: list[str]
 ) -> None:
     function = "\ndef warm_up(step):\n    optimizer.param_groups[0]['lr'] = rate(step)\n"
 
-    ported = port(look(Source(SMALL.replace(before, after, 1) + function)))
-
-    assert ported.refused == lines
+    assert ported(SMALL.replace(before, after, 1) + function).refused == lines
 
 
 @pytest.mark.parametrize(
-    ("loop", "text"),
-    [
-        ("for step in range(500):\n    batch = next(it)", "for step in range(500):"),
-        ("while True:\n    batch = next(it)", "while True:"),
-    ],
-)
-def test_a_loop_that_counts_steps_is_named_and_its_steps_end_the_job(loop: str, text: str) -> None:
+    ("loop", "stop"),
+    [("for step in range(500)", "stop = { samples = 4000 }  # 500 steps; or"), ("while True", "# stop = ")],
+)  # fmt: skip
+def test_a_loop_that_counts_steps_is_named_and_its_steps_end_the_job(loop: str, stop: str) -> None:
     head = SMALL.partition("for epoch")[0]
-    facts = look(Source(f"{head}{loop}\n    loss(model(batch)).backward()\n    optimizer.step()\n"))
+    body = "    batch = next(it)\n    loss(model(batch)).backward()\n    optimizer.step()\n"
+    facts = facts_of(f"{head}{loop}:\n{body}")
 
-    ported = port(facts)
-
-    assert (ported.text, facts.epochs) == ("", None)
-    assert ported.missing[0].startswith(f"line 6: `{text}` counts steps, whose batch changes")
-    stop = "stop = { samples = 4000 }  # 500 steps; or" if "range" in loop else "# stop = "
+    assert (port(facts).text, facts.epochs) == ("", None)
+    assert port(facts).missing[0].startswith(f"line 6: `{loop}:` counts steps, whose batch changes")
     assert f"\n{stop}" in job_file(facts, Path("/a/train.py"), "train.py")
 
 
@@ -358,34 +333,17 @@ trainer.train()
 def test_numbers_of_training_arguments_have_the_defaults_of_transformers(
     arguments: str, numbers: tuple[float | None, ...]
 ) -> None:
-    facts = look(Source(HF.replace('"out"', arguments)))
+    facts = facts_of(HF.replace('"out"', arguments))
 
     assert (facts.batch_size, facts.lr, facts.epochs, facts.steps) == numbers
 
 
-@pytest.mark.parametrize(
-    ("before", "after", "lines"),
-    [
-        ('"out"', '"out", fsdp="full_shard"', [
-            "line 3: `fsdp` is refused, leave it out: the agent's group reduces gradients"]),
-        ('"out"', '"out", fsdp="", auto_find_batch_size=False', []),
-        ("train()", "train(resume_from_checkpoint=True)", [
-            "line 5: `resume_from_checkpoint` is refused, leave it out: a job resumes from its own checkpoints"]),
-        ("train()", "train(resume_from_checkpoint=args.resume)", []),
-    ],
-)  # fmt: skip
-def test_options_that_the_adapter_of_transformers_refuses_are_named(
-    before: str, after: str, lines: list[str]
-) -> None:
-    assert port(look(Source(HF.replace(before, after)))).refused == lines
-
-
-def test_a_trainer_of_ones_own_gets_the_mixin_and_another_of_transformers_is_named() -> None:
+def test_a_derived_trainer_gets_the_mixin_and_other_trainers_are_named() -> None:
     own = HF.replace("trainer = Trainer(", "class Mine(Trainer):\n    pass\ntrainer = Mine(")
     other = HF.replace("= Trainer(", "= Seq2SeqTrainer(")
 
-    assert "\nclass Mine(ElasticMixin, Trainer):\n" in port(look(Source(own))).text
-    assert port(look(Source(other))).missing == [
+    assert "\nclass Mine(ElasticMixin, Trainer):\n" in ported(own).text
+    assert ported(other).missing == [
         "line 4: `Seq2SeqTrainer(...)` has no adapter: define `class Mine(ElasticMixin, Seq2SeqTrainer)` with ElasticMixin of elastic.transformers, and use Mine instead; docs/frameworks.md shows how"
     ]
 
@@ -397,84 +355,75 @@ trainer.fit(module, loader)
 """
 
 
+LEAVE = "is refused, leave it out:"
+
+
 @pytest.mark.parametrize(
-    ("before", "after", "line"),
+    ("script", "before", "after", "line"),
     [
-        ("max_epochs=3,", "max_epochs=3, limit_train_batches=0.1,",
-         "line 3: `limit_train_batches` is refused, leave it out: an epoch has every sample once"),
-        ("val_check_interval=1.0", "val_check_interval=0.25",
-         "line 3: `val_check_interval` is refused, leave it out: the number of steps in an epoch changes with the batch"),
-        ("val_check_interval=1.0", "val_check_interval=50, fast_dev_run=False", ""),
-        ("loader)", 'loader, ckpt_path="last")',
-         "line 4: `ckpt_path` is refused, leave it out: a job resumes from its own checkpoints"),
-        ("trainer =", "module.automatic_optimization = False\ntrainer =",
+        (HF, '"out"', '"out", fsdp="full_shard"', f"line 3: `fsdp` {LEAVE} the agent's group reduces gradients"),
+        (HF, '"out"', '"out", fsdp="", auto_find_batch_size=False', ""),
+        (HF, "train()", "train(resume_from_checkpoint=True)",
+         f"line 5: `resume_from_checkpoint` {LEAVE} a job resumes from its own checkpoints"),
+        (HF, "train()", "train(resume_from_checkpoint=args.resume)", ""),
+        (PL, "max_epochs=3,", "max_epochs=3, limit_train_batches=0.1,",
+         f"line 3: `limit_train_batches` {LEAVE} an epoch has every sample once"),
+        (PL, "val_check_interval=1.0", "val_check_interval=0.25",
+         f"line 3: `val_check_interval` {LEAVE} the number of steps in an epoch changes with the batch"),
+        (PL, "val_check_interval=1.0", "val_check_interval=50, fast_dev_run=False", ""),
+        (PL, "loader)", 'loader, ckpt_path="last")',
+         f"line 4: `ckpt_path` {LEAVE} a job resumes from its own checkpoints"),
+        (PL, "trainer =", "module.automatic_optimization = False\ntrainer =",
          "line 3: manual optimization is refused: write the loop with ScalingAgent"),
+        (text_of("accelerator"), "    accelerator.print", "    accelerator.save_state()\n    print",
+         f"line 21: `save_state()` {LEAVE} a job resumes from its own checkpoints"),
     ],
 )  # fmt: skip
-def test_options_that_the_adapter_of_lightning_refuses_are_named(
-    before: str, after: str, line: str
+def test_options_and_calls_that_an_adapter_refuses_are_named(
+    script: str, before: str, after: str, line: str
 ) -> None:
-    assert port(look(Source(PL.replace(before, after)))).refused == [line] * bool(line)
+    assert ported(script.replace(before, after)).refused == [line] * bool(line)
 
 
-def test_a_trainer_of_lightning_without_a_strategy_gets_one() -> None:
-    assert "L.Trainer(strategy=ElasticStrategy(), devices=1, max_epochs=3," in (
-        port(look(Source(PL))).text
-    )
-    assert "L.Trainer(strategy=ElasticStrategy(), devices=1)" in (
-        port(look(Source(PL.replace("max_epochs=3, val_check_interval=1.0", "")))).text
-    )
-    former = port(
-        look(Source(PL.replace("import lightning as L", "import pytorch_lightning as L")))
-    )
-    assert former.missing == [
+def test_a_trainer_of_lightning_gets_a_strategy_and_other_forms_are_named() -> None:
+    bare = PL.replace("max_epochs=3, val_check_interval=1.0", "")
+    former = PL.replace("import lightning as L", "import pytorch_lightning as L")
+
+    assert "L.Trainer(strategy=ElasticStrategy(), devices=1, max_epochs=3," in ported(PL).text
+    assert "L.Trainer(strategy=ElasticStrategy(), devices=1)" in ported(bare).text
+    assert ported(former).missing == [
         "line 3: pytorch_lightning has no adapter: import lightning.pytorch instead"
     ]
-
-
-def test_what_the_adapter_of_accelerate_refuses_is_named() -> None:
-    script = source("accelerator")
-    text = script.text.replace("    accelerator.print", "    accelerator.save_state()\n    print")
-    endless = script.text.replace("for epoch in range(1, 5):", "while True:")
-
-    assert port(look(Source(text))).refused == [
-        "line 21: `save_state()` is refused, leave it out: a job resumes from its own checkpoints"
-    ]
-    assert port(look(Source(endless))).missing == [
+    endless = text_of("accelerator").replace("for epoch in range(1, 5):", "while True:")
+    assert ported(endless).missing == [
         "no `for epoch in range(...)` around `backward()`: write `for epoch in accelerator.epochs(N)`"
     ]
 
 
 @pytest.mark.parametrize(
-    ("name", "change", "last"),
+    ("name", "change", "first"),
     [
-        ("plain", "", "then: ones submit {folder}/job.toml"),
-        (
-            "plain",
-            "LBFGS(",
-            "first make the changes above, then: ones submit {folder}/job.toml",
-        ),
-        ("gan", "", "first make the changes above, then: ones submit {folder}/job.toml"),
+        ("plain", "SGD(", ""),
+        ("plain", "LBFGS(", "first make the changes above, "),
+        ("gan", "SGD(", "first make the changes above, "),
     ],
 )
 def test_a_job_that_would_fail_is_not_said_to_be_ready(
-    tmp_path: Path, name: str, change: str, last: str
+    tmp_path: Path, name: str, change: str, first: str
 ) -> None:
-    text = source(name).text
-    text = text.replace("SGD(", change or "SGD(")
-    (tmp_path / "script.py").write_text(text)
+    (tmp_path / "script.py").write_text(text_of(name).replace("SGD(", change))
 
     said = ones("init", str(tmp_path / "script.py")).out
 
-    assert said.splitlines()[-1] == last.format(folder=tmp_path)
+    assert said.splitlines()[-1] == f"{first}then: ones submit {tmp_path}/job.toml"
 
 
-def test_groups_by_parts_keep_the_lines_that_make_them_but_for_wrappers() -> None:
+def test_parameter_groups_keep_the_lines_of_model_and_optimizer() -> None:
     lines = SMALL.strip().splitlines()
     groups = 'optimizer = SGD([{"params": model.a.parameters(), "lr": 1.0}], lr=0.1)'
     lines[1:4] = [lines[3], "steps = len(loader)", "model = Net()", "model = DDP(model)", groups]
 
-    assert port(look(Source("\n".join(lines)))).text.splitlines()[1:7] == [
+    assert ported("\n".join(lines)).text.splitlines()[1:7] == [
         "from elastic import ScalingAgent",
         "agent = ScalingAgent.from_env()",
         "model = Net()",
@@ -487,7 +436,7 @@ def test_groups_by_parts_keep_the_lines_that_make_them_but_for_wrappers() -> Non
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["groups", "no_trainer"])
 def test_a_script_with_groups_runs_as_ported(name: str, tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(port(look(source(name))).text)
+    (tmp_path / "train.py").write_text(ported(text_of(name)).text)
 
     done = subprocess.run(
         [sys.executable, "train.py"], cwd=tmp_path, capture_output=True, text=True, check=False
@@ -498,19 +447,19 @@ def test_a_script_with_groups_runs_as_ported(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("example", ["digits", "embedding", "language"])
 def test_the_plain_examples_are_ported_in_fewer_than_six_lines(example: str) -> None:
-    script = Source((Path(__file__).parents[4] / "examples" / example / "plain.py").read_text())
+    text = (Path(__file__).parents[4] / "examples" / example / "plain.py").read_text()
 
-    diff = port(look(script)).diff(script.text, "plain.py")
+    diff = ported(text).diff(text, "plain.py")
 
     load = (
-        "    model, optimizer, loader = agent.load(build_model, build_optimizer, data, batch_size="
+        "+    model, optimizer, loader = agent.load(build_model, build_optimizer, data, batch_size="
     )
-    assert [line for line in diff.splitlines() if line.startswith(f"+{load}")] != []
+    assert any(line.startswith(load) for line in diff.splitlines())
     assert changed_lines(diff) <= 5
 
 
 @pytest.mark.parametrize(
-    ("loop", "ported"),
+    ("loop", "epochs"),
     [
         ("range(EPOCHS)", "agent.epochs(EPOCHS)"),
         ("range(0, EPOCHS)", "agent.epochs(EPOCHS)"),
@@ -523,16 +472,18 @@ def test_the_plain_examples_are_ported_in_fewer_than_six_lines(example: str) -> 
         ("tqdm(range(3), leave=False)", "tqdm(agent.epochs(3), leave=False)"),
     ],
 )
-def test_epochs_are_counted_as_the_script_counts_them(loop: str, ported: str) -> None:
-    text = port(look(Source(SMALL.replace("range(5)", loop)))).text
+def test_epochs_are_counted_as_the_script_counts_them(loop: str, epochs: str) -> None:
+    text = ported(SMALL.replace("range(5)", loop)).text
 
-    assert f"for epoch in {ported}:" in text.splitlines()
+    assert f"for epoch in {epochs}:" in text.splitlines()
 
 
 def test_the_job_file_of_a_script_can_be_submitted(tmp_path: Path) -> None:
     script = tmp_path / "arguments.py"
-    script.write_text(source("arguments").text)
-    (tmp_path / "job.toml").write_text(job_file(look(source("arguments")), script, "arguments.py"))
+    script.write_text(text_of("arguments"))
+    (tmp_path / "job.toml").write_text(
+        job_file(facts_of(text_of("arguments")), script, "arguments.py")
+    )
 
     assert load_job(tmp_path / "job.toml") == JobSpec(
         name="arguments",
@@ -551,61 +502,62 @@ def test_the_job_file_of_a_script_can_be_submitted(tmp_path: Path) -> None:
     [("/a/digits.py", "digits"), ("/a/my digits/train.py", "my-digits"), ("/train.py", "job"),
      ("/a/_x y.py", "x-y")],
 )  # fmt: skip
-def test_jobs_are_called_like_the_script_or_its_folder(path: str, name: str) -> None:
+def test_a_job_is_named_after_the_script_or_its_folder(path: str, name: str) -> None:
     assert job_name(Path(path)) == name
 
 
-def test_init_writes_a_job_file_and_leaves_the_script_until_it_is_told(tmp_path: Path) -> None:
-    script = tmp_path / "plain.py"
-    script.write_text(source("plain").text)
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    path = tmp_path / "plain.py"
+    path.write_text(text_of("plain"))
+    return path
 
-    first = ones("init", str(script))
-    again = ones("init", str(script))
+
+def test_init_writes_a_job_file_and_changes_the_script_with_apply(script: Path) -> None:
+    file = script.parent / "job.toml"
+
+    first, again = ones("init", str(script)), ones("init", str(script))
     applied = ones("init", str(script), "--apply", "-o", "json")
 
     assert (first.code, first.err) == (0, "")
     assert first.out.startswith(
-        f"wrote {tmp_path}/job.toml (batch_size 16, lr 0.05, epochs 3)\nto change: 6 lines of {script}\n"
+        f"wrote {file} (batch_size 16, lr 0.05, epochs 3)\nto change: 6 lines of {script}\n"
     )
     assert first.out.endswith(
-        f"`ones init {script} --apply` makes these changes\nthen: ones submit {tmp_path}/job.toml\n"
+        f"`ones init {script} --apply` makes these changes\nthen: ones submit {file}\n"
     )
+    hint = "--force replaces it, --to FILE writes another"
     assert (again.code, again.out) == (2, "")
-    assert again.err == (
-        f"ones: {tmp_path}/job.toml exists already; --force replaces it, --to FILE writes another\n"
-    )
+    assert again.err == f"ones: {file} exists already; {hint}\n"
     assert applied.json["applied"] is True
-    assert script.read_text() == port(look(source("plain"))).text
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["job.toml", "plain.py"]
+    assert script.read_text() == ported(text_of("plain")).text
+    assert sorted(path.name for path in script.parent.iterdir()) == ["job.toml", "plain.py"]
 
 
 @pytest.mark.parametrize("options", [["--force"], ["--force", "--apply"]])
-def test_the_job_file_of_a_ported_script_is_not_replaced(
-    tmp_path: Path, options: list[str]
-) -> None:
-    script = tmp_path / "plain.py"
-    script.write_text(source("plain").text)
+def test_the_job_file_of_a_ported_script_is_not_replaced(script: Path, options: list[str]) -> None:
+    file = script.parent / "job.toml"
     ones("init", str(script), "--apply")
-    before = (tmp_path / "job.toml").read_text()
+    before = file.read_text()
 
     said = ones("init", str(script), *options)
 
     assert (said.code, said.out) == (2, "")
     assert said.err == (
         f"ones: {script} already uses the library, so its numbers cannot be read; "
-        f"edit {tmp_path}/job.toml, or write another with --to FILE\n"
+        f"edit {file}, or write another with --to FILE\n"
     )
-    assert (tmp_path / "job.toml").read_text() == before
+    assert file.read_text() == before
 
 
-def test_a_script_of_which_nothing_is_known_has_a_job_file_all_the_same(tmp_path: Path) -> None:
+def test_a_script_without_known_parts_gets_a_job_file(tmp_path: Path) -> None:
     script = tmp_path / "endless.py"
-    script.write_text(source("endless").text)
+    script.write_text(text_of("endless"))
 
     said = json.loads(ones("init", str(script), "--apply", "-o", "json").out)
 
     assert (said["applied"], said["diff"], len(said["missing"])) == (False, "", 2)
-    assert script.read_text() == source("endless").text
+    assert script.read_text() == text_of("endless")
     assert load_job(tmp_path / "job.toml").batch_size == 32
 
 
@@ -623,30 +575,19 @@ def test_a_script_that_cannot_be_read_is_named(tmp_path: Path, text: str | None,
     assert why in said.err
 
 
-def test_a_script_that_was_changed_before_keeps_its_numbers_and_the_name_of_its_agent() -> None:
-    before = look(Source((SCRIPTS / "plain.py").read_text()))
-
-    after = look(Source(port(before).text))
-
-    assert (after.batch_size, after.lr, after.epochs) == (
-        before.batch_size, before.lr, before.epochs,
-    )  # fmt: skip
-    assert agent_name(after.source.tree) == "agent"
-    assert agent_name(Source("ours = ScalingAgent.from_env(seed=3)").tree) == "ours"
-
-
-def test_the_rate_that_load_is_given_is_the_scripts() -> None:
-    found = look(
-        Source(
-            "from elastic import ScalingAgent\n"
-            "agent = ScalingAgent.from_env()\n"
-            "make = lambda parameters: torch.optim.SGD(parameters, lr=0.5)\n"
-            "model, optimizer, loader = agent.load(Net, make, data, batch_size=8, lr=0.25)\n"
-            "for epoch in agent.epochs(3):\n    pass\n"
-        )
+def test_a_ported_script_keeps_its_numbers_and_the_name_of_its_agent() -> None:
+    before = facts_of(text_of("plain"))
+    after = facts_of(port(before).text)
+    own_rate = facts_of(
+        "from elastic import ScalingAgent\n"
+        "ours = ScalingAgent.from_env(seed=3)\n"
+        "make = lambda parameters: torch.optim.SGD(parameters, lr=0.5)\n"
+        "model, optimizer, loader = ours.load(Net, make, data, batch_size=8, lr=0.25)\n"
+        "for epoch in ours.epochs(3):\n    pass\n"
     )
 
-    assert (found.batch_size, found.lr, found.epochs) == (8, 0.25, 3)
+    found = [(one.batch_size, one.lr, one.epochs, one.agent) for one in (before, after, own_rate)]
+    assert found == [(16, 0.05, 3, "agent"), (16, 0.05, 3, "agent"), (8, 0.25, 3, "ours")]
 
 
 def test_two_loaders_that_are_read_side_by_side_are_named() -> None:
@@ -658,9 +599,10 @@ def test_two_loaders_that_are_read_side_by_side_are_named() -> None:
         "        loss(model(x), y).backward()\n"
     )
 
-    assert refused(look(Source(text))) == [
-        (
-            "line 4: two loaders are read side by side, and agent.load() deals out one: "
-            "give it one dataset whose samples have both parts"
-        )
-    ]
+    assert ported(text).refused == [f"line 4: {SIDE_BY_SIDE}"]
+
+
+def test_a_default_before_the_slash_is_a_constant() -> None:
+    text = SMALL.replace("model = Net()", "def run(rate=0.5, /, size=4):\n    pass\nmodel = Net()")
+
+    assert facts_of(text.replace("lr=0.1", "lr=rate").replace("=8", "=size")).lr == 0.5

@@ -1,4 +1,4 @@
-"""`ones local up` and `down` where there is no room, no right, or settings are refused."""
+"""`ones local up` and `down`: a full disk, missing permissions, and refused settings."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 
-from controlplane.cli import local, nodes
+from controlplane.cli import local, operators
 from controlplane.cli.output import Exit, exit_code
 from nodeagent.__main__ import _end_workers as end_workers_of
 from nodeagent.settings import AgentSettings, Controller
@@ -29,7 +29,7 @@ def refused(home: Path) -> str:
     return str(error.value)
 
 
-def test_a_disk_without_room_is_refused_before_anything_lies_on_it(
+def test_a_full_disk_is_refused_before_the_first_write(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk = SimpleNamespace(f_bavail=17 * MIB, f_frsize=1)
@@ -50,7 +50,7 @@ def test_a_disk_without_room_is_refused_before_anything_lies_on_it(
         (13, "Permission denied; choose another --dir, or give {home} to ann"),
     ],
 )
-def test_a_file_that_cannot_be_written_is_named_with_what_helps(
+def test_a_file_that_cannot_be_written_is_named_with_a_remedy(
     number: int, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def write(path: Path, _: str) -> None:
@@ -84,17 +84,6 @@ def test_a_disk_that_is_really_full_is_named(full_disk: Path) -> None:
     )
 
 
-def test_agents_are_told_in_order_of_their_numbers_and_then_those_that_somebody_named(
-    tmp_path: Path,
-) -> None:
-    for name in ("agent-10", "agent-2", "agent-left", "controller"):
-        (tmp_path / f"{name}.toml").touch()
-
-    found = [part.name for part in local._parts(tmp_path)]
-
-    assert found == ["controller", "agent-2", "agent-10", "agent-left"]
-
-
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
     """A cluster of two agents, of which nothing runs."""
@@ -104,20 +93,22 @@ def home(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_part_is_found_by_the_pid_file_of_its_settings(home: Path) -> None:
+def test_parts_are_sorted_by_number_and_found_by_the_pid_file_of_their_settings(home: Path) -> None:
     (home / "agent-1.toml").write_text('pid_file = "own/one.pid"\n')
     (home / "agent-2.toml").write_text("pid_file = [")
+    for name in ("agent-10", "agent-left"):
+        (home / f"{name}.toml").touch()
 
-    found = {part.name: str(part.pid_file.relative_to(home)) for part in local._parts(home)}
+    found = [(part.name, str(part.pid_file.relative_to(home))) for part in local._parts(home)]
 
-    assert found == {
-        "controller": "run/controller.pid",
-        "agent-1": "own/one.pid",
-        "agent-2": "run/agent-2.pid",
-    }
+    assert found == [
+        ("controller", "run/controller.pid"), ("agent-1", "own/one.pid"),
+        ("agent-2", "run/agent-2.pid"), ("agent-10", "run/agent-10.pid"),
+        ("agent-left", "run/agent-left.pid"),
+    ]  # fmt: skip
 
 
-def test_an_agents_file_that_is_a_copy_of_anothers_is_refused(home: Path) -> None:
+def test_a_copy_of_an_agents_file_is_refused(home: Path) -> None:
     (home / "client.toml").write_text('endpoint = "tcp://127.0.0.1:1"\n')
     (home / "agent-2.toml").write_text('node = "node-2"\npid_file = "run/agent-1.pid"\n')
 
@@ -127,7 +118,7 @@ def test_an_agents_file_that_is_a_copy_of_anothers_is_refused(home: Path) -> Non
     )
 
 
-def test_all_parts_are_stopped_and_what_may_be_left_is_named(
+def test_all_parts_are_stopped_and_possible_leftovers_are_named(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stopped: list[str] = []
@@ -148,59 +139,49 @@ def test_all_parts_are_stopped_and_what_may_be_left_is_named(
     )
 
 
-def test_workers_are_ended_where_an_agent_would_refuse_its_settings(home: Path) -> None:
+def test_workers_are_ended_with_settings_that_an_agent_refuses_but_only_in_their_folder(
+    home: Path,
+) -> None:
     agent = home / "agent-1.toml"
     agent.write_text(f'{agent.read_text()}slots = "many"\n')
 
     assert end_workers_of(agent) == 0
-
-
-def test_workers_are_not_looked_for_in_another_folder_than_the_settings_name(home: Path) -> None:
-    agent = home / "agent-1.toml"
     agent.write_text('node = "node-1"\nrun = 7\n')
-
     with pytest.raises(SettingsError, match='run: Expected `str`, got `int`; write run = "run"'):
         end_workers_of(agent)
 
 
-def test_a_part_of_another_user_is_named(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("pid", "command", "problem"),
+    [
+        (7, b"", "agent-1, process 7, belongs to another user"),
+        (0, b"/usr/bin/other", "{} is locked by a process that cannot be identified"),
+        (7, b"/usr/bin/other", "{} is locked by process 7, which is not agent-1"),
+    ],
+)
+def test_a_foreign_process_is_named_and_one_that_only_locks_the_pid_file_not_signalled(
+    home: Path, pid: int, command: bytes, problem: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def kill(_pid: int, _signal: int) -> None:
+        assert not command, "signalled"
         raise PermissionError
 
-    monkeypatch.setattr(local, "pid_of", lambda _: 7)
-    monkeypatch.setattr(local, "_command", lambda _: b"")
-    monkeypatch.setattr(os, "kill", kill)
-
-    assert local._stop(local._parts(home)[1]) == ("agent-1, process 7, belongs to another user")
-
-
-@pytest.mark.parametrize(
-    ("pid", "holder"),
-    [(0, "a process that cannot be identified"), (7, "process 7, which is not agent-1")],
-)
-def test_a_process_that_only_locks_the_pid_file_is_never_signalled(
-    home: Path, pid: int, holder: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
     part = local._parts(home)[1]
     monkeypatch.setattr(local, "pid_of", lambda _: pid)
-    monkeypatch.setattr(local, "_command", lambda _: b"/usr/bin/other")
-    monkeypatch.setattr(os, "kill", lambda *_: pytest.fail("signalled"))
+    monkeypatch.setattr(local, "_command", lambda _: command)
+    monkeypatch.setattr(os, "kill", kill)
 
-    assert local._stop(part) == f"{part.pid_file} is locked by {holder}"
+    assert local._stop(part) == problem.format(part.pid_file)
 
 
 def test_the_settings_of_a_new_node_are_complete() -> None:
-    text = nodes.TEMPLATE.format(node="gpu-7", host="::1", agents=7701)
+    text = operators.TEMPLATE.format(node="gpu-7", host="::1", agents=7701)
 
     assert msgspec.convert(tomllib.loads(text), AgentSettings) == AgentSettings(
-        node="gpu-7",
-        key="keys/gpu-7.key_secret",
-        run="run/gpu-7",
-        work="state/work/gpu-7",
-        checkpoints="state/checkpoints",
-        pid_file="run/agent-gpu-7.pid",
+        node="gpu-7", key="keys/gpu-7.key_secret", run="run/gpu-7", work="state/work/gpu-7",
+        checkpoints="state/checkpoints", pid_file="run/agent-gpu-7.pid",
         controller=Controller(host="::1", agents=7701),
-    )
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -228,7 +209,7 @@ def test_a_cluster_of_other_settings_is_refused_and_not_started(
     assert exit_code(error.value) == 1
 
 
-def test_a_cluster_without_a_folder_is_that_of_every_other_command(
+def test_without_a_folder_the_cluster_of_other_commands_is_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started = []

@@ -1,4 +1,4 @@
-"""How a job converges: its losses, their fit, and both as pictures."""
+"""Losses of a job, their fit, and both as text and PNG."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def converging(epochs: int = 12, **more: Any) -> LossCurve:
     return loss_curve(job({epoch: falling(epoch) for epoch in range(1, epochs + 1)}, **more))
 
 
-def test_a_curve_follows_what_was_reported_and_goes_on_as_it_did() -> None:
+def test_a_curve_follows_the_reported_losses_and_continues_them() -> None:
     curve = converging(20)
 
     assert curve.form == "sublinear"
@@ -75,61 +75,36 @@ def test_a_curve_follows_what_was_reported_and_goes_on_as_it_did() -> None:
 @pytest.mark.parametrize(
     ("state", "stop", "ahead"),
     [
-        ("running", None, 12),
-        ("running", StopRule(epochs=15), 3),
-        ("running", StopRule(epochs=12), 0),
-        ("running", StopRule(epochs=500), 12),
-        ("running", StopRule(samples=9), 12),
-        ("succeeded", None, 0),
-        ("failed", StopRule(epochs=15), 0),
+        ("running", None, 12), ("running", StopRule(epochs=15), 3), ("running", StopRule(epochs=12), 0),
+        ("running", StopRule(epochs=500), 12), ("running", StopRule(samples=9), 12),
+        ("succeeded", None, 0), ("failed", StopRule(epochs=15), 0),
     ],
-)
-def test_as_many_epochs_are_foretold_as_were_seen_and_none_that_will_not_be(
+)  # fmt: skip
+def test_a_forecast_has_as_many_epochs_as_seen_within_the_stop_rule(
     state: str, stop: StopRule | None, ahead: int
 ) -> None:
     assert len(converging(12, state=state, stop=stop).predicted) == ahead
 
 
+NEEDS = "  curve      none: a curve needs 3 losses, the job has reported {}".format
+
+
 @pytest.mark.parametrize(
     ("losses", "lines"),
     [
-        ({}, ["  curve      none: a curve needs 3 losses, the job has reported none"]),
-        (
-            {1: None, 2: None},
-            ["  curve      none: a curve needs 3 losses, the job has reported none"],
-        ),
-        (
-            {1: 0.75},
-            [
-                "  loss       0.75 after epoch 1, lowest 0.75",
-                "  curve      none: a curve needs 3 losses, the job has reported 1",
-            ],
-        ),
-        (
-            {1: 0.75, 2: math.nan, 3: 0.5, 4: math.inf},
-            [
-                "  loss       0.5 after epoch 3, lowest 0.5",
-                "  left out   2 losses that are not finite",
-                "  curve      none: a curve needs 3 losses, the job has reported 2",
-            ],
-        ),
-        (
-            {1: math.nan},
-            [
-                "  left out   1 loss that is not finite",
-                "  curve      none: a curve needs 3 losses, the job has reported none",
-            ],
-        ),
-        (
-            dict.fromkeys(range(1, 9), 0.25),
-            [
-                "  loss       0.25 after epoch 8, lowest 0.25",
-                "  curve      none: the losses do not fall",
-            ],
-        ),
+        ({}, [NEEDS("none")]),
+        ({1: None, 2: None}, [NEEDS("none")]),
+        ({1: 0.75}, ["  loss       0.75 after epoch 1, lowest 0.75", NEEDS(1)]),
+        ({1: 0.75, 2: math.nan, 3: 0.5, 4: math.inf}, [
+            "  loss       0.5 after epoch 3, lowest 0.5",
+            "  left out   2 losses that are not finite", NEEDS(2)]),
+        ({1: math.nan}, ["  left out   1 loss that is not finite", NEEDS("none")]),
+        (dict.fromkeys(range(1, 9), 0.25), [
+            "  loss       0.25 after epoch 8, lowest 0.25",
+            "  curve      none: the losses do not fall"]),
     ],
-)
-def test_losses_without_a_curve_say_why_there_is_none(
+)  # fmt: skip
+def test_losses_without_a_curve_state_the_reason(
     losses: dict[int, float | None], lines: list[str]
 ) -> None:
     curve = loss_curve(job(losses))
@@ -138,7 +113,7 @@ def test_losses_without_a_curve_say_why_there_is_none(
     assert (curve.fitted, curve.predicted, curve.limit) == ((), (), None)
 
 
-def test_a_curve_in_words_has_the_fit_and_where_it_goes() -> None:
+def test_a_curve_is_described_with_its_fit_and_forecast() -> None:
     name, loss, fit, predicted = describe_curve(converging(12, stop=StopRule(epochs=22)))
 
     assert name == "digits-7  running"
@@ -149,22 +124,21 @@ def test_a_curve_in_words_has_the_fit_and_where_it_goes() -> None:
     assert predicted.endswith(" after epoch 22")
 
 
-def test_the_epoch_that_runs_is_in_the_middle_of_what_is_done_of_it() -> None:
+def test_the_running_epoch_lies_in_the_middle_of_its_finished_part() -> None:
     detail = job({1: 2.0, 2: 1.0}, train_loss=0.875)
 
     under_way = loss_curve(msgspec.structs.replace(detail, samples_done=250))
-    not_begun = loss_curve(msgspec.structs.replace(detail, samples_done=200))
+    *_, legend = loss_terminal(under_way, 60).plain.splitlines()
 
     assert under_way.running == LossPoint(2.25, 0.875)
     assert describe_curve(under_way)[2] == "  now        0.875, mean of epoch 3 so far"
-    assert not_begun.running is None
+    assert legend == "● loss of each epoch   ◇ running epoch so far"
+    assert loss_curve(msgspec.structs.replace(detail, samples_done=200)).running is None
 
 
 @pytest.mark.parametrize("losses", [{1: 0.5}, {1: 0.5, 2: 0.5}, {1: 1e9, 2: 1e-3, 3: 1e-4}])
 @pytest.mark.parametrize("width", [10, 80])
-def test_any_losses_are_drawn_within_the_width_or_the_least_that_a_picture_needs(
-    losses: dict[int, float | None], width: int
-) -> None:
+def test_any_losses_are_drawn_within_the_width(losses: dict[int, float | None], width: int) -> None:
     lines = loss_terminal(loss_curve(job(losses)), width).plain.splitlines()
     picture = lines[lines.index("") + 1 :]
 
@@ -172,7 +146,7 @@ def test_any_losses_are_drawn_within_the_width_or_the_least_that_a_picture_needs
     assert max(map(len, picture[:-1])) <= max(width, 32)
 
 
-def test_a_picture_begins_at_the_top_left_and_ends_with_what_is_foretold() -> None:
+def test_a_picture_starts_at_the_top_left_and_ends_with_the_forecast() -> None:
     lines = loss_terminal(converging(12, stop=StopRule(epochs=22)), 60, rows=5).plain.splitlines()
 
     top, *_, bottom, axis, epochs, legend = lines[lines.index("") + 1 :]
@@ -183,16 +157,7 @@ def test_a_picture_begins_at_the_top_left_and_ends_with_what_is_foretold() -> No
     assert legend == "● loss of each epoch   · fitted curve   ○ predicted by the curve"
 
 
-def test_the_epoch_that_runs_is_in_the_picture() -> None:
-    detail = job({1: 2.0, 2: 1.0}, train_loss=0.875)
-    curve = loss_curve(msgspec.structs.replace(detail, samples_done=250))
-
-    *_, legend = loss_terminal(curve, 60).plain.splitlines()
-
-    assert legend == "● loss of each epoch   ◇ running epoch so far"
-
-
-def test_a_job_without_losses_has_words_and_no_picture(tmp_path: Path) -> None:
+def test_a_job_without_losses_has_a_description_and_no_picture(tmp_path: Path) -> None:
     curve = loss_curve(job({}))
 
     assert loss_terminal(curve, 80).plain.splitlines() == describe_curve(curve)
@@ -208,11 +173,15 @@ def test_losses_are_drawn_into_a_file(tmp_path: Path, losses: dict[int, float | 
     assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_first_epoch_that_still_runs_is_drawn_without_batch_sizes(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    figures: list[Any] = []
-    monkeypatch.setattr(loss_drawing, "save", lambda figure, _: figures.append(figure))
+@pytest.fixture
+def figures(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Figures that would be saved."""
+    found: list[Any] = []
+    monkeypatch.setattr(loss_drawing, "save", lambda figure, *_: found.append(figure))
+    return found
+
+
+def test_a_first_epoch_that_still_runs_is_drawn_without_batch_sizes(figures: list[Any]) -> None:
     detail = msgspec.structs.replace(job({}, train_loss=2.5), samples_done=50)
 
     loss_png(loss_curve(detail), Path("unused.png"))
@@ -221,30 +190,21 @@ def test_a_first_epoch_that_still_runs_is_drawn_without_batch_sizes(
     assert axes.get_title(loc="left") == "training loss of digits-7 (running)"
 
 
-def test_a_drawn_loss_has_whole_epochs_batch_sizes_and_plain_words(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    figures: list[Any] = []
-    monkeypatch.setattr(loss_drawing, "save", lambda figure, _: figures.append(figure))
-
+def test_a_drawn_loss_has_whole_epochs_batch_sizes_and_a_legend(figures: list[Any]) -> None:
     curve = loss_curve(job({1: 3.0, 2: 2.0, 3: 1.5}, stop=StopRule(epochs=4)))
     loss_png(curve, Path("unused.png"))
 
-    (figure,) = figures
-    losses, batch = figure.axes
+    losses, batch = figures[0].axes
     assert {tick % 1.0 for tick in losses.get_xticks()} == {0.0}
     assert batch.get_ylabel() == "global batch size"
     assert [*batch.get_yticks()] == sorted({size for _, size in curve.batches})
-    assert {text.get_text() for text in figure.legends[0].get_texts()} == {
-        "loss of each epoch",
-        "fitted curve",
-        "predicted by the curve",
-        "lower bound of the curve",
+    assert {text.get_text() for text in figures[0].legends[0].get_texts()} == {
+        "loss of each epoch", "fitted curve", "predicted by the curve", "lower bound of the curve",
         "batch size",
-    }
+    }  # fmt: skip
 
 
-def test_what_belongs_to_slots_over_time_is_refused_beside_a_loss() -> None:
+def test_options_of_slots_over_time_are_refused_with_a_loss() -> None:
     said = ones("timeline", "--loss", "digits-1", "--last", "10m")
 
     assert (said.code, said.out) == (2, "")

@@ -1,4 +1,4 @@
-"""What commands print for programs."""
+"""Output of commands for programs."""
 
 from __future__ import annotations
 
@@ -29,16 +29,12 @@ from tests.unit.controlplane.cli.test_terminal import HostileClient
 
 @pytest.mark.parametrize(
     "value",
-    [
-        [],
-        [{}, []],
-        {"a": [1, 2.5, None, True, 'é\n"x/'], "b": {"c": [[], [1]]}},
-        [1e300, 2**53],
-        [float("nan"), float("inf")],
-    ],
-    ids=["nothing", "empty", "nested", "large", "no number"],
-)
-def test_json_is_laid_out_as_ever(value: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    [[], [{}, []], {"a": [1, 2.5, None, True, 'é\n"x/'], "b": {"c": [[], [1]]}}, [1e300, 2**53],
+     [float("nan"), float("inf")]],
+)  # fmt: skip
+def test_json_is_laid_out_as_json_dumps_does(
+    value: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
     print_json(value)
 
     assert capsys.readouterr().out == json.dumps(value, indent=2) + "\n"
@@ -55,7 +51,7 @@ def test_json_is_laid_out_as_ever(value: Any, capsys: pytest.CaptureFixture[str]
     ],
     ids=["usual", "other letters", "too wide", "lines", "none"],
 )
-def test_a_table_is_laid_out_the_same_whether_at_once_or_with_care(
+def test_a_plain_table_is_laid_out_as_rich_does(
     rows: list[list[object]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     columns = ["node", "state", "slots", "jobs"]
@@ -69,15 +65,11 @@ def test_a_table_is_laid_out_the_same_whether_at_once_or_with_care(
 
 @pytest.mark.parametrize(
     ("time_s", "shown"),
-    [
-        (0.0, "1970-01-01T00:00:00Z"),
-        (1e18, "9999-12-31T23:59:59Z"),
-        (float("inf"), "9999-12-31T23:59:59Z"),
-        (-1e18, "1970-01-01T00:00:00Z"),
-        (float("nan"), "1970-01-01T00:00:00Z"),
-    ],
-)
-def test_a_time_that_no_calendar_has_is_shown_as_the_nearest(time_s: float, shown: str) -> None:
+    [(0.0, "1970-01-01T00:00:00Z"), (1e18, "9999-12-31T23:59:59Z"),
+     (float("inf"), "9999-12-31T23:59:59Z"), (-1e18, "1970-01-01T00:00:00Z"),
+     (float("nan"), "1970-01-01T00:00:00Z")],
+)  # fmt: skip
+def test_a_time_outside_the_calendar_is_shown_as_the_nearest(time_s: float, shown: str) -> None:
     assert second(time_s) == shown
 
 
@@ -121,14 +113,14 @@ def test_json_is_one_document_and_jsonl_has_its_items_as_lines(
     assert [json.loads(line) for line in lines] == ([document] if command in ONE else document)
 
 
-def test_events_without_an_end_are_no_document(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_endless_stream_of_events_is_not_one_document(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jobs, "BlockingClient", lambda _: pytest.fail("asked"))
 
     with pytest.raises(BadFieldError, match="use -o jsonl"):
         jobs.events(follow=True, common=Common(output="json"))
 
 
-def test_a_line_is_printed_as_soon_as_its_item_is_there(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_line_is_printed_as_soon_as_its_item_arrives(capsys: pytest.CaptureFixture[str]) -> None:
     seen = []
 
     def items() -> Iterator[int]:
@@ -145,39 +137,24 @@ def test_rows_of_one_table_have_the_same_keys() -> None:
     assert with_all_keys([{"a": 1}, {"b": 2}]) == [{"a": 1, "b": None}, {"a": None, "b": 2}]
 
 
-@pytest.mark.parametrize(
-    ("state", "said"),
-    [("queued", "ones: J is queued: no slot is free\n"), ("running", "")],
-)
-def test_output_of_a_job_that_waits_begins_with_the_reason(
-    state: str, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    async def now(*_: object) -> JobState:
-        return JobState(job=JobId("J"), state=state, reason="no slot is free")
-
-    monkeypatch.setattr(HostileClient, "state", now)
-
-    printed("logs J", monkeypatch, capsys)
-
-    assert capsys.readouterr().err == said
+NO_OUTPUT = "ones: {} has no output; `ones show J` prints its state\n".format
 
 
 @pytest.mark.parametrize(
-    ("command", "said"),
+    ("state", "command", "said"),
     [
-        ("logs J", "ones: J has no output; `ones show J` prints its state\n"),
-        (
-            "logs J --rank 7",
-            "ones: rank 7 of J has no output; `ones show J` prints its state\n",
-        ),
-        ("logs J --grep x", ""),
+        ("queued", "logs J", "ones: J is queued: no slot is free\n"),
+        ("running", "logs J", NO_OUTPUT("J")),
+        ("running", "logs J --rank 7", NO_OUTPUT("rank 7 of J")),
+        ("running", "logs J --grep x", ""),
     ],
 )
-def test_output_that_is_empty_is_said_to_be(
-    command: str, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_missing_output_is_explained(
+    state: str, command: str, said: str, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
     async def now(*_: object) -> JobState:
-        return JobState(job=JobId("J"), state="running", reason="trains on 1 slot")
+        return JobState(job=JobId("J"), state=state, reason="no slot is free")
 
     async def silent(*_: object, **__: object) -> AsyncIterator[list[OutputLine]]:
         yield []
@@ -191,7 +168,7 @@ def test_output_that_is_empty_is_said_to_be(
 
 
 @pytest.mark.parametrize("command", ["node list", "timeline", "top --once", "show J", "explain J"])
-def test_a_reader_that_is_no_terminal_says_its_width_in_columns(
+def test_another_reader_states_its_width_in_columns(
     command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "50")
@@ -202,7 +179,7 @@ def test_a_reader_that_is_no_terminal_says_its_width_in_columns(
     assert [line for line in lines if "node-1/0" in line and len(line) > 50] == []
 
 
-def test_an_order_behind_a_change_under_way_is_said_to_wait_for_it(
+def test_an_order_during_a_change_waits_for_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     detail = msgspec.convert(EXAMPLES["client.job_detail.3"], JobDetail)
@@ -214,7 +191,7 @@ def test_an_order_behind_a_change_under_way_is_said_to_wait_for_it(
     async def explained(*_: object) -> Explanation:
         told = msgspec.convert(EXAMPLES["client.explanation.1"], Explanation)
         order = msgspec.structs.replace(
-            told.decisions[0], outcome="ordered", why="ann ended the pause"
+            told.decisions[0], outcome="ordered", reason="ann ended the pause"
         )
         return msgspec.structs.replace(told, decisions=(order,))
 

@@ -1,71 +1,62 @@
-"""What `ones show` prints of a job."""
+"""Output of `ones show`, `explain` and `events`."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from controlplane.cli.job_list import describe_promise
-from controlplane.cli.jobs import history_lines, print_decisions, print_job
-from schemas.ids import JobId
+from controlplane.cli.jobs import history_lines, print_decisions, print_job, report_gaps
+from schemas.ids import JobId, Seconds
 from schemas.wire.client import Explanation, JobDetail, SearchInfo
+from schemas.wire.feed import FeedEvent
+from tests.support.client_examples import summary
 from tests.support.schemas_examples import EXAMPLES
-from tests.support.summaries import summary
+
+DETAIL = msgspec.convert(EXAMPLES["client.job_detail.3"], JobDetail)
 
 
-def test_an_epoch_whose_loop_the_script_left_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    detail = msgspec.convert(EXAMPLES["client.job_detail.3"], JobDetail)
-    first = msgspec.structs.replace(
-        detail.epochs[0], epoch=3, trained_samples=1000, epoch_samples=1000, left_early=False
+def shown(capsys: pytest.CaptureFixture[str], **changes: Any) -> list[str]:
+    """Print the example job with changes."""
+    print_job(replace(DETAIL, **changes))
+    return capsys.readouterr().out.splitlines()
+
+
+def test_an_epoch_whose_loop_the_script_left_is_noted(capsys: pytest.CaptureFixture[str]) -> None:
+    first = replace(
+        DETAIL.epochs[0], epoch=3, trained_samples=1000, epoch_samples=1000, left_early=False
     )
-    second = msgspec.structs.replace(first, epoch=4, trained_samples=512, left_early=True)
+    second = replace(first, epoch=4, trained_samples=512, left_early=True)
 
-    print_job(msgspec.structs.replace(detail, epochs=(first, second)))
-
-    said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("epoch ")]
+    said = [x for x in shown(capsys, epochs=(first, second)) if x.startswith("epoch ")]
     assert said[1:] == ["epoch 4: 512 of 1000 samples (the script left its loop)"]
 
 
-def test_a_last_epoch_without_a_finite_loss_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    detail = msgspec.convert(EXAMPLES["client.job_detail.3"], JobDetail)
-    plain = msgspec.structs.replace(detail.spec, sweep=None)
-    diverged = msgspec.structs.replace(detail.epochs[0], epoch=4, train_loss=None, left_early=False)
-
-    print_job(msgspec.structs.replace(detail, spec=plain, epochs=(diverged,)))
-
-    job = detail.summary.job
-    assert capsys.readouterr().out.splitlines()[-1] == (
-        f"epoch 4: no finite loss: nan, or backward() was not called; see `ones logs {job}`"
-    )
-
-
-def test_a_job_without_metrics_says_where_they_come_from(
+def test_a_missing_loss_and_missing_metrics_are_explained(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    detail = msgspec.convert(EXAMPLES["client.job_detail.3"], JobDetail)
-    bare = msgspec.structs.replace(
-        detail,
-        spec=msgspec.structs.replace(detail.spec, sweep=None),
-        summary=msgspec.structs.replace(detail.summary, metrics={}),
-        exit_code=None,
+    plain, job = replace(DETAIL.spec, sweep=None), DETAIL.summary
+    diverged = replace(DETAIL.epochs[0], epoch=4, train_loss=None, left_early=False)
+
+    assert shown(capsys, spec=plain, epochs=(diverged,))[-1] == (
+        f"epoch 4: no finite loss: nan, or backward() was not called; see `ones logs {job.job}`"
     )
-
-    print_job(bare)
-
-    said = capsys.readouterr().out
-    assert "  metrics    none; agent.report(accuracy=...) in the script gives some\n" in said
-    assert "exit code" not in said
+    bare = shown(capsys, spec=plain, summary=replace(job, metrics={}), exit_code=None)
+    assert "  metrics    none; agent.report(accuracy=...) in the script gives some" in bare
+    assert not any("exit code" in line for line in bare)
 
 
-def test_history_is_folded_to_the_width_of_a_terminal_and_loses_no_word() -> None:
-    detail = msgspec.convert(EXAMPLES["client.job_detail.3"], JobDetail)
-    at_noon = msgspec.structs.replace(
-        detail.history[0],
+def test_history_is_folded_to_the_width_of_a_terminal() -> None:
+    at_noon = replace(
+        DETAIL.history[0],
         time=1_760_011_200.0, from_state="running", to_state="rescaling",
-        why="root asked for 2 slots: 1 -> 2 slots, batch 32 -> 64, whatever the policy thinks",
+        reason="root asked for 2 slots: 1 -> 2 slots, batch 32 -> 64, whatever the policy thinks",
     )  # fmt: skip
-    later = msgspec.structs.replace(at_noon, time=1_760_097_600.0, why="again")
-    detail = msgspec.structs.replace(detail, history=(at_noon, later))
+    later = replace(at_noon, time=1_760_097_600.0, reason="again")
+    detail = replace(DETAIL, history=(at_noon, later))
 
     folded = list(history_lines(detail, 80))
 
@@ -77,7 +68,8 @@ def test_history_is_folded_to_the_width_of_a_terminal_and_loses_no_word() -> Non
         "  12:00:00Z  running -> rescaling: again",
     ]
     assert (
-        list(history_lines(detail, None))[1] == f"  12:00:00Z  running -> rescaling: {at_noon.why}"
+        list(history_lines(detail, None))[1]
+        == f"  12:00:00Z  running -> rescaling: {at_noon.reason}"
     )
 
 
@@ -101,7 +93,7 @@ MORNING = 1_760_000_000.0  # 08:53:20Z
         ("cancelled", 30.0, 60.0, "2025-10-09T08:54:20Z, but it was cancelled"),
     ],
 )  # fmt: skip
-def test_a_promised_end_is_held_against_what_came(
+def test_a_promised_end_is_compared_with_the_actual_end(
     state: str, ended: float | None, expected: float, said: str
 ) -> None:
     job = summary(
@@ -116,22 +108,17 @@ def test_a_promised_end_is_held_against_what_came(
     assert describe_promise(summary(JobId("a-1"), state=state)) == ""
 
 
-def test_a_promise_is_shown_and_so_is_what_was_said_of_it_later(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    detail = msgspec.convert(EXAMPLES["client.job_detail.3"], JobDetail)
-    later = msgspec.structs.replace(detail.promises[0], end=detail.promises[0].end + 5.0)
+def test_a_promise_and_its_later_changes_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    later = replace(DETAIL.promises[0], end=DETAIL.promises[0].end + 5.0)
+    ended = replace(DETAIL.summary, state="succeeded")
 
-    ended = msgspec.structs.replace(detail.summary, state="succeeded")
+    lines = shown(capsys, summary=ended, promises=(*DETAIL.promises, later))
 
-    print_job(msgspec.structs.replace(detail, summary=ended, promises=(*detail.promises, later)))
-
-    shown = capsys.readouterr().out.splitlines()
-    assert "  promised   2025-10-09T08:55:00Z, done 08:54:25Z: kept, 35.2s early" in shown
-    assert sum("2025-10-09T08:55:05Z" in line for line in shown) == 1
+    assert "  promised   2025-10-09T08:55:00Z, done 08:54:25Z: kept, 35.2s early" in lines
+    assert sum("2025-10-09T08:55:05Z" in line for line in lines) == 1
 
 
-def test_decisions_end_with_how_far_off_the_scheduler_was(
+def test_decisions_end_with_the_accuracy_of_the_scheduler(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     explanation = Explanation(job=JobId("a-1"), state="running", decisions=())
@@ -150,3 +137,17 @@ def test_decisions_end_with_how_far_off_the_scheduler_was(
         "  work left    off by 12%; 78% within the interval that is meant for 80%",
         "  search       120 generations, fitness 1.5 (mean 1.25), diversity 0.35, 2.5 ms a decision",
     ]
+
+
+@pytest.mark.parametrize(("first", "gap"), [(1, "1 to 7"), (0, "1 to 7"), (7, "7 to 7"), (8, "")])
+def test_the_gap_before_the_first_kept_event_is_reported(
+    first: int, gap: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept = [
+        FeedEvent(seq=seq, time=Seconds(0.0), event="job.epoch", job=None, node=None, detail={})
+        for seq in (8, 9, 10)
+    ]
+
+    assert list(report_gaps(kept, first)) == kept
+    said = f"ones: events {gap} are no longer kept (keep_events_s, keep_bytes)\n" if gap else ""
+    assert capsys.readouterr().err == said

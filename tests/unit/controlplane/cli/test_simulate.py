@@ -10,11 +10,11 @@ import msgspec
 import pytest
 
 from controlplane.cli.sim import ended
-from controlplane.core.commands import AskForPlan
-from controlplane.sim.traces.recording_file import write_recording
+from controlplane.core.commands import RequestPlan
+from controlplane.sim.models.recording import write_recording
 from tests.support.builders import N1, A, news
 from tests.support.commands import ones
-from tests.support.recordings import a_job, recording
+from tests.support.simulations import a_job, recording
 
 KEYS = {
     "policy", "jobs", "avg_jct_s", "geo_jct_s", "p50_jct_s", "p90_jct_s", "p99_jct_s", "avg_exec_s",
@@ -59,7 +59,7 @@ def test_the_same_command_gives_the_same_result() -> None:
     }
 
 
-def test_a_generated_trace_runs_as_if_it_had_not_been_written_down(tmp_path: Path) -> None:
+def test_a_generated_trace_runs_like_the_jobs_in_its_file(tmp_path: Path) -> None:
     file = tmp_path / "trace.csv"
     sim("generate", str(file), "--jobs", "6", "--seed", "4")
 
@@ -71,7 +71,7 @@ def test_a_generated_trace_runs_as_if_it_had_not_been_written_down(tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_a_comparison_is_paired_drawn_and_gone_on_with(tmp_path: Path) -> None:
+def test_a_comparison_is_paired_drawn_and_continued(tmp_path: Path) -> None:
     kept, plots = tmp_path / "results.jsonl", tmp_path / "plots"
     command = (
         "compare", "--policies", "fifo,goodput", "--seeds", "0-1", "--gpus", "4,8", "--jobs", "5",
@@ -135,13 +135,10 @@ def test_an_imported_trace_can_be_simulated(tmp_path: Path) -> None:
         (("--interference", "some"), "interference 'some' is not one of"),
         (("--interference", "gavel:/nowhere.json"), "No such file"),
         (("--interference", "class:2"), "is not one of"),
-        (
-            ("--physics", "harmony", "--job-seconds", "0"),
-            "job_s: 0.0 is not a number of at least 0.001",
-        ),
-        (("--speed-noise", "nan"), "noise: nan is not a relative error from 0 to 2"),
-        (("--noise-scale-error", "0.5"), "noise_scale_error: 0.5 is not a factor"),
-        (("--prepare", "-1"), "prepare_s: -1.0 is not a number of at least 0"),
+        (("--physics", "harmony", "--job-seconds", "0"), "job_s: 0.0 is not a number of at least 0.001"),
+        (("--speed-noise", "nan"), "noise: nan is not a number from 0 to 2"),
+        (("--noise-scale-error", "0.5"), "noise_scale_error: 0.5 is not a number from 1"),
+        (("--prepare", "-1"), "prepare_s: -1.0 is not a number from 0 to 500"),
         (("--physics", "profiles"), "give --profiles DIR"),
         (("--seed", "-1"), "seed -1 is negative"),
         (("--gpus", "8", "--nodes", "2xv100"), "conflict"),
@@ -149,26 +146,21 @@ def test_an_imported_trace_can_be_simulated(tmp_path: Path) -> None:
         (("--plots", "/dev/null/x"), "give a folder"),
         (("--physics", "recorded"), "give --workload FILE"),
         (("--physics", "curves", "--curves", "/nowhere.json"), "No such file"),
-        (("--physics", "curves", "--scaling", "1.5"), "scaling: 1.5 is not above 0"),
-        (
-            ("--physics", "curves", "--work", "0"),
-            "work_core_s: 0.0 is not a number of at least 1e-06",
-        ),
+        (("--physics", "curves", "--scaling", "1.5"), "scaling: 1.5 is not a number from 1e-09 to 1"),
+        (("--physics", "curves", "--work", "0"), "work_core_s: 0.0 is not a number of at least 1e-06"),
         (("--option", "limits"), "option 'limits' has no value"),
         (("--policy", "tiresias", "--option", "limits=[3,2]"), "do not rise"),
         (("--workload", "/nowhere/trace.csv"), "No such file"),
     ],
-)
-def test_what_makes_no_sense_is_one_line_that_says_what_to_do(
-    arguments: tuple[str, ...], told: str
-) -> None:
+)  # fmt: skip
+def test_invalid_options_are_refused_in_one_line(arguments: tuple[str, ...], told: str) -> None:
     error = sim("run", *arguments, code=2)
 
     assert told in error
     assert len(error.splitlines()) == 1
 
 
-def test_a_replay_says_how_much_of_it_was_never_measured(tmp_path: Path) -> None:
+def test_a_replay_states_the_share_that_was_never_measured(tmp_path: Path) -> None:
     file = tmp_path / "week.rec"
     wider = msgspec.structs.replace(a_job().spec, slots_wanted=2)
     write_recording(recording(a_job(), a_job(name="b-2", spec=wider)), file)
@@ -203,9 +195,9 @@ def test_a_broken_trace_is_named_with_its_place(tmp_path: Path, line: str, told:
     assert told in sim("run", "--policy", "fifo", "--workload", str(file), code=2)
 
 
-def test_progress_counts_jobs_that_ended_in_whatever_way() -> None:
+def test_progress_counts_all_ended_jobs() -> None:
     commands = [
         news(f"job.{state}", A) for state in ("succeeded", "failed", "cancelled", "running")
     ]
 
-    assert ended([*commands, news("node.lost", N1), AskForPlan()]) == 3
+    assert ended([*commands, news("node.lost", N1), RequestPlan()]) == 3

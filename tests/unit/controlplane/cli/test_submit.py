@@ -1,4 +1,4 @@
-"""ones submit, as far as it needs no cluster: what would travel, and what a dry run says."""
+"""ones submit without a cluster: uploads, dry runs and failing workers."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import pytest
 
 from controlplane.cli.output import byte_count
 from controlplane.cli.submission import Submission, library_note, prepare, snapshot_line
-from controlplane.cli.submit import failing_rank
+from controlplane.cli.submit import failing_rank, jobs_continue_notice
 from controlplane.client.archive import PackedFile, survey
 from controlplane.client.job_file import load_job
-from schemas.errors import BadFieldError, OnesError
+from schemas.errors import OnesError
 from schemas.ids import JobId, Seconds
 from schemas.wire.feed import FeedEvent
 from tests.support.builders import job_spec
@@ -30,11 +30,11 @@ def job_folder(folder: Path, job: str = JOB) -> Path:
     [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (12_345, "12 kB"), (999_600, "1.0 MB"),
      (3_400_000, "3.4 MB"), (2 * 10**9, "2.0 GB")],
 )  # fmt: skip
-def test_bytes_are_told_in_units_of_1000(size: int, text: str) -> None:
+def test_bytes_are_shown_in_units_of_1000(size: int, text: str) -> None:
     assert byte_count(size) == text
 
 
-def test_a_snapshot_is_told_by_size_number_and_its_largest_files(tmp_path: Path) -> None:
+def test_a_snapshot_is_described_by_size_number_and_largest_files(tmp_path: Path) -> None:
     spec = job_spec(workdir="/w")
     files = (PackedFile("a", 10), PackedFile("b", 4000), PackedFile("c", 7), PackedFile("d", 20))
 
@@ -69,7 +69,7 @@ def test_a_script_that_does_not_use_the_library_is_named(
     assert library_note(prepare(folder / "job.toml", ())) == said
 
 
-def test_the_survey_names_what_the_archive_takes_and_nothing_else(tmp_path: Path) -> None:
+def test_the_survey_lists_the_files_of_the_archive(tmp_path: Path) -> None:
     folder = tree(tmp_path, {**PROJECT, ".git/x": "1", "large/data": "22", ".onesignore": "large"})
 
     found = survey(folder)
@@ -79,22 +79,15 @@ def test_the_survey_names_what_the_archive_takes_and_nothing_else(tmp_path: Path
     }  # fmt: skip
 
 
-def test_a_dangling_link_is_named_before_anything_travels(tmp_path: Path) -> None:
-    (tmp_path / "link").symlink_to("nowhere")
+def test_a_dry_run_shows_the_job(tmp_path: Path) -> None:
+    utility = "utility = { value = 5, deadline_s = 60, decay = 0.1 }\n"
+    job_folder(tmp_path, JOB + utility)
+    command, size = ("submit", str(tmp_path / "job.toml"), "--dry-run"), len(JOB + utility)
+    changes = ("lr=0.1", "args.width=8", "env.A=b", "utility.value=7")
 
-    with pytest.raises(BadFieldError, match=r"link: No such file .*list it in .onesignore"):
-        survey(tmp_path)
-    with pytest.raises(BadFieldError, match="is not a folder"):
-        survey(tmp_path / "none")
+    said = ones(*command, *(word for change in changes for word in ("--set", change)))
+    row = ones(*command, "-o", "json").json
 
-
-def test_a_dry_run_says_what_would_be_submitted(tmp_path: Path) -> None:
-    job_folder(tmp_path)
-
-    said = ones("submit", str(tmp_path / "job.toml"), "--dry-run", "--set", "lr=0.1",
-                "--set", "args.width=8", "--set", "env.A=b")  # fmt: skip
-
-    largest = f"(largest: data.bin 2.0 kB, job.toml {len(JOB)} B, train.py 8 B)"
     assert (said.code, said.err) == (0, "")
     assert said.out.splitlines() == [
         f"{tmp_path}/job.toml can be submitted",
@@ -105,29 +98,17 @@ def test_a_dry_run_says_what_would_be_submitted(tmp_path: Path) -> None:
         f"  workdir         {tmp_path}",
         "  lr              0.1",
         "  slots           1 to 1",
+        "  utility         value=7.0, deadline_s=60.0, decay=0.1",
         "  env             A=b",
-        f"  snapshot        2.1 kB in 3 files of {tmp_path} {largest}",
+        f"  snapshot        2.1 kB in 3 files of {tmp_path} (largest: data.bin 2.0 kB, job.toml {size} B, train.py 8 B)",
     ]
+    assert (row["job"], row["state"], row["spec"]["args"]) == (None, "valid", ["--width", "64"])
+    sizes = {"data.bin": 2000, "job.toml": size, "train.py": 8}
+    largest = [{"path": name, "bytes": count} for name, count in sizes.items()]
+    assert row["snapshot"] == {"bytes": 2008 + size, "files": 3, "largest": largest}
 
 
-def test_a_dry_run_for_programs_has_spec_and_snapshot(tmp_path: Path) -> None:
-    job_folder(tmp_path)
-
-    said = ones("submit", str(tmp_path / "job.toml"), "--dry-run", "-o", "json").json
-
-    assert (said["job"], said["state"], said["spec"]["args"]) == (None, "valid", ["--width", "64"])
-    assert said["snapshot"] == {
-        "bytes": 2008 + len(JOB),
-        "files": 3,
-        "largest": [
-            {"path": "data.bin", "bytes": 2000},
-            {"path": "job.toml", "bytes": len(JOB)},
-            {"path": "train.py", "bytes": 8},
-        ],
-    }
-
-
-def test_a_bad_file_among_several_is_named_and_none_is_submitted(tmp_path: Path) -> None:
+def test_an_invalid_file_or_override_is_named_and_no_job_is_submitted(tmp_path: Path) -> None:
     good, bad = tmp_path / "good", tmp_path / "bad"
     job_folder(good)
     job_folder(bad, JOB.replace("64\n", "0\n", 1))
@@ -137,14 +118,9 @@ def test_a_bad_file_among_several_is_named_and_none_is_submitted(tmp_path: Path)
     assert (said.code, said.out) == (2, "")
     assert said.err.startswith("ones: batch_size: 0 is not 1 to ")
 
-
-def test_an_override_is_checked_like_the_file(tmp_path: Path) -> None:
-    job_folder(tmp_path)
-
-    said = ones("submit", str(tmp_path / "job.toml"), "--dry-run", "--set", "lr=fast")
-
-    assert (said.code, said.out) == (2, "")
-    assert "lr: Expected `float | null`, got `str`" in said.err
+    override = ones("submit", str(good / "job.toml"), "--dry-run", "--set", "lr=fast")
+    assert (override.code, override.out) == (2, "")
+    assert "lr: Expected `float | null`, got `str`" in override.err
 
 
 @pytest.mark.parametrize(
@@ -160,9 +136,7 @@ def test_an_override_is_checked_like_the_file(tmp_path: Path) -> None:
         ('"dear"', "utility: Expected `object`, got `str`"),
     ],
 )
-def test_a_utility_that_makes_no_sense_is_refused_in_one_line(
-    tmp_path: Path, utility: str, said: str
-) -> None:
+def test_an_invalid_utility_is_refused_in_one_line(tmp_path: Path, utility: str, said: str) -> None:
     job_folder(tmp_path, f"{JOB}utility = {utility}\n")
 
     with pytest.raises(OnesError) as refused:
@@ -171,14 +145,6 @@ def test_a_utility_that_makes_no_sense_is_refused_in_one_line(
     line = f"{refused.value}; {refused.value.hint}"
     assert said in line
     assert "\n" not in line
-
-
-def test_a_utility_is_part_of_what_a_dry_run_says_and_of_what_may_be_set(tmp_path: Path) -> None:
-    job_folder(tmp_path, f"{JOB}utility = {{ value = 5, deadline_s = 60, decay = 0.1 }}\n")
-
-    said = ones("submit", str(tmp_path / "job.toml"), "--dry-run", "--set", "utility.value=7")
-
-    assert "  utility         value=7.0, deadline_s=60.0, decay=0.1" in said.out.splitlines()
 
 
 def exited(version: int, rank: int, code: int | None, signal: int | None = None) -> FeedEvent:
@@ -203,7 +169,23 @@ def exited(version: int, rank: int, code: int | None, signal: int | None = None)
         ([], None),
     ],
 )
-def test_the_failing_worker_is_the_first_that_ended_by_itself_in_the_last_group(
+def test_the_failing_worker_is_the_first_to_end_by_itself_in_the_last_group(
     ends: list[FeedEvent], rank: int | None
 ) -> None:
     assert failing_rank(ends) == rank
+
+
+@pytest.mark.parametrize(
+    ("jobs", "said"),
+    [
+        (["a-1"], "\nones: a-1 goes on; `ones cancel a-1` ends it\n"),
+        (["a-1", "b-2"], "\nones: a-1, b-2 go on; `ones cancel JOB` ends it\n"),
+    ],
+)
+def test_an_interrupted_wait_notes_that_its_jobs_continue(
+    jobs: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(KeyboardInterrupt), jobs_continue_notice(jobs):
+        raise KeyboardInterrupt
+
+    assert capsys.readouterr().err == said

@@ -6,7 +6,7 @@ import ast
 
 import pytest
 
-from controlplane.cli.init_script.summed_losses import summed_losses
+from controlplane.cli.init_script.remarks import summed_losses
 
 # The lines before the loss, the loss, and whether it is a sum over the batch.
 # `each` has one value for each sample, `total` is a sum, `other` is unknown.

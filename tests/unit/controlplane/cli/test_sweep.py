@@ -1,4 +1,4 @@
-"""ones sweep, as far as it needs no cluster: what it draws and writes, and what it refuses."""
+"""ones sweep without a cluster: drawings, files and refusals."""
 
 from __future__ import annotations
 
@@ -10,37 +10,38 @@ import msgspec
 import pytest
 from rich.console import Console, RenderableType
 
-from controlplane.cli.output import Common
+from controlplane.cli.output import ABSENT_NOTE, Common
 from controlplane.cli.sweep.commands import values_of
-from controlplane.cli.sweep.export import write_csv, write_scalars
-from controlplane.cli.sweep.plot import draw
+from controlplane.cli.sweep.export import draw, write_csv, write_scalars
 from controlplane.cli.sweep.preview import replay_task
-from controlplane.cli.sweep.tables import _show_trial, _sweeps, summary_lines, time_left
-from controlplane.cli.sweep.top import ABSENT_NOTE, dashboard, follow
+from controlplane.cli.sweep.tables import (
+    _show_trial,
+    _sweeps,
+    dashboard,
+    follow,
+    summary_lines,
+    time_left,
+)
 from controlplane.client import Choice, Integer, LogUniform
 from controlplane.client.archive import digest_of, pack
-from controlplane.client.sweeps.manifest import manifest_of, write_manifest
+from controlplane.client.sweeps.runs import manifest_of, write_manifest
 from schemas.errors import BadFieldError, RemoteError, UnreachableError
 from schemas.ids import JobId, Seconds, SlotId
 from schemas.wire.client import SweepDetail
 from tests.support.builders import A
+from tests.support.client_examples import detail, ledger, summary, sweep, trial, unit
 from tests.support.commands import ones
-from tests.support.summaries import summary
-from tests.support.sweep_details import detail, ledger, sweep, trial, unit
 
-TRAINING = trial(1, 0.6, 0.7, state="training", granted=3, partition=2, slot=SlotId("n1/0"), left=3)
-WHOLE = detail(
-    trial(0, 0.5, state="stopped", why="not among the best 1 of 2 after 1 epoch"),
-    TRAINING,
-    trial(2, 0.9, parent=1, began_at=2, state="done", granted=3),
-    units_done=18,
-    units_left=6,
-    units_again=1,
-    unit_s=2.0,
-    hopped_bytes=12_000_000,
-    waited_s=1.0,
-    trained_s=99.0,
+TRAINING = trial(
+    1, 0.6, 0.7, state="training", granted=3, partition=2, slot=SlotId("n1/0"), partitions_left=3
 )
+WHOLE = detail(
+    trial(0, 0.5, state="stopped", reason="not among the best 1 of 2 after 1 epoch"),
+    TRAINING,
+    trial(2, 0.9, parent=1, start_epochs=2, state="done", granted=3),
+    units_done=18, units_left=6, units_repeated=1, unit_s=2.0, moved_bytes=12_000_000, waited_s=1.0,
+    trained_s=99.0,
+)  # fmt: skip
 
 
 def shown(drawn: RenderableType, width: int = 150) -> list[str]:
@@ -50,14 +51,14 @@ def shown(drawn: RenderableType, width: int = 150) -> list[str]:
     return [line.rstrip() for line in capture.get().splitlines()]
 
 
-def test_the_dashboard_has_the_best_the_units_and_those_that_train_first() -> None:
+def test_the_dashboard_shows_the_best_trial_the_units_and_training_trials_first() -> None:
     assert shown(dashboard(WHOLE, 150, now=0.0)) == [
         "a-1  running  asha, 3 trials (1 stopped, 1 training, 1 done), 4 partitions, 2 slots",
         "trains on 2 slots",
         "best: trial 2, accuracy 0.9 after 3 epochs (lr 0.03, width 16)",
         "units: 18 done, 6 left, 1 repeated, 2 s each, about 6.0s left",
         "━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━╸              75%  12 MB hopped, 1.0% of the time",
-        " trial    lr  width  state        epoch  partition  slot  accuracy  best    curve  why",
+        " trial    lr  width  state        epoch  partition  slot  accuracy  best    curve  reason",
         "─" * 122,
         "     1  0.02     16  training  2/3 +1/4          2  n1/0  0.7       0.7 @2  ▂▄",
         "2 of 1  0.03     16  done           3/3                   0.9       0.9 @3  █",
@@ -65,7 +66,7 @@ def test_the_dashboard_has_the_best_the_units_and_those_that_train_first() -> No
     ]
 
 
-def test_where_there_is_no_room_columns_go_and_trials_are_counted() -> None:
+def test_a_narrow_dashboard_omits_columns_and_counts_other_trials() -> None:
     many = detail(*(trial(number, 0.5) for number in range(30)))
 
     lines = shown(dashboard(many, 60, now=0.0, most=4), width=60)
@@ -74,10 +75,9 @@ def test_where_there_is_no_room_columns_go_and_trials_are_counted() -> None:
     assert lines[-1].split() == ["and", "27", "more"]
 
 
-def test_what_a_training_said_says_nothing_to_a_terminal() -> None:
-    loud = trial(
-        0, state="failed", why="\x1b[31mred\nand\tmore", values={"lr": 1.0, "width": "\x07"}
-    )
+def test_control_characters_of_a_script_are_escaped() -> None:
+    values: dict[str, Any] = {"lr": 1.0, "width": "\x07"}
+    loud = trial(0, state="failed", reason="\x1b[31mred\nand\tmore", values=values)
 
     lines = shown(dashboard(detail(loud), 120, now=0.0))
 
@@ -85,7 +85,7 @@ def test_what_a_training_said_says_nothing_to_a_terminal() -> None:
     assert lines[-1].endswith("\\x1b[31mred and more")
 
 
-def test_time_left_is_the_controllers_else_counted_from_units_and_slots() -> None:
+def test_the_time_left_comes_from_the_controller_or_from_units_and_slots() -> None:
     quiet = msgspec.structs.replace(WHOLE, unit_s=None)
     expected = msgspec.structs.replace(WHOLE, expected_end=Seconds(110.0))
 
@@ -126,17 +126,15 @@ def test_a_sweep_without_trials_is_drawn_too() -> None:
     assert summary_lines(detail(), 0.0)[-1] == "units: 0 done, 0 left"
 
 
-def test_top_bears_a_controller_that_is_away_and_ends_with_the_sweep() -> None:
+def test_top_tolerates_an_absent_controller_and_ends_with_the_sweep() -> None:
     over = msgspec.structs.replace(WHOLE, summary=summary(A, state="succeeded"))
-    answers: list[SweepDetail | None] = [WHOLE, None, over]
-    out = io.StringIO()
-    pauses: list[float] = []
+    replies: list[SweepDetail | None] = [WHOLE, None, over]
+    out, pauses = io.StringIO(), list[float]()
 
     def read() -> SweepDetail:
-        answer = answers.pop(0)
-        if answer is None:
-            raise UnreachableError("no controller answers", "")
-        return answer
+        if (reply := replies.pop(0)) is None:
+            raise UnreachableError("the controller does not reply", "")
+        return reply
 
     console = Console(file=out, force_terminal=True, width=150, height=40)
     follow(read, console, pauses.append, lambda: 0.0)
@@ -156,7 +154,7 @@ def test_every_epoch_is_a_line_of_csv(tmp_path: Path) -> None:
         write_csv(WHOLE, tmp_path / "none" / "s.csv")
 
 
-def test_tensorboards_own_format_has_every_scalar(tmp_path: Path) -> None:
+def test_every_scalar_is_written_for_tensorboard(tmp_path: Path) -> None:
     pytest.importorskip("tensorboardX")
     from tensorboardX.proto.event_pb2 import Event  # noqa: PLC0415
 
@@ -195,7 +193,7 @@ def test_curves_are_drawn_into_a_file(tmp_path: Path) -> None:
         draw(detail(trial(0)), tmp_path / "c.png", "loss")
 
 
-def test_one_trial_is_shown_with_all_its_epochs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_single_trial_is_shown_with_all_its_epochs(capsys: pytest.CaptureFixture[str]) -> None:
     _show_trial(WHOLE, 2, Common())
 
     out = capsys.readouterr().out
@@ -208,11 +206,9 @@ def test_one_trial_is_shown_with_all_its_epochs(capsys: pytest.CaptureFixture[st
 
 
 SPACE = {
-    "lr": LogUniform(1e-4, 1e-1),
-    "depth": Integer(1, 4),
-    "bits": Choice("8", "16"),
+    "lr": LogUniform(1e-4, 1e-1), "depth": Integer(1, 4), "bits": Choice("8", "16"),
     "width": Choice(16, 64),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -220,7 +216,7 @@ SPACE = {
     [("lr=1", 1.0), ("lr=1e-2", 0.01), ("depth=2", 2), ("bits=8", "8"), ("width=64", 64),
      ("width=48", 48)],
 )  # fmt: skip
-def test_values_that_are_typed_have_the_type_of_their_space(assignment: str, value: object) -> None:
+def test_assigned_values_have_the_type_of_their_space(assignment: str, value: object) -> None:
     (found,) = values_of([assignment], SPACE).values()
 
     assert (found, type(found)) == (value, type(value))
@@ -234,7 +230,7 @@ def test_values_that_are_typed_have_the_type_of_their_space(assignment: str, val
         ("lr=[1]", "--set lr: '\\[1\\]' is not a value of a configuration"),
     ],
 )
-def test_values_that_cannot_be_are_refused(assignment: str, said: str) -> None:
+def test_invalid_values_are_refused(assignment: str, said: str) -> None:
     with pytest.raises(BadFieldError, match=said):
         values_of([assignment], SPACE)
 
@@ -261,7 +257,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_preview_says_what_would_be_done_before_anything_is(folder: Path) -> None:
+def test_a_preview_states_the_cost_of_a_sweep(folder: Path) -> None:
     file = str(folder / "sweep.toml")
 
     said = ones("sweep", "preview", file, "--unit-s", "90", "--state-mb", "20",
@@ -312,7 +308,7 @@ def test_a_sweep_is_submitted_by_either_command(folder: Path) -> None:
         ("replay m.json --trial 9", "no trial 9; 0 to 0"),
     ],
 )
-def test_what_makes_no_sense_is_refused_before_any_controller_is_asked(
+def test_invalid_options_are_refused_before_any_request(
     folder: Path, words: str, said: str
 ) -> None:
     job = 'name = "j"\nscript = "train.py"\nbatch_size = 1\n'
@@ -327,7 +323,7 @@ def test_what_makes_no_sense_is_refused_before_any_controller_is_asked(
     assert done.err.count("\n") == 1
 
 
-def test_a_manifest_is_submitted_again_only_with_the_files_that_it_was_run_with(
+def test_a_manifest_is_submitted_again_only_with_equal_files(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "train.py").write_text(TRAIN + "def evaluate(): ...\n")

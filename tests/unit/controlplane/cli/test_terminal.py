@@ -1,4 +1,4 @@
-"""Nothing that others wrote says anything to a terminal, whichever command shows it."""
+"""Control characters in foreign text reach no terminal, whichever command shows it."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final, Self, cast
 
 import msgspec
 import pytest
@@ -132,7 +133,7 @@ def sent_by(command: str, texts: list[str], monkeypatch: pytest.MonkeyPatch) -> 
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(texts=st.lists(TEXT, min_size=1, max_size=4))
-def test_no_command_lets_anybody_steer_a_terminal(
+def test_no_command_sends_foreign_control_characters_to_a_terminal(
     command: str, texts: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sent = sent_by(command, texts, monkeypatch)
@@ -144,33 +145,30 @@ def test_no_command_lets_anybody_steer_a_terminal(
 # --- the rules
 
 
-def test_what_steers_is_seen_and_tabs_and_newlines_stay() -> None:
-    said = "a\tb\n\x1b[2J\x07\x7f\x9b1m\u202ex\rgröße 😀\udc80"
-
-    shown = harmless(said)
-
-    assert shown == "a\tb\n\\x1b[2J\\x07\\x7f\\x9b1m\\u202ex\\rgröße 😀\\udc80"
-
-
-def test_output_keeps_its_colours_and_nothing_else_that_steers() -> None:
-    line = "\x1b[1;31mloss\x1b[0m 3\x1b[2K\x1b]0;t\x07\x1b[8m\x1bc\r"
-
-    shown = harmless_output(line)
-
-    assert shown == ("\x1b[1;31mloss\x1b[0m 3\\x1b[2K\\x1b]0;t\\x07\x1b[8m\\x1bc\x1b[0m")
+@pytest.mark.parametrize(
+    ("rule", "text", "shown"),
+    [
+        (harmless, "a\tb\n\x1b[2J\x07\x7f\x9b1m\u202ex\rgröße 😀\udc80",
+         "a\tb\n\\x1b[2J\\x07\\x7f\\x9b1m\\u202ex\\rgröße 😀\\udc80"),
+        (harmless_output, "\x1b[1;31mloss\x1b[0m 3\x1b[2K\x1b]0;t\x07\x1b[8m\x1bc\r",
+         "\x1b[1;31mloss\x1b[0m 3\\x1b[2K\\x1b]0;t\\x07\x1b[8m\\x1bc\x1b[0m"),
+    ],
+)  # fmt: skip
+def test_control_characters_are_escaped_and_output_keeps_its_colours(
+    rule: Callable[[str], str], text: str, shown: str
+) -> None:
+    assert rule(text) == shown
 
 
 @given(st.text() | st.sampled_from(HOSTILE))
-def test_plain_text_is_the_same_and_nothing_steers_afterwards(text: str) -> None:
+def test_plain_text_is_unchanged_and_no_control_character_is_left(text: str) -> None:
     assert not CONTROL_CHARACTER.search(harmless(text))
     if not CONTROL_CHARACTER.search(text):
         assert harmless(text) == harmless_output(text) == text
 
 
 @pytest.mark.parametrize("options", ["", "--raw"])
-def test_output_that_goes_to_a_pipe_is_as_it_was_written(
-    options: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_output_to_a_pipe_is_unchanged(options: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Terminal, "isatty", lambda _: bool(options))
 
     assert sent_by(f"logs J {options} --no-prefix", [*HOSTILE], monkeypatch) == (
@@ -178,7 +176,7 @@ def test_output_that_goes_to_a_pipe_is_as_it_was_written(
     )
 
 
-def test_json_is_exact_whatever_is_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_json_is_exact(monkeypatch: pytest.MonkeyPatch) -> None:
     texts = ["\x1b[2J\x9b\u202e\x7f\r"]
 
     said = json.loads(sent_by("ps -a -o json", texts, monkeypatch))
@@ -186,7 +184,7 @@ def test_json_is_exact_whatever_is_in_it(monkeypatch: pytest.MonkeyPatch) -> Non
     assert said[0]["reason"][1:] == texts[0]
 
 
-def test_our_own_colours_and_moves_are_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_commands_own_colours_and_moves_are_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     screen = Terminal()
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.delenv("NO_COLOR", raising=False)
@@ -210,7 +208,7 @@ def test_an_error_repeats_no_control_character(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.slow
-def test_the_program_speaks_to_terminals_in_no_other_way() -> None:
+def test_the_program_escapes_control_characters_of_its_arguments() -> None:
     command = [sys.executable, "-P", "-m", "controlplane.cli.main", "no\x1b[2Jsuch"]
 
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -227,7 +225,7 @@ def test_the_program_speaks_to_terminals_in_no_other_way() -> None:
         ("ascii", "gr?n ? -+|#. .\n"),
     ],
 )
-def test_a_terminal_of_any_encoding_gets_what_is_like_it(encoding: str, shown: str) -> None:
+def test_missing_characters_are_replaced_by_similar_ones(encoding: str, shown: str) -> None:
     behind = io.BytesIO()
     stream = harmless_stream(io.TextIOWrapper(behind, encoding, write_through=True))
 
@@ -238,16 +236,15 @@ def test_a_terminal_of_any_encoding_gets_what_is_like_it(encoding: str, shown: s
 
 
 def test_a_table_of_another_encoding_has_rules_of_ascii(monkeypatch: pytest.MonkeyPatch) -> None:
-    behind = io.BytesIO()
-    stream = harmless_stream(io.TextIOWrapper(behind, "ascii", write_through=True))
-    monkeypatch.setattr(sys, "stdout", stream)
+    behind = io.TextIOWrapper(io.BytesIO(), "ascii", write_through=True)
+    monkeypatch.setattr(sys, "stdout", harmless_stream(behind))
 
     output.print_table(["job"], [["gr\u00fcn"]])
 
-    assert behind.getvalue().decode("ascii") == "job \n----\ngr?n\n"
+    assert cast("Any", behind.buffer).getvalue().decode("ascii") == "job \n----\ngr?n\n"
 
 
-def test_a_name_that_is_no_text_is_an_error_of_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_undecodable_name_is_an_error_of_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     screen = Terminal()
     for name in ("signal.signal", "gc.set_threshold"):
         monkeypatch.setattr(f"controlplane.cli.main.{name}", lambda *_: None)
@@ -263,7 +260,7 @@ def test_a_name_that_is_no_text_is_an_error_of_one_line(monkeypatch: pytest.Monk
     )
 
 
-def test_nobody_draws_beside_the_one_place() -> None:
+def test_no_module_writes_to_a_terminal_directly() -> None:
     own = {"terminal.py", "harmless_console.py"}
     beside = re.compile(r"[^_]Console\(|sys\.__std(out|err)__|std(out|err)\.buffer|os\.write\(")
     sources = [path for path in HOME.rglob("*.py") if path.name not in own]

@@ -1,7 +1,8 @@
-"""Slots over time: from feed events to stays, and stays as pictures."""
+"""Slots over time: allocations from feed events, drawn as text and PNG."""
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
-from controlplane.cli import plots
+from controlplane.cli import timeline
 from controlplane.cli.allocations import (
     PALETTE,
     Allocation,
@@ -24,9 +25,9 @@ from controlplane.cli.allocations import (
     job_colour,
     job_histories,
 )
-from controlplane.cli.plots import is_dark, png
-from controlplane.cli.timeline import shown_window, terminal
-from schemas.errors import SettingsError
+from controlplane.cli.timeline import png, shown_window, terminal
+from controlplane.sim.analysis.plot_style import is_dark
+from controlplane.sim.cluster import ResultsError
 from schemas.ids import JobId, NodeId, Seconds, SlotId, slot_id
 from schemas.wire.feed import FeedEvent
 from tests.support.builders import N1, S0, S1, T0, A, B, C, news
@@ -42,14 +43,8 @@ def started(job: JobId, slot: SlotId, at: float, version: int = 1, rank: int = 0
 
 
 def exited(job: JobId, slot: SlotId, at: float, version: int = 1, rank: int = 0) -> FeedEvent:
-    detail: dict[str, Any] = {
-        "rank": rank,
-        "slot": slot,
-        "version": version,
-        "code": 0,
-        "signal": None,
-    }
-    return news("worker.exited", job, at=at, **detail).event
+    detail: dict[str, Any] = {"rank": rank, "slot": slot, "version": version, "code": 0}
+    return news("worker.exited", job, at=at, **detail, signal=None).event
 
 
 def told(event: str, job: JobId, at: float) -> FeedEvent:
@@ -67,27 +62,55 @@ def plain(text: Text, width: int) -> list[str]:
     return [line.rstrip() for line in capture.get().splitlines()]
 
 
-# --- who had which slot
+# --- allocations
+
+STARTS = news("job.starting", A, at=1.0, slots=f"{S0}, {S1}").event
 
 
-def test_a_worker_has_its_slot_from_its_start_to_its_exit() -> None:
-    events = [joined(N1, 2), started(A, S0, 1.0), told("job.running", A, 2.0), exited(A, S0, 5.0)]
-
-    assert allocations_from(events, 9.0) == (allocation(S0, A, 1.0, 5.0),)
-
-
-def test_a_slot_is_a_jobs_from_the_order_to_start_on() -> None:
-    events = [
-        news("job.starting", A, at=1.0, slots=f"{S0}, {S1}").event,
-        started(A, S0, 3.0),
-        exited(A, S0, 5.0),
-        started(A, S0, 6.0, version=2),
-    ]
-
-    assert allocations_from(events, 9.0) == (
-        allocation(S0, A, 1.0, 5.0),
-        allocation(S0, A, 6.0, 9.0),
-    )
+@pytest.mark.parametrize(
+    ("events", "until", "allocations"),
+    [
+        pytest.param(
+            [joined(N1, 2), started(A, S0, 1.0), told("job.running", A, 2.0), exited(A, S0, 5.0)],
+            9.0, [(S0, A, 1.0, 5.0)], id="from the start of a worker to its exit",
+        ),
+        pytest.param(
+            [STARTS, started(A, S0, 3.0), exited(A, S0, 5.0), started(A, S0, 6.0, version=2)],
+            9.0, [(S0, A, 1.0, 5.0), (S0, A, 6.0, 9.0)], id="from the order to start, until now",
+        ),
+        pytest.param(
+            [started(A, S0, 1.0), exited(A, S0, 5.0), started(B, S0, 6.0)],
+            3.0, [(S0, A, 1.0, 3.0)], id="later events are ignored",
+        ),
+        pytest.param(
+            [started(A, S0, 1.0), started(B, S0, 4.0, 2, 1), exited(A, S0, 6.0),
+             exited(B, S0, 8.0, 2, 1)],
+            9.0, [(S0, A, 1.0, 6.0), (S0, B, 6.0, 8.0)], id="a newcomer follows the owner",
+        ),
+        pytest.param(
+            [started(A, S0, 1.0), started(B, S0, 4.0), exited(B, S0, 5.0), exited(A, S0, 6.0)],
+            9.0, [(S0, A, 1.0, 6.0)], id="a newcomer that exits before the owner has no slot",
+        ),
+        pytest.param(
+            [started(A, S0, 1.0), started(A, S1, 2.0, 2, 1), exited(A, S1, 3.0, 2, 1),
+             started(A, S1, 4.0, 4, 1), exited(A, S0, 6.0)],
+            9.0, [(S0, A, 1.0, 6.0), (S1, A, 2.0, 3.0), (S1, A, 4.0, 9.0)],
+            id="workers differ by version and rank",
+        ),
+        pytest.param(
+            [started(A, S0, 1.0), started(B, T0, 1.0), told("job.failed", A, 4.0)],
+            9.0, [(S0, A, 1.0, 4.0), (T0, B, 1.0, 9.0)], id="without an exit, until the job ends",
+        ),
+        pytest.param(
+            [started(A, S0, 1.0), told("job.cancelled", A, 4.0), exited(A, S0, 6.0)],
+            9.0, [(S0, A, 1.0, 6.0)], id="an exit after the end of the job",
+        ),
+    ],
+)  # fmt: skip
+def test_a_worker_has_its_slot(
+    events: list[FeedEvent], until: float, allocations: list[tuple[SlotId, JobId, float, float]]
+) -> None:
+    assert allocations_from(events, until) == tuple(allocation(*one) for one in allocations)
 
 
 LIFE = (  # of a job that grows, rests and goes on
@@ -106,7 +129,7 @@ LIFE = (  # of a job that grows, rests and goes on
 )
 
 
-def test_a_jobs_past_has_its_states_batches_and_rates() -> None:
+def test_the_history_of_a_job_has_its_states_batches_and_rates() -> None:
     assert job_histories(LIFE, 20.0) == {
         A: JobHistory(
             spans=(
@@ -125,138 +148,85 @@ def test_a_jobs_past_has_its_states_batches_and_rates() -> None:
     assert job_histories(LIFE[2:], 20.0) == {}  # its submission is not kept any more
 
 
-def test_a_worker_that_is_still_there_has_its_slot_until_now() -> None:
-    assert allocations_from([started(A, S0, 1.0)], 9.0) == (allocation(S0, A, 1.0, 9.0),)
-
-
-def test_what_happens_later_is_not_seen() -> None:
-    events = [started(A, S0, 1.0), exited(A, S0, 5.0), started(B, S0, 6.0)]
-
-    assert allocations_from(events, 3.0) == (allocation(S0, A, 1.0, 3.0),)
-
-
-def test_a_slot_is_the_owners_until_it_exits_though_a_newcomer_is_prepared_beside_it() -> None:
-    events = [
-        started(A, S0, 1.0),
-        started(B, S0, 4.0, version=2, rank=1),
-        exited(A, S0, 6.0),
-        exited(B, S0, 8.0, version=2, rank=1),
-    ]
-
-    assert allocations_from(events, 9.0) == (
-        allocation(S0, A, 1.0, 6.0),
-        allocation(S0, B, 6.0, 8.0),
-    )
-
-
-def test_a_newcomer_that_was_given_up_never_had_the_slot() -> None:
-    events = [started(A, S0, 1.0), started(B, S0, 4.0), exited(B, S0, 5.0), exited(A, S0, 6.0)]
-
-    assert allocations_from(events, 9.0) == (allocation(S0, A, 1.0, 6.0),)
-
-
-def test_workers_of_one_job_are_told_apart_by_version_and_rank() -> None:
-    events = [
-        started(A, S0, 1.0, rank=0),
-        started(A, S1, 2.0, version=2, rank=1),
-        exited(A, S1, 3.0, version=2, rank=1),
-        started(A, S1, 4.0, version=4, rank=1),
-        exited(A, S0, 6.0, rank=0),
-    ]
-
-    assert allocations_from(events, 9.0) == (
-        allocation(S0, A, 1.0, 6.0),
-        allocation(S1, A, 2.0, 3.0),
-        allocation(S1, A, 4.0, 9.0),
-    )
-
-
-def test_a_worker_whose_exit_nobody_saw_is_counted_until_its_job_ended() -> None:
-    events = [started(A, S0, 1.0), started(B, T0, 1.0), told("job.failed", A, 4.0)]
-
-    assert allocations_from(events, 9.0) == (
-        allocation(S0, A, 1.0, 4.0),
-        allocation(T0, B, 1.0, 9.0),
-    )
-
-
-def test_an_exit_after_the_end_of_the_job_counts() -> None:
-    events = [started(A, S0, 1.0), told("job.cancelled", A, 4.0), exited(A, S0, 6.0)]
-
-    assert allocations_from(events, 9.0) == (allocation(S0, A, 1.0, 6.0),)
-
-
-def test_slots_are_known_from_the_moment_that_their_node_joins_and_sorted_by_number() -> None:
+def test_slots_are_those_of_joined_nodes_sorted_by_number() -> None:
     ten, two = NodeId("node-10"), NodeId("node-2")
     events = [joined(ten, 1), joined(two, 2), started(A, SlotId("node-2/11"), 1.0)]
 
     assert all_slots(events) == ("node-2/0", "node-2/1", "node-2/11", "node-10/0")
 
 
-def test_stays_are_cut_at_the_edges_of_a_window() -> None:
-    allocations = [
-        allocation(S0, A, 0.0, 2.0),
-        allocation(S0, B, 2.0, 6.0),
-        allocation(S1, C, 7.0, 9.0),
-    ]
+def test_allocations_are_clipped_to_a_window() -> None:
+    stays = [(S0, A, 0.0, 2.0), (S0, B, 2.0, 6.0), (S1, C, 7.0, 9.0)]
 
-    assert clipped(allocations, Window(3.0, 8.0)) == (
+    assert clipped([allocation(*one) for one in stays], Window(3.0, 8.0)) == (
         allocation(S0, B, 3.0, 6.0),
         allocation(S1, C, 7.0, 8.0),
     )
 
 
-def test_a_picture_goes_on_until_now_only_while_a_worker_is_there() -> None:
-    alive = [joined(N1, 1, at=1.0), started(A, S0, 2.0)]
-
-    assert shown_window(alive, 0, 50.0) == Window(1.0, 50.0)
-    assert shown_window([*alive, exited(A, S0, 4.0)], 0, 50.0) == Window(1.0, 4.0)
+ALIVE = [joined(N1, 1, at=1.0), started(A, S0, 2.0)]
+UPS = [news("node.up", N1, seq=seq, at=seq * 10.0).event for seq in (1, 2, 3)]
+OVER = [started(A, S0, 100.0), exited(A, S0, 160.0)]
 
 
-def test_a_picture_begins_at_the_event_that_was_asked_for() -> None:
-    events = [news("node.up", N1, seq=seq, at=seq * 10.0).event for seq in (1, 2, 3)]
-
-    assert shown_window(events, 2, 50.0) == Window(20.0, 30.0)
-    assert shown_window(events, 4, 50.0) == Window(30.0, 30.0)
+@pytest.mark.parametrize(
+    ("events", "first", "now", "length", "window"),
+    [
+        (ALIVE, 0, 50.0, math.inf, Window(1.0, 50.0)),  # a worker is left
+        ([*ALIVE, exited(A, S0, 4.0)], 0, 50.0, math.inf, Window(1.0, 4.0)),
+        (UPS, 2, 50.0, math.inf, Window(20.0, 30.0)),
+        (UPS, 4, 50.0, math.inf, Window(30.0, 30.0)),
+        (OVER, 0, 1000.0, 60.0, Window(940.0, 1000.0)),  # the last minute ends now
+        (OVER, 0, 1000.0, 5000.0, Window(100.0, 1000.0)),
+        (OVER, 0, 1000.0, math.inf, Window(100.0, 160.0)),
+    ],
+)
+def test_a_picture_shows_the_requested_time_or_until_the_last_worker_exits(
+    events: list[FeedEvent], first: int, now: float, length: float, window: Window
+) -> None:
+    assert shown_window(events, first, now, length) == window
 
 
 # --- drawn in a terminal
 
 
-def test_without_colours_every_job_is_a_letter() -> None:
-    allocations = [
-        allocation(S0, A, 0.0, 10.0),
-        allocation(S1, B, 5.0, 20.0),
-        allocation(S0, C, 10.0, 20.0),
-    ]
+@pytest.mark.parametrize(
+    ("allocations", "slots", "width", "window", "lines"),
+    [
+        pytest.param(
+            [(S0, A, 0.0, 10.0), (S1, B, 5.0, 20.0), (S0, C, 10.0, 20.0)], (S0, S1, T0), 25, None,
+            ["n1/0 aaaaaaaaaacccccccccc", "n1/1 .....bbbbbbbbbbbbbbb",
+             "n2/0 ....................", "     ┬───────────────────", "     0 s",
+             "a a-1   b b-2   c c-3"], id="a letter for each job",
+        ),
+        pytest.param(
+            [(S0, A, 1010.0, 1030.0)], (S0,), 45, Window(1000.0, 1040.0),
+            ["n1/0 ..........aaaaaaaaaaaaaaaaaaaa..........",
+             "     ┬───────────────────┬───────────────────", "     0 s                 20 s",
+             "a a-1"], id="the axis counts from the start of the window",
+        ),
+        pytest.param(
+            [(S0, A, 0.0, 1.4), (S0, B, 1.4, 12.0)], (S0,), 17, None,
+            ["n1/0 abbbbbbbbbbb", "     ┬───────────", "     0 s", "a a-1   b b-2"],
+            id="a column shows the job with most of its time",
+        ),
+        pytest.param(
+            [(S0, A, 0.0, 1.0), (S0, B, 1.0, 2.0), (S0, C, 2.0, 3.0)], (S0,), 18, None,
+            ["n1/0 aaaabbbbbcccc", "     ┬────────────", "     0 s", "a a-1   b b-2", "c c-3"],
+            id="a long legend is folded",
+        ),
+        pytest.param([], (), 14, None, [" ┬────────────", " 0 s"], id="empty"),
+    ],
+)  # fmt: skip
+def test_slots_are_drawn_without_colours(
+    allocations: list[tuple[SlotId, JobId, float, float]], slots: tuple[SlotId, ...], width: int,
+    window: Window | None, lines: list[str],
+) -> None:  # fmt: skip
+    stays = [allocation(*one) for one in allocations]
 
-    assert plain(terminal(allocations, (S0, S1, T0), 25, colour=False), 40) == [
-        "n1/0 aaaaaaaaaacccccccccc",
-        "n1/1 .....bbbbbbbbbbbbbbb",
-        "n2/0 ....................",
-        "     ┬───────────────────",
-        "     0 s",
-        "a a-1   b b-2   c c-3",
-    ]
+    drawn = terminal(stays, slots, width, window=window, colour=False)
 
-
-def test_the_axis_counts_from_the_begin_of_the_window() -> None:
-    window = Window(1000.0, 1040.0)
-
-    drawn = terminal([allocation(S0, A, 1010.0, 1030.0)], (S0,), 45, window=window, colour=False)
-
-    assert plain(drawn, 45) == [
-        "n1/0 ..........aaaaaaaaaaaaaaaaaaaa..........",
-        "     ┬───────────────────┬───────────────────",
-        "     0 s                 20 s",
-        "a a-1",
-    ]
-
-
-def test_a_column_is_the_job_that_had_most_of_it() -> None:
-    allocations = [allocation(S0, A, 0.0, 1.4), allocation(S0, B, 1.4, 12.0)]
-
-    assert plain(terminal(allocations, (S0,), 17, colour=False), 20)[0] == "n1/0 abbbbbbbbbbb"
+    assert [line for line in plain(drawn, 45) if line] == lines
 
 
 def test_with_colours_a_block_is_pale_where_less_than_half_of_its_time_was_used() -> None:
@@ -266,19 +236,6 @@ def test_with_colours_a_block_is_pale_where_less_than_half_of_its_time_was_used(
 
     assert drawn.plain.splitlines()[0] == "n1/0 ██████░░░░░▒"
     assert [str(span.style) for span in drawn.spans[:3]] == [PALETTE[0], "grey35", PALETTE[1]]
-
-
-def test_a_long_legend_is_folded() -> None:
-    allocations = [allocation(S0, job, at, at + 1.0) for at, job in enumerate((A, B, C))]
-
-    assert plain(terminal(allocations, (S0,), 18, colour=False), 40)[-2:] == [
-        "a a-1   b b-2",
-        "c c-3",
-    ]
-
-
-def test_nothing_can_be_drawn_too() -> None:
-    assert plain(terminal((), (), 14, colour=False), 20)[-2:] == [" ┬────────────", " 0 s"]
 
 
 def test_colours_are_repeated_only_after_three_rounds() -> None:
@@ -313,7 +270,7 @@ def test_a_png_has_a_panel_of_each_job_with_its_states_batch_and_rate(
 ) -> None:
     pytest.importorskip("matplotlib")
     figures: list[Any] = []
-    monkeypatch.setattr(plots, "save", lambda figure, _: figures.append(figure))
+    monkeypatch.setattr(timeline, "save", lambda figure, *_: figures.append(figure))
 
     png(
         allocations_from(LIFE, 14.0), (S0,), Path("unused.png"), "slots",
@@ -335,39 +292,24 @@ def test_a_png_has_a_panel_of_each_job_with_its_states_batch_and_rate(
     assert len(set(looks)) == 4
 
 
-def test_a_png_that_cannot_be_written_says_why(tmp_path: Path) -> None:
+def test_errors_of_a_png_name_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("matplotlib")
 
-    with pytest.raises(SettingsError, match="No such file or directory; choose another file"):
+    with pytest.raises(ResultsError, match="No such file or directory; choose another file"):
         png((), (), tmp_path / "nowhere" / "t.png", "slots")
 
-
-def test_a_png_without_matplotlib_says_what_to_install(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-
-    with pytest.raises(SettingsError) as caught:
+    with pytest.raises(ResultsError) as caught:
         png((), (), tmp_path / "t.png", "slots")
-
-    assert (
-        str(caught.value) == "a PNG needs matplotlib; in a checkout of ONES: pip install '.[sim]'"
-    )
+    remedy = "in a checkout of ONES: pip install '.[sim]'"
+    assert str(caught.value) == f"figures need matplotlib; {remedy}"
 
 
-# --- the last minutes, and a legend that fits
-
-
-def test_the_last_minutes_end_now_and_begin_no_earlier_than_the_cluster() -> None:
-    events = [started(A, S0, 100.0), exited(A, S0, 160.0)]
-
-    assert shown_window(events, 0, 1000.0, 60.0) == Window(940.0, 1000.0)
-    assert shown_window(events, 0, 1000.0, 5000.0) == Window(100.0, 1000.0)
-    assert shown_window(events, 0, 1000.0) == Window(100.0, 160.0)
+# --- a legend that fits
 
 
 @pytest.mark.parametrize("width", [40, 80, 120])
-def test_a_legend_takes_four_lines_and_names_who_had_slots_for_longest(width: int) -> None:
+def test_a_legend_of_four_lines_names_the_jobs_with_most_slot_time(width: int) -> None:
     jobs = [JobId(f"language-model-{n}") for n in range(60)]
     stays = [allocation(S0, job, n, n + 0.5 + n / 200) for n, job in enumerate(jobs)]
 
@@ -381,12 +323,10 @@ def test_a_legend_takes_four_lines_and_names_who_had_slots_for_longest(width: in
     assert [f"language-model-{n}" in " ".join(lines) for n in (59, 0)] == [True, False]
 
 
-def test_a_legend_with_room_names_every_job_and_one_that_is_too_long_is_cut() -> None:
-    long = JobId("x" * 60)
+def test_a_legend_with_room_names_every_job_and_cuts_long_names() -> None:
+    stays = [allocation(S0, A, 0, 1), allocation(S0, JobId("x" * 60), 1, 2)]
 
-    lines = plain(
-        terminal([allocation(S0, A, 0, 1), allocation(S0, long, 1, 2)], (S0,), 40, colour=False), 40
-    )
+    lines = plain(terminal(stays, (S0,), 40, colour=False), 40)
 
     assert lines[3:] == [f"a {A}", "b " + "x" * 37 + "…"]
 
@@ -404,7 +344,7 @@ def test_a_legend_with_room_names_every_job_and_one_that_is_too_long_is_cut() ->
         (900 * 86_400, ["0 d", "200 d", "400 d", "600 d", "800 d"]),
     ],
 )
-def test_the_axis_counts_in_units_that_people_count_in(length: float, labels: list[str]) -> None:
+def test_the_axis_counts_in_round_units(length: float, labels: list[str]) -> None:
     window = Window(0.0, length)
 
     lines = plain(terminal([allocation(S0, A, 0, length)], (S0,), 80, window=window), 80)

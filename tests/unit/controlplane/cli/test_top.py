@@ -1,17 +1,17 @@
-"""The live dashboard: what is in it, and what it survives."""
+"""The live dashboard: its content, owners of slots, and an absent controller."""
 
 from __future__ import annotations
 
 import io
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
 from rich.console import Console, RenderableType
 
+from controlplane.cli.output import ABSENT_NOTE
 from controlplane.cli.top import (
-    ABSENT_NOTE,
     COLUMNS,
     ClusterStatus,
     StatusReader,
@@ -30,7 +30,7 @@ from schemas.ids import JobId, NodeId, Seconds, SlotId, node_of
 from schemas.wire.client import Cluster, JobSummary, NodeInfo, SearchInfo, WorkerInfo
 from schemas.wire.feed import FeedEvent
 from tests.support.builders import N1, N2, S0, S1, T0, A, B, C, news
-from tests.support.summaries import summary
+from tests.support.client_examples import summary
 
 CLUSTER = msgspec.convert(
     {"type": "client.cluster.1", "release": "1.2", "policy": "fifo", "term": 3, "user": "ann",
@@ -57,18 +57,9 @@ def worker(slot: SlotId, phase: str = "member") -> WorkerInfo:
 
 
 RUNNING = summary(
-    A,
-    state="running",
-    reason="trains on 2 slots, batch 64",
-    slots=2,
-    global_batch=64,
-    lr=0.01,
-    samples_per_s=1088.4,
-    progress=0.5,
-    train_loss=0.54812,
-    rescales=2,
-    batch_changes=1,
-)
+    A, state="running", reason="trains on 2 slots, batch 64", slots=2, global_batch=64, lr=0.01,
+    samples_per_s=1088.4, progress=0.5, train_loss=0.54812, rescales=2, batch_changes=1,
+)  # fmt: skip
 LEGEND = "██ used, in the colour of the job   ▒▒ taken   ░░ free"
 QUIET = SearchInfo(policy="ones", running=True)
 STATUS = ClusterStatus(
@@ -89,7 +80,7 @@ def shown(drawn: RenderableType, width: int = 130) -> list[str]:
 
 
 class Controller:
-    """Stands for a client: answers from what a test lays out, and notes what it was asked."""
+    """Client that replies from prepared values, and notes the jobs requested."""
 
     def __init__(self) -> None:
         self.nodes_now = [node(N1, 2, 1, A)]
@@ -124,14 +115,10 @@ class Controller:
         return iter([event for event in self.feed if event.seq >= from_seq])
 
 
-def watched(client: Any) -> StatusReader:
-    return StatusReader(client)
-
-
 # --- what is drawn
 
 
-def test_the_picture_shows_the_cluster_its_jobs_and_its_slots() -> None:
+def test_the_dashboard_shows_the_cluster_its_jobs_and_its_slots() -> None:
     assert shown(dashboard(STATUS, 130)) == [
         "slots 2 of 2   jobs 1 running, 1 waiting   users ann   policy fifo",
         "job  state    progress          %    slots  batch    lr  samples/s    loss  re-scales  why",
@@ -180,7 +167,7 @@ def test_narrow_terminals_show_less(job: JobSummary, width: int, left_out: set[s
     assert "…" not in line.partition("2 slots:")[0]
 
 
-def test_what_a_policy_foretells_is_beside_what_is() -> None:
+def test_predictions_stand_beside_current_values() -> None:
     line = shown(job_table([FORETOLD, LONG], {LONG.job: 0}, 80), 80)[2:4]
 
     assert [row.split()[6:] for row in line] == [["1.548", "1.493", "08:55:00Z"], ["1.548"]]
@@ -207,7 +194,7 @@ def test_slots_have_the_colour_of_their_job_and_free_ones_are_grey() -> None:
     assert [str(span.style) for span in drawn.spans] == ["#4e79a7", "#f28e2b", "grey35"]
 
 
-def test_the_header_counts_slots_jobs_and_users_and_says_what_is_wrong() -> None:
+def test_the_header_counts_slots_jobs_and_users_and_names_problems() -> None:
     jobs = [summary(JobId(f"j-{n}"), user=f"u{n}", slots=n % 2) for n in range(4)]
     ended = summary(C, user="gone", state="succeeded")
     status = STATUS._replace(
@@ -227,16 +214,12 @@ def test_the_header_counts_slots_jobs_and_users_and_says_what_is_wrong() -> None
     ]
 
 
-def test_the_header_fits_into_80_columns() -> None:
+def test_the_header_fits_into_80_columns_and_names_an_absent_controller() -> None:
     status = STATUS._replace(nodes=(node(N1, 1024, 1000),))
 
     assert len(header(status).plain) < 80
-
-
-def test_the_header_says_when_the_controller_is_away() -> None:
-    told = shown(dashboard(STATUS, 130, ABSENT_NOTE))[0]
-
-    assert told == f"{header(STATUS).plain}   {ABSENT_NOTE}"
+    noted = shown(dashboard(STATUS, 130, ABSENT_NOTE))[0]
+    assert noted == f"{header(STATUS).plain}   {ABSENT_NOTE}"
 
 
 def test_a_low_terminal_shows_jobs_on_slots_before_others() -> None:
@@ -253,20 +236,16 @@ def test_a_low_terminal_shows_jobs_on_slots_before_others() -> None:
 # --- whose slot it is
 
 
-def test_a_slot_is_its_owners_while_a_newcomer_is_prepared_beside_it() -> None:
+def test_a_slot_belongs_to_its_owner_and_not_to_a_newcomer() -> None:
     crews = {B: [worker(S0, "ready")], A: [worker(S0), worker(S1, "leaving")]}
+    absent = {A: [worker(S0), worker(T0, "ready"), worker(S1, "exited")]}
 
     assert owners_of([node(N1, 2, 0, A, B)], crews) == {S0: A, S1: A}
     assert owners_of([node(N1, 2, 0, A, B)], dict(reversed(crews.items()))) == {S0: A, S1: A}
+    assert owners_of([node(N1, 2, 1, A), node(N2, 1, 1)], absent) == {S0: A}
 
 
-def test_a_job_that_owns_nothing_on_a_node_is_not_drawn_there() -> None:
-    crews = {A: [worker(S0), worker(T0, "ready"), worker(S1, "exited")]}
-
-    assert owners_of([node(N1, 2, 1, A), node(N2, 1, 1)], crews) == {S0: A}
-
-
-def test_a_job_keeps_its_colour_and_a_new_one_takes_the_first_that_is_free() -> None:
+def test_a_job_keeps_its_colour_and_a_new_job_takes_the_first_free_colour() -> None:
     assert assign_colours({}, [A, B]) == {A: 0, B: 1}
     assert assign_colours({A: 0, B: 1}, [B, C]) == {B: 1, C: 0}
     assert assign_colours({C: 7}, [C, A, C]) == {C: 7, A: 0}
@@ -275,9 +254,9 @@ def test_a_job_keeps_its_colour_and_a_new_one_takes_the_first_that_is_free() -> 
 # --- again and again
 
 
-def test_workers_are_asked_for_again_only_when_the_feed_names_their_job() -> None:
+def test_workers_are_requested_again_only_when_the_feed_names_their_job() -> None:
     client = Controller()
-    reader = watched(client)
+    reader = StatusReader(cast("Any", client))
 
     assert reader.read().owners == {S0: A}
     client.feed.append(news("job.epoch", A, seq=11).event)
@@ -290,39 +269,32 @@ def test_workers_are_asked_for_again_only_when_the_feed_names_their_job() -> Non
     assert client.asked == [A, A]
 
 
-def test_a_slot_that_an_unknown_job_holds_has_no_owner() -> None:
+def test_a_slot_of_an_unknown_job_has_no_owner() -> None:
     client = Controller()
     client.nodes_now = [node(N1, 2, 1, C)]
 
-    assert watched(client).read().owners == {}
+    assert StatusReader(cast("Any", client)).read().owners == {}
 
 
-def test_a_controller_that_is_away_for_a_moment_is_borne() -> None:
-    client = Controller()
+def test_the_dashboard_tolerates_an_absent_controller() -> None:
+    client, output, pauses = Controller(), io.StringIO(), iter((0, 0))
     client.away = 1
-    pauses: list[float] = []
 
-    def pause(seconds: float) -> None:
-        pauses.append(seconds)
-        if len(pauses) == 3:
+    def pause(_: float) -> None:
+        if next(pauses, None) is None:
             raise KeyboardInterrupt
 
-    output = io.StringIO()
     console = Console(file=output, width=130, force_terminal=True, color_system=None)
     with pytest.raises(KeyboardInterrupt):
-        follow(watched(client), console, pause)
+        follow(StatusReader(cast("Any", client)), console, pause)
 
-    first, second, third = output.getvalue().split("policy fifo")[1:4]
-    assert (ABSENT_NOTE in first, ABSENT_NOTE in second, ABSENT_NOTE in third) == (
-        False,
-        True,
-        False,
-    )
+    frames = output.getvalue().split("policy fifo")[1:4]
+    assert [ABSENT_NOTE in frame for frame in frames] == [False, True, False]
 
 
-def test_a_controller_that_never_answered_is_an_error() -> None:
+def test_a_controller_that_never_replied_is_an_error() -> None:
     client = Controller()
     client.looks, client.away = 1, 1
 
     with pytest.raises(UnreachableError):
-        follow(watched(client), Console(file=io.StringIO()), lambda _: None)
+        follow(StatusReader(cast("Any", client)), Console(file=io.StringIO()), lambda _: None)

@@ -1,4 +1,4 @@
-"""A controller that is not there is told from one that is slow."""
+"""An absent controller is distinguished from a slow one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from controlplane.client import Client, connection
 from schemas.errors import UnreachableError
-from schemas.transport import write_keys
+from schemas.transport.keys import write_keys
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ async def refusal(home: Path, timeout: float | None = None) -> str:  # noqa: ASY
 
 
 @pytest.mark.slow
-async def test_where_nobody_listens_the_answer_comes_long_before_the_time_limit(
+async def test_a_port_without_a_process_is_reported_before_the_timeout(
     home: Path, port: socket.socket
 ) -> None:
     async with asyncio.timeout(connection.TIMEOUT_S / 2):
@@ -52,36 +52,24 @@ async def test_where_nobody_listens_the_answer_comes_long_before_the_time_limit(
     )
 
 
-async def test_the_cluster_of_a_folder_is_started_with_a_command_that_is_named(home: Path) -> None:
+async def test_the_command_that_starts_a_local_cluster_is_named(home: Path) -> None:
     (home / "controller.toml").touch()
 
     assert (await refusal(home)).endswith(f"; `ones local up --dir {home}` starts it")
 
 
-async def test_one_that_listens_and_is_slow_has_its_whole_time(
-    home: Path, port: socket.socket, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("listens", [True, False])
+async def test_a_slow_controller_or_a_stated_timeout_is_awaited_in_full(
+    home: Path, port: socket.socket, monkeypatch: pytest.MonkeyPatch, *, listens: bool
 ) -> None:
     monkeypatch.setattr(connection, "TIMEOUT_S", 0.6)
     monkeypatch.setattr(connection, "REPLY_TIMEOUT_S", 0.6)
-    port.listen()
+    if listens:
+        port.listen()
     loop = asyncio.get_running_loop()
 
     began = loop.time()
+    said = await refusal(home, None if listens else 0.6)
 
-    assert await refusal(home) == "the controller does not reply; check that the cluster is running"
-    assert loop.time() - began >= 0.6
-
-
-async def test_whoever_names_a_time_limit_waits_so_long_for_one_that_is_away(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(connection, "REPLY_TIMEOUT_S", 0.6)
-    loop = asyncio.get_running_loop()
-
-    began = loop.time()
-
-    assert (
-        await refusal(home, 0.6)
-        == "the controller does not reply; check that the cluster is running"
-    )
+    assert said == "the controller does not reply; check that the cluster is running"
     assert loop.time() - began >= 0.6

@@ -1,4 +1,4 @@
-"""Files of a job come here whole, under names that lead nowhere else."""
+"""Files of jobs are fetched completely, to paths inside the target folder."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from controlplane.client.archive import survey
@@ -13,14 +14,11 @@ from controlplane.client.files import (
     Fetch,
     Fetched,
     FileTransfers,
-    JobFile,
-    JobFiles,
     matches,
     newest_checkpoint,
     nodes_of,
 )
 from schemas.errors import BadFieldError, TooLargeError, UnavailableError
-from schemas.ids import NodeId
 from schemas.wire.client import JobDetail, VersionInfo
 from schemas.wire.files import FileInfo, FileList, FilePiece, ListFiles, ReadFile
 from tests.support.schemas_examples import EXAMPLES
@@ -43,7 +41,7 @@ class Nodes(FileTransfers):
         assert isinstance(DETAIL, JobDetail)
         slots = tuple(f"{node}/0" for node in self.nodes)
         version: Any = VersionInfo(version=1, resumed_epoch=0, slots=slots)  # type: ignore[arg-type]
-        return _replace(DETAIL, versions=(version, version))
+        return msgspec.structs.replace(DETAIL, versions=(version, version))
 
     async def _bulk_call(self, request: Any, kind: Any, wait_s: float) -> Any:
         files = self.nodes[request.node]
@@ -70,12 +68,6 @@ class Nodes(FileTransfers):
         )
 
 
-def _replace(struct: Any, **fields: Any) -> Any:
-    import msgspec  # noqa: PLC0415
-
-    return msgspec.structs.replace(struct, **fields)
-
-
 def files_in(folder: Path) -> dict[str, bytes]:
     return {
         path.relative_to(folder).as_posix(): path.read_bytes()
@@ -88,16 +80,14 @@ def sha(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-async def test_files_of_all_nodes_come_each_under_its_node_and_checkpoints_once(
+async def test_files_are_fetched_by_node_and_shared_checkpoints_once(
     tmp_path: Path,
 ) -> None:
     shared = {("checkpoints", "epoch-000001.v1.pt"): b"state"}
-    nodes = Nodes(
-        {
-            "n1": {("work", "out/a.txt"): b"one and more", **shared},
-            "n2": {("work", "a"): b"", **shared},
-        }
-    )
+    nodes = Nodes({
+        "n1": {("work", "out/a.txt"): b"one and more", **shared},
+        "n2": {("work", "a"): b"", **shared},
+    })  # fmt: skip
     seen: list[tuple[int, int]] = []
 
     done = await nodes.fetch("j-1", tmp_path, on_bytes=lambda *both: seen.append(both))
@@ -117,7 +107,7 @@ async def test_files_of_all_nodes_come_each_under_its_node_and_checkpoints_once(
     }  # fmt: skip
 
 
-async def test_a_node_that_is_away_costs_only_its_own_files(tmp_path: Path) -> None:
+async def test_an_absent_node_costs_only_its_own_files(tmp_path: Path) -> None:
     nodes = Nodes({"n1": {("away", ""): b""}, "n2": {("work", "a"): b"1"}})
     nodes.refused, nodes.left_out = ("link: leads out",), 3
 
@@ -129,16 +119,14 @@ async def test_a_node_that_is_away_costs_only_its_own_files(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("path", ["../x", "a/../../x", "/etc/x", "a\0b", ""])
-async def test_a_name_that_leads_elsewhere_is_left_out(path: str) -> None:
+async def test_a_name_outside_the_folder_is_omitted(path: str) -> None:
     nodes = Nodes({"n1": {("work", path): b"1", ("work", "good"): b""}})
 
     assert [file.name for file in (await nodes.files("j-1")).files] == ["work/n1/good"]
 
 
 @pytest.mark.parametrize("how", ["stamp", "data"])
-async def test_a_file_that_changed_or_was_damaged_on_its_way_is_fetched_again(
-    tmp_path: Path, how: str
-) -> None:
+async def test_a_changed_or_damaged_file_is_fetched_again(tmp_path: Path, how: str) -> None:
     nodes = Nodes({"n1": {("work", "a"): b"123456"}})
     nodes.spoil = {2: how}
 
@@ -148,7 +136,7 @@ async def test_a_file_that_changed_or_was_damaged_on_its_way_is_fetched_again(
     assert nodes.reads == 4
 
 
-async def test_a_file_that_keeps_changing_is_named_and_nothing_of_it_stays(tmp_path: Path) -> None:
+async def test_a_file_that_keeps_changing_is_named_and_removed(tmp_path: Path) -> None:
     nodes = Nodes({"n1": {("work", "a"): b"123456", ("work", "b"): b"1"}})
     nodes.spoil = dict.fromkeys((2, 4, 6), "stamp")
 
@@ -158,15 +146,20 @@ async def test_a_file_that_keeps_changing_is_named_and_nothing_of_it_stays(tmp_p
     assert files_in(tmp_path) == {"work/n1/b": b"1"}
 
 
-async def test_more_than_the_bound_is_refused_before_anything_travels(tmp_path: Path) -> None:
+async def test_too_much_and_a_target_that_cannot_be_made_are_refused_before_the_transfer(
+    tmp_path: Path,
+) -> None:
     nodes = Nodes({"n1": {("work", "a"): b"123456"}})
+    (tmp_path / "file").write_text("")
 
     with pytest.raises(TooLargeError, match="1 files of 6 bytes exceed the limit of 5"):
         await nodes.fetch("j-1", tmp_path / "to", most_bytes=5)
+    with pytest.raises(BadFieldError, match="file: File exists; choose another --to"):
+        await nodes.fetch("j-1", tmp_path / "file")
     assert (nodes.reads, (tmp_path / "to").exists()) == (0, False)
 
 
-async def test_what_was_fetched_does_not_travel_with_the_next_job(tmp_path: Path) -> None:
+async def test_fetched_files_are_not_uploaded_with_the_next_job(tmp_path: Path) -> None:
     nodes = Nodes({"n1": {("work", "a"): b"123456"}})
     (tmp_path / "train.py").write_text("")
     (tmp_path / "own").mkdir()
@@ -175,17 +168,6 @@ async def test_what_was_fetched_does_not_travel_with_the_next_job(tmp_path: Path
     await nodes.fetch("j-1", tmp_path / "own")
 
     assert [file.path for file in survey(tmp_path)] == ["train.py", "own/work/n1/a"]
-
-
-async def test_a_folder_that_cannot_be_made_is_refused_before_anything_travels(
-    tmp_path: Path,
-) -> None:
-    (tmp_path / "file").write_text("")
-    nodes = Nodes({"n1": {("work", "a"): b"123456"}})
-
-    with pytest.raises(BadFieldError, match="file: File exists; choose another --to"):
-        await nodes.fetch("j-1", tmp_path / "file")
-    assert nodes.reads == 0
 
 
 async def test_a_target_that_cannot_be_written_is_named(tmp_path: Path) -> None:
@@ -197,7 +179,7 @@ async def test_a_target_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     assert done.missing == (f"work/n1/a: {tmp_path}/work/n1/a: Not a directory",)
 
 
-async def test_the_last_checkpoint_is_that_of_the_jobs_last_group_up_to_its_last_epoch() -> None:
+async def test_the_last_checkpoint_is_of_the_last_group_and_a_finished_epoch() -> None:
     epoch = (await Nodes({}).job("j-1")).summary.epoch
     names = [
         f"epoch-{epoch:06d}.v2.pt",
@@ -212,7 +194,7 @@ async def test_the_last_checkpoint_is_that_of_the_jobs_last_group_up_to_its_last
         await nodes.last_checkpoint("j-1")
 
 
-def test_of_epochs_that_were_done_again_the_newer_group_counts() -> None:
+def test_the_newer_group_wins_for_repeated_epochs() -> None:
     names = ["checkpoints/epoch-000005.v1.pt", "checkpoints/epoch-000004.v3.pt", "checkpoints/x.pt"]
 
     assert newest_checkpoint(names, 5) == "checkpoints/epoch-000004.v3.pt"
@@ -222,27 +204,18 @@ def test_of_epochs_that_were_done_again_the_newer_group_counts() -> None:
 @pytest.mark.parametrize(
     ("name", "pattern", "meant"),
     [
-        ("work/n1/out/a.png", "*.png", True),
-        ("work/n1/out/a.png", "out/*", True),
-        ("work/n1/out/a.png", "work/n1/*", True),
-        ("work/n1/out/a.png", "a.png", True),
-        ("work/n1/out/a.png", "n1/*", False),
-        ("work/n1/out/a.png", "*.PNG", False),
-        ("checkpoints/e.pt", "checkpoints/*", True),
-        ("model.pt", "*", True),
+        ("work/n1/out/a.png", "*.png", True), ("work/n1/out/a.png", "out/*", True),
+        ("work/n1/out/a.png", "work/n1/*", True), ("work/n1/out/a.png", "a.png", True),
+        ("work/n1/out/a.png", "n1/*", False), ("work/n1/out/a.png", "*.PNG", False),
+        ("checkpoints/e.pt", "checkpoints/*", True), ("model.pt", "*", True),
         ("model.pt", "*.png", False),
     ],
-)
-def test_a_pattern_means_a_name_a_path_or_its_last_part(
+)  # fmt: skip
+def test_a_pattern_matches_a_name_a_path_or_its_last_part(
     name: str, pattern: str, *, meant: bool
 ) -> None:
     assert matches(name, pattern) is meant
 
 
-async def test_nodes_are_those_of_every_group_that_the_job_had() -> None:
+async def test_nodes_of_all_groups_of_a_job_are_asked() -> None:
     assert nodes_of(await Nodes({"n2": {}, "n1": {}}).job("j-1")) == ("n2", "n1")
-    assert isinstance(JobFiles(()), JobFiles)
-    assert (
-        JobFile("work/n/a", NodeId("n"), FileInfo(area="work", path="a", size=3, stamp="")).size
-        == 3
-    )

@@ -1,8 +1,8 @@
-"""Output as it is followed: which lines, and when."""
+"""Output of workers as it is followed."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from io import StringIO
 
 import pytest
@@ -42,24 +42,26 @@ JOB = Job(
 )  # fmt: skip
 
 
-async def test_the_last_lines_of_now_come_first_and_then_all_that_follows() -> None:
-    assert await followed(JOB, 3) == [["2", "3", "4"], ["5"], [], ["6"]]
+@pytest.mark.parametrize(
+    ("last", "matching", "pages"),
+    [
+        (3, "", [["2", "3", "4"], ["5"], [], ["6"]]),
+        (0, "", [[], ["5"], [], ["6"]]),
+        (1, "[136]", [["3"], [], [], ["6"]]),  # counted among the lines that match
+    ],
+)
+async def test_the_last_lines_come_before_new_lines(
+    last: int, matching: str, pages: list[list[str]]
+) -> None:
+    assert await followed(JOB, last, matching) == pages
 
 
-async def test_of_the_last_none_only_what_follows_is_left() -> None:
-    assert await followed(JOB, 0) == [[], ["5"], [], ["6"]]
-
-
-async def test_the_last_lines_are_counted_among_those_that_match() -> None:
-    assert await followed(JOB, 1, "[136]") == [["3"], [], [], ["6"]]
-
-
-async def test_a_pattern_that_is_none_says_where() -> None:
+async def test_an_invalid_pattern_is_refused() -> None:
     with pytest.raises(BadFieldError, match=r"'\(' is not a regular expression: missing \)"):
         await followed(JOB, None, "(")
 
 
-async def test_a_remark_of_the_client_is_of_no_rank() -> None:
+async def test_a_remark_of_the_client_has_no_rank() -> None:
     job = Job([(NO_WORKER, "[ones] ends early\n"), (R1, "x\n")])
 
     pages = job.output_pages("a-1", follow=True)
@@ -77,7 +79,7 @@ async def test_a_remark_of_the_client_is_of_no_rank() -> None:
         (False, ["a", "b", "c", "note", "d"]),
     ],
 )
-def test_ranks_are_named_from_the_page_on_in_which_a_second_one_speaks(
+def test_ranks_are_named_from_the_page_with_a_second_rank_on(
     *, prefix: bool | None, lines: list[str]
 ) -> None:
     pages = [
@@ -97,7 +99,7 @@ def test_a_time_is_before_each_line_that_has_one() -> None:
     assert [line.text for line in with_times(page)] == ["1970-01-01T00:00:00.250+00:00 a", "note"]
 
 
-# --- progress bars: a line that "\r" begins anew
+# --- progress bars: lines with carriage returns
 
 BAR = Job(
     [(R0, "go\n\r1%")],
@@ -108,11 +110,11 @@ BAR = Job(
 )
 
 
-async def test_of_a_bar_whose_line_has_ended_the_last_state_is_left() -> None:
+async def test_a_finished_bar_keeps_its_last_state() -> None:
     assert await followed(BAR, None) == [["go"], ["loaded all"], ["4%", "done"], ["7%"]]
 
 
-async def test_a_bar_and_half_a_line_are_seen_while_they_go_on() -> None:
+async def test_a_bar_and_half_a_line_are_shown_while_they_grow() -> None:
     pages = BAR.output_pages("a-1", follow=True, unfinished=True)
 
     assert [[(line.rank, line.text, line.end) for line in page] async for page in pages] == [
@@ -125,9 +127,9 @@ async def test_a_bar_and_half_a_line_are_seen_while_they_go_on() -> None:
     ]
 
 
-async def test_raw_output_is_that_of_the_workers_byte_for_byte() -> None:
+async def test_raw_output_is_unchanged() -> None:
     pages = BAR.output_pages("a-1", follow=True, raw=True)
-    lines = [line for page in [page async for page in pages] for line in page]
+    lines = [line async for page in pages for line in page]
 
     assert "".join(line.text + line.end for line in lines if line.rank == 0) == (
         "go\n\r1%\r2%\r3%\r4%\r\n\r      \rdone\n"
@@ -136,23 +138,26 @@ async def test_raw_output_is_that_of_the_workers_byte_for_byte() -> None:
 
 async def test_a_bar_of_many_states_takes_the_memory_of_one() -> None:
     job = Job(*([(R0, "\r" + "#" * 100)] for _ in range(100)))
-    pages = [
-        page async for page in job.line_pages("a-1", "log", None, follow=True, unfinished=True)
-    ]
+    pages = job.line_pages("a-1", "log", None, follow=True, unfinished=True)
 
-    assert {len(line.data) for page in pages for line in page} == {101}
+    assert {len(line.data) async for page in pages for line in page} == {101}
 
 
-async def test_a_terminal_has_the_bar_below_the_lines() -> None:
-    screen = StringIO()
+@pytest.mark.parametrize(
+    ("draw", "text"),
+    [
+        (draw_lines, f"go\n1%{CLEAR}loaded{CLEAR}loaded all\n4%{CLEAR}4%\ndone\n7%{CLEAR}7%\n"),
+        (write_lines, "go\n1%\n3%\nloaded all\n4%\ndone\n7%\n"),
+    ],
+)
+async def test_a_terminal_has_the_bar_below_the_lines_and_a_pipe_each_state_once(
+    draw: Callable[[list[list[OutputLine]], StringIO], None], text: str
+) -> None:
+    out = StringIO()
 
-    draw_lines(
-        [page async for page in BAR.output_pages("a-1", follow=True, unfinished=True)], screen
-    )
+    draw([page async for page in BAR.output_pages("a-1", follow=True, unfinished=True)], out)
 
-    assert screen.getvalue().split(CLEAR) == [
-        "go\n1%", "loaded", "loaded all\n4%", "4%\ndone\n7%", "7%\n",
-    ]  # fmt: skip
+    assert out.getvalue() == text
 
 
 def test_a_bar_with_tabs_stays_on_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,13 +167,3 @@ def test_a_bar_with_tabs_stays_on_one_line(monkeypatch: pytest.MonkeyPatch) -> N
     draw_lines([[OutputLine(0, "a\tb\tcdefgh", None, None, "\r")]], screen)
 
     assert screen.getvalue() == "a       b       cd…"
-
-
-async def test_a_pipe_has_each_state_that_it_is_told_of_as_a_line_and_none_twice() -> None:
-    pipe = StringIO()
-
-    write_lines(
-        [page async for page in BAR.output_pages("a-1", follow=True, unfinished=True)], pipe
-    )
-
-    assert pipe.getvalue() == "go\n1%\n3%\nloaded all\n4%\ndone\n7%\n"

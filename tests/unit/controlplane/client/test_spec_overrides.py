@@ -62,7 +62,7 @@ def test_an_assignment_replaces_one_value_and_leaves_the_others(
         (["--widths", "1"], "width", "2", ["--widths", "1", "--width", "2"]),
     ],
 )
-def test_an_option_of_the_script_is_replaced_where_it_stands_or_added(
+def test_an_option_of_the_script_is_replaced_in_place_or_added(
     args: list[str], name: str, text: str, after: list[str]
 ) -> None:
     assert with_option(args, name, text) == after
@@ -80,7 +80,7 @@ def test_an_option_of_the_script_is_replaced_where_it_stands_or_added(
         ("stop.zebra=1", "stop", "one of at_least, consecutive, epochs"),
     ],
 )
-def test_an_assignment_that_names_nothing_is_refused_with_what_there_is(
+def test_an_invalid_assignment_is_refused_with_a_hint(
     assignment: str, field: str, hint: str
 ) -> None:
     with pytest.raises(BadFieldError) as refused:

@@ -1,4 +1,4 @@
-"""A name that nobody has comes back with the one that may have been meant."""
+"""Errors for an unknown job suggest a similar name."""
 
 from __future__ import annotations
 
@@ -27,13 +27,11 @@ A_JOB = next(one for one in EXAMPLES.values() if isinstance(one, JobSummary))
         ("nobody-1", "look"),
     ],
 )
-def test_a_hint_names_what_is_most_like_it_and_the_last_of_a_numbered_row(
-    name: str, hint: str
-) -> None:
+def test_a_hint_names_the_most_similar_name_with_the_highest_number(name: str, hint: str) -> None:
     assert suggestion(name, ["digits-1", "a-1", "digits-2", "digits-12"], "look") == hint
 
 
-def test_of_many_names_the_last_are_compared() -> None:
+def test_only_the_last_of_many_names_are_compared() -> None:
     names = ["digits-1", *(f"other-{number}" for number in range(1000))]
 
     assert suggestion("digts-1", names, "look") == "look"
@@ -55,20 +53,15 @@ def client(monkeypatch: pytest.MonkeyPatch) -> Client:
     return client
 
 
-async def test_names_for_a_suggestion_take_a_page_of_all_jobs_and_one_of_live_jobs(
-    client: Client,
-) -> None:
+async def test_names_for_a_suggestion_take_two_pages_and_programs_get_none(client: Client) -> None:
     assert await client.some_job_names() == ["ended-1", "digits-1"]
-
-
-async def test_a_program_is_told_of_an_unknown_job_without_a_list_of_jobs(client: Client) -> None:
     with pytest.raises(UnknownJobError) as error:
         await client.job("digist-1")
 
     assert str(error.value) == "no job 'digist-1'; `ones ps --all` lists every job"
 
 
-def test_the_command_line_names_a_job_that_may_have_been_meant(
+def test_the_command_line_suggests_a_job(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     homes: list[str] = []

@@ -1,4 +1,4 @@
-"""A sweep's file, or the same in Python, becomes a job, or says what to change."""
+"""A sweep in a file or in Python becomes a job, or the error names what to change."""
 
 from __future__ import annotations
 
@@ -22,12 +22,11 @@ from controlplane.client import (
     Uniform,
 )
 from controlplane.client.job_file import load_job
-from controlplane.client.sweeps.sweep import sweep_of
 from schemas import sweeps
 from schemas.errors import BadFieldError, OnesError
 from schemas.jobs import JobSpec
 from schemas.sweeps import Parameter, SearchSpec, SweepSpec
-from tests.support.sweep_details import sweep
+from tests.support.client_examples import sweep
 
 FILE = """
 name = "digits"
@@ -65,51 +64,30 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def test_the_file_and_the_class_say_the_same_and_become_one_job(file: Path) -> None:
+def test_the_file_and_the_class_become_the_same_job(file: Path) -> None:
+    functions = {
+        "input_fn": "data:load", "model_fn": "models:build", "train_fn": "models:train",
+        "eval_fn": "models.scores:evaluate",
+    }  # fmt: skip
     stated = Sweep(
-        name="digits",
-        slots=(1, 4),
-        input_fn="data:load",
-        model_fn="models:build",
-        train_fn="models:train",
-        eval_fn="models.scores:evaluate",
+        name="digits", slots=(1, 4), **functions, metric="accuracy", partitions=8, seed=7,
         space={"lr": LogUniform(1e-4, 1e-1), "width": [16, 64], "momentum": 0.9},
-        searcher=ASHA(max_epochs=9),
-        metric="accuracy",
-        partitions=8,
-        seed=7,
-        workdir=str(file.parent),
-    )
+        searcher=ASHA(max_epochs=9), workdir=str(file.parent),
+    )  # fmt: skip
+    space = {
+        "lr": Parameter(log_uniform=(1e-4, 1e-1)),
+        "width": Parameter(choice=(16, 64)),
+        "momentum": Parameter(choice=(0.9,)),
+    }
+    asha = sweeps.Asha(configurations=27, min_epochs=1, eta=3)
+    search = SearchSpec(space=space, searcher=asha, epochs=9, metric="accuracy", seed=7)
     spec = JobSpec(
-        name="digits",
-        script="sweep",
-        workdir=str(file.parent),
-        batch_size=4,
-        max_batch_size=4,
-        slots=(1, 4),
-        sweep=SweepSpec(
-            search=SearchSpec(
-                space={
-                    "lr": Parameter(log_uniform=(1e-4, 1e-1)),
-                    "width": Parameter(choice=(16, 64)),
-                    "momentum": Parameter(choice=(0.9,)),
-                },
-                searcher=sweeps.Asha(configurations=27, min_epochs=1, eta=3),
-                epochs=9,
-                metric="accuracy",
-                seed=7,
-            ),
-            input_fn="data:load",
-            model_fn="models:build",
-            train_fn="models:train",
-            eval_fn="models.scores:evaluate",
-            partitions=8,
-        ),
-    )
+        name="digits", script="sweep", workdir=str(file.parent), batch_size=4, max_batch_size=4,
+        slots=(1, 4), sweep=SweepSpec(search=search, **functions, partitions=8),
+    )  # fmt: skip
 
     assert load_job(file) == spec
     assert stated.sweep_spec() == spec.sweep
-    assert sweep_of(stated.job_spec()).job_spec() == stated.job_spec()
 
 
 @pytest.mark.parametrize(
@@ -125,9 +103,7 @@ def test_the_file_and_the_class_say_the_same_and_become_one_job(file: Path) -> N
         (PBT(9, population=8), sweeps.PopulationBased(8)),
     ],
 )
-def test_searchers_have_the_names_of_the_field_and_epochs_of_their_own(
-    searcher: ASHA, spec: sweeps.Searcher
-) -> None:
+def test_searchers_become_specs_with_their_epochs(searcher: ASHA, spec: sweeps.Searcher) -> None:
     space = {"width": Choice(1, 2)}
 
     search = sweep(searcher=searcher, space=space).sweep_spec().search
@@ -135,7 +111,7 @@ def test_searchers_have_the_names_of_the_field_and_epochs_of_their_own(
     assert (search.searcher, search.epochs) == (spec, searcher.max_epochs)
 
 
-def test_values_are_drawn_from_forms_and_may_depend_on_others() -> None:
+def test_values_have_forms_and_conditions() -> None:
     space = {
         "model": Choice("cnn", "mlp"),
         "kernel": Integer(3, 7, when={"model": ["cnn"]}),
@@ -191,7 +167,7 @@ def test_values_are_drawn_from_forms_and_may_depend_on_others() -> None:
         ('name = "digits"', 'name = "digits"\nworkdir = "none"', "none is not a folder"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_is_refused_in_one_line_that_names_the_field(
+def test_an_invalid_file_is_refused_in_one_line_with_the_field(
     file: Path, there: str, instead: str, said: str
 ) -> None:
     assert there in FILE
@@ -213,7 +189,7 @@ def test_a_module_that_cannot_be_parsed_is_named_with_its_line(file: Path) -> No
         load_job(file)
 
 
-def test_modules_of_another_interpreter_cannot_be_looked_up_here(file: Path) -> None:
+def test_modules_of_another_interpreter_are_not_looked_up(file: Path) -> None:
     file.write_text(FILE.replace('"data:load"', '"elsewhere:load"'))
     with pytest.raises(BadFieldError, match="there is no module elsewhere"):
         load_job(file)
@@ -238,7 +214,7 @@ def test_modules_of_another_interpreter_cannot_be_looked_up_here(file: Path) -> 
         ("mode=min", "seed = 7", 'seed = 7\nmode = "min"'),
     ],
 )
-def test_what_is_set_on_the_command_line_goes_before_the_file(
+def test_an_override_takes_precedence_over_the_file(
     file: Path, assignment: str, there: str, instead: str
 ) -> None:
     found = load_job(file, [assignment])
@@ -249,27 +225,23 @@ def test_what_is_set_on_the_command_line_goes_before_the_file(
 
 
 @pytest.mark.parametrize(
-    ("assignment", "said"),
+    ("text", "assignment", "said"),
     [
-        ("partitions", "'partitions' is not an assignment"),
-        ("partiton=3", "a sweep has no such field; did you mean partitions?"),
-        ("metric.x=3", "metric has no entries"),
-        ("searcher.type=gird", "unknown searcher 'gird'; did you mean grid?"),
+        (FILE, "partitions", "'partitions' is not an assignment"),
+        (FILE, "partiton=3", "a sweep has no such field; did you mean partitions?"),
+        (FILE, "metric.x=3", "metric has no entries"),
+        (FILE, "searcher.type=gird", "unknown searcher 'gird'; did you mean grid?"),
+        ("sweep = 3", "space.lr=0.1", "sweep is not a table in the file"),
     ],
 )
-def test_what_cannot_be_set_is_named(file: Path, assignment: str, said: str) -> None:
+def test_an_invalid_override_is_named(file: Path, text: str, assignment: str, said: str) -> None:
+    file.write_text(text)
+
     with pytest.raises(OnesError, match=said):
         load_job(file, [assignment])
 
 
-def test_what_cannot_be_set_in_a_file_without_a_table_is_named(file: Path) -> None:
-    file.write_text("sweep = 3")
-
-    with pytest.raises(OnesError, match="sweep is not a table in the file"):
-        load_job(file, ["space.lr=0.1"])
-
-
-def test_every_field_that_the_cluster_knows_can_be_stated() -> None:
+def test_every_field_of_the_cluster_can_be_stated() -> None:
     fields = set(SweepSpec.__struct_fields__) | set(SearchSpec.__struct_fields__)
 
     assert fields - {"search", "epochs"} <= set(Sweep.__struct_fields__)

@@ -1,4 +1,4 @@
-"""What a preview says holds for the searcher that is going to run."""
+"""Previews of sweeps, computed with the searchers that would run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from controlplane.client import ASHA, PBT, Choice, Grid, Hyperband, RandomSearch, SuccessiveHalving
 from controlplane.client.sweeps.preview import Preview, Range, SlotHours, preview
-from tests.support.sweep_details import sweep
+from tests.support.client_examples import sweep
 
 
 def previewed(searcher: Any, slots: tuple[int, int] = (1, 4), **changes: Any) -> Preview:
@@ -40,7 +40,7 @@ def test_a_grid_is_counted_to_the_last_unit() -> None:
         (PBT(4, population=8), 8, 8 + 3 * 2, 32),  # two copies at each of three intervals
     ],
 )
-def test_searchers_that_wait_for_all_train_as_much_whoever_is_best(
+def test_synchronous_searchers_train_a_fixed_number_of_epochs(
     searcher: Any, configurations: int, trials: int, epochs: int
 ) -> None:
     found = previewed(searcher)
@@ -50,14 +50,14 @@ def test_searchers_that_wait_for_all_train_as_much_whoever_is_best(
     assert found.epochs == Range(epochs, epochs, epochs)
 
 
-def test_searchers_that_wait_for_nobody_have_a_range() -> None:
+def test_asynchronous_searchers_have_a_range() -> None:
     found = previewed(ASHA(9))
 
     assert 27 + 9 * 2 + 3 * 6 <= found.epochs.least < found.epochs.mean < found.epochs.most
     assert found.epochs.most < 27 * 9 / 2
 
 
-def test_more_slots_than_configurations_help_nobody() -> None:
+def test_more_slots_than_configurations_stay_idle() -> None:
     found = previewed(RandomSearch(2, 3), slots=(2, 16))
 
     assert found.useful_slots == 3

@@ -1,4 +1,4 @@
-"""A sweep is read whole, changed with a key, and written down so that it can be run again."""
+"""The handle of a sweep: pages, changes, rows, stored states and manifests."""
 
 from __future__ import annotations
 
@@ -10,14 +10,22 @@ import pytest
 
 from controlplane.client.client import Client
 from controlplane.client.files import JobFile
-from controlplane.client.sweeps.manifest import Manifest, manifest_of, read_manifest, write_manifest
-from controlplane.client.sweeps.runs import chosen_state
-from controlplane.client.sweeps.tables import best_of, epoch_rows, ranked, trial_row
+from controlplane.client.sweeps.runs import (
+    Manifest,
+    best_of,
+    chosen_state,
+    epoch_rows,
+    manifest_of,
+    ranked,
+    read_manifest,
+    trial_row,
+    write_manifest,
+)
 from schemas.errors import BadFieldError, SettingsError
-from schemas.ids import NodeId
+from schemas.ids import JobId, NodeId
 from schemas.wire.client import ChangeSweep, GetLedger, GetSweep, Ledger, SweepChanged, SweepDetail
 from schemas.wire.files import FileInfo
-from tests.support.sweep_details import PARTITIONS, detail, ledger, sweep, trial, unit
+from tests.support.client_examples import PARTITIONS, detail, ledger, sweep, trial, unit
 
 PAGE = 2
 
@@ -52,12 +60,8 @@ async def test_pages_are_joined() -> None:
     assert await controller.sweep("a-1") == whole
     assert await controller.ledger("a-1") == units
     assert [type(one) for one in controller.asked] == [GetSweep] * 3 + [GetLedger] * 2
-
-
-async def test_a_page_that_came_back_empty_ends_the_list() -> None:
-    controller = Controller(detail(trial(0, 0.5), trials_in_all=9), ledger([]))
-
-    assert len((await controller.sweep("a-1")).trials) == 1
+    empty = Controller(detail(trial(0, 0.5), trials_total=9), ledger([]))  # ends the list
+    assert len((await empty.sweep("a-1")).trials) == 1
 
 
 async def test_each_change_has_a_key_of_its_own_unless_its_caller_gives_one() -> None:
@@ -103,7 +107,7 @@ def test_epochs_of_a_very_long_trial_keep_their_numbers_and_its_best_may_be_an_o
 
 
 def test_rows_are_flat_and_a_copy_counts_its_parents_epochs() -> None:
-    whole = detail(trial(0, 0.7, 0.8), trial(1, 0.9, parent=0, began_at=2))
+    whole = detail(trial(0, 0.7, 0.8), trial(1, 0.9, parent=0, start_epochs=2))
 
     assert epoch_rows(whole, (1,)) == [
         {"trial": 1, "parent": 0, "config.lr": 0.02, "config.width": 16, "epoch": 3,
@@ -112,7 +116,7 @@ def test_rows_are_flat_and_a_copy_counts_its_parents_epochs() -> None:
     assert [row["epoch"] for row in epoch_rows(whole)] == [1, 2, 3]
     assert trial_row(whole.trials[1]) == {
         "trial": 1, "parent": 0, "config.lr": 0.02, "config.width": 16, "state": "waiting",
-        "why": "", "epochs": 3, "granted": 1, "partition": None, "slot": None, "best": 0.9,
+        "reason": "", "epochs": 3, "granted": 1, "partition": None, "slot": None, "best": 0.9,
         "best_epoch": 3, "loss": pytest.approx(0.1), "accuracy": 0.9,
     }  # fmt: skip
 
@@ -128,10 +132,19 @@ def test_the_state_of_a_trial_is_that_of_its_best_epoch_else_its_newest() -> Non
 
     assert chosen_state(whole, stored("work/n1/x", best, newest), 0).file.name == best
     assert chosen_state(whole, stored(newest, "states/n1/0-1-1.state"), 0).file.name == newest
-    graduated = detail(trial(0, 0.7, 0.9, state="graduated", why="goes on as job a-t0-5, from 1"))
+    graduated = detail(
+        trial(
+            0,
+            0.7,
+            0.9,
+            state="graduated",
+            reason="continues as job a-t0-5 from epoch 1",
+            graduated_as=JobId("a-t0-5"),
+        )
+    )
     assert chosen_state(graduated, stored(best), 0).file.name == best
     with pytest.raises(
-        BadFieldError, match=r"trial 0 goes on as job a-t0-5.*; `ones export a-t0-5"
+        BadFieldError, match=r"trial 0 continues as job a-t0-5.*; `ones export a-t0-5"
     ):
         chosen_state(graduated, stored("states/n1/0-4-1.state"), 0)
     with pytest.raises(BadFieldError, match="no node has a state of trial 0; an ended sweep"):
@@ -141,21 +154,17 @@ def test_the_state_of_a_trial_is_that_of_its_best_epoch_else_its_newest() -> Non
 
 
 def manifest() -> Manifest:
-    whole = detail(trial(0, 0.7, 0.8), trial(1, 0.9), trial(2, 0.9, parent=0, began_at=1))
+    whole = detail(trial(0, 0.7, 0.8), trial(1, 0.9), trial(2, 0.9, parent=0, start_epochs=1))
     units = [*(unit(0, version) for version in range(1, 9)), unit(1, 2), unit(1, 1)]
     units += [unit(2, version) for version in range(5, 9)]
     return manifest_of(sweep().job_spec(), whole, ledger(units))
 
 
-def test_a_manifest_is_read_back_as_it_was(tmp_path: Path) -> None:
+def test_the_visits_of_a_copy_in_a_stored_manifest_start_with_its_parents(tmp_path: Path) -> None:
     write_manifest(manifest(), tmp_path / "m.json")
+    found = read_manifest(tmp_path / "m.json")
 
-    assert read_manifest(tmp_path / "m.json") == manifest()
-
-
-def test_the_visits_of_a_copy_begin_with_its_parents() -> None:
-    found = manifest()
-
+    assert found == manifest()
     assert [one.version for one in found.visits(1)] == [1, 2]
     assert [(one.trial, one.version) for one in found.visits(2)] == [
         (0, 1), (0, 2), (0, 3), (0, 4), (2, 5), (2, 6), (2, 7), (2, 8)
@@ -170,18 +179,17 @@ def test_the_visits_of_a_copy_begin_with_its_parents() -> None:
         (None, "No such file"),
         ("{", "is not a manifest: Input data was truncated"),
         ("{}", "is not a manifest: Object missing required field `format`"),
+        ("format 2", "is a manifest of format 2, this is 1"),
     ],
 )
-def test_what_is_no_manifest_is_refused(tmp_path: Path, text: str | None, said: str) -> None:
-    if text is not None:
-        (tmp_path / "m.json").write_text(text)
+def test_a_file_that_is_not_a_manifest_is_refused(
+    tmp_path: Path, text: str | None, said: str
+) -> None:
+    file = tmp_path / "m.json"
+    if text == "format 2":
+        write_manifest(msgspec.structs.replace(manifest(), format=2), file)
+    elif text is not None:
+        file.write_text(text)
 
     with pytest.raises(SettingsError, match=said):
-        read_manifest(tmp_path / "m.json")
-
-
-def test_a_manifest_of_another_format_is_refused(tmp_path: Path) -> None:
-    write_manifest(msgspec.structs.replace(manifest(), format=2), tmp_path / "m.json")
-
-    with pytest.raises(SettingsError, match="is a manifest of format 2, this is 1"):
-        read_manifest(tmp_path / "m.json")
+        read_manifest(file)

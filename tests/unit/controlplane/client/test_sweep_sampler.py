@@ -18,9 +18,8 @@ from schemas.errors import SettingsError
 from schemas.sweeps import Values
 from schemas.wire.client import ChangeSweep, JobDetail, SweepChanged, SweepDetail
 from tests.support.builders import A
+from tests.support.client_examples import detail, summary, sweep, trial
 from tests.support.schemas_examples import EXAMPLES
-from tests.support.summaries import summary
-from tests.support.sweep_details import detail, sweep, trial
 
 SPACE = {
     "model": Choice("cnn", "mlp"),
@@ -49,12 +48,12 @@ def tried(many: int) -> SweepDetail:
     return detail(*trials, failed, at_rung, begun, spec=SPEC)
 
 
-def test_the_same_sweep_gives_the_same_suggestion_and_another_trial_another() -> None:
+def test_equal_sweeps_give_equal_suggestions() -> None:
     assert suggested(tried(12)) == suggested(tried(12))
     assert suggested(tried(12)) != suggested(tried(13))
 
 
-def test_suggestions_are_of_the_space_with_its_conditions() -> None:
+def test_suggestions_meet_the_space_and_its_conditions() -> None:
     for many in range(12):
         values = suggested(tried(many))
 
@@ -77,7 +76,7 @@ def test_suggestions_are_better_than_chance(sampler: SamplerName) -> None:
     assert sum(by_sampler) / 8 > sum(by_chance) / 30 + 0.1
 
 
-def test_what_should_be_small_is_made_small() -> None:
+def test_a_metric_with_mode_min_becomes_small() -> None:
     spec = sweep(space=SPACE, seed=5, metric="accuracy", mode="min").sweep_spec()
     trials = tried(30).trials
 
@@ -128,7 +127,7 @@ class Training(Client):
         return self.whole
 
 
-async def test_configurations_are_added_as_others_end_each_under_a_key_of_its_own(
+async def test_configurations_are_added_with_unique_keys_as_others_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(runs, "SAMPLE_INTERVAL_S", 0.0)
@@ -143,7 +142,7 @@ async def test_configurations_are_added_as_others_end_each_under_a_key_of_its_ow
     assert client.most == 3  # one more than its most slots
 
 
-async def test_a_sweep_that_is_over_gets_no_more() -> None:
+async def test_an_ended_sweep_gets_no_configurations() -> None:
     over = detail(trial(0, 0.5, state="done"), summary=summary(A, state="succeeded"), spec=SPEC)
     client = Training(over)
 

@@ -74,7 +74,7 @@ def test_another_kind_of_device_is_none() -> None:
 
 def test_a_growth_goes_elsewhere_and_what_trains_stays() -> None:
     controller = training(cluster_of(n1=2, n2=2), S0)
-    controller.job(A).attempts.died_on[N1] = 2
+    controller.job(A).attempts.crashes_by_node[N1] = 2
 
     wide = {A: {S0: BATCH // 2, S1: BATCH // 2}}
     assert proposed(controller, wide) == {A: {S0: BATCH // 2, T0: BATCH // 2}}
@@ -92,7 +92,7 @@ def test_a_node_that_could_not_start_a_worker_counts() -> None:
 
     controller.tell(N1, refused(A, error="the disk is full", node_fault=True))
 
-    assert controller.job(A).attempts.died_on == {N1: 1}
+    assert controller.job(A).attempts.crashes_by_node == {N1: 1}
 
 
 def test_who_ends_as_a_consequence_of_another_s_death_does_not_count() -> None:
@@ -100,4 +100,4 @@ def test_who_ends_as_a_consequence_of_another_s_death_does_not_count() -> None:
     controller.tell(N1, exited(A, signal=9))
     controller.tell(N2, exited(A, rank=1, signal=6))
 
-    assert controller.job(A).attempts.died_on == {node_of(S0): 1}
+    assert controller.job(A).attempts.crashes_by_node == {node_of(S0): 1}

@@ -109,7 +109,7 @@ def test_policies_see_the_limit_of_the_moment_and_are_held_to_it() -> None:
 
     plan = proposal({A: {S0: BATCH, S1: BATCH + 1}}, based_on=controller.state.version).plan
 
-    refused = {A: "the global batch is above its limit"}
+    refused = {A: "the global batch exceeds its limit"}
     assert check(plan, controller.state, Seconds(controller.now)) == Verdict(refused=refused)
 
 
@@ -138,7 +138,7 @@ def test_a_share_that_does_not_fit_is_halved_and_tried_again_without_a_retry() -
 
     job = controller.job(A)
     assert (job.phase, job.attempts.failures) == (Phase.PAUSED, 0)
-    assert job.why.endswith("tried again with at most 128 samples on a slot")
+    assert job.reason.endswith("retrying with at most 128 samples per slot")
     assert controller.view().jobs[A].local_limit == 2 * BATCH
 
 

@@ -15,9 +15,9 @@ from controlplane.core.model.job import MAX_FAMILY_CHARACTERS
 from controlplane.core.model.report_bounds import MAX_COUNT, MAX_MEASURE, clamp_numbers
 from controlplane.policy.api import ClusterView, EpochSeen, JobEnded, JobView, StepsSeen
 from controlplane.service.planner.search_messages import TO_SEARCH, FullView, encode_frame
+from schemas.epochs import StepTimes
 from schemas.ids import JobId
 from schemas.jobs import StopRule
-from schemas.sweeps import MAX_METRIC
 from tests.support import builders
 from tests.support.builders import BATCH, N1, A, job_view
 from tests.support.controller import Controller, running
@@ -49,8 +49,7 @@ def test_what_is_beyond_is_at_the_bound_and_what_is_no_number_is_not_told() -> N
             epoch=-(2**70),
             samples_per_s=math.nan,
             train_loss=math.nan,
-            pass_s=math.inf,
-            sync_s=-1e300,
+            step_times=StepTimes(math.inf, -1e300, 1, 1),
         )
     )
 
@@ -60,8 +59,7 @@ def test_what_is_beyond_is_at_the_bound_and_what_is_no_number_is_not_told() -> N
         epoch=-MAX_COUNT,
         samples_per_s=0.0,
         train_loss=None,
-        pass_s=MAX_MEASURE,
-        sync_s=-MAX_MEASURE,
+        step_times=StepTimes(MAX_MEASURE, -MAX_MEASURE, 1, 1),
     )
 
 
@@ -92,14 +90,6 @@ def test_a_job_of_more_epochs_than_can_be_counted_has_as_many_samples_as_can_be(
     sent = TO_SEARCH.decode(encode_frame(FullView(view=view))[4:])
     assert isinstance(sent, FullView)
     assert sent.view == view
-
-
-def test_a_long_name_of_a_metric_reaches_no_search() -> None:
-    long = StopRule(metric="m" * (1 << 20), at_least=0.5)  # of a release that took any name
-
-    view = view_of(running(stop=long))
-
-    assert view.stop == msgspec.structs.replace(long, metric="m" * MAX_METRIC)
 
 
 def test_a_family_is_short_whatever_the_arguments_and_differs_where_they_do() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from controlplane.core.model.report_bounds import drop_excess_metrics
 from schemas.sweeps import MAX_EPOCH_METRICS, MAX_METRIC, RandomSearch
-from schemas.wire.agent import UnitBegun, UnitEnded, UnitFailed
+from schemas.wire.agent import UnitEnded, UnitFailed, UnitStarted
 from tests.support.builders import A, epoch_end
 from tests.unit.controlplane.core.test_sweeps import busy, running, train
 
@@ -49,7 +49,7 @@ def test_a_sweep_goes_on_whatever_a_worker_says_of_a_unit(said: dict[str, Any]) 
     liar.done.add(unit.attempt)
 
     samples = said.get("samples", 10)
-    liar.report(UnitBegun, attempt=unit.attempt, samples=samples, waited_s=math.nan, staged_s=0.0)
+    liar.report(UnitStarted, attempt=unit.attempt, samples=samples, waited_s=math.nan, staged_s=0.0)
     liar.report(UnitEnded, attempt=unit.attempt, **{**ENDED, **said})
     cluster.settle()
     view = cluster.controller.view().jobs[name]
@@ -58,7 +58,7 @@ def test_a_sweep_goes_on_whatever_a_worker_says_of_a_unit(said: dict[str, Any]) 
     assert view.samples_done >= 0
     assert math.isfinite(view.samples_per_s)
     assert cluster.job(name).progress.epoch_samples >= 0
-    history = cluster.controller.reactor.totals.sweep(name)
+    history = cluster.controller.sweep_history(name)
     unit_said = next(one for one in history.units if one.trial == unit.result.trial)
     assert len(unit_said.metrics) <= 100
     assert all(text.isprintable() for text in (*unit_said.metrics, unit_said.digest))
@@ -73,7 +73,7 @@ def test_a_reason_is_one_line_of_bounded_length() -> None:
     assert liar.unit is not None
 
     why = "\x1b]0;owned\x07\n" * 10_000
-    liar.report(UnitFailed, attempt=liar.unit.attempt, why=why, fault="\x1b[31m")
+    liar.report(UnitFailed, attempt=liar.unit.attempt, reason=why, fault="\x1b[31m")
     liar.done.add(liar.unit.attempt)
     liar.unit = None
     cluster.settle()

@@ -5,10 +5,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from controlplane.core.commands import Accept, AskForPlan, Command, SendDelta
+from controlplane.core.commands import Accept, Command, RequestPlan, SendDelta
 from controlplane.core.handlers import lifecycle
 from controlplane.core.history import JobLeft
-from controlplane.core.inputs import ControllerStarted, Input
 from controlplane.core.model.job_phases import Phase
 from controlplane.core.reactor import Reactor
 from controlplane.journal.database import input_from
@@ -21,18 +20,10 @@ from tests.support.controller import Controller, cluster_of, running
 from tests.support.recorded_history import of_jobs
 
 
-def where_jobs_leave(**slots: int) -> Controller:
-    controller = cluster_of()
-    controller.start(ended_leave=True)
-    for node, count in slots.items():
-        controller.take(builders.greeting(builders.NodeId(node), slots=count))
-    return controller
-
-
 def ended(**spec: object) -> Controller:
     """Job a has ended, and nothing of it lives."""
-    controller = running(where_jobs_leave(n1=1), epochs=1, **spec)
-    controller.tell(N1, builders.finished(A, index=4, why="all epochs are done"))
+    controller = running(cluster_of(n1=1), epochs=1, **spec)
+    controller.tell(N1, builders.finished(A, index=4, reason="all epochs are done"))
     controller.tell(N1, builders.exited(A, code=0))
     return controller
 
@@ -48,11 +39,11 @@ def test_a_job_that_has_ended_leaves_with_the_next_input_and_says_its_last() -> 
     assert (last.phase, last.key) == (Phase.SUCCEEDED, "ann/k")
     assert list(controller.state.jobs) == [B]
     with pytest.raises(UnknownJobError):
-        controller.job(A)
+        controller.state.job(A)
 
 
 def test_a_job_whose_process_still_lives_stays() -> None:
-    controller = running(where_jobs_leave(n1=1))
+    controller = running(cluster_of(n1=1))
     controller.take(builders.cancelled(A))
 
     controller.submit("b")
@@ -78,8 +69,8 @@ def test_a_node_that_comes_back_with_a_process_of_a_job_that_left_is_told_to_sto
 
     commands = controller.take(builders.greeting(N1, seen(A)))
 
-    assert send(N1, stop(A, version, term=2, forget=True)) in commands
-    assert controller.state.nodes[N1].foreign == {}
+    assert send(N1, stop(A, version, forget=True)) in commands
+    assert controller.state.nodes[N1].foreign_workers == {}
 
 
 def test_a_node_hears_which_of_the_jobs_that_left_something_there_have_ended() -> None:
@@ -92,25 +83,25 @@ def test_a_node_hears_which_of_the_jobs_that_left_something_there_have_ended() -
     commands = controller.take(builders.greeting(N1, *here, jobs=(A, B, JobId("unknown-9"))))
 
     assert [one.delta for one in commands if isinstance(one, SendDelta) and one.node == N1] == [
-        builders.run(B, term=2),
-        stop(A, version, term=2, forget=True),
+        builders.run(B),
+        stop(A, version, forget=True),
     ]
 
 
 def test_a_node_hears_of_a_job_that_waits_that_it_has_not_ended() -> None:
-    controller = where_jobs_leave(n1=1)
+    controller = cluster_of(n1=1)
     controller.submit("a")
 
     commands = controller.take(builders.greeting(N1, boot="boot-2", jobs=(A,)))
 
     version = controller.job(A).version
     assert [one.delta for one in commands if isinstance(one, SendDelta)] == [
-        stop(A, version, term=2, stage=SETTLED)
+        stop(A, version, stage=SETTLED)
     ]
 
 
 def test_a_job_with_a_process_on_a_lost_node_stays_until_the_node_is_back() -> None:
-    controller = running(where_jobs_leave(n1=1))
+    controller = running(cluster_of(n1=1))
     controller.take(builders.cancelled(A))
     controller.lose(N1)
     controller.submit("b")
@@ -142,50 +133,10 @@ def test_what_is_said_late_of_a_job_that_left_changes_nothing() -> None:
     assert msgspec.msgpack.encode(controller.reactor.totals) == totals
 
 
-def test_in_a_journal_of_a_former_release_jobs_stay_until_the_present_one_takes_over() -> None:
-    controller = running(epochs=1)
-    controller.tell(N1, builders.exited(A, code=3))
-    controller.submit("b")
-    assert list(controller.state.jobs) == [A, B]
-
-    controller.start(ended_leave=True)
-    assert controller.left == []
-    controller.take(builders.greeting(N1, boot="second"))
-
-    assert [record.job for record in controller.left] == [A]
-    assert list(controller.state.jobs) == [B]
-
-
-def test_a_job_whose_process_still_lives_stays_when_the_present_release_takes_over() -> None:
-    controller = running()
-    controller.take(builders.cancelled(A))
-    controller.start(ended_leave=True)
-
-    controller.submit("b")
-
-    assert list(controller.state.jobs) == [A, B]
-
-
-def test_many_that_have_ended_leave_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lifecycle, "MAX_LEAVING_JOBS", 2)
-    controller = cluster_of(n1=1)
-    for number in range(5):
-        controller.submit("a")
-        controller.take(builders.cancelled(JobId(f"a-{number + 1}")))
-    controller.start(ended_leave=True)
-
-    here = []
-    for _ in range(4):
-        controller.take(builders.greeting(N1))
-        here.append(len(controller.state.jobs))
-
-    assert here == [3, 1, 0, 0]
-
-
 def test_what_is_remembered_of_those_that_left_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lifecycle, "MAX_LEFT_JOBS", 2)
     monkeypatch.setattr(lifecycle, "MAX_LEFT_KEYS", 3)
-    controller = where_jobs_leave(n1=1)
+    controller = cluster_of(n1=1)
     for number in range(1, 7):
         job = JobId(f"a-{number}")
         controller.submit("a", key=f"k{number}")
@@ -196,21 +147,22 @@ def test_what_is_remembered_of_those_that_left_is_bounded(monkeypatch: pytest.Mo
     controller.submit("b", key="b")
 
     state = controller.state
-    assert list(state.left) == ["a-5", "a-6"]
-    assert list(state.left_keys) == ["ann/k4", "ann/k5", "ann/k6"]
-    assert list(state.keys) == ["ann/b"]
+    assert list(state.left_jobs) == ["a-5", "a-6"]
+    assert list(state.left_submission_keys) == ["ann/k4", "ann/k5", "ann/k6"]
+    assert list(state.submission_keys) == ["ann/b"]
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_whatever_happens_all_orders_are_the_same_as_where_no_job_leaves(seed: int) -> None:
+def test_all_orders_are_the_same_as_if_no_job_left(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     stays, leaves, gone = Reactor(), Reactor(), set[JobId]()
     for at, body in of_jobs(seed, 150).history:
         event = input_from(body)
-        if _asked_of(event) in gone:
-            continue  # the shell answers that by itself
-        expected = orders(stays.handle(event, at))
-        if isinstance(event, ControllerStarted):
-            event = msgspec.structs.replace(event, ended_leave=True)
+        with monkeypatch.context() as patch:
+            patch.setattr(lifecycle, "remove_leaving", lambda _: None)
+            expected = orders(stays.handle(event, at))
+        stays.state.leaving_jobs.clear()
         assert orders(leaves.handle(event, at)) == expected
         gone |= {record.job for record in leaves.records if isinstance(record, JobLeft)}
 
@@ -222,9 +174,4 @@ def test_whatever_happens_all_orders_are_the_same_as_where_no_job_leaves(seed: i
 
 def orders(commands: list[Command]) -> list[Command]:
     """All but questions for a plan: late words of a job that left lead to none."""
-    return [command for command in commands if command != AskForPlan()]
-
-
-def _asked_of(event: Input) -> JobId | None:
-    """The job that a user names."""
-    return getattr(event, "job", None) if hasattr(event, "user") else None
+    return [command for command in commands if command != RequestPlan()]

@@ -78,7 +78,7 @@ def test_a_group_grows_to_free_slots_elsewhere_and_then_leaves_the_node() -> Non
     assert controller.job(A).phase is Phase.RUNNING
     assert controller.job(A).attempts.losses == 0
     assert news("node.drained", N1, took_s=0.0) in empty
-    assert [(one.code, one.by, one.why) for one in controller.history_of(A).decisions[1:]] == [
+    assert [(one.code, one.by, one.reason) for one in controller.history_of(A).decisions[1:]] == [
         ("drain", "operator", f"{WHY}; grows elsewhere first"),
         ("drain", "operator", f"{WHY}; keeps 1 of 2 slots"),
     ]
@@ -162,13 +162,13 @@ def test_at_the_deadline_what_remains_is_stopped_and_waits_for_slots() -> None:
     controller.tell(N1, exited(A, signal=9))
 
     job = controller.job(A)
-    assert (job.phase, job.why) == (
+    assert (job.phase, job.reason) == (
         Phase.PAUSED, "node n1 is drained by ann: new kernel; resumes after epoch 1"
     )  # fmt: skip
     assert controller.due() == []
     drained = controller.state.nodes[N1].drain
     assert drained is not None
-    assert (drained.over, drained.empty) == (True, True)
+    assert (drained.deadline_passed, drained.announced_empty) == (True, True)
 
 
 def test_at_the_deadline_the_others_go_on_without_those_that_remain() -> None:

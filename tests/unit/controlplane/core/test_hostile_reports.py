@@ -83,13 +83,14 @@ class Hostile(RuleBasedStateMachine):
 
     # --- what may happen to good jobs
 
-    @precondition(lambda self: len(self.controller.state.jobs) < 3)
+    @precondition(lambda self: len(self.controller.names) < 3)
     @rule(slots=st.lists(st.sampled_from(SLOTS), min_size=1, max_size=4, unique=True))
     def a_job_is_placed(self, slots: list[SlotId]) -> None:
         accepted = self.controller.state.jobs_accepted
         self.controller.submit("a", slots=(1, 4), max_batch_size=4 * BATCH, retries=1)
         self.place(JobId(f"a-{accepted + 1}"), slots)
 
+    @precondition(lambda self: self.controller.names)
     @rule(
         which=ANY,
         slots=st.lists(st.sampled_from(SLOTS), max_size=4, unique=True),
@@ -98,7 +99,7 @@ class Hostile(RuleBasedStateMachine):
     def a_job_is_moved(self, which: int, slots: list[SlotId], *, late: bool) -> None:
         if late:
             self.controller.now += 100.0
-        self.place(pick(list(self.controller.state.jobs), which), slots)
+        self.place(pick(self.controller.names, which), slots)
 
     def place(self, job: JobId, slots: list[SlotId]) -> None:
         share = BATCH // max(1, len(slots))
@@ -108,17 +109,19 @@ class Hostile(RuleBasedStateMachine):
             )
         )
 
+    @precondition(lambda self: self.controller.names)
     @rule(which=ANY, how=st.sampled_from(["pause", "resume", "pause", "resume", "cancel"]))
     def a_user_intervenes(self, which: int, how: str) -> None:
-        job = pick(list(self.controller.state.jobs), which)
+        job = pick(self.controller.names, which)
         ask: dict[str, Any] = {
             "cancel": builders.cancelled, "pause": builders.paused, "resume": builders.resumed
         }  # fmt: skip
         self.take(ask[how](job))
 
+    @precondition(lambda self: self.controller.names)
     @rule(which=ANY, messages=st.sampled_from((1, 2, 3, 5, 20)))
     def all_goes_well_for_a_moment(self, which: int, messages: int) -> None:
-        name = pick(list(self.controller.state.jobs), which)
+        name = pick(self.controller.names, which)
         for _ in range(messages):
             said = next(expected(self.controller.job(name)), None)
             if said is None:
@@ -179,7 +182,7 @@ class Hostile(RuleBasedStateMachine):
         *,
         flag: bool,
     ) -> None:
-        job = self.controller.job(pick(list(self.controller.state.jobs), which))
+        job = self.controller.job(JobId(f"a-{1 + which % self.controller.state.jobs_accepted}"))
         worker = pick(list(job.workers.values()), whose) if job.workers else None
         given = {int: number, float: fraction, str: text, bool: flag}
         fields = {name: value_of(hint, given) for name, hint in get_type_hints(kind).items()}
@@ -233,8 +236,6 @@ def value_of(hint: Any, given: dict[type, Any]) -> Any:
     hint = getattr(hint, "__supertype__", hint)  # of a NewType
     if hint in given:
         return given[hint]
-    if getattr(hint, "__supertype__", None) is not None:
-        return value_of(hint, given)
     parts = get_args(hint)
     if type(None) in parts:
         return value_of(parts[0], given) if given[bool] else None
@@ -242,6 +243,8 @@ def value_of(hint: Any, given: dict[type, Any]) -> Any:
         return {"accuracy": given[float], "noise_scale": given[float], given[str][:20]: 1.0}
     if getattr(hint, "__origin__", None) is tuple:
         return ()
+    if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
+        return hint(**{name: value_of(one, given) for name, one in get_type_hints(hint).items()})
     raise AssertionError(f"no value for {hint}")
 
 
@@ -251,7 +254,7 @@ def expected(job: Job) -> Iterator[tuple[NodeId, AgentEvent]]:
     for worker in job.workers.values():
         for event in _own_way(job, worker):
             yield node_of(worker.slot), event
-    if isinstance(status, Starting) and status.meeting:
+    if isinstance(status, Starting) and status.forming:
         for member in status.group.members:
             worker = job.workers[member.worker]
             if worker.phase is WorkerPhase.READY:
@@ -265,11 +268,11 @@ def expected(job: Job) -> Iterator[tuple[NodeId, AgentEvent]]:
         yield said(builders.suspended, job, job.group_workers()[0], group=version)
     elif change.phase in {RescalePhase.SWITCHING, RescalePhase.REJOINING}:
         for worker in members:
-            if worker.formed != version:
+            if worker.group_version != version:
                 yield said(builders.formed, job, worker, group=version)
     elif change.phase is RescalePhase.QUIESCING:
         for worker in members:
-            if worker.worker not in change.points:
+            if worker.worker not in change.quiesce_points:
                 yield said(builders.quiesced, job, worker, group=version)
 
 
@@ -308,7 +311,9 @@ def test_a_worker_that_is_ready_a_second_time_changes_nothing() -> None:
 
     commands = controller.tell(N1, builders.ready(A, index=9))
 
-    assert commands == ignored("it said ready, but the worker is member and its job running")
+    assert commands == ignored(
+        'report "ready" is impossible: the worker is member and the job is running'
+    )
     assert controller.job(A).phase is Phase.RUNNING
 
 
@@ -318,7 +323,7 @@ def test_a_worker_that_was_never_ready_joins_no_group() -> None:
     commands = controller.tell(N1, builders.formed(A, index=1))
 
     assert commands == ignored(
-        "it joined its group, but the worker is ordered and its job starting"
+        'report "joined its group" is impossible: the worker is ordered and the job is starting'
     )
 
 
@@ -328,7 +333,9 @@ def test_a_worker_is_not_suspended_that_nobody_asked_to_pause() -> None:
 
     commands = controller.tell(N1, builders.suspended(A, index=3, group=2))
 
-    assert commands == ignored("it was suspended, but the worker is member and its job rescaling")
+    assert commands == ignored(
+        'report "suspended" is impossible: the worker is member and the job is rescaling'
+    )
     assert controller.job(A).phase is Phase.RESCALING
 
 
@@ -353,5 +360,5 @@ def test_a_sum_of_absurd_reports_can_still_be_written_down() -> None:
     for epoch in (1, 2, 3):
         controller.tell(N1, builders.epoch_end(A, epoch, **absurd))
 
-    assert controller.job(A).progress.left_out == 2**53
+    assert controller.job(A).progress.untrained_samples == 2**53
     assert written(controller.state)

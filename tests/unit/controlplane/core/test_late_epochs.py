@@ -14,8 +14,6 @@ from tests.support.builders import (
     A,
     cancelled,
     epoch_end,
-    exited,
-    finished,
     formed,
     greeting,
     quiesced,
@@ -70,7 +68,7 @@ def test_a_job_without_a_group_is_where_its_lost_group_came_to() -> None:
 
     progress = controller.job(A).progress
     assert epochs(controller) == [1, 2, 3, 4]
-    assert (progress.epoch, progress.samples_done, progress.late) == (4, 4000, [])
+    assert (progress.epoch, progress.samples_done, progress.held_reports) == (4, 4000, [])
     assert progress.checkpoint is not None
     assert (progress.checkpoint.epoch, progress.checkpoint.version) == (4, Version(1))
 
@@ -85,7 +83,7 @@ def test_a_job_that_goes_on_from_unheard_epochs_has_them_and_hears_of_them_later
 
     progress = controller.job(A).progress
     assert epochs(controller) == [1, 2, 3, 4, 5]
-    assert (progress.epoch, progress.samples_done, progress.unheard) == (5, 5000, [])
+    assert (progress.epoch, progress.samples_done, progress.missing_epochs) == (5, 5000, [])
 
 
 def test_a_worker_that_goes_on_from_unheard_epochs_says_what_they_came_to() -> None:
@@ -101,7 +99,7 @@ def test_a_worker_that_goes_on_from_unheard_epochs_says_what_they_came_to() -> N
 
     progress = controller.job(A).progress
     assert epochs(controller) == [1, 2, 3, 4, 5]
-    assert (progress.epoch, progress.samples_done, progress.unheard) == (5, 5000, [])
+    assert (progress.epoch, progress.samples_done, progress.missing_epochs) == (5, 5000, [])
     assert back(controller, epoch_end(A, 3), epoch_end(A, 4)) == []
 
 
@@ -128,7 +126,7 @@ def test_reports_that_come_while_a_job_starts_wait_for_what_it_goes_on_from() ->
     controller.tell(N2, ready(A, 3, resumed=3))
 
     assert epochs(controller) == [1, 2, 3]
-    assert controller.job(A).progress.late == []
+    assert controller.job(A).progress.held_reports == []
 
 
 def test_epochs_of_a_group_that_trained_on_beside_its_successor_are_none_of_the_job() -> None:
@@ -154,26 +152,17 @@ def test_a_job_without_a_group_takes_no_epoch_of_a_group_before_its_last() -> No
     assert (told, epochs(controller)) == ([], [1, 2, 3])
 
 
-def test_a_job_that_ended_meanwhile_hears_of_the_epochs_that_it_went_on_from() -> None:
-    controller = cut_off()
-    starts_elsewhere(controller, resumed=3)
-    controller.tell(N2, finished(A, 3, index=3, why="all 3 epochs are done"))
-    controller.tell(N2, exited(A, 3, code=0))
-    assert controller.job(A).phase is Phase.SUCCEEDED
-
-    back(controller, epoch_end(A, 3), epoch_end(A, 4))
-
-    assert epochs(controller) == [1, 2, 3]
-
-
 def test_survivors_that_report_first_leave_room_for_what_the_lost_member_finished() -> None:
     controller = recovered_in_place()
 
     controller.tell(N2, epoch_end(A, 4, 1, rank=1, group=2, index=5))
-    assert (epochs(controller), controller.job(A).progress.unheard) == ([1, 4], [2, 3])
+    assert (epochs(controller), controller.job(A).progress.missing_epochs) == ([1, 4], [2, 3])
     back(controller, epoch_end(A, 2, index=3), epoch_end(A, 3, index=4))
 
-    assert (sorted(epochs(controller)), controller.job(A).progress.unheard) == ([1, 2, 3, 4], [])
+    assert (sorted(epochs(controller)), controller.job(A).progress.missing_epochs) == (
+        [1, 2, 3, 4],
+        [],
+    )
 
 
 def test_what_a_lost_member_finished_waits_for_what_the_survivors_report() -> None:
@@ -184,7 +173,11 @@ def test_what_a_lost_member_finished_waits_for_what_the_survivors_report() -> No
     controller.tell(N2, epoch_end(A, 4, 1, rank=1, group=2, index=5))
 
     progress = controller.job(A).progress
-    assert (epochs(controller), progress.late, progress.unheard) == ([1, 2, 3, 4], [], [])
+    assert (epochs(controller), progress.held_reports, progress.missing_epochs) == (
+        [1, 2, 3, 4],
+        [],
+        [],
+    )
 
 
 def test_a_late_epoch_is_counted_once() -> None:
@@ -215,4 +208,4 @@ def test_a_checkpoint_that_claims_an_absurd_epoch_costs_no_more_than_others() ->
 
     starts_elsewhere(controller, resumed=2**40)
 
-    assert len(controller.job(A).progress.unheard) == 1000
+    assert len(controller.job(A).progress.missing_epochs) == 1000

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from controlplane.core.commands import AskForPlan
+from controlplane.core.commands import RequestPlan
 from controlplane.core.inputs import NodeSuspected
 from controlplane.core.model.job_phases import Phase
 from controlplane.service.api.replies import node_rows
@@ -27,11 +27,11 @@ def test_a_node_that_cannot_start_workers_gets_none_and_keeps_those_that_train()
 
     commands = controller.tell(N1, NodeHealth(problems=(FULL,)))
 
-    assert commands == [news("node.unhealthy", N1, reason=FULL), AskForPlan()]
+    assert commands == [news("node.unhealthy", N1, reason=FULL), RequestPlan()]
     assert usable(controller) == {S0: False, S1: False}
     assert shown(controller) == [("unhealthy", FULL)]
     assert controller.job(A).phase is Phase.RUNNING
-    assert controller.place({A: {S0: 16, S1: BATCH - 16}}) == [AskForPlan()]
+    assert controller.place({A: {S0: 16, S1: BATCH - 16}}) == [RequestPlan()]
     assert controller.replayed() == controller.state
 
 
@@ -41,7 +41,7 @@ def test_a_node_that_is_well_again_is_offered_work_again() -> None:
 
     commands = controller.tell(N1, NodeHealth(problems=()))
 
-    assert commands == [news("node.healthy", N1), AskForPlan()]
+    assert commands == [news("node.healthy", N1), RequestPlan()]
     assert usable(controller) == {S0: False, S1: True}
     assert shown(controller) == [("up", "")]
 
@@ -81,7 +81,7 @@ def test_a_job_whose_worker_a_node_could_not_start_for_its_own_fault_goes_elsewh
 
     commands = controller.tell(N1, refused(A, error="no space left on device", node_fault=True))
 
-    why = "node n1: no space left on device; starts again"
-    assert commands == [send(N1, stop(A, 2)), news("job.paused", A, reason=why), AskForPlan()]
+    why = "node n1: no space left on device; restarts from the beginning"
+    assert commands == [send(N1, stop(A, 2)), news("job.paused", A, reason=why), RequestPlan()]
     controller.place({A: T0})
     assert [member.slot for member in controller.job(A).members()] == [T0]

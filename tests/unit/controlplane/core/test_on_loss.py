@@ -14,11 +14,11 @@ from tests.support.builders import N1, N2, S0, T0, A, exited, refused, started
 from tests.support.controller import Controller, cluster_of, running, starting, training
 
 GONE = "node n1 has been silent for 30 s"
-KILLED = "a worker was ended by SIGKILL"
+KILLED = "a worker was killed by SIGKILL"
 
 
 def why(controller: Controller) -> str:
-    return controller.history_of(A).changes[-1].why
+    return controller.history_of(A).changes[-1].reason
 
 
 @pytest.mark.parametrize(
@@ -79,8 +79,8 @@ def test_a_controller_that_begins_again_is_no_loss() -> None:
 
 
 TOO_MUCH = (
-    "the job's processes on its node took more than 2 GiB of memory; use less of it, or ask who "
-    "runs the cluster for more (memory_bytes of [jobs])"
+    "the job's processes on the node exceeded 2 GiB of memory; reduce it, or ask the operator to "
+    "raise memory_bytes in [jobs]"
 )
 
 
@@ -88,7 +88,7 @@ TOO_MUCH = (
     ("end", "said"),
     [
         ({"signal": signal.SIGKILL}, f"rank 0 was killed: {TOO_MUCH}"),
-        ({"code": 1}, f"its script ended: exit code 1; {TOO_MUCH}"),
+        ({"code": 1}, f"the script exited with code 1; {TOO_MUCH}"),
     ],
 )
 def test_a_job_that_took_more_memory_than_it_may_is_not_tried_on_other_nodes_without_end(

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from controlplane.core import policy_events
-from controlplane.core.commands import AskForPlan
+from controlplane.core.commands import RequestPlan
 from controlplane.core.inputs import NodeSuspected, PlanProposed
 from controlplane.core.model.job_phases import Phase
 from controlplane.core.plan_check import Verdict, check, difference
@@ -326,10 +326,10 @@ def test_a_start_waits_until_a_slot_is_free() -> None:
 
     commands = controller.place({C: {S1: BATCH}, A: {S0: BATCH}})
 
-    assert commands[-1] == AskForPlan()
+    assert commands[-1] == RequestPlan()
     assert phases(controller) == {A: Phase.RESCALING, B: Phase.RUNNING, C: Phase.QUEUED}
     controller.tell(N1, formed(A, index=3, group=2))
-    assert controller.place({C: {S1: BATCH}}) == [AskForPlan()], "its process lives"
+    assert controller.place({C: {S1: BATCH}}) == [RequestPlan()], "its process lives"
     controller.tell(N1, exited(A, rank=1, code=0))
     assert deltas(controller.place({C: {S1: BATCH}})) == [
         send(N1, order(run, 1, S1, [(1, 0)], job=C))
@@ -357,7 +357,7 @@ def test_two_growths_onto_one_slot_that_is_left_are_one() -> None:
     verdict = check(plan(controller, wanted), controller.state, Seconds(controller.now))
 
     assert moves(verdict) == {A: {S0: 64}, B: {T0: 32, S1: 32}}
-    assert verdict.refused == {C: "slot n1/1 is taken by now"}
+    assert verdict.refused == {C: "slot n1/1 is taken"}
 
 
 def test_a_slot_is_not_promised_again_before_the_one_that_waited_for_it_is_gone() -> None:
@@ -371,12 +371,12 @@ def test_a_slot_is_not_promised_again_before_the_one_that_waited_for_it_is_gone(
         "the newcomer of b was told to stop"
     )
 
-    controller.now = controller.job(A).attempts.change_at
+    controller.now = controller.job(A).attempts.next_change_at
     wanted = {A: {T0: BATCH}, C: {S1: 32, T1: 32}}
     verdict = check(plan(controller, wanted), controller.state, Seconds(controller.now))
 
     assert moves(verdict) == {A: {T0: BATCH}}
-    assert verdict.refused == {C: "slot n2/1 is taken by now"}
+    assert verdict.refused == {C: "slot n2/1 is taken"}
 
 
 def test_a_newcomer_waits_for_a_worker_of_an_unknown_job_that_comes_to_light() -> None:
@@ -402,7 +402,7 @@ def test_a_job_does_not_wait_for_a_slot_that_it_just_left() -> None:
     controller.tell(N1, formed(A, index=3, group=2))
     assert controller.state.slot_index.releasing() == {T0: A}
 
-    assert controller.place({A: HALVES}) == [AskForPlan()]
+    assert controller.place({A: HALVES}) == [RequestPlan()]
 
 
 # --- to other slots
@@ -419,7 +419,7 @@ def test_a_migration_grows_first_and_shrinks_by_the_next_plan() -> None:
     controller.tell(N1, store(A, index=3, group=2, port=29500))
     controller.tell(N2, ready(A, 2, rank=1))
     controller.tell(N1, formed(A, index=4, group=2))
-    assert controller.tell(N2, formed(A, 2, rank=1))[-1] == AskForPlan()
+    assert controller.tell(N2, formed(A, 2, rank=1))[-1] == RequestPlan()
     second = controller.place({A: there})
     former = members(A, HALVES, [OLD, NEW])[:1]
     leave = order(switch, 3, T0, [NEW], kind=JOIN, former=former)
@@ -446,7 +446,7 @@ def test_slots_that_a_migration_leaves_are_not_promised_before_it_shrinks() -> N
 
     commands = controller.place({A: {T1: BATCH}, B: {T0: 32, S0: 32}})
 
-    assert commands[-1] == AskForPlan()
+    assert commands[-1] == RequestPlan()
     assert phases(controller) == {A: Phase.RESCALING, B: Phase.RUNNING}
     assert controller.state.slot_index.releasing() == {}
 
@@ -465,15 +465,15 @@ def test_a_stale_entry_is_refused_the_rest_is_done_and_a_new_plan_is_asked_for()
     commands = controller.take(PlanProposed(plan=stale))
 
     assert moves(verdict) == {B: {T0: 32}}
-    assert verdict.refused == {A: "it changed since the plan was made"}
+    assert verdict.refused == {A: "the job changed after the plan was made"}
     assert reasons(commands) == ["planned: 1 -> 1 slots, batch 64 -> 32"]
-    assert commands[-1] == AskForPlan()
+    assert commands[-1] == RequestPlan()
     assert placed(controller) == {S0: 32, S1: 16}
 
 
 def test_a_plan_of_the_moment_of_the_last_change_is_no_older_than_it() -> None:
     controller = alone()
-    assert controller.job(A).changed_at == controller.view().version
+    assert controller.job(A).changed_version == controller.view().version
 
     assert deltas(controller.place({A: {}})) != []
 
@@ -481,7 +481,7 @@ def test_a_plan_of_the_moment_of_the_last_change_is_no_older_than_it() -> None:
 def test_an_epoch_does_not_make_a_plan_stale() -> None:
     controller = both()
     view = plan(controller, {A: {S0: BATCH}})
-    assert controller.tell(N1, epoch_end(A, 1))[-1] == AskForPlan()
+    assert controller.tell(N1, epoch_end(A, 1))[-1] == RequestPlan()
 
     assert reasons(controller.take(PlanProposed(plan=view))) != []
 
@@ -489,13 +489,13 @@ def test_an_epoch_does_not_make_a_plan_stale() -> None:
 @pytest.mark.parametrize(
     ("wanted", "why"),
     [
-        ({S0: 64, T0: 65}, "a local batch is outside its bounds"),
-        ({S0: 64, T0: 0}, "a local batch is outside its bounds"),
-        ({S0: 64, T0: 64, T1: 64}, "the global batch is above its limit"),
-        ({S0: 1, S1: 1, T0: 1, T1: 1}, "4 slots are outside its bounds"),
-        ({S0: 64}, "1 slots are outside its bounds"),
-        ({S0: 32, S1: 32, SlotId("n9/0"): 32}, "slot n9/0 is not there any more"),
-        ({S0: 32, SlotId("n2/7"): 32}, "slot n2/7 is not there any more"),
+        ({S0: 64, T0: 65}, "a local batch is out of range"),
+        ({S0: 64, T0: 0}, "a local batch is out of range"),
+        ({S0: 64, T0: 64, T1: 64}, "the global batch exceeds its limit"),
+        ({S0: 1, S1: 1, T0: 1, T1: 1}, "4 slots are outside the job's range"),
+        ({S0: 64}, "1 slots are outside the job's range"),
+        ({S0: 32, S1: 32, SlotId("n9/0"): 32}, "slot n9/0 is not available any more"),
+        ({S0: 32, SlotId("n2/7"): 32}, "slot n2/7 is not available any more"),
     ],
 )
 def test_a_plan_outside_the_bounds_of_a_running_job_is_refused(wanted: Placed, why: str) -> None:
@@ -505,14 +505,14 @@ def test_a_plan_outside_the_bounds_of_a_running_job_is_refused(wanted: Placed, w
     verdict = check(plan(controller, {A: wanted}), controller.state, Seconds(controller.now))
 
     assert verdict == Verdict(refused={A: why})
-    assert controller.place({A: wanted}) == [AskForPlan()]
+    assert controller.place({A: wanted}) == [RequestPlan()]
 
 
 def test_a_job_grows_onto_no_suspect_node_and_shrinks_away_from_it() -> None:
     controller = both()
     controller.take(NodeSuspected(node=N2, silent_s=6.0))
 
-    assert controller.place({A: {S0: 22, T0: 21, T1: 21}}) == [AskForPlan()]
+    assert controller.place({A: {S0: 22, T0: 21, T1: 21}}) == [RequestPlan()]
     assert reasons(controller.place({A: {S0: BATCH}})) != []
 
 
@@ -555,17 +555,17 @@ def test_a_job_in_a_hand_changing_starting_or_ended_is_left_alone(then: Any) -> 
 
 def test_a_job_whose_training_is_done_is_left_alone() -> None:
     controller = both()
-    controller.tell(N1, finished(A, index=3, why="its epochs are done"))
+    controller.tell(N1, finished(A, index=3, reason="its epochs are done"))
 
     verdict = check(plan(controller, {A: {S0: 64}}), controller.state, Seconds(controller.now))
 
-    assert verdict == Verdict(refused={A: "its training is done"})
+    assert verdict == Verdict(refused={A: "the training has finished"})
     assert not controller.view().jobs[A].movable
 
 
 def test_a_job_that_was_lost_after_its_training_was_done_is_started_again() -> None:
     controller = training(cluster_of(n1=1), S0)
-    controller.tell(N1, finished(A, index=3, why="its epochs are done"))
+    controller.tell(N1, finished(A, index=3, reason="its epochs are done"))
     controller.tell(N1, exited(A, signal=SIGKILL))
     assert controller.view().jobs[A].movable
 
@@ -580,7 +580,7 @@ def test_a_job_that_is_given_back_is_not_moved_by_a_plan_from_before() -> None:
     view = plan(controller, {A: {S0: BATCH}})
     controller.take(resumed(A, auto=True))
 
-    assert controller.take(PlanProposed(plan=view)) == [AskForPlan()]
+    assert controller.take(PlanProposed(plan=view)) == [RequestPlan()]
     assert reasons(controller.place({A: {S0: BATCH}})) != []
 
 
@@ -589,10 +589,10 @@ def test_a_growth_that_came_to_nothing_is_not_tried_again_at_once() -> None:
     controller.place({A: HALVES})
     controller.tell(N2, refused(A, 2, rank=1, error="no zygote"))
     job = controller.job(A)
-    wait_s = job.attempts.change_at - controller.now
-    assert (wait_s, controller.view().jobs[A].retry_at) == (1.0, job.attempts.change_at)
+    wait_s = job.attempts.next_change_at - controller.now
+    assert (wait_s, controller.view().jobs[A].retry_at) == (1.0, job.attempts.next_change_at)
 
-    assert controller.place({A: HALVES}) == [AskForPlan()]
+    assert controller.place({A: HALVES}) == [RequestPlan()]
     controller.now += wait_s
     assert reasons(controller.place({A: HALVES})) != []
 
@@ -601,9 +601,9 @@ def test_a_shrink_that_came_to_nothing_is_not_tried_again_at_once() -> None:
     controller = both()
     controller.place({A: {S0: BATCH}})
     controller.tell(N1, join_failed(A, index=3, group=2, error="no"))
-    assert controller.job(A).attempts.change_at > controller.now
+    assert controller.job(A).attempts.next_change_at > controller.now
 
-    assert controller.place({A: {S0: BATCH}}) == [AskForPlan()]
+    assert controller.place({A: {S0: BATCH}}) == [RequestPlan()]
 
 
 # --- jobs that a plan does not name
@@ -677,18 +677,18 @@ def test_every_group_is_a_decision_with_its_reason_numbers_and_outcome() -> None
     controller.take(grow)
     first = Decision(
         time=Seconds(at),
-        was=Size(),
+        before=Size(),
         to=Size(slots=(S0,), batch=64),
-        why="planned",
+        reason="planned",
         code="planned",
         version=controller.history_of(A).decisions[0].version,
         outcome="formed",
     )
     under_way = Decision(
         time=Seconds(at + 5.0),
-        was=Size(slots=(S0,), batch=64),
+        before=Size(slots=(S0,), batch=64),
         to=Size(slots=(S0, T0), batch=64),
-        why="two are faster",
+        reason="two are faster",
         code="grow",
         numbers={"speed_now": 400.0, "speed_then": 800.0},
         version=controller.job(A).version,
@@ -773,7 +773,7 @@ def test_the_first_whole_epoch_of_a_group_shows_what_the_change_was_good_for() -
     }
     assert controller.reactor.totals.gains == [(2.0, 1.5)]
     again = controller.tell(N1, epoch_end(A, 2, index=6, group=2, samples_per_s=700.0))
-    assert [command.event.event for command in again if command != AskForPlan()] == ["job.epoch"]  # type: ignore[union-attr]
+    assert [command.event.event for command in again if command != RequestPlan()] == ["job.epoch"]  # type: ignore[union-attr]
     assert controller.reactor.totals.gains == [(2.0, 1.5)]
 
 
@@ -936,7 +936,7 @@ def test_a_job_is_movable_while_it_waits_and_trains_and_not_in_between() -> None
     told.append(movable(controller))
     controller.tell(N2, refused(A, 2, rank=1, error="no zygote"))
     told.append(movable(controller))
-    controller.now = controller.job(A).attempts.change_at
+    controller.now = controller.job(A).attempts.next_change_at
     controller.place({A: {}})
     told.append(movable(controller))
     controller.tell(N1, suspended(A, index=3, group=3))
@@ -998,7 +998,7 @@ def test_slots_of_a_lost_node_are_not_seen_and_of_a_suspect_one_not_leaving() ->
 def test_a_slot_that_an_operator_waits_for_is_not_leaving() -> None:
     controller = training(training(cluster_of(n1=1, n2=2), S0), T0, T1, name="b")
     controller.take(resized(A, 3))
-    assert controller.job(A).override_waits != ""
+    assert controller.job(A).override_wait_reason != ""
 
     controller.place({B: {T0: BATCH}})
 

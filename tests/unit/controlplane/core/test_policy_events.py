@@ -10,6 +10,7 @@ import pytest
 from controlplane.core import policy_events
 from controlplane.core.model.job_phases import Phase
 from controlplane.policy.api import EpochSeen, JobEnded, PolicyEvent, StepsSeen
+from schemas.epochs import StepTimes
 from schemas.ids import JobId, Rank, Seconds, Version
 from schemas.jobs import StopRule
 from schemas.wire.agent import StepsReported
@@ -100,7 +101,7 @@ def test_an_end_teaches_how_far_the_job_came_and_whether_that_is_all(
     controller = running(family="f", epochs=2)
     told: list[PolicyEvent] = []
     if succeeded:
-        controller.tell(N1, builders.finished(A, index=5, why="done"))
+        controller.tell(N1, builders.finished(A, index=5, reason="done"))
         told += learnt(controller)
 
     controller.tell(N1, builders.exited(A, code=code))
@@ -193,47 +194,44 @@ def test_telemetry_teaches_a_noise_scale_if_it_is_a_number_of_samples(
     assert learns.noise_scale == known
 
 
-PARTS: dict[str, Any] = {"pass_s": 0.5, "sync_s": 0.125, "local_batch": 32, "passes": 2}
-NO_PARTS: dict[str, Any] = {"pass_s": None, "sync_s": None, "local_batch": 0, "passes": 0}
+TIMES = StepTimes(pass_s=0.5, sync_s=0.125, local_batch=32, passes=2)
+
+
+@pytest.mark.parametrize("change", [{}, {"sync_s": 0.0}])
+def test_telemetry_has_plausible_step_times(change: dict[str, float]) -> None:
+    times = msgspec.structs.replace(TIMES, **change)
+
+    learns = policy_events.event_of_steps(steps(A, step_times=times), running().state)
+
+    assert isinstance(learns, StepsSeen)
+    assert learns.step_times == times
 
 
 @pytest.mark.parametrize(
-    ("told", "known"),
+    "change",
     [
-        ({}, PARTS),
-        ({"sync_s": 0.0}, {**PARTS, "sync_s": 0.0}),
-        ({"pass_s": None}, NO_PARTS),
-        ({"pass_s": 0.0}, NO_PARTS),
-        ({"pass_s": float("nan")}, NO_PARTS),
-        ({"pass_s": float("inf")}, NO_PARTS),
-        ({"sync_s": None}, NO_PARTS),
-        ({"sync_s": 0.75}, NO_PARTS),
-        ({"sync_s": -0.125}, NO_PARTS),
-        ({"local_batch": 0}, NO_PARTS),
-        ({"local_batch": BATCH + 1}, NO_PARTS),
-        ({"passes": 0}, NO_PARTS),
-        ({"passes": 2**60}, NO_PARTS),
+        {"pass_s": 0.0},
+        {"pass_s": float("nan")},
+        {"pass_s": float("inf")},
+        {"sync_s": 0.75},
+        {"sync_s": -0.125},
+        {"local_batch": 0},
+        {"local_batch": BATCH + 1},
+        {"passes": 0},
+        {"passes": 2**60},
     ],
 )
-def test_telemetry_teaches_how_steps_divide_into_passes_if_that_can_be(
-    told: dict[str, Any], known: dict[str, Any]
-) -> None:
-    learns = policy_events.event_of_steps(steps(A, **{**PARTS, **told}), running().state)
-
-    assert isinstance(learns, StepsSeen)
-    assert {name: getattr(learns, name) for name in PARTS} == known
-
-
-def test_epochs_teach_how_steps_divide_into_passes_if_that_can_be() -> None:
+def test_implausible_step_times_are_dropped(change: dict[str, Any]) -> None:
+    times = msgspec.structs.replace(TIMES, **change)
     controller = running(family="f")
 
-    for epoch, told in [(1, PARTS), (2, {**PARTS, "sync_s": 0.75})]:
-        controller.tell(N1, builders.epoch_end(A, epoch, train_loss=1.0, **told))
+    learns = policy_events.event_of_steps(steps(A, step_times=times), controller.state)
+    for epoch, reported in ((1, TIMES), (2, times)):
+        controller.tell(N1, builders.epoch_end(A, epoch, train_loss=1.0, step_times=reported))
 
-    assert [{name: getattr(event, name) for name in PARTS} for _, event in past(controller)] == [
-        PARTS,
-        NO_PARTS,
-    ]
+    assert isinstance(learns, StepsSeen)
+    assert learns.step_times is None
+    assert [getattr(event, "step_times", None) for _, event in past(controller)] == [TIMES, None]
 
 
 @pytest.mark.parametrize(("told", "known"), [(0, 0), (17, 17), (-1, 0), (2**60, 0)])

@@ -72,9 +72,8 @@ from tests.support.builders import (
     submission,
 )
 from tests.support.controller import Controller
-from tests.support.simulated_node import Node, haunt
-from tests.support.simulated_processes import World
 from tests.support.sizes import examples
+from tests.support.world import Groups, Node, haunt
 
 T = TypeVar("T")
 EPOCHS = 2
@@ -113,7 +112,7 @@ class Cluster(RuleBasedStateMachine):
         super().__init__()
         self.controller = Controller()
         self.controller.start()
-        self.world = World()
+        self.world = Groups()
         self.nodes = {name: Node(name, 2, self.world) for name in (N1, N2)}
         self.linked: set[NodeId] = set()
         self.greetings: dict[NodeId, list[NodeGreeted]] = {N1: [], N2: []}  # under way
@@ -132,7 +131,7 @@ class Cluster(RuleBasedStateMachine):
 
     # --- users and policies
 
-    @precondition(lambda self: len(self.controller.state.jobs) < MAX_JOBS)
+    @precondition(lambda self: len(self.controller.names) < MAX_JOBS)
     @rule(
         name=st.sampled_from("ab"),
         key=st.sampled_from(["", "k", "l"]),
@@ -142,10 +141,10 @@ class Cluster(RuleBasedStateMachine):
     def a_user_submits(self, name: str, key: str, retries: int, wanted: int) -> None:
         self.submit(name, key=key, retries=retries, wanted=wanted)
 
-    @precondition(lambda self: self.controller.state.jobs)
+    @precondition(lambda self: self.controller.names)
     @rule(which=ANY)
     def a_user_cancels(self, which: int) -> None:
-        self.take(cancelled(one_of(list(self.controller.state.jobs), which)))
+        self.take(cancelled(one_of(self.controller.names, which)))
 
     @precondition(lambda self: self.controller.state.active)
     @rule(
@@ -183,7 +182,7 @@ class Cluster(RuleBasedStateMachine):
     @precondition(lambda self: self.controller.state.active)
     @rule(slots=st.lists(SLOTS, min_size=1, max_size=3))
     def a_plan_of_a_strange_policy_arrives(self, slots: list[SlotId]) -> None:
-        waiting = list(self.controller.state.jobs)
+        waiting = self.controller.names
         self.take(
             proposal({job: {slot: BATCH} for job, slot in zip(waiting[-3:], slots, strict=False)})
         )
@@ -225,16 +224,16 @@ class Cluster(RuleBasedStateMachine):
             self.follow(Plan(based_on=self.controller.state.version, local_batch=placed))
         self.all_goes_well_for_a_moment(rounds)
 
-    @precondition(lambda self: self.controller.state.jobs)
+    @precondition(lambda self: self.controller.names)
     @rule(entries=st.dictionaries(ANY, PLACED, max_size=4), age=st.sampled_from((0, 0, 1, 2, 9)))
     def a_plan_of_a_mad_policy_arrives(
         self, entries: dict[int, dict[SlotId, int]], age: int
     ) -> None:
-        names = [*self.controller.state.jobs, GHOST]
+        names = [*self.controller.names, GHOST]
         placed = {one_of(names, which): slots for which, slots in entries.items()}
         self.follow(Plan(based_on=self.controller.state.version - age, local_batch=placed))
 
-    @precondition(lambda self: self.controller.state.jobs)
+    @precondition(lambda self: self.controller.names)
     @rule(
         rejects=st.sets(ANY, max_size=2),
         promises=st.dictionaries(ANY, st.sampled_from((900.0, 2000.0, 3000.0)), max_size=3),
@@ -243,7 +242,7 @@ class Cluster(RuleBasedStateMachine):
     def a_plan_rejects_and_promises(
         self, rejects: set[int], promises: dict[int, float], entries: dict[int, dict[SlotId, int]]
     ) -> None:
-        names, jobs = [*self.controller.state.jobs, GHOST], self.controller.state.jobs
+        names, jobs = [*self.controller.names, GHOST], self.controller.state.jobs
         first = {name: job.promised_end.first for name, job in jobs.items() if job.promised_end}
         never = {name for name, job in jobs.items() if job.phase is Phase.QUEUED} - first.keys()
         gone = {name for name, job in jobs.items() if job.phase is Phase.REJECTED}
@@ -273,7 +272,7 @@ class Cluster(RuleBasedStateMachine):
             self.plan_if_asked()
             self.nodes_go_on(epochs)
 
-    @precondition(lambda self: len(self.controller.state.jobs) < MAX_JOBS)
+    @precondition(lambda self: len(self.controller.names) < MAX_JOBS)
     @rule(retries=st.integers(0, 2), wanted=st.integers(1, 3), rounds=st.integers(1, 5))
     def a_job_arrives_and_all_goes_well(self, retries: int, wanted: int, rounds: int) -> None:
         self.submit("c", retries=retries, wanted=wanted)
@@ -488,10 +487,10 @@ class Cluster(RuleBasedStateMachine):
     def is_where_it_should_be(self, job: Job) -> None:
         """Nothing goes on any more, so nothing is under way: what was asked for is there."""
         changes = self.controller.history_of(job.job).changes
-        story = [change.why for change in changes[-6:]], job.change, job.workers
+        story = [change.reason for change in changes[-6:]], job.change, job.workers
         assert job.phase not in {Phase.STARTING, Phase.RESCALING}, story
         override = job.override
-        if override is None or job.override_waits:
+        if override is None or job.override_wait_reason:
             return
         if override.paused:
             assert job.phase in {Phase.PAUSED, Phase.QUEUED}, story
@@ -537,15 +536,7 @@ class Cluster(RuleBasedStateMachine):
         for name in sorted(self.linked):
             node = self.nodes[name]
             gone_on |= self.deliver_orders(name, 999)
-            for work in list(node.work):
-                node.finish(work)
-                gone_on = True
-            for worker, process in list(node.processes.items()):
-                before = process.progress, len(node.session.spool)
-                if process.alive:
-                    process.act(epochs)
-                node.look(worker)
-                gone_on |= before != (process.progress, len(node.session.spool))
+            gone_on |= node.go_on(epochs)
             gone_on |= self.deliver_events(name, 999)
         return gone_on
 
@@ -572,7 +563,7 @@ class Cluster(RuleBasedStateMachine):
 
     def an_override_is_due(self) -> bool:
         due = [
-            job.attempts.change_at
+            job.attempts.next_change_at
             for job in map(self.controller.job, self.controller.state.overrides)
         ]
         later = [at for at in due if at > 0]
@@ -644,13 +635,13 @@ class Cluster(RuleBasedStateMachine):
 
     def follow(self, plan: Plan) -> None:
         """Propose `plan`; it orders something only of jobs that it names and that it knew of."""
-        jobs = self.controller.state.jobs.values()
+        jobs = [self.controller.job(name) for name in self.controller.names]
         overridden = dict(self.controller.state.overrides)
         trading = {name for swap in self.controller.state.swaps for name in swap.targets}
         on = self.controller.state.slot_index.jobs_on
         drained = {job.job for node in self.controller.state.draining for job in on(node)}
         before = {job.job: job.version for job in jobs}
-        known = {job.job for job in jobs if job.changed_at <= plan.based_on}
+        known = {job.job for job in jobs if job.changed_version <= plan.based_on}
 
         self.take(PlanProposed(plan=plan))
 

@@ -6,7 +6,7 @@ from signal import SIGKILL, SIGSEGV, SIGTERM
 
 import pytest
 
-from controlplane.core.commands import Accept, Announce, AskForPlan
+from controlplane.core.commands import Accept, Announce, RequestPlan
 from controlplane.core.desired_state import desired
 from controlplane.core.handlers.lifecycle import MAX_LOSSES
 from controlplane.core.history import Process
@@ -87,7 +87,7 @@ def test_a_submission_is_accepted_and_asks_for_a_plan() -> None:
     assert commands == [
         news("job.submitted", A, name="a", user="ann"),
         Accept(A),
-        AskForPlan(),
+        RequestPlan(),
     ]
     assert controller.job(A).phase is Phase.QUEUED
     assert list(controller.state.active) == [A]
@@ -198,7 +198,7 @@ def test_a_formed_group_is_running_and_settled() -> None:
     assert commands == [
         news("job.running", A, reason="trains on 1 slot, batch 64", slots=1, epoch=0, batch=64),
         send(N1, settle(A)),
-        AskForPlan(),
+        RequestPlan(),
     ]
     assert controller.job(A).phase is Phase.RUNNING
     assert controller.history_of(A).versions[-1].outcome == "formed"
@@ -222,7 +222,7 @@ def test_an_epoch_is_kept_and_announced() -> None:
             lr=0.1,
             accuracy=0.5,
         ),
-        AskForPlan(),
+        RequestPlan(),
     ]
     job = controller.job(A)
     assert (
@@ -290,7 +290,7 @@ def test_where_samples_end_the_job_a_short_last_epoch_says_nothing_of_others() -
 
 def test_exit_code_0_is_success_and_the_node_may_forget_the_job() -> None:
     controller = running(epochs=2)
-    controller.tell(N1, finished(A, index=5, why="2 of 2 epochs"))
+    controller.tell(N1, finished(A, index=5, reason="2 of 2 epochs"))
 
     commands = controller.tell(N1, exited(A, code=0))
 
@@ -298,7 +298,7 @@ def test_exit_code_0_is_success_and_the_node_may_forget_the_job() -> None:
         news("worker.exited", A, rank=0, slot=S0, version=1, code=0, signal=None),
         news("job.succeeded", A, reason="2 of 2 epochs", exit_code=0, epoch=2),
         send(N1, stop(A, 2, forget=True)),
-        AskForPlan(),
+        RequestPlan(),
     ]
     assert controller.job(A).phase is Phase.SUCCEEDED
     assert controller.state.active == controller.state.jobs_with_processes == {}
@@ -310,7 +310,7 @@ def test_a_script_that_ends_early_says_after_which_epoch() -> None:
 
     commands = controller.tell(N1, exited(A, code=0))
 
-    assert reasons(commands) == ["its script ended after epoch 2, before its stop rule was met"]
+    assert reasons(commands) == ["the script exited after epoch 2, before its stop rule was met"]
 
 
 def summary(controller: Controller, later_s: float = 0.0) -> JobSummary:
@@ -325,8 +325,10 @@ def test_a_script_that_ends_alone_before_its_first_epoch_trained_nothing_and_say
 
     commands = controller.tell(N1, exited(A, code=0))
 
-    never = "never came to agent.epochs of elastic.ScalingAgent"
-    assert reasons(commands) == [f"nothing was trained: its script ended (exit code 0) and {never}"]
+    never = "never reached agent.epochs of elastic.ScalingAgent"
+    assert reasons(commands) == [
+        f"nothing was trained: the script exited (exit code 0) and {never}"
+    ]
     assert (controller.job(A).phase, summary(controller).progress) == (Phase.SUCCEEDED, 0.0)
 
 
@@ -341,10 +343,10 @@ def test_a_script_that_leaves_the_library_out_is_refused_on_several_slots() -> N
 
     (why,) = reasons(commands)
     assert why.startswith(
-        "nothing was trained: its script ended (exit code 0) on one of its 2 slots and never came"
+        "nothing was trained: the script exited (exit code 0) on one of its 2 slots and never reached"
     )
-    assert "it needs: from elastic import ScalingAgent; agent = ScalingAgent.from_env(); " in why
-    assert why.endswith("; `ones init train.py` says where; or ask for slots = [1, 1]")
+    assert "needs: from elastic import ScalingAgent; agent = ScalingAgent.from_env(); " in why
+    assert why.endswith("; `ones init train.py` shows where; or request slots = [1, 1]")
     assert send(N1, stop(A, 2, forget=True)) in commands, "the other one ends, too"
     assert controller.job(A).phase is Phase.FAILED
 
@@ -357,7 +359,7 @@ def test_a_resumed_script_that_ends_before_it_trains_again_says_after_which_epoc
 
     commands = controller.tell(N1, exited(A, 3, code=0))
 
-    assert reasons(commands) == ["its script ended after epoch 2, before its stop rule was met"]
+    assert reasons(commands) == ["the script exited after epoch 2, before its stop rule was met"]
 
 
 def test_a_script_that_takes_long_before_it_loads_is_named_and_waited_for() -> None:
@@ -386,9 +388,9 @@ def test_a_script_that_takes_long_before_it_loads_is_named_and_waited_for() -> N
     [
         (
             0,
-            "paused by ann before its first epoch: its script was ended, and will begin anew",
+            "paused by ann before its first epoch: the script was stopped and will restart from the beginning",
         ),
-        (2, "paused by ann while it started: its script was ended, and will go on from step 32"),
+        (2, "paused by ann while starting: the script was stopped and will resume from step 32"),
     ],
 )
 def test_a_pause_before_training_says_what_it_ended(epochs: int, why: str) -> None:
@@ -408,9 +410,9 @@ def test_exit_code_3_fails_the_job_and_names_the_code() -> None:
 
     assert commands == [
         news("worker.exited", A, rank=0, slot=S0, version=1, code=3, signal=None),
-        news("job.failed", A, reason="its script ended: exit code 3", exit_code=3, epoch=0),
+        news("job.failed", A, reason="the script exited with code 3", exit_code=3, epoch=0),
         send(N1, stop(A, 2, forget=True)),
-        AskForPlan(),
+        RequestPlan(),
     ]
 
 
@@ -420,12 +422,12 @@ def test_a_failure_names_what_the_script_raised_and_where() -> None:
 
     commands = controller.tell(N1, exited(A, code=1))
 
-    assert reasons(commands) == ["ValueError: no (train.py:7): exit code 1"]
+    assert reasons(commands) == ["ValueError: no (train.py:7) (exit code 1)"]
 
 
 def test_a_worker_that_nobody_saw_end_is_done_if_it_said_so_before() -> None:
     controller = running(epochs=1)
-    controller.tell(N1, finished(A, index=4, why="1 of 1 epochs"))
+    controller.tell(N1, finished(A, index=4, reason="1 of 1 epochs"))
 
     commands = controller.tell(N1, exited(A))
 
@@ -435,7 +437,7 @@ def test_a_worker_that_nobody_saw_end_is_done_if_it_said_so_before() -> None:
 
 def test_an_exit_that_nobody_saw_has_no_code() -> None:
     controller = running(epochs=1)
-    controller.tell(N1, finished(A, index=4, why="1 of 1 epochs"))
+    controller.tell(N1, finished(A, index=4, reason="1 of 1 epochs"))
 
     controller.tell(N1, exited(A))
 
@@ -463,7 +465,7 @@ def test_a_failed_script_is_tried_again_after_a_back_off_that_doubles() -> None:
             begin(controller, A, version)
         controller.tell(N1, exited(A, version, code=3))
         assert controller.job(A).phase is Phase.PAUSED
-        pauses.append(controller.job(A).attempts.start_at - controller.now)
+        pauses.append(controller.job(A).attempts.next_start_at - controller.now)
         controller.now += pauses[-1]
     begin(controller, A, 7)
 
@@ -471,7 +473,7 @@ def test_a_failed_script_is_tried_again_after_a_back_off_that_doubles() -> None:
 
     assert pauses == [1.0, 2.0, 4.0]
     assert controller.job(A).phase is Phase.FAILED
-    assert reasons(last) == ["its script ended: exit code 3 (try 4 of 4)"]
+    assert reasons(last) == ["the script exited with code 3 (attempt 4 of 4)"]
 
 
 def test_a_retry_says_how_long_it_waits_and_how_many_are_left() -> None:
@@ -482,8 +484,10 @@ def test_a_retry_says_how_long_it_waits_and_how_many_are_left() -> None:
     assert commands == [
         news("worker.exited", A, rank=0, slot=S0, version=1, code=3, signal=None),
         send(N1, stop(A, 2)),
-        news("job.paused", A, reason="its script ended: exit code 3; tried again in 1 s, 2 left"),
-        AskForPlan(),
+        news(
+            "job.paused", A, reason="the script exited with code 3; retrying in 1 s, 2 retries left"
+        ),
+        RequestPlan(),
     ]
 
 
@@ -496,7 +500,7 @@ def test_what_the_library_refuses_is_not_tried_again() -> None:
 
     assert controller.job(A).phase is Phase.FAILED
     assert reasons(commands) == [
-        "UsageError: no (train.py:7): exit code 1; not tried again: it would be refused again"
+        "UsageError: no (train.py:7) (exit code 1); not retried: the library would refuse it again"
     ]
 
 
@@ -505,7 +509,7 @@ def test_a_back_off_has_a_longest() -> None:
     version = 1
     for _ in range(10):
         controller.tell(N1, exited(A, version, code=3))
-        pause_s = controller.job(A).attempts.start_at - controller.now
+        pause_s = controller.job(A).attempts.next_start_at - controller.now
         controller.now += pause_s
         version += 2
         begin(controller, A, version)
@@ -517,7 +521,7 @@ def test_a_job_is_not_started_before_its_back_off_is_over() -> None:
     controller = running(retries=1)
     controller.tell(N1, exited(A, code=3))
 
-    assert controller.place({A: S0}) == [AskForPlan()]
+    assert controller.place({A: S0}) == [RequestPlan()]
     controller.now += RETRY_FIRST_S
     assert deltas(controller.place({A: S0})) == [send(N1, run(A, 3, retries=1))]
 
@@ -530,14 +534,17 @@ def test_a_killed_worker_pauses_its_job_and_is_not_counted() -> None:
 
     commands = controller.tell(N1, exited(A, signal=SIGKILL))
 
-    why = "a worker was ended by SIGKILL; resumes after epoch 2"
+    why = "a worker was killed by SIGKILL; resumes after epoch 2"
     assert commands == [
         news("worker.exited", A, rank=0, slot=S0, version=1, code=None, signal=9),
         send(N1, stop(A, 2)),
         news("job.paused", A, reason=why),
-        AskForPlan(),
+        RequestPlan(),
     ]
-    assert (controller.job(A).attempts.failures, controller.job(A).attempts.start_at) == (0, 0.0)
+    assert (controller.job(A).attempts.failures, controller.job(A).attempts.next_start_at) == (
+        0,
+        0.0,
+    )
 
 
 def test_a_lost_job_resumes_from_the_last_reported_epoch_and_its_version() -> None:
@@ -581,7 +588,7 @@ def test_a_segmentation_fault_is_a_failure_of_the_script() -> None:
 
     commands = controller.tell(N1, exited(A, signal=SIGSEGV))
 
-    assert reasons(commands) == ["a worker died of SIGSEGV"]
+    assert reasons(commands) == ["a worker crashed with SIGSEGV"]
     job = controller.job(A)
     assert (job.phase, job.attempts.failures, job.attempts.exit_code) == (
         Phase.FAILED,
@@ -595,7 +602,9 @@ def test_a_worker_that_is_gone_without_a_trace_is_lost() -> None:
 
     commands = controller.tell(N1, exited(A))
 
-    assert reasons(commands) == ["a worker is gone and nobody saw how; starts again"]
+    assert reasons(commands) == [
+        "a worker vanished without an exit status; restarts from the beginning"
+    ]
     assert controller.job(A).attempts.failures == 0
 
 
@@ -611,7 +620,7 @@ def test_a_job_that_loses_worker_after_worker_gives_up() -> None:
     commands = controller.tell(N1, exited(A, version, signal=SIGKILL))
 
     assert reasons(commands) == [
-        f"a worker was ended by SIGKILL, for the {MAX_LOSSES}th time without an epoch"
+        f"a worker was killed by SIGKILL; {MAX_LOSSES} losses in a row without a finished epoch"
     ]
     assert controller.job(A).phase is Phase.FAILED
 
@@ -627,7 +636,7 @@ def test_a_finished_epoch_forgives_the_losses_before() -> None:
 
     commands = controller.tell(N1, exited(A, version, signal=SIGKILL))
 
-    assert reasons(commands) == ["a worker was ended by SIGKILL; resumes after epoch 1"]
+    assert reasons(commands) == ["a worker was killed by SIGKILL; resumes after epoch 1"]
     assert controller.job(A).attempts.losses == 1
 
 
@@ -642,7 +651,7 @@ def test_a_refused_worker_fails_its_job_with_error_and_hint() -> None:
     assert commands == [
         news("job.failed", A, reason="no such python; correct `python`", exit_code=None, epoch=0),
         send(N1, stop(A, 2, forget=True)),
-        AskForPlan(),
+        RequestPlan(),
     ]
     assert usable(controller) == {S0: True}
 
@@ -652,7 +661,7 @@ def test_a_refused_worker_is_retried_like_a_failed_script() -> None:
 
     commands = controller.tell(N1, refused(A, error="no zygote"))
 
-    assert reasons(commands) == ["no zygote; tried again in 1 s, 1 left"]
+    assert reasons(commands) == ["no zygote; retrying in 1 s, 1 retry left"]
 
 
 def test_a_refused_worker_that_was_called_off_frees_its_slot_and_asks_for_a_plan() -> None:
@@ -662,7 +671,7 @@ def test_a_refused_worker_that_was_called_off_frees_its_slot_and_asks_for_a_plan
     commands = controller.tell(N1, refused(A, error="no zygote"))
 
     assert usable(controller) == {S0: True}
-    assert commands == [AskForPlan()]
+    assert commands == [RequestPlan()]
 
 
 def test_a_group_that_does_not_form_in_time_is_a_failure_of_the_script() -> None:
@@ -674,11 +683,11 @@ def test_a_group_that_does_not_form_in_time_is_a_failure_of_the_script() -> None
 
     commands = controller.take(expired)
 
-    why = "its script did not come to its first epoch within 1800 s"
+    why = "the script did not reach its first epoch within 1800 s"
     assert commands == [
         news("job.failed", A, reason=why, exit_code=None, epoch=0),
         send(N1, stop(A, 2, forget=True)),
-        AskForPlan(),
+        RequestPlan(),
     ]
     assert usable(controller) == {S0: False}, "its process still lives"
     assert controller.due(9 * START_LIMIT_S) == []
@@ -725,7 +734,7 @@ def test_a_waiting_job_is_cancelled_at_once() -> None:
 
     assert commands == [
         news("job.cancelled", A, reason="cancelled by ann", exit_code=None, epoch=0),
-        AskForPlan(),
+        RequestPlan(),
     ]
 
 
@@ -738,7 +747,7 @@ def test_a_cancelled_worker_is_stopped_and_holds_its_slot_until_it_is_gone() -> 
     assert usable(controller) == {S0: False}
     assert controller.tell(N1, exited(A, signal=SIGTERM)) == [
         news("worker.exited", A, rank=0, slot=S0, version=1, code=None, signal=15),
-        AskForPlan(),
+        RequestPlan(),
     ]
     assert usable(controller) == {S0: True}
     assert controller.job(A).phase is Phase.CANCELLED
@@ -749,7 +758,7 @@ def test_a_worker_called_off_before_it_was_ever_started_frees_its_slot_when_clea
     controller.take(cancelled(A))
     assert usable(controller) == {S0: False}
 
-    assert controller.tell(N1, cleared(A, 2)) == [AskForPlan()]
+    assert controller.tell(N1, cleared(A, 2)) == [RequestPlan()]
 
     assert usable(controller) == {S0: True}
     assert controller.state.jobs_with_processes == {}
@@ -768,10 +777,10 @@ def test_cleared_says_nothing_about_the_version_it_names() -> None:
 
 def test_cancelling_an_ended_job_changes_nothing() -> None:
     controller = running()
-    controller.tell(N1, exited(A, code=0))
+    controller.take(cancelled(A))
 
     assert controller.take(cancelled(A)) == []
-    assert controller.job(A).phase is Phase.SUCCEEDED
+    assert controller.job(A).phase is Phase.CANCELLED
 
 
 def test_cancelling_an_unknown_job_is_an_error() -> None:
@@ -787,7 +796,7 @@ def test_a_silent_node_gets_no_new_work_and_keeps_what_it_has() -> None:
 
     commands = controller.take(NodeSuspected(node=N1, silent_s=6.5))
 
-    assert commands == [news("node.suspect", N1, silent_s=6.5), AskForPlan()]
+    assert commands == [news("node.suspect", N1, silent_s=6.5), RequestPlan()]
     assert usable(controller) == {S0: False, S1: False}
     assert controller.job(A).phase is Phase.RUNNING
 
@@ -796,7 +805,7 @@ def test_a_node_that_speaks_again_in_time_is_up() -> None:
     controller = running(cluster_of(n1=2))
     controller.take(NodeSuspected(node=N1, silent_s=6.5))
 
-    assert controller.take(NodeHeard(node=N1)) == [news("node.up", N1), AskForPlan()]
+    assert controller.take(NodeHeard(node=N1)) == [news("node.up", N1), RequestPlan()]
     assert usable(controller) == {S0: False, S1: True}
 
 
@@ -812,7 +821,7 @@ def test_a_lost_node_pauses_its_jobs_and_no_others() -> None:
         news("node.lost", N1, silent_s=30.0),
         send(N1, stop(A, 2)),
         news("job.paused", A, reason=why),
-        AskForPlan(),
+        RequestPlan(),
     ]
     assert controller.job(B).phase is Phase.RUNNING
     assert usable(controller) == {T0: False}
@@ -829,7 +838,7 @@ def test_slots_of_a_lost_node_are_not_used_before_it_greets() -> None:
     controller = running(cluster_of(n1=1))
     controller.lose(N1)
 
-    assert controller.place({A: S0}) == [AskForPlan()]
+    assert controller.place({A: S0}) == [RequestPlan()]
     controller.take(greeting(N1, boot="boot-2"))
     assert deltas(controller.place({A: S0})) == [send(N1, run(A, 3))]
 
@@ -850,7 +859,7 @@ def test_a_new_node_joins_and_asks_for_a_plan() -> None:
 
     assert controller.take(greeting(N1, slots=2)) == [
         news("node.joined", N1, slots=2),
-        AskForPlan(),
+        RequestPlan(),
     ]
     assert usable(controller) == {S0: True, S1: True}
 
@@ -862,7 +871,7 @@ def test_a_node_that_returns_with_an_old_worker_is_told_to_stop_it() -> None:
 
     commands = controller.take(greeting(N1, seen(A)))
 
-    assert commands == [news("node.up", N1), send(N1, stop(A, 3)), AskForPlan()]
+    assert commands == [news("node.up", N1), send(N1, stop(A, 3)), RequestPlan()]
     assert usable(controller) == {S0: False, T0: False}
     controller.tell(N1, exited(A, signal=SIGTERM))
     assert usable(controller) == {S0: True, T0: False}
@@ -874,13 +883,13 @@ def test_a_node_that_returns_without_a_started_worker_lost_it() -> None:
 
     commands = controller.take(greeting(N1, boot="boot-2"))
 
-    why = "a worker is gone and nobody saw how; resumes after epoch 1"
+    why = "a worker vanished without an exit status; resumes after epoch 1"
     assert commands == [
         news("worker.exited", A, rank=0, slot=S0, version=1, code=None, signal=None),
         send(N1, stop(A, 2)),
         news("job.paused", A, reason=why),
         send(N1, stop(A, 2)),
-        AskForPlan(),
+        RequestPlan(),
     ]
     assert usable(controller) == {S0: True}
 
@@ -890,7 +899,7 @@ def test_a_node_that_returns_without_an_ordered_worker_is_sent_the_order_again()
 
     commands = controller.take(greeting(N1, boot="boot-2"))
 
-    assert commands == [send(N1, run(A)), AskForPlan()]
+    assert commands == [send(N1, run(A)), RequestPlan()]
     assert controller.job(A).phase is Phase.STARTING
 
 
@@ -904,11 +913,15 @@ def test_a_worker_that_went_unheard_with_its_nodes_folders_is_not_begun_again() 
     assert commands == [
         news("worker.exited", A, rank=0, slot=S0, version=1, code=None, signal=None),
         send(N1, stop(A, 2)),
-        news("job.paused", A, reason="a worker is gone and nobody saw how; starts again"),
+        news(
+            "job.paused",
+            A,
+            reason="a worker vanished without an exit status; restarts from the beginning",
+        ),
         send(N1, stop(A, 2)),
-        AskForPlan(),
+        RequestPlan(),
     ]
-    assert controller.history_of(A).processes == {FIRST: Process(N1, heard=False)}
+    assert controller.history_of(A).processes == {FIRST: Process(N1, confirmed=False)}
 
 
 @pytest.mark.parametrize("run_id", ["run-1", ""])
@@ -919,7 +932,7 @@ def test_one_that_a_node_with_the_same_folders_does_not_have_has_not_begun(run_i
 
     commands = controller.take(greeting(N1, boot="boot-2", run_id=run_id))
 
-    assert commands == [send(N1, run(A)), AskForPlan()]
+    assert commands == [send(N1, run(A)), RequestPlan()]
     assert controller.history_of(A).processes == {}
 
 
@@ -932,7 +945,7 @@ def test_a_called_off_worker_that_went_with_its_nodes_folders_may_have_run() -> 
     controller.take(greeting(N1, boot="boot-2"))  # an agent that does not say
     controller.take(greeting(N1, boot="boot-3", run_id="run-2"))
 
-    assert controller.history_of(A).processes == {FIRST: Process(N1, heard=False)}
+    assert controller.history_of(A).processes == {FIRST: Process(N1, confirmed=False)}
     assert usable(controller) == {S0: True}
 
 
@@ -941,7 +954,7 @@ def test_a_node_that_returns_with_its_worker_keeps_it() -> None:
 
     commands = controller.take(greeting(N1, seen(A), boot="boot-2"))
 
-    assert commands == [send(N1, settle(A)), AskForPlan()]
+    assert commands == [send(N1, settle(A)), RequestPlan()]
     assert controller.job(A).phase is Phase.RUNNING
 
 
@@ -953,7 +966,7 @@ def test_a_greeting_tells_of_a_start_that_was_not_heard_of() -> None:
     assert commands == [
         news("worker.started", A, rank=0, slot=S0, version=1, pid=42),
         send(N1, run(A)),
-        AskForPlan(),
+        RequestPlan(),
     ]
 
 
@@ -974,10 +987,10 @@ def test_an_order_that_was_called_off_is_called_off_again_until_the_node_says_cl
     controller.take(cancelled(A))
 
     for _ in range(2):
-        assert controller.take(greeting(N1)) == [send(N1, stop(A, 2, forget=True)), AskForPlan()]
+        assert controller.take(greeting(N1)) == [send(N1, stop(A, 2, forget=True)), RequestPlan()]
         assert usable(controller) == {S0: False}
 
-    assert controller.tell(N1, cleared(A, 2)) == [AskForPlan()]
+    assert controller.tell(N1, cleared(A, 2)) == [RequestPlan()]
     assert usable(controller) == {S0: True}
 
 
@@ -996,10 +1009,10 @@ def test_a_worker_of_an_unknown_job_keeps_its_slot_and_is_not_killed() -> None:
 
     commands = controller.take(greeting(N1, seen(GHOST, slot=1), slots=2))
 
-    assert commands == [news("node.joined", N1, slots=2), AskForPlan()]
+    assert commands == [news("node.joined", N1, slots=2), RequestPlan()]
     assert usable(controller) == {S0: True, S1: False}
     controller.submit("a")
-    assert controller.place({A: S1}) == [AskForPlan()]
+    assert controller.place({A: S1}) == [RequestPlan()]
 
 
 def test_an_unknown_worker_that_ended_holds_nothing() -> None:
@@ -1023,7 +1036,7 @@ def test_an_unknown_worker_that_could_not_be_started_frees_its_slot() -> None:
     controller = cluster_of()
     controller.take(greeting(N1, seen(GHOST, pid=None)))
 
-    assert controller.tell(N1, refused(GHOST, error="no zygote")) == [AskForPlan()]
+    assert controller.tell(N1, refused(GHOST, error="no zygote")) == [RequestPlan()]
     assert usable(controller) == {S0: True}
 
 
@@ -1031,7 +1044,7 @@ def test_the_exit_of_an_unknown_worker_asks_for_a_plan() -> None:
     controller = cluster_of()
     controller.take(greeting(N1, seen(GHOST)))
 
-    assert controller.tell(N1, exited(GHOST, code=0)) == [AskForPlan()]
+    assert controller.tell(N1, exited(GHOST, code=0)) == [RequestPlan()]
 
 
 def test_a_report_of_an_unknown_worker_frees_nothing() -> None:
@@ -1087,7 +1100,7 @@ def test_a_new_controller_awaits_its_nodes_and_keeps_their_jobs() -> None:
 
     commands = controller.start()
 
-    assert commands == [news("controller.started", term=2, release="0"), AskForPlan()]
+    assert commands == [news("controller.started", term=2, release="0"), RequestPlan()]
     assert controller.state.nodes[N1].phase is NodePhase.AWAITED
     assert usable(controller) == {S0: False, S1: False}
     assert controller.job(A).phase is Phase.RUNNING
@@ -1100,7 +1113,7 @@ def test_a_node_that_greets_a_new_controller_is_sent_its_state_in_the_new_term()
     assert controller.take(greeting(N1, seen(A))) == [
         news("node.up", N1),
         send(N1, settle(A, term=2)),
-        AskForPlan(),
+        RequestPlan(),
     ]
 
 
@@ -1173,7 +1186,7 @@ def test_the_end_of_an_old_worker_says_nothing_about_its_job() -> None:
     controller.take(greeting(N1, seen(A)))
 
     said: tuple[AgentEvent, ...] = (
-        finished(A, index=3, why="done"),
+        finished(A, index=3, reason="done"),
         raised(A, index=4, error="E", where=""),
         exited(A, code=1),
     )
@@ -1231,7 +1244,7 @@ def test_a_stale_plan_keeps_the_entries_that_still_fit() -> None:
     commands = controller.take(stale)
 
     assert deltas(commands) == [send(N1, run(A))]
-    assert commands[-1] == AskForPlan()
+    assert commands[-1] == RequestPlan()
     assert [controller.job(job).phase for job in (A, B, C)] == [
         Phase.STARTING,
         Phase.QUEUED,
@@ -1258,7 +1271,7 @@ def test_a_stale_plan_starts_nothing_on_a_silent_node(silence: type[NodeSuspecte
     else:
         controller.lose(N1)
 
-    assert controller.place({A: S0}) == [AskForPlan()]
+    assert controller.place({A: S0}) == [RequestPlan()]
 
 
 def test_a_stale_plan_starts_no_job_that_ended() -> None:
@@ -1271,10 +1284,10 @@ def test_a_stale_plan_starts_no_job_that_ended() -> None:
 
 def test_a_stale_plan_leaves_a_running_job_as_it_is() -> None:
     controller = running(cluster_of(n1=2), slots=(1, 2))
-    before = controller.job(A).changed_at - 1
+    before = controller.job(A).changed_version - 1
 
-    assert controller.take(proposal({A: {S1: BATCH}}, based_on=before)) == [AskForPlan()]
-    assert controller.take(proposal({A: {}}, based_on=before)) == [AskForPlan()]
+    assert controller.take(proposal({A: {S1: BATCH}}, based_on=before)) == [RequestPlan()]
+    assert controller.take(proposal({A: {}}, based_on=before)) == [RequestPlan()]
     assert controller.take(proposal({A: {S0: BATCH}}, based_on=before)) == [], "it asks for nothing"
     assert controller.take(proposal({}, based_on=before)) == []
     assert controller.job(A).phase is Phase.RUNNING
@@ -1284,7 +1297,7 @@ def test_a_plan_may_name_jobs_and_slots_that_do_not_exist() -> None:
     controller = cluster_of(n1=1)
     controller.submit("a")
 
-    assert controller.place({B: S0, A: SlotId("n9/0")}) == [AskForPlan()]
+    assert controller.place({B: S0, A: SlotId("n9/0")}) == [RequestPlan()]
 
 
 @pytest.mark.parametrize(
@@ -1296,7 +1309,7 @@ def test_a_plan_outside_the_bounds_of_a_job_is_refused(placed: dict[SlotId, int]
     controller = cluster_of(n1=2)
     controller.submit("a")
 
-    assert controller.place({A: placed}) == [AskForPlan()]
+    assert controller.place({A: placed}) == [RequestPlan()]
     assert controller.job(A).phase is Phase.QUEUED
 
 
@@ -1304,7 +1317,7 @@ def test_a_plan_may_grow_the_batch_up_to_what_one_slot_holds() -> None:
     controller = cluster_of(n1=1)
     controller.submit("a", max_batch_size=200, max_local_batch=100)
 
-    assert controller.place({A: {S0: 101}}) == [AskForPlan()]
+    assert controller.place({A: {S0: 101}}) == [RequestPlan()]
     assert deltas(controller.place({A: {S0: 100}})) == [
         send(N1, run(A, on={S0: 100}, max_batch_size=200, max_local_batch=100))
     ]

@@ -6,7 +6,7 @@ from typing import Final
 
 import pytest
 
-from controlplane.core.commands import AskForPlan
+from controlplane.core.commands import RequestPlan
 from controlplane.core.inputs import PlanProposed
 from controlplane.core.model.job import PromisedEnd
 from controlplane.core.model.job_phases import Phase
@@ -21,7 +21,6 @@ from tests.support.builders import (
     S0,
     A,
     B,
-    cancelled,
     deltas,
     exited,
     formed,
@@ -80,14 +79,14 @@ def test_a_job_that_never_started_is_rejected_and_its_user_told_why() -> None:
             "job.rejected", A, reason=WHY.text, exit_code=None, epoch=0, code="rejected",
             deadline_s=60.0,
         ),
-        AskForPlan(),
+        RequestPlan(),
     ]  # fmt: skip
     job = controller.job(A)
-    assert (job.phase, job.why, job.ended) == (Phase.REJECTED, WHY.text, True)
+    assert (job.phase, job.reason, job.ended) == (Phase.REJECTED, WHY.text, True)
     assert controller.view().jobs == {}
     assert controller.history_of(A).decisions == [
         Decision(
-            time=Seconds(controller.now), was=Size(), to=Size(), why=f"rejected: {WHY.text}",
+            time=Seconds(controller.now), before=Size(), to=Size(), reason=f"rejected: {WHY.text}",
             code="rejected", numbers={"deadline_s": 60.0}, outcome="rejected",
         )
     ]  # fmt: skip
@@ -98,7 +97,6 @@ def test_a_rejected_job_is_nobodys_any_more() -> None:
     take(controller, plan(controller, rejected={A: WHY}))
 
     assert controller.place({A: S0}) == []
-    assert controller.take(cancelled(A)) == []
     assert take(controller, plan(controller, rejected={A: WHY}, promised={A: 2000.0})) == []
 
 
@@ -107,9 +105,9 @@ def test_a_job_that_has_started_is_rejected_no_more() -> None:
     proposed = plan(controller, rejected={A: WHY})
 
     assert verdict(controller, proposed) == Verdict(
-        refused={A: "it has started, and cannot be rejected any more"}
+        refused={A: "a job that has started cannot be rejected"}
     )
-    assert take(controller, proposed) == [AskForPlan()]
+    assert take(controller, proposed) == [RequestPlan()]
     assert controller.job(A).phase is Phase.RUNNING
 
 
@@ -118,7 +116,7 @@ def test_a_job_that_was_promised_an_end_is_rejected_no_more() -> None:
     take(controller, plan(controller, promised={A: 2000.0}))
 
     assert verdict(controller, plan(controller, rejected={A: WHY})) == Verdict(
-        refused={A: "it was promised an end, and cannot be rejected any more"}
+        refused={A: "a job with a promised end cannot be rejected"}
     )
 
 
@@ -231,7 +229,7 @@ def test_replay_brings_rejections_and_promises_back() -> None:
 
     assert again == controller.state
     assert again.jobs[A].promised_end == PromisedEnd(first=Seconds(2000.0), latest=Seconds(2100.0))
-    assert again.jobs[B].phase is Phase.REJECTED
+    assert controller.job(B).phase is Phase.REJECTED
 
 
 def test_a_job_that_was_rejected_teaches_that_it_did_nothing() -> None:

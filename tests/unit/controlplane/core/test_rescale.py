@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from controlplane.core.commands import AskForPlan, Command
+from controlplane.core.commands import Command, RequestPlan
 from controlplane.core.desired_state import desired
 from controlplane.core.handlers import overrides
 from controlplane.core.handlers.recovery import MAX_RECOVERIES
@@ -160,7 +160,7 @@ def test_growing_prepares_the_newcomers_and_rank_0_and_nobody_else() -> None:
         news("job.rescaling", A, reason=why),
         send(third.rpartition("/")[0], prepare),  # type: ignore[arg-type]
         send(N1, prepare),
-        AskForPlan(),
+        RequestPlan(),
     ]
     assert slots(controller) == [S0, T0], "the old group trains"
 
@@ -215,7 +215,7 @@ def test_a_group_is_settled_when_each_of_its_members_takes_its_steps_in_it() -> 
         news("job.running", A, reason=why, slots=2, batch=64, took_s=2.0),
         send(N1, settled),
         send(N2, settled),
-        AskForPlan(),
+        RequestPlan(),
     ]
     job = controller.job(A)
     assert (
@@ -254,17 +254,6 @@ def test_a_change_says_how_long_training_stood_still_for_it(
     assert controller.history_of(A).decisions[-1].numbers == said
 
 
-def test_the_pause_of_a_change_is_no_part_of_a_former_release_s_state() -> None:
-    controller = switching()
-    controller.state.rules = 0
-
-    controller.tell(N1, formed(A, index=4, group=2, pause_ms=12.5, step_ms=50.0))
-
-    under_way = controller.job(A).change
-    assert under_way is not None
-    assert under_way.pause == {}
-
-
 def test_a_newcomer_is_chosen_on_the_node_where_the_job_is() -> None:
     controller = alone()
 
@@ -294,7 +283,7 @@ def test_a_job_that_waits_starts_on_what_is_free_within_its_bounds_and_grows_to_
     controller.tell(N1, started(A))
     controller.tell(N1, ready(A))
     controller.tell(N1, formed(A))
-    assert controller.job(A).override_waits == "waits for slots as ann asked: 1 more"
+    assert controller.job(A).override_wait_reason == "waiting for 1 more slot, as ann ordered"
     assert reasons(controller.take(greeting(N2))) == [
         "ann asked for 2 slots: 1 -> 2 slots, batch 64 -> 64"
     ]
@@ -330,21 +319,6 @@ def test_an_order_for_a_batch_smaller_than_its_slots_is_given_once() -> None:
     assert (reasons(again), controller.job(A).version) == ([], 2)
 
 
-def test_the_batch_of_a_former_release_is_that_of_the_order_and_not_of_the_move_to_it() -> None:
-    controller = cluster_of(n1=2, n2=2)
-    controller.submit("a", **ELASTIC, batch_size=2)
-    controller.place({A: {S0: 1, S1: 1}})
-    for rank in (0, 1):
-        controller.tell(N1, ready(A, rank=rank, port=29500))
-    for rank in (0, 1):
-        controller.tell(N1, formed(A, rank=rank))
-    controller.state.rules = 0
-
-    commands = controller.take(resized(A, on=(T0, T1)))
-
-    assert reasons(commands) == ["ann asked for n2/0, n2/1: 2 -> 4 slots, batch 2 -> 2"]
-
-
 def test_a_job_that_waits_is_not_started_below_its_least() -> None:
     controller = cluster_of(n1=1)
     controller.submit("a", **{**ELASTIC, "slots": (2, 4)})
@@ -352,8 +326,8 @@ def test_a_job_that_waits_is_not_started_below_its_least() -> None:
     commands = controller.take(resized(A, 3))
 
     assert deltas(commands) == []
-    assert controller.job(A).override_waits == (
-        "waits: ann asked for 3 slots, it needs 2 at least, 1 is free"
+    assert controller.job(A).override_wait_reason == (
+        "waiting for slots: ann ordered 3 slots, at least 2 are needed, 1 is free"
     )
     assert len(deltas(controller.take(greeting(N2)))) == 2, "a slot came"
 
@@ -385,12 +359,12 @@ def test_orders_are_among_the_decisions_with_who_gave_them() -> None:
     assert {(one.code, one.by, one.outcome) for one in decisions} == {
         ("order", "operator", "ordered")
     }
-    assert [one.why for one in decisions] == [
+    assert [one.reason for one in decisions] == [
         "bob asked for 4 slots, batch 128",
         "ann asked for a pause",
         "ann ended the pause",
         f"ann asked for {S0}, {S1}",
-        "ann gave the job back to the policy",
+        "ann returned the job to the policy",
     ]
 
 
@@ -412,11 +386,11 @@ def test_an_order_does_not_take_the_outcome_of_the_group_before_it() -> None:
 def test_a_job_that_waits_says_who_paused_and_resumed_it() -> None:
     controller = cluster_of()
     controller.submit("a", **ELASTIC)
-    reasons_ = [controller.job(A).why]
+    reasons_ = [controller.job(A).reason]
 
     for event in (paused(A), resumed(A), paused(A), resized(A, 1)):
         controller.take(event)
-        reasons_.append(controller.job(A).why)
+        reasons_.append(controller.job(A).reason)
 
     assert reasons_ == [
         "submitted", "paused by ann", "resumed by ann", "paused by ann", "resumed by ann",
@@ -429,9 +403,9 @@ def test_an_order_that_does_not_fit_waits_and_says_for_what() -> None:
     commands = controller.take(resized(A, 2))
 
     assert deltas(commands) == []
-    assert controller.job(A).override_waits == "waits for slots as ann asked: 1 more"
+    assert controller.job(A).override_wait_reason == "waiting for 1 more slot, as ann ordered"
     assert deltas(controller.take(greeting(N2))) != [], "a slot came"
-    assert controller.job(A).override_waits == ""
+    assert controller.job(A).override_wait_reason == ""
 
 
 # --- a group shrinks, or changes its batch only
@@ -545,7 +519,7 @@ def test_a_pause_is_a_group_of_nobody() -> None:
         news("job.rescaling", A, reason="paused by ann: 2 -> 0 slots, batch 64 -> 0"),
         send(N1, suspend),
         send(N2, suspend),
-        AskForPlan(),
+        RequestPlan(),
     ]
 
 
@@ -560,7 +534,7 @@ def test_a_job_is_paused_when_its_checkpoint_is_durable_and_resumes_from_it() ->
         news("job.paused", A, reason="paused by ann, at step 20", epoch=1),
         send(N1, stop(A, 2)),
         send(N2, stop(A, 2)),
-        AskForPlan(),
+        RequestPlan(),
     ]
     assert {worker.phase for worker in controller.job(A).workers.values()} == {WorkerPhase.RETIRING}
     controller.tell(N1, exited(A, code=0))
@@ -616,7 +590,7 @@ def test_a_lost_newcomer_leaves_the_old_group_training() -> None:
 
     commands = controller.tell(N2, exited(A, 2, rank=1, signal=SIGKILL))
 
-    why = "a newcomer is lost: a worker was ended by SIGKILL"
+    why = "a newcomer was lost: a worker was killed by SIGKILL"
     assert reasons(commands) == [f"trains on 1 slot, batch 64: {why}"]
     assert deltas(commands) == [send(N2, stop(A, 2)), send(N1, KEPT)]
     assert (phase(controller), slots(controller)) == (Phase.RUNNING, [S0])
@@ -647,7 +621,7 @@ def test_a_newcomer_whose_script_is_through_first_is_not_lost() -> None:
     """The job's last epoch ends in the group that it has just joined; its node says so first."""
     controller = switching()
     controller.tell(N1, formed(A, index=4, group=2))
-    controller.tell(N1, finished(A, index=5, why="10 of 10 epochs"))
+    controller.tell(N1, finished(A, index=5, reason="10 of 10 epochs"))
 
     early = controller.tell(N2, exited(A, 2, rank=1, code=0))
     last = controller.tell(N1, exited(A, code=0))
@@ -683,7 +657,9 @@ def test_a_boundary_that_never_comes_ends_the_change() -> None:
 
     commands = expire(controller, SWITCH_LIMIT_S)
 
-    assert reasons(commands) == ["trains on 1 slot, batch 64: no boundary within 1800 s"]
+    assert reasons(commands) == [
+        "trains on 1 slot, batch 64: the group did not switch within 1800 s"
+    ]
     assert phase(controller) is Phase.RUNNING
 
 
@@ -702,8 +678,8 @@ def test_an_order_that_failed_is_tried_again_after_a_pause_that_doubles() -> Non
     pauses = []
     for version in (2, 3, 4):
         controller.tell(N2, refused(A, version, rank=1, error="no zygote"))
-        pauses.append(controller.job(A).attempts.change_at - controller.now)
-        assert controller.job(A).override_waits == "waits before its next try"
+        pauses.append(controller.job(A).attempts.next_change_at - controller.now)
+        assert controller.job(A).override_wait_reason == "waiting for its next retry"
         controller.now += pauses[-1]
         assert controller.due() == [OverrideDue(job=A)]
         controller.take(OverrideDue(job=A))
@@ -719,7 +695,7 @@ def test_a_member_that_switched_although_the_change_was_abandoned_is_mended() ->
     commands = controller.tell(N1, formed(A, index=4, group=2))
 
     assert reasons(commands) == [
-        "a worker went on to the abandoned version 2; 1 worker goes on",
+        "a worker switched to the abandoned version 2; 1 worker continues",
     ]
     assert deltas(commands) == [send(N1, order(run, 3, S0, [OLD], kind=RECOVER))]
 
@@ -731,7 +707,7 @@ def test_a_member_that_switched_before_the_change_was_abandoned_is_mended_at_onc
     commands = controller.tell(N2, exited(A, 2, rank=1, signal=SIGKILL))
 
     assert reasons(commands)[-1] == (
-        "a worker went on to the abandoned version 2; 1 worker goes on"
+        "a worker switched to the abandoned version 2; 1 worker continues"
     )
     assert send(N1, order(run, 3, S0, [OLD], kind=RECOVER)) in deltas(commands)
     assert deltas(controller.tell(N1, broken(A, index=5, group=2, error="reset"))) == []
@@ -740,7 +716,7 @@ def test_a_member_that_switched_before_the_change_was_abandoned_is_mended_at_onc
 def test_when_the_last_incumbent_ends_well_the_job_has_ended_whatever_its_newcomers_do() -> None:
     controller = growing()
     controller.tell(N2, started(A, 2, rank=1))
-    controller.tell(N1, finished(A, index=3, why="10 of 10 epochs"))
+    controller.tell(N1, finished(A, index=3, reason="10 of 10 epochs"))
 
     commands = controller.tell(N1, exited(A, code=0))
 
@@ -757,7 +733,7 @@ def test_a_newer_order_takes_the_place_of_one_that_is_prepared() -> None:
     commands = controller.take(resized(A, on=(S0, S1)))
 
     assert reasons(commands) == [
-        "trains on 1 slot, batch 64: a newer order takes its place",
+        "trains on 1 slot, batch 64: replaced by a newer order",
         "ann asked for n1/0, n1/1: 1 -> 2 slots, batch 64 -> 64",
     ]
     job = controller.job(A)
@@ -859,7 +835,7 @@ def test_a_slot_that_is_kept_after_all_is_no_longer_waited_for() -> None:
 
     commands = controller.tell(N2, join_failed(B, index=3, group=2, error="no"))
 
-    assert "trains on 1 slot, batch 64: the slots that it reserved are kept" in reasons(commands)
+    assert "trains on 1 slot, batch 64: the reserved slots are not given up" in reasons(commands)
     assert controller.state.slot_index.owners()[T1] == B
     assert phase(controller) is Phase.RUNNING
 
@@ -874,7 +850,7 @@ def test_a_slot_is_promised_to_one_only() -> None:
     controller.take(resized(C, 2))
 
     assert [job.job for job, _ in controller.state.slot_index.reservations().values()] == [A]
-    assert controller.job(C).override_waits == "waits for slots as ann asked: 1 more"
+    assert controller.job(C).override_wait_reason == "waiting for 1 more slot, as ann ordered"
 
 
 # --- a member is lost
@@ -888,9 +864,9 @@ def test_a_lost_member_brings_the_others_to_rest() -> None:
     rest = order(run, 2, {S0: 32, S1: 32}, [(1, 0), (1, 1)], kind=RECOVER)
     assert commands == [
         news("worker.exited", A, rank=2, slot=T0, version=1, code=None, signal=9),
-        news("job.rescaling", A, reason="a worker was ended by SIGKILL; 2 workers go on"),
+        news("job.rescaling", A, reason="a worker was killed by SIGKILL; 2 workers continue"),
         send(N1, rest),
-        AskForPlan(),
+        RequestPlan(),
     ]
     assert change(controller) is RescalePhase.QUIESCING
 
@@ -952,7 +928,7 @@ def test_a_newcomer_without_the_whole_state_is_dismissed() -> None:
     controller.tell(N2, started(A, 2, rank=2))
     controller.tell(N2, ready(A, 2, rank=2))
     controller.tell(N1, exited(A, rank=1, signal=SIGKILL))
-    controller.tell(N2, quiesced(A, 2, rank=2, index=2, group=3, full=False))
+    controller.tell(N2, quiesced(A, 2, rank=2, index=2, group=3, has_full_state=False))
 
     commands = controller.tell(N1, quiesced(A, index=4, group=3))
 
@@ -1003,7 +979,7 @@ def test_when_the_last_survivor_is_lost_the_job_starts_again_from_its_checkpoint
 
     commands = controller.tell(N1, exited(A, signal=SIGKILL))
 
-    assert reasons(commands) == ["a worker was ended by SIGKILL; resumes after epoch 2"]
+    assert reasons(commands) == ["a worker was killed by SIGKILL; resumes after epoch 2"]
     assert phase(controller) is Phase.PAUSED
     again = order(run, 4, T0, [(4, 0)], resume=resume_at(2, 1))
     assert deltas(controller.place({A: T0})) == [send(N2, again)]
@@ -1015,7 +991,7 @@ def test_survivors_that_do_not_come_to_rest_in_time_are_given_up() -> None:
     commands = expire(controller, QUIESCE_LIMIT_S)
 
     assert reasons(commands) == [
-        "a worker was ended by SIGKILL, and the others did not come together within 1800 s; starts again"
+        "a worker was killed by SIGKILL, and the survivors did not form a group within 1800 s; restarts from the beginning"
     ]
 
 
@@ -1023,7 +999,7 @@ def test_nobody_who_has_the_whole_state_is_nobody_to_go_on_with() -> None:
     controller = quiescing()
 
     for rank in (0, 1):
-        controller.tell(N1, quiesced(A, rank=rank, index=3, group=2, full=False))
+        controller.tell(N1, quiesced(A, rank=rank, index=3, group=2, has_full_state=False))
 
     assert phase(controller) is Phase.PAUSED
 
@@ -1062,7 +1038,7 @@ def test_a_script_that_raised_fails_the_job_also_where_its_peers_tell_of_the_bro
 
     commands = controller.tell(N1, exited(A, code=1))
 
-    assert reasons(commands) == ["OSError: disk full (train.py:7): exit code 1"]
+    assert reasons(commands) == ["OSError: disk full (train.py:7) (exit code 1)"]
     assert phase(controller) is Phase.FAILED
 
 
@@ -1100,7 +1076,7 @@ def test_a_script_that_raises_before_its_group_has_formed_fails_the_job(
 
 def test_a_job_has_succeeded_when_its_last_worker_ends() -> None:
     controller = both()
-    controller.tell(N1, finished(A, index=3, why="10 of 10 epochs"))
+    controller.tell(N1, finished(A, index=3, reason="10 of 10 epochs"))
 
     controller.tell(N1, exited(A, code=0))
     assert phase(controller) is Phase.RUNNING
@@ -1118,7 +1094,7 @@ def test_a_script_that_ends_on_one_slot_while_another_waits_for_it_failed() -> N
 
     commands = controller.tell(N1, exited(A, code=0))
 
-    assert reasons(commands) == ["its script ended on one slot, while another waited for it"]
+    assert reasons(commands) == ["the script exited on one slot while another slot waited for it"]
 
 
 def test_a_job_of_which_one_node_tells_the_end_waits_for_the_other_to_tell() -> None:
@@ -1131,7 +1107,7 @@ def test_a_job_of_which_one_node_tells_the_end_waits_for_the_other_to_tell() -> 
     controller.tell(N2, formed(A, rank=1))
     controller.tell(N2, exited(A, rank=1, code=0))
     assert phase(controller) is Phase.STARTING
-    for report in (formed(A), epoch_end(A, 1), finished(A, index=4, why="1 of 1 epochs")):
+    for report in (formed(A), epoch_end(A, 1), finished(A, index=4, reason="1 of 1 epochs")):
         controller.tell(N1, report)
     controller.tell(N1, exited(A, code=0))
 
@@ -1148,7 +1124,7 @@ def test_a_first_group_that_cannot_form_is_started_again(why: Any) -> None:
 
     commands = controller.tell(N2, why(A, rank=1, index=2, group=1, error="no store"))
 
-    assert reasons(commands) == ["the group could not form: no store; starts again"]
+    assert reasons(commands) == ["the group could not form: no store; restarts from the beginning"]
 
 
 # --- nodes
@@ -1314,7 +1290,7 @@ def test_slots_that_a_hand_waits_for_are_kept_from_the_policy() -> None:
     controller.submit("a", **{**ELASTIC, "slots": (3, 4)})
     controller.take(resized(A, 3))
 
-    assert controller.job(A).override_waits != ""
+    assert controller.job(A).override_wait_reason != ""
     assert [slot.usable for slot in controller.view().slots] == [False, False]
 
 
@@ -1326,7 +1302,7 @@ def test_auto_gives_a_job_back_to_the_policy() -> None:
 
     assert commands == [
         news("job.override", A, user="ann", override="off"),
-        AskForPlan(),
+        RequestPlan(),
     ]
     assert list(controller.view().jobs) == [A]
 

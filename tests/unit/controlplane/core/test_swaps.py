@@ -31,20 +31,20 @@ from tests.support.builders import (
     resumed,
 )
 from tests.support.controller import ELASTIC
-from tests.support.simulated_site import Places, Site
 from tests.support.sizes import examples
+from tests.support.world import Places, World
 
 HALF = BATCH // 2
 
 
-def site(placed: Places, least: int = 1, **slots: int) -> Site:
+def site(placed: Places, least: int = 1, **slots: int) -> World:
     """Jobs that train on these slots, whatever was there before."""
-    found = Site(**slots)
+    found = World(**slots)
     found.train(placed, **{**ELASTIC, "slots": (least, 8), "max_batch_size": 4 * BATCH})
     return found
 
 
-def codes(found: Site, job: JobId) -> list[tuple[str, int]]:
+def codes(found: World, job: JobId) -> list[tuple[str, int]]:
     """Why groups were ordered, and how many slots they had."""
     decisions = found.controller.history_of(job).decisions
     return [(decision.code, len(decision.to.slots)) for decision in decisions[1:]]
@@ -70,12 +70,14 @@ def test_who_has_to_pause_trains_on_until_the_other_one_waits_for_its_slot() -> 
     full.plan({A: {T0: BATCH}, B: {S0: BATCH}})
 
     while full.controller.job(A).phase is Phase.RUNNING:
-        seen = {worker.slot: worker.waits for worker in full.controller.job(B).workers.values()}
+        seen = {
+            worker.slot: worker.awaits_slot for worker in full.controller.job(B).workers.values()
+        }
         assert seen[S0] is False
         assert full.round()
 
     newcomer = full.controller.job(B).workers[WorkerId("b-2.v2.r1")]
-    assert (newcomer.slot, newcomer.reserved, newcomer.waits) == (S0, True, True)
+    assert (newcomer.slot, newcomer.reserved, newcomer.awaits_slot) == (S0, True, True)
 
 
 def test_nobody_pauses_for_a_newcomer_that_fails_before() -> None:
@@ -128,8 +130,8 @@ def test_a_job_that_keeps_enough_slots_goes_on_with_those() -> None:
 
 def test_the_one_that_starts_fastest_pauses() -> None:
     full = site({A: {S0: BATCH}, B: {T0: BATCH}}, n1=1, n2=1)
-    full.controller.job(A).accounting.started_s = 9.0
-    full.controller.job(B).accounting.started_s = 2.0
+    full.controller.job(A).accounting.last_start_s = 9.0
+    full.controller.job(B).accounting.last_start_s = 2.0
 
     full.plan({A: {T0: BATCH}, B: {S0: BATCH}})
     full.settle()
@@ -146,8 +148,8 @@ def test_a_circle_of_three_needs_one_who_steps_aside_and_the_reason_names_the_ot
     assert full.where() == {A: {S1: BATCH}, B: {T0: BATCH}, C: {S0: BATCH}}
     moves = [("planned", 2), ("planned", 1)]
     assert [codes(full, job) for job in (A, B, C)] == [[("swap", 0), ("planned", 1)], moves, moves]
-    why = full.controller.history_of(A).decisions[1].why
-    assert why == "pauses meanwhile, because it trades places with b-2, c-3: planned"
+    why = full.controller.history_of(A).decisions[1].reason
+    assert why == "pauses temporarily, because it trades slots with b-2, c-3: planned"
 
 
 def test_who_hears_from_its_policy_that_it_trades_places_hears_it_once() -> None:
@@ -160,7 +162,7 @@ def test_who_hears_from_its_policy_that_it_trades_places_hears_it_once() -> None
     full.settle()
 
     pause, start = full.controller.history_of(A).decisions[1:]
-    assert pause.why == f"pauses meanwhile: trades places with {B}: makes room"
+    assert pause.reason == f"pauses temporarily: trades places with {B}: makes room"
     assert (pause.numbers, start.numbers) == ({}, {"speed_then": 2.0})
     assert (pause.code, start.code) == ("swap", "trade")
 
@@ -192,7 +194,7 @@ def test_policies_see_where_its_jobs_will_be_and_nobody_else_gets_these_slots() 
     assert seen == {A: ({T0: BATCH}, False), B: ({S0: BATCH}, False), C: ({}, True)}
     assert [slot for slot in view.slots if slot.usable or slot.leaving] == []
     late = proposal({C: {S0: BATCH}, A: {}}, based_on=full.controller.state.version).plan
-    refused = {C: f"slot {S0} is kept for jobs that trade places"}
+    refused = {C: f"slot {S0} is reserved for a swap"}
     assert check(late, full.controller.state, full.controller.now).refused == refused  # type: ignore[arg-type]
 
 
@@ -234,7 +236,7 @@ def test_orders_to_each_other_s_slots_are_a_swap_too() -> None:
     full = site({A: {S0: BATCH}, B: {T0: BATCH}}, n1=1, n2=1)
 
     full.take(resized(A, 1, on=(T0,)))
-    assert full.controller.job(A).override_waits == f"waits for slots as ann asked: {T0}"
+    assert full.controller.job(A).override_wait_reason == f"waiting for {T0}, as ann ordered"
     full.take(resized(B, 1, on=(S0,)))
     full.settle()
 
@@ -309,35 +311,35 @@ def test_any_jobs_of_any_full_cluster_come_to_trade_places(
     assert full.controller.replayed() == full.controller.state
 
 
-Fault = Callable[[Site, int], None]
+Fault = Callable[[World, int], None]
 
 
-def somebody_dies(full: Site, which: int) -> None:
+def somebody_dies(full: World, which: int) -> None:
     living = full.workers()
     full.kill(*living[which % len(living)])
 
 
-def somebody_cannot_join(full: Site, which: int) -> None:
+def somebody_cannot_join(full: World, which: int) -> None:
     node, worker = full.workers()[which % len(full.workers())]
     full.nodes[node].processes[worker].fail_to_join()
 
 
-def nobody_says_that_it_waits(full: Site, _: int) -> None:
+def nobody_says_that_it_waits(full: World, _: int) -> None:
     full.world.older = True
 
 
-def a_node_falls_silent_for_a_while(full: Site, which: int) -> None:
+def a_node_falls_silent_for_a_while(full: World, which: int) -> None:
     node = [*full.nodes][which % len(full.nodes)]
     full.take(NodeSuspected(node=node, silent_s=6.0))
     full.settle()
     full.take(NodeHeard(node=node))
 
 
-def a_host_goes_down_and_comes_back(full: Site, which: int) -> None:
+def a_host_goes_down_and_comes_back(full: World, which: int) -> None:
     full.reboot([*full.nodes][which % len(full.nodes)])
 
 
-def an_operator_orders_something_else(full: Site, which: int) -> None:
+def an_operator_orders_something_else(full: World, which: int) -> None:
     job = [*full.where()][which % len(full.where())]
     full.take(paused(job))
     full.settle()

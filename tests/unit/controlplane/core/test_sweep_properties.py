@@ -20,10 +20,9 @@ from schemas.sweeps import (
     SuccessiveHalving,
     choice,
 )
-from tests.support.simulated_hoppers import digest_of
 from tests.support.sizes import examples
-from tests.support.sweep_cluster import ENOUGH, SweepCluster, sweep_job
-from tests.support.sweep_site import History, goodness, step
+from tests.support.sweep_world import ENOUGH, SweepCluster, digest_of, sweep_job
+from tests.support.sweeps import History, goodness, step
 
 pytestmark = pytest.mark.slow
 SEARCHERS: list[Searcher] = [
@@ -56,7 +55,7 @@ def test_a_sweep_ends_with_the_results_that_it_has_without_faults(
 
     drive(cluster, name, rng, faults)
 
-    assert cluster.job(name).phase is Phase.SUCCEEDED, cluster.job(name).why
+    assert cluster.job(name).phase is Phase.SUCCEEDED, cluster.job(name).reason
     cluster.settle()
     nothing_is_lost_and_all_is_as_alone(cluster, name, partitions)
     assert cluster.controller.replayed() == cluster.controller.state
@@ -120,22 +119,22 @@ def nothing_is_lost_and_all_is_as_alone(
 ) -> None:
     """Completeness and isolation: each trial's visits, trained alone, give its states and scores."""
     state = cluster.sweep(name).engine.state
-    history = cluster.controller.reactor.totals.sweep(name)
+    history = cluster.controller.sweep_history(name)
     ledger = {(unit.trial, unit.version): unit for unit in history.units}
     assert len(ledger) == len(history.units), "no unit counts twice"
     for trial, model in zip(state.trials, state.models, strict=True):
         alone: History = ()
-        for at, visit in enumerate(model.visits):
+        for at, visit in enumerate(model.finished_units):
             epoch = 1 + at // partitions
             alone = step(alone, state.trials[visit.trial].values, epoch, visit.partition)
             assert visit.digest == digest_of(alone)
             if (unit := ledger.get((trial.number, at + 1))) is not None:
                 assert (unit.digest, unit.partition) == (visit.digest, visit.partition)
-            own = epoch - trial.began_at - 1
+            own = epoch - trial.start_epochs - 1
             if (at + 1) % partitions == 0 and 0 <= own < len(trial.scores):
                 assert trial.scores[own] == goodness(alone)
         for epoch in range(model.whole_epochs):
-            visits = model.visits[epoch * partitions : (epoch + 1) * partitions]
+            visits = model.finished_units[epoch * partitions : (epoch + 1) * partitions]
             assert sorted(visit.partition for visit in visits) == list(range(partitions))
     kept = [file for node in cluster.world.nodes.values() if node.up for file in node.files]
     assert {file[1] for file in kept} <= {

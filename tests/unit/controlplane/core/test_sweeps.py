@@ -14,8 +14,7 @@ from schemas.sweeps import Asha, Parameter, RandomSearch, choice
 from schemas.wire.agent import UnitEnded
 from schemas.wire.feed import FeedEvent
 from tests.support.builders import cancelled, paused, resumed
-from tests.support.simulated_hoppers import Hopper
-from tests.support.sweep_cluster import SweepCluster, sweep_job
+from tests.support.sweep_world import Hopper, SweepCluster, sweep_job
 
 N1, N2 = NodeId("n1"), NodeId("n2")
 
@@ -72,13 +71,13 @@ def test_a_sweep_ends_with_its_best_trial_and_keeps_the_best_state() -> None:
     scores = [max(trial.scores) for trial in sweep.engine.state.trials]
     best = scores.index(max(scores))
     assert job.phase is Phase.SUCCEEDED
-    assert job.why == f"best: trial {best} with accuracy {max(scores):.6g}"
+    assert job.reason == f"best: trial {best} with accuracy {max(scores):.6g}"
     assert job.progress.metrics == {"accuracy": max(scores)}
     assert job.progress.samples_done == 2 * 3 * (10 + 20)
     kept = [file for node in cluster.world.nodes.values() for file in node.files]
     assert [(job, trial) for job, trial, _ in kept] == [(name, best)]
     assert cluster.controller.replayed() == cluster.controller.state
-    ledger = cluster.controller.reactor.totals.sweep(name)
+    ledger = cluster.controller.sweep_history(name)
     assert len(ledger.units) == 3 * 2 * 2
     assert ledger.trained_s == 2.0 * 12
 
@@ -97,9 +96,9 @@ def test_a_killed_worker_costs_its_unit_and_nothing_else() -> None:
     assert cluster.job(name).phase is Phase.RUNNING
     cluster.place({name: cluster.slots()})
     train(cluster, name)
-    again = cluster.controller.reactor.totals.sweep(name).units_again
+    again = cluster.controller.sweep_history(name).units_repeated
     assert (lost is not None, again) == (True, 0)
-    assert len(cluster.controller.reactor.totals.sweep(name).units) == 12
+    assert len(cluster.controller.sweep_history(name).units) == 12
 
 
 def test_a_report_of_a_unit_that_was_given_up_counts_for_nothing() -> None:
@@ -224,8 +223,8 @@ def test_who_leaves_and_does_not_end_its_unit_in_time_is_killed_and_the_unit_don
     assert not leaves.alive
     assert stays.alive
     train(cluster, name)
-    history = cluster.controller.reactor.totals.sweep(name)
-    assert (len(history.units), history.units_again) == (12, 0)
+    history = cluster.controller.sweep_history(name)
+    assert (len(history.units), history.units_repeated) == (12, 0)
     assert cluster.controller.replayed() == cluster.controller.state
 
 
@@ -255,7 +254,7 @@ def test_a_paused_sweep_ends_its_units_and_goes_on_where_it_was() -> None:
     cluster.place({name: cluster.slots()})
     train(cluster, name)
     assert cluster.job(name).phase is Phase.SUCCEEDED
-    assert cluster.controller.reactor.totals.sweep(name).units_again == 0
+    assert cluster.controller.sweep_history(name).units_repeated == 0
 
 
 def test_a_sweep_whose_last_unit_ends_while_it_is_paused_has_succeeded() -> None:
@@ -279,10 +278,10 @@ def test_a_lost_node_takes_its_copies_and_the_other_one_has_the_rest() -> None:
     cluster.settle()
     train(cluster, name)
 
-    history = cluster.controller.reactor.totals.sweep(name)
+    history = cluster.controller.sweep_history(name)
     assert done == 4
     assert cluster.job(name).phase is Phase.SUCCEEDED
-    assert history.units_again == 0, "each state was in two places"
+    assert history.units_repeated == 0, "each state was in two places"
     assert cluster.controller.replayed() == cluster.controller.state
 
 
@@ -298,7 +297,7 @@ def test_a_node_that_comes_back_brings_its_states() -> None:
     cluster.place({name: cluster.slots()})
     train(cluster, name)
 
-    assert cluster.controller.reactor.totals.sweep(name).units_again == 0
+    assert cluster.controller.sweep_history(name).units_repeated == 0
 
 
 def test_a_node_that_comes_back_without_its_disk_has_finished_units_done_again() -> None:
@@ -312,9 +311,9 @@ def test_a_node_that_comes_back_without_its_disk_has_finished_units_done_again()
     cluster.place({name: cluster.slots()})
     train(cluster, name)
 
-    history = cluster.controller.reactor.totals.sweep(name)
+    history = cluster.controller.sweep_history(name)
     assert cluster.job(name).phase is Phase.SUCCEEDED
-    assert history.units_again == 3
+    assert history.units_repeated == 3
     assert len(history.units) == 12
 
 
@@ -342,8 +341,8 @@ def test_a_trial_that_fails_is_announced_and_the_others_go_on() -> None:
     assert cluster.job(name).phase is Phase.SUCCEEDED
     assert bad
     assert [trials[number].ended for number in bad] == ["failed"] * len(bad)
-    history = cluster.controller.reactor.totals.sweep(name)
-    assert [history.trial(number).why for number in bad] == ["model_fn raised"] * len(bad)
+    history = cluster.controller.sweep_history(name)
+    assert [history.trial(number).reason for number in bad] == ["model_fn raised"] * len(bad)
 
 
 def test_a_sweep_of_which_every_trial_fails_has_failed_for_the_first_reason() -> None:
@@ -354,7 +353,7 @@ def test_a_sweep_of_which_every_trial_fails_has_failed_for_the_first_reason() ->
 
     job = cluster.job(name)
     assert job.phase is Phase.FAILED
-    assert job.why == ("none of 2 trials came to the end of an epoch; trial 0: model_fn raised")
+    assert job.reason == ("none of 2 trials finished an epoch; trial 0: model_fn raised")
 
 
 def test_a_cancelled_sweep_stops_at_once_and_keeps_its_best_state() -> None:
@@ -391,7 +390,7 @@ def test_a_trial_is_added_paused_and_resumed() -> None:
     cluster.take(change(name, "add", values={"lr": 0.5}, parent=None))  # type: ignore[arg-type]
     assert cluster.sweep(name).engine.state.trials[3].values == {"lr": 0.5}
     cluster.take(change(name, "pause", 3))  # type: ignore[arg-type]
-    while cluster.sweep(name).engine.can_train:
+    while cluster.sweep(name).engine.trainable:
         cluster.end_unit(name)
     assert not cluster.job(name).ended
     cluster.take(change(name, "resume", 3))  # type: ignore[arg-type]
@@ -412,7 +411,7 @@ def test_a_trial_that_is_deleted_is_not_the_best_and_its_states_go() -> None:
     kept = {trial for node in cluster.world.nodes.values() for _, trial, _ in node.files}
     assert best not in kept
     assert len(kept) == 2
-    assert not cluster.job(name).why.startswith(f"best: trial {best} ")
+    assert not cluster.job(name).reason.startswith(f"best: trial {best} ")
 
 
 def test_an_epoch_of_a_sweep_is_as_many_units_as_there_are_partitions() -> None:
@@ -439,7 +438,7 @@ def test_a_node_with_other_data_is_left_out_and_says_how_many_samples_it_has() -
     train(cluster, name)
 
     assert cluster.job(name).phase is Phase.SUCCEEDED
-    assert {unit.node for unit in cluster.controller.reactor.totals.sweep(name).units} <= {
+    assert {unit.node for unit in cluster.controller.sweep_history(name).units} <= {
         N1,
         N2,
     }
@@ -487,8 +486,8 @@ def test_the_last_trial_goes_on_as_a_job_from_its_state_and_its_sweep_hears_of_i
     assert len(trial.sources) >= 1
     assert (job.spec.batch_size, job.spec.slots, job.phase) == (8, (1, 4), Phase.QUEUED)
     assert cluster.job(name).phase is Phase.SUCCEEDED
-    history = cluster.controller.reactor.totals.sweep(name)
-    assert history.trial(0).why == f"goes on as job {graduate}, from epoch 1"
+    history = cluster.controller.sweep_history(name)
+    assert history.trial(0).reason == f"continues as job {graduate} from epoch 1"
     assert cluster.controller.replayed() == cluster.controller.state
 
 

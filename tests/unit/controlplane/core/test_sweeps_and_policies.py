@@ -15,7 +15,7 @@ from schemas.ids import JobId, Rank, Seconds
 from schemas.sweeps import RandomSearch
 from schemas.wire.agent import StepsReported
 from tests.support.builders import cancelled
-from tests.support.sweep_cluster import SweepCluster, sweep_job
+from tests.support.sweep_world import SweepCluster, sweep_job
 
 SPEED = 7.5  # samples per second of a slot, as units of two seconds have it
 
@@ -110,7 +110,7 @@ def test_a_sweep_takes_idle_slots_gives_them_up_and_takes_them_again(
     assert 1 <= beside < 4
     assert all(others)
     assert shared.slots_of(sweep) == 4
-    assert shared.cluster.controller.reactor.totals.sweep(sweep).units_again == 0
+    assert shared.cluster.controller.sweep_history(sweep).units_repeated == 0
     assert shared.cluster.controller.replayed() == shared.cluster.controller.state
 
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
 import pytest
 
 from controlplane.core.commands import Command, SendDelta, SendSweepDelta
 from controlplane.core.handlers import lifecycle
 from controlplane.core.history import JobLeft, SweepHistory, SweepLeft
-from controlplane.core.inputs import ControllerStarted, Input
+from controlplane.core.inputs import Input
 from controlplane.core.model.job_phases import Phase
 from controlplane.core.reactor import Reactor
 from controlplane.journal.database import input_from
@@ -18,7 +17,7 @@ from schemas.ids import JobId, NodeId, Seconds
 from schemas.sweeps import RandomSearch
 from tests.support import builders
 from tests.support.recorded_history import of_sweeps
-from tests.support.sweep_cluster import SweepCluster, sweep_job
+from tests.support.sweep_world import SweepCluster, sweep_job
 
 pytestmark = pytest.mark.slow
 
@@ -32,17 +31,13 @@ def ended(cluster: SweepCluster, **spec: Any) -> JobId:
     return name
 
 
-def test_a_sweep_that_has_ended_leaves_with_its_past_when_the_present_release_takes_over() -> None:
+def test_an_ended_sweep_leaves_with_its_history() -> None:
     cluster = SweepCluster(n1=2)
     name = ended(cluster)
     totals = cluster.controller.reactor.totals
     last, history = cluster.job(name), totals.sweep_of(name)
 
-    cluster.controller.start(ended_leave=True)
     cluster.controller.submit("b")
-    assert name in cluster.controller.state.jobs, "sweeps of a former release stay"
-    cluster.controller.start(ended_leave=True, sweeps_leave=True)
-    cluster.controller.submit("c")
 
     assert cluster.controller.reactor.records[:2] == [
         JobLeft(job=name, last=last),
@@ -58,7 +53,6 @@ def test_a_node_that_comes_back_hears_which_states_it_keeps_of_a_sweep_that_left
     name = ended(cluster)
     (node,) = cluster.world.nodes.values()
     kept = wanted(cluster, node.hello())
-    cluster.controller.start(ended_leave=True, sweeps_leave=True)
     cluster.controller.submit("b")
     assert name not in cluster.controller.state.jobs
 
@@ -87,7 +81,6 @@ def test_a_sweep_stays_until_the_last_job_that_was_its_trial_has_left() -> None:
     state = cluster.controller.state
     (graduate,) = state.active
     assert cluster.job(name).ended
-    cluster.controller.start(ended_leave=True, sweeps_leave=True)
 
     cluster.controller.submit("b")
     assert name in state.jobs
@@ -98,43 +91,30 @@ def test_a_sweep_stays_until_the_last_job_that_was_its_trial_has_left() -> None:
     assert name not in state.jobs
 
 
-def test_sweeps_with_many_units_leave_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lifecycle, "MAX_LEAVING_UNITS", 1)
-    cluster = SweepCluster(n1=2)
-    names = [ended(cluster), ended(cluster)]
-    cluster.controller.start(ended_leave=True, sweeps_leave=True)
-
-    here = []
-    for _ in names:
-        cluster.controller.submit("b")
-        here.append([name for name in names if name in cluster.controller.state.jobs])
-
-    assert here == [names[1:], []]
-
-
 def test_what_is_remembered_of_those_that_left_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lifecycle, "MAX_ENDED_SWEEPS", 1)
     cluster = SweepCluster(n1=2)
     names = [ended(cluster), ended(cluster)]
-    cluster.controller.start(ended_leave=True, sweeps_leave=True)
     cluster.controller.submit("b")
 
     assert list(cluster.controller.state.left_sweeps) == names[1:]
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_whatever_happens_all_orders_are_the_same_as_where_no_sweep_leaves(seed: int) -> None:
+def test_all_orders_are_the_same_as_if_no_sweep_left(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     stays, leaves = Reactor(), Reactor()
     gone: dict[JobId, SweepHistory] = {}
     left: set[JobId] = set()
     history = [(at, input_from(body)) for at, body in of_sweeps(seed, 700).history]
-    for at, told in with_ends(history):
-        event = told
+    for at, event in with_ends(history):
         if hasattr(event, "user") and getattr(event, "job", None) in left:
             continue  # the shell answers that by itself
-        expected = orders(stays.handle(event, at))
-        if isinstance(event, ControllerStarted):
-            event = msgspec.structs.replace(event, ended_leave=True, sweeps_leave=True)
+        with monkeypatch.context() as patch:
+            patch.setattr(lifecycle, "remove_leaving", lambda _: None)
+            expected = orders(stays.handle(event, at))
+        stays.state.leaving_jobs.clear()
         assert orders(leaves.handle(event, at)) == expected
         for record in leaves.records:
             if isinstance(record, JobLeft):

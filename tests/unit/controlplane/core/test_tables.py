@@ -71,7 +71,7 @@ def job_in(phase: Phase) -> Job:
         user="ann",
         submitted_at=Seconds(0.0),
         status=status_in(phase),
-        why="so far",
+        reason="so far",
     )
 
 
@@ -81,8 +81,8 @@ def change_in(phase: RescalePhase) -> Rescale:
         kind=JOIN,
         before=Version(1),
         phase=phase,
-        why="ann asked for 1 slot",
-        began=Seconds(1.0),
+        reason="ann asked for 1 slot",
+        started_at=Seconds(1.0),
     )
 
 
@@ -112,7 +112,7 @@ def test_a_job_follows_each_arrow(phase: Phase, trigger: JobTrigger, after: Phas
 
     job.advance(moved, trigger, status_in(after), "because", Seconds(5.0))
 
-    assert (moved.phase, moved.accounting.since, moved.why) == (after, 5.0, "because")
+    assert (moved.phase, moved.accounting.since, moved.reason) == (after, 5.0, "because")
     assert moved.status == status_in(after)
 
 
@@ -149,7 +149,7 @@ def test_a_job_that_moves_is_announced_and_its_change_written_down() -> None:
         time=Seconds(5.0),
         from_state="queued",
         to_state="starting",
-        why="its trigger",
+        reason="its trigger",
         detail={"slots": 1},
     )
     assert ctx.records == [PhaseChanged(job=A, change=change)]

@@ -16,17 +16,16 @@ import pytest
 from controlplane.cli.admin import admin
 from controlplane.cli.output import Exit
 from controlplane.core.inputs import CancelRequested
-from controlplane.journal import backup
 from controlplane.journal.backup import back_up, problems, restore
 from controlplane.journal.database import JournalError, checksum
 from controlplane.journal.reader import Reader
 from controlplane.journal.replay import recover
-from controlplane.journal.take_snapshot import save_state, take_snapshot
+from controlplane.journal.take_snapshot import take_snapshot
 from controlplane.journal.writer import Writer
 from controlplane.service.commit_loop import CommitLoop
 from schemas.codec import encode
 from tests.support.builders import A
-from tests.support.recorded_history import GOLDEN, of_jobs, write
+from tests.support.recorded_history import of_jobs, snapshot_at, write
 
 SEED: Final = 3
 BOUND: Final = 1_600_000_000  # terms behind a restore are seconds since the epoch
@@ -80,7 +79,7 @@ def test_a_copy_is_taken_beside_the_writer_and_is_one_file(path: Path, tmp_path:
     assert found_in(copy) == []
 
 
-def test_a_copy_that_is_there_stays_unless_it_is_forced(path: Path, tmp_path: Path) -> None:
+def test_an_existing_copy_is_replaced_by_force_only(path: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy.sqlite"
     copy.write_text("something else")
 
@@ -92,7 +91,7 @@ def test_a_copy_that_is_there_stays_unless_it_is_forced(path: Path, tmp_path: Pa
     assert found_in(copy) == []
 
 
-def test_what_is_damaged_is_neither_copied_nor_put_back(path: Path, tmp_path: Path) -> None:
+def test_damaged_inputs_are_neither_copied_nor_restored(path: Path, tmp_path: Path) -> None:
     copy, other = tmp_path / "copy.sqlite", tmp_path / "other" / "journal.sqlite"
     change(path, "UPDATE inputs SET at = at + 1 WHERE id = 7")
 
@@ -105,7 +104,7 @@ def test_what_is_damaged_is_neither_copied_nor_put_back(path: Path, tmp_path: Pa
     assert not other.exists()
 
 
-def test_damage_of_what_is_only_shown_is_copied_as_it_is_and_new_damage_refused(
+def test_damage_of_records_is_copied_and_new_damage_is_refused(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     copy, other = tmp_path / "copy.sqlite", tmp_path / "other" / "journal.sqlite"
@@ -117,21 +116,16 @@ def test_damage_of_what_is_only_shown_is_copied_as_it_is_and_new_damage_refused(
     restore(copy, other)
     assert found_in(copy) == found_in(other) == [damage]
 
-    def copied_badly(database: sqlite3.Connection) -> None:
-        database.execute(update.format("max(at)"))
+    copy_file = shutil.copyfile
 
-    monkeypatch.setattr(backup, "migrate", copied_badly)
+    def copied_badly(source: Path, target: Path) -> None:
+        copy_file(source, target)
+        change(target, update.format("max(at)"))
+
+    monkeypatch.setattr(shutil, "copyfile", copied_badly)
     with pytest.raises(JournalError, match="wrong checksum; the copy was not used"):
         restore(copy, other, force=True)
     assert found_in(other) == [damage]
-
-
-def test_a_copy_is_put_back_where_nothing_is(path: Path, tmp_path: Path) -> None:
-    other = tmp_path / "other" / "journal.sqlite"
-
-    assert restore(path, other) is None
-
-    assert state_of(other) == state_of(path)
 
 
 def test_a_journal_with_a_history_is_replaced_by_force_only_and_kept(
@@ -154,7 +148,7 @@ def test_a_journal_with_a_history_is_replaced_by_force_only_and_kept(
         assert len(reader.snapshots()) == 1
 
 
-def test_nothing_is_put_back_under_a_controller(path: Path, tmp_path: Path) -> None:
+def test_a_journal_of_a_running_controller_is_not_replaced(path: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy.sqlite"
     back_up(path, copy)
     writer = Writer(path, lambda _: None)
@@ -164,9 +158,7 @@ def test_nothing_is_put_back_under_a_controller(path: Path, tmp_path: Path) -> N
     writer.close()
 
 
-def test_the_term_behind_a_restore_is_above_all_that_a_node_may_have_heard_of(
-    path: Path, tmp_path: Path
-) -> None:
+def test_the_term_after_a_restore_is_above_all_known_terms(path: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy.sqlite"
     back_up(path, copy)
     restore(copy, path, force=True)
@@ -184,20 +176,10 @@ def test_the_term_behind_a_restore_is_above_all_that_a_node_may_have_heard_of(
     assert second == first + 1
 
 
-def test_a_copy_of_the_former_schema_is_put_back(tmp_path: Path) -> None:
-    golden, path = GOLDEN / "schema-2-jobs.sqlite", tmp_path / "state" / "journal.sqlite"
-    before = Path(shutil.copy(golden, tmp_path / "copy.sqlite")).read_bytes()
-
-    restore(tmp_path / "copy.sqlite", path)
-
-    assert found_in(path) == []
-    assert (tmp_path / "copy.sqlite").read_bytes() == before
-
-
 # --- checks
 
 
-def test_a_journal_that_means_something_else_than_it_says_is_found(path: Path) -> None:
+def test_a_replaced_input_is_found(path: Path) -> None:
     body = encode(CancelRequested(job=A, user="eve"))
     with contextlib.closing(Reader(path)) as reader:
         number, at, _ = next(
@@ -212,7 +194,7 @@ def test_a_journal_that_means_something_else_than_it_says_is_found(path: Path) -
     assert all("checksum" not in problem for problem in found)
 
 
-def test_an_event_that_says_something_else_than_its_input_leads_to_is_found(path: Path) -> None:
+def test_a_replaced_event_is_found(path: Path) -> None:
     with contextlib.closing(Reader(path)) as reader:
         (event,) = reader.feed(5, 1)
     body = encode(msgspec.structs.replace(event, event="job.invented"))
@@ -262,7 +244,7 @@ def test_the_journal_is_found_by_its_folder_its_file_the_settings_and_the_home(
     assert json.loads(capsys.readouterr().out)["problems"] == []
 
 
-def test_a_check_that_finds_something_says_it_and_ends_with_1(
+def test_a_check_prints_damage_and_exits_with_1(
     path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     change(path, "UPDATE feed SET body = x'00' WHERE seq = 3")
@@ -272,18 +254,18 @@ def test_a_check_that_finds_something_says_it_and_ends_with_1(
     assert "feed event 3: wrong checksum\n" in capsys.readouterr().out
 
 
-def test_backup_and_restore_bring_a_state_from_one_folder_to_another(
-    path: Path, tmp_path: Path
-) -> None:
+def test_backup_and_restore_move_a_state_to_another_folder(path: Path, tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
 
+    assert restore(path, tmp_path / "other" / "journal.sqlite") is None
+    assert state_of(tmp_path / "other" / "journal.sqlite") == state_of(path)
     assert ones_admin("backup", tmp_path / "copy", "--of", path) == Exit.OK
     assert ones_admin("restore", tmp_path / "copy", "--of", tmp_path / "elsewhere") == Exit.OK
 
     assert state_of(tmp_path / "elsewhere" / "journal.sqlite") == state_of(path)
 
 
-def test_compact_forgets_what_is_older_than_the_settings_say_and_means_the_same(
+def test_compact_deletes_old_rows_and_keeps_the_state(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("controlplane.journal.retention.PIECE", 20)
@@ -292,9 +274,7 @@ def test_compact_forgets_what_is_older_than_the_settings_say_and_means_the_same(
     before, size = state_of(path), path.stat().st_size
     change(path, "DELETE FROM snapshots")
     for last in (50, 100):
-        with contextlib.closing(Reader(path)) as reader:
-            found = recover(reader, most=last)
-        save_state(path, found.reactor, found.last, found.at)
+        snapshot_at(path, last)
 
     assert ones_admin("compact", "--of", settings) == Exit.OK
 
@@ -310,7 +290,7 @@ def test_decode_prints_inputs_between_two_numbers_that_name_a_job(
     path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with contextlib.closing(Reader(path)) as reader:
-        job = next(iter(recover(reader).reactor.state.jobs))
+        job = next(iter(recover(reader, most=60).reactor.state.jobs))
 
     assert ones_admin("decode", "--of", path, "--from", "2", "--to", "60", "--job", job) == Exit.OK
 

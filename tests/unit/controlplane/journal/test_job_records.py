@@ -1,4 +1,4 @@
-"""What happened to jobs is in the journal's tables, once, whoever wrote the journal."""
+"""The history of jobs is in the journal's tables, each record once."""
 
 from __future__ import annotations
 
@@ -7,25 +7,20 @@ import contextlib
 import shutil
 import sqlite3
 from pathlib import Path
-from typing import Final
 
 import pytest
 
 from controlplane.core.history import CHANGES, EPOCHS, GROUPS, PROMISES, JobHistories
 from controlplane.journal import records as job_records
-from controlplane.journal import take_snapshot as completing
 from controlplane.journal.database import open_for_writing
 from controlplane.journal.reader import Reader
-from controlplane.journal.records import COMPLETE, JobRecords
+from controlplane.journal.records import JobRecords
 from controlplane.journal.replay import replay
-from controlplane.journal.take_snapshot import complete_records
 from schemas.ids import JobId
 from tests.support import builders
 from tests.support.builders import A
-from tests.support.live_service import LiveService
 from tests.support.recorded_history import GOLDEN
-
-OLD: Final = [GOLDEN / "schema-2-jobs.sqlite", GOLDEN / "schema-2-sweeps.sqlite"]
+from tests.support.service import LiveService
 
 
 def in_memory(path: Path) -> JobHistories:
@@ -41,53 +36,7 @@ def rows(path: Path) -> list[tuple[str, str, int, bytes]]:
         return database.execute("SELECT * FROM job_records").fetchall()
 
 
-@pytest.fixture
-def copied(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
-    path = tmp_path / "journal.sqlite"
-    shutil.copy(request.param, path)
-    open_for_writing(path).close()
-    return path
-
-
-def complete(path: Path) -> None:
-    with contextlib.closing(Reader(path)) as reader:
-        complete_records(path, reader)
-
-
-@pytest.mark.parametrize("copied", OLD, indirect=True, ids=lambda path: path.stem)
-def test_a_journal_of_the_former_release_gets_the_past_that_its_inputs_lead_to(
-    copied: Path,
-) -> None:
-    complete(copied)
-
-    expected = in_memory(copied)
-    with contextlib.closing(Reader(copied)) as reader:
-        assert reader.records.complete
-        assert {name: reader.records.of(name) for name in expected.jobs} == expected.jobs
-    assert expected.jobs
-
-
-@pytest.mark.parametrize("copied", OLD[:1], indirect=True, ids=lambda path: path.stem)
-def test_an_old_journal_whose_completion_was_cut_off_is_completed_at_the_next_start(
-    copied: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    whole = copied.with_name("whole.sqlite")
-    shutil.copy(copied, whole)
-    complete(whole)
-    monkeypatch.setattr(completing, "ROWS_PER_TRANSACTION", 20)
-    write = completing._write
-    monkeypatch.setattr(completing, "_write", lambda *_: (write(*_), 1 / 0))
-    with pytest.raises(ZeroDivisionError):
-        complete(copied)
-    monkeypatch.setattr(completing, "_write", write)
-    assert 0 < len(rows(copied)) < len(rows(whole))
-
-    complete(copied)
-
-    assert rows(copied) == rows(whole)
-
-
-def test_records_are_durable_with_their_input_and_a_restart_writes_none_again(
+def test_a_restart_writes_no_record_twice(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "journal.sqlite"
@@ -102,9 +51,7 @@ def test_records_are_durable_with_their_input_and_a_restart_writes_none_again(
         service.loop.close()
 
     async def again() -> None:
-        service = LiveService(tmp_path)
-        assert service.loop.records.complete
-        service.loop.close()
+        LiveService(tmp_path).loop.close()
 
     asyncio.run(live())
     before, expected = rows(path), in_memory(path)
@@ -116,14 +63,12 @@ def test_records_are_durable_with_their_input_and_a_restart_writes_none_again(
     assert rows(path) == before
 
 
-def test_a_page_goes_on_behind_its_position_and_says_what_became_of_a_decision(
+def test_a_page_starts_after_a_position_and_has_the_outcomes_of_decisions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(job_records, "PAGE", 2)
     path = tmp_path / "journal.sqlite"
-    shutil.copy(OLD[0], path)
-    open_for_writing(path).close()
-    complete(path)
+    shutil.copy(GOLDEN / "jobs.sqlite", path)
     with contextlib.closing(Reader(path)) as reader:
         records, expected = reader.records, in_memory(path)
         for name, history in expected.jobs.items():
@@ -140,12 +85,11 @@ def test_a_page_goes_on_behind_its_position_and_says_what_became_of_a_decision(
             assert records.processes(name) == history.processes
 
 
-def test_of_an_unknown_job_nothing_is_known(tmp_path: Path) -> None:
+def test_an_unknown_job_has_an_empty_history(tmp_path: Path) -> None:
     database = open_for_writing(tmp_path / "journal.sqlite")
     records, ghost = JobRecords(database), JobId("ghost-1")
 
     assert records.of(ghost) == JobHistories().of(ghost)
     assert {records.last(ghost, name) for name in (CHANGES, GROUPS, EPOCHS, PROMISES)} == {0}
     assert (list(records.decisions(ghost, 0)), records.processes(ghost)) == ([], {})
-    assert database.execute("SELECT * FROM meta WHERE key = ?", (COMPLETE,)).fetchall() == []
     database.close()

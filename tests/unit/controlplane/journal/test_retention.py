@@ -15,16 +15,16 @@ from controlplane.core.history import EPOCHS as EPOCHS_LIST
 from controlplane.core.history import PROMISES, EndPromised
 from controlplane.core.reactor import Reactor
 from controlplane.journal import retention
-from controlplane.journal.database import open_for_writing
+from controlplane.journal.database import RECORD_TABLES, open_for_writing
 from controlplane.journal.ended import EndedRow
 from controlplane.journal.reader import Reader
-from controlplane.journal.records import JobRecords, RecordRow, drop_oldest, insert_rows, rows_of
+from controlplane.journal.records import JobRecords, RecordRow, append_rows, drop_oldest, rows_of
 from controlplane.journal.replay import recover
 from controlplane.journal.retention import Retention, forget, forget_records, used_bytes
-from controlplane.journal.take_snapshot import save_state
 from schemas.ids import JobId, Seconds
 from schemas.wire.client import PromiseInfo
 from tests.bench.long_journal import AT, Size, history, write
+from tests.support.recorded_history import snapshot_at
 
 EPOCHS: Final = 200
 NOW: Final = Seconds(AT + 1000.0)
@@ -59,13 +59,6 @@ def keeps(
     return Retention(inputs_s=inputs_s, events_s=events_s, used_bytes=used_bytes, records=records)
 
 
-def snapshots_at(path: Path, *numbers: int) -> None:
-    for number in numbers:
-        with contextlib.closing(Reader(path)) as reader:
-            found = recover(reader, most=number)
-        save_state(path, found.reactor, found.last, found.at)
-
-
 def first_input(path: Path) -> int:
     with contextlib.closing(Reader(path)) as reader:
         return reader.first_and_last()[0]
@@ -92,10 +85,10 @@ def test_inputs_that_no_second_snapshot_covers_are_never_deleted(
     )
     assert first_input(path) == 1
 
-    snapshots_at(path, 150)
+    snapshot_at(path, 150)
     assert forget_all(database, keeps(inputs_s=0.0)) == []
 
-    snapshots_at(path, 200)
+    snapshot_at(path, 200)
     forget_all(database, keeps(inputs_s=0.0))
     assert first_input(path) == 151
     assert recovered(path) == before
@@ -109,7 +102,8 @@ def recovered(path: Path) -> object:
 def test_inputs_go_piece_by_piece_when_they_are_too_old(
     path: Path, database: sqlite3.Connection
 ) -> None:
-    snapshots_at(path, 150, 200)
+    snapshot_at(path, 150)
+    snapshot_at(path, 200)
     with contextlib.closing(Reader(path)) as reader:
         at = [when for when, _ in reader.inputs()]
 
@@ -119,10 +113,11 @@ def test_inputs_go_piece_by_piece_when_they_are_too_old(
     assert first_input(path) == 48
 
 
-def test_a_file_that_is_too_large_keeps_no_input_longer_than_a_restart_needs(
+def test_a_file_above_its_limit_keeps_only_inputs_for_a_restart(
     path: Path, database: sqlite3.Connection
 ) -> None:
-    snapshots_at(path, 150, 200)
+    snapshot_at(path, 150)
+    snapshot_at(path, 200)
 
     forget_all(database, keeps(used_bytes=used_bytes(database) - 1))
     assert 1 < first_input(path) < 151, "no more than has to go"
@@ -145,10 +140,11 @@ def test_events_go_piece_by_piece_when_they_are_too_old(
         assert reader.feed(1, 10**6) == events[40:]
 
 
-def test_a_file_of_which_much_is_free_gets_smaller(
+def test_free_pages_are_returned_to_the_file_system(
     path: Path, database: sqlite3.Connection
 ) -> None:
-    snapshots_at(path, 150, 200)
+    snapshot_at(path, 150)
+    snapshot_at(path, 200)
     (pages,) = database.execute("PRAGMA page_count").fetchone()
 
     forget_all(database, keeps(inputs_s=0.0, events_s=0.0))
@@ -159,14 +155,15 @@ def test_a_file_of_which_much_is_free_gets_smaller(
     assert free <= left / 4
 
 
-def test_jobs_that_left_go_when_they_are_too_old_or_the_file_is_too_large(
+def test_old_jobs_are_deleted_by_age_and_by_file_size(
     database: sqlite3.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(retention, "ENDED_JOBS_PER_PIECE", 2)
     for number in range(1, 7):
         job, ended = JobId(f"a-{number}"), Seconds(NOW - 100.0 * number)
         left = EndedRow(number, job, "ann", "a", "failed", None, ended, b"")
-        insert_rows(database, [(number, RecordRow(job, EPOCHS_LIST, 0, b"")), (number, left)])
+        append_rows(database, [(number, RecordRow(job, EPOCHS_LIST, 0, b"")), (number, left)])
+    database.execute("INSERT INTO job_records SELECT job, list, at, body, crc FROM recent_records")
     old = Retention(inputs_s=FOREVER, events_s=FOREVER, used_bytes=MUCH, jobs_s=350.0)
 
     assert forget_all(database, old) == [2, 1]
@@ -178,7 +175,7 @@ def test_jobs_that_left_go_when_they_are_too_old_or_the_file_is_too_large(
     assert jobs_in(database) == []
 
 
-def test_of_a_job_that_goes_on_the_latest_records_stay_and_its_first_promise(
+def test_a_running_job_keeps_its_latest_records_and_first_promise(
     database: sqlite3.Connection,
 ) -> None:
     job, other = JobId("a-1"), JobId("b-2")
@@ -188,7 +185,7 @@ def test_of_a_job_that_goes_on_the_latest_records_stay_and_its_first_promise(
     ]
     for number, record in enumerate(promises, 1000):
         rows = rows_of([record, EndPromised(job=other, promise=record.promise)])
-        insert_rows(database, [(number, row) for row in rows])
+        append_rows(database, [(number, row) for row in rows])
     records = JobRecords(database)
     ends = [promise.promise for promise in promises]
     assert [one for _, one in records.promises(job, 0)] == ends
@@ -207,8 +204,7 @@ def test_of_a_job_that_goes_on_the_latest_records_stay_and_its_first_promise(
 def jobs_in(database: sqlite3.Connection) -> list[str]:
     """Those that left; of them alone there is a past."""
     found = [job for (job,) in database.execute("SELECT job FROM ended_jobs ORDER BY number")]
-    select = "SELECT job FROM job_records WHERE job IN (SELECT job FROM ended_jobs) ORDER BY job"
-    assert [job for (job,) in database.execute(select)] == found
-    gone = "SELECT count(*) FROM job_records WHERE list = 'epochs' AND body = x''"
-    assert database.execute(gone).fetchone() == (len(found),)
+    for table in RECORD_TABLES:
+        select = f"SELECT job FROM {table} WHERE list = 'epochs' AND body = x'' ORDER BY job"  # noqa: S608
+        assert [job for (job,) in database.execute(select)] == found
     return found

@@ -87,7 +87,7 @@ steps = st.lists(
 
 
 @given(steps)
-def test_the_past_of_every_job_is_whole_and_in_order_whatever_happens_between_two_commits(
+def test_every_history_is_complete_and_in_order_after_any_steps(
     taken: list[tuple[str, list[JobId]]],
 ) -> None:
     expected: Past = {job: [] for job in JOBS}
@@ -118,7 +118,7 @@ def test_the_past_of_every_job_is_whole_and_in_order_whatever_happens_between_tw
         assert latest == {job: int(max(ends, default=0)) for job, ends in expected.items()}
 
 
-def test_a_pass_moves_every_record_that_was_there_when_it_began() -> None:
+def test_a_pass_moves_every_record_that_existed_at_its_start() -> None:
     with journal() as database:
         done, number = IDLE, 1
         while done == IDLE and number < MANY:
@@ -135,7 +135,7 @@ def test_a_pass_moves_every_record_that_was_there_when_it_began() -> None:
         assert kept <= LEAST + 2
 
 
-def test_what_a_commit_did_that_was_taken_back_is_done_again() -> None:
+def test_the_merge_of_a_rolled_back_commit_is_repeated() -> None:
     with journal() as database:
         done = IDLE
         for number in range(1, 40):
@@ -156,7 +156,7 @@ def test_a_commit_without_records_merges_none() -> None:
         assert add(database, 100, [], done) == done
 
 
-def test_records_that_a_pass_finds_in_the_older_level_stay_as_they_are_there() -> None:
+def test_a_pass_does_not_overwrite_merged_records() -> None:
     with journal() as database:
         done = add(database, 1, [JOBS[0]] * (LEAST + 1), IDLE)
         moved = count(database, "job_records")
@@ -170,7 +170,7 @@ def test_records_that_a_pass_finds_in_the_older_level_stay_as_they_are_there() -
         assert kept == moved
 
 
-def test_of_a_job_in_both_levels_the_latest_records_stay() -> None:
+def test_a_job_in_both_levels_keeps_its_latest_records() -> None:
     with journal() as database:
         done = add(database, 1, [JOBS[0]] * (LEAST + 1), IDLE)
         done = add(database, LEAST + 2, [JOBS[0], JOBS[1]], done)
@@ -183,7 +183,7 @@ def test_of_a_job_in_both_levels_the_latest_records_stay() -> None:
         assert past(database)[JOBS[1]] == [float(LEAST + 3)]
 
 
-def test_what_comes_when_a_pass_lost_all_that_it_had_to_move_is_not_taken_for_that() -> None:
+def test_a_pass_without_records_left_ignores_later_records() -> None:
     with journal() as database:
         done = add(database, 1, [JOBS[0]] * (LEAST + 1), IDLE)
         drop_oldest(database, JOBS[0], keep=1, most=100)
@@ -196,7 +196,7 @@ def test_what_comes_when_a_pass_lost_all_that_it_had_to_move_is_not_taken_for_th
         assert past(database)[JOBS[0]] == [1.0, *later]
 
 
-def test_lists_of_other_jobs_are_not_settled_with_one() -> None:
+def test_settling_a_list_leaves_other_lists() -> None:
     with journal() as database:
         add(database, 1, list(JOBS), IDLE)
 
@@ -234,7 +234,7 @@ while True:
 
 
 @pytest.mark.slow
-def test_a_writer_that_is_killed_again_and_again_amid_a_merge_loses_no_record(
+def test_kills_during_merges_lose_no_record(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "journal.sqlite"

@@ -3,12 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
-import os
-import shutil
-import signal
 import sqlite3
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -20,12 +15,8 @@ from hypothesis import strategies as st
 from controlplane.core.reactor import Reactor
 from controlplane.journal import take_snapshot as snapshot_process
 from controlplane.journal.database import (
-    SCHEMA_VERSION,
     JournalError,
     input_from,
-    migrate,
-    open_for_reading,
-    schema_of,
 )
 from controlplane.journal.reader import Reader
 from controlplane.journal.replay import Replayed, recover, replay
@@ -43,12 +34,11 @@ from schemas.ids import Seconds
 from tests.support import builders
 from tests.support.builders import N1, S0, S1, A
 from tests.support.controller import Controller, cluster_of, running, training
-from tests.support.recorded_history import GOLDEN, of_jobs, of_sweeps, snapshot_at, write
+from tests.support.recorded_history import of_jobs, of_sweeps, snapshot_at, write
 from tests.support.sizes import examples
-from tests.support.sweep_cluster import sweep_job
+from tests.support.sweep_world import sweep_job
 
 SEED: Final = 3
-FORMER: Final = sorted(GOLDEN.glob("schema-[23]-*.sqlite"))
 MAKERS: Final = {"jobs": of_jobs, "sweeps": of_sweeps}
 
 
@@ -59,9 +49,7 @@ MAKERS: Final = {"jobs": of_jobs, "sweeps": of_sweeps}
 @settings(max_examples=examples(40), deadline=None)
 @example(seed=27, share=0.95)
 @given(seed=st.integers(0, 10_000), share=st.floats(0.0, 1.0))
-def test_a_state_that_was_written_down_goes_on_as_if_nothing_had_been(
-    kind: str, seed: int, share: float
-) -> None:
+def test_a_restored_state_continues_like_the_original(kind: str, seed: int, share: float) -> None:
     history = MAKERS[kind](seed, 120).history
     half = int(share * len(history))
     first = replay((at, input_from(body)) for at, body in history[:half])
@@ -75,14 +63,14 @@ def test_a_state_that_was_written_down_goes_on_as_if_nothing_had_been(
     assert second.state.slot_index.order() == first.state.slot_index.order()
 
 
-def test_a_sweep_over_more_partitions_than_a_number_has_bits_is_written_down() -> None:
+def test_a_sweep_over_100_partitions_is_encoded() -> None:
     controller = cluster_of(n1=1)
     controller.submit("a", **sweep_job((1, 1), partitions=100))
 
     assert copy_of(controller.reactor).state == controller.state
 
 
-def test_a_number_that_is_none_is_read_back_as_what_it_is() -> None:
+def test_a_nan_reads_back_as_nan() -> None:
     controller = running(epochs=1)
     (job,) = controller.state.jobs.values()
     job.progress.train_loss = float("nan")
@@ -93,17 +81,14 @@ def test_a_number_that_is_none_is_read_back_as_what_it_is() -> None:
     assert round_trips(image, controller.reactor)
 
 
-def test_an_image_of_something_else_does_not_give_the_state_back() -> None:
+def test_invalid_images_and_images_of_other_states_are_refused() -> None:
     assert not round_trips(image_of(Reactor()), running().reactor)
-
-
-def test_whatever_is_no_image_is_refused() -> None:
     for body in (b"", b"\x80", b"\xc1", b"\x81\xa5state\x93"):
         with pytest.raises(ValueError, match=r"."):
             reactor_from(body)
 
 
-def test_an_image_whose_parts_do_not_fit_together_is_refused() -> None:
+def test_an_inconsistent_image_is_refused() -> None:
     controller = training(cluster_of(n1=2), S0, S1)
     controller.tell(N1, builders.exited(A, rank=1, signal=9))
     whole = msgspec.msgpack.decode(image_of(controller.reactor))
@@ -145,9 +130,7 @@ def kept(path: Path) -> list[int]:
         return [snapshot.input for snapshot in reader.snapshots()]
 
 
-def test_a_restart_reads_the_last_snapshot_and_what_came_since(
-    path: Path, told: Controller
-) -> None:
+def test_a_restart_reads_the_last_snapshot_and_later_inputs(path: Path, told: Controller) -> None:
     many = len(told.history)
     snapshot_at(path, 100)
     change(path, "DELETE FROM inputs WHERE id <= 100")
@@ -159,10 +142,13 @@ def test_a_restart_reads_the_last_snapshot_and_what_came_since(
     assert found.reactor.totals == told.reactor.totals
 
 
-def test_the_two_latest_are_kept_whatever_their_size(
+def test_the_two_latest_complete_snapshots_are_kept(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("controlplane.journal.snapshots.PART_BYTES", 100)
+    change(path, "INSERT INTO snapshot_parts (input, body) VALUES (60, x'00')")  # incomplete
+    assert kept(path) == []
+
     for number in (50, 100, 150, 150):
         snapshot_at(path, number)
 
@@ -182,7 +168,7 @@ DAMAGES: Final = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_one_that_cannot_be_used_is_told_of_and_the_one_before_is_taken(
+def test_an_unusable_snapshot_is_reported_and_the_earlier_one_used(
     damage: str, path: Path, told: Controller
 ) -> None:
     for number in (50, 100):
@@ -197,25 +183,22 @@ def test_one_that_cannot_be_used_is_told_of_and_the_one_before_is_taken(
     assert "snapshot 100" in warning
 
 
-def test_without_a_good_one_all_inputs_are_read(path: Path, told: Controller) -> None:
+def test_without_a_good_snapshot_all_inputs_are_read_or_the_start_is_refused(
+    path: Path, told: Controller
+) -> None:
     snapshot_at(path, 100)
     change(path, DAMAGES["content"])
 
     found = recovered(path)
-
     assert (found.snapshot, found.reactor.state) == (0, told.state)
 
-
-def test_without_a_good_one_and_without_all_inputs_it_says_what_is_left(path: Path) -> None:
-    snapshot_at(path, 100)
-    change(path, "DELETE FROM inputs WHERE id <= 100", DAMAGES["content"])
-
+    change(path, "DELETE FROM inputs WHERE id <= 100")
     with pytest.raises(JournalError, match=r"^inputs 1 to 100 are not kept, .* restore a backup"):
         recovered(path)
 
 
 @pytest.mark.parametrize("lost", [101, 120])
-def test_an_input_that_is_missing_behind_a_snapshot_is_named(path: Path, lost: int) -> None:
+def test_a_missing_input_after_a_snapshot_is_named(path: Path, lost: int) -> None:
     snapshot_at(path, 100)
     change(path, f"DELETE FROM inputs WHERE id = {lost:d}")  # noqa: S608 - a number
 
@@ -223,21 +206,7 @@ def test_an_input_that_is_missing_behind_a_snapshot_is_named(path: Path, lost: i
         recovered(path)
 
 
-def test_one_that_was_not_finished_is_not_there_and_is_cleared_away(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("controlplane.journal.snapshots.PART_BYTES", 100)
-    change(path, "INSERT INTO snapshot_parts (input, body) VALUES (60, x'00')")
-    assert kept(path) == []
-
-    snapshot_at(path, 100)
-
-    with contextlib.closing(sqlite3.connect(path)) as database:
-        parts = database.execute("SELECT DISTINCT input FROM snapshot_parts").fetchall()
-    assert parts == [(100,)]
-
-
-def test_a_full_disk_leaves_the_snapshots_that_there_are(path: Path) -> None:
+def test_a_full_disk_leaves_existing_snapshots(path: Path) -> None:
     snapshot_at(path, 100)
     with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as database:
         (pages,) = database.execute("PRAGMA page_count").fetchone()
@@ -249,7 +218,7 @@ def test_a_full_disk_leaves_the_snapshots_that_there_are(path: Path) -> None:
     assert recovered(path).snapshot == 100
 
 
-def test_a_state_that_is_not_read_back_as_it_is_is_not_written(
+def test_a_state_that_does_not_round_trip_is_not_written(
     path: Path, told: Controller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(snapshot_process, "round_trips", lambda *_: False)
@@ -260,7 +229,7 @@ def test_a_state_that_is_not_read_back_as_it_is_is_not_written(
     assert kept(path) == []
 
 
-def test_a_second_life_numbers_its_inputs_behind_a_snapshot_of_all(path: Path) -> None:
+def test_inputs_are_numbered_after_the_last_snapshot(path: Path) -> None:
     last = take_snapshot(path)
     change(path, "DELETE FROM inputs")
 
@@ -273,95 +242,14 @@ def test_a_second_life_numbers_its_inputs_behind_a_snapshot_of_all(path: Path) -
 # --- by another process, beside a writer
 
 
-@contextlib.contextmanager
-def written(path: Path) -> Iterator[Writer]:
-    writer = Writer(path, lambda _: None)
-    yield writer
-    writer.close()
-
-
-def test_one_is_taken_beside_the_writer_from_the_one_before(path: Path, told: Controller) -> None:
+def test_a_snapshot_is_taken_beside_the_writer(path: Path, told: Controller) -> None:
     snapshot_at(path, 100)
     change(path, "DELETE FROM inputs WHERE id <= 100")
-    with written(path):
+    with contextlib.closing(Writer(path, lambda _: None)):
         assert take_snapshot(path) == len(told.history)
 
     assert kept(path) == [len(told.history), 100]
     assert recovered(path).reactor.state == told.state
-
-
-def test_two_are_not_taken_at_once(path: Path) -> None:
     with snapshot_process._exclusive(path) as alone:
         assert alone
-        assert take_snapshot(path) == 0
-
-    assert kept(path) == []
-
-
-# --- journals of the former schema
-
-
-@pytest.mark.parametrize("journal", FORMER, ids=lambda path: path.stem)
-def test_a_journal_of_the_former_schema_is_migrated_when_it_is_opened(
-    journal: Path, tmp_path: Path
-) -> None:
-    path = Path(shutil.copy(journal, tmp_path / "journal.sqlite"))
-    with contextlib.closing(Reader(path)) as reader:
-        before, feed = list(reader.numbered_inputs()), reader.feed(1, 10**6)
-    was = recovered(path)
-    with written(path) as writer:
-        assert writer.base == before[-1][0]
-
-    with contextlib.closing(Reader(path)) as reader:
-        assert (list(reader.numbered_inputs()), reader.feed(1, 10**6)) == (before, feed)
-        assert list(reader.problems()) == []
-    assert recovered(path).reactor.state == was.reactor.state
-    assert take_snapshot(path) == before[-1][0]
-    assert recovered(path).reactor.state == was.reactor.state
-
-
-def killed_at(statement: int, path: Path) -> bool:
-    """Whether a process that migrates was killed just before its statement of this number."""
-    if (child := os.fork()) == 0:
-        ahead = itertools.count()
-        database = sqlite3.connect(path, isolation_level=None)
-        database.set_trace_callback(
-            lambda _: os.kill(os.getpid(), signal.SIGKILL) if next(ahead) == statement else None
-        )
-        migrate(database)
-        os._exit(0)
-    return os.WIFSIGNALED(os.waitpid(child, 0)[1])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["schema-2-jobs", "schema-3-format-2-jobs"])
-def test_a_migration_that_is_killed_anywhere_changed_nothing(name: str, tmp_path: Path) -> None:
-    path = Path(shutil.copy(GOLDEN / f"{name}.sqlite", tmp_path / "journal.sqlite"))
-    with contextlib.closing(Reader(path)) as reader:
-        before, feed = list(reader.numbered_inputs()), reader.feed(1, 10**6)
-
-    statement = 0
-    while killed_at(statement, path):
-        statement += 1
-        with contextlib.closing(open_for_reading(path)) as database:
-            assert schema_of(database) == name.split("-")[1]
-        with contextlib.closing(Reader(path)) as reader:
-            assert (list(reader.numbered_inputs()), reader.feed(1, 10**6)) == (before, feed)
-
-    assert statement > len(["begin", "inputs", "feed", "snapshots", "parts", "meta", "commit"])
-    with contextlib.closing(Reader(path)) as reader:
-        assert (list(reader.numbered_inputs()), reader.feed(1, 10**6)) == (before, feed)
-    with contextlib.closing(open_for_reading(path)) as database:
-        assert schema_of(database) == str(SCHEMA_VERSION)
-
-
-def test_rows_of_the_former_schema_have_no_checksum_and_later_ones_must_have_one(
-    tmp_path: Path,
-) -> None:
-    path = Path(shutil.copy(GOLDEN / "schema-2-jobs.sqlite", tmp_path / "journal.sqlite"))
-    with written(path) as writer:
-        last = writer.base
-    change(path, "INSERT INTO inputs (at, body) SELECT at, body FROM inputs WHERE id = 1")
-
-    with contextlib.closing(Reader(path)) as reader:
-        assert list(reader.problems()) == [f"input {last + 1}: wrong checksum"]
+        assert take_snapshot(path) == 0, "two snapshots are not taken at once"

@@ -1,4 +1,4 @@
-"""How losses will go on falling, for many jobs at once."""
+"""Convergence curves of many jobs at once."""
 
 from __future__ import annotations
 
@@ -10,12 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from controlplane.prediction import FloatArray
-from controlplane.prediction.convergence_curves import (
-    MAX_REPORTS,
-    Form,
-    fit_curves,
-    job_curve,
-)
+from controlplane.prediction.convergence_curves import MAX_REPORTS, Form, fit_curves, job_curve
 from tests.support.sizes import examples
 
 NAN, INF = float("nan"), float("inf")
@@ -32,7 +27,7 @@ ANYTHING = st.floats(allow_nan=True, allow_infinity=True) | st.sampled_from([0.0
     ],
     ids=["1/k^2", "1/k", "linear", "fast, and below 0"],
 )
-def test_a_fit_tells_how_a_curve_of_the_paper_goes_on(
+def test_a_fit_predicts_the_curves_of_the_paper(
     true: Callable[[FloatArray], FloatArray], form: Form
 ) -> None:
     reports = np.arange(1.0, 21.0)
@@ -45,7 +40,7 @@ def test_a_fit_tells_how_a_curve_of_the_paper_goes_on(
     )
 
 
-def test_one_over_k_and_one_is_found_to_the_last_digit() -> None:
+def test_a_curve_on_the_grid_is_exact() -> None:
     """1 / (k - 2) for k = 3, 4, 5 is on the grid: d = 0."""
     found = job_curve([3, 4, 5], [1.0, 1 / 2, 1 / 3])
 
@@ -88,24 +83,18 @@ def test_only_the_latest_reports_count() -> None:
         ([1e200, 3.0, 2.0, None, 1.5, NAN], Form.SUBLINEAR),
     ],
 )
-def test_losses_that_do_not_fall_are_told_from_those_that_do(
-    losses: list[float | None], form: Form
-) -> None:
+def test_the_form_shows_whether_losses_fall(losses: list[float | None], form: Form) -> None:
     assert job_curve(range(len(losses)), losses).forms.tolist() == [form]
 
 
-def test_a_flat_curve_stays_at_the_mean_of_what_was_reported() -> None:
+def test_a_flat_curve_is_the_mean_of_the_reports() -> None:
     found = job_curve([0, 1, 2], [1.0, 2.0, 3.0], decay=1.0)
 
-    assert found.at(np.array([5.0])).tolist() == [2.0]
-    assert found.limit.tolist() == [2.0]
+    assert (found.at(np.array([5.0])).tolist(), found.limit.tolist()) == ([2.0], [2.0])
+    assert job_curve([4, 4, 4], [3.0, 2.0, 1.0]).forms.tolist() == [Form.NONE], "one position"
 
 
-def test_reports_at_one_place_tell_no_curve() -> None:
-    assert job_curve([4, 4, 4], [3.0, 2.0, 1.0]).forms.tolist() == [Form.NONE]
-
-
-def test_a_single_spike_changes_nothing_where_the_losses_around_it_fall_in_line() -> None:
+def test_a_single_spike_is_ignored() -> None:
     calm = [1.0 / k for k in range(1, 21)]
     spiked = [*calm[:9], 1e6, *calm[10:]]
 
@@ -121,7 +110,7 @@ def rows(draw: st.DrawFn) -> FloatArray:
 
 @settings(max_examples=examples(100), deadline=None)
 @given(data=st.data())
-def test_whatever_is_reported_a_curve_never_rises_and_never_falls_below_its_limit(
+def test_a_curve_never_rises_nor_falls_below_its_limit(
     data: st.DataObject,
 ) -> None:
     losses = data.draw(st.composite(rows)())
@@ -141,9 +130,7 @@ def test_whatever_is_reported_a_curve_never_rises_and_never_falls_below_its_limi
 
 @settings(max_examples=examples(40), deadline=None)
 @given(data=st.data())
-def test_jobs_are_fitted_together_as_each_is_alone(
-    data: st.DataObject,
-) -> None:
+def test_jobs_fitted_together_have_the_curves_of_each_alone(data: st.DataObject) -> None:
     losses = data.draw(st.composite(rows)())
     positions = np.broadcast_to(np.arange(6.0), losses.shape)
 
@@ -164,7 +151,7 @@ def test_jobs_are_fitted_together_as_each_is_alone(
     scale=st.sampled_from([1e-6, 1.0, 1e6]),
     stretch=st.sampled_from([1e-3, 1e5]),
 )
-def test_units_of_the_loss_and_of_positions_do_not_matter(
+def test_units_of_losses_and_positions_do_not_matter(
     losses: list[float], scale: float, stretch: float
 ) -> None:
     losses = [-200.0 - round(loss, 3) for loss in losses]

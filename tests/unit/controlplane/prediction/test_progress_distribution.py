@@ -1,4 +1,4 @@
-"""Progress as a Beta distribution: its likelihood, what it learns, and whether it is right."""
+"""Progress as a Beta distribution: likelihood, fit, calibration, bounded sample."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.random import default_rng
 from scipy.optimize import approx_fprime
+from scipy.special import betainc
 from scipy.stats import beta as beta_distribution
 
 from controlplane.prediction.progress_distribution import (
@@ -15,7 +16,6 @@ from controlplane.prediction.progress_distribution import (
     Points,
     ProgressModel,
     Reservoir,
-    calibration,
     features,
     fit,
     loss,
@@ -68,12 +68,20 @@ def joined(parts: list[Points]) -> Points:
     )
 
 
+def accuracy(model: ProgressModel, points: Points) -> tuple[float, float]:
+    """Return the share of points in the 90% interval, and the mean error of the mean progress."""
+    alpha, beta = model.shapes(points.features, points.epochs)
+    rank = betainc(alpha, beta, np.clip(points.progress, 0.0, 1.0))
+    error = np.abs(mean_progress(alpha, beta) - points.progress)
+    return float(((rank >= 0.05) & (rank <= 0.95)).mean()), float(error.mean())
+
+
 # --- the likelihood
 
 
 @settings(max_examples=examples(40), deadline=None)
 @given(seed=st.integers(0, 10_000))
-def test_the_gradient_is_that_of_finite_differences(seed: int) -> None:
+def test_the_gradient_equals_finite_differences(seed: int) -> None:
     rng = default_rng(seed)
     points = synthetic(30, seed)
     design = np.column_stack([points.features, np.ones(30)])
@@ -121,44 +129,44 @@ def test_known_parameters_are_recovered() -> None:
     assert bias == pytest.approx(15.0, abs=0.6)
 
 
-def test_a_fit_is_better_than_what_it_began_with() -> None:
+def test_a_fit_halves_the_error_of_the_prior() -> None:
     points = joined(lives(40, 1))
     model = fit(points)
     assert model is not None
 
-    before, after = calibration(prior(10.0), points), calibration(model, points)
-    assert after.error < 0.5 * before.error
+    before, after = accuracy(prior(10.0), points), accuracy(model, points)
+    assert after[1] < 0.5 * before[1]
 
 
-def test_a_fit_that_begins_with_another_one_ends_where_that_would() -> None:
+def test_a_warm_start_has_the_same_result() -> None:
     points = joined(lives(60, 2))
     cold = fit(points)
     warm = fit(points, fit(joined(lives(60, 5))))
     assert cold is not None
     assert warm is not None
 
-    both = [calibration(model, points).error for model in (cold, warm)]
+    both = [accuracy(model, points)[1] for model in (cold, warm)]
     assert both[0] == pytest.approx(both[1], abs=0.01)
 
 
-def test_without_points_there_is_nothing_to_fit() -> None:
+def test_a_fit_needs_points() -> None:
     assert fit(points_of(np.zeros((0, FEATURES)), np.zeros(0))) is None
 
 
-def test_a_job_of_one_epoch_has_no_points_and_the_last_epoch_of_others_is_none() -> None:
+def test_the_last_epoch_of_a_job_is_no_point() -> None:
     assert len(points_of(np.zeros((1, FEATURES)), np.ones(1))) == 0
     assert points_of(np.zeros((4, FEATURES)), np.arange(1.0, 5.0)).progress.tolist() == [
         0.25, 0.5, 0.75,
     ]  # fmt: skip
 
 
-def test_features_are_those_of_the_paper_and_what_is_unknown_is_nan() -> None:
+def test_features_are_those_of_the_paper_or_nan() -> None:
     assert features(100.0, 2.0, 300.0, 0.5, 0.9).tolist() == [100.0, 2.0, 300.0, 0.75, 0.9]
     assert np.isnan(features(100.0, None, 0.0, None)).tolist() == [False, True, False, True, True]
     assert np.isnan(features(100.0, float("inf"), 0.0, float("nan"))[[1, 3]]).all()
 
 
-def test_unknown_features_count_as_usual_ones() -> None:
+def test_unknown_features_count_as_the_mean() -> None:
     model = ProgressModel(np.ones(FEATURES), 8.0, np.full(FEATURES, 3.0), np.ones(FEATURES))
 
     _, beta = model.shapes(np.full((1, FEATURES), np.nan), np.array([2.0]))
@@ -169,53 +177,38 @@ def test_unknown_features_count_as_usual_ones() -> None:
 # --- calibration
 
 
-def test_intervals_of_the_true_model_cover_as_many_points_as_they_say() -> None:
-    found = calibration(TRUE, synthetic(5000, 7))
-
-    assert found.coverage == pytest.approx(0.9, abs=0.015)
-
-
-def test_a_fitted_model_is_calibrated_on_points_that_it_never_saw() -> None:
-    model = fit(synthetic(1500, 8))
-    assert model is not None
-
-    found = calibration(model, synthetic(3000, 9))
-
-    assert found.coverage == pytest.approx(0.9, abs=0.03)
-    assert found.points.sum() == 3000
-    assert found.error == pytest.approx(
-        float(np.average(found.errors, weights=found.points)), abs=1e-9
-    )
-
-
-def test_a_model_that_is_sure_of_the_wrong_thing_covers_little() -> None:
+def test_a_model_that_is_true_or_fitted_is_calibrated_and_a_wrong_model_is_not() -> None:
     wrong = ProgressModel(np.zeros(FEATURES), 400.0, np.zeros(FEATURES), np.ones(FEATURES))
+    fitted = fit(synthetic(1500, 8))
+    assert fitted is not None
 
-    assert calibration(wrong, synthetic(500, 1)).coverage < 0.1
+    assert accuracy(TRUE, synthetic(5000, 7))[0] == pytest.approx(0.9, abs=0.015)
+    assert accuracy(fitted, synthetic(3000, 9))[0] == pytest.approx(0.9, abs=0.03)
+    assert accuracy(wrong, synthetic(500, 1))[0] < 0.1
 
 
 @pytest.mark.parametrize("spread", [0.05, 1.0])
-def test_erratic_curves_widen_nothing_and_break_nothing(spread: float) -> None:
+def test_smooth_and_erratic_curves_give_calibrated_models(spread: float) -> None:
     model = fit(joined(lives(60, 3, spread=spread)))
     assert model is not None
 
-    found = calibration(model, joined(lives(60, 4, spread=spread)))
+    coverage, error = accuracy(model, joined(lives(60, 4, spread=spread)))
 
-    assert found.coverage > 0.8
-    assert found.error < 0.15
+    assert coverage > 0.8
+    assert error < 0.15
 
 
-def test_killed_jobs_among_the_finished_make_it_worse_but_not_useless() -> None:
+def test_killed_jobs_leave_a_model_better_than_the_prior() -> None:
     model = fit(joined(lives(80, 3, killed=0.4)))
     assert model is not None
 
-    found = calibration(model, joined(lives(60, 4)))
+    points = joined(lives(60, 4))
 
-    assert found.error < calibration(prior(10.0), joined(lives(60, 4))).error
+    assert accuracy(model, points)[1] < accuracy(prior(10.0), points)[1]
     assert np.isfinite(model.weights).all()
 
 
-def test_values_that_are_not_finite_are_passed_over() -> None:
+def test_values_that_are_not_finite_are_ignored() -> None:
     points = joined(lives(20, 1))
     points.progress[0], points.epochs[3] = np.nan, np.nan
 
@@ -237,7 +230,7 @@ def numbered(first: int, many: int) -> Points:
     return Points(np.zeros((many, FEATURES)), epochs, np.full(many, 0.5))
 
 
-def test_a_sample_that_is_not_full_holds_everything() -> None:
+def test_a_sample_below_its_capacity_holds_all_points() -> None:
     sample = Reservoir(10)
     sample.offer(numbered(0, 4), default_rng(0))
     sample.offer(numbered(4, 4), default_rng(0))
@@ -245,7 +238,7 @@ def test_a_sample_that_is_not_full_holds_everything() -> None:
     assert sample.points.epochs.tolist() == list(range(8))
 
 
-def test_every_point_is_as_likely_in_the_sample_as_any_other() -> None:
+def test_every_point_is_equally_likely_in_the_sample() -> None:
     rounds, capacity, offered = 3000, 5, 20
     seen = np.zeros(offered)
     for seed in range(rounds):
@@ -259,7 +252,7 @@ def test_every_point_is_as_likely_in_the_sample_as_any_other() -> None:
     assert (np.abs(seen - expected) < 5 * np.sqrt(expected)).all()
 
 
-def test_the_sample_is_the_same_for_the_same_seed() -> None:
+def test_the_sample_depends_only_on_the_seed() -> None:
     first, again = Reservoir(5), Reservoir(5)
     for sample in (first, again):
         sample.offer(numbered(0, 50), default_rng(4))

@@ -1,4 +1,4 @@
-"""What separates sizes, types of GPU and neighbours, against steps that are made of known parts."""
+"""Slow-downs by GPU types, neighbours, their usage, and shared cores."""
 
 from __future__ import annotations
 
@@ -6,12 +6,26 @@ import itertools
 import math
 from collections.abc import Hashable
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.random import default_rng
 
-from controlplane.prediction.slowdowns import MAX_COLOCATION_LOG, Observation, Parts, separate
+from controlplane.prediction.slowdowns import (
+    MAX_COLOCATION_LOG,
+    MAX_LOG_SLOWDOWN,
+    Form,
+    Observation,
+    Parts,
+    fit_usage_slowdowns,
+    predicted_slowdown,
+    prior_weights,
+    separate,
+    stretch,
+    stretch_alone,
+    usage_features,
+)
 from tests.support.sizes import examples
 
 SIZES = {1: math.log(0.1), 2: math.log(0.12), 4: math.log(0.2)}
@@ -47,7 +61,7 @@ def step_s(parts: Parts, size: int, gpu_type: str, colocation: str | None = None
 
 
 @pytest.mark.parametrize(("noise", "error"), [(0.0, 0.02), (0.05, 0.1)])
-def test_steps_come_apart_into_size_type_and_neighbour(noise: float, error: float) -> None:
+def test_steps_are_separated_into_size_type_and_neighbour(noise: float, error: float) -> None:
     parts = separate(everything(noise), {}, {})
 
     for gpu_type, cost in KINDS.items():
@@ -59,7 +73,7 @@ def test_steps_come_apart_into_size_type_and_neighbour(noise: float, error: floa
     assert parts.colocations["meek"] == pytest.approx(0.0, abs=error)
 
 
-def test_a_size_that_was_seen_on_a_slow_type_alone_is_told_for_the_fast_one() -> None:
+def test_a_size_measured_on_a_slow_type_is_predicted_for_the_fast_type() -> None:
     parts = separate(
         [seen(1, "fast", None, 0.0), seen(1, "slow", None, 0.7), seen(2, "slow", None, 0.9)], {}, {}
     )
@@ -67,7 +81,7 @@ def test_a_size_that_was_seen_on_a_slow_type_alone_is_told_for_the_fast_one() ->
     assert step_s(parts, 2, "fast") == pytest.approx(math.exp(0.2), rel=0.06)
 
 
-def test_a_size_that_was_never_seen_alone_is_told_without_its_neighbour() -> None:
+def test_a_size_measured_beside_a_neighbour_is_predicted_alone() -> None:
     parts = separate(
         [seen(1, "", None, 0.0), seen(1, "", "hungry", 0.4), seen(2, "", "hungry", 0.6)], {}, {}
     )
@@ -75,20 +89,16 @@ def test_a_size_that_was_never_seen_alone_is_told_without_its_neighbour() -> Non
     assert step_s(parts, 2, "") == pytest.approx(math.exp(0.2), rel=0.05)
 
 
-def test_a_neighbour_who_seems_to_help_costs_nothing() -> None:
-    parts = separate([seen(1, "", None, 0.0), seen(1, "", "helper", -0.5)], {}, {})
+@pytest.mark.parametrize(("log_step", "cost"), [(-0.5, 0.0), (50.0, MAX_COLOCATION_LOG)])
+def test_the_cost_of_a_neighbour_is_bounded(log_step: float, cost: float) -> None:
+    parts = separate([seen(1, "", None, 0.0), seen(1, "", "other", log_step)], {}, {})
 
-    assert parts.colocations == {"helper": 0.0}
-    assert parts.base == {1: pytest.approx(-0.25, abs=1e-3)}, "steps beside it count as alone"
-
-
-def test_no_neighbour_is_believed_to_cost_more_than_the_most() -> None:
-    parts = separate([seen(1, "", None, 0.0), seen(1, "", "awful", 50.0)], {}, {})
-
-    assert parts.colocations == {"awful": MAX_COLOCATION_LOG}
+    assert parts.colocations == {"other": cost}
+    if not cost:
+        assert parts.base == {1: pytest.approx(-0.25, abs=1e-3)}, "steps beside it count as alone"
 
 
-def test_several_neighbours_cost_what_each_of_them_costs_and_twins_twice_as_much() -> None:
+def test_costs_of_several_neighbours_add_up() -> None:
     alone, both = seen(1, "", None, 0.0, 1e6), ("hungry", "meek")
     twins = ("hungry", "hungry")
 
@@ -99,7 +109,7 @@ def test_several_neighbours_cost_what_each_of_them_costs_and_twins_twice_as_much
     assert parts.colocations == pytest.approx({"hungry": 0.4, "meek": 0.1}, abs=1e-3)
 
 
-def test_what_was_not_told_apart_is_as_it_was_believed() -> None:
+def test_effects_that_cannot_be_separated_equal_their_priors() -> None:
     one_type = separate([seen(1, "slow", None, 1.0)], {"slow": 0.7, "fast": 0.0}, {})
     always_beside = separate([seen(1, "", "hungry", 1.0)], {}, {"hungry": 0.4})
 
@@ -108,7 +118,7 @@ def test_what_was_not_told_apart_is_as_it_was_believed() -> None:
     assert always_beside.colocations == {"hungry": pytest.approx(0.4, abs=1e-3)}
 
 
-def test_a_belief_weighs_as_much_as_half_a_measurement() -> None:
+def test_a_prior_weighs_half_a_measurement() -> None:
     alone = seen(1, "", None, 0.0, 1e6)
 
     one = separate([alone, seen(1, "", "hungry", 0.6, 1.0)], {}, {"hungry": 0.0})
@@ -118,7 +128,7 @@ def test_a_belief_weighs_as_much_as_half_a_measurement() -> None:
     assert many.colocations["hungry"] == pytest.approx(0.6 * 10 / 10.5, abs=0.01)
 
 
-def test_who_saw_nothing_knows_nothing() -> None:
+def test_no_observations_have_no_parts() -> None:
     assert separate([], {"fast": 1.0}, {"hungry": 1.0}) == Parts({}, {}, {})
 
 
@@ -144,11 +154,12 @@ priors = st.floats(-20, 20)
     gpu_types=st.dictionaries(st.sampled_from(["fast", "slow"]), priors),
     colocations=st.dictionaries(st.sampled_from(["hungry", "meek"]), priors),
 )
-def test_whatever_is_told_every_part_is_finite_and_no_neighbour_helps(
+def test_every_part_is_finite_and_no_neighbour_helps(
     told: list[Observation], gpu_types: dict[str, float], colocations: dict[str, float]
 ) -> None:
     parts = separate(told, gpu_types, colocations)
 
+    assert parts == separate(list(told), gpu_types, colocations)
     assert all(map(math.isfinite, (*parts.base.values(), *parts.gpu_types.values())))
     assert all(0.0 <= cost <= MAX_COLOCATION_LOG for cost in parts.colocations.values())
     assert set(parts.base) == {one.size for one in told}
@@ -156,7 +167,68 @@ def test_whatever_is_told_every_part_is_finite_and_no_neighbour_helps(
     assert set(parts.colocations) == {other for one in told for other in one.beside}
 
 
-@settings(max_examples=examples(100))
-@given(told=observations)
-def test_the_same_observations_give_the_same_parts(told: list[Observation]) -> None:
-    assert separate(told, {}, {}) == separate(list(told), {}, {})
+TRUE: dict[Form, tuple[float, ...]] = {
+    "linear": (0.3, 0.05),
+    "quadratic": (0.1, 0.0, 0.05, 0.02, 0.04),
+}
+EACH_FORM = pytest.mark.parametrize("form", TRUE)
+
+
+@EACH_FORM
+def test_usage_weights_do_not_depend_on_the_base_of_sizes(form: Form) -> None:
+    rng = default_rng(1)
+    uses = [(rng.uniform(0, 12), rng.uniform(0, 3e9)) for _ in range(300)]
+    features = np.array([usage_features(form, *use) for use in uses])
+    sizes = [f"size {number % 7}" for number in range(300)]
+    bases = np.array([number % 7 - 3.0 for number in range(300)])
+
+    found = fit_usage_slowdowns(form, sizes, features, bases + features @ TRUE[form], ridge=1e-6)
+
+    assert found == pytest.approx(TRUE[form], abs=1e-6)
+
+
+@EACH_FORM
+def test_usage_weights_without_measurements_equal_the_prior(form: Form) -> None:
+    nothing = np.empty((0, len(TRUE[form])))
+    once = np.array([usage_features(form, 8.0, 1e9)])
+
+    for features, sizes in (
+        (nothing, []),
+        (once, ["a"]),
+    ):  # one measurement tells of its base alone
+        found = fit_usage_slowdowns(form, sizes, features, np.ones(len(sizes)), ridge=2.0)
+        assert found.tolist() == prior_weights(form).tolist()
+
+
+@EACH_FORM
+@settings(max_examples=examples(50), deadline=None)
+@given(
+    weights=st.lists(st.floats(-10, 10), min_size=5, max_size=5),
+    cores=st.floats(0, 1e4),
+    sent=st.floats(0, 1e12),
+)
+def test_a_predicted_slow_down_is_bounded(
+    form: Form, weights: list[float], cores: float, sent: float
+) -> None:
+    known = np.array(weights[: len(TRUE[form])])
+
+    assert 0.0 <= predicted_slowdown(form, known, cores, sent) <= MAX_LOG_SLOWDOWN
+    assert predicted_slowdown(form, known, 0.0, 0.0) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("busy", "cores", "times"), [(1, 2, 1.0), (2, 2, 1.0), (3, 2, 1.5), (8, 2, 4.0)]
+)
+def test_workers_beyond_the_cores_stretch_steps(busy: int, cores: int, times: float) -> None:
+    assert stretch(busy, cores) == times
+
+
+def test_workers_with_own_devices_share_nothing() -> None:
+    assert stretch(100, math.inf) == 1.0
+    assert stretch_alone(np.array([1, 8]), np.array([1, 2]), math.inf).tolist() == [1.0, 1.0]
+
+
+def test_a_job_over_several_nodes_shares_the_cores_of_each() -> None:
+    slots, nodes = np.array([1, 3, 4, 8, 7]), np.array([1, 1, 1, 2, 2])
+
+    assert stretch_alone(slots, nodes, 2).tolist() == [1.0, 1.5, 2.0, 2.0, 2.0]

@@ -1,4 +1,4 @@
-"""How long a step takes, as it was measured and where it was not."""
+"""Step times, measured and predicted, passes, and the value of a sample."""
 
 from __future__ import annotations
 
@@ -12,7 +12,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from controlplane.prediction.throughput import Sample, SpeedModel, _Fitted, fit
+from controlplane.prediction.throughput import (
+    PassLimits,
+    Sample,
+    SeenPasses,
+    SpeedModel,
+    _Fitted,
+    fit,
+    statistical_efficiency,
+)
+from elastic.sample_stream import passes as dealt
 from tests.support.sizes import examples
 
 ONE_NODE, TWO_NODES = 1, 2
@@ -49,8 +58,7 @@ NOISELESS = [
 # --- what was measured
 
 
-def test_a_fit_recovers_how_steps_without_noise_come_about() -> None:
-    """Priors shift some of it from one coefficient to the next, and leave little to correct."""
+def test_a_fit_recovers_the_coefficients_of_exact_steps() -> None:
     model = fit(NOISELESS, 32)
 
     assert model.known
@@ -63,7 +71,7 @@ def test_a_fit_recovers_how_steps_without_noise_come_about() -> None:
     assert list(model.correction.values()) == pytest.approx([1.0] * 7, abs=0.03)
 
 
-def test_a_fit_foretells_sizes_that_were_not_measured() -> None:
+def test_a_fit_predicts_unmeasured_sizes() -> None:
     model = fit(NOISELESS, 32)
 
     assert at(model, ONE_NODE, 1, 64) == pytest.approx(0.084, rel=0.02)
@@ -71,7 +79,7 @@ def test_a_fit_foretells_sizes_that_were_not_measured() -> None:
     assert at(model, TWO_NODES, 12, 8) == pytest.approx(0.028 + 0.09, rel=0.02)
 
 
-def test_overlap_of_computing_and_talking_is_found() -> None:
+def test_a_fit_recovers_the_overlap() -> None:
     wire = (0.06, 0.01)
     steps = [
         Sample(ONE_NODE, slots, batch, math.hypot(alone, wire[0] + wire[1] * (slots - 2)), OFTEN)
@@ -86,7 +94,7 @@ def test_overlap_of_computing_and_talking_is_found() -> None:
     assert model.near == pytest.approx(wire, rel=0.15)
 
 
-def test_the_model_is_exact_on_average_at_a_size_that_was_measured() -> None:
+def test_the_model_is_exact_at_measured_sizes() -> None:
     odd = [
         Sample(ONE_NODE, 1, 32, 0.1),
         Sample(ONE_NODE, 2, 32, 0.31),
@@ -101,20 +109,19 @@ def test_the_model_is_exact_on_average_at_a_size_that_was_measured() -> None:
     )
 
 
-def test_two_measurements_at_one_size_are_met_in_their_geometric_mean() -> None:
+def test_measurements_at_one_size_count_by_their_geometric_mean() -> None:
     model = fit([Sample(ONE_NODE, 1, 32, 0.1), Sample(ONE_NODE, 1, 32, 0.4)], 32)
 
     assert at(model, ONE_NODE, 1, 32) == pytest.approx(0.2)
 
 
-def test_one_measured_batch_leaves_the_belief_that_a_part_of_a_step_does_not_depend_on_it() -> None:
+def test_one_measured_batch_leaves_the_prior_share_that_does_not_depend_on_the_batch() -> None:
     model = fit([Sample(ONE_NODE, 1, 32, 0.1)], 32)
 
-    assert model.compute[0] == pytest.approx(0.03, rel=0.01)
-    assert model.compute[1] * 32 == pytest.approx(0.07, rel=0.01)
+    assert (model.compute[0], model.compute[1] * 32) == pytest.approx((0.03, 0.07), rel=0.01)
 
 
-def test_a_step_that_gets_shorter_with_the_batch_leaves_no_negative_coefficient() -> None:
+def test_steps_that_shorten_with_the_batch_have_no_negative_coefficient() -> None:
     model = fit([Sample(ONE_NODE, 1, 8, 0.2, 1e6), Sample(ONE_NODE, 1, 64, 0.1, 1e6)], 32)
 
     assert model.compute[1] == 0.0
@@ -124,7 +131,7 @@ def test_a_step_that_gets_shorter_with_the_batch_leaves_no_negative_coefficient(
 # --- what was not
 
 
-def test_a_size_beside_a_slow_one_is_believed_to_be_as_slow() -> None:
+def test_a_size_next_to_a_slow_one_is_as_slow() -> None:
     """What no form foretells at 4 slots holds at 3 and 5 as well."""
     several = [measured(ONE_NODE, slots, 32, COMPUTE, NEAR) for slots in (1, 2, 8)]
     slow = Sample(ONE_NODE, 4, 32, 10 * several[1].step_s, weight=OFTEN)
@@ -138,7 +145,7 @@ def test_a_size_beside_a_slow_one_is_believed_to_be_as_slow() -> None:
         assert at(model, ONE_NODE, slots, 32) == pytest.approx(off * plain)
 
 
-def test_a_size_beside_a_fast_one_is_believed_to_be_as_the_form_says() -> None:
+def test_a_size_next_to_a_fast_one_follows_the_form() -> None:
     fast = Sample(ONE_NODE, 2, 32, 0.5 * NOISELESS[1].step_s, weight=OFTEN)
     model = fit([NOISELESS[1], fast, *(s for s in NOISELESS if s.slots == 4)], 32)
 
@@ -148,7 +155,7 @@ def test_a_size_beside_a_fast_one_is_believed_to_be_as_the_form_says() -> None:
 
 
 @pytest.mark.parametrize("slots", [1, 2, 3, 4, 16])
-def test_without_measurements_the_speed_up_is_that_of_the_prior(slots: int) -> None:
+def test_the_speed_up_without_measurements_is_the_prior(slots: int) -> None:
     model = fit([], 32)
 
     assert not model.known
@@ -157,7 +164,7 @@ def test_without_measurements_the_speed_up_is_that_of_the_prior(slots: int) -> N
     assert speed_up == pytest.approx(min(slots, 2) ** 0.9 * max(slots / 2, 1.0) ** 0.5)
 
 
-def test_steps_on_several_slots_alone_leave_one_slot_a_little_faster() -> None:
+def test_measurements_on_several_slots_predict_one_slot_slightly_faster() -> None:
     """As fast as without talking, which is believed to take about a tenth."""
     model = fit([Sample(ONE_NODE, 4, 32, 0.1)], 32)
 
@@ -165,7 +172,7 @@ def test_steps_on_several_slots_alone_leave_one_slot_a_little_faster() -> None:
     assert at(model, ONE_NODE, 1, 32) < at(model, ONE_NODE, 2, 32) < 0.1
 
 
-def test_talk_across_nodes_is_dearer_until_it_was_measured() -> None:
+def test_unmeasured_communication_across_nodes_is_slower() -> None:
     """Three slots: 0.052 s of computing and 0.012 s of talk, believed to be about twice that."""
     model = fit([s for s in NOISELESS if s.nodes == 1], 32)
 
@@ -173,14 +180,14 @@ def test_talk_across_nodes_is_dearer_until_it_was_measured() -> None:
     assert 0.052 + 1.5 * 0.012 < at(model, TWO_NODES, 3, 32) < 0.052 + 3 * 0.012
 
 
-def test_steps_across_nodes_alone_leave_one_node_the_faster_place() -> None:
+def test_measurements_across_nodes_predict_one_node_faster() -> None:
     model = fit([Sample(TWO_NODES, 2, 32.0, 0.1)], 32)
 
     assert at(model, TWO_NODES, 2, 32.0) == pytest.approx(0.1)
     assert 0.08 < at(model, ONE_NODE, 2, 32.0) < 0.099
 
 
-def test_beliefs_give_way_to_a_few_measurements() -> None:
+def test_a_few_measurements_outweigh_the_priors() -> None:
     """Talk takes ten times as long as computing; believed is a tenth of a step."""
     slow = [Sample(ONE_NODE, slots, 32, 0.01 + 0.05 * (slots + 1), OFTEN) for slots in (2, 4)]
     model = fit([Sample(ONE_NODE, 1, 32, 0.01, OFTEN), *slow], 32)
@@ -190,7 +197,7 @@ def test_beliefs_give_way_to_a_few_measurements() -> None:
 
 
 @pytest.mark.parametrize("many", [0, 3, 5, len(NOISELESS)])
-def test_a_fit_that_begins_with_a_former_model_comes_to_the_same(many: int) -> None:
+def test_a_fit_from_a_former_model_has_the_same_result(many: int) -> None:
     again, cold = fit(NOISELESS, 32, fit(NOISELESS[:many], 32)), fit(NOISELESS, 32)
 
     assert again.step_s(NODES, SLOTS, BATCHES) == pytest.approx(
@@ -202,21 +209,15 @@ def test_a_fit_that_begins_with_a_former_model_comes_to_the_same(many: int) -> N
 
 
 any_sample = st.builds(
-    Sample,
-    nodes=st.integers(1, 4),
-    slots=st.integers(1, 16),
-    local_batch=st.integers(1, 100_000).map(float),
-    step_s=st.floats(1e-5, 1e4),
+    Sample, nodes=st.integers(1, 4), slots=st.integers(1, 16),
+    local_batch=st.integers(1, 100_000).map(float), step_s=st.floats(1e-5, 1e4),
     weight=st.floats(1.0, 10.0),
-)
+)  # fmt: skip
 wild_sample = st.builds(
-    Sample,
-    nodes=st.integers(1, 1000),
-    slots=st.integers(1, 100_000),
-    local_batch=st.floats(1e-6, 1e15),
-    step_s=st.one_of(st.floats(), st.floats(1e-13, 1e13)),
+    Sample, nodes=st.integers(1, 1000), slots=st.integers(1, 100_000),
+    local_batch=st.floats(1e-6, 1e15), step_s=st.one_of(st.floats(), st.floats(1e-13, 1e13)),
     weight=st.one_of(st.floats(), st.floats(0.0, 1e9)),
-)
+)  # fmt: skip
 SIZES = [
     (nodes, slots, batch)
     for nodes, slots, batch in itertools.product((1, 2, 4), (1, 2, 3, 8, 64), (1.0, 7.0, 4096.0))
@@ -231,7 +232,7 @@ NODES, SLOTS, BATCHES = map(np.array, zip(*SIZES, strict=True))
     former=st.lists(any_sample, max_size=4),
     first=st.integers(0, 4096),
 )
-def test_a_step_takes_a_positive_and_finite_time(
+def test_steps_are_positive_and_finite_and_no_coefficient_is_negative(
     samples: list[Sample], former: list[Sample], first: int
 ) -> None:
     for model in (fit(samples, first), fit(samples, first, fit(former, first))):
@@ -240,13 +241,13 @@ def test_a_step_takes_a_positive_and_finite_time(
         assert step_s.shape == NODES.shape
         assert np.isfinite(step_s).all()
         assert (step_s > 0).all()
+        for pair in (model.compute, model.near, model.far):
+            assert pair is None or min(pair) >= 0.0
 
 
 @settings(max_examples=examples(150), deadline=None)
 @given(samples=st.lists(any_sample, min_size=1, max_size=8), former=st.lists(any_sample))
-def test_a_size_that_was_measured_once_takes_as_long_as_it_was_measured(
-    samples: list[Sample], former: list[Sample]
-) -> None:
+def test_a_size_measured_once_is_exact(samples: list[Sample], former: list[Sample]) -> None:
     model = fit(samples, 32, fit(former, 32))
     often = Counter((s.nodes, s.slots) for s in samples)
     once = [s for s in samples if often[s.nodes, s.slots] == 1]
@@ -255,18 +256,9 @@ def test_a_size_that_was_measured_once_takes_as_long_as_it_was_measured(
     assert found == pytest.approx([s.step_s for s in once], rel=1e-6)
 
 
-@settings(max_examples=examples(100), deadline=None)
-@given(samples=st.lists(any_sample, max_size=8), first=st.integers(1, 4096))
-def test_no_coefficient_is_negative(samples: list[Sample], first: int) -> None:
-    model = fit(samples, first)
-
-    for pair in (model.compute, model.near, model.far):
-        assert pair is None or min(pair) >= 0.0
-
-
 @settings(max_examples=examples(150), deadline=None)
 @given(samples=st.lists(any_sample, max_size=8), nodes=st.integers(1, 2))
-def test_several_nodes_are_never_faster_than_one_but_for_what_was_measured(
+def test_several_nodes_are_never_predicted_faster_than_one(
     samples: list[Sample], nodes: int
 ) -> None:
     """Steps of several slots were measured either within nodes only, or only across them."""
@@ -286,9 +278,7 @@ def test_several_nodes_are_never_faster_than_one_but_for_what_was_measured(
     samples=st.lists(any_sample, min_size=1, max_size=6),
     moved=st.lists(st.floats(-1.0, 1.0), min_size=7, max_size=7),
 )
-def test_the_slopes_of_a_fit_are_those_of_its_residuals(
-    samples: list[Sample], moved: list[float]
-) -> None:
+def test_the_jacobian_equals_finite_differences(samples: list[Sample], moved: list[float]) -> None:
     fitted = _Fitted(samples)
     x = fitted.prior_mean + np.array(moved)
     small = 1e-5
@@ -299,3 +289,61 @@ def test_the_slopes_of_a_fit_are_those_of_its_residuals(
     ]
 
     assert fitted.jacobian(x) == pytest.approx(np.array(numeric).T, abs=1e-4)
+
+
+MODEL = SpeedModel(compute=(0.1, 0.01), near=(0.2, 0.0), known=True)
+
+
+def step_s(model: SpeedModel, slots: int, local: float) -> float:
+    return float(model.step_s(np.array([1]), np.array([slots]), np.array([local]))[0])
+
+
+def test_a_step_is_the_sum_of_its_passes_with_one_reduction() -> None:
+    model = SpeedModel(
+        compute=MODEL.compute, near=MODEL.near, known=True, limits=PassLimits(several=10)
+    )
+
+    # three passes of 9, 8 and 8 samples, told as 9 each: 0.19 s of computing, and 0.2 s of talk
+    assert step_s(model, 2, 25) == pytest.approx(2 * 0.19 + (0.19 + 0.2))
+    assert step_s(model, 2, 10) == step_s(MODEL, 2, 10)
+    assert step_s(model, 1, 25) == step_s(MODEL, 1, 25), "alone one was always enough"
+
+
+def test_one_pass_is_assumed_until_several_were_measured() -> None:
+    seen = SeenPasses()
+    seen.add(2, 16, 1)
+    before = seen.limits
+    seen.add(2, 24, 2)
+    seen.add(1, 64, 1)
+
+    assert before == PassLimits()
+    assert seen.limits == PassLimits(alone=math.inf, several=24.0)
+
+
+@given(bound=st.integers(1, 500), shares=st.lists(st.integers(1, 4000), min_size=1, max_size=8))
+def test_shares_take_as_many_passes_as_in_the_training_library(
+    bound: int, shares: list[int]
+) -> None:
+    seen = SeenPasses()
+    for share in [*shares, 2 * bound]:
+        parts = dealt(share, bound)
+        seen.add(2, parts[0], len(parts))
+
+    found = seen.limits.passes(np.full(len(shares), 2), np.array(shares, dtype=np.float64))
+
+    assert found.tolist() == [len(dealt(share, bound)) for share in shares]
+
+
+def test_a_sample_has_less_value_in_a_larger_batch() -> None:
+    batches = np.array([32.0, 64.0, 160.0, 672.0])
+
+    worth = statistical_efficiency(batches, 32.0, 96.0)
+
+    assert worth.tolist() == [1.0, 128 / 160, 0.5, 128 / 768]
+
+
+def test_the_efficiency_of_a_batch_depends_on_the_noise() -> None:
+    twice = np.array([64.0])
+
+    assert statistical_efficiency(twice, 32.0, 0.0).tolist() == [0.5]
+    assert statistical_efficiency(twice, 32.0, 1e12) == pytest.approx([1.0])

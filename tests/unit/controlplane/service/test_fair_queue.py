@@ -1,4 +1,4 @@
-"""One user's requests wait behind his own: nobody else's do."""
+"""Requests of a user wait in the queue of that user; refusals are short."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from controlplane.service.api import fair_queue
 from controlplane.service.api.fair_queue import (
     BURST_S,
     LOOP_PERCENT,
+    MAX_TEXT_CHARACTERS,
     POLLS,
     QUEUED,
     QUEUED_BYTES,
@@ -16,8 +17,11 @@ from controlplane.service.api.fair_queue import (
     TOKEN_BYTES,
     UNDER_WAY,
     FairQueue,
+    failure_reply,
 )
-from schemas.errors import UnavailableError
+from schemas.codec import encode
+from schemas.errors import BadFieldError, UnavailableError, UnknownJobError
+from schemas.wire.client import Failed
 from tests.support.loop_clock import Clock
 
 PER_S = 10.0
@@ -28,11 +32,17 @@ class Shares(FairQueue[str]):
     def __init__(self) -> None:
         self.clock, self.begun = Clock(), list[str]()
         super().__init__(
-            self.begun.append,
-            lambda: PER_S,
-            clock=lambda: self.clock.now,
-            later=self.clock.later,
+            self.begun.append, lambda: PER_S, clock=lambda: self.clock.now, later=self.clock.later
         )
+
+    def answer_at_once(self, busy_s: float = 0.0) -> None:
+        """Let each request end as soon as it starts."""
+
+        def start(user: str) -> None:
+            self.begun.append(user)
+            self.ended(user, busy_s=busy_s)
+
+        self._start = start
 
     def flood(self, user: str, requests: int, size: int = 1) -> int:
         """So many at once; how many were taken."""
@@ -50,7 +60,7 @@ class Shares(FairQueue[str]):
             self.ended(user, reply_bytes)
 
 
-def test_a_request_of_another_user_is_the_next_that_begins() -> None:
+def test_a_request_of_another_user_starts_next() -> None:
     shares = Shares()
     shares.flood("bob", 1000)
     shares.clock.turn()
@@ -61,7 +71,7 @@ def test_a_request_of_another_user_is_the_next_that_begins() -> None:
     assert shares.begun == ["bob", "bob", "ann"]
 
 
-def test_so_many_of_one_user_are_under_way_and_others_begin() -> None:
+def test_requests_of_a_user_under_way_are_bounded() -> None:
     shares = Shares()
     shares.flood("bob", UNDER_WAY + 20)
     shares.clock.run(60.0)
@@ -75,10 +85,9 @@ def test_so_many_of_one_user_are_under_way_and_others_begin() -> None:
     assert shares.begun[UNDER_WAY:] == ["ann"] + ["bob"] * 5
 
 
-def test_a_flood_goes_at_its_rate_and_another_user_at_once() -> None:
+def test_a_flood_is_limited_to_its_rate_without_delaying_another_user() -> None:
     shares = Shares()
-    begins = shares._start
-    shares._start = lambda user: (begins(user), shares.ended(user))[0]  # type: ignore[func-returns-value]
+    shares.answer_at_once()
     shares.flood("bob", 1000)
 
     shares.clock.run()
@@ -105,10 +114,9 @@ def test_large_replies_cost_as_much_as_many_requests() -> None:
     assert shares.begun == ["bob", "bob"]
 
 
-def test_answers_that_take_long_take_so_much_of_the_loop_and_no_more() -> None:
+def test_slow_replies_use_a_bounded_share_of_the_loop() -> None:
     shares = Shares()
-    begins = shares._start
-    shares._start = lambda user: (begins(user), shares.ended(user, busy_s=1.0))[0]  # type: ignore[func-returns-value]
+    shares.answer_at_once(busy_s=1.0)
     shares.flood("bob", 100)
 
     shares.clock.run()
@@ -119,10 +127,9 @@ def test_answers_that_take_long_take_so_much_of_the_loop_and_no_more() -> None:
     assert abs(len(shares.begun) - at_once - 40.0 * LOOP_PERCENT / 100) <= 2
 
 
-def test_what_is_sent_costs_by_its_size() -> None:
+def test_large_requests_cost_more_tokens() -> None:
     shares = Shares()
-    begins = shares._start
-    shares._start = lambda user: (begins(user), shares.ended(user))[0]  # type: ignore[func-returns-value]
+    shares.answer_at_once()
 
     shares.flood("bob", 60, SENT_TOKEN_BYTES)
     shares.clock.run()
@@ -131,7 +138,7 @@ def test_what_is_sent_costs_by_its_size() -> None:
 
 
 @pytest.mark.parametrize("size", [1, QUEUED_BYTES // 10])
-def test_what_waits_is_bounded_and_the_refusal_says_so(size: int) -> None:
+def test_queued_requests_of_a_user_are_bounded(size: int) -> None:
     shares = Shares()
 
     taken = shares.flood("bob", QUEUED + 50, size)
@@ -142,10 +149,9 @@ def test_what_waits_is_bounded_and_the_refusal_says_so(size: int) -> None:
     shares.put("ann", "ann", size)
 
 
-def test_who_goes_on_although_most_is_refused_floods_until_nothing_waits() -> None:
+def test_a_user_floods_from_many_refusals_until_the_queue_is_empty() -> None:
     shares = Shares()
-    begins = shares._start
-    shares._start = lambda user: (begins(user), shares.ended(user))[0]  # type: ignore[func-returns-value]
+    shares.answer_at_once()
     shares.flood("bob", QUEUED + REFUSED)
     assert not shares.floods("bob")
 
@@ -161,7 +167,7 @@ def test_who_goes_on_although_most_is_refused_floods_until_nothing_waits() -> No
     assert not shares.floods("bob")
 
 
-def test_who_waits_keeps_no_request_from_beginning() -> None:
+def test_waiting_requests_do_not_count_as_under_way() -> None:
     shares = Shares()
     waiting = []
     for _ in range(UNDER_WAY + 10):
@@ -184,7 +190,7 @@ def test_who_waits_keeps_no_request_from_beginning() -> None:
     assert "bob" not in shares._users
 
 
-def test_those_of_one_user_who_wait_are_bounded_and_others_wait(
+def test_waiting_requests_of_a_user_are_bounded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(fair_queue, "POLLS", 2)
@@ -198,3 +204,17 @@ def test_those_of_one_user_who_wait_are_bounded_and_others_wait(
     with shares.waits("bob", 30.0):
         pass
     assert POLLS > 2
+
+
+def test_a_refusal_names_problem_and_field() -> None:
+    error = BadFieldError("slots: 3 is outside", "choose 1 to 2", "slots")
+
+    assert failure_reply(error) == Failed(
+        code="bad_field", message="slots: 3 is outside", hint="choose 1 to 2", field="slots"
+    )
+
+
+def test_a_refusal_of_long_text_is_short() -> None:
+    error = UnknownJobError("\0" * (4 << 20))
+
+    assert len(encode(failure_reply(error))) < 2 * MAX_TEXT_CHARACTERS

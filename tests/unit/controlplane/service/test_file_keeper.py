@@ -16,7 +16,7 @@ from controlplane.service.file_keeper import GRACE_S, FileKeeper
 from controlplane.service.log_store import LogStore
 from controlplane.service.settings import Store
 from controlplane.service.uploads import SnapshotStore, excess_archives
-from schemas.host.files import AgedFile, outdated
+from schemas.host.files import AgedFile, expired_files
 from schemas.ids import JobId, Seconds
 from tests.support.builders import S0, cancelled
 from tests.support.controller import Controller, cluster_of, starting
@@ -39,10 +39,10 @@ FILES = st.lists(
 
 
 @given(files=FILES, keep_s=st.floats(0, 100), keep_bytes=st.integers(0, 300))
-def test_what_stays_is_young_enough_and_fits_and_nothing_more_went_than_had_to(
+def test_outdated_files_are_the_fewest_that_satisfy_the_bounds(
     files: list[AgedFile], keep_s: float, keep_bytes: int
 ) -> None:
-    gone = outdated(files, keep_s, keep_bytes, 100.0)
+    gone = expired_files(files, keep_s, keep_bytes, 100.0)
 
     left = [file for file in files if file not in gone]
     assert sum(file.size for file in left) <= keep_bytes
@@ -59,7 +59,7 @@ SENDERS = st.dictionaries(
 
 
 @given(files=FILES, most=st.integers(0, 300), senders=SENDERS)
-def test_who_has_less_than_his_share_of_all_archives_loses_none(
+def test_a_user_within_a_fair_share_loses_no_archive(
     files: list[AgedFile], most: int, senders: dict[str, set[str]]
 ) -> None:
     gone = excess_archives(files, most, senders)
@@ -123,7 +123,7 @@ def controller() -> Controller:
     return made
 
 
-async def test_output_goes_when_its_job_ended_long_ago(
+async def test_output_is_deleted_long_after_the_end_of_its_job(
     controller: Controller, tmp_path: Path
 ) -> None:
     folders = Folders(tmp_path, controller)
@@ -138,7 +138,7 @@ async def test_output_goes_when_its_job_ended_long_ago(
     assert folders.logs.append(JobId("b-2"), "log", WHO, 0, b"late") == 4
 
 
-async def test_output_of_ended_jobs_goes_sooner_where_there_is_much_of_it(
+async def test_output_of_ended_jobs_is_deleted_earlier_beyond_its_bound(
     controller: Controller, tmp_path: Path
 ) -> None:
     folders = Folders(tmp_path, controller, keep_logs_bytes=250)
@@ -151,7 +151,7 @@ async def test_output_of_ended_jobs_goes_sooner_where_there_is_much_of_it(
     assert folders.left == {"a-1.log", "gone-5.log", "gone-6.log"}
 
 
-async def test_archives_and_parts_go_that_no_job_needs_and_nobody_asked_for(
+async def test_unneeded_archives_and_abandoned_uploads_are_deleted(
     controller: Controller, tmp_path: Path
 ) -> None:
     folders = Folders(tmp_path, controller)
@@ -159,18 +159,19 @@ async def test_archives_and_parts_go_that_no_job_needs_and_nobody_asked_for(
     old = await folders.archive(b"old", days_ago=9.0)
     asked = await folders.archive(b"asked for", days_ago=9.0)
     young = await folders.archive(b"young", days_ago=0.5)
-    folders.touched(f"{old}.0123456789abcdef.part", days_ago=2.0)
+    folders.touched(f"{old}.0123456789abcdef.part", days_ago=1.1 / 24)
+    folders.touched("under-way.part", days_ago=0.9 / 24)
     job = controller.state.jobs[JobId("a-1")]
     controller.state.jobs[job.job] = msgspec.structs.replace(job, snapshot=used)
     assert folders.archives.has(asked)
 
     await folders.keeper.tidy(NOW)
 
-    assert folders.left == {used, asked, young}
+    assert folders.left == {used, asked, young, "under-way.part"}
     assert S0 in controller.state.slot_index.owners(), "the job that uses it goes on"
 
 
-async def test_an_archive_that_was_just_sent_stays_however_little_is_kept(
+async def test_a_recent_archive_is_kept_beyond_the_bound(
     controller: Controller, tmp_path: Path
 ) -> None:
     folders = Folders(tmp_path, controller, keep_archives_s=0.0, keep_archives_bytes=0)
@@ -182,7 +183,7 @@ async def test_an_archive_that_was_just_sent_stays_however_little_is_kept(
     assert folders.left == {young}
 
 
-async def test_one_who_keeps_much_pushes_out_his_own_archives_and_nobody_elses(
+async def test_the_user_with_the_most_archives_loses_the_oldest(
     controller: Controller, tmp_path: Path
 ) -> None:
     folders = Folders(tmp_path, controller, keep_archives_bytes=500)
@@ -195,15 +196,3 @@ async def test_one_who_keeps_much_pushes_out_his_own_archives_and_nobody_elses(
     await folders.keeper.tidy(NOW)
 
     assert folders.left == {*anns, *bobs[-3:]}
-
-
-async def test_uploads_that_were_never_ended_go_an_hour_behind_their_last_piece(
-    tmp_path: Path, controller: Controller
-) -> None:
-    folders = Folders(tmp_path, controller)
-    folders.touched("a.part", 0.9 / 24)
-    folders.touched("b.part", 1.1 / 24)
-
-    await folders.keeper.tidy(NOW)
-
-    assert folders.left == {"a.part"}

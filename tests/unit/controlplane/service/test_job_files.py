@@ -9,13 +9,9 @@ import pytest
 
 from controlplane.service import job_files
 from controlplane.service.job_files import JobFiles
-from schemas.errors import (
-    BadFieldError,
-    UnavailableError,
-    UnknownNodeError,
-)
+from schemas.errors import BadFieldError, UnavailableError, UnknownNodeError
 from schemas.ids import NodeId
-from schemas.transport import Identity
+from schemas.transport.keys import Identity
 from schemas.wire.files import (
     AskFiles,
     AskPiece,
@@ -59,7 +55,7 @@ class Desk:
         return self.asked[-1][1].request
 
 
-async def test_a_list_comes_from_the_node_that_was_named() -> None:
+async def test_a_list_is_requested_from_the_named_node() -> None:
     desk = Desk()
     reply = await desk.begin(ListFiles(job=A, node=N1))
     answer = FileList(request=desk.name, files=(FILE,))
@@ -71,7 +67,7 @@ async def test_a_list_comes_from_the_node_that_was_named() -> None:
     assert desk.asked == [(N1, AskFiles(request=desk.name, job=A))]
 
 
-async def test_a_piece_is_asked_for_as_the_client_wants_it() -> None:
+async def test_a_piece_is_requested_as_the_client_asked() -> None:
     desk = Desk()
     reply = await desk.begin(ReadFile(job=A, node=N2, area="checkpoints", path="e.pt", offset=7))
     answer = FilePiece(request=desk.name, offset=7, data=b"x", size=8, stamp="s", digest="d")
@@ -85,14 +81,14 @@ async def test_a_piece_is_asked_for_as_the_client_wants_it() -> None:
     ]
 
 
-async def test_a_node_that_is_not_known_is_named() -> None:
+async def test_an_unknown_node_is_named() -> None:
     desk = Desk()
 
     with pytest.raises(UnknownNodeError, match="n9"):
         await desk.files.reply(ListFiles(job=A, node=NodeId("n9")), OWNER)
 
 
-async def test_what_the_node_refuses_is_the_clients_error() -> None:
+async def test_the_refusal_of_a_node_is_raised_to_the_client() -> None:
     desk = Desk()
     reply = await desk.begin(ReadFile(job=A, node=N1, area="work", path="..", offset=0))
 
@@ -104,7 +100,7 @@ async def test_what_the_node_refuses_is_the_clients_error() -> None:
         await reply
 
 
-async def test_a_node_that_is_away_or_silent_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_disconnected_or_silent_node_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UnavailableError, match="node n1 is not connected"):
         await Desk(there=False).files.reply(ListFiles(job=A, node=N1), OWNER)
 
@@ -113,7 +109,7 @@ async def test_a_node_that_is_away_or_silent_is_named(monkeypatch: pytest.Monkey
         await Desk().files.reply(ListFiles(job=A, node=N1), OWNER)
 
 
-async def test_one_user_cannot_keep_all_nodes_busy() -> None:
+async def test_file_requests_of_a_user_are_bounded() -> None:
     desk = Desk()
     replies = [await desk.begin(ListFiles(job=A, node=N1)) for _ in range(job_files.MAX_UNDER_WAY)]
 

@@ -1,10 +1,151 @@
+"""Requests for plans, events for the policy, telemetry, and the expected start of waiting jobs."""
+
 from __future__ import annotations
 
 import asyncio
 from types import SimpleNamespace
 from typing import Any, cast
 
-from controlplane.service.planner.plan_coordinator import COOLDOWN_RATIO, PlanCoordinator
+import msgspec
+import pytest
+import structlog
+import structlog.testing
+
+from controlplane.core.history import Record
+from controlplane.policy.api import JobEnded, PolicyEvent, Reason, StartForecast, StepsSeen
+from controlplane.service.api.replies import job_summary
+from controlplane.service.planner.plan_coordinator import (
+    COOLDOWN_RATIO,
+    PlanCoordinator,
+    PolicyObserver,
+    with_start_forecast,
+)
+from controlplane.service.worker_telemetry import TelemetryTable
+from schemas.epochs import StepTimes
+from schemas.ids import JobId, Rank, Seconds, Version
+from schemas.wire.agent import StepsReported
+from tests.support import builders
+from tests.support.builders import N1, A
+from tests.support.controller import Controller, running
+
+
+class Service:
+    """A job that trains, its telemetry, and all that the policy hears."""
+
+    def __init__(self) -> None:
+        self.controller: Controller = running()
+        self.telemetry = TelemetryTable()
+        self.heard: list[type[PolicyEvent]] = []
+        commit_loop = SimpleNamespace(
+            committed=self.controller.reactor, now=lambda: Seconds(self.controller.now)
+        )
+        planner = SimpleNamespace(observe=lambda event, _: self.heard.append(type(event)))
+        self.observer = PolicyObserver(
+            cast("Any", commit_loop), cast("Any", planner), self.telemetry
+        )
+
+    def end(self) -> list[Record]:
+        """The job ends; what that teaches has not been delivered."""
+        self.controller.take(builders.cancelled(A))
+        ended = self.controller.reactor.records
+        self.controller.tell(N1, builders.exited(A, code=0))
+        return ended + self.controller.reactor.records
+
+
+def steps(step: int, *, job: JobId = A, group: int = 1) -> StepsReported:
+    return StepsReported(
+        job=job, version=Version(1), rank=Rank(0), group=Version(group), epoch=1, step=step,
+        samples_done=step * 64, samples_per_s=100.0, train_loss=0.5, global_batch=64, lr=0.1,
+        noise_scale=None,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def service() -> Service:
+    return Service()
+
+
+def test_a_running_job_without_steps_for_a_minute_gets_a_note(service: Service) -> None:
+    controller = service.controller
+
+    def told(step: int, after_s: float) -> str:
+        controller.now += after_s
+        service.observer.steps_reported(steps(step))
+        now = Seconds(controller.now)
+        return job_summary(controller.job(A), None, service.telemetry, now).reason
+
+    moves = told(5, 0.0)
+    said = [told(5, 59.0), told(5, 121.0), told(6, 1.0)]
+
+    stands = (
+        "no step for 3 min: its script evaluates, waits or hangs, and changes of its slots wait "
+        "for its next step; "
+    )
+    assert said == [moves, stands + moves, moves]
+
+
+def test_a_resumed_job_is_not_reported_as_stuck(service: Service) -> None:
+    controller = service.controller
+    service.observer.steps_reported(steps(5))
+    controller.now += 3600.0
+    controller.job(A).accounting.since = Seconds(controller.now)
+
+    summary = job_summary(controller.job(A), None, service.telemetry, Seconds(controller.now))
+
+    assert not summary.reason.startswith("no step")
+
+
+def test_the_latest_report_of_a_running_job_is_shown(service: Service) -> None:
+    for report in (steps(5), steps(6), steps(9, group=0)):
+        service.observer.steps_reported(report)
+
+    assert service.telemetry.of(A) == steps(6)
+    assert service.heard == [StepsSeen, StepsSeen]
+
+
+def test_late_telemetry_of_an_ended_job_is_dropped(service: Service) -> None:
+    service.observer.steps_reported(steps(5))
+    ended = service.end()
+    service.observer.steps_reported(steps(6))
+    for record in ended:
+        service.observer.recorded(record)
+    service.observer.steps_reported(steps(7))
+
+    assert service.telemetry.of(A) is None
+    assert service.heard == [StepsSeen, JobEnded]
+
+
+@pytest.mark.parametrize(
+    ("nonsense", "problem"),
+    [
+        (
+            {"cpu_cores": -2.0, "sent_bytes_per_s": 1e300},
+            "cpu_cores -2 is not 0 to 65536; sent_bytes_per_s 1e+300 is not 0 to 1e+13",
+        ),
+        (
+            {"step_times": StepTimes(1.0, 2.0, 64, 1), "cpu_cores": -2.0},
+            "cpu_cores -2 is not 0 to 65536; sync_s 2 is not 0 to pass_s 1",
+        ),
+    ],
+)
+def test_implausible_telemetry_is_dropped_with_one_warning_for_each_job(
+    service: Service, nonsense: dict[str, Any], problem: str
+) -> None:
+    report = msgspec.structs.replace(steps(5), **nonsense)
+    with structlog.testing.capture_logs() as lines:
+        service.observer.steps_reported(report)
+        service.observer.steps_reported(report)
+
+    event = {"log_level": "warning", "event": "implausible telemetry dropped"}
+    assert lines == [{**event, "job": A, "rank": 0, "reason": problem}]
+    assert service.heard == [StepsSeen, StepsSeen]
+
+
+def test_telemetry_of_an_unknown_job_is_dropped(service: Service) -> None:
+    service.observer.steps_reported(steps(5, job=JobId("z-9")))
+
+    assert service.telemetry.of(JobId("z-9")) is None
+    assert service.heard == []
 
 
 class Planner:
@@ -33,7 +174,7 @@ def coordinator_of(planner: Planner) -> PlanCoordinator:
     return coordinator
 
 
-async def test_all_that_happens_at_a_moment_is_one_question() -> None:
+async def test_events_of_a_moment_cause_a_single_request() -> None:
     planner = Planner(0.001)
     coordinator = coordinator_of(planner)
 
@@ -44,7 +185,7 @@ async def test_all_that_happens_at_a_moment_is_one_question() -> None:
     assert len(planner.asked) == 1
 
 
-async def test_a_planner_that_holds_up_the_loop_is_asked_when_others_had_their_turn() -> None:
+async def test_a_slow_planner_is_asked_again_after_a_pause() -> None:
     planner = Planner(0.02)
     coordinator = coordinator_of(planner)
 
@@ -53,3 +194,30 @@ async def test_a_planner_that_holds_up_the_loop_is_asked_when_others_had_their_t
         await planner.next()
 
     assert planner.asked[1] - planner.asked[0] >= COOLDOWN_RATIO * 0.02
+
+
+WAITS = Reason("waits", "waits for 1 slot", {"needs": 1.0})
+SAID = StartForecast(at=Seconds(400.0), earliest=Seconds(220.0), latest=Seconds(100.0 + 7200.0))
+
+
+@pytest.mark.parametrize(
+    ("now", "words"),
+    [
+        (100.0, "expected to start in 5.0 min (80%: 2.0 min to 2.0 h)"),
+        (390.0, "expected to start in 10 s (80%: 0 s to 1.9 h)"),
+        (8000.0, "expected to start at any moment"),
+    ],
+)
+def test_a_reason_includes_the_expected_start(now: float, words: str) -> None:
+    found = with_start_forecast(WAITS, SAID, Seconds(now))
+
+    assert found == Reason(
+        "waits",
+        f"waits for 1 slot; {words}",
+        {
+            "needs": 1.0,
+            "start_s": max(0.0, 400.0 - now),
+            "start_earliest_s": max(0.0, 220.0 - now),
+            "start_latest_s": max(0.0, 7300.0 - now),
+        },
+    )

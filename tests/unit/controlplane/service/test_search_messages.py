@@ -18,12 +18,12 @@ from controlplane.service.planner.search_messages import (
     BatchesChosen,
     Converged,
     EventObserved,
+    FindPlan,
     FrameDecoder,
     FromSearch,
     FullView,
     PlanFound,
     Ready,
-    RequestPlan,
     StartSearch,
     ToSearch,
     ViewDelta,
@@ -47,7 +47,7 @@ TO: tuple[ToSearch, ...] = (
     FullView(view=VIEW),
     ViewDelta(version=4, slots={S0: slot_view(S0)}, jobs={A: job_view(A)}, removed=[B]),
     EventObserved(event=SEEN, at=Seconds(2.0)),
-    RequestPlan(number=1, now=Seconds(2.5)),
+    FindPlan(number=1, now=Seconds(2.5)),
 )
 FROM: tuple[FromSearch, ...] = (
     Ready(),
@@ -76,7 +76,7 @@ def successors(draw: st.DrawFn) -> tuple[ClusterView, ClusterView]:
 
 @settings(max_examples=examples(60), deadline=None)
 @given(pair=successors())
-def test_a_view_and_what_changed_make_the_next_view(pair: tuple[ClusterView, ClusterView]) -> None:
+def test_a_view_and_its_delta_make_the_next_view(pair: tuple[ClusterView, ClusterView]) -> None:
     before, after = pair
 
     delta = view_delta(before, after)
@@ -88,7 +88,7 @@ def test_a_view_and_what_changed_make_the_next_view(pair: tuple[ClusterView, Clu
     assert msgspec.msgpack.encode(made) == msgspec.msgpack.encode(after)
 
 
-def test_a_difference_holds_what_changed_and_nothing_else() -> None:
+def test_a_delta_contains_only_changes() -> None:
     closed, other = slot_view(S1, usable=False), job_view(B, running_on={S1: 64})
     after = cluster_view(slot_view(S0), closed, other, job_view(C), version=4)
 
@@ -97,7 +97,7 @@ def test_a_difference_holds_what_changed_and_nothing_else() -> None:
     )
 
 
-def test_a_slot_that_is_of_another_model_by_now_is_different() -> None:
+def test_a_changed_gpu_model_is_a_change() -> None:
     before = view_of(row_of(1, 1, models=("V100", "H200")), version=3)
     after = view_of(row_of(1, 1, models=("V100", "B200")), version=4)
 
@@ -118,7 +118,7 @@ def test_a_job_that_comes_back_in_the_middle_needs_a_snapshot() -> None:
     assert view_delta(before, after) is None
 
 
-def test_what_did_not_change_stays_the_same_object() -> None:
+def test_unchanged_parts_stay_the_same_object() -> None:
     after = cluster_view(*VIEW.slots, job_view(A), job_view(B, epoch=1), version=4)
     delta = view_delta(VIEW, after)
     assert delta is not None
@@ -132,7 +132,7 @@ def test_what_did_not_change_stays_the_same_object() -> None:
 @pytest.mark.parametrize(
     "slots", [(S0,), (S1, S0), (S0, S1, S1)], ids=["one less", "another order", "one more"]
 )
-def test_other_slots_want_the_whole_view(slots: tuple[SlotId, ...]) -> None:
+def test_changed_slots_require_the_full_view(slots: tuple[SlotId, ...]) -> None:
     after = cluster_view(*map(slot_view, slots), job_view(A), version=4)
 
     assert view_delta(VIEW, after) is None
@@ -141,16 +141,11 @@ def test_other_slots_want_the_whole_view(slots: tuple[SlotId, ...]) -> None:
 # --- frames
 
 
-@pytest.mark.parametrize("message", TO, ids=lambda m: type(m).__name__)
-def test_what_the_controller_says_is_understood(message: ToSearch) -> None:
-    assert [TO_SEARCH.decode(body) for body in FrameDecoder().feed(encode_frame(message))] == [
-        message
-    ]
+@pytest.mark.parametrize("message", [*TO, *FROM], ids=lambda m: type(m).__name__)
+def test_each_message_arrives_as_it_was_sent(message: ToSearch | FromSearch) -> None:
+    decoder = TO_SEARCH if message in TO else FROM_SEARCH
 
-
-@pytest.mark.parametrize("message", FROM, ids=lambda m: type(m).__name__)
-def test_what_the_search_says_is_understood(message: FromSearch) -> None:
-    assert [FROM_SEARCH.decode(body) for body in FrameDecoder().feed(encode_frame(message))] == [
+    assert [decoder.decode(body) for body in FrameDecoder().feed(encode_frame(message))] == [
         message
     ]
 
@@ -158,7 +153,7 @@ def test_what_the_search_says_is_understood(message: FromSearch) -> None:
 @given(
     cuts=st.lists(st.integers(0, sum(len(encode_frame(message)) for message in TO)), max_size=12)
 )
-def test_messages_come_whole_and_in_order_however_they_are_cut(cuts: list[int]) -> None:
+def test_frames_decode_in_order_for_any_split(cuts: list[int]) -> None:
     stream = b"".join(map(encode_frame, TO))
     ends = [0, *sorted(cuts), len(stream)]
     frames = FrameDecoder()
@@ -170,7 +165,7 @@ def test_messages_come_whole_and_in_order_however_they_are_cut(cuts: list[int]) 
     assert [TO_SEARCH.decode(body) for body in bodies] == list(TO)
 
 
-def test_a_message_that_is_not_complete_is_not_given_out() -> None:
+def test_an_incomplete_frame_is_not_decoded() -> None:
     frames = FrameDecoder()
     data = encode_frame(TO[1])
 

@@ -8,15 +8,21 @@ import msgspec
 import pytest
 
 from controlplane.core.history import SweepHistory, TrialHistory
-from controlplane.service.api.changes import change_input, change_reply, earlier_change
+from controlplane.service.api.changes import change_input, change_or_repeat
 from controlplane.service.api.replies import job_summary
-from controlplane.service.api.sweep_replies import MAX_ROW_BYTES, ledger, sweep_detail, trial_info
+from controlplane.service.api.sweep_replies import (
+    MAX_ROW_BYTES,
+    ledger,
+    sweep_detail,
+    trial_info,
+    trial_state,
+)
 from controlplane.service.worker_telemetry import TelemetryTable
 from schemas.errors import OnesError
 from schemas.ids import JobId, NodeId, Seconds
 from schemas.sweeps import Parameter, RandomSearch, choice, integer
 from schemas.wire.client import ChangeSweep, GetLedger, GetSweep, Ledger, SweepDetail
-from tests.support.sweep_cluster import SweepCluster, sweep_job
+from tests.support.sweep_world import SweepCluster, sweep_job
 
 SPACE = {
     "lr": Parameter(log_uniform=(1e-4, 0.1)),
@@ -45,14 +51,14 @@ def units(cluster: SweepCluster, name: JobId, **page: int) -> Ledger:
     return ledger(cluster.job(name), history, GetLedger(job=name, **page))
 
 
-def test_a_sweep_shows_each_trial_where_it_is_and_how_far() -> None:
+def test_a_sweep_shows_place_and_progress_of_each_trial() -> None:
     cluster, name = running()
     cluster.end_unit(name, 0)
 
     shown = detail(cluster, name)
 
-    states = {trial.number: (trial.state, trial.left) for trial in shown.trials}
-    assert shown.trials_in_all == 3
+    states = {trial.number: (trial.state, trial.partitions_left) for trial in shown.trials}
+    assert shown.trials_total == 3
     assert states[0][1] == 1
     assert sorted(state for state, _ in states.values()) == ["training", "training", "waiting"]
     assert {trial.slot for trial in shown.trials if trial.state == "training"} == set(
@@ -71,7 +77,7 @@ def test_trials_and_units_come_in_pages() -> None:
 
     assert [t.number for t in detail(cluster, name, from_trial=3, limit=10).trials] == [3, 4]
     assert [t.number for t in detail(cluster, name, limit=2).trials] == [0, 1]
-    assert len(units(cluster, name).units) == units(cluster, name).units_in_all == 2
+    assert len(units(cluster, name).units) == units(cluster, name).units_total == 2
     assert units(cluster, name, from_unit=1).units == units(cluster, name).units[1:]
 
 
@@ -94,7 +100,13 @@ def test_the_ledger_has_every_unit_with_the_digest_of_its_state() -> None:
 
     (unit,) = units(cluster, name).units
 
-    assert (unit.trial, unit.by, unit.version, unit.epoch, unit.node) == (0, 0, 1, 1, NodeId("n1"))
+    assert (unit.trial, unit.values_of, unit.version, unit.epoch, unit.node) == (
+        0,
+        0,
+        1,
+        1,
+        NodeId("n1"),
+    )
     assert unit.digest == cluster.sweep(name).engine.state.models[0].digest(1)
 
 
@@ -122,9 +134,7 @@ def test_the_ledger_has_every_unit_with_the_digest_of_its_state() -> None:
         ),
     ],
 )
-def test_a_change_that_cannot_be_is_refused_with_its_field(
-    wanted: dict[str, Any], what: str
-) -> None:
+def test_an_impossible_change_is_refused_with_its_field(wanted: dict[str, Any], what: str) -> None:
     cluster, name = running(space=SPACE)
 
     with pytest.raises(OnesError) as refused:
@@ -135,7 +145,7 @@ def test_a_change_that_cannot_be_is_refused_with_its_field(
     assert refused.value.hint
 
 
-def test_a_trial_that_is_through_is_no_parent() -> None:
+def test_a_fully_trained_trial_cannot_be_a_parent() -> None:
     cluster, name = running(space=SPACE)
     models = cluster.sweep(name).engine.state.models
     while not (through := [model.trial for model in models if model.whole_epochs == 2]):
@@ -148,21 +158,20 @@ def test_a_trial_that_is_through_is_no_parent() -> None:
     assert refused.value.field == "parent"
 
 
-def test_an_ordinary_job_is_no_sweep() -> None:
+def test_an_ordinary_job_is_not_a_sweep() -> None:
     cluster = SweepCluster(n1=1)
     name = cluster.submit()
 
     with pytest.raises(OnesError, match="is not a sweep"):
-        earlier_change(cluster.job(name), ChangeSweep(job=name, change="stop", trial=0), "ann")
+        change_or_repeat(cluster.job(name), ChangeSweep(job=name, change="stop", trial=0), "ann")
 
 
-def test_a_change_that_was_done_is_answered_again() -> None:
+def test_a_repeated_change_is_answered_again() -> None:
     cluster, name = running(space={"layers": integer(1, 4)})
     request = ChangeSweep(job=name, change="add", values={"layers": 9}, key="k")
 
     cluster.take(change_input(cluster.job(name), request, "ann"))
 
-    again = earlier_change(cluster.job(name), request, "ann")
-    assert again == 3
-    assert change_reply(cluster.job(name), cluster.sweep(name), again).state == "waiting"
-    assert earlier_change(cluster.job(name), request, "bob") is None
+    assert change_or_repeat(cluster.job(name), request, "ann") == (3, None)
+    assert trial_state(cluster.sweep(name), 3) == "waiting"
+    assert change_or_repeat(cluster.job(name), request, "bob")[1] is not None

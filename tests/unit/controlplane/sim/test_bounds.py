@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from controlplane.sim.analysis.bounds import fluid_srpt
-from tests.support.brute_force import brute_force
 from tests.support.sizes import examples
+from tests.unit.controlplane.sim.brute_force import brute_force
 
 SLOTS = 3
 INF = float("inf")
@@ -33,51 +33,40 @@ def linear(jobs: int, slots: int = SLOTS) -> list[list[float]]:
 # --- the bound
 
 
-def test_without_jobs_it_is_zero() -> None:
-    assert bound([], [], [], 4.0) == 0.0
+@pytest.mark.parametrize(
+    ("release", "work", "most", "capacity", "expected"),
+    [
+        ([], [], [], 4.0, 0.0),
+        ([7.0], [12.0], [3.0], 4.0, 4.0), ([7.0], [12.0], [INF], 4.0, 3.0),
+        # On one machine: the second runs 1-2, the first 0-1 and 2-5, the third 5-9.
+        ([0.0, 1.0, 1.0], [4.0, 1.0, 4.0], [INF] * 3, 1.0, (5.0 + 1.0 + 8.0) / 3.0),
+        # At 3 the first has 1 left, which is less than the 2 of the second.
+        ([0.0, 3.0], [4.0, 2.0], [INF] * 2, 1.0, (4.0 + 3.0) / 2.0),
+        # Limited jobs cannot use an empty cluster.
+        ([0.0, 0.0], [10.0, 10.0], [1.0, 2.0], 100.0, (10.0 + 5.0) / 2.0),
+        ([5.0, 5.0], [0.0, 2.0], [1.0, 1.0], 1.0, 1.0),  # the first has no work
+    ],
+)  # fmt: skip
+def test_the_bound_of_few_jobs(
+    release: list[float], work: list[float], most: list[float], capacity: float, expected: float
+) -> None:
+    assert bound(release, work, most, capacity) == expected
 
 
-def test_one_job_takes_its_work_over_its_slots() -> None:
-    assert bound([7.0], [12.0], [3.0], 4.0) == 4.0
-    assert bound([7.0], [12.0], [INF], 4.0) == 3.0
-
-
-def test_without_limits_it_is_shortest_remaining_first() -> None:
-    # On one machine: the second runs 1-2, the first 0-1 and 2-5, the third 5-9.
-    assert bound([0.0, 1.0, 1.0], [4.0, 1.0, 4.0], [INF] * 3, 1.0) == (5.0 + 1.0 + 8.0) / 3.0
-
-
-def test_a_job_that_runs_is_compared_by_what_is_left_of_it() -> None:
-    # At 3 the first has 1 left, which is less than the 2 of the second.
-    assert bound([0.0, 3.0], [4.0, 2.0], [INF] * 2, 1.0) == (4.0 + 3.0) / 2.0
-
-
-def test_jobs_that_are_limited_cannot_use_an_empty_cluster() -> None:
-    assert bound([0.0, 0.0], [10.0, 10.0], [1.0, 2.0], 100.0) == (10.0 + 5.0) / 2.0
-
-
-def test_it_stays_below_a_schedule_that_is_better_than_shortest_first() -> None:
+def test_the_bound_stays_below_a_schedule_that_is_better_than_shortest_first() -> None:
     # Shortest first: 1 + 5.4 s. Here the longer one keeps its one slot: 4/3 + 4.4 s.
     assert bound([0.0, 0.0], [4.0, 4.4], [4.0, 1.0], 4.0) <= (4.0 / 3.0 + 4.4) / 2.0
-
-
-def test_jobs_without_work_end_when_they_come() -> None:
-    assert bound([5.0, 5.0], [0.0, 2.0], [1.0, 1.0], 1.0) == 1.0
 
 
 @pytest.mark.parametrize(
     ("release", "work", "most", "capacity"),
     [
-        ([0.0], [1.0, 2.0], [1.0], 1.0),
-        ([0.0], [-1.0], [1.0], 1.0),
-        ([np.nan], [1.0], [1.0], 1.0),
-        ([0.0], [INF], [1.0], 1.0),
-        ([0.0], [1.0], [0.0], 1.0),
-        ([0.0], [1.0], [1.0], 0.0),
+        ([0.0], [1.0, 2.0], [1.0], 1.0), ([0.0], [-1.0], [1.0], 1.0), ([np.nan], [1.0], [1.0], 1.0),
+        ([0.0], [INF], [1.0], 1.0), ([0.0], [1.0], [0.0], 1.0), ([0.0], [1.0], [1.0], 0.0),
         ([0.0], [1.0], [1.0], INF),
     ],
-)
-def test_what_makes_no_sense_is_refused(
+)  # fmt: skip
+def test_invalid_arguments_are_refused(
     release: list[float], work: list[float], most: list[float], capacity: float
 ) -> None:
     with pytest.raises(ValueError, match=r"must be|differ"):
@@ -93,40 +82,6 @@ def test_a_hundred_thousand_jobs_take_seconds() -> None:
     fluid_srpt(release, work, np.full(100_000, 8.0), 64.0)
 
     assert time.process_time() - began < 10.0
-
-
-# --- the optimum
-
-
-def test_the_optimum_of_linear_jobs_is_shortest_first() -> None:
-    assert brute_force([0.0] * 3, [9.0, 3.0, 6.0], linear(3), SLOTS) == (1.0 + 3.0 + 6.0) / 3.0
-
-
-def test_the_optimum_shares_slots_that_one_job_cannot_use_well() -> None:
-    # Two slots make a job no faster: both run at once.
-    assert brute_force([0.0, 0.0], [2.0, 4.0], [[0.0, 1.0, 1.0]] * 2, 2) == 3.0
-
-
-def test_the_optimum_takes_a_slot_back_when_a_short_job_comes() -> None:
-    # At 1: the second first, for 1 s; the first has 3 left and ends at 5.
-    assert brute_force([0.0, 1.0], [4.0, 1.0], linear(2, 1), 1) == (5.0 + 1.0) / 2.0
-
-
-def test_the_optimum_starts_with_the_first_job_not_at_zero() -> None:
-    assert brute_force([100.0, 50.0], [2.0, 2.0], linear(2, 1), 1) == 2.0
-
-
-def test_a_table_of_speeds_may_be_shorter_than_the_cluster() -> None:
-    assert brute_force([0.0], [6.0], [[0.0, 1.0, 1.5]], 4) == 4.0
-
-
-def test_instances_that_are_too_large_or_never_end_are_refused() -> None:
-    with pytest.raises(ValueError, match="too large to try everything: 6 jobs"):
-        brute_force([0.0] * 6, [1.0] * 6, linear(6), SLOTS)
-    with pytest.raises(ValueError, match="never ends"):
-        brute_force([0.0], [1.0], [[0.0, 0.0]], 1)
-    with pytest.raises(ValueError, match="same jobs"):
-        brute_force([0.0, 0.0], [1.0], linear(1), 1)
 
 
 # --- both, and policies
@@ -179,9 +134,7 @@ def by_order(instance: Instance, order: Callable[[list[float]], list[int]], widt
 
 @settings(deadline=None, max_examples=examples(60))
 @given(instance=instances())
-def test_no_policy_beats_the_optimum_and_the_optimum_never_beats_the_bound(
-    instance: Instance,
-) -> None:
+def test_no_policy_beats_the_optimum_nor_the_optimum_the_bound(instance: Instance) -> None:
     release, work, speeds = instance
     # The table of a slot's worth: one slot is the most efficient, for speeds are concave.
     lower = bound(release, work, [max(of) for of in speeds], SLOTS)

@@ -1,4 +1,4 @@
-"""Recorded loss curves, jobs that replay them, and the command that records them."""
+"""Recorded loss curves, jobs that replay them, and their recorder."""
 
 from __future__ import annotations
 
@@ -25,11 +25,10 @@ from controlplane.sim.models.job_model import packed
 from controlplane.sim.models.recorded_curves import descend, hinge, least_squares, minimise, softmax
 from controlplane.sim.results import LossLeft, SizeChange, TraceJob
 from controlplane.sim.run import simulate
-from controlplane.sim.scenario import SLAQ, Scenario
-from controlplane.sim.scenario_loading import trace_of
+from controlplane.sim.scenario import SLAQ, Scenario, trace_of
 from schemas.ids import Seconds
-from schemas.jobs import problems
-from tests.support.simulated import FREE, ToyModel, job
+from schemas.jobs import StopRule, problems
+from tests.support.simulations import FREE, ToyModel, job
 
 FAMILIES: Final = {  # SLAQ section 3, and L-BFGS, which its section 2 names
     "linear-regression", "logistic-regression", "logistic-lbfgs", "svm-linear", "svm-polynomial",
@@ -55,7 +54,7 @@ def submission(workload: str, slots: int = 4, name: str = "a") -> TraceJob:
 # --- the file
 
 
-def test_the_recording_that_ships_has_every_family_and_falls_as_losses_do() -> None:
+def test_the_shipped_curves_have_every_family_and_fall() -> None:
     kept = shipped_curves()
 
     assert {c.family for c in kept.curves} == FAMILIES
@@ -73,7 +72,7 @@ def test_the_recording_that_ships_has_every_family_and_falls_as_losses_do() -> N
         assert early <= each.iterations * 0.5, f"{each.name}: the paper's curves fall early"
 
 
-def test_a_file_of_curves_comes_back_as_it_was_written() -> None:
+def test_a_written_file_of_curves_can_be_read() -> None:
     kept = recorded(curve(3.0, 2.0, name="a"), curve(1.0, 0.5, 0.25, name="b"))
 
     text = encode(kept)
@@ -94,13 +93,13 @@ def test_a_file_of_curves_comes_back_as_it_was_written() -> None:
         (encode(recorded(curve(2.0, 1.0))).replace(b"1.0", b"null"), r"\$.curves\[0\].losses\[1\]"),
     ],
 )
-def test_a_file_that_cannot_be_replayed_is_refused_and_says_where(text: bytes, told: str) -> None:
+def test_a_file_that_cannot_be_replayed_is_refused(text: bytes, told: str) -> None:
     with pytest.raises(TraceError, match=told) as caught:
         decode(text, "f")
     assert caught.value.hint
 
 
-def test_what_is_still_to_lose_goes_from_all_to_nothing_over_the_least() -> None:
+def test_the_normalised_loss_is_one_at_first_and_zero_at_the_minimum() -> None:
     falls = curve(5.0, 3.0, 1.0, 2.0)
 
     assert [falls.normalised(k) for k in range(5)] == [1.0, 0.5, 0.0, 0.25, 0.25]
@@ -110,12 +109,9 @@ def test_what_is_still_to_lose_goes_from_all_to_nothing_over_the_least() -> None
 
 
 @given(
-    name=st.sampled_from(sorted(SHIPPED)),
-    slots=st.integers(1, 128),
-    more=st.integers(1, 128),
-    scaling=st.floats(0.1, 1.0),
-    seed=st.integers(0, 2**32),
-)
+    name=st.sampled_from(sorted(SHIPPED)), slots=st.integers(1, 128), more=st.integers(1, 128),
+    scaling=st.floats(0.1, 1.0), seed=st.integers(0, 2**32),
+)  # fmt: skip
 def test_a_job_is_submittable_and_more_cores_are_faster_by_the_scaling(
     name: str, slots: int, more: int, scaling: float, seed: int
 ) -> None:
@@ -138,7 +134,7 @@ def test_a_job_is_submittable_and_more_cores_are_faster_by_the_scaling(
 
 
 @given(name=st.sampled_from(sorted(SHIPPED)), epoch=st.integers(0, 300))
-def test_an_epoch_reports_the_loss_of_its_iteration_and_nothing_else(name: str, epoch: int) -> None:
+def test_an_epoch_reports_only_the_loss_of_its_iteration(name: str, epoch: int) -> None:
     model = CurvesModel(SHIPPED).job_model(submission(name), "elastic", seed=0)
     losses = SHIPPED[name].losses
 
@@ -151,17 +147,13 @@ def test_an_epoch_reports_the_loss_of_its_iteration_and_nothing_else(name: str, 
     assert model.loss_left(0) == 1.0
 
 
-def test_the_work_of_jobs_has_the_mean_that_was_asked_for() -> None:
-    name = min(SHIPPED)
-    alone = [
-        model.epochs * model.throughput((1,), model.spec.batch_size, 0).step_s
+def test_the_work_of_jobs_has_the_given_mean() -> None:
+    models = CurvesModel(SHIPPED, work_core_s=50.0)
+    jobs = [
+        models.job_model(submission(min(SHIPPED), name=str(number)), "fixed", seed=1)
         for number in range(2000)
-        for model in [
-            CurvesModel(SHIPPED, work_core_s=50.0).job_model(
-                submission(name, name=str(number)), "fixed", seed=1
-            )
-        ]
     ]
+    alone = [job.epochs * job.throughput((1,), job.spec.batch_size, 0).step_s for job in jobs]
 
     assert np.mean(alone) == pytest.approx(50.0, rel=0.05)
     assert np.std(np.log(alone)) == pytest.approx(0.8, rel=0.05)
@@ -169,29 +161,27 @@ def test_the_work_of_jobs_has_the_mean_that_was_asked_for() -> None:
 
 def test_stated_work_is_the_number_of_iterations() -> None:
     name = min(SHIPPED)
-    stop = CurvesModel(SHIPPED, stated=True).job_model(submission(name), "fixed", seed=0).spec.stop
+    stops = [
+        CurvesModel(SHIPPED, stated=stated).job_model(submission(name), "fixed", seed=0).spec.stop
+        for stated in (True, False)
+    ]
 
-    assert stop is not None
-    assert stop.epochs == SHIPPED[name].iterations
-    assert CurvesModel(SHIPPED).job_model(submission(name), "fixed", seed=0).spec.stop is None
+    assert stops == [StopRule(epochs=SHIPPED[name].iterations), None]
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
-    [
-        (submission("bert"), "'bert' is not a recorded curve"),
-        (submission(min(SHIPPED), 0), "0 cores"),
-    ],
+    ("workload", "slots", "told"),
+    [("bert", 4, "'bert' is not a recorded curve"), (min(SHIPPED), 0, "0 cores")],
 )
-def test_a_job_that_is_none_is_refused(given: TraceJob, told: str) -> None:
+def test_an_impossible_job_is_refused(workload: str, slots: int, told: str) -> None:
     with pytest.raises(TraceError, match=told):
-        CurvesModel(SHIPPED).job_model(given, "fixed", seed=0)
+        CurvesModel(SHIPPED).job_model(submission(workload, slots), "fixed", seed=0)
 
 
 # --- traces and runs
 
 
-def test_the_usual_workload_is_that_of_the_paper() -> None:
+def test_the_default_workload_is_that_of_the_paper() -> None:
     trace = trace_of(SLAQ, 3)
 
     assert (SLAQ.jobs, SLAQ.interval_s, SLAQ.slots, SLAQ.widest) == (160, 15.0, 640, 32)
@@ -208,7 +198,7 @@ SMALL: Final = Scenario(
 )  # fmt: skip
 
 
-def test_every_job_comes_to_the_end_of_its_curve_and_its_losses_are_kept() -> None:
+def test_every_job_replays_its_curve_and_its_losses_are_kept() -> None:
     found = simulate("fair", SMALL, 7)
 
     for each, asked in zip(found.jobs, trace_of(SMALL, 7).jobs, strict=True):
@@ -228,7 +218,7 @@ def test_every_job_comes_to_the_end_of_its_curve_and_its_losses_are_kept() -> No
         assert held == pytest.approx(each.slot_s)
 
 
-def test_losses_are_kept_of_models_that_know_them_alone() -> None:
+def test_losses_are_kept_only_if_the_model_has_them() -> None:
     trace = msgspec.structs.replace(trace_of(SMALL, 0), jobs=(job("a", 0.0, 1),))
     at_once = msgspec.structs.replace(SMALL, latency_s=0.0)
     lossy, plain = (
@@ -244,7 +234,7 @@ def test_losses_are_kept_of_models_that_know_them_alone() -> None:
     assert lossy.sizes == (SizeChange(Seconds(0.0), 1), SizeChange(Seconds(40.0), 0))
 
 
-def test_the_bound_knows_that_jobs_of_one_curve_differ() -> None:
+def test_the_bound_distinguishes_jobs_of_one_curve() -> None:
     model, name = CurvesModel(SHIPPED), min(SHIPPED)
     far = [
         msgspec.structs.replace(submission(name, name=each), at=Seconds(at))
@@ -264,7 +254,7 @@ def test_the_bound_knows_that_jobs_of_one_curve_differ() -> None:
 # --- trainings
 
 
-def test_descents_come_down_to_the_least_that_there_is() -> None:
+def test_descents_reach_the_minimum() -> None:
     rng = np.random.default_rng(0)
     features = rng.normal(size=(40, 3))
     targets = features @ np.array([[1.0], [-2.0], [0.5]])
@@ -283,7 +273,7 @@ def test_descents_come_down_to_the_least_that_there_is() -> None:
 
 
 @given(seed=st.integers(0, 2**32))
-def test_gradients_are_those_of_their_losses(seed: int) -> None:
+def test_gradients_match_their_losses(seed: int) -> None:
     rng = np.random.default_rng(seed)
     features, labels = rng.normal(size=(6, 3)), np.eye(2)[rng.integers(2, size=6)]
     weights, aside = rng.normal(size=(3, 2)), 1e-6 * rng.normal(size=(3, 2))

@@ -1,4 +1,4 @@
-"""Virtual time: what comes when, and that it goes on or says why not."""
+"""Virtual time: order of calls, limits of a run."""
 
 from __future__ import annotations
 
@@ -7,24 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controlplane.sim.engine.event_queue import AFTER, FIRST, LAST, USUAL, Kernel
-
-
-def test_events_come_in_order_of_time_urgency_and_scheduling() -> None:
-    kernel, seen = Kernel(), list[str]()
-    for when, name, priority in [
-        (2.0, "later", FIRST),
-        (1.0, "after", AFTER),
-        (1.0, "last", LAST),
-        (1.0, "usual", USUAL),
-        (1.0, "usual too", USUAL),
-        (1.0, "first", FIRST),
-    ]:
-        kernel.call_at(when, seen.append, name, priority=priority)
-
-    kernel.run()
-
-    assert seen == ["first", "usual", "usual too", "last", "after", "later"]
-    assert kernel.now == 2.0
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.sampled_from([FIRST, USUAL, LAST, AFTER]))))
@@ -39,32 +21,21 @@ def test_any_schedule_is_sorted_and_stable(rows: list[tuple[int, int]]) -> None:
     assert len(seen) == len(rows)
 
 
-def test_what_is_too_late_comes_now() -> None:
-    kernel, seen = Kernel(), list[float]()
+def test_a_call_sees_its_time_and_priority_and_is_never_in_the_past() -> None:
+    kernel, seen = Kernel(), list[tuple[float, int]]()
 
     def look() -> None:
-        seen.append(kernel.now)
+        seen.append((kernel.now, kernel.priority))
 
     kernel.call_at(5.0, kernel.call_at, 3.0, look)
+    for priority in (AFTER, FIRST):
+        kernel.call_at(1.0, look, priority=priority)
     kernel.run()
 
-    assert seen == [5.0]
+    assert seen == [(1.0, FIRST), (1.0, AFTER), (5.0, USUAL)]
 
 
-def test_what_happens_knows_its_urgency() -> None:
-    kernel, seen = Kernel(), list[int]()
-
-    def look() -> None:
-        seen.append(kernel.priority)
-
-    kernel.call_at(1.0, look, priority=AFTER)
-    kernel.call_at(1.0, look, priority=FIRST)
-    kernel.run()
-
-    assert seen == [FIRST, AFTER]
-
-
-def test_it_goes_on_where_it_was_told_to_pause() -> None:
+def test_a_run_continues_after_its_limit() -> None:
     kernel, seen = Kernel(), list[float]()
     for when in (1.0, 2.0, 3.0):
         kernel.call_at(when, seen.append, when)
@@ -75,7 +46,7 @@ def test_it_goes_on_where_it_was_told_to_pause() -> None:
     assert (seen, kernel.now) == ([1.0, 2.0, 3.0], 3.0)
 
 
-def test_somebody_can_stop_it() -> None:
+def test_a_call_can_stop_the_run() -> None:
     kernel, seen = Kernel(), list[float]()
 
     def stop() -> None:
@@ -89,7 +60,7 @@ def test_somebody_can_stop_it() -> None:
     assert seen == [1.0]
 
 
-def test_time_that_stands_still_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_endless_cycle_at_one_time_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("controlplane.sim.engine.event_queue.MAX_CALLS_AT_ONCE", 1000)
     kernel = Kernel()
 

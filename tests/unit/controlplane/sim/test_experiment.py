@@ -1,4 +1,4 @@
-"""Many simulations in real processes: kept, gone on with, interrupted, killed."""
+"""Many simulations in real processes, and their results in a file."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
@@ -14,21 +15,23 @@ from typing import Any
 import msgspec
 import pytest
 
-from controlplane.sim.analysis.result_files import load
 from controlplane.sim.cluster import ResultsError
 from controlplane.sim.experiment import (
     Cell,
     CellsFailedError,
     ExperimentProgress,
     StoppedError,
+    append,
     bar,
     cell_key,
     grid,
+    load,
     run,
 )
-from controlplane.sim.results import SimulationResult
+from controlplane.sim.results import SimulationResult, SlotAllocation
 from schemas.errors import SettingsError
-from tests.support.sim_results import times
+from schemas.ids import Seconds
+from tests.support.simulations import job_result, result, times
 
 HERE = Path(__file__)
 
@@ -79,15 +82,9 @@ def test_a_grid_has_every_policy_in_every_scenario_with_every_seed() -> None:
     found = grid([("a", {}), ("b", {"x": 1})], ["s", "t"], [5, 6])
 
     assert [(cell.policy, cell.options, cell.scenario, cell.seed) for cell in found] == [
-        ("a", {}, "s", 5),
-        ("b", {"x": 1}, "s", 5),
-        ("a", {}, "s", 6),
-        ("b", {"x": 1}, "s", 6),
-        ("a", {}, "t", 5),
-        ("b", {"x": 1}, "t", 5),
-        ("a", {}, "t", 6),
-        ("b", {"x": 1}, "t", 6),
-    ]
+        ("a", {}, "s", 5), ("b", {"x": 1}, "s", 5), ("a", {}, "s", 6), ("b", {"x": 1}, "s", 6),
+        ("a", {}, "t", 5), ("b", {"x": 1}, "t", 5), ("a", {}, "t", 6), ("b", {"x": 1}, "t", 6),
+    ]  # fmt: skip
 
 
 def test_equal_cells_have_the_same_key_and_others_do_not() -> None:
@@ -101,8 +98,9 @@ def test_equal_cells_have_the_same_key_and_others_do_not() -> None:
 
 
 @pytest.mark.slow
-def test_results_come_in_the_order_of_the_cells_from_other_processes(tmp_path: Path) -> None:
+def test_results_have_the_order_of_the_cells(tmp_path: Path) -> None:
     wanted = cells(tmp_path, "a", "b")
+    wanted.append(wanted[0])  # simulated once
     seen: list[ExperimentProgress] = []
 
     found = run(wanted, simulate, workers=3, on_progress=seen.append)
@@ -115,16 +113,7 @@ def test_results_come_in_the_order_of_the_cells_from_other_processes(tmp_path: P
 
 
 @pytest.mark.slow
-def test_a_cell_that_is_asked_for_twice_is_simulated_once(tmp_path: Path) -> None:
-    (cell,) = cells(tmp_path, "a", seeds=1)
-    seen: list[ExperimentProgress] = []
-
-    assert run([cell, cell], simulate, on_progress=seen.append) == [expected(cell)] * 2
-    assert seen[-1].total == 1
-
-
-@pytest.mark.slow
-def test_what_is_in_the_file_is_not_simulated_again(tmp_path: Path) -> None:
+def test_results_in_the_file_are_not_simulated_again(tmp_path: Path) -> None:
     path = tmp_path / "results.jsonl"
     first = run(cells(tmp_path, "a"), simulate, path)
     for name in started(tmp_path):
@@ -151,9 +140,7 @@ def test_what_is_in_the_file_is_not_simulated_again(tmp_path: Path) -> None:
         ("exits", "its worker exited with code 7"),
     ],
 )
-def test_a_cell_that_fails_is_named_and_the_others_are_kept(
-    tmp_path: Path, does: str, why: str
-) -> None:
+def test_a_failed_cell_is_named_and_others_are_kept(tmp_path: Path, does: str, why: str) -> None:
     path = tmp_path / "results.jsonl"
     wanted = cells(tmp_path, "broken", "fine", does=does)
 
@@ -161,7 +148,7 @@ def test_a_cell_that_fails_is_named_and_the_others_are_kept(
         run(wanted, simulate, path, workers=2)
 
     assert [failure.cell.seed for failure in caught.value.failures] == [0, 1]
-    assert all(failure.why.startswith(why) for failure in caught.value.failures)
+    assert all(failure.reason.startswith(why) for failure in caught.value.failures)
     said = str(caught.value)
     assert said.startswith(f"2 failed: broken with seed 0 [{cell_key(wanted[0])[:8]}]: {why}")
     assert said.endswith(
@@ -171,9 +158,7 @@ def test_a_cell_that_fails_is_named_and_the_others_are_kept(
     assert len(caught.value.results) == 2
 
 
-def test_a_file_that_cannot_be_written_is_refused_before_anything_is_simulated(
-    tmp_path: Path,
-) -> None:
+def test_a_file_that_cannot_be_written_is_refused_before_simulations(tmp_path: Path) -> None:
     with pytest.raises(ResultsError, match="No such file or directory"):
         run(cells(tmp_path, "a"), simulate, tmp_path / "no" / "results.jsonl")
     assert started(tmp_path) == set()
@@ -209,13 +194,9 @@ def start(folder: Path) -> subprocess.Popen[str]:
     script.write_text(MAIN)
     root = str(HERE.parents[4])
     return subprocess.Popen(
-        [sys.executable, str(script), str(folder)],
-        cwd=root,
-        env=os.environ | {"PYTHONPATH": root},
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+        [sys.executable, str(script), str(folder)], cwd=root, env=os.environ | {"PYTHONPATH": root},
+        stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
 
 
 def wait_for(what: str, folder: Path) -> None:
@@ -241,9 +222,7 @@ def alive(folder: Path) -> list[str]:
 
 
 @pytest.mark.slow
-def test_ctrl_c_ends_the_workers_at_once_keeps_what_is_done_and_says_how_to_go_on(
-    tmp_path: Path,
-) -> None:
+def test_ctrl_c_kills_the_workers_and_keeps_finished_results(tmp_path: Path) -> None:
     process = start(tmp_path)
     wait_for("the cells did not start", tmp_path)
 
@@ -261,9 +240,7 @@ def test_ctrl_c_ends_the_workers_at_once_keeps_what_is_done_and_says_how_to_go_o
 
 
 @pytest.mark.slow
-def test_ctrl_c_while_a_worker_starts_ends_that_one_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ctrl_c_kills_a_starting_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     really_start = ForkServerProcess.start
 
     def start_and_interrupt(process: ForkServerProcess) -> None:
@@ -286,7 +263,7 @@ def test_ctrl_c_while_a_worker_starts_ends_that_one_too(
 
 
 @pytest.mark.slow
-def test_ctrl_c_stays_with_the_program_around_python_that_takes_it(
+def test_ctrl_c_stays_with_embedding_programs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(number: int, handler: Any) -> None:
@@ -327,3 +304,76 @@ def test_the_bar_counts_cells_on_stderr(capfd: pytest.CaptureFixture[str]) -> No
     assert "comparing" in said.err
     assert "3/3" in said.err
     assert "1 failed" in said.err
+
+
+ONE = times("ones", 1.0, 2.0, seed=1)
+TWO = result(
+    job_result("a", 3.0, allocations=(SlotAllocation("n0/0", Seconds(0.0), Seconds(3.0)),)),
+    seed=2,
+    bound_s=1.5,
+)
+
+
+def test_results_come_back_as_they_were_in_order(tmp_path: Path) -> None:
+    path = tmp_path / "results.jsonl"
+
+    assert load(path) == []
+    assert [append(path, ONE), append(path, TWO)] == [True, True]
+    assert load(path) == [ONE, TWO]
+
+
+def test_a_simulation_is_appended_once_whatever_the_order_of_its_options(tmp_path: Path) -> None:
+    path = tmp_path / "results.jsonl"
+    append(path, ONE)
+    again = msgspec.structs.replace(ONE, wall_s=99.0)
+    other, same = (
+        msgspec.structs.replace(ONE, options=options)
+        for options in ({"a": 1, "b": 2}, {"b": 2, "a": 1})
+    )
+
+    assert [append(path, each) for each in (again, other, same)] == [False, True, False]
+    assert load(path) == [ONE, other]
+
+
+@pytest.mark.parametrize("kept", [1, 50, -1])
+def test_a_torn_last_line_is_not_read_and_cut_off_by_the_next(tmp_path: Path, kept: int) -> None:
+    path = tmp_path / "results.jsonl"
+    append(path, ONE)
+    whole = path.read_bytes()
+    append(path, TWO)
+    torn = path.read_bytes()[len(whole) :][:kept]
+    path.write_bytes(whole + torn)
+
+    assert load(path) == [ONE]
+    assert append(path, TWO)
+    assert load(path) == [ONE, TWO]
+    assert path.read_bytes().count(b"\n") == 2
+
+
+@pytest.mark.parametrize("line", [b"{}\n", b"\xff\n", b"nonsense\n", b"\n", b"[" * 10_000 + b"\n"])
+def test_an_invalid_line_is_named(tmp_path: Path, line: bytes) -> None:
+    path = tmp_path / "results.jsonl"
+    append(path, ONE)
+    path.write_bytes(path.read_bytes() + line)
+
+    for read in (load, lambda path: append(path, TWO)):
+        with pytest.raises(ResultsError, match=r"results\.jsonl:2: .*; delete the line"):
+            read(path)
+
+
+def test_a_path_that_is_a_folder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ResultsError, match="Is a directory; choose another file"):
+        append(tmp_path, ONE)
+    with pytest.raises(ResultsError, match="Is a directory; name a readable file"):
+        load(tmp_path)
+
+
+def test_threads_can_append_at_the_same_time(tmp_path: Path) -> None:
+    path = tmp_path / "results.jsonl"
+    seeds = [msgspec.structs.replace(ONE, seed=seed) for seed in range(10)]
+
+    with ThreadPoolExecutor(4) as pool:
+        written = list(pool.map(lambda each: append(path, each), seeds * 2))
+
+    assert sum(written) == 10
+    assert sorted(load(path), key=lambda each: each.seed) == seeds

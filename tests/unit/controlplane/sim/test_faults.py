@@ -1,4 +1,4 @@
-"""Scripts that fail, users that give up, nodes that go and come back."""
+"""Failing scripts, cancellations, losses of nodes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from schemas.wire.agent import (
     WorkerExited,
     WorkerStarted,
 )
-from tests.support.simulated import (
+from tests.support.simulations import (
     N0,
     N1,
     S0,
@@ -44,7 +44,7 @@ FAST = (Phase.generate,)  # a failure is small enough; to make it smaller takes 
 # --- scripts
 
 
-def test_a_script_that_fails_is_tried_again_from_its_last_epoch() -> None:
+def test_a_failed_script_restarts_from_its_last_epoch() -> None:
     run = simulated_run("fifo", job("a", crashes_at=0.6)).run()
 
     assert run.times(ScriptFailed) == [32.0]  # at 240 of 400 samples
@@ -52,9 +52,13 @@ def test_a_script_that_fails_is_tried_again_from_its_last_epoch() -> None:
     assert run.times(EpochReported) == [18.0, 28.0, 47.0, 57.0]
     ended = run.jobs["a"]
     assert (ended.state, ended.ended_at, ended.queued_s) == ("succeeded", 57.0, 1.0)
+    ended = (
+        simulated_run("fifo", job("a", crashes_at=0.6), model=ToyModel(retries=0)).run().jobs["a"]
+    )
+    assert (ended.state, ended.ended_at, ended.jct_s) == ("failed", 32.0, 32.0)
 
 
-def test_all_workers_of_a_failing_script_end_and_their_slots_are_free_at_once() -> None:
+def test_the_slots_of_a_failed_script_are_free_at_once() -> None:
     run = simulated_run("fifo", job("a", slots=2, crashes_at=0.6), job("b")).run()
 
     assert run.times(ScriptFailed) == [20.0]
@@ -63,14 +67,7 @@ def test_all_workers_of_a_failing_script_end_and_their_slots_are_free_at_once() 
     assert run.jobs["a"].state == "succeeded"
 
 
-def test_a_script_without_retries_fails_for_good() -> None:
-    run = simulated_run("fifo", job("a", crashes_at=0.6), model=ToyModel(retries=0)).run()
-
-    ended = run.jobs["a"]
-    assert (ended.state, ended.ended_at, ended.jct_s) == ("failed", 32.0, 32.0)
-
-
-def test_a_script_that_fails_in_its_first_epoch_begins_at_nothing() -> None:
+def test_a_script_that_fails_in_its_first_epoch_starts_over() -> None:
     run = simulated_run("fifo", job("a", crashes_at=0.125)).run()
 
     # 50 samples at 13.0; a second later it starts, and its first start had come to no checkpoint
@@ -81,7 +78,7 @@ def test_a_script_that_fails_in_its_first_epoch_begins_at_nothing() -> None:
 # --- users
 
 
-def test_a_job_that_is_cancelled_while_it_waits_never_starts() -> None:
+def test_a_job_cancelled_while_it_waits_never_starts() -> None:
     run = simulated_run(
         "fifo", job("a"), job("b", 1.0, cancelled_after_s=9.0), nodes=ONE_SLOT
     ).run()
@@ -97,27 +94,19 @@ def test_a_job_that_has_ended_cannot_be_cancelled() -> None:
     assert [ended.state for ended in run.jobs.values()] == ["succeeded", "succeeded"]
 
 
-def test_a_job_that_is_cancelled_while_it_trains_leaves_its_slot_at_once() -> None:
+@pytest.mark.parametrize("after_s", [5.0, 15.0])  # it starts up to 8.0, and then trains
+def test_a_cancelled_job_leaves_its_slot_at_once(after_s: float) -> None:
     run = simulated_run(
-        "fifo", job("a", cancelled_after_s=15.0), job("b", 1.0), nodes=ONE_SLOT
+        "fifo", job("a", cancelled_after_s=after_s), job("b", 1.0), nodes=ONE_SLOT
     ).run()
 
     assert run.jobs["a"].state == "cancelled"
     assert run.times(EpochReported, A) == []
-    assert run.times(WorkerExited, A) == [15.0]
-    assert run.jobs["b"].started_at == 15.0
+    assert run.times(WorkerExited, A) == [after_s]
+    assert run.jobs["b"].started_at == after_s
 
 
-def test_a_job_that_is_cancelled_while_it_starts_leaves_its_slot_at_once() -> None:
-    run = simulated_run(
-        "fifo", job("a", cancelled_after_s=5.0), job("b", 1.0), nodes=ONE_SLOT
-    ).run()
-
-    assert run.times(WorkerExited, A) == [5.0]
-    assert run.jobs["b"].started_at == 5.0
-
-
-def test_a_job_that_is_cancelled_while_it_grows_leaves_all_its_slots() -> None:
+def test_a_job_cancelled_while_it_grows_leaves_all_its_slots() -> None:
     plans = ScriptedPolicy(
         (0, {A: {S0: 64}}), (10, {A: {S0: 32, S1: 32}}), (20, {B: {S0: 32, S1: 32}})
     )
@@ -151,7 +140,7 @@ def test_a_newcomer_gets_the_slot_of_a_job_that_is_cancelled_before_it_left() ->
 # --- nodes
 
 
-def test_a_group_that_loses_a_node_mends_itself_and_loses_no_step() -> None:
+def test_a_group_that_loses_a_node_recovers_and_loses_no_step() -> None:
     plans = ScriptedPolicy((0, {A: {S0: 32, T0: 32}}), (30, {A: {S0: 64}}))
     run = simulated_run(plans, job("a"), nodes=TWO_NODES, losses=[(N1, 20.0, 1000.0)]).run()
 
@@ -164,7 +153,7 @@ def test_a_group_that_loses_a_node_mends_itself_and_loses_no_step() -> None:
     assert run.times(EpochReported) == [13.0, 18.0, recovered[-1] + 6.0, recovered[-1] + 16.0]
 
 
-def test_a_job_on_one_node_goes_back_to_its_last_epoch_when_that_is_lost() -> None:
+def test_a_job_on_a_lost_node_goes_back_to_its_last_epoch() -> None:
     run = simulated_run(
         ScriptedPolicy((0, {A: {S0: 64}})), job("a"), losses=[(N0, 20.0, 100.0)]
     ).run()
@@ -175,7 +164,7 @@ def test_a_job_on_one_node_goes_back_to_its_last_epoch_when_that_is_lost() -> No
     assert run.allocations("a") == [(S0, 0.0, 50.0), (S0, 120.0, 154.0)]
 
 
-def test_a_node_is_lost_before_it_is_back_however_soon_that_is() -> None:
+def test_a_node_is_lost_before_it_returns() -> None:
     run = simulated_run("fifo", job("a"), losses=[(N0, 20.0, 1.0)], nodes=ONE_SLOT).run()
 
     assert run.times(NodeLost) == [50.0]
@@ -183,7 +172,7 @@ def test_a_node_is_lost_before_it_is_back_however_soon_that_is() -> None:
     assert run.times(EpochReported) == [18.0, 65.0, 75.0, 85.0]
 
 
-def test_an_order_that_a_dead_node_never_got_is_given_again_when_it_is_back() -> None:
+def test_an_order_to_a_lost_node_is_repeated_after_its_return() -> None:
     run = simulated_run("fifo", job("a", 13.0), nodes=ONE_SLOT, losses=[(N0, 12.0, 50.0)]).run(1e4)
 
     assert run.times(NodeLost) == [42.0]
@@ -192,7 +181,7 @@ def test_an_order_that_a_dead_node_never_got_is_given_again_when_it_is_back() ->
     assert run.times(EpochReported) == [80.0, 90.0, 100.0, 110.0]
 
 
-def test_a_start_goes_on_elsewhere_when_its_node_is_lost() -> None:
+def test_a_start_continues_elsewhere_after_a_loss() -> None:
     plans = ScriptedPolicy((0, {A: {S0: 32, T0: 32}}), (20, {A: {S0: 64}}))
     run = simulated_run(plans, job("a"), nodes=TWO_NODES, losses=[(N1, 4.0, 1000.0)]).run()
 
@@ -200,7 +189,7 @@ def test_a_start_goes_on_elsewhere_when_its_node_is_lost() -> None:
     assert run.jobs["a"].ended_at == 82.0
 
 
-def test_a_job_goes_on_when_the_node_of_its_newcomer_is_lost() -> None:
+def test_a_job_continues_after_the_loss_of_its_newcomer() -> None:
     plans = ScriptedPolicy((0, {A: {S0: 64}}), (20, {A: {S0: 32, T0: 32}}), (40, {A: {S0: 64}}))
     long = ToyModel(epoch_samples=200)
     run = simulated_run(
@@ -211,7 +200,7 @@ def test_a_job_goes_on_when_the_node_of_its_newcomer_is_lost() -> None:
     assert run.jobs["a"].state == "succeeded"
 
 
-def test_a_node_that_is_away_cannot_be_lost_again() -> None:
+def test_a_lost_node_cannot_be_lost_again() -> None:
     once = simulated_run("fifo", job("a"), losses=[(N0, 20.0, 100.0)]).run()
     twice = simulated_run("fifo", job("a"), losses=[(N0, 20.0, 100.0), (N0, 95.0, 100.0)]).run()
 
@@ -219,7 +208,7 @@ def test_a_node_that_is_away_cannot_be_lost_again() -> None:
     assert twice.jobs == once.jobs
 
 
-def test_a_node_can_be_lost_again_when_it_is_back() -> None:
+def test_a_returned_node_can_be_lost_again() -> None:
     run = simulated_run("fifo", job("a"), losses=[(N0, 20.0, 100.0), (N0, 130.0, 100.0)]).run()
 
     assert run.times(NodeLost) == [50.0, 160.0]
@@ -243,12 +232,8 @@ def troubles(*, cancels: bool) -> st.SearchStrategy[tuple[list[TraceJob], list[L
         st.lists(each, min_size=1, max_size=4).map(
             lambda rows: [
                 job(
-                    f"j{number}",
-                    float(at),
-                    slots,
-                    samples=samples,
-                    cancelled_after_s=None if waits is None else float(waits),
-                    crashes_at=share,
+                    f"j{number}", float(at), slots, samples=samples,
+                    cancelled_after_s=None if waits is None else float(waits), crashes_at=share,
                 )
                 for number, (at, slots, samples, waits, share) in enumerate(
                     sorted(rows, key=lambda row: row[0])
@@ -260,7 +245,7 @@ def troubles(*, cancels: bool) -> st.SearchStrategy[tuple[list[TraceJob], list[L
                 (node, at + 100.0 * number, 50.0) for number, (node, at) in enumerate(rows)
             ]
         ),
-    )
+    )  # fmt: skip
 
 
 def ends_well(run: SimulatedRun, jobs: list[TraceJob]) -> None:
@@ -270,13 +255,13 @@ def ends_well(run: SimulatedRun, jobs: list[TraceJob]) -> None:
         wanted = {"succeeded"} if patience[name] is None else {"succeeded", "cancelled"}
         assert ended.state in wanted, f"{name} is {ended.state}"
     for name, training in run.trainings.items():
-        if run.state.jobs[name].phase.value == "succeeded":
+        if run.job(name).phase.value == "succeeded":
             assert training.progress == training.model.epoch_ends_at(training.model.epochs - 1)
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
 @pytest.mark.parametrize("cancels", [False, True])
-def test_whatever_fails_every_job_comes_to_its_end(policy: str, cancels: bool) -> None:  # noqa: FBT001 - a parameter
+def test_every_job_ends_under_any_faults(policy: str, cancels: bool) -> None:  # noqa: FBT001 - a parameter
     few = 4 if policy in SLOW else 25
 
     @settings(max_examples=few, deadline=None, derandomize=True, database=None, phases=FAST)

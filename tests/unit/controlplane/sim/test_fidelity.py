@@ -31,13 +31,10 @@ def published(policy: str) -> Any:
 
 def simulated(policy: str, workload: int) -> dict[str, float | None]:
     scenario = Scenario(
-        physics="profiles",
-        profiles=str(FOLDER),
-        workload=str(FOLDER / "workloads" / f"workload-{workload}.csv"),
-        warm_up=0.0,
-        round_s=60.0,
+        physics="profiles", profiles=str(FOLDER),
+        workload=str(FOLDER / "workloads" / f"workload-{workload}.csv"), warm_up=0.0, round_s=60.0,
         stall_s=30.0,
-    )
+    )  # fmt: skip
     return {ended.job: ended.jct_s for ended in simulate(policy, scenario, 1).jobs}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from controlplane.sim.analysis.summary import forecast_figures
 from controlplane.sim.results import JobResult, StartForecast
 from schemas.ids import Seconds
-from tests.support.sim_results import job_result, result
+from tests.support.simulations import job_result, result
 
 NOTHING = {"start_forecasts": 0, "start_error_median": None, "start_coverage": None}
 
@@ -27,10 +27,8 @@ def test_errors_are_shares_of_the_real_wait_and_intervals_are_counted() -> None:
     )
 
     assert forecast_figures(found) == {
-        "start_forecasts": 4,
-        "start_error_median": (0.5 + 0.75) / 2,
-        "start_coverage": 0.5,
-    }
+        "start_forecasts": 4, "start_error_median": (0.5 + 0.75) / 2, "start_coverage": 0.5,
+    }  # fmt: skip
 
 
 def test_jobs_that_started_as_they_were_told_or_never_say_nothing() -> None:

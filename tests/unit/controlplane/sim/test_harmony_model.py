@@ -24,8 +24,7 @@ from controlplane.sim.models.harmony import (
 from controlplane.sim.models.interference import scale_for
 from controlplane.sim.results import Trace, TraceJob
 from controlplane.sim.run import simulate
-from controlplane.sim.scenario import HARMONY
-from controlplane.sim.scenario_loading import trace_of, usual_demands
+from controlplane.sim.scenario import HARMONY, trace_of, usual_demands
 from controlplane.sim.traces.generators import generate_harmony
 from schemas.ids import Seconds
 from schemas.jobs import problems
@@ -57,7 +56,7 @@ def test_a_job_is_a_gang_that_can_be_submitted(workload: str, workers: int) -> N
     assert job.demand == replace(DEMANDS[job.application], servers=workload_of(workload)[1])
 
 
-def test_one_worker_is_at_full_speed_and_two_share_what_their_node_has() -> None:
+def test_two_workers_share_the_cores_of_their_node() -> None:
     """Two of ctc ask for 14 of 8 cores, and wait for them in six tenths of a step."""
     one, two = harmony_job("ctc", 1), harmony_job("ctc", 2)
 
@@ -67,7 +66,7 @@ def test_one_worker_is_at_full_speed_and_two_share_what_their_node_has() -> None
     assert two.throughput((1, 1), 100, 0).step_s == DEMANDS["ctc"].step_s
 
 
-def test_a_trace_says_how_long_a_job_is_and_else_it_is_the_usual_time_by_itself() -> None:
+def test_a_trace_sets_the_length_of_a_job_with_a_default() -> None:
     assert harmony_job("wlm", samples=2000).epoch_samples == 100
     usual = harmony_job("wlm", 1)
     seconds = EPOCHS * usual.epoch_samples / usual.throughput((1,), 20, 0).samples_per_s
@@ -78,7 +77,7 @@ def test_a_trace_says_how_long_a_job_is_and_else_it_is_the_usual_time_by_itself(
     ("workload", "slots"),
     [("gpt", 1), ("vgg16-9999ps", 1), ("vgg16-ps", 1), ("-1ps", 1), ("vgg16", 0)],
 )
-def test_a_job_that_is_none_is_refused(workload: str, slots: int) -> None:
+def test_an_impossible_job_is_refused(workload: str, slots: int) -> None:
     submitted = TraceJob(name="a", at=Seconds(0.0), workload=workload, slots=slots)
     with pytest.raises(TraceError) as refused:
         HarmonyModel().job_model(submitted, "fixed", seed=0)
@@ -102,14 +101,14 @@ def test_models_workers_and_servers_are_drawn_evenly_and_lengths_around_their_me
 
 
 @pytest.mark.parametrize(("exchange", "share"), [("all-reduce", 0.0), ("mixed", 0.5)])
-def test_who_has_servers_is_a_choice(exchange: str, share: float) -> None:
+def test_the_exchange_sets_the_share_of_jobs_with_servers(exchange: str, share: float) -> None:
     trace = trace_of(structs.replace(HARMONY, exchange=exchange, jobs=400), 1)
 
     with_servers = sum(workload_of(job.workload)[1] > 0 for job in trace.jobs) / len(trace.jobs)
     assert with_servers == pytest.approx(share, abs=0.1)
 
 
-def test_two_jobs_on_one_server_last_as_long_as_its_cores_let_them() -> None:
+def test_two_jobs_on_one_server_share_its_cores() -> None:
     """Both ask for 7 of 8 cores: 7/4 - 1 of six tenths of a step, times the scale of the share."""
     alone_s = DEMANDS["ctc"].step_s * 20 * 50
     jobs = tuple(
@@ -126,7 +125,7 @@ def test_two_jobs_on_one_server_last_as_long_as_its_cores_let_them() -> None:
     assert [job.ended_at for job in found.jobs] == [pytest.approx(ends, rel=1e-9)] * 2
 
 
-def test_neighbours_cost_the_paper_s_jobs_time_and_nobody_starves() -> None:
+def test_neighbours_slow_jobs_down_and_all_succeed() -> None:
     """The same trace with and without interference."""
     busy = simulate("fifo", HARMONY, 1)
     quiet = simulate("fifo", structs.replace(HARMONY, interference="none"), 1)

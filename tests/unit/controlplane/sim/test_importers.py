@@ -128,7 +128,7 @@ LINES = st.text(st.sampled_from("0123456789.,-:\t ex\n\"'naif\0é"), max_size=80
     begin=st.sampled_from(["", PHILLY, TIRESIAS, GAVEL_7, GAVEL_9]),
     rest=st.binary(max_size=200) | LINES.map(str.encode),
 )
-def test_no_bytes_raise_anything_but_a_trace_error(
+def test_any_bytes_raise_trace_errors(
     tmp_path: Path, layout: Layout, begin: str, rest: bytes
 ) -> None:
     path = file_with(tmp_path, begin.encode() + rest)

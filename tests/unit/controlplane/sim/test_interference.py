@@ -1,10 +1,11 @@
-"""Who slows whom down, and by how much."""
+"""Rules of interference between jobs."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from controlplane.sim.cluster import TraceError
-from controlplane.sim.models.demands import DEMANDS, Demand, Interference, demand_of, speed_shares
+from controlplane.sim.models.demands import DEMANDS, Demand, Interference, demand_of
 from controlplane.sim.models.interference import (
     DistributedInterference,
     InterferenceSpec,
@@ -28,7 +29,7 @@ from controlplane.sim.models.interference import (
     servers_on,
 )
 from schemas.ids import JobId, NodeId
-from tests.support.simulated import N0, N1, A, B, C
+from tests.support.simulations import N0, N1, A, B, C
 from tests.support.sizes import examples
 
 SPREAD = {A, B}
@@ -72,37 +73,26 @@ def all_of(*names: str) -> tuple[Demand, ...]:
 @pytest.mark.parametrize(
     ("text", "meant"),
     [
-        ("none", InterferenceSpec("none")),
-        ("pollux:0.25", InterferenceSpec("pollux", 0.25)),
+        ("none", InterferenceSpec("none")), ("pollux:0.25", InterferenceSpec("pollux", 0.25)),
         ("pairwise:0.1", InterferenceSpec("pairwise", 0.1)),
         ("class:0.3", InterferenceSpec("class", 0.3)),
         ("resources:0.3", InterferenceSpec("resources", 0.3)),
         ("gavel:a:b.json", InterferenceSpec("gavel", file="a:b.json")),
-        ("pollux:0", InterferenceSpec("none")),
-        ("pairwise", InterferenceSpec("none")),
+        ("pollux:0", InterferenceSpec("none")), ("pairwise", InterferenceSpec("none")),
     ],
-)
-def test_a_kind_and_a_share_or_a_file(text: str, meant: InterferenceSpec) -> None:
+)  # fmt: skip
+def test_an_option_has_a_kind_and_a_share_or_a_file(text: str, meant: InterferenceSpec) -> None:
     assert parse_interference(text) == meant
 
 
 @pytest.mark.parametrize(
     "text",
     [
-        "",
-        "gavel",
-        "gavel:",
-        "classes:0.1",
-        "resources:x",
-        "pollux:1",
-        "pollux:-0.1",
-        "pollux:nan",
-        "pollux:inf",
-        "pollux:a",
-        "pollux:0.1:2",
+        "", "gavel", "gavel:", "classes:0.1", "resources:x", "pollux:1", "pollux:-0.1",
+        "pollux:nan", "pollux:inf", "pollux:a", "pollux:0.1:2",
     ],
-)
-def test_anything_else_is_refused(text: str) -> None:
+)  # fmt: skip
+def test_other_options_are_refused(text: str) -> None:
     with pytest.raises(TraceError) as raised:
         parse_interference(text)
 
@@ -135,6 +125,14 @@ def crowds(draw: st.DrawFn) -> tuple[On, ToyJobs]:
     return on, ToyJobs(on, families, draw(st.integers(0, 3)))
 
 
+def speed_shares(rule: Interference, on: On) -> dict[JobId, float]:
+    jobs = dict.fromkeys(job for here in on.values() for job in here)
+    return {
+        job: rule.remaining_speed(job, {node: here for node, here in on.items() if job in here})
+        for job in jobs
+    }
+
+
 def rules_of(jobs: ToyJobs, pairs: Path) -> list[Interference]:
     forms = ("pollux:0.3", "pairwise:0.3", "class:0.3", "resources:0.3", f"gavel:{pairs}")
     made = [
@@ -165,18 +163,16 @@ def test_a_lonely_job_keeps_its_speed_and_another_neighbour_never_adds_to_it(
 
 
 @pytest.mark.parametrize("kind", ["class", "resources"])
-def test_random_pairs_of_the_models_lose_the_share_that_was_asked_for(kind: str) -> None:
+def test_random_pairs_of_the_models_lose_the_given_share(kind: str) -> None:
     """Each has a worker and a server on both of two nodes."""
     on: On = {N0: {A: 1, B: 1}, N1: {A: 1, B: 1}}
+    demands = tuple(replace(DEMANDS[name], servers=2) for name in SIX)
     losses = []
-    for mine in SIX:
-        for other in SIX:
-            jobs = ToyJobs(on, {A: mine, B: other}, servers=2)
-            demands = tuple(replace(DEMANDS[name], servers=2) for name in SIX)
-            rule = make_interference(parse_interference(f"{kind}:0.3"), jobs, 1, demands)
-            assert rule is not None
-            if mine != other:
-                losses.append(1.0 - speed_shares(rule, on)[A])
+    for mine, other in permutations(SIX, 2):
+        jobs = ToyJobs(on, {A: mine, B: other}, servers=2)
+        rule = make_interference(parse_interference(f"{kind}:0.3"), jobs, 1, demands)
+        assert rule is not None
+        losses.append(1.0 - rule.remaining_speed(A, on))
 
     assert sum(losses) / len(losses) == pytest.approx(0.3, abs=1e-6)
 
@@ -184,57 +180,41 @@ def test_random_pairs_of_the_models_lose_the_share_that_was_asked_for(kind: str)
 # --- rules by neighbours
 
 
-def test_spread_jobs_slow_each_other_down_once_however_many_meet() -> None:
+def test_spread_jobs_slow_each_other_down_once_and_jobs_on_one_node_never() -> None:
     rule = DistributedInterference(0.25, SPREAD.__contains__)
 
-    assert rule.remaining_speed(A, {N0: [A, B], N1: [A, B]}) == 0.75
-    assert rule.remaining_speed(A, {N0: [A], N1: [A, B]}) == 0.75
-
-
-def test_jobs_on_one_node_neither_suffer_nor_harm() -> None:
-    rule = DistributedInterference(0.25, SPREAD.__contains__)
-
-    assert rule.remaining_speed(A, {N0: [A, C], N1: [A]}) == 1.0
+    for at, share in (({N0: [A, B], N1: [A, B]}, 0.75), ({N0: [A], N1: [A, B]}, 0.75),
+                      ({N0: [A, C], N1: [A]}, 1.0)):  # fmt: skip
+        assert rule.remaining_speed(A, at) == share
     assert rule.remaining_speed(C, {N0: [A, B, C]}) == 1.0
 
 
-def family(name: JobId) -> str:
-    return str(name)[0]
+def pairwise(mean: float = 0.3, seed: int = 1) -> PairwiseInterference:
+    return PairwiseInterference(mean, seed, lambda name: str(name)[0])
 
 
-def test_the_worst_neighbour_counts_and_a_lonely_job_keeps_its_speed() -> None:
-    rule = PairwiseInterference(0.3, 1, family)
+def test_the_worst_neighbour_counts_and_a_pair_of_families_has_one_loss() -> None:
+    rule, late = pairwise(), pairwise()
     one, other = rule.remaining_speed(A, {N0: [A, B]}), rule.remaining_speed(A, {N0: [A, C]})
-
-    assert rule.remaining_speed(A, {N0: [A, B], N1: [A, C]}) == min(one, other)
-    assert rule.remaining_speed(A, {N0: [A]}) == 1.0
-
-
-def test_a_pair_of_families_has_one_loss_whoever_asks_first() -> None:
-    rule, late = PairwiseInterference(0.3, 1, family), PairwiseInterference(0.3, 1, family)
     late.remaining_speed(C, {N0: [A, B, C]})
 
-    assert rule.remaining_speed(A, {N0: [A, B]}) == late.remaining_speed(A, {N0: [B, A]})
-    assert rule.remaining_speed(A, {N0: [A, B]}) != rule.remaining_speed(B, {N0: [A, B]})
-    assert rule.remaining_speed(A, {N0: [A, B]}) != PairwiseInterference(
-        0.3, 2, family
-    ).remaining_speed(A, {N0: [A, B]})
+    assert rule.remaining_speed(A, {N0: [A, B], N1: [A, C]}) == min(one, other)
+    assert late.remaining_speed(A, {N0: [B, A]}) == one
+    assert one != rule.remaining_speed(B, {N0: [A, B]})
+    assert one != pairwise(seed=2).remaining_speed(A, {N0: [A, B]})
 
 
 @given(st.floats(0.0, 0.99), st.integers(0, 99))
 def test_a_job_keeps_a_share_of_its_speed(mean: float, seed: int) -> None:
-    kept = PairwiseInterference(mean, seed, family).remaining_speed(A, {N0: [A, B, C]})
+    kept = pairwise(mean, seed).remaining_speed(A, {N0: [A, B, C]})
 
     assert max(0.1, 1.0 - 2.0 * mean) - 1e-9 <= kept <= 1.0
 
 
-def test_losses_have_the_mean_that_was_asked_for() -> None:
-    losses = [
-        1.0 - PairwiseInterference(0.25, seed, family).remaining_speed(A, {N0: [A, B]})
-        for seed in range(400)
-    ]
+def test_losses_have_the_given_mean() -> None:
+    kept = [pairwise(0.25, seed).remaining_speed(A, {N0: [A, B]}) for seed in range(400)]
 
-    assert sum(losses) / len(losses) == pytest.approx(0.25, abs=0.03)
+    assert 1.0 - sum(kept) / len(kept) == pytest.approx(0.25, abs=0.03)
 
 
 # --- classes
@@ -290,7 +270,7 @@ def test_a_job_waits_for_its_share_of_a_resource_that_is_asked_for_too_often() -
     assert ResourceInterference(jobs, 2.0).remaining_speed(A, on) == pytest.approx(1 / 1.5)
 
 
-def test_who_does_not_use_the_network_does_not_wait_for_it() -> None:
+def test_a_job_that_does_not_use_the_network_does_not_wait_for_it() -> None:
     on: On = {N0: {A: 1, B: 1, C: 1}, N1: {B: 1, C: 1}}
     modest = replace(PLAIN, cores=1.0, input_bytes_per_s=0.0)
     rule = ResourceInterference(ToyJobs(on, alike=modest))
@@ -298,13 +278,13 @@ def test_who_does_not_use_the_network_does_not_wait_for_it() -> None:
     assert (rule.remaining_speed(A, {N0: on[N0]}), rule.remaining_speed(B, on) < 1.0) == (1.0, True)
 
 
-def test_what_cannot_be_reached_is_said() -> None:
+def test_an_unreachable_share_is_refused() -> None:
     idle = replace(PLAIN, cores=0.1, input_bytes_per_s=0.0, gradient_bytes=1.0)
     with pytest.raises(TraceError, match=r"at most 0\.00 on average; give a smaller SHARE"):
         scale_for(0.3, (idle, idle))
 
 
-def test_a_name_that_says_nothing_has_one_demand_and_known_ones_have_theirs() -> None:
+def test_unknown_names_have_a_demand_of_their_own() -> None:
     assert demand_of("resnet50-imagenet") == DEMANDS["resnet50"]
     assert demand_of("LM (batch size 5)") == DEMANDS["wlm"]
     assert demand_of("toy") == demand_of("toy") != demand_of("boy")
@@ -317,17 +297,13 @@ def gavel_table(**changed: Any) -> dict[str, Any]:
     """A3C loses half beside an LM, which does not fit beside its like; on K80 three quarters."""
     rows = {
         "('A3C', 1)": {
-            "null": 8.0,
-            "('A3C', 1)": [8.0, 8.0],
-            "('LM (batch size 20)', 1)": [4.0, 9],
+            "null": 8.0, "('A3C', 1)": [8.0, 8.0], "('LM (batch size 20)', 1)": [4.0, 9],
         },
         "('A3C', 2)": {"null": 3.0},
         "('LM (batch size 20)', 1)": {
-            "null": 10.0,
-            "('A3C', 1)": [9.0, 4.0],
-            "('LM (batch size 20)', 1)": [0.0, 0.0],
+            "null": 10.0, "('A3C', 1)": [9.0, 4.0], "('LM (batch size 20)', 1)": [0.0, 0.0],
         },
-    }
+    }  # fmt: skip
     slower = {**rows, "('A3C', 1)": {"null": 8.0, "('LM (batch size 20)', 1)": [2.0, 9]}}
     return {"v100": rows, "k80": slower, "v100_unconsolidated": rows, **changed}
 
@@ -339,9 +315,7 @@ def gavel_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_a_measured_pair_is_read_by_gpu_and_one_that_did_not_fit_is_as_the_worst(
-    gavel_file: Path,
-) -> None:
+def test_measured_pairs_are_read_by_gpu_and_pairs_that_did_not_fit(gavel_file: Path) -> None:
     lm = "LM (batch size 20)"
 
     assert read_pairs(gavel_file) == {
@@ -362,13 +336,10 @@ def test_the_worst_measured_neighbour_counts_on_gpus_of_that_type(gavel_file: Pa
 
 def test_families_find_the_nearest_measured_job() -> None:
     known = {"A3C": {}, "ResNet-50 (batch size 64)": {}, "LM (batch size 20)": {}}
+    nearest = {"A3C": "A3C", "vgg16-imagenet": "ResNet-50 (batch size 64)",
+               "wlm": "LM (batch size 20)", "bert": "A3C"}  # fmt: skip
 
-    assert [measured_name(name, known) for name in ("A3C", "vgg16-imagenet", "wlm", "bert")] == [
-        "A3C",
-        "ResNet-50 (batch size 64)",
-        "LM (batch size 20)",
-        "A3C",
-    ]
+    assert {name: measured_name(name, known) for name in nearest} == nearest
 
 
 @pytest.mark.parametrize(
@@ -389,9 +360,7 @@ def test_families_find_the_nearest_measured_job() -> None:
         ),
     ],
 )
-def test_a_file_that_is_another_one_is_refused_in_one_line(
-    text: str, said: str, tmp_path: Path
-) -> None:
+def test_another_file_is_refused_in_one_line(text: str, said: str, tmp_path: Path) -> None:
     path = tmp_path / "pairs.json"
     path.write_text(text)
 

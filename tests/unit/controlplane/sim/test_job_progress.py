@@ -1,4 +1,4 @@
-"""One job's progress: piece by piece it is the same as at once."""
+"""Progress of one job."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from controlplane.sim.engine.jobs import STOPPED, TrainingProgress
 from controlplane.sim.models.job_model import Throughput
-from tests.support.simulated import ToyModel, job
+from tests.support.simulations import ToyModel, job
 
 
 def training(epoch_samples: int = 100, epochs: int = 4) -> TrainingProgress:
@@ -32,7 +32,7 @@ def test_progress_is_counted_at_the_speed_that_was_in_force() -> None:
     assert (job.progress, job.epoch_samples, job.steps) == (50.0, 100.0, 10.0)
 
 
-def test_nobody_trains_during_a_stall() -> None:
+def test_a_stalled_or_stopped_job_makes_no_progress() -> None:
     job = training()
     job.set_throughput(TEN, 0.0)
     job.stall(4.0, 2.0)
@@ -42,13 +42,8 @@ def test_nobody_trains_during_a_stall() -> None:
     assert job.progress == 20.0
     job.advance(5.0)
     assert (job.progress, job.epoch_trained_s) == (30.0, 3.0)
-
-
-def test_an_epoch_is_never_due_while_nobody_trains() -> None:
-    job = training()
-    job.set_throughput(STOPPED, 0.0)
-
-    assert job.epoch_due(0.0) == math.inf
+    job.set_throughput(STOPPED, 5.0)
+    assert job.epoch_due(5.0) == math.inf
 
 
 def test_an_epoch_ends_where_it_should_and_tells_its_mean_speed() -> None:
@@ -60,20 +55,19 @@ def test_an_epoch_ends_where_it_should_and_tells_its_mean_speed() -> None:
     assert (job.progress, job.epoch, job.epoch_samples, job.epoch_trained_s) == (100.0, 1, 0.0, 0.0)
 
 
-def test_every_change_makes_what_was_foreseen_void() -> None:
+def test_every_change_has_a_revision_of_its_own() -> None:
     job = training()
-    editions = [job.revision]
-    job.set_throughput(TEN, 0.0)
-    editions.append(job.revision)
-    job.stall(2.0, 1.0)
-    editions.append(job.revision)
-    job.stop(3.0)
-    editions.append(job.revision)
+    revisions = [job.revision]
+    for change in (
+        lambda: job.set_throughput(TEN, 0.0), lambda: job.stall(2.0, 1.0), lambda: job.stop(3.0),
+    ):  # fmt: skip
+        change()
+        revisions.append(job.revision)
 
-    assert sorted(set(editions)) == editions
+    assert sorted(set(revisions)) == revisions
 
 
-def test_it_falls_back_to_what_was_saved_and_never_below_nothing() -> None:
+def test_a_job_rolls_back_to_its_checkpoint_and_never_below_zero() -> None:
     job = training()
     job.set_throughput(TEN, 0.0)
     job.advance(12.0)
@@ -87,7 +81,7 @@ def test_it_falls_back_to_what_was_saved_and_never_below_nothing() -> None:
 
 
 @given(st.lists(st.floats(0.0, 10.0), max_size=20))
-def test_looking_often_changes_nothing(waits: list[float]) -> None:
+def test_advancing_often_changes_nothing(waits: list[float]) -> None:
     often, once, now = training(), training(), 0.0
     for each in (often, once):
         each.set_throughput(TEN, 0.0)

@@ -1,4 +1,4 @@
-"""What simulated workers tell: what live ones could measure, and how well."""
+"""Reports of simulated workers, and their errors."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ from controlplane.sim.engine.event_queue import SimOptions
 from controlplane.sim.engine.telemetry import MeasuredFigures
 from controlplane.sim.models.job_model import StepParts
 from controlplane.sim.run import simulate
-from controlplane.sim.scenario import Scenario
-from controlplane.sim.scenario_loading import costs_of
-from tests.support.simulated import (
+from controlplane.sim.scenario import Scenario, costs_of
+from tests.support.simulations import (
     RATE,
     S0,
     S1,
@@ -27,20 +26,15 @@ from tests.support.simulated import (
     simulated_run,
 )
 
-GIVEN: dict[str, Any] = {
-    "instant_changes": False, "whole_seconds": False, "telemetry_s": 30.0, "round_s": 0.0,
-}  # fmt: skip
 
-
-def heard(script: ScriptedPolicy, **options: Any) -> tuple[list[StepsSeen], list[EpochSeen]]:
+def heard(
+    script: ScriptedPolicy, *, seed: int = 0, **changes: Any
+) -> tuple[list[StepsSeen], list[EpochSeen]]:
     """What the policy hears of jobs of 4 epochs of 1000 samples with noise scales of 50, 100..."""
     simulated_run(
-        script,
-        job("a"),
-        job("b"),
-        model=ToyModel(epoch_samples=1000, noise=50.0),
-        options=SimOptions(**{**GIVEN, **options}),
-    ).run(1000.0)
+        script, job("a"), job("b"), model=ToyModel(epoch_samples=1000, noise=50.0),
+        telemetry_s=30.0, changes=changes, seed=seed,
+    ).run(1000.0)  # fmt: skip
     steps = [event for _, event in script.observed if isinstance(event, StepsSeen)]
     return steps, [event for _, event in script.observed if isinstance(event, EpochSeen)]
 
@@ -49,22 +43,19 @@ def alone() -> ScriptedPolicy:
     return ScriptedPolicy((0, {A: {S0: 64}, B: {S1: 64}}))
 
 
-def test_one_worker_that_takes_its_steps_in_one_pass_tells_no_noise_scale() -> None:
-    steps, epochs = heard(alone(), noise_scale_alone=False)
-
-    assert {event.noise_scale for event in [*steps, *epochs]} == {None}
-
-
-def test_two_workers_tell_their_noise_scale() -> None:
+def test_noise_scales_are_measured_by_two_workers_but_not_by_a_single_worker_in_one_pass() -> None:
     together = ScriptedPolicy((0, {A: {S0: 32, S1: 32}}))
 
-    steps, epochs = heard(together, noise_scale_alone=False)
+    single, pair = (
+        heard(script, information="honest", noise=0.0) for script in (alone(), together)
+    )
 
-    assert None not in {event.noise_scale for event in steps}
-    assert [event.noise_scale for event in epochs] == [50.0, 100.0, 150.0, 200.0]
+    assert {event.noise_scale for event in [*single[0], *single[1]]} == {None}
+    assert None not in {event.noise_scale for event in pair[0]}
+    assert [event.noise_scale for event in pair[1]] == [50.0, 100.0, 150.0, 200.0]
 
 
-def test_measured_speeds_and_noise_scales_are_off_and_the_same_in_every_run() -> None:
+def test_measurements_have_errors_that_are_equal_in_every_run() -> None:
     (steps, epochs), again = (heard(alone(), noise=0.05, seed=3) for _ in range(2))
 
     assert (steps, epochs) == again
@@ -77,7 +68,7 @@ def test_measured_speeds_and_noise_scales_are_off_and_the_same_in_every_run() ->
     assert heard(alone(), noise=0.05, seed=4) != (steps, epochs)
 
 
-def test_how_far_reports_of_a_job_are_off_does_not_depend_on_other_jobs() -> None:
+def test_errors_of_a_job_do_not_depend_on_other_jobs() -> None:
     both, _ = heard(alone(), noise=0.05)
     one, _ = heard(ScriptedPolicy((0, {B: {S1: 64}})), noise=0.05)
 
@@ -86,7 +77,7 @@ def test_how_far_reports_of_a_job_are_off_does_not_depend_on_other_jobs() -> Non
 
 def test_waits_for_reductions_have_errors_of_their_own_and_are_never_longer_than_a_pass() -> None:
     """Else the share of a step in which a worker waits would be known exactly."""
-    figures, true = MeasuredFigures(SimOptions(**GIVEN, noise=0.5)), StepParts(1.0, 0.9, 8, 2)
+    figures, true = MeasuredFigures(SimOptions(Scenario(noise=0.5))), StepParts(1.0, 0.9, 8, 2)
 
     told = [figures.parts(A, true, faster=2.0) for _ in range(20)]
 
@@ -98,7 +89,7 @@ def test_waits_for_reductions_have_errors_of_their_own_and_are_never_longer_than
     assert figures.parts(A, None, faster=2.0) is None
 
 
-def test_all_noise_scales_of_a_job_may_be_off_by_the_same_factor() -> None:
+def test_all_noise_scales_of_a_job_can_have_one_factor_of_error() -> None:
     _, epochs = heard(alone(), noise_scale_error=4.0)
 
     factors = {e.job: set[float]() for e in epochs}
@@ -109,20 +100,17 @@ def test_all_noise_scales_of_a_job_may_be_off_by_the_same_factor() -> None:
     assert all(0.25 <= factor <= 4.0 for each in factors.values() for factor in each)
 
 
-def test_the_truth_is_told_if_that_is_wanted() -> None:
+def test_a_scenario_is_honest_unless_it_states_otherwise() -> None:
     steps, epochs = heard(alone())
 
-    assert {event.samples_per_s for event in [*steps, *epochs]} == {RATE}
-
-
-def test_a_scenario_is_honest_unless_it_says_otherwise() -> None:
+    assert {event.samples_per_s for event in [*steps, *epochs]} == {RATE}  # perfect
     assert (Scenario().information, Scenario().report_noise) == ("honest", 0.05)
     assert Scenario(information="perfect").report_noise == 0.0
     assert Scenario(noise=0.0).report_noise == 0.0
     assert Scenario(information="perfect", noise=0.2).report_noise == 0.2
 
 
-def test_policies_that_hear_nothing_do_as_they_did_whatever_workers_tell() -> None:
+def test_errors_do_not_change_policies_that_read_no_reports() -> None:
     told = [
         simulate("tiresias", Scenario(jobs=8, information=which, warm_up=0.0), 3)  # type: ignore[arg-type]
         for which in ("honest", "perfect")
@@ -131,7 +119,7 @@ def test_policies_that_hear_nothing_do_as_they_did_whatever_workers_tell() -> No
     assert told[0].jobs == told[1].jobs
 
 
-def test_what_newcomers_take_is_a_cost_of_its_own() -> None:
+def test_preparation_of_newcomers_has_a_cost_of_its_own() -> None:
     profiles: dict[str, Any] = {
         "physics": "profiles", "profiles": "x", "stall_s": 1.0, "first_stall_s": 30.0,
     }  # fmt: skip
@@ -140,20 +128,11 @@ def test_what_newcomers_take_is_a_cost_of_its_own() -> None:
         (costs.start_s, costs.prepare_s, costs.switch_s)
         for costs in (costs_of(Scenario(**profiles)), costs_of(Scenario(**profiles, prepare_s=2.0)))
     ] == [(30.0, 30.0, 1.0), (30.0, 2.0, 1.0)]
-    grown = [
+    ends = [
         simulated_run(
-            ScriptedPolicy((0, {A: {S0: 64}}), (20.0, {A: {S0: 32, S1: 32}})),
-            job("a"),
-            options=SimOptions(
-                instant_changes=False, whole_seconds=False, telemetry_s=0.0, round_s=0.0,
-                prepare_s=prepare_s,
-            ),
-        )
-        .run(1000.0)
-        .jobs["a"]
-        .ended_at
-        for prepare_s in (4.0, 2.0)
+            ScriptedPolicy((0, {A: {S0: 64}}), (20.0, {A: {S0: 32, S1: 32}})), job("a"),
+            changes={"prepare_s": prepare_s},
+        ).run(1000.0).jobs["a"].ended_at or 0.0
+        for prepare_s in (2.0, 4.0)
     ]  # fmt: skip
-    assert grown[0] is not None
-    assert grown[1] is not None
-    assert grown[1] < grown[0]
+    assert 0.0 < ends[0] < ends[1]

@@ -1,4 +1,4 @@
-"""Figures: that they are there, what is on them, and what is refused."""
+"""Figures: their files, texts and refusals."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 
 from controlplane.sim.analysis import plots
-from controlplane.sim.analysis.gantt import busy_share, gantt, utilisation
 from controlplane.sim.analysis.plot_style import POLICIES, grouped, styles, time_unit
+from controlplane.sim.analysis.plots import busy_share, gantt, utilisation
 from controlplane.sim.cluster import ResultsError
 from controlplane.sim.results import SimulationResult, SlotAllocation
 from schemas.ids import Seconds
-from tests.support.sim_results import job_result, result, times
+from tests.support.simulations import job_result, result, times
 
 pytest.importorskip("matplotlib")
 
@@ -52,9 +52,7 @@ def test_figures_are_drawn_in_the_format_of_the_suffix(tmp_path: Path, suffix: s
 
 @pytest.mark.slow
 @pytest.mark.parametrize("draw", [*OF_MANY, utilisation])
-def test_the_same_results_give_the_same_bytes_and_every_policy_is_named(
-    tmp_path: Path, draw: Draw
-) -> None:
+def test_figures_are_reproducible_and_name_every_policy(tmp_path: Path, draw: Draw) -> None:
     given = [held("ones"), held("tiresias")]
 
     draw(given, tmp_path / "a.svg")
@@ -68,9 +66,7 @@ def test_the_same_results_give_the_same_bytes_and_every_policy_is_named(
 
 
 @pytest.mark.parametrize("draw", OF_MANY)
-def test_jobs_without_a_time_and_times_of_zero_do_not_stop_a_figure(
-    tmp_path: Path, draw: Draw
-) -> None:
+def test_jobs_without_a_time_and_times_of_zero_can_be_drawn(tmp_path: Path, draw: Draw) -> None:
     given = result(job_result("a", 0.0), job_result("b", None), job_result("c", 5.0))
 
     draw([given], tmp_path / "f.png")
@@ -84,27 +80,26 @@ def test_nothing_to_draw_is_refused(tmp_path: Path, draw: Draw) -> None:
         draw([], tmp_path / "f.svg")
 
 
-def test_averages_of_a_policy_that_finished_nothing_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ResultsError, match="no job of ones finished"):
-        plots.averages([result(job_result("a", None))], tmp_path / "f.svg")
-
-
-def test_a_file_of_another_kind_or_place_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ResultsError, match=r"unknown format of a figure; end its name with \.svg"):
-        plots.averages([times("ones", 1.0)], tmp_path / "f.gif")
-    with pytest.raises(ResultsError, match="No such file or directory; choose another file"):
-        plots.averages([times("ones", 1.0)], tmp_path / "no" / "f.svg")
-
-
-def test_without_matplotlib_it_says_what_to_install(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("results", "file", "problem"),
+    [
+        ([result(job_result("a", None))], "f.svg", "no job of ones finished"),
+        ([times("ones", 1.0)], "f.gif", r"unknown format of a figure; end its name with \.svg"),
+        ([times("ones", 1.0)], "no/f.svg", "No such file or directory; choose another file"),
+    ],
+)
+def test_a_figure_that_cannot_be_drawn_is_refused(
+    tmp_path: Path, results: list[SimulationResult], file: str, problem: str
 ) -> None:
+    with pytest.raises(ResultsError, match=problem):
+        plots.averages(results, tmp_path / file)
+
+
+def test_a_missing_matplotlib_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
 
-    with pytest.raises(
-        ResultsError,
-        match=r"figures need matplotlib; in a checkout of ONES: pip install '.\[sim\]'",
-    ):
+    problem = r"figures need matplotlib; in a checkout of ONES: pip install '.\[sim\]'"
+    with pytest.raises(ResultsError, match=problem):
         plots.averages([times("ones", 1.0)], tmp_path / "f.svg")
 
 
@@ -127,19 +122,14 @@ def test_scaling_shows_the_gain_over_every_other_policy(tmp_path: Path) -> None:
 # --- colours and labels
 
 
-def test_a_policy_looks_the_same_in_every_figure() -> None:
+def test_a_policy_has_one_style_in_every_figure_and_no_other_policy_has_it() -> None:
+    found = styles([*POLICIES, "mine", "ones a=1", "ones a=2", "yours"])
+
     assert styles(["ones", "fifo"])["fifo"] == styles(["fifo", "mine", "drl"])["fifo"]
-
-
-def test_no_two_policies_of_a_figure_look_the_same() -> None:
-    labels = [*POLICIES, "mine", "ones a=1", "ones a=2", "yours"]
-
-    found = styles(labels)
-
     assert all(a != b for a, b in itertools.combinations(found.values(), 2))
 
 
-def test_results_of_one_policy_are_told_apart_by_the_options_that_differ() -> None:
+def test_labels_contain_the_options_that_differ() -> None:
     def with_options(**options: object) -> SimulationResult:
         return msgspec.structs.replace(times("ones", 1.0), options=options)
 
@@ -169,24 +159,24 @@ def test_a_gantt_chart_has_a_row_for_each_slot_in_natural_order(tmp_path: Path) 
     assert {"seconds", "ones: which of 2 jobs had which of 4 slots; grey: free"} <= set(said)
 
 
-def test_many_slots_are_not_named(tmp_path: Path) -> None:
+def test_many_slots_are_labelled_by_node(tmp_path: Path) -> None:
     allocations = tuple(
         SlotAllocation(f"n{i // 4}/{i % 4}", Seconds(0.0), Seconds(9.0)) for i in range(200)
     )
 
     gantt(result(job_result("a", 9.0, allocations=allocations)), tmp_path / "f.svg")
 
-    assert "slots" in words(tmp_path / "f.svg")
-    assert not any("n0/" in word for word in words(tmp_path / "f.svg"))
+    said = words(tmp_path / "f.svg")
+    assert [word for word in said if word[0] == "n"] == [f"n{node}" for node in range(0, 50, 2)]
 
 
-def test_the_busy_share_of_an_interval_is_what_jobs_held_in_it() -> None:
+def test_the_busy_share_of_an_interval_is_the_share_that_jobs_held() -> None:
     share = busy_share(held(), np.array([0.0, 10.0, 15.0, 25.0]))
 
     assert share.tolist() == [0.25, 0.5, 0.25]
 
 
-def test_without_stays_there_is_nothing_to_show(tmp_path: Path) -> None:
+def test_results_without_allocations_are_refused(tmp_path: Path) -> None:
     for draw in (gantt, lambda each, path: utilisation([each], path)):
         with pytest.raises(ResultsError, match="repeat the simulation and record allocations"):
             draw(times("ones", 1.0), tmp_path / "f.svg")

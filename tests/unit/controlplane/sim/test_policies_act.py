@@ -11,8 +11,7 @@ from controlplane.policy.registry import POLICIES
 from controlplane.sim.cluster import NodeGroup
 from controlplane.sim.models.job_model import ChangeCosts
 from controlplane.sim.results import TraceJob
-from schemas.ids import JobId
-from tests.support.simulated import SimulatedRun, ToyModel, job, simulated_run
+from tests.support.simulations import SimulatedRun, ToyModel, job, simulated_run
 
 FOUR = (NodeGroup(count=1, slots=4),)
 LIVE = ChangeCosts(start_s=2.0, restart_s=2.0, prepare_s=1.0, switch_s=0.3)
@@ -32,8 +31,7 @@ def eight_jobs() -> list[TraceJob]:
 def changes(run: SimulatedRun) -> Counter[str]:
     """What became of each job's slots after its start, by the codes of the decisions."""
     histories = run.simulation.histories
-    names = [JobId(name) for name in run.simulation.reactor.state.jobs]
-    return Counter(decision.code for name in names for decision in histories.of(name).decisions)
+    return Counter(one.code for past in histories.jobs.values() for one in past.decisions)
 
 
 @pytest.mark.parametrize("name", [name for name in POLICIES if name not in GANGS])

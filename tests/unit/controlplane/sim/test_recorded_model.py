@@ -1,4 +1,4 @@
-"""TrainingModel from a recording: its own jobs again, and how near a replay comes to what was."""
+"""Training model of a recording, and replays of clusters."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from controlplane.journal.database import Entry
-from controlplane.journal.writer import Writer
 from controlplane.sim.analysis.summary import summary
 from controlplane.sim.cluster import NodeGroup, TraceError
 from controlplane.sim.models.job_model import (
@@ -26,8 +24,10 @@ from controlplane.sim.results import SimulationResult
 from controlplane.sim.run import simulate
 from controlplane.sim.scenario import Scenario
 from controlplane.sim.traces.journal_recording import recording_from_journal
+from schemas.codec import encode
 from schemas.jobs import StopRule
-from tests.support.recordings import ONE_SLOT, a_job, recording
+from tests.support.recorded_history import History, write
+from tests.support.simulations import ONE_SLOT, a_job, recording
 
 COSTS = ChangeCosts(start_s=25.0, restart_s=10.0, prepare_s=20.0, switch_s=1.0)
 
@@ -42,7 +42,7 @@ def values(throughput: Throughput) -> list[float]:
     return [throughput.samples_per_s, throughput.progress_per_s, throughput.step_s]
 
 
-def test_a_job_that_was_measured_is_as_it_was_measured() -> None:
+def test_a_measured_job_is_as_measured() -> None:
     job_model = job_model_of(recording(a_job()))
 
     assert values(job_model.throughput((1,), 64, 0)) == pytest.approx([640.0, 640.0, 0.1])
@@ -51,7 +51,7 @@ def test_a_job_that_was_measured_is_as_it_was_measured() -> None:
     assert job_model.costs == COSTS
 
 
-def test_speeds_that_nobody_measured_are_marked_as_extrapolated() -> None:
+def test_unmeasured_speeds_are_marked_as_extrapolated() -> None:
     speeds = (ONE_SLOT, EpochSpeed(1, 2, 128, 1000.0))
     job_model = job_model_of(recording(a_job(epochs=()), speeds=speeds))
 
@@ -65,7 +65,7 @@ def test_speeds_that_nobody_measured_are_marked_as_extrapolated() -> None:
     assert beyond.times(0.5).extrapolated
 
 
-def test_a_result_says_how_much_of_the_training_was_extrapolated() -> None:
+def test_a_result_has_the_extrapolated_share_of_training() -> None:
     both = (ONE_SLOT, EpochSpeed(1, 2, 64, 1000.0))
     wider = msgspec.structs.replace(a_job().spec, slots_wanted=2)
     known, unknown = a_job(), a_job(name="b-2", at=500.0, spec=wider)
@@ -83,24 +83,21 @@ def test_a_result_says_how_much_of_the_training_was_extrapolated() -> None:
     assert 0.0 < share < 0.5  # it trains less long on its two slots
 
 
-def test_a_job_that_was_slower_than_its_family_is_so_again() -> None:
+def test_a_slow_job_stays_slow_and_pauses_between_epochs_stay() -> None:
     slow = tuple(Epoch(n, 64, None, None, EpochSpeed(1, 1, 64, 320.0)) for n in range(1, 20))
+    pausing = tuple(Epoch(n, 64, None, None, ONE_SLOT, 2 * 1000 / 640) for n in (1, 2))
 
-    throughput = job_model_of(recording(a_job(epochs=slow))).throughput((1,), 64, 0)
+    one, other = (
+        job_model_of(recording(a_job(epochs=epochs))).throughput((1,), 64, 0)
+        for epochs in (slow, pausing)
+    )
 
-    # 19 epochs of twice the time, and one at the usual speed that is believed without being seen.
-    assert throughput.step_s == pytest.approx(0.1 * (19 * 2 + 1) / 20)
-
-
-def test_time_between_epochs_goes_by_without_progress() -> None:
-    epochs = tuple(Epoch(n, 64, None, None, ONE_SLOT, 2 * 1000 / 640) for n in (1, 2))
-
-    throughput = job_model_of(recording(a_job(epochs=epochs))).throughput((1,), 64, 0)
-
-    assert values(throughput)[:2] == pytest.approx([640.0, 320.0])
+    # 19 epochs of twice the time, and one assumed at the usual speed
+    assert one.step_s == pytest.approx(0.1 * (19 * 2 + 1) / 20)
+    assert values(other)[:2] == pytest.approx([640.0, 320.0])
 
 
-def test_what_a_sample_is_worth_follows_the_noise_scale_over_the_progress() -> None:
+def test_the_value_of_a_sample_follows_the_noise_scale() -> None:
     epochs = tuple(Epoch(n, 64, phi, None) for n, phi in ((1, 64.0), (2, None), (3, 1024.0)))
     job_model = job_model_of(recording(a_job(epochs=epochs, samples=3000)))
 
@@ -119,59 +116,41 @@ def test_what_a_sample_is_worth_follows_the_noise_scale_over_the_progress() -> N
 
 def test_a_job_without_a_noise_scale_has_the_mean_of_its_family() -> None:
     told = a_job(name="b-2", epochs=(Epoch(1, 64, 16.0, None), Epoch(2, 64, 64.0, None)))
+    of_family, unknown = job_model_of(recording(a_job(), told)), job_model_of(recording(a_job()))
+    throughput = unknown.throughput((1,), 512, 0)
 
-    assert job_model_of(recording(a_job(), told)).epoch_metrics(1, 64).noise_scale == pytest.approx(
-        32.0
-    )
-    assert job_model_of(recording(a_job())).epoch_metrics(1, 64) == EpochMetrics(None, {}, None)
-    assert job_model_of(recording(a_job())).throughput(
-        (1,), 512, 0
-    ).progress_per_s == pytest.approx(
-        job_model_of(recording(a_job())).throughput((1,), 512, 0).samples_per_s
-    )
+    assert of_family.epoch_metrics(1, 64).noise_scale == pytest.approx(32.0)
+    assert unknown.epoch_metrics(1, 64) == EpochMetrics(None, {}, None)
+    assert throughput.progress_per_s == pytest.approx(throughput.samples_per_s)
 
 
-def test_work_is_what_the_samples_were_worth_at_the_batches_they_had() -> None:
+def test_work_is_the_value_of_the_samples_at_their_batches() -> None:
     epochs = tuple(Epoch(n, batch, 64.0, None) for n, batch in ((1, 64), (2, 192), (3, 192)))
     found = recording(a_job(epochs=epochs, samples=3000))
 
-    learnt, counted = job_model_of(found), job_model_of(found, same_quality=False)
+    learnt = job_model_of(found)
 
     assert learnt.epochs == 2
     assert learnt.epoch_ends_at(1) == pytest.approx(1000 * (1 + 0.5 + 0.5))
-    assert (counted.epochs, counted.epoch_ends_at(2)) == (3, 3000)
-    assert (
-        counted.throughput((1,), 192, 0).progress_per_s
-        == counted.throughput((1,), 192, 0).samples_per_s
-    )
 
 
-def test_a_job_with_a_metric_learns_as_much_in_any_case() -> None:
+def test_policies_know_stated_lengths() -> None:
     metric = StopRule(metric="accuracy", at_least=0.9)
-    spec = msgspec.structs.replace(a_job().spec, stop=metric)
-    epochs = (Epoch(1, 192, 64.0, None),)
-    found = recording(a_job(spec=spec, stated_samples=None, epochs=epochs, samples=4000))
+    measured = msgspec.structs.replace(a_job().spec, stop=metric)
 
-    assert job_model_of(found, same_quality=False).epochs == 2
-    assert job_model_of(found, stated=True).spec.stop == metric
-
-
-def test_policies_are_told_how_long_a_job_is_where_that_was_stated() -> None:
+    assert job_model_of(recording(a_job(spec=measured)), stated=True).spec.stop == metric
     assert job_model_of(recording(a_job())).spec.stop is None
+    assert job_model_of(recording(a_job())).spec.retries == 2
+    assert job_model_of(recording(a_job(ended="failed"))).spec.retries == 0
     assert job_model_of(recording(a_job()), stated=True).spec.stop == StopRule(epochs=4)
     assert job_model_of(recording(a_job(stated_samples=None)), stated=True).spec.stop is None
-
-
-def test_a_failed_job_is_not_tried_again_and_others_keep_their_retries() -> None:
-    assert job_model_of(recording(a_job(ended="failed"))).spec.retries == 0
-    assert job_model_of(recording(a_job())).spec.retries == 2
 
 
 @pytest.mark.parametrize(
     ("stated", "finished", "furthest", "epochs"),
     [(9000, (), 0, 9), (None, (6000, 8000), 0, 7), (None, (), 5000, 5), (None, (), 0, 4)],
 )
-def test_a_cancelled_job_would_have_gone_on_as_its_relatives_did(
+def test_a_cancelled_job_would_have_continued_like_its_relatives(
     stated: int | None, finished: tuple[int, ...], furthest: int, epochs: int
 ) -> None:
     job = a_job(ended="cancelled", samples=2000, stated_samples=stated)
@@ -179,30 +158,24 @@ def test_a_cancelled_job_would_have_gone_on_as_its_relatives_did(
     assert job_model_of(recording(job, finished=finished, furthest=furthest)).epochs == epochs
 
 
-def test_costs_are_the_familys_else_the_clusters_else_as_given() -> None:
+def test_costs_are_those_of_the_family_then_of_the_cluster_then_as_given() -> None:
     found = recording(a_job(), took=ChangeTimes(start_s=3.0, join_s=9.0, switch_s=0.5))
     found = msgspec.structs.replace(found, took=ChangeTimes(start_s=4.0, restart_s=2.0))
 
-    assert job_model_of(found).costs == ChangeCosts(
-        start_s=3.0, restart_s=2.0, prepare_s=8.5, switch_s=0.5
-    )
+    assert job_model_of(found).costs == ChangeCosts(3.0, 2.0, 8.5, 0.5)
 
 
 @pytest.mark.parametrize(
     ("took", "expected"),
     [
-        (ChangeTimes(), (20.0, 30.0)),
-        (ChangeTimes(switch_s=2.0), (20.0, 2.0)),
-        (ChangeTimes(switch_s=50.0), (20.0, 30.0)),
-        (ChangeTimes(join_s=9.0), (0.0, 9.0)),
+        (ChangeTimes(), (20.0, 30.0)), (ChangeTimes(switch_s=2.0), (20.0, 2.0)),
+        (ChangeTimes(switch_s=50.0), (20.0, 30.0)), (ChangeTimes(join_s=9.0), (0.0, 9.0)),
         (ChangeTimes(join_s=40.0), (10.0, 30.0)),
         (ChangeTimes(join_s=9.0, switch_s=2.0), (7.0, 2.0)),
         (ChangeTimes(join_s=1.5, switch_s=2.0), (0.0, 1.5)),
     ],
-)
-def test_nobody_stands_still_longer_than_changes_took_with_newcomers_or_without(
-    took: ChangeTimes, expected: tuple[float, float]
-) -> None:
+)  # fmt: skip
+def test_recorded_changes_bound_pauses(took: ChangeTimes, expected: tuple[float, float]) -> None:
     found = msgspec.structs.replace(recording(a_job()), took=took)
     given = ChangeCosts(start_s=25.0, restart_s=10.0, prepare_s=20.0, switch_s=30.0)
     costs = RecordedModel(found, given).job_model(found.as_trace().jobs[0], "elastic", seed=1).costs
@@ -210,7 +183,7 @@ def test_nobody_stands_still_longer_than_changes_took_with_newcomers_or_without(
     assert (costs.prepare_s, costs.switch_s) == expected
 
 
-def test_the_loss_is_what_it_was_at_the_same_progress() -> None:
+def test_the_loss_is_that_of_the_same_progress() -> None:
     epochs = (Epoch(1, 64, None, 4.0), Epoch(2, 64, None, None), Epoch(3, 64, None, 2.0))
     job_model = job_model_of(recording(a_job(epochs=epochs, samples=3000)))
 
@@ -218,7 +191,7 @@ def test_the_loss_is_what_it_was_at_the_same_progress() -> None:
     assert losses == pytest.approx([4.0, 3.0, 2.0])
 
 
-def test_what_cannot_be_replayed_is_said_with_what_to_do() -> None:
+def test_jobs_that_cannot_be_replayed_are_refused_with_a_remedy() -> None:
     found = recording(a_job())
     (job,) = found.as_trace().jobs
     stranger = msgspec.structs.replace(job, workload="cifar10")
@@ -237,11 +210,11 @@ def test_what_cannot_be_replayed_is_said_with_what_to_do() -> None:
 
 def cluster_with_journal(policy: str, what: Scenario, seed: int, journal: Path) -> SimulationResult:
     """A cluster that writes down what happens to it."""
-    writer = Writer(journal, lambda _: None)
+    history: History = []
     result = simulate(
-        policy, what, seed, record=lambda now, event, _: writer.append(Entry(at=now, input=event))
+        policy, what, seed, record=lambda now, event, _: history.append((now, encode(event)))
     )
-    writer.close()
+    write(journal, history)
     return result
 
 
@@ -256,9 +229,7 @@ def average_s(result: SimulationResult) -> float:
     ("policy", "within"),
     [("fifo", 0.03), ("tiresias", 0.03), pytest.param("ones", 0.15, marks=pytest.mark.slow)],
 )
-def test_a_replay_under_the_same_policy_takes_as_long(
-    policy: str, within: float, tmp_path: Path
-) -> None:
+def test_a_replay_takes_as_long_as_the_run(policy: str, within: float, tmp_path: Path) -> None:
     what = Scenario(
         nodes=(NodeGroup(count=4, slots=4),), jobs=12, interval_s=60.0, warm_up=0.0, knowledge="L3"
     )
@@ -275,12 +246,9 @@ def test_a_replay_under_the_same_policy_takes_as_long(
 
 def test_cancelled_jobs_are_cancelled_again(tmp_path: Path) -> None:
     what = Scenario(
-        nodes=(NodeGroup(count=2, slots=4),),
-        jobs=12,
-        interval_s=60.0,
-        warm_up=0.0,
+        nodes=(NodeGroup(count=2, slots=4),), jobs=12, interval_s=60.0, warm_up=0.0,
         cancel_share=0.3,
-    )
+    )  # fmt: skip
     was = cluster_with_journal("fifo", what, 5, tmp_path / "journal.sqlite")
 
     found = recording_from_journal(tmp_path / "journal.sqlite")
@@ -293,7 +261,7 @@ def test_cancelled_jobs_are_cancelled_again(tmp_path: Path) -> None:
     assert {"succeeded", "cancelled"} == {job.state for job in again.jobs}
 
 
-def test_a_failed_job_fails_again_at_the_end_of_what_it_had_done() -> None:
+def test_a_failed_job_fails_again_at_the_end_of_its_work() -> None:
     found = recording(a_job(ended="failed", samples=6400))
     what, model = Scenario(nodes=found.nodes, warm_up=0.0), RecordedModel(found, COSTS)
 

@@ -1,9 +1,10 @@
-"""A live cluster's journal as a recording, and a recording as a file."""
+"""Recordings of journals, and their files."""
 
 from __future__ import annotations
 
 import shutil
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -14,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from controlplane.core.inputs import ControllerStarted
+from controlplane.core.reactor import Reactor
 from controlplane.journal.database import Entry, input_from
 from controlplane.journal.writer import Writer
 from controlplane.sim.cluster import NodeGroup, TraceError
@@ -24,41 +26,42 @@ from controlplane.sim.models.recording import (
     Family,
     Recording,
     Submission,
+    read_recording,
+    write_recording,
 )
 from controlplane.sim.results import Trace, TraceJob
 from controlplane.sim.traces.journal_recording import recording_from_journal
-from controlplane.sim.traces.recording_file import read_recording, write_recording
+from schemas.epochs import StepTimes
 from schemas.ids import Seconds, Term
 from schemas.jobs import JobSpec, StopRule
 from tests.support import builders
 from tests.support.builders import N1, N2, S0, S1, T0, A, B
 from tests.support.controller import Controller, begin, cluster_of, training
-from tests.support.recorded_history import GOLDEN
+from tests.support.recorded_history import GOLDEN, write
 
 SAME_FOLDER = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def journal_of(controller: Controller, folder: Path) -> Path:
     path = folder / "journal.sqlite"
-    writer = Writer(path, lambda _: None)
-    for at, body in controller.history:
-        writer.append(Entry(at=at, input=input_from(body)))
-    writer.close()
+    write(path, controller.history)
     return path
 
 
 def writing(controller: Controller, path: Path) -> Writer:
     """A journal that is open, with a transaction for each input."""
     durable: SimpleQueue[int] = SimpleQueue()
-    writer = Writer(path, durable.put)
+    writer, reactor = Writer(path, durable.put), Reactor()
     for at, body in controller.history:
-        writer.append(Entry(at=at, input=input_from(body)))
+        event = input_from(body)
+        reactor.handle(event, at)
+        writer.append(Entry(at=at, input=event, records=tuple(reactor.records)))
         durable.get(timeout=60.0)
     return writer
 
 
 def change(path: Path, statement: str) -> None:
-    with sqlite3.connect(path) as database:
+    with closing(sqlite3.connect(path)) as database, database:
         database.execute(statement)
 
 
@@ -73,12 +76,12 @@ def busy_cluster() -> Controller:
     training(controller, S0, name="a", env={"TOKEN": "secret"}, args=("--key", "secret"))
     controller.now += 10.0
     controller.tell(N1, builders.epoch_end(A, 1, noise_scale=64.0))
-    parts = {"pass_s": 0.1, "sync_s": 0.0, "local_batch": 64, "passes": 1}
-    controller.tell(N1, builders.epoch_end(A, 2, samples_per_s=600.0, **parts))
+    times = StepTimes(pass_s=0.1, sync_s=0.0, local_batch=64, passes=1)
+    controller.tell(N1, builders.epoch_end(A, 2, samples_per_s=600.0, step_times=times))
     training(controller, T0, name="b", user="bob", stop=StopRule(epochs=1))
     controller.now += 10.0
     controller.tell(N2, builders.epoch_end(B, 1, epochs=1))
-    controller.tell(N2, builders.finished(B, index=4, why="all done"))
+    controller.tell(N2, builders.finished(B, index=4, reason="all done"))
     controller.tell(N2, builders.exited(B, code=0))
     controller.take(builders.cancelled(A))
     controller.now += 10.0
@@ -88,34 +91,20 @@ def busy_cluster() -> Controller:
 
 def a_recording() -> Recording:
     family = Family(
-        name="m",
-        speeds=(EpochSpeed(1, 1, 64, 500.0), EpochSpeed(1, 2, 64, 800.0, 0.01, 2)),
-        epoch_samples=1000,
-        finished=(9000,),
-        furthest=1,
-    )
+        name="m", speeds=(EpochSpeed(1, 1, 64, 500.0), EpochSpeed(1, 2, 64, 800.0, 0.01, 2)),
+        epoch_samples=1000, finished=(9000,), furthest=1,
+    )  # fmt: skip
     job = Submission(
-        name="a-1",
-        at=0.0,
-        user="user-1",
-        family="m",
-        spec=spec("a", family="m"),
-        ended="cancelled",
-        ended_after_s=60.5,
-        samples=2000,
-        stated_samples=10_000,
+        name="a-1", at=0.0, user="user-1", family="m", spec=spec("a", family="m"),
+        ended="cancelled", ended_after_s=60.5, samples=2000, stated_samples=10_000,
         epoch_samples=1000,
         epochs=(Epoch(1, 64, 32.0, 1.5, EpochSpeed(1, 1, 64, 500.0)), Epoch(2, 64, None, None)),
-    )
+    )  # fmt: skip
     failed = msgspec.structs.replace(job, name="b-2", at=3.0, ended="failed")
     return Recording(
-        name="week",
-        nodes=(NodeGroup(count=2, slots=4),),
-        took=ChangeTimes(start_s=3.0),
-        families=(family,),
-        jobs=(job, failed),
-        left_out={"too large": 2},
-    )
+        name="week", nodes=(NodeGroup(count=2, slots=4),), took=ChangeTimes(start_s=3.0),
+        families=(family,), jobs=(job, failed), left_out={"too large": 2},
+    )  # fmt: skip
 
 
 def complaint(path: Path) -> str:
@@ -124,9 +113,9 @@ def complaint(path: Path) -> str:
     return str(caught.value).replace(str(path), "FILE")
 
 
-def refused(path: Path, *window: float) -> str:
+def refused(path: Path) -> str:
     with pytest.raises(TraceError) as caught:
-        recording_from_journal(path, *(Seconds(at) for at in window))
+        recording_from_journal(path)
     return str(caught.value).replace(str(path), "FILE")
 
 
@@ -140,20 +129,12 @@ def test_a_journal_becomes_submissions_families_and_a_cluster(tmp_path: Path) ->
         took=took,
         families=(
             Family(
-                name="a",
-                speeds=(EpochSpeed(1, 1, 64, 500.0), EpochSpeed(1, 1, 64, 600.0, 0.0, 1)),
-                epoch_samples=1000,
-                took=took,
-                finished=(),
-                furthest=2000,
+                name="a", speeds=(EpochSpeed(1, 1, 64, 500.0), EpochSpeed(1, 1, 64, 600.0, 0.0, 1)),
+                epoch_samples=1000, took=took, finished=(), furthest=2000,
             ),
             Family(
-                name="b",
-                speeds=(EpochSpeed(1, 1, 64, 500.0),),
-                epoch_samples=1000,
-                took=took,
-                finished=(1000,),
-                furthest=1000,
+                name="b", speeds=(EpochSpeed(1, 1, 64, 500.0),), epoch_samples=1000, took=took,
+                finished=(1000,), furthest=1000,
             ),
         ),
         jobs=(
@@ -174,61 +155,35 @@ def test_a_journal_becomes_submissions_families_and_a_cluster(tmp_path: Path) ->
                 ),
             ),
             Submission(
-                name="b-2",
-                at=10.0,
-                user="user-2",
-                family="b",
-                spec=spec("b", stop=StopRule(epochs=1)),
-                ended="succeeded",
-                ended_after_s=10.0,
-                samples=1000,
-                stated_samples=1000,
-                epoch_samples=1000,
+                name="b-2", at=10.0, user="user-2", family="b",
+                spec=spec("b", stop=StopRule(epochs=1)), ended="succeeded", ended_after_s=10.0,
+                samples=1000, stated_samples=1000, epoch_samples=1000,
                 epochs=(Epoch(1, 64, None, 1.0, EpochSpeed(1, 1, 64, 500.0)),),
             ),
         ),
         left_out={"no job of its family trained a whole epoch on one group": 1},
-    )
+    )  # fmt: skip
 
 
-def test_what_a_job_was_told_in_confidence_is_not_in_the_file(tmp_path: Path) -> None:
+def test_a_recording_contains_no_secrets_and_no_names(tmp_path: Path) -> None:
     write_recording(recording_from_journal(journal_of(busy_cluster(), tmp_path)), tmp_path / "week")
 
-    assert b"secret" not in (tmp_path / "week").read_bytes()
-    assert b"ann" not in (tmp_path / "week").read_bytes()
+    text = (tmp_path / "week").read_bytes()
+    assert b"secret" not in text
+    assert b"ann" not in text
 
 
-def test_users_keep_their_names_where_that_is_asked_for(tmp_path: Path) -> None:
-    controller = busy_cluster()
-    journal = journal_of(controller, tmp_path)
-
-    assert [job.user for job in recording_from_journal(journal, users=True).jobs] == ["ann", "bob"]
-
-
-def test_a_window_counts_from_its_first_submission_and_learns_from_all(tmp_path: Path) -> None:
-    journal = journal_of(busy_cluster(), tmp_path)
-
-    (job,) = recording_from_journal(journal, Seconds(1005.0), Seconds(1015.0)).jobs
-
-    assert (job.name, job.at, job.ended_after_s) == ("b-2", 0.0, 10.0)
-    assert refused(journal, 5000.0).startswith("FILE: no job was submitted in that window")
-
-
-def test_the_cluster_is_as_it_was_when_it_had_most_slots_in_the_window(tmp_path: Path) -> None:
+def test_the_recorded_cluster_is_the_one_with_most_slots(tmp_path: Path) -> None:
     controller = cluster_of(n1=2, n2=3)
     controller.lose(N2)
     controller.now += 10.0
     training(controller, S0, S1, name="a", epochs=1)
-    journal = journal_of(controller, tmp_path)
+    nodes = recording_from_journal(journal_of(controller, tmp_path)).nodes
 
-    assert recording_from_journal(journal).nodes == (
-        NodeGroup(count=1, slots=3),
-        NodeGroup(count=1, slots=2),
-    )
-    assert recording_from_journal(journal, Seconds(1005.0)).nodes == (NodeGroup(count=1, slots=2),)
+    assert nodes == (NodeGroup(count=1, slots=3), NodeGroup(count=1, slots=2))
 
 
-def test_a_job_that_had_not_ended_is_taken_with_the_work_it_stated(tmp_path: Path) -> None:
+def test_an_unfinished_job_is_recorded_with_its_stated_work(tmp_path: Path) -> None:
     controller = cluster_of(n1=2)
     training(controller, S0, name="a", epochs=1, stop=StopRule(epochs=7))
     metric = StopRule(metric="accuracy", at_least=0.9)
@@ -251,7 +206,7 @@ def test_families_of_the_same_name_stay_apart(tmp_path: Path) -> None:
     assert [job.family for job in found.jobs] == ["a", "a (2)"]
 
 
-def test_starts_are_measured_and_the_first_is_told_from_later_ones(tmp_path: Path) -> None:
+def test_first_starts_and_restarts_are_measured_apart(tmp_path: Path) -> None:
     controller = cluster_of(n1=1)
     controller.submit("a")
     for version, took_s in ((1, 4.0), (3, 2.0)):
@@ -269,9 +224,7 @@ def test_starts_are_measured_and_the_first_is_told_from_later_ones(tmp_path: Pat
     )
 
 
-def test_how_long_an_epoch_lasted_is_known_where_the_group_was_there_all_the_while(
-    tmp_path: Path,
-) -> None:
+def test_durations_of_epochs_are_known_within_one_group(tmp_path: Path) -> None:
     controller = cluster_of(n1=1)
     training(controller, S0, name="a")
     for epoch in (1, 2):
@@ -290,7 +243,7 @@ def test_how_long_an_epoch_lasted_is_known_where_the_group_was_there_all_the_whi
     assert [epoch.lasted_s for epoch in job.epochs] == [None, 3.0, None, 4.0]
 
 
-def test_nothing_beside_the_journal_is_made_or_changed(tmp_path: Path) -> None:
+def test_the_folder_of_the_journal_is_not_changed(tmp_path: Path) -> None:
     journal = journal_of(busy_cluster(), tmp_path)
     before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
 
@@ -299,7 +252,7 @@ def test_nothing_beside_the_journal_is_made_or_changed(tmp_path: Path) -> None:
     assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
 
 
-def test_the_journal_of_a_running_controller_is_read_and_goes_on(tmp_path: Path) -> None:
+def test_the_journal_of_a_running_controller_can_be_read(tmp_path: Path) -> None:
     path = tmp_path / "journal.sqlite"
     writer = writing(busy_cluster(), path)
 
@@ -309,7 +262,7 @@ def test_the_journal_of_a_running_controller_is_read_and_goes_on(tmp_path: Path)
     assert len(recording_from_journal(path).jobs) == 2
 
 
-def test_a_torn_tail_is_not_there(tmp_path: Path) -> None:
+def test_a_torn_transaction_is_ignored(tmp_path: Path) -> None:
     (tmp_path / "live").mkdir()
     writer = writing(busy_cluster(), tmp_path / "live" / "journal.sqlite")
     for file in ("journal.sqlite", "journal.sqlite-wal"):
@@ -323,13 +276,10 @@ def test_a_torn_tail_is_not_there(tmp_path: Path) -> None:
     assert ([job.name for job in found.jobs], found.left_out) == (["a-1", "b-2"], {})
 
 
-def test_what_is_no_journal_is_said_with_what_to_do(tmp_path: Path) -> None:
-    text = tmp_path / "text"
+def test_other_files_are_refused_with_a_remedy(tmp_path: Path) -> None:
+    text, other = tmp_path / "text", tmp_path / "other"
     text.write_text("hello" * 1000)
-    other = tmp_path / "other"
-    with sqlite3.connect(other) as database:
-        database.execute("CREATE TABLE mine (x)")
-    database.close()
+    change(other, "CREATE TABLE mine (x)")
 
     assert refused(tmp_path / "none").startswith("FILE: no such file; name the file")
     assert refused(tmp_path).startswith("FILE: no such file; name the file")
@@ -340,31 +290,29 @@ def test_what_is_no_journal_is_said_with_what_to_do(tmp_path: Path) -> None:
     assert refused(other).startswith("FILE is not a journal: no such table: meta")
 
 
-def test_a_journal_of_a_newer_release_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("statement", "said"),
+    [
+        (
+            "UPDATE meta SET value = '99'",
+            "FILE is a journal of schema 99; this release reads schema 6; export it with the",
+        ),
+        ("UPDATE inputs SET body = x'00' WHERE id = 3", "FILE: input 3: "),
+        (
+            "DELETE FROM inputs WHERE id = 4",
+            "FILE: input 4: it is missing; restore a backup",
+        ),
+    ],
+)
+def test_a_damaged_or_newer_journal_is_refused(tmp_path: Path, statement: str, said: str) -> None:
     path = journal_of(busy_cluster(), tmp_path)
-    with sqlite3.connect(path) as database:
-        database.execute("UPDATE meta SET value = '99'")
-    database.close()
+    change(path, statement)
 
-    assert refused(path) == (
-        "FILE is a journal of schema 99; "
-        "this release reads schemas 2 to 5; export it with the one that wrote it"
-    )
+    assert refused(path).startswith(said)
 
 
-def test_an_input_that_nobody_can_read_is_named(tmp_path: Path) -> None:
-    path = journal_of(busy_cluster(), tmp_path)
-    with sqlite3.connect(path) as database:
-        database.execute("UPDATE inputs SET body = ? WHERE id = 3", (b"\x00",))
-    database.close()
-
-    assert refused(path).startswith("FILE: input 3: ")
-
-
-def test_a_job_that_left_and_is_damaged_is_left_out_and_the_others_are_taken(
-    tmp_path: Path,
-) -> None:
-    path = Path(shutil.copy(GOLDEN / "schema-3-format-2-jobs.sqlite", tmp_path / "journal.sqlite"))
+def test_a_damaged_row_of_a_past_job_is_left_out(tmp_path: Path) -> None:
+    path = Path(shutil.copy(GOLDEN / "jobs.sqlite", tmp_path / "journal.sqlite"))
     whole = recording_from_journal(path)
     change(path, "UPDATE ended_jobs SET body = x'81' WHERE number = 2")
 
@@ -377,44 +325,20 @@ def test_a_job_that_left_and_is_damaged_is_left_out_and_the_others_are_taken(
     assert found.left_out == whole.left_out | damaged
 
 
-def test_a_history_with_a_gap_is_refused(tmp_path: Path) -> None:
-    path = journal_of(busy_cluster(), tmp_path)
-    with sqlite3.connect(path) as database:
-        database.execute("DELETE FROM inputs WHERE id = 4")
-    database.close()
-
-    assert refused(path).startswith("FILE: input 4: it is missing; restore a backup")
-
-
 def test_a_recording_is_a_trace() -> None:
-    assert a_recording().as_trace() == Trace(
-        name="week",
-        jobs=(
-            TraceJob(
-                name="a-1",
-                at=Seconds(0.0),
-                workload="a-1",
-                slots=1,
-                batch=64,
-                user="user-1",
-                cancelled_after_s=60.5,
-                samples=2000,
-            ),
-            TraceJob(
-                name="b-2",
-                at=Seconds(3.0),
-                workload="b-2",
-                slots=1,
-                batch=64,
-                user="user-1",
-                crashes_at=1.0 - 1e-6,
-                samples=2000,
-            ),
-        ),
-    )
+    job = TraceJob(
+        name="a-1", at=Seconds(0.0), workload="a-1", slots=1, batch=64, user="user-1",
+        cancelled_after_s=60.5, samples=2000,
+    )  # fmt: skip
+    failed = msgspec.structs.replace(
+        job, name="b-2", at=Seconds(3.0), workload="b-2", cancelled_after_s=None,
+        crashes_at=1.0 - 1e-6,
+    )  # fmt: skip
+
+    assert a_recording().as_trace() == Trace(name="week", jobs=(job, failed))
 
 
-def test_what_was_written_is_read_again(tmp_path: Path) -> None:
+def test_a_written_recording_can_be_read(tmp_path: Path) -> None:
     path = tmp_path / "week.jsonl"
 
     write_recording(a_recording(), path)
@@ -446,9 +370,7 @@ def test_what_was_written_is_read_again(tmp_path: Path) -> None:
         (b'"script":"train.py"', b'"script":7', "FILE:3: Expected `str`, got `int`"),
     ],
 )
-def test_what_is_wrong_is_said_with_file_line_and_what_to_do(
-    tmp_path: Path, before: bytes, after: bytes, said: str
-) -> None:
+def test_invalid_lines_are_refused(tmp_path: Path, before: bytes, after: bytes, said: str) -> None:
     path = tmp_path / "week.jsonl"
     write_recording(a_recording(), path)
     text = path.read_bytes()
@@ -458,7 +380,7 @@ def test_what_is_wrong_is_said_with_file_line_and_what_to_do(
     assert complaint(path).startswith(said)
 
 
-def test_what_is_no_recording_is_a_trace_error(tmp_path: Path) -> None:
+def test_other_files_are_no_recordings(tmp_path: Path) -> None:
     empty = tmp_path / "empty"
     empty.write_bytes(b"")
 
@@ -467,11 +389,14 @@ def test_what_is_no_recording_is_a_trace_error(tmp_path: Path) -> None:
     assert complaint(tmp_path / "none").startswith("FILE: No such file or directory")
     assert "embedded null byte" in complaint(Path("a\0b"))
     assert complaint(Path("/dev/zero")).startswith("FILE:1: ")
+    deep = tmp_path / "deep"
+    deep.write_bytes(b'{"kind":"recording","version":1,"x":' + b"[" * 100_000)
+    assert complaint(deep).startswith("FILE:1: ")
 
 
 @SAME_FOLDER
 @given(cut=st.integers(0, 2000), put=st.binary(max_size=40), drop=st.integers(0, 40))
-def test_no_bytes_raise_anything_else(tmp_path: Path, cut: int, put: bytes, drop: int) -> None:
+def test_damaged_bytes_raise_trace_errors(tmp_path: Path, cut: int, put: bytes, drop: int) -> None:
     path = tmp_path / "week.jsonl"
     write_recording(a_recording(), path)
     text = path.read_bytes()
@@ -483,10 +408,3 @@ def test_no_bytes_raise_anything_else(tmp_path: Path, cut: int, put: bytes, drop
         assert str(path) in str(error)  # noqa: PT017 - most of them are none, some still are
     else:
         assert found.jobs
-
-
-def test_deeply_nested_lines_are_refused(tmp_path: Path) -> None:
-    path = tmp_path / "deep"
-    path.write_bytes(b'{"kind":"recording","version":1,"x":' + b"[" * 100_000)
-
-    assert complaint(path).startswith("FILE:1: ")

@@ -1,4 +1,4 @@
-"""Scenarios as values: refused when they make no sense, else the same for ever."""
+"""Scenarios as values: refusals, and equal results of equal scenarios."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ from controlplane.policy.registry import POLICIES, check_options
 from controlplane.sim.cluster import NodeGroup, TraceError, node_specs
 from controlplane.sim.results import Trace
 from controlplane.sim.run import simulate
-from controlplane.sim.scenario import Scenario
-from controlplane.sim.scenario_loading import options_of, trace_of
+from controlplane.sim.scenario import Scenario, options_of, trace_of
 from schemas.errors import SettingsError
-from tests.support.simulated import FREE, ToyModel, job, simulated_run
+from tests.support.simulations import FREE, ToyModel, job, simulated_run
 
 ROOT: Final = Path(__file__).parents[4]
 HEADER: Final = "name,time,application,num_replicas,batch_size\n"
@@ -49,17 +48,14 @@ for policy in sys.argv[1:]:
 
 def begin(policies: Sequence[str], hash_seed: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-c", AGAIN, *policies],
-        cwd=ROOT,
+        [sys.executable, "-c", AGAIN, *policies], cwd=ROOT,
         env={"PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
 
 
 @pytest.mark.slow
-def test_two_processes_come_to_the_same_result_under_every_policy() -> None:
+def test_two_processes_have_equal_results_under_every_policy() -> None:
     policies = sorted(POLICIES)
     both = [begin(policies, hash_seed) for hash_seed in ("1", "2")]
     (one, said), (other, said_too) = [process.communicate(timeout=200) for process in both]
@@ -84,41 +80,18 @@ def test_another_seed_gives_other_results() -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("jobs", 0),
-        ("interval_s", 0.0),
-        ("interval_s", NAN),
-        ("interval_s", INF),
-        ("warm_up", -0.1),
-        ("warm_up", 1.0),
-        ("warm_up", NAN),
-        ("round_s", -1.0),
-        ("round_s", NAN),
-        ("latency_s", -1.0),
-        ("latency_s", INF),
-        ("stall_s", -1.0),
-        ("stall_s", NAN),
-        ("first_stall_s", INF),
-        ("prepare_s", -1.0),
-        ("prepare_s", 1000.0),
-        ("noise", -0.1),
-        ("noise", NAN),
-        ("noise", 5.0),
-        ("noise_scale_error", 0.5),
-        ("noise_scale_error", INF),
-        ("crash_share", 1.5),
-        ("cancel_share", NAN),
-        ("node_loss_s", -1.0),
-        ("node_loss_s", NAN),
-        ("node_back_s", INF),
-        ("generations", -1),
-        ("nodes", ()),
-        ("nodes", (NodeGroup(count=0, slots=4),)),
-        ("nodes", (NodeGroup(count=1, slots=0),)),
-        ("nodes", (NodeGroup(count=1, slots=4, model="abacus"),)),
-        ("interference", "gavel:"),
+        ("jobs", 0), ("interval_s", 0.0), ("interval_s", NAN), ("interval_s", INF),
+        ("warm_up", -0.1), ("warm_up", 1.0), ("warm_up", NAN), ("round_s", -1.0), ("round_s", NAN),
+        ("latency_s", -1.0), ("latency_s", INF), ("stall_s", -1.0), ("stall_s", NAN),
+        ("first_stall_s", INF), ("prepare_s", -1.0), ("prepare_s", 1000.0), ("noise", -0.1),
+        ("noise", NAN), ("noise", 5.0), ("noise_scale_error", 0.5), ("noise_scale_error", INF),
+        ("crash_share", 1.5), ("cancel_share", NAN), ("node_loss_s", -1.0), ("node_loss_s", NAN),
+        ("node_back_s", INF), ("generations", -1), ("nodes", ()),
+        ("nodes", (NodeGroup(count=0, slots=4),)), ("nodes", (NodeGroup(count=1, slots=0),)),
+        ("nodes", (NodeGroup(count=1, slots=4, model="abacus"),)), ("interference", "gavel:"),
     ],
-)
-def test_a_setting_that_makes_no_sense_is_named(name: str, value: Any) -> None:
+)  # fmt: skip
+def test_an_invalid_setting_is_named(name: str, value: Any) -> None:
     with pytest.raises(TraceError) as raised:
         Scenario(**{name: value})
 
@@ -126,12 +99,12 @@ def test_a_setting_that_makes_no_sense_is_named(name: str, value: Any) -> None:
     assert raised.value.hint
 
 
-def test_a_policy_that_nobody_knows() -> None:
+def test_an_unknown_policy_is_refused() -> None:
     with pytest.raises(SettingsError, match="unknown policy 'lucky'"):
         simulate("lucky", Scenario(jobs=1), 1)
 
 
-def test_an_option_that_nobody_knows() -> None:
+def test_an_unknown_option_is_refused() -> None:
     with pytest.raises(SettingsError, match="luck"):
         simulate("tiresias", Scenario(jobs=1), 1, {"luck": 3})
 
@@ -140,7 +113,7 @@ def test_an_option_that_nobody_knows() -> None:
 
 
 @pytest.mark.parametrize("policy", ["ones", "ones-paper"])
-def test_a_search_is_told_what_changes_and_starts_cost(policy: str) -> None:
+def test_a_search_gets_the_costs_of_changes_and_starts(policy: str) -> None:
     told = options_of(policy, Scenario(stall_s=6.0, first_stall_s=40.0), {"start_stall_s": 2.0})
 
     assert told == {"rescale_stall_s": 6.0, "start_stall_s": 2.0}
@@ -152,7 +125,7 @@ def test_a_search_is_told_what_changes_and_starts_cost(policy: str) -> None:
 
 
 @pytest.mark.parametrize("policy", ["goodput", "ones", "ones-paper"])
-def test_at_level_0_no_job_has_relatives(policy: str) -> None:
+def test_no_job_has_relatives_at_level_0(policy: str) -> None:
     """Three trainings alike: what policies know of a family, they know of one job then."""
     rows = [job(f"j{number}", 30.0 * number, workload="bert-mrpc-3.6k") for number in range(3)]
     trace = Trace(name="alike", jobs=tuple(rows))
@@ -160,12 +133,9 @@ def test_at_level_0_no_job_has_relatives(policy: str) -> None:
     def families(knowledge: Literal["L0", "L2"]) -> list[str | None]:
         heard: list[object] = []
         simulate(
-            policy,
-            Scenario(knowledge=knowledge, generations=1, warm_up=0.0),
-            1,
-            trace=trace,
+            policy, Scenario(knowledge=knowledge, generations=1, warm_up=0.0), 1, trace=trace,
             record=lambda _, event, __: heard.append(event),
-        )
+        )  # fmt: skip
         return [event.spec.family for event in heard if isinstance(event, JobSubmitted)]
 
     assert families("L0") == ["j0", "j1", "j2"]
@@ -182,46 +152,31 @@ def complaint(scenario: Scenario, trace: Trace | None = None) -> TraceError:
     return raised.value
 
 
-def test_a_trace_without_jobs() -> None:
+def test_a_trace_without_jobs_is_refused() -> None:
     assert "has no jobs" in str(complaint(Scenario(), Trace(name="nobody", jobs=())))
 
 
 @pytest.mark.parametrize(
     ("row", "says"),
     [
-        ("", "no jobs"),
-        ("a,-1,vgg16-cifar10-35k,1,0\n", "trace.csv:2: column time"),
-        ("a,nan,vgg16-cifar10-35k,1,0\n", "trace.csv:2: column time"),
-        ("a,0,vgg16-cifar10-35k,0,0\n", "trace.csv:2: column num_replicas"),
-        ("a,0,vgg16-cifar10-35k,nan,0\n", "trace.csv:2: column num_replicas"),
-        ("a,0,vgg16-cifar10-35k,1,-5\n", "trace.csv:2: column batch_size"),
+        ("", "no jobs"), ("a,-1,vgg16-cifar10-35k,1,0\n", "trace.csv:2: column time"),
         ("a,0,abacus,1,0\n", "abacus"),
         ("a,0,vgg16-cifar10-35k,65,0\n", "job a asks for 65 slots, the cluster has 64"),
     ],
-)
-def test_a_trace_that_makes_no_sense(tmp_path: Path, row: str, says: str) -> None:
+)  # fmt: skip
+def test_an_invalid_trace_is_refused(tmp_path: Path, row: str, says: str) -> None:
     file = tmp_path / "trace.csv"
     file.write_text(HEADER + row)
 
     assert says in str(complaint(Scenario(workload=str(file))))
 
 
-def test_a_trace_that_is_not_there(tmp_path: Path) -> None:
-    file = tmp_path / "trace.csv"
+def test_profiles_need_tables_and_a_workload(tmp_path: Path) -> None:
+    nowhere = Scenario(physics="profiles", profiles=str(tmp_path / "nowhere"), workload="w.csv")
 
-    assert f"{file}: No such file" in str(complaint(Scenario(workload=str(file))))
-
-
-def test_profiles_that_are_not_there(tmp_path: Path) -> None:
-    scenario = Scenario(physics="profiles", profiles=str(tmp_path / "nowhere"), workload="w.csv")
-
-    assert "nowhere is not a folder" in str(complaint(scenario))
-
-
-def test_profiles_need_a_workload() -> None:
+    assert "nowhere is not a folder" in str(complaint(nowhere))
     with pytest.raises(TraceError, match="the profiles have no generator") as raised:
         trace_of(Scenario(physics="profiles"), 1)
-
     assert "--workload" in raised.value.hint
 
 
@@ -232,16 +187,14 @@ def test_nodes_are_named_in_order_of_their_groups() -> None:
     found = node_specs((NodeGroup(count=2, slots=1), NodeGroup(count=1, slots=2, model="k80")))
 
     assert [(str(spec.node), [slot.model for slot in spec.slots]) for spec in found] == [
-        ("n0000", [""]),
-        ("n0001", [""]),
-        ("n0002", ["k80", "k80"]),
-    ]
+        ("n0000", [""]), ("n0001", [""]), ("n0002", ["k80", "k80"]),
+    ]  # fmt: skip
 
 
 # --- results
 
 
-def test_a_result_says_all_that_is_needed_to_have_it_again() -> None:
+def test_a_result_contains_its_setting_and_adds_up() -> None:
     scenario = Scenario(jobs=20, interval_s=20.0, warm_up=0.1, record_allocations=True)
     heard: list[object] = []
     result = simulate("fifo", scenario, 3, record=lambda _, event, __: heard.append(event))
@@ -280,19 +233,19 @@ def load(jobs: int) -> tuple[int, int, int, float]:
     run = simulated_run("fifo", *trace, model=ToyModel(costs=FREE))
     while run.simulation.kernel._heap and not run.simulation.kernel.stopped:
         run.simulation.kernel.run(run.simulation.kernel._heap[0][0])
-        ahead = len(run.simulation.kernel._heap) - (jobs - len(run.state.jobs))
+        ahead = len(run.simulation.kernel._heap) - (jobs - run.state.jobs_accepted)
         found.append((len(run.state.active), len(run.state.jobs_with_processes), ahead))
     active, holders, heap = (max(each) for each in zip(*found, strict=True))
     return active, holders, heap, run.simulation.events / jobs
 
 
-def test_what_is_kept_and_touched_does_not_grow_with_the_length_of_a_trace() -> None:
+def test_the_work_per_event_does_not_grow_with_the_length_of_a_trace() -> None:
     short, long = load(20), load(80)
 
     assert long[:3] == short[:3]
     assert long[3] == pytest.approx(short[3], rel=0.05)
 
 
-def test_without_relatives_ones_expects_nothing_from_what_other_jobs_took() -> None:
+def test_ones_shares_no_lengths_at_level_0() -> None:
     assert options_of("ones", Scenario(knowledge="L0"), {})["share_lengths"] is False
     assert "share_lengths" not in options_of("ones", Scenario(knowledge="L2"), {})

@@ -1,4 +1,4 @@
-"""What is simulated is what is shipped: the same inputs at the same times, the same commands."""
+"""The simulation and the live service: equal inputs at equal times lead to equal commands."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 from msgspec.structs import replace
 from structlog.testing import capture_logs
 
-from controlplane.core.commands import AskForPlan, Command, SendDelta
+from controlplane.core.commands import Command, RequestPlan, SendDelta
 from controlplane.core.history import Record
 from controlplane.core.inputs import (
     CancelRequested,
@@ -45,25 +45,17 @@ from schemas.codec import encode
 from schemas.ids import NodeId, Seconds
 from schemas.wire.agent import Quiesced, ScriptFailed, StoreOpened, Suspended
 from tests.support import builders
-from tests.support.simulated_node import Node
-from tests.support.simulated_processes import World as Processes
+from tests.support.world import Groups, Node
 
 T = TypeVar("T")
 Event = tuple[Seconds, Input, list[Command]]
 POLICIES: Final = ("fifo", "tiresias", "ones", "slaq", "oasis", "drl", "harmony", "harmony-drl")
 SAME: Final = 1e-6  # seconds between a timer of the loop and the moment that it was set for
 SCENARIO: Final = Scenario(
-    jobs=8,
-    interval_s=20.0,
-    nodes=(NodeGroup(count=4, slots=2),),
-    crash_share=0.2,
-    cancel_share=0.2,
-    node_loss_s=500.0,
-    node_back_s=60.0,
-    latency_s=0.0,
-    generations=1,
+    jobs=8, interval_s=20.0, nodes=(NodeGroup(count=4, slots=2),), crash_share=0.2,
+    cancel_share=0.2, node_loss_s=500.0, node_back_s=60.0, latency_s=0.0, generations=1,
     warm_up=0.0,
-)
+)  # fmt: skip
 
 CROWDED: Final = replace(  # some are rejected
     SCENARIO, utilities=True, knowledge="L3", jobs=16, interval_s=5.0
@@ -168,7 +160,7 @@ class Live(CommitLoop):
     def _do(self, command: Command) -> None:
         if isinstance(command, SendDelta):
             self.orders.append(command)
-        if isinstance(command, AskForPlan):
+        if isinstance(command, RequestPlan):
             self.plans.request_plan()
 
     def _learn(self, record: Record) -> None:
@@ -191,11 +183,9 @@ def no_effect_fails() -> Iterator[None]:
 def simulated(policy: str) -> tuple[SimulationResult, tuple[Event, ...]]:
     found: list[Event] = []
     result = simulate(
-        policy,
-        CROWDED if policy == "oasis" else SCENARIO,
-        17,
+        policy, CROWDED if policy == "oasis" else SCENARIO, 17,
         record=lambda now, event, commands: found.append((now, event, list(commands))),
-    )
+    )  # fmt: skip
     return result, tuple(found)
 
 
@@ -210,7 +200,7 @@ def apart(ours: Sequence[Event], theirs: Sequence[Event]) -> list[tuple[Event, E
     return [pair for pair in zip(ours, theirs, strict=False) if pair[0] != pair[1]][:1]
 
 
-def test_what_is_compared_here_has_everything_in_it() -> None:
+def test_the_compared_runs_contain_every_kind_of_event() -> None:
     seen = {policy: kinds(simulated(policy)[1]) for policy in POLICIES}
 
     for each in seen.values():
@@ -224,9 +214,7 @@ def test_what_is_compared_here_has_everything_in_it() -> None:
 
 
 @pytest.mark.parametrize("policy", ["fifo", pytest.param("tiresias", marks=pytest.mark.slow)])
-def test_the_live_service_plans_and_orders_what_the_simulation_did(
-    policy: str, tmp_path: Path
-) -> None:
+def test_the_live_service_plans_and_orders_like_the_simulation(policy: str, tmp_path: Path) -> None:
     _, events = simulated(policy)
 
     live = run(partial(_live_again, tmp_path / "journal.sqlite", policy, events))
@@ -236,9 +224,7 @@ def test_the_live_service_plans_and_orders_what_the_simulation_did(
 
 
 @pytest.mark.parametrize("policy", ["ones", "slaq", "oasis", "drl", "harmony-drl"])
-def test_the_live_service_orders_what_a_simulated_search_led_to(
-    policy: str, tmp_path: Path
-) -> None:
+def test_the_live_service_orders_like_a_simulated_search(policy: str, tmp_path: Path) -> None:
     _, events = simulated(policy)
 
     live = run(partial(_live_again, tmp_path / "journal.sqlite", "", events))
@@ -303,7 +289,7 @@ def test_no_deadline_passes_while_a_simulation_runs(policy: str) -> None:
 async def _live_run(journal: Path, policy: str, loop: Loop) -> Live:
     """Real agent cores around imaginary processes: a loss, a cancel, and jobs that go on."""
     live = Live(journal, loop, policy)
-    processes = Processes()
+    processes = Groups()
     nodes = {name: Node(name, 2, processes) for name in (builders.N1, builders.N2)}
     try:
         await live.at(1.0, ControllerStarted(term=live.reactor.state.term, release="0"))
@@ -335,12 +321,7 @@ async def _go_on(live: Live, node: Node, now: float, nodes: Mapping[NodeId, Node
     orders, live.orders = live.orders, []
     for order in orders:
         nodes[order.node].receive(order.delta)
-    for work in list(node.work):
-        node.finish(work)
-    for worker, process in list(node.processes.items()):
-        if process.alive:
-            process.act(8)
-        node.look(worker)
+    node.go_on(epochs=8)
     known = live.reactor.state.nodes[node.node]
     said = node.said_after(known.committed if known.boot == node.boot else 0)
     await live.at(now, *said)
@@ -350,12 +331,14 @@ async def _go_on(live: Live, node: Node, now: float, nodes: Mapping[NodeId, Node
 def test_the_journal_of_a_live_run_leads_to_the_same_commands(policy: str, tmp_path: Path) -> None:
     live = run(partial(_live_run, tmp_path / "journal.sqlite", policy))
     reader, reactor, again = Reader(tmp_path / "journal.sqlite"), Reactor(), list[Event]()
+    phases: dict[str, str] = {}
 
     for now, event in reader.inputs():
         again.append((now, event, list(reactor.handle(event, now))))
+        phases |= {name: job.phase.value for name, job in reactor.state.jobs.items()}
     reader.close()
 
-    ended = Counter(job.phase.value for job in reactor.state.jobs.values())
+    ended = Counter(phases.values())
     assert ended == {"succeeded": 3, "cancelled": 1}
     assert {PlanProposed, NodeLost, CancelRequested} <= kinds(again).keys()
     assert apart(again, live.told) == []

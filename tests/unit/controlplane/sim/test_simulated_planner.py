@@ -1,8 +1,9 @@
-"""When a policy is asked, what it is told, and that a restless one does not stop the clock."""
+"""Requests of plans in the simulator, and forecasts of starts."""
 
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import msgspec
 import pytest
@@ -12,11 +13,11 @@ from controlplane.core.inputs import PlanProposed
 from controlplane.core.reactor import Reactor
 from controlplane.policy.api import Budget, ClusterView, Plan
 from controlplane.policy.api import StartForecast as PolicyForecast
-from controlplane.sim.engine.event_queue import AFTER, Kernel, PlannerOptions
+from controlplane.sim.engine.event_queue import AFTER, USUAL, Kernel, PlannerOptions
 from controlplane.sim.engine.planner import MAX_REQUESTS_AT_ONCE, SimulatedPlanner
 from controlplane.sim.results import StartForecast
 from schemas.ids import Seconds
-from tests.support.simulated import (
+from tests.support.simulations import (
     FREE,
     S0,
     S1,
@@ -29,9 +30,11 @@ from tests.support.simulated import (
     simulated_run,
 )
 
+Call = tuple[float, int, bool]  # time, priority, whether the request can wait
+
 
 class Asked(ScriptedPolicy):
-    """Writes down when it was asked, and with what luck."""
+    """Records the times of plans and the draws of its search."""
 
     def __init__(self, *wakes: float) -> None:
         super().__init__(*((at, {}) for at in wakes))
@@ -73,127 +76,78 @@ class Rebatching(ScriptedPolicy):
         return Plan(based_on=view.version, local_batch=doubled)
 
 
-def planner(
-    policy: Asked,
-    *,
-    round_s: float = 0.0,
-    think_s: float = 0.0,
-    generations: int = 0,
-    epochs: bool = True,
-) -> tuple[Kernel, SimulatedPlanner]:
-    kernel = Kernel()
-    options = PlannerOptions(
-        round_s=round_s,
-        latency_s=0.0,
-        generations=generations,
-        think_s=think_s,
-        asks_after_epochs=epochs,
-        seed=3,
-    )
-    return kernel, SimulatedPlanner(kernel, Reactor(), policy, lambda _: None, options)
-
-
-def test_many_questions_at_one_moment_are_one() -> None:
-    policy = Asked()
-    kernel, planner_ = planner(policy)
-    for when in (2.0, 1.0, 2.0, 1.0):
-        kernel.call_at(when, planner_.ask)
+def asked(policy: Asked, *calls: Call, **options: Any) -> SimulatedPlanner:
+    """A planner after these calls: time, priority, and whether the request can wait."""
+    given = {"round_s": 0.0, "think_s": 0.0, "generations": 0, "asks_after_epochs": True}
+    kernel, chosen = Kernel(), PlannerOptions(**{**given, "latency_s": 0.0, "seed": 3, **options})
+    planner = SimulatedPlanner(kernel, Reactor(), policy, lambda _: None, chosen)
+    for when, priority, can_wait in calls:
+        kernel.call_at(when, partial(planner.ask, can_wait=can_wait), priority=priority)
     kernel.run()
-
-    assert policy.at == [1.0, 2.0]
-
-
-def test_it_is_asked_again_when_it_wanted_to_be() -> None:
-    policy = Asked(4.0, 9.5)
-    kernel, planner_ = planner(policy)
-    kernel.call_at(1.0, planner_.ask)
-    kernel.run()
-
-    assert policy.at == [1.0, 4.0, 9.5]
+    return planner
 
 
-def test_a_question_in_between_does_not_make_it_forget_when() -> None:
-    policy = Asked(4.0)
-    kernel, planner_ = planner(policy)
-    for when in (1.0, 2.0):
-        kernel.call_at(when, planner_.ask)
-    kernel.run()
-
-    assert policy.at == [1.0, 2.0, 4.0]
+def at(*times: float, priority: int = USUAL, can_wait: bool = False) -> list[Call]:
+    return [(when, priority, can_wait) for when in times]
 
 
-def test_in_rounds_questions_wait_for_the_next_one() -> None:
-    policy = Asked()
-    kernel, planner_ = planner(policy, round_s=60.0)
-    for when in (0.0, 1.0, 59.0, 60.0, 61.0, 180.0):
-        kernel.call_at(when, planner_.ask)
-    kernel.run()
+@pytest.mark.parametrize(
+    ("wakes", "calls", "options", "plans"),
+    [
+        pytest.param((), at(2, 1, 2, 1), {}, [1, 2], id="requests at one time are one"),
+        pytest.param((4.0, 9.5), at(1), {}, [1, 4, 9.5], id="wake_at is a request"),
+        pytest.param((4.0,), at(1, 2), {}, [1, 2, 4], id="other requests keep wake_at"),
+        pytest.param(
+            (), at(0, 1, 59, 60, 61, 180), {"round_s": 60.0}, [0, 60, 120, 180],
+            id="requests wait for the next round",
+        ),
+        pytest.param(
+            (), at(60, priority=AFTER), {"round_s": 60.0}, [120],
+            id="a request after the plan of a round waits for the next round",
+        ),
+        pytest.param(
+            (), at(1, 2, 3, 20, can_wait=True) + at(4), {"think_s": 5.0}, [1, 4, 20],
+            id="requests after epochs are combined",
+        ),
+        pytest.param(
+            (), at(1, can_wait=True) + at(2), {"asks_after_epochs": False}, [2],
+            id="a policy that ignores epochs is not asked when one ends",
+        ),
+    ],
+)  # fmt: skip
+def test_plans_are_requested_in_time(
+    wakes: tuple[float, ...], calls: list[Call], options: dict[str, Any], plans: list[float]
+) -> None:
+    policy = Asked(*wakes)
 
-    assert policy.at == [0.0, 60.0, 120.0, 180.0]
+    planner = asked(policy, *calls, **options)
 
-
-def test_what_happens_after_a_round_is_for_the_next_one() -> None:
-    policy = Asked()
-    kernel, planner_ = planner(policy, round_s=60.0)
-    kernel.call_at(60.0, planner_.ask, priority=AFTER)
-    kernel.run()
-
-    assert policy.at == [120.0]
-
-
-def test_a_leisurely_question_waits_and_another_one_does_not() -> None:
-    policy = Asked()
-    kernel, planner_ = planner(policy, think_s=5.0)
-    for when in (1.0, 2.0, 3.0, 20.0):
-        kernel.call_at(when, partial(planner_.ask, can_wait=True))
-    kernel.call_at(4.0, planner_.ask)
-    kernel.run()
-
-    assert policy.at == [1.0, 4.0, 20.0]
-
-
-def test_a_policy_that_does_not_mind_epochs_is_not_asked_at_their_ends() -> None:
-    policy = Asked()
-    kernel, planner_ = planner(policy, epochs=False)
-    kernel.call_at(1.0, partial(planner_.ask, can_wait=True))
-    kernel.call_at(2.0, planner_.ask)
-    kernel.run()
-
-    assert policy.at == [2.0]
+    assert policy.at == plans
+    assert len(planner.decisions_ms) == len(plans)
+    assert min(planner.decisions_ms) >= 0.0
 
 
 @pytest.mark.parametrize("generations", [0, 7])
-def test_a_search_thinks_with_luck_of_the_seed_and_the_view(generations: int) -> None:
+def test_a_search_draws_from_the_seed_and_the_version_of_the_view(generations: int) -> None:
     policy = Asked()
-    kernel, planner_ = planner(policy, generations=generations)
-    kernel.call_at(1.0, planner_.ask)
-    kernel.run()
 
-    lucky = [(0, float(default_rng((3, 0)).random()), generations)]
-    assert policy.drawn == (lucky if generations else [])
+    asked(policy, *at(1), generations=generations)
 
-
-def test_every_answer_is_timed() -> None:
-    policy = Asked(4.0)
-    kernel, planner_ = planner(policy)
-    kernel.call_at(1.0, planner_.ask)
-    kernel.run()
-
-    assert len(planner_.decisions_ms) == len(policy.at) == 2
-    assert min(planner_.decisions_ms) >= 0.0
+    drawn = [(0, float(default_rng((3, 0)).random()), generations)]
+    assert policy.drawn == (drawn if generations else [])
 
 
 @pytest.mark.slow
-def test_a_policy_that_never_comes_to_rest_does_not_stop_the_clock() -> None:
+def test_a_policy_that_never_converges_does_not_stop_the_clock() -> None:
     run = simulated_run(Restless(), job("a"), model=ToyModel(costs=FREE)).run()
 
     assert run.jobs["a"].state == "succeeded"
     at = run.times(PlanProposed)
     assert max(at.count(moment) for moment in at) == MAX_REQUESTS_AT_ONCE
-    assert run.state.jobs[A].ended
+    assert run.job(A).ended
 
 
-def test_between_rounds_batches_alone_change_when_jobs_tell_something_and_nobody_stalls() -> None:
+def test_new_reports_change_batches_between_rounds_without_a_stall() -> None:
     policy = Rebatching((0.0, {A: {S0: 64}, B: {S1: 64}}))
     run = simulated_run(
         policy, job("a"), job("b", samples=1000), round_s=60.0, model=ToyModel(epochs=1)
@@ -206,7 +160,7 @@ def test_between_rounds_batches_alone_change_when_jobs_tell_something_and_nobody
     assert run.times(PlanProposed) == [0.0, stall_s + 10.0]
     assert run.jobs["a"].ended_at == stall_s + 10.0
     assert run.state.slot_index.allocations()[B] == {S1: 128}
-    assert run.state.jobs[B].accounting.rescales == 0
+    assert run.job(B).accounting.rescales == 0
     assert run.run().jobs["b"].ended_at == stall_s + 100.0
 
 
@@ -221,7 +175,7 @@ class Forecaster(ScriptedPolicy):
         return msgspec.structs.replace(super().plan(view, now), starts=dict.fromkeys(waiting, said))
 
 
-def test_what_is_said_first_of_a_start_is_kept_beside_the_start() -> None:
+def test_the_first_forecast_of_a_start_is_kept() -> None:
     script = Forecaster((0.0, {}), (7.0, {}), (30.0, {A: {S0: 64}}))
 
     told = simulated_run(script, job("a", at=5.0), model=ToyModel(costs=FREE)).run().jobs["a"]

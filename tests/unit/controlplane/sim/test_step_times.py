@@ -1,4 +1,4 @@
-"""How long steps take: as measured, between measurements, and beyond them, which is said."""
+"""Times of steps: measured, interpolated, extrapolated."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def about(seconds: float, *, extrapolated: bool) -> tuple[object, bool]:
     return pytest.approx(seconds), extrapolated
 
 
-def test_a_step_divides_as_its_workers_told_at_just_that_size() -> None:
+def test_a_step_divides_as_reported_at_its_size() -> None:
     told = [EpochSpeed(1, 2, 128, 64.0, sync_s=sync_s, passes=2) for sync_s in (0.25, 0.75)]
     step_times = family(*told, EpochSpeed(1, 4, 128, 100.0))
 
@@ -45,26 +45,20 @@ def test_a_step_divides_as_its_workers_told_at_just_that_size() -> None:
     ] == [None] * 3
 
 
-def test_a_size_that_was_measured_takes_the_mean_of_what_it_took() -> None:
+def test_a_measured_size_takes_the_mean_of_its_measurements() -> None:
     times = family(measured(1, 2, 64, 0.1), measured(1, 2, 64, 0.3), measured(1, 1, 64, 0.5))
 
     assert times.step((2,), 128) == about(0.2, extrapolated=False)
 
 
-def test_between_two_local_batches_a_step_lies_on_the_line_between_theirs() -> None:
-    times = family(measured(1, 2, 32, 0.1), measured(1, 2, 64, 0.4))
-
-    assert times.step((2,), 2 * 40) == about(0.175, extrapolated=False)
-
-
-def test_between_two_local_batches_only_the_nearest_two_matter() -> None:
+def test_between_local_batches_a_step_lies_on_the_line_of_the_nearest_two() -> None:
     times = family(measured(1, 2, 32, 0.1), measured(1, 2, 64, 0.4), measured(1, 2, 128, 0.5))
 
     assert times.step((2,), 2 * 40) == about(0.175, extrapolated=False)
     assert times.step((2,), 2 * 96) == about(0.45, extrapolated=False)
 
 
-def test_between_two_sizes_a_step_lies_on_the_line_between_theirs_whatever_their_form() -> None:
+def test_between_two_sizes_a_step_lies_on_the_line_between_them() -> None:
     times = family(
         measured(1, 2, 64, 0.3), measured(1, 4, 64, 0.1), measured(1, 4, 32, 0.1),
         measured(2, 4, 64, 9.0),
@@ -76,21 +70,17 @@ def test_between_two_sizes_a_step_lies_on_the_line_between_theirs_whatever_their
     assert times.step((3,), 3 * 40) == about(half, extrapolated=True)
 
 
-def test_across_nodes_the_same_slots_on_other_nodes_are_the_same_size() -> None:
+def test_slots_on_other_nodes_are_the_same_size_unless_it_was_measured() -> None:
     times = family(measured(2, 4, 64, 0.2), measured(2, 8, 64, 0.4))
+    both = family(measured(2, 4, 64, 0.2), measured(4, 4, 64, 0.6))
 
     assert times.step((2, 1, 1), 4 * 64) == about(0.2, extrapolated=False)
     assert times.step((3, 3), 6 * 64) == about(0.3, extrapolated=False)
+    assert both.step((2, 2), 4 * 64) == about(0.2, extrapolated=False)
+    assert both.step((2, 1, 1), 4 * 64) == about(0.4, extrapolated=False)
 
 
-def test_a_size_that_was_measured_on_as_many_nodes_is_not_mixed_with_others() -> None:
-    times = family(measured(2, 4, 64, 0.2), measured(4, 4, 64, 0.6))
-
-    assert times.step((2, 2), 4 * 64) == about(0.2, extrapolated=False)
-    assert times.step((2, 1, 1), 4 * 64) == about(0.4, extrapolated=False)
-
-
-def test_beyond_the_local_batches_a_step_grows_as_it_did_between_the_two_nearest() -> None:
+def test_beyond_the_local_batches_a_step_grows_as_between_the_nearest_two() -> None:
     times = family(
         measured(1, 2, 32, 0.1), measured(1, 2, 64, 0.1 * 2**0.5), measured(1, 2, 128, 0.2 * 2**0.5)
     )
@@ -101,7 +91,7 @@ def test_beyond_the_local_batches_a_step_grows_as_it_did_between_the_two_nearest
     assert falling.step((2,), 2 * 8) == about(0.2, extrapolated=True)
 
 
-def test_beyond_the_sizes_a_step_grows_as_it_did_between_the_two_nearest() -> None:
+def test_beyond_the_sizes_a_step_grows_as_between_the_nearest_two() -> None:
     times = family(
         measured(1, 1, 64, 0.1), measured(1, 2, 64, 0.1), measured(1, 4, 64, 0.1 * 2**0.5)
     )
@@ -113,7 +103,7 @@ def test_beyond_the_sizes_a_step_grows_as_it_did_between_the_two_nearest() -> No
     assert falling.step((4,), 4 * 64) == about(0.1, extrapolated=True)
 
 
-def test_from_one_measurement_a_step_grows_as_it_does_elsewhere() -> None:
+def test_a_single_measurement_is_extrapolated_by_published_powers() -> None:
     times = family(measured(1, 2, 64, 0.1))
 
     assert times.step((4,), 4 * 64) == about(0.1 * 2**SLOTS_POWER, extrapolated=True)
@@ -122,14 +112,14 @@ def test_from_one_measurement_a_step_grows_as_it_does_elsewhere() -> None:
     assert times.step((1,), 32) == about(0.1 / 2 ** (SLOTS_POWER + BATCH_POWER), extrapolated=True)
 
 
-def test_growth_with_the_slots_is_the_median_of_what_gavel_measured() -> None:
+def test_growth_with_the_slots_is_the_median_of_gavels_measurements() -> None:
     grown = [1.0 - math.log(of[8] / of[1], 8) for of in STEPS_PER_S.values() if 8 in of]
 
     assert len(grown) == 19
     assert median(grown) == pytest.approx(SLOTS_POWER, abs=0.005)
 
 
-def test_a_group_across_nodes_that_was_never_measured_is_like_one_within_a_node() -> None:
+def test_an_unmeasured_group_across_nodes_is_as_fast_as_within_a_node() -> None:
     near, far = family(measured(1, 4, 64, 0.1)), family(measured(2, 4, 64, 0.1))
 
     assert near.step((2, 2), 4 * 64) == about(0.1, extrapolated=True)
@@ -138,15 +128,13 @@ def test_a_group_across_nodes_that_was_never_measured_is_like_one_within_a_node(
 
 Points = dict[tuple[int, int], float]  # seconds by slots and local batch
 some_points = st.dictionaries(
-    st.tuples(st.integers(1, 8), st.sampled_from([16, 32, 64])),
-    st.floats(0.01, 10.0),
-    min_size=1,
+    st.tuples(st.integers(1, 8), st.sampled_from([16, 32, 64])), st.floats(0.01, 10.0), min_size=1,
     max_size=12,
-)
+)  # fmt: skip
 
 
 @given(some_points, st.integers(1, 12), st.integers(8, 100))
-def test_what_lies_between_measurements_is_between_their_times(
+def test_interpolated_times_are_bounded_by_measurements(
     points: Points, slots: int, local: int
 ) -> None:
     times = family(*(measured(1, on, batch, s) for (on, batch), s in points.items()))

@@ -41,7 +41,7 @@ def is_of(space: Space, values: dict[str, Value]) -> bool:
 
 @settings(max_examples=examples(200), deadline=None)
 @given(st.integers(0, 2**63), st.integers(0, 10_000))
-def test_what_is_drawn_and_what_is_changed_is_of_the_space(seed: int, number: int) -> None:
+def test_drawn_and_mutated_values_are_in_the_space(seed: int, number: int) -> None:
     values = drawn(SPACE, seed, number)
 
     assert is_of(SPACE, values)
@@ -50,13 +50,13 @@ def test_what_is_drawn_and_what_is_changed_is_of_the_space(seed: int, number: in
         assert is_of(SPACE, values)
 
 
-def test_a_value_more_in_the_space_changes_none_of_the_others() -> None:
+def test_another_parameter_changes_no_other_value() -> None:
     larger = {"warmup": uniform(0.0, 1.0), **SPACE}
 
     assert {k: v for k, v in drawn(larger, 7, 3).items() if k != "warmup"} == drawn(SPACE, 7, 3)
 
 
-def test_every_whole_number_is_drawn_its_ends_too() -> None:
+def test_integers_are_drawn_including_both_ends() -> None:
     both = {"one": integer(1, 3), "two": Parameter(log_integer=(1, 3))}
     seen = [drawn(both, 0, number) for number in range(100)]
 

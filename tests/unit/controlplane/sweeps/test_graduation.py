@@ -12,8 +12,7 @@ from controlplane.sweeps.sweep import Sweep
 from schemas.ids import NodeId, WorkerId
 from schemas.sweeps import Asha, RandomSearch, Searcher, SuccessiveHalving
 from tests.support.sizes import examples
-from tests.support.sweep_site import NOW, SweepSite
-from tests.support.sweeps import search
+from tests.support.sweeps import NOW, SweepSite, search
 
 N0, W0 = NodeId("n0"), WorkerId("w0")
 
@@ -35,7 +34,7 @@ def alone(slots: int, epochs: int = 3) -> tuple[Sweep, RunUnit]:
     return sweep, unit
 
 
-def test_one_trial_of_four_slots_goes_on_as_a_job_after_its_epoch() -> None:
+def test_one_trial_on_four_slots_graduates_after_its_epoch() -> None:
     sweep, unit = alone(slots=4)
 
     orders = sweep.unit_done(unit.attempt, report(0.5), NOW)
@@ -46,29 +45,28 @@ def test_one_trial_of_four_slots_goes_on_as_a_job_after_its_epoch() -> None:
     assert sweep.state.trials[0].ended == "graduated"
     assert sweep.over
     assert sweep.state.stored.on(N0) == [StateName(0, 1)]  # until its job has it
+    sweep.graduate_ended_epoch(0, {"accuracy": 0.75})
+    sweep.graduate_ended_epoch(0, {"loss": 0.1})
+    assert sweep.state.trials[0].scores == (0.5, 0.75), "epochs of its job count"
+    assert sweep.state.trials[0].ended == "graduated"
     sweep.close("it is over")
     assert sweep.state.stored.on(N0) == [StateName(0, 1)]
 
 
-def test_one_trial_of_two_slots_stays() -> None:
-    sweep, unit = alone(slots=2)
+@pytest.mark.parametrize(("slots", "epochs", "ended"), [(2, 3, ""), (4, 1, "done")])
+def test_a_trial_on_few_slots_or_at_its_end_does_not_graduate(
+    slots: int, epochs: int, ended: str
+) -> None:
+    sweep, unit = alone(slots, epochs)
 
     orders = sweep.unit_done(unit.attempt, report(0.5), NOW)
 
     assert graduates(orders) == []
-    assert [type(order) for order in orders][-1] is RunUnit
+    assert sweep.state.trials[0].ended == ended
+    assert any(isinstance(order, RunUnit) for order in orders) is not bool(ended)
 
 
-def test_a_trial_that_is_done_does_not_graduate() -> None:
-    sweep, unit = alone(slots=4, epochs=1)
-
-    orders = sweep.unit_done(unit.attempt, report(0.5), NOW)
-
-    assert graduates(orders) == []
-    assert sweep.state.trials[0].ended == "done"
-
-
-def test_the_winner_of_asha_graduates_and_those_that_were_not_promoted_stop() -> None:
+def test_the_winner_of_asha_graduates_and_the_other_trials_stop() -> None:
     sweep = Sweep(search(Asha(4, eta=2), 4), 1, graduate_slots=4)
     site = SweepSite(sweep, {N0: {0}}, 1)
 
@@ -79,18 +77,7 @@ def test_the_winner_of_asha_graduates_and_those_that_were_not_promoted_stop() ->
     assert set(ended) == {"graduated", "stopped"}
 
 
-def test_what_a_graduate_reaches_in_its_job_counts_for_the_best() -> None:
-    sweep, unit = alone(slots=4)
-    sweep.unit_done(unit.attempt, report(0.5), NOW)
-
-    sweep.graduate_ended_epoch(0, {"accuracy": 0.75})
-    sweep.graduate_ended_epoch(0, {"loss": 0.1})
-
-    assert sweep.state.trials[0].scores == (0.5, 0.75)
-    assert sweep.state.trials[0].ended == "graduated"
-
-
-def test_a_trial_that_joins_takes_the_last_ones_back() -> None:
+def test_an_added_trial_cancels_a_graduation() -> None:
     sweep = Sweep(search(RandomSearch(1), 3), 2, graduate_slots=4)
     site = SweepSite(sweep, {N0: {0, 1}}, 1)
     (worker,) = site.running
@@ -102,7 +89,7 @@ def test_a_trial_that_joins_takes_the_last_ones_back() -> None:
     assert sweep.state.graduating == set()
 
 
-def test_a_copy_trains_an_epoch_of_its_own_before_it_goes_on_as_a_job() -> None:
+def test_a_copy_trains_an_epoch_before_it_graduates() -> None:
     sweep, unit = alone(slots=8)
     sweep.pause(0)
     sweep.unit_done(unit.attempt, report(0.5), NOW)
@@ -123,7 +110,7 @@ def test_a_copy_trains_an_epoch_of_its_own_before_it_goes_on_as_a_job() -> None:
 @settings(max_examples=examples(40), deadline=None)
 @example(slots=3, faults=8, seed=3126)  # a state that comes back lets its trial go
 @given(slots=st.integers(0, 12), faults=st.sampled_from([0, 8]), seed=st.integers(0, 10_000))
-def test_whoever_is_lost_every_trial_ends_and_graduates_have_a_state_that_is_kept(
+def test_losses_leave_every_trial_ended_and_every_graduate_with_a_state(
     searcher: Searcher, slots: int, faults: int, seed: int
 ) -> None:
     nodes = {NodeId(f"n{at}"): {0, 1, 2} for at in range(2)}
@@ -135,8 +122,8 @@ def test_whoever_is_lost_every_trial_ends_and_graduates_have_a_state_that_is_kep
     gone = [trial for trial in sweep.state.trials if trial.ended == "graduated"]
     assert 2 * len(gone) <= max(0, slots)
     for trial in gone:
-        name = sweep.state.left_with[trial.number]
+        name = sweep.state.graduated_states[trial.number]
         assert name.version % 3 == 0
-        assert name.version == len(sweep.state.models[trial.number].visits)
+        assert name.version == len(sweep.state.models[trial.number].finished_units)
         assert any(name in states for states in site.states.values())
     assert {trial.ended for trial in sweep.state.trials} <= {"done", "stopped", "graduated"}

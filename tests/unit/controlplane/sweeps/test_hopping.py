@@ -121,12 +121,12 @@ def test_no_order_beats_the_bound(one: HopProblem) -> None:
 
 
 @pytest.mark.parametrize("models", [4, 8, 12])
-def test_models_that_are_alike_end_without_a_gap(models: int) -> None:
+def test_equal_models_end_without_a_gap(models: int) -> None:
     assert makespan(problem([1.0] * models, [1.0] * 4)) == models
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_the_order_is_within_a_few_percent_of_the_best_there_is(seed: int) -> None:
+def test_the_order_is_within_ten_percent_of_the_optimum(seed: int) -> None:
     rng = stream(seed)
     one = problem([rng.choice([1.0, 2.0, 3.0]) for _ in range(4)], [1.0, 1.0, 2.0])
 
@@ -138,7 +138,7 @@ def test_the_order_is_within_a_few_percent_of_the_best_there_is(seed: int) -> No
 
 @settings(max_examples=examples(30), deadline=None)
 @given(problems(), st.integers(0, 99))
-def test_rollouts_make_nothing_worse(one: HopProblem, seed: int) -> None:
+def test_rollouts_never_lengthen_the_order(one: HopProblem, seed: int) -> None:
     assert makespan(one, best_weights(one, 5, stream(seed))) <= makespan(one)
 
 
@@ -162,14 +162,14 @@ def test_a_slot_serves_its_own_partition_before_a_replica() -> None:
     assert sorted(GreedyOrder(one).begin_units()) == [Visit(0, 0, 0), Visit(1, 1, 1)]
 
 
-def test_a_replica_lets_a_slot_help_when_nothing_of_its_own_is_left() -> None:
+def test_a_slot_without_own_work_uses_replicas() -> None:
     models = [Model(1.0, partitions([0]))] * 2
     slots = [Slot(partitions([0])), Slot(partitions([1]), replicas=partitions([0]))]
 
     assert makespan(HopProblem(models, slots, [1.0, 1.0])) == 1.0
 
 
-def test_among_models_alike_the_one_that_is_there_already_is_taken() -> None:
+def test_a_model_whose_state_is_on_the_slot_is_preferred() -> None:
     models = [Model(1.0, partitions([0])), Model(1.0, partitions([0]), at=0)]
 
     begun = GreedyOrder(HopProblem(models, [Slot(partitions([0]))], [1.0])).begin_units()
@@ -177,7 +177,7 @@ def test_among_models_alike_the_one_that_is_there_already_is_taken() -> None:
     assert begun == [Visit(1, 0, 0)]
 
 
-def test_epochs_without_a_barrier_lose_nothing_where_units_take_other_times_than_expected() -> None:
+def test_random_durations_cost_no_time_without_a_barrier() -> None:
     one, rng = problem([1.0] * 16, [1.0] * 8, epochs=8), stream(0)
     busy = [0.0] * 8
 

@@ -15,7 +15,7 @@ workers = st.dictionaries(st.sampled_from([N0, N1, N2]), st.integers(1, 4), min_
 
 @settings(max_examples=examples(200), deadline=None)
 @given(st.lists(workers, min_size=1, max_size=5), st.integers(1, 12), st.integers(1, 4))
-def test_each_partition_has_its_replicas_and_loads_are_even_whoever_comes_and_goes(
+def test_each_partition_has_its_replicas_and_loads_are_even(
     changes: list[dict[NodeId, int]], partitions: int, replicas: int
 ) -> None:
     held: dict[NodeId, set[int]] = {}
@@ -33,22 +33,14 @@ def test_each_partition_has_its_replicas_and_loads_are_even_whoever_comes_and_go
             assert partition_holders(now, partitions, replicas, held) == held, "nothing moves"
 
 
-def test_what_a_lost_node_held_is_spread_over_all_that_are_left() -> None:
+def test_partitions_follow_the_number_of_workers_and_leave_lost_and_unable_nodes() -> None:
     held = partition_holders({N0: 1, N1: 1, N2: 1}, 6, 1, {})
-
     after = partition_holders({N0: 1, N1: 1}, 6, 1, held)
-
     assert {node: len(some) for node, some in after.items()} == {N0: 3, N1: 3}
     assert all(held[node] <= after[node] for node in after)
 
-
-def test_a_node_with_twice_the_workers_holds_twice_as_much() -> None:
     held = partition_holders({N0: 4, N1: 2}, 6, 1, {})
-
     assert {node: len(some) for node, some in held.items()} == {N0: 4, N1: 2}
 
-
-def test_a_node_that_cannot_hold_a_partition_is_passed_over() -> None:
     held = partition_holders({N0: 1, N1: 1}, 2, 2, {}, lambda node, p: (node, p) != (N1, 0))
-
     assert held == {N0: {0, 1}, N1: {1}}

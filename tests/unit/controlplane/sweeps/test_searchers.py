@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from controlplane.sweeps.configurations import stream
-from controlplane.sweeps.search import epochs_of_new, next_decisions
+from controlplane.sweeps.search import epochs_of_new, expected_epochs, next_decisions
 from controlplane.sweeps.trials import Add, Grant, Stop, Trial, best, failed, with_score
 from schemas.sweeps import (
     Asha,
@@ -65,7 +65,7 @@ def searchers() -> st.SearchStrategy[Searcher]:
 
 @settings(max_examples=examples(100), deadline=None)
 @given(searchers(), st.integers(4, 9), st.integers(0, 99), st.sampled_from([0.0, 0.1, 1.0]))
-def test_every_search_ends_and_trains_nobody_beyond_the_last_epoch(
+def test_every_search_ends_and_trains_no_trial_beyond_the_last_epoch(
     searcher: Searcher, epochs: int, seed: int, failing: float
 ) -> None:
     scores = by_chance(seed, failing)
@@ -89,7 +89,7 @@ def test_every_search_ends_and_trains_nobody_beyond_the_last_epoch(
     st.integers(0, 99),
     st.integers(0, 99),
 )
-def test_searchers_that_wait_come_to_the_same_trials_whoever_is_first(
+def test_waiting_searchers_give_the_same_trials_in_any_order(
     searcher: Searcher, seed: int, order: int
 ) -> None:
     scores = by_chance(seed, failing=0.05)
@@ -123,9 +123,7 @@ def test_successive_halving_keeps_exactly_one_in_eta_of_every_rung_in_any_order(
 
 @settings(max_examples=examples(60), deadline=None)
 @given(st.integers(2, 20), st.integers(2, 4), st.integers(0, 99))
-def test_asha_promotes_nobody_who_is_not_among_the_best_that_came_so_far(
-    many: int, eta: int, seed: int
-) -> None:
+def test_asha_promotes_only_trials_among_the_best_so_far(many: int, eta: int, seed: int) -> None:
     scores, order = by_chance(seed), stream(seed)
     spec = search(Asha(many, eta=eta, promotes="on_arrival"), epochs=eta**2)
     trials, _ = settled(spec, [])
@@ -142,7 +140,7 @@ def test_asha_promotes_nobody_who_is_not_among_the_best_that_came_so_far(
             assert before[grant.trial].scores[level - 1] in here[:places]
 
 
-def test_asha_promotes_before_all_are_there_and_looks_at_scores_in_order() -> None:
+def test_asha_promotes_before_all_trials_arrived_and_in_order() -> None:
     spec = search(Asha(6, eta=2), epochs=4)
     trials = [Trial(n, {"lr": 0.1}, granted=1) for n in range(6)]
     for number, score in ((0, 0.1), (1, 0.2), (3, 0.9), (4, 0.8)):
@@ -158,13 +156,10 @@ def test_asha_promotes_before_all_are_there_and_looks_at_scores_in_order() -> No
     assert next_decisions(spec, ended) == others, "nor for one that failed"
 
 
-def test_hyperband_has_the_brackets_of_its_paper() -> None:
+def test_hyperband_has_the_brackets_of_its_paper_and_none_beyond_the_last_epoch() -> None:
     assert brackets(81, 3) == [(81, 1), (34, 3), (15, 9), (8, 27), (5, 81)]
-
-
-@pytest.mark.parametrize("most", [1, 2, 10, 80])
-def test_hyperband_begins_within_the_epochs_that_there_are(most: int) -> None:
-    assert all(many >= 1 and 1 <= least <= most for many, least in brackets(most, 3))
+    for most in (1, 2, 10, 80):
+        assert all(many >= 1 and 1 <= least <= most for many, least in brackets(most, 3))
 
 
 def test_a_grid_tries_every_combination_to_the_end() -> None:
@@ -177,19 +172,24 @@ def test_a_grid_tries_every_combination_to_the_end() -> None:
     ]
 
 
-def test_who_is_worse_than_the_median_of_the_others_stops() -> None:
+@pytest.mark.parametrize(
+    ("others", "scores"),
+    [((0.5, 0.7), (0.2, 0.59)), ((1.7e308, 1.7e308), (0.1, 0.1))],
+    ids=["usual", "huge"],
+)
+def test_a_trial_below_the_median_of_the_others_stops(
+    others: tuple[float, ...], scores: tuple[float, ...]
+) -> None:
     spec = search(MedianStopping(4, grace_epochs=2))
-    good = [Trial(n, {"lr": 0.1}, 9, scores=(0.5, 0.7)) for n in range(3)]
-    early = Trial(3, {"lr": 0.1}, 9, scores=(0.2,))
-    late = Trial(3, {"lr": 0.1}, 9, scores=(0.2, 0.59))
+    good = [Trial(n, {"lr": 0.1}, 9, scores=others) for n in range(3)]
+    reason = "best score is below the median of 3 other trials after 2 epochs"
 
-    assert next_decisions(spec, [*good, early]) == []
-    assert next_decisions(spec, [*good, late]) == [
-        Stop(3, "its best is below the median of 3 others after 2 epochs")
-    ]
+    assert next_decisions(spec, [*good, Trial(3, {"lr": 0.1}, 9, scores=scores[:1])]) == []
+    late = Trial(3, {"lr": 0.1}, 9, scores=scores)
+    assert next_decisions(spec, [*good, late]) == [Stop(3, reason)]
 
 
-def test_the_worst_of_a_population_give_way_to_changed_copies_of_the_best() -> None:
+def test_changed_copies_of_the_best_replace_the_worst_of_a_population() -> None:
     spec = search(PopulationBased(4, interval_epochs=2, resample=0.0), epochs=6)
     trials = [
         Trial(n, {"lr": 0.01}, granted=2, scores=(0.0, score))
@@ -201,18 +201,16 @@ def test_the_worst_of_a_population_give_way_to_changed_copies_of_the_best() -> N
     assert isinstance(add, Add)
     assert (add.epochs, add.parent) == (4, 1)
     assert add.values["lr"] in (pytest.approx(0.008), pytest.approx(0.012))
-    assert stop == Stop(2, "among the worst 1 of 4 after 2 epochs; a changed copy of 1 goes on")
+    assert stop == Stop(
+        2, "among the worst 1 of 4 after 2 epochs; replaced by a changed copy of trial 1"
+    )
     assert grants == [Grant(0, 4), Grant(1, 4), Grant(3, 4)]
 
-
-def test_a_population_waits_for_its_slowest() -> None:
-    spec = search(PopulationBased(4, interval_epochs=2), epochs=6)
-    trials = [Trial(n, {"lr": 0.01}, granted=2, scores=(0.1, 0.2)) for n in range(3)]
-
-    assert next_decisions(spec, [*trials, Trial(3, {"lr": 0.01}, granted=2, scores=(0.1,))]) == []
+    slowest = Trial(3, {"lr": 0.01}, granted=2, scores=(0.1,))
+    assert next_decisions(spec, [*trials[:3], slowest]) == [], "a population waits for its slowest"
 
 
-def test_a_trial_without_a_finite_score_failed_and_the_others_go_on() -> None:
+def test_a_trial_without_a_finite_score_fails_alone() -> None:
     spec = search(SuccessiveHalving(3, eta=3), epochs=3)
     trials, _ = settled(spec, [])
     for number, score in enumerate((math.nan, 0.1, math.inf)):
@@ -228,14 +226,14 @@ def test_the_best_is_the_highest_score_at_its_earliest_epoch() -> None:
     trials = [
         Trial(0, {}, 3, scores=(0.5, 0.9, 0.9)),
         Trial(1, {}, 3, scores=(0.9, 0.1)),
-        Trial(2, {}, 5, scores=(0.9,), parent=0, began_at=3),
+        Trial(2, {}, 5, scores=(0.9,), parent=0, start_epochs=3),
     ]
 
     assert best(trials) == (1, 1)
     assert best([]) is None
 
 
-def test_who_joins_a_rung_late_gets_a_place_only_if_one_is_left() -> None:
+def test_a_late_trial_is_promoted_only_if_a_place_is_left() -> None:
     spec = search(SuccessiveHalving(3, eta=3), epochs=9)
     there = [
         Trial(0, {"lr": 0.1}, granted=3, scores=(0.5,)),
@@ -263,16 +261,30 @@ def test_who_joins_a_rung_late_gets_a_place_only_if_one_is_left() -> None:
         (RandomSearch(2), 4, 9),
     ],
 )
-def test_who_joins_trains_to_a_rung_that_the_searcher_has(
+def test_an_added_trial_trains_to_the_next_rung(
     searcher: Searcher, begun: int, granted: int
 ) -> None:
     assert epochs_of_new(search(searcher, epochs=9), begun) == granted
 
 
-def test_the_median_of_scores_at_the_end_of_what_numbers_can_be_is_no_error() -> None:
-    spec = search(MedianStopping(4))
-    large = [Trial(n, {"lr": 0.1}, 9, scores=(1.7e308, 1.7e308)) for n in range(4)]
+def score_by_number(trial: Trial, epoch: int) -> float:
+    return trial.number + 0.01 * epoch
 
-    assert next_decisions(spec, [*large, Trial(4, {"lr": 0.1}, 9, scores=(0.1, 0.1))]) == [
-        Stop(4, "its best is below the median of 4 others after 2 epochs")
-    ]
+
+@pytest.mark.parametrize("searcher", [SuccessiveHalving(11, eta=2), Hyperband(eta=3)])
+def test_the_epochs_of_rungs_that_wait_for_all_are_known(searcher: Searcher) -> None:
+    spec = search(searcher, 9)
+
+    trials = played(spec, score_by_number, stream(3))
+
+    assert sum(len(trial.scores) for trial in trials) == expected_epochs(spec)
+
+
+def test_the_expected_epochs_of_other_searchers_are_a_lower_bound() -> None:
+    asha = search(Asha(24, eta=3), 9)
+
+    trials = played(asha, score_by_number, stream(3))
+
+    assert expected_epochs(asha) <= sum(len(trial.scores) for trial in trials)
+    assert expected_epochs(search(PopulationBased(4), 6)) == 24
+    assert expected_epochs(search(RandomSearch(4), 6)) == 0

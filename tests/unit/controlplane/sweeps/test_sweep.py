@@ -40,8 +40,7 @@ from schemas.sweeps import (
     choice,
 )
 from tests.support.sizes import examples
-from tests.support.sweep_site import NOW, History, SweepSite, goodness, loss_and_samples, step
-from tests.support.sweeps import search
+from tests.support.sweeps import NOW, History, SweepSite, goodness, loss_and_samples, search, step
 
 N0, N1 = NodeId("n0"), NodeId("n1")
 W0, W1 = WorkerId("w0"), WorkerId("w1")
@@ -54,7 +53,7 @@ def histories(site: SweepSite) -> dict[int, History]:
     state = site.sweep.state
     for model in state.models:
         history: History = ()
-        for at, visit in enumerate(model.visits):
+        for at, visit in enumerate(model.finished_units):
             epoch = 1 + at // state.partitions
             history = step(history, state.trials[visit.trial].values, epoch, visit.partition)
         found[model.trial] = history
@@ -81,7 +80,7 @@ sizes = st.tuples(st.integers(1, 3), st.integers(1, 3), st.integers(1, 4))
     order=st.sampled_from(get_args(VisitOrder)),
     lost_disks=st.booleans(),
 )
-def test_faults_change_no_result_and_repeat_no_finished_visit(
+def test_faults_change_no_result_and_repeat_no_finished_unit(
     searcher: Searcher,
     size: tuple[int, int, int],
     faults: int,
@@ -104,7 +103,7 @@ def test_faults_change_no_result_and_repeat_no_finished_visit(
     state = site.sweep.state
     for model in state.models:
         for epoch in range(model.whole_epochs):
-            visits = model.visits[epoch * partitions : (epoch + 1) * partitions]
+            visits = model.finished_units[epoch * partitions : (epoch + 1) * partitions]
             assert sorted(one.partition for one in visits) == list(range(partitions))
     for one in site.scored:
         assert one.metrics == {
@@ -112,7 +111,7 @@ def test_faults_change_no_result_and_repeat_no_finished_visit(
             "loss": pytest.approx(mean_loss(partitions)),
         }
     done = sum(
-        len(model.visits) - (model.parents[-1].version if model.parents else 0)
+        len(model.finished_units) - (model.parents[-1].version if model.parents else 0)
         for model in state.models
     )
     assert site.units >= done
@@ -144,15 +143,22 @@ def units(orders: Sequence[object]) -> list[RunUnit]:
     return [order for order in orders if isinstance(order, RunUnit)]
 
 
+def one_trial(**changes: int) -> tuple[Sweep, RunUnit]:
+    """A sweep of one trial on one worker, and its first unit."""
+    found, orders = sweep(workers={W0: N0}, many=1, **changes)
+    (run,) = units(orders)
+    return found, run
+
+
 def report(**scores: float) -> UnitReport:
     return UnitReport({"loss": 1.0}, 10, 2.0, scores)
 
 
-def test_a_state_is_dropped_when_the_next_one_is_in_two_places() -> None:
+def test_a_state_is_dropped_when_the_next_one_has_two_replicas() -> None:
     one, orders = sweep(workers={W0: N0, W1: N1}, epochs=2)
     first, second = units(orders)
 
-    orders = list(one.unit_done(first.attempt, report(), NOW))
+    orders = one.unit_done(first.attempt, report(), NOW)
     copy = CopyState(StateName(first.trial, 1), N0, N1)
     assert copy in orders
     orders += one.state_stored(copy.state, N1, NOW)
@@ -160,33 +166,33 @@ def test_a_state_is_dropped_when_the_next_one_is_in_two_places() -> None:
     one.unit_done(second.attempt, report(), NOW)
 
     run = next(run for run in units(orders) if run.trial == first.trial)
-    orders = list(one.unit_done(run.attempt, report(accuracy=0.5), NOW))
+    orders = one.unit_done(run.attempt, report(accuracy=0.5), NOW)
     assert not [order for order in orders if isinstance(order, DropState)]
-    after = list(one.state_stored(run.result, N1, NOW))
+    after = one.state_stored(run.result, N1, NOW)
     assert DropState(copy.state, N0) in after
     assert DropState(copy.state, N1) in after
 
 
-def test_where_no_copy_ever_ends_a_node_keeps_few_states_of_a_trial() -> None:
+def test_a_node_keeps_few_states_while_copies_fail() -> None:
     one, orders = sweep(workers={W0: N0, W1: N1}, epochs=50, many=1)
     most = 0
     for _ in range(60):
         (run,) = units(orders)
-        orders = list(one.unit_done(run.attempt, report(accuracy=0.5), NOW))
+        orders = one.unit_done(run.attempt, report(accuracy=0.5), NOW)
         most = max(most, sum(len(one.state.stored.on(node)) for node in (N0, N1)))
 
     assert most <= 4
 
 
-def test_a_copy_that_fails_goes_to_another_node_and_after_three_tries_waits_for_the_next() -> None:
+def test_a_copy_is_tried_three_times_on_different_nodes() -> None:
     one, orders = sweep(workers={W0: N0, W1: N1, WorkerId("w2"): NodeId("n2")}, many=1)
     (run,) = units(orders)
-    orders = list(one.unit_done(run.attempt, report(), NOW))
+    orders = one.unit_done(run.attempt, report(), NOW)
     targets = []
     while copies := [order for order in orders if isinstance(order, CopyState)]:
         (copy,) = copies
         targets.append(copy.target)
-        orders = list(one.state_missing(copy.state, copy.target, NOW))
+        orders = one.state_missing(copy.state, copy.target, NOW)
 
     assert len(targets) == 3
     assert len(set(targets)) == 2
@@ -198,50 +204,37 @@ def test_the_result_of_an_older_attempt_counts_for_nothing() -> None:
     one.worker_gone(W0, NOW)
 
     assert one.unit_done(run.attempt, report(), NOW) == []
-    (again,) = units(list(one.worker_came(W1, N0, NOW)))
+    (again,) = units(one.worker_came(W1, N0, NOW))
     assert again.attempt > run.attempt
     assert again.state is None
 
 
-def test_a_worker_that_is_revoked_ends_its_unit_first() -> None:
-    one, orders = sweep(workers={W0: N0}, many=1)
-    (run,) = units(orders)
-
+def test_a_revoked_worker_ends_its_unit_first_unless_it_has_no_time() -> None:
+    one, run = one_trial()
     assert one.worker_revoked(W0, NOW, 120.0) == []
     assert one.unit_done(run.attempt, report(), NOW) == [ReleaseWorker(W0)]
 
-
-def test_a_worker_that_is_wanted_at_once_gives_its_unit_up() -> None:
-    one, orders = sweep(workers={W0: N0}, many=1)
-    (run,) = units(orders)
-
-    assert one.worker_revoked(W0, NOW, 0.0) == [
-        StopUnit(run.attempt, W0),
-        ReleaseWorker(W0),
-    ]
-    (again,) = units(list(one.worker_came(W1, N0, NOW)))
+    one, run = one_trial()
+    assert one.worker_revoked(W0, NOW, 0.0) == [StopUnit(run.attempt, W0), ReleaseWorker(W0)]
+    (again,) = units(one.worker_came(W1, N0, NOW))
     assert (again.trial, again.partition, again.state) == (run.trial, run.partition, None)
 
 
-def test_a_unit_that_is_not_over_in_time_is_given_up_and_its_trial_is_not_to_blame() -> None:
-    one, orders = sweep(workers={W0: N0}, many=1)
-    (run,) = units(orders)
+def test_a_unit_of_a_leaving_worker_is_given_up_without_blame() -> None:
+    one, run = one_trial()
     assert one.worker_revoked(W0, Seconds(10.0), 120.0) == []
     assert one.deadline == 130.0
 
     assert one.deadline_passed(Seconds(129.0)) == []
     assert one.deadline_passed(Seconds(130.0)) == [StopUnit(run.attempt, W0), ReleaseWorker(W0)]
 
-    assert (one.state.hangs, one.state.crashes) == ({}, {})
+    assert (one.state.hung_units, one.state.crashes) == ({}, {})
     assert len(units(one.worker_came(W1, N0, Seconds(131.0)))) == 1
 
 
 @pytest.mark.parametrize(("at", "ends_first"), [(50.0, False), (90.0, True)])
-def test_a_unit_that_is_known_to_take_longer_is_given_up_at_once(
-    at: float, *, ends_first: bool
-) -> None:
-    one, orders = sweep(workers={W0: N0}, many=1)
-    (run,) = units(orders)
+def test_a_unit_that_cannot_end_in_time_is_given_up_at_once(at: float, *, ends_first: bool) -> None:
+    one, run = one_trial()
     took = UnitReport({}, 10, 200.0)
     (following,) = units(one.unit_done(run.attempt, took, NOW))  # 200 s a unit
     one.unit_begun(following.attempt, 10, NOW)
@@ -252,9 +245,8 @@ def test_a_unit_that_is_known_to_take_longer_is_given_up_at_once(
     assert orders == ([] if ends_first else given_up)
 
 
-def test_a_worker_that_stays_after_all_takes_units_again() -> None:
-    one, orders = sweep(workers={W0: N0}, many=1)
-    (run,) = units(orders)
+def test_a_kept_worker_takes_units_again() -> None:
+    one, run = one_trial()
     one.worker_revoked(W0, NOW, 120.0)
 
     one.worker_kept(W0, NOW)
@@ -276,25 +268,21 @@ def test_a_trial_that_fails_ends_alone() -> None:
 @pytest.mark.parametrize(
     ("scores", "why"),
     [
-        ({}, "no unit reported 'accuracy', only loss: return it from eval_fn"),
-        ({"accuracy": float("nan")}, "accuracy is nan"),
+        ({}, "no unit reported metric 'accuracy' (reported: loss); return it from eval_fn"),
+        ({"accuracy": float("nan")}, "metric accuracy is nan, not a finite number"),
     ],
 )
-def test_a_metric_that_is_missing_or_no_number_fails_its_trial(
-    scores: dict[str, float], why: str
-) -> None:
-    one, orders = sweep(workers={W0: N0}, partitions=1, many=1)
-    (run,) = units(orders)
+def test_a_missing_or_infinite_metric_fails_its_trial(scores: dict[str, float], why: str) -> None:
+    one, run = one_trial(partitions=1)
 
-    orders = list(one.unit_done(run.attempt, report(**scores), NOW))
+    orders = one.unit_done(run.attempt, report(**scores), NOW)
 
     assert TrialEnded(run.trial, "failed", why) in orders
     assert one.over
 
 
-def test_a_unit_that_hangs_is_given_up_and_fails_its_trial_the_second_time() -> None:
-    one, orders = sweep(workers={W0: N0}, many=1)
-    (run,) = units(orders)
+def test_a_second_hanging_unit_fails_its_trial() -> None:
+    one, run = one_trial()
     one.unit_begun(run.attempt, 10, Seconds(100.0))
     assert one.deadline == 3700.0
 
@@ -305,57 +293,53 @@ def test_a_unit_that_hangs_is_given_up_and_fails_its_trial_the_second_time() -> 
     _, _, ended = one.deadline_passed(Seconds(7300.0))
 
     assert ended == TrialEnded(
-        0, "failed", "2 units took longer than 3600 s; is there a deadlock in train_fn?"
+        0, "failed", "2 units exceeded 3600 s; check train_fn for a deadlock"
     )
 
 
-def test_a_unit_has_five_times_what_it_should_take() -> None:
-    one, orders = sweep(workers={W0: N0}, many=1)
-    (run,) = units(orders)
-
-    (following,) = units(
-        list(one.unit_done(run.attempt, UnitReport({}, 10, 100.0), Seconds(100.0)))
-    )
+def test_a_unit_has_five_times_its_expected_duration() -> None:
+    one, run = one_trial()
+    (following,) = units(one.unit_done(run.attempt, UnitReport({}, 10, 100.0), Seconds(100.0)))
     one.unit_begun(following.attempt, 10, Seconds(200.0))
 
     assert one.deadline == 700.0
 
 
-def test_a_copy_that_cannot_be_read_is_done_again_from_the_state_before() -> None:
-    one, orders = sweep(workers={W0: N0}, many=1)
-    (run,) = units(orders)
-    (following,) = units(list(one.unit_done(run.attempt, report(), NOW)))
+def test_an_unreadable_state_is_trained_again_from_the_earlier_one() -> None:
+    one, run = one_trial()
+    (following,) = units(one.unit_done(run.attempt, report(), NOW))
 
     for _ in range(MAX_FAILED_READS):
         assert following.state == StateName(0, 1)
-        (following,) = units(list(one.unit_failed(following.attempt, "digest", "state", NOW)))
+        (following,) = units(one.unit_failed(following.attempt, "digest", "state", NOW))
 
     again = following
     assert (again.state, again.partition, again.evaluate) == (None, run.partition, False)
 
 
 def test_a_paused_trial_takes_no_unit_until_it_is_resumed() -> None:
-    one, orders = sweep(workers={W0: N0}, many=1)
-    (run,) = units(orders)
+    one, run = one_trial()
     one.pause(0)
 
-    assert units(list(one.unit_done(run.attempt, report(), NOW))) == []
-    assert len(units(list(one.resume(0, NOW)))) == 1
+    assert units(one.unit_done(run.attempt, report(), NOW)) == []
+    assert len(units(one.resume(0, NOW))) == 1
 
 
-def test_a_configuration_joins_and_goes_on_from_a_parent_s_state() -> None:
-    one, orders = sweep(workers={W0: N0}, partitions=1, many=1, epochs=2)
-    (run,) = units(orders)
+def test_a_configuration_continues_from_its_parent_s_state_until_the_last_epoch() -> None:
+    one, run = one_trial(partitions=1, epochs=2)
     one.pause(0)
     one.unit_done(run.attempt, report(accuracy=0.5), NOW)
 
-    (child,) = units(list(one.add({"lr": 0.5}, NOW, parent=0)))
-
+    (child,) = units(one.add({"lr": 0.5}, NOW, parent=0))
     assert (child.trial, child.values, child.epoch) == (1, {"lr": 0.5}, 2)
     assert (child.state, child.result) == (StateName(0, 1), StateName(1, 2))
 
+    one.unit_done(child.attempt, report(accuracy=0.5), NOW)
+    orders = one.add({"lr": 0.5}, NOW, parent=1)
+    assert TrialEnded(2, "stopped", "trial 1 has already trained all 2 epochs") in orders
 
-def test_the_unit_of_a_trial_that_its_user_ends_runs_out_and_counts_for_nothing() -> None:
+
+def test_the_running_unit_of_a_stopped_trial_does_not_count() -> None:
     one, orders = sweep(workers={W0: N0})
     (run,) = units(orders)
 
@@ -366,12 +350,11 @@ def test_the_unit_of_a_trial_that_its_user_ends_runs_out_and_counts_for_nothing(
 
     assert isinstance(following, RunUnit)
     assert following.trial == 1 - run.trial
-    assert one.state.models[run.trial].visits == []
+    assert one.state.models[run.trial].finished_units == []
 
 
-def test_what_a_node_has_on_its_disk_counts_again_when_it_comes_back() -> None:
-    one, orders = sweep(workers={W0: N0}, many=1)
-    (run,) = units(orders)
+def test_states_of_a_returned_node_count_again() -> None:
+    one, run = one_trial()
     one.unit_done(run.attempt, UnitReport({}, 10, 1.0, {}, "d1"), NOW)
 
     one.node_lost(N0, NOW)
@@ -383,35 +366,34 @@ def test_what_a_node_has_on_its_disk_counts_again_when_it_comes_back() -> None:
     assert again.state == run.result
 
 
-def test_a_unit_that_is_done_again_and_leaves_another_state_is_announced() -> None:
-    one, orders = sweep(workers={W0: N0}, many=1)
-    (run,) = units(orders)
+def test_a_repeated_unit_with_another_state_is_announced() -> None:
+    one, run = one_trial()
     (following,) = units(one.unit_done(run.attempt, UnitReport({}, 10, 1.0, {}, "d1"), NOW))
     one.state_missing(run.result, N0, NOW)
     for _ in range(MAX_FAILED_READS):
         (following,) = units(one.unit_failed(following.attempt, "gone", "state", NOW))
 
-    orders = list(one.unit_done(following.attempt, UnitReport({}, 10, 1.0, {}, "d2"), NOW))
+    orders = one.unit_done(following.attempt, UnitReport({}, 10, 1.0, {}, "d2"), NOW)
 
     assert StateDiffers(run.result) in orders
     assert one.state.models[0].digest(1) == "d2"
 
 
-def test_a_trial_whose_units_end_three_workers_in_a_row_fails() -> None:
+def test_three_consecutive_crashes_fail_a_trial() -> None:
     one, orders = sweep(workers={W0: N0}, many=1)
     ended: list[object] = []
     for at in range(3):
         assert len(units(orders)) == 1
         worker = W0 if not at else WorkerId(f"again{at}")
-        ended = list(one.worker_gone(worker, NOW, "a worker died of SIGSEGV", fault=True))
-        orders = list(one.worker_came(WorkerId(f"again{at + 1}"), N0, NOW))
+        ended = one.worker_gone(worker, NOW, "a worker crashed with SIGSEGV", fault=True)
+        orders = one.worker_came(WorkerId(f"again{at + 1}"), N0, NOW)
 
-    why = "3 workers in a row ended in its units: a worker died of SIGSEGV"
+    why = "3 consecutive workers exited in units of this trial: a worker crashed with SIGSEGV"
     assert TrialEnded(0, "failed", why) in ended
     assert one.over
 
 
-def test_a_node_whose_data_differ_is_left_out_and_alone_it_ends_the_sweep() -> None:
+def test_a_node_with_other_data_is_left_out() -> None:
     one, orders = sweep(workers={W0: N0, W1: N1})
     first, second = units(orders)
     assert first.partition != second.partition
@@ -419,15 +401,15 @@ def test_a_node_whose_data_differ_is_left_out_and_alone_it_ends_the_sweep() -> N
 
     stop, released, refused, *_ = one.unit_begun(second.attempt, 9, NOW)
 
-    why = "n1 has 9 samples, n0 has 10: give input_fn the same data"
+    why = "n1 has 9 samples of the partition, n0 has 10; input_fn must return the same data on every node"
     assert (stop, released) == (StopUnit(second.attempt, W1), ReleaseWorker(W1))
     assert refused == DataRefused(N1, second.partition, why)
     assert second.partition not in one.state.staged[N1]
-    assert one.state.stuck == ""
+    assert one.state.stuck_reason == ""
     one.unit_failed(first.attempt, "no such file", "data", NOW)
     (again,) = [lease.order for lease in one.state.leases.values() if lease.order.worker == W0]
     one.unit_failed(again.attempt, "no such file", "data", NOW)
-    assert "no such file" in one.state.stuck
+    assert "no such file" in one.state.stuck_reason
 
 
 @pytest.mark.slow
@@ -443,7 +425,7 @@ def test_a_node_whose_data_differ_is_left_out_and_alone_it_ends_the_sweep() -> N
     chance=st.integers(0, 999),
     faults=st.sampled_from([0, 6]),
 )
-def test_in_fixed_order_a_sweep_comes_to_the_same_trials_on_any_slots_and_after_any_faults(
+def test_the_fixed_order_gives_the_same_trials_on_any_slots(
     searcher: Searcher, seed: int, workers: int, chance: int, faults: int
 ) -> None:
     def trials(workers: int, chance: int, faults: int) -> list[Trial]:
@@ -468,7 +450,7 @@ JOINED: list[Searcher] = [
 @pytest.mark.parametrize("searcher", JOINED, ids=lambda one: type(one).__name__)
 @settings(max_examples=examples(20), deadline=None)
 @given(seed=st.integers(0, 99), after=st.integers(0, 60), failing=st.booleans())
-def test_a_sweep_ends_whenever_users_add_trials_afresh_or_from_anybody_s_state(
+def test_a_sweep_ends_with_trials_added_at_any_time(
     searcher: Searcher, seed: int, after: int, *, failing: bool
 ) -> None:
     rng = stream("joining", seed)
@@ -482,7 +464,7 @@ def test_a_sweep_ends_whenever_users_add_trials_afresh_or_from_anybody_s_state(
         if lease is not None:
             site.running.pop(lease.order.worker)
             site.idle.add(lease.order.worker)
-            nan = UnitReport({}, 10, 1.0, {"accuracy": float("nan")}, "d")
+            nan = UnitReport({}, 10, 1.0, {"accuracy": math.nan}, "d")
             site.do(one.unit_done(lease.order.attempt, nan, NOW))
     for _ in range(3):
         many = len(one.state.trials)
@@ -499,20 +481,8 @@ def test_a_sweep_ends_whenever_users_add_trials_afresh_or_from_anybody_s_state(
             assert trial.epochs == model.whole_epochs == 9
 
 
-def test_a_copy_of_a_trial_that_is_through_has_nothing_to_train() -> None:
-    one, orders = sweep(workers={W0: N0}, partitions=1, many=2, epochs=1)
-    (run,) = units(orders)
-    one.unit_done(run.attempt, report(accuracy=0.5), NOW)
-
-    orders = list(one.add({"lr": 0.5}, NOW, parent=run.trial))
-
-    why = f"trial {run.trial} has trained all 1 epochs: nothing is left to train"
-    assert TrialEnded(2, "stopped", why) in orders
-
-
-def test_a_copy_of_a_copy_goes_on_from_the_state_of_the_first() -> None:
-    one, orders = sweep(workers={W0: N0}, partitions=1, many=1, epochs=3)
-    (run,) = units(orders)
+def test_a_copy_of_a_copy_continues_from_the_state_of_the_first() -> None:
+    one, run = one_trial(partitions=1, epochs=3)
     one.pause(0)
     one.unit_done(run.attempt, report(accuracy=0.5), NOW)
     one.worker_gone(W0, NOW)
@@ -520,7 +490,7 @@ def test_a_copy_of_a_copy_goes_on_from_the_state_of_the_first() -> None:
     one.pause(1)
     one.add({"lr": 0.6}, NOW, parent=1)
 
-    (child,) = units(list(one.worker_came(W1, N0, NOW)))
+    (child,) = units(one.worker_came(W1, N0, NOW))
 
     assert (child.state, child.result) == (StateName(0, 1), StateName(2, 2))
 
@@ -528,9 +498,7 @@ def test_a_copy_of_a_copy_goes_on_from_the_state_of_the_first() -> None:
 @pytest.mark.parametrize(
     ("losses", "mean"), [((math.inf, -math.inf), math.nan), ((1e306, 1.2e306), 1.1e306)]
 )
-def test_metrics_at_the_end_of_what_numbers_can_be_are_put_together(
-    losses: tuple[float, float], mean: float
-) -> None:
+def test_huge_metrics_are_merged(losses: tuple[float, float], mean: float) -> None:
     parts = [({"loss": loss}, 100) for loss in losses]
 
     assert merged(parts) == {"loss": pytest.approx(mean, nan_ok=True)}

@@ -1,20 +1,17 @@
-"""Marginal gains, in rounds."""
+"""Policy `optimus`."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import msgspec
 import pytest
 
-from controlplane.policy.api import EpochSeen, JobEnded, JobView, Policy
+from controlplane.policy.api import JobEnded, JobView, Policy
 from controlplane.policy.baselines.optimus import LengthEstimates
 from controlplane.policy.registry import make
-from schemas.errors import SettingsError
-from schemas.ids import JobId, Seconds, SlotId
+from schemas.ids import JobId, Seconds
 from tests.support.builders import A, B, C, job_view
-from tests.support.instant_cluster import InstantCluster, ToldOracle
-from tests.support.views import row_of, view_of
+from tests.support.views import InstantCluster, ToldOracle, epoch_seen, row_of, view_of
 
 
 def elastic(job: JobId, at: float = 0.0, most: int = 8, **changes: Any) -> JobView:
@@ -25,11 +22,7 @@ def knowing(steps: dict[JobId, float], **options: Any) -> Policy:
     return make("optimus", {"remaining": "oracle", **options}, ToldOracle(steps))
 
 
-def sizes(placed: dict[JobId, list[SlotId]]) -> dict[JobId, int]:
-    return {name: len(slots) for name, slots in placed.items()}
-
-
-def test_a_round_worked_out_by_hand() -> None:
+def test_a_round_agrees_with_a_calculation_by_hand() -> None:
     """Six slots; a step takes 1/n s; A has 120 steps left, B 60, C 12.
 
     | slot | A saves      | B saves     | C saves    | goes to |
@@ -44,62 +37,56 @@ def test_a_round_worked_out_by_hand() -> None:
     it = InstantCluster(knowing({A: 120.0, B: 60.0, C: 12.0}), row_of(4, 2))
     it.submit(elastic(A), elastic(B), elastic(C))
 
-    assert it.at(0.0) == {
-        C: ["n1/0"],
-        B: ["n1/1", "n1/2"],
-        A: ["n2/0", "n2/1", "n1/3"],
-    }
+    assert it.at(0.0) == {C: ["n1/0"], B: ["n1/1", "n1/2"], A: ["n2/0", "n2/1", "n1/3"]}
 
 
-def test_of_equal_gains_the_first_job_has_its_way() -> None:
-    it = InstantCluster(knowing({A: 50.0, B: 50.0}), row_of(3))
+@pytest.mark.parametrize(
+    ("steps", "slots", "given"),
+    [({A: 50.0, B: 50.0}, 3, {A: 2, B: 1}), ({A: 0.0, B: 0.0}, 4, {A: 1, B: 1})],
+    ids=["the first of equal gains", "no steps left"],
+)
+def test_slots_go_by_gain_then_by_arrival(
+    steps: dict[JobId, float], slots: int, given: dict[JobId, int]
+) -> None:
+    it = InstantCluster(knowing(steps), row_of(slots))
     it.submit(elastic(A), elastic(B))
 
-    assert sizes(it.at(0.0)) == {A: 2, B: 1}
+    assert it.sizes(0.0) == given
 
 
 @pytest.mark.parametrize(
     ("job", "options"),
-    [
-        (elastic(A, most=3), {}),
-        (elastic(A, batch_size=3), {}),
-        (elastic(A), {"most": 3}),
-    ],
+    [(elastic(A, most=3), {}), (elastic(A, batch_size=3), {}), (elastic(A), {"most": 3})],
     ids=["its most", "its batch", "the option"],
 )
-def test_a_job_gets_no_more_than_it_may_or_can_use(job: JobView, options: dict[str, Any]) -> None:
+def test_a_job_gets_no_more_slots_than_it_may_have_or_use(
+    job: JobView, options: dict[str, Any]
+) -> None:
     it = InstantCluster(knowing({A: 50.0}, **options), row_of(8))
     it.submit(job)
 
-    assert sizes(it.at(0.0)) == {A: 3}
-
-
-def test_a_job_without_steps_left_gets_no_more_than_its_least() -> None:
-    it = InstantCluster(knowing({A: 0.0}), row_of(4))
-    it.submit(elastic(A))
-
-    assert sizes(it.at(0.0)) == {A: 1}
+    assert it.sizes(0.0) == {A: 3}
 
 
 PAPER = {"starts": "rounds", "age_share": 0.0}
 
 
-def test_as_in_the_paper_sizes_hold_until_the_next_round_and_who_comes_waits_for_it() -> None:
+def test_as_in_the_paper_a_new_job_waits_for_the_next_round() -> None:
     """A ends at 100, B comes at 50; the round is at 600: four slots for B, C keeps its place."""
     it = InstantCluster(knowing({A: 80.0, B: 80.0, C: 80.0}, **PAPER), row_of(4))
     it.submit(elastic(A), elastic(C))
-    assert sizes(it.at(0.0)) == {A: 2, C: 2}
+    assert it.sizes(0.0) == {A: 2, C: 2}
 
     it.submit(elastic(B, at=50.0))
-    assert sizes(it.at(50.0)) == {A: 2, C: 2}
+    assert it.sizes(50.0) == {A: 2, C: 2}
     assert it.plans[-1].wake_at == 600.0
     assert it.plans[-1].reasons[B].text == "waits: sizes are chosen again in the next round"
     it.end(A)
-    assert sizes(it.at(100.0)) == {C: 2}
-    assert sizes(it.at(600.0)) == {C: 2, B: 2}
+    assert it.sizes(100.0) == {C: 2}
+    assert it.sizes(600.0) == {C: 2, B: 2}
 
 
-def test_who_comes_starts_on_idle_slots_and_grows_in_the_next_round() -> None:
+def test_a_new_job_starts_on_idle_slots_and_grows_in_the_next_round() -> None:
     """A has what it may have. B comes at 50, when A is 50 s old: 25 s on average."""
     it = InstantCluster(knowing({A: 80.0, B: 80.0}, moves="elastic"), row_of(4))
     it.submit(elastic(A, most=1))
@@ -107,22 +94,22 @@ def test_who_comes_starts_on_idle_slots_and_grows_in_the_next_round() -> None:
     it.at(50.0)
     it.submit(elastic(B, at=50.0))
 
-    assert sizes(it.at(51.0)) == {A: 1, B: 1}
+    assert it.sizes(51.0) == {A: 1, B: 1}
     assert it.plans[-1].wake_at == 75.0
-    assert sizes(it.at(75.0)) == {A: 1, B: 3}
+    assert it.sizes(75.0) == {A: 1, B: 3}
 
 
-def test_a_cluster_that_has_become_empty_does_not_wait_for_the_next_round() -> None:
+def test_an_empty_cluster_does_not_wait_for_the_next_round() -> None:
     it = InstantCluster(knowing({A: 80.0, B: 80.0}), row_of(4))
     it.submit(elastic(A))
     it.at(0.0)
     it.end(A)
     it.submit(elastic(B, at=50.0))
 
-    assert sizes(it.at(50.0)) == {B: 4}
+    assert it.sizes(50.0) == {B: 4}
 
 
-def test_a_job_of_another_size_is_stopped_and_started_on_what_the_round_gave_it() -> None:
+def test_a_changed_size_restarts_a_job_unless_moves_are_elastic() -> None:
     it = InstantCluster(knowing({A: 80.0, B: 80.0}, interval_s=0.0), row_of(4))
     it.submit(elastic(A))
     it.at(0.0)
@@ -136,10 +123,16 @@ def test_a_job_of_another_size_is_stopped_and_started_on_what_the_round_gave_it(
     assert stops.local_batch == starts.local_batch
     assert starts.restart == ()
     assert stops.reasons[A].code == "restart"
+    it = InstantCluster(knowing({A: 80.0, B: 80.0}, interval_s=0.0, moves="elastic"), row_of(4))
+    it.submit(elastic(A))
+    it.at(0.0)
+    it.submit(elastic(B, at=50.0))
+    assert it.at(50.0) == {A: ["n1/0", "n1/1"], B: ["n1/2", "n1/3"]}
+    assert all(not plan.restart for plan in it.plans)
 
 
-def test_slots_are_kept_for_a_job_that_is_still_on_its_way_out() -> None:
-    """B is being stopped to go on with two slots: A may not have them, though they are free."""
+def test_slots_stay_reserved_for_a_job_that_is_stopping() -> None:
+    """B is stopping and resumes with two slots: A may not have them, although they are free."""
     policy = knowing({A: 80.0, B: 80.0, C: 80.0})
     slots = row_of(4)
     policy.plan(view_of(slots, elastic(A), elastic(B)), Seconds(0.0))
@@ -151,81 +144,40 @@ def test_slots_are_kept_for_a_job_that_is_still_on_its_way_out() -> None:
     assert plan.reasons[A].text == "waits: its 2 slots are not free yet"
 
 
-def test_with_elastic_moves_nobody_is_stopped() -> None:
-    it = InstantCluster(knowing({A: 80.0, B: 80.0}, interval_s=0.0, moves="elastic"), row_of(4))
-    it.submit(elastic(A))
-    it.at(0.0)
-    it.submit(elastic(B, at=50.0))
-
-    assert it.at(50.0) == {A: ["n1/0", "n1/1"], B: ["n1/2", "n1/3"]}
-    assert all(not plan.restart for plan in it.plans)
-
-
 # --- without an oracle
 
 
-def epoch(job: JobId, slots: int, rate: float, number: int = 1, **changes: Any) -> EpochSeen:
-    known = EpochSeen(
-        job=job,
-        family="f",
-        slots=slots,
-        nodes=1,
-        global_batch=64,
-        samples_per_s=rate,
-        whole=True,
-        epoch=number,
-    )
-    return msgspec.structs.replace(known, **changes)
-
-
-def test_a_job_that_gains_nothing_from_slots_is_left_with_its_least() -> None:
-    """B's family was seen to be no faster on four slots; A's is twice as fast on two."""
+def test_a_job_that_gains_nothing_from_slots_keeps_its_minimum() -> None:
+    """B's family is no faster on four slots; A's is twice as fast on two."""
     policy = make("optimus")
     for slots in (1, 2, 4):
-        policy.observe(epoch(B, slots, 100.0), Seconds(1.0))
-        policy.observe(epoch(A, slots, 100.0 * slots, family="g"), Seconds(1.0))
+        policy.observe(epoch_seen(B, family="f", slots=slots), Seconds(1.0))
+        linear = epoch_seen(A, family="g", slots=slots, samples_per_s=100.0 * slots)
+        policy.observe(linear, Seconds(1.0))
     it = InstantCluster(policy, row_of(4))
     it.submit(
         elastic(A, family="g", stop_samples=10_000), elastic(B, family="f", stop_samples=10_000)
     )
 
-    assert sizes(it.at(2.0)) == {A: 3, B: 1}
+    assert it.sizes(2.0) == {A: 3, B: 1}
 
 
-def test_stated_work_is_believed() -> None:
-    job = elastic(A, stop_samples=6400, samples_done=640)
-
-    assert LengthEstimates(0.01).remaining_steps(job) == 90.0
-
-
-def test_the_loss_tells_when_a_job_will_have_converged() -> None:
+def test_the_loss_curve_gives_the_remaining_steps() -> None:
     """Loss 1/k falls by 1/(k + 1) of itself: by less than 0.095 from epoch 10 on, 6 to go."""
     estimates = LengthEstimates(0.095)
     for k in range(1, 5):
-        estimates.observe(epoch(A, 1, 100.0, k, train_loss=1.0 / k))
+        estimates.observe(epoch_seen(A, epoch=k, train_loss=1.0 / k))
     job = elastic(A, epoch=4, epoch_samples=640, samples_done=2560)
 
     assert estimates.remaining_steps(job) == 60.0
 
 
-def test_before_that_relatives_tell() -> None:
+def test_relatives_or_a_stated_length_give_the_remaining_steps() -> None:
     estimates = LengthEstimates(0.01)
     for number, done in enumerate((6400, 12_800)):
         ended = JobEnded(job=JobId(f"x-{number}"), family="f", samples_done=done, succeeded=True)
         estimates.observe(ended)
 
     assert estimates.remaining_steps(elastic(A, family="f", samples_done=640)) == 140.0
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"remaining": "oracle"}, "no cluster has an oracle"),
-        ({"interval_s": -1.0}, "interval_s: -1.0 is below 0.0; raise it"),
-        ({"most": 0}, "most: 0 is below 1; raise it"),
-        ({"convergence": 0.9}, "convergence: 0.9 is above 0.5; lower it"),
-    ],
-)
-def test_an_option_that_makes_no_sense_is_refused(options: dict[str, Any], said: str) -> None:
-    with pytest.raises(SettingsError, match=said):
-        make("optimus", options)
+    stated = elastic(A, stop_samples=6400, samples_done=640)
+    assert LengthEstimates(0.01).remaining_steps(stated) == 90.0

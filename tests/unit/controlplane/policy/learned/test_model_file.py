@@ -1,4 +1,4 @@
-"""A model's file: whole, of this version, of this policy and of these shapes, or one clear line."""
+"""Files of trained models."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def encoded(arrays: dict[str, Any] | None = None, **changes: Any) -> bytes:
     return encode_model(msgspec.structs.replace(CARD, **changes), arrays or ARRAYS)
 
 
-def test_a_model_reads_back_as_it_was_and_has_the_same_bytes_again() -> None:
+def test_a_model_survives_a_round_trip_with_equal_bytes() -> None:
     found = decoded(encoded())
 
     assert found.card == CARD
@@ -53,14 +53,11 @@ def test_a_model_reads_back_as_it_was_and_has_the_same_bytes_again() -> None:
         name: value.tolist() for name, value in ARRAYS.items()
     }
     assert encoded() == encoded()
-
-
-def test_numpy_reads_the_file_without_unpickling() -> None:
     with np.load(io.BytesIO(encoded()), allow_pickle=False) as file:
         assert file["net.1.bias"].tolist() == [0.5]
 
 
-def test_every_truncated_file_is_refused() -> None:
+def test_a_truncated_file_is_refused() -> None:
     data = encoded()
     for many in range(0, len(data), 7):
         with pytest.raises(
@@ -81,7 +78,7 @@ def test_a_flipped_byte_is_refused_or_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("data", "said"),
+    ("data", "problem"),
     [
         (encoded(format=2), "format 2, this version reads 1"),
         (encoded(policy="harmony-drl"), "a model of policy 'harmony-drl', not of 'drl'"),
@@ -98,10 +95,8 @@ def test_a_flipped_byte_is_refused_or_changes_nothing() -> None:
         (b"PK" + bytes(100), "not a complete model file"),
     ],
 )
-def test_a_model_that_is_not_for_this_policy_is_refused_with_what_is_wrong(
-    data: bytes, said: str
-) -> None:
-    with pytest.raises(SettingsError, match=said) as refused:
+def test_an_unsuitable_model_is_refused_with_the_problem(data: bytes, problem: str) -> None:
+    with pytest.raises(SettingsError, match=problem) as refused:
         decoded(data)
 
     assert refused.value.field == "policy.options.model"
@@ -111,51 +106,41 @@ def test_a_model_that_is_not_for_this_policy_is_refused_with_what_is_wrong(
     assert "\n" not in str(refused.value)
 
 
+def zipped(card: bytes, array: Any = None) -> bytes:
+    """A file with this card, and the same array under every name."""
+    buffer, member = io.BytesIO(), io.BytesIO()
+    np.save(member, array, allow_pickle=True)
+    with zipfile.ZipFile(buffer, "w") as file:
+        file.writestr("card.json", card)
+        for name in SHAPES if array is not None else ():
+            file.writestr(f"{name}.npy", member.getvalue())
+    return buffer.getvalue()
+
+
 @pytest.mark.parametrize(
     "card", [b"", b"{", b"\xff\xfe", b'{"format": "\xff"}', b"[]", b"{}", b"[" * 100_000]
 )
-def test_a_card_that_is_no_card_is_refused(card: bytes) -> None:
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w") as file:
-        file.writestr("card.json", card)
-
+def test_an_invalid_card_is_refused(card: bytes) -> None:
     with pytest.raises(SettingsError, match=r"m\.npz: its card cannot be read; leave it out"):
-        decoded(buffer.getvalue())
+        decoded(zipped(card))
 
 
-def test_a_card_that_lies_about_its_arrays_is_refused() -> None:
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w") as file:
-        file.writestr("card.json", msgspec.json.encode(CARD))
-        for name in SHAPES:
-            member = io.BytesIO()
-            np.save(member, np.zeros(1))
-            file.writestr(f"{name}.npy", member.getvalue())
+def test_false_shapes_and_pickled_objects_are_refused() -> None:
+    card = msgspec.json.encode(CARD)
 
     with pytest.raises(SettingsError, match=r"net.0.weight has shape \(1,\), not \(2, 3\)"):
-        decoded(buffer.getvalue())
-
-
-def test_pickled_objects_are_never_loaded() -> None:
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w") as file:
-        file.writestr("card.json", msgspec.json.encode(CARD))
-        for name in SHAPES:
-            member = io.BytesIO()
-            np.save(member, np.array([object()], dtype=object), allow_pickle=True)
-            file.writestr(f"{name}.npy", member.getvalue())
-
+        decoded(zipped(card, np.zeros(1)))
     with pytest.raises(SettingsError, match="not a complete model file"):
-        decoded(buffer.getvalue())
+        decoded(zipped(card, np.array([object()], dtype=object)))
 
 
-def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
     file = str(tmp_path / "none.npz")
     with pytest.raises(SettingsError, match=r"none\.npz: No such file or directory; leave it out"):
-        read_model(file, policy="drl", features=4, shapes=SHAPES)
+        read_model(file, "drl.npz", policy="drl", features=4, shapes=SHAPES)
 
 
-def test_a_network_is_its_layers_with_tanh_between_them() -> None:
+def test_a_network_has_tanh_between_its_layers() -> None:
     arrays = {
         "net.0.weight": np.array([[1.0, 0.0, -1.0], [0.5, 0.5, 0.5]]),
         "net.0.bias": np.array([0.0, 1.0]),

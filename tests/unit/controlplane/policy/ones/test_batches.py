@@ -14,7 +14,8 @@ from controlplane.policy.api import ClusterView, EpochSeen, JobView, Plan, Steps
 from controlplane.policy.ones.policy import Ones
 from controlplane.policy.options import OnesOptions
 from controlplane.policy.placement.slot_partition import split
-from controlplane.prediction.speed_model import SpeedModel
+from controlplane.prediction.throughput import SpeedModel
+from schemas.epochs import StepTimes
 from schemas.ids import JobId, Seconds, SlotId
 from tests.support.builders import S0, S1, T0, A, B, job_view
 from tests.support.sizes import examples
@@ -60,7 +61,7 @@ def batches(plan: Plan) -> dict[JobId, int]:
 # --- which jobs, and when
 
 
-def test_a_job_that_tells_of_noise_gets_twice_its_batch_where_it_is_and_is_told_why() -> None:
+def test_noise_doubles_the_batch_of_a_job_on_its_slots() -> None:
     job = a_job(A, S0, T0)
 
     plan = policy_of(steps(), jobs=(job,)).batches(shown(job), NOW)
@@ -72,7 +73,7 @@ def test_a_job_that_tells_of_noise_gets_twice_its_batch_where_it_is_and_is_told_
     assert plan.reasons[A].text.startswith("batch up to 128 (")
 
 
-def test_only_jobs_that_told_something_since_the_last_question_are_looked_at() -> None:
+def test_only_jobs_with_new_reports_get_new_batches() -> None:
     jobs = (a_job(A, S0), a_job(B, S1))
     policy = policy_of(steps(A), jobs=jobs)
 
@@ -83,14 +84,14 @@ def test_only_jobs_that_told_something_since_the_last_question_are_looked_at() -
     assert [batches(plan) for plan in (first, again, other)] == [{A: 128}, {}, {B: 128}]
 
 
-def test_a_job_that_was_moved_just_now_may_get_another_batch_but_no_other_slots() -> None:
+def test_a_gated_job_may_get_another_batch() -> None:
     job = a_job(A, S0, moved_at=NOW, placed_at=NOW)
     policy = policy_of(steps(), jobs=(job,))
 
     assert batches(policy.batches(shown(job), NOW)) == {A: 128}
 
 
-def test_a_whole_plan_gives_the_same_batch_as_a_question_for_batches_alone() -> None:
+def test_a_plan_and_batches_alone_choose_the_same_batch() -> None:
     """So a live search, which reads whole plans, gives what a simulation in rounds does."""
     job = a_job(A, S0, moved_at=NOW, placed_at=NOW, most=1)
     view = view_of(row_of(1), job)
@@ -106,19 +107,19 @@ def test_a_whole_plan_gives_the_same_batch_as_a_question_for_batches_alone() -> 
 @pytest.mark.parametrize(
     "changes", [{"movable": False}, {"retry_at": Seconds(NOW + 1.0)}, {"running_on": {}}], ids=str
 )
-def test_a_job_that_nobody_may_change_or_that_waits_is_left_alone(changes: dict[str, Any]) -> None:
+def test_jobs_that_wait_or_may_not_change_get_no_batch(changes: dict[str, Any]) -> None:
     job = msgspec.structs.replace(a_job(A, S0), **changes)
 
     assert policy_of(steps(), jobs=(job,)).batches(shown(job), NOW) == Plan(based_on=1)
 
 
-def test_without_rebatch_no_batch_changes_but_with_a_plan() -> None:
+def test_without_rebatch_batches_change_only_with_plans() -> None:
     job = a_job(A, S0)
 
     assert policy_of(steps(), jobs=(job,), rebatch=False).batches(shown(job), NOW).local_batch == {}
 
 
-def test_a_change_of_the_batch_keeps_no_job_from_being_moved() -> None:
+def test_a_change_of_the_batch_closes_no_gate() -> None:
     """Its gate counts from when it got its slots."""
     job = a_job(A, S0, moved_at=NOW, placed_at=Seconds(NOW - 60.0))
     plans = {
@@ -135,7 +136,7 @@ def test_a_change_of_the_batch_keeps_no_job_from_being_moved() -> None:
 # --- how fast they grow
 
 
-def test_a_batch_doubles_again_when_enough_steps_were_trained_with_it() -> None:
+def test_a_batch_doubles_after_enough_steps_with_it() -> None:
     job = a_job(A, S0, batch=128)
     policy = policy_of(steps(), jobs=(a_job(A, S0),), growth_steps=10)
     grown = []
@@ -146,7 +147,7 @@ def test_a_batch_doubles_again_when_enough_steps_were_trained_with_it() -> None:
     assert grown == [{}, {}, {A: 256}]
 
 
-def test_telemetry_that_does_not_say_of_how_many_steps_it_is_counts_from_its_first_report() -> None:
+def test_telemetry_without_a_step_count_counts_from_its_first_report() -> None:
     job = a_job(A, S0)
     policy = policy_of(jobs=(job,), growth_steps=10)
     grown = []
@@ -165,9 +166,7 @@ def test_telemetry_that_does_not_say_of_how_many_steps_it_is_counts_from_its_fir
     ),
     begin=st.sampled_from([64, 100, 256, 1024]),
 )  # fmt: skip
-def test_whatever_is_asked_no_batch_is_more_than_doubled_without_steps_between(
-    asked: list[str], begin: int
-) -> None:
+def test_no_batch_more_than_doubles_without_steps_between(asked: list[str], begin: int) -> None:
     job = a_job(A, S0, batch=begin)
     policy = policy_of(steps(batch=begin), jobs=(job,))
     version, largest = 1, begin
@@ -204,11 +203,11 @@ def epoch(batch: int) -> EpochSeen:
 # --- in how many passes
 
 
-def test_a_measured_pass_tells_of_steps_that_take_several() -> None:
+def test_a_measured_pass_predicts_steps_of_several_passes() -> None:
     """A pass of 32 samples takes 0.1 s alone, and no reduction: two of them 0.2 s."""
     policy = policy_of(jobs=(a_job(),))
-    told: dict[str, Any] = {"pass_s": 0.1, "sync_s": 0.0, "local_batch": 32, "passes": 2}
-    policy.observe(steps(batch=64, samples_per_s=64 / 0.2, **told), NOW)
+    times = StepTimes(pass_s=0.1, sync_s=0.0, local_batch=32, passes=2)
+    policy.observe(steps(batch=64, samples_per_s=64 / 0.2, step_times=times), NOW)
 
     model = policy.estimates.family("f").speed_model(FIRST)
     one, two = np.array([1, 1]), np.array([32.0, 64.0])
@@ -220,9 +219,9 @@ def computing(model: SpeedModel, samples: float) -> float:
     return model.compute[0] + model.compute[1] * samples
 
 
-def test_an_epoch_of_steps_in_several_passes_measures_no_pass() -> None:
-    told: dict[str, Any] = {"pass_s": 0.1, "sync_s": 0.0, "local_batch": 32, "passes": 2}
-    policy = policy_of(steps(batch=64, **told), jobs=(a_job(A, S0),))
+def test_an_epoch_of_several_passes_measures_no_pass() -> None:
+    times = StepTimes(pass_s=0.1, sync_s=0.0, local_batch=32, passes=2)
+    policy = policy_of(steps(batch=64, step_times=times), jobs=(a_job(A, S0),))
     epoch_of_64 = msgspec.structs.replace(epoch(64), whole=True)
     policy.observe(epoch_of_64, NOW)
 
@@ -232,14 +231,14 @@ def test_an_epoch_of_steps_in_several_passes_measures_no_pass() -> None:
 # --- noise scales
 
 
-def test_a_noise_scale_is_believed_as_it_was_measured_last() -> None:
+def test_the_last_noise_scale_counts() -> None:
     events = [steps(noise_scale=scale, step=10 + at) for at, scale in enumerate((1024.0, 4096.0))]
     job = a_job(A, S0)
 
     assert policy_of(*events, jobs=(job,)).estimates.noise_scale(job) == 4096.0
 
 
-def test_who_has_measured_none_believes_relatives_and_else_a_few_first_batches() -> None:
+def test_a_job_without_a_noise_scale_uses_its_relatives_or_the_prior() -> None:
     other = steps(B, noise_scale=1000.0)
     job = a_job(A, S0, epoch=0)
 

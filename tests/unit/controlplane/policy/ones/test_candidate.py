@@ -1,4 +1,4 @@
-"""What a schedule is worth where it is laid out."""
+"""Candidates: their value in a layout, and the operators of the evolution."""
 
 from __future__ import annotations
 
@@ -12,27 +12,40 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.random import default_rng
 
-from controlplane.policy.api import JobView
-from controlplane.policy.ones.operators import Candidate, laid_out, present, score
+from controlplane.policy.ones.evolution import (
+    Candidate,
+    crossed,
+    laid_out,
+    moved,
+    mutated,
+    node_jitter,
+    present,
+    refreshed,
+    resized,
+    score,
+)
+from controlplane.policy.ones.greedy import filled, used
 from controlplane.policy.ones.placement import PlacementHints, lay_out
 from controlplane.policy.ones.problem import Problem
 from controlplane.policy.options import OnesOptions
 from controlplane.prediction import IntArray
 from schemas.ids import JobId, Seconds, SlotId
-from tests.support.builders import S0, S1, T0, A, B, C, changed_job, job_view
+from tests.support.builders import S0, S1, T0, T1, A, B, C
 from tests.support.sizes import examples
-from tests.support.views import pace, problem_of, problems, row_of, some_levels, surrounded, view_of
+from tests.support.views import (
+    LINEAR,
+    any_levels,
+    problem_of,
+    problems,
+    row_of,
+    some_levels,
+    surrounded,
+    view_of,
+    warm_job,
+)
 
 SIZE = settings(max_examples=examples(40), deadline=None)
 seeds = st.integers(0, 1000)
-LINEAR = pace("f", 100.0, 200.0, 300.0, 400.0)
-
-
-def a_job(job: JobId, *on: SlotId, **changes: Any) -> JobView:
-    """A warm job of 1 to 4 slots with a batch of 64."""
-    held = dict.fromkeys(on, 64 // len(on)) if on else {}
-    view = job_view(job, slots=(1, 4), family="f", epoch=1, start_s=0.0, running_on=held)
-    return changed_job(view, **changes)
 
 
 def slot(node: int, index: int) -> SlotId:
@@ -50,8 +63,8 @@ def made(problem: Problem, levels: list[int], hints: PlacementHints | None = Non
 # --- by example
 
 
-def test_a_schedule_is_worth_the_sum_of_what_its_jobs_are() -> None:
-    problem = problem_of(view_of(row_of(4), a_job(A), a_job(B)), events=LINEAR)
+def test_the_fitness_is_the_sum_of_the_values_of_jobs() -> None:
+    problem = problem_of(view_of(row_of(4), warm_job(A), warm_job(B)), events=LINEAR)
 
     candidate = made(problem, [3, 1])
 
@@ -61,19 +74,8 @@ def test_a_schedule_is_worth_the_sum_of_what_its_jobs_are() -> None:
     assert candidate.moves == 2
 
 
-def test_a_job_over_more_nodes_than_it_needs_is_worth_less_by_what_its_steps_take_longer() -> None:
-    held = a_job(B, slot(3, 0), slot(3, 1))
-    problem = problem_of(view_of(row_of(1, 1, 2), held, a_job(A)))
-
-    candidate = made(problem, [int(problem.present[0]), 2])
-
-    assert (candidate.slots(0), candidate.slots(1)) == (problem.job_rows[0].now, (0, 1))
-    value = problem.value[0, problem.present[0]] + problem.value[1, 2] * 1.1**-0.8  # a tenth longer
-    assert candidate.fitness == pytest.approx(value)
-
-
-def test_to_bring_a_job_together_costs_the_move_and_gains_the_nodes() -> None:
-    problem = problem_of(view_of(row_of(2, 2), a_job(A, S0, T0, stop_samples=10_000)))
+def test_bringing_a_job_together_costs_a_move_and_gains_speed() -> None:
+    problem = problem_of(view_of(row_of(2, 2), warm_job(A, S0, T0, stop_samples=10_000)))
     stays = present(problem)
 
     packed = made(problem, problem.present.tolist(), PlacementHints(movers=(0,)))
@@ -83,51 +85,9 @@ def test_to_bring_a_job_together_costs_the_move_and_gains_the_nodes() -> None:
     assert (stays.moves, packed.moves) == (0, 1)
 
 
-def test_a_job_on_gpus_on_which_its_steps_take_twice_as_long_is_worth_less_by_that() -> None:
-    view = view_of(row_of(1, 1), a_job(A, S0), a_job(B, T0))
-    problem = surrounded(
-        problem_of(view, events=LINEAR), types=(0, 1), slow=[(1.0, 2.0), (1.0, 2.0)]
-    )
-
-    found = present(problem).value
-
-    assert found.tolist() == pytest.approx([problem.value[0, 1], problem.value[1, 1] * 2.0**-0.8])
-
-
-def test_the_slowest_gpu_sets_the_pace_of_a_job() -> None:
-    problem = surrounded(
-        problem_of(view_of(row_of(2, 2), a_job(A, S0, T0)), events=LINEAR),
-        types=(0, 1),
-        slow=[(1.0, 3.0)],
-    )
-
-    assert present(problem).fitness == pytest.approx(problem.value[0, 2] * 3.0**-0.8)
-
-
-def test_a_job_is_worth_less_beside_one_that_slows_it_down() -> None:
-    view = view_of(row_of(3, 1), a_job(A, S0), a_job(B, slot(1, 1)), a_job(C, T0))
-    costs = [(0.0, 0.5, 9.0), (0.2, 0.0, 9.0), (9.0, 9.0, 0.0)]
-    problem = surrounded(problem_of(view, events=LINEAR), costs=costs)
-
-    found = present(problem).value / problem.value[:, 1]
-
-    assert found.tolist() == pytest.approx([np.exp(-0.4), np.exp(-0.16), 1.0])
-
-
-def test_who_waits_is_not_slowed_down_by_anything() -> None:
-    problem = surrounded(
-        problem_of(view_of(row_of(1), a_job(A), a_job(B, S0)), events=LINEAR),
-        types=(1,),
-        slow=[(1.0, 2.0), (1.0, 1.0)],
-        costs=[(1.0, 1.0), (1.0, 1.0)],
-    )
-
-    assert present(problem).value.tolist() == [problem.value[0, 0], problem.value[1, 1]]
-
-
-def test_a_job_moves_only_if_it_has_samples_enough_for_both_places_at_once() -> None:
+def test_a_job_moves_only_with_samples_for_both_places() -> None:
     """The controller would refuse it."""
-    small, large = (a_job(A, S0, S1, batch_size=2, batch_limit=limit) for limit in (3, 4))
+    small, large = (warm_job(A, S0, S1, batch_size=2, batch_limit=limit) for limit in (3, 4))
     elsewhere = PlacementHints(movers=(0,), jitter=np.array([1.0, 0.0]))
 
     here, there = (
@@ -146,37 +106,30 @@ def test_a_job_moves_only_if_it_has_samples_enough_for_both_places_at_once() -> 
 
 def crowded(*, family: str = "f", moved_at: float = 0.0, **options: Any) -> Problem:
     """Three slots are needed and two are free on each node; a lodger is on the first."""
-    lodger = a_job(A, S0, family=family, moved_at=Seconds(moved_at))
-    start = a_job(B, least=3, most=3)
-    stays = a_job(C, T0, movable=False)
+    lodger = warm_job(A, S0, family=family, moved_at=Seconds(moved_at))
+    start = warm_job(B, least=3, most=3)
+    stays = warm_job(C, T0, movable=False)
     is_scattered = [(at, msgspec.structs.replace(event, nodes=2, samples_per_s=150.0))
             for at, event in LINEAR[1:]]  # fmt: skip
     view = view_of(row_of(3, 3), lodger, start, stays)
     return problem_of(view, events=[*LINEAR, *is_scattered], options=OnesOptions(**options))
 
 
-def test_a_lodger_is_moved_away_if_that_is_worth_it() -> None:
-    problem = crowded()
+DEAR = replace(crowded(), move_factor=np.array([0.01, 1.0]))
 
+
+@pytest.mark.parametrize(
+    ("problem", "place"),
+    [(crowded(), 4), (DEAR, 0), (crowded(moved_at=99.0), 0), (crowded(migration=False), 0)],
+    ids=["gain exceeds the cost", "a move costs more", "gated", "migration off"],
+)
+def test_a_small_job_is_moved_away_only_if_it_may_and_that_pays(
+    problem: Problem, place: int
+) -> None:
     candidate = made(problem, [1, 1])
 
-    assert (candidate.slots(0), candidate.slots(1)) == ((4,), (0, 1, 2))
-
-
-def test_a_lodger_that_a_move_costs_more_than_the_other_gains_stays() -> None:
-    dear = crowded()
-    dear = replace(dear, move_factor=np.array([0.01, 1.0]), weight=dear.weight)
-
-    candidate = made(dear, [1, 1])
-
-    assert (candidate.slots(0), len(candidate.slots(1))) == ((0,), 3)
-
-
-def test_a_lodger_that_may_not_move_or_with_migration_off_stays() -> None:
-    for problem in (crowded(moved_at=99.0), crowded(migration=False)):
-        candidate = made(problem, [1, 1])
-
-        assert (candidate.slots(0), len(candidate.slots(1))) == ((0,), 3)
+    assert (candidate.slots(0), len(candidate.slots(1))) == ((place,), 3)
+    assert place == 0 or candidate.slots(1) == (0, 1, 2)
 
 
 # --- whatever the problem
@@ -214,7 +167,7 @@ def naive(problem: Problem, levels: IntArray, owner: IntArray) -> list[float]:
 
 @SIZE
 @given(problem=problems(), seed=seeds)
-def test_all_jobs_at_once_are_worth_what_each_by_itself_is(problem: Problem, seed: int) -> None:
+def test_values_of_a_layout_equal_those_computed_job_by_job(problem: Problem, seed: int) -> None:
     """One after the other, with a third schedule to show that nothing wrong is remembered."""
     for number in range(3):
         levels = some_levels(problem, seed + number)
@@ -234,7 +187,7 @@ def test_all_jobs_at_once_are_worth_what_each_by_itself_is(problem: Problem, see
 
 @SIZE
 @given(problem=problems())
-def test_the_schedule_in_force_is_worth_what_the_table_says_and_changes_nobody(
+def test_the_schedule_in_force_has_the_values_of_the_table(
     problem: Problem,
 ) -> None:
     plain = replace(problem, slow=None, interference=None, stretch={})
@@ -250,7 +203,7 @@ def test_the_schedule_in_force_is_worth_what_the_table_says_and_changes_nobody(
 
 @SIZE
 @given(problem=problems(), seed=seeds)
-def test_room_is_made_only_where_that_is_worth_it(problem: Problem, seed: int) -> None:
+def test_making_room_never_reduces_the_fitness(problem: Problem, seed: int) -> None:
     levels = some_levels(problem, seed)
     rigid = replace(problem, evacuates=False, stretch={})
 
@@ -262,9 +215,7 @@ def test_room_is_made_only_where_that_is_worth_it(problem: Problem, seed: int) -
 
 @SIZE
 @given(problem=problems(), seed=seeds)
-def test_two_candidates_have_the_same_key_only_if_they_are_the_same(
-    problem: Problem, seed: int
-) -> None:
+def test_keys_are_equal_only_for_equal_candidates(problem: Problem, seed: int) -> None:
     one, other = (made(problem, some_levels(problem, seed + n).tolist()) for n in (0, 1))
 
     same = (one.owner == other.owner).all() and (one.levels == other.levels).all()
@@ -273,7 +224,7 @@ def test_two_candidates_have_the_same_key_only_if_they_are_the_same(
 
 @SIZE
 @given(problem=problems(), seed=seeds, number=st.integers(1, 4))
-def test_a_job_that_may_not_move_does_not_do_so_in_several_steps_either(
+def test_a_gated_job_does_not_move_in_several_steps(
     problem: Problem, seed: int, number: int
 ) -> None:
     """Nor one that has fewer samples than slots in both places: the controller would refuse it."""
@@ -294,8 +245,8 @@ def test_a_job_that_may_not_move_does_not_do_so_in_several_steps_either(
             assert len(old | new) <= job_row.job.batch_limit
 
 
-def test_a_job_that_was_moved_just_now_does_not_grow_elsewhere_and_shrink_here() -> None:
-    view = view_of(row_of(1, 3), a_job(A, S0, moved_at=Seconds(99.0)))
+def test_a_gated_job_does_not_move_by_growing_and_shrinking() -> None:
+    view = view_of(row_of(1, 3), warm_job(A, S0, moved_at=Seconds(99.0)))
     problem = problem_of(view, events=LINEAR)
     grown = laid_out(problem, present(problem), np.array([3]))
     assert grown is not None
@@ -304,3 +255,132 @@ def test_a_job_that_was_moved_just_now_does_not_grow_elsewhere_and_shrink_here()
 
     assert grown.slots(0) == (0, 1, 2)
     assert back is None
+
+
+def test_a_crossover_without_room_cuts_random_jobs() -> None:
+    problem = problem_of(view_of(row_of(4), warm_job(A), warm_job(B)), events=LINEAR)
+    one, other = np.array([3, 1]), np.array([1, 3])
+
+    children = {tuple(crossed(problem, one, other, default_rng(seed))) for seed in range(40)}
+
+    assert children >= {(3, 1), (1, 3)}
+    assert all(sum(child) == 4 for child in children)
+
+
+@pytest.mark.parametrize(
+    ("slots", "parent", "rate", "expected"),
+    [(4, [4, 0], 0.5, None), (1, [1, 0], 0.0, {(1, 0), (0, 1)})],
+    ids=["half of the jobs", "rate 0 changes one job"],
+)
+def test_a_mutation_gives_the_slots_of_some_jobs_to_others(
+    slots: int, parent: list[int], rate: float, expected: set[tuple[int, ...]] | None
+) -> None:
+    problem = problem_of(view_of(row_of(slots), warm_job(A), warm_job(B)), events=LINEAR)
+
+    children = {
+        tuple(mutated(problem, np.array(parent), rate, default_rng(seed))) for seed in range(80)
+    }
+
+    assert len(children) > 1
+    assert all(sum(child) == slots for child in children)
+    assert expected is None or children == expected
+
+
+def test_a_resize_reaches_every_allowed_size() -> None:
+    problem = problem_of(view_of(row_of(4), warm_job(A), warm_job(B)), events=LINEAR)
+
+    children = {tuple(resized(problem, np.array([2, 2]), default_rng(seed))) for seed in range(80)}
+
+    assert children >= {(4, 0), (3, 1), (2, 2), (1, 3), (0, 4)}
+
+
+# --- refresh
+
+
+@pytest.mark.parametrize(("epoch", "levels"), [(0, [2, 1, 1]), (1, [2, 2, 0])])
+def test_a_refresh_gives_a_job_that_never_ran_a_slot_of_the_job_that_ran_longest(
+    epoch: int, levels: list[int]
+) -> None:
+    young, old = warm_job(A, S0, S1, ran_s=5.0), warm_job(B, T0, T1, ran_s=500.0)
+    view = view_of(row_of(2, 2), young, old, warm_job(C, epoch=epoch))
+    problem = problem_of(view, events=LINEAR)
+
+    assert refreshed(problem, problem.present).tolist() == levels
+
+
+def test_a_refresh_serves_new_jobs_in_order_of_arrival() -> None:
+    late = warm_job(B, epoch=0, submitted_at=Seconds(9.0))
+    early = warm_job(C, epoch=0, submitted_at=Seconds(3.0))
+    problem = problem_of(view_of(row_of(2), warm_job(A, S0, S1), late, early), events=LINEAR)
+
+    assert refreshed(problem, problem.present).tolist() == [1, 0, 1]
+
+
+# --- moves
+
+
+def test_a_scattered_job_is_chosen_to_move() -> None:
+    is_scattered, whole = warm_job(A, S0, T0), warm_job(B, S1)
+    problem = problem_of(view_of(row_of(2, 2), whole, is_scattered), events=LINEAR)
+
+    found = [moved(problem, present(problem), default_rng(seed)) for seed in range(10)]
+
+    assert [hints and (hints.movers, hints.jitter) for hints in found] == [((1,), None)] * 10
+
+
+def test_no_job_moves_if_all_places_are_equal() -> None:
+    problem = problem_of(view_of(row_of(2, 2), warm_job(A, S0), warm_job(B, T0)), events=LINEAR)
+
+    assert moved(problem, present(problem), default_rng(0)) is None
+    assert node_jitter(problem, default_rng(0)) is None
+
+
+def test_any_movable_job_may_move_if_neighbours_matter() -> None:
+    late = warm_job(C, T1, moved_at=Seconds(99.0))
+    view = view_of(row_of(2, 3), warm_job(A, S0), warm_job(B, T0), late, warm_job(JobId("d-4")))
+    costs = [[0.1] * 4] * 4
+    problem = surrounded(problem_of(view, events=LINEAR), costs=costs)
+
+    found = [moved(problem, present(problem), default_rng(seed)) for seed in range(40)]
+
+    assert {hints.movers for hints in found if hints} == {(0,), (1,)}
+    assert all(hints and hints.jitter is not None for hints in found)
+
+
+# --- whatever the problem
+
+
+@SIZE
+@given(problem=problems(), seed=seeds)
+def test_every_child_fits_and_parents_stay_unchanged(problem: Problem, seed: int) -> None:
+    rng = default_rng(seed)
+    if not problem.job_rows:
+        return
+    one, other = (filled(problem, some_levels(problem, seed + n)) for n in (0, 1))
+    copies = one.tolist(), other.tolist()
+    children = (
+        *(crossed(problem, one, other, rng) for _ in range(8)),
+        mutated(problem, one, 0.3, rng),
+        resized(problem, one, rng),
+        refreshed(problem, any_levels(problem, seed)),
+        refreshed(problem, one),
+    )
+    assert (one.tolist(), other.tolist()) == copies
+
+    for child in children:
+        assert problem.allowed[problem.rows, child].all()
+        assert used(problem, child) <= problem.capacity
+        assert laid_out(problem, present(problem), child) is not None
+
+
+@SIZE
+@given(problem=problems(), seed=seeds)
+def test_only_running_movable_jobs_are_chosen_to_move(problem: Problem, seed: int) -> None:
+    parent = laid_out(problem, present(problem), some_levels(problem, seed))
+    assert parent is not None
+
+    hints = moved(problem, parent, default_rng(seed))
+
+    for row in hints.movers if hints else ():
+        assert problem.free_to_move[row]
+        assert parent.levels[row] > 0

@@ -1,8 +1,9 @@
-"""The population: never worse than what anybody could have said at once."""
+"""Population of the search: never worse than greedy schedules, and near the optimum."""
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -13,9 +14,15 @@ from hypothesis import strategies as st
 from numpy.random import Generator, default_rng
 
 from controlplane.policy.api import EpochSeen, JobView
-from controlplane.policy.ones.evolution import EvolutionarySearch
+from controlplane.policy.ones.evolution import (
+    Candidate,
+    EvolutionarySearch,
+    laid_out,
+    present,
+    refreshed,
+    score,
+)
 from controlplane.policy.ones.greedy import baselines, exchanged, filled
-from controlplane.policy.ones.operators import Candidate, laid_out, present, refreshed, score
 from controlplane.policy.ones.problem import FREE, Problem
 from controlplane.policy.options import OnesOptions
 from controlplane.prediction import IntArray
@@ -64,7 +71,7 @@ def a_job(job: JobId, *on: SlotId, **changes: Any) -> JobView:
     generations=st.integers(0, 3),
     options=st.sampled_from([OPTIONS, CLIMB, GREEDY]),
 )
-def test_the_best_is_never_worse_than_the_schedule_in_force_or_than_greedy(
+def test_the_best_is_never_worse_than_greedy_or_no_change(
     problem: Problem, seed: int, generations: int, options: OnesOptions
 ) -> None:
     search, rng = facing(problem, options), default_rng(seed)
@@ -80,9 +87,7 @@ def test_the_best_is_never_worse_than_the_schedule_in_force_or_than_greedy(
 
 @settings(max_examples=examples(40), deadline=None)
 @given(problem=problems(), seed=seeds)
-def test_after_a_generation_the_best_is_not_worse_than_what_others_would_answer(
-    problem: Problem, seed: int
-) -> None:
+def test_after_a_generation_the_best_beats_the_baselines(problem: Problem, seed: int) -> None:
     search = facing(problem)
 
     search.evolve(default_rng(seed))
@@ -93,7 +98,7 @@ def test_after_a_generation_the_best_is_not_worse_than_what_others_would_answer(
 
 @settings(max_examples=examples(25), deadline=None)
 @given(problem=problems(), seed=seeds, options=st.sampled_from([OPTIONS, CLIMB]))
-def test_generations_never_lose_the_best_and_hold_different_candidates_in_order(
+def test_generations_keep_the_best_and_rank_distinct_candidates(
     problem: Problem, seed: int, options: OnesOptions
 ) -> None:
     search, rng, before = facing(problem, options), default_rng(seed), -np.inf
@@ -117,7 +122,7 @@ def crowded(version: int = 1, *more: JobView) -> Problem:
     return problem_of(view)
 
 
-def test_a_schedule_in_force_that_nothing_beats_stays() -> None:
+def test_the_best_schedule_in_force_stays() -> None:
     """Its job would grow onto another node, where it was measured to be slow."""
     near, far = (
         (1.0, EpochSeen(job=B, family="", slots=2, nodes=nodes, global_batch=64,
@@ -135,7 +140,7 @@ def test_a_schedule_in_force_that_nothing_beats_stays() -> None:
     assert search.best.levels.tolist() == [1]
 
 
-def test_a_search_rests_after_so_many_generations_without_progress() -> None:
+def test_a_search_converges_after_generations_without_progress() -> None:
     search, rng = facing(crowded()), default_rng(0)
     while not search.converged:
         better = search.evolve(rng)
@@ -147,7 +152,7 @@ def test_a_search_rests_after_so_many_generations_without_progress() -> None:
     assert search.generations == rested_at
 
 
-def test_a_search_with_nothing_to_decide_rests_at_once() -> None:
+def test_a_search_without_jobs_converges_at_once() -> None:
     search = facing(problem_of(view_of(row_of(2))))
 
     assert not search.evolve(default_rng(0))
@@ -156,7 +161,7 @@ def test_a_search_with_nothing_to_decide_rests_at_once() -> None:
     assert search.best.owner.tolist() == [FREE, FREE]
 
 
-def test_a_view_with_something_new_wakes_a_search_and_another_does_not() -> None:
+def test_a_changed_problem_restarts_the_search() -> None:
     search, rng = facing(crowded()), default_rng(0)
     while not search.converged:
         search.evolve(rng)
@@ -167,7 +172,7 @@ def test_a_view_with_something_new_wakes_a_search_and_another_does_not() -> None
     assert not search.converged
 
 
-def test_a_job_that_ended_leaves_its_slots_to_others() -> None:
+def test_other_jobs_get_the_slots_of_an_ended_job() -> None:
     search = facing(crowded())
     search.evolve(default_rng(0))
 
@@ -177,7 +182,7 @@ def test_a_job_that_ended_leaves_its_slots_to_others() -> None:
     assert len(search.best.slots(0)) == 2  # growth is at most twofold
 
 
-def test_a_small_budget_is_part_of_a_larger_one() -> None:
+def test_single_steps_give_the_same_generation() -> None:
     problem = crowded()
     whole, parts = facing(problem), facing(problem)
     one, other = default_rng(7), default_rng(7)
@@ -192,7 +197,7 @@ def test_a_small_budget_is_part_of_a_larger_one() -> None:
 # --- the other two ways to search
 
 
-def test_greedy_rests_at_once_and_answers_without_chance() -> None:
+def test_greedy_converges_at_once_without_chance() -> None:
     problem = interference()
     search = facing(problem, GREEDY)
     before = [candidate.key for candidate in search.population]
@@ -217,7 +222,7 @@ def climbing(seed: int) -> tuple[Problem, EvolutionarySearch]:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_a_climb_needs_the_best_candidate_alone(seed: int) -> None:
+def test_a_climb_breeds_from_the_best_candidate_alone(seed: int) -> None:
     (_, many), (_, alone) = climbing(seed), climbing(seed)
     alone.population = alone.population[:1]
 
@@ -229,7 +234,7 @@ def test_a_climb_needs_the_best_candidate_alone(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_a_climb_takes_nothing_over_from_the_last_view_but_the_best(seed: int) -> None:
+def test_a_climb_keeps_only_the_best_for_the_next_view(seed: int) -> None:
     (problem, many), (_, alone) = climbing(seed), climbing(seed)
     alone.population = alone.population[:1]
 
@@ -274,13 +279,7 @@ def test_diversity_is_the_mean_share_of_jobs_in_which_two_candidates_differ(
     assert search.diversity == pytest.approx(diversity)
 
 
-# --- where greedy is blind
-
-
-def interference() -> Problem:
-    """Two on one node that hurt each other, and another node that is free."""
-    view = view_of(row_of(2, 2), single(A, S0), single(B, S1))
-    return surrounded(problem_of(view, events=pace("f", 100.0)), costs=[(0.0, 1.0), (1.0, 0.0)])
+# --- places, which greedy does not see
 
 
 def single(job: JobId, *on: SlotId, **changes: Any) -> JobView:
@@ -289,88 +288,72 @@ def single(job: JobId, *on: SlotId, **changes: Any) -> JobView:
     return job_view(job, **{**given, "running_on": dict.fromkeys(on, 64), **changes})
 
 
-def evolved(problem: Problem, generations: int = 8) -> Candidate:
-    search, rng = facing(problem, OnesOptions(search="evolution")), default_rng(0)
-    for _ in range(generations):
-        search.evolve(rng)
+def posed(*jobs: JobView, nodes: tuple[int, ...], speeds: tuple[float, ...] = (100.0,),
+          options: OnesOptions | None = None, **places: Any) -> Problem:  # fmt: skip
+    view = view_of(row_of(*nodes), *jobs)
+    return surrounded(problem_of(view, events=pace("f", *speeds), options=options), **places)
+
+
+def interference() -> Problem:
+    """Two jobs on one node that slow each other down, and a free node."""
+    return posed(single(A, S0), single(B, S1), nodes=(2, 2), costs=[(0.0, 1.0), (1.0, 0.0)])
+
+
+def nodes_by_job(problem: Problem, search: EvolutionarySearch) -> list[list[int]]:
+    """Return the node of each slot of each job in the best schedule."""
     assert search.best is not None
-    return search.best
+    return [problem.node_of[list(search.best.slots(row))].tolist() for row in problem.rows]
 
 
-def greedily(problem: Problem) -> Candidate:
-    found = facing(problem, GREEDY).best
-    assert found is not None
-    return found
+@pytest.mark.parametrize(
+    ("problem", "greedy", "best", "gain"),
+    [
+        (interference(), [[0], [0]], ([[0], [1]], [[1], [0]]), None),
+        (
+            posed(single(A, T0), nodes=(1, 1), types=(0, 1), slow=[(1.0, 3.0)]),
+            [[1]], ([[0]],), lambda p: (3.0 * p.move_factor[0]) ** 0.8,
+        ),
+        (  # greedy gives the fast GPU to the first job
+            posed(single(A), single(B), nodes=(1, 1), types=(0, 1), slow=[(1, 1), (1, 3)]),
+            [[0], [1]], ([[1], [0]],), lambda _: 2.0 / (1.0 + 3.0**-0.8),
+        ),
+        (
+            posed(
+                single(A, S0), single(B, T0), nodes=(1, 1, 1), options=OnesOptions(swaps=False),
+                types=(0, 1, 1), slow=[(1.0, 1.0), (1.0, 3.0)],
+            ),
+            [[0], [1]], ([[1], [0]], [[2], [0]]), None,
+        ),
+        (
+            posed(
+                single(A, slots=(1, 2), running_on={S0: 32, T0: 32}), single(B, S1),
+                nodes=(2, 2), speeds=(100.0, 200.0),
+            ),
+            [[0, 1], [0]], ([[1, 1], [0]],), None,
+        ),
+    ],
+    ids=[
+        "separates jobs that slow each other down", "moves a job to faster GPUs",
+        "gives the fast GPU to the job that gains", "exchanges places over a free slot",
+        "brings a scattered job together",
+    ],
+)  # fmt: skip
+def test_evolution_finds_better_places_than_greedy(
+    problem: Problem,
+    greedy: list[list[int]],
+    best: tuple[list[list[int]], ...],
+    gain: Callable[[Problem], float] | None,
+) -> None:
+    plain, search = facing(problem, GREEDY), facing(problem, OnesOptions(search="evolution"))
+    rng = default_rng(0)
+    for _ in range(20):
+        search.evolve(rng)
 
-
-def nodes_by_job(problem: Problem, candidate: Candidate) -> list[list[int]]:
-    """The node of each slot of each job."""
-    return [problem.node_of[list(candidate.slots(row))].tolist() for row in problem.rows]
-
-
-def test_of_two_that_hurt_each_other_one_is_moved_to_a_node_of_its_own() -> None:
-    problem = interference()
-
-    greedy, best = greedily(problem), evolved(problem)
-
-    assert nodes_by_job(problem, greedy) == [[0], [0]]
-    assert sorted(nodes_by_job(problem, best)) == [[0], [1]]
-    value = problem.value[0, 1]
-    assert greedy.fitness == pytest.approx(2 * value * np.exp(-0.8))
-    assert best.fitness == pytest.approx(value * (1.0 + problem.move_factor[0] ** 0.8))
-
-
-def test_a_job_is_moved_to_gpus_that_are_faster() -> None:
-    view = view_of(row_of(1, 1), single(A, T0))
-    problem = surrounded(problem_of(view, events=pace("f", 100.0)), types=(0, 1), slow=[(1.0, 3.0)])
-
-    greedy, best = greedily(problem), evolved(problem)
-
-    assert (nodes_by_job(problem, greedy), nodes_by_job(problem, best)) == ([[1]], [[0]])
-    assert best.fitness == pytest.approx(greedy.fitness * (3.0 * problem.move_factor[0]) ** 0.8)
-
-
-def test_the_fast_gpu_goes_to_the_job_that_gains_by_it() -> None:
-    """Greedy gives it to the first that came."""
-    problem = surrounded(
-        problem_of(view_of(row_of(1, 1), single(A), single(B)), events=pace("f", 100.0)),
-        types=(0, 1),
-        slow=[(1.0, 1.0), (1.0, 3.0)],
-    )
-
-    greedy, best = greedily(problem), evolved(problem)
-
-    assert (nodes_by_job(problem, greedy), nodes_by_job(problem, best)) == ([[0], [1]], [[1], [0]])
-    assert best.fitness == pytest.approx(problem.value[:, 1].sum())
-
-
-def test_two_running_jobs_change_places_by_way_of_a_free_slot_where_none_may_trade() -> None:
-    view = view_of(row_of(1, 1, 1), single(A, S0), single(B, T0))
-    problem = surrounded(
-        problem_of(view, events=pace("f", 100.0), options=OnesOptions(swaps=False)),
-        types=(0, 1, 1),
-        slow=[(1.0, 1.0), (1.0, 3.0)],
-    )
-
-    greedy, best = greedily(problem), evolved(problem, 20)
-
-    assert nodes_by_job(problem, greedy) == [[0], [1]]
-    assert nodes_by_job(problem, best)[1] == [0]
-    assert best.fitness > greedy.fitness
-
-
-def test_a_job_that_lies_over_parts_of_two_nodes_is_brought_together() -> None:
-    is_scattered = single(A, slots=(1, 2), running_on={S0: 32, T0: 32})
-    view = view_of(row_of(2, 2), is_scattered, single(B, S1))
-    problem = problem_of(view, events=pace("f", 100.0, 200.0))
-
-    greedy, best = greedily(problem), evolved(problem)
-
-    assert (nodes_by_job(problem, greedy), nodes_by_job(problem, best)) == (
-        [[0, 1], [0]],
-        [[1, 1], [0]],
-    )
-    assert best.fitness > greedy.fitness
+    assert nodes_by_job(problem, plain) == greedy
+    assert nodes_by_job(problem, search) in best
+    assert fitness(search) > fitness(plain)
+    if gain is not None:
+        assert fitness(search) == pytest.approx(fitness(plain) * gain(problem))
 
 
 # --- against every schedule that there is
@@ -386,23 +369,15 @@ def tiny(rng: Generator, *nodes: int) -> Problem:
         held, free = free[:size], free[size:]
         jobs.append(
             job_view(
-                JobId(f"j-{number}"),
-                at=float(rng.integers(9)),
-                slots=(1, 5),
-                family="fg"[rng.integers(2)],
-                running_on=dict.fromkeys(held, 64 // max(1, size)),
-                epoch=int(rng.integers(2)) or int(bool(size)),
-                epoch_at=Seconds(60.0),
-                moved_at=Seconds([0.0, 99.0][int(rng.random() < 0.2)]),
-                batch_size=64,
-                batch_limit=256,
-                local_limit=256,
-                stop_samples=int(10 ** rng.uniform(3, 6)),
-                noise_scale=float(10 ** rng.uniform(1, 4)),
-                ran_s=float(rng.uniform(0, 500)),
+                JobId(f"j-{number}"), at=float(rng.integers(9)), slots=(1, 5),
+                family="fg"[rng.integers(2)], running_on=dict.fromkeys(held, 64 // max(1, size)),
+                epoch=int(rng.integers(2)) or int(bool(size)), epoch_at=Seconds(60.0),
+                moved_at=Seconds([0.0, 99.0][int(rng.random() < 0.2)]), batch_size=64,
+                batch_limit=256, local_limit=256, stop_samples=int(10 ** rng.uniform(3, 6)),
+                noise_scale=float(10 ** rng.uniform(1, 4)), ran_s=float(rng.uniform(0, 500)),
                 start_s=float(rng.uniform(1, 15)),
             )
-        )
+        )  # fmt: skip
     events = [
         event
         for family in "fg"
@@ -491,7 +466,7 @@ def worse_places(problem: Problem, rng: Generator) -> Problem:
 
 
 @pytest.mark.slow
-def test_on_one_node_the_search_finds_the_best_of_all_schedules_of_a_tiny_problem() -> None:
+def test_the_search_finds_the_optimum_of_small_problems() -> None:
     found = []
     for seed in range(60):
         rng = default_rng(seed)
@@ -503,7 +478,7 @@ def test_on_one_node_the_search_finds_the_best_of_all_schedules_of_a_tiny_proble
 
 
 @pytest.mark.slow
-def test_where_places_matter_the_search_comes_far_nearer_to_the_best_than_greedy() -> None:
+def test_the_search_beats_greedy_where_places_matter() -> None:
     found = []
     for seed in range(40):
         rng = default_rng(1000 + seed)
@@ -518,7 +493,7 @@ def test_where_places_matter_the_search_comes_far_nearer_to_the_best_than_greedy
     assert (shares > greedy + 0.01).mean() >= 0.3
 
 
-def test_the_sizes_that_were_found_for_one_view_are_refreshed_for_the_next() -> None:
+def test_the_best_sizes_are_refreshed_for_the_next_view() -> None:
     found = 0
     for seed in range(60):
         problem, rng = tiny(default_rng(seed), 2, 3), default_rng(seed)

@@ -1,4 +1,4 @@
-"""What the search learns, and from what."""
+"""Estimates of jobs and families: speeds, limits, gates, service, noise, slow-downs, gains."""
 
 from __future__ import annotations
 
@@ -11,8 +11,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.random import default_rng
 
-from controlplane.policy.api import EpochSeen, JobEnded, JobView, PlanTaken, StepsSeen
-from controlplane.policy.ones.job_estimates import Estimates
+from controlplane.policy.api import (
+    EpochSeen,
+    GainSeen,
+    JobEnded,
+    JobView,
+    PlanTaken,
+    PolicyEvent,
+    StepsSeen,
+)
+from controlplane.policy.ones.job_estimates import (
+    MAX_FACTOR,
+    MIN_FACTOR,
+    Estimates,
+    GainCorrections,
+)
+from controlplane.policy.ones.job_rows import SizeTable, size_table
 from controlplane.policy.options import OnesOptions
 from controlplane.policy.search.observed_families import Colocation
 from schemas.ids import JobId, Seconds, SlotId
@@ -74,18 +88,22 @@ def sizes(estimates: Estimates) -> dict[Size, float]:
 # --- speeds
 
 
-def test_a_whole_epoch_is_a_measurement_of_its_size() -> None:
+def test_a_whole_epoch_measures_its_size() -> None:
     assert sizes(knowing((1.0, epoch()))) == {(1, 2, 32, "", None): 0.1}
 
 
 @pytest.mark.parametrize(
-    "changes", [{"whole": False}, {"samples_per_s": 0.0}, {"slots": 0}], ids=lambda c: next(iter(c))
+    "changes",
+    [{"whole": False}, {"samples_per_s": 0.0}, {"samples_per_s": float("inf")}, {"slots": 0}],
+    ids=str,
 )
-def test_an_epoch_that_tells_nothing_of_one_size_is_none(changes: dict[str, Any]) -> None:
+def test_an_epoch_of_several_groups_or_without_speed_measures_nothing(
+    changes: dict[str, Any],
+) -> None:
     assert sizes(knowing((1.0, epoch(**changes)))) == {}
 
 
-def test_the_second_report_of_a_group_is_a_measurement_by_the_workers_clock() -> None:
+def test_the_second_report_of_a_group_is_a_measurement() -> None:
     estimates = knowing((10.0, steps(2)))
     assert sizes(estimates) == {}
 
@@ -102,7 +120,7 @@ def test_the_second_report_of_a_group_is_a_measurement_by_the_workers_clock() ->
     ],
     ids=str,
 )  # fmt: skip
-def test_a_report_of_another_group_or_of_no_progress_or_speed_measures_nothing(
+def test_a_report_of_another_group_or_without_progress_or_speed_measures_nothing(
     other: dict[str, Any],
 ) -> None:
     estimates = knowing((10.0, steps(0, samples_done=5)), (13.0, steps(5, **other)))
@@ -110,17 +128,13 @@ def test_a_report_of_another_group_or_of_no_progress_or_speed_measures_nothing(
     assert sizes(estimates) == {}
 
 
-def test_an_epoch_without_a_finite_speed_measures_nothing() -> None:
-    assert sizes(knowing((1.0, epoch(samples_per_s=float("inf"))))) == {}
-
-
-def test_a_newer_measurement_of_one_size_counts_for_three_tenths() -> None:
+def test_a_new_measurement_counts_three_tenths() -> None:
     estimates = knowing((1.0, epoch()), (2.0, epoch(samples_per_s=320.0)))
 
     assert sizes(estimates) == {(1, 2, 32, "", None): pytest.approx(0.13)}
 
 
-def test_an_epoch_beside_neighbours_measures_nothing_for_they_may_come_and_go() -> None:
+def test_an_epoch_beside_neighbours_measures_nothing() -> None:
     estimates = met(knowing(), running(), job_view(B, family="g", running_on={S1: 64}))
 
     estimates.observe(epoch(), Seconds(2.0))
@@ -128,40 +142,34 @@ def test_an_epoch_beside_neighbours_measures_nothing_for_they_may_come_and_go() 
     assert sizes(estimates) == {}
 
 
-def test_telemetry_tells_beside_whom_and_on_which_type_it_was_measured() -> None:
+@pytest.mark.parametrize(
+    ("options", "movable", "expected"),
+    [
+        (OPTIONS, True, {(1, 1, 64, "v100", (False, "g", True)): 0.2}),
+        (OnesOptions(gpu_types=False, interference=False), True, {(1, 1, 64, "", None): 0.2}),
+        (OPTIONS, False, {}),  # the view shows the future slots, not those of the telemetry
+    ],
+    ids=["learnt", "switched off", "changing"],
+)
+def test_telemetry_is_recorded_with_the_gpu_type_and_the_worst_neighbour(
+    options: OnesOptions,
+    movable: bool,  # noqa: FBT001
+    expected: dict[Size, float],
+) -> None:
     neighbour = job_view(B, family="g", running_on={S1: 64, T0: 64})
-    estimates = met(knowing(), running(), neighbour, models=("v100", "a100"))
+    mine = running(movable=movable)
+    estimates = met(knowing(options=options), mine, neighbour, models=("v100", "a100"))
 
     for step in (2, 4):
         estimates.observe(steps(step), Seconds(2.0))
 
-    assert sizes(estimates) == {(1, 1, 64, "v100", (False, "g", True)): 0.2}
+    assert sizes(estimates) == expected
+    if not options.gpu_types:
+        assert estimates.type_slowdowns(("v100", "a100"), ["f"]) is None
+        assert estimates.log_slowdowns(["f", "g"]) is None
 
 
-def test_where_types_and_neighbours_are_not_learnt_they_are_not_looked_at() -> None:
-    options = OnesOptions(gpu_types=False, interference=False)
-    neighbour = job_view(B, family="g", running_on={S1: 64})
-    estimates = met(knowing(options=options), running(), neighbour, models=("v100", "a100"))
-
-    for step in (2, 4):
-        estimates.observe(steps(step), Seconds(2.0))
-
-    assert sizes(estimates) == {(1, 1, 64, "", None): 0.2}
-    assert estimates.type_slowdowns(("v100", "a100"), ["f"]) is None
-    assert estimates.log_slowdowns(["f", "g"]) is None
-
-
-def test_while_a_job_is_being_moved_its_telemetry_measures_nothing() -> None:
-    """The view shows the slots that it is getting, the telemetry is of those that it has."""
-    estimates = met(knowing(), running(movable=False), models=("v100", "a100"))
-
-    for step in (2, 4):
-        estimates.observe(steps(step), Seconds(2.0))
-
-    assert sizes(estimates) == {}
-
-
-def test_families_learn_apart() -> None:
+def test_families_are_measured_separately() -> None:
     estimates = knowing((1.0, epoch()))
 
     assert not estimates.family("g").speed_model(32).known
@@ -172,7 +180,7 @@ def test_families_learn_apart() -> None:
 # --- limits
 
 
-def test_a_job_is_warm_after_an_epoch_or_ten_steps_whose_speed_is_known() -> None:
+def test_a_job_is_warm_after_an_epoch_or_ten_measured_steps() -> None:
     job = running()
 
     assert not knowing().warm(job)
@@ -194,7 +202,7 @@ def test_each_plan_that_leaves_a_job_waiting_halves_its_limit() -> None:
     assert limits == [512, 256, 128, 64, 64, 64]
 
 
-def test_a_plan_that_lets_a_job_run_leaves_its_limit() -> None:
+def test_a_plan_that_runs_a_job_keeps_its_limit() -> None:
     estimates = met(knowing(), running(), now=1.0)
     estimates.observe(steps(4), Seconds(2.0))
     estimates.observe(steps(20), Seconds(2.0))
@@ -218,7 +226,7 @@ def test_a_plan_that_lets_a_job_run_leaves_its_limit() -> None:
     ],
     ids=["just moved", "an epoch before", "an epoch since", "almost an interval", "an interval"],
 )
-def test_a_job_that_was_moved_is_left_alone_for_an_epoch_or_a_report_interval(
+def test_a_moved_job_is_gated_for_an_epoch_or_a_report_interval(
     moved_at: float,
     epoch_at: float,
     now: float,
@@ -232,23 +240,23 @@ def test_a_job_that_was_moved_is_left_alone_for_an_epoch_or_a_report_interval(
 # --- how much is left, and who comes
 
 
-def test_what_is_left_is_told_by_the_user_or_by_relatives_or_by_nobody() -> None:
+def test_the_remaining_work_comes_from_the_user_or_from_relatives() -> None:
     done = JobEnded(job=B, family="f", samples_done=900, succeeded=True)
     failed = JobEnded(job=B, family="f", samples_done=900, succeeded=False)
 
-    assert knowing().remaining(running()) is None
-    assert knowing().remaining(running(stop_samples=500, samples_done=200)) == 300
-    assert knowing((1.0, done)).remaining(running(samples_done=200)) == 700
-    assert knowing((1.0, failed)).remaining(running(samples_done=200)) == 700
-    assert knowing((1.0, failed)).remaining(running(samples_done=500)) == 500
-    assert knowing((1.0, steps(5, B))).remaining(running()) == 320
+    assert knowing().lengths.remaining(running()) is None
+    assert knowing().lengths.remaining(running(stop_samples=500, samples_done=200)) == 300
+    assert knowing((1.0, done)).lengths.remaining(running(samples_done=200)) == 700
+    assert knowing((1.0, failed)).lengths.remaining(running(samples_done=200)) == 700
+    assert knowing((1.0, failed)).lengths.remaining(running(samples_done=500)) == 500
+    assert knowing((1.0, steps(5, B))).lengths.remaining(running()) == 320
 
 
-def ended(slot_s: float, family: str = "g") -> JobEnded:
-    return JobEnded(job=B, family=family, samples_done=900, succeeded=True, slot_s=slot_s)
+def ended(slot_s: float, family: str = "g", *, succeeded: bool = True) -> JobEnded:
+    return JobEnded(job=B, family=family, samples_done=900, succeeded=succeeded, slot_s=slot_s)
 
 
-def test_a_job_without_a_past_takes_as_long_as_those_that_got_as_much_service() -> None:
+def test_jobs_with_more_service_predict_the_rest() -> None:
     estimates = knowing((1.0, ended(100.0)), (2.0, ended(300.0)), (3.0, ended(800.0)))
     served = [running(slot_s=slot_s, running_on={}) for slot_s in (0.0, 100.0, 500.0, 800.0)]
 
@@ -257,32 +265,26 @@ def test_a_job_without_a_past_takes_as_long_as_those_that_got_as_much_service() 
     assert left == [400.0, 450.0, 300.0, None]
 
 
-def test_service_goes_on_while_a_job_runs() -> None:
-    estimates = knowing((1.0, ended(100.0)))
-    job = running(moved_at=Seconds(10.0), slot_s=20.0)
+@pytest.mark.parametrize(
+    ("past", "changes", "left"),
+    [
+        ([ended(100.0)], {}, 100.0),
+        ([ended(100.0)], {"moved_at": Seconds(-30.0), "slot_s": 20.0}, 50.0),
+        ([ended(100.0)], {"stop_samples": 9}, None),
+        ([ended(100.0), ended(100.0, family="f")], {}, None),
+        ([], {}, None),
+        ([ended(100.0, succeeded=False)], {}, None),
+    ],
+    ids=["new", "running", "stated end", "a relative finished", "no job ended", "failed"],
+)
+def test_service_predicts_the_rest_of_a_job_without_better_evidence(
+    past: list[JobEnded], changes: dict[str, Any], left: float | None
+) -> None:
+    events = [(1.0, event) for event in past]
+    alone = knowing(*events, options=OnesOptions(share_lengths=False))
 
-    assert estimates.remaining_service(job, Seconds(40.0)) == 50.0
-
-
-def test_service_says_nothing_once_a_relative_has_finished_or_where_an_end_is_stated() -> None:
-    others, relative = (1.0, ended(100.0)), (2.0, ended(100.0, family="f"))
-
-    assert knowing(others).remaining_service(running(), Seconds(0.0)) == 100.0
-    assert knowing(others).remaining_service(running(stop_samples=9), Seconds(0.0)) is None
-    assert knowing(others, relative).remaining_service(running(), Seconds(0.0)) is None
-    assert knowing().remaining_service(running(), Seconds(0.0)) is None
-
-
-def test_where_lengths_are_not_shared_only_relatives_tell_of_them() -> None:
-    estimates = knowing((1.0, ended(100.0)), options=OnesOptions(share_lengths=False))
-
-    assert estimates.remaining_service(running(), Seconds(0.0)) is None
-
-
-def test_the_service_of_jobs_that_failed_does_not_count() -> None:
-    failed = JobEnded(job=B, family="g", samples_done=900, succeeded=False, slot_s=100.0)
-
-    assert knowing((1.0, failed)).remaining_service(running(), Seconds(0.0)) is None
+    assert knowing(*events).remaining_service(running(**changes), Seconds(0.0)) == left
+    assert alone.remaining_service(running(**changes), Seconds(0.0)) is None
 
 
 # --- noise scales
@@ -294,36 +296,33 @@ def phi(*events: Any, **changes: Any) -> float:
     return estimates.noise_scale(running(**changes))
 
 
-def test_without_any_report_the_noise_scale_is_four_times_the_first_batch() -> None:
-    assert phi() == 256.0
+RELATIVE = epoch(B, epoch=1, noise_scale=32.0)
 
 
-def test_relatives_at_the_same_stage_tell_more_than_the_prior() -> None:
-    relative = [epoch(B, epoch=1, noise_scale=32.0), epoch(B, epoch=9, noise_scale=2048.0)]
-
-    assert [phi(*relative, epoch=at) for at in (0, 2, 4, 8, 10)] == [32, 32, 256, 2048, 2048]
-
-
-def test_jobs_without_a_family_have_no_relatives() -> None:
-    relative = epoch(B, family="", epoch=1, noise_scale=32.0)
-
-    assert phi(relative, family="") == 256.0
-
-
-def test_a_jobs_own_telemetry_tells_more_than_its_view_and_its_relatives() -> None:
-    own = [steps(step, noise_scale=1024.0) for step in range(200)]
-
-    heard = phi(*own, epoch(B, epoch=1, noise_scale=32.0), noise_scale=16.0, noise_epochs=99)
-
-    assert heard == 1024.0
-
-
-def test_what_the_view_tells_counts_while_there_was_no_telemetry() -> None:
-    assert phi(noise_scale=1024.0, noise_epochs=999) == 1024.0
+@pytest.mark.parametrize(
+    ("events", "changes", "expected"),
+    [
+        ([], {}, 256.0),
+        ([RELATIVE], {"epoch": 2}, 32.0),
+        ([RELATIVE], {"epoch": 4}, 256.0),
+        ([RELATIVE, epoch(B, epoch=9, noise_scale=2048.0)], {"epoch": 8}, 2048.0),
+        ([epoch(B, family="", epoch=1, noise_scale=32.0)], {"family": ""}, 256.0),
+        ([steps(1, noise_scale=1024.0), RELATIVE], {"noise_scale": 16.0}, 1024.0),
+        ([], {"noise_scale": 1024.0}, 1024.0),
+    ],
+    ids=[
+        "four times the first batch", "relatives at this stage", "relatives at another stage",
+        "relatives at a later stage", "no family", "telemetry", "view",
+    ],
+)  # fmt: skip
+def test_a_noise_scale_is_the_jobs_own_or_its_relatives_or_the_prior(
+    events: list[Any], changes: dict[str, Any], expected: float
+) -> None:
+    assert phi(*events, **changes) == expected
 
 
-def test_a_noise_scale_is_told_to_an_eighth_of_a_doubling() -> None:
-    told = [phi(noise_scale=at, noise_epochs=10**9) for at in (256.0, 260.0, 267.0, 268.0, 279.0)]
+def test_a_noise_scale_is_rounded_to_an_eighth_of_a_doubling() -> None:
+    told = [phi(noise_scale=at) for at in (256.0, 260.0, 267.0, 268.0, 279.0)]
 
     assert told == [256.0, 256.0, 256.0, 256 * 2 ** (1 / 8), 256 * 2 ** (1 / 8)]
 
@@ -332,25 +331,24 @@ def test_a_noise_scale_is_told_to_an_eighth_of_a_doubling() -> None:
     told=st.lists(st.floats() | st.none(), max_size=8),
     relatives=st.lists(st.floats() | st.none(), max_size=4),
     shown=st.floats() | st.none(),
-    epochs=st.integers(0, 5),
 )
-def test_whatever_is_told_the_noise_scale_is_a_number_above_zero(
-    told: list[float | None], relatives: list[float | None], shown: float | None, epochs: int
+def test_the_noise_scale_is_always_finite_and_positive(
+    told: list[float | None], relatives: list[float | None], shown: float | None
 ) -> None:
     events: list[Any] = [epoch(B, epoch=1, noise_scale=value) for value in relatives]
     events += [steps(step, noise_scale=value) for step, value in enumerate(told)]
 
-    found = phi(*events, noise_scale=shown, noise_epochs=epochs)
+    found = phi(*events, noise_scale=shown)
 
     assert 0.0 < found < 1e16
     assert 8 * np.log2(found) == pytest.approx(round(8 * np.log2(found)), abs=1e-6)
 
 
 @pytest.mark.parametrize("hostile", [0.0, -5.0, float("nan"), float("inf"), 5e-324, 1e308])
-def test_noise_scales_that_nobody_can_have_measured_are_ignored(hostile: float) -> None:
+def test_implausible_noise_scales_are_ignored(hostile: float) -> None:
     reports = [epoch(noise_scale=hostile), steps(1, noise_scale=hostile)]
 
-    assert phi(*reports, noise_scale=hostile, noise_epochs=3) == 256.0
+    assert phi(*reports, noise_scale=hostile) == 256.0
 
 
 # --- types of GPU, and neighbours
@@ -390,7 +388,7 @@ def at(slot: SlotId, family: str, number: int = 1) -> JobView:
     return job_view(JobId(f"{family}-{number}"), family=family, running_on={slot: 64})
 
 
-def test_how_slow_a_type_of_gpu_is_is_learnt_for_each_family() -> None:
+def test_the_slow_down_of_a_gpu_type_is_learnt_by_family() -> None:
     told = Told("fast", "slow", noise=0.05)
     for _ in range(3):
         told.train(at(S0, "f"), at(T0, "g"), f=0.1, g=0.3)
@@ -402,7 +400,7 @@ def test_how_slow_a_type_of_gpu_is_is_learnt_for_each_family() -> None:
     ]
 
 
-def test_a_family_that_was_not_on_a_type_takes_the_mean_of_the_others() -> None:
+def test_a_family_without_a_measurement_uses_the_mean_of_others() -> None:
     told = Told("fast", "slow")
     told.train(at(S0, "h"), h=0.1)  # before anybody knew of types
     for _ in range(3):
@@ -413,7 +411,7 @@ def test_a_family_that_was_not_on_a_type_takes_the_mean_of_the_others() -> None:
     assert told.type_slowdowns("unseen", "h") == [[1.0, mean], [1.0, mean]]
 
 
-def test_a_type_that_a_family_was_not_on_is_so_much_slower_than_those_it_was_on() -> None:
+def test_an_unmeasured_type_is_slower_relative_to_measured_types() -> None:
     """Only differences are measured: the level of a family's costs means nothing."""
     told = Told("fast", "slow")
     told.train(at(S0, "h"), at(S1, "g"), h=0.1)
@@ -425,7 +423,7 @@ def test_a_type_that_a_family_was_not_on_is_so_much_slower_than_those_it_was_on(
     assert told.type_slowdowns("h") == [[1.0, pytest.approx(2.0, rel=0.05)]]
 
 
-def test_on_one_type_or_where_types_are_alike_nobody_is_slow() -> None:
+def test_types_that_are_alike_cause_no_slow_down() -> None:
     alike = Told("one", "other", noise=0.05)
     for _ in range(3):
         alike.train(at(S0, "f"), at(T0, "g"))
@@ -437,7 +435,7 @@ def test_on_one_type_or_where_types_are_alike_nobody_is_slow() -> None:
     assert one.estimates.type_slowdowns(("one",), ["f", "g"]) is None
 
 
-def test_who_slows_down_whom_is_learnt_from_being_together_and_alone() -> None:
+def test_slow_downs_by_neighbours_are_learnt_from_both_placements() -> None:
     told = Told(noise=0.05)
     for _ in range(3):
         told.train(at(S0, "f"), at(T0, "g"), at(S1, "g", 2), f=0.15, g=0.1)
@@ -454,7 +452,7 @@ def test_who_slows_down_whom_is_learnt_from_being_together_and_alone() -> None:
     assert (log_slowdowns >= 0.0).all()
 
 
-def test_where_nobody_is_slowed_down_no_neighbour_matters() -> None:
+def test_neighbours_without_an_effect_do_not_matter() -> None:
     told = Told(noise=0.05)
     for _ in range(3):
         told.train(at(S0, "f"), at(S1, "g"))
@@ -463,7 +461,7 @@ def test_where_nobody_is_slowed_down_no_neighbour_matters() -> None:
     assert told.estimates.log_slowdowns(["f", "g"]) is None
 
 
-def test_a_neighbour_who_seems_to_help_costs_nothing() -> None:
+def test_a_neighbour_that_seems_to_help_costs_nothing() -> None:
     told = Told()
     for _ in range(3):
         told.train(at(S0, "f"), at(S1, "g"), f=0.07)
@@ -472,7 +470,7 @@ def test_a_neighbour_who_seems_to_help_costs_nothing() -> None:
     assert told.estimates.log_slowdowns(["f", "g"]) is None
 
 
-def test_families_that_never_met_are_expected_to_cost_what_others_do() -> None:
+def test_families_that_never_met_use_the_mean_slow_down() -> None:
     told = Told()
     for _ in range(3):
         told.train(at(S0, "f"), at(S1, "g"), f=0.15, g=0.15)
@@ -494,7 +492,7 @@ PAST: list[tuple[float, Any]] = [
 ]
 
 
-def test_a_search_that_begins_anew_knows_the_speeds_and_the_length_that_the_last_one_knew() -> None:
+def test_a_restarted_search_learns_the_same_speeds_and_lengths() -> None:
     lived = Estimates(OPTIONS)
     for at, event in PAST:
         lived.observe(event, Seconds(at))
@@ -503,24 +501,19 @@ def test_a_search_that_begins_anew_knows_the_speeds_and_the_length_that_the_last
     again = met(knowing(*PAST), running(), now=7.0)
 
     assert sizes(again) == sizes(lived)
-    assert again.remaining(running()) == lived.remaining(running()) == 900
+    assert again.lengths.remaining(running()) == lived.lengths.remaining(running()) == 900
     assert again.family("f").largest == lived.family("f").largest == 2
+    assert again.limit(running()) == 128
     size = (np.array([1, 1]), np.array([1, 2]), np.array([64.0, 64.0]))
     one, other = (k.family("f").speed_model(64).step_s(*size) for k in (lived, again))
     assert other == pytest.approx(one, rel=0.15)
-
-
-def test_a_search_that_begins_anew_allows_at_least_the_batch_that_a_job_had() -> None:
-    limit = met(knowing(*PAST), running(), now=7.0).limit(running())
-
-    assert limit == 128
 
 
 @settings(max_examples=examples(80))
 @given(
     doublings=st.integers(0, 6), batch=st.sampled_from([64, 128, 512, 5000]), moment=st.floats(0, 9)
 )
-def test_a_limit_that_is_learnt_again_is_within_the_users_bounds(
+def test_a_limit_learnt_again_is_within_the_users_bounds(
     doublings: int, batch: int, moment: float
 ) -> None:
     past = [(float(n), epoch(global_batch=batch)) for n in range(doublings)]
@@ -528,3 +521,106 @@ def test_a_limit_that_is_learnt_again_is_within_the_users_bounds(
     estimates = met(knowing(*past), running(), now=doublings + moment)
 
     assert 64 <= estimates.limit(running()) <= 1024
+
+
+MEASURED = [(1, 1), (1, 2)]
+
+
+def gain(predicted: float, realised: float, correction: float | None = 1.0) -> GainSeen:
+    return GainSeen(
+        job=A, family="f", predicted=predicted, realised=realised, correction=correction
+    )
+
+
+def corrected_by(*events: GainSeen) -> GainCorrections:
+    corrections = GainCorrections()
+    for event in events:
+        corrections.observe(event)
+    return corrections
+
+
+@pytest.mark.parametrize(
+    ("gains", "factor"),
+    [
+        ([], 1.0),
+        ([gain(2.0, 1.0)], 0.5 ** (1 / 1.5)),
+        ([gain(2.0, 1.0, None)], 1.0),
+        ([gain(10.0, 0.1)] * 50, MIN_FACTOR),
+        ([gain(0.1, 10.0)] * 50, MAX_FACTOR),
+        *(
+            ([gain(bad, 1.0), gain(1.0, bad), gain(1.0, 1.0, bad)], 1.0)
+            for bad in (0.0, -1.0, float("nan"))
+        ),
+    ],
+)
+def test_outcomes_of_predictions_correct_the_next_predictions_of_the_family(
+    gains: list[GainSeen], factor: float
+) -> None:
+    learnt = corrected_by(*gains)
+
+    assert learnt.factor("f") == pytest.approx(factor)
+    assert learnt.factor("g") == 1.0
+
+
+def test_corrected_predictions_are_compared_with_the_model() -> None:
+    once = corrected_by(gain(2.0, 1.0)).factor("f")
+
+    again = corrected_by(gain(2.0, 1.0), *[gain(2.0 * once, 1.0, once)] * 20)
+
+    assert again.factor("f") == pytest.approx(0.5, rel=0.05)
+
+
+def test_only_sizes_beyond_the_measured_ones_are_corrected() -> None:
+    learnt, nodes, slots = (
+        corrected_by(gain(2.0, 1.0)),
+        np.array([1, 1, 1, 2]),
+        np.array([1, 2, 4, 2]),
+    )
+    known, factor = np.nan, learnt.factor("f")
+
+    np.testing.assert_equal(
+        learnt.corrections("f", MEASURED, nodes, slots), [known, known, factor, factor]
+    )
+    np.testing.assert_equal(learnt.corrections("f", [], nodes, slots), [known] * 4)
+
+
+# --- the next job of the family
+
+
+def measured(slots: int, step_s: float) -> EpochSeen:
+    return EpochSeen(
+        job=B, family="f", slots=slots, nodes=1, global_batch=64, samples_per_s=64 / step_s,
+        whole=True,
+    )  # fmt: skip
+
+
+def promised(*events: PolicyEvent, **options: Any) -> SizeTable:
+    """What one, two and four slots of one node promise the next job of a family."""
+    chosen = OnesOptions(**options)
+    estimates = Estimates(chosen)
+    for event in (measured(1, 0.1), measured(2, 0.06), *events):
+        estimates.observe(event, Seconds(1.0))
+    job = job_view(A, slots=(1, 4), family="f", batch_limit=64, local_limit=64)
+    sizes = np.array([1, 2, 4])
+    return size_table(job, estimates, chosen, sizes, np.ones_like(sizes), keep_batch=False)
+
+
+def test_a_wrong_prediction_corrects_the_table_of_the_next_job() -> None:
+    before, after = promised(), promised(gain(2.0, 1.0))
+
+    factor = 0.5 ** (1 / 1.5)
+    assert (after.speeds / before.speeds).tolist() == pytest.approx([1.0, 1.0, factor])
+    assert (after.gains / before.gains).tolist() == pytest.approx([1.0, 1.0, factor])
+    np.testing.assert_allclose(after.corrections, [np.nan, np.nan, factor])
+
+
+def test_a_size_measured_meanwhile_is_not_corrected() -> None:
+    after = promised(gain(2.0, 1.0), measured(4, 0.05))
+
+    assert after.speeds.tolist() == pytest.approx([640.0, 64 / 0.06, 1280.0])
+
+
+def test_the_correction_can_be_switched_off() -> None:
+    off = promised(gain(2.0, 1.0), gain_correction=False)
+
+    assert off.speeds.tolist() == promised().speeds.tolist()

@@ -1,4 +1,4 @@
-"""Where jobs go: few moves, few nodes."""
+"""Layout of schedules on slots, and trades of places with their cost."""
 
 from __future__ import annotations
 
@@ -12,14 +12,30 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.random import default_rng
 
-from controlplane.policy.api import JobView
+from controlplane.policy.api import JobView, SlotView
+from controlplane.policy.ones.evolution import (
+    Candidate,
+    laid_out,
+    present,
+    score,
+    traded,
+    with_places_exchanged,
+)
 from controlplane.policy.ones.placement import NO_HINTS, PlacementHints, lay_out
-from controlplane.policy.ones.problem import CLOSED, Problem
+from controlplane.policy.ones.problem import (
+    CLOSED,
+    NO_TRADES,
+    Problem,
+    Trades,
+    YieldMode,
+    trades_between,
+)
+from controlplane.policy.options import OnesOptions
 from controlplane.prediction import IntArray
 from schemas.ids import JobId, Seconds, SlotId
-from tests.support.builders import A, B, C, changed_job, job_view, slot_view
+from tests.support.builders import S0, S1, T0, T1, A, B, C, changed_job, job_view, slot_view
 from tests.support.sizes import examples
-from tests.support.views import problem_of, problems, row_of, some_levels, surrounded, view_of
+from tests.support.views import pace, problem_of, problems, row_of, some_levels, surrounded, view_of
 
 N, P, Q = ([SlotId(f"n{node}/{index}") for index in range(4)] for node in (1, 2, 3))
 WHOLE = settings(max_examples=examples(40), deadline=None)
@@ -54,120 +70,100 @@ def nodes_of(problem: Problem, owner: IntArray, row: int) -> set[int]:
     return set(problem.node_of[owner == row].tolist())
 
 
-# --- who grows, shrinks and starts
+# --- jobs that grow, shrink and start
+
+LEAVING = msgspec.structs.replace(slot_view(N[0], usable=False), leaving=True)
 
 
-def test_a_job_that_grows_stays_and_takes_slots_beside_its_own() -> None:
-    problem = problem_of(view_of(row_of(4, 4), a_job(A, P[0])))
-
-    assert placed(problem, a=2) == {A: (P[0], P[1])}
-
-
-def test_a_job_that_outgrows_its_node_goes_where_it_has_room_on_one() -> None:
-    problem = problem_of(view_of(row_of(1, 4), a_job(A, N[0])))
-
-    assert placed(problem, a=2) == {A: (P[0], P[1])}
-
-
-def test_a_job_that_outgrows_its_node_takes_that_first_if_it_cannot_train_in_both_at_once() -> None:
-    problem = problem_of(view_of(row_of(1, 4), a_job(A, N[0], batch_size=2, batch_limit=2)))
-
-    assert placed(problem, a=2) == {A: (N[0], P[0])}
-
-
-def test_a_job_that_outgrows_its_node_has_the_rest_on_another_if_it_fits_on_none() -> None:
-    held = a_job(A, N[0], N[1])
-    problem = problem_of(view_of(row_of(3, 3), held, a_job(B, P[0], movable=False)))
-
-    assert placed(problem, a=4) == {A: (N[0], N[1], N[2], P[1])}
-
-
-def test_a_job_that_shrinks_keeps_the_nodes_where_it_has_most() -> None:
-    problem = problem_of(view_of(row_of(4, 4), a_job(A, N[0], P[0], P[1], N[1], P[2])))
-
-    assert placed(problem, a=3) == {A: (P[0], P[1], P[2])}
-    assert placed(problem, a=4) == {A: (N[0], P[0], P[1], P[2])}
-
-
-def test_a_small_job_goes_where_it_fits_best() -> None:
-    problem = problem_of(view_of(row_of(4, 2, 1), a_job(A)))
-
-    assert placed(problem, a=1) == {A: (Q[0],)}
-
-
-def test_a_job_that_fits_no_node_alone_begins_with_the_emptiest() -> None:
-    problem = problem_of(view_of(row_of(2, 3), a_job(A, least=4)))
-
-    assert placed(problem, a=4) == {A: (N[0], P[0], P[1], P[2])}
-
-
-def test_a_start_comes_before_growth() -> None:
-    problem = problem_of(view_of(row_of(2, 3), a_job(A, N[0]), a_job(B)))
-
-    assert placed(problem, a=2, b=1) == {A: (P[0], P[1]), B: (N[1],)}
-
-
-def test_a_job_that_fills_a_node_comes_before_all_others() -> None:
-    problem = problem_of(view_of(row_of(2, 2), a_job(A, N[0]), a_job(B)))
-
-    assert placed(problem, a=2, b=1) == {A: (N[0], N[1]), B: (P[0],)}
-
-
-def test_of_two_starts_the_larger_comes_first() -> None:
-    problem = problem_of(view_of(row_of(2, 3), a_job(A), a_job(B, least=2)))
-
-    assert placed(problem, a=1, b=2) == {A: (P[0],), B: (N[0], N[1])}
-
-
-def test_what_one_gives_up_another_may_have() -> None:
-    problem = problem_of(view_of(row_of(3), a_job(A, N[0], N[1], N[2]), a_job(B)))
-
-    assert placed(problem, a=2, b=1) == {A: (N[0], N[1]), B: (N[2],)}
+@pytest.mark.parametrize(
+    ("slots", "jobs", "sizes", "expected"),
+    [
+        (row_of(4, 4), [a_job(A, P[0])], {"a": 2}, {A: (P[0], P[1])}),
+        (row_of(1, 4), [a_job(A, N[0])], {"a": 2}, {A: (P[0], P[1])}),
+        (row_of(1, 4), [a_job(A, N[0], batch_size=2, batch_limit=2)], {"a": 2}, {A: (N[0], P[0])}),
+        (
+            row_of(3, 3), [a_job(A, N[0], N[1]), a_job(B, P[0], movable=False)], {"a": 4},
+            {A: (N[0], N[1], N[2], P[1])},
+        ),
+        (row_of(4, 4), [a_job(A, N[0], P[0], P[1], N[1], P[2])], {"a": 3}, {A: (P[0], P[1], P[2])}),
+        (
+            row_of(4, 4), [a_job(A, N[0], P[0], P[1], N[1], P[2])], {"a": 4},
+            {A: (N[0], P[0], P[1], P[2])},
+        ),
+        (row_of(4, 2, 1), [a_job(A)], {"a": 1}, {A: (Q[0],)}),
+        (row_of(2, 3), [a_job(A, least=4)], {"a": 4}, {A: (N[0], P[0], P[1], P[2])}),
+        (
+            row_of(2, 3), [a_job(A, N[0]), a_job(B)], {"a": 2, "b": 1},
+            {A: (P[0], P[1]), B: (N[1],)},
+        ),
+        (
+            row_of(2, 2), [a_job(A, N[0]), a_job(B)], {"a": 2, "b": 1},
+            {A: (N[0], N[1]), B: (P[0],)},
+        ),
+        (
+            row_of(2, 3), [a_job(A), a_job(B, least=2)], {"a": 1, "b": 2},
+            {A: (P[0],), B: (N[0], N[1])},
+        ),
+        (
+            row_of(3), [a_job(A, N[0], N[1], N[2]), a_job(B)], {"a": 2, "b": 1},
+            {A: (N[0], N[1]), B: (N[2],)},
+        ),
+        ([LEAVING, slot_view(N[1])], [a_job(A)], {"a": 1}, {A: (N[1],)}),
+        ([LEAVING, slot_view(P[0]), slot_view(P[1])], [a_job(A)], {"a": 1}, {A: (P[0],)}),
+        (row_of(1), [a_job(A), a_job(B)], {"a": 1, "b": 1}, None),
+    ],
+    ids=[
+        "a growing job takes slots on its node",
+        "a job that outgrows its node moves to a node with room",
+        "too few samples for both places: it stays on its node",
+        "no node has room: the rest is on another node",
+        "a shrinking job keeps the node with most of its slots",
+        "a shrinking job keeps whole nodes first",
+        "a small job goes to the fullest node",
+        "a job larger than any node starts with the emptiest",
+        "a start precedes growth",
+        "a job of a whole node precedes other jobs",
+        "a larger start precedes a smaller one",
+        "freed slots are available to other jobs",
+        "free slots of a node precede leaving ones",
+        "a start prefers a free slot on another node to a leaving one",
+        "too few slots",
+    ],
+)  # fmt: skip
+def test_changed_jobs_are_laid_out_closely(
+    slots: list[SlotView],
+    jobs: list[JobView],
+    sizes: dict[str, int],
+    expected: dict[JobId, tuple[SlotId, ...]] | None,
+) -> None:
+    assert placed(problem_of(view_of(slots, *jobs)), **sizes) == expected
 
 
-def test_a_slot_that_is_left_just_now_is_taken_after_the_free_ones_of_its_node() -> None:
-    leaving = msgspec.structs.replace(slot_view(N[0], usable=False), leaving=True)
-    view = view_of([leaving, slot_view(N[1])], a_job(A))
-
-    assert placed(problem_of(view), a=1) == {A: (N[1],)}
+# --- jobs that move
 
 
-def test_a_start_takes_a_slot_that_is_free_now_wherever_that_is() -> None:
-    leaving = msgspec.structs.replace(slot_view(N[0], usable=False), leaving=True)
-    view = view_of([leaving, slot_view(P[0]), slot_view(P[1])], a_job(A))
+@pytest.mark.parametrize(
+    ("nodes", "jobs", "jitter", "expected"),
+    [
+        ((2, 4), [a_job(A, N[0], P[0]), a_job(B, N[1])], None, {A: (P[0], P[1]), B: (N[1],)}),
+        ((2, 2), [a_job(A, N[0], N[1])], None, {A: (N[0], N[1])}),
+        ((2, 2, 2), [a_job(A, N[0], N[1])], [0.2, 0.1, 0.0], {A: (Q[0], Q[1])}),
+    ],
+    ids=["brought together, keeps a slot", "no better place", "node of least cost"],
+)
+def test_a_moving_job_goes_to_few_nodes_of_least_cost(
+    nodes: tuple[int, ...],
+    jobs: list[JobView],
+    jitter: list[float] | None,
+    expected: dict[JobId, tuple[SlotId, ...]],
+) -> None:
+    problem = problem_of(view_of(row_of(*nodes), *jobs))
+    costs = None if jitter is None else np.array(jitter)
 
-    assert placed(problem_of(view), a=1) == {A: (P[0],)}
-
-
-def test_there_is_no_place_for_more_than_there_are() -> None:
-    problem = problem_of(view_of(row_of(1), a_job(A), a_job(B)))
-
-    assert placed(problem, a=1, b=1) is None
-
-
-# --- who moves
-
-
-def test_a_job_that_moves_is_brought_together_on_few_nodes_and_keeps_what_it_can() -> None:
-    problem = problem_of(view_of(row_of(2, 4), a_job(A, N[0], P[0]), a_job(B, N[1])))
-
-    assert placed(problem, PlacementHints(movers=(0,))) == {A: (P[0], P[1]), B: (N[1],)}
-
-
-def test_a_job_that_moves_to_where_it_is_stays() -> None:
-    problem = problem_of(view_of(row_of(2, 2), a_job(A, N[0], N[1])))
-
-    assert placed(problem, PlacementHints(movers=(0,))) == {A: (N[0], N[1])}
+    assert placed(problem, PlacementHints(movers=(0,), jitter=costs)) == expected
 
 
-def test_a_job_that_moves_goes_to_the_node_that_it_likes_best() -> None:
-    problem = problem_of(view_of(row_of(2, 2, 2), a_job(A, N[0], N[1])))
-    likes = PlacementHints(movers=(0,), jitter=np.array([0.2, 0.1, 0.0]))
-
-    assert placed(problem, likes) == {A: (Q[0], Q[1])}
-
-
-def test_a_job_goes_to_the_gpus_that_it_is_fast_on_even_if_it_fits_better_elsewhere() -> None:
+def test_a_job_goes_to_its_fast_gpus_although_another_node_fits_better() -> None:
     problem = problem_of(view_of(row_of(2, 1), a_job(A)))
 
     slower = surrounded(problem, types=(0, 1), slow=[(1.0, 2.0)])
@@ -176,15 +172,12 @@ def test_a_job_goes_to_the_gpus_that_it_is_fast_on_even_if_it_fits_better_elsewh
     assert placed(slower, a=1) == {A: (N[0],)}
 
 
-def test_jobs_that_hurt_each_other_are_kept_apart() -> None:
+def test_jobs_that_slow_each_other_down_are_separated() -> None:
     problem = problem_of(view_of(row_of(4, 4), a_job(A, N[0]), a_job(B)))
 
-    apart = surrounded(problem, costs=[(0.0, 0.0), (0.5, 0.0)])
-    other = surrounded(problem, costs=[(0.0, 0.5), (0.0, 0.0)])
-
     assert placed(problem, b=1) == {A: (N[0],), B: (N[1],)}
-    assert placed(apart, b=1) == {A: (N[0],), B: (P[0],)}
-    assert placed(other, b=1) == {A: (N[0],), B: (P[0],)}
+    for costs in ([(0.0, 0.0), (0.5, 0.0)], [(0.0, 0.5), (0.0, 0.0)]):
+        assert placed(surrounded(problem, costs=costs), b=1) == {A: (N[0],), B: (P[0],)}
 
 
 # --- who makes room
@@ -199,7 +192,7 @@ def lodging(lodger: JobView) -> Problem:
     return problem_of(view_of(row_of(3, 3), lodger, a_job(B, least=3), stays))
 
 
-def test_a_lodger_is_moved_away_for_a_job_that_needs_the_node() -> None:
+def test_a_small_job_is_moved_away_for_a_job_that_needs_the_node() -> None:
     problem = lodging(a_job(A, N[1]))
 
     assert placed(problem, ROOM, b=3) == {A: (P[1],), B: (N[0], N[1], N[2])}
@@ -215,7 +208,7 @@ def test_a_lodger_is_moved_away_for_a_job_that_needs_the_node() -> None:
     ],
     ids=["moved just now", "too small a batch for both places at once", "on other nodes as well"],
 )
-def test_a_lodger_that_may_not_be_moved_stays(lodger: JobView) -> None:
+def test_a_small_job_that_may_not_move_stays(lodger: JobView) -> None:
     problem = lodging(lodger)
 
     found = placed(problem, ROOM, b=3)
@@ -225,7 +218,7 @@ def test_a_lodger_that_may_not_be_moved_stays(lodger: JobView) -> None:
     assert len(found[B]) == 3
 
 
-def test_a_growing_job_gets_its_node_for_itself() -> None:
+def test_a_growing_job_gets_a_whole_node() -> None:
     grows, lodger = a_job(A, N[0], N[1]), a_job(B, N[2])
     problem = problem_of(view_of(row_of(4, 3), grows, lodger, a_job(C, P[0], movable=False)))
 
@@ -250,9 +243,7 @@ def any_wishes(problem: Problem, seed: int) -> PlacementHints:
 
 @WHOLE
 @given(problem=problems(), seed=seeds)
-def test_no_slot_is_given_twice_or_closed_and_every_job_gets_its_size(
-    problem: Problem, seed: int
-) -> None:
+def test_every_job_gets_its_size_and_closed_slots_stay_closed(problem: Problem, seed: int) -> None:
     """From the schedule in force, and from there to the next."""
     hints = any_wishes(problem, seed)
     first = some_levels(problem, seed)
@@ -271,9 +262,7 @@ def test_no_slot_is_given_twice_or_closed_and_every_job_gets_its_size(
 
 @WHOLE
 @given(problem=problems(), seed=seeds)
-def test_jobs_that_do_not_change_stay_and_those_that_shrink_keep_a_part(
-    problem: Problem, seed: int
-) -> None:
+def test_unchanged_jobs_stay_and_shrinking_jobs_keep_own_slots(problem: Problem, seed: int) -> None:
     levels = some_levels(problem, seed)
 
     owner = laid(problem, levels)
@@ -286,9 +275,7 @@ def test_jobs_that_do_not_change_stay_and_those_that_shrink_keep_a_part(
 
 @WHOLE
 @given(problem=problems(), seed=seeds)
-def test_only_a_job_that_is_all_on_one_node_and_may_be_moved_makes_room(
-    problem: Problem, seed: int
-) -> None:
+def test_only_movable_jobs_on_one_node_make_room(problem: Problem, seed: int) -> None:
     levels = some_levels(problem, seed)
 
     owner = laid(problem, levels, ROOM)
@@ -304,9 +291,7 @@ def test_only_a_job_that_is_all_on_one_node_and_may_be_moved_makes_room(
 
 @WHOLE
 @given(problem=problems(), seed=seeds)
-def test_one_that_grows_takes_the_slots_of_its_own_nodes_first_or_goes_to_fewer_nodes(
-    problem: Problem, seed: int
-) -> None:
+def test_a_growing_job_uses_its_nodes_first_or_moves_to_fewer(problem: Problem, seed: int) -> None:
     for row in np.flatnonzero(problem.present).tolist():
         levels = problem.present.copy()
         levels[row] = some_levels(problem, seed)[row]
@@ -328,7 +313,7 @@ def test_one_that_grows_takes_the_slots_of_its_own_nodes_first_or_goes_to_fewer_
 
 @WHOLE
 @given(problem=problems(), seed=seeds)
-def test_a_job_that_shrinks_keeps_as_few_nodes_as_it_can(problem: Problem, seed: int) -> None:
+def test_a_shrinking_job_keeps_the_fewest_nodes(problem: Problem, seed: int) -> None:
     levels = some_levels(problem, seed)
 
     owner = laid(problem, levels)
@@ -342,13 +327,8 @@ def test_a_job_that_shrinks_keeps_as_few_nodes_as_it_can(problem: Problem, seed:
 
 
 @WHOLE
-@given(
-    taken=st.lists(st.booleans(), min_size=12, max_size=12),
-    wide=st.integers(1, 3),
-)
-def test_a_start_of_whole_nodes_has_them_for_itself_if_so_many_are_free(
-    taken: Sequence[bool], wide: int
-) -> None:
+@given(taken=st.lists(st.booleans(), min_size=12, max_size=12), wide=st.integers(1, 3))
+def test_a_start_of_whole_nodes_gets_free_nodes(taken: Sequence[bool], wide: int) -> None:
     slots = row_of(4, 4, 4)
     others = [
         a_job(JobId(f"x-{place}"), slot.slot, movable=False)
@@ -367,7 +347,7 @@ def test_a_start_of_whole_nodes_has_them_for_itself_if_so_many_are_free(
 
 @WHOLE
 @given(problem=problems(), seed=seeds)
-def test_one_that_moves_keeps_its_size_and_is_on_no_more_nodes(problem: Problem, seed: int) -> None:
+def test_a_moving_job_keeps_its_size_on_no_more_nodes(problem: Problem, seed: int) -> None:
     movers = np.flatnonzero(problem.free_to_move)
     if not len(movers) or problem.places_matter:
         return
@@ -380,3 +360,140 @@ def test_one_that_moves_keeps_its_size_and_is_on_no_more_nodes(problem: Problem,
     assert len(after) <= len(before)
     others = (problem.owner >= 0) & (problem.owner != row)
     assert (owner[others] == problem.owner[others]).all()
+
+
+FREE = -1
+SLOW_FOR_A = [(2.0, 1.0), (1.0, 1.0)]
+
+
+def cheapest_last(row: int, *_: int) -> tuple[YieldMode, float]:
+    return YieldMode.PAUSE, -row
+
+
+def on(job: JobId, *slots: SlotId, **changes: Any) -> JobView:
+    """1 or 2 slots, a batch of 64, hours to go."""
+    given = {"epoch": 1, "family": "f", "stop_samples": 1_000_000, "slots": (1, 2)}
+    held = dict.fromkeys(slots, 64 // len(slots))
+    return job_view(job, **{**given, "running_on": held, **changes})
+
+
+def two_types(*jobs: Any, **options: Any) -> Problem:
+    """A is on the slow GPU, and B, which would not mind it, on the fast one."""
+    jobs = jobs or (on(A, S0), on(B, T0))
+    view = view_of(row_of(*[len(jobs[0].running_on)] * 2), *jobs)
+    events = pace("f", 100.0, 180.0)
+    problem = problem_of(view, events=events, options=OnesOptions(**options))
+    return surrounded(problem, types=(0, 1), slow=SLOW_FOR_A)
+
+
+def nodes(problem: Problem, found: Candidate) -> list[list[int]]:
+    return [problem.node_of[list(found.slots(row))].tolist() for row in problem.rows]
+
+
+# --- trades
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "trades"),
+    [
+        ([0, 1], [1, 0], Trades(((0, 1),), {1: YieldMode.PAUSE})),
+        ([0, 1, 2], [1, 2, 0], Trades(((0, 1, 2),), {2: YieldMode.PAUSE})),
+        (
+            [0, 1, 2, 3], [1, 0, 3, 2],
+            Trades(((0, 1), (2, 3)), {3: YieldMode.PAUSE, 1: YieldMode.PAUSE}),
+        ),
+        ([0, 1, FREE], [FREE, 0, 1], NO_TRADES),
+        ([0, 1], [1, FREE], NO_TRADES),
+        ([0, 1, 1], [0, 0, 1], NO_TRADES),
+        ([0, FREE], [1, 0], NO_TRADES),
+    ],
+    ids=["pair", "three", "two pairs", "free slot", "a job stops", "a job shrinks", "a job starts"],
+)  # fmt: skip
+def test_jobs_trade_places_if_they_take_each_others_slots_in_a_circle(
+    before: list[int], after: list[int], trades: Trades
+) -> None:
+    assert trades_between(np.array(before), np.array(after), 0, cheapest_last) == trades
+
+
+def test_a_job_that_can_continue_yields_before_a_job_that_must_pause() -> None:
+    problem = two_types(on(A, S0, S1), on(B, T0, T1, start_s=0.1))
+    keeps_one = score(problem, problem.present, np.array([0, 1, 1, 0]))
+    all_of_it = score(problem, problem.present, np.array([1, 1, 0, 0]))
+
+    assert problem.trades(keeps_one.owner).yields == {1: YieldMode.DETOUR}
+    assert problem.trades(all_of_it.owner).yields == {1: YieldMode.PAUSE}
+
+
+# --- what it costs
+
+
+def test_a_trade_costs_a_restart_a_move_and_another_change_of_both() -> None:
+    problem = two_types(on(A, S0), on(B, T0, start_s=200.0))
+
+    found = score(problem, problem.present, np.array([1, 0]))
+
+    shares = found.value / problem.value[problem.rows, problem.present]
+    paid = shares ** (1.0 / problem.speedup_exponent)
+    dear, (held, cheap) = problem.job_rows[1].restart_factor, problem.move_factor
+    assert dear < cheap
+    assert problem.trades(found.owner).yields == {0: YieldMode.PAUSE}
+    assert paid.tolist() == pytest.approx([problem.job_rows[0].restart_factor * held, cheap**2])
+
+
+def test_places_are_traded_only_if_that_pays() -> None:
+    soon_over = {"stop_samples": 3000, "samples_done": 1000, "start_s": 60.0}
+    long_ones, short_ones = two_types(), two_types(on(A, S0, **soon_over), on(B, T0, **soon_over))
+
+    found = [with_places_exchanged(each, present(each)) for each in (long_ones, short_ones)]
+
+    assert nodes(long_ones, found[0]) == [[1], [0]]
+    assert nodes(short_ones, found[1]) == [[0], [1]]
+
+
+def test_trades_can_be_switched_off() -> None:
+    problem = two_types(swaps=False)
+
+    assert with_places_exchanged(problem, present(problem)).key == present(problem).key
+    assert traded(problem, present(problem), default_rng(0)) is None
+    assert (
+        laid_out(problem, present(problem), problem.present, PlacementHints(traders=(0, 1))) is None
+    )
+
+
+def test_no_trade_is_sought_for_better_neighbours() -> None:
+    problem = surrounded(two_types(), costs=[[0.0, 1.0], [1.0, 0.0]])
+
+    assert problem.places_matter
+    assert with_places_exchanged(problem, present(problem)).key == present(problem).key
+    assert traded(problem, present(problem), default_rng(0)) is None
+
+
+def test_traders_keep_their_slots_on_nodes_where_both_stay() -> None:
+    problem = two_types(on(A, S0, T1), on(B, T0, S1))
+
+    found = laid_out(problem, present(problem), problem.present, PlacementHints(traders=(0, 1)))
+
+    assert found is not None
+    assert [found.slots(row) for row in (0, 1)] == [(2, 3), (0, 1)]
+    kept = problem.owner == found.owner
+    assert kept.tolist() == [False, True, False, True]
+
+
+# --- whatever the problem
+
+
+@settings(max_examples=examples(60), deadline=None)
+@given(problem=problems(), seed=st.integers(0, 1000))
+def test_a_trade_keeps_sizes_and_an_exchange_is_never_worse(problem: Problem, seed: int) -> None:
+    parent, rng = present(problem), default_rng(seed)
+    hints = traded(problem, parent, rng)
+    found = laid_out(problem, parent, parent.levels, hints) if hints else None
+    if hints is not None and found is not None:
+        assert all(problem.free_to_move[row] for row in hints.traders)
+        before, after = parent.by_row(), found.by_row()
+        assert [len(places) for places in before] == [len(places) for places in after]
+        others = set(problem.rows.tolist()) - set(hints.traders)
+        assert all(before[row] == after[row] for row in others)
+        yields = problem.trades(found.owner).yields
+        assert set(yields) <= set(hints.traders)
+    assert with_places_exchanged(problem, parent).fitness >= parent.fitness

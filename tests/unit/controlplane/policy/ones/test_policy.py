@@ -1,4 +1,4 @@
-"""What `ones` answers, by example."""
+"""Plans of `ones`: sizes, places, batches, reasons, and times of the next change."""
 
 from __future__ import annotations
 
@@ -71,23 +71,16 @@ def epoch_of(job: JobId, batch: int) -> EpochSeen:
     )  # fmt: skip
 
 
-def test_an_empty_cluster_has_nothing_to_do() -> None:
+def test_the_plan_of_an_empty_cluster_is_empty() -> None:
     assert Ones().plan(cluster_view(version=7), NOW) == Plan(based_on=7)
 
 
-def test_new_jobs_start_on_a_slot_each() -> None:
+def test_new_jobs_start_on_one_slot() -> None:
     plan = answer(a_job(A, epoch=0), a_job(B, epoch=0))
 
     assert sorted(plan.local_batch) == [A, B]
     assert [list(placed.values()) for placed in plan.local_batch.values()] == [[64], [64]]
     assert codes(plan) == {A: "start", B: "start"}
-
-
-def test_a_warm_job_grows_onto_idle_slots() -> None:
-    plan = answer(a_job(A, S0))
-
-    assert plan.local_batch == {A: {S0: 32, S1: 32}}
-    assert codes(plan) == {A: "grow"}
 
 
 def test_a_job_makes_room_for_a_new_one() -> None:
@@ -98,14 +91,24 @@ def test_a_job_makes_room_for_a_new_one() -> None:
     assert plan.reasons[A].text.startswith(f"gives 1 slot to {B}")
 
 
-def test_a_job_that_slots_make_slower_gives_them_back() -> None:
-    plan = answer(a_job(A, S0, S1), events=(seen(1, 1000.0), seen(2, 100.0)))
+@pytest.mark.parametrize(
+    ("job", "events", "placed", "code"),
+    [
+        (a_job(A, S0), [], {S0: 32, S1: 32}, "grow"),
+        (a_job(A, S0, S1), [seen(1, 1000.0), seen(2, 100.0)], {S0: 64}, "shrink"),
+    ],
+    ids=["idle slots", "slots that make it slower"],
+)
+def test_a_warm_job_grows_or_returns_slots(
+    job: JobView, events: list[EpochSeen], placed: dict[SlotId, int], code: str
+) -> None:
+    plan = answer(job, events=events)
 
-    assert plan.local_batch == {A: {S0: 64}}
-    assert codes(plan) == {A: "shrink"}
+    assert plan.local_batch == {A: placed}
+    assert codes(plan) == {A: code}
 
 
-def test_who_finds_no_slot_waits_and_is_told_the_numbers() -> None:
+def test_a_waiting_job_gets_a_reason_with_numbers() -> None:
     jobs = [a_job(JobId(f"j-{n}"), epoch=0, stop_samples=10**n) for n in (3, 4, 5)]
 
     plan = answer(*jobs, nodes=(2,), events=(seen(1, 100.0),))
@@ -120,7 +123,7 @@ def test_who_finds_no_slot_waits_and_is_told_the_numbers() -> None:
 # --- what its user allows
 
 
-def test_a_job_has_no_fewer_and_no_more_slots_than_its_user_allows() -> None:
+def test_slots_are_within_the_users_bounds() -> None:
     events = [seen(slots, 100.0 * slots) for slots in (1, 2, 4)]
 
     plan = answer(
@@ -133,7 +136,7 @@ def test_a_job_has_no_fewer_and_no_more_slots_than_its_user_allows() -> None:
     assert {name: len(placed) for name, placed in plan.local_batch.items()} == {A: 2, B: 1}
 
 
-def test_a_job_that_could_only_have_fewer_slots_than_its_least_waits() -> None:
+def test_a_job_waits_for_its_least_slots() -> None:
     plan = answer(a_job(A, epoch=0, least=3, wanted=3), nodes=(2,))
     crowded = answer(
         a_job(A, epoch=0, least=2, wanted=2), a_job(B, S0, moved_at=NOW, most=1), nodes=(2,)
@@ -144,13 +147,8 @@ def test_a_job_that_could_only_have_fewer_slots_than_its_least_waits() -> None:
     assert crowded.reasons[A].text == "waits for 2 slots: other jobs gain more from them"
 
 
-def test_no_batch_is_above_what_the_user_or_one_slot_allows() -> None:
-    noisy: dict[str, Any] = {
-        "noise_scale": 1e6,
-        "noise_epochs": 99,
-        "epoch_samples": 1000,
-        "most": 1,
-    }
+def test_batches_are_within_the_users_bounds() -> None:
+    noisy: dict[str, Any] = {"noise_scale": 1e6, "epoch_samples": 1000, "most": 1}
     reports = (4 * [seen(1, 640.0)], [epoch_of(A, 64), epoch_of(A, 128), epoch_of(A, 256)])
     events = [event for some in reports for event in some]
 
@@ -181,7 +179,7 @@ def test_no_batch_is_above_what_the_user_or_one_slot_allows() -> None:
     ],
     ids=["half as long, no margin", "half as long", "a ninetieth", "never"],
 )
-def test_a_job_is_not_stopped_for_one_that_is_worth_only_slightly_more(
+def test_a_job_is_paused_only_for_a_clearly_more_valuable_job(
     margin: float, short: int, expected: dict[JobId, str]
 ) -> None:
     long = a_job(A, S0, stop_samples=3_600_000, start_s=3.0)
@@ -192,10 +190,6 @@ def test_a_job_is_not_stopped_for_one_that_is_worth_only_slightly_more(
     )
 
     assert codes(plan) == expected
-
-
-def test_by_default_it_takes_much_to_stop_a_job() -> None:
-    assert OnesOptions().pause_margin == 1.5
 
 
 # --- places
@@ -232,7 +226,7 @@ def moved_from(history: Sequence[Sequence[JobView]], models: tuple[str, ...] = (
     return policy.plan(view, NOW)
 
 
-def test_a_job_on_slow_gpus_goes_to_idle_fast_ones_once_both_are_known() -> None:
+def test_a_job_moves_to_idle_faster_gpus() -> None:
     fast, slow = (
         a_job(A, slot, family="f", most=1, wanted=1, stop_samples=4_000_000) for slot in (S0, T0)
     )
@@ -246,7 +240,7 @@ def test_a_job_on_slow_gpus_goes_to_idle_fast_ones_once_both_are_known() -> None
     assert speeds == pytest.approx([320.0, 640.0], rel=0.01)
 
 
-def test_jobs_that_slow_each_other_down_are_kept_apart() -> None:
+def test_jobs_that_slow_each_other_down_are_separated() -> None:
     one, other = (
         a_job(name, slot, family=family, most=1, wanted=1, stop_samples=4_000_000)
         for name, slot, family in ((A, S0, "f"), (B, T0, "g"))
@@ -264,7 +258,7 @@ def test_jobs_that_slow_each_other_down_are_kept_apart() -> None:
 # --- what a plan keeps to
 
 
-def test_a_job_that_stays_keeps_its_uneven_batches_and_nothing_is_said_of_it() -> None:
+def test_an_unchanged_job_keeps_uneven_batches_without_a_reason() -> None:
     uneven = msgspec.structs.replace(
         a_job(A, S0, S1, T0, T1, most=4), running_on={S0: 40, S1: 8, T0: 8, T1: 8}
     )
@@ -274,7 +268,7 @@ def test_a_job_that_stays_keeps_its_uneven_batches_and_nothing_is_said_of_it() -
     assert plan == Plan(based_on=1, local_batch={A: uneven.running_on})
 
 
-def test_jobs_out_of_play_are_told_why() -> None:
+def test_jobs_out_of_play_get_reasons() -> None:
     backing_off = a_job(A, epoch=0, ready_at=Seconds(104.0))
     large = msgspec.structs.replace(a_job(B, epoch=0), least=5, most=8)
 
@@ -288,7 +282,7 @@ def test_jobs_out_of_play_are_told_why() -> None:
     )
 
 
-def test_a_job_that_backed_off_is_started_when_it_is_asked_about_then() -> None:
+def test_a_job_starts_when_its_back_off_ends() -> None:
     policy = Ones()
     view = view_of(row_of(1), a_job(A, epoch=0, ready_at=Seconds(NOW + 4.0)))
     first = policy.plan(view, NOW)
@@ -297,7 +291,7 @@ def test_a_job_that_backed_off_is_started_when_it_is_asked_about_then() -> None:
     assert policy.plan(view, Seconds(NOW + 4.0)).local_batch == {A: {S0: 64}}
 
 
-def test_a_job_may_be_moved_when_its_gate_opens_though_nothing_happened() -> None:
+def test_an_open_gate_allows_a_change_without_news() -> None:
     policy = Ones()
     moved = a_job(A, S0, S1, T0, T1, moved_at=NOW, submitted_at=Seconds(0.0))
     view = view_of(row_of(2, 2), moved)
@@ -309,7 +303,7 @@ def test_a_job_may_be_moved_when_its_gate_opens_though_nothing_happened() -> Non
     assert len(policy.plan(view, Seconds(NOW + 30.0)).local_batch[A]) == 1
 
 
-def test_news_are_taken_into_the_next_answer_for_the_same_view() -> None:
+def test_an_event_changes_the_next_plan_of_the_same_view() -> None:
     policy, view = Ones(), view_of(row_of(2), a_job(A, S0))
     before = policy.plan(view, NOW)
 
@@ -328,7 +322,7 @@ CODES = {
 
 @settings(max_examples=examples(60), deadline=None)
 @given(told=views_and_events)
-def test_every_change_and_every_wait_has_a_reason_and_nothing_else_has(
+def test_every_change_and_wait_has_a_reason(
     told: tuple[ClusterView, list[PolicyEvent]],
 ) -> None:
     view, events = told
@@ -347,7 +341,7 @@ def test_every_change_and_every_wait_has_a_reason_and_nothing_else_has(
 
 @settings(max_examples=examples(30), deadline=None)
 @given(told=views_and_events)
-def test_a_plan_is_the_same_byte_for_byte_however_often_it_is_read_and_by_whom(
+def test_plans_are_reproducible_and_change_no_state(
     told: tuple[ClusterView, list[PolicyEvent]],
 ) -> None:
     view, events = told
@@ -364,7 +358,7 @@ def test_a_plan_is_the_same_byte_for_byte_however_often_it_is_read_and_by_whom(
     assert len(set(answers)) == 1
 
 
-def test_a_search_tells_how_it_stands() -> None:
+def test_the_statistics_describe_the_population() -> None:
     policy = Ones(OnesOptions(search="evolution"))
     view = view_of(row_of(2, 2), a_job(A, S0))
 
@@ -374,3 +368,12 @@ def test_a_search_tells_how_it_stands() -> None:
     assert stats.generations == 2
     assert stats.best_fitness > stats.incumbent_fitness > 0.0
     assert stats.best_fitness >= stats.mean_fitness > 0.0
+
+
+@pytest.mark.parametrize(("priorities", "runs"), [((2.0, 1.0), A), ((1.0, 2.0), B)])
+def test_the_job_of_higher_priority_gets_the_only_slot(
+    priorities: tuple[float, float], runs: JobId
+) -> None:
+    jobs = [a_job(name, priority=p) for name, p in zip((A, B), priorities, strict=True)]
+
+    assert set(answer(*jobs, nodes=(1,)).local_batch) == {runs}

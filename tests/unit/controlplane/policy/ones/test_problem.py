@@ -1,4 +1,4 @@
-"""Who may have which size now, and what is remembered from view to view."""
+"""Problem of a view: sizes, values, jobs that are kept, caches, and interference."""
 
 from __future__ import annotations
 
@@ -10,12 +10,21 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.random import Generator, default_rng
 
-from controlplane.policy.api import ClusterView, EpochSeen, JobView, PolicyEvent, StepsSeen
-from controlplane.policy.ones.problem import CLOSED, FREE, Problem
+from controlplane.policy.api import (
+    ClusterView,
+    EpochSeen,
+    JobView,
+    PolicyEvent,
+    SlotView,
+    StepsSeen,
+)
+from controlplane.policy.ones.problem import CLOSED, FREE, InterferenceModel, Problem
 from controlplane.policy.ones.problem_builder import ProblemBuilder
 from controlplane.policy.options import OnesOptions
 from controlplane.policy.search.cluster_index import ClusterIndex
+from controlplane.prediction import IntArray
 from schemas.ids import JobId, NodeId, Seconds, SlotId, slot_id
 from tests.support.builders import N1, S0, S1, T0, T1, A, B, C, changed_job, job_view, slot_view
 from tests.support.sizes import examples
@@ -60,73 +69,62 @@ def choices(problem: Problem, job: JobId = A) -> list[int]:
     return [int(size) for size in problem.sizes[row][allowed]]
 
 
-# --- the start rule
+# --- sizes
 
 
-def test_a_job_starts_on_one_slot() -> None:
-    problem = problem_of(view_of(row_of(8), a_job()), events=[(1.0, ran_on(4))])
-
-    assert choices(problem) == [0, 1]
-
-
-def test_a_job_that_is_not_warm_keeps_to_one_slot() -> None:
-    problem = problem_of(view_of(row_of(8), a_job(on=(S0,))), events=[(1.0, ran_on(4))])
-
-    assert choices(problem) == [0, 1]
-
-
-def test_a_job_starts_on_its_least_slots_if_it_needs_several() -> None:
-    job = msgspec.structs.replace(a_job(), least=3)
-
-    assert choices(problem_of(view_of(row_of(8), job))) == [0, 3]
+HELD = (S0, S1, T0, T1, slot_id(NodeId("n2"), 2))
 
 
 @pytest.mark.parametrize(
-    ("largest", "growth", "sizes"),
-    [(1, 2.0, [0, 1, 2]), (3, 2.0, [0, 1, 2, 3, 4, 5, 6]), (3, 1.0, [0, 1, 2, 3])],
-    ids=["twice one", "twice three", "as large as a relative"],
-)
-def test_a_warm_job_may_have_twice_the_largest_size_that_its_family_ran_on(
-    largest: int, growth: float, sizes: list[int]
+    ("nodes", "job", "events", "growth", "sizes"),
+    [
+        ((8,), a_job(), [ran_on(4)], 2.0, [0, 1]),
+        ((8,), a_job(on=(S0,)), [ran_on(4)], 2.0, [0, 1]),
+        ((8,), a_job(least=3), [], 2.0, [0, 3]),
+        ((8,), a_job(on=(S0,)), [WARM, ran_on(1)], 2.0, [0, 1, 2]),
+        ((8,), a_job(on=(S0,)), [WARM, ran_on(3)], 2.0, [0, 1, 2, 3, 4, 5, 6]),
+        ((8,), a_job(on=(S0,)), [WARM, ran_on(3)], 1.0, [0, 1, 2, 3]),
+        ((4, 4, 4), a_job(on=HELD, epoch=1), [], 2.0, [0, 1, 2, 3, 4, 5, 8]),
+        (
+            (8,), a_job(on=(S0,), epoch=1, batch_size=3, batch_limit=3), [ran_on(4)], 2.0,
+            [0, 1, 2, 3],
+        ),
+    ],
+    ids=[
+        "start", "not warm", "least slots", "twice one", "twice a relative's size",
+        "a relative's size", "whole nodes and the present size", "no more slots than samples",
+    ],
+)  # fmt: skip
+def test_the_sizes_of_a_job_follow_the_start_rule_and_the_growth_of_its_family(
+    nodes: tuple[int, ...], job: JobView, events: list[PolicyEvent], growth: float, sizes: list[int]
 ) -> None:
-    view = view_of(row_of(8), a_job(on=(S0,)))
-    events: list[tuple[float, PolicyEvent]] = [(1.0, WARM), (1.0, ran_on(largest))]
+    problem = problem_of(
+        view_of(row_of(*nodes), job),
+        events=[(1.0, event) for event in events],
+        options=OnesOptions(growth=growth),
+    )
 
-    assert choices(problem_of(view, events=events, options=OnesOptions(growth=growth))) == sizes
-
-
-def test_beyond_one_node_a_job_has_whole_nodes_and_what_it_has_now() -> None:
-    held = (S0, S1, T0, T1, slot_id(NodeId("n2"), 2))
-    view = view_of(row_of(4, 4, 4), a_job(on=held, epoch=1))
-
-    assert choices(problem_of(view)) == [0, 1, 2, 3, 4, 5, 8]
-
-
-def test_no_job_gets_more_slots_than_samples() -> None:
-    job = a_job(on=(S0,), epoch=1, batch_size=3, batch_limit=3)
-
-    assert choices(problem_of(view_of(row_of(8), job), events=[(1.0, ran_on(4))])) == [0, 1, 2, 3]
+    assert choices(problem) == sizes
 
 
 # --- who is left alone
 
 
-def test_a_job_that_was_moved_just_now_keeps_its_slots_while_others_wait_or_makes_room() -> None:
+@pytest.mark.parametrize(
+    ("others", "sizes"), [([a_job(B)], [1, 2]), ([], [2, 3])], ids=["a job waits", "no job waits"]
+)
+def test_a_gated_job_only_shrinks_for_waiting_jobs_or_grows_onto_idle_slots(
+    others: list[JobView], sizes: list[int]
+) -> None:
     moved = a_job(on=(S0, S1), epoch=1, moved_at=Seconds(99.0))
 
-    crowded = problem_of(view_of(row_of(4), moved, a_job(B)))
+    problem = problem_of(view_of(row_of(3), moved, *others))
 
-    assert choices(crowded) == [1, 2]
-    assert crowded.job_rows[0].gated
-
-
-def test_a_job_that_was_moved_just_now_may_grow_onto_idle_slots_while_nobody_waits() -> None:
-    moved = a_job(on=(S0, S1), epoch=1, moved_at=Seconds(99.0))
-
-    assert choices(problem_of(view_of(row_of(3), moved))) == [2, 3]
+    assert choices(problem) == sizes
+    assert problem.job_rows[0].gated
 
 
-def test_a_job_whose_last_change_came_to_nothing_is_kept_until_it_may_be_changed_again() -> None:
+def test_a_job_is_kept_until_its_retry_time() -> None:
     job = a_job(on=(S0, S1), epoch=1, retry_at=Seconds(101.0))
     view = view_of(row_of(8), job)
 
@@ -134,33 +132,30 @@ def test_a_job_whose_last_change_came_to_nothing_is_kept_until_it_may_be_changed
     assert choices(problem_of(view, now=Seconds(101.0))) == [0, 1, 2, 3, 4]
 
 
-def test_a_job_that_nobody_may_move_is_kept_and_its_slots_are_not_in_play() -> None:
-    kept = a_job(on=(S0, S1), movable=False)
+AWAY = msgspec.structs.replace(slot_view(T0, usable=False), up=False)
 
-    problem = problem_of(view_of(row_of(4), kept, a_job(B)))
 
-    assert problem.kept == {A: kept.running_on}
+@pytest.mark.parametrize(
+    ("slots", "kept", "capacity"),
+    [
+        (row_of(4), a_job(on=(S0, S1), movable=False), 2),
+        ([*row_of(1), AWAY], a_job(on=(S0, T0), epoch=1), 0),
+        (row_of(2), a_job(on=(S0, EIGHT[7]), epoch=1), 1),
+    ],
+    ids=["not movable", "node down", "slot no longer offered"],
+)
+def test_a_job_that_may_not_be_moved_keeps_its_slots_out_of_play(
+    slots: list[SlotView], kept: JobView, capacity: int
+) -> None:
+    problem = problem_of(view_of(slots, kept, a_job(B)))
+
+    assert (problem.kept, problem.capacity) == ({A: kept.running_on}, capacity)
     assert [job_row.job.job for job_row in problem.job_rows] == [B]
-    assert problem.owner.tolist() == [CLOSED, CLOSED, FREE, FREE]
-    assert problem.capacity == 2
+    closed = [slot in kept.running_on for slot in problem.slots]
+    assert (problem.owner == CLOSED).tolist() == closed
 
 
-def test_a_job_with_a_worker_on_a_node_that_is_away_is_kept() -> None:
-    away = [msgspec.structs.replace(slot_view(T0, usable=False), up=False)]
-    spread = a_job(on=(S0, T0), epoch=1)
-
-    problem = problem_of(view_of([*row_of(1), *away], spread, a_job(B)))
-
-    assert (problem.kept, problem.capacity) == ({A: spread.running_on}, 0)
-
-
-def test_a_job_on_a_slot_that_its_node_offers_no_more_is_kept() -> None:
-    ghost = a_job(on=(S0, EIGHT[7]), epoch=1)
-
-    assert problem_of(view_of(row_of(2), ghost)).kept == {A: ghost.running_on}
-
-
-def test_the_gate_opens_a_moment_after_an_epoch_however_short_that_is() -> None:
+def test_the_gate_opens_shortly_after_an_epoch() -> None:
     moved = a_job(on=(S0,), epoch=3, epoch_at=Seconds(99.9), moved_at=Seconds(98.0))
     view = view_of(row_of(1), moved)
 
@@ -170,7 +165,7 @@ def test_the_gate_opens_a_moment_after_an_epoch_however_short_that_is() -> None:
     assert not problem_of(view, now=Seconds(101.0)).job_rows[0].gated
 
 
-def test_slots_that_were_given_back_for_nobody_are_not_taken_again_for_a_while() -> None:
+def test_returned_slots_are_not_taken_again_for_a_while() -> None:
     estimates, builder = builder_of()
     before = view_of(row_of(4), a_job(on=(S0, S1), epoch=1))
     after = view_of(row_of(4), a_job(on=(S0,), epoch=1), version=2)
@@ -185,9 +180,7 @@ def test_slots_that_were_given_back_for_nobody_are_not_taken_again_for_a_while()
 @pytest.mark.parametrize(
     ("start_s", "left"), [(60.0, 1.0 - 150 / 900), (6.0, 0.9)], ids=["a long start", "the margin"]
 )
-def test_to_stop_a_job_costs_what_starting_it_again_will_take_and_a_margin(
-    start_s: float, left: float
-) -> None:
+def test_a_stop_costs_the_restart_and_a_margin(start_s: float, left: float) -> None:
     job = a_job(on=(S0,), epoch=1, start_s=start_s, stop_samples=90_000, batch_limit=64)
 
     problem = problem_of(view_of(row_of(1), job), events=[(1.0, ran_on(1))])
@@ -195,7 +188,7 @@ def test_to_stop_a_job_costs_what_starting_it_again_will_take_and_a_margin(
     assert problem.value[0, 0] == pytest.approx(problem.weight[0] * (left**0.8 - 1.0 - 1.5))
 
 
-def test_a_job_that_backs_off_is_out_of_play_until_then() -> None:
+def test_a_job_that_backs_off_is_out_of_play() -> None:
     job = a_job(ready_at=Seconds(104.0))
 
     problem = problem_of(view_of(row_of(4), job))
@@ -204,9 +197,7 @@ def test_a_job_that_backs_off_is_out_of_play_until_then() -> None:
     assert choices(problem_of(view_of(row_of(4), job), now=Seconds(104.0))) == [0, 1]
 
 
-def test_a_job_that_the_cluster_can_never_hold_is_out_of_play_and_does_not_count_as_waiting() -> (
-    None
-):
+def test_a_job_larger_than_the_cluster_is_out_of_play() -> None:
     large = msgspec.structs.replace(a_job(), least=5)
     moved = a_job(B, on=(S0,), epoch=1, moved_at=Seconds(99.0))
 
@@ -216,7 +207,7 @@ def test_a_job_that_the_cluster_can_never_hold_is_out_of_play_and_does_not_count
     assert choices(problem, B) == [1, 2]  # it may grow: nobody waits
 
 
-def test_slots_that_are_left_just_now_may_be_planned_with() -> None:
+def test_leaving_slots_are_in_play() -> None:
     leaving = msgspec.structs.replace(slot_view(S0, usable=False), leaving=True)
     view = view_of([leaving, slot_view(S1), slot_view(T0, usable=False)], a_job())
 
@@ -230,14 +221,14 @@ def test_slots_that_are_left_just_now_may_be_planned_with() -> None:
 # --- the table
 
 
-def test_waiting_is_worth_nothing_and_a_first_start_costs_nothing() -> None:
+def test_waiting_has_no_value_and_a_first_start_no_cost() -> None:
     problem = problem_of(view_of(row_of(1), a_job()))
 
     assert problem.value[0].tolist() == [0.0, pytest.approx(problem.weight[0])]
     assert (problem.present.tolist(), problem.sizes.tolist()) == ([0], [[0, 1]])
 
 
-def test_the_present_size_is_worth_its_goodput_and_others_less_by_the_change() -> None:
+def test_other_sizes_lose_the_cost_of_the_change() -> None:
     events = [(1.0, ran_on(1)), (1.0, ran_on(2))]
     view = view_of(row_of(4), a_job(on=(S0,), epoch=1, stop_samples=90_000, batch_limit=64))
     options = OnesOptions(rescale_stall_s=60.0)
@@ -254,9 +245,7 @@ def test_the_present_size_is_worth_its_goodput_and_others_less_by_the_change() -
 
 
 @pytest.mark.parametrize(("start_s", "change_factor"), [(60.0, 1.0 - 150 / 900), (6.0, 0.9)])
-def test_a_resume_costs_what_the_last_start_took_and_at_least_a_margin(
-    start_s: float, change_factor: float
-) -> None:
+def test_a_resume_costs_the_last_start_or_the_margin(start_s: float, change_factor: float) -> None:
     view = view_of(row_of(4), a_job(epoch=1, start_s=start_s, stop_samples=90_000, batch_limit=64))
 
     problem = problem_of(view, events=[(1.0, ran_on(1))])
@@ -267,7 +256,7 @@ def test_a_resume_costs_what_the_last_start_took_and_at_least_a_margin(
 # --- where jobs are
 
 
-def test_nodes_slots_and_types_are_numbered_in_the_order_of_the_view() -> None:
+def test_slots_nodes_and_types_are_numbered_by_the_view() -> None:
     slots = [slot_view(T0, model="L"), slot_view(S0, model="H"), slot_view(T1, model="L")]
 
     cluster = ClusterIndex.of(view_of(slots))
@@ -276,15 +265,11 @@ def test_nodes_slots_and_types_are_numbered_in_the_order_of_the_view() -> None:
     assert (cluster.node_of.tolist(), cluster.type_of.tolist()) == ([0, 1, 0], [0, 1, 0])
     assert [places.tolist() for places in cluster.slots_on] == [[0, 2], [1]]
     assert (cluster.types, cluster.widest) == (("L", "H"), 2)
+    empty = ClusterIndex.of(view_of([]))
+    assert (empty.slots, empty.slots_on, empty.types, empty.widest) == ((), (), (), 1)
 
 
-def test_a_cluster_without_nodes_has_a_site_as_well() -> None:
-    cluster = ClusterIndex.of(view_of([]))
-
-    assert (cluster.slots, cluster.slots_on, cluster.types, cluster.widest) == ((), (), (), 1)
-
-
-def test_those_on_more_nodes_than_they_need_are_scattered_unless_they_may_not_move() -> None:
+def test_movable_jobs_on_too_many_nodes_are_scattered() -> None:
     spread, whole = a_job(on=(S0, T0), epoch=1), a_job(B, on=(S1,), epoch=1)
     late = a_job(C, on=(slot_id(N1, 2), T1), epoch=1, moved_at=Seconds(99.0))
 
@@ -293,7 +278,7 @@ def test_those_on_more_nodes_than_they_need_are_scattered_unless_they_may_not_mo
     assert problem.scattered_rows(problem.owner).tolist() == [0]
 
 
-def test_a_schedule_is_torn_if_a_job_that_changes_is_on_more_nodes_than_it_needs() -> None:
+def test_a_schedule_is_scattered_by_a_changing_job_on_too_many_nodes() -> None:
     problem = problem_of(view_of(row_of(2, 2), a_job(on=(S0, T0), epoch=1), a_job(B, epoch=1)))
     more = np.array([problem.present[0] + 1, 0])
     less, other = (problem.present + np.array(step) for step in ([-1, 0], [0, 2]))
@@ -304,7 +289,7 @@ def test_a_schedule_is_torn_if_a_job_that_changes_is_on_more_nodes_than_it_needs
     assert not problem.is_scattered(less, np.array([0, FREE, FREE, FREE]))
 
 
-def test_a_node_is_disliked_for_its_gpus_and_for_who_is_there() -> None:
+def test_the_cost_of_a_node_includes_gpus_and_neighbours() -> None:
     view = view_of(row_of(2, 2), a_job(on=(S0,)), a_job(B, on=(T0,)), a_job(C))
     problem = problem_of(view)
     costs = [(0.0, 0.0, 0.1), (0.0, 0.0, 0.2), (0.4, 0.0, 0.0)]
@@ -325,7 +310,7 @@ def test_a_node_is_disliked_for_its_gpus_and_for_who_is_there() -> None:
     ],
     ids=["free to move", "three samples", "moved just now"],
 )
-def test_a_move_is_barred_for_a_job_that_may_not_or_cannot_train_in_both_places_at_once(
+def test_a_move_is_barred_for_gated_jobs_and_small_batches(
     job: JobView, expected: list[bool]
 ) -> None:
     problem = problem_of(view_of(row_of(2, 2), job))
@@ -337,14 +322,14 @@ def test_a_move_is_barred_for_a_job_that_may_not_or_cannot_train_in_both_places_
     assert found == expected
 
 
-def test_only_jobs_that_run_and_were_not_moved_just_now_are_free_to_move() -> None:
+def test_only_running_jobs_with_open_gates_are_free_to_move() -> None:
     late = a_job(B, on=(S1,), epoch=1, moved_at=Seconds(99.0))
     view = view_of(row_of(3), a_job(on=(S0,), epoch=1), late, a_job(C))
 
     assert problem_of(view).free_to_move.tolist() == [True, False, False]
 
 
-def test_nobody_makes_room_where_migration_is_off() -> None:
+def test_migration_can_be_switched_off() -> None:
     view = view_of(row_of(1), a_job())
 
     off = problem_of(view, options=OnesOptions(migration=False))
@@ -355,46 +340,29 @@ def test_nobody_makes_room_where_migration_is_off() -> None:
 # --- what is remembered
 
 
-def same(one: Problem, other: Problem) -> bool:
-    return (
-        all(map(np.array_equal, _arrays(one), _arrays(other)))
-        and [job_row.now for job_row in one.job_rows] == [job_row.now for job_row in other.job_rows]
-        and [job_row.limit for job_row in one.job_rows]
-        == [job_row.limit for job_row in other.job_rows]
-        and [job_row.gated for job_row in one.job_rows]
-        == [job_row.gated for job_row in other.job_rows]
-        and _plain(one) == _plain(other)
-    )
-
-
-def _arrays(problem: Problem) -> list[Any]:
-    job_rows = [
-        array
-        for job_row in problem.job_rows
-        for array in (
-            job_row.change_factor,
-            job_row.table.batches,
-            job_row.table.goodputs,
-            job_row.table.nodes,
-        )
-    ]
-    table = [
+def told(problem: Problem) -> list[object]:
+    """Return everything that a search sees of a problem, to be compared."""
+    arrays = [
         problem.sizes, problem.spans, problem.value, problem.present, problem.weight,
         problem.move_factor, problem.free_to_move, problem.owner, problem.early,
         problem.node_of, problem.cluster.type_of,
     ]  # fmt: skip
-    return [*table, *job_rows]
-
-
-def _plain(problem: Problem) -> tuple[object, ...]:
-    return (
+    rows = [
+        (
+            row.job, row.now, row.level, row.limit, row.gated, row.move_factor, row.restart_factor,
+            row.change_factor.tolist(), row.table.batches.tolist(), row.table.goodputs.tolist(),
+            row.table.nodes.tolist(),
+        )
+        for row in problem.job_rows
+    ]  # fmt: skip
+    plain = [
         problem.version, problem.kept, problem.slots, problem.cluster.types, problem.backing_off,
         problem.too_large, problem.widest, problem.capacity, problem.gates,
-        [(job_row.job, job_row.level, job_row.move_factor, job_row.restart_factor) for job_row in problem.job_rows],
-    )  # fmt: skip
+    ]  # fmt: skip
+    return [[array.tolist() for array in arrays], rows, plain]
 
 
-def test_a_case_that_did_not_change_is_not_worked_out_again() -> None:
+def test_the_row_of_an_unchanged_job_is_cached() -> None:
     _, builder = builder_of()
     view = view_of(row_of(4), a_job(on=(S0,)), a_job(B, on=(S1,)))
     other = msgspec.structs.replace(view.jobs[B], samples_done=7)
@@ -406,7 +374,7 @@ def test_a_case_that_did_not_change_is_not_worked_out_again() -> None:
     assert after.job_rows[1] is not before.job_rows[1]
 
 
-def test_a_case_is_worked_out_again_when_its_limit_moved() -> None:
+def test_a_changed_limit_renews_a_row() -> None:
     estimates, builder = builder_of()
     view = view_of(row_of(4), a_job(on=(S0,), moved_at=NOW))
     before = builder.build(view, NOW).job_rows[0].limit
@@ -420,7 +388,7 @@ def test_a_case_is_worked_out_again_when_its_limit_moved() -> None:
     assert (before, builder.build(view, NOW).job_rows[0].limit) == (64, 128)
 
 
-def test_slots_keep_their_numbers_and_with_another_node_all_is_worked_out_again() -> None:
+def test_a_new_node_renumbers_the_slots() -> None:
     _, builder = builder_of()
     job = a_job(on=(T0,))
     two = view_of([slot_view(S0), slot_view(T0)], job)
@@ -463,15 +431,100 @@ def lives(draw: st.DrawFn) -> list[tuple[ClusterView, list[PolicyEvent], float]]
 
 @settings(max_examples=examples(40), deadline=None)
 @given(life=lives())
-def test_what_is_remembered_never_changes_a_problem(
+def test_caches_never_change_a_problem(
     life: list[tuple[ClusterView, list[PolicyEvent], float]],
 ) -> None:
     estimates, builder = builder_of()
     for view, events, at in life:
         for event in events:
             estimates.observe(event, Seconds(at))
-        known = copy.deepcopy(estimates)  # building agrees on what families share, for the next one
+        shared = {id(job): job for job in view.jobs.values()}  # estimates compare views by identity
+        known = copy.deepcopy(estimates, shared)
         lived = builder.build(view, Seconds(at))
         fresh = ProblemBuilder(known, OnesOptions()).build(view, Seconds(at))
 
-        assert same(lived, fresh)
+        assert told(lived) == told(fresh)
+
+
+NODES, NAMES = 3, 2
+# Of family 0 and 1; the odd classes are jobs over several nodes.
+THETA = np.array(
+    [[0.1, 0.0, 0.3, 0.4], [0.0, 0.0, 0.5, 0.0], [0.2, 0.7, 0.0, 0.0], [0.0, 0.6, 0.0, 0.0]]
+)
+
+
+def three() -> InterferenceModel:
+    """Jobs 0 and 1 of family 0, job 2 of family 1, on two nodes."""
+    return InterferenceModel(THETA, np.array([0, 0, 1]), np.zeros((2, 4)))
+
+
+def test_the_cost_of_a_node_includes_both_slow_downs() -> None:
+    there = np.array([1, 2]), np.array([0, 1])
+
+    assert three().node_costs(0, *there).tolist() == pytest.approx([0.1 + 0.1, 0.3 + 0.2])
+    assert three().node_costs(2, *there).tolist() == pytest.approx([0.2 + 0.3, 0.0])
+
+
+def test_a_job_is_no_neighbour_of_itself() -> None:
+    assert three().node_costs(1, np.array([1]), np.array([0])).tolist() == [0.0, 0.0]
+
+
+# --- whatever the schedule
+
+
+def naive(where: InterferenceModel, on: list[set[int]]) -> list[float]:
+    """One job after the other, as the docstring says it."""
+    shares = []
+    for job, nodes in enumerate(on):
+        mine = 2 * where.family[job] + (len(nodes) > 1)
+        costs = [0.0]
+        for node in nodes:
+            costs += [where.log_slowdowns[mine, c] for c in np.flatnonzero(where.fixed[node])]
+            costs += [
+                where.log_slowdowns[mine, 2 * where.family[other] + (len(theirs) > 1)]
+                for other, theirs in enumerate(on)
+                if other != job and node in theirs
+            ]
+        shares.append(float(np.exp(-max(costs))))
+    return shares
+
+
+def drawn(rng: Generator) -> tuple[InterferenceModel, list[set[int]]]:
+    jobs = int(rng.integers(1, 6))
+    where = InterferenceModel(
+        log_slowdowns=rng.random((2 * NAMES, 2 * NAMES)),
+        family=rng.integers(0, NAMES, jobs),
+        fixed=(rng.random((NODES, 2 * NAMES)) < 0.2).astype(np.float64),
+    )
+    return where, [set(np.flatnonzero(rng.random(NODES) < 0.4).tolist()) for _ in range(jobs)]
+
+
+def pairs_of(on: list[set[int]]) -> tuple[IntArray, IntArray, IntArray]:
+    pairs = [(job, node) for job, nodes in enumerate(on) for node in sorted(nodes)]
+    rows, nodes = np.array(pairs, dtype=np.int64).reshape(-1, 2).T
+    return rows, nodes, np.bincount(rows, minlength=len(on))
+
+
+@settings(max_examples=examples(60), deadline=None)
+@given(seed=st.integers(0, 10_000))
+def test_shares_of_all_jobs_equal_those_of_each_job(seed: int) -> None:
+    where, on = drawn(default_rng(seed))
+
+    found = where.kept(*pairs_of(on))
+
+    assert found.tolist() == pytest.approx(naive(where, on))
+
+
+@settings(max_examples=examples(60), deadline=None)
+@given(seed=st.integers(0, 10_000))
+def test_an_empty_node_costs_nothing(seed: int) -> None:
+    where, on = drawn(default_rng(seed))
+    on[0] = set()
+    rows, nodes, _ = pairs_of(on)
+
+    found = where.node_costs(0, rows, nodes)
+
+    empty = [not any(node in there for there in on) for node in range(NODES)]
+    nobody = np.array(empty) & ~where.fixed.any(axis=1)
+    assert (found >= 0.0).all()
+    assert (found[nobody] == 0.0).all()

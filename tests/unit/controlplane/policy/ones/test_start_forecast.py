@@ -12,11 +12,10 @@ from controlplane.policy.ones.policy import Ones
 from controlplane.policy.options import OnesOptions
 from schemas.ids import JobId, Seconds, SlotId
 from tests.support.builders import S0, S1, A, B, C, job_view
-from tests.support.views import pace, row_of, view_of
+from tests.support.views import LINEAR, row_of, view_of
 
 NOW = Seconds(1000.0)
 D = JobId("d-4")
-LINEAR = pace("f", 100.0, 200.0, 300.0, 400.0)
 
 
 def a_job(name: JobId, seconds: float, *on: SlotId, **changes: Any) -> JobView:
@@ -40,19 +39,19 @@ def waits(policy: Ones, view: ClusterView, now: float = NOW) -> dict[JobId, floa
     return {name: said.at - now for name, said in policy.plan(view, Seconds(now)).starts.items()}
 
 
-def test_slots_come_free_when_running_jobs_end_and_go_to_the_shortest_first() -> None:
+def test_freed_slots_go_to_the_shortest_job_first() -> None:
     view = view_of(row_of(2), a_job(A, 100, S0), a_job(B, 300, S1), a_job(C, 5000), a_job(D, 4000))
 
     assert waits(a_policy(), view) == {D: pytest.approx(100.0), C: pytest.approx(300.0)}
 
 
-def test_who_starts_next_holds_its_slot_until_it_ends() -> None:
+def test_the_next_job_holds_its_slot_until_it_ends() -> None:
     view = view_of(row_of(1), a_job(A, 100, S0), a_job(C, 900), a_job(D, 400))
 
     assert waits(a_policy(), view) == {D: pytest.approx(100.0), C: pytest.approx(500.0)}
 
 
-def test_who_does_not_fit_is_passed_over_by_who_does() -> None:
+def test_a_job_that_does_not_fit_is_skipped() -> None:
     pair = a_job(C, 900, least=2, most=2, wanted=2, priority=20.0)
     view = view_of(row_of(2), a_job(A, 1000, S0), a_job(B, 3000, S1), pair, a_job(D, 40_000))
     policy = a_policy(pause_margin=100.0)
@@ -66,7 +65,7 @@ def test_who_does_not_fit_is_passed_over_by_who_does() -> None:
     assert waits(policy, later, NOW + 10.0) == {C: pytest.approx(3000.0)}
 
 
-def test_the_interval_is_wide_before_anything_is_known() -> None:
+def test_the_interval_is_wide_without_outcomes() -> None:
     view = view_of(row_of(1), a_job(A, 95, S0), a_job(C, 900))
 
     said = a_policy().plan(view, NOW).starts[C]
@@ -78,7 +77,7 @@ def test_the_interval_is_wide_before_anything_is_known() -> None:
     )
 
 
-def test_forecasts_learn_from_what_came_of_earlier_ones() -> None:
+def test_outcomes_correct_the_next_forecasts() -> None:
     """Every job waits exactly three times as long as the schedule says."""
     policy, now, version = a_policy(), float(NOW), 1
     for number in range(60):
@@ -97,7 +96,7 @@ def test_forecasts_learn_from_what_came_of_earlier_ones() -> None:
     assert ends == pytest.approx([295.0, 295.0, 295.0], abs=1.0)
 
 
-def test_nothing_is_said_of_jobs_that_run_start_or_never_fit() -> None:
+def test_jobs_that_run_start_or_never_fit_have_no_forecast() -> None:
     view = view_of(row_of(2), a_job(A, 100, S0), a_job(B, 50), a_job(C, 90, least=3, most=4))
 
     assert waits(a_policy(), view) == {}
@@ -109,7 +108,7 @@ def test_forecasts_can_be_switched_off() -> None:
     assert a_policy(forecast_starts=False).plan(view, NOW).starts == {}
 
 
-def test_the_same_view_is_answered_alike_again() -> None:
+def test_forecasts_of_one_view_are_equal() -> None:
     policy, view = a_policy(), view_of(row_of(1), a_job(A, 100, S0), a_job(C, 900))
 
     assert policy.plan(view, NOW).starts == policy.plan(view, NOW).starts

@@ -1,4 +1,4 @@
-"""`max_stretch`: what jobs are due, and that they get it."""
+"""Option `max_stretch`: dues of jobs, plans with them, and the load average."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from controlplane.policy.api import ClusterView, JobView, Plan, PolicyEvent
-from controlplane.policy.ones.fairness import LoadAverage
+from controlplane.policy.ones.evolution import score
 from controlplane.policy.ones.greedy import filled, used
-from controlplane.policy.ones.operators import score
 from controlplane.policy.ones.policy import Ones
 from controlplane.policy.ones.problem import FREE, FairnessFloors, Problem
+from controlplane.policy.ones.problem_builder import LoadAverage
 from controlplane.policy.options import OnesOptions
 from controlplane.policy.registry import make
 from controlplane.sim.cluster import NodeGroup
@@ -24,13 +24,12 @@ from controlplane.sim.results import JobResult
 from schemas.errors import SettingsError
 from schemas.ids import JobId, Seconds, SlotId
 from tests.support.builders import S0, A, B, C, job_view
-from tests.support.simulated import FREE as NO_COSTS
-from tests.support.simulated import ToyModel, job, simulated_run
+from tests.support.simulations import FREE as NO_COSTS
+from tests.support.simulations import ToyModel, job, simulated_run
 from tests.support.sizes import examples
-from tests.support.views import pace, planned, problem_of, row_of, view_of, views_and_events
+from tests.support.views import LINEAR, planned, problem_of, row_of, view_of, views_and_events
 
 NOW = Seconds(1000.0)
-LINEAR = pace("f", 100.0, 200.0, 300.0, 400.0)
 
 
 def a_job(name: JobId, since: float, samples: int, *on: SlotId, **changes: Any) -> JobView:
@@ -57,28 +56,28 @@ def dues_of(*jobs: JobView, slots: int = 1, limit: float = 2.0) -> FairnessFloor
 # --- who is due what
 
 
-def test_stretch_is_the_time_so_far_and_to_come_over_that_with_a_share() -> None:
-    # of one slot and two jobs each has half: 100 s of work take 200 s
-    found = dues_of(a_job(A, 0, 10_000), a_job(B, 100, 10_000))
+@pytest.mark.parametrize(
+    ("jobs", "slots", "expected", "at_best"),
+    [
+        # of one slot and two jobs each has half: 100 s of work take 200 s
+        ([a_job(A, 0, 10_000), a_job(B, 100, 10_000)], 1, [1.0, 1.5], [100 / 200, 200 / 200]),
+        ([a_job(A, 300, 10_000)], 4, [4.0], None),  # 100 s alone on the slot it wants
+        ([a_job(A, 200, 20_000, samples_done=10_000)], 1, [(200 + 100) / 200], None),
+    ],
+    ids=["two jobs", "a share is at most the wanted size", "finished work"],
+)
+def test_the_stretch_is_the_total_time_over_that_with_a_share(
+    jobs: list[JobView], slots: int, expected: list[float], at_best: list[float] | None
+) -> None:
+    found = dues_of(*jobs, slots=slots)
 
-    assert found.expected.tolist() == pytest.approx([1.0, 1.5])
-    assert found.at_best.tolist() == pytest.approx([100 / 200, 200 / 200])
-    assert found.level.tolist() == [0, 0]
+    assert found.expected.tolist() == pytest.approx(expected)
+    if at_best is not None:
+        assert found.at_best.tolist() == pytest.approx(at_best)
+        assert found.level.tolist() == [0, 0]
 
 
-def test_a_share_is_never_more_than_a_job_wants() -> None:
-    found = dues_of(a_job(A, 300, 10_000), slots=4)
-
-    assert found.expected.tolist() == pytest.approx([4.0])  # 100 s alone on the slot it wants
-
-
-def test_what_was_done_already_counts() -> None:
-    done = a_job(A, 200, 20_000, samples_done=10_000)
-
-    assert dues_of(done).expected.tolist() == pytest.approx([(200 + 100) / 200])
-
-
-def test_who_is_close_to_the_limit_is_due_as_much_as_makes_its_share() -> None:
+def test_a_job_near_the_limit_is_due_its_share() -> None:
     late = [a_job(name, 700, 40_000, wanted=4) for name in (A, B)]  # two slots of four each
 
     found = dues_of(*late, slots=4, limit=4.0)
@@ -88,7 +87,7 @@ def test_who_is_close_to_the_limit_is_due_as_much_as_makes_its_share() -> None:
     assert (found.penalty > 0).tolist() == [[True, True, False, False, False]] * 2
 
 
-def test_nobody_is_due_anything_without_a_limit() -> None:
+def test_no_job_is_due_slots_without_a_limit() -> None:
     problem = posed(a_job(A, 9000, 100), limit=0.0)
 
     assert problem.floors is None
@@ -98,14 +97,14 @@ def test_nobody_is_due_anything_without_a_limit() -> None:
 # --- that they get it
 
 
-def test_a_due_job_is_filled_before_one_that_is_worth_more() -> None:
+def test_a_due_job_precedes_a_more_valuable_job() -> None:
     long, short = a_job(A, 800, 40_000), a_job(B, 0, 1000)
 
     assert filled(posed(long, short, limit=0.0), np.array([0, 0])).tolist() == [0, 1]
     assert filled(posed(long, short), np.array([0, 0])).tolist() == [1, 0]
 
 
-def test_a_candidate_without_what_is_due_is_less_fit() -> None:
+def test_a_candidate_that_misses_dues_is_less_fit() -> None:
     problem = posed(a_job(A, 800, 40_000), a_job(B, 0, 1000))
 
     due, other = (
@@ -118,38 +117,36 @@ def test_a_candidate_without_what_is_due_is_less_fit() -> None:
     assert other.fitness > nobody.fitness
 
 
-def test_of_two_that_are_due_the_one_that_is_further_behind_comes_first() -> None:
-    assert filled(posed(a_job(A, 500, 10_000), a_job(B, 900, 10_000)), np.array([0, 0])).tolist() == [
-        0, 1,
-    ]  # fmt: skip
+def test_the_job_furthest_behind_precedes_other_due_jobs() -> None:
+    problem = posed(a_job(A, 500, 10_000), a_job(B, 900, 10_000))
+
+    assert filled(problem, np.array([0, 0])).tolist() == [0, 1]
 
 
-def test_a_due_job_takes_the_slot_of_one_that_is_not() -> None:
+def answered(view: ClusterView, **options: Any) -> Plan:
+    policy = Ones(OnesOptions(**options))
+    for at, event in LINEAR:
+        policy.observe(event, Seconds(at))
+    return policy.plan(view, NOW)
+
+
+def test_a_due_job_takes_the_slot_of_another_job() -> None:
     view = view_of(row_of(1), a_job(A, 10, 2000, S0), a_job(B, 900, 40_000))
 
-    def answered(**options: float) -> Plan:
-        policy = Ones(OnesOptions(**options))  # type: ignore[arg-type] # the caller names fields
-        for at, event in LINEAR:
-            policy.observe(event, Seconds(at))
-        return policy.plan(view, NOW)
+    plan = answered(view, max_stretch=2.0)
 
-    assert set(answered().local_batch) == {A}
-    plan = answered(max_stretch=2.0)
+    assert set(answered(view).local_batch) == {A}
     assert set(plan.local_batch) == {B}
-    assert plan.reasons[B].text.endswith(
-        "its due by max_stretch 2 (2.1 x the time of its fair share expected)"
-    )
+    text = "its due by max_stretch 2 (2.1 x the time of its fair share expected)"
+    assert plan.reasons[B].text.endswith(text)
     assert plan.reasons[B].numbers["max_stretch"] == 2.0
     assert plan.reasons[B].numbers["stretch"] == pytest.approx(2.125)
 
 
-def test_what_cannot_be_kept_is_said() -> None:
+def test_a_reason_states_a_limit_that_cannot_be_kept() -> None:
     view = view_of(row_of(1), a_job(A, 5000, 10_000), a_job(B, 9000, 10_000))
-    policy = Ones(OnesOptions(max_stretch=2.0))
-    for at, event in LINEAR:
-        policy.observe(event, Seconds(at))
 
-    plan = policy.plan(view, NOW)
+    plan = answered(view, max_stretch=2.0)
 
     said = "; max_stretch 2 cannot be kept, it takes {} x the time of its fair share or more"
     assert plan.reasons[B].text.endswith(said.format("45.5"))
@@ -164,7 +161,7 @@ def test_what_cannot_be_kept_is_said() -> None:
         (float("nan"), "nan is not finite; give a number"),
     ],
 )
-def test_a_limit_that_makes_no_sense_is_refused(value: float, said: str) -> None:
+def test_an_invalid_limit_is_refused(value: float, said: str) -> None:
     with pytest.raises(SettingsError) as caught:
         OnesOptions(max_stretch=value)
 
@@ -176,7 +173,7 @@ def test_a_limit_that_makes_no_sense_is_refused(value: float, said: str) -> None
 
 @settings(max_examples=examples(60), deadline=None)
 @given(case=views_and_events, limit=st.sampled_from([1.0, 2.0, 8.0]))
-def test_whatever_is_due_the_schedule_fits_and_is_allowed(
+def test_schedules_with_dues_fit(
     case: tuple[ClusterView, Sequence[PolicyEvent]], limit: float
 ) -> None:
     view, events = case
@@ -194,7 +191,7 @@ def test_whatever_is_due_the_schedule_fits_and_is_allowed(
 
 @settings(max_examples=examples(40), deadline=None)
 @given(case=views_and_events)
-def test_a_limit_that_nobody_comes_near_changes_no_plan(
+def test_a_limit_far_away_changes_no_plan(
     case: tuple[ClusterView, Sequence[PolicyEvent]],
 ) -> None:
     view, events = case
@@ -211,21 +208,16 @@ def lived_through(gap_s: float, short: int, limit: float) -> dict[str, JobResult
         job(f"short-{n}", at=1.0 + n * gap_s, workload="short", samples=short) for n in range(40)
     ]
     run = simulated_run(
-        make("ones", {"max_stretch": limit}),
-        job("long-0", workload="long", samples=4000),
-        *stream,
-        nodes=(NodeGroup(count=1, slots=1),),
-        model=ToyModel(costs=NO_COSTS, epochs=1, most=1),
-        telemetry_s=5.0,
-    )
+        make("ones", {"max_stretch": limit}), job("long-0", workload="long", samples=4000),
+        *stream, nodes=(NodeGroup(count=1, slots=1),),
+        model=ToyModel(costs=NO_COSTS, epochs=1, most=1), telemetry_s=5.0,
+    )  # fmt: skip
     return run.run(20_000.0).jobs
 
 
 @settings(max_examples=examples(6), deadline=None)
 @given(gap_s=st.floats(10.0, 60.0), short=st.integers(100, 600), limit=st.sampled_from([1.5, 3.0]))
-def test_nobody_starves_neither_the_late_nor_those_that_they_displace(
-    gap_s: float, short: int, limit: float
-) -> None:
+def test_no_job_starves_under_a_limit(gap_s: float, short: int, limit: float) -> None:
     jobs = lived_through(gap_s, short, limit)
 
     assert {each.state for each in jobs.values()} == {"succeeded"}
@@ -238,7 +230,7 @@ def seen(contention: LoadAverage, *names: JobId, at: float) -> None:
     contention.update({name: job_view(name) for name in names}, Seconds(at))
 
 
-def test_contention_is_the_mean_number_of_jobs_since_a_job_came() -> None:
+def test_the_load_is_the_mean_number_of_jobs_since_the_submission() -> None:
     contention = LoadAverage()
     seen(contention, A, at=0.0)
     seen(contention, A, B, at=10.0)
@@ -249,7 +241,7 @@ def test_contention_is_the_mean_number_of_jobs_since_a_job_came() -> None:
     assert contention.mean(job_view(C, at=20.0)) == pytest.approx(3.0)
 
 
-def test_before_a_search_began_there_were_as_many_jobs_as_then() -> None:
+def test_the_load_before_the_first_view_equals_that_of_the_view() -> None:
     contention = LoadAverage()
     seen(contention, A, B, at=100.0)
     seen(contention, A, at=200.0)
@@ -258,7 +250,7 @@ def test_before_a_search_began_there_were_as_many_jobs_as_then() -> None:
     assert contention.mean(job_view(A, at=0.0)) == pytest.approx((200 + 200 + 100) / 300)
 
 
-def test_to_look_twice_changes_nothing() -> None:
+def test_a_repeated_update_changes_no_load() -> None:
     contention = LoadAverage()
     seen(contention, A, B, at=0.0)
     seen(contention, A, B, at=10.0)

@@ -1,4 +1,4 @@
-"""When a view is a new problem, how long a search thinks, and when it gives up."""
+"""When a problem is built again, and when a search has converged."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SEEN = PlanTaken(waiting=())
 
 @dataclass(frozen=True)
 class Posed:
-    """A problem."""
+    """Problem of a view."""
 
     version: int
 
@@ -28,7 +28,7 @@ class Nothing:
 
 
 class TwoSteps(Evolution):
-    """A generation in two steps that never finds anything better."""
+    """Generations of two steps that find nothing better."""
 
     steps = 0
 
@@ -42,7 +42,7 @@ class TwoSteps(Evolution):
 
 
 class Counting(SearchPolicy[Posed]):
-    """Counts the problems that it poses; at 50 s one more thing becomes possible."""
+    """Counts its problems; at 50 s another change becomes possible."""
 
     def __init__(self, patience: int = 3) -> None:
         self.evolution = TwoSteps(patience)
@@ -69,7 +69,7 @@ def think(policy: Counting, *, generations: int = 0, steps: int = 0) -> bool:
     return policy.improve(view_of(1), budget, default_rng(0), Seconds(0.0))
 
 
-def test_a_view_is_posed_once_until_something_is_new() -> None:
+def test_a_problem_is_built_again_for_a_new_view_event_or_time() -> None:
     policy = Counting()
     posed = []
     for version, now in [(1, 0.0), (1, 1.0), (2, 2.0), (2, 49.0), (2, 50.0), (2, 1e6)]:
@@ -89,7 +89,7 @@ def test_a_budget_counts_generations_and_their_steps() -> None:
     assert (policy.evolution.steps, policy.stats().generations) == (5, 2)
 
 
-def test_a_search_that_finds_nothing_gives_up_when_its_patience_ends() -> None:
+def test_a_search_without_success_converges_after_its_patience() -> None:
     policy = Counting(patience=3)
 
     assert not think(policy, generations=10, steps=10)

@@ -1,0 +1,227 @@
+"""`ones node` and `ones key`: commands of operators and admins."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import shutil
+import sys
+import time
+from pathlib import Path
+from typing import Annotated, Final
+
+from cyclopts import App, Parameter
+
+from controlplane.cli.output import (
+    COMMON,
+    UNITS,
+    Common,
+    Exit,
+    NodeName,
+    print_data,
+    say,
+    say_table,
+    second,
+)
+from controlplane.client import BlockingClient
+from controlplane.client.connection import CLIENT_FILE, Home, find_home
+from nodeagent.settings import AgentSettings, Controller
+from schemas.errors import BadFieldError, OnesError, SettingsError
+from schemas.host.settings import convert
+from schemas.transport.keys import check_name, write_keys
+from schemas.wire.client import KeyInfo, NodeInfo, Role
+
+SERVER: Final = "server"
+WHEN: Final = "30d, 12h, or a date such as 2027-01-31 or 2027-01-31T12:00:00Z (default: never)"
+
+key = App(name="key", help="Manage keys and their rights (admins).")
+
+
+@key.command(name="add")
+def add(
+    name: str,
+    /,
+    *,
+    role: Role,
+    project: Annotated[
+        tuple[str, ...], Parameter(help="project whose jobs the key may see; repeatable")
+    ] = (),
+    expires: Annotated[str | None, Parameter(help=WHEN)] = None,
+    out: Annotated[Path | None, Parameter(help="folder for NAME (default: ./NAME)")] = None,
+    common: Common = COMMON,
+) -> int:
+    """Make a key for NAME and authorise it; the secret half stays in the folder."""
+    check_name(name, "name")
+    home, folder = find_home(common.home), (out or Path(name)).expanduser()
+    ends = None if expires is None else _time_of(expires)
+    files = _Files(folder, name, role)
+    public = files.write(home)
+    try:
+        with BlockingClient(home) as client:
+            added = client.add_key(public, name, role, project, ends)
+    except OnesError:
+        files.delete()
+        raise
+    use = "" if role == "node" else f"; ONES_HOME={folder} uses it"
+    text = f"authorised {name}; its secret key is {files.secret}{use}"
+    say(common, {"folder": str(folder), "key": added}, text, quiet=[text])
+    return Exit.OK
+
+
+@key.command(name="list")
+def list_(*, common: Common = COMMON) -> int:
+    """List all keys, including revoked and expired ones."""
+    with BlockingClient(common.home) as client:
+        _show(client.keys(), common)
+    return Exit.OK
+
+
+@key.command(name="revoke")
+def revoke(key_: Annotated[str, Parameter(name="KEY")], /, *, common: Common = COMMON) -> int:
+    """Revoke keys permanently: those of a name, or one public key; their sessions are closed."""
+    with BlockingClient(common.home) as client:
+        _show(client.revoke_key(key_), common)
+    return Exit.OK
+
+
+class _Files:
+    """Folder that the owner of a key can use as ONES_HOME; a node's contains only keys."""
+
+    def __init__(self, folder: Path, name: str, role: str) -> None:
+        if name == SERVER:
+            problem = f"name: {name} is reserved for the controller's key"
+            raise BadFieldError(problem, "choose another name", "name")
+        self._keys, self._name = folder / "keys", name
+        self._client = None if role == "node" else folder / CLIENT_FILE
+        self._public = self._keys / f"{name}.key"
+        self.secret = self._keys / f"{name}.key_secret"
+        for path in (self.secret, self._public):
+            if path.exists():
+                problem = f"{path} exists already"
+                raise SettingsError(problem, "choose another --out, or move it away", "out")
+
+    def write(self, home: Home) -> str:
+        """Write the folder and return the public key."""
+        try:
+            pair = write_keys(self._keys, self._name)
+            server = self._keys / f"{SERVER}.key"
+            if not server.exists():
+                shutil.copyfile(home.server_key, server)
+            if self._client is not None and not self._client.exists():
+                secret = json.dumps(f"keys/{self._name}.key_secret", ensure_ascii=False)
+                said = f'endpoint = "{home.endpoint}"\nkey = {secret}\n'
+                self._client.write_text(said, encoding="utf-8")
+        except OSError as error:
+            problem = f"{error.filename or self._keys}: {error.strerror}"
+            raise SettingsError(problem, "choose another --out", "out") from None
+        return pair.public.decode()
+
+    def delete(self) -> None:
+        """Delete the key pair, which is not authorised."""
+        self.secret.unlink(missing_ok=True)
+        self._public.unlink(missing_ok=True)
+
+
+def _show(keys: tuple[KeyInfo, ...], common: Common) -> None:
+    rows = [
+        (one.name, one.role, ", ".join(one.projects), one.state,
+         "" if one.expires is None else second(one.expires), one.kept, one.by, one.public)
+        for one in keys
+    ]  # fmt: skip
+    columns = ["name", "role", "projects", "state", "expires", "kept", "by", "public"]
+    say_table(common, keys, (one.public for one in keys), columns, rows)
+
+
+def _time_of(text: str) -> float:
+    """Parse a duration from now, or a date, into seconds since the epoch."""
+    number, unit = text[:-1], text[-1:]
+    if unit in UNITS and number.replace(".", "", 1).isdecimal():
+        return time.time() + float(number) * UNITS[unit]
+    try:
+        said = dt.datetime.fromisoformat(text)
+    except ValueError:
+        problem = f"expires: {text[:40]!r} is neither a duration nor a date"
+        raise BadFieldError(problem, WHEN, "expires") from None
+    return (said if said.tzinfo else said.replace(tzinfo=dt.UTC)).timestamp()
+
+
+DEFAULTS: Final = Controller()
+TEMPLATE: Final = """\
+# Settings of the agent of node {node}: save them as FOLDER/agent-{node}.toml on its host, with the
+# keys that `ones key add {node} --role node --out FOLDER` makes, then check and start it:
+#   ones config check FOLDER/agent-{node}.toml
+#   ones-agent --config FOLDER/agent-{node}.toml
+# Paths are relative to FOLDER. Further settings: docs/operations.md.
+node = "{node}"
+address = "127.0.0.1"  # this host's address, as other nodes see it
+devices = "auto"  # all GPUs, else CPU slots; "cpu": CPU slots
+slots = 4  # CPU slots, where GPUs are not used
+key = "keys/{node}.key_secret"
+run = "run/{node}"  # sockets and folders of workers; on a local disk
+work = "state/work/{node}"  # working directories of jobs
+checkpoints = "state/checkpoints"  # one folder, shared by all nodes that a job may resume on
+pid_file = "run/agent-{node}.pid"
+
+[controller]
+host = "{host}"
+agents = {agents}
+key = "keys/server.key"
+"""
+
+
+def node_list(*, common: Common = COMMON) -> int:
+    """List the nodes that ever joined, with their slots."""
+    with BlockingClient(common.home) as client:
+        nodes = client.nodes()
+    rows = [
+        (n.node, n.state, n.host, n.slots, n.free, n.model, ", ".join(n.jobs), n.reason)
+        for n in nodes
+    ]
+    columns = ["node", "state", "host", "slots", "free", "device", "jobs", "note"]
+    say_table(common, nodes, (node.node for node in nodes), columns, rows)
+    return Exit.OK
+
+
+def template(
+    name: Annotated[str, Parameter(help="name of the new node")], /, *, common: Common = COMMON
+) -> int:
+    """Print the settings file of an agent that adds a new node to this cluster."""
+    convert(AgentSettings, {"node": name}, Path("the new node"))
+    home = find_home(common.home)
+    with BlockingClient(home) as client:
+        port = client.cluster().agents_port
+    host = home.host.strip("[]")
+    text = TEMPLATE.format(node=name, host=host, agents=port or DEFAULTS.agents)
+    if common.in_json:
+        print_data({"node": name, "settings": text}, common.output)
+    else:
+        sys.stdout.write(text)
+    return Exit.OK
+
+
+def drain(
+    node: NodeName,
+    /,
+    *,
+    deadline: Annotated[
+        float | None,
+        Parameter(help="seconds after which remaining workers are stopped (default: never)"),
+    ] = None,
+    reason: Annotated[str, Parameter(help="shown to the owners of the jobs that move")] = "",
+    common: Common = COMMON,
+) -> int:
+    """Drain NODE: its jobs move or wait with their state kept, and no job starts there."""
+    with BlockingClient(common.home) as client:
+        return _say(client.drain(node, deadline, reason), common)
+
+
+def undrain(node: NodeName, /, *, common: Common = COMMON) -> int:
+    """Return NODE to service: jobs may start there again."""
+    with BlockingClient(common.home) as client:
+        return _say(client.undrain(node), common)
+
+
+def _say(node: NodeInfo, common: Common) -> int:
+    left = f", {len(node.jobs)} jobs there: {', '.join(node.jobs)}" if node.jobs else ""
+    say(common, node, f"{node.node} {node.state}{left}", quiet=[node.node])
+    return Exit.OK

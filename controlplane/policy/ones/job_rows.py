@@ -1,0 +1,372 @@
+"""Rows of jobs: batch, speed and speed-up at each size that a job may have, and costs of changes.
+
+`JobRowBuilder` makes the row of one job, and caches the rows and tables of unchanged jobs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Container
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from controlplane.policy.api import JobView
+from controlplane.policy.ones.job_estimates import Estimates, EstimateVersion
+from controlplane.policy.options import OnesOptions
+from controlplane.policy.search.cluster_index import NO_CLUSTER, ClusterIndex
+from controlplane.prediction import FloatArray, IntArray
+from controlplane.prediction.slowdowns import stretch_alone
+from controlplane.prediction.throughput import SpeedModel, statistical_efficiency
+from schemas.ids import JobId, Seconds
+
+NO_TIME_S: Final = 1e-12  # lower bound of a divisor
+ROUNDING: Final = 1e-9  # of a logarithm; a limit that is a power of two is on the grid
+
+
+@dataclass(frozen=True, slots=True)
+class SizeTable:
+    """Sizes that a job may have now; arrays have shape (L,)."""
+
+    sizes: IntArray  # slots, ascending
+    nodes: IntArray  # least nodes that a size spans; the actual number at the present size
+    batches: IntArray  # global, the best within all limits
+    speeds: FloatArray  # samples/s at these batches; relative unless `known`
+    goodputs: FloatArray  # speeds times statistical efficiency
+    gains: FloatArray  # x(n): goodput of the best batch without R, over that on one slot
+    known: bool  # speeds are in samples/s
+    one_speed: float  # goodput of the best batch on one slot
+    noise_scale: float
+    corrections: FloatArray  # factor of speeds beyond the measured sizes; nan: measured
+    stretch: FloatArray  # factor of step times because its own workers share cores
+
+
+def size_table(
+    job: JobView,
+    estimates: Estimates,
+    options: OnesOptions,
+    sizes: IntArray,
+    nodes: IntArray,
+    *,
+    keep_batch: bool,
+    cores: float = math.inf,
+) -> SizeTable:
+    """Return speed, batch and goodput of `job` at each of `sizes`, shape (L,), on `nodes`.
+
+    The chosen batch has the most goodput at the present noise scale, within R, the user's bounds
+    and twice the present or last batch. The *value* of a size is that of the best batch within the
+    user's bounds alone: R doubles every few steps, and a job that has not ramped up yet would
+    otherwise look slow, long and poorly scaling. Without a noise scale the largest batch would
+    always win; therefore the prior is a few times the first batch.
+
+    Args:
+        keep_batch: the present size must keep its present batch.
+        cores: cores that the slots of a node share; infinite: one for each slot.
+    """
+    model = estimates.family(job.family).speed_model(job.batch_size)
+    noise = estimates.noise_scale(job)
+    every = np.concatenate([np.ones(1, dtype=np.int64), sizes])
+    spans = np.concatenate([np.ones(1, dtype=np.int64), nodes])
+    shared = stretch_alone(every, spans, cores)
+    corrections = estimates.gain_corrections(job.family, spans, every)
+    longer = shared / np.where(np.isnan(corrections), 1.0, corrections)
+
+    def rate(grid: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """Return speed, goodput, and goodput with 0 above the local limit, (1 + L, B)."""
+        local = np.ceil(grid / every[:, None])
+        step_s = model.step_s(spans[:, None], every[:, None], local)
+        speeds = grid / np.maximum(step_s * longer[:, None], NO_TIME_S)
+        useful = speeds * statistical_efficiency(grid, job.batch_size, noise)
+        return speeds, useful, np.where(local <= job.local_limit, useful, 0.0)
+
+    present = sum(job.running_on.values())
+    most = min(estimates.limit(job), job.batch_limit)
+    if last := present or job.last_batch:
+        most = min(most, max(2 * last, job.batch_size))
+    grid = _grid(job, every, most, options.batches_per_doubling)
+    held = np.flatnonzero(every[1:] == len(job.running_on)) + 1  # row of the present size
+    keeps = bool(present and len(held) and (present <= most or keep_batch))
+    if keeps:  # the present batch is the last column
+        grid = np.column_stack([grid, np.maximum(every, present).astype(np.float64)])
+    speeds, useful, goodputs = rate(grid)
+    if keeps:
+        margin = 0.0 if keep_batch else 1.0 + options.batch_margin
+        _prefer_present(goodputs, int(held[0]), useful[held[0], -1], margin)
+    rows, best = np.arange(len(every)), goodputs.argmax(axis=1)
+    good = goodputs[rows, best]
+    free = _grid(job, every, job.batch_limit, options.batches_per_doubling)
+    worth = np.maximum(good, rate(free)[2].max(axis=1))
+    return SizeTable(
+        sizes=sizes,
+        nodes=nodes,
+        batches=grid[rows, best].astype(np.int64)[1:],
+        speeds=speeds[rows, best][1:],
+        goodputs=good[1:],
+        gains=worth[1:] / max(float(worth[0]), NO_TIME_S),
+        known=model.known,
+        one_speed=float(worth[0]),
+        noise_scale=noise,
+        corrections=corrections[1:],
+        stretch=shared[1:],
+    )
+
+
+def _grid(job: JobView, every: IntArray, most: int, per_doubling: int) -> FloatArray:
+    """Return the global batches to try at each size, shape (1 + L, B).
+
+    The first batch, steps of each doubling, and the largest; with a sample for each slot.
+    """
+    first, most = job.batch_size, max(most, job.batch_size)
+    steps = int(np.floor(per_doubling * np.log2(most / first) + ROUNDING))
+    doublings = first * np.power(2.0, np.arange(steps + 1) / per_doubling)
+    totals = np.unique(np.append(doublings.round(), float(most)))
+    return np.asarray(np.maximum(totals[None, :], every[:, None].astype(np.float64)))
+
+
+def _prefer_present(goodputs: FloatArray, row: int, present: float, margin: float) -> None:
+    """In the row of the present size, drop all batches unless one beats the present batch.
+
+    `goodputs`, shape (1 + L, B), has the present batch in the last column and is changed in place.
+    `margin` is the factor by which another batch must win; 0: none may.
+    """
+    others = goodputs[:, :-1]
+    goodputs[row, -1] = present
+    if not margin or others[row].max() <= present * margin:
+        others[row] = 0.0
+    goodputs[:row, -1] = goodputs[row + 1 :, -1] = 0.0
+
+
+# Without these and `change_margin`, i.e. with free changes, jobs take 16% longer on average
+# (docs/evolution.md, "Each term"). The three numbers are the prototype's and were not tuned alone.
+STALL_WEIGHT: Final = 2.5
+STALL_FROM_S, STALL_TO_S = 10.0, 900.0
+MIN_SHARE: Final = 0.05  # lower bound of the share that a change leaves: values stay above 0
+MIN_GAIN: Final = 1e-9  # lower bound of a divisor
+
+
+def stall_share(left_s: FloatArray | float, stall_s: float, margin: float) -> FloatArray:
+    """Return the share of a value that is left after a stall; shape of `left_s`, seconds.
+
+    1 - max(2.5 stall / clamp(left, 10 s, 900 s), margin), at least `MIN_SHARE`. `margin` is the
+    least share that a change costs.
+    """
+    lost = STALL_WEIGHT * stall_s / np.clip(left_s, STALL_FROM_S, STALL_TO_S)
+    return np.asarray(np.maximum(1.0 - np.maximum(lost, margin), MIN_SHARE))
+
+
+@dataclass(frozen=True, slots=True)
+class SlotSupply:
+    """Slots to distribute."""
+
+    capacity: int  # slots in play: free, soon free, or of movable jobs
+    idle: int  # of these, free or soon free
+    contended: bool  # a job waits that would fit
+    now: Seconds
+
+
+@dataclass(frozen=True, slots=True)
+class JobRow:
+    """One job that may be started or changed."""
+
+    job: JobView
+    now: tuple[int, ...]  # its slots, as places in `ClusterIndex.slots`
+    level: int  # of its present size; 0: it waits, k: table.sizes[k - 1]
+    table: SizeTable
+    limit: int  # R
+    remaining_s: float  # T1, on one slot; nan: unknown
+    change_factor: FloatArray  # c(n) for each size
+    move_factor: float  # c of the present size on other slots
+    restart_factor: float  # share of its value left after a stop and a restart; 1 if it waits
+    model: SpeedModel
+    gated: bool
+    growth_loss: float | None = None  # progress over that before it grew, if it lost
+    moves_to: tuple[int, ...] = ()  # places that it will keep, if it is half-migrated
+
+    @property
+    def present(self) -> tuple[float, float]:
+        """Predicted speed and goodput at the present slots and batch."""
+        slots, batch = len(self.now), sum(self.job.running_on.values())
+        at = int(np.searchsorted(self.table.sizes, slots))
+        nodes = np.array([self.table.nodes[at]])
+        local = np.array([np.ceil(batch / slots)])
+        step_s = float(
+            self.model.step_s(nodes, np.array([slots]), local)[0] * self.table.stretch[at]
+        )
+        value = statistical_efficiency(
+            np.array([float(batch)]), self.job.batch_size, self.table.noise_scale
+        )
+        return batch / step_s, batch / step_s * float(value[0])
+
+
+MAX_TABLES: Final = 20_000  # bound on memory; the cache is then cleared
+ANY_SIZE: Final = 4  # slots; up to this size a job need not fill its nodes (README, "Numbers")
+_Key = tuple[object, ...]
+
+
+class _CachedRow(NamedTuple):
+    """Cached row: `version` is cheap to compare, `key` contains the inputs."""
+
+    version: EstimateVersion | None
+    capacity: int
+    key: _Key
+    row: JobRow
+
+
+class JobRowBuilder:
+    """Builder of rows of jobs; caches the rows of unchanged jobs."""
+
+    def __init__(self, estimates: Estimates, options: OnesOptions) -> None:
+        self._estimates = estimates
+        self._options = options
+        self._cluster = NO_CLUSTER
+        self._rows: dict[JobId, _CachedRow] = {}
+        self._tables: dict[_Key, SizeTable] = {}
+
+    def update(self, cluster: ClusterIndex, active: Container[JobId], many: int) -> None:
+        """Set the cluster, and drop the rows of jobs that are not active if there are many."""
+        if cluster is not self._cluster:
+            self._cluster = cluster
+            self._rows.clear()
+        if len(self._rows) > 2 * many + 100:
+            self._rows = {name: row for name, row in self._rows.items() if name in active}
+
+    def row(self, job: JobView, supply: SlotSupply) -> JobRow:
+        """Return the row of a job."""
+        estimates = self._estimates
+        known = self._rows.get(job.job)
+        if known is not None and known.row.job is not job:
+            known = None
+        usable = known if known is not None and known.capacity == supply.capacity else None
+        before = usable.version if usable is not None else None
+        if usable and before and estimates.is_current(job, before, supply.now):
+            return usable.row
+        family = estimates.family(job.family)
+        model = family.speed_model(job.batch_size)  # may fit the model again: another edition
+        version = estimates.version(job, supply.now)
+        if usable and before and before == version:
+            return usable.row
+        losing = estimates.growth_loss(job) if job.running_on else None
+        moves_to = estimates.moves_to(job) if job.running_on else None
+        settles = losing is None and moves_to is None
+        gated = bool(job.running_on) and settles and estimates.gated(job, supply.now)
+        limit, warm = estimates.limit(job), estimates.warm(job)
+        samples = estimates.lengths.remaining(job)
+        size = len(job.running_on)
+        most = min(job.most, supply.capacity)
+        tried = estimates.max_slots_after_return(job, supply.now)
+        if tried is not None:
+            most = min(most, max(size, tried))
+        noise = estimates.noise_scale(job)
+        others = _coarse(estimates.remaining_service(job, supply.now))
+        key = (
+            family.edition, noise, limit, warm, gated, losing and losing[1], moves_to, samples,
+            most, family.largest, others,
+        )  # fmt: skip
+        if known is not None and known.key == key:
+            self._rows[job.job] = known._replace(version=version, capacity=supply.capacity)
+            return known.row
+        sizes, place_of = self._sizes(job, most, limit, warm=warm), self._cluster.place_of
+        now_on = tuple(place_of[slot] for slot in job.running_on if slot in place_of)
+        nodes = np.maximum(1, -(-sizes // self._cluster.widest))
+        nodes[sizes == size] = max(1, len({int(self._cluster.node_of[place]) for place in now_on}))
+        keep_batch = gated and not self._options.rebatch
+        table = self._table(job, (family.edition, limit, keep_batch), noise, sizes, nodes)
+        one_s = math.nan
+        if samples is not None and table.known and table.one_speed > 0:
+            one_s = samples / table.one_speed
+        if others is not None:
+            one_s = others if math.isnan(one_s) else max(one_s, others)
+        due = losing[1] if losing else len(moves_to) if moves_to else None
+        change, move, restart = self._factors(job, table, one_s, due)
+        row = JobRow(
+            job=job,
+            now=now_on,
+            level=int(np.searchsorted(sizes, size)) + 1 if size else 0,
+            table=table,
+            limit=limit,
+            remaining_s=one_s,
+            change_factor=change,
+            move_factor=move,
+            restart_factor=restart,
+            model=model,
+            gated=gated,
+            growth_loss=losing[0] if losing else None,
+            moves_to=tuple(place_of[slot] for slot in sorted(moves_to or ())),
+        )
+        self._rows[job.job] = _CachedRow(version, supply.capacity, key, row)
+        return row
+
+    def _table(
+        self,
+        job: JobView,
+        known: tuple[int, int, bool],
+        noise: float,
+        sizes: IntArray,
+        nodes: IntArray,
+    ) -> SizeTable:
+        """Return the size table, which similar jobs of a family share."""
+        cores = self._cluster.most_cores
+        key = (
+            job.family, known, job.batch_size, job.batch_limit, job.local_limit, noise,
+            job.last_batch, len(job.running_on), sum(job.running_on.values()),
+            cores, sizes.tobytes(), nodes.tobytes(),
+        )  # fmt: skip
+        found = self._tables.get(key)
+        if found is None:
+            if len(self._tables) > MAX_TABLES:
+                self._tables.clear()
+            found = self._tables[key] = size_table(
+                job, self._estimates, self._options, sizes, nodes, keep_batch=known[2], cores=cores
+            )
+        return found
+
+    def _factors(
+        self, job: JobView, table: SizeTable, one_s: float, due: int | None
+    ) -> tuple[FloatArray, float, float]:
+        """Return the shares of its value that a job keeps after changes.
+
+        After a change to each size, shape (L,), after a move at the same size, and after a stop and
+        restart. A first start is free, since every job needs one. Size `due`, which takes a growth
+        back, completes a move or leaves a place that loses, costs its stall alone.
+        """
+        options, size = self._options, len(job.running_on)
+        if not size and not job.epoch and not job.samples_done:
+            return np.ones(len(table.sizes)), 1.0, 1.0
+        length = one_s if math.isfinite(one_s) else 0.0
+        start_s = job.start_s if job.start_s is not None else options.start_stall_s
+        stall_s = options.rescale_stall_s if size else start_s
+        left_s = length / np.maximum(table.gains, MIN_GAIN)
+        change = stall_share(left_s, stall_s, options.change_margin)
+        change = np.where(table.sizes == size, 1.0, change)
+        if due is not None and due != size:
+            change = np.where(table.sizes == due, stall_share(left_s, stall_s, 0.0), change)
+        if not size:
+            return change, 1.0, 1.0
+        gain = float(table.gains[np.searchsorted(table.sizes, size)])
+        margin = 0.0 if due == size else options.change_margin
+        move = float(stall_share(length / max(gain, MIN_GAIN), stall_s, margin))
+        return change, move, float(stall_share(length, start_s, options.change_margin))
+
+    def _sizes(self, job: JobView, most: int, limit: int, *, warm: bool) -> IntArray:
+        """Return allowed sizes: up to 4 or a node's width, whole nodes, the present size."""
+        size = len(job.running_on)
+        least = min(job.least, size) if size else job.least
+        most = min(most, max(min(limit, job.batch_limit), job.least))
+        first = self._options.first_slots
+        if warm:
+            largest = max(size, self._estimates.family(job.family).largest, job.least)
+            most = min(most, max(first, int(self._options.growth * largest)))
+        else:  # Start: one slot until the warm-up steps are done
+            most = min(most, max(size, least, first))
+        widest = self._cluster.widest
+        choices = set(range(least, min(max(widest, ANY_SIZE), most) + 1))
+        choices.update(n for n in range(widest, most + 1, widest) if n >= least)
+        return np.array(sorted(choices | {size or job.least}), dtype=np.int64)
+
+
+def _coarse(service: float | None) -> float | None:
+    """Round to a quarter of a doubling, because the value changes every second."""
+    if service is None or service <= 0.0:
+        return None
+    return float(2.0 ** (round(4.0 * math.log2(service)) / 4.0))

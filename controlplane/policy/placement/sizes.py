@@ -1,0 +1,344 @@
+"""Sizes of jobs that share slots: max-min fair shares, gangs by rank, backfill, and rounds.
+
+Gangs by rank are pre-emptive; a gang that fits may overtake one that does not. `RoundRobin` orders
+jobs where not all can have their minimum. `backfill_queue` starts gangs in order of arrival; with
+backfill, later ones overtake if that does not delay the first. `Rounds` are for policies whose
+sizes are decided in a round and hold until the next one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean
+from typing import Final, Literal
+
+from controlplane.policy.api import ClusterView, JobView, Plan
+from controlplane.policy.placement.free_slots import Placer, with_user_batches
+from controlplane.policy.placement.slot_partition import (
+    Partition,
+    compose_plan,
+    gang_size,
+    slots_in_words,
+    useful_slots,
+)
+from schemas.ids import JobId, Seconds
+
+
+def shares(
+    queue: Sequence[JobView], partition: Partition, room: int | None = None
+) -> dict[JobId, int]:
+    """Return the max-min fair slots of each job that gets any, in the order of `queue`.
+
+    Jobs get their minimum in this order. `room` None: all of the partition's.
+    """
+    room = partition.room if room is None else room
+    left = room
+    jobs: list[JobView] = []
+    for job in queue:
+        if job.least <= left:
+            jobs.append(job)
+            left -= job.least
+    if not jobs:
+        return {}
+    bounds = [(job.least, max(job.least, useful_slots(job, partition))) for job in jobs]
+    level = _level(bounds, room)
+    sizes = [min(max(level, low), high) for low, high in bounds]
+    left = room - sum(sizes)
+    could = [place for place, (low, high) in enumerate(bounds) if low <= level < high]
+    could.sort(key=lambda place: (len(jobs[place].running_on) <= level, jobs[place].submitted_at))
+    for place in could[:left]:
+        sizes[place] += 1
+    return {job.job: size for job, size in zip(jobs, sizes, strict=True)}
+
+
+def _level(bounds: Sequence[tuple[int, int]], room: int) -> int:
+    """Return the greatest share to which all can be raised within their bounds and the room."""
+    low, high = 0, max(high for _, high in bounds)
+    while low < high:
+        middle = math.ceil((low + high) / 2)
+        if sum(min(max(middle, least), most) for least, most in bounds) <= room:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+Rank = Callable[[JobView], tuple[str, dict[str, float]]]  # reason of a rank: words, numbers
+
+
+def fit_gangs(partition: Partition, ranked: Iterable[JobView]) -> dict[JobId, int]:
+    """Return the sizes of the gangs that run: each that fits in what the gangs before it leave."""
+    left = partition.room
+    sizes: dict[JobId, int] = {}
+    for job in ranked:
+        size = gang_size(job, partition)
+        if size <= left:
+            sizes[job.job] = size
+            left -= size
+    return sizes
+
+
+def gang_plan(
+    partition: Partition,
+    sizes: Mapping[JobId, int],
+    placer: Placer,
+    rank: Rank,
+    wake_at: Seconds | None = None,
+) -> Plan:
+    """Return the plan that runs gangs of these sizes and lets the others wait.
+
+    `rank` explains the rank of a job; at `wake_at` ranks change without an event.
+    """
+    room = partition.room
+    left = room - sum(sizes.values())
+
+    def why(job: JobView, slots: int) -> tuple[str, dict[str, float]]:
+        words, numbers = rank(job)
+        if slots:
+            return words, numbers
+        needs = gang_size(job, partition)
+        text = f"{words}; needs {slots_in_words(needs)}, those before it leave {left} of {room}"
+        return text, {**numbers, "needs": float(needs), "left": float(left)}
+
+    placed = with_user_batches(partition, placer.place(partition, sizes))
+    return compose_plan(partition, placed, why, wake_at=wake_at)
+
+
+class RoundRobin:
+    """Turns: a job that ran for a quantum goes behind the waiting jobs, so that none starves.
+
+    With a quantum of 0 there are no turns: the oldest jobs run to their end.
+    """
+
+    def __init__(self, quantum_s: float) -> None:
+        self._quantum_s = quantum_s
+        self._stays: dict[JobId, tuple[bool, Seconds]] = {}  # job -> (runs, since when)
+
+    def follow(self, view: ClusterView, now: Seconds) -> None:
+        """Record since when jobs run or wait; unlike for `moved_at`, a new size does not count."""
+        stays: dict[JobId, tuple[bool, Seconds]] = {}
+        for name, job in view.jobs.items():
+            runs = bool(job.running_on)
+            ran, since = self._stays.get(name, (runs, job.moved_at))
+            stays[name] = (runs, since if ran == runs else now)
+        self._stays = stays
+
+    def queue(self, partition: Partition) -> list[JobView]:
+        """Return the jobs in the order in which they are given their minimum."""
+        by_arrival = sorted(
+            (*partition.running, *partition.waiting), key=lambda job: job.submitted_at
+        )
+        if not self._quantum_s:
+            return by_arrival
+        in_quantum, over_quantum, waiting = [], [], []
+        for job in by_arrival:
+            runs, since = self._stays[job.job]
+            if not runs:
+                waiting.append(job)
+            elif partition.now < since + self._quantum_s:
+                in_quantum.append(job)
+            else:
+                over_quantum.append(job)
+        waiting.sort(key=lambda job: self._stays[job.job][1])
+        return [*in_quantum, *waiting, *over_quantum]
+
+    def next_at(self, partition: Partition, served: Container[JobId]) -> Seconds | None:
+        """Return when the first turn of a job in `served` ends; None if no job waits."""
+        jobs: Iterable[JobView] = (*partition.running, *partition.waiting)
+        names = [job.job for job in jobs]
+        if not self._quantum_s or all(name in served for name in names):
+            return None
+        ends = [
+            (self._stays[name][1] if self._stays[name][0] else partition.now) + self._quantum_s
+            for name in names
+            if name in served
+        ]
+        later = [end for end in ends if end > partition.now]
+        return Seconds(min(later)) if later else None
+
+
+@dataclass(slots=True)
+class BackfillQueue:
+    """Jobs that get slots, and the queue of those that do not."""
+
+    sizes: dict[JobId, int] = field(default_factory=dict)
+    left: int = 0  # slots that stay free
+    ahead: dict[JobId, int] = field(default_factory=dict)  # waiting job -> jobs before it
+    before: dict[JobId, JobId] = field(default_factory=dict)  # started job -> job that it overtakes
+
+
+def backfill_queue(
+    partition: Partition, remaining_s: Callable[[JobView, int], float], *, backfill: bool
+) -> BackfillQueue:
+    """Keep running jobs, and start waiting gangs in order of arrival as far as there is room.
+
+    Backfill is EASY's (Lifka 1995): the first job that does not fit has slots promised for the
+    moment at which the running jobs will have left enough. A later job may overtake it if it ends
+    before that moment, or uses slots that are not needed then. `remaining_s` may be infinite.
+    """
+    queue = BackfillQueue(
+        {job.job: len(job.running_on) for job in partition.running}, partition.room
+    )
+    queue.left -= sum(queue.sizes.values())
+    first: JobView | None = None  # first job that does not fit
+    until, spare = 0.0, 0
+    for job in sorted(partition.waiting, key=lambda job: job.submitted_at):
+        size = gang_size(job, partition)
+        if first is None and size > queue.left:
+            first = job
+            until, spare = _reservation(partition, size, queue, remaining_s)
+        fits = size <= queue.left and (first is None or backfill)
+        is_short = fits and (first is None or remaining_s(job, size) <= until)
+        if fits and (is_short or size <= spare) and job is not first:
+            queue.sizes[job.job] = size
+            queue.left -= size
+            if first is not None:
+                queue.before[job.job] = first.job
+                spare -= 0 if is_short else size
+        else:
+            queue.ahead[job.job] = len(queue.ahead)
+    return queue
+
+
+def _reservation(
+    partition: Partition,
+    size: int,
+    queue: BackfillQueue,
+    remaining_s: Callable[[JobView, int], float],
+) -> tuple[float, int]:
+    """Return the seconds until `size` slots are free, and the surplus of free slots then."""
+    jobs = [*partition.running, *partition.pinned]
+    started = [job for job in partition.waiting if job.job in queue.sizes]
+    ends = [(remaining_s(job, len(job.running_on)), len(job.running_on)) for job in jobs]
+    ends += [(remaining_s(job, queue.sizes[job.job]), queue.sizes[job.job]) for job in started]
+    free = queue.left
+    for end_s, slots in sorted(ends):
+        free += slots
+        if free >= size:
+            return (end_s, free - size) if math.isfinite(end_s) else (0.0, 0)
+    return 0.0, 0
+
+
+Starts = Literal["at-once", "rounds"]  # of jobs that arrive between rounds
+GROUP_CHANGE_S: Final = 1.0  # lower bound for young jobs: duration of a group change
+
+
+class Rounds:
+    """Decides when a round starts; a repeated request at the same moment belongs to the same round.
+
+    Sizes hold until the next round, unless no job of the last one is left. A fixed interval suits
+    jobs of one length: where jobs last seconds, a minute is too long. Therefore a round may also be
+    limited to a share of the jobs' mean age.
+
+    Args:
+        interval_s: longest round, seconds; 0: decide at every new moment, and for every new job.
+        age_share: longest round as a share of the mean age that the jobs had when it started; jobs
+            that arrived since count with age 0. 0: `interval_s` always.
+        starts: shortest round, in multiples of the mean duration of the jobs' last starts.
+    """
+
+    def __init__(self, interval_s: float, age_share: float = 0.0, starts: float = 0.0) -> None:
+        self._interval_s = interval_s
+        self._age_share = age_share
+        self._starts = starts
+        self._begun_at = Seconds(0.0)
+
+    def is_due(self, partition: Partition, decided: Mapping[JobId, object]) -> bool:
+        """True if sizes have to be decided again."""
+        jobs: Container[JobId] = partition.view.jobs
+        if not any(name in jobs for name in decided):
+            return True
+        if self._interval_s:
+            return partition.now >= self._ends_at(partition)
+        new = any(job.job not in decided for job in partition.waiting)
+        return new or partition.now != self._begun_at
+
+    def begin(self, now: Seconds) -> None:
+        """Record that sizes were decided now."""
+        self._begun_at = now
+
+    def next_at(self, partition: Partition) -> Seconds | None:
+        """Return when the next round is due; None without jobs."""
+        at = self._ends_at(partition)
+        return at if partition.view.jobs and at > partition.now else None
+
+    def _ends_at(self, partition: Partition) -> Seconds:
+        jobs = partition.view.jobs.values()
+        length_s = self._interval_s
+        if self._age_share and jobs:
+            ages = [max(0.0, self._begun_at - job.submitted_at) for job in jobs]
+            started = [job.start_s for job in jobs if job.start_s is not None]
+            least_s = max(GROUP_CHANGE_S, self._starts * fmean(started or [0.0]))
+            length_s = min(length_s, max(least_s, self._age_share * fmean(ages)))
+        return Seconds(self._begun_at + length_s)
+
+
+def fill_idle_slots(
+    partition: Partition,
+    targets: Mapping[JobId, int],
+    fewest: Callable[[JobView], int] = lambda job: job.least,
+) -> dict[JobId, int]:
+    """Return sizes for jobs that wait between rounds and fit on idle, unassigned slots.
+
+    In order of arrival, each on the `fewest` slots on which it can train (0: none); the next round
+    gives it more.
+    """
+    left = partition.room
+    for job in (*partition.running, *partition.waiting, *partition.leaving):
+        left -= max(targets.get(job.job, 0), len(job.running_on))
+    found: dict[JobId, int] = {}
+    for job in sorted(partition.waiting, key=lambda job: (job.submitted_at, job.job)):
+        size = fewest(job)
+        if not targets.get(job.job) and 0 < size <= left:
+            found[job.job] = size
+            left -= size
+    return found
+
+
+def reschedulable(partition: Partition) -> list[JobView]:
+    """Return the jobs that a round decides about, in the order of the view.
+
+    Jobs whose slots are being freed are included: they restart on what the round gives them.
+    """
+    names = {job.job for job in (*partition.running, *partition.waiting, *partition.leaving)}
+    return [job for name, job in partition.view.jobs.items() if name in names]
+
+
+def fit_targets(
+    partition: Partition, targets: Mapping[JobId, int], *, fixed_batches: bool = False
+) -> dict[JobId, int]:
+    """Return the sizes of the jobs that run now: the targets as far as there is room.
+
+    In the view's order. A job shrinks at once; it grows or starts when its whole target fits. A
+    running job without a target keeps its size. With `fixed_batches` the user's batch bounds a size
+    that changes.
+    """
+    if fixed_batches:
+        jobs = partition.view.jobs
+        targets = {
+            name: _within_batch(jobs[name], target, partition)
+            for name, target in targets.items()
+            if name in jobs
+        }
+    sizes: dict[JobId, int] = {}
+    left = partition.room - sum(targets.get(job.job, 0) for job in partition.leaving)
+    for job in partition.running:
+        have = len(job.running_on)
+        sizes[job.job] = min(have, targets.get(job.job, have))
+        left -= sizes[job.job]
+    for job in (*partition.running, *partition.waiting):
+        target = targets.get(job.job, 0)
+        further = target - sizes.get(job.job, 0)
+        if 0 < further <= left:
+            sizes[job.job] = target
+            left -= further
+    return {name: sizes[name] for name in partition.view.jobs if sizes.get(name)}
+
+
+def _within_batch(job: JobView, target: int, partition: Partition) -> int:
+    """Return a target that gives each slot a sample; a kept size stays, even without that."""
+    if target in {0, len(job.running_on)}:
+        return target
+    return min(target, max(job.least, useful_slots(job, partition)))

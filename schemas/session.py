@@ -1,0 +1,485 @@
+"""Sans-I/O delivery between the controller and one agent.
+
+Inputs are decoded messages, clock ticks and things to send; outputs are values that state what to
+send, publish or accept. Events up are numbered per (node, boot) and delivered once and in order.
+Deltas down are ordered by (term, version, stage), those of sweeps separately by (term, revision);
+they are delivered at least once and applied once. Nothing here uses a socket, a clock or a thread.
+All times are seconds of one monotonic clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Final
+
+from msgspec.structs import replace
+
+from schemas.ids import BootId, JobId, NodeId, Seconds, Term, Version
+from schemas.wire.agent import (
+    AgentEvent,
+    DeltaAcked,
+    EventsCommitted,
+    FromAgent,
+    GroupDelta,
+    Heartbeat,
+    HeartbeatAck,
+    Hello,
+    HelloRequest,
+    Numbered,
+    Refused,
+    ResendEvents,
+    Resent,
+    ToSession,
+    Welcome,
+)
+from schemas.wire.sweeps import SweepDelta, SweepDeltaAcked
+
+Delta = GroupDelta | SweepDelta
+Order = tuple[int, ...]  # (term, version, stage), of a sweep (term, revision)
+Key = tuple[JobId, bool]  # True: the job's sweep
+MAX_RESENT: Final = 256  # events in one Resent
+MAX_DOUBLINGS: Final = 10  # the pause between hellos grows no further
+MAX_HELLO_PAUSE_S: Final = 8.0  # between two unanswered hellos; the first pause is one heartbeat
+MAX_SPOOLED: Final = 20_000  # events; beyond it the agent stops reading its workers' reports
+MAX_HELD: Final = 4096  # events that arrived early and wait for a gap to close
+
+
+@dataclass(frozen=True, slots=True)
+class SessionTimings:
+    """Intervals of a session, in seconds."""
+
+    heartbeat_s: float = 1.0
+    suspect_s: float = 6.0
+    lost_s: float = 30.0
+    missed_s: float = 5.0  # lost so early if workers of other nodes miss their peers
+    retry_s: float = 2.0
+
+
+def equivalent_hellos(one: Hello, other: Hello) -> bool:
+    """True if two hellos differ only in their events' range, repeats and requests."""
+
+    def lasting(hello: Hello) -> Hello:
+        return replace(hello, events_sent=0, events_dropped=0, echo=None, jobs=())
+
+    return lasting(one) == lasting(other)
+
+
+def key_of(message: Delta | DeltaAcked | SweepDeltaAcked) -> Key:
+    """Return what a delta is the state of: later ones with this key replace it."""
+    return message.job, isinstance(message, SweepDelta | SweepDeltaAcked)
+
+
+def order_of(message: Delta | DeltaAcked | SweepDeltaAcked) -> Order:
+    """Return the tuple that orders the deltas of a job, or of a sweep."""
+    if isinstance(message, SweepDelta | SweepDeltaAcked):
+        return message.term, message.revision
+    return message.term, message.version, message.stage
+
+
+def _ack(delta: Delta, order: Order, *, applied: bool) -> DeltaAcked | SweepDeltaAcked:
+    term, version, *stage = order
+    if isinstance(delta, SweepDelta):
+        return SweepDeltaAcked(job=delta.job, term=Term(term), revision=version)
+    return DeltaAcked(
+        job=delta.job, term=Term(term), version=Version(version), stage=stage[0], applied=applied
+    )
+
+
+# --- agent's end: sends hellos, numbers and spools events, refuses old deltas
+
+
+@dataclass(frozen=True, slots=True)
+class ToController:
+    """Send this over the agent's DEALER."""
+
+    message: FromAgent
+
+
+@dataclass(frozen=True, slots=True)
+class Publish:
+    """Publish this on the agent's PUB."""
+
+    numbered: Numbered
+
+
+@dataclass(frozen=True, slots=True)
+class SendHello:
+    """Build a `Hello` from the current workers and send it, or call `hello_not_sent`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Apply:
+    """Make this the desired state of its job, or of its sweep, on this node."""
+
+    delta: Delta
+
+
+# A `Welcome` begins a session, and names ports; `Refused`: the controller rejects this node.
+AgentOutput = ToController | Publish | SendHello | Apply | Welcome | Refused
+
+
+@dataclass(slots=True)
+class AgentSession:
+    """Agent's end of a session with the controller."""
+
+    node: NodeId
+    boot: BootId
+    timings: SessionTimings = field(default_factory=SessionTimings)
+    session: str | None = None
+    term: Term = Term(0)
+    spool: list[Numbered] = field(default_factory=list)
+    sent: int = 0  # last sequence number
+    held: dict[Key, Order] = field(default_factory=dict)
+    echo: str = ""  # word that the last `HelloRequest` asked to repeat
+    chance: Callable[[], float] = lambda: 0.0  # 0 to 1: spreads the hellos of many agents
+    _last_received_at: Seconds = Seconds(0.0)
+    _unanswered_hellos: int = 0
+    _next_hello_at: Seconds = Seconds(-1e9)  # when the next one is due
+    _last_sent: Seconds = Seconds(-1e9)
+    _heartbeats: int = 0  # sent
+    _pending: dict[int, Seconds] = field(default_factory=dict)  # heartbeats' times, by number
+    _acked_sent_at: Seconds | None = None  # time of sending of the last heartbeat with a reply
+
+    @property
+    def spool_full(self) -> bool:
+        """True if events should wait at their source until the controller has caught up."""
+        return len(self.spool) >= MAX_SPOOLED
+
+    @property
+    def dropped(self) -> int:
+        """Highest sequence number that is committed and can no longer be resent."""
+        return self.spool[0].seq - 1 if self.spool else self.sent
+
+    def unconfirmed_s(self, now: Seconds) -> float:
+        """Return how long the controller may have received nothing of this agent, in seconds.
+
+        A reply proves that its heartbeat arrived, and when that was sent. The controller has
+        received something since then, even if later replies were lost.
+        """
+        return 0.0 if self._acked_sent_at is None else now - self._acked_sent_at
+
+    def record_event(self, event: AgentEvent) -> list[AgentOutput]:
+        """Number an event of a worker, keep it until it is committed, publish it."""
+        self.sent += 1
+        numbered = Numbered(node=self.node, boot=self.boot, seq=self.sent, event=event)
+        self.spool.append(numbered)
+        return [Publish(numbered)]
+
+    def tick(self, now: Seconds) -> list[AgentOutput]:
+        """Return what is due: a heartbeat, or a hello."""
+        if self._acked_sent_at is None:
+            self._acked_sent_at = now  # the agent starts
+        if self.session is not None and now - self._last_received_at > self.timings.suspect_s:
+            self._leave_session()
+        if self.session is None:
+            return self._send_hello(now) if now >= self._next_hello_at else []
+        if now - self._last_sent < self.timings.heartbeat_s:
+            return []
+        self._last_sent = now
+        self._heartbeats += 1
+        self._pending[self._heartbeats] = now
+        heartbeat = Heartbeat(session=self.session, events_sent=self.sent, number=self._heartbeats)
+        return [ToController(heartbeat)]
+
+    def receive(self, message: ToSession, now: Seconds) -> list[AgentOutput]:
+        """Process one message of the controller; a stale one changes nothing."""
+        match message:
+            case Welcome():
+                return self._on_welcome(message, now)
+            case HelloRequest():
+                return self._on_hello_request(message, now)
+            case Refused():
+                self._unanswered_hellos = MAX_DOUBLINGS
+                self._next_hello_at = self._after_pause(now)
+                return [message]
+            case HeartbeatAck(session=session, term=term, committed=committed):
+                if session == self.session and term >= self.term:
+                    self._last_received_at = now
+                    self._record_ack(message.number, now)
+                    self._drop_through(committed)
+                return []
+            case EventsCommitted(boot=boot, through=through):
+                if boot == self.boot:
+                    self._drop_through(through)
+                return []
+            case ResendEvents(boot=boot, first=first):
+                return self._resend(first) if boot == self.boot else []
+            case GroupDelta() | SweepDelta():
+                return self._on_delta(message)
+
+    def _record_ack(self, number: int, now: Seconds) -> None:
+        """Record that a heartbeat arrived; an older controller does not say which one."""
+        sent_at = self._pending.get(number) if number else now
+        if sent_at is not None:
+            self._acked_sent_at = sent_at
+            self._pending = {n: at for n, at in self._pending.items() if n > number > 0}
+
+    def _on_welcome(self, message: Welcome, now: Seconds) -> list[AgentOutput]:
+        if message.term < self.term or message.boot != self.boot:
+            return []
+        if message.session != self.session:
+            self._pending.clear()
+        self.session, self.term = message.session, message.term
+        self._last_received_at = self._last_sent = now
+        self._drop_through(message.committed)
+        return [message, *self._resend(message.committed + 1)]
+
+    def _on_hello_request(self, asked: HelloRequest, now: Seconds) -> list[AgentOutput]:
+        if asked.term < self.term:
+            return []
+        known = (asked.term, asked.echo or self.echo) == (self.term, self.echo)
+        if self.session is None and known and now < self._next_hello_at:
+            return []  # a hello was sent just now
+        self.term, self.echo = asked.term, asked.echo or self.echo
+        self._leave_session()
+        return self._send_hello(now)
+
+    def _leave_session(self) -> None:
+        self.session, self._unanswered_hellos, self._next_hello_at = None, 0, Seconds(-1e9)
+
+    def _send_hello(self, now: Seconds) -> list[AgentOutput]:
+        self._next_hello_at = self._after_pause(now)
+        self._unanswered_hellos = min(self._unanswered_hellos + 1, MAX_DOUBLINGS)
+        return [SendHello()]
+
+    def _after_pause(self, now: Seconds) -> Seconds:
+        """Return the time of the next hello: pauses double, and agents differ by chance."""
+        pause_s = min(MAX_HELLO_PAUSE_S, self.timings.heartbeat_s * 2.0**self._unanswered_hellos)
+        return Seconds(now + pause_s * (1.0 - self.chance() / 2.0))
+
+    def hello_not_sent(self, now: Seconds) -> None:
+        """Retry soon after a hello that could not be sent: it cost the controller nothing."""
+        self._unanswered_hellos = 0
+        self._next_hello_at = self._after_pause(now)
+
+    def _drop_through(self, through: int) -> None:
+        if self.spool and self.spool[0].seq <= through:
+            self.spool = [numbered for numbered in self.spool if numbered.seq > through]
+
+    def _resend(self, first: int) -> list[AgentOutput]:
+        missed = [numbered for numbered in self.spool if numbered.seq >= first]
+        return [
+            ToController(Resent(events=tuple(missed[start : start + MAX_RESENT])))
+            for start in range(0, len(missed), MAX_RESENT)
+        ]
+
+    def _on_delta(self, delta: Delta) -> list[AgentOutput]:
+        key, order = key_of(delta), order_of(delta)
+        newest = self.held.get(key, (0,))
+        if order < newest or delta.term < self.term:
+            held = max(newest, (self.term, 0, 0))
+            return [ToController(_ack(delta, held, applied=False))]
+        self.held[key], self.term = order, delta.term
+        applied: list[AgentOutput] = []
+        # A job may be forgotten later than its last version.
+        if order > newest or (isinstance(delta, GroupDelta) and delta.forget):
+            applied = [Apply(delta)]
+        return [*applied, ToController(_ack(delta, order, applied=True))]
+
+    def forget_job(self, job: JobId) -> None:
+        """Drop the order numbers of a job of which nothing is left on this node."""
+        for is_sweep in (False, True):
+            self.held.pop((job, is_sweep), None)
+
+
+# --- controller's end: events in order, deltas until acknowledged
+
+
+@dataclass(frozen=True, slots=True)
+class ToNode:
+    """Send this to the agent."""
+
+    message: ToSession
+
+
+@dataclass(frozen=True, slots=True)
+class Deliver:
+    """The next event of the stream; commit it, then call `acknowledge`."""
+
+    numbered: Numbered
+
+
+ControllerOutput = ToNode | Deliver
+
+
+class Condition(Enum):
+    """State of a node, by the length of its silence."""
+
+    ALIVE = "alive"
+    SUSPECT = "suspect"
+    LOST = "lost"
+
+
+@dataclass(slots=True)
+class ControllerSession:
+    """Controller's end of a session with one node."""
+
+    node: NodeId
+    term: Term
+    timings: SessionTimings = field(default_factory=SessionTimings)
+    session: str | None = None
+    boot: BootId | None = None
+    received: int = 0  # delivered through this seq
+    durable: int = 0  # committed through this seq
+    outstanding: dict[Key, tuple[Delta, Seconds]] = field(default_factory=dict)
+    last_received_at: Seconds = Seconds(0.0)
+    _early: dict[int, Numbered] = field(default_factory=dict)
+    _requested_at: Seconds = Seconds(-1e9)
+    _behind_at: int | None = None  # `received` when the last heartbeat announced more
+    _sessions: int = 0
+    _echoes: int = 0
+    _echo: str = ""  # word that the next hello must repeat; empty: none
+    _hello: Hello | None = None  # that began this session
+
+    def open_session(
+        self, hello: Hello, committed: int, now: Seconds, log_port: int, event_port: int
+    ) -> list[ControllerOutput]:
+        """Begin a session; `committed` is the highest durable sequence number of this boot.
+
+        A hello that does not repeat our word is no sign of life: its agent may not receive us.
+        """
+        self._sessions += 1
+        self._hello = hello
+        self.session = f"{self.term}.{self._sessions}"
+        if hello.boot != self.boot:
+            self._early.clear()
+            self.received = committed
+            self.last_received_at = now  # a new connection, whose handshake needed our replies
+        self.boot, self.durable = hello.boot, committed
+        self.received = max(self.received, committed)
+        self._requested_at = now
+        self.outstanding.clear()
+        return self.resume_session(hello, now, log_port, event_port)
+
+    def repeats_hello(self, hello: Hello) -> bool:
+        """True if a hello only repeats the one with which the current session began."""
+        begun = self._hello
+        return self.session is not None and begun is not None and equivalent_hellos(begun, hello)
+
+    def resume_session(
+        self, hello: Hello, now: Seconds, log_port: int, event_port: int
+    ) -> list[ControllerOutput]:
+        """Welcome an agent back into its open session; its deltas continue to be repeated."""
+        if self.session is None:
+            return []
+        if self.echo_matches(hello):
+            self.last_received_at, self._echo = now, ""
+        welcome = Welcome(
+            session=self.session,
+            boot=hello.boot,
+            term=self.term,
+            committed=self.durable,
+            log_port=log_port,
+            event_port=event_port,
+        )
+        return [ToNode(welcome)]
+
+    def echo_matches(self, hello: Hello) -> bool:
+        """True if a hello proves that its agent receives our messages.
+
+        An older agent repeats nothing, and is believed.
+        """
+        return hello.echo is None or (self._echo != "" and hello.echo == self._echo)
+
+    def request_hello(self) -> list[ControllerOutput]:
+        """Request a hello that repeats a word which the agent cannot know otherwise."""
+        if not self._echo:
+            self._echoes += 1
+            self._echo = f"{self.term}.{self._echoes}"
+        return [ToNode(HelloRequest(term=self.term, echo=self._echo))]
+
+    def receive(
+        self, message: Heartbeat | Resent | DeltaAcked | SweepDeltaAcked, now: Seconds
+    ) -> list[ControllerOutput]:
+        """Process a message of this node that arrived over the ROUTER."""
+        match message:
+            case Heartbeat():
+                return self._on_heartbeat(message, now)
+            case Resent(events=events):
+                return self.receive_events(events, now)
+            case DeltaAcked() | SweepDeltaAcked():
+                ordered = self.outstanding.get(key_of(message))
+                if ordered and order_of(message) >= order_of(ordered[0]):
+                    del self.outstanding[key_of(message)]
+                return []
+
+    def receive_events(self, events: Iterable[Numbered], now: Seconds) -> list[ControllerOutput]:
+        """Deliver events that are next in order, hold early ones, request missing ones.
+
+        The events may be unordered, repeated or of an earlier boot; those of another node are
+        skipped.
+        """
+        outputs: list[ControllerOutput] = []
+        for numbered in events:
+            if (numbered.node, numbered.boot) != (self.node, self.boot):
+                continue
+            if numbered.seq <= self.received:
+                continue
+            if len(self._early) < MAX_HELD or numbered.seq == self.received + 1:
+                self._early[numbered.seq] = numbered
+            while (ready := self._early.pop(self.received + 1, None)) is not None:
+                self.received += 1
+                outputs.append(Deliver(ready))
+        if self._early:
+            outputs.extend(self._request_missing(now))
+        return outputs
+
+    def acknowledge(self, through: int) -> list[ControllerOutput]:
+        """Tell the agent that its events up to this sequence number are durable."""
+        if self.boot is None or through <= self.durable:
+            return []
+        self.durable = through
+        return [ToNode(EventsCommitted(boot=self.boot, through=through))]
+
+    def order(self, delta: Delta, now: Seconds) -> list[ControllerOutput]:
+        """Send a delta until it is acknowledged; only the newest of a job or sweep is repeated.
+
+        Returns nothing while no session is open: the next hello requests all deltas again.
+        """
+        if self.session is None:
+            return []
+        self.outstanding[key_of(delta)] = delta, now
+        return [ToNode(delta)]
+
+    def withdraw(self, delta: Delta) -> None:
+        """Stop repeating this delta; a newer one of its job stays."""
+        ordered = self.outstanding.get(key_of(delta))
+        if ordered is not None and ordered[0] is delta:
+            del self.outstanding[key_of(delta)]
+
+    def tick(self, now: Seconds) -> list[ControllerOutput]:
+        """Repeat deltas that were not acknowledged in time."""
+        overdue = [
+            delta
+            for delta, sent_at in self.outstanding.values()
+            if now - sent_at >= self.timings.retry_s
+        ]
+        return [output for delta in overdue for output in self.order(delta, now)]
+
+    def condition(self, now: Seconds) -> Condition:
+        """Return the condition that follows from the time since the node's last message."""
+        silent = now - self.last_received_at
+        if silent >= self.timings.lost_s:
+            return Condition.LOST
+        return Condition.SUSPECT if silent >= self.timings.suspect_s else Condition.ALIVE
+
+    def _on_heartbeat(self, message: Heartbeat, now: Seconds) -> list[ControllerOutput]:
+        if self.session is None or message.session != self.session:
+            return self.request_hello()
+        self.last_received_at = now
+        answer = HeartbeatAck(
+            session=self.session, term=self.term, committed=self.durable, number=message.number
+        )
+        behind = message.events_sent > self.received
+        # Events use another socket: late ones arrive before the next heartbeat.
+        missing = self._request_missing(now) if behind and self._behind_at == self.received else []
+        self._behind_at = self.received if behind else None
+        return [ToNode(answer), *missing]
+
+    def _request_missing(self, now: Seconds) -> list[ControllerOutput]:
+        if self.boot is None or now - self._requested_at < self.timings.heartbeat_s / 2:
+            return []
+        self._requested_at = now
+        return [ToNode(ResendEvents(boot=self.boot, first=self.received + 1))]

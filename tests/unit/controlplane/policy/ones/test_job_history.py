@@ -1,0 +1,353 @@
+"""Trials by telemetry: growths, batches and places that lose, and caps on batches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+from numpy.random import default_rng
+
+from controlplane.policy.api import Budget, JobView, Plan, PlanTaken, PolicyEvent, StepsSeen
+from controlplane.policy.ones.job_estimates import Estimates
+from controlplane.policy.ones.job_history import (
+    CAP_DURATION_S,
+    NOISE_GROWTH,
+    BatchCaps,
+    GrowthTrial,
+    Loss,
+)
+from controlplane.policy.ones.policy import Ones
+from controlplane.policy.options import OnesOptions
+from schemas.ids import JobId, Seconds, SlotId
+from tests.support.builders import S0, S1, T0, T1, A, B, job_view
+from tests.support.views import row_of, view_of
+
+S2, S3 = SlotId("n1/2"), SlotId("n1/3")
+MOVED, NOW = Seconds(100.0), Seconds(105.0)
+PHI = 1e6  # every sample is worth as much as any other
+
+
+def by_batch(batch: int) -> float:
+    return float(batch)
+
+
+def trial_of(*steps: tuple[int, int, int, float]) -> GrowthTrial:
+    trial = GrowthTrial()
+    for step in steps:
+        trial.add(*step)
+    return trial
+
+
+def a_job(*on: SlotId, batch: int = 64, **changes: Any) -> JobView:
+    """1 to 4 slots; finished an epoch long ago, and moved just now."""
+    view = job_view(
+        A, slots=(1, 4), family="f", epoch=1, batch_limit=batch, local_limit=256,
+        stop_samples=10**6, moved_at=MOVED, placed_at=MOVED,
+    )  # fmt: skip
+    return replace(view, running_on={slot: batch // len(on) for slot in on}, **changes)
+
+
+def telemetry(
+    group: int, slots: int, speed: float, *, batch: int = 64, nodes: int = 1, count: int = 3
+) -> list[PolicyEvent]:
+    """Reports of one group; the first does not count."""
+    return [
+        StepsSeen(
+            job=A, family="f", group=group, slots=slots, nodes=nodes, global_batch=batch,
+            step=1000 * group + at, samples_done=10**6 * group + batch * at, samples_per_s=speed,
+            noise_scale=PHI,
+        )
+        for at in range(count)
+    ]  # fmt: skip
+
+
+GREW = telemetry(1, 1, 640.0) + telemetry(2, 2, 320.0)  # and lost half of its speed
+FARTHER = telemetry(1, 2, 640.0, count=4) + telemetry(2, 2, 320.0, nodes=2, count=4)
+LARGER = telemetry(1, 2, 640.0, count=4) + telemetry(2, 2, 320.0, batch=128, count=4)
+
+
+def learnt(job: JobView, events: Sequence[PolicyEvent], **options: Any) -> Estimates:
+    estimates = Estimates(OnesOptions(**options))
+    estimates.update(view_of(row_of(4), job), contended=False, now=NOW)
+    for event in events:
+        estimates.observe(event, Seconds(101.0))
+    return estimates
+
+
+def answer(
+    *jobs: JobView, events: Sequence[PolicyEvent], nodes: tuple[int, ...] = (4,), cores: int = 0,
+    search: Any = "auto",
+) -> Plan:  # fmt: skip
+    """Return the plan five seconds after the change."""
+    policy = Ones(OnesOptions(search=search))
+    view = view_of(row_of(*nodes, cores=cores), *jobs)
+    policy.plan(view, MOVED)
+    for event in events:
+        policy.observe(event, Seconds(104.0))
+    policy.improve(view, Budget(generations=5), default_rng(0), NOW)
+    return policy.plan(view, NOW)
+
+
+# --- trials
+
+
+@pytest.mark.parametrize(
+    ("steps", "ratio"),
+    [
+        ([(1, 1, 64, 0.1), *[(2, 2, 64, 0.2)] * 2], 0.5),
+        ([(1, 1, 64, 0.1), *[(2, 2, 64, 0.06)] * 2], None),
+        ([(1, 1, 64, 0.1), (2, 2, 64, 0.9)], None),
+        ([], None),
+        ([(1, 1, 64, 0.1), *[(2, 2, 64, 0.109)] * 2], None),
+        ([(1, 2, 64, 0.1), *[(2, 1, 64, 0.9)] * 2], None),
+        ([(1, 1, 64, 0.1), (2, 2, 64, 0.2), *[(3, 2, 128, 0.3)] * 2], 128 / 0.3 / 640),
+    ],
+    ids=[
+        "slower",
+        "faster",
+        "one measurement",
+        "no measurement",
+        "noise",
+        "shrinks",
+        "another batch after growth",
+    ],
+)
+def test_a_growth_is_compared_with_the_last_smaller_group(
+    steps: list[tuple[int, int, int, float]], ratio: float | None
+) -> None:
+    assert trial_of(*steps).loss(by_batch) == (ratio and Loss(pytest.approx(ratio), 1))
+
+
+def test_samples_of_less_value_in_a_larger_batch_count_less() -> None:
+    """Twice as many samples in the same time, each worth a quarter."""
+    trial = trial_of((1, 1, 64, 0.1), (2, 2, 128, 0.1), (2, 2, 128, 0.1))
+
+    assert trial.loss(lambda batch: batch / (batch / 64) ** 2) == (pytest.approx(0.5), 1, None)
+
+
+@pytest.mark.parametrize(
+    ("then", "loss"),
+    [
+        ((2, 2, 128, 0.4, 1), (pytest.approx(0.5), 2, 64)),
+        ((2, 2, 64, 0.2, 2), (pytest.approx(0.5), 2, None)),
+        ((2, 2, 128, 0.15, 1), None),
+        ((2, 2, 32, 0.9, 1), None),
+        ((2, 2, 64, 0.9, 1), None),
+        ((2, 2, 128, 0.9, 2), None),
+        ((2, 1, 128, 0.9, 1), None),
+    ],
+    ids=[
+        "larger batch", "farther apart", "faster", "smaller batch", "same group",
+        "batch and place", "fewer slots",
+    ],
+)  # fmt: skip
+def test_a_group_of_the_same_size_is_compared_if_its_batch_or_its_place_changed(
+    then: tuple[int, int, int, float, int], loss: tuple[float, int, int | None] | None
+) -> None:
+    trial = GrowthTrial()
+    for step in [(1, 2, 64, 0.1, 1)] * 3 + [then] * 3:
+        trial.add(*step)
+
+    assert trial.loss(by_batch) == loss
+
+
+def test_a_larger_batch_of_less_value_loses_although_it_is_faster() -> None:
+    trial = trial_of(*[(1, 2, 64, 0.1)] * 3, *[(2, 2, 128, 0.15)] * 3)
+
+    loss = trial.loss(lambda batch: batch**0.3)
+
+    assert loss == (pytest.approx(2**0.3 / 1.5), 2, 64)
+
+
+@pytest.mark.parametrize(("before", "after"), [(3, 2), (2, 3)])
+def test_a_batch_needs_three_measurements_of_each_group(before: int, after: int) -> None:
+    trial = trial_of(*[(1, 2, 64, 0.1)] * before, *[(2, 2, 128, 0.9)] * after)
+
+    assert trial.loss(by_batch) is None
+
+
+# --- caps
+
+
+@pytest.mark.parametrize(
+    ("step_s", "on", "phi", "later_s", "limit"),
+    [
+        (0.4, (S0, S1), PHI, 0.0, 64),
+        (0.15, (S0, S1), PHI, 0.0, 256),
+        (0.4, (S0,), PHI, 0.0, 256),
+        (0.4, (S0, S1), 1.9 * PHI, 0.0, 64),
+        (0.4, (S0, S1), NOISE_GROWTH * PHI, 0.0, 256),
+        (0.4, (S0, S1), PHI, CAP_DURATION_S, 256),
+    ],
+    ids=["slower", "faster", "other slots", "noisier", "twice as noisy", "expired"],
+)
+def test_a_batch_that_lost_is_capped_on_the_same_slots(
+    step_s: float, on: tuple[SlotId, ...], phi: float, later_s: float, limit: int
+) -> None:
+    """Two slots went from a batch of 64 in 0.1 s to one of 128; R would be 256."""
+    trial = trial_of(*[(1, 2, 64, 0.1)] * 3, *[(2, 2, 128, step_s)] * 3)
+    caps = BatchCaps()
+    caps.observe(a_job(S0, S1, batch=128), trial, PHI, NOW)
+    caps.expire(Seconds(NOW + later_s))
+
+    assert caps.capped(a_job(*on, batch=128), 256, phi) == limit
+    caps.forget(A)
+    assert A not in caps
+
+
+# --- estimates
+
+
+@pytest.mark.parametrize(("speed", "limit"), [(320.0, 64), (1000.0, 128)])
+def test_a_slower_larger_batch_is_capped_after_a_few_reports(speed: float, limit: int) -> None:
+    job = a_job(S0, S1, batch=128, batch_limit=256)
+    reports = [*telemetry(1, 2, 640.0, count=4), *telemetry(2, 2, speed, batch=128, count=4)]
+    estimates, uncapped = learnt(job, reports), learnt(job, reports, batch_caps=False)
+
+    assert min(estimates.limit(job), 128) == limit
+    assert uncapped.limit(job) >= 128
+    assert estimates.growth_loss(job) is None, "its slots may stay"
+
+
+def test_a_slower_place_counts_as_a_loss_at_the_same_size_unless_trials_are_off() -> None:
+    job = a_job(S0, S1)
+
+    assert learnt(job, FARTHER).growth_loss(job) == (pytest.approx(0.5), 2)
+    assert learnt(job, FARTHER, place_trials=False).growth_loss(job) is None
+    assert learnt(job, GREW, place_trials=False).growth_loss(job) == (pytest.approx(0.5), 1)
+
+
+TO_S1 = PlanTaken(waiting=(), slots={A: (S1,)})
+
+
+@pytest.mark.parametrize(
+    ("plans", "loss", "moves_to"),
+    [
+        ([], (pytest.approx(0.5), 1), None),
+        ([TO_S1], None, {S1}),
+        ([TO_S1, PlanTaken(waiting=(), slots={A: (S0, S1)})], (pytest.approx(0.5), 1), None),
+    ],
+    ids=["growth", "first half of a migration", "growth after a migration"],
+)
+def test_telemetry_shows_the_loss_of_a_growth_but_not_of_a_migration(
+    plans: list[PlanTaken], loss: tuple[float, int] | None, moves_to: set[SlotId] | None
+) -> None:
+    estimates = learnt(a_job(S0), [*GREW[:3], *plans, *GREW[3:]])
+
+    assert estimates.growth_loss(a_job(S0, S1)) == loss
+    assert estimates.moves_to(a_job(S0, S1)) == moves_to
+    assert estimates.growth_loss(a_job(S0)) is None, "another group than that of the trial"
+
+
+def test_jobs_that_share_cores_cause_no_loss_of_a_growth() -> None:
+    """Four busy slots on two cores halve all speeds; the growth doubled the job's own."""
+    estimates = Estimates(OnesOptions())
+    alone = view_of(row_of(4, cores=2), a_job(S0))
+    other = replace(job_view(B, slots=(1, 4)), running_on={S2: 32, S3: 32})
+    crowded = view_of(row_of(4, cores=2), a_job(S0, S1), other)
+    for view, events in ((alone, GREW[:3]), (crowded, telemetry(2, 2, 600.0))):
+        estimates.update(view, contended=False, now=NOW)
+        for event in events:
+            estimates.observe(event, Seconds(101.0))
+
+    assert estimates.growth_loss(a_job(S0, S1)) is None
+
+
+# --- plans
+
+
+def test_a_growth_that_loses_is_undone_before_its_gate_opens() -> None:
+    plan = answer(a_job(S0, S1), events=GREW)
+
+    assert plan.local_batch == {A: {S0: 64}}
+    assert plan.reasons[A].text.startswith("undoes its growth, which made 0.50 x the progress")
+
+
+def test_a_growth_that_pays_stays_until_its_gate_opens() -> None:
+    plan = answer(a_job(S0, S1), events=telemetry(1, 1, 640.0) + telemetry(2, 2, 1200.0))
+
+    assert len(plan.local_batch[A]) >= 2
+    assert A not in plan.reasons or plan.reasons[A].code == "grow"
+
+
+@pytest.mark.parametrize(
+    ("speed", "expected"),
+    [
+        (320.0, [{S0: 32, S1: 32}, {T0: 32, T1: 32}]),
+        (600.0, [{S0: 32, T0: 32}]),
+    ],
+    ids=["slower", "slightly slower"],
+)
+def test_a_job_leaves_a_slower_place_before_its_gate_opens(
+    speed: float, expected: list[dict[SlotId, int]]
+) -> None:
+    job = a_job(S0, T0, least=2, most=2)
+    reports = FARTHER[:4] + telemetry(2, 2, speed, nodes=2, count=4)
+
+    plan = answer(job, events=reports, nodes=(2, 2), search="evolution")
+
+    assert plan.local_batch[A] in expected
+
+
+def test_a_job_returns_to_the_better_batch_on_the_same_slots() -> None:
+    job = a_job(S0, S1, batch=128, batch_limit=256, least=2, most=2)
+    policy, view = Ones(), view_of(row_of(2, 2), job)
+    policy.plan(view, MOVED)
+    for event in LARGER:
+        policy.observe(event, Seconds(104.0))
+
+    assert policy.batches(view, NOW).local_batch == {A: {S0: 32, S1: 32}}
+
+
+def test_a_migration_that_is_slow_half_way_is_completed() -> None:
+    policy = Ones()
+    policy.plan(view_of(row_of(4), a_job(S0, epoch_at=Seconds(90.0))), Seconds(99.0))
+    to_s2 = PlanTaken(waiting=(), slots={A: (S2,)})
+    for event in [*GREW[:3], to_s2, *GREW[3:]]:
+        policy.observe(event, Seconds(101.0))
+    both = view_of(row_of(4), a_job(S0, S2))
+    policy.improve(both, Budget(generations=5), default_rng(0), NOW)
+
+    plan = policy.plan(both, NOW)
+
+    assert plan.local_batch == {A: {S2: 64}}
+    assert plan.reasons[A].code == "move"
+    assert plan.reasons[A].text.startswith("has moved: leaves its former slots")
+
+
+# --- shared cores
+
+
+def moved_long_ago(*on: SlotId, **changes: Any) -> JobView:
+    at = {"moved_at": Seconds(0.0), "placed_at": Seconds(0.0), "epoch_at": Seconds(50.0)}
+    return a_job(*on, **at, **changes)
+
+
+def test_no_job_grows_beyond_the_cores_of_its_node() -> None:
+    paces = telemetry(1, 1, 640.0) + telemetry(2, 2, 1200.0)
+
+    with_cores, sharing = (
+        answer(moved_long_ago(S0, S1), events=paces, cores=cores) for cores in (4, 2)
+    )
+
+    assert len(with_cores.local_batch[A]) == 4
+    assert sharing.local_batch == {A: {S0: 32, S1: 32}}
+
+
+def test_no_job_grows_onto_the_cores_of_other_jobs() -> None:
+    other = moved_long_ago(S1, job=B, submitted_at=Seconds(1.0))
+
+    plan = answer(moved_long_ago(S0), other, events=telemetry(1, 1, 640.0), cores=2)
+
+    assert plan.local_batch == {A: {S0: 64}, B: {S1: 64}}
+
+
+def test_a_waiting_job_starts_on_a_slot_without_its_own_core() -> None:
+    others = [moved_long_ago(slot, job=job) for slot, job in ((S0, A), (S1, B))]
+    new = job_view(JobId("c-3"), slots=(1, 4), family="g")
+
+    plan = answer(*others, new, events=telemetry(1, 1, 640.0), cores=2)
+
+    assert {name: len(on) for name, on in plan.local_batch.items()} == {A: 1, B: 1, "c-3": 1}

@@ -1,0 +1,325 @@
+"""Slow-downs by shared cores, priors of speed-ups, and where jobs run."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+import pytest
+from numpy.random import default_rng
+
+from controlplane.policy.api import Budget, ClusterView, JobEnded, JobView, SlotView, StepsSeen
+from controlplane.policy.ones.slowdowns import CoreDemand, LearnedSlowdowns, PlacementIndex
+from controlplane.policy.registry import make
+from controlplane.policy.search.observed_families import Colocation, FamilyHistories, FamilyRecord
+from schemas.ids import JobId, Seconds, SlotId
+from tests.support.builders import S0, S1, T0, T1, A, B, C, job_view
+from tests.support.views import row_of, taken_slots, view_of
+from tests.unit.controlplane.policy.ones.steady_cluster import SteadyCluster, a_job
+
+ALONE: Final = 64 / 5000  # seconds of a step of 64 samples on one slot
+CROWDED: Final = {1: 1.0, 2: 1.7, 3: 4.0, 4: 10.0}  # times that by slots: 500 samples/s on four
+PROMISE: Final = re.compile(r"([\d.]+) x the speed expected")
+
+
+class FewCores(SteadyCluster):
+    """Four slots share two cores."""
+
+    def speed(self, on: Mapping[SlotId, int]) -> float:
+        batch, slots = sum(on.values()), len(on)
+        return batch / (ALONE * (0.5 + 0.5 * batch / slots / 64) * CROWDED[slots])
+
+
+def lived(cores: int) -> tuple[FewCores, list[int]]:
+    """A minute of one job, and the slots that it had in each second."""
+    cluster = FewCores(row_of(4, cores=cores), [a_job(1, most=4)], noise=0.02)
+    slots = []
+    for _ in range(60):
+        cluster.run(1)
+        slots += [len(job.running_on) for job in cluster.jobs.values()]
+    return cluster, slots
+
+
+def test_a_growth_that_loses_is_undone_after_three_seconds() -> None:
+    cluster, slots = lived(cores=0)  # nobody said that the slots share any
+
+    promised = [float(said) for *_, text in cluster.changes for said in PROMISE.findall(text)]
+    assert max(promised) < 2.0
+    assert slots.count(4) == 3
+    assert slots[-1] == 2
+    (shrunk,) = [text for *_, code, text in cluster.changes if code == "shrink"]
+    took_back = "undoes its growth, which made 0.25 x the progress of before"
+    assert shrunk == f"{took_back}; goes on with 2 slots and batch 256"
+
+
+@pytest.mark.parametrize("cores", [1, 2])
+def test_a_job_does_not_grow_beyond_known_cores(cores: int) -> None:
+    _, slots = lived(cores)
+
+    assert set(slots) == set(range(1, cores + 1))
+
+
+# --- who waits, and who wants a core
+
+
+def telemetry(job: JobId, **known: Any) -> StepsSeen:
+    return StepsSeen(
+        job=job, group=1, slots=1, nodes=1, global_batch=64, step=20,
+        **{"family": "f", "samples_done": 1000, "samples_per_s": 100.0, **known},
+    )  # fmt: skip
+
+
+def crowd(*jobs: JobView, slots: int = 4, cores: int = 2) -> ClusterView:
+    return view_of(list(taken_slots(row_of(slots, cores=cores), jobs)), *jobs)
+
+
+def short(job: JobId, place: int) -> JobView:
+    """Ten seconds are left of it."""
+    return job_view(
+        job, slots=(1, 4), batch_limit=512, local_limit=128, family="f", stop_samples=2000,
+        samples_done=1000, epoch=1, epoch_samples=1000, epoch_at=Seconds(95.0),
+        moved_at=Seconds(80.0), running_on={row_of(4)[place].slot: 64}, last_batch=64,
+    )  # fmt: skip
+
+
+def test_a_long_job_starts_beside_short_jobs_on_shared_cores() -> None:
+    policy = make("ones", {})
+    running = [short(A, 0), short(B, 1)]
+    for done in range(1000, 1300, 64):
+        for job, family in ((A, "f"), (B, "f"), (JobId("x"), "g")):  # x: a relative of the long one
+            policy.observe(telemetry(job, family=family, samples_done=done), Seconds(90.0))
+    long = job_view(C, 99.0, slots=(1, 4), family="g", stop_samples=1_000_000)
+    view = crowd(*running, long)
+
+    policy.improve(view, Budget(generations=20), default_rng(0), Seconds(100.0))
+    plan = policy.plan(view, Seconds(100.0))
+
+    assert {job: len(placed) for job, placed in plan.local_batch.items()} == {A: 1, B: 1, C: 1}
+
+
+@pytest.mark.parametrize(
+    ("used", "cores"),
+    [
+        ({}, 2),  # nobody knows
+        ({A: 1.0, B: 1.0}, 2),
+        ({A: 0.05, B: 1.0}, 2),  # one that wants a core is enough
+        ({A: 0.3, B: 0.05}, 4),
+        ({A: 0.05, B: 0.05}, 32),
+        ({A: 0.05}, 32),  # B is a relative
+    ],
+)
+def test_workers_that_hardly_use_a_core_share_none(used: dict[JobId, float], cores: int) -> None:
+    demand = CoreDemand()
+    for job, usage in used.items():
+        demand.observe(telemetry(job, cpu_cores=usage))
+    view = crowd(short(A, 0), short(B, 1))
+
+    assert {slot.cores for slot in demand.shown(view).slots} == {cores}
+
+
+def test_the_demand_is_unknown_on_a_busy_host() -> None:
+    """Six workers of a job use a third of a core each: of two, as much as there is."""
+    demand = CoreDemand()
+    demand.observe(telemetry(A, cpu_cores=0.33))
+    slots = row_of(8, cores=2)
+    job = job_view(A, slots=(1, 8), family="f", running_on={s.slot: 8 for s in slots[:6]})
+
+    assert {slot.cores for slot in demand.shown(crowd(job, slots=8)).slots} == {2}
+
+
+def test_the_demand_of_a_family_outlives_its_jobs() -> None:
+    demand = CoreDemand()
+    demand.observe(telemetry(A, cpu_cores=0.05))
+    demand.observe(JobEnded(job=A, family="f", samples_done=1, succeeded=True))
+    of_gpus = crowd(short(B, 1), cores=0)
+
+    assert {slot.cores for slot in demand.shown(crowd(short(B, 1))).slots} == {32}
+    assert demand.shown(of_gpus) is of_gpus
+
+
+@pytest.mark.parametrize(("used", "most"), [(1.0, 2), (0.05, 4)])
+def test_a_job_that_hardly_computes_grows_beyond_the_cores(used: float, most: int) -> None:
+    class Sleeps(SteadyCluster):
+        def _carry_out(self, view: ClusterView) -> None:
+            for job in view.jobs.values():
+                seen = telemetry(C, family=job.family, samples_per_s=0.0, cpu_cores=used)
+                self.policy.observe(seen, Seconds(self.now))  # a relative
+            super()._carry_out(view)
+
+    cluster = Sleeps(row_of(4, cores=2), [a_job(1, most=4)], noise=0.02)
+    cluster.run(120)
+
+    assert max(len(job.running_on) for job in cluster.jobs.values()) == most
+
+
+BATCH = 32
+
+
+def seen(families: FamilyHistories, name: str, *steps: float) -> FamilyRecord:
+    """A family that was measured on 1, 2, ... slots, with the same batch on each."""
+    family = families.of(name)
+    for slots, step_s in enumerate(steps, 1):
+        family.add(1, slots, BATCH, step_s)
+    family.speed_model(BATCH)
+    return family
+
+
+def speed_up(family: FamilyRecord, few: int = 1, many: int = 2) -> float:
+    """On so many slots, with as many times the batch."""
+    sizes = np.array([few, many])
+    step = family.speed_model(BATCH).step_s(np.ones(2), sizes, np.full(2, float(BATCH)))
+    return float(many / few * step[0] / step[1])
+
+
+def agreed(families: FamilyHistories) -> None:
+    LearnedSlowdowns(families).by_neighbour(["f"])
+
+
+def test_a_family_has_a_scaling_after_several_sizes() -> None:
+    families = FamilyHistories()
+
+    assert seen(families, "f", 0.1).scaling() == (None, None)
+    assert seen(families, "g", 0.1, 0.1).scaling() == (pytest.approx(1.0, abs=0.02), None)
+    assert seen(families, "h", 0.1, 0.2).scaling() == (pytest.approx(0.0, abs=0.02), None)
+    assert seen(families, "i", 0.1, 0.4).scaling() == (0.0, None)
+    even, less = seen(families, "j", 0.1, 0.1, 0.1, 0.1 * 2**0.5).scaling()
+    assert even == pytest.approx(1.0, abs=0.05)
+    assert less == pytest.approx(0.5, abs=0.05)
+
+
+@pytest.mark.parametrize(
+    ("two_slots_s", "exponent"),
+    [(None, 0.9), (0.2, 0.7), (0.2 / 2.0**0.6, 0.75)],
+    ids=["the prior", "at least 0.7", "the mean with the prior"],
+)
+def test_a_new_family_is_expected_to_speed_up_as_other_families_did(
+    two_slots_s: float | None, exponent: float
+) -> None:
+    families = FamilyHistories()
+    new = seen(families, "f", 0.1)
+    if two_slots_s is not None:
+        seen(families, "g", 0.1, two_slots_s)
+
+    agreed(families)
+
+    assert speed_up(new) == pytest.approx(2.0**exponent, rel=0.02)
+
+
+def test_a_family_measured_on_two_slots_ignores_others() -> None:
+    families = FamilyHistories()
+    own = seen(families, "f", 0.1, 0.1)
+    before = speed_up(own)
+    for number in range(5):
+        seen(families, f"g{number}", 0.1, 0.2)
+
+    agreed(families)
+
+    assert speed_up(own) == before
+
+
+def test_half_of_the_gain_is_lost_beyond_two_slots_by_default() -> None:
+    families = FamilyHistories()
+    new = seen(families, "f", 0.1)
+    agreed(families)
+    assert speed_up(new, 2, 4) == pytest.approx(2.0**0.5)
+
+    seen(families, "g", 0.1, 0.1, 0.1, 0.1)
+    agreed(families)
+
+    assert speed_up(new, 2, 4) == pytest.approx(2.0**0.75, rel=0.02)
+
+
+D = JobId("d-4")
+
+
+def on(job: JobId, *slots: SlotId, family: str = "f", **is_changing: Any) -> JobView:
+    return job_view(job, family=family, running_on=dict.fromkeys(slots, 8), **is_changing)
+
+
+def looked(*jobs: JobView, models: tuple[str, ...] = ("", "")) -> PlacementIndex:
+    """Two nodes with two slots each."""
+    where = PlacementIndex()
+    where.update(view_of(row_of(2, 2, models=models), *jobs))
+    return where
+
+
+def test_before_the_first_view_no_job_has_a_place() -> None:
+    where = PlacementIndex()
+
+    assert (where.gpu_type(A), where.colocations(A), where.is_alone(A), where.is_changing(A)) == (
+        "", [], True, False,
+    )  # fmt: skip
+    assert where.types == ()
+
+
+def test_the_type_of_a_job_is_that_of_its_slots_or_a_mixture_if_types_differ() -> None:
+    where = looked(on(A, S0), on(B, T0), on(C, T1, S1), models=("v100", "a100"))
+    alike = looked(on(A, S0), models=("a100", "a100"))
+
+    assert [where.gpu_type(job) for job in (A, B, C, D)] == ["v100", "a100", "a100+v100", ""]
+    assert where.types == ("v100", "a100")
+    assert (alike.gpu_type(A), alike.types) == ("", ("a100",))
+
+
+@pytest.mark.parametrize(
+    ("jobs", "expected"),
+    [
+        ([on(A), on(B, S0)], {A: [], B: []}),
+        (
+            [on(A, S0), on(B, S1, T0, family="g"), on(C, T1, family="h")],
+            {
+                A: [(False, "g", True)],
+                B: [(True, "f", False), (True, "h", False)],
+                C: [(False, "g", True)],
+            },
+        ),
+        ([on(A, S0), on(B, S1), on(C, SlotId("n1/2"))], {A: [(False, "f", False)]}),
+        ([on(A, S0, S1), on(B, T0)], {A: [], B: []}),
+    ],
+    ids=["waiting", "by family and span", "relatives count once", "nodes of its own"],
+)
+def test_neighbours_are_the_classes_of_the_other_jobs_on_the_same_nodes(
+    jobs: list[JobView], expected: dict[JobId, list[Colocation]]
+) -> None:
+    where = PlacementIndex()
+    where.update(view_of(row_of(3, 2), *jobs))
+
+    assert {job: where.colocations(job) for job in expected} == expected
+    assert all(where.is_alone(job) == (not classes) for job, classes in expected.items())
+
+
+def test_a_new_view_replaces_the_former_one() -> None:
+    where = looked(on(A, S0), on(B, S1, family="g"))
+    assert where.colocations(A) == [(False, "g", False)]
+
+    where.update(view_of(row_of(2, 2), on(A, S0), on(B, T1, family="g")))
+    assert where.colocations(A) == []
+
+
+def test_a_job_that_may_not_move_is_changing() -> None:
+    where = looked(on(A, S0, movable=False), on(B, T0))
+
+    assert [where.is_changing(job) for job in (A, B, C)] == [True, False, False]
+
+
+def test_a_lost_slot_has_no_node() -> None:
+    lost = view_of([], on(A, S0), on(B, S1))
+    where = PlacementIndex()
+
+    where.update(lost)
+
+    assert (where.gpu_type(A), where.colocations(A)) == ("", [])
+
+
+def test_a_node_of_another_type_makes_types_matter() -> None:
+    slots: list[SlotView] = row_of(2, models=("v100",))
+    where = PlacementIndex()
+    where.update(view_of(slots, on(A, S0)))
+    assert where.gpu_type(A) == ""
+
+    other = [msgspec.structs.replace(slot, model="a100") for slot in row_of(0, 2)]
+    where.update(view_of([*slots, *other], on(A, S0)))
+    assert where.gpu_type(A) == "v100"

@@ -1,0 +1,75 @@
+"""Checks of drains and resizes."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from controlplane.core.inputs import DrainRequested, UndrainRequested
+from controlplane.service.api.changes import check_resize, drain_input
+from controlplane.service.api.replies import node_info
+from schemas.errors import BadFieldError, UnknownNodeError
+from schemas.ids import NodeId
+from schemas.transport.keys import Identity
+from schemas.wire.client import DrainNode, ResizeJob, UndrainNode
+from tests.support.builders import N1, S0, A
+from tests.support.controller import cluster_of, running, training
+
+ANN = Identity("operator", "ann")
+DRAIN = DrainNode(node=N1, reason="new kernel", within_s=60.0)
+ASKED = DrainRequested(node=N1, user="ann", reason="new kernel", within_s=60.0)
+
+
+@pytest.mark.parametrize("role", ["operator", "admin"])
+def test_operators_and_admins_drain_and_return_nodes(role: str) -> None:
+    controller, who = cluster_of(n1=1), Identity(role, "ann")
+
+    assert drain_input(controller.state, DRAIN, who) == ASKED
+    assert drain_input(controller.state, UndrainNode(node=N1), who) is None
+    controller.take(ASKED)
+    undrained = drain_input(controller.state, UndrainNode(node=N1), who)
+    assert undrained == UndrainRequested(node=N1, user="ann")
+
+
+@pytest.mark.parametrize(
+    ("request_", "refusal"),
+    [
+        (DrainNode(node=NodeId("n9")), "no node 'n9' ever joined"),
+        (DrainNode(node=N1, reason="x" * 501), "reason: 501 characters"),
+        *((DrainNode(node=N1, within_s=s), "within_s") for s in (math.nan, math.inf, -1.0, 1e12)),
+    ],
+)
+def test_an_impossible_drain_is_refused_with_its_field(request_: DrainNode, refusal: str) -> None:
+    with pytest.raises((UnknownNodeError, BadFieldError), match=refusal):
+        drain_input(cluster_of(n1=1).state, request_, ANN)
+
+
+def test_the_list_of_nodes_shows_state_and_reason_of_a_drain() -> None:
+    controller = training(cluster_of(n1=1, n2=1), S0)
+
+    empty = DrainRequested(node=NodeId("n2"), user="ann", reason="", within_s=None)
+    controller.take(empty)
+    controller.take(ASKED)
+
+    rows = [node_info(controller.state, NodeId(name)) for name in ("n1", "n2")]
+    assert [(row.state, row.reason) for row in rows] == [
+        ("draining", "drained by ann: new kernel"),
+        ("drained", "drained by ann"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("limit", "most"),
+    [
+        (None, "what fits its slots, where the job file has no max_batch_size"),
+        (128, "max_batch_size of the job file"),
+    ],
+)
+def test_the_refusal_of_a_batch_names_the_source_of_its_bound(limit: int | None, most: str) -> None:
+    controller = running(max_batch_size=limit)
+
+    with pytest.raises(BadFieldError) as error:
+        check_resize(controller.reactor.state, controller.job(A), ResizeJob(job=A, batch=4096))
+
+    assert error.value.hint == f"at least one sample for each slot, at most {most}"
