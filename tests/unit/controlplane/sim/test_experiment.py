@@ -194,7 +194,9 @@ def start(folder: Path) -> subprocess.Popen[str]:
     script.write_text(MAIN)
     root = str(HERE.parents[4])
     return subprocess.Popen(
-        [sys.executable, str(script), str(folder)], cwd=root, env=os.environ | {"PYTHONPATH": root},
+        [sys.executable, str(script), str(folder)], cwd=root,
+        env=os.environ | {"PYTHONPATH": root, "TMPDIR": str(folder)},  # a killed one leaves a folder
+       
         stderr=subprocess.PIPE, text=True, start_new_session=True,
     )  # fmt: skip
 
