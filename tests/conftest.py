@@ -125,13 +125,13 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Fail a run that leaves anything behind."""
+    multiprocessing.forkserver._forkserver._stop()
+    multiprocessing.resource_tracker._resource_tracker._stop()
+    multiprocessing.util._run_finalizers()  # which delete the folder of its sockets
     surroundings = session.config.stash.get(SURROUNDINGS, None)
     if surroundings is None:
         return
     commands.stop_server()
-    multiprocessing.forkserver._forkserver._stop()
-    multiprocessing.resource_tracker._resource_tracker._stop()
-    multiprocessing.util._run_finalizers()  # which delete the folder of its sockets
     left = surroundings.left()
     if left:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED

@@ -103,9 +103,8 @@ UNREADABLE: Final = (sqlite3.Error, UnicodeDecodeError)
 CHECK_DISK: Final = "check the disk and the file's owner"
 NAME_JOURNAL: Final = "name the file journal.sqlite in a controller's state folder"
 TERM_FLOOR: Final = "term_floor"  # of a copy: nodes may have seen later terms than it has
-LOG_PAGES: Final = (
-    8000  # of the write-ahead log, 32 MiB: a page that many commits change is copied once
-)
+# of the write-ahead log, 32 MiB: a page that many commits change is copied once
+LOG_PAGES: Final = 8000
 AUTO_VACUUM: Final = "INCREMENTAL"  # freed pages are returned piece by piece
 
 

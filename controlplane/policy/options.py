@@ -154,12 +154,10 @@ class OnesPaperOptions(Options, frozen=True):
     """
 
     seed: Annotated[int, Within(0)] = 0  # of what is drawn when a new view is met
-    population: Annotated[int, Within(0, MAX_CANDIDATES)] = (
-        0  # K; 0: as many as slots, at most `MAX_CANDIDATES`
-    )
-    patience: Annotated[int, Within(0)] = (
-        10  # generations without a better candidate before the search rests
-    )
+    # K; 0: as many as slots, at most `MAX_CANDIDATES`
+    population: Annotated[int, Within(0, MAX_CANDIDATES)] = 0
+    # generations without a better candidate before the search rests
+    patience: Annotated[int, Within(0)] = 10
     mutation_rate: Annotated[float, Within(0.0, 1.0)] = 0.1  # theta
 
     # --- readings
@@ -176,9 +174,8 @@ class OnesPaperOptions(Options, frozen=True):
     charge: bool = True  # False: changes are taken to cost nothing
 
     # --- numbers
-    warmup_steps: Annotated[int, Within(0)] = (
-        10  # on one slot before R counts; the paper says "a few"
-    )
+    # on one slot before R counts; the paper says "a few"
+    warmup_steps: Annotated[int, Within(0)] = 10
     report_interval_s: NotNegative = 30.0  # a longer epoch counts in pieces of this; 0: it does not
     settle_s: NotNegative = 3.0  # after a change, before the next one of the same job
     rescale_stall_s: NotNegative = 1.0  # what a change costs a running job
@@ -206,27 +203,23 @@ LITERAL: Final[Mapping[str, Any]] = {  # every switch to what the paper's words 
 class SlaqOptions(Options, frozen=True):
     """Options of policy `slaq`, table `[policy.options]` of the controller's settings."""
 
-    interval_s: Annotated[float, Within(0.5, 3600.0)] = (
-        10.0  # T: scheduling epoch, the horizon of predicted gains; paper: 3 to 30
-    )
+    # T: scheduling epoch, the horizon of predicted gains; paper: 3 to 30
+    interval_s: Annotated[float, Within(0.5, 3600.0)] = 10.0
     target: Literal["loss", "quality"] = "loss"  # lower losses, or reach `quality` sooner
-    quality: Annotated[float, Within(0.01, 0.999)] = (
-        0.9  # share of the predicted loss reduction that has value
-    )
+    # share of the predicted loss reduction that has value
+    quality: Annotated[float, Within(0.01, 0.999)] = 0.9
     normalise: Literal["drop", "range"] = "drop"
     # drop: by the largest reduction between reports, as in the paper; range: by the predicted
     # total reduction
     history: Annotated[int, Within(3, 1000)] = 40  # latest reports that a curve is fitted to
-    decay: Annotated[float, Within(0.1, 1.0)] = (
-        0.85  # weight of a report relative to the next one; paper: exponential
-    )
+    # weight of a report relative to the next one; paper: exponential
+    decay: Annotated[float, Within(0.1, 1.0)] = 0.85
     worst_fit: Annotated[float, Within(0.001)] = 0.25
     # Residual, as a share of the total loss reduction, above which no curve fits (losses that are
     # not convex, for example): the job then has its fair share.
     efficiency_floor: Annotated[float, Within(0.0, 1.0)] = 0.0  # minimum speed-up per slot; 0: off
-    newcomers: Annotated[float, Within(1.0)] = (
-        2.0  # fair shares for a job with too few losses for a curve
-    )
+    # fair shares for a job with too few losses for a curve
+    newcomers: Annotated[float, Within(1.0)] = 2.0
     margin: NotNegative = 0.25  # relative extra gain that moves a slot: every move costs steps
     quantum_s: NotNegative = 120.0  # turns if not all jobs fit; 0: the oldest run to the end
     most: Count | None = None  # maximum slots of one job
@@ -239,16 +232,14 @@ MIN_PRICE: Final = 1e-12  # smallest U and L, value per slot second
 class OasisOptions(Options, frozen=True):
     """Options of policy `oasis`, table `[policy.options]` of the controller's settings."""
 
-    interval_s: Annotated[float, Within(MIN_ROUND_S)] = (
-        30.0  # one time slot of the paper: sizes are planned per interval
-    )
+    # one time slot of the paper: sizes are planned per interval
+    interval_s: Annotated[float, Within(MIN_ROUND_S)] = 30.0
     horizon: Annotated[int, Within(2, 5000)] = 240  # planned intervals
     u: float | None = None  # U, value per slot second; None: estimated from the jobs seen
     l: float | None = None  # noqa: E741 - L, as U
     window: Annotated[int, Within(2, 100_000)] = 200  # latest jobs that U and L are estimated from
-    margin: Annotated[float, Within(0.0, 10.0)] = (
-        0.1  # share of the remaining time added to a promise, at least one interval
-    )
+    # share of the remaining time added to a promise, at least one interval
+    margin: Annotated[float, Within(0.0, 10.0)] = 0.1
     start_s: NotNegative = 20.0  # planned duration of a start, or of a start after a pause
     measured_at_once: Count = 16  # slots of the cluster per job that may run to be measured
     placer: PlacerName = "consolidate"
@@ -268,13 +259,11 @@ class HarmonyOptions(Options, frozen=True):
     """Options of policy `harmony`, table `[policy.options]` of the controller's settings."""
 
     slowdowns: Literal["learnt", "oracle"] = "learnt"  # "oracle": simulation only
-    prior: Annotated[float, Within(0.0, 0.95)] = (
-        0.3  # prior: share of its speed that a job loses by a neighbour
-    )
+    # prior: share of its speed that a job loses by a neighbour
+    prior: Annotated[float, Within(0.0, 0.95)] = 0.3
     ridge: Annotated[float, Within(1e-3, 1e3)] = 0.5  # weight of the prior, in measurements
-    spread: Annotated[float, Within(0.0, 0.95)] = (
-        0.1  # prior: share that a job loses by being on several nodes
-    )
+    # prior: share that a job loses by being on several nodes
+    spread: Annotated[float, Within(0.0, 0.95)] = 0.1
     migrations: Literal["none", "free", "swap"] = "swap"  # swap: also exchanges
     backfill: bool = True  # start small jobs before a large one that waits, without delaying it
     settle_s: Annotated[float, Within(0.0, 1e6)] = 60.0  # minimum time in a place before a move
@@ -295,23 +284,20 @@ class GoodputOptions(Options, frozen=True):
     """Options of policy `goodput`, table `[policy.options]` of the controller's settings."""
 
     interval_s: NotNegative = 60.0  # between rounds, as in the paper; 0: at every request
-    age_share: Annotated[float, Within(0.0, 10.0)] = (
-        0.5  # longest round, as a share of the jobs' mean age; 0: `interval_s`
-    )
+    # longest round, as a share of the jobs' mean age; 0: `interval_s`
+    age_share: Annotated[float, Within(0.0, 10.0)] = 0.5
     starts: Starts = "at-once"  # arrivals between rounds: on idle slots, or in the next round
     share_family: bool = False  # also learn speeds from the family; Pollux does not
     power: Annotated[
         float, Within(-10.0, 1.0)
     ] = -1.0  # p of the power mean of speed-ups: lower is fairer
-    growth: Annotated[float, Within(1.0)] = (
-        2.0  # maximum growth, relative to the most slots that the job ever had
-    )
+    # maximum growth, relative to the most slots that the job ever had
+    growth: Annotated[float, Within(1.0)] = 2.0
     reallocation_s: NotNegative | None = None  # delta: cost of a re-allocation; None: by `moves`
     batch_margin: NotNegative = 0.05  # minimum gain in goodput of a new batch on the same slots
     batches_per_doubling: Count = 2  # grid between a job's first batch and its limit
-    noise_scale_prior: Annotated[float, Within(0.01)] = (
-        4.0  # multiple of the first batch, until a job reports one
-    )
+    # multiple of the first batch, until a job reports one
+    noise_scale_prior: Annotated[float, Within(0.01)] = 4.0
     placer: PlacerName = "consolidate"
     moves: Moves = "elastic"
 
@@ -332,17 +318,15 @@ class OptimusOptions(Options, frozen=True):
     """Options of policy `optimus`, table `[policy.options]` of the controller's settings."""
 
     interval_s: NotNegative = 600.0  # between rounds, as in the paper; 0: at every request
-    age_share: Annotated[float, Within(0.0, 10.0)] = (
-        1.0  # longest round, as a share of the jobs' mean age; 0: `interval_s`
-    )
+    # longest round, as a share of the jobs' mean age; 0: `interval_s`
+    age_share: Annotated[float, Within(0.0, 10.0)] = 1.0
     starts: Starts = "at-once"  # arrivals between rounds: on idle slots, or in the next round
     remaining: Literal["fit", "oracle"] = "fit"  # source of remaining steps and of their duration
     moves: Moves = "restart"  # a new size starts from the checkpoint, as in the paper
     placer: PlacerName = "emptiest"
     most: Count | None = None  # maximum slots of one job
-    convergence: Annotated[float, Within(1e-6, 0.5)] = (
-        0.01  # share of the loss; an epoch that reduces it by less is the last
-    )
+    # share of the loss; an epoch that reduces it by less is the last
+    convergence: Annotated[float, Within(1e-6, 0.5)] = 0.01
 
     def __post_init__(self) -> None:
         """Check the ranges."""

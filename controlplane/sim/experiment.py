@@ -149,7 +149,7 @@ class Failure:
     """Cell without a result, and the reason."""
 
     cell: Cell
-    why: str
+    reason: str
 
 
 class StoppedError(OnesError):
@@ -166,7 +166,7 @@ class CellsFailedError(OnesError):
     def __init__(
         self, failures: Sequence[Failure], results: Sequence[SimulationResult], path: Path | None
     ) -> None:
-        reasons = "; ".join(f"{each.cell}: {each.why}" for each in failures[:MAX_SHOWN_FAILURES])
+        reasons = "; ".join(f"{each.cell}: {each.reason}" for each in failures[:MAX_SHOWN_FAILURES])
         left = len(failures) - MAX_SHOWN_FAILURES
         more = f"; and {left} more" if left > 0 else ""
         kept = f"the {len(results)} others are kept"

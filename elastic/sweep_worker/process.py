@@ -148,7 +148,7 @@ class SweepWorkerOrders:
 
     def _prepare(self, order: GroupOrder) -> tuple[Reply, ...]:
         if order.kind == RECOVER:
-            quiesced = {"step": 0, "epoch": 0, "full": True, "port": self.port}
+            quiesced = {"step": 0, "epoch": 0, "has_full_state": True, "port": self.port}
             return ((Quiesced, {"group": order.version, **quiesced}),)
         members = order.group.members
         first = members[0].worker if members else None

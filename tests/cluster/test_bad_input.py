@@ -139,7 +139,7 @@ def test_a_script_without_the_library_fails_with_the_six_lines_to_add(
     codes = [cluster.wait(job).code for job in (alone, apart)]
     reasons = [cluster.show(job)["reason"] for job in (alone, apart)]
     assert codes == [0, 1]
-    assert "nothing was trained: the script exited (exit code 0) and never came" in reasons[0]
+    assert "nothing was trained: the script exited (exit code 0) and never reached" in reasons[0]
     assert "on one of its 2 slots and never reached agent.epochs" in reasons[1]
     assert "from elastic import ScalingAgent; agent = ScalingAgent.from_env(); " in reasons[1]
 

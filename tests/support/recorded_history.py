@@ -132,7 +132,7 @@ def _step(cluster: Cluster, rng: Random) -> None:
         (2.0, order), (2.0, deal), (1.0, die), (0.7, be_late), (0.5, fall_silent), (0.5, be_heard),
         (0.5, lose_a_node), (2.0, cluster.the_links_hold_again),
         (0.3, cluster.a_new_controller_takes_over), (0.2, skip), (0.2, have_room_again),
-        (0.4, lambda: cluster.a_user_cancels(which) if state.jobs else None),
+        (0.4, lambda: cluster.a_user_cancels(which) if cluster.controller.names else None),
         (0.5, lambda: cluster.an_agent_greets(node)),
         (0.5, lambda: cluster.a_greeting_arrives(node)),
     ]  # fmt: skip

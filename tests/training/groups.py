@@ -468,7 +468,11 @@ class Crew(ForkedWorkers[Worker]):
                 "all are at rest",
             )
             rests = {name: self._rest(name, version) for name in here}
-            full = [n for n, rest in rests.items() if rest and rest.full and self.workers[n].alive]
+            full = [
+                n
+                for n, rest in rests.items()
+                if rest and rest.has_full_state and self.workers[n].alive
+            ]
             if not full:
                 self.nobody_has_the_state()
                 return

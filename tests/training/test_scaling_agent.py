@@ -343,10 +343,11 @@ def test_a_large_batch_is_taken_in_passes(
     said: str,
 ) -> None:
     how = {"batch_size": 8, "max_batch_size": 8, "max_local_batch": job_file, "seed": 0}
-    managed = ScalingAgent(assignment(run(A, on={S0: 8}, **how)), None)
-    taken, state = passes_and_state(managed, script)
     whole = ScalingAgent.from_env(seed=0)
     _, expected = passes_and_state(whole, None)
+    capsys.readouterr()
+    managed = ScalingAgent(assignment(run(A, on={S0: 8}, **how)), None)
+    taken, state = passes_and_state(managed, script)
 
     assert (taken, capsys.readouterr().err) == (sizes, said)
     torch.testing.assert_close(state, expected)

@@ -14,9 +14,8 @@ from schemas.ids import Seconds
 class FairOptions(Options, frozen=True):
     """Options of policy `fair`, table `[policy.options]` of the controller's settings."""
 
-    quantum_s: NotNegative = (
-        0.0  # length of turns if not all jobs fit; 0: the oldest run to the end
-    )
+    # length of turns if not all jobs fit; 0: the oldest run to the end
+    quantum_s: NotNegative = 0.0
     placer: PlacerName = "consolidate"
     moves: Moves = "elastic"
 

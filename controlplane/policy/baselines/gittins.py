@@ -28,9 +28,8 @@ TOLERANCE: Final = 1e-6  # tolerance at the end of a quantum, slot seconds
 class GittinsOptions(Options, frozen=True):
     """Options of policy `gittins`, table `[policy.options]` of the controller's settings."""
 
-    quantum: Annotated[float, Within(1.0)] = (
-        3250.0  # slot seconds after which a job's rank is updated
-    )
+    # slot seconds after which a job's rank is updated
+    quantum: Annotated[float, Within(1.0)] = 3250.0
     history: Count = 1000  # remembered jobs, those that ended last
     least_history: Count = 5  # with fewer of them, least attained service decides
     placer: PlacerName = "consolidate"

@@ -20,9 +20,8 @@ class TiresiasOptions(Options, frozen=True):
     """Options of policy `tiresias`, table `[policy.options]` of the controller's settings."""
 
     limits: tuple[float, ...] = (3250.0, 7200.0)  # slot seconds at which a job leaves each queue
-    promote_after: NotNegative = (
-        0.0  # waited over run time that promotes to the first queue; 0: never
-    )
+    # waited over run time that promotes to the first queue; 0: never
+    promote_after: NotNegative = 0.0
     placer: PlacerName = "consolidate"
 
     def __post_init__(self) -> None:

@@ -28,9 +28,8 @@ from controlplane.prediction.step_times import StepModel, steps_at
 from schemas.ids import JobId, Seconds
 
 EAGER_SIZES: Final = 16  # sizes of every job computed at once
-SPEED_WEIGHT: Final = (
-    1e-6  # gain of e times the speed: slots that lower no loss go to the slowest job
-)
+# gain of e times the speed: slots that lower no loss go to the slowest job
+SPEED_WEIGHT: Final = 1e-6
 BEYOND_QUALITY_WEIGHT: Final = 1e-3  # weight of loss reduction beyond the target quality
 
 
@@ -140,9 +139,8 @@ class SizeGains:
         return np.minimum(then, np.maximum(outlook.end, outlook.at)[rows, None])
 
 
-MIN_STRETCH_EPOCHS: Final = (
-    0.25  # shortest stretch, in epochs; shorter ones depend on their batches too much
-)
+# shortest stretch, in epochs; shorter ones depend on their batches too much
+MIN_STRETCH_EPOCHS: Final = 0.25
 MAX_LOSS: Final = 1e30  # larger losses are no measurements
 
 

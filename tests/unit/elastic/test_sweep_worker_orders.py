@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elastic.sweep_worker.process import SweepWorkerOrders
-from schemas.ids import Rank, SlotId, Version, WorkerId
+from schemas.ids import JobId, Rank, SlotId, Version, WorkerId
 from schemas.nodes import Group, Member
 from schemas.wire.agent import (
     JOIN,
@@ -78,7 +78,7 @@ def test_an_order_makes_a_worker_a_member() -> None:
 
 IN_TWO = order(2, SWITCH, JOIN, ME, OTHER)
 NEWCOMER: dict[str, Any] = {"own_id": OTHER, "start_version": 2, "rank": 1}
-POINT = {"group": 3, "step": 0, "epoch": 0, "full": True, "port": 29000}
+POINT = {"group": 3, "step": 0, "epoch": 0, "has_full_state": True, "port": 29000}
 
 
 @pytest.mark.parametrize(("earlier", "kind", "heard", "replies"), [
@@ -92,6 +92,8 @@ def test_an_order_has_its_reply(
     earlier: list[GroupOrder], kind: dict[str, Any], heard: GroupOrder, replies: Any
 ) -> None:
     assert sweep_worker(*earlier, **kind).receive(heard) == replies
+    for report, fields in replies:  # which no type checker sees
+        report(job=JobId("search-1"), version=Version(1), rank=Rank(0), index=1, **fields)
 
 
 def test_a_leaver_stays_if_the_change_is_withdrawn() -> None:

@@ -257,6 +257,8 @@ class Cluster(RuleBasedStateMachine):
         rejected = {name for name, job in jobs.items() if job.phase is Phase.REJECTED} - gone
         assert rejected <= never & {one_of(names, which) for which in rejects}
         for name, end in first.items():
+            if name not in jobs:
+                continue  # it has left the state with this input
             kept = jobs[name].promised_end
             assert kept is not None
             assert kept.first == end

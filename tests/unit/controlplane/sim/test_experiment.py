@@ -192,9 +192,11 @@ def start(folder: Path) -> subprocess.Popen[str]:
     """An experiment of a cell that works and two without an end, in its own process group."""
     script = folder / "main.py"
     script.write_text(MAIN)
-    root = str(HERE.parents[4])
+    root, temporary = str(HERE.parents[4]), folder.with_name(f"{folder.name}-tmp")
+    temporary.mkdir()  # if the experiment is killed, its folder of sockets stays
     return subprocess.Popen(
-        [sys.executable, str(script), str(folder)], cwd=root, env=os.environ | {"PYTHONPATH": root},
+        [sys.executable, str(script), str(folder)], cwd=root,
+        env=os.environ | {"PYTHONPATH": root, "TMPDIR": str(temporary)},
         stderr=subprocess.PIPE, text=True, start_new_session=True,
     )  # fmt: skip
 
