@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from pathlib import Path
-from typing import Any, Final
-
-import structlog
+from typing import Final
 
 from controlplane.service.api.views import numbered, page_of
 from controlplane.service.log_store import LogStore
@@ -15,7 +13,7 @@ from schemas.errors import BadFieldError
 from schemas.ids import JobId, Rank
 from schemas.wire.feed import LogPage
 from tests.fuzz.choices import Choices
-from tests.fuzz.targets.folders import folder
+from tests.fuzz.targets.folders import folder, without_log_lines
 
 JOB: Final = JobId("a-1")
 MOST: Final = 4096
@@ -24,7 +22,7 @@ STEPS: Final = 30
 
 def stored_output(data: bytes) -> None:
     """Ship, end, damage, reopen and read output in any order; then read all of it."""
-    structlog.configure(processors=[_dropped])
+    without_log_lines()
     choices = Choices(data)
     with folder() as here:
         store, cursors = LogStore(here, MOST, now=lambda: 1.0, known=2), [0]
@@ -76,10 +74,6 @@ def _damage(choices: Choices, path: Path) -> None:
     if content:
         content[choices.below(len(content))] = choices.below(256)
     path.write_bytes(content[: choices.below(len(content) + 1)] if choices.flag() else content)
-
-
-def _dropped(*_: Any) -> Any:
-    raise structlog.DropEvent
 
 
 def cursors(data: bytes) -> None:
