@@ -38,8 +38,12 @@ ENDED: dict[str, Any] = {
         {"digest": "\x1b[31m" * 1000},
         {"size": -(2**62)},
     ],
-    ids=lambda said: repr(said)[:40],
-)
+    ids=[
+        "negative samples", "too many samples", "endless", "no number", "negative seconds",
+        "infinite metric", "many metrics", "control characters", "score that is no number",
+        "digest", "negative size",
+    ],
+)  # fmt: skip
 def test_a_sweep_goes_on_whatever_a_worker_says_of_a_unit(said: dict[str, Any]) -> None:
     cluster, name = running(slots=2, searcher=RandomSearch(3))
     liar = busy(cluster, name)[0]
