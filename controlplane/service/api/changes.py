@@ -413,7 +413,7 @@ class ChangeRequests:
         return SweepChanged(job=request.job, trial=number, state=trial_state(sweep, number))
 
     async def _apply(self, check: Callable[[], ChangeInput | None]) -> None:
-        """Make a check's input durable. Without an input or after a refusal, await earlier inputs."""
+        """Make a check's input durable. If there is none, or a refusal, await earlier inputs."""
         try:
             event = check()
         except OnesError:
