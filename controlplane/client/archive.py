@@ -1,4 +1,4 @@
-"""Reproducible archives of working directories: the same files always give the same bytes."""
+"""Reproducible archives of working directories. The same files always produce the same bytes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ IGNORED_PATTERNS: Final = (
 
 
 def pack(folder: Path) -> bytes:
-    """Return a gzipped tar of `folder`; the same files give the same bytes.
+    """Return a gzipped tar of `folder`. The same files produce the same bytes.
 
     Omitted are version control, caches, virtual environments, folders made by `fetch`, cluster
     folders with their keys, and matches of the patterns in `.onesignore` (one per line, for names
@@ -64,7 +64,7 @@ class PackedFile(NamedTuple):
 
 
 def survey(folder: Path) -> tuple[PackedFile, ...]:
-    """Return the files that `pack` would take, in the order of the archive, without reading them.
+    """Return the files that `pack` would include, in archive order, without reading them.
 
     Raises:
         BadFieldError: if `folder` is not a folder or a file is missing.
@@ -96,7 +96,7 @@ def _too_large(folder: Path, files: Sequence[PackedFile], what: str) -> TooLarge
 
 
 def digest_of(archive: bytes) -> str:
-    """Return the SHA-256 of an archive, 64 hexadecimal digits; it is the archive's name."""
+    """Return the SHA-256 of an archive, which is also its name: 64 hexadecimal digits."""
     return hashlib.sha256(archive).hexdigest()
 
 
@@ -134,7 +134,7 @@ def _limited_files(folder: Path) -> Iterator[Path]:
         elif len(relative.parts) > LIMITS.depth + 1:
             what = f"workdir: {relative} lies more than {LIMITS.depth} folders deep"
         else:
-            # The target of a link to the outside may be private, for example a key.
+            # The target of a link to the outside might be private, for example a key.
             if path.is_symlink() and not path.resolve().is_relative_to(folder.resolve()):
                 what = f"workdir: {path} is a link to {path.resolve()}, outside of it"
                 raise BadFieldError(what, f"copy it, or list it in {IGNORE_FILE}", "workdir")
@@ -169,7 +169,7 @@ def _add(tar: tarfile.TarFile, folder: Path, path: Path) -> None:
 
 @contextlib.contextmanager
 def _errors_named(path: Path) -> Iterator[None]:
-    """Turn OSError into an error of the field `workdir` that names the file."""
+    """Turn OSError into an error that names the field `workdir` and the file."""
     try:
         yield
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Blocking client for scripts without an event loop; its methods come from the async `Client`."""
+"""Blocking client for scripts without an event loop. Its methods wrap those of `Client`."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Blocking(Generic[A_co]):
             raise
 
     def _each(self, source: AsyncIterator[T]) -> Iterator[T]:
-        """Yield the items of `source`; pages, because each item costs a thread switch."""
+        """Yield the items of `source`. Items should be pages: each costs a thread switch."""
         end = object()
 
         async def following() -> T | object:
@@ -103,7 +103,7 @@ class BlockingSweepRun(Blocking[SweepRun]):
 
 
 class BlockingClient(Blocking[Client]):
-    """A `Client` for scripts without an event loop; a context manager with the same arguments.
+    """A `Client` for scripts without an event loop. A context manager with the same arguments.
 
     Its event loop runs in a thread, which also calls `on_sent`, `on_bytes` and `on_added`.
     """
@@ -120,7 +120,7 @@ class BlockingClient(Blocking[Client]):
             raise
 
     def __enter__(self) -> Self:
-        """Return this client, which is open already."""
+        """Return this client, which is already open."""
         return self
 
     def __exit__(
@@ -200,7 +200,7 @@ class BlockingClient(Blocking[Client]):
         return BlockingSweepRun(run, self._loop)
 
     def sweep_run(self, job: str) -> BlockingSweepRun:
-        """Return a handle for the sweep of this name; no request is sent."""
+        """Return a handle for the sweep of this name, without sending a request."""
         return BlockingSweepRun(self._async.sweep_run(job), self._loop)
 
     def _stop(self) -> None:

@@ -95,7 +95,7 @@ class Client(FileTransfers):
         on_sent: Callable[[int, int], None] | None = None,
         project: str = "",
     ) -> JobAccepted:
-        """Submit a job; return its name and state, and notes on what the cluster's policy lacks.
+        """Submit a job. Return its name and state, and notes on what the policy does not have.
 
         Args:
             spec: relative paths are relative to the current directory.
@@ -135,14 +135,14 @@ class Client(FileTransfers):
     async def check(self, spec: JobSpec) -> tuple[str, ...]:
         """Check a job without submitting it.
 
-        Returns notes on what the job lacks for the cluster's policy and which value is used
-        instead.
+        Returns notes on what the policy needs and the job does not have, and which values are
+        used instead.
         """
         request = CheckJob(spec=checked(spec, Path.cwd()))
         return (await self._call(request, JobChecked)).notes
 
     async def jobs(self, *, ended: bool = False) -> tuple[JobSummary, ...]:
-        """Return summaries of jobs, oldest first; ended jobs only if `ended`."""
+        """Return summaries of jobs, oldest first. Include ended jobs only if `ended`."""
         return (await self._joined(ListJobs(ended=ended), Jobs, "jobs")).jobs
 
     async def find_jobs(
@@ -168,9 +168,9 @@ class Client(FileTransfers):
         return await self._call(GetSearch(), SearchInfo)
 
     async def cancel(self, job: str) -> JobDetail:
-        """Cancel a job; an ended job does not change.
+        """Cancel a job. An ended job does not change.
 
-        Returns the job after the request; the cancellation may not show in it yet.
+        Returns the job after the request. Its state might not show the cancellation yet.
         """
         return await self._detail(CancelJob(job=JobId(job)), JobId(job))
 
@@ -181,7 +181,7 @@ class Client(FileTransfers):
         batch: int | None = None,
         on: Sequence[str] = (),
     ) -> JobDetail:
-        """Override the policy for one job; applied as soon as slots allow.
+        """Override the policy for one job. The override applies as soon as slots allow.
 
         The policy leaves the job alone until `resume(auto=True)`. An override that can never be
         applied is refused with the field and the bound.
@@ -198,7 +198,7 @@ class Client(FileTransfers):
         return await self._detail(request, JobId(job))
 
     async def pause(self, job: str) -> JobDetail:
-        """Release the slots of a job that has not ended; its state is kept in a checkpoint."""
+        """Release the slots of a job that has not ended. A checkpoint keeps the training state."""
         return await self._detail(PauseJob(job=JobId(job)), JobId(job))
 
     async def resume(self, job: str, *, auto: bool = False) -> JobDetail:
@@ -215,9 +215,9 @@ class Client(FileTransfers):
         return (await self._joined(ListNodes(), Nodes, "nodes")).nodes
 
     async def drain(self, node: str, within_s: float | None = None, reason: str = "") -> NodeInfo:
-        """Drain a node: its jobs move or wait with their state kept, and no job starts there.
+        """Drain a node. Its jobs move, or wait with their state kept, and no new job starts on it.
 
-        Only operators and admins may.
+        Only operators and admins may call this.
 
         Args:
             within_s: seconds after which remaining workers are stopped; None: never.
@@ -227,11 +227,11 @@ class Client(FileTransfers):
         return (await self._call(request, Nodes)).nodes[0]
 
     async def undrain(self, node: str) -> NodeInfo:
-        """Return a drained node to service; only operators and admins may."""
+        """Return a drained node to service. Only operators and admins may call this."""
         return (await self._call(UndrainNode(node=NodeId(node)), Nodes)).nodes[0]
 
     async def keys(self) -> tuple[KeyInfo, ...]:
-        """Return all keys, including expired and revoked ones; only admins may."""
+        """Return all keys, including expired and revoked ones. Only admins may call this."""
         return (await self._joined(ListKeys(), Keys, "keys")).keys
 
     async def add_key(
@@ -242,7 +242,7 @@ class Client(FileTransfers):
         projects: Sequence[str] = (),
         expires: float | None = None,
     ) -> KeyInfo:
-        """Authorise a key that belongs to no other user and was not revoked; only admins may.
+        """Authorise a key that belongs to no other user and was not revoked. Only for admins.
 
         Args:
             public: the owner's public key, Z85; the secret key stays with the owner.
@@ -262,7 +262,7 @@ class Client(FileTransfers):
         return (await self._call(request, Keys)).keys[0]
 
     async def revoke_key(self, key: str) -> tuple[KeyInfo, ...]:
-        """Revoke keys permanently and close their sessions; only admins may.
+        """Revoke keys permanently and close their sessions. Only admins may call this.
 
         Args:
             key: a public key, or a name for all keys of that name; not the last key of an admin.
@@ -275,7 +275,7 @@ class Client(FileTransfers):
         """Upload the working directory and submit a sweep.
 
         Args:
-            workdir: folder of the sweep's functions; None: as stated in `sweep`.
+            workdir: folder of the sweep's functions; None: the one named in `sweep`.
             key: idempotency key; the same key returns the same sweep. None: a new sweep each time.
 
         Raises:
@@ -311,7 +311,7 @@ class Client(FileTransfers):
         parent: int | None = None,
         key: str | None = None,
     ) -> SweepChanged:
-        """Change one trial of a sweep, or add one; the change is durable when this returns.
+        """Change one trial of a sweep, or add a trial. The change is durable when this returns.
 
         Args:
             trial: required unless `change` is `add`.
@@ -330,7 +330,7 @@ class Client(FileTransfers):
         return await self._call(request, SweepChanged)
 
     async def ledger(self, job: str) -> Ledger:
-        """Return the counted units of a sweep, in the order in which they ended."""
+        """Return the units of work that a sweep has recorded, in the order in which they ended."""
         ledger = await self._call(GetLedger(job=JobId(job)), Ledger)
         units = list(ledger.units)
         while len(units) < ledger.units_total:
@@ -341,7 +341,7 @@ class Client(FileTransfers):
         return msgspec.structs.replace(ledger, units=tuple(units))
 
     async def wait(self, job: str, timeout: float | None = None) -> JobDetail:  # noqa: ASYNC109
-        """Wait until a job has ended and return it; see `wait_state`."""
+        """Wait until a job has ended and return the job; see `wait_state`."""
         await self.wait_state(job, timeout)
         return await self.job(job)
 

@@ -1,6 +1,6 @@
-"""Connection to one cluster: its folder and keys, sockets, and request channels.
+"""Connection to one cluster: folder, keys, sockets and request channels.
 
-A request is sent again while no reply arrives, so every request must be harmless to repeat.
+A request is sent again until a reply arrives, so every request must be harmless to repeat.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class RequestChannel:
                     answer.set_result(self._codec.decode(incoming.frames[1]))
 
     def close(self) -> None:
-        """Stop receiving; the owner of the context closes the socket."""
+        """Stop receiving. The owner of the context closes the socket."""
         self._task.cancel()
 
 
@@ -120,7 +120,7 @@ class Home:
 
 
 def home_folder(folder: Path | str | None = None) -> Path:
-    """Return `folder`, else $ONES_HOME, else ~/.ones; the folder need not exist."""
+    """Return `folder`, else $ONES_HOME, else ~/.ones. The folder need not exist."""
     return Path(folder or os.environ.get("ONES_HOME") or Path.home() / DEFAULT_FOLDER).expanduser()
 
 
@@ -140,12 +140,12 @@ def find_home(folder: Path | str | None = None) -> Home:
 
 
 PIECE_BYTES: Final = 1 << 20
-RETRY_LIMIT_S: Final = 60.0  # for which calls that wait or follow tolerate an absent controller
-REPLY_TIMEOUT_S: Final = 3.0  # until a request is repeated, beyond a long poll's own wait
+RETRY_LIMIT_S: Final = 60.0  # how long calls that wait or follow tolerate an absent controller
+REPLY_TIMEOUT_S: Final = 3.0  # until a request is repeated, added to a long poll's wait
 TIMEOUT_VARIABLE: Final = "ONES_TIMEOUT_S"
 TIMEOUT_S: Final = 10.0  # default for a controller that listens
 PROBE_DELAY_S: Final = 0.2  # without a reply, until the client probes the endpoint
-PROBE_TIMEOUT_S: Final = 0.5  # for that probe
+PROBE_TIMEOUT_S: Final = 0.5  # limit of the probe
 R = TypeVar("R", bound=Message)
 
 
@@ -226,7 +226,7 @@ class ClusterConnection:
         return await self._bulk_call(request, LogPage, request.wait_s)
 
     async def _bulk_call(self, request: Message, kind: type[R], wait_s: float) -> R:
-        """Call on the port for output and files, which the first such call opens."""
+        """Send a request to the port for output and files, and connect on the first call."""
         if self._logs is None:
             cluster = await self.cluster()
             endpoint = f"tcp://{self._home.host}:{cluster.log_port}"

@@ -18,8 +18,8 @@ from schemas.ids import JobId, NodeId, node_of
 from schemas.wire.client import JobDetail
 from schemas.wire.files import CHECKPOINTS, FileInfo, FileList, FilePiece, ListFiles, ReadFile
 
-AGENT_REPLY_S: Final = 10.0  # for the reply of an agent
-MAX_ATTEMPTS: Final = 3  # of a file that changes during its transfer
+AGENT_REPLY_S: Final = 10.0  # time limit for an agent's reply
+MAX_ATTEMPTS: Final = 3  # to fetch a file that changes during its transfer
 R = TypeVar("R", FileList, FilePiece)
 MAX_FETCH_BYTES: Final = 10**10  # default limit of one fetch
 
@@ -33,7 +33,7 @@ class JobFile(msgspec.Struct, frozen=True):
 
     @property
     def size(self) -> int:
-        """Size when it was listed, bytes."""
+        """Size of the file when it was listed, in bytes."""
         return self.info.size
 
 
@@ -42,7 +42,7 @@ class JobFiles(NamedTuple):
 
     files: tuple[JobFile, ...]
     refused: tuple[str, ...] = ()  # links that lead outside, and non-files; with the node
-    missing: tuple[str, ...] = ()  # unreachable nodes, files beyond a list's limit; as sentences
+    missing: tuple[str, ...] = ()  # sentences: unreachable nodes, files beyond the list limit
 
 
 class Fetched(msgspec.Struct, frozen=True):
@@ -58,7 +58,7 @@ class Fetch(NamedTuple):
 
     files: tuple[Fetched, ...]
     refused: tuple[str, ...] = ()  # as in `JobFiles`
-    missing: tuple[str, ...] = ()  # also files that could not be fetched; as sentences
+    missing: tuple[str, ...] = ()  # as in `JobFiles`, and files that could not be fetched
 
 
 class FileTransfers(StreamPages):
@@ -70,8 +70,8 @@ class FileTransfers(StreamPages):
         Files are sorted by name. A checkpoint that several nodes share is listed once.
 
         Args:
-            pattern: of names, such as `*.png` or `checkpoints/*`; also matched with the last part
-                of a name.
+            pattern: pattern of names, such as `*.png` or `checkpoints/*`; the last part of a name
+                can match, too.
         """
         detail = await self.job(job)
         found: dict[str, JobFile] = {}
@@ -241,7 +241,7 @@ class FileTransfers(StreamPages):
 
 
 def _create_folder(to: Path, job: str) -> None:
-    """Create a folder for results and mark it, so that `pack` omits it from later jobs."""
+    """Create and mark a folder for results, so that `pack` omits the folder from later jobs."""
     fresh = not to.exists()
     try:
         to.mkdir(parents=True, exist_ok=True)
@@ -260,7 +260,7 @@ def nodes_of(detail: JobDetail) -> tuple[NodeId, ...]:
 def newest_checkpoint(names: list[str], epoch: int) -> str:
     """Return the checkpoint of the last finished epoch, or "" if there is none.
 
-    The newest group wins: a lost group may have written epochs that the job trained again.
+    The newest group wins, because a lost group might have written epochs that were repeated.
 
     Args:
         names: `checkpoints/epoch-EPOCH.vVERSION.pt`, in any order.

@@ -29,7 +29,7 @@ FORM: Final = "write KEY=VALUE: epochs of searcher.max_epochs=9, space.lr=[0.1, 
 
 
 def sweep_from(table: Mapping[str, Any], path: Path) -> JobSpec:
-    """Return the job of a sweep's file; its working directory is not checked yet.
+    """Return the job of a sweep's file. Do not check the working directory yet.
 
     Args:
         table: content of the file, with the key `sweep`.
@@ -189,7 +189,7 @@ def check_functions(spec: SweepSpec, workdir: Path, *, own_python: bool) -> None
         own_python: True if the sweep runs in an interpreter whose packages are unknown here.
 
     Raises:
-        BadFieldError: if a function does not exist; names the field and the remedy.
+        BadFieldError: if a function does not exist; the error names the field and the remedy.
     """
     for field, path in spec.functions.items():
         module, _, name = path.partition(":")
@@ -224,7 +224,7 @@ def _is_installed(module: str) -> bool:
 
 
 def _names_in(file: Path, field: str) -> set[str]:
-    """Return the names that a module binds at its top level, with `*` if some cannot be known."""
+    """Return the names that a module binds at its top level, with `*` if some are unknown."""
     try:
         tree = ast.parse(file.read_bytes(), str(file))
     except (SyntaxError, ValueError) as error:
@@ -253,13 +253,13 @@ def _near(name: str, known: set[str]) -> str:
     return f"; did you mean {near[0]}?" if near else ""
 
 
-HEAD_BYTES: Final = 4096  # of a script, to see that it is text
+HEAD_BYTES: Final = 4096  # to read from a script, to check that it is text
 SCRIPTS: Final = {".py", ".ipynb"}
 MAX_SHOWN: Final = 60  # characters of a path in an error
 
 
 def load_job(path: Path, overrides: Sequence[str] = ()) -> JobSpec:
-    """Read the job or the sweep in a TOML file; relative paths are relative to the file.
+    """Read the job or the sweep in a TOML file. Relative paths are relative to the file.
 
     Args:
         path: a TOML file, UTF-8.
@@ -269,7 +269,7 @@ def load_job(path: Path, overrides: Sequence[str] = ()) -> JobSpec:
         SettingsError: if the file cannot be read, or a key is unknown or has a wrong type.
         BadFieldError: if a value is invalid.
     """
-    data = read_file(path)  # read once: the path may be a pipe
+    data = read_file(path)  # read only once, because the path might be a pipe
     try:
         table = {} if path.suffix in SCRIPTS else parse_toml(data, path)
     except SettingsError as error:
@@ -293,7 +293,7 @@ def checked(spec: JobSpec, base: Path) -> JobSpec:
         base: folder to which relative paths refer.
 
     Raises:
-        BadFieldError: if a field is invalid; names the field and the remedy.
+        BadFieldError: if a field is invalid; the error names the field and the remedy.
     """
     spec = _typed(spec)
     for problem in problems(spec):
@@ -338,7 +338,7 @@ def _script_error(path: Path, data: bytes) -> SettingsError | None:
 
 
 def _typed(spec: JobSpec) -> JobSpec:
-    """Check the types of a spec made in Python; lists become tuples, paths become strings."""
+    """Check the types of a spec made in Python. Turn lists into tuples and paths into strings."""
     plain = {}
     for name in spec.__struct_fields__:
         if (value := getattr(spec, name)) is not msgspec.UNSET:

@@ -125,7 +125,7 @@ def _set_entry(table: dict[str, Any], field: str, entry: str, text: str) -> None
 
 
 def toml_value(text: str) -> Any:
-    """Parse a TOML value; other text is returned as it is."""
+    """Parse a TOML value. Return other text unchanged."""
     try:
         parsed = tomllib.loads(f"x = {text}")
     except (tomllib.TOMLDecodeError, RecursionError):
@@ -134,6 +134,6 @@ def toml_value(text: str) -> Any:
 
 
 def nearest(key: str, known: Collection[str]) -> str:
-    """Return the remedy for an unknown key: the most similar known key, else all known keys."""
+    """Return the remedy for an unknown key. It names the most similar known key, or all keys."""
     near = difflib.get_close_matches(key, known, n=1)
     return f"did you mean {near[0]}?" if near else f"one of {', '.join(sorted(known))}"

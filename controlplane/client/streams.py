@@ -1,4 +1,4 @@
-"""Joined replies and streams: feed events, worker output and sample records, page by page."""
+"""Replies with joined pages, and streams of feed events, output and samples, page by page."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ from schemas.wire.feed import LOG, SAMPLES, FeedEvent, LogPiece, ReadLog, Stream
 
 Page = TypeVar("Page", Jobs, JobDetail, Explanation, Nodes, Keys)
 JOB_LISTS: Final = ("workers", "history", "epochs", "versions", "promises")
-POLL_S: Final = 3.0  # of one long poll; a reply that is lost in a crash is requested again after it
-NOW_S: Final = 0.001  # of a poll for what exists now
+POLL_S: Final = 3.0  # length of a long poll; after it, a lost reply is requested again
+NOW_S: Final = 0.001  # length of a poll for what exists now
 WorkerKey = tuple[Version, Rank]
 RAW_END: Final = re.compile(rb"(?<=[\r\n])")
 NO_WORKER: Final = (Version(0), Rank(0))  # no worker has this version: a remark of the client
@@ -44,13 +44,13 @@ class OutputLine(NamedTuple):
 
     rank: int | None  # None: a remark of the client
     text: str  # without its terminator; for a progress bar, its last state
-    time: float | None = None  # when its end reached the controller, seconds since the epoch
+    time: float | None = None  # arrival of its end at the controller, seconds since the epoch
     node: str | None = None
     end: str = "\n"  # "\n" finished; "\r" unfinished progress bar; "" other unfinished line
 
 
 class WorkerLine(NamedTuple):
-    """Line as its worker wrote it, or the received part of it."""
+    """Line as a worker wrote it, or the part received so far."""
 
     data: bytes  # without its newline
     piece: LogPiece  # contains the end of the line
@@ -58,27 +58,27 @@ class WorkerLine(NamedTuple):
 
 
 class StreamPages(ClusterConnection):
-    """Replies of several pages, joined; feed events, output and sample records page by page."""
+    """Requests with joined reply pages, and page streams of events, output and samples."""
 
     async def some_job_names(self) -> list[str]:
         """Return names of jobs, oldest first, with at most two requests.
 
-        These are all names if the jobs fit into one page, else those of the first page and of jobs
-        that have not ended.
+        If the jobs fit into one page, return all names. Otherwise return those of the first page
+        and of jobs that have not ended.
         """
         page = await self._call(ListJobs(ended=True), Jobs)
         live = (await self._call(ListJobs(), Jobs)).jobs if page.next else ()
         return [job.job for job in (*page.jobs, *live)]
 
     async def job(self, job: str) -> JobDetail:
-        """Return all details of one job, which has a name as returned by `submit`."""
+        """Return all details of the job with a name that `submit` returned."""
         return await self._detail(GetJob(job=JobId(job)), JobId(job))
 
     async def state(self, job: str, wait_s: float = 0.0) -> JobState:
         """Return the state of a job, without its history.
 
         Args:
-            wait_s: seconds, at most 30: the controller delays the reply for so long unless the job
+            wait_s: seconds, at most 30, for which the controller delays the reply unless the job
                 ends.
         """
         return await self._call(WaitJob(job=JobId(job), wait_s=wait_s), JobState, wait_s)
@@ -90,7 +90,7 @@ class StreamPages(ClusterConnection):
     async def _joined(
         self, request: Message, kind: type[Page], *lists: str, more: Message | None = None
     ) -> Page:
-        """Return the reply with all pages of its lists; `more` requests those after the first."""
+        """Return the reply with all pages of its lists. `more` requests all later pages."""
         page = await self._call(request, kind)
         rows = {name: list(getattr(page, name)) for name in lists}
         while cursor := page.next:
@@ -107,7 +107,7 @@ class StreamPages(ClusterConnection):
     ) -> AsyncIterator[tuple[FeedEvent, ...]]:
         """Yield feed events from number `from_seq` (1-based) on, without gaps; no page is empty.
 
-        `follow` continues until cancelled; else the stream ends after the newest event.
+        With `follow` the stream continues until cancelled, else it ends after the newest event.
         """
         while True:
             wait_s = POLL_S if follow else 0.0
@@ -194,7 +194,7 @@ class StreamPages(ClusterConnection):
         unfinished: bool = False,
         raw: bool = False,
     ) -> AsyncIterator[list[WorkerLine]]:
-        """Yield complete lines of workers as they arrive; arguments are those of `output_pages`.
+        """Yield complete lines of workers as they arrive, with the arguments of `output_pages`.
 
         An empty page marks the end of what has arrived so far. `unfinished` lines follow the
         finished ones; `raw` also splits after carriage returns, and keeps them.
@@ -223,8 +223,8 @@ class StreamPages(ClusterConnection):
     ) -> AsyncIterator[tuple[LogPiece, ...]]:
         """Yield raw pieces of a stream in the order in which they were stored.
 
-        Pieces may split lines. An empty page marks the end of what has arrived so far. After a log
-        comes one remark for each of the selected workers whose output is incomplete.
+        Pieces can split lines. An empty page marks the end of what has arrived so far. A log ends
+        with one remark for each selected worker whose output is incomplete.
         """
         cursor, wait_s = 0, NOW_S
         while True:
@@ -254,7 +254,7 @@ def _missing_remark(worker: str) -> LogPiece:
 
 
 def _split_raw(data: bytes) -> list[bytes]:
-    """Split after each newline, which is dropped, and each carriage return, which stays."""
+    """Split after each newline and carriage return. Drop newlines, keep carriage returns."""
     *lines, last = RAW_END.split(data)
     return [*(line.removesuffix(b"\n") for line in lines), last]
 
@@ -282,7 +282,7 @@ def line_pattern(text: str) -> re.Pattern[str]:
     """Compile a regular expression for lines.
 
     Raises:
-        BadFieldError: if it is not valid.
+        BadFieldError: if the expression is invalid.
     """
     try:
         return re.compile(text)

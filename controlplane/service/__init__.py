@@ -1,1 +1,1 @@
-"""The live shell around the core: sockets in, journal, `handle`, sockets out."""
+"""Live shell around the core: it receives messages, writes the journal, and sends the replies."""

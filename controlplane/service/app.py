@@ -1,4 +1,4 @@
-"""Process of the controller: builds its parts, owns their tasks, shuts down in order."""
+"""Process of the controller. It builds the parts, runs their tasks, and shuts down in order."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ from schemas.wire.client import Cluster, SearchInfo
 log = structlog.get_logger("controller")
 MAX_QUESTION: Final = 64 << 10  # bytes of a request to the log relay
 MAX_REQUEST: Final = 1 << 20  # bytes of a request; decrypting a frame blocks all others
-QUEUED_PAGES: Final = 2  # for a follower that does not read, 1 MiB each
-BIND_WAIT_S: Final = 10.0  # a killed predecessor may still be closing
+QUEUED_PAGES: Final = 2  # of 1 MiB each, for a follower that does not read
+BIND_WAIT_S: Final = 10.0  # a killed predecessor might still be closing its sockets
 
 
 async def run(path: Path) -> None:
@@ -95,7 +95,7 @@ def _ignore_reload() -> None:
 
 
 class Controller:
-    """All parts of one controller; constructing it replays the journal.
+    """All parts of one controller. The constructor replays the journal.
 
     Relative paths in the settings refer to `home`.
 
@@ -209,7 +209,7 @@ class Controller:
         )
 
     def settings_of(self, path: Path) -> SettingsReload[ControllerSettings]:
-        """Return the reloader that applies the settings which may change at run time."""
+        """Return an object that reloads and applies settings that can change at run time."""
         sections: dict[str, tuple[type[msgspec.Struct], Callable[[ControllerSettings], None]]] = {
             "silence": (Silence, lambda fresh: self._node_sessions.use(_timings(fresh))),
             "store": (Store, self._apply_store),
@@ -241,7 +241,7 @@ class Controller:
         self._keys.reload(load_authorised(self._home / settings.keys.authorised))
 
     def _cut_off(self, owners: list[Identity]) -> None:
-        """Disconnect the owners of keys that were revoked, expired or changed."""
+        """Disconnect the owners of keys that were revoked, have expired or were changed."""
         log.info("keys are no longer authorised", owners=[str(who) for who in owners])
         self._node_sessions.cut_off_revoked()
         self._request_server.waiting.end_revoked()
@@ -253,7 +253,7 @@ class Controller:
         """Run all tasks until `stop` is set.
 
         Raises:
-            JournalError: if the journal failed permanently.
+            JournalError: if the journal has failed permanently.
         """
         listen = self._settings.listen
         failure: JournalError | None = None

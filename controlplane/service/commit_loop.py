@@ -1,4 +1,4 @@
-"""Commit loop: handle an input, make it durable, and only then execute its commands."""
+"""Commit loop: handle an input, make it durable, and execute its commands only afterwards."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ DEADLINE_TICK_S: Final = 0.5
 
 @dataclass(slots=True)
 class _Pending:
-    """An input that was handled and is not durable yet, with its commands."""
+    """An input that was handled but is not durable yet, with its commands."""
 
-    number: int  # in the journal
+    number: int  # position in the journal
     at: Seconds
     event: Input
     commands: list[Command]
@@ -54,23 +54,23 @@ class _Pending:
 
 
 class Tail(NamedTuple):
-    """Inputs behind the last snapshot of the state, which a restart has to handle again."""
+    """Inputs after the last snapshot of the state. A restart must handle them again."""
 
     inputs: int
-    seconds: float  # of handling
+    seconds: float  # time that handling them took
 
 
 class CommitLoop:
     """Owner of the reactor and its journal.
 
-    Inputs are handled at once, in order. Their commands wait, also in order, until the inputs are
-    in the journal (commit before effect). Several inputs share one fdatasync.
+    Inputs are handled at once, in order. Their commands wait, in the same order, until the inputs
+    are in the journal (commit before effect). Several inputs share one fdatasync.
 
-    `reactor` is ahead of the journal; decisions are made on it. `committed` handles each input once
-    it is durable, just before its commands are executed; everything that leaves the controller is
-    read from it.
+    `reactor` is ahead of the journal and is used for decisions. `committed` handles each input once
+    the input is durable, just before its commands are executed. Everything that leaves the
+    controller is read from `committed`.
 
-    The state is restored from the last snapshot and the inputs since. `recorded` is called with
+    The state is restored from the last snapshot and all later inputs. `recorded` is called with
     each record of a durable input, before its commands are executed.
 
     Raises:
@@ -114,10 +114,10 @@ class CommitLoop:
         return self.reader.records
 
     def job(self, name: JobId) -> Job:
-        """Return a durable job, whether it is still in the state or only in the journal.
+        """Return a durable job from the state, or from the journal if it has left the state.
 
         Raises:
-            UnknownJobError: if there is no such job, or it is no longer kept.
+            UnknownJobError: if there is no such job, or the job is no longer kept.
         """
         found = self.committed.state.jobs.get(name) or self.reader.ended.get(name)
         if found is None:
@@ -130,14 +130,14 @@ class CommitLoop:
         return self._writer.stalled
 
     def now(self) -> Seconds:
-        """Return seconds since the epoch; setting the system clock at run time has no effect."""
+        """Return seconds since the epoch. A change of the system clock has no effect."""
         return Seconds(self._clock_offset + self._loop.time())
 
     def begin(self, release: str) -> Term:
         """Start a new term and return it.
 
-        The term is above that of the last run, and above terms that the journal does not contain
-        because it was restored from a backup.
+        The term is higher than that of the last run. It is also higher than terms that the journal
+        does not contain because the journal was restored from a backup.
         """
         term = Term(max(self.reactor.state.term + 1, self.reader.term_floor()))
         self.handle(ControllerStarted(term=term, release=release))
@@ -153,8 +153,8 @@ class CommitLoop:
 
         An input that the core cannot handle is replaced by `InputSkipped`.
 
-        `before_effects` is called when the input is durable, before its commands are executed;
-        `after_effects` afterwards.
+        `before_effects` is called when the input is durable, before its commands are executed.
+        `after_effects` is called after their execution.
         """
         now, began = self.now(), time.perf_counter()
         self._torn = True
@@ -204,7 +204,7 @@ class CommitLoop:
             )
 
     def between_commits(self, work: Task) -> None:
-        """Run a short piece of work on the journal's database, in its thread, between commits."""
+        """Run short work on the journal's database, in the writer thread between commits."""
         self._writer.between_commits(work)
 
     def snapshot_taken(self, number: int) -> None:
@@ -216,8 +216,8 @@ class CommitLoop:
     def _before(self) -> Reactor:
         """Return the reactor as it was before the current input.
 
-        It is a copy of `committed` that replays the inputs which are not durable yet, and no
-        others.
+        It is a copy of `committed` that replays exactly the inputs that were handled but are not
+        durable yet.
         """
         reactor = copy_of(self.committed)
         for pending in self._pending:
@@ -236,7 +236,7 @@ class CommitLoop:
             self._failed.set_result(error)
 
     def _release(self, durable: int) -> None:
-        """Execute the commands of all inputs up to `durable`; a failure does not stop others."""
+        """Execute the commands of all inputs up to `durable`. If one fails, the others continue."""
         while self._pending and self._pending[0].number <= durable:
             pending = self._pending.popleft()
             self.committed.handle(pending.event, pending.at)
@@ -256,12 +256,12 @@ class CommitLoop:
     async def failure(self) -> JournalError:
         """Wait until the journal has failed permanently, and return the error.
 
-        No effect of an uncommitted input has left, so agents and clients will repeat theirs.
+        Uncommitted inputs have had no outside effect, so agents and clients will repeat them.
         """
         return await asyncio.shield(self._failed)
 
     async def keep_deadlines(self) -> None:
-        """Turn expired deadlines into inputs, and report a stalled journal, until cancelled."""
+        """Until cancelled, turn expired deadlines into inputs and report a stalled journal."""
         while True:
             await asyncio.sleep(DEADLINE_TICK_S)
             self._watch_writer()
@@ -269,7 +269,7 @@ class CommitLoop:
                 self.handle(event)
 
     def _watch_writer(self) -> None:
-        """Announce that the journal cannot be written, and that it is writable again."""
+        """Announce when the journal becomes unwritable, and when it is writable again."""
         why = self._writer.stalled
         if why and self._stall is None:
             self._stall = CommitsResumed(reason=why, since=self.now())

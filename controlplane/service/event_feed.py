@@ -1,4 +1,4 @@
-"""Feed of state changes (port 7703), which also wakes long polls of this process."""
+"""Feed of state changes (port 7703). New events also wake long polls of this process."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from schemas.wire.feed import FeedEvent
 MAX_TOPIC: Final = 256  # bytes of a subscription
 MAX_SUBSCRIPTION_BYTES: Final = (
     128 << 10
-)  # bytes of subscriptions of one key; libzmq keeps 50 times as many
+)  # bytes of one key's subscriptions; libzmq uses 50 times as much memory
 
 
 class EventFeed:
-    """XPUB socket of the feed, and the event that long polls wait for.
+    """XPUB socket of the feed. Long polls wait for the next event.
 
     `bind` opens the socket again, retrying until it succeeds.
     """
@@ -43,7 +43,7 @@ class EventFeed:
         self._bind = bind
         self._owner_of = owner_of
         self._cut_off = asyncio.Event()
-        self._waiter: asyncio.Future[None] | None = None  # of all long polls
+        self._waiter: asyncio.Future[None] | None = None  # all long polls await this future
         self.last_seq = last_seq
 
     async def admit_subscribers(self) -> None:
@@ -56,7 +56,7 @@ class EventFeed:
             try:
                 await asyncio.wait({admitting, cut}, return_when=asyncio.FIRST_COMPLETED)
                 if not cut.done():
-                    await admitting  # raises its error
+                    await admitting  # raises the error of the admitting task
             finally:
                 admitting.cancel()
                 cut.cancel()
@@ -81,9 +81,9 @@ class EventFeed:
                 self._audit.refused("subscription", what, peer=str(incoming.identity))
 
     def _is_within_bound(self, socket: Socket, incoming: Incoming) -> bool:
-        """True if a key's subscriptions are within their bound; else cut its connection."""
+        """True if a key's subscriptions are within their bound. If not, cut the connection."""
         kept_bytes = socket.count_kept_bytes(incoming)
-        if kept_bytes is None:  # its connection was just cut
+        if kept_bytes is None:  # the key's connection was just cut
             return False
         if kept_bytes <= MAX_SUBSCRIPTION_BYTES:
             return True
@@ -93,10 +93,10 @@ class EventFeed:
         return False
 
     def cut_off(self) -> None:
-        """Close all connections: ZeroMQ cannot close a single one.
+        """Close all connections, because ZeroMQ cannot close a single one.
 
         Clients that may still read reconnect and subscribe again. They miss the events published
-        meanwhile, which they can tell by the event numbers.
+        meanwhile, and notice the gap in the event numbers.
         """
         self._socket = None
         self._cut_off.set()
@@ -104,7 +104,7 @@ class EventFeed:
     def publish(self, event: FeedEvent) -> None:
         """Send `event` once for each audience, and wake the long polls.
 
-        `event.seq` must be above that of the last event.
+        `event.seq` must be higher than the number of the last event.
         """
         self.last_seq = event.seq
         if self._socket is not None:
@@ -115,7 +115,7 @@ class EventFeed:
             self._waiter.set_result(None)
 
     def _topics(self, event: FeedEvent) -> Iterator[tuple[str, FeedEvent]]:
-        """Yield each topic with the event, without names of jobs its audience must not know."""
+        """Yield each topic with the event, without job names hidden from readers of the topic."""
         if event.job is None:
             topic = f"node/{event.node}" if event.node is not None else "cluster"
             yield topic, self._redact(event, "")

@@ -1,7 +1,7 @@
 """Retention of files and of the journal.
 
 `FileKeeper` deletes output of ended jobs and unneeded archives by age and size. `JournalKeeper`
-takes snapshots of the state in time and deletes old rows of the journal.
+takes snapshots of the state regularly and deletes old rows of the journal.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from schemas.host.files import AgedFile, expired_files
 from schemas.ids import JobId, Seconds
 
 log = structlog.get_logger("file_keeper")
-FIRST_RUN_S: Final = 60.0  # after the start
+FIRST_RUN_S: Final = 60.0  # seconds after the start
 UPLOAD_SUFFIX: Final = ".part"  # suffix of unfinished uploads
 INTERVAL_S: Final = 300.0
 UNLIMITED: Final = 1 << 62
-GRACE_S: Final = 3600.0  # files changed since may be needed at any moment
+GRACE_S: Final = 3600.0  # a job could need a more recently changed file at any moment
 
 
 def files_in(folder: Path) -> list[AgedFile]:
-    """Return the files of a folder; files that disappear meanwhile are skipped.
+    """Return the files of a folder. Skip files that disappear meanwhile.
 
     Raises:
         OSError: if the folder cannot be read.
@@ -56,7 +56,7 @@ def files_in(folder: Path) -> list[AgedFile]:
 
 @dataclass(eq=False)
 class FileKeeper:
-    """Scans folders periodically in a thread; deletes in the event loop, one file at a time."""
+    """Keeper that scans folders periodically in a thread, and deletes files in the event loop."""
 
     state: Callable[[], State]
     logs: LogStore
@@ -103,7 +103,7 @@ class FileKeeper:
             await asyncio.sleep(0)
 
     def _of_ended_job(self, seen: AgedFile) -> AgedFile | None:
-        """Return a file of output with the end time of its job; None if the job has not ended."""
+        """Return an output file with the job's end time, or None if the job has not ended."""
         job = self.state().jobs.get(JobId(seen.name.rpartition(".")[0]))
         if job is None:
             return seen
@@ -112,14 +112,14 @@ class FileKeeper:
 
 journal_log = structlog.get_logger("journal_keeper")
 TICK_S: Final = 1.0
-TAIL_S: Final = 2.0  # of handling that a restart would repeat
+TAIL_S: Final = 2.0  # handling time that a restart would have to repeat
 RETRY_S: Final = 60.0  # after a failed snapshot
 FORGET_S: Final = 30.0  # between two deletions by age
-RECORDS_S: Final = 600.0  # between two deletions of single jobs' excess records
+RECORDS_S: Final = 600.0  # between two deletions of excess records of jobs
 
 
 class JournalKeeper:
-    """Has a child take snapshots when many inputs follow the last one; deletes old rows."""
+    """Keeper that deletes old rows, and starts a child to take a snapshot after many inputs."""
 
     def __init__(self, commit_loop: CommitLoop, path: Path, settings: JournalSettings) -> None:
         self._commit_loop = commit_loop
@@ -141,7 +141,7 @@ class JournalKeeper:
         )
 
     async def run(self) -> None:
-        """Maintain the journal until cancelled, which kills a running child."""
+        """Maintain the journal until cancelled. Cancelling kills a running child."""
         while True:
             await asyncio.sleep(TICK_S)
             now = self._loop.time()
@@ -182,12 +182,12 @@ class JournalKeeper:
         return tail.inputs >= self._snapshot_inputs or tail.seconds >= TAIL_S
 
     def _forget_records(self, jobs: deque[JobId], database: sqlite3.Connection) -> None:
-        """Delete excess records of some jobs in the writer's thread; schedule the next piece."""
+        """Delete excess records of some jobs in the writer thread. Schedule the next deletion."""
         forget_records(database, jobs, self._keep)
         if jobs:
             self._commit_loop.between_commits(partial(self._forget_records, jobs))
 
     def _forget(self, database: sqlite3.Connection) -> None:
-        """Delete some old rows in the writer's thread; schedule the next piece after others."""
+        """Delete some old rows in the writer thread. Schedule the next deletion last."""
         if forget(database, self._keep, self._commit_loop.now()):
             self._commit_loop.between_commits(self._forget)

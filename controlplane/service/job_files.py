@@ -1,4 +1,4 @@
-"""Files of jobs: forwards requests of clients to the agent of the node, and its reply back."""
+"""Files of jobs. Client requests are forwarded to the node's agent, and its replies back."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from schemas.wire.files import (
     ToNode,
 )
 
-REPLY_TIMEOUT_S: Final = 10.0  # includes the time an agent reads its disk
+REPLY_TIMEOUT_S: Final = 10.0  # includes the time for which the agent reads from disk
 MAX_UNDER_WAY: Final = 64  # of one user; a client sends one request at a time
 
 
@@ -32,7 +32,7 @@ MAX_UNDER_WAY: Final = 64  # of one user; a client sends one request at a time
 class JobFiles:
     """Requests that wait for the reply of an agent.
 
-    `ask` sends a request to a node; it returns False if the node is not connected.
+    `ask` sends a request to a node, and returns False if the node is not connected.
     """
 
     state: Callable[[], State]
@@ -42,7 +42,7 @@ class JobFiles:
     )
 
     async def reply(self, request: FromFollower, who: Identity) -> FileList | FilePiece:
-        """Return the list or piece of a permitted request, from the node.
+        """Return the file list or file piece that the node sends for a permitted request.
 
         Raises:
             UnknownNodeError: if no such node ever joined.
@@ -84,7 +84,7 @@ class JobFiles:
             del self._waiting[name]
 
     def receive(self, node: NodeId, message: FromNode) -> None:
-        """Deliver an agent's reply; drop it if no request to this node waits for it."""
+        """Deliver an agent's reply. Drop the reply if no request to this node waits for it."""
         asked, _, answer = self._waiting.get(message.request, (NodeId(""), "", None))
         if answer is not None and asked == node and not answer.done():
             answer.set_result(message)

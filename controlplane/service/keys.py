@@ -1,4 +1,4 @@
-"""Keys that may connect: authorised.toml, changes that admins made online, and expiry times.
+"""Keys that may connect: from authorised.toml and from online changes by admins, until they expire.
 
 Online changes are kept in a file of the state folder.
 """
@@ -25,7 +25,7 @@ REMEDY: Final = "restore a backup; without the file, revoked keys would become v
 
 
 class OnlineChanges(msgspec.Struct, frozen=True):
-    """Online additions and revocations; each public key occurs once."""
+    """Online additions and revocations. Each public key occurs once."""
 
     keys: tuple[KeyInfo, ...] = ()
 
@@ -37,7 +37,7 @@ class KeyFile:
         self.path = path
 
     def read(self) -> dict[bytes, KeyInfo]:
-        """Return the online changes by public key; empty if there is no file.
+        """Return the online changes by public key, or an empty dict if there is no file.
 
         Raises:
             SettingsError: if the file cannot be read, or users other than its owner may read it.
@@ -72,13 +72,13 @@ class KeyFile:
             os.close(folder)
 
 
-LOOK_S: Final = 1.0  # delay after which connections of an expired key end
+LOOK_S: Final = 1.0  # delay until an expired key is disconnected
 MAX_KEYS: Final = 10_000  # added or revoked online
 OnRevoked = Callable[[list[Identity]], None]
 
 
 class KeyTable:
-    """Owner of `known`, the table that all sockets consult; a revocation overrides everything else.
+    """Owner of `known`, the table that all sockets consult. A revoked key is never valid again.
 
     Raises:
         SettingsError: if the file cannot be used.
@@ -149,7 +149,7 @@ class KeyTable:
         return replace(said, state="expired") if over and said.state == "valid" else said
 
     def add(self, request: AddKey, by: str) -> KeyInfo:
-        """Authorise a key from now on, and return it as stored.
+        """Authorise a key from now on, and return the stored entry.
 
         Raises:
             BadFieldError: if a field is invalid, or the key has another owner or was revoked.
@@ -187,13 +187,13 @@ class KeyTable:
         return row
 
     def revoke(self, wanted: str, by: str) -> tuple[KeyInfo, ...]:
-        """Revoke keys; effective at once, and permanently once stored.
+        """Revoke keys. The revocation applies at once, and permanently as soon as it is stored.
 
         `wanted` is a public key, or the name of an owner, all of whose keys are revoked.
 
         Raises:
             BadFieldError: if there is no such key, or no admin would be left.
-            UnavailableError: if the revocation cannot be stored: it is effective until a restart.
+            UnavailableError: if the revocation cannot be stored; it applies until a restart.
         """
         rows = {row.public.encode(): row for row in self.rows()}
         found = {key: row for key, row in rows.items() if wanted in {row.public, row.name}}

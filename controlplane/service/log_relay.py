@@ -1,4 +1,4 @@
-"""Log relay: output and working directories, on sockets apart from orders and events.
+"""Log relay: transfers output and working directories, on sockets apart from orders and events.
 
 `LogRates` limits the rate at which each job's output is accepted; excess output waits in the files
 of its workers.
@@ -52,26 +52,26 @@ from schemas.wire.feed import (
 from schemas.wire.files import FileList, FilePiece, FilesRefused, FromFollower, ListFiles, ReadFile
 
 BURST_S: Final = 16.0  # seconds of output at the full rate that a job may ship at once
-MAX_CREDIT_BYTES: Final = 2 << 20  # bytes that an agent may send beyond what is stored, per stream
-MIN_CREDIT_BYTES: Final = 256 << 10  # the same, for a job beyond its rate
-MAX_STREAMS: Final = 1000  # streams; beyond it, those with a full burst are forgotten
+MAX_CREDIT_BYTES: Final = 2 << 20  # per stream: bytes an agent may send beyond the stored ones
+MIN_CREDIT_BYTES: Final = 256 << 10  # the same, for a job above its rate
+MAX_STREAMS: Final = 1000  # more streams: forget those that have their full burst
 Sender = TypeVar("Sender", bound=Hashable)
 StreamKey = tuple[str, str]  # job and stream
 
 
 @dataclass(slots=True)
 class _Stream(TokenBucket, Generic[Sender]):  # a token is a byte
-    took_at: float = float("-inf")  # last output
+    took_at: float = float("-inf")  # time of the last output
     waiting: dict[Sender, None] = field(default_factory=dict)  # waiting senders, in order
 
 
 class LogRates(Generic[Sender]):
-    """Grants credit for output, limited for each stream of a job to a rate and a burst.
+    """Limits on output. Credit for each stream of a job has a rate and a burst.
 
-    Output that arrives is stored at once, whatever its rate. Only the acknowledgement is delayed,
-    and with it the credit for more. So nothing is lost, and no other job waits.
+    Output that arrives is stored at once, whatever its rate. Only the acknowledgement, which also
+    grants credit for more output, is delayed. So nothing is lost, and no other job waits.
 
-    `answer` tells a sender what is stored, and how many bytes it may send beyond that.
+    `answer` reports to a sender how much is stored, and how many more bytes it may send.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class LogRates(Generic[Sender]):
         self._streams: dict[StreamKey, _Stream[Sender]] = {}
 
     def count_output(self, key: StreamKey, size: int) -> None:
-        """Count `size` bytes of output that were stored."""
+        """Deduct `size` bytes of stored output from the stream's tokens."""
         stream = self._refilled(key)
         stream.tokens -= size
         stream.took_at = stream.at
@@ -96,7 +96,7 @@ class LogRates(Generic[Sender]):
     def answer(self, key: StreamKey, sender: Sender) -> None:
         """Grant credit now, or once the stream is within its rate.
 
-        A sender that waits already keeps its place and gets one reply.
+        A sender that already waits keeps its place in the queue and gets one reply.
         """
         stream = self._refilled(key)
         if not stream.waiting and stream.tokens >= 0:
@@ -107,7 +107,7 @@ class LogRates(Generic[Sender]):
         stream.waiting[sender] = None
 
     def quiet_s(self, key: StreamKey) -> float:
-        """Return the seconds since the stream's last output; infinite if there was none."""
+        """Return the seconds since the stream's last output, or infinity if there was none."""
         stream = self._streams.get(key)
         return float("inf") if stream is None else self._clock() - stream.took_at
 
@@ -141,7 +141,7 @@ class LogRates(Generic[Sender]):
         return stream
 
     def _forget(self) -> None:
-        """Forget streams that have their full burst again: they are equal to new ones."""
+        """Forget streams that have their full burst again, because new streams have the same."""
         now, per_s = self._clock(), self._per_s()
         for key, stream in list(self._streams.items()):
             if stream.refill(now, per_s, BURST_S) and not stream.waiting:
@@ -155,8 +155,8 @@ FOLLOWER_RIGHTS: Final[Mapping[type[Message], Right]] = {
     ReadFile: Action.FILES,
 }
 PAGES_PER_S: Final = 2000.0  # of one user
-PAGE_TOKEN_BYTES: Final = 64 << 10  # of a page, which cost one more token
-SHIPPING_TIMEOUT_S: Final = 60.0  # after a job's end; output not shipped by then does not exist
+PAGE_TOKEN_BYTES: Final = 64 << 10  # bytes of a page that cost one more token
+SHIPPING_TIMEOUT_S: Final = 60.0  # after a job's end; then the output is considered complete
 
 
 class _WorkerStream(NamedTuple):
@@ -171,7 +171,7 @@ class _WorkerStream(NamedTuple):
 
 @dataclass(kw_only=True, eq=False)
 class LogRelay:
-    """Stores what agents ship, and serves it to followers, one page for each request.
+    """Store of what agents ship. It serves followers one page for each request.
 
     A follower holds credit for exactly one page at a time, so a stalled follower costs nothing.
     """
@@ -203,9 +203,9 @@ class LogRelay:
                 self._shipped(incoming)
             except OnesError as error:
                 self._audit_refusal(incoming, error)
-            except (ValueError, ArithmeticError) as error:  # no frame may stop the controller
+            except (ValueError, ArithmeticError) as error:  # no frame must stop the controller
                 self.audit.refused("log", repr(error), peer=str(incoming.identity))
-            except OSError as error:  # full disk: nothing was stored, the agent repeats it
+            except OSError as error:  # full disk: nothing was stored, and the agent sends again
                 self.audit.refused("log", str(error), peer=str(incoming.identity))
 
     async def serve_followers(self) -> None:
@@ -346,9 +346,9 @@ class LogRelay:
         processes: Mapping[WorkerId, Process],
         ordered: Container[WorkerId],
     ) -> tuple[tuple[str, ...], bool]:
-        """Return the workers with incomplete output, and whether no more output can be expected.
+        """Return the workers with incomplete output, and whether no more output can arrive.
 
-        All ranks are waited for; only those of the requested rank are listed.
+        The second value is about all ranks. Only workers of the requested rank are listed.
         """
         missing, final = [], job.ended
         late = job.ended and self.now() - job.accounting.since > SHIPPING_TIMEOUT_S

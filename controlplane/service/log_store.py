@@ -1,11 +1,11 @@
 """Output of jobs: a folder per stream, with a file of raw output and an index for each worker.
 
-The file of a worker is the truth: its size is what is stored, so no output is read at a restart.
+The size of a worker's file says how much is stored, so a restart does not read the output.
 The index has times and the order of output among workers. An entry covers the bytes since the
-previous one; entries are written after `INDEX_BYTES` or `INDEX_S`, before a page is read, and when
-the output ends. Bytes that a crash left without an entry get one with the file's time.
+previous one. Entries are written after `INDEX_BYTES` or `INDEX_S`, before a page is read, and when
+the output ends. Bytes that a crash left without an entry get an entry with the file's time.
 
-A damaged entry is skipped: its bytes belong to the next entry, and only their time is lost.
+A damaged entry is skipped. Its bytes then belong to the next entry, so only their time is lost.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ from schemas.host.files import AgedFile
 from schemas.ids import JobId, Rank, Version
 from schemas.wire.feed import LogPiece
 
-INDEX_BYTES: Final = 64 << 10  # one worker's output without an entry, at most, and a chunk
-INDEX_S: Final = 0.5  # seconds of a stream's output without entries, at most
-MAX_PIECE_BYTES: Final = 1 << 20  # read for one entry; only damage makes an entry cover more
+INDEX_BYTES: Final = 64 << 10  # most output of a worker without an entry, plus one chunk
+INDEX_S: Final = 0.5  # longest time for which a stream's output has no entry
+MAX_PIECE_BYTES: Final = 1 << 20  # read per entry; only after damage does an entry cover more
 MAX_OPEN: Final = 50_000  # streams kept in memory, about 1 KB each
 INDEX_SUFFIX: Final = ".index"
-NAME: Final = re.compile(r"\d+\.\d+")  # of a worker's file: version, rank
-NUMBERS: Final = struct.Struct(">QQ")  # order, end
-ENTRY_BYTES: Final = NUMBERS.size + 4  # with a CRC-32
-BLOCK_ENTRIES: Final = 256  # read at once
+NAME: Final = re.compile(r"\d+\.\d+")  # name of a worker's file: version and rank
+NUMBERS: Final = struct.Struct(">QQ")  # order and end of an entry
+ENTRY_BYTES: Final = NUMBERS.size + 4  # includes a CRC-32
+BLOCK_ENTRIES: Final = 256  # entries to read at once
 ENDED: Final = 1 << 63  # flag of `end`: the output is complete
-MICROSECONDS: Final = 1_000_000  # in a second
-NO_WORKER: Final = (0, 0)  # writer of notes
+MICROSECONDS: Final = 1_000_000  # per second
+NO_WORKER: Final = (0, 0)  # key of the notes, which no worker wrote
 WorkerKey = tuple[int, int]  # (version, rank)
 
 log = structlog.get_logger("log_store")
 
 
 class Entry(NamedTuple):
-    """Entry of an index: one worker's bytes up to `end` were stored at this time."""
+    """Entry of an index. It says when the worker's bytes up to `end` were stored."""
 
     order: int  # microseconds since the epoch, unique and increasing in a stream
     end: int  # bytes
@@ -74,7 +74,7 @@ class _Output:
 
     path: Path
     size: int = 0  # bytes stored
-    dropped: int = 0  # bytes accepted beyond the stream's bound, and not stored
+    dropped: int = 0  # bytes accepted but not stored, beyond the stream's bound
     index_size: int = 0  # bytes
     last: Entry = Entry(0, 0)
 
@@ -84,7 +84,7 @@ class _Output:
 
     @property
     def pending(self) -> int:
-        """Stored bytes without an index entry."""
+        """Number of stored bytes without an index entry."""
         return self.size - self.last.end
 
     @property
@@ -92,7 +92,7 @@ class _Output:
         return self.path.with_name(self.path.name + INDEX_SUFFIX)
 
     def load(self, index_size: int) -> None:
-        """Read the last entry; entries of bytes that are gone are removed."""
+        """Read the last entry. Remove entries whose bytes no longer exist."""
         self.index_size = index_size - index_size % ENTRY_BYTES
         count = self._count_until(self.size, lambda entry: entry.end)
         self.last = self._entry_until(count - 1)
@@ -102,7 +102,7 @@ class _Output:
             self.index_size = count * ENTRY_BYTES
 
     def entries(self, order: int) -> Iterator[tuple[Entry, _Output, int]]:
-        """Yield the entries above an order, each with the start of its bytes."""
+        """Yield the entries after the entry `order`, each with the start of its bytes."""
         first = self._count_until(order, lambda entry: entry.order)
         start = self._entry_until(first - 1).end
         for at in range(first, self.index_size // ENTRY_BYTES, BLOCK_ENTRIES):
@@ -112,7 +112,7 @@ class _Output:
                     start = entry.end
 
     def read(self, start: int, end: int) -> bytes:
-        """Return stored bytes, after a note in place of those that are lost."""
+        """Return stored bytes. If some are lost, begin with a note that says so."""
         begin = max(start, end - MAX_PIECE_BYTES)
         data = _read(self.path, begin, end - begin)
         lost = end - start - len(data)
@@ -120,12 +120,12 @@ class _Output:
         return note.encode() + data
 
     def _count_until(self, most: int, key: Callable[[Entry], int]) -> int:
-        """Return the number of the leading entries whose key is at most `most`."""
+        """Return how many of the first entries have a key of at most `most`."""
         numbers = range(self.index_size // ENTRY_BYTES)
         return bisect_right(numbers, most, key=lambda number: key(self._entry_until(number)))
 
     def _entry_until(self, number: int) -> Entry:
-        """Return the last undamaged entry up to this number."""
+        """Return the last undamaged entry among the first `number` entries."""
         while number >= 0:
             (entry,) = self._entries(number, 1)
             if entry is not None:
@@ -144,14 +144,14 @@ class _Stream:
     outputs: dict[WorkerKey, _Output] = field(default_factory=dict)
     bytes_kept: int = 0  # output and indexes
     order: int = 0  # of the last entry
-    pending: dict[WorkerKey, float] = field(default_factory=dict)  # with the time of the first byte
+    pending: dict[WorkerKey, float] = field(default_factory=dict)  # since the first byte
 
 
 class LogStore:
-    """Output streams of all jobs, each opened on first use.
+    """Output streams of all jobs. Each is opened on first use.
 
-    Output of a stream beyond `max_bytes` is accepted and dropped. Streams beyond `known` are
-    opened again on their next use.
+    Output of a stream beyond `max_bytes` is accepted but dropped. At most `known` streams stay
+    open; others are opened again on their next use.
     """
 
     def __init__(
@@ -178,10 +178,10 @@ class LogStore:
         return self._open(job, stream).bytes_kept >= self.max_bytes
 
     def append(self, job: JobId, stream: str, who: WorkerKey, offset: int, data: bytes) -> int:
-        """Store the new part of `data`; return how many bytes of the worker's output are stored.
+        """Store the new part of `data`. Return how many bytes of the worker's output are stored.
 
-        A chunk that leaves a gap or is entirely old changes nothing. `offset` is the position of
-        `data` in the worker's own file.
+        A chunk that would leave a gap, or is already stored, changes nothing. `offset` is the
+        position of `data` in the worker's own file.
 
         Raises:
             OSError: if the file cannot be written; nothing was stored.
@@ -202,9 +202,9 @@ class LogStore:
         return output.accepted
 
     def end(self, job: JobId, stream: str, who: WorkerKey, size: int) -> bool:
-        """Record that a worker's output ends at `size` bytes; return False while some is missing.
+        """Record that a worker's output ends at `size` bytes. Return False while output is missing.
 
-        A full stream accepts every end.
+        A full stream accepts any end.
 
         Raises:
             OSError: if the file cannot be written.
@@ -264,7 +264,7 @@ class LogStore:
         return pieces, min(cursor, found.order)
 
     def usage(self) -> list[AgedFile]:
-        """Return the folder of each stream with its bytes and its last change; safe in a thread.
+        """Return the folder of each stream with its size and last change. Safe in a thread.
 
         Raises:
             OSError: if a folder cannot be read.
@@ -279,7 +279,7 @@ class LogStore:
         return found
 
     def forget(self, name: str) -> None:
-        """Delete the folder of an ended job's stream, if it exists; later output starts anew.
+        """Delete the folder of an ended job's stream, if any. Later output starts a new folder.
 
         Raises:
             OSError: if the folder cannot be deleted.
@@ -334,7 +334,7 @@ class LogStore:
             self._index_pending(found)
 
     def _index_pending(self, found: _Stream) -> None:
-        """Write the missing entries; on a full disk they stay missing until the next call."""
+        """Write the missing entries. If the disk is full, the next call tries again."""
         with contextlib.suppress(OSError):
             for who, at in list(found.pending.items()):
                 self._index(found, who, at)
@@ -368,7 +368,7 @@ def _read(path: Path, start: int, size: int) -> bytes:
 
 
 def _append(path: Path, data: bytes, size: int) -> None:
-    """Append to a file of `size` bytes; on an error, cut it to `size` again."""
+    """Append to a file of `size` bytes. After an error, truncate the file to `size` again."""
     with path.open("ab", buffering=0) as file:
         try:
             left = memoryview(data)

@@ -1,6 +1,6 @@
 """Metrics of the cluster for Prometheus, and the HTTP server for GET /metrics.
 
-The server runs in the event loop; slow or idle clients cannot block others.
+The server runs in the event loop. Slow or idle clients cannot block others.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class Metrics:
         self._last_counts: dict[str, int] = {}
 
     def page(self, accept: str) -> tuple[bytes, str]:
-        """Return all metrics as text and the content type, in a format that `accept` allows."""
+        """Return all metrics as text, in a format that `accept` allows, and the content type."""
         encode, kind = choose_encoder(accept)
         return encode(self.registry), kind
 
@@ -109,7 +109,7 @@ class Metrics:
             await asyncio.sleep(UPDATE_INTERVAL_S)
 
     def write(self, core: Reactor, search: SearchInfo) -> None:
-        """Update the metrics; a counter below its last value has restarted from 0."""
+        """Update the metrics. A counter that is below its last value has restarted from 0."""
         state, totals = core.state, core.totals
         counts = state.job_counters
         for name in STATES:
@@ -148,7 +148,7 @@ MAX_CONNECTIONS: Final = 64
 MAX_HEADER: Final = 16 << 10  # bytes of the request line and headers
 REQUEST_TIMEOUT_S: Final = 5.0  # from the connection to the complete request
 REPLY_TIMEOUT_S: Final = 10.0  # for sending a reply
-PAGE_REUSE_S: Final = 0.5  # for which a rendered page is reused
+PAGE_REUSE_S: Final = 0.5  # time for which a rendered page is reused
 CHUNK: Final = 4096
 Render = Callable[[str], tuple[bytes, str]]  # Accept header -> page, content type
 
@@ -160,9 +160,9 @@ class _Connection:
 
 
 class MetricsServer:
-    """HTTP server that answers one request per connection and closes it.
+    """HTTP server that answers one request per connection and then closes the connection.
 
-    At the connection limit the oldest connection of the host with the most connections is closed.
+    At the connection limit, the host with the most connections loses its oldest connection.
     """
 
     def __init__(self, render: Render) -> None:
@@ -260,7 +260,7 @@ class MetricsServer:
 
 
 async def _request(http: h11.Connection, reader: asyncio.StreamReader) -> h11.Request | int | None:
-    """Return the request, or the status to reply with if it is malformed; None if there is none."""
+    """Return the request, None if none arrives, or the error status for a malformed request."""
     try:
         while True:
             event = http.next_event()

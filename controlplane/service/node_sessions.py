@@ -1,6 +1,6 @@
-"""Sessions with node agents: hellos, heartbeats and events in, deltas out, silence as an input.
+"""Sessions with node agents: receive hellos, heartbeats and events, send deltas, report silence.
 
-`HelloQueue` limits how many hellos are handled at a time. `missed_by_peers` tells whether workers
+`HelloQueue` limits how many hellos are handled at a time. `missed_by_peers` checks whether workers
 on other nodes confirm that a silent node is lost.
 """
 
@@ -64,8 +64,8 @@ UNDER_WAY: Final = 32  # hellos in the journal's queue; more would delay all oth
 class HelloQueue:
     """Nodes that wait to be greeted, in order of arrival, and nodes with a hello under way.
 
-    A repeated hello keeps the place of the first one; the newest hello counts, and the connection
-    it came by.
+    A repeated hello keeps the place of the first one. Only the newest hello and its connection
+    are used.
     """
 
     limit: int = UNDER_WAY
@@ -73,7 +73,7 @@ class HelloQueue:
     under_way: dict[NodeId, tuple[bytes, Hello]] = field(default_factory=dict)
 
     def put(self, route: bytes, hello: Hello) -> None:
-        """Add a hello; if the same one is under way, only redirect its reply to the new route."""
+        """Add a hello. If the same hello is under way, only redirect its reply to the new route."""
         begun = self.under_way.get(hello.node)
         if begun is not None and equivalent_hellos(begun[1], hello):
             self.under_way[hello.node] = (route, hello)
@@ -82,7 +82,7 @@ class HelloQueue:
             self.waiting[hello.node] = (route, hello)
 
     def take(self) -> Hello | None:
-        """Return the next hello and mark it as under way; None if none may be handled now."""
+        """Return the next hello and mark it as under way, or None if too many are under way."""
         if len(self.under_way) >= self.limit:
             return None
         node = next((node for node in self.waiting if node not in self.under_way), None)
@@ -92,27 +92,27 @@ class HelloQueue:
         return self.under_way[node][1]
 
     def done(self, node: NodeId) -> bytes:
-        """Remove a hello that is durable, and return the route for its reply."""
+        """Remove a durable hello, and return the route for the reply."""
         return self.under_way.pop(node)[0]
 
 
-MAX_FENCED_S: Final = 7200.0  # nodes that state more are not waited for
+MAX_FENCED_S: Final = 7200.0  # nodes whose hello has a longer time are not waited for
 EXITING: Final = frozenset({WorkerPhase.LEAVING, WorkerPhase.EXITED})
 
 
 def fenced_s(node: Node) -> float:
-    """Return the seconds of silence after which all workers of a node have exited; 0: unknown.
+    """Return the seconds of silence after which all workers of a node have exited (0: unknown).
 
-    An agent may kill its workers when no controller replies; the hello states after which time.
+    If no controller replies, an agent can kill its workers after a time that its hello contains.
     """
     stated = node.spec.fenced_s
     return stated if 0.0 < stated <= MAX_FENCED_S else 0.0
 
 
 def missed_by_peers(state: State, node: NodeId) -> bool:
-    """True if a group that lost a member waits for its workers on `node` and for no others.
+    """True if a group that lost a member waits only for its workers on `node`.
 
-    The members on other nodes have quiesced and reported it; only those on `node` have not.
+    All members on other nodes have reported that they quiesced.
     """
     return any(_is_missed(job, node) for job in state.slot_index.jobs_on(node))
 
@@ -141,7 +141,7 @@ STALL_S: Final = 1.0  # longer pauses of the controller do not count as silence 
 class NodeSessions:
     """Connections to all nodes.
 
-    `ports` are those of the log relay and of `events`, for the welcome message.
+    `ports` are the ports of the log relay and of `events`. Welcome messages contain them.
     """
 
     commit_loop: CommitLoop
@@ -159,7 +159,7 @@ class NodeSessions:
         self._greetings: dict[NodeId, Incoming] = {}  # latest hellos, without frames
         self._sessions: dict[NodeId, ControllerSession] = {}
         self._hellos = HelloQueue()
-        self._durable: dict[NodeId, tuple[BootId, int]] = {}  # to be acknowledged together
+        self._durable: dict[NodeId, tuple[BootId, int]] = {}  # events to acknowledge together
         for node in self.commit_loop.reactor.state.nodes:
             self._session(node)
 
@@ -172,7 +172,7 @@ class NodeSessions:
     def cut_off_revoked(self) -> None:
         """Stop using connections whose keys were revoked.
 
-        Such a node counts as silent from now on.
+        From now on, their nodes are treated as silent.
         """
         for node, greeting in list(self._greetings.items()):
             if greeting.revoked:
@@ -216,12 +216,12 @@ class NodeSessions:
             now = self._now()
             stalled_s, before = now - before - TICK_S, now
             for node, session in list(self._sessions.items()):
-                if stalled_s > STALL_S:  # the controller paused; messages wait in its queue
+                if stalled_s > STALL_S:  # the controller paused, so messages wait in its queue
                     session.last_received_at = Seconds(session.last_received_at + stalled_s)
                 self._apply(node, session.tick(now))
                 self._check_silence(node, session, now)
 
-    # --- what arrives
+    # --- received messages
 
     def _receive_message(self, incoming: Incoming) -> None:
         if incoming.revoked:
@@ -303,18 +303,18 @@ class NodeSessions:
             outputs = session.receive_events((numbered,), self._now())
             self._apply(numbered.node, outputs)
 
-    # --- what leaves
+    # --- sent messages
 
     def send(self, command: SendDelta | SendSweepDelta) -> None:
-        """Send a delta if the node has a session; otherwise its next hello causes a new delta."""
+        """Send a delta if the node has a session. If not, its next hello causes a new delta."""
         session = self._sessions.get(command.node)
         if session is not None:
             self._apply(command.node, session.order(command.delta, self._now()))
 
     def ask(self, node: NodeId, message: files.ToNode) -> bool:
-        """Send an agent a request outside of its session; the reply arrives on the bulk port.
+        """Send an agent a request outside its session. The reply arrives on the bulk port.
 
-        The request is sent once. Returns True if the node is connected now.
+        The request is sent once. Return True if the node is connected now.
         """
         route, session = self._routes.get(node), self._sessions.get(node)
         if route is None or session is None or session.condition(self._now()) is Condition.LOST:
@@ -332,7 +332,7 @@ class NodeSessions:
                     self._deliver(numbered)
 
     def _send(self, node: NodeId, route: bytes, message: ToSession) -> None:
-        """Send a message; withdraw an oversized order, for which the agent would disconnect."""
+        """Send a message. Withdraw an oversized order, because the agent would disconnect."""
         data = encode(message)
         if len(data) <= MAX_BYTES or not isinstance(message, GroupDelta | SweepDelta):
             self.orders.send(route, data)
@@ -366,7 +366,7 @@ class NodeSessions:
         self.commit_loop.handle(reported, before_effects=committed)
 
     def _acknowledge(self) -> None:
-        """Acknowledge the durable events once per node, however many became durable together."""
+        """Send each node one acknowledgement for all events that became durable together."""
         durable, self._durable = self._durable, {}
         for node, (boot, seq) in durable.items():
             session = self._sessions[node]
@@ -390,13 +390,13 @@ class NodeSessions:
         elif condition is Condition.ALIVE and known.phase is NodePhase.SUSPECT and session.session:
             self.commit_loop.handle(NodeHeard(node=node))
         elif condition is Condition.ALIVE and known.phase is NodePhase.LOST:
-            session.session = None  # its next heartbeat is answered with a request for a hello
+            session.session = None  # the reply to its next heartbeat requests a hello
 
     # --- helpers
 
     @staticmethod
     def _now() -> Seconds:
-        """Return monotonic seconds; the wall clock must not affect the detection of silence."""
+        """Return monotonic seconds. The wall clock must not affect the detection of silence."""
         return Seconds(asyncio.get_running_loop().time())
 
     def _node(self, node: NodeId) -> Node | None:
@@ -408,7 +408,7 @@ class NodeSessions:
 
     def _session(self, node: NodeId) -> ControllerSession:
         session = self._sessions.get(node)
-        if session is None:  # silence counts from now
+        if session is None:  # silence is measured from now on
             now = self._now()
             session = ControllerSession(node, self.term, self.timings, last_received_at=now)
             self._sessions[node] = session

@@ -1,6 +1,6 @@
-"""Rights: one table of roles and jobs.
+"""Rights of users: one table of roles and permissions on jobs.
 
-Each port lists its requests with the right that each needs, and `permit` checks it. `JobOwners`
+Each port lists the right that each request needs, and `permit` checks the right. `JobOwners`
 looks up the owner of a job.
 """
 
@@ -19,10 +19,10 @@ from schemas.transport.sockets import Incoming
 from schemas.wire import Message
 
 READERS: Final = frozenset({"admin", "operator", "user", "viewer"})  # may send requests
-WRITERS: Final = frozenset({"admin", "operator", "user"})  # may have own jobs
+WRITERS: Final = frozenset({"admin", "operator", "user"})  # may have jobs of their own
 OPERATORS: Final = frozenset({"admin", "operator"})  # may drain nodes
 ADMINS: Final = frozenset({"admin"})  # may manage keys
-NODE: Final = "node"  # an agent, which reports for the node that its key names
+NODE: Final = "node"  # an agent that reports for the node named in its key
 REVOKED: Final = ("this key is no longer authorised", "ask an admin for a new key")
 VIEWER_OF_ALL: Final = "viewer of all"  # a viewer without a project
 
@@ -67,7 +67,7 @@ RIGHTS: Final[Mapping[tuple[str, Relation], frozenset[Action]]] = {
     (VIEWER_OF_ALL, Relation.OTHER): _STATE_ONLY,
 }
 
-Right = Action | frozenset[str]  # on the job that a request names, or for these roles
+Right = Action | frozenset[str]  # an action on the named job, or the permitted roles
 
 
 def may(who: Identity, action: Action, job: JobOwner) -> bool:
@@ -81,18 +81,18 @@ def sees_all(who: Identity) -> bool:
 
 
 def projects_of(who: Identity) -> tuple[str, ...]:
-    """Return the projects whose jobs `who` may know of; the first one is that of submissions."""
+    """Return the projects whose jobs `who` may know of. New jobs belong to the first project."""
     return who.projects or ((who.name,) if who.role in WRITERS else ())
 
 
 def permit(who: Identity, right: Right, request: Message, job: JobOwner | None) -> None:
-    """Refuse a request that needs a right which the owner of a key does not have.
+    """Refuse a request if `who` does not have the right that it needs.
 
-    `job` is the owner of the job that the request names; None: no such job, or none named.
+    `job` is the owner of the job that the request names, or None if there is no such job or name.
 
     Raises:
         DeniedError: if the role or the job's owner forbids the request.
-        UnknownJobError: if there is no such job, or `who` may not know of it.
+        UnknownJobError: if there is no such job, or `who` must not know of it.
     """
     if who.role not in READERS:
         raise DeniedError(f"a key of {who} may not use this port", "use a user's key")
@@ -117,11 +117,11 @@ def _permit_on_job(who: Identity, action: Action, name: JobId, job: JobOwner | N
 
 
 def granted_topics(who: Identity, topic: bytes) -> tuple[bytes, ...]:
-    """Return the topics to grant to a key that subscribes to `topic`; empty if there are none."""
+    """Return the topics to grant to a key that subscribes to `topic`. The tuple can be empty."""
     if who.role not in READERS:
         return ()
     if sees_all(who) and topic.startswith(b"project/"):
-        return (topic,)  # duplicates of job/ events: only on explicit subscription
+        return (topic,)  # duplicates of job/ events, granted only if named
     found = dict.fromkeys(
         topic if topic.startswith(mine) else mine
         for mine in map(str.encode, topics_of(who))
@@ -156,18 +156,18 @@ def _relation_to(who: Identity, job: JobOwner) -> Relation:
     return Relation.PROJECT if job.project in projects_of(who) else Relation.OTHER
 
 
-MAX_DEPARTED: Final = 10_000  # owners of jobs that left the state; they never change
+MAX_DEPARTED: Final = 10_000  # stored owners of jobs that left the state; they never change
 
 
 class JobOwners:
-    """Owners of jobs, from the newest state or else from the journal."""
+    """Owners of jobs, from the newest state or, if not found there, from the journal."""
 
     def __init__(self, commit_loop: CommitLoop) -> None:
         self._commit_loop = commit_loop
         self._departed: dict[JobId, JobOwner] = {}
 
     def of(self, name: JobId) -> JobOwner | None:
-        """Return the owner of a job; None if there is no such job, or it is no longer kept.
+        """Return the owner of a job, or None if there is no such job or it is no longer kept.
 
         Raises:
             JournalError: if the journal cannot be read.

@@ -50,21 +50,21 @@ class Silence(msgspec.Struct, frozen=True, kw_only=True):
 
     suspect_s: Interval = 6.0
     lost_s: Interval = 30.0
-    missed_s: Interval = 5.0  # lost this early if workers on other nodes miss its workers
+    missed_s: Interval = 5.0  # lost already then if workers on other nodes miss its workers
 
 
 class Store(msgspec.Struct, frozen=True, kw_only=True):
     """Bounds on stored files."""
 
     log_bytes_per_job: Bytes = 1 << 30
-    log_bytes_per_s: Annotated[int, msgspec.Meta(ge=1)] = 4 << 20  # of one job; excess output waits
+    log_bytes_per_s: Annotated[int, msgspec.Meta(ge=1)] = 4 << 20  # per job; excess output waits
     snapshot_bytes: Bytes = 512 << 20
-    workdir: ArchiveBounds = ArchiveBounds()  # of a job's working directory, unpacked
-    upload_bytes: Bytes = 2 << 30  # of one user's unfinished uploads
+    workdir: ArchiveBounds = ArchiveBounds()  # limits of an unpacked working directory
+    upload_bytes: Bytes = 2 << 30  # for one user's unfinished uploads
     keep_uploads_s: NotNegative = 3600.0  # after the last piece of an unfinished upload
     keep_logs_s: NotNegative = 30 * DAY_S  # after the end of the job
-    keep_logs_bytes: Annotated[int, msgspec.Meta(ge=0)] = 50 << 30  # of all ended jobs
-    keep_archives_s: NotNegative = 30 * DAY_S  # of working directories that no job needs
+    keep_logs_bytes: Annotated[int, msgspec.Meta(ge=0)] = 50 << 30  # for all ended jobs together
+    keep_archives_s: NotNegative = 30 * DAY_S  # for working directories that no job needs
     keep_archives_bytes: Annotated[int, msgspec.Meta(ge=0)] = 20 << 30
 
 
@@ -72,19 +72,19 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """Bounds for each user."""
 
     requests_per_s: Annotated[float, msgspec.Meta(ge=1)] = 2000.0  # further requests wait
-    live_jobs: Annotated[int, msgspec.Meta(ge=1)] = 20_000  # that have not ended
-    archive_bytes: Bytes = 8 << 30  # of working directories; unneeded ones are deleted first
+    live_jobs: Annotated[int, msgspec.Meta(ge=1)] = 20_000  # jobs that have not ended
+    archive_bytes: Bytes = 8 << 30  # for working directories; unneeded ones are deleted first
 
 
 class JournalSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Retention of the journal; docs/operations.md has one table of all retention settings."""
 
-    snapshot_inputs: Annotated[int, msgspec.Meta(ge=1)] = 20_000  # since the last snapshot
+    snapshot_inputs: Annotated[int, msgspec.Meta(ge=1)] = 20_000  # between snapshots
     keep_inputs_s: NotNegative = 7 * DAY_S
     keep_events_s: NotNegative = 30 * DAY_S
-    keep_jobs_s: NotNegative = 365 * DAY_S  # ended jobs, with their records
-    keep_records: Annotated[int, msgspec.Meta(ge=1000)] = 100_000  # of each list of a job's records
-    keep_bytes: Annotated[int, msgspec.Meta(ge=1 << 20)] = 4 << 30  # of the file
+    keep_jobs_s: NotNegative = 365 * DAY_S  # for ended jobs and their records
+    keep_records: Annotated[int, msgspec.Meta(ge=1000)] = 100_000  # for each record list of a job
+    keep_bytes: Annotated[int, msgspec.Meta(ge=1 << 20)] = 4 << 30  # size of the journal file
 
 
 class ControllerSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,7 +102,7 @@ class ControllerSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def load(path: Path) -> ControllerSettings:
-    """Read the settings in `path`; `ONES__SECTION__KEY` variables override them.
+    """Read the settings in `path`. `ONES__SECTION__KEY` variables override them.
 
     Raises:
         SettingsError: if the file cannot be read, or a key is unknown or has an invalid value.

@@ -1,4 +1,4 @@
-"""`ones config check` of a controller: reports all problems that would prevent its start."""
+"""`ones config check` for a controller: reports all problems that would prevent the start."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from schemas.transport.keys import load_authorised, load_keys
 
 
 def check(path: Path) -> list[SettingsError]:
-    """Return every problem of the settings on this host, with field and remedy; change nothing.
+    """Return every problem of the settings on this host, with field and remedy. Change nothing.
 
-    Ports in use by a controller with this very settings file count as free.
+    Ports in use by a controller with this same settings file are treated as free.
 
     Raises:
-        SettingsError: if the file cannot be read, or is not TOML.
+        SettingsError: if the file cannot be read or is not TOML.
     """
     findings, settings = check_file(ControllerSettings, path)
     silence, home = settings.silence, path.parent

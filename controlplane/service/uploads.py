@@ -1,6 +1,6 @@
 """Archives of working directories, stored by their SHA-256.
 
-`ArchiveSenders` records which user uploaded which archive; `unneeded_archives` and
+`ArchiveSenders` records which user uploaded which archive. `unneeded_archives` and
 `excess_archives` choose the archives to delete when there are too many.
 """
 
@@ -24,7 +24,7 @@ from schemas.host.files import AgedFile
 
 
 class ArchiveSenders:
-    """Folder with a subfolder per user, which has an empty file for each archive the user sent."""
+    """Folder with a subfolder per user, where each sent archive has an empty file."""
 
     def __init__(self, folder: Path, archives: Path) -> None:
         self._folder = folder
@@ -54,10 +54,10 @@ class ArchiveSenders:
         return found
 
     def drop(self, who: str, digest: str) -> None:
-        """Remove an archive from a user's, and delete it if no other user uploaded it.
+        """Remove an archive from a user's archives. Delete it if no other user uploaded it.
 
         Raises:
-            OSError: if it cannot be deleted.
+            OSError: if the file cannot be deleted.
         """
         (self._of(who) / digest).unlink(missing_ok=True)
         if not any(self._folder.glob(f"*/{digest}")):
@@ -84,16 +84,16 @@ class ArchiveSenders:
 
 
 def folder_of(who: str) -> str:
-    """Return the file name that stands for a user."""
+    """Return the folder name for a user."""
     return hashlib.sha256(who.encode()).hexdigest()[:16]
 
 
 def unneeded_archives(
     archives: Iterable[AgedFile], most: int, *, needed: Collection[str], before: float
 ) -> tuple[list[AgedFile], int]:
-    """Choose archives of one user to delete, the oldest first; return them and the bytes left.
+    """Return archives of one user to delete, oldest first, and the bytes that then remain.
 
-    At most `most` bytes should be left. Archives in `needed` and archives used
+    At most `most` bytes should remain. Archives in `needed` and archives used
     after `before` (seconds since the epoch) are kept.
     """
     ordered = sorted(archives, key=lambda file: (file.at, file.name))
@@ -109,10 +109,10 @@ def unneeded_archives(
 def excess_archives(
     archives: Iterable[AgedFile], most: int, senders: Mapping[str, Collection[str]]
 ) -> list[AgedFile]:
-    """Choose archives of all users to delete: repeatedly the oldest of the largest user.
+    """Return archives to delete. Each is the oldest of the user with the most bytes at that point.
 
-    At most `most` bytes should be left in total. Archives without a sender count as those of one
-    more user.
+    At most `most` bytes should remain in total. Archives without a sender are treated as those of
+    one more user.
     """
     ordered = sorted(archives, key=lambda file: (file.at, file.name))
     left = sum(file.size for file in ordered)
@@ -137,15 +137,15 @@ def excess_archives(
 DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 PIECE_BYTES: Final = 1 << 20
 SENDERS_FOLDER: Final = "snapshot-senders"  # next to the folder of archives
-IDLE_AFTER_S: Final = 60.0  # an upload idle for longer may be deleted for another one of its user
-MAX_INSPECTED: Final = 10_000  # inspected archives
+IDLE_AFTER_S: Final = 60.0  # then a new upload of the user may replace an idle one
+MAX_INSPECTED: Final = 10_000  # number of inspected archives to remember
 
 
 class SnapshotStore:
-    """Folder of archives; a file gets its final name only after its content was verified.
+    """Folder of archives. A file gets its final name only after its content was verified.
 
-    Unfinished uploads in `folder` are deleted. `upload_bytes` and `user_bytes` bound the unfinished
-    uploads and the archives of one user.
+    The constructor deletes unfinished uploads in `folder`. `upload_bytes` limits the unfinished
+    uploads of a user, and `user_bytes` the archives of a user.
     """
 
     needed: Callable[[], Collection[str]] = frozenset  # archives of jobs that have not ended
@@ -165,9 +165,9 @@ class SnapshotStore:
         self.bounds = bounds
         self.upload_bytes = upload_bytes
         self.user_bytes = user_bytes
-        self._quota_lock = threading.Lock()  # held while archives of a user are counted and added
-        self._parts = defaultdict[str, dict[Path, int]](dict)  # bytes of each, by user
-        self._inspected: dict[str, ArchiveBounds] = {}  # valid archives, and by which bounds
+        self._quota_lock = threading.Lock()  # locked while archives of a user are counted and added
+        self._parts = defaultdict[str, dict[Path, int]](dict)  # bytes of each upload, by user
+        self._inspected: dict[str, ArchiveBounds] = {}  # bounds that each archive meets
         self._finishing: dict[Path, asyncio.Future[None]] = {}  # unfinished uploads being hashed
         for left_over in folder.glob("*.part"):
             left_over.unlink()
@@ -177,7 +177,7 @@ class SnapshotStore:
         return self.has(digest) and self.senders.sent(who, digest)
 
     def has(self, digest: str) -> bool:
-        """True if the complete archive is stored; marks it as used now."""
+        """True if the complete archive is stored. Mark the archive as used now."""
         if not DIGEST.fullmatch(digest):
             return False
         try:
@@ -187,11 +187,11 @@ class SnapshotStore:
         return True
 
     async def inspect(self, digest: str) -> None:
-        """Refuse an archive that no node would unpack; checks each archive once, in a thread.
+        """Refuse an archive that no node would unpack. Check each archive once, in a thread.
 
         Raises:
             TooLargeError: if the unpacked archive exceeds its bounds.
-            BadFieldError: if it cannot be unpacked.
+            BadFieldError: if the archive cannot be unpacked.
         """
         if self._inspected.get(digest) == self.bounds:
             return
@@ -205,7 +205,7 @@ class SnapshotStore:
         """Delete an archive or an unfinished upload, if it exists.
 
         Raises:
-            OSError: if it cannot be deleted.
+            OSError: if the file cannot be deleted.
         """
         (self.folder / name).unlink(missing_ok=True)
         self.senders.forget(name)
@@ -213,13 +213,13 @@ class SnapshotStore:
             parts.pop(self.folder / name, None)
 
     async def put(self, who: str, digest: str, offset: int, data: bytes, total: int) -> int:
-        """Store a piece, and return how many bytes are stored; a complete archive is verified.
+        """Store a piece, and return how many bytes are stored. Verify a complete archive.
 
         Args:
-            who: the sender. Two users who upload the same archive neither disturb nor notice each
+            who: the sender. Two users who upload the same archive do not disturb or notice each
                 other, because knowing a digest does not prove possession of the archive.
             digest: SHA-256 of the complete archive, hexadecimal.
-            offset: of `data`, bytes; 0 restarts the upload.
+            offset: position of `data`, in bytes. 0 restarts the upload.
             total: size of the archive, bytes.
 
         Raises:
@@ -268,10 +268,10 @@ class SnapshotStore:
             del self._parts[who]
 
     def _fit_upload(self, who: str, part: Path, have: int, wanted: int) -> None:
-        """Delete a user's abandoned uploads until the uploads are within the user's bound.
+        """Delete a user's abandoned uploads until all uploads are within the user's bound.
 
         Raises:
-            TooLargeError: if they do not fit.
+            TooLargeError: if the uploads still exceed the bound.
         """
         others = {path: size for path, size in self._parts[who].items() if path != part}
         left = sum(others.values())
@@ -288,13 +288,13 @@ class SnapshotStore:
             raise TooLargeError(f"{what}{self.upload_bytes}", hint, "total")
 
     def _fit_archive(self, who: str, size: int, needed: Collection[str]) -> None:
-        """Delete a user's unneeded archives until one of `size` bytes fits the user's bound.
+        """Delete a user's unneeded archives until a new one of `size` bytes is within the bound.
 
         Raises:
-            TooLargeError: if it does not fit.
+            TooLargeError: if the new archive still exceeds the bound.
         """
         mine = self.senders.archives_of(who)
-        before = time.time() - IDLE_AFTER_S  # newer archives may be submitted at any moment
+        before = time.time() - IDLE_AFTER_S  # newer archives could be needed at any moment
         dropped, left = unneeded_archives(
             mine, self.user_bytes - size, needed=needed, before=before
         )
@@ -331,7 +331,7 @@ class SnapshotStore:
             raise UnavailableError(f"snapshot: {error.strerror}", "send it again") from None
 
     def piece(self, digest: str, offset: int) -> tuple[bytes, int]:
-        """Return up to 1 MiB of an archive from `offset` on, and its size; -1 if not stored."""
+        """Return up to 1 MiB of an archive from `offset` on, and its size (-1 if not stored)."""
         if not self.has(digest) or offset < 0:
             return b"", -1
         with (self.folder / digest).open("rb") as file:
@@ -351,7 +351,7 @@ def _inspect(path: Path, bounds: ArchiveBounds) -> None:
         with path.open("rb") as file:
             inspect(file, bounds)
     except FileNotFoundError:
-        return  # deleted meanwhile; nodes will report it
+        return  # deleted meanwhile; nodes will report the missing archive
     except UNREADABLE as error:
         what = f"snapshot: its archive cannot be unpacked: {error}"
         raise BadFieldError(what, "pack a tar file of files and folders", "snapshot") from None

@@ -1,4 +1,4 @@
-"""Latest step report of each job: for display, never for the core."""
+"""Latest step report of each job, used for display and never by the core."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from schemas.wire.agent import StepsReported
 
 
 class TelemetryTable:
-    """Latest reports of running jobs; lost when the controller restarts."""
+    """Latest reports of running jobs. They are lost when the controller restarts."""
 
     def __init__(self) -> None:
         self._latest: dict[JobId, StepsReported] = {}
         self._last_step_at: dict[JobId, Seconds] = {}  # when the latest step was first reported
 
     def take(self, steps: StepsReported, now: Seconds) -> None:
-        """Store a report in place of the last one; ignore a late report of an older group."""
+        """Store a report in place of the last one. Ignore a late report of an older group."""
         known = self.of(steps.job)
         if known is None or steps.group >= known.group:
             self._latest[steps.job] = steps
@@ -22,11 +22,11 @@ class TelemetryTable:
                 self._last_step_at[steps.job] = now
 
     def idle_s(self, job: JobId, now: Seconds) -> float:
-        """Return for how many seconds `job` has made no step; 0 without a report."""
+        """Return for how many seconds `job` has made no step, or 0 if there is no report."""
         return now - self._last_step_at.get(job, now)
 
     def of(self, job: JobId) -> StepsReported | None:
-        """Return the latest report of `job`; None if there was none since the start."""
+        """Return the latest report of `job` since the controller's start, or None."""
         return self._latest.get(job)
 
     def forget(self, job: JobId) -> None:

@@ -1,1 +1,1 @@
-"""Sweeps as users state, follow and change them."""
+"""Sweeps as users define, follow and change them."""

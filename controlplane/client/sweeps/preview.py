@@ -1,4 +1,4 @@
-"""Cost estimate of a sweep before it starts: its searcher, simulated with random scores."""
+"""Cost estimate of a sweep before it starts. The searcher is simulated with random scores."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from controlplane.sweeps.trials import Trial, apply, with_score
 from schemas.sweeps import Grid, Hyperband, PopulationBased, RandomSearch, SearchSpec, SweepSpec
 
 SIMULATIONS: Final = 8
-MAX_SCHEDULED_UNITS: Final = 200_000  # of one schedule; larger sweeps use a bound from epochs
+MAX_SCHEDULED_UNITS: Final = 200_000  # units in one schedule; larger sweeps use a bound from epochs
 MAX_SEQUENTIAL: Final = 300  # configurations; more reach a rung together, in one simulation
 MAX_SIMULATED: Final = 1000  # simulated configurations; the result is scaled up for more
 
@@ -37,7 +37,7 @@ class SlotHours(msgspec.Struct, frozen=True):
 
 
 class Preview(msgspec.Struct, frozen=True, kw_only=True):
-    """Estimate for a sweep before it starts; scores are random, as promotions are unknown."""
+    """Estimate for a sweep before it starts. Scores are random, because promotions are unknown."""
 
     configurations: int  # at the start
     trials: Range  # including copies made during the sweep
@@ -47,7 +47,7 @@ class Preview(msgspec.Struct, frozen=True, kw_only=True):
     unit_s: float | None  # assumed or measured
     slots: tuple[SlotHours, ...]  # for the minimum, the maximum, and powers of two between
     state_bytes: int | None
-    hop_bytes: float | None  # upper bound on states moved between processes
+    hop_bytes: float | None  # upper bound on bytes of states moved between processes
     useful_slots: int  # more would be idle from the start
 
 
@@ -109,7 +109,7 @@ def _simulated_epochs(search: SearchSpec, first: int) -> list[list[int]]:
 
 
 def _simulate(spec: SearchSpec, chance: Random) -> list[int]:
-    """Simulate once with a random quality for each trial; return the epochs of each trial."""
+    """Simulate once with a random quality for each trial. Return the epochs of each trial."""
     quality: dict[int, float] = {}
     trials: list[Trial] = apply([], first_trials(spec))
     together = len(trials) > MAX_SEQUENTIAL
@@ -125,7 +125,7 @@ def _simulate(spec: SearchSpec, chance: Random) -> list[int]:
 
 
 def _makespan(epochs: Sequence[int], partitions: int, slots: int) -> float:
-    """Return the units of the busiest slot, longest trials first (Graham's bound)."""
+    """Return the units on the busiest slot if the longest trials run first (Graham's bound)."""
     if sum(epochs) * partitions > MAX_SCHEDULED_UNITS:
         return max(sum(epochs) * partitions / slots, max(epochs) * partitions)
     left = sorted((-count * partitions for count in epochs if count), reverse=False)

@@ -1,4 +1,4 @@
-"""Handle of a submitted sweep: its trials, their rows and states, exported models, its manifest."""
+"""Handle of a submitted sweep: trials with their rows and states, exported models, manifest."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     units: tuple[LedgerUnit, ...]  # in the order in which they ended
 
     def visits(self, trial: int) -> list[LedgerUnit]:
-        """Return the units that led to a trial's state, starting with those of its ancestors.
+        """Return the units that led to a trial's state, starting with the units of its ancestors.
 
         Raises:
             BadFieldError: if there is no such trial.
@@ -75,7 +75,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def manifest_of(spec: JobSpec, detail: SweepDetail, ledger: Ledger) -> Manifest:
-    """Return the manifest of a sweep; `detail` includes all trials, `ledger` all units."""
+    """Return the manifest of a sweep. `detail` has all trials, and `ledger` has all units."""
     fields = ManifestTrial.__struct_fields__
     trials = tuple(
         ManifestTrial(**{name: getattr(one, name) for name in fields}) for one in detail.trials
@@ -91,7 +91,7 @@ def manifest_of(spec: JobSpec, detail: SweepDetail, ledger: Ledger) -> Manifest:
 
 
 def write_manifest(manifest: Manifest, path: Path) -> None:
-    """Write a manifest as JSON, completely or not at all; an existing file is replaced.
+    """Write a manifest as JSON, completely or not at all. Replace an existing file.
 
     Raises:
         BadFieldError: if the file cannot be written.
@@ -149,7 +149,7 @@ def best_epoch(trial: TrialInfo) -> Best | None:
 
 
 def ranked(detail: SweepDetail) -> list[TrialInfo]:
-    """Return the trials, best first, then those without a score, then deleted ones."""
+    """Return the trials: best ones first, then those without a score, then deleted trials."""
     sign = 1.0 if detail.spec.search.mode == "max" else -1.0
 
     def place(trial: TrialInfo) -> tuple[bool, float, int]:
@@ -161,7 +161,7 @@ def ranked(detail: SweepDetail) -> list[TrialInfo]:
 
 
 def trial_row(trial: TrialInfo) -> dict[str, Any]:
-    """Return a trial as a flat row: values as `config.NAME`, best score, state and place."""
+    """Return a trial as a flat row with values as `config.NAME`, best score, state and place."""
     found = best_epoch(trial)
     last = trial.metrics[-1] if trial.metrics else {}
     return {
@@ -181,9 +181,9 @@ def trial_row(trial: TrialInfo) -> dict[str, Any]:
 
 
 def epoch_rows(detail: SweepDetail, trials: Sequence[int] = ()) -> list[dict[str, Any]]:
-    """Return a row for every epoch of all trials, or of some.
+    """Return a row for every epoch of `trials`, or of all trials if empty.
 
-    The rows of a copy start where it left its parent.
+    The rows of a copy start at the epoch at which it was copied.
     """
     return [
         {
@@ -226,7 +226,7 @@ def chosen_state(detail: SweepDetail, files: Iterable[JobFile], trial: int) -> S
     """Return a trial's state after its best epoch if a node stores it, else its newest state.
 
     Raises:
-        BadFieldError: if there is no such trial, or no state of it.
+        BadFieldError: if there is no such trial, or no stored state of the trial.
     """
     if not 0 <= trial < len(detail.trials):
         problem = f"{detail.summary.job} has no trial {trial}"
@@ -288,19 +288,19 @@ class SweepRun:
         return [trial_row(trial) for trial in ranked(detail)]
 
     async def epochs(self, trials: Sequence[int] = ()) -> list[dict[str, Any]]:
-        """Return a row for each epoch of each trial, or of all if empty, with all its metrics."""
+        """Return a row with all metrics for each epoch of `trials` (empty: all trials)."""
         return epoch_rows(await self.detail(), trials)
 
     async def best(self) -> Best | None:
-        """Return the best trial, its best score and that epoch; None if no trial has a score."""
+        """Return the best trial with its best score and epoch, or None without scores."""
         return best_of(await self.detail())
 
     async def stop(self, trial: int) -> str:
-        """Stop a trial and return its new state; its results count."""
+        """Stop a trial and return its new state. The sweep keeps using its results."""
         return (await self._client.change_sweep(self.job, "stop", trial)).state
 
     async def pause(self, trial: int) -> str:
-        """Pause a trial after its current unit and return its new state; its training is kept."""
+        """Pause a trial after its current unit and return its new state. Its training is kept."""
         return (await self._client.change_sweep(self.job, "pause", trial)).state
 
     async def resume(self, trial: int) -> str:
@@ -321,7 +321,7 @@ class SweepRun:
     async def clone(self, trial: int, values: Mapping[str, Value] | None = None) -> int:
         """Add a trial that continues from the state of another, and return its number.
 
-        `values` are those that differ from the other trial's.
+        `values` are the values that differ from those of the other trial.
         """
         changed = await self._client.change_sweep(self.job, "add", values=values, parent=trial)
         return changed.trial
@@ -333,9 +333,9 @@ class SweepRun:
         parallel: int | None = None,
         on_added: Callable[[int, Mapping[str, Value]], None] | None = None,
     ) -> int:
-        """Add configurations that Optuna suggests from the results so far, as other trials end.
+        """As trials end, add configurations that Optuna suggests from the results so far.
 
-        This call keeps no state: repeating it on a sweep that has not ended continues the sampling.
+        This call keeps no state. To continue the sampling of a sweep, repeat the call.
 
         Args:
             trials: target for the number of trials of the sweep, including the initial ones.
@@ -367,14 +367,14 @@ class SweepRun:
                 on_added(added.trial, values)
 
     async def manifest(self) -> Manifest:
-        """Return the sweep's spec, the digest of its working directory, and every counted unit."""
+        """Return the sweep's spec, the digest of its working directory, and every recorded unit."""
         job = await self._client.job(self.job)
         return manifest_of(job.spec, await self.detail(), await self._client.ledger(self.job))
 
     async def preview(self, unit_s: float | None = None, state_bytes: int | None = None) -> Preview:
         """Estimate the cost of the sweep if it were run again.
 
-        Seconds of a unit and bytes of a state default to those measured so far.
+        By default, use the seconds per unit and the bytes per state measured so far.
         """
         detail, job = await self.detail(), await self._client.job(self.job)
         largest = max((trial.state_bytes for trial in detail.trials), default=0)
@@ -388,7 +388,7 @@ class SweepRun:
     async def export(
         self, path: Path | str, trial: int | None = None, python: str | None = None
     ) -> Exported:
-        """Write a trial's model as a plain `state_dict`: after its best epoch, else the newest.
+        """Write a trial's model as a plain `state_dict`, from its best epoch or else the newest.
 
         Args:
             path: an existing file is replaced.
@@ -396,7 +396,7 @@ class SweepRun:
             python: interpreter that has torch; None: this one, else the sweep's.
 
         Raises:
-            BadFieldError: if there is no such trial, or no state of it.
+            BadFieldError: if there is no such trial, or no stored state of the trial.
             NoTorchError: if no interpreter on this host has torch.
         """
         detail, target = await self.detail(), Path(path)
@@ -430,12 +430,12 @@ class SweepRun:
         return await self._client.wait(self.job, timeout)
 
     async def cancel(self) -> JobDetail:
-        """Cancel the sweep; the results of its trials remain available."""
+        """Cancel the sweep. The results of its trials remain available."""
         return await self._client.cancel(self.job)
 
 
 def convert_state(source: Path, target: Path, pythons: Sequence[str]) -> None:
-    """Extract the model from a state or checkpoint, with the training library in another process.
+    """Extract the model from a state or checkpoint, in another process that imports the library.
 
     Args:
         target: an existing file is replaced.

@@ -1,6 +1,6 @@
 """Configurations suggested by Optuna, from a study rebuilt from the sweep's trials at each call.
 
-No state exists beside the sweep, so the sampling can continue after any crash. The sampler's seed
+Only the sweep has state, so the sampling can continue after any crash. The sampler's seed
 combines the sweep's seed and the number of the new trial; with one fixed seed, a rebuilt study
 would suggest the same values again.
 """
@@ -30,7 +30,7 @@ def suggested(detail: SweepDetail, sampler: SamplerName = "tpe") -> dict[str, Va
     """Return values for the next configuration of a sweep.
 
     Args:
-        detail: includes all trials; those still training are counted as running.
+        detail: includes all trials; those still training are treated as running.
         sampler: `tpe` (tree-structured Parzen estimator) or `gp` (Gaussian process; requires
             torch).
 
@@ -67,7 +67,7 @@ def _sampler(name: SamplerName, seed: int) -> BaseSampler:
 
 
 def _study_trial(space: Space, metric: str, trial: TrialInfo) -> FrozenTrial:
-    """Convert a trial to one of a study; a stopped trial is pruned, with the scores it reached."""
+    """Convert a trial for a study. A stopped trial becomes a pruned one with its scores so far."""
     from optuna.trial import TrialState, create_trial  # noqa: PLC0415
 
     names = [name for name in space if _fits(space[name], trial.values.get(name))]

@@ -1,4 +1,4 @@
-"""A sweep as its user states it, with searchers and spaces, and its conversion to a job spec."""
+"""A sweep as its user defines it, with searchers and spaces, and the conversion to a job spec."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def Uniform(least: float, most: float, when: When = None) -> Parameter:  # noqa:
 
 
 def LogUniform(least: float, most: float, when: When = None) -> Parameter:  # noqa: N802
-    """Number between `least` and `most`, uniform in its logarithm.
+    """Number between `least` and `most`, with uniformly distributed logarithm.
 
     Args:
         least: above 0, included.
@@ -50,7 +50,7 @@ def Integer(least: int, most: int, when: When = None) -> Parameter:  # noqa: N80
 
 
 def LogInteger(least: int, most: int, when: When = None) -> Parameter:  # noqa: N802
-    """Integer between `least` and `most`, uniform in its logarithm.
+    """Integer between `least` and `most`, with uniformly distributed logarithm.
 
     Args:
         least: above 0, included.
@@ -60,7 +60,7 @@ def LogInteger(least: int, most: int, when: When = None) -> Parameter:  # noqa: 
 
 
 def as_parameter(value: Parameter | list[Value] | tuple[Value, ...] | Value) -> Parameter:
-    """Return the full form of a value in a space: a list is a choice, a single value is fixed."""
+    """Return a space entry as a parameter. A list is a choice, and a single value is fixed."""
     if isinstance(value, Parameter):
         return value
     return Parameter(choice=tuple(value) if isinstance(value, list | tuple) else (value,))
@@ -99,7 +99,7 @@ class RandomSearch(_Searcher, frozen=True, tag="random"):
 
 
 class SuccessiveHalving(_Searcher, frozen=True, tag="successive_halving"):
-    """Synchronous rungs (Jamieson and Talwalkar, AISTATS '16): the best 1 / eta continue."""
+    """Synchronous rungs where the best 1 / eta continue (Jamieson and Talwalkar, AISTATS '16)."""
 
     configurations: int | None = None  # default: `eta` of them come to the last epoch; at most 64
     min_epochs: int = 1
@@ -107,13 +107,13 @@ class SuccessiveHalving(_Searcher, frozen=True, tag="successive_halving"):
 
 
 class Hyperband(_Searcher, frozen=True, tag="hyperband"):
-    """Brackets of successive halving, from many short to few long (Li et al., JMLR '18)."""
+    """Brackets of successive halving, from many short to few long trials (Li et al., JMLR '18)."""
 
     eta: int = 3
 
 
 class ASHA(_Searcher, frozen=True, tag="asha"):
-    """Asynchronous rungs (Li et al., MLSys '20): a trial is promoted once it is among the best."""
+    """Asynchronous rungs: a trial is promoted once among the best (Li et al., MLSys '20)."""
 
     configurations: int | None = None  # default: `eta` of them come to the last epoch; at most 64
     min_epochs: int = 1
@@ -122,15 +122,15 @@ class ASHA(_Searcher, frozen=True, tag="asha"):
 
 
 class MedianStopping(_Searcher, frozen=True, tag="median"):
-    """Stops trials worse than the median of the others (Golovin et al., KDD '17)."""
+    """Searcher that stops trials worse than the median of the others (Golovin et al., KDD '17)."""
 
     configurations: int
     grace_epochs: int = 1
-    min_others: int = 3  # trials that have trained as many epochs
+    min_others: int = 3  # minimum of other trials with as many epochs
 
 
 class PBT(_Searcher, frozen=True, tag="pbt"):
-    """Replaces the worst quarter by perturbed copies of the best (Jaderberg et al., 2017)."""
+    """Searcher that replaces the worst quarter by perturbed best ones (Jaderberg et al., 2017)."""
 
     population: int
     interval_epochs: int = 1
@@ -162,7 +162,7 @@ SWEEP_FIELDS: Final = tuple(name for name in SweepSpec.__struct_fields__ if name
 class Sweep(msgspec.Struct, frozen=True, kw_only=True):
     """Many configurations of one training, over data in fixed partitions, on changing slots.
 
-    Functions are named as `module:function` in `workdir`; they are imported where units run, and
+    Functions are named as `module:function` in `workdir`. They are imported where units run, and
     never pickled. In a TOML file the fields up to `seed` belong to `[sweep]`.
     """
 
@@ -187,11 +187,11 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True):
     searcher: Searcher
     metric: str  # name in the result of eval_fn, or of train_fn if there is no eval_fn
     mode: Literal["max", "min"] = "max"  # goal for the metric
-    partitions: int  # of the data
+    partitions: int  # number of partitions of the data
     replicas: int = 1  # nodes that hold each partition; more than the nodes: every node
     keep: int = 1  # best configurations whose states are kept after the sweep
     order: spec.VisitOrder = "fixed"  # in which configurations visit partitions
-    revoke_s: float = 120.0  # for which a unit may continue when its slot is revoked
+    revoke_s: float = 120.0  # how long a unit may continue after its slot is revoked
     graduate_batch: int | None = None  # of the last trials as elastic jobs; None: never graduate
     seed: int = 0
     # fields of the job
@@ -202,14 +202,14 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True):
     python: str | None = None  # interpreter with torch; default: the agent's
     family: str | None = None
     priority: float = 1.0
-    retries: int = 0  # of failed worker starts
+    retries: int = 0  # number of retries of failed worker starts
     env: dict[str, str] = msgspec.field(default_factory=dict)
 
     def sweep_spec(self) -> SweepSpec:
         """Return the checked search and training spec.
 
         Raises:
-            BadFieldError: if a field is invalid; names the field of this class and the remedy.
+            BadFieldError: if a field is invalid; the error names this class's field and the remedy.
         """
         search = SearchSpec(
             space={name: as_parameter(value) for name, value in self.space.items()},
@@ -234,7 +234,7 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True):
         """Return the job that runs this sweep.
 
         Raises:
-            BadFieldError: if the sweep cannot be run; names the field and the remedy.
+            BadFieldError: if the sweep cannot run; the error names the field and the remedy.
         """
         sweep = self.sweep_spec()
         slots = (1, self.partitions) if self.slots is None else self.slots

@@ -1,1 +1,1 @@
-"""Requests of clients: to inputs of the core, and its state to replies."""
+"""Client requests: turn them into inputs of the core, and the core's state into replies."""

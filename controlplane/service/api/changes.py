@@ -1,7 +1,7 @@
-"""Requests that change something: each is checked against the newest state and becomes an input.
+"""Requests that change something. Each is checked against the newest state and becomes an input.
 
-The checks refuse orders that could never be followed: drains, resizes, and changes of trials.
-`JobQuota` bounds the live jobs of a user.
+The checks refuse drains, resizes and trial changes that could never be carried out.
+`JobQuota` limits how many live jobs a user can have.
 """
 
 from __future__ import annotations
@@ -71,11 +71,11 @@ MAX_REASON: Final = 500
 def drain_input(
     state: State, request: DrainNode | UndrainNode, who: Identity
 ) -> DrainRequested | UndrainRequested | None:
-    """Return the input for a request, or None if there is nothing to do: the node is not drained.
+    """Return the input for a request, or None if the drain to be ended does not exist.
 
     Raises:
         UnknownNodeError: if no such node ever joined.
-        BadFieldError: if the deadline is out of range, or the reason too long.
+        BadFieldError: if the deadline is out of range, or the reason is too long.
     """
     node = state.nodes.get(request.node)
     if node is None:
@@ -94,11 +94,11 @@ def drain_input(
     return DrainRequested(node=node.node, user=who.name, reason=request.reason, within_s=within_s)
 
 
-RECOUNT_S: Final = 1.0  # counting thousands of jobs for each refusal is slow
+RECOUNT_S: Final = 1.0  # to count thousands of jobs for each refusal is slow
 
 
 class JobQuota:
-    """Bound on the live jobs of each user; counts them only when the bound could be reached."""
+    """Limit on the live jobs of each user. Jobs are counted only if the limit might be reached."""
 
     def __init__(
         self,
@@ -109,14 +109,14 @@ class JobQuota:
         self._state = state
         self._most = most
         self._clock = clock
-        self._upper_bounds: dict[str, int] = {}  # jobs at the last count, plus submissions since
+        self._upper_bounds: dict[str, int] = {}  # jobs at the last count plus later submissions
         self._counted_at: dict[str, float] = {}
 
     def take(self, user: str) -> None:
-        """Count one more job of the user, which is about to be submitted.
+        """Add a job that the user is about to submit.
 
         Raises:
-            DeniedError: if the user has reached the bound.
+            DeniedError: if the user has reached the limit.
         """
         most = self._most()
         if self._upper_bounds.get(user, most) >= most:
@@ -134,7 +134,7 @@ class JobQuota:
 
 
 def check_resize(state: State, job: Job, request: ResizeJob) -> None:
-    """Refuse a resize that could never be carried out; each of its fields may be omitted.
+    """Refuse a resize that could never be carried out. Each field of the request is optional.
 
     Raises:
         BadFieldError: with the field and its bound.
@@ -177,7 +177,7 @@ def check_resize(state: State, job: Job, request: ResizeJob) -> None:
 def change_or_repeat(
     job: Job, request: ChangeSweep, user: str
 ) -> tuple[int, SweepChangeRequested | None]:
-    """Return the trial of a change and its input; None if its key was used before.
+    """Return the changed trial and the input (None if the request's key was used before).
 
     Raises:
         BadFieldError: with the field and the remedy.
@@ -191,7 +191,7 @@ def change_or_repeat(
 
 
 def change_input(job: Job, request: ChangeSweep, user: str) -> SweepChangeRequested:
-    """Return the input for a change of a sweep; a new trial inherits its parent's values.
+    """Return the input that changes a sweep. A new trial inherits the values of its parent.
 
     Raises:
         BadFieldError: with the field and the remedy.
@@ -264,7 +264,7 @@ ChangeInput = JobSubmitted | CancelRequested | Override | DrainInput | SweepChan
 
 @dataclass(eq=False)
 class ChangeRequests:
-    """Requests that become inputs; each is answered when its input is durable.
+    """Requests that become inputs. Each is answered once its input is durable.
 
     A request that cannot be carried out raises an `OnesError` and changes nothing.
     """
@@ -276,12 +276,12 @@ class ChangeRequests:
 
     @property
     def _state(self) -> State:
-        """Durable state, from which replies are made."""
+        """Durable state, used for replies."""
         return self.commit_loop.committed.state
 
     @property
     def _newest(self) -> State:
-        """State ahead of the journal, on which decisions are made."""
+        """State ahead of the journal, used for decisions."""
         return self.commit_loop.reactor.state
 
     def check(self, request: CheckJob, _: Identity) -> JobChecked:
@@ -302,7 +302,7 @@ class ChangeRequests:
         return SnapshotStored(digest=request.digest, size=size)
 
     async def submit(self, request: SubmitJob, who: Identity) -> JobAccepted:
-        """Submit a job; repeating a request with the same key submits nothing."""
+        """Submit a job. A repeated request with the same key submits nothing."""
         _check(request.spec)
         _check_key(request.key)
         if not self._may_use(request.snapshot, who):
@@ -333,7 +333,7 @@ class ChangeRequests:
         raise UnavailableError("the submission was not accepted", "see the controller's log")
 
     def _may_use(self, snapshot: str, who: Identity) -> bool:
-        """True if the archive is stored and `who` sent it or may read files of a job with it."""
+        """True if the archive is stored, and `who` sent it or may read files of a job with it."""
         if self.snapshots.is_of(who.name, snapshot):
             return True
         jobs = self._newest.jobs.values()
@@ -357,7 +357,7 @@ class ChangeRequests:
         return JobAccepted(job=name, state=job.phase.value, notes=notes)
 
     async def cancel(self, request: CancelJob, who: Identity) -> JobDetail:
-        """Cancel a job; a job that has ended stays as it is."""
+        """Cancel a job. A job that has ended does not change."""
 
         def check() -> CancelRequested | None:
             job = self._newest.jobs.get(request.job)
@@ -413,7 +413,7 @@ class ChangeRequests:
         return SweepChanged(job=request.job, trial=number, state=trial_state(sweep, number))
 
     async def _apply(self, check: Callable[[], ChangeInput | None]) -> None:
-        """Make the input of a check durable; None, or a refusal: wait for the inputs before."""
+        """Make a check's input durable. If there is none, or a refusal, await earlier inputs."""
         try:
             event = check()
         except OnesError:

@@ -1,6 +1,6 @@
-"""Fair queueing of requests per user, for any port: a flood slows down only its sender.
+"""Fair queueing of requests per user, for any port. A flood of requests slows only its sender.
 
-`WaitingRequests` ends waiting requests whose keys are revoked; `deadline_of` bounds their wait;
+`WaitingRequests` ends waiting requests whose keys are revoked. `deadline_of` limits the wait, and
 `failure_reply` makes the reply to a refused request.
 """
 
@@ -19,15 +19,15 @@ from schemas.errors import BadFieldError, DeniedError, OnesError, UnavailableErr
 from schemas.transport.sockets import Incoming
 from schemas.wire.client import Failed
 
-UNDER_WAY: Final = 64  # of one user, without waiting requests
-QUEUED: Final = 2000  # of one user, not started
+UNDER_WAY: Final = 64  # started requests of one user, excluding those that wait
+QUEUED: Final = 2000  # requests of one user that have not started
 QUEUED_BYTES: Final = 64 << 20
 POLLS: Final = 256  # waiting requests of one user
-REFUSED: Final = 1000  # of one user with a full queue; beyond it the connection is cut
+REFUSED: Final = 1000  # refusals while a user's queue is full; more cut the connection
 BURST_S: Final = 4.0  # seconds of requests at the full rate that a user may send at once
 TOKEN_BYTES: Final = 4096
-SENT_TOKEN_BYTES: Final = 16 << 10  # of a request, which cost one more token
-LOOP_PERCENT: Final = 25  # of the event loop's time, for one user's reading
+SENT_TOKEN_BYTES: Final = 16 << 10  # bytes of a request that cost one more token
+LOOP_PERCENT: Final = 25  # share of the event loop's time for one user's reading
 T = TypeVar("T")
 
 
@@ -40,10 +40,10 @@ class Timer(Protocol):
 
 @dataclass(slots=True)
 class TokenBucket:
-    """Tokens that grow at a rate up to a burst; spending may leave less than none."""
+    """Tokens that accrue at a rate up to a maximum. Spending can make their number negative."""
 
     tokens: float
-    at: float  # when the tokens were counted
+    at: float  # time of the last refill
 
     def refill(self, now: float, per_s: float, burst_s: float) -> bool:
         """Add the tokens since the last call, and return whether the bucket is full."""
@@ -57,7 +57,7 @@ class TokenBucket:
 class _User(TokenBucket, Generic[T]):
     under_way: int = 0
     polls: int = 0
-    refused: int = 0  # since the queue was empty
+    refused: int = 0  # requests refused since the queue was last empty
     waiting: deque[tuple[T, int]] = field(default_factory=deque)
     bytes_waiting: int = 0
 
@@ -67,10 +67,10 @@ class _User(TokenBucket, Generic[T]):
 
 
 class FairQueue(Generic[T]):
-    """Queue per user; each turn of the event loop starts one request of every user.
+    """Queues of requests, one per user. Each turn of the event loop starts a request of every user.
 
     A token bucket limits each user's rate. Large requests, every `token_bytes` of replies, and
-    reading that occupies the event loop cost additional tokens. `start` starts a request, and
+    reads that occupy the event loop cost additional tokens. `start` starts a request, and
     `ended` is called after its reply.
     """
 
@@ -92,7 +92,7 @@ class FairQueue(Generic[T]):
         self._due_at = 0.0
 
     def put(self, user: str, request: T, size: int) -> None:
-        """Queue a request that holds `size` bytes of memory; it starts in the user's turn.
+        """Queue a request of `size` bytes. It starts when it is the user's turn.
 
         Raises:
             UnavailableError: if too many requests or bytes of this user are queued.
@@ -113,9 +113,9 @@ class FairQueue(Generic[T]):
         return user in self._users and self._users[user].refused > REFUSED
 
     def ended(self, user: str, reply_bytes: int = 0, busy_s: float = 0.0) -> None:
-        """Count a request as answered.
+        """Record that a request was answered.
 
-        `busy_s` are seconds for which the request occupied the event loop: a list of many jobs
+        `busy_s` is how many seconds the request occupied the event loop. A list of many jobs
         costs more than a list of few.
         """
         found = self._user(user)
@@ -126,10 +126,10 @@ class FairQueue(Generic[T]):
 
     @contextlib.contextmanager
     def waits(self, user: str, wait_s: float) -> Iterator[None]:
-        """Count a request under way as waiting for an event meanwhile, if `wait_s` is above 0.
+        """Mark a started request as waiting while in the context, if `wait_s` is above 0.
 
         Raises:
-            UnavailableError: if too many requests of this user wait.
+            UnavailableError: if too many requests of this user are waiting.
         """
         if not wait_s > 0.0:
             yield
@@ -161,7 +161,7 @@ class FairQueue(Generic[T]):
         self._due_at, self._timer = due_at, self._later(wait_s, self._start_requests)
 
     def _start_requests(self) -> None:
-        """Start one request of each user that has one and may start it."""
+        """Start one request of each user who has a queued request and may start one now."""
         self._timer = None
         per_s, now = self._per_s(), self._clock()
         wait_s = float("inf")
@@ -184,7 +184,7 @@ class FairQueue(Generic[T]):
             self._schedule_turn(wait_s)
 
 
-MAX_TEXT_CHARACTERS: Final = 2000  # characters of each text, which may quote the request
+MAX_TEXT_CHARACTERS: Final = 2000  # characters of each text, because texts can quote the request
 
 
 def failure_reply(error: OnesError) -> Failed:
@@ -203,7 +203,7 @@ class WaitingRequests:
 
     @contextlib.contextmanager
     def interruptible(self, incoming: Incoming, wait_s: float) -> Iterator[None]:
-        """Register the current task as waiting, so that revoking its key ends the wait.
+        """Register the current task as waiting, so that revoking the sender's key ends the wait.
 
         A request that does not wait (`wait_s` is 0) is never interrupted halfway.
 
@@ -237,10 +237,10 @@ MAX_WAIT_S: Final = 30.0
 
 
 def deadline_of(wait_s: float) -> float:
-    """Return the event loop time by which to answer; clamp `wait_s` to 0 to `MAX_WAIT_S`.
+    """Return the event loop time by which to answer. Limit `wait_s` to between 0 and `MAX_WAIT_S`.
 
     Raises:
-        BadFieldError: if `wait_s` is NaN, which would never pass.
+        BadFieldError: if `wait_s` is NaN, because that wait would never end.
     """
     if math.isnan(wait_s):
         raise BadFieldError("wait_s: nan is not a duration", "give seconds, 0 or more", "wait_s")

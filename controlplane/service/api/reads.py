@@ -1,4 +1,4 @@
-"""Requests that only read: replies from the committed state and the latest telemetry."""
+"""Requests that only read. Replies are made from the committed state and the latest telemetry."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ from schemas.wire.client import (
     WaitJob,
 )
 
-MAX_PATTERN: Final = 200  # characters; matching a pattern of millions takes minutes
+MAX_PATTERN: Final = 200  # characters; matching a pattern of millions would take minutes
 FoundRow = tuple[int, int, Callable[[], JobSummary]]  # number, order of equal numbers, row
 DAMAGED_REASON: Final = "its row in the journal is damaged: run `ones admin check`"
 
@@ -62,7 +62,7 @@ def job_rows(
     summary: Callable[[Job], JobSummary],
     sees: Callable[[JobOwner], bool] = lambda _: True,
 ) -> Rows:
-    """Return the rows of `ones ps`, oldest first; the positions are the numbers of the jobs.
+    """Return the rows of `ones ps`, oldest first. The position of a row is the number of its job.
 
     Raises:
         BadFieldError: if a requested state is unknown, or the pattern is too long.
@@ -109,7 +109,7 @@ def _departed_rows(
 
 
 def _summary_of(ended: EndedJob, summary: Callable[[Job], JobSummary]) -> JobSummary:
-    """Return the summary of an ended job; for a damaged row only the columns that filters use."""
+    """Return the summary of an ended job. If its row is damaged, fill only what filters use."""
     try:
         job = ended.read()
     except JournalError:
@@ -132,15 +132,15 @@ def _matches(request: ListJobs, job: JobId, name: str, user: str, state: str) ->
 
 
 MAX_EVENTS: Final = 1000
-MAX_HIDDEN_PAGES: Final = 20  # of invisible events, before an empty reply
+MAX_HIDDEN_PAGES: Final = 20  # pages of invisible events to skip before an empty reply
 
 
 @dataclass(kw_only=True, eq=False)
 class ReadRequests:
     """Requests that change nothing.
 
-    Every reply is made from the committed state, so that a crash cannot revoke it. Reading also
-    continues while nothing can become durable.
+    Every reply is made from the committed state, so that a crash cannot make the reply wrong.
+    Reading also continues while nothing can become durable.
     """
 
     commit_loop: CommitLoop
@@ -163,12 +163,12 @@ class ReadRequests:
         return View(who, self.owners.of)
 
     async def job(self, request: GetJob, who: Identity) -> JobDetail:
-        """Return a page of a job, once it has ended or the wait is over."""
+        """Return a page of a job, once the job has ended or the wait is over."""
         job = await self._when_ended(request.job, request.wait_s)
         return self.detail(job, self.view(who), request.cursor)
 
     async def job_state(self, request: WaitJob, who: Identity) -> JobState:
-        """Return the state of a job, once it has ended or the wait is over."""
+        """Return the state of a job, once the job has ended or the wait is over."""
         job = await self._when_ended(request.job, request.wait_s)
         return JobState(
             job=job.job,
@@ -191,7 +191,7 @@ class ReadRequests:
         return self.view(who).sweep(sweep_replies.sweep_detail(job, past, summary, request, now))
 
     def ledger(self, request: GetLedger, _: Identity) -> Ledger:
-        """Return a page of the counted units of a sweep."""
+        """Return a page of the units of work that a sweep has recorded."""
         job = self.commit_loop.job(request.job)
         return sweep_replies.ledger(job, self._past(request.job), request)
 
@@ -245,7 +245,7 @@ class ReadRequests:
         )
 
     def detail(self, job: Job, view: View, cursor: str = "") -> JobDetail:
-        """Return one page of everything about a job that the reader may know of.
+        """Return one page of everything that the reader may know about a job.
 
         Raises:
             BadFieldError: if the cursor does not belong to this job.

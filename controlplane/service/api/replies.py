@@ -1,6 +1,6 @@
-"""Replies about jobs and nodes: core state, with `telemetry` since the last epoch.
+"""Replies about jobs and nodes: the core's state, and `telemetry` newer than the last epoch.
 
-`PolicyNotes` and `size_notes` tell what the policy or the cluster lacks for a job.
+`PolicyNotes` and `size_notes` name what a job needs and the policy or the cluster does not have.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from schemas.wire.client import (
 DRAINING: Final = "draining"  # up, and an operator is emptying it
 DRAINED: Final = "drained"  # up and empty
 UNHEALTHY: Final = "unhealthy"  # up, but cannot start workers
-COUNTDOWN: Final = re.compile(r"\bretrying in \d+ s\b")  # of a job whose script failed
+COUNTDOWN: Final = re.compile(r"\bretrying in \d+ s\b")  # in a waiting reason
 SLOW_START_S: Final = 60.0  # most scripts start faster
 SHOWN_STATS: Final = set(SearchStats.__struct_fields__) & set(SearchInfo.__struct_fields__)
 STUCK_S: Final = 60.0  # without a step; most evaluations are faster
@@ -57,7 +57,7 @@ def job_summary(
 ) -> JobSummary:
     """Return a row of `ones ps`.
 
-    `reason` is why the latest plan lets the job wait, if it does.
+    `reason` is why the job waits according to the latest plan; None if it does not wait.
     """
     queued_s, running_s = times(job, now)
     live = telemetry.of(job.job) if job.group else None
@@ -100,7 +100,7 @@ def job_summary(
 
 
 def waiting_reason(stopped: str, reason: Reason) -> str:
-    """Return why a job stopped and, if the latest plan's reason is another, why it still waits."""
+    """Return why a job stopped. If the latest plan's reason to wait differs, add that reason."""
     same = reason.text.removeprefix("waits: ") in stopped
     return stopped if same else f"{stopped}; {reason.text}"
 
@@ -123,7 +123,7 @@ def _slow_start_note(job: Job, now: Seconds) -> str | None:
 def _stuck_note(job: Job, idle_s: float, now: Seconds) -> str | None:
     if job.phase not in {Phase.RUNNING, Phase.RESCALING} or job.sweep is not None:
         return None
-    if job.phase is Phase.RUNNING:  # the last report may be older than a pause
+    if job.phase is Phase.RUNNING:  # the last report might predate a pause
         idle_s = min(idle_s, now - job.accounting.since)
     if idle_s < STUCK_S:
         return None
@@ -191,7 +191,7 @@ def _worker_info(worker: Worker, rank: Rank) -> WorkerInfo:
 def job_explanation(
     job: Job, records: JobRecords, reason: Reason | None, now: Seconds, cursor: str = ""
 ) -> Explanation:
-    """Return a page of the decisions about a job; the last entry says why a waiting job waits.
+    """Return a page of the decisions about a job. If it waits, the last entry says why.
 
     Raises:
         BadFieldError: if the cursor does not belong to this job.
@@ -217,7 +217,7 @@ def job_explanation(
 def search_info(totals: Totals, policy: str, planner: Planner) -> SearchInfo:
     """Return the statistics of the scheduler, for clients and for Prometheus.
 
-    Gains are geometric means of speed-ups, None before the first.
+    Gains are geometric means of speed-ups, or None before the first speed-up.
     """
     stats = planner.stats
     return SearchInfo(
@@ -246,7 +246,7 @@ def _geometric_mean(values: list[float]) -> float | None:
 
 
 def node_rows(state: State) -> Rows:
-    """Return the rows of `ones node list`: every node that ever joined, in that order."""
+    """Return the rows of `ones node list`: every node that ever joined, in order of joining."""
     nodes = list(state.nodes.values())
     owned: dict[NodeId, dict[SlotId, JobId]] = {}
     for slot, job in state.slot_index.owners().items():
@@ -325,13 +325,13 @@ def _progress(job: Job, live: StepsReported | None) -> float | None:
 
 
 def _samples_done(job: Job, live: StepsReported | None) -> int:
-    """Return the samples done; a worker of a sweep knows only its own, so they are ignored."""
+    """Return the samples done. Reports of sweep workers are ignored: they cover one worker only."""
     counts = live is not None and job.sweep is None
     return max(job.progress.samples_done, live.samples_done if live and counts else 0)
 
 
 class PolicyNotes:
-    """Notes on what a policy lacks for a job."""
+    """Notes on what a job needs and the policy does not have."""
 
     def __init__(self, policy: str) -> None:
         self._policy = policy
@@ -343,9 +343,9 @@ class PolicyNotes:
         return job_notes(self._policy, self._needs, utility_stated=stated)
 
     def of(self, job: Job, train_loss: float | None = None) -> tuple[str, ...]:
-        """Return the notes on a job as it is now; none on an ended job.
+        """Return the notes on a job in its current state. An ended job has none.
 
-        `train_loss` is the latest reported loss, if newer than the last epoch.
+        `train_loss` is the latest reported loss, if it is newer than the last epoch.
         """
         if job.ended:
             return ()
@@ -359,7 +359,7 @@ class PolicyNotes:
 
 
 def size_notes(state: State, spec: JobSpec) -> tuple[str, ...]:
-    """Return a note if a job needs more slots than there are on nodes neither lost nor drained."""
+    """Return a note if a job needs more slots than all usable nodes (not lost or drained) have."""
     usable = [
         node for node in state.nodes.values() if node.phase is not NodePhase.LOST and not node.drain
     ]

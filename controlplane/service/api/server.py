@@ -1,4 +1,4 @@
-"""Request server (port 7702): permits and answers the requests of clients.
+"""Request server (port 7702). It checks the rights of client requests and answers them.
 
 `LoopUsage` measures how long a coroutine occupied the event loop.
 """
@@ -86,7 +86,7 @@ class LoopUsage:
 
     @coroutine
     def measure(self, work: Coroutine[Any, Any, T]) -> Generator[Any, Any, T]:
-        """Await a coroutine and count the seconds for which it ran, without those it waited."""
+        """Await a coroutine and measure for how many seconds it ran, without waiting times."""
         resume: Callable[[], Any] = partial(work.send, None)
         while True:
             began = self._clock()
@@ -108,16 +108,16 @@ TWO_FRAMES: Final = ("a request has two frames", "send [id, message]", "frames")
 
 
 class Route(NamedTuple):
-    """Handling of one kind of request."""
+    """How one kind of request is handled."""
 
     right: Right
     handle: Callable[[Any, Identity], Message | Awaitable[Message]]
-    measured: bool = False  # the sender pays for the event loop's time
-    audited: bool = False  # changes of other users' jobs are audited, too
+    measured: bool = False  # event loop time costs the sender tokens
+    audited: bool = False  # log changes of other users' jobs for audits
 
 
 class RequestServer:
-    """Answers every request exactly once; a failed request changes nothing and gets the reason."""
+    """Server that answers every request once. A failed one changes nothing; the reply says why."""
 
     def __init__(
         self,
@@ -217,7 +217,7 @@ class RequestServer:
             wait_s = getattr(request, "wait_s", 0.0)
             with self._queue.waits(user, wait_s), self.waiting.interruptible(incoming, wait_s):
                 reply = _encode_reply(await self._dispatch(request, who, usage))
-            if not isinstance(request, RevokeKey):  # reply even if it revoked its own key
+            if not isinstance(request, RevokeKey):  # reply even if a sender revoked its own key
                 refuse_revoked(incoming)  # the key may have been revoked during the wait
         except OnesError as error:
             self._send_error(incoming, error)
@@ -262,7 +262,7 @@ def _key_list(keys: KeyTable, cursor: str) -> Keys:
 
 
 def _encode_reply(reply: Message) -> bytes:
-    """Encode a reply; refuse one that exceeds a message, for which the peer would disconnect."""
+    """Encode a reply. Refuse one above the message size limit: the peer would disconnect."""
     data = encode(reply)
     if len(data) > MAX_BYTES:
         what = f"{type(reply).__name__} of {len(data)} bytes exceeds {MAX_BYTES} bytes"

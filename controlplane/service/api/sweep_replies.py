@@ -19,10 +19,10 @@ from schemas.wire.client import GetLedger, GetSweep, JobSummary, Ledger, SweepDe
 
 MAX_PAGE: Final = 2000
 MAX_POSITION: Final = 1 << 31  # above any number of trials or units
-SHOWN_EPOCHS: Final = 5000  # of a trial; the latest are shown
-MAX_ROW_BYTES: Final = PAGE_BYTES // 2  # metrics of one trial
+SHOWN_EPOCHS: Final = 5000  # shown of a trial, at most; the latest ones
+MAX_ROW_BYTES: Final = PAGE_BYTES // 2  # bytes of the metrics of one trial
 Row = TypeVar("Row")
-SweepPast = SweepHistory | EndedSweeps  # of a sweep in the state, or one that left it
+SweepPast = SweepHistory | EndedSweeps  # of a sweep that is still in the state, or has left it
 
 
 def sweep_of(job: Job) -> tuple[JobSweep, SweepSpec]:
@@ -109,7 +109,7 @@ def trial_info(job: Job, sweep: JobSweep, history: SweepHistory, number: int) ->
 
 
 def _shown_epochs(past: TrialHistory) -> int:
-    """Return how many epochs fit into a row; trials have the same metrics in every epoch."""
+    """Return how many epochs fit into a row. A trial has the same metrics in every epoch."""
     size = len(msgspec.msgpack.encode(past.metrics[-1])) if past.metrics else 1
     return max(1, min(SHOWN_EPOCHS, MAX_ROW_BYTES // size))
 
@@ -130,7 +130,7 @@ def trial_state(sweep: JobSweep, number: int) -> str:
 
 
 def ledger(job: Job, past: SweepPast, request: GetLedger) -> Ledger:
-    """Return the counted units of a sweep, a page.
+    """Return a page of the units of work that a sweep has recorded.
 
     Raises:
         BadFieldError: if the job is not a sweep.

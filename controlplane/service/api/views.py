@@ -1,4 +1,4 @@
-"""Replies reduced to what their reader may know, and divided into pages."""
+"""Filters that reduce replies to what the reader may know, and divide them into pages."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ class View:
         self._all = sees_all(who)
 
     def sees(self, job: JobOwner | None) -> bool:
-        """True if the reader may know of a job with this owner; None: the job is not kept."""
+        """True if the reader may know of a job with this owner (None: job no longer kept)."""
         return self._all or (job is not None and may(self._who, Action.STATE, job))
 
     def text(self, text: str) -> str:
-        """Return a text with the names of jobs replaced that the reader must not know."""
+        """Replace the names of jobs that the reader must not know, and return the text."""
         return text if self._all else hide_names(text, self._hides)
 
     def summary(self, row: JobSummary) -> JobSummary:
@@ -81,14 +81,14 @@ class View:
         return replace(reply, summary=self.summary(reply.summary))
 
     def node(self, node: NodeInfo) -> NodeInfo:
-        """Filter a row of `ones node list`; slots of invisible jobs only count as taken."""
+        """Filter a row of `ones node list`. Slots of invisible jobs are shown only as occupied."""
         if self._all:
             return node
         jobs = tuple(job for job in node.jobs if self.sees(self._owner_of(job)))
         return replace(node, jobs=jobs, reason=self.text(node.reason))
 
     def event(self, event: FeedEvent) -> FeedEvent | None:
-        """Filter an event of the feed; None if it is about an invisible job."""
+        """Filter an event of the feed. Return None if the event is about an invisible job."""
         if self._all:
             return event
         if event.job is not None and not self.sees(self._owner_of(event.job)):
@@ -102,7 +102,7 @@ class View:
         }
 
     def _epoch(self, epoch: EpochInfo) -> EpochInfo:
-        """Replace families of other users, which are script names and arguments, by pseudonyms."""
+        """Replace the families (script names and arguments) of other users by pseudonyms."""
         if epoch.beside is None or self._who.role == "admin":
             return epoch
         mine = f"{self._who.name}/" if self._who.role in WRITERS else "\0"
@@ -118,7 +118,7 @@ class View:
 
 
 def redacted_spec(spec: JobSpec, who: Identity, owner: JobOwner) -> JobSpec:
-    """Return a job file without the values that its reader must not see; variable names stay."""
+    """Return a job file without the values that the reader must not see. Keep variable names."""
     env, args = spec.env, spec.args
     if not may(who, Action.ENV, owner):
         env = dict.fromkeys(env, HIDDEN)
@@ -128,7 +128,7 @@ def redacted_spec(spec: JobSpec, who: Identity, owner: JobOwner) -> JobSpec:
 
 
 def hide_names(text: str, hides: Callable[[JobId], bool]) -> str:
-    """Return a text with the names of some jobs replaced."""
+    """Return a text in which the names of hidden jobs are replaced."""
 
     def shown(word: re.Match[str]) -> str:
         name = word[0]
@@ -143,23 +143,23 @@ def _pseudonym(family: str) -> str:
     return f"other/{digest.hexdigest()}"
 
 
-PAGE_BYTES: Final = 1 << 20  # of rows, encoded
+PAGE_BYTES: Final = 1 << 20  # bytes of encoded rows in a page
 CURSOR: Final = re.compile(r"([a-z]{1,16})\.([0-9]{1,18})")
 CURSOR_REMEDY: Final = "restart without a cursor, then use the one of each page"
 
 
 class Rows(NamedTuple):
-    """A list of a reply."""
+    """One list in a reply, which is sent in pages."""
 
-    after: Callable[[int], Iterator[tuple[int, Any]]]  # rows behind a position, each with its own
+    after: Callable[[int], Iterator[tuple[int, Any]]]  # pairs (position, row) after a position
     last: int  # position of the last row; positions grow and never change
 
 
 def page_of(lists: Mapping[str, Rows], cursor: str) -> tuple[dict[str, tuple[Any, ...]], str]:
-    """Return the next page of several consecutive lists, and the cursor of the page after it.
+    """Return the next page of several consecutive lists, and the cursor of the following page.
 
-    A page has at most `PAGE_BYTES` of rows, or a single larger row. An empty cursor stands for the
-    first page, and is returned with the last one.
+    A page has at most `PAGE_BYTES` of rows, or a single larger row. An empty cursor requests the
+    first page, and is returned with the last page.
 
     Raises:
         BadFieldError: if the cursor does not belong to these lists.
@@ -179,7 +179,7 @@ def page_of(lists: Mapping[str, Rows], cursor: str) -> tuple[dict[str, tuple[Any
 
 
 def numbered(rows: list[Any]) -> Rows:
-    """Return the rows of an append-only list; positions count from 1."""
+    """Return the rows of an append-only list. Positions start at 1."""
     return Rows(lambda after: enumerate(rows[after:], after + 1), len(rows))
 
 

@@ -1,1 +1,1 @@
-"""Whoever makes plans: a policy in this process, or a search in one of its own."""
+"""Makers of plans: a policy in this process, or a search in a child process."""

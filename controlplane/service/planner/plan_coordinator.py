@@ -1,6 +1,6 @@
 """Connection between the commit loop and the planner, in both directions.
 
-`PlanCoordinator` requests plans when the core wants one and accepts the plans. `PolicyObserver`
+`PlanCoordinator` requests plans when the core needs one, and accepts them. `PolicyObserver`
 passes records of the core and telemetry to the policy. `make_planner` builds the planner that the
 settings select.
 """
@@ -54,7 +54,7 @@ class PolicyObserver:
     _warned: set[JobId] = field(default_factory=set)  # jobs whose implausible telemetry was logged
 
     def recorded(self, record: Record) -> None:
-        """Pass on the policy event of a record, if any; drop the telemetry of an ended job."""
+        """Pass a record's policy event, if any, to the planner. Drop telemetry of an ended job."""
         event = policy_events.event_of_record(record, self.commit_loop.committed.state)
         if event is not None:
             self.planner.observe(event, self.commit_loop.now())
@@ -91,7 +91,7 @@ def make_planner(
     view_now: ViewNow,
     propose: ProposePlan,
 ) -> Planner:
-    """Return a planner for a policy: in this process if it is fast, in a child if it searches.
+    """Return a planner that runs a fast policy in this process, and a search in a child process.
 
     A restarted search first observes the events that `history` returns, oldest first.
 
@@ -115,14 +115,14 @@ def make_planner(
 
 MINUTE_S: Final = 60.0
 HOUR_S: Final = 3600.0
-DECIMAL_LIMIT: Final = 10.0  # minutes or hours; longer durations have no decimal
+DECIMAL_LIMIT: Final = 10.0  # minutes or hours; longer durations are shown without decimals
 
 
 def with_start_forecast(reason: Reason, start: StartForecast, now: Seconds) -> Reason:
-    """Add the expected time until the job starts to the reason why it waits.
+    """Add the expected start time of a waiting job to the reason why the job waits.
 
     Adds `start_s`, `start_earliest_s` and `start_latest_s` to the numbers, in seconds from `now`;
-    80% of all starts should lie between the last two. Times in the past become 0.
+    80% of all starts should be between the last two. Times in the past become 0.
     """
     middle, low, high = (max(0.0, at - now) for at in (start.at, start.earliest, start.latest))
     numbers = {"start_s": middle, "start_earliest_s": low, "start_latest_s": high}
@@ -148,27 +148,27 @@ COOLDOWN_RATIO: Final = 4.0  # pause after a slow plan, as a multiple of its tim
 
 
 class PlanCoordinator:
-    """Requests plans, one for all events of a moment, and accepts the planner's proposals."""
+    """Coordinator that requests one plan for all events of a moment, and accepts proposals."""
 
     def __init__(
         self, commit_loop: CommitLoop, clock: Callable[[], float] = time.perf_counter
     ) -> None:
         self._commit_loop = commit_loop
         self._loop = asyncio.get_running_loop()
-        self._wake: asyncio.TimerHandle | None = None  # the latest plan's `wake_at`
+        self._wake: asyncio.TimerHandle | None = None  # timer for `wake_at` of the latest plan
         self.planner: Planner | None = None
         self.plan_requested = False  # a request is scheduled
         self._clock = clock
-        self._next_request_at = 0.0  # event loop time; earlier requests are delayed until then
-        self._reasons: dict[JobId, Reason] = {}  # the latest plan's, for jobs that wait
-        self._starts: Mapping[JobId, StartForecast] = {}  # the latest plan's
-        self.predicted_loss: Mapping[JobId, float] = {}  # the latest plan's
+        self._next_request_at = 0.0  # event loop time; earlier requests wait until then
+        self._reasons: dict[JobId, Reason] = {}  # of waiting jobs, from the latest plan
+        self._starts: Mapping[JobId, StartForecast] = {}  # from the latest plan
+        self.predicted_loss: Mapping[JobId, float] = {}  # from the latest plan
 
     def request_plan(self) -> None:
         """Request a plan once all events of this moment have been handled.
 
-        After a slow plan the next request is delayed, so that the event loop can serve others: when
-        a thousand nodes reconnect, each of them is a reason to request a plan.
+        After a slow plan the next request is delayed, so that the event loop can do other work.
+        When a thousand nodes reconnect, for example, each of them requests a plan.
         """
         if self.plan_requested:
             return
@@ -188,7 +188,7 @@ class PlanCoordinator:
             self._next_request_at = self._loop.time() + pause_s
 
     def reason(self, job: JobId) -> Reason | None:
-        """Return why the latest plan lets a job wait and its expected start; None: no reason."""
+        """Return the latest plan's reason why a job waits, with its expected start, or None."""
         reason, start = self._reasons.get(job), self._starts.get(job)
         if reason is None or start is None:
             return reason
@@ -199,7 +199,7 @@ class PlanCoordinator:
         return self._commit_loop.reactor.view(), self._commit_loop.now()
 
     def propose(self, plan: Plan, stats: SearchStats | None, /, *, complete: bool = True) -> None:
-        """Accept a plan if it changes anything; only the changes enter the journal.
+        """Accept a plan if it changes anything. Only the changes are written to the journal.
 
         `stats` is None if no search made the plan. A complete plan stops the running jobs that it
         omits; otherwise they continue.

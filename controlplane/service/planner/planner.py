@@ -17,7 +17,7 @@ class ProposePlan(Protocol):
     """Callback that accepts a plan."""
 
     def __call__(self, plan: Plan, stats: SearchStats | None, /, *, complete: bool = True) -> None:
-        """Put a plan into force, as far as it still fits the current state.
+        """Apply the parts of a plan that still fit the current state.
 
         `stats` is None if no search made the plan. A complete plan stops the running jobs that it
         omits; otherwise they continue.
@@ -32,7 +32,7 @@ class Planner(Protocol):
 
     @property
     def running(self) -> bool:
-        """True if the policy itself produces the plans, False while a fallback does."""
+        """True if the policy itself makes the plans, False while the fallback makes them."""
         ...
 
     @property
@@ -41,7 +41,7 @@ class Planner(Protocol):
         ...
 
     def request_plan(self) -> None:
-        """Request a plan for the current state; it arrives through `propose`."""
+        """Request a plan for the current state. The plan is passed to `propose`."""
         ...
 
     def observe(self, event: PolicyEvent, now: Seconds) -> None:
@@ -55,7 +55,7 @@ class Planner(Protocol):
 
 @dataclass(eq=False)
 class InlinePlanner:
-    """Planner that runs a policy in this process; the policy must answer within microseconds."""
+    """Planner that runs a policy in this process. The policy must answer within microseconds."""
 
     restarts = 0
     running = True
@@ -78,5 +78,5 @@ class InlinePlanner:
         self.policy.observe(event, now)
 
     async def run(self) -> None:
-        """Wait until cancelled: there is nothing to do between requests."""
+        """Wait until cancelled, because there is nothing to do between requests."""
         await asyncio.Event().wait()

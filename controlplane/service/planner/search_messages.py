@@ -1,6 +1,6 @@
 """Messages between the controller and the search process, over two pipes.
 
-The search process receives the full view once and then only the differences (`ViewDelta`).
+The search process receives the full view once, and afterwards only differences (`ViewDelta`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MAX_FRAME_BYTES: Final = 1 << 30
 
 
 class StartSearch(msgspec.Struct, frozen=True, kw_only=True, tag="start_search"):
-    """Start the policy with these options, after it has observed the history."""
+    """Start the policy with these options. The policy first observes the history."""
 
     policy: str
     options: dict[str, Any]
@@ -34,7 +34,7 @@ class FullView(msgspec.Struct, frozen=True, kw_only=True, tag="full_view"):
 
 
 class ViewDelta(msgspec.Struct, frozen=True, kw_only=True, tag="view_delta"):
-    """Difference from the view before."""
+    """Difference from the previous view."""
 
     version: int
     slots: dict[SlotId, SlotView]
@@ -61,7 +61,7 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
 
 
 class PlanFound(msgspec.Struct, frozen=True, kw_only=True, tag="plan_found"):
-    """A plan. Number 0: unrequested, the continued search found something better."""
+    """A plan. Number 0 means that nobody requested it: the continued search found a better plan."""
 
     number: int
     plan: Plan
@@ -69,13 +69,13 @@ class PlanFound(msgspec.Struct, frozen=True, kw_only=True, tag="plan_found"):
 
 
 class BatchesChosen(msgspec.Struct, frozen=True, kw_only=True, tag="batches_chosen"):
-    """Unrequested: new batch sizes for some jobs on their present slots; other jobs continue."""
+    """New batch sizes, unrequested, for some jobs on their present slots. Other jobs continue."""
 
     plan: Plan
 
 
 class Converged(msgspec.Struct, frozen=True, kw_only=True, tag="converged"):
-    """The search has nothing left to improve and sleeps until the next message."""
+    """The search has nothing more to improve, and sleeps until the next message."""
 
     stats: SearchStats
 
@@ -93,7 +93,7 @@ def encode_frame(message: ToSearch | FromSearch) -> bytes:
 
 
 class FrameDecoder:
-    """Splits a stream of bytes into message bodies."""
+    """Decoder that splits a stream of bytes into message bodies."""
 
     def __init__(self) -> None:
         self._rest = bytearray()
@@ -119,7 +119,7 @@ class FrameDecoder:
 def view_delta(before: ClusterView, after: ClusterView) -> ViewDelta | None:
     """Return the difference between two views, or None if only the full view can describe it.
 
-    The full view is needed if the slots differ or a job returned to the middle of the order.
+    The full view is needed if the slots differ, or a job returned to the middle of the order.
     """
     if len(before.slots) != len(after.slots):
         return None
@@ -133,15 +133,15 @@ def view_delta(before: ClusterView, after: ClusterView) -> ViewDelta | None:
     removed = [name for name in before.jobs if name not in after.jobs]
     order = [name for name in before.jobs if name in after.jobs]
     order += [name for name in after.jobs if name not in before.jobs]
-    if order != list(after.jobs):  # one came back in the middle
+    if order != list(after.jobs):  # a job returned to the middle of the order
         return None
     return ViewDelta(version=after.version, slots=slots, jobs=jobs, removed=removed)
 
 
 def apply_delta(view: ClusterView, delta: ViewDelta) -> ClusterView:
-    """Return the view after `delta`, which was made from `view`; jobs keep their order of arrival.
+    """Apply `delta` to the view that it was made from. Jobs keep their order of arrival.
 
-    The result shares everything that did not change with `view`.
+    The result shares all unchanged parts with `view`.
     """
     slots = view.slots
     if delta.slots:

@@ -38,19 +38,19 @@ CRASHES_BEFORE_QUARANTINE: Final = 2  # in a row
 
 
 class JobQuarantine:
-    """Bisects the view to find the jobs that crash the search, and hides them from it.
+    """Bisection of the view, to find the jobs that crash the search and hide them from the search.
 
     After repeated crashes the newer half of the visible jobs is quarantined, until the search
     survives. The quarantined groups then return one by one, on probation. A group that crashes the
-    search again is halved; a single job that does stays hidden until it ends.
+    search again is halved. A single job that crashes the search stays hidden until the job ends.
     """
 
     def __init__(self) -> None:
         self.culprits: dict[JobId, None] = {}
-        self._groups: list[list[JobId]] = []  # quarantined; the last one returns next
-        self._on_probation: list[JobId] = []  # visible again
-        self._visible: Sequence[JobId] = ()  # in the last view
-        self._crashes = 0  # in a row, without a group on probation
+        self._groups: list[list[JobId]] = []  # quarantined groups; the last one returns next
+        self._on_probation: list[JobId] = []  # jobs that are visible again
+        self._visible: Sequence[JobId] = ()  # visible jobs of the last view
+        self._crashes = 0  # consecutive crashes without a group on probation
 
     @property
     def hidden(self) -> set[JobId]:
@@ -63,7 +63,7 @@ class JobQuarantine:
         return bool(self._groups or self._on_probation)
 
     def visible_part(self, view: ClusterView) -> ClusterView:
-        """Return the view without the hidden jobs; forget jobs that are no longer in it."""
+        """Return the view without the hidden jobs. Forget jobs that are no longer in the view."""
         for job in [job for job in self.culprits if job not in view.jobs]:
             del self.culprits[job]
         self._groups = [kept for group in self._groups if (kept := _present(group, view.jobs))]
@@ -75,9 +75,9 @@ class JobQuarantine:
         return view
 
     def search_crashed(self) -> None:
-        """Requarantine the group on probation; without one, quarantine the newer half of the jobs.
+        """Quarantine the group on probation again, or the newer half of the jobs if there is none.
 
-        The first crash in a row may be chance and quarantines nothing.
+        The first of several crashes might be chance, so it quarantines nothing.
         """
         if self._on_probation:
             group, self._on_probation = _present(self._on_probation, self._visible), []
@@ -106,23 +106,23 @@ def _present(group: Iterable[JobId], known: Iterable[JobId]) -> list[JobId]:
 
 
 log = structlog.get_logger("search_planner")
-REPLY_TIMEOUT_S: Final = 1.0  # then the fallback fills free slots
-HANG_TIMEOUT_S: Final = 10.0  # then the process is killed and restarted
+REPLY_TIMEOUT_S: Final = 1.0  # after this, the fallback fills free slots
+HANG_TIMEOUT_S: Final = 10.0  # after this, the process is killed and restarted
 START_TIMEOUT_S: Final = 60.0  # the same, until the process is ready
 READ_BYTES: Final = 1 << 18
-RESTART_DELAYS_S: Final = (0.0, 0.5, 1.0, 2.0, 5.0, 10.0)  # by number of failures in a row
-STABLE_AFTER_S: Final = 60.0  # a process that ran longer starts a new row of failures
+RESTART_DELAYS_S: Final = (0.0, 0.5, 1.0, 2.0, 5.0, 10.0)  # after 0, 1, 2, ... failures in a row
+STABLE_AFTER_S: Final = 60.0  # a process that ran longer resets the number of failures
 SURVIVAL_S: Final = 3.0  # jobs shown for this long without a crash are cleared
-MAX_FAILED_STARTS: Final = 3  # in a row; then the process starts without the history
-ONE_THREAD: Final = {"OPENBLAS_NUM_THREADS": "1"}  # small matrices; idle threads use a core
-MAX_BACKLOG_BYTES: Final = 64 << 20  # unread by the process; beyond this it hangs
+MAX_FAILED_STARTS: Final = 3  # consecutive; after them, start without the history
+ONE_THREAD: Final = {"OPENBLAS_NUM_THREADS": "1"}  # matrices are small; idle threads use a core
+MAX_BACKLOG_BYTES: Final = 64 << 20  # unread bytes above which the process is considered hung
 
 
 @dataclass(kw_only=True, eq=False)
 class SearchPlanner:
-    """Feeds the search process, proposes its plans, and restarts the process when it exits.
+    """Planner that feeds a search process, proposes its plans, and restarts it when it exits.
 
-    While the process is unavailable the plan in force holds, and free slots are filled greedily. A
+    While the process is unavailable, the current plan stays and free slots are filled greedily. A
     restarted process first observes the events that `history` returns, oldest first. If the policy
     `admits` jobs, the fallback starts no job that the policy has not admitted.
     """
@@ -146,7 +146,7 @@ class SearchPlanner:
         self._fallback_timer: asyncio.TimerHandle | None = None
         self._survival_timer: asyncio.TimerHandle | None = None
         self._quarantine = JobQuarantine()
-        self._failed_starts = 0  # exits in a row before `Ready`
+        self._failed_starts = 0  # consecutive exits before `Ready`
         self.restarts = 0
         self.stats = SearchStats()
 
@@ -158,7 +158,7 @@ class SearchPlanner:
     def request_plan(self) -> None:
         """Request a plan, and fill free slots if the process does not reply.
 
-        Only one request is unanswered at a time; events that happen meanwhile cause one more
+        Only one request is unanswered at a time. Events that happen meanwhile cause one more
         request.
         """
         if not self._ready:
@@ -179,7 +179,7 @@ class SearchPlanner:
             self._fallback_timer = loop.call_later(REPLY_TIMEOUT_S, self._fill_if_overdue)
 
     def observe(self, event: PolicyEvent, now: Seconds) -> None:
-        """Send an event to the process; a restarted process gets missed events as history."""
+        """Send an event to the process. A restarted process gets missed events as history."""
         if not isinstance(event, PlanTaken) and event.job in self._quarantine.hidden:
             return
         self._send(EventObserved(event=event, at=now))  # queued behind the history
@@ -227,7 +227,7 @@ class SearchPlanner:
                 self._receive(FROM_SEARCH.decode(body))
 
     async def _read(self, process: asyncio.subprocess.Process) -> bytes:
-        """Read the next bytes; raise ValueError if a reply is overdue meanwhile."""
+        """Read the next bytes. Raise ValueError if a reply becomes overdue meanwhile."""
         stream = process.stdout
         if stream is None:
             return b""
@@ -287,7 +287,7 @@ class SearchPlanner:
                 log.warning("hiding jobs that may crash the search", jobs=hidden)
 
     def _start_survival_timer(self) -> None:
-        """Clear the visible jobs if the search survives its reply for `SURVIVAL_S`."""
+        """Clear the visible jobs if no crash follows the reply within `SURVIVAL_S`."""
         if self._survival_timer is None:
             loop = asyncio.get_running_loop()
             self._survival_timer = loop.call_later(SURVIVAL_S, self._clear_if_answered)
@@ -303,7 +303,7 @@ class SearchPlanner:
             self.request_plan()
 
     def _with_hidden_jobs(self, plan: Plan) -> Plan:
-        """Return the plan with the hidden jobs: they keep their slots, or start on free ones."""
+        """Add the hidden jobs to the plan. They keep their slots, or start on free slots."""
         hidden = self._quarantine.hidden
         if not hidden:
             return plan

@@ -1,8 +1,8 @@
 """Search process, a child of the controller.
 
-Run as `python -P -m controlplane.service.planner.search_process`. It reads messages from standard
-input, writes messages to standard output, and exits at the end of its input. Therefore it cannot
-outlive the controller.
+Run as `python -P -m controlplane.service.planner.search_process`. The process reads messages from
+standard input, writes messages to standard output, and exits at the end of the input, so that it
+cannot outlive the controller.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ from schemas.ids import Seconds
 
 READ_BYTES: Final = 1 << 20
 TELEMETRY_DELAY_S: Final = 0.5  # telemetry wakes the search at most this often
-BATCHES_DELAY_S: Final = 0.05  # from telemetry to a new choice of batches
+BATCHES_DELAY_S: Final = 0.05  # from new telemetry to the next choice of batches
 NEVER: Final = float("inf")
 PUBLISH_INTERVAL_S: Final = 0.25  # between unrequested plans
 NICENESS: Final = 5  # training and the controller take precedence
-ONE_STEP: Final = Budget(steps=1)  # then look for messages
+ONE_STEP: Final = Budget(steps=1)  # before looking for messages again
 
 
 class SearchProcess:
-    """Message loop of the search process; improves the plan while no message waits.
+    """Message loop of the search process. It improves the plan while no message waits.
 
     Each request draws from a generator seeded with `seed` and the version of the view.
     """
@@ -61,10 +61,10 @@ class SearchProcess:
         self._source, self._sink = source, sink
         self._frames = FrameDecoder()
         self._view: ClusterView | None = None
-        self._clock_offset = 0.0  # the controller's time minus ours
+        self._clock_offset = 0.0  # the controller's time minus the time of this process
         self._searching = False
-        self._search_at = NEVER  # monotonic; when telemetry wakes the search
-        self._batches_at = NEVER  # monotonic; when batches are chosen
+        self._search_at = NEVER  # monotonic time at which telemetry wakes the search
+        self._batches_at = NEVER  # monotonic time at which batches are chosen
         self._last_plan = Plan(based_on=0)
         self._last_plan_at = 0.0
         self._rng = default_rng(seed)
@@ -86,14 +86,14 @@ class SearchProcess:
                 self._search(self._view)
 
     def _timeout_s(self) -> float | None:
-        """Return the seconds until the next work is due; None waits for the next message."""
+        """Return the seconds until the next work is due, or None to wait for the next message."""
         due = min(self._search_at, self._batches_at)
         if self._view is None or (not self._searching and due == NEVER):
             return None
         return 0.0 if self._searching else max(0.0, due - time.monotonic())
 
     def _choose_batches(self, view: ClusterView) -> None:
-        """Send new batch sizes alone: full plans are slow and seldom read while the search runs."""
+        """Send new batch sizes alone. Full plans are slow, and seldom read during the search."""
         self._batches_at = NEVER
         plan = self._policy.batches(view, Seconds(time.monotonic() + self._clock_offset))
         if plan.local_batch:
@@ -149,7 +149,7 @@ class SearchProcess:
 
 
 def _decides_otherwise(plan: Plan, before: Plan) -> bool:
-    """True if the plans treat some job differently; their reasons are not compared."""
+    """True if the plans treat some job differently. Their reasons are not compared."""
     return (
         plan.local_batch != before.local_batch
         or plan.promised != before.promised
@@ -158,7 +158,7 @@ def _decides_otherwise(plan: Plan, before: Plan) -> bool:
 
 
 def main() -> None:
-    """Start the policy as the first message says, observe the history, and serve."""
+    """Start the policy that the first message names, observe the history, and serve requests."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the controller decides when to stop
     with contextlib.suppress(OSError):
         os.nice(NICENESS)
