@@ -279,7 +279,7 @@ def _owners_in(root: Path) -> Iterator[tuple[str, int]]:
 
 
 class JobUids:
-    """Uids of running workers. After the last worker of a job's own uid, all its processes are killed.
+    """Uids of running workers. When no worker uses a job's own uid, its processes are killed.
 
     `forget` closes the connections to the zygotes of a uid, which are about to be killed.
     """
@@ -295,7 +295,7 @@ class JobUids:
         self._held[worker] = uid
 
     async def take(self, worker: WorkerId, account: Account) -> None:
-        """Kill what earlier workers of an account left, then record that a new worker uses its uid."""
+        """Kill what an account's earlier workers left; then record that a new one uses its uid."""
         uid = account.owner.uid
         self.hold(worker, uid)
         if (ending := self._ending.get(uid)) is not None:

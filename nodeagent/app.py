@@ -281,7 +281,7 @@ class Agent:
         return self._manager.tokens.get(worker)
 
     def _on_worker_message(self, worker: WorkerId, message: FromWorker) -> None:
-        """Process a worker's message, which is telemetry or a hint to read the worker's report file."""
+        """Process a worker's message: telemetry, or a hint to read the worker's report file."""
         if isinstance(message, StepsReported):
             self._ports.publish(encode(Telemetry(node=self._node, steps=message)))
             return

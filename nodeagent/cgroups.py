@@ -33,7 +33,7 @@ class Hierarchy:
 
 
 def find(group: str = "", mounts: Path = MOUNTS, own: Path = OWN_CGROUP) -> tuple[Hierarchy, ...]:
-    """Return the trees in which this process can create groups below `group`, or below its own group.
+    """Return the trees in which this process can create groups below `group` (default: its own).
 
     This is version 2 if it offers a controller, else the trees of version 1 if there are any. If
     there are none, it is version 2, because its groups can be killed as a whole.
@@ -108,7 +108,7 @@ def enter(group: Path, pid: int) -> None:
 
 
 def members(group: Path) -> list[int]:
-    """Return the processes directly in a group, not in groups below it; none if it does not exist."""
+    """Return the processes in a group, without the groups below it; none if it does not exist."""
     try:
         return [int(word) for word in (group / PROCS).read_text(encoding="ascii").split()]
     except OSError:
@@ -122,7 +122,7 @@ def below(group: Path) -> Iterator[Path]:
 
 
 def end_all(group: Path, limit_s: float = KILL_TIMEOUT_S) -> None:
-    """Kill every process of a group, including new ones; wait until all have exited, or `limit_s`."""
+    """Kill every process of a group, including new ones; wait at most `limit_s` for the exits."""
     deadline = time.monotonic() + limit_s
     while found := members(group):
         try:
@@ -137,7 +137,7 @@ def end_all(group: Path, limit_s: float = KILL_TIMEOUT_S) -> None:
 
 
 def remove(group: Path) -> bool:
-    """Remove a group and the groups below it, as far as they are empty; True if it no longer exists."""
+    """Remove a group and the groups below it if they are empty; True if it no longer exists."""
     for inner in below(group):
         remove(inner)
     try:

@@ -114,7 +114,7 @@ class ControllerPorts:
         self.events: Socket | None = None
 
     def welcomed(self, welcome: Welcome) -> Socket | None:
-        """Connect to the ports in a welcome. Return the bulk socket, or None if the ports are the same."""
+        """Connect to a welcome's ports; return the bulk socket, or None if nothing changed."""
         ports = (welcome.event_port, welcome.log_port)
         if ports == self._ports:
             return None
@@ -253,7 +253,7 @@ class WorkerChannel:
         self._on_message(worker, own)
 
     def _accept_greeting(self, route: bytes, hello: WorkerHello) -> None:
-        """Assign a connection to the worker whose token it sent; without a valid token, to no worker."""
+        """Assign a connection to the worker whose token it sent; ignore an invalid token."""
         self._disconnect(self._senders.get(route, ("", None))[0])
         worker = worker_id(hello.job, hello.version, hello.rank)
         token = self._token_of(worker)
@@ -284,7 +284,7 @@ class WorkerChannel:
             self.send(worker, order)
 
     def send(self, worker: WorkerId, message: Message) -> None:
-        """Send to a worker if it is connected; a worker that connects later receives everything then."""
+        """Send to a worker if it is connected; others receive everything when they connect."""
         if (route := self._routes.get(worker)) is not None:
             self.socket.send(route, encode(message))
 

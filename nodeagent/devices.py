@@ -225,7 +225,7 @@ def inventory(settings: AgentSettings, environ: Mapping[str, str] = os.environ) 
 
 
 def fenced_s(settings: AgentSettings) -> float:
-    """Return how long the controller can be silent before all workers are stopped, in s; 0: forever.
+    """Return after how many seconds without a reply all workers are stopped; 0: never.
 
     Raises:
         SettingsError: if `fence_s` is too short to receive a reply.
@@ -295,7 +295,7 @@ def gpu_slots(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> tuple[SlotSpec
 
 
 def device_environment(slot: SlotSpec) -> dict[str, str]:
-    """Return the variables that show a worker the device of its slot only, or no GPU on a CPU slot."""
+    """Return the variables that show a worker only its slot's device; on a CPU slot, no GPU."""
     return {VISIBLE: slot.uuid if slot.kind == "gpu" else "", ORDER: BUS_ORDER}
 
 

@@ -30,9 +30,7 @@ leftovers_log = structlog.get_logger("leftovers")
 MARKS: Final = ".ended"
 MIN_AGE_FOR_SIZE_S: Final = 3600.0  # younger folders are deleted by age only, not by size
 MAX_UNMARKED: Final = 2000  # jobs that a hello reports
-MIN_UNREPORTED_AGE_S: Final = (
-    7 * 86400.0
-)  # minimum age of a folder if the job's end was never reported
+MIN_UNREPORTED_AGE_S: Final = 7 * 86400.0  # age of a folder whose job's end was not reported
 FIRST_CHECK_S: Final = 60.0  # after the start: by then the controller has reported active jobs
 FIND_TIMEOUT_S: Final = 2.0
 MAX_INTERVAL_S: Final = 600.0  # longest interval
@@ -74,10 +72,10 @@ class Leftovers:
     def delete(
         self, keep: KeepLimits, busy: Container[str], now: float, sizes: dict[str, AgedFile]
     ) -> list[str]:
-        """Delete folders of jobs that ended too long ago, then the oldest ones until the rest is small.
+        """Delete folders of jobs that ended too long ago, then the oldest while all are too large.
 
-        Jobs in `busy` are kept. `sizes` caches sizes from earlier calls. Return the jobs whose folders
-        were deleted, oldest first.
+        Jobs in `busy` are kept. `sizes` caches sizes from earlier calls. Return the jobs whose
+        folders were deleted, oldest first.
 
         Raises:
             OSError: if the folder cannot be read.
@@ -153,7 +151,7 @@ def _marks(folder: Path) -> Iterator[tuple[str, float]]:
 
 
 class EndedJobs:
-    """Working directories, sweep states and checkpoints of ended jobs; each kind has its own limits."""
+    """Working directories, sweep states and checkpoints of ended jobs; each has its own limits."""
 
     def __init__(
         self,
@@ -239,7 +237,7 @@ class Keeper:
             await self.turn(keep, look=due or not keep.seconds)
 
     async def turn(self, keep: KeepLimits, *, look: bool) -> None:
-        """Write the pending marks; failed ones are retried later. With `look`, also delete folders."""
+        """Write pending marks; retry failed ones later. With `look`, also delete folders."""
         noted, self._noted = self._noted, {}
         left = await asyncio.to_thread(self._mark, noted)
         self._noted = {**left, **self._noted}

@@ -79,7 +79,7 @@ class WorkerFolder:
         return self.own / {LOG: "log", SAMPLES: "samples"}[name]
 
     def write_assignment(self, assignment: Assignment, owner: Owner | None = None) -> None:
-        """Create the folder for `owner` (None: the agent's user), and write the assignment atomically.
+        """Create the folder for `owner` (None: the agent), and write the assignment atomically.
 
         Raises:
             OSError: if the disk cannot store it.
@@ -115,7 +115,7 @@ class WorkerFolder:
             write_private(self.path / "process", encode(mark))
 
     def mark(self) -> ProcessMark | None:
-        """Return the worker's process; None before the start, or if another user owns that process."""
+        """Return the worker's process; None before its start, or if another user owns it."""
         owner = self.owner
         for path in dict.fromkeys((self.path, self.own)):
             with contextlib.suppress(OSError, OnesError), acting_as(owner_of(path)):
@@ -140,7 +140,7 @@ class WorkerFolder:
         return None
 
     def reports(self, position: int) -> tuple[list[ScriptReport], int]:
-        """Return the next complete reports from a position in the file, and the position after them.
+        """Return the next complete reports from a position in the file, and the new position.
 
         A call reads a limited number of bytes. If the position does not change, there is no more to
         read. A report above the size limit is skipped and logged.
@@ -246,12 +246,12 @@ class NodeFolders:
 
     @property
     def zygotes(self) -> Path:
-        """Folder for output of zygotes that run as other users; these users cannot change the folder."""
+        """Folder for output of zygotes that run as other users, who cannot change the folder."""
         return self.run / "zygotes"
 
     @property
     def sockets(self) -> Path:
-        """Folder of Unix sockets, in `run`; in the temporary folder if the paths would be too long."""
+        """Folder of Unix sockets: in `run`, or in the temporary folder if paths are too long."""
         inside = self.run / "sockets"
         if len(str(inside)) <= MAX_SOCKET_FOLDER_BYTES:
             return inside

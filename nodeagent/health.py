@@ -49,7 +49,7 @@ class Place:
     mode: int = 0o700  # mode when it is created
 
     def problem(self, *, full: bool) -> str:
-        """Return what keeps workers from using the folder, and a remedy. Create the folder if missing.
+        """Return what keeps workers from using the folder, and a remedy; create a missing folder.
 
         `full` is True if the last result was a full disk; then more space has to be free.
         """
@@ -116,7 +116,7 @@ def _user() -> str:
 def checked_places(
     folders: NodeFolders, reserve_bytes: int
 ) -> tuple[tuple[Place, ...], tuple[Place, ...]]:
-    """Return the folders that workers need: first those of the node, then those that nodes share."""
+    """Return the folders that workers need: first the node's own, then those that nodes share."""
     run, workers, work, checkpoints = (
         Place(setting, path, reserve_bytes, mode=folders.mode)
         for setting, path in (
@@ -167,7 +167,7 @@ class HealthWatch:
         self.problems: tuple[str, ...] = ()
 
     def reserve(self, reserve_bytes: int) -> None:
-        """Change the free space below which a disk is full; the sockets' folder has no such limit."""
+        """Change the free space below which a disk is full; not for the sockets' folder."""
         for look in self._checks:
             if not look.place.own:
                 look.place = replace(look.place, reserve_bytes=reserve_bytes)
@@ -202,7 +202,7 @@ class HealthWatch:
         self._report_changes([*reversed(found.values()), self._repair_socket()])
 
     def _start_check(self, look: _FolderCheck, loop: asyncio.AbstractEventLoop) -> None:
-        """Check a folder in a thread of its own, so that a hanging file system blocks nothing else."""
+        """Check a folder in its own thread, so that a hanging file system blocks nothing else."""
         ended = look.ended = asyncio.Event()
         look.began = loop.time()
 

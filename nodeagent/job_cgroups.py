@@ -1,4 +1,4 @@
-"""A control group for each job of this node: sets its limits, and kills processes left by workers."""
+"""A control group for each job of this node: sets limits, and kills what workers leave behind."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class JobGroups:
         return any(controller in tree.controllers for tree, _ in self._tops)
 
     def use(self, limits: Jobs) -> None:
-        """Apply new limits (per slot) to all jobs. If a job exceeds a new limit, it keeps the old one."""
+        """Apply new limits (per slot) to all jobs. A job that exceeds a new limit keeps the old."""
         with self._lock:
             self._limits = limits
             try:
@@ -100,7 +100,7 @@ class JobGroups:
                         remove(group)
 
     def adopt(self, worker: WorkerId, job: JobId, pid: int | None) -> None:
-        """Register a worker of an earlier agent. If its process exists, move it into the worker's group."""
+        """Register a worker of an earlier agent; move its process, if it exists, into its group."""
         try:
             self.hold(worker, job)
             if pid is not None:
@@ -215,7 +215,7 @@ class JobGroups:
         return found
 
     def _divide(self) -> None:
-        """Enable controllers for the groups of jobs; in version 2, the parents must have no processes."""
+        """Enable controllers for the jobs' groups; in version 2, the parents have no processes."""
         wanted = {MEMORY: self._limits.memory_bytes, PIDS: self._limits.pids}
         names = frozenset(name for name, most in wanted.items() if most)
         for tree, top in self._tops:
