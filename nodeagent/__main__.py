@@ -1,4 +1,4 @@
-"""`ones-agent --config FILE`: the agent, or the end of the workers, which continue without it."""
+"""`ones-agent --config FILE`: runs the agent; with `--end-workers`, ends the workers instead."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from schemas.host.logging import configure_logging
 
 
 def end_workers(folders: NodeFolders, grace_s: float, groups: JobGroups | None = None) -> int:
-    """Send TERM to all worker groups, KILL to the rest after `grace_s`, then end the zygotes.
+    """Send TERM to all worker groups, KILL the rest after `grace_s`, then end the zygotes.
 
-    Also removes sockets outside of the run folder, and control groups. Returns the worker count.
+    Also remove control groups, and sockets outside of the run folder. Return the number of workers.
     """
-    living: dict[int, tuple[int, int | None]] = {}  # by pidfd: pid, and uid if not the agent's
+    living: dict[int, tuple[int, int | None]] = {}  # by pidfd: pid; uid, None: the agent's
     for folder in folders.workers():
         mark = folder.mark()
         pidfd = open_process(mark.pid, mark.started_ticks) if mark else None
@@ -102,14 +102,14 @@ def main() -> None:
 
 
 def _end_workers(path: Path) -> int:
-    """Kill the workers of a node, even if an agent would refuse its settings.
+    """Kill the workers of a node, even if its settings are such that an agent would not start.
 
     Raises:
-        SettingsError: if an agent is running there, which would start workers again.
+        SettingsError: if an agent is running on the node, because it would start workers again.
     """
     findings, settings = check_file(AgentSettings, path, {"node": NAMELESS})
     for problem in findings.found:
-        if problem.field in {"run", "jobs.cgroup"}:  # where its workers are
+        if problem.field in {"run", "jobs.cgroup"}:  # fields that tell where the workers are
             raise problem
     home = path.parent
     folders = NodeFolders(home / settings.run, home / settings.work, home / settings.checkpoints)

@@ -1,4 +1,4 @@
-"""Accounts of jobs: they run as their users, each with a uid of its own, or as the agent."""
+"""Accounts of jobs: a job runs as its user, with a uid of its own, or as the agent."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from nodeagent.settings import AgentSettings, Jobs
 from schemas.errors import SettingsError
 from schemas.ids import JobId, WorkerId
 
-MIN_UID: Final = 100  # lower ones belong to the system
+MIN_UID: Final = 100  # lower uids belong to the system
 MIN_FILES: Final = 256  # for torch and its data loaders
 MIN_PIDS: Final = 64
 MIN_MEMORY_BYTES: Final = 256 << 20  # bytes; for torch and a small model
@@ -49,11 +49,11 @@ class Account:
 
 
 def run_as(settings: AgentSettings) -> str:
-    """Return `AGENT`, `SUBMITTER` or `JOB`: the setting, else the default that is safe here.
+    """Return `AGENT`, `SUBMITTER` or `JOB`: the setting, or by default what is safe on this host.
 
     Raises:
-        SettingsError: if jobs of different users would share the agent's rights, or the agent
-            may not start processes of other users.
+        SettingsError: if jobs of different users would share the agent's rights, or if the agent
+            is not allowed to start processes of other users.
     """
     jobs, alone = settings.jobs, _is_loopback(settings)
     root = os.geteuid() == 0
@@ -85,7 +85,7 @@ def check_jobs(settings: AgentSettings) -> str:
     """Check the settings of `[jobs]` at start-up, and return the result of `run_as`.
 
     Raises:
-        SettingsError: naming the field.
+        SettingsError: if a setting is wrong; the error names the field.
     """
     chosen = run_as(settings)
     first, count = settings.jobs.uids
@@ -135,7 +135,7 @@ def folders_of(settings: AgentSettings, home: Path) -> NodeFolders:
     """Return the folders of this node; relative paths start at `home`.
 
     Raises:
-        SettingsError: as `check_jobs`.
+        SettingsError: if `check_jobs` raises it.
     """
     mode = PRIVATE if check_jobs(settings) == AGENT else PASSABLE
     run, work, checkpoints = settings.run, settings.work, settings.checkpoints
@@ -143,10 +143,10 @@ def folders_of(settings: AgentSettings, home: Path) -> NodeFolders:
 
 
 def account_of(jobs: Jobs, user: str) -> Account:
-    """Return the account that a cluster user's jobs have on this host.
+    """Return the account on this host under which the jobs of a cluster user run.
 
     Raises:
-        SettingsError: if there is none, or jobs must not use it.
+        SettingsError: if the user has no account here, or jobs must not use it.
     """
     field = f"jobs.users.{user}"
     if not user:
@@ -172,13 +172,13 @@ def account_of(jobs: Jobs, user: str) -> Account:
 
 
 class JobAccounts:
-    """Accounts of the jobs on this node, and their folders.
+    """Accounts and folders of the jobs on this node.
 
-    The owner of a job's folders is the record of its uid, so a uid belongs to its job over
-    restarts, on every node that shares the checkpoints, and as long as any folder is kept.
+    The owner of a job's folders is the record of the job's uid. So a job keeps its uid over
+    restarts, on every node that shares the checkpoints, and as long as any of its folders is kept.
 
     Raises:
-        SettingsError: as `check_jobs`.
+        SettingsError: if `check_jobs` raises it.
     """
 
     def __init__(self, settings: AgentSettings, folders: NodeFolders) -> None:
@@ -190,11 +190,11 @@ class JobAccounts:
 
     @property
     def separate_users(self) -> bool:
-        """True if jobs run as other users than the agent."""
+        """True if jobs do not run as the agent's user."""
         return self._chosen != AGENT
 
     def is_own(self, uid: int) -> bool:
-        """True if a uid belongs to one job alone, and to no account."""
+        """True if a uid belongs to a single job, and not to an account of this host."""
         first, count = self._jobs.uids
         return self._chosen == JOB and first <= uid < first + count
 
@@ -202,7 +202,7 @@ class JobAccounts:
         """Check that no job runs as the owner of the agent's key.
 
         Raises:
-            SettingsError: if one would.
+            SettingsError: if a job would run as that owner.
         """
         uid = key.stat().st_uid
         users = self._jobs.users if self._chosen == SUBMITTER else ()
@@ -212,10 +212,10 @@ class JobAccounts:
             raise SettingsError(what, f"chown root {key}", "key")
 
     async def prepare(self, job: JobId, user: str) -> Account | None:
-        """Create a job's folders and return its account; None: the job runs as the agent.
+        """Create a job's folders and return its account; None if the job runs as the agent.
 
         Raises:
-            NodeStartError: if this node has no account for it.
+            NodeStartError: if this node has no account for the job.
             OSError: if a folder cannot be created.
         """
         if not self.separate_users:
@@ -279,7 +279,7 @@ def _owners_in(root: Path) -> Iterator[tuple[str, int]]:
 
 
 class JobUids:
-    """Uids of running workers; kills all processes of a job's own uid after its last worker.
+    """Uids of running workers. When no worker uses a job's own uid, its processes are killed.
 
     `forget` closes the connections to the zygotes of a uid, which are about to be killed.
     """
@@ -295,7 +295,7 @@ class JobUids:
         self._held[worker] = uid
 
     async def take(self, worker: WorkerId, account: Account) -> None:
-        """Hold an account for a new worker, after its remaining processes were killed."""
+        """Kill what an account's earlier workers left; then record that a new one uses its uid."""
         uid = account.owner.uid
         self.hold(worker, uid)
         if (ending := self._ending.get(uid)) is not None:
@@ -307,7 +307,7 @@ class JobUids:
             await self._empty(uid)
 
     async def end_unused(self, sockets: Path) -> None:
-        """End the zygotes of jobs without workers here, left by an earlier agent process."""
+        """End zygotes that an earlier agent process left for jobs that have no workers here."""
         found = await asyncio.to_thread(lambda: [path.name for path in sockets.iterdir()])
         for uid in (int(name) for name in found if name.isdigit()):
             await self._empty(uid)

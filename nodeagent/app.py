@@ -1,4 +1,4 @@
-"""Process of the agent: builds its parts and runs their tasks; workers continue when it exits."""
+"""The agent's process: it builds the agent's parts and runs their tasks; workers outlive it."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ RELOADABLE: Final = (
 
 
 class Agent:
-    """Agent of one node: session with the controller, channel to workers, manager of processes.
+    """Agent of one node: the session with the controller, the workers' channel and their processes.
 
     Raises:
         SettingsError: if keys, folders or devices cannot be used.
@@ -151,7 +151,7 @@ class Agent:
         )
 
     def settings_of(self, path: Path) -> SettingsReload[AgentSettings]:
-        """Return the handler that applies changed settings of a file while the agent runs."""
+        """Return the handler that applies changes of a settings file while the agent runs."""
         safe = dict.fromkeys(RELOADABLE, self._use)
         return SettingsReload(self._settings, partial(_load_checked, path), safe)
 
@@ -165,7 +165,7 @@ class Agent:
     async def run(self, stop: asyncio.Event) -> None:
         """Run the agent until `stop` is set; its workers continue."""
         self._manager.adopt()
-        await self._health.look()  # for the first hello
+        await self._health.look()  # the first hello reports the result
         self._reconciler.forgotten.update(await self._ended_jobs.find())
         async with asyncio.TaskGroup() as tasks:
             owned = [
@@ -281,7 +281,7 @@ class Agent:
         return self._manager.tokens.get(worker)
 
     def _on_worker_message(self, worker: WorkerId, message: FromWorker) -> None:
-        """Process a worker's message: telemetry, or a hint to read its report file."""
+        """Process a worker's message: telemetry, or a hint to read the worker's report file."""
         if isinstance(message, StepsReported):
             self._ports.publish(encode(Telemetry(node=self._node, steps=message)))
             return
@@ -330,7 +330,7 @@ class Agent:
 
 
 def _load_checked(path: Path) -> AgentSettings:
-    """Load the settings, and refuse limits that this host does not support."""
+    """Load the settings; raise an error if they set limits that this host does not support."""
     settings = agent_settings.load(path)
     check_jobs(settings)
     return settings
@@ -355,7 +355,7 @@ async def run(path: Path) -> None:
     settings = agent_settings.load(path)
     if run_as(settings) != AGENT:
         os.umask(0o077)
-        os.setgroups([])  # no groups but the job's when acting as a job
+        os.setgroups([])  # acting as a job, have the job's group only
     agent = Agent(settings, path.parent)
     agent.settings_of(path).listen()
     await agent.run(stop)

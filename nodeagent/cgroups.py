@@ -1,4 +1,4 @@
-"""Control groups of this host: finding a writable tree, reading and writing its files."""
+"""Control groups of this host: finds a writable tree, and reads and writes its files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PROCS: Final = "cgroup.procs"
 CONTROL: Final = "cgroup.subtree_control"
 MEMORY, PIDS = "memory", "pids"
 REST_GROUP: Final = "ones-rest"  # processes of a group that was divided (version 2 needs leaves)
-KILL_TIMEOUT_S: Final = 5.0  # a process that the kernel blocks takes longer, and is left
+KILL_TIMEOUT_S: Final = 5.0  # a process that the kernel blocks longer is left alone
 POLL_INTERVAL_S: Final = 0.005
 MAX_ATTEMPTS: Final = 20  # attempts to empty a group, since its processes may fork meanwhile
 
@@ -33,9 +33,10 @@ class Hierarchy:
 
 
 def find(group: str = "", mounts: Path = MOUNTS, own: Path = OWN_CGROUP) -> tuple[Hierarchy, ...]:
-    """Return the trees in which this process may create groups below `group`, or its own group.
+    """Return the trees in which this process can create groups below `group` (default: its own).
 
-    Version 2 if it offers a controller, else the trees of version 1, else version 2 for its `kill`.
+    This is version 2 if it offers a controller, else the trees of version 1 if there are any. If
+    there are none, it is version 2, because its groups can be killed as a whole.
     """
     try:
         table = [line.split() for line in mounts.read_text(encoding="utf-8").splitlines()]
@@ -58,7 +59,7 @@ def find(group: str = "", mounts: Path = MOUNTS, own: Path = OWN_CGROUP) -> tupl
 
 
 def _base(mount: str, path: str) -> Path | None:
-    if ".." in Path(path).parts:  # not visible in this namespace
+    if ".." in Path(path).parts:  # the group is not visible in this namespace
         return None
     base = Path(mount) / path.lstrip("/")
     if base.name == REST_GROUP:
@@ -75,10 +76,10 @@ def _words(path: Path) -> set[str]:
 def divide(group: Path, controllers: frozenset[str]) -> None:
     """Enable controllers for the groups below a group of version 2.
 
-    Its processes are moved to a group below it.
+    The processes of the group are moved into a new group below it.
 
     Raises:
-        OSError: if it cannot be done.
+        OSError: if the kernel refuses a step.
     """
     if controllers <= _words(group / CONTROL):
         return
@@ -97,17 +98,17 @@ def divide(group: Path, controllers: frozenset[str]) -> None:
 
 
 def enter(group: Path, pid: int) -> None:
-    """Move a process into a group; later children start there. A process that exited is ignored.
+    """Move a process into a group, where its later children will start. Ignore an exited process.
 
     Raises:
-        OSError: if the kernel refuses it.
+        OSError: if the kernel refuses the move.
     """
     with contextlib.suppress(ProcessLookupError):
         write(group / PROCS, str(pid))
 
 
 def members(group: Path) -> list[int]:
-    """Return the processes in a group itself, not below; none if it does not exist."""
+    """Return the processes in a group, without the groups below it; none if it does not exist."""
     try:
         return [int(word) for word in (group / PROCS).read_text(encoding="ascii").split()]
     except OSError:
@@ -121,7 +122,7 @@ def below(group: Path) -> Iterator[Path]:
 
 
 def end_all(group: Path, limit_s: float = KILL_TIMEOUT_S) -> None:
-    """Kill every process of a group, including new ones, and wait until they have exited."""
+    """Kill every process of a group, including new ones; wait at most `limit_s` for the exits."""
     deadline = time.monotonic() + limit_s
     while found := members(group):
         try:
@@ -136,7 +137,7 @@ def end_all(group: Path, limit_s: float = KILL_TIMEOUT_S) -> None:
 
 
 def remove(group: Path) -> bool:
-    """Remove a group and those below it, as far as they are empty; True if it is gone."""
+    """Remove a group and the groups below it if they are empty; True if it no longer exists."""
     for inner in below(group):
         remove(inner)
     try:
@@ -149,9 +150,9 @@ def remove(group: Path) -> bool:
 
 
 def killed_for_memory(tree: Hierarchy, job: Path, worker: Path) -> int:
-    """Return how many processes the kernel killed because a job exceeded its memory limit.
+    """Return how many processes the kernel has killed because a job exceeded its memory limit.
 
-    Version 1 counts in the group of the victim (`worker`), version 2 in the group with the limit.
+    Version 1 counts them in the killed worker's group (`worker`), version 2 where the limit is set.
     """
     path = job / "memory.events" if tree.unified else worker / "memory.oom_control"
     with contextlib.suppress(OSError, ValueError):
@@ -164,12 +165,12 @@ def bound_memory(tree: Hierarchy, group: Path, most: int) -> None:
     """Limit the memory, including swap, of the processes in and below a group; 0: unlimited.
 
     Raises:
-        OSError: if the kernel refuses it, as version 1 does when more is in use.
+        OSError: if the kernel refuses the limit; version 1 does so if more memory is in use.
     """
     if tree.unified:
         if most or (group / "memory.max").exists():
             write(group / "memory.max", str(most or "max"))
-            with contextlib.suppress(FileNotFoundError, PermissionError):  # no swap
+            with contextlib.suppress(FileNotFoundError, PermissionError):  # the host has no swap
                 write(group / "memory.swap.max", "0" if most else "max")
         return
     limit, swap = group / "memory.limit_in_bytes", group / "memory.memsw.limit_in_bytes"
@@ -188,17 +189,17 @@ def bound_pids(group: Path, most: int) -> None:
     """Limit the number of processes and threads in and below a group; 0: unlimited.
 
     Raises:
-        OSError: if the kernel refuses it.
+        OSError: if the kernel refuses the limit.
     """
     if most or (group / "pids.max").exists():
         write(group / "pids.max", str(most or "max"))
 
 
 def write(path: Path, value: str) -> None:
-    """Write a control file of a group in one call, without creating it.
+    """Write to an existing control file of a group, in one call.
 
     Raises:
-        OSError: naming the file.
+        OSError: if it cannot be written; the error names the file.
     """
     try:
         descriptor = os.open(path, os.O_WRONLY)

@@ -1,6 +1,6 @@
 """Connections to the controller (orders, events, bulk traffic) and to this node's workers.
 
-The settings name the controller's port of orders; its welcome names the others.
+The settings name only the controller's port for orders; its welcome names the other ports.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from schemas.wire.feed import GetSnapshot, LogStored, SnapshotPiece
 from schemas.wire.files import AskFiles, AskPiece
 from schemas.wire.worker import FromWorker, GroupOrder, WorkerHello
 
-RETRY_S: Final = 2.0  # without a reply, the request is repeated
+RETRY_S: Final = 2.0  # a request without a reply is repeated after this time
 MAX_READERS: Final = 4  # concurrent reads of jobs' files
 MAX_LOGGED_NAME: Final = 200  # characters, in a log line
 MAX_QUEUED: Final = 1000  # messages queued for a worker that does not read
@@ -46,7 +46,7 @@ class _Fetch:
 
 
 class SnapshotFetcher:
-    """Downloads of working directories' archives from the log relay, piece by piece."""
+    """Downloads of archived working directories from the log relay, piece by piece."""
 
     def __init__(self) -> None:
         self._socket: Socket | None = None
@@ -54,7 +54,7 @@ class SnapshotFetcher:
         self._connected = asyncio.Event()
 
     def use(self, socket: Socket) -> None:
-        """Use this socket, which is connected to the log relay and closed by the caller."""
+        """Use this socket from now on. It is connected to the log relay; the caller closes it."""
         self._socket = socket
         self._connected.set()
 
@@ -65,10 +65,10 @@ class SnapshotFetcher:
                 fetch.pieces.put_nowait(message)
 
     async def fetch(self, digest: str, target: Path) -> None:
-        """Download an archive by its SHA-256.
+        """Download the archive with this SHA-256 to `target`.
 
         Raises:
-            WorkspaceError: if the controller does not have it or the disk cannot store it.
+            WorkspaceError: if the controller does not have the archive or the disk cannot store it.
         """
         fetch = _Fetch(digest)
         self._fetches.append(fetch)
@@ -100,7 +100,7 @@ class SnapshotFetcher:
 
 
 class ControllerPorts:
-    """Socket for orders and heartbeats, and socket for events."""
+    """The socket for orders and heartbeats, and the socket for events."""
 
     def __init__(
         self, link: Link, controller: settings.Controller, key: bytes, node: NodeId
@@ -114,7 +114,7 @@ class ControllerPorts:
         self.events: Socket | None = None
 
     def welcomed(self, welcome: Welcome) -> Socket | None:
-        """Connect to the ports in a welcome; return the bulk socket, or None if unchanged."""
+        """Connect to a welcome's ports; return the bulk socket, or None if nothing changed."""
         ports = (welcome.event_port, welcome.log_port)
         if ports == self._ports:
             return None
@@ -134,7 +134,7 @@ class ControllerPorts:
 
 
 class BulkTraffic:
-    """Traffic on the bulk port: output and files of jobs up, snapshots down."""
+    """Traffic on the bulk port: sends output and files of jobs, receives snapshots."""
 
     def __init__(self, folders: NodeFolders, shipper: LogShipper, fetcher: SnapshotFetcher) -> None:
         self._folders = folders
@@ -146,7 +146,7 @@ class BulkTraffic:
         self.socket: Socket | None = None
 
     def use(self, socket: Socket) -> None:
-        """Use this DEALER of the bulk port, and close the previous one."""
+        """Use this DEALER socket of the bulk port, and close the previous socket."""
         self.close()
         self.socket = socket
         self._receiving = asyncio.create_task(self._receive(socket))
@@ -154,7 +154,7 @@ class BulkTraffic:
         self._fetcher.use(socket)
 
     def answer(self, asked: AskFiles | AskPiece) -> None:
-        """Start to answer a request for files of a job."""
+        """Start to answer a request for a job's files."""
         task = asyncio.create_task(self._answer(asked))
         self._answering.add(task)
         task.add_done_callback(self._answering.discard)
@@ -188,8 +188,8 @@ class WorkerChannel:
     """Connections of the workers, each identified by its worker's token.
 
     A connection belongs to a worker once it has sent that worker's token. All further messages are
-    attributed to that worker, whatever they state about job, version and rank. `token_of` returns
-    an empty token for an older library, which sends none, and None for an unknown worker.
+    attributed to that worker, even if they name another job, version or rank. `token_of` returns
+    an empty token for a worker whose older library sends none, and None for an unknown worker.
     """
 
     def __init__(
@@ -218,7 +218,7 @@ class WorkerChannel:
             Path(self._address.removeprefix("ipc://")).chmod(0o666)
 
     def listen(self) -> None:
-        """Bind again, for example after the socket was deleted; connections stay.
+        """Bind again, for example after the socket was deleted; existing connections stay open.
 
         Raises:
             SettingsError: if the address cannot be bound.
@@ -238,7 +238,7 @@ class WorkerChannel:
                 self._handle(incoming, message)
 
     async def watch(self) -> None:
-        """Disconnect workers that send more than is read, until cancelled."""
+        """Disconnect workers that send faster than the agent reads, until cancelled."""
         await self._link.guard_connections(partial(self._audit.refused, "connection of a worker"))
 
     def _handle(self, incoming: Incoming, message: FromWorker) -> None:
@@ -253,7 +253,7 @@ class WorkerChannel:
         self._on_message(worker, own)
 
     def _accept_greeting(self, route: bytes, hello: WorkerHello) -> None:
-        """Accept a greeting with the worker's token; otherwise the connection has no worker."""
+        """Assign a connection to the worker whose token it sent; ignore an invalid token."""
         self._disconnect(self._senders.get(route, ("", None))[0])
         worker = worker_id(hello.job, hello.version, hello.rank)
         token = self._token_of(worker)
@@ -270,7 +270,7 @@ class WorkerChannel:
             self._senders.pop(route, None)
 
     def order(self, worker: WorkerId, delta: GroupDelta) -> None:
-        """Send a worker the desired group; a delta without a group is ignored."""
+        """Send the desired group to a worker; ignore a delta without a group."""
         if delta.group is not None:
             order = GroupOrder(
                 version=delta.version,
@@ -284,7 +284,7 @@ class WorkerChannel:
             self.send(worker, order)
 
     def send(self, worker: WorkerId, message: Message) -> None:
-        """Send to a connected worker; others receive everything when they connect."""
+        """Send to a worker if it is connected; others receive everything when they connect."""
         if (route := self._routes.get(worker)) is not None:
             self.socket.send(route, encode(message))
 

@@ -32,7 +32,7 @@ DRIVER: Final = Path("/proc/driver/nvidia/version")  # exists while the kernel m
 VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
 ORDER: Final = "CUDA_DEVICE_ORDER"
 BUS_ORDER: Final = "PCI_BUS_ID"
-FENCE_SPARE_S: Final = 2.0  # to notice the end of a period, and for a killed process to exit
+FENCE_SPARE_S: Final = 2.0  # time to notice the timeout, and for killed processes to exit
 CGROUPS: Final = Path("/sys/fs/cgroup")
 OWN_CGROUP: Final = Path("/proc/self/cgroup")
 
@@ -68,11 +68,11 @@ class Selection:
 def select_visible(value: str, gpus: Sequence[Gpu]) -> Selection:
     """Return the devices that a value of CUDA_VISIBLE_DEVICES names, in its order, as CUDA does.
 
-    The list ends at the first entry that names nothing or is of another kind than the first
-    (`-1` is customary); a device that is named twice makes all of them invisible. Abbreviated
-    UUIDs count if they fit one device only. Characters after the digits of an index are ignored.
-    One difference: a GPU that is split by MIG stands for all of its instances, where CUDA takes the
-    first; an agent runs a worker on each.
+    The list ends at the first entry that names nothing (`-1` is customary) or is of another kind
+    than the first entry. If a device is named twice, no device is visible. An abbreviated UUID
+    is valid if it fits one device only. Characters after the digits of an index are ignored.
+    One difference: a GPU that is split by MIG means all of its instances. CUDA would use the
+    first only, but an agent runs a worker on each.
     """
     entries = [entry.strip() for entry in value.split(",")] if value.strip() else []
     kind = _kind(entries[0]) if entries else ""
@@ -114,13 +114,13 @@ def _find_entry(
 
 
 def list_gpus() -> tuple[Gpu, ...]:
-    """Return all GPUs in the driver's order, that of the PCI bus.
+    """Return all GPUs in the driver's order, which is the order of the PCI bus.
 
     A GPU that does not respond keeps its position, has no devices, and is logged. The result is
     empty without a driver, a GPU or the `gpu` extra.
 
     Raises:
-        SettingsError: if the driver or all GPUs do not respond: such a host should not be taken
+        SettingsError: if the driver or all GPUs do not respond, so that the host is not mistaken
             for a host without GPUs.
     """
     try:
@@ -180,7 +180,7 @@ def _is_split(nvml: ModuleType, handle: Any) -> bool:
     try:
         present, _after_reset = nvml.nvmlDeviceGetMigMode(handle)
     except (nvml.NVMLError_NotSupported, nvml.NVMLError_FunctionNotFound):
-        return False  # a GPU, or a driver, older than MIG
+        return False  # the GPU or the driver is older than MIG
     return bool(present)
 
 
@@ -189,7 +189,7 @@ def _instances(nvml: ModuleType, handle: Any) -> Iterator[Device]:
         try:
             instance = nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, place)
         except nvml.NVMLError_NotFound:
-            continue  # no instance at this position
+            continue  # this position has no instance
         yield _device(nvml, instance)
 
 
@@ -225,7 +225,7 @@ def inventory(settings: AgentSettings, environ: Mapping[str, str] = os.environ) 
 
 
 def fenced_s(settings: AgentSettings) -> float:
-    """Return the time without a reply of the controller after which no worker is left; 0: no fence.
+    """Return after how many seconds without a reply all workers are stopped; 0: never.
 
     Raises:
         SettingsError: if `fence_s` is too short to receive a reply.
@@ -241,8 +241,8 @@ def fenced_s(settings: AgentSettings) -> float:
 def usable_cores(groups: Path = CGROUPS) -> int:
     """Return the cores that this agent's processes may use concurrently, at least 1.
 
-    The CPU affinity, limited by the CPU quotas of the control group and of its parents: in a
-    container the number of the host's cores is meaningless.
+    This is the CPU affinity, limited by the CPU quotas of the control group and its parents. The
+    host's number of cores would be meaningless in a container.
     """
     cores = float(len(os.sched_getaffinity(0)))
     try:
@@ -271,12 +271,12 @@ def gpu_slots(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> tuple[SlotSpec
     """Return a slot for each GPU or MIG instance that the agent may use, ordered by index.
 
     A slot's index counts all devices of the host in the driver's order, visible or not. So it
-    names the same device after a restart with another CUDA_VISIBLE_DEVICES, and is the GPU's
-    number in `nvidia-smi` if no GPU is split.
+    names the same device after a restart with another CUDA_VISIBLE_DEVICES. If no GPU is split,
+    it is the GPU's number in `nvidia-smi`.
 
     Raises:
-        SettingsError: if CUDA_VISIBLE_DEVICES names none of them, one twice, or indexes GPUs of
-            several models in CUDA's own order.
+        SettingsError: if CUDA_VISIBLE_DEVICES names no GPU or the same one twice, or if it has
+            indices in CUDA's own order while the GPUs are of several models.
     """
     value = environ.get(VISIBLE)
     visible = None if value is None else _visible(value, gpus, environ.get(ORDER))
@@ -295,7 +295,7 @@ def gpu_slots(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> tuple[SlotSpec
 
 
 def device_environment(slot: SlotSpec) -> dict[str, str]:
-    """Return the variables that show a worker only its slot's device, or no GPU on a CPU slot."""
+    """Return the variables that show a worker only its slot's device; on a CPU slot, no GPU."""
     return {VISIBLE: slot.uuid if slot.kind == "gpu" else "", ORDER: BUS_ORDER}
 
 

@@ -1,7 +1,7 @@
-"""Clean-up of what ended jobs left on a node: marked when they end, deleted by age and size.
+"""Clean-up of files that ended jobs left on a node: marked at the end, deleted by age and size.
 
-A mark is a file `.ended/JOB` beside the job's folder, so that it survives crashes and is visible on
-every node that shares the folder.
+A mark is a file `.ended/JOB` next to the job's folder, so that it survives crashes and is visible
+on every node that shares the folder.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ log = structlog.get_logger("ended_jobs")
 leftovers_log = structlog.get_logger("leftovers")
 MARKS: Final = ".ended"
 MIN_AGE_FOR_SIZE_S: Final = 3600.0  # younger folders are deleted by age only, not by size
-MAX_UNMARKED: Final = 2000  # jobs in a hello
-MIN_UNREPORTED_AGE_S: Final = 7 * 86400.0  # of a folder whose job's end was never reported
+MAX_UNMARKED: Final = 2000  # jobs that a hello reports
+MIN_UNREPORTED_AGE_S: Final = 7 * 86400.0  # age of a folder whose job's end was not reported
 FIRST_CHECK_S: Final = 60.0  # after the start: by then the controller has reported active jobs
 FIND_TIMEOUT_S: Final = 2.0
 MAX_INTERVAL_S: Final = 600.0  # longest interval
 MIN_INTERVAL_S: Final = 10.0
-MIN_STATES_AGE_S: Final = 3600.0  # of states: graduated trials start from them
+MIN_STATES_AGE_S: Final = 3600.0  # of sweep states, from which graduated trials start
 
 
 class KeepLimits(NamedTuple):
-    """Limits of what is kept of ended jobs."""
+    """Limits of the kept files of ended jobs."""
 
     seconds: float  # after a job's end
     bytes: int  # of all folders together
@@ -47,19 +47,19 @@ class KeepLimits(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Leftovers:
-    """A folder with one folder for each job."""
+    """A folder that contains one folder for each job."""
 
     root: Path
     shared: bool = False  # other nodes use it: jobs may be active that this node does not know
     marker_file: str = ""  # file that identifies the folder of a job; empty: all folders are jobs'
 
     def note(self, job: JobId, *, ended: bool) -> None:
-        """Mark a job as ended, keeping the time of an older mark; or remove its mark.
+        """Mark a job as ended, unless it is marked already; with `ended` False, remove the mark.
 
         A job without a folder here gets no mark.
 
         Raises:
-            OSError: if the disk cannot store it.
+            OSError: if the disk cannot store the mark.
         """
         path = self.root / MARKS / job
         if not ended:
@@ -72,9 +72,10 @@ class Leftovers:
     def delete(
         self, keep: KeepLimits, busy: Container[str], now: float, sizes: dict[str, AgedFile]
     ) -> list[str]:
-        """Delete folders of jobs that ended too long ago, then the oldest while they are too large.
+        """Delete folders of jobs that ended too long ago, then the oldest while all are too large.
 
-        Jobs in `busy` are kept; `sizes` caches earlier results. Returns the jobs, oldest first.
+        Jobs in `busy` are kept. `sizes` caches sizes from earlier calls. Return the jobs whose
+        folders were deleted, oldest first.
 
         Raises:
             OSError: if the folder cannot be read.
@@ -101,7 +102,7 @@ class Leftovers:
         return [one.name for one in gone]
 
     def unmarked(self) -> list[JobId]:
-        """Return the jobs here that are not known to have ended, the most recently changed ones."""
+        """Return jobs with a folder and no mark here, of which the most recently changed ones."""
         found: list[tuple[float, JobId]] = []
         with contextlib.suppress(OSError):
             marks = dict(_marks(self.root / MARKS))
@@ -114,7 +115,7 @@ class Leftovers:
         return [job for _, job in sorted(found, reverse=True)[:MAX_UNMARKED]]
 
     def marked(self) -> list[JobId]:
-        """Return ended jobs with a folder here; none if the folder cannot be read."""
+        """Return the ended jobs that have a folder here; none if the folder cannot be read."""
         with contextlib.suppress(OSError):
             return [JobId(name) for name, _ in _marks(self.root / MARKS)]
         return []
@@ -150,7 +151,7 @@ def _marks(folder: Path) -> Iterator[tuple[str, float]]:
 
 
 class EndedJobs:
-    """Working directories, states of sweeps and checkpoints of ended jobs, with own limits."""
+    """Working directories, sweep states and checkpoints of ended jobs; each has its own limits."""
 
     def __init__(
         self,
@@ -168,7 +169,7 @@ class EndedJobs:
             return KeepLimits(settings().keep_checkpoints_s, settings().keep_checkpoints_bytes)
 
         self._busy = busy
-        self._found: set[JobId] = set()  # found at the start, no delta since
+        self._found: set[JobId] = set()  # jobs found at the start, without a delta since then
         self._own = (Leftovers(folders.work, marker_file=MARK), Leftovers(folders.all_states))
         self._keepers = (
             Keeper(self._own[0], work, busy),
@@ -177,7 +178,7 @@ class EndedJobs:
         )
 
     async def find(self) -> list[JobId]:
-        """Look for folders of jobs, unless the disk is slow; return the sweeps that have ended."""
+        """Look for folders of jobs, unless the disk is slow; return the ended sweeps."""
         with contextlib.suppress(TimeoutError):
             found, ended = await asyncio.wait_for(asyncio.to_thread(self._look), FIND_TIMEOUT_S)
             self._found = set(found)
@@ -189,7 +190,7 @@ class EndedJobs:
 
     @property
     def unended(self) -> tuple[JobId, ...]:
-        """Jobs for the hello: those with files here that are not known to have ended."""
+        """The jobs that have files here and no record of their end; a hello reports them."""
         return tuple(sorted(self._found | self._busy()))
 
     def note(self, job: JobId, *, ended: bool) -> None:
@@ -199,12 +200,12 @@ class EndedJobs:
             keeper.note(job, ended=ended)
 
     def tasks(self) -> list[Coroutine[Any, Any, None]]:
-        """Return the tasks of the keepers, which run until cancelled."""
+        """Return the tasks that keep the folders within their limits; they run until cancelled."""
         return [keeper.run() for keeper in self._keepers]
 
 
 class Keeper:
-    """Task that keeps one folder within its limits, by file operations in a thread."""
+    """Task that keeps one folder within its limits; its file operations run in a thread."""
 
     def __init__(
         self, area: Leftovers, keep: Callable[[], KeepLimits], busy: Callable[[], set[JobId]]
@@ -236,7 +237,7 @@ class Keeper:
             await self.turn(keep, look=due or not keep.seconds)
 
     async def turn(self, keep: KeepLimits, *, look: bool) -> None:
-        """Write the pending marks, and with `look` delete folders; retry failed marks later."""
+        """Write pending marks; retry failed ones later. With `look`, also delete folders."""
         noted, self._noted = self._noted, {}
         left = await asyncio.to_thread(self._mark, noted)
         self._noted = {**left, **self._noted}

@@ -1,4 +1,4 @@
-"""Errors of the agent, and where unexpected ones are logged."""
+"""Errors of the agent, and the log of unexpected errors."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ log = structlog.get_logger("agent")
 
 
 class AgentError(OnesError):
-    """Base of the errors that the agent raises on purpose."""
+    """Base class of the errors that the agent raises on purpose."""
 
     code = "agent"
-    node_fault = False  # True: not caused by the job, another node may succeed
+    node_fault = False  # True: not caused by the job, so another node might succeed
 
 
 class StartError(AgentError):
@@ -41,7 +41,7 @@ class NodeWorkspaceError(WorkspaceError):
 
 @contextlib.contextmanager
 def log_errors(what: str, **detail: str) -> Iterator[None]:
-    """Log an exception of the block instead of raising it."""
+    """Log an exception of the `with` block instead of raising it."""
     try:
         yield
     except Exception:

@@ -46,16 +46,16 @@ class WorkerFolder:
     assignment (agent), process (worker), reports (worker), log (worker's stdout and stderr),
     samples (worker, if recorded), exit (zygote).
 
-    A worker that runs as another user has these files in a folder of its own inside, and can change
-    all of them. They are read with the worker's rights, and the agent relies on its own copies of
-    `assignment` and `process` beside that folder.
+    A worker that runs as another user has these files in an inner folder that it owns, so it can
+    change all of them. The agent reads them with the worker's rights. It relies on its own copies
+    of `assignment` and `process` in the outer folder.
     """
 
     path: Path
 
     @property
     def worker(self) -> WorkerId:
-        """Worker of this folder."""
+        """Worker to which this folder belongs."""
         return WorkerId(self.path.name)
 
     @property
@@ -66,20 +66,20 @@ class WorkerFolder:
 
     @property
     def owner(self) -> Owner | None:
-        """User of the worker; None: the agent's."""
+        """User that the worker runs as; None: the agent's."""
         return owner_of(self.path / OWN_FOLDER)
 
     @property
     def uid(self) -> int | None:
-        """Uid of the worker; None: the agent's."""
+        """Uid that the worker runs as; None: the agent's."""
         return owner.uid if (owner := self.owner) else None
 
     def stream(self, name: str) -> Path:
-        """Return the file of a shipped stream."""
+        """Return the file of an output stream."""
         return self.own / {LOG: "log", SAMPLES: "samples"}[name]
 
     def write_assignment(self, assignment: Assignment, owner: Owner | None = None) -> None:
-        """Create the folder for a user (None: the agent's), and write the assignment atomically.
+        """Create the folder for `owner` (None: the agent), and write the assignment atomically.
 
         Raises:
             OSError: if the disk cannot store it.
@@ -96,7 +96,7 @@ class WorkerFolder:
 
     @property
     def written(self) -> bool:
-        """True if the folder still exists with its assignment."""
+        """True if the folder and its assignment still exist."""
         return (self.path / "assignment").exists()
 
     def assignment(self) -> Assignment | None:
@@ -106,7 +106,7 @@ class WorkerFolder:
         return None
 
     def write_mark(self, mark: ProcessMark) -> None:
-        """Record the process of a worker that runs as another user and could forge its own mark.
+        """Record the worker's process in the agent's copy, which the worker's user cannot forge.
 
         Raises:
             OSError: if the disk cannot store it.
@@ -134,7 +134,7 @@ class WorkerFolder:
         return (self.path / "stopped").exists()
 
     def exit(self) -> ExitStatus | None:
-        """Return the exit status; None while it runs or if its exit was not observed."""
+        """Return the exit status; None while the worker runs or if its exit was not observed."""
         with contextlib.suppress(OSError, OnesError), acting_as(self.owner):
             return EXIT_STATUS.decode(read_small(self.own / "exit"))
         return None
@@ -142,8 +142,8 @@ class WorkerFolder:
     def reports(self, position: int) -> tuple[list[ScriptReport], int]:
         """Return the next complete reports from a position in the file, and the new position.
 
-        Reads a bounded piece of the file; an unchanged position means that nothing more is there.
-        A report beyond the size limit is skipped and logged.
+        A call reads a limited number of bytes. If the position does not change, there is no more to
+        read. A report above the size limit is skipped and logged.
         """
         try:
             with acting_as(self.owner):
@@ -161,7 +161,7 @@ class WorkerFolder:
         while start + FRAME.size <= len(data):
             (length,) = FRAME.unpack_from(data, start)
             end = start + FRAME.size + length
-            if length > MAX_BYTES:  # the controller would refuse it
+            if length > MAX_BYTES:  # the controller would refuse the report
                 why = f"{length} bytes exceed the limit of {MAX_BYTES}, skipped"
                 _AUDIT.refused("report of a worker", why, peer=self.worker)
                 start = end
@@ -179,7 +179,7 @@ def _limit_metrics(report: ScriptReport) -> ScriptReport:
 
 
 def _is_truncated(data: bytes) -> bool:
-    """True if the first report does not fit into the data, but is within its size limit."""
+    """True if the data end within the first report, and its size is within the limit."""
     return (
         len(data) == READ_BYTES
         and READ_BYTES - FRAME.size < FRAME.unpack_from(data)[0] <= MAX_BYTES
@@ -193,10 +193,10 @@ class NodeFolders:
     run: Path
     work: Path
     checkpoints: Path
-    mode: int = PRIVATE  # of the folders that contain jobs' folders
+    mode: int = PRIVATE  # mode of the folders that contain jobs' folders
 
     def make(self) -> None:
-        """Create missing folders with private or passable modes.
+        """Create missing folders, with modes for the agent only or for passage by other users.
 
         Raises:
             SettingsError: if the folder of sockets belongs to another user.
@@ -230,9 +230,9 @@ class NodeFolders:
                     raise SettingsError(what, f"chmod o+x {parent}, or choose another {name}", name)
 
     def run_id(self) -> str:
-        """Return the id of this run folder, which changes when its content is lost by a reboot.
+        """Return the id of this run folder, which changes when a reboot empties the folder.
 
-        Empty if the disk cannot store a new one.
+        Empty if the disk cannot store a new id.
         """
         path = self.run / RUN_ID
         with contextlib.suppress(OSError, UnicodeDecodeError):
@@ -246,12 +246,12 @@ class NodeFolders:
 
     @property
     def zygotes(self) -> Path:
-        """Folder of the output of zygotes that run as other users, who must not change it."""
+        """Folder for output of zygotes that run as other users, who cannot change the folder."""
         return self.run / "zygotes"
 
     @property
     def sockets(self) -> Path:
-        """Folder of Unix sockets: in `run`, or in the temporary folder if names would not fit."""
+        """Folder of Unix sockets: in `run`, or in the temporary folder if paths are too long."""
         inside = self.run / "sockets"
         if len(str(inside)) <= MAX_SOCKET_FOLDER_BYTES:
             return inside
@@ -260,30 +260,30 @@ class NodeFolders:
 
     @property
     def socket(self) -> str:
-        """The agent's ipc address for workers."""
+        """The ipc address at which the agent listens for workers."""
         return f"ipc://{self.sockets}/{SOCKET}"
 
     def worker(self, worker: WorkerId) -> WorkerFolder:
-        """Return the folder of a worker, which need not exist."""
+        """Return the path of a worker's folder, even if the folder does not exist."""
         return WorkerFolder(self.run / "workers" / worker)
 
     def workers(self) -> Iterator[WorkerFolder]:
-        """Yield all folders of workers."""
+        """Yield the folders of all workers."""
         for path in sorted((self.run / "workers").glob("*")):
             if not path.name.startswith("."):
                 yield WorkerFolder(path)
 
     def job(self, job: JobId) -> Path:
-        """Return the working directory of a job on this node, which need not exist."""
+        """Return the path of a job's working directory on this node, even if it does not exist."""
         return self.work / job
 
     @property
     def all_states(self) -> Path:
-        """Folder with the states of all sweeps, a folder for each job."""
+        """Folder with the states of all sweeps; it has a folder for each job."""
         return self.work / ".states"
 
     def states(self, job: JobId) -> Path:
-        """Return the folder of a sweep's states on this node, which need not exist."""
+        """Return the path of a sweep's states on this node, even if the folder does not exist."""
         return self.all_states / job
 
 
@@ -291,7 +291,7 @@ class FolderLocks:
     """Locks of an agent on its `run` and `work` folders until it exits; `checkpoints` is shared.
 
     Raises:
-        SettingsError: if another agent has one of them.
+        SettingsError: if another agent has locked one of them.
     """
 
     def __init__(self, folders: NodeFolders, node: str) -> None:
@@ -311,10 +311,10 @@ class FolderLocks:
 
 
 def lock_run(folders: NodeFolders, node: str) -> int | None:
-    """Lock the run folder, and return the descriptor; None, with a log line, if that is impossible.
+    """Lock the run folder and return the descriptor. If locking is impossible, log it; return None.
 
     Raises:
-        SettingsError: if an agent has it.
+        SettingsError: if an agent has locked the folder.
     """
     return _lock("run", folders.run, "agent.lock", node)
 
@@ -330,7 +330,7 @@ def _lock(setting: str, folder: Path, name: str, node: str) -> int | None:
     except OSError as error:  # the health watch reports the node
         log.warning("folder not locked", folder=str(folder), why=error.strerror)
         return lock
-    named = len(owner) == 2  # noqa: PLR2004 - else it is not written yet
+    named = len(owner) == 2  # noqa: PLR2004 - shorter: not written yet
     by = f" (node {owner[1]}, pid {owner[0]})" if named else ""
     remedy = f"stop that agent, or give each agent a {setting} of its own"
     what = f"{setting} {folder} is in use by another agent{by}"

@@ -1,4 +1,4 @@
-"""Health of a node: repairs folders and socket, reports what keeps workers from starting."""
+"""Health of a node: repairs folders and socket, and reports what keeps workers from starting."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ log = structlog.get_logger("health")
 folder_log = structlog.get_logger("folders")
 PROBE: Final = ".ones-probe"
 PROBE_BYTES: Final = 4096
-CLEAR_FACTOR: Final = 2  # times the reserve has to be free after a disk was full
+CLEAR_FACTOR: Final = 2  # after a disk was full, this times the reserve has to be free
 HOST_ERRNOS: Final = frozenset({  # errors of the host, which no job or archive can cause
     errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM,
     errno.EAGAIN, errno.ESTALE,
@@ -34,24 +34,24 @@ RESPONSE_TIMEOUT_S: Final = 20.0  # a file system that takes longer is considere
 
 
 def is_node_fault(error: OSError) -> bool:
-    """True if the error of a file operation or fork is caused by the host, not by the data."""
+    """True if the host, and not the data, caused this error of a file operation or fork."""
     return error.errno in HOST_ERRNOS
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A folder, and the setting that names it."""
+    """A folder, and the name of its setting."""
 
     setting: str
     path: Path
     reserve_bytes: int  # less free space counts as full; 0: no limit
-    own: bool = False  # must belong to the agent's user
-    mode: int = 0o700  # when it is created
+    own: bool = False  # True: must belong to the agent's user
+    mode: int = 0o700  # mode when it is created
 
     def problem(self, *, full: bool) -> str:
-        """Return what keeps workers from using the folder, with a remedy; create a missing folder.
+        """Return what keeps workers from using the folder, and a remedy; create a missing folder.
 
-        After a `full` result, more room has to be free.
+        `full` is True if the last result was a full disk; then more space has to be free.
         """
         try:
             self._make()
@@ -70,7 +70,7 @@ class Place:
 
     @property
     def timeout_problem(self) -> str:
-        """Problem text for a check that does not return."""
+        """Return the text of the problem for a check that does not return."""
         return self._describe("it does not respond", "check its file system")
 
     def _describe(self, what: str, remedy: str) -> str:
@@ -116,7 +116,7 @@ def _user() -> str:
 def checked_places(
     folders: NodeFolders, reserve_bytes: int
 ) -> tuple[tuple[Place, ...], tuple[Place, ...]]:
-    """Return the folders that workers need: those of the node, and those that all nodes share."""
+    """Return the folders that workers need: first the node's own, then those that nodes share."""
     run, workers, work, checkpoints = (
         Place(setting, path, reserve_bytes, mode=folders.mode)
         for setting, path in (
@@ -132,10 +132,10 @@ def checked_places(
 
 @dataclass(slots=True)
 class _FolderCheck:
-    """Check of a folder: the one in progress, and the result of the last one."""
+    """Check of a folder: the running check, and the result of the last one."""
 
     place: Place
-    every: int  # checked at each such check of the watch
+    every: int  # 1: at every check of the watch; 10: at every tenth
     found: str = ""
     began: float | None = None
     ended: asyncio.Event | None = None
@@ -144,7 +144,7 @@ class _FolderCheck:
 class HealthWatch:
     """Periodic checks of the folders and of the workers' socket.
 
-    `listen` binds the socket again and may raise an `OnesError` or `OSError`; `changed` receives
+    `listen` binds the socket again and may raise an `OnesError` or `OSError`. `changed` receives
     the current problems whenever they change.
     """
 
@@ -167,7 +167,7 @@ class HealthWatch:
         self.problems: tuple[str, ...] = ()
 
     def reserve(self, reserve_bytes: int) -> None:
-        """Change the free space below which a disk counts as full; not for the sockets' folder."""
+        """Change the free space below which a disk is full; not for the sockets' folder."""
         for look in self._checks:
             if not look.place.own:
                 look.place = replace(look.place, reserve_bytes=reserve_bytes)
@@ -179,7 +179,7 @@ class HealthWatch:
             await self.look(everything=False)
 
     async def look(self, *, everything: bool = True) -> None:
-        """Check once, and report changes; `everything` includes the shared folders."""
+        """Check once, and report changes. With `everything`, also check the shared folders."""
         loop = asyncio.get_running_loop()
         due = [
             look
@@ -202,7 +202,7 @@ class HealthWatch:
         self._report_changes([*reversed(found.values()), self._repair_socket()])
 
     def _start_check(self, look: _FolderCheck, loop: asyncio.AbstractEventLoop) -> None:
-        """Check in a thread of its own: a file system that hangs must block nothing else."""
+        """Check a folder in its own thread, so that a hanging file system blocks nothing else."""
         ended = look.ended = asyncio.Event()
         look.began = loop.time()
 

@@ -1,4 +1,4 @@
-"""A control group for each job of this node: its limits, and the end of its left processes."""
+"""A control group for each job of this node: sets limits, and kills what workers leave behind."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ GROUPS_NEEDED: Final = (
 
 
 def group_of_job(job: JobId) -> str:
-    """Return the name of a job's group."""
+    """Return the name of the control group of a job."""
     return f"job-{job}"
 
 
 class JobGroups:
-    """Groups `ones-run-RUN/job-JOB/WORKER` in each tree of this host, if any.
+    """Groups `ones-run-RUN/job-JOB/WORKER` in each tree of this host, if it has trees.
 
-    Limits belong to the job and are multiplied by its slots here; the group of a worker collects
-    the processes that it leaves. Methods use kernel files, which may take some 10 ms: call them in
-    threads, concurrently if needed.
+    Limits apply to the job's group and are multiplied by the job's slots here. A worker's group
+    contains also the processes that the worker leaves. Methods use kernel files and might take
+    some 10 ms: call them in threads; concurrent calls are allowed.
     """
 
     def __init__(
@@ -58,20 +58,20 @@ class JobGroups:
         self._tops = [(tree, tree.base / self.name) for tree in trees]
         self._limits = Jobs() if limits is None else limits
         self._held: dict[WorkerId, JobId] = {}
-        self._killed: dict[Path, int] = {}  # counts that were reported already
+        self._killed: dict[Path, int] = {}  # numbers of killed processes that were reported
         self._lock = threading.RLock()
 
     @property
     def there(self) -> bool:
-        """True if jobs have groups on this host."""
+        """True if this host has control groups for jobs."""
         return bool(self._tops)
 
     def bounds(self, controller: str) -> bool:
-        """True if a controller is available on this host."""
+        """True if this host has a controller for such limits."""
         return any(controller in tree.controllers for tree, _ in self._tops)
 
     def use(self, limits: Jobs) -> None:
-        """Apply new limits (per slot) to all jobs; a limit that a job exceeds stays as it was."""
+        """Apply new limits (per slot) to all jobs. A job that exceeds a new limit keeps the old."""
         with self._lock:
             self._limits = limits
             try:
@@ -83,7 +83,7 @@ class JobGroups:
                 self._reduce_limits(job)
 
     def open(self) -> None:
-        """Prepare for jobs, and remove the empty groups of any agent.
+        """Prepare the trees for jobs, and remove empty groups that any agent left.
 
         Raises:
             SettingsError: if limits are set and groups cannot be divided.
@@ -100,7 +100,7 @@ class JobGroups:
                         remove(group)
 
     def adopt(self, worker: WorkerId, job: JobId, pid: int | None) -> None:
-        """Register a worker of an earlier agent, and move its process, if any, into its group."""
+        """Register a worker of an earlier agent; move its process, if it exists, into its group."""
         try:
             self.hold(worker, job)
             if pid is not None:
@@ -119,10 +119,10 @@ class JobGroups:
         self.tidy()
 
     def hold(self, worker: WorkerId, job: JobId) -> None:
-        """Register a worker that is about to start, which adds a slot to its job's limits.
+        """Register a worker that is about to start. This adds one slot to the limits of its job.
 
         Raises:
-            OSError: if there are limits and they cannot be set.
+            OSError: if limits apply and cannot be set.
         """
         group = group_of_job(job)
         with self._lock, self._ignored_without_limits():
@@ -139,25 +139,25 @@ class JobGroups:
         A process that exited is ignored.
 
         Raises:
-            OSError: if the kernel refuses it and there are limits.
+            OSError: if limits apply and the kernel refuses the move.
         """
         if (job := self._held.get(worker)) is not None:
             self._enter(group_of_job(job), worker, pid)
 
     def enter_zygote(self, group: str, pid: int) -> None:
-        """Move a zygote that runs as its job or user into the group of that job or user.
+        """Move a zygote into the control group of the job or user that it serves.
 
         A user's group has the limits of one slot.
 
         Raises:
-            OSError: if the kernel refuses it and there are limits.
+            OSError: if limits apply and the kernel refuses the move.
         """
         self._enter(group, ZYGOTES, pid)
 
     def release(self, worker: WorkerId) -> int | None:
-        """Kill what a worker left after it exited or failed to start, and remove its group.
+        """Kill the processes left by a worker that exited or failed to start, and remove its group.
 
-        Returns the job's memory limit here, bytes, if processes were killed for exceeding it.
+        Return the job's memory limit here in bytes if processes were killed for exceeding it.
         """
         job = self._held.get(worker)
         if job is None:
@@ -215,7 +215,7 @@ class JobGroups:
         return found
 
     def _divide(self) -> None:
-        """Enable controllers; in version 2 such a group must not contain processes itself."""
+        """Enable controllers for the jobs' groups; in version 2, the parents have no processes."""
         wanted = {MEMORY: self._limits.memory_bytes, PIDS: self._limits.pids}
         names = frozenset(name for name, most in wanted.items() if most)
         for tree, top in self._tops:
@@ -225,7 +225,7 @@ class JobGroups:
                 divide(top, names & tree.controllers)
 
     def _make_leaves(self, group: str, names: Sequence[str], slots: int) -> None:
-        self._divide()  # an agent that starts removes empty groups, its own as well
+        self._divide()  # a starting agent removes empty groups, including its own
         for name in names:
             self._make_leaf(group, name)
         self._bound(group, slots)
@@ -258,7 +258,7 @@ class JobGroups:
                 bound_pids(top / group, self._limits.pids * slots)
 
     def _reduce_limits(self, job: JobId) -> None:
-        """Reduce limits; version 1 refuses a limit below the current use."""
+        """Reduce the limits of a job; version 1 refuses a limit below the current use."""
         try:
             group = group_of_job(job)
             self._bound(group, self._slots(group))
@@ -269,7 +269,7 @@ class JobGroups:
 
     @contextlib.contextmanager
     def _ignored_without_limits(self) -> Iterator[None]:
-        """Log errors instead of raising them, if no limits are set."""
+        """If no limits are set, log errors of the `with` block instead of raising them."""
         try:
             yield
         except OSError as error:

@@ -1,4 +1,4 @@
-"""Working directories of jobs: unpacked from snapshots, listed and read for jobs' owners."""
+"""Working directories of jobs: unpacked from snapshots, listed and read for the jobs' owners."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def is_laid_out(folder: Path, digest: str) -> bool:
 
 
 def _mark(folder: Path) -> str:
-    """Return the content of the mark, which the job may have replaced by anything."""
+    """Return the content of the mark, which the job might have replaced by anything."""
     with acting_as(owner_of(folder)):
         return read_small(folder / MARK, MAX_MARK_BYTES).decode()
 
@@ -83,7 +83,7 @@ def lay_out(
     bounds: ArchiveBounds = DEFAULT_BOUNDS,
     owner: Owner | None = None,
 ) -> None:
-    """Unpack a snapshot as a job's working directory of `owner`, completely or not at all.
+    """Unpack a snapshot as `owner`'s working directory for a job, completely or not at all.
 
     Raises:
         WorkspaceError: if the archive is damaged, unsafe or too large, or the disk cannot store
@@ -122,7 +122,7 @@ def _laid_out(folder: Path) -> Iterator[tuple[str, tuple[int, int]]]:
 
 
 def read_manifest(folder: Path) -> dict[str, tuple[int, int]]:
-    """Return size (bytes) and modification time (ns) of the unpacked files, if known."""
+    """Return size (bytes) and modification time (ns) of the unpacked files, if recorded."""
     try:
         text = _mark(folder).partition("\n")[2]
         return msgspec.json.decode(text or "{}", type=dict[str, tuple[int, int]])
@@ -131,7 +131,7 @@ def read_manifest(folder: Path) -> dict[str, tuple[int, int]]:
 
 
 def answer(asked: ToNode, folders: NodeFolders) -> FromNode:
-    """Serve a request of the relay; blocks on the disk, so not for an event loop."""
+    """Serve a request of the relay. This blocks on the disk, so do not call it in an event loop."""
     try:
         if isinstance(asked, AskFiles):
             return _file_list(asked, folders)
@@ -157,7 +157,7 @@ def stamp_of(status: os.stat_result) -> str:
 
 
 def _root(folders: NodeFolders, job: JobId, area: Area) -> Path:
-    """Return the job's folder in an area; refuse names that could lead anywhere else."""
+    """Return the job's folder in an area; refuse names that could lead out of it."""
     if not job or "/" in job or job.startswith(".") or "\0" in job:
         raise BadFieldError(f"{job!r} is not a job", "name a job that ran here", "job")
     roots = {WORK: folders.job(job), CHECKPOINTS: folders.checkpoints / job}
@@ -194,7 +194,7 @@ def _infos(
     root: Path, area: Area, had: Mapping[str, tuple[int, int]], refused: list[str]
 ) -> Iterator[FileInfo]:
     for path in _paths(root):
-        if area == STATES and StateFile.of(path.name) is None:  # staged data
+        if area == STATES and StateFile.of(path.name) is None:  # staged data, not a state
             continue
         info = _info(root, path, area, refused)
         if info is not None and had.get(info.path) != _size_and_time(path):
@@ -215,7 +215,7 @@ def _size_and_time(path: Path) -> tuple[int, int]:
 
 
 def _info(root: Path, path: Path, area: Area, refused: list[str]) -> FileInfo | None:
-    """Return an entry of the list; None, with a reason in `refused`, if it cannot be read."""
+    """Return a file's entry for the list; if unreadable, None, and the reason in `refused`."""
     name = os.fsencode(path.relative_to(root)).decode("utf-8", "replace")
     try:
         target = path.resolve(strict=True)
@@ -254,7 +254,7 @@ def _piece(asked: AskPiece, root: Path) -> FilePiece:
 def open_beneath(root: Path, path: str) -> int:
     """Open a regular file inside of a folder for reading, and return its descriptor.
 
-    The path of `root` has no links. A link is followed only as far as it stays inside. Each folder
+    The path of `root` has no links. A link is followed only if it stays inside `root`. Each folder
     of the path is opened separately without following links, so that nothing can be swapped between
     check and opening.
 

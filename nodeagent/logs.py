@@ -1,8 +1,8 @@
 """Transfer of worker output to the log relay.
 
 The files are the buffer: nothing is read before the relay has given credit, and nothing is deleted
-before the relay has stored it. So an outage of agent, relay or network costs time but no output,
-and output that is deleted by others is marked as a gap.
+before the relay has stored it. So an outage of agent, relay or network delays output but loses
+none. Output that others delete is marked as a gap.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ SLACK: Final = 16 << 20  # bytes beyond the limit at which a file is truncated
 UNBOUNDED: Final = 1 << 62
 CHUNK: Final = 256 * 1024
 LOOK_S: Final = 0.05  # between two checks of the files
-GROWING_POLL_S: Final = 0.02  # the same while some grow
+GROWING_POLL_S: Final = 0.02  # between two checks while some files grow
 GROWING_S: Final = 1.0  # after the last chunk, files count as growing
-RETRY_S: Final = 2.0  # without a reply, the request is repeated
+RETRY_S: Final = 2.0  # a request without a reply is repeated after this time
 FULL_S: Final = 30.0  # between two questions to a full store
 HOLD_S: Final = 0.5  # an incomplete line is sent after this time, even while it grows
 STREAMS: Final = (LOG, SAMPLES)
@@ -47,8 +47,8 @@ class OutputFile:
     """Output stream of a worker, read by path, or by a handle after the file was deleted.
 
     A deleted file is read from this agent's handle, or from the worker's own. Output that neither
-    has is a gap: a line in the worker's log says so, and the stream continues after it. So
-    followers see what is missing, and no position ever means two different bytes.
+    handle has is a gap. A line in the worker's log reports the gap, and the stream continues after
+    it. So followers see what is missing, and a position never means two different bytes.
     """
 
     def __init__(self, folder: WorkerFolder, name: str) -> None:
@@ -59,12 +59,12 @@ class OutputFile:
         self._end: int | None = None  # end of the kept part of a file beyond its limit
 
     def size(self, sent: int, most: int = UNBOUNDED) -> int:
-        """Return the length of the file, after marking gaps and truncating what exceeds the limit.
+        """Mark gaps, truncate the file to its limit, and return its length.
 
-        `sent` bytes were sent to the controller, `most` bytes are kept.
+        `sent` bytes were sent to the controller; `most` bytes are kept at most.
 
         Raises:
-            OSError: if it cannot be read, or a gap cannot be marked now.
+            OSError: if the file cannot be read, or a gap cannot be marked now.
         """
         if self._lost:
             return sent
@@ -85,10 +85,10 @@ class OutputFile:
     def bound(self, sent: int, most: int) -> int:
         """Truncate the file if it exceeds its limit, and return how many of the kept bytes exist.
 
-        The controller has at least `sent` bytes, which stay. The worker writes at the new end.
+        At least `sent` bytes stay, as the controller has them. The worker writes at the new end.
 
         Raises:
-            OSError: if it cannot be read.
+            OSError: if the file cannot be read.
         """
         file = self._file = self._file or self._open()
         size = 0 if file is None else os.fstat(file.fileno()).st_size
@@ -103,7 +103,7 @@ class OutputFile:
         return min(size, self._end)
 
     def _mark_end(self, file: int, at: int, most: int) -> int:
-        """Return where the kept part ends: after a line that says so, if it is a log."""
+        """Return where the kept part ends; in a log, after a line that reports the truncation."""
         if self._name != LOG:
             log.warning("output exceeds its limit", worker=self._folder.worker, stream=self._name)
             return at
@@ -130,7 +130,7 @@ class OutputFile:
         """Return at most `count` bytes from `offset`.
 
         Raises:
-            OSError: if it cannot be read.
+            OSError: if the file cannot be read.
         """
         return b"" if self._file is None else os.pread(self._file.fileno(), count, offset)
 
@@ -158,7 +158,7 @@ class OutputFile:
         return None
 
     def _mark_gap(self, sent: int, what: str) -> None:
-        """Write into the log that output is lost; the log itself continues after `sent`."""
+        """Write a line about lost output into the log at `sent`; the worker continues after it."""
         path = self._folder.stream(LOG)
         kind = "output" if self._name == LOG else "sample records"
         log.warning("output lost", worker=self._folder.worker, stream=self._name, offset=sent)
@@ -178,7 +178,7 @@ class OutputFile:
 
 
 def _reopen(handle: Path) -> BinaryIO:
-    """Open a file named by /proc, which is a special link and has to be followed."""
+    """Open a file by its link in /proc, a special link that has to be followed."""
     descriptor = os.open(handle, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     return os.fdopen(require_regular(descriptor, handle), "rb")
 
@@ -207,7 +207,7 @@ class _Stream:
 class LogShipper:
     """Output streams of all workers of a node.
 
-    `on_stored` is called when all output of an exited worker is stored. A stream takes at most
+    `on_stored` is called when all output of an exited worker is stored. A stream uses at most
     `max_bytes` of this node's disk.
     """
 
@@ -222,13 +222,13 @@ class LogShipper:
         self._by_key: dict[tuple[object, ...], _Stream] = {}
 
     def use(self, socket: Socket) -> None:
-        """Send over this socket of the log relay from now on, and ask for its positions."""
+        """Send to the log relay over this socket from now on, and ask for its positions."""
         self._socket = socket
         for stream in self._by_key.values():
             stream.sent, stream.asked_at = -1, -1e9
 
     def watch(self, worker: WorkerId, assignment: Assignment, folder: WorkerFolder) -> None:
-        """Ship the streams of a worker from the relay's position on; idempotent."""
+        """Ship the streams of a worker from the relay's position onwards; idempotent."""
         if worker in self._streams:
             return
         streams = [_Stream(assignment, name, OutputFile(folder, name)) for name in STREAMS]
@@ -236,7 +236,7 @@ class LogShipper:
         self._by_key |= {tuple(stream.key.values()): stream for stream in streams}
 
     def worker_ended(self, worker: WorkerId) -> None:
-        """Record that a worker has exited and its files are final."""
+        """Record that a worker has exited, so that its files no longer change."""
         for stream in self._streams.get(worker, []):
             stream.ended = True
 
@@ -252,7 +252,7 @@ class LogShipper:
             stream.file.close()
 
     async def ship(self) -> None:
-        """Send output as far as there is credit, until cancelled."""
+        """Send output as far as the relay's credit allows, until cancelled."""
         loop = asyncio.get_running_loop()
         grew_at = -GROWING_S
         while True:
@@ -266,10 +266,10 @@ class LogShipper:
             await asyncio.sleep(0 if busy else GROWING_POLL_S if grows else LOOK_S)
 
     def receive(self, message: LogStored) -> None:
-        """Process the relay's position of a stream.
+        """Process the relay's position in a stream.
 
-        `size` is what is stored, bytes from the stream's start; `credit` is how many bytes may be
-        sent beyond that, none while it is `full`. A message about an unknown stream is ignored.
+        `size` is the number of stored bytes from the stream's start; `credit` is how many bytes
+        may be sent beyond them, none while the store is `full`. An unknown stream is ignored.
         """
         stream = self._by_key.get((message.job, message.version, message.rank, message.stream))
         if stream is None:

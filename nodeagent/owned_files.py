@@ -1,4 +1,4 @@
-"""Access to files of a job with the job's rights, so that the agent opens nothing for it."""
+"""Access to a job's files with the job's rights, so that the agent's rights cannot be misused."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MAX_SMALL_BYTES: Final = 1 << 16  # bytes of a small file
 
 
 class Owner(NamedTuple):
-    """User and group with whose rights files are accessed."""
+    """User and group whose rights are used to access files."""
 
     uid: int
     gid: int
@@ -31,12 +31,12 @@ class Owner(NamedTuple):
 def acting_as(owner: Owner | None) -> Iterator[None]:
     """Access files with a user's rights, in this thread only; do not await inside.
 
-    The kernel enforces it: a thread whose file system uid is not root's has none of root's rights
-    to files (capabilities(7)), so no link, race or name gives access to what the owner could not
+    The kernel enforces this: a thread whose file system uid is not root's has none of root's rights
+    to files (capabilities(7)). So no link, race or name opens anything that the owner could not
     open.
 
     Raises:
-        PermissionError: if this process may not.
+        PermissionError: if this process cannot change its rights.
     """
     if owner is None:
         yield
@@ -64,9 +64,9 @@ def _current_owner() -> Owner:
 
 
 def owner_of(path: Path) -> Owner | None:
-    """Return the owner of a folder; None: it is the agent's, or missing.
+    """Return the owner of a folder; None if the agent owns it or it is missing.
 
-    The folder has to lie in a folder of the agent, so that it cannot be replaced by others.
+    The folder has to lie in a folder of the agent, so that others cannot replace it.
     """
     try:
         status = os.lstat(path)
@@ -77,10 +77,10 @@ def owner_of(path: Path) -> Owner | None:
 
 
 def read_small(path: Path, most: int = MAX_SMALL_BYTES) -> bytes:
-    """Return the content of a regular file that any process may have written.
+    """Return the content of a regular file that any process might have written.
 
     Raises:
-        OSError: if it is something else, or larger than `most` bytes.
+        OSError: if it is not a regular file, or is larger than `most` bytes.
     """
     descriptor = open_regular(path)
     try:
@@ -107,12 +107,12 @@ def write_private(path: Path, data: bytes) -> None:
 
 
 def make_folder(path: Path, owner: Owner | None) -> None:
-    """Create a folder, or give an existing one with its content to its owner; None: the agent.
+    """Create a folder, or give an existing one and its content, to `owner` (None: the agent).
 
     The folder has to lie in a folder of the agent.
 
     Raises:
-        OSError: if it cannot be created or given.
+        OSError: if the folder cannot be created or its owner cannot be changed.
     """
     with contextlib.suppress(FileExistsError):
         path.mkdir(mode=0o700, parents=True)
@@ -130,7 +130,7 @@ def make_folder(path: Path, owner: Owner | None) -> None:
 
 
 def remove_tree(path: Path) -> None:
-    """Delete a folder of the agent or in one, as far as possible, without following links."""
+    """Delete a folder of the agent, or one inside, as far as possible; follow no links."""
     try:
         shutil.rmtree(path, ignore_errors=True)
     except RecursionError:  # deeper than Python's recursion limit
@@ -138,7 +138,7 @@ def remove_tree(path: Path) -> None:
 
 
 def bytes_below(folder: Path) -> int:
-    """Return the disk space of the files below a folder, however deep, without following links."""
+    """Return the disk space that files at any depth below a folder use, without following links."""
     total, waiting = 0, [str(folder)]
     while waiting:
         with contextlib.suppress(OSError), os.scandir(waiting.pop()) as entries:

@@ -1,4 +1,4 @@
-"""Identity of processes on this host: a pid together with the start time is never reused."""
+"""Identity of processes on this host: a pid and a start time, which together are never reused."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import signal
 from pathlib import Path
 from typing import Final
 
-MAX_ROUNDS: Final = 1000  # of kills, against processes that fork fast
+MAX_ROUNDS: Final = 1000  # rounds of kills, against processes that fork fast
 
 
 def start_ticks(pid: int) -> int | None:
@@ -18,7 +18,7 @@ def start_ticks(pid: int) -> int | None:
 
 
 def session_members(leader: int) -> list[int]:
-    """Return the processes in the session of a leader that has exited; empty while it exists."""
+    """Return the processes in the session of an exited leader; empty while the leader exists."""
     if start_ticks(leader) is not None:
         return []
     return [pid for pid in _pids() if _stat(pid)[3:4] == [str(leader)]]
@@ -40,13 +40,13 @@ def open_process(pid: int, ticks: int) -> int | None:
 
 
 def belongs_to(pid: int, uid: int) -> bool | None:
-    """Return whether a process has the rights of a user and no others; None if it has exited."""
+    """Return whether a process has only the rights of this user; None if the process has exited."""
     status = _status(pid)
     return None if status is None else set(status.get("Uid", ())) == {str(uid)}
 
 
 def signal_group(group: int, what: int, uid: int | None = None) -> None:
-    """Send a signal to the processes of a group; `uid` restricts it to those of a user."""
+    """Send a signal to the processes of a group; with `uid`, only to the processes of that user."""
     if uid is None:
         with contextlib.suppress(OSError):
             os.killpg(group, what)
@@ -58,7 +58,7 @@ def signal_group(group: int, what: int, uid: int | None = None) -> None:
 
 
 def end_all_of(uid: int) -> None:
-    """Kill every process of a job's own uid, including new ones."""
+    """Kill every process of a uid that belongs to one job, including new processes."""
     for _ in range(MAX_ROUNDS):
         found = [pid for pid in _pids() if belongs_to(pid, uid) and not _is_dead(pid)]
         if not found:
@@ -77,7 +77,7 @@ def _is_dead(pid: int) -> bool:
 
 
 def _stat(pid: int) -> list[str]:
-    """Return the fields of /proc/PID/stat behind the name; none if the process has exited."""
+    """Return the fields of /proc/PID/stat after the name; none if the process has exited."""
     return _read(pid, "stat").rpartition(")")[2].split()
 
 

@@ -1,9 +1,9 @@
 """Reconciler of desired and observed workers: events in, actions out; no clock, no I/O.
 
-The controller's deltas state what should run, events of processes state what does. After every
-event the two are compared for one job, and the difference is requested as actions.
+The controller's deltas say what should run; events of processes say what does run. After every
+event the reconciler compares the two for one job, and requests the difference as actions.
 
-Inputs (events) and outputs (actions) of the reconciler.
+The module defines the reconciler's inputs (events) and outputs (actions).
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class WorkspaceFailed(Struct, frozen=True):
 
 
 class Adopted(Struct, frozen=True):
-    """A worker that an earlier agent process started; it may have exited since."""
+    """A worker that an earlier agent process started; the worker might have exited since."""
 
     worker: WorkerId
     assignment: Assignment
@@ -150,7 +150,7 @@ class StartWorker(Struct, frozen=True):
 
 
 class Terminate(Struct, frozen=True):
-    """Send TERM to the worker's process group, then wait for the grace period."""
+    """Send TERM to the worker's process group, then start the grace period."""
 
     worker: WorkerId
 
@@ -162,7 +162,7 @@ class Kill(Struct, frozen=True):
 
 
 class AwaitExit(Struct, frozen=True):
-    """Wait for the grace period; the worker exits by itself."""
+    """Start the grace period, in which the worker should exit by itself."""
 
     worker: WorkerId
 
@@ -175,7 +175,7 @@ class OrderGroup(Struct, frozen=True):
 
 
 class GrantSlot(Struct, frozen=True):
-    """Tell a worker that its slot's device is free."""
+    """Tell a worker that it may use its slot's device, which is free now."""
 
     worker: WorkerId
 
@@ -223,7 +223,7 @@ class ProcessPhase(Enum):
     WANTED = "wanted"  # waits for its working directory or its slot
     STARTING = "starting"  # the fork was requested
     ALIVE = "alive"
-    RETIRING = "retiring"  # left its group as agreed; has the grace time to exit by itself
+    RETIRING = "retiring"  # left its group as agreed; exits by itself within the grace period
     STOPPING = "stopping"  # TERM or KILL was sent
     ENDED = "ended"  # exited; its folder stays until its output is stored
 
@@ -236,11 +236,11 @@ LISTENING = frozenset({ProcessPhase.ALIVE, ProcessPhase.RETIRING})
 
 @dataclass(slots=True)
 class HeldUnit:
-    """Unit of a sweep that a worker trains, by its attempt; 0: none."""
+    """Unit of a sweep that a worker trains. Each number is an attempt; 0 means no unit."""
 
-    sent: int = 0  # newest one sent over the current connection
-    held: int = 0  # newest one that the worker may have received
-    ended: int = 0  # newest one with a reported result
+    sent: int = 0  # newest unit sent over the current connection
+    held: int = 0  # newest unit that the worker might have received
+    ended: int = 0  # newest unit with a reported result
 
     @property
     def training(self) -> bool:
@@ -248,14 +248,14 @@ class HeldUnit:
         return self.held > self.ended
 
     def mark_sent(self, unit: UnitOrder) -> bool:
-        """Return whether to send a unit to the worker now, and record it as sent."""
+        """Return whether a unit has to be sent to the worker now; if so, record it as sent."""
         if unit.attempt <= max(self.sent, self.ended):
             return False
         self.sent, self.held = unit.attempt, max(self.held, unit.attempt)
         return True
 
     def reported(self, report: ScriptReport) -> None:
-        """Update from a worker's report; only those about units matter."""
+        """Update from a worker's report; only reports about units change anything."""
         match report:
             case UnitStarted(attempt=attempt):
                 self.held = max(self.held, attempt)
@@ -263,7 +263,7 @@ class HeldUnit:
                 self.held, self.ended = max(self.held, attempt), max(self.ended, attempt)
 
     def withdrawn(self, unit: UnitOrder | None, attempts: int) -> bool:
-        """True if the unit in progress is known to the delta (`attempts`) and not wanted."""
+        """True if the delta knows the unit in progress (`attempts`) and does not want it."""
         wanted = unit.attempt if unit is not None else 0
         return self.training and self.held <= attempts and self.held != wanted
 
@@ -283,16 +283,16 @@ class WorkerState:
     code: int | None = None
     signal: int | None = None
     granted: bool = True  # the worker may use the slot's device
-    adopted: bool = False  # an earlier agent process may have granted the device
-    leaving: bool = False  # was notified of a group without it
+    adopted: bool = False  # an earlier agent process might have granted the device
+    leaving: bool = False  # was notified of a group without this worker
     newest_order: tuple[Version, int] = (Version(0), 0)  # sent to the worker
     stored: bool = False  # the controller has all of its output
-    awaited: bool = False  # the grace time runs
+    awaited: bool = False  # the grace period runs
     unit: HeldUnit = field(default_factory=HeldUnit)  # sweeps only
 
     @property
     def identity(self) -> dict[str, Any]:
-        """Common fields of its events."""
+        """Fields that all events of this worker have."""
         return {"job": self.job, "version": self.version, "rank": self.rank}
 
     def seen(self) -> WorkerSeen:
@@ -313,8 +313,8 @@ class JobState:
     """State of a job on this node."""
 
     delta: GroupDelta | None = None
-    digest: str = ""  # of the unpacked working directory
-    fetching: str = ""  # digest of the one being fetched
+    digest: str = ""  # digest of the unpacked working directory
+    fetching: str = ""  # digest of the working directory being fetched
     ordered: Version = Version(0)  # highest whose workers were created here, each once
     cleared: Version = Version(0)  # highest that was reported in `JobCleared`
     sweep: SweepDelta | None = None  # sweeps only
@@ -386,7 +386,7 @@ class Reconciler:
                 return [GrantSlot(worker.worker)] if worker.granted else []
             case ReportRead(report=report):
                 worker.unit.reported(report)
-                own = replace(report, **worker.identity)  # the file may name others
+                own = replace(report, **worker.identity)  # the file might name another worker
                 return [PublishEvent(own)]  # type: ignore[arg-type] # every ScriptReport is an AgentEvent
             case Ended() if worker.phase in LIVING:
                 worker.phase = ProcessPhase.ENDED
@@ -502,7 +502,7 @@ class Reconciler:
 
     @staticmethod
     def _await_exit(worker: WorkerState) -> list[Action]:
-        """Start the grace period once; it begins after the unit that the worker trains."""
+        """Start the grace period, at most once, after the worker has ended its unit."""
         if worker.awaited or worker.unit.training:
             return []
         worker.awaited = True

@@ -1,4 +1,4 @@
-"""`ones config check` of an agent: all problems that would prevent its start, at once."""
+"""`ones config check` of an agent: finds all problems that would prevent its start in one run."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ NAMELESS: Final = "nameless"  # replaces a name that is missing or invalid
 
 
 def check(path: Path) -> list[SettingsError]:
-    """Return the problems of an agent's settings on this host; nothing is changed.
+    """Return the problems of an agent's settings on this host; change nothing.
 
-    A port that is in use by the agent with this very file counts as free.
+    A port counts as free if the agent that uses it was started with this same file.
 
     Raises:
         SettingsError: if the file cannot be read, or is not TOML.

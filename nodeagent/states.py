@@ -1,4 +1,4 @@
-"""States of sweeps on this node's disk: fetched if wanted, deleted if not, served to other nodes.
+"""States of sweeps on this node's disk: fetched if wanted, else deleted; served to other nodes.
 
 The files are the only record, so a restarted agent finds everything again.
 """
@@ -34,8 +34,8 @@ from schemas.wire.sweeps import StateCopied, StateNotCopied, StateRef, SweepDelt
 
 log = structlog.get_logger("states")
 JOB: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
-DATA: Final = "data"  # folder of staged data, beside the states
-FETCHES: Final = 2  # concurrent
+DATA: Final = "data"  # folder of staged data, next to the states
+FETCHES: Final = 2  # concurrent fetches
 MAX_REASON_CHARACTERS: Final = 1000  # in a report
 
 
@@ -97,7 +97,7 @@ class StateKeeper:
         self._closed = False
 
     def keep(self, delta: SweepDelta) -> None:
-        """Apply a delta; fetches of an older delta that are no longer wanted stop."""
+        """Apply a delta; stop fetches for an older delta that are no longer wanted."""
         self._newest[delta.job] = delta
         if delta.job not in self._reconciling:
             self._reconciling.add(delta.job)
@@ -116,7 +116,7 @@ class StateKeeper:
     # --- comparison of wanted and present states
 
     async def _reconcile(self, job: JobId) -> None:
-        """Compare until the delta that was compared is the newest."""
+        """Compare repeatedly, until no newer delta arrives during a comparison."""
         folder = self._folders.states(job)
         compared: SweepDelta | None = None
         try:
@@ -175,7 +175,7 @@ class StateKeeper:
 
 
 def _compare_as_owner(folder: Path, delta: SweepDelta) -> Comparison:
-    """Compare, and delete what is not wanted."""
+    """Compare with the rights of the folder's owner, and delete unwanted files."""
     with acting_as(owner_of(folder)):
         paths = list(states_in(folder))
         digests = {file: found for file, path in paths if (found := digest_of(path)) is not None}
@@ -189,7 +189,7 @@ def _compare_as_owner(folder: Path, delta: SweepDelta) -> Comparison:
 def _fetch_as_owner(
     folder: Path, job: JobId, wanted: WantedState, stopped: Callable[[], bool]
 ) -> None:
-    """Fetch a state; the file appears complete and durable, or not at all."""
+    """Fetch a state as its owner; the file appears complete and durable, or not at all."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     with acting_as(owner_of(folder)):
         _fetch_into(folder, job, wanted, stopped)
@@ -224,7 +224,7 @@ def _fetch_into(folder: Path, job: JobId, wanted: WantedState, stopped: Callable
 
 
 def serve_states(folders: NodeFolders, address: str, port: int) -> StateServer | None:
-    """Serve the states on this node's disk; None, with a log line, if that is impossible."""
+    """Serve the states on this node's disk; if that is impossible, log it and return None."""
 
     def find(asked: AskState) -> Stored | None:
         if not JOB.fullmatch(asked.job):

@@ -1,4 +1,4 @@
-"""Manager of worker processes: carries out the reconciler's actions and returns events."""
+"""Manager of worker processes: carries out the reconciler's actions and emits events."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ class WorkerManager:
         self._may_read = may_read
         self._check_node = check_node
         self._watched: dict[WorkerId, _Watched] = {}
-        self.tokens: dict[WorkerId, str] = {}  # that workers send when they greet
+        self.tokens: dict[WorkerId, str] = {}  # each worker sends its token when it greets
         self._laying: WeakValueDictionary[JobId, asyncio.Lock] = WeakValueDictionary()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -129,10 +129,10 @@ class WorkerManager:
     def perform(
         self, action: FetchWorkspace | StartWorker | AwaitExit | Terminate | Kill | RemoveWorker
     ) -> None:
-        """Start an action; its outcome is an event.
+        """Start an action; an event reports its outcome.
 
-        A signal to a process that has exited is ignored, and so is a `StartWorker` without group
-        and spec in its delta.
+        A signal to an exited process is ignored. A `StartWorker` is ignored if its delta has no
+        group or spec.
         """
         match action:
             case FetchWorkspace():
@@ -150,7 +150,7 @@ class WorkerManager:
                 self._remove(worker)
 
     def adopt(self) -> None:
-        """Find the workers that an earlier agent process left, running or exited.
+        """Find the workers that an earlier agent process left, whether they run or have exited.
 
         Raises:
             SettingsError: if limits of jobs cannot be set.
@@ -185,7 +185,7 @@ class WorkerManager:
             self._on_event(ReportRead(worker, report))
 
     def read_all_reports(self) -> None:
-        """Read the reports of all workers, in case a hint was lost."""
+        """Read the reports of all workers, in case a hint about new ones was lost."""
         for worker in list(self._watched):
             self.read_reports(worker)
 
@@ -197,7 +197,7 @@ class WorkerManager:
                 self._signal(worker, signal.SIGKILL)
 
     def fence(self) -> None:
-        """Stop every worker: the controller may consider this node lost."""
+        """Stop every worker, because the controller might consider this node lost."""
         for worker, watched in self._watched.items():
             if watched.pidfd is None or watched.fenced:
                 continue
@@ -306,7 +306,7 @@ class WorkerManager:
         self._groups.enter(worker, pid)
 
     async def _release(self, worker: WorkerId, folder: Path | None = None) -> None:
-        """Free what a worker held, and delete its folder, if any."""
+        """Release what a worker used, and delete its folder if it exists."""
         await asyncio.to_thread(self._groups.release, worker)
         await self._uids.release(worker)
         await asyncio.to_thread(self._groups.tidy)
@@ -314,7 +314,7 @@ class WorkerManager:
             await asyncio.to_thread(remove_tree, folder)
 
     async def _fault(self, error: Exception) -> _Fault:
-        """Describe an error; report a node's fault first, so that nothing new is placed here."""
+        """Describe an error; first report a node's fault, so that no new worker comes here."""
         match error:
             case AgentError():
                 fault = _Fault(error.message, error.hint, node_fault=error.node_fault)
@@ -396,7 +396,7 @@ class WorkerManager:
         self._on_event(Ended(worker, code, by, unseen=status is None, memory_limit=memory))
 
     async def _read_last_reports(self, worker: WorkerId, watched: _Watched) -> None:
-        """Read all remaining reports, up to a limit: the file may be endless."""
+        """Read all remaining reports, up to a limit, because the file might be endless."""
         before, most = -1, watched.position + MAX_LAST_REPORTS_BYTES
         while before < watched.position <= most:
             while not self._may_read():
@@ -436,7 +436,7 @@ class WorkerManager:
 
     @staticmethod
     def _discard(folder: WorkerFolder) -> None:
-        """Remove a folder without a process; a fork in progress then finds nothing."""
+        """Remove a folder that has no process; a fork in progress then finds no assignment."""
         doomed = WorkerFolder(folder.path.with_name(f".{folder.path.name}"))
         remove_tree(doomed.path)
         folder.path.rename(doomed.path)
@@ -456,7 +456,7 @@ class WorkerManager:
 
 
 def _kill_unannounced(folder: WorkerFolder) -> None:
-    """Kill a worker that started after the agent gave up its zygote's reply."""
+    """Kill a worker that started after the agent stopped waiting for its zygote's reply."""
     if (mark := folder.mark()) is None:
         return
     if (pidfd := open_process(mark.pid, mark.started_ticks)) is not None:
@@ -465,6 +465,6 @@ def _kill_unannounced(folder: WorkerFolder) -> None:
 
 
 def _require_owner(pid: int, account: Account) -> None:
-    """Raise StartError if a zygote named a process of another user."""
+    """Raise StartError if the process that a zygote reported belongs to another user."""
     if belongs_to(pid, account.owner.uid) is False:
         raise StartError("its zygote named a process of another user")

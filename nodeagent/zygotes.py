@@ -37,7 +37,7 @@ from schemas.wire import Message
 from schemas.wire.worker import ZYGOTE_TITLE, Fork, Forked, ForkFailed, Held, LetGo, ZygoteReady
 
 log = structlog.get_logger("zygotes")
-NODE_SIGNALS: Final = frozenset({signal.SIGKILL, signal.SIGTERM})  # sent by the node
+NODE_SIGNALS: Final = frozenset({signal.SIGKILL, signal.SIGTERM})  # signals that the node sends
 TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
 MODULE: Final = "elastic.worker.zygote"
 WAITING_SHELL: Final = ("/bin/sh", "-c", 'read -r _ && exec "$@" </dev/null', "sh")
@@ -60,10 +60,10 @@ PEER: Final = struct.Struct("iII")  # pid, uid, gid of the peer: unix(7)
 
 
 def starting_zygotes(path: Path, workers: Container[int], uid: int) -> list[tuple[int, int, float]]:
-    """Return pid, start time and age (seconds) of zygotes for this socket that do not reply yet.
+    """Return pid, start time and age (s) of zygotes for this socket that do not reply yet.
 
-    A worker that starts has its zygote's command line, but also a mark; and processes forked by a
-    worker lead no session. Only processes of `uid` count, since any user can fake a command line.
+    A starting worker has its zygote's command line, but also a mark. Processes forked by a worker
+    lead no session. Only processes of `uid` are returned: any user can fake a command line.
     """
     now_s = time.clock_gettime(time.CLOCK_BOOTTIME)
     found = []
@@ -80,9 +80,9 @@ def starting_zygotes(path: Path, workers: Container[int], uid: int) -> list[tupl
 
 
 def is_zygote(process: psutil.Process, where: str) -> bool:
-    """True if a process is a zygote with a socket path that begins with `where`.
+    """True if a process is a zygote whose socket path begins with `where`.
 
-    A serving zygote has its title instead of its command line. `process` has `cmdline` in `info`.
+    A serving zygote shows its title as command line. `process.info` must have `cmdline`.
     """
     arguments = process.info["cmdline"] or [""]
     begins = MODULE in arguments and any(one.startswith(where) for one in arguments)
@@ -98,13 +98,13 @@ def spawn(
     limits: Jobs | None = None,
     enter: Callable[[int], None] | None = None,
 ) -> subprocess.Popen[bytes]:
-    """Start a zygote as an account (None: the agent's), with limits for it and its workers.
+    """Start a zygote as an account (None: the agent's); the limits also apply to its workers.
 
     `output` must not be in a folder of that account. `enter` moves the process into its control
     group before its interpreter starts.
 
     Raises:
-        StartError: if it cannot be started.
+        StartError: if the zygote cannot be started.
         OSError: if `enter` fails.
     """
     environ = {key: value for key, value in os.environ.items() if not key.startswith("ONES_")}
@@ -154,7 +154,7 @@ def spawn(
 
 
 def _release_shell(process: subprocess.Popen[bytes], enter: Callable[[int], None]) -> None:
-    """Release the waiting shell; without this input it exits."""
+    """Let the waiting shell continue. If it receives no input, it exits."""
     if (gate := process.stdin) is None:
         return
     with gate:
@@ -206,8 +206,8 @@ class ZygoteConnection:
     async def fork(self, folder: Path, enter: Callable[[int], None] | None = None) -> Forked:
         """Have the zygote start the worker of a folder that contains an assignment.
 
-        `enter` moves the process into its control group before the worker starts; with an older
-        zygote, afterwards.
+        `enter` moves the process into its control group before the worker starts. With an older
+        zygote, it does so afterwards.
 
         Raises:
             StartError: if the worker did not start.
@@ -239,7 +239,7 @@ class ZygoteConnection:
 
     async def _let_go(self, held: Held) -> None:
         enter = self._enter.pop(held.folder, None)
-        if enter is None:  # not requested, or not any more
+        if enter is None:  # not requested, or no longer requested
             self._send(LetGo(folder=held.folder, error="the start was cancelled"))
             return
         try:
@@ -287,7 +287,7 @@ class ZygoteConnection:
 
 
 class ZygotePool:
-    """Connections to zygotes: finds running zygotes and starts missing ones; never ends one."""
+    """Connections to zygotes: finds running ones and starts missing ones, but never ends any."""
 
     def __init__(
         self, folders: NodeFolders, limits: Jobs | None = None, groups: JobGroups | None = None
@@ -306,12 +306,12 @@ class ZygotePool:
         account: Account | None = None,
         enter: Callable[[int], None] | None = None,
     ) -> Forked:
-        """Start a worker; a zygote that exits meanwhile is replaced once.
+        """Start a worker. If the zygote exits meanwhile, replace it once.
 
         `enter` moves the process into its control group before the worker starts.
 
         Raises:
-            StartError: naming the interpreter, with its output.
+            StartError: if the worker did not start; names the interpreter and quotes its output.
         """
         zygote = await self.get(python, account)
         try:
@@ -325,20 +325,20 @@ class ZygotePool:
         return await (await self.get(python, account)).fork(folder, enter)
 
     async def knows_tokens(self, python: str, account: Account | None = None) -> bool:
-        """Return whether an interpreter's workers send tokens; a running zygote may be older.
+        """Return whether an interpreter's workers send tokens; an older zygote's do not.
 
         Raises:
-            StartError: naming the interpreter, with its output.
+            StartError: if no zygote starts; names the interpreter and quotes its output.
         """
         return (await (await self.get(python, account)).ready).tokens
 
     async def get(self, python: str, account: Account | None = None) -> ZygoteConnection:
-        """Return the zygote of an interpreter and account, found or newly started.
+        """Return the zygote of an interpreter and account, which was found or newly started.
 
         Each spelling of `python` has a zygote of its own.
 
         Raises:
-            StartError: naming the interpreter, with its output.
+            StartError: if no zygote starts; names the interpreter and quotes its output.
         """
         uid = account.owner.uid if account else os.geteuid()
         key = python, uid
@@ -414,7 +414,7 @@ class ZygotePool:
         raise StartError(f"python {python} was not ready after {START_TIMEOUT_S:.0f} s")
 
     def _rlimits(self) -> Jobs | None:
-        """Return the limits that groups do not enforce; those of processes are permanent."""
+        """Return the limits that control groups do not enforce; processes keep them for good."""
         if self.limits is not None and self._groups.bounds(PIDS):
             return msgspec.structs.replace(self.limits, pids=0)
         return self.limits
@@ -428,7 +428,7 @@ class ZygotePool:
         return self._folders.zygotes / f"{account.owner.uid}-{path.stem}.log"
 
     async def _await_former(self, path: Path, uid: int) -> ZygoteConnection | None:
-        """Wait for a zygote of an earlier agent that imports torch or misses its socket."""
+        """Wait for an earlier agent's zygote that still imports torch or misses its socket."""
         workers = {mark.pid for folder in self._folders.workers() if (mark := folder.mark())}
         loop = asyncio.get_running_loop()
         for pid, ticks, age_s in await asyncio.to_thread(starting_zygotes, path, workers, uid):

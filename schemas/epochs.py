@@ -6,13 +6,13 @@ import msgspec
 
 
 class StepTimes(msgspec.Struct, frozen=True):
-    """Mean times of a worker's steps: a step has `passes` passes, the last includes the reduction.
+    """Mean times of a worker's steps. A step has `passes` passes; the last includes the reduction.
 
     The last pass is longer than the others by `sync_s`.
     """
 
     pass_s: float  # seconds of a step's last pass, with its reduction
-    sync_s: float  # part in the reduction, including waits for peers; 0 alone
+    sync_s: float  # part in the reduction, with waits for peers; 0 without peers
     local_batch: int  # samples of a pass, the largest of the step
     passes: int  # in a step; more than 1: gradient accumulation
 

@@ -20,7 +20,7 @@ class OnesError(Exception):
 
     Attributes:
         code: stable and machine-readable; the same on every side of a wire.
-        message: what happened: one line, without a full stop.
+        message: one line that says what happened, without a full stop.
         hint: the remedy; may be empty.
         field: path of the invalid field; may be empty.
     """
@@ -131,7 +131,7 @@ class TimedOutError(OnesError):
 
 
 class SettingsError(OnesError):
-    """A settings or job file that cannot be used as it stands."""
+    """A settings or job file that cannot be used in its present form."""
 
     code = "settings"
 
@@ -161,7 +161,7 @@ class RemoteError(OnesError):
 
 
 def error_from_code(code: str, message: str, hint: str, field: str) -> OnesError:
-    """Return the error that the other side raised: the class of its code, else a `RemoteError`."""
+    """Return the error that the other side raised. An unknown code becomes a `RemoteError`."""
     if code == UnknownJobError.code:
         return UnknownJobError(message.removeprefix("no job ").strip("'\""))
     leaf = BY_CODE.get(code)

@@ -75,7 +75,7 @@ def is_reserved(name: str) -> bool:
 
 
 class StopRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """End of a job's training; exactly one form, `epochs` may also bound a metric form."""
+    """End of a job's training. Exactly one form is set; `epochs` may also bound a metric form."""
 
     EXAMPLES: ClassVar = {
         "epochs": "30",
@@ -167,7 +167,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     def batch_limit(self) -> int:
         """Largest global batch that the user allows, in samples.
 
-        If the cluster chooses the limit: what fits the largest number of slots, one pass each.
+        If the cluster chooses the limit, it is what fits the most slots in one pass each.
         Policies use a smaller limit, see `controlplane.core.model.job`.
         """
         if isinstance(self.max_batch_size, int):
@@ -190,8 +190,8 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     def local_limit(self) -> int:
         """Largest share of a step that a policy may give to one slot, in samples.
 
-        At least `batch_size`, because a job may start on one slot; a worker splits what exceeds
-        `pass_limit` into several passes.
+        It is at least `batch_size`, because a job may start on one slot. A worker splits what
+        exceeds `pass_limit` into several passes.
         """
         return max(self.batch_size, self.pass_limit)
 

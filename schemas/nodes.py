@@ -8,7 +8,7 @@ from schemas.ids import NodeId, Rank, SlotId, Version, WorkerId
 
 
 class SlotSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """GPU, or a declared CPU slot on a host without GPUs."""
+    """A GPU, or a declared CPU slot on a host without GPUs."""
 
     index: int
     kind: str  # "gpu" or "cpu"
@@ -34,7 +34,7 @@ class NodeSpec(msgspec.Struct, frozen=True, kw_only=True):
 class ResumePoint(msgspec.Struct, frozen=True, kw_only=True):
     """The checkpoint that a group starts from: written after `epoch` by `version`.
 
-    At the end of the epoch, or within the next one if the group was paused there.
+    It was written at the end of the epoch, or within the next epoch if the group was paused there.
     """
 
     epoch: int  # 1-based, finished

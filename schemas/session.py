@@ -58,7 +58,7 @@ class SessionTimings:
 
 
 def equivalent_hellos(one: Hello, other: Hello) -> bool:
-    """True if two hellos differ only in their events' range, repeats and requests."""
+    """True if two hellos differ only in the range of events, the repeated word and the requests."""
 
     def lasting(hello: Hello) -> Hello:
         return replace(hello, events_sent=0, events_dropped=0, echo=None, jobs=())
@@ -67,7 +67,7 @@ def equivalent_hellos(one: Hello, other: Hello) -> bool:
 
 
 def key_of(message: Delta | DeltaAcked | SweepDeltaAcked) -> Key:
-    """Return what a delta is the state of: later ones with this key replace it."""
+    """Return the key of a delta's subject. A later delta with this key replaces the delta."""
     return message.job, isinstance(message, SweepDelta | SweepDeltaAcked)
 
 
@@ -106,7 +106,7 @@ class Publish:
 
 @dataclass(frozen=True, slots=True)
 class SendHello:
-    """Build a `Hello` from the current workers and send it, or call `hello_not_sent`."""
+    """Build a `Hello` from the current workers and send it; on failure, call `hello_not_sent`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,10 +153,10 @@ class AgentSession:
         return self.spool[0].seq - 1 if self.spool else self.sent
 
     def unconfirmed_s(self, now: Seconds) -> float:
-        """Return how long the controller may have received nothing of this agent, in seconds.
+        """Return how long the controller might have received nothing from this agent, in s.
 
-        A reply proves that its heartbeat arrived, and when that was sent. The controller has
-        received something since then, even if later replies were lost.
+        A reply proves that its heartbeat arrived, and the agent knows when it sent that heartbeat.
+        The controller has received something since then, even if later replies were lost.
         """
         return 0.0 if self._acked_sent_at is None else now - self._acked_sent_at
 
@@ -210,7 +210,7 @@ class AgentSession:
                 return self._on_delta(message)
 
     def _record_ack(self, number: int, now: Seconds) -> None:
-        """Record that a heartbeat arrived; an older controller does not say which one."""
+        """Record that a heartbeat arrived; an older controller does not say which heartbeat."""
         sent_at = self._pending.get(number) if number else now
         if sent_at is not None:
             self._acked_sent_at = sent_at
@@ -250,7 +250,7 @@ class AgentSession:
         return Seconds(now + pause_s * (1.0 - self.chance() / 2.0))
 
     def hello_not_sent(self, now: Seconds) -> None:
-        """Retry soon after a hello that could not be sent: it cost the controller nothing."""
+        """Retry soon after a hello that could not be sent; it caused the controller no work."""
         self._unanswered_hellos = 0
         self._next_hello_at = self._after_pause(now)
 
@@ -279,7 +279,7 @@ class AgentSession:
         return [*applied, ToController(_ack(delta, order, applied=True))]
 
     def forget_job(self, job: JobId) -> None:
-        """Drop the order numbers of a job of which nothing is left on this node."""
+        """Drop the order numbers of a job that has nothing left on this node."""
         for is_sweep in (False, True):
             self.held.pop((job, is_sweep), None)
 

@@ -178,7 +178,7 @@ class SearchSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class SweepSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The sweep of a job: what is searched, and the functions that train.
+    """The sweep of a job: the search, and the functions that train.
 
     Functions are named by module path, `module:function` in the job's working directory.
     """
@@ -253,7 +253,7 @@ def check_sweep(spec: SweepSpec) -> None:
 
 
 def check_values(space: Space, values: Values) -> None:
-    """Check a user's configuration against a checked space; numbers may exceed the space's bounds.
+    """Check a user's configuration against a valid space; numbers may exceed the space's bounds.
 
     Raises:
         SettingsError: names the invalid field and the remedy.
@@ -390,7 +390,7 @@ def _check_range(field: str, form: str, bounds: tuple[float, float]) -> None:
 
 
 def _check_conditions(space: Space) -> None:
-    """Refuse values that depend on themselves."""
+    """Refuse parameters that depend on themselves."""
     for name in space:
         seen, ahead = {name}, list(space[name].when)
         while ahead:
@@ -436,7 +436,7 @@ def _check_searcher(spec: SearchSpec) -> None:
 
 
 def _check_many(spec: SearchSpec) -> None:
-    """Bound the initial configurations; the controller draws them all in one step."""
+    """Limit the number of initial configurations, because the controller draws them in one step."""
     searcher = spec.searcher
     if isinstance(searcher, Hyperband):
         many = sum(size for size, _ in brackets(spec.epochs, searcher.eta))

@@ -51,7 +51,7 @@ def opened(archive: IO[bytes], bounds: ArchiveBounds) -> Iterator[tarfile.TarFil
 
     Raises:
         ArchiveTooLargeError: while reading, as soon as a bound is exceeded.
-        OSError: or another of `UNREADABLE`, if it is not a tar file.
+        OSError: or another error of `UNREADABLE`, if `archive` is not a tar file.
     """
     magic = archive.read(6)
     archive.seek(0)
@@ -116,7 +116,7 @@ def _too_large(what: str) -> ArchiveTooLargeError:
 
 
 class _Limited:
-    """File of at most `most` bytes; since tarfile seeks over content, what is read are headers."""
+    """File of at most `most` bytes. Only headers are read: tarfile seeks over content."""
 
     def __init__(self, file: IO[bytes], most: int, bounds: ArchiveBounds) -> None:
         self._file = file

@@ -31,7 +31,7 @@ class Findings:
         self.found.append(SettingsError(f"{field}: {what}", remedy, field))
 
     def attempt(self, field: str, work: Callable[[], object]) -> None:
-        """Run a check of the daemon that changes nothing, and record the error that it raises."""
+        """Run a check of the daemon, which changes nothing, and record the error that it raises."""
         try:
             work()
         except SettingsError as error:
@@ -66,7 +66,7 @@ class Findings:
             self.folder("pid_file", (self.path.parent / name).parent)
 
     def address(self, field: str, host: str) -> bool:
-        """Check that this host has an address, and return whether it does."""
+        """Check that an address belongs to this host, and return whether it does."""
         try:
             _bind(host, 0)
         except socket.gaierror as error:

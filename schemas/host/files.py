@@ -44,9 +44,9 @@ def try_lock(path: Path) -> int | None:
 def take_pid_file(path: Path) -> None:
     """Lock a pid file until this process ends, and write the process id into the file.
 
-    The lock is a POSIX record lock: other processes can query its owner without taking it, and
-    children do not inherit it. It is lost when this process closes any descriptor of the file, so
-    nothing else in this process may open the file. The file is private, because a read lock of
+    The lock is a POSIX record lock: other processes can query its owner without locking the file,
+    and children do not inherit it. It is lost when this process closes any descriptor of the file,
+    so nothing else in this process may open the file. The file is private, because a read lock of
     another user would keep the daemon from starting.
 
     Raises:
@@ -69,7 +69,7 @@ def take_pid_file(path: Path) -> None:
 
 
 def pid_of(path: Path) -> int | None:
-    """Return the other process that holds a pid file; None if there is none.
+    """Return the other process that has locked a pid file; None if no process has.
 
     0 means that the process cannot be named: it is in another PID namespace, or its lock belongs
     to an open file (OFD) instead of a process.
@@ -100,10 +100,10 @@ def open_regular(path: Path) -> int:
 
 
 def require_regular(descriptor: int, path: Path) -> int:
-    """Return the descriptor if it is a regular file, else close it.
+    """Return the descriptor of a regular file; close any other descriptor.
 
     Raises:
-        OSError: if it is something else.
+        OSError: if it is not a regular file.
     """
     if stat.S_ISREG(os.fstat(descriptor).st_mode):
         return descriptor
@@ -122,7 +122,7 @@ class AgedFile(NamedTuple):
 def expired_files(
     files: Iterable[AgedFile], keep_s: float, keep_bytes: int, now: float
 ) -> list[AgedFile]:
-    """Return the files older than `keep_s`, and the oldest while all exceed `keep_bytes`."""
+    """Return files older than `keep_s`, then the oldest until the rest is at most `keep_bytes`."""
     ordered = sorted(files, key=lambda file: (file.at, file.name))
     left = sum(file.size for file in ordered)
     found = []

@@ -21,8 +21,8 @@ log = structlog.get_logger("settings")
 class SettingsReload(Generic[S]):
     """Settings of a running daemon.
 
-    `load` reads the file again. `safe` has the fields that may change, each with the function that
-    applies the new settings; `always` is called at each reload, for files that the settings name.
+    `load` reads the file again. `safe` maps each field that may change to the function that
+    applies the new settings. `always` is called at each reload, for files that the settings name.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class SettingsReload(Generic[S]):
     def _merged(
         self, old: Any, new: Any, prefix: str, changed: list[str], refused: list[str]
     ) -> Any:
-        """Take the changed fields that are safe; name fields such as `silence.lost_s`."""
+        """Return `old` with the safe changes of `new`; fields have names like `silence.lost_s`."""
         taken = {}
         for name in old.__struct_fields__:
             before, after, field = getattr(old, name), getattr(new, name), f"{prefix}{name}"

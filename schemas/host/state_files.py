@@ -1,4 +1,4 @@
-"""State files: a model after a unit of a sweep, as raw frames behind a header with their digest.
+"""State files: a model after a unit of a sweep, as raw frames after a header with their digest.
 
 A file appears complete or not at all: it is written under another name, made durable, and renamed.
 Readers check it against the digest in its header, so that a damaged file is not used.
@@ -33,7 +33,7 @@ _NAME: Final = re.compile(r"(\d{1,9})-(\d{1,9})-(\d{1,12})\.state")
 
 
 class DamagedStateError(OnesError):
-    """Bytes that are not a state, or not the expected one."""
+    """Bytes that are not a state, or not the expected state."""
 
     code = "damaged_state"
 
@@ -67,7 +67,7 @@ def header_of(frames: Frames, digest: str) -> bytes:
 def read_frames(content: Buffer, digest: str = "") -> list[memoryview]:
     """Return the frames of a file's content without copying, after checking each byte.
 
-    Without a `digest`, the one in the header counts.
+    Without a `digest`, the content is checked against the digest in its header.
 
     Raises:
         DamagedStateError: if the digest differs, or the content is not a state.
@@ -182,7 +182,7 @@ def digest_of(path: Path) -> str | None:
 
 
 def find_state(folder: Path, trial: int, version: int, digest: str) -> Path | None:
-    """Return the file of a state by the digest in its header; None if there is none."""
+    """Return the file of a state whose header has this digest; None if there is no such file."""
     try:
         with os.scandir(folder) as entries:
             names = [one.name for one in entries if one.name.startswith(f"{trial}-{version}-")]
