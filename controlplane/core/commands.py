@@ -47,7 +47,7 @@ class Accept:
 
 @dataclass(frozen=True, slots=True)
 class RequestPlan:
-    """Request a plan: the cluster changed in a way that may change it."""
+    """Request a new plan, because a change in the cluster may require one."""
 
 
 Command = SendDelta | SendSweepDelta | Announce | Accept | RequestPlan

@@ -26,7 +26,7 @@ BEGUN = frozenset({RescalePhase.SWITCHING, RescalePhase.REJOINING})
 def desired(state: State, job: Job, node: NodeId) -> GroupDelta:
     """Return the desired state of `job` on `node`.
 
-    It has a group if workers of the job are to run there, and none otherwise.
+    The desired state has a group only if workers of the job are to run on the node.
     """
     status = job.status
     change, group = status.change, status.group
@@ -167,7 +167,7 @@ def desired_sweep(state: State, job: Job, sweep: JobSweep, node: NodeId) -> Swee
 
 
 def unit_order(state: State, job: Job, sweep: JobSweep, unit: RunUnit) -> UnitOrder:
-    """Return a unit that was just ordered as the message to its worker."""
+    """Return the message that orders a new unit from its worker."""
     name = unit.state
     return UnitOrder(
         attempt=unit.attempt,

@@ -26,7 +26,7 @@ class TrialHistory(msgspec.Struct, kw_only=True):
 
     metrics: list[dict[str, float]] = []  # by epoch
     ended_at: list[Seconds] = []  # by epoch
-    reason: str = ""  # reason of its end
+    reason: str = ""  # reason why the trial ended
     graduated_as: JobId | None = None  # job that continues the trial
     state_bytes: int = 0  # size of the newest state
 
@@ -43,11 +43,11 @@ class SweepHistory(msgspec.Struct, kw_only=True):
     trained_s: float = 0.0
 
     def trial(self, number: int) -> TrialHistory:
-        """Return the history of a trial, or an empty one that is not stored."""
+        """Return the history of a trial. If there is none, return a new one without storing it."""
         return self.trials.get(number) or TrialHistory()
 
     def unit_begun(self, trial: int, waited_s: float, *, hops: bool) -> None:
-        """Count a unit that has received its state; `hops` means from another process or node."""
+        """Record a unit that received its state; `hops`: from another process or node."""
         self.waited_s += waited_s
         if hops:
             self.moved_bytes += self.trial(trial).state_bytes
@@ -135,7 +135,7 @@ class EndPromised(Message, tag="history.end_promised.1"):
 
 
 class ProcessStarted(Message, tag="history.process_started.1"):
-    """A process exists, or may have existed: its node lost its run folder before any report."""
+    """A process exists, or might have existed on a node that lost its run folder."""
 
     job: JobId
     worker: WorkerId
@@ -144,7 +144,7 @@ class ProcessStarted(Message, tag="history.process_started.1"):
 
 
 class Process(NamedTuple):
-    """Node of a process."""
+    """Process of a job, with the node that runs it."""
 
     node: NodeId
     confirmed: bool = True  # False: the process may never have started
@@ -226,7 +226,7 @@ class JobHistories(msgspec.Struct, kw_only=True):
     jobs: dict[JobId, JobHistory] = {}
 
     def of(self, job: JobId) -> JobHistory:
-        """Return the history of `job`; an unknown job gets an empty one that is not stored."""
+        """Return the history of `job`. If there is none, return a new one without storing it."""
         return self.jobs.get(job) or JobHistory()
 
     def add(self, records: Iterable[Record]) -> None:

@@ -113,7 +113,7 @@ class ResizeRequested(Message, tag="core.resize_requested.1"):
 
 
 class PauseRequested(Message, tag="core.pause_requested.1"):
-    """An operator takes a job's slots away; its state is kept."""
+    """An operator pauses a job: the job loses its slots and keeps its training state."""
 
     job: JobId
     user: str
@@ -189,7 +189,7 @@ class OrderTooLarge(Message, tag="core.order_too_large.1"):
 
 
 class CommitsResumed(Message, tag="core.commits_resumed.1"):
-    """The journal accepts inputs again after it could not be written."""
+    """The journal accepts inputs again after a period in which writes failed."""
 
     reason: str  # reason of the stall
     since: Seconds

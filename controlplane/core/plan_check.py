@@ -206,7 +206,7 @@ def _swaps(blocked: Iterable[Move], state: State, usable: _FreeSlots) -> list[Sw
 
 
 class _FreeSlots:
-    """Slots that may still be taken, while the entries of a plan take them."""
+    """Slots that the remaining entries of a plan can still take."""
 
     def __init__(self, state: State) -> None:
         index = state.slot_index
@@ -245,7 +245,7 @@ class _FreeSlots:
         return slot not in self._taken and not self._held(slot)
 
     def leave(self, job: Job, placed: Mapping[SlotId, int]) -> None:
-        """Shrink `job` to `placed`; other jobs' workers may be prepared for the slots it leaves."""
+        """Shrink `job` to `placed`; other jobs can prepare workers for the released slots."""
         for member in job.group.members if job.group else ():
             if member.slot not in placed and member.slot not in self._reservations:
                 self._soon[member.slot] = job.job
@@ -266,7 +266,7 @@ def _entries(plan: Plan, state: State) -> Iterable[tuple[Job, Mapping[SlotId, in
 
 
 def _rejections(plan: Plan, state: State) -> tuple[dict[JobId, Reason], dict[JobId, str]]:
-    """Return the jobs that the plan may reject, and the others with the reason against it."""
+    """Return the jobs that the plan may reject, and why each other job cannot be rejected."""
     rejected: dict[JobId, Reason] = {}
     refused: dict[JobId, str] = {}
     for name, reason in plan.rejected.items():

@@ -36,7 +36,7 @@ KEPT_EPOCHS: Final = 50  # epochs of each job
 
 
 def event_of_record(record: Record, state: State) -> PolicyEvent | None:
-    """Return the policy event of a record of the last input, or None if it has none.
+    """Return the policy event for a record of the last input, or None if none is needed.
 
     `state` is the state after that input.
     """
@@ -63,7 +63,7 @@ def _of_record(record: Record, job: Job) -> PolicyEvent | None:
 
 
 def event_of_steps(steps: StepsReported, state: State) -> PolicyEvent | None:
-    """Return the policy event of telemetry, or None if its group does not train any more."""
+    """Return the policy event for telemetry, or None if the reporting group no longer trains."""
     job = state.jobs.get(steps.job)
     if job is None or job.group is None or job.group.version != steps.group:
         return None

@@ -16,7 +16,7 @@ from schemas.nodes import SlotSpec
 
 
 class ViewBuilder:
-    """Builder of views of a state, which is only read; unchanged views are reused."""
+    """Builder of views; only reads the state and reuses unchanged views."""
 
     def __init__(self, state: State) -> None:
         self._state = state
@@ -136,7 +136,7 @@ class ViewBuilder:
 
 
 def job_view(job: Job, trades_to: Mapping[SlotId, int] | None = None) -> JobView:
-    """Return a job as policies may see it.
+    """Return the view of a job that policies see.
 
     Args:
         job: in any phase. During a change its view has the slots of the new group.

@@ -99,7 +99,7 @@ class Reactor:
         return self._ctx.records
 
     def view(self) -> ClusterView:
-        """Return what a policy may see now."""
+        """Return the view of the current state for policies."""
         return self._views.view()
 
     def handle(self, event: Input, now: Seconds) -> list[Command]:

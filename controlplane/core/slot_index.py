@@ -56,7 +56,7 @@ class IndexOrder:
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class DirtySlots:
-    """Slots that changed since the reader last looked; the reader clears it."""
+    """Slots that changed since a reader's last query; the reader clears this record."""
 
     slots: dict[SlotId, None] = field(default_factory=dict)
     everything: bool = True  # True: nodes came, went or changed their hardware
@@ -105,7 +105,7 @@ class SlotIndex:
         self._dirty[job] = None
 
     def job_starts(self, job: JobId) -> None:
-        """Order a job behind those that have processes; call it before adding its processes."""
+        """Place a job after the jobs that have processes; call this before adding its processes."""
         if job not in self._jobs_with_processes:
             self._start_order[job] = next(self._next)
 
@@ -127,12 +127,12 @@ class SlotIndex:
     # --- queries
 
     def owners(self) -> Mapping[SlotId, JobId]:
-        """Return the owner of each slot that has one."""
+        """Return the owner of each owned slot."""
         self._sync()
         return ChainMap(self._foreign, self._owner) if self._foreign else self._owner
 
     def reservations(self) -> Mapping[SlotId, tuple[Job, Worker]]:
-        """Return the worker that is prepared for each reserved slot, beside the slot's owner."""
+        """Return the worker that is prepared for each reserved slot while the owner still runs."""
         self._sync()
         return self._reservation
 
@@ -150,7 +150,7 @@ class SlotIndex:
         }  # fmt: skip
 
     def available(self) -> AvailableSlots:
-        """Return the slots that are free, and those that their owner is leaving."""
+        """Return the free slots, and the slots that their owners are leaving."""
         releasing = self.releasing()
         free = [
             slot for slot, node in self._slots.items() if node.usable and not self.is_taken(slot)
@@ -211,7 +211,7 @@ class SlotIndex:
     # --- updates
 
     def keep_up(self) -> None:
-        """Process touched jobs now, so that entries are ordered by the inputs that made them."""
+        """Process touched jobs now, so that the order of entries follows the order of inputs."""
         self._sync()
 
     def _sync(self) -> None:
@@ -307,7 +307,7 @@ def _is_alive(worker: Worker) -> bool:
 
 
 def slots_of_job(job: Job) -> JobSlots:
-    """Return the slots that a job owns, reserves and leaves, from each of its workers."""
+    """Return the slots that a job owns, reserves and leaves, derived from the job's workers."""
     group, staying = job.status.group, _staying(job)
     owned, reserved, releasing = [], [], []
     for worker in job.workers.values():
@@ -326,7 +326,7 @@ def slots_of_job(job: Job) -> JobSlots:
 
 
 def _staying(job: Job) -> set[WorkerId] | None:
-    """Return the workers that stay in a group that only shrinks; None for any other job."""
+    """Return the workers that stay if the job's group is only shrinking; None otherwise."""
     change = job.status.change
     if change is None:
         return None

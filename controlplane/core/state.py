@@ -75,7 +75,7 @@ class Deadlines(msgspec.Struct, kw_only=True):
     def passed(self, now: Seconds, order: Iterable[JobId]) -> list[Input]:
         """Return the deadlines that have passed by `now` as inputs.
 
-        Changes come in the order in which `order` lists their jobs.
+        Expired changes are sorted like their jobs in `order`.
         """
         starts: list[Input] = [
             StartExpired(job=job, version=deadline.version)
@@ -111,7 +111,7 @@ class JobCounters:
         self.phases[job.phase] += 1
 
     def move(self, job: Job, before: Phase) -> None:
-        """Count a job that left phase `before` in its new phase, or not at all if it has ended."""
+        """Move a job from the count of phase `before` to that of its new phase; drop ended jobs."""
         self.phases[before] -= 1
         if job.phase in ENDED:
             self.promised.discard(job.job)
@@ -120,7 +120,7 @@ class JobCounters:
 
 
 class State(msgspec.Struct, kw_only=True, dict=True):
-    """Everything that decisions depend on and that a replay rebuilds."""
+    """Complete data on which decisions depend; a replay rebuilds the state."""
 
     term: Term = Term(0)
     version: int = 0  # number of inputs handled
@@ -188,11 +188,11 @@ class Totals(msgspec.Struct, kw_only=True):
     sweeps: dict[JobId, SweepHistory] = {}
 
     def sweep_of(self, job: JobId) -> SweepHistory:
-        """Return the history of the sweep `job`, or an empty one that is not stored."""
+        """Return the history of the sweep `job`. If there is none, return a new one, not stored."""
         return self.sweeps.get(job) or SweepHistory()
 
     def sweep(self, job: JobId) -> SweepHistory:
-        """Return the history of the sweep `job`, to be changed."""
+        """Return the stored history of the sweep `job`, for changes; create it if necessary."""
         return self.sweeps.setdefault(job, SweepHistory())
 
     def job_ended(self, job: Job, now: Seconds) -> None:

@@ -1,8 +1,9 @@
 """Search for cycles of jobs that need each other's slots, and for the cheapest way to break them.
 
-No job of a cycle can move first: each is prepared beside an owner that leaves, and every owner
-leaves only when it has its new slots. If one job yields its slots, by moving to free slots,
-shrinking or pausing, the others can move one after the other, and the yielding job moves last.
+No job of a cycle can move first: each waits for the owner of its new slots to leave, and every
+owner leaves only when it has its own new slots. If one job yields its slots, by moving to free
+slots, shrinking or pausing, the others can move one after the other, and the yielding job moves
+last.
 """
 
 from __future__ import annotations

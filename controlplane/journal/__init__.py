@@ -1,1 +1,1 @@
-"""Durable history: every input of the core with its time, and the feed events that it led to."""
+"""Durable history: every input of the core with its time, and the feed events that resulted."""

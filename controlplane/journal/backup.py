@@ -1,6 +1,6 @@
 """Backup, restore, compaction and verification of journals.
 
-Verification handles all inputs again and compares the results with the stored events and snapshots.
+Verification replays all inputs and compares the results with the stored events and snapshots.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ FORCE: Final = "name another file or use --force"
 
 
 def back_up(journal: Path, copy: Path, *, force: bool = False) -> None:
-    """Copy a journal as it is at one moment, also while a controller writes it.
+    """Copy a journal at one point in time, even while a controller writes it.
 
     Args:
-        copy: file to write, completely or not at all.
+        copy: target file; it is written completely or not at all.
 
     Raises:
         JournalError: if `copy` exists, there is no room, or the copied data is damaged.
@@ -64,21 +64,21 @@ def back_up(journal: Path, copy: Path, *, force: bool = False) -> None:
 
 
 def restore(copy: Path, journal: Path, *, force: bool = False) -> Path | None:
-    """Replace a journal that no controller uses by a copy.
+    """Replace a journal by a copy; no controller may be using the journal.
 
-    The term of the next incarnation will be above every term that a node may have seen.
+    The next incarnation gets a term that is above every term that a node might have seen.
 
     Args:
-        copy: made by `back_up`, or any journal at rest.
-        journal: path where a controller will look for it.
-        force: True also replaces a journal that has inputs.
+        copy: file made by `back_up`, or any journal that no controller writes.
+        journal: path of the journal that the controller will open.
+        force: True if a journal that has inputs may be replaced, too.
 
     Returns:
-        New path of the former journal; None if there was none.
+        New path of the replaced journal; None if no journal existed.
 
     Raises:
-        JournalError: if a controller runs there, the journal has inputs, the copy is damaged, or
-            there is no room. The former journal is then unchanged.
+        JournalError: if a controller uses the journal, it has inputs and is not forced, the copy
+            is damaged, or there is no room. The existing journal is then unchanged.
     """
     with _locked(journal), _as_journal_errors(journal):
         if journal.exists() and not force and _has_inputs(journal):
@@ -103,17 +103,17 @@ def restore(copy: Path, journal: Path, *, force: bool = False) -> Path | None:
 
 
 def compact(journal: Path, keep: Retention, now: Seconds) -> tuple[int, int]:
-    """Shrink a journal that no controller uses as far as possible.
+    """Shrink a journal as far as possible; no controller may be using the journal.
 
     Args:
-        keep: what is kept in addition to what a restart needs.
+        keep: limits of the rows that are kept although a restart does not need them.
         now: seconds since the epoch.
 
     Returns:
-        Bytes of the file before and after.
+        Size of the file in bytes before and after.
 
     Raises:
-        JournalError: if a controller runs, the journal is damaged, or there is no room for a
+        JournalError: if a controller uses the journal, it is damaged, or there is no room for a
             temporary second copy.
         CoreError: if this release cannot handle the inputs.
     """
@@ -134,7 +134,7 @@ def compact(journal: Path, keep: Retention, now: Seconds) -> tuple[int, int]:
 
 
 def _verify(copy: Path, original: Path) -> None:
-    """Check that a copy has a good state, and no damage that the original does not have."""
+    """Check that a copy has an intact state, and no damage that the original does not have."""
     with contextlib.closing(Reader(copy)) as reader:
         problems = list(reader.problems_of_state())
         past = reader.problems_of_past()
@@ -159,7 +159,7 @@ def _has_inputs(journal: Path) -> bool:
 
 
 def _set_aside(journal: Path) -> Path | None:
-    """Rename a journal with all of its files; the new name has the time."""
+    """Rename all files of a journal; the new name includes the current time."""
     if not journal.exists():
         return None
     stamp = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
@@ -173,7 +173,7 @@ def _set_aside(journal: Path) -> Path | None:
 
 @contextlib.contextmanager
 def _locked(journal: Path) -> Iterator[None]:
-    """Keep controllers from starting meanwhile."""
+    """Lock the journal, so that no controller starts in the meantime."""
     lock = take_lock(journal.with_suffix(".lock"))
     try:
         yield
@@ -199,11 +199,11 @@ def _durable(path: Path) -> None:
         os.close(fd)
 
 
-MAX_DIFFERENCES: Final = 10  # reported differences of events
+MAX_DIFFERENCES: Final = 10  # differences between events that are reported
 
 
 def differences(reader: Reader) -> Iterator[str]:
-    """Yield where a replay from the earliest stored state differs from what is stored.
+    """Yield each difference between a replay from the earliest stored state and the stored rows.
 
     Raises:
         JournalError: if the journal is damaged.
@@ -227,7 +227,7 @@ def differences(reader: Reader) -> Iterator[str]:
 
 
 class _Events:
-    """Stored events, compared with those of a replay."""
+    """Comparison of the stored events with the events of a replay."""
 
     def __init__(self, reader: Reader, last: int) -> None:
         self._reader = reader
@@ -237,7 +237,7 @@ class _Events:
         self.last = last
 
     def differ(self, number: int, announced: FeedEvent) -> Iterator[str]:
-        """Yield what is wrong with the stored event that input `number` led to."""
+        """Yield how the stored event differs from the replayed event of input `number`."""
         if announced.seq < self._first:
             self.last = announced.seq
             return
@@ -259,7 +259,7 @@ class _Events:
 
 
 def problems(reader: Reader) -> Iterator[str]:
-    """Yield everything that is wrong with a journal, including that it cannot be replayed."""
+    """Yield every problem of a journal, including a replay that fails."""
     found = False
     try:
         for problem in reader.problems_of_state():

@@ -58,11 +58,11 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     at: Seconds
     input: Input
     feed: tuple[FeedEvent, ...] = ()
-    records: tuple[Record, ...] = ()  # of the history of jobs
+    records: tuple[Record, ...] = ()  # for the history of jobs
 
 
 class JournalError(OnesError):
-    """Raised when a journal cannot be used as it is."""
+    """Raised when a journal cannot be used in its present condition."""
 
     code = "journal"
 
@@ -72,49 +72,50 @@ _feed: Final = msgspec.msgpack.Decoder(FeedEvent)
 
 
 def input_from(body: bytes) -> Input:
-    """Decode an input from the MessagePack of table `inputs`.
+    """Decode an input from MessagePack, as stored in table `inputs`.
 
     Raises:
-        ValueError: if it is not an input of this release.
+        ValueError: if this release does not know the input.
     """
     decoded: Input = _inputs.decode(body)
     return decoded
 
 
 def feed_from(body: bytes) -> FeedEvent:
-    """Decode a feed event from the MessagePack of table `feed`.
+    """Decode a feed event from MessagePack, as stored in table `feed`.
 
     Raises:
-        ValueError: if it is not an event of this release.
+        ValueError: if this release does not know the event.
     """
     return _feed.decode(body)
 
 
 def checksum(number: int, at: float, body: bytes) -> int:
-    """Return the CRC-32 of a row's content and place.
+    """Return the CRC-32 of a row's number, time and content.
 
-    `at` is the row's time in seconds since the epoch; 0 for an event, whose body has the time.
+    `at` is the row's time in seconds since the epoch. It is 0 for a feed event, because the body of
+    an event includes the time.
     """
     return zlib.crc32(body, zlib.crc32(_NUMBERED.pack(number, at)))
 
 
-# SQLite's error message about a damaged file may not be valid text.
+# SQLite's error message about a damaged file is not always valid text.
 UNREADABLE: Final = (sqlite3.Error, UnicodeDecodeError)
 CHECK_DISK: Final = "check the disk and the file's owner"
 NAME_JOURNAL: Final = "name the file journal.sqlite in a controller's state folder"
-TERM_FLOOR: Final = "term_floor"  # of a copy: nodes may have seen later terms than it has
-# of the write-ahead log, 32 MiB: a page that many commits change is copied once
+TERM_FLOOR: Final = "term_floor"  # in a restored copy: nodes might have seen later terms
+# Pages of the write-ahead log, 32 MiB. A page that many commits change is copied only once.
 LOG_PAGES: Final = 8000
 AUTO_VACUUM: Final = "INCREMENTAL"  # freed pages are returned piece by piece
 
 
 def open_for_writing(path: Path) -> sqlite3.Connection:
-    """Open the database of a journal; create it if necessary.
+    """Open the database of a journal; create the file if necessary.
 
-    One thread at a time may use the connection.
+    Only one thread at a time may use the connection.
 
     Raises:
-        JournalError: if it cannot be opened, or has another schema.
+        JournalError: if the database cannot be opened, or has another schema.
     """
     try:
         database = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
@@ -129,10 +130,10 @@ def open_for_writing(path: Path) -> sqlite3.Connection:
 
 
 def _create_tables(database: sqlite3.Connection) -> None:
-    """Create the tables of an empty database in one transaction; leave any other one alone.
+    """Create the tables of an empty database in one transaction; change no other database.
 
     Raises:
-        sqlite3.Error: nothing was changed.
+        sqlite3.Error: if the disk fails; the database is then unchanged.
     """
     database.execute("BEGIN IMMEDIATE")
     try:
@@ -151,10 +152,10 @@ def _create_tables(database: sqlite3.Connection) -> None:
 def open_for_reading(path: Path) -> sqlite3.Connection:
     """Open the database of an existing journal.
 
-    One thread at a time may use the connection. A missing file is not created.
+    Only one thread at a time may use the connection. A missing file is not created.
 
     Raises:
-        JournalError: if the file is missing, is no journal, or has another schema.
+        JournalError: if the file is missing, is not a journal, or has another schema.
     """
     if not path.is_file():
         raise JournalError(f"{path}: there is no such file", NAME_JOURNAL)
@@ -167,10 +168,10 @@ def open_for_reading(path: Path) -> sqlite3.Connection:
 
 
 def meta(database: sqlite3.Connection, key: str) -> str:
-    """Return the journal's metadata under `key`; empty if there is none.
+    """Return the journal's metadata for `key`; an empty string if the key is missing.
 
     Raises:
-        sqlite3.Error: if it is no journal.
+        sqlite3.Error: if the database is not a journal.
     """
     row = database.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
     return str(row[0]) if row else ""
@@ -192,25 +193,25 @@ def _with_known_schema(path: Path, database: sqlite3.Connection) -> sqlite3.Conn
     return database
 
 
-POSITION_BITS: Final = 16  # bits of a record's position, behind its input's number
+POSITION_BITS: Final = 16  # low bits of a position: the record's place within its input
 DAMAGED: Final = "restore a backup (`ones admin restore`); `ones admin check` lists all damage"
-MAX_DAMAGED_ROWS: Final = 1000  # damaged rows that are remembered
+MAX_DAMAGED_ROWS: Final = 1000  # maximum number of damaged rows that are remembered
 FIELDS: Final = "number, job, user, name, state, key, ended, body"  # of `ended_jobs`
-RECORD_TABLES: Final = ("job_records", "recent_records")  # a record may be in both
+RECORD_TABLES: Final = ("job_records", "recent_records")  # a record can be in both
 
 
 def record_checksum(job: str, name: str, at: int, body: bytes) -> int:
-    """Return the CRC-32 of the content and the place of a row of `job_records`."""
+    """Return the CRC-32 of the key and the content of a row of `job_records`."""
     return zlib.crc32(body, zlib.crc32(f"{job}\0{name}\0{at}".encode()))
 
 
 def ended_checksum(row: Sequence[Any]) -> int:
-    """Return the CRC-32 of all fields of a row of `ended_jobs`; lists select by any of them."""
+    """Return the CRC-32 of all fields of an `ended_jobs` row, since lists filter by each field."""
     return zlib.crc32(row[-1], zlib.crc32(repr((*row[:-1],)).encode()))
 
 
 class RowChecks:
-    """Verification of rows about the history of jobs; remembers damaged ones.
+    """Verification of rows of the job history; remembers the damaged rows.
 
     Args:
         on_damage: called once with the name of each damaged row.
@@ -223,31 +224,31 @@ class RowChecks:
         self._damaged: dict[tuple[str, str], None] = {}  # (job, row)
 
     def is_intact_record(self, job: str, name: str, at: int, body: bytes, crc: int) -> bool:
-        """True if a row of `job_records` is as it was written; a damaged row is reported."""
+        """True if a row of `job_records` is intact; a damaged row is reported."""
         good = isinstance(body, bytes) and crc == record_checksum(job, name, at, body)
         if not good:
             self.damaged(job, f"{name} of {job}, record of input {at >> POSITION_BITS}")
         return good
 
     def is_intact_ended_job(self, row: Sequence[Any], crc: int) -> bool:
-        """True if a row of `ended_jobs` is as it was written; a damaged row is reported."""
+        """True if a row of `ended_jobs` is intact; a damaged row is reported."""
         good = isinstance(row[-1], bytes) and crc == ended_checksum(row)
         if not good:
             self.damaged(row[1], f"ended job {row[1]}")
         return good
 
     def damaged(self, job: str, what: str) -> None:
-        """Report a damaged row once."""
+        """Report a damaged row, unless it was reported before."""
         if (job, what) not in self._damaged and len(self._damaged) < MAX_DAMAGED_ROWS:
             self._damaged[job, what] = None
             self._on_damage(what)
 
     def damage_of(self, job: str) -> tuple[str, ...]:
-        """Return the damaged rows about a job that were found so far."""
+        """Return the names of a job's damaged rows that have been found so far."""
         return tuple(what for name, what in self._damaged if name == job)
 
     def problems(self) -> Iterator[str]:
-        """Yield every damaged row of the history as text.
+        """Yield a description of every damaged row of the job history.
 
         Raises:
             sqlite3.Error: if the rows cannot be read.

@@ -1,8 +1,9 @@
-"""Jobs and sweeps that have left the state.
+"""Jobs and sweeps that have ended and are no longer part of the core's state.
 
-A job has one row with its last version. The history of a sweep is stored in `job_records` and read
-in pages: one row of counts, one row for each trial with a history (its position ends with the
-trial's number), and one row for each `UNITS` units of the ledger, in the order of their ends.
+Each job has one row with its last version. The history of a sweep is stored in `job_records` and
+read in pages. It consists of one row of totals, one row for each trial with a history (the position
+ends with the trial's number), and one row for every `UNITS_PER_ROW` units of the ledger, in the
+order in which the units ended.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ INSERT: Final = "INSERT OR REPLACE INTO ended_jobs VALUES (?, ?, ?, ?, ?, ?, ?, 
 
 
 class _Owned(msgspec.Struct):
-    """Project of a job; decoding only this is ten times as fast as decoding the job."""
+    """Project of a job; decoding the project alone is ten times as fast as decoding the job."""
 
     project: str = ""
 
@@ -44,9 +45,9 @@ _owned: Final = msgspec.msgpack.Decoder(_Owned)
 
 
 class EndedRow(NamedTuple):
-    """A job that left, as stored."""
+    """Row of table `ended_jobs`."""
 
-    number: int  # among all accepted jobs
+    number: int  # in order of acceptance
     job: JobId
     user: str
     name: str
@@ -57,7 +58,7 @@ class EndedRow(NamedTuple):
 
 
 class EndedJob(NamedTuple):
-    """Fields by which lists select; the rest is decoded on demand."""
+    """Ended job with the fields by which lists filter; other fields are decoded on demand."""
 
     number: int
     job: JobId
@@ -69,10 +70,10 @@ class EndedJob(NamedTuple):
 
 
 def ended_row(record: JobLeft) -> EndedRow:
-    """Encode a job that left.
+    """Encode an ended job.
 
     Raises:
-        ValueError: if it cannot be encoded; also TypeError and OverflowError.
+        ValueError: if the job cannot be encoded; also TypeError and OverflowError.
     """
     job = record.last
     return EndedRow(
@@ -88,10 +89,10 @@ def ended_row(record: JobLeft) -> EndedRow:
 
 
 def insert_ended(database: sqlite3.Connection, rows: Iterable[EndedRow]) -> None:
-    """Write jobs that left, within the caller's transaction.
+    """Write ended jobs within the caller's transaction.
 
     Raises:
-        sqlite3.Error: if they cannot be written.
+        sqlite3.Error: if the rows cannot be written.
     """
     database.executemany(INSERT, [(*row, ended_checksum(row)) for row in rows])
 
@@ -99,16 +100,16 @@ def insert_ended(database: sqlite3.Connection, rows: Iterable[EndedRow]) -> None
 def forget_ended(
     database: sqlite3.Connection, before: float = 0.0, keep: int | None = None, most: int = 100
 ) -> tuple[JobId, ...]:
-    """Delete the oldest jobs that left, with their history, in a transaction; return these jobs.
+    """Delete the oldest ended jobs with their history in one transaction; return their ids.
 
     Args:
         database: connection in autocommit mode.
         before: delete jobs that ended before this time, seconds since the epoch.
-        keep: also delete all but so many of the latest accepted jobs; None: no such limit.
-        most: jobs deleted in one call, since commits wait meanwhile.
+        keep: also delete all but this many latest accepted jobs; None: no such limit.
+        most: maximum number of jobs deleted in one call, since commits wait meanwhile.
 
     Raises:
-        sqlite3.Error: nothing was deleted.
+        sqlite3.Error: if the deletion fails; nothing was deleted.
     """
     (last,) = database.execute("SELECT max(number) FROM ended_jobs").fetchone()
     beyond = 0 if keep is None or last is None else last - keep
@@ -135,9 +136,9 @@ def forget_ended(
 
 
 class EndedJobs:
-    """Reader of jobs that left; every method raises JournalError if they cannot be read.
+    """Reader of ended jobs; every method raises JournalError if the rows cannot be read.
 
-    The caller's thread alone uses `database`. `checks` verifies the rows.
+    Only the caller's thread uses `database`. `checks` verifies the rows.
     """
 
     def __init__(self, database: sqlite3.Connection, checks: RowChecks | None = None) -> None:
@@ -145,26 +146,26 @@ class EndedJobs:
         self._checks = RowChecks(database) if checks is None else checks
 
     def get(self, job: JobId) -> Job | None:
-        """Return the last version of a job; None if it did not leave or is not kept.
+        """Return the last version of a job; None if the job has not ended or is not kept.
 
         Raises:
-            JournalError: also if its row is damaged.
+            JournalError: also if the job's row is damaged.
         """
         rows = self._rows("WHERE job = ?", job)
         return self._decoded(rows[0]) if rows else None
 
     def owner(self, job: JobId) -> JobOwner | None:
-        """Return the owner of a job; None if it did not leave or is not kept."""
+        """Return the owner of a job; None if the job has not ended or is not kept."""
         rows = self._rows("WHERE job = ?", job)
         return _owner(rows[0]) if rows else None
 
     def of_key(self, key: str) -> JobId | None:
-        """Return the job of a submission's key; None if it did not leave or is not kept."""
+        """Return the job submitted with `key`; None if the job has not ended or is not kept."""
         rows = self._rows("WHERE key = ? LIMIT 1", key)
         return JobId(rows[0][1]) if rows else None
 
     def after(self, number: int) -> Iterator[EndedJob]:
-        """Yield the jobs that were accepted after job `number`, in that order."""
+        """Yield the jobs that were accepted after job `number`, in order of acceptance."""
         while page := self._rows("WHERE number > ? ORDER BY number LIMIT ?", number, PAGE):
             for row in page:
                 at, job, user, name, state, *_ = row
@@ -200,7 +201,7 @@ class EndedJobs:
 
 
 def _owner(row: Sequence[Any]) -> JobOwner:
-    """Return the owner of a job; of a damaged row only the user, which has its own column."""
+    """Return the owner of a job; if the row is damaged, the user replaces the project."""
     user = row[2]
     with contextlib.suppress(ValueError):
         return JobOwner(user, _owned.decode(row[-2]).project or user)
@@ -226,7 +227,7 @@ _ledger: Final = msgspec.msgpack.Decoder(list[LedgerUnit])
 
 
 class SweepRow(NamedTuple):
-    """Part of a sweep's history as stored."""
+    """Row with a part of a sweep's history."""
 
     list: str
     place: int
@@ -234,7 +235,7 @@ class SweepRow(NamedTuple):
 
 
 def sweep_rows(history: SweepHistory) -> Iterator[SweepRow]:
-    """Encode the history of a sweep, part by part."""
+    """Yield the encoded rows of a sweep's history."""
     pack = msgspec.msgpack.encode
     rest = msgspec.structs.replace(history, units=[], trials={})
     counts = _Counts(units=len(history.units), per_row=UNITS_PER_ROW, history=rest)
@@ -246,9 +247,9 @@ def sweep_rows(history: SweepHistory) -> Iterator[SweepRow]:
 
 
 class EndedSweeps:
-    """Reader of sweeps that left; every method raises JournalError if they cannot be read.
+    """Reader of ended sweeps; every method raises JournalError if the rows cannot be read.
 
-    The caller's thread alone uses `database`.
+    Only the caller's thread uses `database`.
     """
 
     def __init__(self, database: sqlite3.Connection, checks: RowChecks) -> None:
@@ -256,9 +257,10 @@ class EndedSweeps:
         self._checks = checks
 
     def history(self, job: JobId, first: int, most: int) -> SweepHistory:
-        """Return the history of a sweep that left, without its ledger.
+        """Return the history of an ended sweep, without the ledger, for at most `most` trials.
 
-        A damaged trial only states that it is damaged. `first` is the number of the first trial.
+        The history of a damaged trial is empty except for a note about the damage. `first` is the
+        number of the first trial.
         """
         at, counts = self._counts(job)
         found = msgspec.structs.replace(counts.history, trials={})
@@ -268,12 +270,12 @@ class EndedSweeps:
         return found
 
     def units(self, job: JobId, first: int, most: int) -> tuple[list[LedgerUnit], int]:
-        """Return a page of the ledger of a sweep that left, and the number of units in the ledger.
+        """Return a page of an ended sweep's ledger, and the number of units in the whole ledger.
 
         `first` is the index of the first unit, from 0.
 
         Raises:
-            JournalError: also if a unit is damaged: a ledger must not have gaps.
+            JournalError: also if a unit is damaged, since a ledger must not have gaps.
         """
         at, counts = self._counts(job)
         row, skipped = divmod(first, counts.per_row)
@@ -289,7 +291,7 @@ class EndedSweeps:
         return found[skipped : skipped + most], counts.units
 
     def _counts(self, job: JobId) -> tuple[int, _Counts]:
-        """Return the counts and the position of their row, where the sweep's positions start."""
+        """Return the sweep's first position, which is that of the row of totals, and the totals."""
         for at, body in self._rows(job, COUNTS, 0, 2**62):
             counts = self._decoded(_counts, job, COUNTS, at, body)
             if counts is not None:

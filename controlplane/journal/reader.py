@@ -1,4 +1,4 @@
-"""Reader of a journal. A torn tail was never reported as durable and is not visible."""
+"""Reader of a journal. An incomplete last transaction is not visible; it was never durable."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ T = TypeVar("T")
 
 
 class Reader:
-    """Second connection to a journal; sees what is committed and changes nothing.
+    """Second connection to a journal; reads committed rows and changes nothing.
 
     Every method raises JournalError if the journal cannot be read.
 
     Args:
         database: connection to use; None opens one.
-        damaged: called with each damaged row of the history of jobs; such rows are skipped.
+        damaged: called with the name of each damaged row of the job history; the row is skipped.
 
     Raises:
         JournalError: if the file is missing, cannot be opened, or has an unknown schema.
@@ -58,7 +58,7 @@ class Reader:
         self.sweeps = EndedSweeps(self._database, self._past)
 
     def first_and_last(self) -> tuple[int, int]:
-        """Return the numbers of the oldest and the newest stored input; 0 if there are none."""
+        """Return the numbers of the oldest and the newest stored input; (0, 0) without inputs."""
         ((first, last),) = self._rows("SELECT min(id), max(id) FROM inputs")
         return first or 0, last or 0
 
@@ -77,8 +77,9 @@ class Reader:
         """Yield stored inputs with their numbers and times, in order.
 
         Args:
-            after: number before the first input, with no gap behind it; None: all that are kept.
-            most: number of the last input; None: all that are committed by then.
+            after: number of the input before the first one, which must follow directly; None: start
+                with the oldest kept input.
+            most: number of the last input; None: end with the newest committed input.
 
         Raises:
             JournalError: also if an input is damaged or missing.
@@ -89,9 +90,9 @@ class Reader:
             yield number, Seconds(at), self._decoded(input_from, body, f"input {number}")
 
     def feed(self, from_seq: int, limit: int) -> tuple[FeedEvent, ...]:
-        """Return the next page of the feed, at most `limit` events.
+        """Return a page of the feed, at most `limit` events.
 
-        `from_seq` is the number of the first event; events that are not kept are skipped.
+        `from_seq` is the number of the first event. Deleted events are skipped.
 
         Raises:
             JournalError: also if an event is damaged.
@@ -105,12 +106,12 @@ class Reader:
         return tuple(found)
 
     def first_event(self) -> int:
-        """Return the number of the oldest stored feed event; 1 if there is none yet."""
+        """Return the number of the oldest stored feed event; 1 if no event is stored yet."""
         ((first,),) = self._rows("SELECT min(seq) FROM feed")
         return first or 1
 
     def term_floor(self) -> int:
-        """Return the lowest term that the next incarnation may have; 0 without a restriction."""
+        """Return the lowest term that the next incarnation may use; 0 if every term is allowed."""
         return int(self._query(lambda database: meta(database, TERM_FLOOR)) or 0)
 
     def snapshots(self) -> tuple[Snapshot, ...]:
@@ -129,16 +130,16 @@ class Reader:
         return body
 
     def problems(self) -> Iterator[str]:
-        """Yield everything that is wrong with the file, its rows and its snapshots."""
+        """Yield every problem of the file, the rows and the snapshots."""
         yield from self.problems_of_state()
         yield from self.problems_of_past()
 
     def problems_of_past(self) -> list[str]:
-        """Return the damaged rows of the history of jobs, which is only displayed."""
+        """Return the damaged rows of the job history, which a replay does not need."""
         return self._query(lambda _: list(self._past.problems()))
 
     def problems_of_state(self) -> Iterator[str]:
-        """Yield the damage of inputs, events and snapshots, which were reported as durable."""
+        """Yield all damage of inputs, events and snapshots, which were reported as durable."""
         for (said,) in self._rows("PRAGMA integrity_check"):
             if said != "ok":
                 yield f"SQLite: {said}"
@@ -182,7 +183,7 @@ class Reader:
     def _is_intact(self, number: int, at: float, body: bytes, crc: int) -> bool:
         try:
             return crc == checksum(number, at, body)
-        except (TypeError, struct.error):  # no bytes, no number
+        except (TypeError, struct.error):  # not bytes, or not a number
             return False
 
     def _rows(self, select: str, *values: int) -> Iterator[tuple[Any, ...]]:

@@ -1,22 +1,23 @@
-"""History of jobs in the journal's file: written with the input that made it, read in pages.
+"""History of jobs in the journal's file, committed together with the inputs and read in pages.
 
-There is one row for each record, by job, list and position. The position is the number of the
-record's input and its place among the records of its job there. It never changes, so a page can
-start after a position, and writing a record twice changes nothing.
+Each record has one row with the key (job, list, position). The position combines the number of the
+input and the record's place among the records of the same job and input. A position never changes,
+so a page can start after a position, and writing a record twice changes nothing.
 
-A record written next to the others of its job touches a page of its own: 4 KiB of log and of file
-for some hundred bytes. So a record is first appended to `recent_records`, whatever its job, and
-moves later to `job_records`, together with the records of its job that came meanwhile, for one
-page: the rolling merge of an LSM-tree of two levels (O'Neil et al., 1996, section 2.1). The younger
-level is on disk as well, since a record is durable with its input. Each commit merges twice as many
-records as it adds, in its own transaction: commits never wait for a merge, no merge runs while
-nothing happens, and the younger level has at most twice `MERGE_THRESHOLD` records.
+A record of some hundred bytes that is written directly next to the other records of the same job
+costs a page: 4 KiB in the log and in the file. Therefore records of all jobs are first appended to
+`recent_records`. Later the records that a job got in the meantime move together to `job_records`,
+for the cost of one page. This is the rolling merge of a two-level LSM-tree (O'Neil et al., 1996,
+section 2.1). The younger level is on disk, too, since a record is as durable as its input. Each
+commit merges twice as many records as it adds, in the same transaction. So commits never wait for a
+merge, no merge runs in idle times, and the younger level has at most twice `MERGE_THRESHOLD`
+records.
 
-A pass copies the records of all jobs; the copied ones are deleted afterwards, oldest first, which
-frees whole pages. Meanwhile a record is stored twice and read once (`UNION`). So a pass needs
-nothing of the one before, and an interrupted pass starts again. Record numbers are never used again
-(`AUTOINCREMENT`): a pass takes the records up to the last number at its start, whatever was deleted
-since.
+A merge pass copies the records of all jobs. Then it deletes the copied records, oldest first, which
+frees whole pages. In between, a record is stored twice and read once (`UNION`). So a pass does not
+depend on the previous pass, and an interrupted pass starts again. Record numbers are never reused
+(`AUTOINCREMENT`): a pass covers all records up to the last number at its start, regardless of
+deletions since then.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ from schemas.ids import JobId, WorkerId
 from schemas.wire.client import Change, EpochInfo, PromiseInfo
 
 MERGE_THRESHOLD: Final = 65_536  # records in the younger level before a pass starts
-MERGE_RATIO: Final = 2  # merged records per added record
+MERGE_RATIO: Final = 2  # records merged for each added record
 
 _ENDS: Final = (
     "SELECT ifnull((SELECT min(id) FROM recent_records), 0), "
@@ -92,12 +93,12 @@ _FIRST: Final = ("", "", -1)
 
 
 def merge(database: sqlite3.Connection, done: Pass, added: int) -> Pass:
-    """Merge the share of the current transaction, which added `added` records.
+    """Merge a share of the records within the caller's transaction, which added `added` records.
 
     Returns the position of the pass after the transaction.
 
     Raises:
-        sqlite3.Error: if it cannot be written.
+        sqlite3.Error: if the records cannot be written.
     """
     if not added:
         return done
@@ -126,7 +127,7 @@ def settle(database: sqlite3.Connection, job: JobId, name: str) -> None:
     """Move all records of a list to `job_records`, within the caller's transaction.
 
     Raises:
-        sqlite3.Error: if it cannot be written.
+        sqlite3.Error: if the records cannot be written.
     """
     database.execute(_COPY_LIST, (job, name))
     database.execute("DELETE FROM recent_records WHERE job = ? AND list = ?", (job, name))
@@ -145,7 +146,7 @@ _records: Final = msgspec.msgpack.Decoder(Record)
 
 
 class RecordRow(NamedTuple):
-    """A record as stored, without the number of its input."""
+    """Stored record, without the number of the input."""
 
     job: JobId
     list: str
@@ -160,7 +161,7 @@ def rows_of(records: Sequence[Record]) -> list[RecordRow | EndedRow]:
     """Encode the records of one input, in order.
 
     Raises:
-        ValueError: if one cannot be encoded; also TypeError and OverflowError.
+        ValueError: if a record cannot be encoded; also TypeError and OverflowError.
     """
     places: dict[JobId, int] = {}
     found: list[RecordRow | EndedRow] = []
@@ -182,11 +183,11 @@ def append_rows(
 ) -> int:
     """Append rows with their input numbers, within the caller's transaction.
 
-    Returns how many went to `recent_records` and have to be merged later. The history of a sweep,
-    which comes all at once, goes directly to `job_records`.
+    Returns the number of rows added to `recent_records`, which have to be merged later. The history
+    of a sweep is complete at once and is written directly to `job_records`.
 
     Raises:
-        sqlite3.Error: if they cannot be written.
+        sqlite3.Error: if the rows cannot be written.
     """
     recent, settled = _placed(database, rows)
     database.executemany(INSERT_RECENT, recent)
@@ -197,7 +198,7 @@ def append_rows(
 def _placed(
     database: sqlite3.Connection, rows: Iterable[tuple[int, RecordRow | EndedRow]]
 ) -> tuple[list[_Placed], list[_Placed]]:
-    """Write jobs that left; return the rows of other jobs, and those of sweeps that left."""
+    """Write ended jobs; return the rows for `recent_records` and the rows for `job_records`."""
     recent, settled, ended = list[_Placed](), list[_Placed](), list[EndedRow]()
     for number, row in rows:
         if isinstance(row, EndedRow):
@@ -212,13 +213,13 @@ def _placed(
 
 
 def drop_oldest(database: sqlite3.Connection, job: JobId, keep: int, most: int) -> int:
-    """Delete records of a job's lists but the latest `keep`; return how many were deleted.
+    """Delete all but the latest `keep` records of each list of a job; return how many were deleted.
 
-    The first promise stays, since it counts. `database` is in autocommit mode; `most` limits the
-    records of a list that are deleted at a time.
+    The first promise stays, since the actual end is compared with it. `database` is in autocommit
+    mode. One call deletes at most `most` records of each list.
 
     Raises:
-        sqlite3.Error: if it fails; lists done before stay deleted and are counted.
+        sqlite3.Error: if a deletion fails; earlier lists are shortened and recorded already.
     """
     return sum(_drop_oldest(database, job, name, keep, most) for name in EVERY_LIST)
 
@@ -256,9 +257,9 @@ def _drop_oldest(database: sqlite3.Connection, job: JobId, name: str, keep: int,
 
 
 class JobRecords:
-    """Reader of the history of jobs; damaged rows are reported and left out.
+    """Reader of the job history; damaged rows are reported and left out.
 
-    Every method raises JournalError if the journal cannot be read. The caller's thread alone uses
+    Every method raises JournalError if the journal cannot be read. Only the caller's thread uses
     `database`. `checks` verifies the rows.
     """
 
@@ -267,14 +268,14 @@ class JobRecords:
         self._checks = RowChecks(database) if checks is None else checks
 
     def of(self, job: JobId) -> JobHistory:
-        """Return the history of `job`, the latest of each list; empty for an unknown job."""
+        """Return the latest records of each list of `job`; empty for an unknown job."""
         histories = JobHistories()
         for name in EVERY_LIST:
             histories.add(reversed(list(self._latest(job, name))))
         return histories.of(job)
 
     def last(self, job: JobId, name: str) -> int:
-        """Return the position of the newest record of a list; 0 if there is none."""
+        """Return the position of the newest record of a list; 0 if the list is empty."""
         wanted = " UNION ".join(
             f"SELECT at FROM {table} WHERE job = ?1 AND list = ?2"  # noqa: S608
             for table in RECORD_TABLES
@@ -283,15 +284,15 @@ class JobRecords:
         return rows[0][0] if rows else 0
 
     def dropped(self, job: JobId) -> dict[str, int]:
-        """Return the number of deleted records of each of the job's lists."""
+        """Return the number of deleted records for each list of the job."""
         return dict(self._rows("SELECT list, rows FROM dropped_records WHERE job = ?", job))
 
     def damage_of(self, job: JobId) -> tuple[str, ...]:
-        """Return the names of rows about a job that were damaged when read."""
+        """Return the names of a job's damaged rows that have been found so far."""
         return self._checks.damage_of(job)
 
     def changes(self, job: JobId, after: int) -> Iterator[tuple[int, Change]]:
-        """Yield changes of the job's phase after position `after`, with their positions."""
+        """Yield the job's phase changes after position `after`, with their positions."""
         return ((at, record.change) for at, record in self._behind(job, CHANGES, after))
 
     def epochs(self, job: JobId, after: int) -> Iterator[tuple[int, EpochInfo]]:
@@ -303,11 +304,11 @@ class JobRecords:
         return ((at, record.promise) for at, record in self._behind(job, PROMISES, after))
 
     def decisions(self, job: JobId, after: int) -> Iterator[tuple[int, GroupStory]]:
-        """Yield decisions after position `after`, with their positions and the ordered groups."""
+        """Yield decisions after position `after`, with their positions and ordered groups."""
         return decision_outcomes(self._behind(job, GROUPS, after))
 
     def processes(self, job: JobId) -> dict[WorkerId, Process]:
-        """Return every process that the job had or may have had, with its node."""
+        """Return the confirmed and the possible processes of the job, with their nodes."""
         found = self._behind(job, PROCESSES, 0)
         return {record.worker: Process(record.node, record.confirmed) for _, record in found}
 
@@ -338,7 +339,7 @@ class JobRecords:
     def _intact_records(
         self, job: JobId, name: str, rows: Iterable[tuple[int, bytes, int]]
     ) -> Iterator[tuple[int, Any]]:
-        """Decode rows, skipping damaged ones."""
+        """Yield the decoded records of intact rows; report and skip damaged rows."""
         for at, body, crc in rows:
             if not self._checks.is_intact_record(job, name, at, body, crc):
                 continue

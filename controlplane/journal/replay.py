@@ -1,4 +1,4 @@
-"""Recovery of the core's state: the newest good snapshot, then later inputs through `handle`."""
+"""Recovery of the core's state from the newest intact snapshot and a replay of later inputs."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class Replayed(NamedTuple):
     reactor: Reactor
     last: int  # number of the last handled input; 0: none
     at: Seconds  # time of the last input
-    snapshot: int  # last input of the snapshot that was used; 0: none
-    took_s: float  # for the inputs after the snapshot
+    snapshot: int  # number of the last input in the used snapshot; 0: none
+    took_s: float  # duration of the replay after the snapshot
 
 
 def replay(
@@ -38,7 +38,7 @@ def replay(
     """Return the reactor after all `inputs` of a journal; the commands are discarded.
 
     Args:
-        on_records: called after each input with its records.
+        on_records: called after each input with the records that the input produced.
 
     Raises:
         CoreError: if this release cannot handle the inputs.
@@ -55,10 +55,10 @@ def recover(
     warn: Callable[[str], None] = lambda _: None,
     most: int | None = None,
 ) -> Replayed:
-    """Return the reactor after the last input of a journal, without reading all inputs.
+    """Return the reactor after the last input of a journal; read only inputs after a snapshot.
 
     Args:
-        warn: called with each snapshot that cannot be used.
+        warn: called with a message for each snapshot that cannot be used.
         most: number of the last input to handle; None: all.
 
     Raises:
@@ -75,7 +75,7 @@ def recover(
 
 
 def earliest(reader: Reader) -> tuple[Reactor, int]:
-    """Return the earliest state that the journal still has, and the number of its last input.
+    """Return the earliest state that can be restored, and the number of the last input before it.
 
     Raises:
         JournalError: if the journal is damaged so far that the state cannot be recovered.

@@ -1,4 +1,4 @@
-"""Retention: deletes old rows of a journal piece by piece."""
+"""Retention: deletion of old journal rows in small pieces."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from controlplane.journal.records import drop_oldest
 from controlplane.journal.snapshots import KEPT_SNAPSHOTS, snapshots_in
 from schemas.ids import JobId, Seconds
 
-JOBS_PER_CHECK: Final = 4  # jobs whose lists are counted between two commits
+JOBS_PER_CHECK: Final = 4  # jobs whose lists are checked between two commits
 ENDED_JOBS_PER_PIECE: Final = 50  # ended jobs deleted in one transaction
 PIECE: Final = 2000  # rows deleted in one transaction
-FREE_SHARE: Final = 0.25  # of the file that stays free for later use
-FREED_PAGES: Final = 1000  # returned in one transaction
+FREE_SHARE: Final = 0.25  # share of the file that stays free for later use
+FREED_PAGES: Final = 1000  # pages returned in one transaction
 
 
 class Retention(msgspec.Struct, frozen=True, kw_only=True):
-    """Limits of what a journal keeps."""
+    """Limits for the rows that a journal keeps."""
 
-    inputs_s: float  # seconds; inputs that no snapshot covers are always kept
-    events_s: float  # seconds; of the feed
-    used_bytes: int  # of the file; above it younger rows are deleted, too
-    jobs_s: float = math.inf  # seconds; of jobs that left, with their history
-    records: int = 1 << 62  # latest records of each list of a job
+    inputs_s: float  # age in seconds; inputs not covered by a snapshot are always kept
+    events_s: float  # age of feed events in seconds
+    used_bytes: int  # size of the used pages; above this limit younger rows are deleted, too
+    jobs_s: float = math.inf  # age of ended jobs with their history in seconds
+    records: int = 1 << 62  # number of latest records kept in each list of a job
 
 
 def forget(database: sqlite3.Connection, keep: Retention, now: Seconds) -> int:
-    """Delete the next piece of what need not be kept; return the number of rows and jobs, or 0.
+    """Delete the next piece of expired rows; return the number of deleted rows and jobs.
 
-    Inputs are deleted up to the last but one snapshot, so that a damaged snapshot costs nothing.
-    `database` is in autocommit mode; `now` is in seconds since the epoch.
+    Inputs are deleted up to the second newest snapshot, so that damage to the newest snapshot
+    loses nothing. `database` is in autocommit mode. `now` is in seconds since the epoch.
 
     Raises:
         sqlite3.Error: if there is no room.
@@ -55,9 +55,9 @@ def forget(database: sqlite3.Connection, keep: Retention, now: Seconds) -> int:
 
 
 def forget_records(database: sqlite3.Connection, jobs: deque[JobId], keep: Retention) -> None:
-    """Delete the next piece of job histories that exceed the limit of records.
+    """Delete the next piece of the job histories that exceed the limit of records.
 
-    `database` is in autocommit mode. Jobs that are done are removed from `jobs`.
+    `database` is in autocommit mode. Jobs within the limit are removed from `jobs`.
 
     Raises:
         sqlite3.Error: if there is no room.
@@ -69,10 +69,10 @@ def forget_records(database: sqlite3.Connection, jobs: deque[JobId], keep: Reten
 
 
 def used_bytes(database: sqlite3.Connection) -> int:
-    """Return the bytes of the file that are in use.
+    """Return the size of the file's used pages in bytes.
 
     Raises:
-        sqlite3.Error: if it cannot be read.
+        sqlite3.Error: if the file cannot be read.
     """
     return (_pragma(database, "page_count") - _pragma(database, "freelist_count")) * _pragma(
         database, "page_size"
@@ -95,7 +95,7 @@ def _forget_inputs(database: sqlite3.Connection, before: float) -> int:
 
 
 def _forget_events(database: sqlite3.Connection, before: float) -> int:
-    """Delete a full piece of the oldest events, or none; the newest events stay."""
+    """Delete the oldest `PIECE` events if all of them are old enough; return the number deleted."""
     select = "SELECT seq, body FROM feed ORDER BY seq LIMIT 1 OFFSET ?"
     row = database.execute(select, (PIECE,)).fetchone()
     if row is None or feed_from(row[1]).time >= before:

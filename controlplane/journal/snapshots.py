@@ -20,7 +20,7 @@ from controlplane.core.state import State, Totals
 from schemas import __version__
 from schemas.ids import Seconds
 
-FORMAT: Final = 3  # of the bytes; adding a field with a default keeps the format
+FORMAT: Final = 3  # of the encoding; a new field with a default keeps the format
 NAN: Final = b"\xcb\x7f\xf8"  # first bytes of a NaN in MessagePack
 
 
@@ -34,10 +34,10 @@ _images: Final = msgspec.msgpack.Decoder(_Image)
 
 
 def image_of(reactor: Reactor) -> bytes:
-    """Encode everything that `reactor` needs to continue elsewhere, as MessagePack.
+    """Encode the reactor as MessagePack, so that `reactor_from` can continue elsewhere.
 
-    The reactor must be between two inputs. Of data derived from the state only the order is
-    included.
+    The reactor must be between two inputs. Of the data derived from the
+    state, only the order of the slot index is included.
 
     Raises:
         ValueError: if the state cannot be encoded; also TypeError and OverflowError.
@@ -51,7 +51,7 @@ def image_of(reactor: Reactor) -> bytes:
 
 
 def reactor_from(image: bytes) -> Reactor:
-    """Return a reactor that continues from an image of this `FORMAT`.
+    """Decode an image of this `FORMAT`; return a reactor that continues from the encoded state.
 
     Raises:
         ValueError: if the image is invalid.
@@ -67,7 +67,7 @@ def reactor_from(image: bytes) -> Reactor:
 
 @contextlib.contextmanager
 def _uncollected() -> Iterator[None]:
-    """Disable garbage collection, which takes most of the time and finds nothing here."""
+    """Disable garbage collection, which would take most of the time and find nothing here."""
     collects = gc.isenabled()
     gc.disable()
     try:
@@ -87,15 +87,15 @@ def copy_of(reactor: Reactor) -> Reactor:
 
 
 def round_trips(image: bytes, reactor: Reactor) -> bool:
-    """True if decoding `image` gives the complete state of `reactor`."""
+    """True if `image` decodes to the complete state of `reactor`."""
     decoded = reactor_from(image)
     if (decoded.state, decoded.totals) == (reactor.state, reactor.totals):
         return True
     return NAN in image and image_of(decoded) == image  # NaN is not equal to itself
 
 
-KEPT_SNAPSHOTS: Final = 2  # if one is damaged, the one before and the later inputs replace it
-PART_BYTES: Final = 1 << 20  # written at a time, since commits wait meanwhile
+KEPT_SNAPSHOTS: Final = 2  # if the newest is damaged, the previous one and later inputs replace it
+PART_BYTES: Final = 1 << 20  # written in one transaction, since commits wait meanwhile
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,8 +103,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
 
     input: int  # number of the last input in the snapshot
     at: Seconds  # time of that input
-    release: str  # release that wrote it
-    format: int  # of the bytes
+    release: str  # release that wrote the snapshot
+    format: int  # of the encoding
     size: int  # bytes
     crc: int
 
@@ -113,7 +113,7 @@ def snapshots_in(database: sqlite3.Connection) -> tuple[Snapshot, ...]:
     """Return the complete snapshots, newest first.
 
     Raises:
-        sqlite3.Error: if they cannot be read.
+        sqlite3.Error: if the rows cannot be read.
     """
     select = "SELECT input, at, release, format, bytes, crc FROM snapshots ORDER BY input DESC"
     return tuple(
@@ -123,10 +123,10 @@ def snapshots_in(database: sqlite3.Connection) -> tuple[Snapshot, ...]:
 
 
 def body_of(database: sqlite3.Connection, snapshot: Snapshot) -> bytes | None:
-    """Return the bytes of a snapshot; None if they are damaged.
+    """Return the bytes of a snapshot; None if the bytes are damaged.
 
     Raises:
-        sqlite3.Error: if they cannot be read.
+        sqlite3.Error: if the rows cannot be read.
     """
     select = "SELECT body FROM snapshot_parts WHERE input = ? ORDER BY id"
     body = b"".join(part for (part,) in database.execute(select, (snapshot.input,)))
@@ -134,16 +134,17 @@ def body_of(database: sqlite3.Connection, snapshot: Snapshot) -> bytes | None:
 
 
 def write_snapshot(database: sqlite3.Connection, number: int, at: Seconds, body: bytes) -> None:
-    """Add a snapshot of the state after input `number`, handled at `at`; delete old ones.
+    """Add a snapshot of the state after input `number`, handled at `at`; delete old snapshots.
 
-    Each piece is a transaction of its own. Only the last one, which completes the snapshot, waits
-    for the disk. `database` is in autocommit mode.
+    Each piece is written in a separate transaction. Only the last transaction, which completes the
+    snapshot, waits for the disk. `database` is in autocommit mode.
 
     Raises:
         sqlite3.Error: if there is no room; earlier snapshots are unchanged.
     """
     database.execute("PRAGMA synchronous=NORMAL")
-    _drop(database, "input NOT IN (SELECT input FROM snapshots)")  # pieces of an incomplete one
+    # pieces of an incomplete snapshot
+    _drop(database, "input NOT IN (SELECT input FROM snapshots)")
     _drop(database, f"input = {number:d}")
     for begin in range(0, max(1, len(body)), PART_BYTES):
         insert = "INSERT INTO snapshot_parts (input, body) VALUES (?, ?)"

@@ -1,8 +1,8 @@
-"""Snapshot process: replays a journal and writes the state into it.
+"""Snapshot process: replays a journal and writes the resulting state into the journal.
 
 Run as `python -P -m controlplane.journal.take_snapshot FILE`, as a child of the controller, so that
-the event loop does not wait. The replay also proves that the journal leads to the state. A
-controller that stops writes its state by itself.
+the event loop does not wait. The replay also proves that the journal reproduces the state. A
+controller that stops writes the snapshot in its own process.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ SNAPSHOT_REMEDY: Final = "free space or fix the cause; until then restarts read 
 
 
 def save_state(path: Path, reactor: Reactor, number: int, at: Seconds) -> None:
-    """Write the state of `reactor` into the journal, if it can be read back.
+    """Write the state of `reactor` into the journal, after a check that the state can be read back.
 
-    The state is that after input `number`, handled at `at` and durable. Another process may be
-    writing the journal.
+    Input `number`, handled at `at`, is the last input in the state and is durable. Another
+    process may be writing the journal at the same time.
 
     Raises:
-        JournalError: if it cannot be written, or would not be read back equal.
+        JournalError: if the state cannot be written, or would not be read back equal.
     """
     try:
         image = image_of(reactor)
@@ -56,8 +56,8 @@ def save_state(path: Path, reactor: Reactor, number: int, at: Seconds) -> None:
 def take_snapshot(path: Path) -> int:
     """Replay the inputs since the last snapshot, and write the next one.
 
-    Returns the number of the last input in the snapshot; 0 if another process is taking one.
-    Another process may be writing the journal.
+    Returns the number of the last input in the snapshot; 0 if another process is taking a snapshot.
+    Another process may be writing inputs at the same time.
 
     Raises:
         JournalError: if the journal is damaged, or there is no room.
@@ -87,7 +87,7 @@ def _exclusive(path: Path) -> Iterator[bool]:
 
 
 def main() -> None:
-    """Take a snapshot; on failure exit with code 1 and the reason on standard error."""
+    """Take a snapshot; on failure, print the reason to standard error and exit with code 1."""
     os.nice(NICENESS)
     setproctitle(f"ones: snapshot of {sys.argv[1]}")
     try:

@@ -36,7 +36,7 @@ LOST: Final = "look at the disk and the system log; entries reported as durable 
 
 
 class _Row(NamedTuple):
-    """An entry as stored."""
+    """Encoded entry."""
 
     at: Seconds
     body: bytes
@@ -53,12 +53,13 @@ def _EMPTY(_: sqlite3.Connection) -> None:  # noqa: N802 - a constant of type Ta
 
 
 class Writer:
-    """Appends entries in order and reports how many are durable.
+    """Writer that appends entries in order and reports how many are durable.
 
-    A commit that finds no room, or is blocked by another process, is retried until it succeeds.
-    Meanwhile no later entry is reported as durable, `stalled` has the reason, and effects of these
-    entries must not leave the process. Any other failure ends the writer, because the content of a
-    disk is unknown after a failed write: `failed` is called, and nothing more is committed.
+    If the disk is full or another process blocks a commit, the commit is retried until it succeeds.
+    Meanwhile no later entry is reported as durable, `stalled` is the reason, and the effects of
+    these entries must not leave the process. Any other failure ends the writer, because the content
+    of a disk is unknown after a failed write. Then `failed` is called, and nothing more is
+    committed.
     """
 
     def __init__(
@@ -67,15 +68,15 @@ class Writer:
         committed: Callable[[int], None],
         failed: Callable[[JournalError], None] = lambda _: None,
     ) -> None:
-        """Take the journal at `path` for this process.
+        """Lock and open the journal at `path`, and start the writer's thread.
 
         Args:
-            path: database file; `path.lock` is held while the writer lives.
+            path: database file; the file with the suffix `.lock` is locked until `close`.
             committed: called from the writer's thread with the number of durable entries.
             failed: called from the writer's thread, at most once, when the writer gives up.
 
         Raises:
-            JournalError: if another process holds the journal, or it cannot be used.
+            JournalError: if another process has locked the journal, or the file cannot be used.
         """
         self._path = path
         self._lock = take_lock(path.with_suffix(".lock"))
@@ -100,14 +101,14 @@ class Writer:
         return self.base + self._count
 
     def append(self, entry: Entry) -> None:
-        """Queue `entry`; `committed` is called when it is durable.
+        """Queue `entry`; `committed` is called when the entry is durable.
 
-        Entries are committed in order, possibly several at once. The entry's number in the journal
-        is `base` plus the number of entries up to it.
+        Entries are committed in order, possibly several at once. The first entry gets the number
+        `base` + 1 in the journal.
 
         Raises:
-            ValueError: if it cannot be encoded; also TypeError and OverflowError. Nothing was
-                queued.
+            ValueError: if the entry cannot be encoded; also TypeError and OverflowError. Nothing
+                was queued.
         """
         feed = [(event.seq, encode(event)) for event in entry.feed]
         records = rows_of(entry.records)
@@ -117,13 +118,13 @@ class Writer:
         """Let the writer's thread run a short task on the database between two commits.
 
         Args:
-            work: takes a few milliseconds at most, as commits wait meanwhile. If it finds no room
-                it is dropped, and its open transaction is rolled back.
+            work: task of a few milliseconds at most, as commits wait meanwhile. If the disk is full
+                or locked, the task's open transaction is rolled back and the task is dropped.
         """
         self._queue.put(work)
 
     def close(self) -> None:
-        """Commit what is queued and stop; give up if the disk does not accept it."""
+        """Commit the queued entries and stop; give up if the disk is full or locked."""
         self._closing.set()
         self._queue.put(None)
         self._thread.join()
@@ -161,7 +162,7 @@ class Writer:
         return batch, _EMPTY
 
     def _run_task(self, work: Task) -> None:
-        """Run a task between two commits; if it finds no room, its caller has to retry."""
+        """Run a task between two commits; if the disk is full or locked, the caller must retry."""
         try:
             work(self._database)
         except sqlite3.Error as error:
@@ -215,12 +216,12 @@ class Writer:
         self._merged = merged
 
     def _is_transient(self, error: sqlite3.Error) -> bool:
-        """True if the error is only a lack of room or a lock of another process."""
+        """True if the disk is full or another process has locked the database."""
         code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)
         if code & 0xFF in RETRIED:
             return True
         if code in {sqlite3.SQLITE_IOERR_FSYNC, sqlite3.SQLITE_IOERR_DIR_FSYNC}:
-            return False  # lost pages would be reported as durable by a second fsync
+            return False  # a second fsync would report lost pages as durable
         return code & 0xFF == sqlite3.SQLITE_IOERR and _has_no_room(self._path)
 
     def _last(self) -> int:
@@ -236,7 +237,7 @@ class Writer:
 
 
 def _has_no_room(path: Path) -> bool:
-    """True if the disk or quota has no room for a file of the size that the log will have."""
+    """True if the disk or the quota has no room for a file of the log's size plus `PROBE_BYTES`."""
     probe = path.with_suffix(".probe")
     wal = path.with_name(f"{path.name}-wal")
     try:
@@ -257,7 +258,7 @@ def take_lock(path: Path) -> int:
     Returns a file descriptor; closing it releases the lock.
 
     Raises:
-        JournalError: if another process holds the lock, or the disk does not accept the file.
+        JournalError: if another process has the lock, or the lock file cannot be created.
     """
     try:
         lock = try_lock(path)

@@ -150,7 +150,7 @@ class GreedyOrder:
         return begun
 
     def end(self, visit: Visit) -> None:
-        """End a unit; its model continues with its next epoch if it has one."""
+        """End a unit; after the last unit of an epoch, start the model's next granted epoch."""
         model = visit.model
         self._at[model] = visit.slot
         self.idle_slots.add(visit.slot)
@@ -208,7 +208,7 @@ class GreedyOrder:
 
 
 class _SizesOfSets:
-    """Cached sums of sizes of sets; most models have one of a few sets left."""
+    """Cache for the total sizes of partition sets; many models share the same remaining set."""
 
     def __init__(self, problem: HopProblem) -> None:
         self._sizes = problem.sizes

@@ -13,7 +13,7 @@ Attempt = NewType("Attempt", int)  # at a unit; increases, so that older results
 
 @dataclass(frozen=True, slots=True, order=True)
 class StateName:
-    """State of a trial after `version` visits; version 0 is built and never stored."""
+    """Name of a trial's state after `version` visits; version 0 is built and never stored."""
 
     trial: int
     version: int
@@ -94,7 +94,7 @@ class StateDiffers:
 
 @dataclass(frozen=True, slots=True)
 class DataRefused:
-    """A node could not provide a partition, or provided another one than other nodes."""
+    """A node could not provide a partition, or its data differs from that of other nodes."""
 
     node: NodeId
     partition: int

@@ -78,7 +78,7 @@ def _stored_versions(state: SweepState, model: ModelState) -> list[int]:
 
 
 def _use_newest_stored(state: SweepState, model: ModelState) -> None:
-    """Move to the newest state that a node has; a returned node may have one that others lost."""
+    """Move to the newest stored state; a returned node might have a state that others lost."""
     for version in range(len(model.finished_units), model.at, -1):
         if state.stored.nodes(model.names(version)):
             model.at = version

@@ -12,7 +12,7 @@ from schemas.ids import NodeId
 
 @dataclass(frozen=True, slots=True)
 class FinishedUnit:
-    """Finished unit that counts."""
+    """Finished unit of the trial's training."""
 
     trial: int  # trial whose values were used: this one or a parent
     partition: int
@@ -23,10 +23,10 @@ class FinishedUnit:
 class ModelState:
     """Training of one trial.
 
-    `visits` are the finished ones in order, a parent's before its own; version v is the state after
-    the first v of them. Finished visits stay finished: if no node has the last state any more, the
-    visits since the newest stored one are repeated in their order, which gives the same state
-    again.
+    `finished_units` are the finished visits in order, a parent's visits first; version v is the
+    state after the first v visits. Finished visits stay finished: if no node has the last state any
+    more, the visits since the newest stored state are repeated in their order, which gives the same
+    state again.
     """
 
     trial: int
@@ -54,7 +54,7 @@ class ModelState:
 
     @property
     def whole_epochs(self) -> int:
-        """Finished epochs, including the parent's."""
+        """Number of finished epochs, including those of the trial's parent."""
         return len(self.finished_units) // self.partitions
 
     def names(self, version: int) -> tuple[StateName, ...]:
@@ -113,7 +113,7 @@ class StoredStates:
         return list(dict.fromkeys(node for nodes in self._nodes.values() for node in nodes))
 
     def nodes(self, names: Iterable[StateName]) -> list[tuple[NodeId, StateName]]:
-        """Return the nodes that have the state, each with the name under which it has it."""
+        """Return the nodes that have the state, each with the state's name on that node."""
         return [(node, name) for name in names for node in self._nodes.get(name, ())]
 
     def add(self, name: StateName, node: NodeId) -> None:
@@ -124,7 +124,7 @@ class StoredStates:
             nodes.append(node)
 
     def lose(self, node: NodeId, name: StateName | None = None) -> None:
-        """Record that a node lost a state, or all of them without a name."""
+        """Record that a node lost the state `name`; None: all of its states."""
         for one in list(self._nodes) if name is None else [name]:
             left = [at for at in self._nodes.get(one, ()) if at != node]
             if left:

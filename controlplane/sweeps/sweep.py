@@ -187,7 +187,7 @@ def _model(
 
 
 def _homes(state: SweepState, workers: list[WorkerId]) -> list[int | None]:
-    """Return the primary slot of each partition: the holder with the fewest of them."""
+    """Return the primary slot of each partition: the holder with the fewest primary partitions."""
     counts = [0] * len(workers)
     homes: list[int | None] = []
     held = [state.staged.get(state.workers[worker].node, set()) for worker in workers]
@@ -230,7 +230,7 @@ def _lease(
 
 @dataclass(slots=True, init=False)
 class Sweep:
-    """Sweep; its workers and nodes come, go and are lost while it runs."""
+    """State machine of one sweep; workers and nodes may be added or lost while the sweep runs."""
 
     state: SweepState
 
@@ -283,10 +283,10 @@ class Sweep:
     def worker_gone(
         self, worker: WorkerId, now: Seconds, reason: str = "", *, fault: bool = False
     ) -> list[Order]:
-        """Remove a worker whose process has exited; what its node has stays.
+        """Remove a worker whose process has exited; the node's states and partitions stay.
 
-        `why` is the reason of the exit, empty if it counts against no trial. `fault` is True for an
-        exit by itself, False if the process was killed.
+        `reason` is the cause of the exit, empty if it counts against no trial. `fault` is True for
+        an exit by itself, False if the process was killed.
         """
         lease, found = self._lose(worker), list[Order]()
         if lease is not None and reason:
@@ -294,7 +294,7 @@ class Sweep:
         return [*found, *self._advance(now)]
 
     def worker_revoked(self, worker: WorkerId, now: Seconds, within_s: float) -> list[Order]:
-        """Revoke a worker; it finishes its unit first, if that ends in time.
+        """Revoke a worker; the worker finishes its unit first if the unit ends in time.
 
         The worker has to be gone within `within_s` seconds; 0: at once. A unit that is expected to
         take longer is given up now, one that does take longer is given up then.
@@ -359,7 +359,7 @@ class Sweep:
     # --- units and states
 
     def unit_begun(self, attempt: Attempt, samples: int, now: Seconds) -> list[Order]:
-        """Start the time of a unit whose state and data are there; older attempts are ignored.
+        """Start the timer of a unit that has its state and data; older attempts are ignored.
 
         `samples` is the size of the partition; a number that differs from another node's ends the
         unit.
@@ -418,7 +418,7 @@ class Sweep:
         return [*released, *found, *self._advance(now)]
 
     def state_stored(self, name: StateName, node: NodeId, now: Seconds) -> list[Order]:
-        """Record a complete copy; one that is no longer ordered is dropped again."""
+        """Record a complete copy; ignore a copy that is no longer ordered."""
         if (name, node) not in self.state.copying:
             return []
         self.state.copying.discard((name, node))
@@ -426,7 +426,7 @@ class Sweep:
         return self._advance(now)
 
     def state_missing(self, name: StateName, node: NodeId, now: Seconds) -> list[Order]:
-        """Record that a node lacks a state it was recorded to have, or that a copy failed."""
+        """Record that a node does not have a recorded state, or that a copy failed."""
         state = self.state
         if (name, node) in state.copying:
             state.copying.discard((name, node))
@@ -461,7 +461,7 @@ class Sweep:
         return [*decide(state, said), *self._advance(now)]
 
     def stop(self, trial: int, reason: str, now: Seconds) -> list[Order]:
-        """End a trial for its user; its running unit finishes, and does not count."""
+        """End a trial for its user; the running unit finishes, but its result is ignored."""
         if self.state.trials[trial].ended:
             return []
         return [*decide(self.state, [Stop(trial, reason)]), *self._advance(now)]

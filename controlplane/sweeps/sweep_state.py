@@ -76,7 +76,7 @@ class SweepWorker:
 
     @property
     def must_leave_by(self) -> Seconds | None:
-        """Time when its unit is given up; None: the worker stays."""
+        """Time when the worker's unit is given up; None: the worker stays."""
         return Seconds(self.revoked_at + self.within_s) if self.revoked else None
 
 
@@ -151,14 +151,14 @@ class SweepState:
     stuck_reason: str = ""  # why the sweep cannot continue; empty: it can
 
     def release(self, worker: WorkerId) -> list[StopUnit | ReleaseWorker]:
-        """Remove a worker from the sweep; its unit does not count any more."""
+        """Remove a worker from the sweep; the result of its unit will be ignored."""
         record = self.workers.pop(worker)
         lease = self.leases.pop(record.attempt, None) if record.attempt is not None else None
         stopped = [] if lease is None else [StopUnit(lease.order.attempt, worker)]
         return [*stopped, ReleaseWorker(worker)]
 
     def end_lease(self, attempt: Attempt) -> tuple[Lease, SweepWorker, list[ReleaseWorker]] | None:
-        """End a unit, or return None if it does not count any more.
+        """End a unit; return None if its result is to be ignored.
 
         Its worker becomes idle, or leaves if it was revoked.
         """
@@ -174,5 +174,5 @@ class SweepState:
         return lease, record, [ReleaseWorker(worker)]
 
     def lease_of(self, trial: int) -> Lease | None:
-        """Return the running unit of a trial that counts, or None."""
+        """Return the lease of a trial's running unit, or None."""
         return next((one for one in self.leases.values() if one.trial == trial), None)

@@ -145,7 +145,7 @@ def refuse_data(
 
 
 def can_hold(state: SweepState, node: NodeId, partition: int) -> bool:
-    """True if a partition may be given to a node, where it did not fail too often."""
+    """True if a partition may be given to a node: it has not failed there too often."""
     return state.data.failed.get((node, partition), 0) < MAX_FAILED_STAGINGS
 
 
@@ -193,7 +193,7 @@ def give_up_late_units(state: SweepState, now: Seconds) -> list[Order]:
 
 
 def graduate_last_trials(state: SweepState) -> list[Order]:
-    """Graduate the last trials that are at the end of an epoch; the others end theirs first."""
+    """Graduate the last trials that are between epochs; the rest finish their epoch first."""
     state.graduating = _last_trials(state)
     found: list[Order] = []
     for number in sorted(state.graduating):
@@ -246,7 +246,7 @@ def _last_trials(state: SweepState) -> set[int]:
 
 
 def _has_own_state(state: SweepState, number: int) -> bool:
-    """True if the trial has trained itself; until then its state has its parent's name."""
+    """True if the trial has finished a unit of its own; before, its state has the parent's name."""
     model = state.models[number]
     return not model.parents or len(model.finished_units) > model.parents[-1].version
 

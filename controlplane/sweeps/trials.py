@@ -26,7 +26,7 @@ class Trial:
 
     @property
     def epochs(self) -> int:
-        """Epochs behind the trial's state, including its parent's."""
+        """Number of epochs that led to the trial's state, including the parent's epochs."""
         return self.start_epochs + len(self.scores)
 
     @property
@@ -83,7 +83,7 @@ def best(trials: Iterable[Trial]) -> tuple[int, int] | None:
 
 
 def ranked(trials: Sequence[Trial], epochs: int) -> list[Trial]:
-    """Return the trials with a score after `epochs` epochs, best first; equal ones by number."""
+    """Return the trials with a score after `epochs` epochs, best first, then by number."""
     scored = [(trial.score_after(epochs), trial) for trial in trials]
     known = [(score, trial) for score, trial in scored if score is not None]
     return [trial for _, trial in sorted(known, key=lambda one: (-one[0], one[1].number))]

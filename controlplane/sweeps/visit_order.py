@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 class FixedOrder(GreedyOrder):
     """Order in which each model visits partitions round and round from a start of its own.
 
-    Idle slots and models decide when a unit begins, not which. Epoch e of model i begins with
-    partition (i + e) modulo the number of partitions.
+    Idle slots and models decide when a unit begins, but not which unit. Epoch e of model i begins
+    with partition (i + e) modulo the number of partitions.
     """
 
     def __init__(self, problem: HopProblem, turns: Sequence[int]) -> None:
@@ -87,7 +87,7 @@ def makespan(
     weights: Weights | None = None,
     seconds: Callable[[Visit], float] | None = None,
 ) -> float:
-    """Return the seconds of the greedy order; `seconds` gives real durations of units."""
+    """Return the duration of the greedy order; `seconds` returns real durations of units."""
     progress = GreedyOrder(problem, weights)
     takes = seconds or problem.seconds
     now = 0.0

@@ -54,7 +54,7 @@ class Progress(msgspec.Struct, kw_only=True):
     """Training progress as of the last finished epoch."""
 
     checkpoint: ResumePoint | None = None
-    epoch: int = 0  # last finished one
+    epoch: int = 0  # last finished epoch
     epoch_at: Seconds = Seconds(0.0)  # when the last epoch was reported
     epoch_step: int = 0  # last step of the last epoch
     step: int = 0
@@ -316,10 +316,10 @@ PER_DOUBLING: Final = 2  # values of the limit per doubling, so that not every e
 def batch_limit(job: Job) -> int:
     """Return the largest global batch that a policy may choose now, in samples per step.
 
-    It is the limit that the user stated. Without one it is the batch that fits the job's slots in
-    one pass, limited so that an epoch has at least `MIN_STEPS` steps, and limited to the batch
-    where, by the gradient noise scale, a sample is worth `MIN_EFFICIENCY` of a sample in the
-    first batch. It is never below the first batch.
+    If the user set a limit, return that limit. Otherwise it is the batch that fits the job's slots
+    in one pass, limited so that an epoch has at least `MIN_STEPS` steps, and limited to the batch
+    where, by the gradient noise scale, a sample is worth `MIN_EFFICIENCY` of a sample in the first
+    batch. It is never below the first batch.
     """
     spec, progress = job.spec, job.progress
     if not spec.batch_limit_is_auto:
@@ -358,7 +358,7 @@ def local_limit(job: Job) -> int:
 
 
 def lower_local_limit(job: Job, error: str) -> bool:
-    """Lower the limit of a slot if the job failed because a batch above its first one did not fit.
+    """Lower the limit of a slot if a batch above the job's first batch ran out of memory.
 
     Returns True if the limit was lowered, so that the job may be retried with less. `error` is the
     script's error message.

@@ -134,14 +134,14 @@ class YieldMode(Enum):
 
 
 class SwapYield(msgspec.Struct, frozen=True, kw_only=True):
-    """Slots of a yielding job until the other jobs have moved."""
+    """The slots that a yielding job uses until the other jobs have moved."""
 
     mode: YieldMode
     local_batch: dict[SlotId, int] = {}  # samples per step; empty while the job pauses
 
 
 class Swap(msgspec.Struct, kw_only=True):
-    """Running jobs, each of which is to get slots that another of them holds.
+    """Exchange of slots among running jobs: each job gets slots that another of these jobs has.
 
     Once the jobs in `yields` have yielded, the others can move one after the other.
     """
