@@ -33,15 +33,15 @@ class SlotView(msgspec.Struct, frozen=True, kw_only=True):
     node: NodeId
     kind: str  # "gpu" or "cpu"
     model: str = ""  # of GPU, as named by the driver
-    usable: bool  # its node is up and the slot has no process
-    up: bool = True  # its node is up; else its job cannot hand the slot over
-    leaving: bool = False  # its process is exiting, and the slot is not reserved
-    cores: int = 0  # of the node, shared by all its CPU slots; 0: a GPU slot
-    host_cores: int = 0  # of the node, for GPU and CPU slots; 0: unknown
+    usable: bool  # its node is up and no process runs on the slot
+    up: bool = True  # its node is up; if False, the job on the slot cannot hand the slot over
+    leaving: bool = False  # its process is exiting, and the slot is not reserved for a job
+    cores: int = 0  # cores of the node, shared by all its CPU slots; 0: a GPU slot
+    host_cores: int = 0  # cores of the node, for GPU and CPU slots; 0: unknown
 
 
 class JobView(msgspec.Struct, frozen=True, kw_only=True):
-    """One active job, as far as its reports describe it; never a simulator's ground truth."""
+    """One active job as its reports describe it; contains no ground truth of a simulator."""
 
     job: JobId
     submitted_at: Seconds
@@ -55,30 +55,30 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     family: str = ""  # jobs of the same script and model
     running_on: Mapping[SlotId, int] = {}  # slot -> local batch, of the current or pending group
     movable: bool = True  # False: it is starting, changing or ending; a plan keeps it unchanged
-    ready_at: Seconds = Seconds(0.0)  # earliest start
-    retry_at: Seconds = Seconds(0.0)  # earliest change, after a failed one
-    moved_at: Seconds = Seconds(0.0)  # start of training in the current group, or of waiting
-    placed_at: Seconds = Seconds(0.0)  # since then on the same slots, or without any
-    epoch: int = 0  # finished epochs
-    epoch_at: Seconds = Seconds(0.0)  # report of the last epoch
-    epoch_samples: int = 0  # ||D||, without samples that the last epoch left out
+    ready_at: Seconds = Seconds(0.0)  # earliest time of a start
+    retry_at: Seconds = Seconds(0.0)  # earliest time of the next change after a failed change
+    moved_at: Seconds = Seconds(0.0)  # when the job began to train in the current group, or to wait
+    placed_at: Seconds = Seconds(0.0)  # since when the job has had the same slots, or no slots
+    epoch: int = 0  # number of finished epochs
+    epoch_at: Seconds = Seconds(0.0)  # time of the last epoch's report
+    epoch_samples: int = 0  # ||D||, minus the samples that the last epoch left out
     samples_done: int = 0  # Y_processed
     samples_per_s: float = 0.0  # X_j
-    stop_samples: int | None = None  # total work, as stated; None: not fixed
-    stop: StopRule | None = None  # of the job file; None: the script decides
+    stop_samples: int | None = None  # total work, as stated by the user; None: not fixed
+    stop: StopRule | None = None  # stop rule of the job file; None: the script decides
     noise_scale: float | None = None  # of the gradients, samples; None: not reported
     last_batch: int = 0  # global, of the current or last group; 0: never trained
     ran_s: float = 0.0  # time with slots, up to `moved_at`
     slot_s: float = 0.0  # attained service: slots times seconds, up to `moved_at`
     waited_s: float = 0.0  # time without slots, up to `moved_at`
     start_s: float | None = None  # duration of the last start; None: never started
-    utility: Utility | None = None  # of the job's end, as stated by the user
-    promised_at: Seconds | None = None  # end that a policy promised first
-    expected_at: Seconds | None = None  # end that a policy forecast last
+    utility: Utility | None = None  # worth of the job's end, as stated by the user
+    promised_at: Seconds | None = None  # first end that a policy promised
+    expected_at: Seconds | None = None  # latest end that a policy forecast
 
     @property
     def undecided(self) -> bool:
-        """True if the job states its utility, never started, and was not promised an end yet."""
+        """True if the job states its utility, never started, and has no promised end yet."""
         begun = self.running_on or self.last_batch or self.samples_done
         return self.utility is not None and self.promised_at is None and not begun
 
@@ -90,7 +90,7 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
 class ClusterView(msgspec.Struct, frozen=True, kw_only=True):
     """Immutable snapshot of the cluster."""
 
-    version: int  # of the core's state
+    version: int  # version of the core's state
     slots: tuple[SlotView, ...]
     jobs: Mapping[JobId, JobView]
 
@@ -103,17 +103,17 @@ class EpochSeen(msgspec.Struct, frozen=True, kw_only=True, tag="epoch"):
 
     job: JobId
     family: str
-    slots: int  # of the group at the report
+    slots: int  # slots of the group when it reported
     nodes: int
     global_batch: int  # samples per step
     samples_per_s: float  # X_j, mean over the epoch
     whole: bool  # one group trained the whole epoch
     epoch: int = 0  # the finished epoch, 1-based
-    samples_done: int = 0  # since the job started; 0: unknown
+    samples_done: int = 0  # samples since the job started; 0: unknown
     train_loss: float | None = None
     stop_metric: float | None = None  # value for the stop rule; None: the rule has no metric
     noise_scale: float | None = None  # of the gradients, samples; as reported, not smoothed
-    beside: tuple[NodeCrowd, ...] | None = None  # jobs on each of its nodes; None: they changed
+    beside: tuple[NodeCrowd, ...] | None = None  # jobs on each of its nodes; None: not constant
     step_times: StepTimes | None = None  # mean over the epoch; None: not reported
 
 
@@ -122,7 +122,7 @@ class StepsSeen(msgspec.Struct, frozen=True, kw_only=True, tag="steps"):
 
     job: JobId
     family: str
-    group: int  # version
+    group: int  # version of the group
     slots: int
     nodes: int
     global_batch: int
@@ -133,14 +133,14 @@ class StepsSeen(msgspec.Struct, frozen=True, kw_only=True, tag="steps"):
     train_loss: float | None = None  # mean over the running epoch so far; None: not reported
     cpu_cores: float | None = None  # used by the first worker, recent mean; None: not reported
     sent_bytes_per_s: float | None = None  # gradients sent by this worker, recent mean
-    # Steps of this group with this batch; the figures are means of the latest of them, so the
-    # first report is valid.
+    # Steps of this group with this batch. The figures are means of the latest of these steps, so
+    # even the first report is valid.
     group_steps: int = 0
     step_times: StepTimes | None = None  # recent mean; None: not reported
 
 
 class JobEnded(msgspec.Struct, frozen=True, kw_only=True, tag="ended"):
-    """A job ended; its work and service inform the expectations of its family."""
+    """End of a job; its work and service improve the predictions for its family."""
 
     job: JobId
     family: str
@@ -150,20 +150,20 @@ class JobEnded(msgspec.Struct, frozen=True, kw_only=True, tag="ended"):
 
 
 class GainSeen(msgspec.Struct, frozen=True, kw_only=True, tag="gain"):
-    """The first whole epoch of a changed group ended: the predicted and the measured speed-up."""
+    """The first whole epoch of a changed group ended; compares predicted and measured speed-up."""
 
     job: JobId
     family: str
     predicted: float  # speed-up over the previous group, from the plan
-    realised: float  # the same, as measured
-    correction: float | None = None  # contained in `predicted`; None: the size was measured
+    realised: float  # measured speed-up over the previous group
+    correction: float | None = None  # factor that `predicted` includes; None: the size was measured
 
 
 class PlanTaken(msgspec.Struct, frozen=True, kw_only=True, tag="taken"):
     """A plan of this policy was accepted."""
 
-    waiting: tuple[JobId, ...]  # jobs that it left without slots
-    slots: Mapping[JobId, tuple[SlotId, ...]] = {}  # target slots of the jobs that it changes
+    waiting: tuple[JobId, ...]  # jobs that the plan left without slots
+    slots: Mapping[JobId, tuple[SlotId, ...]] = {}  # target slots of the jobs that the plan changes
 
 
 PolicyEvent = EpochSeen | StepsSeen | JobEnded | GainSeen | PlanTaken
@@ -181,7 +181,7 @@ class Reason(msgspec.Struct, frozen=True):
 
 
 class StartForecast(msgspec.Struct, frozen=True, kw_only=True):
-    """Expected start of a waiting job; an 80% prediction interval."""
+    """Expected start of a waiting job, with an 80% prediction interval."""
 
     at: Seconds
     earliest: Seconds
@@ -192,22 +192,22 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """Local batch sizes b_j^i of every job that should run (ONES eq. 1).
 
     A job that is absent or has no slots should wait. `reasons` has an entry for every job that
-    changes or waits; the reason of a rejected job is in `rejected`.
+    changes or waits. The reason for a rejection is in `rejected`.
     """
 
     based_on: int
     local_batch: Mapping[JobId, Mapping[SlotId, int]] = {}
     reasons: dict[JobId, Reason] = {}
     restart: tuple[JobId, ...] = ()  # jobs to stop and start again if their slots change
-    wake_at: Seconds | None = None  # request a plan again then, even without events
+    wake_at: Seconds | None = None  # when to request the next plan, even without events
     rejected: Mapping[JobId, Reason] = {}  # jobs that never start: they end with this reason
     promised: Mapping[JobId, Seconds] = {}  # ends promised to admitted jobs
-    predicted_loss: Mapping[JobId, float] = {}  # expected soon; for display
-    starts: Mapping[JobId, StartForecast] = {}  # of waiting jobs; for display
+    predicted_loss: Mapping[JobId, float] = {}  # loss that is soon expected; for display
+    starts: Mapping[JobId, StartForecast] = {}  # expected starts of waiting jobs; for display
 
     @property
     def empty(self) -> bool:
-        """True if the plan decides about no job; a difference of plans is then nothing to do."""
+        """True if the plan decides about no job; an empty difference of plans needs no action."""
         return not (self.local_batch or self.rejected or self.promised)
 
 
@@ -217,39 +217,39 @@ class SearchStats(msgspec.Struct, frozen=True, kw_only=True):
     generations: int = 0  # since the search started
     best_fitness: float = 0.0
     mean_fitness: float = 0.0
-    incumbent_fitness: float = 0.0  # of the schedule in force, on the same scale
+    incumbent_fitness: float = 0.0  # fitness of the schedule in force, on the same scale
     diversity: float = 0.0  # mean share of jobs in which two candidates differ, 0 to 1
     decision_ms: float = 0.0  # duration of the last decision
-    length_predictions: int = 0  # predictions of remaining work that could be checked
+    length_predictions: int = 0  # number of predictions of remaining work that could be checked
     length_error: float | None = None  # their median error, as a share of the remaining work
-    length_coverage_80: float | None = None  # share of them within the 80% interval
-    length_coverage_90: float | None = None  # within the 90% interval
+    length_coverage_80: float | None = None  # share of results within the 80% interval
+    length_coverage_90: float | None = None  # the same for the 90% interval
 
     def in_ms(self, took_s: float) -> SearchStats:
-        """Return a copy with the duration of the last decision, given in seconds."""
+        """Return a copy in which the last decision took `took_s` seconds."""
         return msgspec.structs.replace(self, decision_ms=took_s * 1000.0)
 
 
 class Budget(msgspec.Struct, frozen=True, kw_only=True):
-    """Limit of a search, counted in work, so that it means the same on every machine."""
+    """Limit of a search, as an amount of work, so that the limit is the same on every machine."""
 
     generations: int = 0
-    steps: int = 0  # parts of a generation, for responsive callers
+    steps: int = 0  # steps, i.e. parts of a generation, for responsive callers
 
 
 class Oracle(Protocol):
-    """Ground truth that no cluster has; a simulator offers it to policies used for comparison."""
+    """Ground truth that no cluster knows; a simulator offers it to policies for comparison."""
 
     def remaining_s(self, job: JobView, slots: int) -> float:
-        """Return the seconds that a job still trains with its first batch; slots are close."""
+        """Return the remaining training seconds with the first batch on slots close together."""
         ...
 
     def remaining_steps(self, job: JobView) -> float:
-        """Return the remaining steps at the first batch, counted as in the published simulators."""
+        """Return the remaining steps at the first batch, computed as in published simulators."""
         ...
 
     def step_s(self, job: JobView, slots: int) -> float:
-        """Return the seconds of one such step; slots are close together."""
+        """Return the seconds of one step at the first batch, on slots close together."""
         ...
 
     def speed_share(
@@ -258,11 +258,11 @@ class Oracle(Protocol):
         layouts: Mapping[JobId, Mapping[NodeId, int]],
         on: Mapping[NodeId, Mapping[JobId, int]],
     ) -> float:
-        """Return the share of its speed alone and close together that a job would keep, in (0, 1].
+        """Return a job's speed in these layouts over its speed alone and close together, in (0, 1].
 
         Args:
             layouts: assumed workers of every job on each of its nodes.
-            on: for each node of the job, the assumed workers there of every job, its own included.
+            on: for each node of the job, the assumed workers of every job there, also of this job.
         """
         ...
 
@@ -278,14 +278,14 @@ class Policy(Protocol):
         ...
 
     def improve(self, view: ClusterView, budget: Budget, rng: Generator, now: Seconds) -> bool:
-        """Search within `budget`; return whether more search could still find a better plan.
+        """Search within `budget`; return True if further search could still find a better plan.
 
-        `rng` is the only source of randomness: the same draws give the same plan.
+        `rng` is the only source of randomness: the same draws lead to the same plan.
         """
         ...
 
     def plan(self, view: ClusterView, now: Seconds) -> Plan:
-        """Return the best complete plan for `view` so far; must not change state.
+        """Return the best complete plan so far for `view`; must not change the policy's state.
 
         The plan names every job that should run and is `based_on` the version of `view`.
         """
@@ -294,8 +294,8 @@ class Policy(Protocol):
     def batches(self, view: ClusterView, now: Seconds) -> Plan:
         """Return a plan with new batch sizes on the slots that jobs already have.
 
-        For planners that request complete plans in rounds or seldom: a change of the batch alone
-        does not stall a job. The method changes no state except the record of what was already
+        For planners that request complete plans rarely or in rounds: a new batch alone does
+        not stall a job. The method must not change state, except for the record of what was already
         learnt. Jobs that the plan does not name continue unchanged.
         """
         return Plan(based_on=view.version)
@@ -306,10 +306,10 @@ class Policy(Protocol):
 
 
 class ImmediatePolicy(Policy):
-    """Base of policies that decide in `plan` without a search; a subclass may learn from events."""
+    """Base of policies that decide in `plan` without a search; a subclass can learn from events."""
 
     def observe(self, event: PolicyEvent, now: Seconds) -> None:
-        """Ignore the event; a subclass that needs more than views overrides this."""
+        """Ignore the event; a subclass that learns from events overrides this."""
 
     def improve(self, view: ClusterView, budget: Budget, rng: Generator, now: Seconds) -> bool:
         """Return False: there is nothing to search for."""

@@ -1,12 +1,12 @@
-"""Adapter that keeps every job at its minimum slots, and the plan without a policy.
+"""Adapter that keeps every job at its minimum slots, and the plan used when no policy replies.
 
-A group that loses a member continues without it. Where slots are free, a policy sees the job as
-one that is growing back on them and must not be moved. Where no slots are free, the policy sees it
-as a waiting job whose slots become free soon: the policy gives it its minimum, or the job stops and
-waits in the queue.
+A group that loses a member continues without that member. If slots are free, the policy sees the
+job as growing back onto them and immovable. If no slots are free, the policy sees the job as
+waiting, with slots that become free soon: either the policy gives the job its minimum, or the job
+stops and waits in the queue.
 
-`fallback_plan` is the greedy plan while a policy does not reply: running jobs continue, and
-waiting jobs start on free slots.
+`fallback_plan` is the greedy plan for the time when a policy does not reply: running jobs continue,
+and waiting jobs start on free slots.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ExpandedView:
-    """View for a policy, and the jobs whose real state differs from it."""
+    """View for a policy, and the jobs that the view shows in another state than their real one."""
 
     view: ClusterView
-    short: Mapping[JobId, JobView] = field(default_factory=dict)  # their real state
-    wake_at: Seconds | None = None  # when another job that lost members may change again
+    short: Mapping[JobId, JobView] = field(default_factory=dict)  # jobs in their real state
+    wake_at: Seconds | None = None  # when another job that lost members can be changed again
 
 
 def expand_view(view: ClusterView, now: Seconds, *, gangs: bool = False) -> ExpandedView:
     """Return the view in which jobs that lost members are growing back, or waiting.
 
-    A job that is changing, that waits after a failed change, or that has a slot on a node that is
-    not up stays as it is. With `gangs`, jobs get their wanted slots again where enough are free.
+    A job stays as it is if it is changing, if it waits after a failed change, or if one of its
+    nodes is not up. With `gangs`, jobs get their wanted slots again if enough slots are free.
     """
     due = {name: _due(job, view, gangs=gangs) for name, job in view.jobs.items() if job.running_on}
     short = [view.jobs[name] for name in due if len(view.jobs[name].running_on) < due[name]]
@@ -85,7 +85,7 @@ def expand_view(view: ClusterView, now: Seconds, *, gangs: bool = False) -> Expa
 
 
 def merge_plan(expanded: ExpandedView, plan: Plan) -> Plan:
-    """Return the plan with the reasons of jobs that lost members replaced by accurate ones."""
+    """Return the plan with accurate reasons for the jobs that lost members."""
     if not expanded.short and expanded.wake_at is None:
         return plan
     reasons = dict(plan.reasons)
@@ -101,7 +101,7 @@ def _due(job: JobView, view: ClusterView, *, gangs: bool) -> int:
 
 
 def _restored_size(job: JobView, due: int, free: int) -> int:
-    """Return the first of `due`, `job.least` that exceeds the job's size and fits, else 0."""
+    """Return `due` if it exceeds the job's size and fits, else `job.least` if that does, else 0."""
     have = len(job.running_on)
     return next((size for size in (due, job.least) if have < size <= have + free), 0)
 
@@ -146,9 +146,9 @@ def _reason(job: JobView, placed: Mapping[SlotId, int], why: Reason | None) -> R
 class MinSlotsPolicy(Policy):
     """Wrapper that lets `policy` decide about a cluster without jobs below their minimum slots.
 
-    The policy needs no handling of lost members: it sees these jobs growing back or waiting
-    (`expand_view`), and decides about all others around them. With `gangs` they get their wanted
-    slots again where these are free.
+    The policy needs no code for lost members: it sees the affected jobs as growing back or waiting
+    (`expand_view`), and decides about all other jobs. With `gangs`, affected jobs get their wanted
+    slots again if these slots are free.
     """
 
     def __init__(self, policy: Policy, *, gangs: bool = False) -> None:
@@ -156,26 +156,26 @@ class MinSlotsPolicy(Policy):
         self._gangs = gangs
 
     def observe(self, event: PolicyEvent, now: Seconds) -> None:
-        """Pass the event to the policy."""
+        """Pass the event to the wrapped policy."""
         self.policy.observe(event, now)
 
     def improve(self, view: ClusterView, budget: Budget, rng: Generator, now: Seconds) -> bool:
-        """Let the policy search with the adapted view."""
+        """Let the wrapped policy search with the expanded view."""
         expanded = expand_view(view, now, gangs=self._gangs)
         return self.policy.improve(expanded.view, budget, rng, now)
 
     def plan(self, view: ClusterView, now: Seconds) -> Plan:
-        """Return the policy's plan, in which jobs that lost members grow back or stop."""
+        """Return the wrapped policy's plan, in which jobs that lost members grow back or stop."""
         expanded = expand_view(view, now, gangs=self._gangs)
         return merge_plan(expanded, self.policy.plan(expanded.view, now))
 
     def batches(self, view: ClusterView, now: Seconds) -> Plan:
-        """Return the policy's batches for the adapted view."""
+        """Return the wrapped policy's batches for the expanded view."""
         expanded = expand_view(view, now, gangs=self._gangs)
         return self.policy.batches(expanded.view, now)
 
     def stats(self) -> SearchStats:
-        """Return the statistics of the policy."""
+        """Return the statistics of the wrapped policy."""
         return self.policy.stats()
 
 
@@ -183,8 +183,8 @@ def fallback_plan(view: ClusterView, now: Seconds, *, admits: bool = False) -> P
     """Keep every running job; start waiting jobs on their minimum slots, oldest first.
 
     Jobs that lost members grow back to their minimum, or stop. With `admits` the policy decides
-    which jobs start at all: a job that states its utility and never started then waits, since it
-    could not be rejected afterwards.
+    which jobs start at all. A job that states its utility and never started then waits, because a
+    started job can no longer be rejected.
     """
     expanded = expand_view(view, now)
     return merge_plan(expanded, _fill_free_slots(expanded.view, now, admits=admits))

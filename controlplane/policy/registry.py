@@ -1,6 +1,6 @@
-"""Registry of policies by name, and notes for jobs that lack what a policy needs.
+"""Registry of policies by name, and notes for jobs that do not meet a policy's needs.
 
-A policy is imported when it is made.
+A policy's module is imported when the policy is made.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ Need = Literal["losses", "utility"]
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Location and properties of a policy."""
+    """Where a policy is defined, and its properties."""
 
     factory: str  # module:class in this package, called with its options
     options: str  # module:struct in this package
-    searches: bool = False  # slow enough to need its own process
-    epochs: bool = False  # the plan may change at the end of an epoch
-    rebatches: bool = False  # adjusts batches between plans
+    searches: bool = False  # True: slow enough to need its own process
+    epochs: bool = False  # True: the plan can change at the end of an epoch
+    rebatches: bool = False  # True: adjusts batches between plans
     batch: Literal["fixed", "elastic"] = "fixed"  # elastic: may differ from the user's batch
     oracle: Literal["no", "may", "must"] = "no"  # use of an oracle; "must": simulation only
-    gangs: bool = False  # gives jobs their wanted slots, and never another number
-    needs: tuple[Need, ...] = ()  # of jobs; `job_notes` explains what a job without it gets
+    gangs: bool = False  # True: gives a job exactly its wanted slots or none
+    needs: tuple[Need, ...] = ()  # needs of jobs; `job_notes` explains unmet ones
 
     @property
     def admits(self) -> bool:
-        """True if the policy may reject jobs, judged by the utility of their end."""
+        """True if the policy rejects jobs whose end is worth too little."""
         return "utility" in self.needs
 
 
@@ -106,8 +106,8 @@ def make(
     """Return a new policy, wrapped so that jobs that lost members return to their minimum slots.
 
     Args:
-        options: of the policy; missing ones have their defaults.
-        oracle: in a simulation; None in a cluster.
+        options: options of the policy; missing options have their defaults.
+        oracle: ground truth of a simulation; None in a cluster.
 
     Raises:
         SettingsError: if there is no such policy, it needs an oracle, or an option is unknown or
@@ -124,7 +124,7 @@ def make(
 
 
 def check_for_cluster(name: str, options: Mapping[str, Any]) -> None:
-    """Refuse a policy or options that only work in a simulation.
+    """Refuse a policy or options that work only in a simulation.
 
     Raises:
         SettingsError: if there is no such policy, or it needs an oracle.
@@ -177,11 +177,11 @@ def job_notes(
     epochs: int = 0,
     train_loss: float | None = None,
 ) -> tuple[str, ...]:
-    """Return one sentence for each need of the policy that a job does not meet, in their order.
+    """Return one sentence for each need that a job does not meet, in the order of `needs`.
 
     Args:
         utility_stated: True if the user stated the utility of the job's end.
-        train_loss: latest report; None: none yet.
+        train_loss: latest reported loss; None: no report yet.
     """
     no_utility = (
         f"no utility stated: {policy} accepts it, promises it no end, and gives it what promised "
@@ -195,7 +195,7 @@ def job_notes(
 
 
 def _no_losses(policy: str, epochs: int, train_loss: float | None) -> str | None:
-    """Return the note; before the first epoch it is unknown whether the job will report losses."""
+    """Return the note on missing losses; before the first epoch, losses might still be reported."""
     if train_loss is None and not epochs:
         until = "it has at least a fair share until it reports some"
         return f"{policy} shares slots by training losses: {until}"
