@@ -1,4 +1,4 @@
-"""Models of speed and work; array types of models and policies (shapes are in the docstrings)."""
+"""Models of training speed and work, and the array types of models and policies."""
 
 from __future__ import annotations
 

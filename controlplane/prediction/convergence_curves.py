@@ -1,4 +1,4 @@
-"""Convergence curves of many jobs at once (SLAQ section 2), fitted in closed form on two grids."""
+"""Convergence curves of many jobs at once (SLAQ section 2), fitted in closed form on a grid."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ import numpy as np
 
 from controlplane.prediction import BoolArray, FloatArray, IntArray
 
-FLOORS: Final = np.geomspace(1e-3, 30.0, 24)  # d below the lowest loss, in ranges of the losses
-RATES: Final = np.geomspace(0.03, 300.0, 28)  # -log mu, per span of the reports
-BETWEEN: Final = np.geomspace(1 / 1.4, 1.4, 9)  # factors on the best rate, for a second pass
+FLOORS: Final = np.geomspace(1e-3, 30.0, 24)  # (lowest loss - d) / range of the losses
+RATES: Final = np.geomspace(0.03, 300.0, 28)  # -log mu, for t from 0 to 1
+BETWEEN: Final = np.geomspace(1 / 1.4, 1.4, 9)  # second pass: factors of the best rate of `RATES`
 TINY: Final = 1e-12
 BINOMIAL: Final = {3: (1, 3, 3, 1), 4: (1, 4, 6, 4, 1)}
 
 
 class Fit(NamedTuple):
-    """One form, fitted to every job, in the scaled coordinates of its reports."""
+    """Coefficients and errors of one form, fitted to every job, in scaled coordinates."""
 
     coefficients: FloatArray  # shape (J, 4)
     error: FloatArray  # weighted sum of squared residuals of the loss, shape (J,)
@@ -31,14 +31,14 @@ def fit_sublinear(
 ) -> Fit:
     """Fit 1 / (a t^2 + b t + c) + d with a, b, c at least 0 (SLAQ section 2, class I).
 
-    By variable projection: for each d of a grid, 1 / (loss - d) is linear in a, b, c. Residuals
-    there are weighted by (loss - d)^2, so that they count as they do in the loss itself. Losses are
-    scaled to start at 0, so that all moments about d are sums of positive terms.
+    The fit uses variable projection: for each d of a grid, 1 / (loss - d) is linear in a, b, c. The
+    residuals of 1 / (loss - d) are weighted by (loss - d)^2, which turns them into residuals of the
+    loss. Losses are scaled to start at 0, so that all moments about d are sums of positive terms.
 
     Args:
         times: t, shape (J, N), from 0 to 1.
         losses: shape (J, N), from 0 to 1.
-        weights: of each report, shape (J, N); 0: no report.
+        weights: weight of each report, shape (J, N); 0 if there is no report.
         lowest: smallest allowed d, shape (J,), at most 0.
     """
     gaps = np.minimum(FLOORS, np.maximum(-lowest, FLOORS[0])[:, None])  # (J, D); d = -gap
@@ -63,10 +63,10 @@ def fit_sublinear(
 def fit_exponential(
     times: FloatArray, losses: FloatArray, weights: FloatArray, lowest: FloatArray
 ) -> Fit:
-    """Fit A mu^t + c with A at least 0 (SLAQ section 2, class II; there mu^(t - b) + c).
+    """Fit A mu^t + c with A at least 0 (SLAQ section 2, class II: mu^(t - b) + c).
 
-    For each mu of a grid, A and c have a closed form. Coefficients are A, -log mu, c, 0; arguments
-    are those of `fit_sublinear`.
+    For each mu of a grid, A and c have a closed form. The coefficients are A, -log mu, c, 0. The
+    arguments are those of `fit_sublinear`.
     """
     every = np.broadcast_to(RATES, (len(times), len(RATES)))
     coarse = _at_rates(times, losses, weights, lowest, every)
@@ -80,7 +80,7 @@ def _at_rates(
     lowest: FloatArray,
     rates: FloatArray,
 ) -> Fit:
-    """Return the best of the given rates, shape (J, R), for each job."""
+    """Return the fit of each job at the best of its candidate `rates`, shape (J, R)."""
     decays = np.exp(-rates[:, :, None] * times[:, None, :])  # (J, R, N)
     by_loss = weights * losses
     one, loss = weights.sum(axis=1)[:, None], by_loss.sum(axis=1)[:, None]
@@ -118,7 +118,7 @@ def _moments_about(moments: FloatArray, gaps: FloatArray, order: int, power: int
 
 
 def _non_negative(fourth: list[FloatArray], third: list[FloatArray]) -> FloatArray:
-    """Non-negative least squares of three unknowns (J, D, 3): the best of all active sets.
+    """Solve non-negative least squares for three unknowns by trying all active sets; (J, D, 3).
 
     `fourth` and `third` are the moments S0 to S4 and R0 to R2 of the normal equations, (J, D) each.
     """
@@ -143,7 +143,7 @@ def _non_negative(fourth: list[FloatArray], third: list[FloatArray]) -> FloatArr
 
 
 def _solve(gram: list[list[FloatArray]], right: list[FloatArray]) -> list[FloatArray]:
-    """Cramer's rule for one to three unknowns; nan where the equations are singular."""
+    """Solve equations with one to three unknowns by Cramer's rule; nan where they are singular."""
     whole = _determinant(gram)
     diagonal = np.prod([gram[i][i] for i in range(len(gram))], axis=0)
     whole = np.where(whole > TINY * diagonal, whole, np.nan)
@@ -175,8 +175,8 @@ Values = TypeVar("Values", FloatArray, IntArray)
 MAX_REPORTS: Final = 40  # latest reports that a curve is fitted to
 DECAY: Final = 0.85  # weight of a report relative to the next one; paper: 0.8 to 0.9
 MIN_REPORTS: Final = 3
-MAX_LOSS: Final = 1e30  # larger losses are no measurements
-FLAT: Final = 1e-9  # relative: smaller ranges of losses count as constant
+MAX_LOSS: Final = 1e30  # larger losses are ignored
+FLAT: Final = 1e-9  # losses with a smaller relative range are treated as constant
 JOBS_PER_BATCH: Final = 64  # jobs per batch, so that their arrays stay in the cache
 
 
@@ -191,20 +191,20 @@ class Form(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class ConvergenceCurves:
-    """A curve for each of J jobs; t is 0 at the first kept report and 1 at the last."""
+    """Curve of each of J jobs; t is 0 at the first kept report and 1 at the last."""
 
     forms: IntArray  # values of `Form`, shape (J,)
-    coefficients: FloatArray  # of the form, shape (J, 4)
+    coefficients: FloatArray  # coefficients of the form, shape (J, 4)
     first: FloatArray  # position of the first report, shape (J,)
     span: FloatArray  # from the first report to the last, shape (J,)
     lowest: FloatArray  # lowest reported loss, shape (J,)
-    range: FloatArray  # of the reported losses, shape (J,)
+    range: FloatArray  # range of the reported losses, shape (J,)
     error: FloatArray  # weighted root mean square of the residuals, shape (J,); in units of loss
 
     def at(self, positions: FloatArray) -> FloatArray:
         """Return the losses at positions of shape (J,) or (J, M), on the axis of the reports.
 
-        Constant before the first report, nan without a curve.
+        The loss is constant before the first report, and nan for a job without a curve.
         """
         extra = (1,) * (positions.ndim - 1)
 
@@ -244,11 +244,11 @@ class ConvergenceCurves:
         return np.where(falls, self.first + self.span * times, np.inf)
 
     def rows(self, chosen: IntArray) -> ConvergenceCurves:
-        """Return the curves at these indices, shape (K,)."""
+        """Return the curves of the jobs at the indices `chosen`, shape (K,)."""
         return ConvergenceCurves(*(getattr(self, name)[chosen] for name in _FIELDS))
 
     def followed_by(self, others: ConvergenceCurves) -> ConvergenceCurves:
-        """Return these curves, then the others."""
+        """Return the curves of this object, followed by those of `others`."""
         both = ((getattr(self, name), getattr(others, name)) for name in _FIELDS)
         return ConvergenceCurves(*map(np.concatenate, both))
 
@@ -261,14 +261,14 @@ def fit_curves(
 ) -> ConvergenceCurves:
     """Return the curves closest to the latest reports, sublinear or exponential.
 
-    Newer reports count more: weights fall by `decay` from report to report (SLAQ section 2). Never
-    raises for any losses: those that are not finite are ignored, and if the others determine no
-    curve, `forms` says so. A single report above both its neighbours is lowered to the higher of
-    them, which leaves falling losses unchanged. Losses that were never negative are assumed never
-    to become so.
+    Weights fall by the factor `decay` from each report to the one before it (SLAQ section 2). No
+    losses raise an error: losses that are not finite are ignored, and if the remaining losses do
+    not determine a curve, `forms` shows this. A single report above both its neighbours is lowered
+    to the higher neighbour, which leaves falling losses unchanged. If all losses of a job are at
+    least 0, its curve stays at least 0.
 
     Args:
-        positions: of the reports, in samples, iterations or epochs, rising; shape (J, N).
+        positions: positions of the reports in samples, iterations or epochs, rising; shape (J, N).
         losses: shape (J, N); nan where there is no report.
         decay: weight of a report relative to the next one, in (0, 1].
 
@@ -293,8 +293,8 @@ def job_curve(
     """Return the curve of one job (J = 1) from all its reports; see `fit_curves`.
 
     Args:
-        positions: of the reports, rising, as many as `losses`.
-        losses: None: not reported.
+        positions: positions of the reports, rising, as many as `losses`.
+        losses: reported losses; None where no loss was reported.
         decay: weight of a report relative to the next one, in (0, 1].
     """
     known = [(at, loss) for at, loss in zip(positions, losses, strict=True) if loss is not None]
@@ -331,7 +331,7 @@ def _fit(positions: FloatArray, losses: FloatArray, decay: float) -> Convergence
 
 @dataclass(frozen=True, slots=True)
 class _Scaled:
-    """Reports of some jobs in coordinates from 0 to 1."""
+    """Reports of several jobs, scaled to coordinates from 0 to 1."""
 
     times: FloatArray  # shape (J, N)
     losses: FloatArray  # shape (J, N)
@@ -373,7 +373,7 @@ def _scaled(positions: FloatArray, losses: FloatArray, decay: float) -> _Scaled:
 
 
 def _extent(values: FloatArray, known: BoolArray) -> tuple[FloatArray, FloatArray]:
-    """Return the least of the known values of each row, and the range of the values."""
+    """Return the smallest known value of each row, and the range of the known values."""
     least = np.min(values, axis=1, where=known, initial=np.inf)
     largest = np.max(values, axis=1, where=known, initial=-np.inf)
     return least, np.where(known.any(axis=1), largest, least) - np.where(
@@ -382,7 +382,7 @@ def _extent(values: FloatArray, known: BoolArray) -> tuple[FloatArray, FloatArra
 
 
 def _without_spikes(losses: FloatArray, known: BoolArray) -> FloatArray:
-    """Lower reports above both their neighbours to the higher neighbour."""
+    """Lower each report that is above both its neighbours to the higher neighbour."""
     calm = losses.copy()
     ceiling = np.maximum(losses[:, :-2], losses[:, 2:])
     between = known[:, :-2] & known[:, 1:-1] & known[:, 2:]

@@ -1,9 +1,9 @@
 """Lengths of jobs: total work as a distribution, remaining samples, and Optimus' loss curve.
 
-Lengths are positive, differ by orders of magnitude between families and by a share within one.
-Therefore averages and spreads are of logarithms of totals. Each finished job of a family gives one
-log-normal component (a kernel estimate). Anything else known about the job's own end, such as its
-user's estimate or the trend of its metric, is evidence that multiplies them.
+Lengths are positive. They differ by orders of magnitude between families and by a percentage within
+a family, so averages and spreads use logarithms of totals. Each finished job of a family adds one
+log-normal component (a kernel estimate). Other knowledge about the end of a job, such as the user's
+estimate or the trend of a metric, is evidence that multiplies the components.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from scipy.special import log_ndtr, ndtr
 
 from controlplane.prediction import FloatArray
 
-MIN_SPREAD: Final = 0.01  # of a logarithm: lengths are known to a per cent at best
-MIN_TAIL: Final = 1e-12  # probability of continuing below which a job has outlived all components
+MIN_SPREAD: Final = 0.01  # of a log total: no length is known better than to 1%
+MIN_TAIL: Final = 1e-12  # smaller survival probabilities count as outliving all components
 MIN_SAMPLES: Final = 1e-9  # samples; keeps a logarithm finite
-BISECTION_STEPS: Final = 60  # bisection steps, which leave 2^-60 of the interval
-MAX_DEVIATIONS: Final = 12.0  # range of quantiles beyond the last component, standard deviations
+BISECTION_STEPS: Final = 60  # they shrink the interval to 2^-60 of its length
+MAX_DEVIATIONS: Final = 12.0  # search range beyond the outer components, standard deviations
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """Log-normal estimate of the total of one job."""
+    """Log-normal estimate of one job's total work."""
 
     log_total: float  # natural logarithm of samples
     spread: float  # standard deviation of `log_total`
@@ -36,14 +36,14 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class LengthDistribution:
-    """Total of a job, as a mixture of log-normal components."""
+    """Distribution of a job's total work, as a mixture of log-normal components."""
 
     log_totals: FloatArray  # centres, natural logarithms of samples, shape (K,)
     weights: FloatArray  # shape (K,), above 0; their sum is 1
     spread: float  # standard deviation of each component, in the logarithm
 
     def given(self, evidence: Evidence) -> LengthDistribution:
-        """Return the product with independent evidence about the same job, in the same form."""
+        """Return the product of the distribution and independent evidence about the same job."""
         own, other = self.spread**2, evidence.spread**2
         both = own + other
         apart = self.log_totals - evidence.log_total
@@ -55,9 +55,9 @@ class LengthDistribution:
         return LengthDistribution(centres[kept], weights[kept] / weights[kept].sum(), spread)
 
     def mean_left(self, done: float) -> float:
-        """Return the mean residual life: the expected rest in samples after `done`, above 0.
+        """Return the mean residual life: the expected samples that remain after `done`, above 0.
 
-        If the job outlived all plausible totals, the rest is a share of `done`: that of the spread.
+        If the job outlived all plausible totals, the rest is a share of `done` set by the spread.
         """
         if done <= 0.0:
             means = np.exp(self.log_totals + 0.5 * self.spread**2)
@@ -66,7 +66,7 @@ class LengthDistribution:
         return max(total - done, MIN_SAMPLES)
 
     def _log_mean(self, done: float, power: float) -> float:
-        """Return log(E[T^power; T > done] / P(T > done)), per component, without underflow."""
+        """Return log(E[T^power; T > done] / P(T > done)), without underflow in any component."""
         above = (self.log_totals - math.log(done)) / self.spread
         logs = np.log(self.weights)
         moments = power * self.log_totals + 0.5 * (power * self.spread) ** 2
@@ -74,10 +74,10 @@ class LengthDistribution:
         return _log_sum(logs + moments + log_ndtr(above + power * self.spread)) - alive
 
     def quantiles_left(self, done: float, shares: Sequence[float]) -> list[float]:
-        """Return the quantiles, at probabilities in (0, 1), of the rest in samples after `done`."""
+        """Return quantiles of the samples that remain after `done`; `shares` are in (0, 1)."""
         at = math.log(max(done, MIN_SAMPLES))
         alive = float(self.weights @ ndtr((self.log_totals - at) / self.spread))
-        if done > 0.0 and alive < MIN_TAIL:  # outlived all: an exponential tail with the spread
+        if done > 0.0 and alive < MIN_TAIL:  # outlived all components: use an exponential tail
             wide = self.spread
             return [done * (math.exp(-wide * math.log1p(-share)) - 1.0) for share in shares]
         low = at if done > 0.0 else float(self.log_totals.min()) - MAX_DEVIATIONS * self.spread
@@ -87,7 +87,7 @@ class LengthDistribution:
         return [max(total - done, 0.0) for total in totals.tolist()]
 
     def _where_survival_is(self, wanted: FloatArray, low: float, high: float) -> FloatArray:
-        """Return the logarithms of totals that are exceeded with these probabilities."""
+        """Return the logarithms of the totals that are exceeded with probabilities `wanted`."""
         lows, highs = np.full(len(wanted), low), np.full(len(wanted), high)
         for _ in range(BISECTION_STEPS):
             middle = 0.5 * (lows + highs)
@@ -105,7 +105,7 @@ def _log_sum(values: FloatArray) -> float:
 
 
 def one_length(evidence: Evidence) -> LengthDistribution:
-    """Return a distribution of one component."""
+    """Return a distribution with one component, the evidence."""
     return LengthDistribution(
         np.array([evidence.log_total]), np.ones(1), max(evidence.spread, MIN_SPREAD)
     )
@@ -114,18 +114,18 @@ def one_length(evidence: Evidence) -> LengthDistribution:
 def of_relatives(
     finished: Sequence[float], outlived: Sequence[float], spread: float
 ) -> LengthDistribution:
-    """Return the distribution of totals in a family: a component at each finished job.
+    """Return the distribution of totals in a family, with one component per finished job.
 
-    Jobs that were given up or still run are censored. The jobs that finished later represent them,
-    too (Kaplan and Meier 1958), so that the first to finish, which are the short ones, do not
-    dominate.
+    Jobs that were given up or still run are censored: their weight goes to the jobs that finished
+    with larger totals (Kaplan and Meier 1958). Otherwise the first jobs to finish, which are the
+    short ones, would dominate.
 
     Args:
-        finished: totals of finished jobs, samples, at least one.
+        finished: totals of finished jobs, samples; at least one.
         outlived: samples done by jobs that were given up or still run.
-        spread: of the logarithm of totals within a family. Components are narrower the more there
-            are (Silverman 1986: by the fifth root of their number), and wider while few of them
-            also have to represent the middle.
+        spread: standard deviation of log totals within a family. More components are narrower
+            (Silverman 1986: by the fifth root of their number). A few components are wider,
+            because they also have to represent the lengths between them.
     """
     valid = np.maximum(np.asarray(finished, dtype=np.float64), MIN_SAMPLES)
     totals, counts = np.unique(valid, return_counts=True)
@@ -138,7 +138,7 @@ def of_relatives(
         weights[place] = survived * count / at_risk
         survived -= weights[place]
         before += count
-    weights[-1] += max(survived, 0.0)  # jobs that outlived all count as the longest finished one
+    weights[-1] += max(survived, 0.0)  # jobs that outlived all get the longest total
     number = len(finished)
     width = max(MIN_SPREAD, spread * math.sqrt(1.0 + 1.0 / number) * number**-0.2)
     return LengthDistribution(np.log(totals), weights / weights.sum(), width)
@@ -148,8 +148,8 @@ def pooled_spread(families: Sequence[Sequence[float]], prior: float, trust: floa
     """Return the standard deviation of log totals within a family, pooled over all families.
 
     Args:
-        families: totals of the finished jobs of each, samples, above 0.
-        prior: standard deviation of the logarithm, before there are any.
+        families: for each family the totals of its finished jobs, samples, above 0.
+        prior: standard deviation of the logarithm that is assumed before any job has finished.
         trust: degrees of freedom of the prior, above 0.
     """
     squares, freedom = trust * prior**2, trust
@@ -166,15 +166,15 @@ def remaining_samples(
 ) -> float:
     """Return the samples that a job will still process.
 
-    The mean residual life of finished jobs of the family; before one has finished, as much as was
-    done already, or up to the furthest job. In a live cluster a stated number of epochs or samples
-    *is* the end of a job, so it is not averaged with anything.
+    The estimate is the mean residual life of the finished jobs of the family. Before a job has
+    finished beyond `done`, a job is expected to reach 2 `done` or `largest`, the larger. In a live
+    cluster a stated number of epochs or samples *is* the end of a job, so nothing is averaged.
 
     Args:
         done: Y_processed, samples.
-        stated: total that the user stated, samples; None if it depends on a metric.
+        stated: total that the user stated, samples; None if the end depends on a metric.
         finished: totals of finished jobs of the family, samples.
-        largest: most samples that a job of the family has done.
+        largest: most samples that any job of the family has done.
     """
     if stated is not None:
         return max(0.0, stated - done)
@@ -184,14 +184,14 @@ def remaining_samples(
     return max(2.0 * done, largest) - done
 
 
-FLOORS: Final = 40  # tried values of the loss's lower bound
+FLOORS: Final = 40  # number of lower bounds of the loss that the fit tries
 MIN_POINTS: Final = 3  # the curve has three coefficients
 MAX_LOSS_EPOCHS: Final = 10_000  # limit of the search for convergence
 
 
 @dataclass(frozen=True, slots=True)
 class LossCurve:
-    """Loss after k epochs: 1 / (b0 k + b1) + b2, all at least 0 (Optimus eq. 1)."""
+    """Loss after k epochs: 1 / (b0 k + b1) + b2, with b0, b1 and b2 at least 0 (Optimus eq. 1)."""
 
     b0: float
     b1: float
@@ -202,12 +202,12 @@ class LossCurve:
         return 1.0 / max(self.b0 * epoch + self.b1, 1e-12) + self.b2
 
     def fall(self, epoch: float) -> float:
-        """Return the share of the loss after `epoch` that the next epoch removes."""
+        """Return the share of the loss at `epoch` that the next epoch removes."""
         loss = self.at(epoch)
         return (loss - self.at(epoch + 1)) / loss
 
     def converged_at(self, convergence: float) -> int:
-        """Return the first epoch whose successor removes less than this share of the loss."""
+        """Return the first epoch whose next epoch removes less than this share of the loss."""
         low, high = 0, MAX_LOSS_EPOCHS  # the share falls from epoch to epoch
         while low < high:
             middle = (low + high) // 2
@@ -219,10 +219,10 @@ class LossCurve:
 
 
 def fit_loss(epochs: Sequence[int], losses: Sequence[float]) -> LossCurve | None:
-    """Return the curve closest to the reports; None if they determine none.
+    """Return the curve closest to the reports; None if the reports do not determine a curve.
 
-    For each of some floors b2 below the least loss, b0 and b1 come by non-negative least squares
-    on 1 / (loss - b2), weighted so that errors count as they do in the loss itself.
+    The fit tries several floors b2 below the smallest loss. For each floor, non-negative least
+    squares on 1 / (loss - b2) finds b0 and b1, weighted so that errors count as errors of the loss.
 
     Args:
         epochs: k, finished epochs, at least three.

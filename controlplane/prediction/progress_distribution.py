@@ -14,7 +14,7 @@ from controlplane.prediction import FloatArray
 
 FEATURES: Final = 5  # ||D||, initial loss, Y_processed, loss improvement ratio, accuracy
 MARGIN: Final = 1e-3  # minimum distance of progress from 0 and 1, where a density may be infinite
-RIDGE: Final = 1e-3  # penalty on coefficients of standardised features, per point
+RIDGE: Final = 1e-3  # penalty per point on the coefficients of standardised features
 
 
 def features(
@@ -24,16 +24,16 @@ def features(
     loss: float | None,
     accuracy: float | None = None,
 ) -> FloatArray:
-    """Return the paper's x, shape (5,); nan for values that are unknown or not finite.
+    """Return the paper's feature vector x, shape (5,); nan where a value is unknown or not finite.
 
     The model replaces nan by the mean of the feature.
 
     Args:
         epoch_samples: ||D||.
-        initial_loss: L_initial; the paper takes it before training starts.
+        initial_loss: L_initial; the paper measures it before training starts.
         samples_done: Y_processed.
-        loss: latest report; r_L = 1 - loss / L_initial.
-        accuracy: of validation, latest report.
+        loss: latest reported loss; r_L = 1 - loss / L_initial.
+        accuracy: latest reported validation accuracy.
     """
     found = np.full(FEATURES, np.nan)
     found[0], found[2] = epoch_samples, samples_done
@@ -48,11 +48,11 @@ def features(
 
 @dataclass(frozen=True)
 class Points:
-    """Moments in the lives of finished jobs."""
+    """Training data: finished jobs at the ends of their epochs, with the progress at that time."""
 
     features: FloatArray  # x, shape (N, 5); nan where unknown
-    epochs: FloatArray  # processed, shape (N,)
-    progress: FloatArray  # rho, shape (N,): done share of the job's work
+    epochs: FloatArray  # number of processed epochs, shape (N,)
+    progress: FloatArray  # rho, shape (N,): share of the job's work that was done
 
     def __len__(self) -> int:
         """Return the number of points."""
@@ -62,12 +62,12 @@ class Points:
 def points_of(rows: FloatArray, epochs: FloatArray) -> Points:
     """Return the points of one finished job.
 
-    The last entry is the end of the job. It is no point itself: its progress is 1, where a Beta
-    distribution has no information.
+    The last entry is the end of the job. It does not become a point, because its progress is 1,
+    where a Beta distribution has no information.
 
     Args:
         rows: x after each reported epoch, shape (E, 5).
-        epochs: their numbers, shape (E,), ascending.
+        epochs: number of each reported epoch, shape (E,), ascending.
     """
     total = epochs[-1] if len(epochs) else 1.0
     before = epochs < total
@@ -78,7 +78,8 @@ def points_of(rows: FloatArray, epochs: FloatArray) -> Points:
 class ProgressModel:
     """rho ~ Be(alpha, beta); alpha = processed epochs, beta = A x + b, both at least 1 (eq. 6).
 
-    Features are standardised, which changes A and b but not what can be expressed.
+    Features are standardised. This changes the values of A and b, but not the set of functions that
+    the model can express.
     """
 
     weights: FloatArray  # A, shape (5,), epochs per standard deviation
@@ -87,16 +88,18 @@ class ProgressModel:
     scale: FloatArray  # shape (5,)
 
     def shapes(self, rows: FloatArray, epochs: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Return alpha and beta, shape (N,).
+        """Return alpha and beta, each of shape (N,).
 
-        `rows` are x, shape (N, 5), nan where unknown; `epochs` are processed, shape (N,).
+        Args:
+            rows: x, shape (N, 5); nan where unknown.
+            epochs: numbers of processed epochs, shape (N,).
         """
         linear = _standard(rows, self.mean, self.scale) @ self.weights + self.bias
         return np.maximum(epochs, 1.0), np.maximum(linear, 1.0)
 
 
 def prior(epochs: float) -> ProgressModel:
-    """Return the model before any job has finished: a constant number of epochs remains."""
+    """Return the model used before any job has finished: `epochs` epochs always remain."""
     return ProgressModel(np.zeros(FEATURES), epochs, np.zeros(FEATURES), np.ones(FEATURES))
 
 
@@ -106,9 +109,10 @@ def mean_progress(alpha: FloatArray, beta: FloatArray) -> FloatArray:
 
 
 def fit(points: Points, start: ProgressModel | None = None) -> ProgressModel | None:
-    """Return A and b of maximum likelihood; None if there are no valid points.
+    """Return the maximum likelihood model (A and b); None if there are no valid points.
 
-    The search starts at `start`, a former model, if that is better than least squares.
+    The search starts at the earlier model `start` if `start` fits the points better than least
+    squares do.
     """
     valid = np.isfinite(points.progress) & np.isfinite(points.epochs) & (points.epochs > 0)
     if not valid.any():
@@ -123,7 +127,7 @@ def fit(points: Points, start: ProgressModel | None = None) -> ProgressModel | N
     gram = design.T @ design + RIDGE * len(rows) * np.eye(FEATURES + 1)
     candidates = [np.linalg.solve(gram, design.T @ left)]
     candidates.append(np.append(np.zeros(FEATURES), left.mean()))
-    if start is not None:  # the same function of x, in the new standardisation
+    if start is not None:  # express `start` in the new standardisation
         both = np.isfinite(scale) & np.isfinite(start.scale)
         weights = np.where(both, start.weights, 0.0) * np.where(both, scale, 1.0) / start.scale
         shift = float(((mean - start.mean) / start.scale) @ start.weights)
@@ -146,10 +150,10 @@ def fit(points: Points, start: ProgressModel | None = None) -> ProgressModel | N
 def loss(
     parameters: FloatArray, design: FloatArray, alpha: FloatArray, progress: FloatArray
 ) -> tuple[float, FloatArray]:
-    """Return the mean negative log likelihood with a ridge on A, and its gradient.
+    """Return the mean negative log likelihood plus a ridge penalty on A, and its gradient.
 
-    d/d beta of log Be(rho; alpha, beta) is log(1 - rho) + psi(alpha + beta) - psi(beta); below
-    the threshold beta does not depend on the parameters.
+    d/d beta of log Be(rho; alpha, beta) is log(1 - rho) + psi(alpha + beta) - psi(beta). Where
+    A x + b is below the threshold 1, beta does not depend on the parameters.
 
     Args:
         parameters: A and b, shape (6,).
@@ -174,7 +178,7 @@ def loss(
 
 
 def _moments(rows: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Return mean and spread of each feature; the spread of a constant feature is infinite."""
+    """Return mean and spread of each feature; a constant feature has an infinite spread."""
     known = np.isfinite(rows)
     many = np.maximum(known.sum(axis=0), 1)
     filled = np.where(known, rows, 0.0)
@@ -199,7 +203,7 @@ class Reservoir:
         self.seen = 0
 
     def offer(self, points: Points, rng: Generator) -> None:
-        """Add points; each of all offered points is kept with the same probability."""
+        """Offer points; all points ever offered are kept with the same probability."""
         table = np.column_stack([points.features, points.epochs, points.progress])
         capacity = len(self._rows)
         free = table[: max(0, capacity - self.seen)]
@@ -209,11 +213,11 @@ class Reservoir:
             numbers = self.seen + len(free) + np.arange(len(rest))
             places = rng.integers(0, numbers + 1)
             kept = places < capacity
-            self._rows[places[kept]] = rest[kept]  # of several at one place the last is kept
+            self._rows[places[kept]] = rest[kept]  # at one place, the last point stays
         self.seen += len(table)
 
     @property
     def points(self) -> Points:
-        """The sample."""
+        """Points that are currently in the sample."""
         rows = self._rows[: min(self.seen, len(self._rows))]
         return Points(rows[:, :FEATURES].copy(), rows[:, -2].copy(), rows[:, -1].copy())

@@ -1,4 +1,4 @@
-"""Slow-downs of steps by GPU type, by neighbours on the node, and by shared cores."""
+"""Slow-downs of training steps by GPU type, by neighbours on the node, and by shared cores."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from controlplane.prediction import FloatArray, IntArray
 TYPE_TRUST: Final = 0.5  # weight of the prior of a GPU type, in samples
 COLOCATION_TRUST: Final = 0.5  # weight of the prior of a neighbour, in samples
 MAX_COLOCATION_LOG: Final = 2.0  # logarithm of the largest slow-down by a neighbour
-ITERATIONS: Final = 4  # rounds of removing negative slow-downs
+ITERATIONS: Final = 4  # rounds of the fit; each fixes negative slow-downs at 0
 
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """Mean step time at one size, on one type of GPU, beside some neighbours."""
+    """Mean step time of a job at one size, on one GPU type, next to a given set of neighbours."""
 
     size: Hashable
     gpu_type: str
-    beside: tuple[Hashable, ...]  # classes of neighbours, with repetitions; each adds its cost
+    beside: tuple[Hashable, ...]  # class of each neighbour; repeated classes add up
     log_step_s: float
     weight: float
 
@@ -45,14 +45,14 @@ def separate(
 ) -> Parts:
     """Attribute step times to sizes, GPU types and neighbours, by ridge regression.
 
-    Slow-downs are at least 0. It is the model of Harmony's placement in closed form: one additive
-    term for each pair of a job and a class of neighbours, learnt from reports (Bao et al., INFOCOM
-    2019, learn it with a network).
+    Slow-downs by neighbours are at least 0. The model is that of Harmony's placement in closed
+    form: it has one additive term for each class of neighbours and learns the terms from reports
+    (Bao et al., INFOCOM 2019, use a neural network instead).
 
     Args:
-        gpu_types: priors of GPU types, logarithms.
-        colocations: priors of classes of neighbours, logarithms.
-        colocation_trust: weight of the latter, in samples.
+        gpu_types: prior of each GPU type, a logarithm.
+        colocations: prior of each class of neighbours, a logarithm.
+        colocation_trust: weight of each prior in `colocations`, in samples.
     """
     sizes = {size: n for n, size in enumerate(dict.fromkeys(o.size for o in seen))}
     types = {
@@ -80,7 +80,7 @@ def separate(
 
 
 def _design(seen: Sequence[Observation], columns: Sequence[Mapping[Any, int]]) -> FloatArray:
-    """Return counts of the size, the type and the neighbours of each observation, (O, unknowns)."""
+    """Return the design matrix (O, unknowns): how often each unknown occurs in each observation."""
     matrix = np.zeros((len(seen), sum(map(len, columns))))
     for row, one in enumerate(seen):
         parts = ((one.size,), (one.gpu_type,), one.beside)
@@ -99,7 +99,7 @@ def _ridge(
     trust: FloatArray,
     signed: int,
 ) -> FloatArray:
-    """Weighted least squares towards priors; unknowns from `signed` on are at least 0."""
+    """Solve weighted least squares with priors; unknowns from `signed` on are at least 0."""
     free = np.ones(len(prior), dtype=np.bool_)
     found = prior.copy()
     for _ in range(ITERATIONS):
@@ -116,24 +116,25 @@ def _ridge(
     return np.where(np.arange(len(found)) < signed, found, np.maximum(found, 0.0))
 
 
-CORES: Final = 4.0  # one unit of processor use
-BYTES_PER_S: Final = 1e9  # one unit of bandwidth
-PRIOR_LOG_SLOWDOWN: Final = 0.15  # prior: logarithm of the slow-down by one unit of either
+CORES: Final = 4.0  # cores that are one unit of processor use
+BYTES_PER_S: Final = 1e9  # bytes per second that are one unit of bandwidth
+PRIOR_LOG_SLOWDOWN: Final = 0.15  # prior log slow-down by a unit of cores or bandwidth
 MAX_LOG_SLOWDOWN: Final = 2.0  # logarithm of the largest predicted slow-down
 Form = Literal["linear", "quadratic"]
 
 
 def usage_features(form: Form, cores: float, bytes_per_s: float) -> tuple[float, ...]:
-    """Return the features of which a slow-down is a linear function.
+    """Return the features from which the slow-down is computed as a linear function.
 
-    The uses of cores and bandwidth by neighbours; quadratic: also their squares and their product.
+    The linear form has the neighbours' use of cores and of bandwidth. The quadratic form adds the
+    square of each and the product of both.
     """
     cpu, sent = cores / CORES, bytes_per_s / BYTES_PER_S
     return (cpu, sent) if form == "linear" else (cpu, sent, cpu * cpu, sent * sent, cpu * sent)
 
 
 def prior_weights(form: Form) -> FloatArray:
-    """Return the prior weights, shape (features,): neighbours that use more cost more."""
+    """Return the prior weights, shape (features,): neighbours that use more cause longer steps."""
     many = len(usage_features(form, 0.0, 0.0))
     return np.array([PRIOR_LOG_SLOWDOWN, PRIOR_LOG_SLOWDOWN] + [0.0] * (many - 2))
 
@@ -143,12 +144,12 @@ def fit_usage_slowdowns(
 ) -> FloatArray:
     """Return the weights of log(step) = base[size] + weights . features, by ridge regression.
 
-    Every size of a family has its own base, which is not penalised; the weights are the same for
-    all, as in the interference model of LIF (Harmony, evaluation: "task slowdown is a function of
-    CPU and bandwidth usage").
+    Every size of a family has a separate base, which is not penalised. The weights are shared by
+    all sizes, as in the interference model of LIF (Harmony, evaluation: "task slowdown is a
+    function of CPU and bandwidth usage").
 
     Args:
-        sizes: of each measurement, length O.
+        sizes: size of each measurement, length O.
         features: shape (O, features).
         log_steps: shape (O,), logarithms of seconds.
         ridge: weight of the prior, in measurements; above 0.
@@ -172,21 +173,21 @@ def fit_usage_slowdowns(
 
 
 def predicted_slowdown(form: Form, weights: FloatArray, cores: float, bytes_per_s: float) -> float:
-    """Return the logarithm of the factor on a step by neighbours' usage; 0 to 2."""
+    """Return the logarithm (0 to 2) of the slow-down that the neighbours' usage causes."""
     features = usage_features(form, cores, bytes_per_s)
     return min(MAX_LOG_SLOWDOWN, max(0.0, float(np.dot(weights, features))))
 
 
 def stretch(busy: int, cores: float) -> float:
-    """Return the factor on a step when `busy` single-threaded workers share a node's `cores`.
+    """Return the factor by which a step is longer if `busy` workers share the `cores` of a node.
 
-    Infinite `cores`: each worker has its own device.
+    Workers are single-threaded. Infinite `cores` mean that each worker has a separate device.
     """
     return max(1.0, busy / cores) if math.isfinite(cores) else 1.0
 
 
 def stretch_alone(slots: IntArray, nodes: IntArray, cores: float) -> FloatArray:
-    """Return the same factor for a job alone on its nodes, spread evenly, shape (L,)."""
+    """Return the `stretch` of a job without neighbours, evenly spread; shape (L,)."""
     if not math.isfinite(cores):
         return np.ones(len(slots))
     return np.maximum(1.0, np.ceil(slots / nodes) / cores)

@@ -11,9 +11,9 @@ from scipy.optimize import nnls
 
 from controlplane.prediction import FloatArray, IntArray
 
-SPEED_UP: Final = 0.9  # exponent: r^0.9 on r slots until measured
-PRIOR_WEIGHT: Final = 0.1  # of the prior, in samples per size below; falls with measured sizes
-PRIOR_SLOTS: Final = (1, 2, 4, 8, 16)  # sizes of the prior
+SPEED_UP: Final = 0.9  # exponent: r slots are r^0.9 times as fast, until measured
+PRIOR_WEIGHT: Final = 0.1  # samples per size in `PRIOR_SLOTS`; divided by (measured sizes)^3
+PRIOR_SLOTS: Final = (1, 2, 4, 8, 16)  # sizes at which the prior is fitted
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,14 +29,14 @@ class StepSample:
 class StepModel:
     """step = a B / w + b + c (w - 1) / w + d w, for a global batch B on w slots.
 
-    Optimus eq. 3 for parameter servers, with the terms of a ring instead of those of servers:
-    computation, fixed work, the bytes that a ring moves, and its hops.
+    The form is Optimus eq. 3, with the terms of a ring in place of those of parameter servers. The
+    four terms are computation, fixed work, the bytes that a ring moves, and the hops of the ring.
     """
 
     coefficients: tuple[float, float, float, float]
 
     def step_s(self, slots: int, batch: int) -> float:
-        """Return the seconds of a step of a global batch."""
+        """Return the duration in seconds of a step that processes the global batch `batch`."""
         terms = _terms(slots, batch)
         return sum(c * term for c, term in zip(self.coefficients, terms, strict=True))
 
@@ -45,7 +45,7 @@ def steps_at(coefficients: FloatArray, slots: IntArray, batches: IntArray) -> Fl
     """Return the step times of several models at several sizes, shape (M, S), seconds.
 
     Args:
-        coefficients: of `StepModel`, shape (M, 4).
+        coefficients: the coefficients of M `StepModel`s, shape (M, 4).
         slots: w, shape (S,) or (M, S).
         batches: B, global, samples per step, shape (M, 1).
     """
@@ -57,9 +57,9 @@ def steps_at(coefficients: FloatArray, slots: IntArray, batches: IntArray) -> Fl
 def fit_steps(samples: Sequence[StepSample], batch: int, alone_s: float = 1.0) -> StepModel:
     """Return the model closest to `samples`: relative least squares, no coefficient below 0.
 
-    Few sizes do not determine four coefficients. Therefore a speed-up of r^0.9 over the measured
-    sizes is a prior for `batch`, whose weight falls with the number of sizes. Without samples,
-    `alone_s` is the step on one slot.
+    A few sizes do not determine four coefficients. The fit therefore includes a prior: r slots are
+    r^0.9 times as fast as one slot. The weight of the prior falls with the number of measured
+    sizes. `alone_s` is the step time on one slot that is assumed if there are no samples.
     """
     if samples:  # scaled to one slot and to `batch`
         alone = [s.step_s * s.slots**SPEED_UP * batch / s.batch for s in samples]
@@ -84,7 +84,7 @@ K = TypeVar("K", bound=Hashable)
 
 SMOOTHING: Final = 0.3  # weight of the newest measurement at a size; a judgement
 DRIFT: Final = 0.15  # relative change of a mean that triggers a new fit; a judgement
-MAX_WEIGHT: Final = 10.0  # limit of the weight of a size, in measurements
+MAX_WEIGHT: Final = 10.0  # largest weight of a size, in measurements
 
 
 @dataclass(slots=True)
@@ -92,11 +92,11 @@ class MeanStepTime:
     """Mean of the measurements at one size."""
 
     step_s: float
-    fitted: float  # its value when the model was last fitted
+    fitted: float  # value of `step_s` when the model was last fitted
     weight: float = 1.0  # number of measurements
 
     def drifted(self) -> bool:
-        """True if a model of the mean is out of date."""
+        """True if the mean has moved too far from the value that the model was fitted to."""
         return abs(self.step_s / self.fitted - 1.0) > DRIFT
 
 
@@ -104,14 +104,14 @@ class MeanStepTime:
 class StepTimes(Generic[K]):
     """Smoothed mean step times by key, such as `Size`."""
 
-    kept: int | None = None  # number of latest means; None: all
+    kept: int | None = None  # number of newest keys that are kept; None: all
     means: dict[K, MeanStepTime] = field(default_factory=dict)
 
     def add(self, key: K, step_s: float) -> bool:
         """Add the seconds of a step, above 0; return True if a model should be fitted again.
 
-        That is the case for a size without measurements, or a mean that has drifted since the last
-        fit.
+        The model should be fitted again if the key had no measurements, or if the mean has drifted
+        since the last fit.
         """
         mean = self.means.get(key)
         if mean is None:

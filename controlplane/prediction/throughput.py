@@ -1,11 +1,12 @@
 """Step time on r slots of n nodes: a closed form per job family, fitted to measurements.
 
-The form is that of Pollux (Qiao et al., OSDI '21, eq. 8 to 11): computation is linear in the local
-batch, communication is linear in the slots, differently within a node and across nodes, and both
-overlap by a power mean. Pollux assumes that unmeasured parts cost nothing, so that jobs explore.
-Here they have priors, weak enough that a few measurements outweigh them: computation has a part
-that does not depend on the batch, each further slot adds a little, and communication across nodes
-costs twice that within one. The remaining error at a measured size is corrected there.
+The form is that of Pollux (Qiao et al., OSDI '21, eq. 8 to 11). Computation is linear in the local
+batch. Communication is linear in the slots, with different coefficients within a node and across
+nodes. A power mean of both expresses their overlap. Pollux assumes that unmeasured parts cost
+nothing, so that jobs explore. This module has weak priors instead, which a few measurements
+outweigh: part of the computation does not depend on the batch, each further slot adds a little, and
+communication costs twice as much across nodes as within one. A correction at each measured size
+removes the error that remains there.
 """
 
 from __future__ import annotations
@@ -23,24 +24,25 @@ from controlplane.prediction import FloatArray, IntArray
 
 @dataclass(frozen=True, slots=True)
 class PassLimits:
-    """Maximum samples of a worker's pass; infinite if one pass was always enough.
+    """Largest number of samples in one pass of a worker; infinite if one pass was always enough.
 
-    A worker alone may take more passes than one of several, to measure gradient noise.
+    A single worker can take more passes than a worker of a group, to measure gradient noise.
     """
 
     alone: float = math.inf
     several: float = math.inf
 
     def passes(self, slots: IntArray, local_batch: FloatArray) -> FloatArray:
-        """Return the passes of a step, whose gradients are accumulated before the reduction.
+        """Return the passes of each step; gradients accumulate until the reduction.
 
-        As few as the limit allows, of nearly equal size, as in the training library. Shapes (...).
+        As in the training library, passes are as few as the limit allows and nearly equal in size.
+        Shapes (...).
         """
         most = np.where(np.asarray(slots) > 1, self.several, self.alone)
         return np.asarray(np.maximum(np.ceil(local_batch / most), 1.0))
 
     def one_is_enough(self, slots: int, local_batch: float) -> bool:
-        """True if a share of `local_batch` samples is expected to take one pass."""
+        """True if one pass is expected to be enough for `local_batch` samples."""
         return local_batch <= (self.several if slots > 1 else self.alone)
 
 
@@ -49,15 +51,15 @@ NO_LIMITS = PassLimits()
 
 @dataclass(slots=True)
 class SeenPasses:
-    """Largest measured pass, and whether steps had several passes; alone and in groups."""
+    """Largest measured pass, and whether steps were split, for single workers and groups."""
 
-    alone: int = 0  # samples
+    alone: int = 0  # largest pass of a single worker, samples
     several: int = 0
     alone_splits: bool = False
     several_splits: bool = False
 
     def add(self, slots: int, local_batch: int, passes: int) -> None:
-        """Record a step; `local_batch` is that of one pass of one worker."""
+        """Record a step; `local_batch` is the number of samples in one pass of one worker."""
         if slots > 1:
             self.several = max(self.several, local_batch)
             self.several_splits |= passes > 1
@@ -67,26 +69,26 @@ class SeenPasses:
 
     @property
     def limits(self) -> PassLimits:
-        """Assumed limits: larger shares than those measured are split into such passes."""
+        """Limits estimated from steps: if any step was split, its largest pass is the limit."""
         return PassLimits(
             alone=float(self.alone) if self.alone_splits else math.inf,
             several=float(self.several) if self.several_splits else math.inf,
         )
 
 
-FIXED_SHARE: Final = 0.3  # prior share of a step that does not depend on the batch
-FAR: Final = 1.1  # prior factor of a step across nodes
-# Corrections above this extend to other sizes; 1.25 cost 1.5% on two measured workloads.
+FIXED_SHARE: Final = 0.3  # prior: share of a step that is independent of the batch
+FAR: Final = 1.1  # prior: a step across nodes takes 1.1 times as long as within a node
+# Larger corrections extend to other sizes. A limit of 1.25 cost 1.5% on two measured workloads.
 MIN_MISFIT: Final = 2.0
 MIN_COST_S: Final = 1e-300  # avoids a division by 0
 
 
 @dataclass(frozen=True, slots=True)
 class Scaling:
-    """Exponents of the assumed speed-up of a family until several slots were measured."""
+    """Exponents of a family's assumed speed-up, used until several slots were measured."""
 
     to_two: float = 0.9  # prior: 2^0.9 times as fast on two slots
-    beyond: float = 0.5  # and (r / 2)^0.5 times that on more: cautious until measured
+    beyond: float = 0.5  # r > 2 slots: (r / 2)^0.5 times as fast as two; cautious
 
 
 PRIOR_SCALING: Final = Scaling()  # of a cluster without measurements
@@ -109,9 +111,9 @@ class SpeedModel:
 
     compute = a + b l for a local batch of l; network = c + d (r - 2) on r >= 2 slots, with separate
     coefficients within a node and across nodes. Without a measured network, the whole step is
-    compute r^(1 - exponent), with one exponent up to two slots and another beyond them. An
-    unmeasured size is assumed to be no better than the nearest measured one, if that was much
-    slower than the form predicts.
+    compute r^(1 - exponent), with one exponent up to two slots and another beyond two. If the
+    nearest measured size was much slower than the form predicts, an unmeasured size is assumed to
+    be slower by the same factor.
     """
 
     compute: tuple[float, float] = (FIXED_SHARE, 1.0 - FIXED_SHARE)
@@ -121,10 +123,10 @@ class SpeedModel:
     correction: dict[tuple[int, int], float] = field(default_factory=dict)  # (nodes, slots)
     known: bool = False  # False: times are relative, not seconds
     scaling: Scaling = PRIOR_SCALING  # used without a measured network
-    limits: PassLimits = NO_LIMITS  # of a pass; a larger share takes several passes
+    limits: PassLimits = NO_LIMITS  # a share above the limit takes several passes
 
     def step_s(self, nodes: IntArray, slots: IntArray, local_batch: FloatArray) -> FloatArray:
-        """Return the seconds of a step: all its passes, of which the last one has the reduction.
+        """Return the seconds of a step with all passes; only the last includes the reduction.
 
         Args:
             nodes: shape (...), nodes that the group spans.
@@ -142,7 +144,7 @@ class SpeedModel:
         return np.asarray(self.pass_s(nodes, slots, each) + before)
 
     def pass_s(self, nodes: IntArray, slots: IntArray, local_batch: FloatArray) -> FloatArray:
-        """Return the seconds of a pass with its reduction; shapes as for `step_s`."""
+        """Return the seconds of a pass that includes the reduction; shapes as for `step_s`."""
         compute = self.compute[0] + self.compute[1] * local_batch
         several = slots > 1
         to_two = np.power(np.clip(slots, 1, 2), 1.0 - self.scaling.to_two)
@@ -166,7 +168,7 @@ class SpeedModel:
             return plain
         cost = network[0] + network[1] * np.maximum(slots - 2, 0)
         longer = np.maximum(np.maximum(compute, cost), MIN_COST_S)
-        ratio = np.minimum(compute, cost) / longer  # its powers neither overflow nor underflow
+        ratio = np.minimum(compute, cost) / longer  # powers of a ratio cannot overflow
         return np.asarray(longer * np.power(1.0 + np.power(ratio, self.overlap), 1 / self.overlap))
 
     def _corrections(self, nodes: IntArray, slots: IntArray) -> FloatArray:
@@ -186,10 +188,10 @@ class SpeedModel:
 
 
 def statistical_efficiency(batch: FloatArray, first_batch: float, noise_scale: float) -> FloatArray:
-    """Return the progress per sample, relative to the job's first batch.
+    """Return the progress per sample, relative to the progress per sample at the first batch.
 
-    (phi + m0) / (phi + m), with the gradient noise scale phi (McCandlish et al. 2018; Pollux
-    eq. 7).
+    The value is (phi + m0) / (phi + m), with the gradient noise scale phi (McCandlish et al. 2018;
+    Pollux eq. 7).
 
     Args:
         batch: m, shape (...), global, samples per step.
@@ -202,36 +204,37 @@ def statistical_efficiency(batch: FloatArray, first_batch: float, noise_scale: f
     return np.asarray((noise_scale + first_batch) / (noise_scale + batch))
 
 
-HOP_SHARE: Final = 0.05  # prior cost of each further slot, relative to that of two slots
-TINY: Final = 1e-3  # smallest start of a coefficient, share of a step
-FAR_TALK: Final = 2.0  # prior cost of communication across nodes, relative to within a node
+HOP_SHARE: Final = 0.05  # prior cost of each further slot, relative to the cost of two slots
+TINY: Final = 1e-3  # smallest start value of a coefficient, as a share of a step
+FAR_TALK: Final = 2.0  # prior: communication across nodes costs twice that within a node
 TALK_SHARE: Final = 0.1  # prior share of communication in a step
 USUAL_OVERLAP: Final = 1.5  # prior of g
 MIN_OVERLAP: Final = 1.0  # g without overlap (Pollux eq. 11)
-WIDTH: Final = 9.0  # width of the range of g, which ends at 10 as in Pollux
-MIN_START_SHARE: Final = 0.01  # minimum distance of a start from the ends of that range, relative
-MAX_LOGARITHM: Final = 60.0  # limit of a coefficient: exp(60) is beyond any measurement
-MAX_EVALUATIONS: Final = 100  # evaluations of a fit; usually about 15
+WIDTH: Final = 9.0  # g is between 1 and 10, as in Pollux
+MIN_START_SHARE: Final = 0.01  # start values keep this share of `WIDTH` from its ends
+MAX_LOGARITHM: Final = 60.0  # exp(60) is beyond any measured coefficient
+MAX_EVALUATIONS: Final = 100  # limit per fit; most fits need about 15
 
-# Priors, a row each: factors of the x of (a, b, c, d, far c, far d, g).
+# One prior per row: its factors of the fitted x of (a, b, c, d, far c, far d, g).
 PRIORS: Final = np.array([
     [1.0, -1.0, 0.0, 0.0, 0.0, 0.0, 0.0],  # a over b: a is 0.3 of a step at the middle batch
     [0.0, 0.0, -1.0, 1.0, 0.0, 0.0, 0.0],  # d over c: a further slot adds a small share
-    [0.0, 0.0, 0.0, 0.0, -1.0, 1.0, 0.0],  # the same across nodes
-    [0.0, 0.0, -1.0, 0.0, 1.0, 0.0, 0.0],  # communication across nodes costs twice that within one
-    [0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0],  # computation and communication overlap by half
-    [0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0],  # the part that depends on the batch takes most of a step
-    [0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0],  # communication takes a tenth
+    [0.0, 0.0, 0.0, 0.0, -1.0, 1.0, 0.0],  # far d over far c: as above, across nodes
+    [0.0, 0.0, -1.0, 0.0, 1.0, 0.0, 0.0],  # far c over c: communication across nodes costs twice
+    [0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0],  # g: computation and communication overlap by half
+    [0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0],  # b: the part that depends on the batch is most of a step
+    [0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0],  # c: communication takes a tenth of a step
 ])  # fmt: skip
 TRUST: Final = np.array([0.2, 0.2, 0.2, 0.2, 0.1, 0.05, 0.05])  # roots of weights, in samples
 
 
 def _fit_by_search(samples: Sequence[Sample], before: SpeedModel | None = None) -> SpeedModel:
-    """Return the model of least squares of logarithms (Levenberg-Marquardt), without corrections.
+    """Return the model with the least squared errors of logarithms, without corrections.
 
-    Pollux minimises the same error (section 4.1), without priors. All coefficients are fitted
-    together: one after the other, a few per cent of computation at large batches would count as
-    network. Some samples are on several slots; the search starts at `before` or the priors.
+    The method is Levenberg-Marquardt. Pollux minimises the same error (section 4.1) without priors.
+    All coefficients are fitted together; with separate fits, an error of a few per cent in the
+    computation at large batches would be attributed to the network. Some of the samples must be on
+    several slots. The search starts at `before`, or at the priors.
     """
     fitted = _Fitted(samples)
     begin = fitted.prior_mean if before is None else fitted.x_of(before)
@@ -242,10 +245,10 @@ def _fit_by_search(samples: Sequence[Sample], before: SpeedModel | None = None) 
 
 
 class _Fitted:
-    """A fit in seven numbers x: logarithms of a, b, of c, d within a node, and of c, d across.
+    """Fit with seven unknowns x: logarithms of a, b, of c, d within a node, of c, d across nodes.
 
-    The last one is the logit of g's position between 1 and 10. So g stays in this range without a
-    boundary that would stop the search, also for the other numbers.
+    The seventh unknown is the logit of g's position between 1 and 10. It keeps g in this range
+    without a boundary, where the search would stop for all unknowns.
     """
 
     def __init__(self, samples: Sequence[Sample]) -> None:
@@ -269,7 +272,7 @@ class _Fitted:
         self.prior_mean: FloatArray = np.linalg.solve(PRIORS, self._prior_targets)
 
     def x_of(self, model: SpeedModel) -> FloatArray:
-        """Return the x of a model, with coefficients large enough to grow again."""
+        """Return the x of a model, with coefficients large enough for the search to change."""
         middle, batch = self._middle, self._batch
         a, b = (max(each, TINY * middle) for each in (model.compute[0], model.compute[1] * batch))
         near = model.near or model.far or (TALK_SHARE * middle, 0.0)
@@ -279,16 +282,16 @@ class _Fitted:
         return np.append(np.log([a, b / batch, c, d, e, f]), _x_of(model.overlap))
 
     def residuals(self, x: FloatArray) -> FloatArray:
-        """Return logarithms of predicted over measured times, then deviations from the priors."""
+        """Return log(predicted / measured time) per sample, then deviations from the priors."""
         predicted = self._predicted(x)[0]
         off = TRUST * (PRIORS @ x - self._prior_targets)
         return np.append(self._weight * (predicted - self._seen), off)
 
     def jacobian(self, x: FloatArray) -> FloatArray:
-        """Derivatives of `residuals`, shape (samples + priors, 7)."""
+        """Return the derivatives of `residuals`, shape (samples + priors, 7)."""
         a, b, c, d, e, f, _ = _values(x)
         predicted, log_compute, log_talk, g = self._predicted(x)
-        talks = np.exp(g * (log_talk - predicted))  # its share of the power mean; 0 on one slot
+        talks = np.exp(g * (log_talk - predicted))  # network's share of the mean; 0 on one slot
         of_compute = (1.0 - talks) * np.exp(-log_compute)
         log_talk = np.where(self._several, log_talk, 0.0)
         of_talk = talks * np.exp(-log_talk)
@@ -305,7 +308,7 @@ class _Fitted:
         return np.vstack([self._weight[:, None] * columns, TRUST[:, None] * PRIORS])
 
     def _predicted(self, x: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray, float]:
-        """Return logarithms of step, computation and communication, shape (S,); and g."""
+        """Return the logarithms of step, computation and communication, shape (S,); and g."""
         a, b, c, d, e, f, g = _values(x)
         talk = self._near * (c + d * self._further) + self._far * (e + f * self._further)
         log_compute = np.log(a + b * self._local)
@@ -314,9 +317,10 @@ class _Fitted:
         return np.logaddexp(g * log_compute, g * log_talk) / g, log_compute, log_talk, g
 
     def model(self, x: FloatArray) -> SpeedModel:
-        """Return the model of `x`.
+        """Return the model that `x` describes.
 
-        If only one kind of network was measured, several nodes are assumed to be no faster.
+        If only one kind of network was measured, communication across nodes is assumed to be no
+        faster than communication within a node.
         """
         a, b, c, d, e, f, g = _values(x)
         near, far = (c, d), (e, f)
@@ -328,14 +332,14 @@ class _Fitted:
 
 
 def _values(x: FloatArray) -> list[float]:
-    """Return a, b, c, d, far c, far d in seconds; g."""
+    """Return a, b, c, d, far c and far d in seconds, and g."""
     found: list[float] = np.exp(np.clip(x, -MAX_LOGARITHM, MAX_LOGARITHM)).tolist()
     found[6] = MIN_OVERLAP + WIDTH * found[6] / (1.0 + found[6])
     return found
 
 
 def _x_of(overlap: float) -> float:
-    """Return the x of a g (1 to 10), moved a little inside at its limits, where it can change."""
+    """Return the x of a g (1 to 10); a g at a limit is moved inside, where it can change."""
     share = (overlap - MIN_OVERLAP) / WIDTH
     share = min(max(share, MIN_START_SHARE), 1.0 - MIN_START_SHARE)
     return float(np.log(share / (1.0 - share)))
@@ -349,7 +353,7 @@ FIXED_TRUST: Final = 0.1  # weight of the prior `FIXED_SHARE`, in samples
 
 
 def _fit_compute(samples: Sequence[Sample]) -> tuple[float, float]:
-    """Return a and b of passes on one slot, by relative least squares with both at least 0."""
+    """Return a and b, at least 0, fitted to passes on one slot by relative least squares."""
     time, batch, weight = np.array([(s.step_s, s.local_batch, s.weight) for s in samples]).T
     root = np.sqrt(weight)
     middle = float(np.exp(np.mean(np.log(time))))
@@ -358,7 +362,7 @@ def _fit_compute(samples: Sequence[Sample]) -> tuple[float, float]:
     target = np.append(root, np.sqrt(FIXED_TRUST) * FIXED_SHARE)[:, None]
     found, *_ = np.linalg.lstsq(matrix, target, rcond=None)
     if (found < 0.0).any():
-        options = np.zeros((3, 2, 1))  # neither coefficient, the first, the second
+        options = np.zeros((3, 2, 1))  # both 0; only a above 0; only b above 0
         for column in range(2):
             only = matrix[:, column]
             size = float(only @ only)
@@ -369,7 +373,7 @@ def _fit_compute(samples: Sequence[Sample]) -> tuple[float, float]:
     return float(found[0, 0]), float(found[1, 0])
 
 
-MIN_MEASURED, MAX_MEASURED = 1e-12, 1e12  # seconds, samples; others are not measurements
+MIN_MEASURED, MAX_MEASURED = 1e-12, 1e12  # seconds, samples; values outside are errors
 MIN_STEP_S: Final = 1e-300  # keeps a logarithm finite
 
 
@@ -379,14 +383,14 @@ def fit(
     before: SpeedModel | None = None,
     scaling: Scaling = PRIOR_SCALING,
 ) -> SpeedModel:
-    """Return the model closest to `samples`; without any, a prior in relative time.
+    """Return the model closest to `samples`; without samples, return a prior in relative time.
 
     Args:
-        samples: of one family; implausible ones (nan, 0 seconds) are ignored.
+        samples: measurements of one family; implausible ones (nan, 0 seconds) are ignored.
         first_batch: a usual batch of one slot, for the prior.
-        before: model of fewer samples of this family; starting there is faster and has the same
-            result.
-        scaling: prior of the speed-up until several slots were measured.
+        before: earlier model of this family, fitted to fewer samples; it makes the search faster
+            and does not change the result.
+        scaling: prior of the speed-up, used until several slots were measured.
     """
     samples = [sample for sample in samples if _is_plausible(sample)]
     if not samples:
@@ -408,7 +412,7 @@ def _is_plausible(sample: Sample) -> bool:
 
 
 def _corrected(model: SpeedModel, samples: Sequence[Sample]) -> SpeedModel:
-    """Return the model with the mean error at each measured size as its correction."""
+    """Return the model with the mean error at each measured size as the correction of that size."""
     seen, nodes, slots, local = np.array([
         (s.step_s, s.nodes, s.slots, s.local_batch) for s in samples
     ]).T  # fmt: skip

@@ -1,4 +1,4 @@
-"""Nodes of a simulated cluster, and the errors of the simulator."""
+"""Nodes of a simulated cluster, and the error types of the simulator."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from schemas.ids import NodeId
 from schemas.nodes import NodeSpec, SlotSpec
 
 RELEASE: Final = "simulated"
-RELATIVE_SPEEDS: Final[Mapping[str, float]] = {  # relative to the GPU that a model describes
+RELATIVE_SPEEDS: Final[Mapping[str, float]] = {  # relative to the GPU of the training model
     "": 1.0,
     "v100": 1.0,
     # Means over the models of Gavel's published throughput table (OSDI 2020) on one GPU at
@@ -23,17 +23,17 @@ RELATIVE_SPEEDS: Final[Mapping[str, float]] = {  # relative to the GPU that a mo
 
 
 class NodeGroup(msgspec.Struct, frozen=True, kw_only=True):
-    """Number of equal nodes."""
+    """Group of `count` equal nodes."""
 
     count: int
     slots: int  # GPUs per node
-    model: str = ""  # of the GPUs, as in `RELATIVE_SPEEDS`
-    kind: Literal["gpu", "cpu"] = "gpu"  # of the slots
+    model: str = ""  # GPU model, a key of `RELATIVE_SPEEDS`
+    kind: Literal["gpu", "cpu"] = "gpu"  # kind of the slots
     cores: int = 0  # per node; 0: 8 per slot
 
 
 def node_specs(groups: tuple[NodeGroup, ...]) -> list[NodeSpec]:
-    """Return nodes n0000, n0001, ... in the order of `groups`."""
+    """Return the nodes of all groups in order, named n0000, n0001, ..."""
     found: list[NodeSpec] = []
     for group in groups:
         for _ in range(group.count):
@@ -57,18 +57,18 @@ def node_specs(groups: tuple[NodeGroup, ...]) -> list[NodeSpec]:
 
 
 class TraceError(OnesError):
-    """Raised when a trace, profile or scenario cannot be simulated; states where and the remedy."""
+    """Raised when a trace, profile or scenario cannot be simulated; says where, and the remedy."""
 
     code: ClassVar[str] = "bad_trace"
 
 
 class ResultsError(OnesError):
-    """Raised when results cannot be read, written, compared or drawn; states the remedy."""
+    """Raised when results cannot be read, written, compared or drawn; names the remedy."""
 
     code: ClassVar[str] = "bad_results"
 
 
 class TrainingError(OnesError):
-    """Raised when a training cannot start, resume or be saved; states the remedy."""
+    """Raised when a training cannot start, resume or be saved; names the remedy."""
 
     code: ClassVar[str] = "bad_training"

@@ -11,15 +11,15 @@ from controlplane.sim.scenario import Scenario
 from schemas.ids import Seconds
 
 FIRST, USUAL, LAST, AFTER = 0, 1, 2, 3  # priorities of calls at the same time
-MAX_CALLS_AT_ONCE: Final = 1_000_000  # calls at one time; more means a cycle
+MAX_CALLS_AT_ONCE: Final = 1_000_000  # more calls at one virtual time indicate a cycle
 
 
 class Kernel:
-    """Scheduler of calls by time, priority and order of scheduling; without clock or threads."""
+    """Scheduler of calls by time, priority and order of scheduling, without a clock or threads."""
 
     def __init__(self) -> None:
         self.now = Seconds(0.0)
-        self.priority = USUAL  # of the current call
+        self.priority = USUAL  # priority of the current call
         self.stopped = False
         self._heap: list[tuple[float, int, int, Callable[..., None], tuple[Any, ...]]] = []
         self._scheduled = 0
@@ -27,18 +27,18 @@ class Kernel:
     def call_at(
         self, when: float, call: Callable[..., None], *arguments: Any, priority: int = USUAL
     ) -> None:
-        """Schedule a call at virtual second `when`, at least now; `priority` orders equal times."""
+        """Schedule a call at virtual second `when`, at least now; at equal times by `priority`."""
         self._scheduled += 1
         entry = (max(when, self.now), priority, self._scheduled, call, arguments)
         heapq.heappush(self._heap, entry)
 
     def run(self, until: float = float("inf")) -> None:
-        """Run until the heap is empty, `until` is passed, or `stopped` is set.
+        """Run scheduled calls until none is left, `until` is passed, or `stopped` is set.
 
-        Calls after `until` (virtual seconds) stay scheduled.
+        Calls after `until` (virtual seconds) remain scheduled.
 
         Raises:
-            RuntimeError: if time stands still.
+            RuntimeError: if more than `MAX_CALLS_AT_ONCE` calls run without an advance of time.
         """
         at_once = 0
         while self._heap and not self.stopped and self._heap[0][0] <= until:
@@ -52,22 +52,22 @@ class Kernel:
 
 @dataclass(frozen=True, slots=True)
 class SimOptions:
-    """Costs and errors of measurements of a scenario; its jobs and nodes are given elsewhere."""
+    """Costs and measurement errors of a scenario; its jobs and nodes are passed separately."""
 
     scenario: Scenario
     whole_seconds: bool = False  # epochs end at whole seconds
-    telemetry_s: float = 0.0  # between reports of a job's steps, at most; 0: none
-    seed: int = 0  # of the errors of measurements
+    telemetry_s: float = 0.0  # longest time between step reports of a job; 0: no reports
+    seed: int = 0  # seed of the measurement errors
 
 
 @dataclass(frozen=True, slots=True)
 class PlannerOptions:
     """Schedule of plan requests and budget of the search; all times are virtual seconds."""
 
-    round_s: float  # between plans; 0: whenever something happens
-    latency_s: float  # from a request to its plan
-    generations: int  # evolved per request; 0: the policy does not search
-    think_s: float  # minimum distance of requests caused by ends of epochs
-    asks_after_epochs: bool  # whether the end of an epoch causes a request
-    seed: int  # of the search
-    rebatches: bool = False  # also request batches alone after new reports
+    round_s: float  # time between plans; 0: a plan follows each relevant event
+    latency_s: float  # time from a request to the delivery of its plan
+    generations: int  # generations per request; 0: the policy does not search
+    think_s: float  # least time from a request to the next one caused by an epoch's end
+    asks_after_epochs: bool  # True: the end of an epoch causes a request
+    seed: int  # seed of the search
+    rebatches: bool = False  # also request new batches without new slots after reports

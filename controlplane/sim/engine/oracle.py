@@ -16,7 +16,7 @@ from schemas.nodes import NodeSpec
 
 
 class SimulatedTrainingJobs:
-    """Implementation of `TrainingJobs`; a job that has gone gets default values."""
+    """Implementation of `TrainingJobs`; a job that no longer exists gets default values."""
 
     def __init__(self, jobs: Mapping[JobId, JobProcesses], nodes: Iterable[NodeSpec]) -> None:
         self._jobs = jobs
@@ -32,7 +32,7 @@ class SimulatedTrainingJobs:
         return Counter(node_of(member.slot) for member in group.members) if group else {}
 
     def demand(self, job: JobId) -> Demand:
-        """Return the demand that the model states, or the usual one of its application."""
+        """Return the demand in the job's model, or the usual demand of its application."""
         if job not in self._jobs:
             return demand_of("")
         return demand_of_model(self._jobs[job].training.model)
@@ -48,7 +48,7 @@ class SimulatedTrainingJobs:
 
 
 class ImaginedJobs(SimulatedTrainingJobs):
-    """Jobs in hypothetical placements, to apply the rules of interference to these."""
+    """Jobs in hypothetical placements, so that rules of interference can be applied to them."""
 
     layouts: Mapping[JobId, Mapping[NodeId, int]] = {}  # workers of each job on each of its nodes
 
@@ -58,7 +58,7 @@ class ImaginedJobs(SimulatedTrainingJobs):
 
 
 def demand_of_model(model: JobModel) -> Demand:
-    """Return the demand that a job states, or the usual one of its application."""
+    """Return the demand that a model specifies, or the usual demand of its application."""
     return model.demand or demand_of(model.application)
 
 
@@ -98,7 +98,7 @@ class SimulatorOracle:
         return training.model.remaining_steps(training.epoch, training.progress)
 
     def step_s(self, job: JobView, slots: int) -> float:
-        """Return the seconds of a step with the first batch, on whole nodes first."""
+        """Return the seconds of a step with the first batch; slots fill whole nodes first."""
         training = self._jobs[job.job].training
         placement = packed(slots, self._widest)
         rate = training.model.throughput(placement, job.batch_size, training.epoch)
@@ -112,8 +112,8 @@ class SimulatorOracle:
     ) -> float:
         """Return the share of its packed speed that a job keeps when spread among neighbours.
 
-        `layouts` holds the workers of every job on each of its nodes, as they would be. `on` maps
-        each node of the job to the workers of all jobs there, including its own.
+        `layouts` maps every job to its hypothetical number of workers on each of its nodes. `on`
+        maps each node of the job to the workers of all jobs on that node, including this job.
         """
         training = self._jobs[job].training
         model, batch, epoch = training.model, training.model.spec.batch_size, training.epoch

@@ -1,4 +1,4 @@
-"""Simulated planner: requests plans from the policy as a controller does, in rounds or at once."""
+"""Simulated planner: requests plans from the policy in rounds or at once, as a controller does."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from controlplane.policy.api import (
 from controlplane.sim.engine.event_queue import AFTER, LAST, Kernel, PlannerOptions
 from schemas.ids import JobId, Seconds
 
-MAX_REQUESTS_AT_ONCE: Final = 100  # requests at one time; more: the policy does not converge
+MAX_REQUESTS_AT_ONCE: Final = 100  # at one time; with more the policy does not converge
 RETRY_S: Final = 1.0  # delay of the next request to such a policy
 ROUND_TOLERANCE: Final = 1e-9  # of a round; a time this little after its start counts as the start
 
 
 class SimulatedPlanner:
-    """Replacement of the service's planner, with the same view, difference and events."""
+    """Replacement for the service's planner, with the same view, difference and events."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class SimulatedPlanner:
         *,
         hear: Callable[[Mapping[JobId, StartForecast], Seconds], None] | None = None,
     ) -> None:
-        """Start without a request; `hear` receives the forecasts of starts that plans contain."""
+        """Start without a request; `hear` is called with the forecasts of starts in each plan."""
         self.decisions_ms: list[float] = []  # real time of each plan
         self._kernel = kernel
         self._reactor = reactor
@@ -53,7 +53,7 @@ class SimulatedPlanner:
         self._options = options
         self._record_starts = hear
         self._requested_at = -math.inf
-        self._requests_then = 0  # at `_requested_at`
+        self._requests_then = 0  # number of requests at `_requested_at`
         self._next_request_at = math.inf
         self._plan_pending = False
         self._request_after_plan = False
@@ -70,9 +70,9 @@ class SimulatedPlanner:
     def ask(self, at: float | None = None, *, can_wait: bool = False) -> None:
         """Request a plan at virtual second `at`, or now.
 
-        In a cluster a search receives every epoch and searches all the time. Here each request
-        costs real time, and most epochs change little; with `can_wait` (an epoch ended) requests
-        are therefore combined. Some policies do not look at epochs at all.
+        In a cluster, a search receives every epoch and runs all the time. In the simulator each
+        request costs real time, and most epochs change little. Therefore requests with
+        `can_wait` (an epoch ended) are combined, and dropped for policies that ignore epochs.
         """
         options, now = self._options, self._kernel.now
         if can_wait and not options.asks_after_epochs:
@@ -91,7 +91,8 @@ class SimulatedPlanner:
     def _request_batches(self) -> None:
         """Request new batches for jobs on their current slots, which stalls no job.
 
-        A complete plan that is pending, or was made at this time, contains batches of its own.
+        Nothing is requested if a complete plan is pending or was requested at this time, because
+        such a plan contains batches.
         """
         self._batches_scheduled = False
         now = self._kernel.now

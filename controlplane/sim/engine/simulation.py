@@ -38,9 +38,9 @@ from schemas.wire.agent import AgentEvent, EpochReported
 
 
 class SimulatedNodes:
-    """Messages of nodes to the controller: hello, and numbered reports.
+    """Sender of the nodes' messages to the controller: greetings and numbered reports.
 
-    Each node has a boot id and the number of its last report.
+    Each node has a boot id, and a counter of its reports since that boot.
     """
 
     def __init__(self, specs: Sequence[NodeSpec], handle: Callable[[Input], None]) -> None:
@@ -55,7 +55,7 @@ class SimulatedNodes:
             self.greet(node)
 
     def greet(self, node: NodeId) -> None:
-        """Start a new boot of an empty node; its reports are numbered from 1 again."""
+        """Start a new boot of an empty node; reports are numbered from 1 again."""
         life = int(self._boots.get(node, BootId("0"))) + 1
         self._boots[node], self._reported[node] = BootId(str(life)), 0
         self._handle(
@@ -69,7 +69,7 @@ class SimulatedNodes:
         self._handle(NodeReported(node=node, boot=boot, seq=seq, event=event))
 
 
-SUSPECT_S: Final = 6.0  # of silence, as in the service
+SUSPECT_S: Final = 6.0  # silence before suspicion, as in the service
 LOST_S: Final = 30.0
 RETURN_S: Final = LOST_S + 1.0  # minimum time between loss and return of a node
 Recorder = Callable[[Seconds, Input, Sequence[Command]], None]
@@ -90,9 +90,9 @@ class Simulation:
         self.kernel = kernel
         self.reactor = Reactor()
         self.histories = JobHistories()
-        self.jobs: dict[JobId, JobProcesses] = {}  # jobs that have or may get processes
+        self.jobs: dict[JobId, JobProcesses] = {}  # jobs that have processes or can still get some
         self.planner: SimulatedPlanner | None = None
-        self.events = 0  # handled by the core
+        self.events = 0  # number of inputs that the core handled
         self._options = options
         self._record = record
         self._nodes = SimulatedNodes(nodes, self._handle)
@@ -114,7 +114,7 @@ class Simulation:
     # --- set-up
 
     def use_policy(self, policy: Policy, options: PlannerOptions) -> SimulatedPlanner:
-        """Let a policy decide; it also observes steps if the simulation has telemetry."""
+        """Let a policy decide; the policy also observes steps if the simulation has telemetry."""
         self.planner = SimulatedPlanner(
             self.kernel, self.reactor, policy, self._handle, options, hear=self._job_log.forecast
         )
@@ -133,7 +133,7 @@ class Simulation:
         self._training.shared_nodes = SharedNodes(interference)
 
     def begin(self) -> None:
-        """Start the controller, and let every node greet it."""
+        """Start the controller, and let every node greet the controller."""
         self._handle(ControllerStarted(term=Term(1), release=RELEASE))
         self._nodes.greet_all()
 
@@ -147,16 +147,16 @@ class Simulation:
         )
 
     def lose_node(self, node: NodeId, at: float, back_after_s: float) -> None:
-        """Schedule the loss of a node at virtual second `at`, and its empty return.
+        """Schedule the loss of a node at virtual second `at`, and its return without workers.
 
-        `back_after_s` is at least `RETURN_S`.
+        The node returns `back_after_s` seconds after the loss, at least `RETURN_S`.
         """
         self.kernel.call_at(at, self._lose_node, node, back_after_s)
 
     # --- the core's inputs and commands
 
     def _handle(self, event: Input) -> None:
-        """Handle `event` and the inputs that follow from it, one after the other."""
+        """Handle `event`, then one by one the inputs that follow from `event`."""
         self._inputs.append(event)
         if self._handling:
             return

@@ -27,10 +27,10 @@ WAIT_STREAM: Final = 80  # random stream of the errors of waits for reductions
 
 
 class MeasuredFigures:
-    """Error model between the true figures and the reports of workers.
+    """Error model that turns the true figures into the figures that workers report.
 
-    Errors are drawn job by job in the order of the job's reports, so that they do not depend on
-    other jobs.
+    Each job draws the errors of its reports from a separate random stream, so that they do not
+    depend on other jobs.
     """
 
     def __init__(self, options: SimOptions) -> None:
@@ -39,7 +39,7 @@ class MeasuredFigures:
         self._scale_errors: dict[JobId, float] = {}
 
     def error(self, job: JobId) -> float:
-        """Draw the factor of error of one report: log-normal around 1."""
+        """Draw the error factor of one report: log-normal around 1."""
         return self._drawn(job, REPORT_STREAM)
 
     def _drawn(self, job: JobId, stream: int) -> float:
@@ -53,10 +53,10 @@ class MeasuredFigures:
         return math.exp(spread * float(draws.standard_normal()))
 
     def parts(self, job: JobId, true: StepParts | None, faster: float) -> StepParts | None:
-        """Return the parts of a step as reported together with a speed that is off by `faster`.
+        """Return the parts of a step as a worker reports them if its speed is off by `faster`.
 
-        Waits for peers have an error of their own: otherwise the share of a step in which a worker
-        waits would be known exactly, however wrong its time is.
+        Waits for peers have a separate error. Otherwise the share of a step in which a worker waits
+        would be known exactly, however wrong the time of the step is.
         """
         if true is None:
             return None
@@ -77,7 +77,7 @@ class MeasuredFigures:
         return true * self._scale_error(job.id) * self.error(job.id)
 
     def _scale_error(self, job: JobId) -> float:
-        """Return the constant factor of error of the job's noise scales."""
+        """Return the constant error factor of all noise scales of a job."""
         most = self._options.scenario.noise_scale_error
         if most <= 1.0:
             return 1.0
@@ -109,7 +109,7 @@ class _ReportingGroup:
 class StepTelemetry:
     """Step reports of training groups.
 
-    The first report comes after a dozen steps, each later interval doubles up to a limit.
+    A group sends its first report after a dozen steps. Each later interval doubles, up to a limit.
     """
 
     def __init__(
@@ -183,7 +183,7 @@ class StepTelemetry:
 
 
 def _usage(job: JobProcesses) -> tuple[float, float]:
-    """Return cores and bytes per second of a worker: its demand, scaled by its speed."""
+    """Return the cores and bytes per second that a worker uses: its demand, scaled by its speed."""
     training, placement = job.training, job.placement()
     demand, workers = demand_of_model(training.model), sum(placement)
     alone = training.model.throughput(placement, training.batch, training.epoch)
