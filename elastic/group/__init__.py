@@ -1,1 +1,1 @@
-"""This worker's place in its job's group, and changes of the group."""
+"""Membership of this worker in the group of its job, and changes of that group."""
