@@ -1,1 +1,1 @@
-"""Process groups, each of one version, and the control words reduced with the gradients."""
+"""Process groups of one version each, and the control words reduced with the gradients."""

@@ -18,36 +18,36 @@ from elastic.training_errors import CancelledError
 class RendezvousInfo:
     """Parameters for connecting a backend to the other ranks."""
 
-    store: PrefixStore  # with its own client and key prefix
+    store: PrefixStore  # separate client and key prefix
     rank: int
     size: int  # ranks
-    address: str  # this host's address, to which the other ranks connect
-    device: torch.device  # device of the operations' tensors, with an index
+    address: str  # of this host, for connections from the other ranks
+    device: torch.device  # of the operations' tensors, with index
 
 
 class Operation(Protocol):
-    """A running collective operation, which owns its tensor until the operation is over."""
+    """A collective under way; it owns its tensor until it is over."""
 
     def is_over(self) -> bool:
-        """Wait briefly. Return True if the calling thread's next operation can use the result.
+        """Wait briefly; True if the calling thread's next operation may use the result.
 
         Raises:
-            RuntimeError: if a peer is lost or the backend was aborted. The result is then invalid.
+            RuntimeError: if a peer is lost or the backend was aborted; the result is invalid.
         """
         ...
 
 
 class Backend(Protocol):
-    """Connected ranks. One thread starts all operations, in the same order on every rank.
+    """Connected ranks. Operations come from one thread, in the same order on every rank.
 
     An operation that cannot start raises RuntimeError.
     """
 
     def connect(self) -> None:
-        """Connect to the other ranks. Blocks until they are connected or the backend is aborted.
+        """Connect to the other ranks; blocks, and raises early if it is aborted.
 
         Raises:
-            RuntimeError: if a rank did not connect, or the backend was aborted.
+            RuntimeError: if a rank did not connect.
             ValueError: if the device is missing.
         """
         ...
@@ -57,29 +57,29 @@ class Backend(Protocol):
         ...
 
     def broadcast(self, tensor: torch.Tensor, source: int) -> Operation:
-        """Start to broadcast a dense, contiguous tensor from rank `source`."""
+        """Start to broadcast a dense, contiguous tensor of rank `source`."""
         ...
 
     def abort(self) -> None:
-        """Stop operations from occupying the device, whatever the other ranks do. Any thread can call this."""
+        """Free the device of operations under way, whatever the other ranks do; from any thread."""
         ...
 
     def retire(self) -> None:
-        """Close the backend when no operation runs. Can block, so do not call it on the training thread."""
+        """Close the backend when nothing is under way; may block, so not on the training thread."""
         ...
 
 
 POLL_S: Final = 0.02  # poll interval of cancellable waits
-BUILD_TIMEOUT_S: Final = 30.0  # limit for connecting to the other members
-OPERATION_TIMEOUT_S: Final = 1800.0  # long, because one rank may evaluate while others wait
+BUILD_TIMEOUT_S: Final = 30.0  # for connecting to the other members
+OPERATION_TIMEOUT_S: Final = 1800.0  # long, since a rank may evaluate while the others wait
 OPERATION_TIMEOUT: Final = timedelta(seconds=OPERATION_TIMEOUT_S)
 
 
 def wait_for(ready: threading.Event, cancel: threading.Event, limit_s: float | None = None) -> None:
-    """Wait for `ready`, at most `limit_s` seconds (None: no limit).
+    """Wait for `ready`; a limit of None waits without limit.
 
     Raises:
-        CancelledError: if `cancel` was set first, or the limit has passed.
+        CancelledError: if `cancel` was set first, or the limit is over.
     """
     deadline = None if limit_s is None else time.monotonic() + limit_s
     while not ready.wait(POLL_S):
@@ -88,6 +88,6 @@ def wait_for(ready: threading.Event, cancel: threading.Event, limit_s: float | N
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of a backend's error (at most 300 characters), without the stack."""
+    """Return the first line of a backend's error (at most 300 characters), without a stack."""
     line = next((part for part in str(error).splitlines() if part.strip()), type(error).__name__)
     return line.rpartition("] ")[2].partition(". This is")[0][:300]

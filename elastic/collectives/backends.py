@@ -1,4 +1,4 @@
-"""The device of a worker, the backend for its gradients, and gloo for tensors on the host."""
+"""Device of a worker, the backend of its gradients, and gloo for tensors on the host."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ NOT_CONNECTED: Final = "the group is closed"
 
 
 class GlooOperation:
-    """A gloo collective, polled with short waits, which have no side effects."""
+    """A gloo collective; it is polled with short waits, which do no harm."""
 
     def __init__(self, work: Any) -> None:
         self._work = work
 
     def is_over(self) -> bool:
-        """Wait briefly. Return True if the collective is over."""
+        """Wait briefly; True if it is over."""
         try:
             self._work.wait(timedelta(seconds=POLL_S))
         except RuntimeError:
             if not self._work.is_completed():
                 return False
-            self._work.wait()  # completed meanwhile; raises the error of the collective
+            self._work.wait()  # completed meanwhile: raises its own error
         return True
 
 
 class GlooBackend:
-    """Backend whose ranks are connected by sockets.
+    """Ranks connected by sockets.
 
     The sockets are bound to the address of this host, because gloo would advertise 127.0.0.1.
     """
@@ -51,7 +51,7 @@ class GlooBackend:
         self._group: Any = None
 
     def connect(self) -> None:
-        """Connect to the other ranks within `BUILD_TIMEOUT_S`."""
+        """Connect to the other ranks, within `BUILD_TIMEOUT_S`."""
         info = self._info
         options = GLOO._Options()  # noqa: SLF001 - no public name
         options._timeout = timedelta(seconds=BUILD_TIMEOUT_S)  # noqa: SLF001 - for connecting
@@ -73,31 +73,31 @@ class GlooBackend:
         return GlooOperation(self._connected().allreduce([tensor]))
 
     def broadcast(self, tensor: torch.Tensor, source: int) -> GlooOperation:
-        """Start to broadcast a host tensor from rank `source`."""
+        """Start to broadcast a host tensor of rank `source`."""
         options = dist.BroadcastOptions()
         options.rootRank = source
         options.rootTensor = 0
         return GlooOperation(self._connected().broadcast([tensor], options))
 
     def send(self, tensor: torch.Tensor, to: int) -> Any:
-        """Start to send a contiguous host tensor. Do not change the tensor until the returned work is over.
+        """Start to send a contiguous host tensor, unchanged until torch's work is over.
 
-        Wait for the returned torch work in a helper thread.
+        Wait for the returned work in a helper thread.
         """
         return self._connected().send([tensor], to, 0)
 
     def receive(self, tensor: torch.Tensor, source: int) -> Any:
-        """Start to receive into a contiguous host tensor. Do not read it until the returned work is over.
+        """Start to receive into a contiguous host tensor, unread until torch's work is over.
 
-        Wait for the returned torch work in a helper thread.
+        Wait for the returned work in a helper thread.
         """
         return self._connected().recv([tensor], source, 0)
 
     def abort(self) -> None:
-        """Do nothing, because gloo occupies no device and abandoned operations end in gloo's own threads."""
+        """Do nothing: no device is held, and abandoned operations end in gloo's own threads."""
 
     def retire(self) -> None:
-        """Close the group and wait for gloo's own threads."""
+        """Close the group; waits for gloo's own threads."""
         self._group = None
 
 
@@ -106,15 +106,15 @@ _makers: dict[str, Callable[[RendezvousInfo], Backend]] = {"cpu": GlooBackend, "
 
 
 def register(kind: str, make: Callable[[RendezvousInfo], Backend]) -> None:
-    """Train on devices of this kind if one is available. `make` returns a backend, not yet connected."""
+    """Train on devices of this kind, if available; `make` returns their backend, not connected."""
     _makers[kind] = make
 
 
 def slot_device() -> torch.device:
-    """Return the device of this worker's slot: index 0 of the visible devices, or the CPU.
+    """Return the device of this worker's slot: index 0 of the visible ones, or the CPU.
 
-    The index is always set, because torch treats `cuda` and `cuda:0` as different devices and a
-    tensor's device would not equal the worker's device.
+    The index is always set: `cuda` and `cuda:0` are not equal, so a tensor's device would not match
+    the worker's.
     """
     found = torch.accelerator.current_accelerator(check_available=True)
     if found is None or found.type not in _makers:
@@ -123,7 +123,7 @@ def slot_device() -> torch.device:
 
 
 def use_device(device: torch.device) -> None:
-    """Make `device` the current device of the calling thread. Each thread has its own current device."""
+    """Make `device` current in the calling thread; each thread has its own."""
     if device.type != "cpu":
         torch.accelerator.set_device_index(device.index or 0)
 
@@ -135,5 +135,5 @@ def finish_device_work(device: torch.device) -> None:
 
 
 def backend_for(info: RendezvousInfo) -> Backend:
-    """Return the backend for tensors on the device in `info`. The backend is not connected yet."""
+    """Return the backend for tensors on the device, not connected yet."""
     return _makers[info.device.type](info)

@@ -1,7 +1,7 @@
 """Control words: numbers that are reduced together with the gradients, so that ranks agree.
 
-The reduction of every step sums the control words over the ranks, so all ranks learn the same
-facts in the same step. When all ranks are ready for a new group, all switch in the same later step.
+Every step's reduction sums them over the ranks, so all ranks learn the same in the same step. When
+all are ready for a new group, it takes effect `lead` steps later, on all at once.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Final
 
 from elastic.training_errors import OutOfStepError
 
-DIGEST_BYTES: Final = 4  # bytes of a state's checksum; each byte is reduced with its square
+DIGEST_BYTES: Final = 4  # bytes of a state's checksum; each is reduced with its square
 FIXED_WORDS: Final = 4 + 2 * DIGEST_BYTES + 4
 STEP_MODULUS: Final = 1024  # steps are sent modulo this, so that float sums are exact
 
@@ -26,12 +26,12 @@ class ControlWords:
     seconds: float = 0.0  # duration of this rank's last step
     digest: bytes = bytes(DIGEST_BYTES)
     step: int = 0  # step of this rank
-    ends: bool = False  # this rank has finished the epoch and reduces no step
+    ends: bool = False  # this rank has finished the epoch instead
     skipped: bool = False  # the script skipped the batch
-    items: float = 0.0  # items over which losses are means; 0: not given by the script
+    items: float = 0.0  # that the losses are means over, if the script states them
 
     def encode(self) -> list[float]:
-        """Return shape (FIXED_WORDS - 1,): every word except the loss sum, a tensor that precedes these."""
+        """Return shape (FIXED_WORDS - 1,): all but the loss sum, a tensor, which comes first."""
         parts = [float(part) for part in self.digest]
         return [
             float(self.samples),
@@ -52,30 +52,30 @@ class AgreedWords:
 
     loss_sum: float
     samples: int
-    ready: int  # ranks that voted for the pending group
+    ready: int  # ranks
     seconds: float  # mean over ranks
     same: bool  # all digests are equal
     step: float  # mean over ranks, modulo STEP_MODULUS
     ends: int  # ranks that have finished the epoch
     skipped: int  # ranks whose script skipped the batch
-    items: float  # items over which the losses are means; 0: not given
+    items: float  # that the losses are means over; 0 if not stated
     used: tuple[bool, ...]  # by parameter: True if any rank has a gradient
 
     def check_in_step(self, ranks: int, step: int | None) -> None:
-        """Check that all ranks reduced the same step. `step` is None if this rank has finished the epoch."""
+        """Check that all ranks reduced the same step; None: this rank has finished the epoch."""
         if self.ends not in {0, ranks} or (step is None) != (self.ends == ranks):
             raise OutOfStepError("some have ended the epoch, others take another batch")
         if step is not None and self.step != step % STEP_MODULUS:
             raise OutOfStepError(f"not all are in step {step}")
 
     def check_shares(self, total: int) -> None:
-        """Check that all ranks together trained exactly the samples of the step."""
+        """Check that the ranks together took the step's samples."""
         if self.samples != total:
             raise OutOfStepError(f"they took {self.samples} samples of a step of {total}")
 
 
 def read_agreed_words(numbers: Sequence[float], ranks: int) -> AgreedWords:
-    """Decode the reduced words, shape (FIXED_WORDS + parameters,). They are bit-identical on all ranks."""
+    """Decode the reduced words, shape (FIXED_WORDS + parameters,); bit-identical on all ranks."""
     parts = numbers[4 : 4 + DIGEST_BYTES]
     squares = numbers[4 + DIGEST_BYTES : 4 + 2 * DIGEST_BYTES]
     step, ends, skipped, items = numbers[4 + 2 * DIGEST_BYTES : FIXED_WORDS]

@@ -1,16 +1,16 @@
-"""NCCL backend for gradients on GPUs, and the environment that the backend needs.
+"""NCCL backend for gradients on GPUs, and the environment that it needs.
 
 Observed behaviour (PyTorch 2.13, NCCL 2.29):
 
-- The limit of a `wait` runs from the operation's start, and its expiry aborts the communicator.
-  So this backend polls an operation and calls `wait` only when the operation is complete.
-- After an abort, an operation is complete without an error, and its tensor is invalid. So the
-  backend checks its own flag before it uses the result.
-- Communicators connect lazily and block. This backend connects them eagerly, without blocking,
-  and the object exists before, so that another thread can abort it.
+- A `wait` with a limit counts from the operation's start and aborts the communicator when it
+  expires. So an operation is polled, and waited for only when it is complete.
+- After an abort an operation is complete without an error, and its tensor is invalid. So the
+  backend's own flag is checked before the result is used.
+- Communicators connect lazily and block. They are connected eagerly, without blocking, and the
+  object exists before, so that another thread can abort it.
 
-The environment variables must be set before the process creates its first process group, and while
-the process has only one thread, because C libraries read the environment without a lock.
+The environment variables have to be set before the first process group of the process is created,
+and while the process has one thread: C libraries read the environment without a lock.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ REQUIRED_VARIABLES: Final[Mapping[str, str]] = MappingProxyType(
     {
         # torch's watchdog thread would kill the process after a peer's death, also after abort().
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
-        "TORCH_NCCL_DESYNC_DEBUG": "0",  # would enable the option above again if set
+        "TORCH_NCCL_DESYNC_DEBUG": "0",  # would enable the option above again
         "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0",  # the script raises the error, with its location
         "TORCH_NCCL_BLOCKING_WAIT": "0",  # would make wait() block, and then abort
-        # torch's monitor thread kills the process if the watchdog is slow, or if a peer asks.
+        # Its monitor thread kills the process if the watchdog is slow, or on request of a peer.
         "TORCH_NCCL_ENABLE_MONITORING": "0",
         "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
         "TORCH_NCCL_PROPAGATE_ERROR": "0",  # uses the group's store, which may be gone
         # After an error the watchdog sleeps four times as long, under the lock that an abort needs.
         "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "0",
-        # Seconds that torch waits for a communicator to connect; the same limit as for gloo.
+        # Seconds that torch waits for a communicator to connect, as for gloo.
         "TORCH_NCCL_NONBLOCKING_TIMEOUT": "30",
-        "NCCL_COMM_BLOCKING": "0",  # it overrides the group's configuration
+        "NCCL_COMM_BLOCKING": "0",  # overrides the group's configuration
     }
 )
 DEFAULT_VARIABLES: Final[Mapping[str, str]] = MappingProxyType(
@@ -63,9 +63,9 @@ INTERFACE_VARIABLE: Final = "NCCL_SOCKET_IFNAME"
 
 
 def interface_of(address: str) -> str:
-    """Return the name of the network interface that has an address or name of this host, for NCCL.
+    """Return the network interface of an address or name of this host; NCCL needs its name.
 
-    The result is `lo` for all of 127.0.0.0/8, and empty if no interface has the address.
+    `lo` for all of 127.0.0.0/8; empty if no interface has the address.
     """
     import psutil  # noqa: PLC0415 - only where NCCL is used
 
@@ -96,8 +96,8 @@ def nccl_environment(
 ) -> dict[str, str]:
     """Return the variables to set before the first NCCL process group is created.
 
-    NCCL's sockets use the interface of `address`, like gloo's. Only variables that differ from
-    `present` are returned. Required values replace present values, default values do not.
+    NCCL's sockets use the interface of `address`, like gloo's. Only differences from `present` are
+    returned: required variables replace present values, defaults do not.
     """
     wanted = {
         name: value for name, value in REQUIRED_VARIABLES.items() if present.get(name) != value
@@ -115,18 +115,18 @@ ABORTED: Final = "the group was aborted"
 
 
 class NcclOperation:
-    """A collective on the device. `aborted` is set when the communicator is aborted."""
+    """A collective on the device; `aborted` is set when the communicator is aborted."""
 
     def __init__(self, work: Any, aborted: threading.Event) -> None:
         self._work = work
         self._aborted = aborted
 
     def is_complete(self) -> bool:
-        """True if the device has finished the operation, with any outcome."""
+        """True if the device has finished it, with any outcome."""
         return bool(self._work.is_completed())
 
     def is_over(self) -> bool:
-        """Poll briefly. If True, later work on the current stream runs after the operation."""
+        """Poll briefly; if True, later work on the current stream follows the operation."""
         end, pause = time.monotonic() + POLL_S, SPIN_S
         while not self.is_complete():
             if self._aborted.is_set():
@@ -144,7 +144,7 @@ class NcclOperation:
 
 
 class NcclBackend:
-    """Backend whose ranks connect their devices. It runs one operation at a time.
+    """Ranks whose devices are connected; one operation at a time.
 
     `make` is torch's class or a substitute.
     """
@@ -158,7 +158,7 @@ class NcclBackend:
         self._lock = threading.Lock()
 
     def connect(self) -> None:
-        """Connect to the other ranks within `BUILD_TIMEOUT_S`."""
+        """Connect to the other ranks, within `BUILD_TIMEOUT_S`."""
         info = self._info
         os.environ.update(nccl_environment(info.address, os.environ))
         torch.accelerator.set_device_index(info.device.index)
@@ -167,7 +167,7 @@ class NcclBackend:
         options.config.blocking = 0
         group = self._make(info.store, info.rank, info.size, options)
         with self._lock:
-            self._group = group  # from here on, another thread can abort it
+            self._group = group  # can be aborted from here on
         self._check_wanted()
         group.eager_connect_single_device(info.device)
         end = time.monotonic() + BUILD_TIMEOUT_S
@@ -181,15 +181,15 @@ class NcclBackend:
 
     def _check_wanted(self) -> None:
         if self._aborted.is_set():
-            self.abort()  # an earlier abort might have missed the object
+            self.abort()  # the abort may have missed the object
             raise RuntimeError(ABORTED)
 
     def all_reduce(self, tensor: torch.Tensor) -> NcclOperation:
-        """Start to sum a dense, contiguous device tensor in place, after the work on the current stream."""
+        """Start to sum a dense, contiguous device tensor in place, after the current stream."""
         return self._begun(self._connected().allreduce([tensor]))
 
     def broadcast(self, tensor: torch.Tensor, source: int) -> NcclOperation:
-        """Start to broadcast a dense, contiguous device tensor, after the work on the current stream."""
+        """Start to broadcast a dense, contiguous device tensor, after the current stream."""
         options = dist.BroadcastOptions()
         options.rootRank = source
         options.rootTensor = 0
@@ -206,14 +206,14 @@ class NcclBackend:
         return self._last
 
     def abort(self) -> None:
-        """End running operations, which would block the device forever after the loss of a peer."""
+        """End operations under way, which would stay on the device forever after a peer is lost."""
         self._aborted.set()
         with self._lock:
             if self._group is not None:
                 self._group.abort()
 
     def retire(self) -> None:
-        """Wait up to `IDLE_TIMEOUT_S` until no operation runs, then abort the communicator."""
+        """Wait up to `IDLE_TIMEOUT_S` until nothing is under way, then abort the communicator."""
         last, end = self._last, time.monotonic() + IDLE_TIMEOUT_S
         while last is not None and not last.is_complete() and time.monotonic() < end:
             time.sleep(POLL_S)

@@ -1,4 +1,4 @@
-"""Process group of one version of a job, which exists beside others and is never torch's default."""
+"""Process group of one version of a job, beside others; never torch's default group."""
 
 from __future__ import annotations
 
@@ -17,36 +17,36 @@ from elastic.training_errors import BrokenGroupError, CancelledError
 
 
 def as_bytes(data: torch.Tensor) -> bytes:
-    """Return the content of a uint8 tensor of any shape and device, without using numpy."""
+    """Return the content of a uint8 tensor of any shape and device, without numpy."""
     host = data.cpu().contiguous()
     return ctypes.string_at(host.data_ptr(), host.numel())
 
 
 def as_byte_row(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a contiguous tensor as a uint8 view, shape (bytes,)."""
+    """Return a uint8 view of a contiguous tensor, shape (bytes,)."""
     return tensor.view(-1).view(torch.uint8)
 
 
-ABORT_TIMEOUT_S: Final = 20.0  # time that a recovery waits for the broken group's device
+ABORT_TIMEOUT_S: Final = 20.0  # wait of a recovery for a device of the broken group
 
 
 @dataclass(frozen=True, slots=True)
 class GroupBackends:
     """Separate backends of a group, so that the failure of one leaves the others usable."""
 
-    training: Backend  # gradients, and state sent while training waits; on the device
-    transfers: GlooBackend  # state sent while training runs, by helper threads; on the host
-    control: Backend  # the training thread's messages between steps; on the host
+    training: Backend  # gradients, and the state while training waits; on the device
+    transfers: GlooBackend  # the state beside training, from helper threads; on the host
+    control: Backend  # messages of the training thread between steps; on the host
     store: GroupStore  # messages before the first common step
 
     def distinct(self) -> list[Backend]:
-        """Return each backend once. Groups on CPUs use one backend for gradients and control messages."""
+        """Return each backend once; groups on CPUs share one for gradients and control messages."""
         found: list[Backend] = [self.training, self.transfers]
         return found if self.control is self.training else [*found, self.control]
 
 
 class ProcessGroup:
-    """Members of one version. A group of one member needs no sockets.
+    """Members of one version. A group of one needs no sockets.
 
     A collective that was cancelled, or lost a peer, still owns its tensor.
     """
@@ -75,7 +75,7 @@ class ProcessGroup:
 
     @property
     def store(self) -> GroupStore:
-        """Store for messages outside the collectives. Only groups of more than one member have a store."""
+        """Store for messages beside the collectives; of a group of more than one."""
         return self._require_backends().store
 
     def all_reduce(self, tensor: torch.Tensor, cancel: threading.Event) -> None:
@@ -85,13 +85,13 @@ class ProcessGroup:
             _complete(lambda: training.all_reduce(tensor), cancel)
 
     def broadcast(self, tensor: torch.Tensor, source: int, cancel: threading.Event) -> None:
-        """Broadcast a device tensor from rank `source`, in place."""
+        """Broadcast a device tensor of rank `source`, in place."""
         if self.size > 1:
             training = self._require_backends().training
             _complete(lambda: training.broadcast(tensor, source), cancel)
 
     def broadcast_bytes(self, data: bytes, cancel: threading.Event, source: int = 0) -> bytes:
-        """Return the `data` of rank `source`, of any length, on every rank. It is sent host to host."""
+        """Return the `data` of rank `source`, of any length, on every rank; not over the device."""
         if self.size == 1:
             return data
         control = self._require_backends().control
@@ -114,10 +114,10 @@ class ProcessGroup:
         return self._require_backends().transfers.receive(tensor, source)
 
     def abort(self, limit_s: float = ABORT_TIMEOUT_S) -> None:
-        """Stop the group's operations from occupying the device, before the device gets other work.
+        """Free the device of operations under way, before it gets other work.
 
-        Runs in a second thread; call it while the training thread runs no collective. If the device is
-        still occupied after `limit_s`, return anyway.
+        Runs in a second thread, while the training thread is in no collective. After `limit_s` a
+        device that is not free is left alone.
         """
         backends = self._backends
         if backends is None:
@@ -132,7 +132,7 @@ class ProcessGroup:
         thread.join(limit_s)
 
     def retire(self) -> None:
-        """Close the group in another thread, because closing waits for the backends' own threads."""
+        """Close the group in another thread, which waits for the backends' own threads."""
         backends, self._backends = self._backends, None
         if backends is not None:
             threading.Thread(

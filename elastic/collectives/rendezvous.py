@@ -1,4 +1,4 @@
-"""Rendezvous of the members of one version: at a store, then through every backend of the group."""
+"""Rendezvous of the members of one version: at a store, then by every backend of the group."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def build_process_group(
     prefetched_steps: int = 0,
     publish: Callable[[ProcessGroup], None] = lambda _: None,
 ) -> ProcessGroup:
-    """Connect to the other members. Blocks up to `BUILD_TIMEOUT_S` for each backend.
+    """Connect to the other members; blocks up to `BUILD_TIMEOUT_S` for each backend.
 
-    `publish` is called with the group before the group connects, so that the caller can abort it.
+    `publish` is called with the group before it connects, so that it can be aborted.
 
     Raises:
         BrokenGroupError: if a member did not connect, or the group was aborted.
@@ -67,11 +67,10 @@ def _max_over_ranks(control: Backend, rank: int, size: int, own: int) -> int:
 
 
 class BackgroundBuild:
-    """Build of a group in its own thread, while training continues.
+    """Group that is built in a thread of its own, while training continues.
 
-    `make` can block. It passes the group to its argument before the group connects, so that the group
-    can be aborted. If `make` fails and the group was not dropped, `failed` is called with the reason in
-    the same thread.
+    `make` may wait, and publishes the group to its argument before it connects, so that it can be
+    aborted. `failed` gets the reason in the same thread, unless the group was dropped.
     """
 
     def __init__(
@@ -82,14 +81,14 @@ class BackgroundBuild:
         self._make = make
         self._failed = failed
         self.group: ProcessGroup | None = None
-        self.over = threading.Event()  # set when the build succeeded or failed
+        self.over = threading.Event()  # set when the group is built, or failed
         self._connecting: ProcessGroup | None = None
         self._dropped = False
         self._lock = threading.Lock()
         threading.Thread(target=self._run, name="build", daemon=True).start()
 
     def drop(self) -> None:
-        """Drop the group and abort its rendezvous."""
+        """Drop the group, and abort its rendezvous."""
         with self._lock:
             self._dropped = True
             built, connecting = self.group, self._connecting
@@ -109,7 +108,7 @@ class BackgroundBuild:
     def _run(self) -> None:
         try:
             group = self._make(self._publish)
-        except Exception as error:  # noqa: BLE001 - report it; the thread would lose it
+        except Exception as error:  # noqa: BLE001 - any error is reported, not lost with the thread
             if not self._dropped:
                 self._failed(str(error) or type(error).__name__)
             self.over.set()

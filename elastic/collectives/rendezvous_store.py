@@ -1,4 +1,4 @@
-"""Store for the rendezvous of the members of one version. One worker serves it, all members read it."""
+"""Store for the rendezvous of the members of one version: one worker serves it, all read it."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from elastic.training_errors import BrokenGroupError
 
 
 class StoreServer:
-    """TCPStore of one version, only on this worker's address. The system chooses the port.
+    """TCPStore of one version, on this worker's address only; the system chooses the port.
 
     Raises:
         OSError: if this host does not have the address, or no port is free.
-        RuntimeError: if torch cannot serve the store.
+        RuntimeError: if torch cannot serve it.
     """
 
     def __init__(self, address: str) -> None:
@@ -45,11 +45,11 @@ class StoreServers:
         return version in self._servers
 
     def serve(self, version: int, *, oldest: int) -> int:
-        """Return the port of the store of `version`, opening it if needed; close stores before `oldest`.
+        """Return the port of the store of `version`, opened if needed; close older than `oldest`.
 
         Raises:
             OSError: if no port is free.
-            RuntimeError: if torch cannot serve the store.
+            RuntimeError: if torch cannot serve it.
         """
         if version not in self._servers:
             self._servers = {
@@ -60,7 +60,7 @@ class StoreServers:
 
 
 def connect_store(address: str, version: int, limit_s: float = BUILD_TIMEOUT_S) -> PrefixStore:
-    """Return a new client of the store at HOST:PORT. Each thread needs its own client.
+    """Return a new client of the store at HOST:PORT; each thread needs its own.
 
     Raises:
         BrokenGroupError: if the store cannot be reached.
@@ -77,9 +77,9 @@ def connect_store(address: str, version: int, limit_s: float = BUILD_TIMEOUT_S) 
 
 
 class GroupStore:
-    """Messages between the members of one version, sent outside their collectives.
+    """Messages between the members of one version, beside their collectives.
 
-    Every message uses its own client, because a waiting client would block others that share it.
+    Every message uses its own client: a waiting client would block others that share it.
     """
 
     def __init__(self, address: str, version: int) -> None:
@@ -92,19 +92,17 @@ class GroupStore:
         def post_value() -> None:
             # the reader may be lost, which the next reduction detects
             with contextlib.suppress(RuntimeError, BrokenGroupError):
-                store: Any = connect_store(
-                    self._address, self._version
-                )  # its type hints only allow text
+                store: Any = connect_store(self._address, self._version)  # typed for text only
                 store.set(key, make())
 
         threading.Thread(target=post_value, name=key, daemon=True).start()
 
     def fetch(self, key: str) -> bytes:
-        """Wait until `key` is posted and return its value. Do not call this on the training thread.
+        """Wait until `key` is posted and return its value; not on the training thread.
 
         Raises:
-            BrokenGroupError: if the store cannot be reached.
-            RuntimeError: if the store disappears during the wait.
+            BrokenGroupError: if the store is gone.
+            RuntimeError: if the store disappears meanwhile.
         """
         store = connect_store(self._address, self._version)
         store.wait([key], OPERATION_TIMEOUT)
