@@ -220,7 +220,8 @@ class SlaqOptions(Options, frozen=True):
     efficiency_floor: Annotated[float, Within(0.0, 1.0)] = 0.0  # minimum speed-up per slot; 0: off
     # slots of a job with too few losses for a curve, in multiples of its fair share
     newcomers: Annotated[float, Within(1.0)] = 2.0
-    margin: NotNegative = 0.25  # a slot moves if its gain exceeds the loss by this share
+    # A slot moves if its gain exceeds the loss by this share, because every move costs steps.
+    margin: NotNegative = 0.25
     quantum_s: NotNegative = 120.0  # length of turns if not all jobs fit; 0: no turns
     most: Count | None = None  # maximum slots of one job
     placer: PlacerName = "consolidate"

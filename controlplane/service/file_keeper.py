@@ -56,7 +56,7 @@ def files_in(folder: Path) -> list[AgedFile]:
 
 @dataclass(eq=False)
 class FileKeeper:
-    """Keeper that scans folders periodically in a thread, and deletes files in the event loop."""
+    """Keeper that scans folders periodically in a thread, deletes files one by one."""
 
     state: Callable[[], State]
     logs: LogStore

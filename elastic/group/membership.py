@@ -1,4 +1,4 @@
-"""Membership of this worker in a group, and the building of groups that the controller orders."""
+"""Membership of this worker in a group, and the formation of the groups that are ordered."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ class Membership:
 
     own_id: WorkerId
     start_version: int  # version of the group that the worker was started for
-    address: str  # this host's address, to which the other members connect
+    address: str  # of this host, for connections from the other members
     device: torch.device
     workers: tuple[WorkerId, ...]  # by rank
     group: ProcessGroup
-    prefetched_steps: int = 0  # maximum steps that the loader prefetches
+    prefetched_steps: int = 0  # steps that the loader prefetches at most
     has_full_state: bool = True  # False for a newcomer until the state has arrived
 
     @classmethod
     def begin(cls, assignment: Assignment | None, device: torch.device) -> Membership:
-        """Return the initial membership. A worker without an assignment always trains alone."""
+        """Return the initial membership; without an assignment the worker always trains alone."""
         if assignment is None:
             own_id = WorkerId("")
             group = ProcessGroup(0, 0, 1, device)
@@ -58,7 +58,7 @@ class Membership:
 
     @property
     def rank(self) -> int:
-        """Rank of this worker in the current group."""
+        """Rank in the current group."""
         return self.group.rank
 
     @property
@@ -69,7 +69,7 @@ class Membership:
     def enter(self, order: GroupOrder, group: ProcessGroup) -> None:
         """Become a member of the group that `order` describes.
 
-        If only the batch changes, `group` is the current process group.
+        `group` is the current process group if only the batch changes.
         """
         if group.rank != self.group.rank:
             owner, rank, _ = getproctitle().rpartition(" rank ")
@@ -89,8 +89,8 @@ def report_formed(
 ) -> None:
     """Report that this worker trains in its current group, with or without the full state.
 
-    `position` is where this worker starts in the group. `pause_s` is the time that training paused
-    for the change, `step_s` the average duration of a step before the change; 0: not measured.
+    `position` is where it starts in the group, `pause_s` how long training paused for the change,
+    `step_s` the duration of an average step before it; 0 if not measured.
     """
     report(
         GroupFormed,
@@ -105,9 +105,9 @@ def report_formed(
 def form_group(
     order: GroupOrder, membership: Membership, publish: Callable[[ProcessGroup], None]
 ) -> ProcessGroup:
-    """Build the process group of `order`. Blocks until all members have connected.
+    """Build the process group of `order`; blocks until all members have connected.
 
-    `publish` receives the group before the first connection, so that the caller can abort the group.
+    `publish` gets the group before the first connection, so that it can be aborted.
     """
     member = order.group.member(membership.own_id)
     rank = member.rank if member else 0

@@ -1,17 +1,17 @@
-"""State machine of the controller's orders: it receives orders and returns effects.
+"""State machine of the controller's orders: orders in, effects out.
 
-The inbox has no thread, clock or socket. `order_listener` is the shell around it. Orders arrive in
-the connection's thread. The training thread reads them when a step starts or gradients are
+It has no thread, clock or socket: `order_listener` is the shell around it. Orders arrive in the
+connection's thread; the training thread takes them out where a step starts or gradients are
 reduced.
 
-order                     stage     effect
-START                     SWITCH    kept for the training thread, which waits to join
-JOIN of the start version SWITCH    kept for the training thread, which waits to join
-JOIN                      PREPARE   rank 0 opens the store for the rendezvous of the new group
-JOIN, SUSPEND             SWITCH    replaces the pending group, which is built in the background
-RECOVER                   PREPARE   waits are cancelled; kept for the training thread
-RECOVER                   SWITCH    kept for the training thread
-any                       SETTLED   a group pending up to this version is withdrawn
+    order                     stage     effect
+    START                     SWITCH    kept for the training thread, which waits to join
+    JOIN of the start version SWITCH    the same
+    JOIN                      PREPARE   rank 0 opens the store for the rendezvous of the new group
+    JOIN, SUSPEND             SWITCH    replaces the pending group, which is built in the background
+    RECOVER                   PREPARE   waits are cancelled; kept for the training thread
+    RECOVER                   SWITCH    kept for the training thread
+    any                       SETTLED   a group pending up to this version is withdrawn
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from schemas.wire.worker import GroupOrder
 
 @dataclass(slots=True)
 class PendingGroup:
-    """The next group, from the arrival of its order until its boundary step."""
+    """The next group, from its order to its boundary."""
 
     order: GroupOrder
     needs_build: bool  # False: same processes, or this worker leaves
     boundary: int | None = None  # last step of the current group; None: not agreed yet
     transfer_steps: int = 0  # steps of the state's transfer to newcomers
-    withdrawn: bool = False  # to be dropped after the reduction that includes its vote
+    withdrawn: bool = False  # while its vote counts in a reduction under way
 
     @property
     def version(self) -> int:
-        """Version of the group. A version is never reused."""
+        """Version of the group; never reused."""
         return self.order.version
 
 
@@ -55,7 +55,7 @@ class OpenStore:
 
 @dataclass(frozen=True, slots=True)
 class BuildGroup:
-    """Start to connect to the members of `order` while training continues."""
+    """Start to connect to the members of `order`, while training continues."""
 
     order: GroupOrder
 
@@ -89,7 +89,7 @@ class OrderInbox:
     def receive(
         self, order: GroupOrder, *, version: int, workers: tuple[WorkerId, ...]
     ) -> tuple[Effect, ...]:
-        """Process an order. An order that is not newer than the last one has no effect."""
+        """Process an order; an order that is not newer than the last changes nothing."""
         if (order.version, order.stage) <= self._latest:
             return ()
         self._latest = (order.version, order.stage)
@@ -126,7 +126,7 @@ class OrderInbox:
         return (*effects, BuildGroup(order)) if needs_build else effects
 
     def _withdraw(self, up_to: int, version: int) -> tuple[Effect, ...]:
-        """Drop the pending group, unless its boundary step is already agreed."""
+        """Drop the pending group, unless its boundary is agreed."""
         pending = self.pending
         if pending is None or pending.version > up_to:
             return ()
@@ -134,7 +134,7 @@ class OrderInbox:
             return ()
         pending.withdrawn = True
         if pending is self._voted_for:
-            return ()  # the reduction under way includes the vote for this group
+            return ()  # its vote counts in a reduction under way
         return self._drop(pending)
 
     def _drop(self, pending: PendingGroup) -> tuple[Effect, ...]:
@@ -157,7 +157,7 @@ class OrderInbox:
     def vote_ready(self, built: Callable[[int], bool]) -> bool:
         """Return whether this worker votes "ready" in the coming reduction.
 
-        `built` returns whether the process group of a version is complete.
+        `built` tells whether the process group of a version is complete.
         """
         pending = self.pending
         ready = (
@@ -173,8 +173,8 @@ class OrderInbox:
     ) -> tuple[PendingGroup | None, tuple[Effect, ...]]:
         """Process the result of the vote in the reduction that just ended.
 
-        If the vote was unanimous, fix the boundary (the last step of the current group) and return the
-        pending group, otherwise return None. The second value is the effects.
+        Returns the pending group if the vote was unanimous, with its boundary (the last step of the
+        current group) fixed, and the effects.
         """
         voted_for, self._voted_for = self._voted_for, None
         if voted_for is None:
@@ -188,14 +188,14 @@ class OrderInbox:
         voted_for.boundary = boundary
         return voted_for, effects
 
-    # --- the end of a pending group
+    # --- the end of what is pending
 
     def switch(self, pending: PendingGroup) -> None:
-        """Forget `pending`, which became the current group. A newer pending group is kept."""
+        """Forget `pending`, which became the current group; a newer pending group stays."""
         if self.pending is pending:
             self.pending = None
 
     def abandon(self) -> tuple[Effect, ...]:
-        """Drop the pending group, because the current group broke and recovery decides its successor."""
+        """Drop the pending group: the current group broke, and recovery decides its successor."""
         pending, self.pending, self._voted_for = self.pending, None, None
         return (DropBuild(pending.version),) if pending is not None and pending.needs_build else ()

@@ -1,8 +1,8 @@
 """Thread-safe shell around `OrderInbox`, between the connection's thread and the training thread.
 
-The listener locks the inbox, opens stores and builds groups in the background. The connection's
-thread never waits for training. The training thread acts on orders when a step starts or gradients
-are reduced, so nothing changes while the script runs.
+It holds the lock, opens stores and builds groups in the background. The connection's thread never
+waits for training; the training thread acts on orders where a step starts or gradients are reduced,
+so nothing changes while the script runs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from elastic.reporting import Report
 from schemas.wire.agent import RECOVER, JoinFailed, SlotAwaited, StoreOpened
 from schemas.wire.worker import GroupOrder, SlotGranted, ToWorker
 
-MAX_ERROR_CHARACTERS = 500  # maximum length of an error in a report
+MAX_ERROR_CHARACTERS = 500  # limit of a report
 
 
 class OrderListener:
@@ -47,7 +47,7 @@ class OrderListener:
     # --- the connection's thread
 
     def receive(self, message: ToWorker) -> None:
-        """Process a message from the agent without waiting for training. Orders for units are ignored."""
+        """Process a message of the agent without waiting for training; unit orders are ignored."""
         if isinstance(message, SlotGranted):
             self._granted.set()
         if not isinstance(message, GroupOrder):
@@ -82,7 +82,7 @@ class OrderListener:
         )
 
     def report_join_failed(self, version: int, error: str) -> None:
-        """Report that the group of `version` cannot be built. A long error is truncated."""
+        """Report that the group of `version` cannot be built; truncates the error."""
         self._report(JoinFailed, group=version, error=error[:MAX_ERROR_CHARACTERS])
 
     def _open_store(self, version: int) -> None:
@@ -98,7 +98,7 @@ class OrderListener:
     # --- the training thread waits
 
     def await_slot(self) -> None:
-        """Wait until the slot's previous process is gone, and report to the controller that this worker waits."""
+        """Wait until the slot's previous process is gone; report the wait to the controller."""
         if not self._granted.is_set():
             self._report(SlotAwaited)
         self._granted.wait()
@@ -117,7 +117,7 @@ class OrderListener:
             return self._inbox.pop()
 
     def await_recovery(self) -> GroupOrder:
-        """Wait for an order to quiesce or recover, and discard all other orders, which are no longer valid."""
+        """Wait for an order to quiesce or recover; other orders are invalid by then."""
         with self._changed:
             while True:
                 self._changed.wait_for(lambda: self._inbox.peek() is not None)
@@ -131,14 +131,14 @@ class OrderListener:
 
     @property
     def pending(self) -> PendingGroup | None:
-        """The pending group, or None."""
+        """The pending group."""
         return self._inbox.pending
 
     def built(self, version: int) -> ProcessGroup | None:
-        """Return the process group that was built for a pending version.
+        """Return the process group of a pending version.
 
-        Return None while the group is being built, if the build failed or never started, and after the
-        group was dropped or entered.
+        None while it is being built, if that failed, and if it was dropped, entered or never
+        started.
         """
         build = self._builds.get(version)
         return build.group if build is not None else None
@@ -149,7 +149,7 @@ class OrderListener:
             return self._inbox.vote_ready(lambda version: self.built(version) is not None)
 
     def close_vote(self, *, unanimous: bool, boundary: int) -> PendingGroup | None:
-        """Process the vote of the last reduction. Return the group whose boundary is now fixed, or None."""
+        """Process the vote of the last reduction; return the group whose boundary is fixed now."""
         with self._changed:
             agreed, effects = self._inbox.close_vote(unanimous=unanimous, boundary=boundary)
             for effect in effects:
@@ -159,7 +159,7 @@ class OrderListener:
     def switch(self, pending: PendingGroup) -> ProcessGroup | None:
         """Forget `pending`, which becomes the current group, and return its process group.
 
-        Return None if the same processes continue with another batch, or if this worker leaves.
+        None if the same processes continue with another batch, or this worker leaves.
         """
         with self._changed:
             self._inbox.switch(pending)
@@ -167,7 +167,7 @@ class OrderListener:
         return build.group if build is not None else None
 
     def abandon_pending(self) -> None:
-        """Drop the pending group, because only recovery decides the successor of the current group."""
+        """Drop the pending group; only recovery decides the successor of the current group."""
         with self._changed:
             for effect in self._inbox.abandon():
                 self._apply(effect)

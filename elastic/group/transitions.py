@@ -1,10 +1,9 @@
 """Changes of this worker's group: join, resize, recovery, leaving, and checks of equal states.
 
-All changes run on the training thread, between two steps or during the reduction. Incumbents are
-members of the current group. They agree in advance on the boundary (the last step of the current
-group) and switch after it. Newcomers join a running group at the boundary, or start together with
-all other workers. Survivors of a lost member quiesce, report their position, and continue in a new
-group.
+All of it runs on the training thread, between two steps or during the reduction. Incumbents are
+members of the current group: they fix the boundary (the last step of the current group) in advance
+and switch behind it. Newcomers join a running group at the boundary, or start together with all
+others. Survivors of a lost member quiesce, report their position, and continue in a new group.
 """
 
 from __future__ import annotations
@@ -45,10 +44,10 @@ from schemas.wire.agent import (
 from schemas.wire.worker import GroupOrder
 
 BOUNDARY_LEAD: Final = 2  # minimum steps from the agreement to the boundary
-TRANSFER_BYTES_PER_S: Final = 400e6  # transfer rate over sockets while training runs
+TRANSFER_BYTES_PER_S: Final = 400e6  # rate of a transfer beside training, over sockets
 JOIN_PLAN_KEY: Final = "join plan"  # key in the new group's store
 CHECK_AFTER: Final = 2  # steps after a transfer or a recovery
-CHECK_EVERY: Final = 256  # steps; to detect scripts that let workers diverge
+CHECK_EVERY: Final = 256  # steps; detects scripts that let workers diverge
 LINGER_S: Final = 0.1  # keeps a leaver's sockets until its peers have read them
 
 
@@ -57,36 +56,36 @@ class JoinPlan(msgspec.Struct, frozen=True):
 
     position: TrainingPosition  # at the boundary
     transfer_steps: int  # steps of the state's transfer
-    old: tuple[int, ...]  # local batches before the boundary, by rank
+    old: tuple[int, ...]  # local batches of the former group, by rank
     new: tuple[int, ...]  # local batches of the new group, after the transfer
-    seed: int  # seed of the order of samples
+    seed: int  # of the order of samples
 
 
 @dataclass(frozen=True, slots=True)
 class ReductionTerms:
-    """Extra values that the transitions want to reduce together with the gradients."""
+    """Parts of a reduction that the transitions request."""
 
     ready: bool  # vote for the pending group
     compare_checksums: bool  # reduce checksums of the states; equal on every rank
 
 
 class Recovered(NamedTuple):
-    """Point at which the new group continues."""
+    """Continuation point of the new group."""
 
     step: int  # last finished step of the new group
-    metadata: dict[str, Any] | None  # of the received state; None: kept its own state
+    metadata: dict[str, Any] | None  # of the received state; None if the own state was kept
 
 
 class _SwitchCost(NamedTuple):
-    """Time in seconds that a switch with newcomers cost, kept until the first step after it ends."""
+    """Costs in seconds of a boundary with newcomers, kept until the first step after it ends."""
 
     took_s: float
     step_s: float  # average step before the boundary
-    sync_s: float  # part of `step_s` spent in reductions
+    sync_s: float  # part of the step in reductions
 
 
 class GroupTransitions:
-    """Reactions to lost peers, and to orders at points that do not disturb the script."""
+    """Reactions to orders, at points that do not disturb the script, and to lost peers."""
 
     def __init__(
         self,
@@ -105,13 +104,13 @@ class GroupTransitions:
         self._epochs = epochs
         self._records = records
         self._report = report
-        # The step number alone decides when to compare checksums, so all workers agree.
+        # Checksums are compared by step numbers alone, so all workers agree when.
         self._check_at = 0  # step of a scheduled comparison; 0: none
-        self._mismatch = False  # states differ, so rank 0's state must be broadcast
-        self._retired: ProcessGroup | None = None  # previous group, until states are compared
+        self._mismatch = False  # states differ: rank 0's has to be broadcast
+        self._retired: ProcessGroup | None = None  # former group, until the states are compared
         self._new_batch: tuple[int, int] | None = None  # first step, global batch
-        self._lost_members = False  # records of lost members have yet to be written
-        self._became_rank_0 = False  # in a recovery, and no step has run since
+        self._lost_members = False  # records of lost members are due
+        self._became_rank_0 = False  # in a recovery that no step followed yet
         self._discard_prefetched = False  # prefetched batches are invalid
         self._left = False
         self._switch_cost: _SwitchCost | None = None  # until the newcomers' first step
@@ -119,7 +118,7 @@ class GroupTransitions:
     # --- in
 
     def join(self) -> None:
-        """Wait for the order to become a member of a group, and carry out the order."""
+        """Wait for the order to become a member, and carry it out."""
         order = self._listener.await_order()
         self._membership.has_full_state = order.kind == START
         if order.kind == RECOVER:  # this worker has no state and reports so
@@ -142,7 +141,7 @@ class GroupTransitions:
                 self._join_at_boundary(order, group, plan)
 
     def _start(self, order: GroupOrder, group: ProcessGroup) -> None:
-        """Start together with all other members. Every rank loads the state of rank 0."""
+        """Start with all others: every rank takes the state of rank 0."""
         self._membership.group = group
         try:
             self._take_rank_0_state()
@@ -159,7 +158,7 @@ class GroupTransitions:
                 self._training.load_metadata(metadata)
 
     def _await_join_plan(self, order: GroupOrder, group: ProcessGroup) -> JoinPlan:
-        """Receive the join plan. If the plan cannot arrive, the controller cancels the wait."""
+        """Receive the join plan; if it cannot come, the controller cancels the wait."""
         plans: list[JoinPlan] = []
         received = threading.Event()
 
@@ -177,7 +176,7 @@ class GroupTransitions:
         return plans[0]
 
     def _join_at_boundary(self, order: GroupOrder, group: ProcessGroup, plan: JoinPlan) -> None:
-        """Join a running group. This worker trains no samples until the state has arrived."""
+        """Join a running group, without samples until the state has arrived."""
         membership, training = self._membership, self._training
         training.position = plan.position
         training.set_seed(plan.seed)
@@ -201,7 +200,7 @@ class GroupTransitions:
     # --- between two steps
 
     def before_step(self) -> bool:
-        """Prepare the next step. Return True if prefetched batches are invalid."""
+        """Prepare the next step; return whether prefetched batches are invalid."""
         self.check_left()
         if self.cancelled.is_set():
             self.recover(None)
@@ -224,7 +223,7 @@ class GroupTransitions:
         return discard_prefetched
 
     def _resynchronise(self) -> None:
-        """Broadcast the state of rank 0, because the checksums differ. All workers wait for the broadcast."""
+        """Broadcast the state of rank 0, because the checksums differ; all workers wait."""
         self._mismatch = False
         if self._membership.rank == 0:
             sys.stderr.write(
@@ -233,7 +232,7 @@ class GroupTransitions:
         self._take_rank_0_state()
 
     def _switch(self, pending: PendingGroup) -> None:
-        """Switch to the pending group after its boundary step, and start to send the state to newcomers."""
+        """Switch to the pending group behind its boundary; start to send newcomers the state."""
         began, (step_s, sync_s) = time.perf_counter(), self._training.recent_steps.average_step()
         membership, training, order = self._membership, self._training, pending.order
         step = training.position.step
@@ -275,9 +274,9 @@ class GroupTransitions:
             self._switch_cost = _SwitchCost(took_s, step_s, sync_s)
 
     def _report_full_pause(self) -> None:
-        """Report the pause again if members waited for a newcomer in the first step of the new group.
+        """Report again if members waited for a newcomer in the first step of the new group.
 
-        The first report cannot wait for that step, because the step might never end if a newcomer is lost.
+        The first report cannot wait for that step, which may not end if a newcomer is lost.
         """
         cost, self._switch_cost = self._switch_cost, None
         if cost is None:
@@ -304,7 +303,7 @@ class GroupTransitions:
             report_formed(self._report, membership, position)
 
     def _follow_batch(self, first: int, batch: int) -> None:
-        """Adapt the learning rate to the new batch, once all workers have the state (step `first`)."""
+        """Adapt the learning rate to the batch, from the step in which all have the state."""
         step = self._training.position.step
         if step + 1 >= first:
             self._training.lr_state.follow_batch(batch, step)
@@ -326,7 +325,7 @@ class GroupTransitions:
     ) -> None:
         """Act on the agreed words, in the same step on all ranks.
 
-        A newcomer then waits for this step's portion of the state, because the optimizer needs the portion.
+        A newcomer then waits for the step's portion of the state, which the optimizer needs.
         """
         self._report_full_pause()
         if agreed.skipped > 0 or (terms.compare_checksums and not agreed.same):
@@ -343,9 +342,9 @@ class GroupTransitions:
             transfer.take_portion(micro_batch.step, self.cancelled, load)
 
     def _agree(self, micro_batch: MicroBatch, agreed: AgreedWords) -> None:
-        """Close the vote. If all ranks are ready, deal out the samples of the steps after the boundary.
+        """Close the vote; if all are ready, deal out the samples behind the boundary.
 
-        The boundary is far enough ahead that none of these samples are already prefetched.
+        The boundary is far enough ahead that none of these samples are prefetched.
         """
         membership, training = self._membership, self._training
         boundary = micro_batch.step + max(BOUNDARY_LEAD, membership.group.prefetched_steps)
@@ -397,18 +396,18 @@ class GroupTransitions:
     def recover(
         self, error: Exception | None, roll_back: Callable[[], None] | None = None
     ) -> Recovered:
-        """Continue in the group that the controller forms from the survivors.
+        """Continue in the group that the controller forms of the survivors.
 
-        `error` is the error that revealed the loss, or None if the controller cancelled the waits.
-        `roll_back` runs first and restores the state of the last finished step.
+        `error` is what revealed the loss; None if the controller cancelled the waits. `roll_back`
+        runs first and restores the state of the last finished step.
 
         Raises:
-            LeftGroup: if this worker is not in the new group.
+            LeftGroup: if this worker is not in that group.
         """
         self._switch_cost = None
         for group in (self._membership.group, self._retired):
             if group is not None:
-                group.abort()  # the group's operations never end and would block later work
+                group.abort()  # its operations never end and would block later device work
         if roll_back is not None:
             roll_back()
         recovered = self._join_survivors(error)
@@ -451,7 +450,7 @@ class GroupTransitions:
         )
 
     def _enter_recovered(self, order: GroupOrder) -> Recovered:
-        """Connect to the survivors. If a source is named, load its state, which is furthest ahead."""
+        """Connect to the survivors, and take the state that is furthest ahead if it is needed."""
         membership, training, cancelled = self._membership, self._training, self.cancelled
         fault_points.reach("recover", rank=membership.rank, version=order.version)
         group = await_group(order, membership, cancelled)
@@ -465,7 +464,7 @@ class GroupTransitions:
             lr_state = group.broadcast_bytes(own_lr_state, cancelled, int(order.source or 0))
         except (CancelledError, BrokenGroupError):
             group.abort()
-            group.retire()  # in the background, because operations under way would block
+            group.retire()  # in the background: operations under way would block this thread
             raise
         step = training.position.step if metadata is None else int(metadata["step"])
         training.lr_state.load_state_list(msgspec.msgpack.decode(lr_state))
@@ -492,7 +491,7 @@ class GroupTransitions:
     # --- out
 
     def _leave_on_order(self, order: GroupOrder) -> None:
-        """Leave the group as ordered. If the job is suspended, write a checkpoint first."""
+        """Leave the group as `order` says, after writing a checkpoint if the job is suspended."""
         membership = self._membership
         self._records.write()
         if order.kind == SUSPEND:
@@ -512,6 +511,6 @@ class GroupTransitions:
         raise LeftGroup(0)
 
     def check_left(self) -> None:
-        """Raise `LeftGroup` again if the script's loop swallowed the exception."""
+        """Raise `LeftGroup` again if the script's loop swallowed it."""
         if self._left:
             raise LeftGroup(0)

@@ -255,7 +255,7 @@ def advance(job: Job, trigger: JobTrigger, status: JobStatus, reason: str, now: 
     """Move `job` along the transition table and bring its accounts up to `now`.
 
     Args:
-        why: reason, shown to users.
+        reason: shown to users.
 
     Raises:
         IllegalTransitionError: if the table has no transition to the phase of `status`.
