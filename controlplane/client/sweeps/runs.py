@@ -335,7 +335,7 @@ class SweepRun:
     ) -> int:
         """As trials end, add configurations that Optuna suggests from the results so far.
 
-        This call keeps no state. To continue the sampling of a sweep, repeat the call.
+        This call keeps no state. To continue the sampling of a sweep that has not ended, repeat it.
 
         Args:
             trials: target for the number of trials of the sweep, including the initial ones.
