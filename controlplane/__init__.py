@@ -1,1 +1,1 @@
-"""The controller: decides who trains where and with which batch, and remembers it."""
+"""Controller of a cluster: slots and batches of jobs, their history, and the interfaces to both."""

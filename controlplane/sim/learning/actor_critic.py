@@ -105,7 +105,7 @@ class Trained:
 
 
 class Environment(Protocol):
-    """What differs between policies: their networks, the warm-up, rollouts and validation."""
+    """Interface to a policy's networks, warm-up, rollouts and validation."""
 
     recipe: Recipe
     warm_phase: str  # name of the warm-up in the learning curve
