@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
+import signal
 import struct
 import tempfile
 import time
@@ -130,7 +132,7 @@ class ForkedWorkers(Generic[W]):
     def close(self) -> None:
         """Leave no process behind."""
         for worker in self.workers.values():
-            worker.process.kill()
+            kill_session(worker.process)
         for worker in self.workers.values():
             worker.process.join(5)
             worker.process.close()
@@ -166,7 +168,16 @@ def fork(folder: Path, assignment: Assignment, work: Callable[[Path], None]) -> 
     return process
 
 
+def kill_session(process: ForkServerProcess) -> None:
+    """Kill a worker with its children: loader processes of a killed worker may wait for ever."""
+    process.kill()
+    if process.pid is not None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+
 def _logged(folder: Path, work: Callable[[Path], None]) -> None:
+    os.setsid()
     log = os.open(folder / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(log, 1)
     os.dup2(log, 2)
