@@ -1,4 +1,4 @@
-"""Orders and notifications of a sweep."""
+"""Orders and notifications that a sweep returns."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NewType
 from schemas.ids import NodeId, WorkerId
 from schemas.sweeps import Values
 
-Attempt = NewType("Attempt", int)  # at a unit; increases, so that older results are recognised
+Attempt = NewType("Attempt", int)  # number that increases, so that old results are recognised
 
 
 @dataclass(frozen=True, slots=True, order=True)
