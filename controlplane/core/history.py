@@ -47,7 +47,7 @@ class SweepHistory(msgspec.Struct, kw_only=True):
         return self.trials.get(number) or TrialHistory()
 
     def unit_begun(self, trial: int, waited_s: float, *, hops: bool) -> None:
-        """Record a unit that received its state; `hops`: the state is from another process."""
+        """Record a unit that received its state; `hops` is True if it came from another process."""
         self.waited_s += waited_s
         if hops:
             self.moved_bytes += self.trial(trial).state_bytes

@@ -52,7 +52,7 @@ def _keep_newest(
 ) -> CopyState | None:
     """Add the trial's needed states to `needed`, and return an order to copy the newest state.
 
-    Needed are the newest state, a state that is being copied, and the newest state with enough
+    The trial needs its newest state, a state that is being copied, and the newest state with enough
     replicas. The order is None if the newest state has enough replicas or if a copy of the trial is
     pending. With one pending copy per trial, nodes keep at most three of its states, even if copies
     fail or are slower than units.
@@ -92,7 +92,7 @@ def _use_newest_stored(state: SweepState, model: ModelState) -> None:
 
 
 def _copy(state: SweepState, model: ModelState) -> CopyState | None:
-    """Return an order to copy the newest state to a node without it; each retry uses another node.
+    """Return an order to copy the newest state to a node without it; a retry uses another node.
 
     The result is None after `MAX_COPY_TRIES` failures, or if there is no such node.
     """

@@ -28,7 +28,7 @@ from schemas.sweeps import (
 
 
 def rungs(least: int, most: int, eta: int) -> list[int]:
-    """Return the epochs after which trials are compared, from `least`, and the last epoch."""
+    """Return the epochs of all rungs: `least` times powers of `eta` below `most`, then `most`."""
     found: list[int] = []
     at = least
     while at < most:
@@ -129,7 +129,8 @@ def _best_of_prefixes(
 ) -> list[int]:
     """Return the numbers of trials that are among the best 1 / eta of some prefix of `order`.
 
-    Prefixes end before the first trial without a score, unless that trial has ended or is paused.
+    A trial without a score is skipped if it has ended or is paused. Any other trial without a score
+    ends the longest prefix.
     """
     ranks: list[tuple[float, int]] = []  # ascending: best first
     found: dict[int, None] = {}
@@ -252,8 +253,8 @@ def epochs_of_new(spec: SearchSpec, begun: int) -> int:
     """Return the number of epochs that a trial is granted when a user adds it.
 
     `begun` is the number of finished epochs of its initial state. With rungs, the result is the
-    first rung above `begun`. In population based training it is the interval, but more than
-    `begun`. For Hyperband, whose brackets are full, and for all other searchers it is the last
+    first rung above `begun`. In population based training, it is the larger of the interval and
+    `begun` + 1. For Hyperband, whose brackets are full, and for all other searchers it is the last
     epoch.
     """
     match spec.searcher:

@@ -34,8 +34,8 @@ class ModelState:
     finished_units: list[FinishedUnit] = field(default_factory=list)
     # Initial states of the trial and its parents, first parent first.
     parents: tuple[StateName, ...] = ()
-    at: int = 0  # version from which training continues; smaller: visits are repeated
-    metrics: list[tuple[dict[str, float], int]] = field(default_factory=list)  # with samples
+    at: int = 0  # version from which training continues; up to len(finished_units)
+    metrics: list[tuple[dict[str, float], int]] = field(default_factory=list)  # of this epoch
 
     @property
     def everything(self) -> Partitions:

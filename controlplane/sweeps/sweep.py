@@ -118,7 +118,7 @@ def _has_work(state: SweepState, number: int, *, leased: bool) -> bool:
 def hop_problem(
     state: SweepState, workers: list[WorkerId], numbers: list[int], now: Seconds
 ) -> HopProblem:
-    """Return the scheduling problem whose slots are `workers` and whose models are `numbers`."""
+    """Return the scheduling problem with `workers` as slots and the trials `numbers` as models."""
     slot_of = {worker: at for at, worker in enumerate(workers)}
     model_of = {number: at for at, number in enumerate(numbers)}
     homes = _homes(state, workers)
@@ -326,7 +326,7 @@ class Sweep:
         state = self.state
         for partition in range(state.partitions):
             if not any(can_hold(state, node, partition) for node in workers):
-                for node in workers:  # no node is left that can provide it: all retry
+                for node in workers:  # no node can provide the partition: all nodes try again
                     state.data.failed.pop((node, partition), None)
         held = partition_holders(
             workers, state.partitions, replicas, state.staged, partial(can_hold, state)

@@ -20,7 +20,7 @@ MIN_UNIT_S: Final = 1e-3
 class UnitTimes:
     """Model of unit times: seconds of a unit = cost of its trial x slowness of its worker.
 
-    The cost and the slowness are learnt in turns.
+    A measurement first updates the slowness, then the cost.
     """
 
     _cost: dict[int, float] = field(default_factory=dict)
@@ -75,7 +75,7 @@ class SweepWorker:
     attempt: Attempt | None = None
     revoked: bool = False  # takes no other unit
     revoked_at: Seconds = Seconds(0.0)  # only meaningful if revoked
-    within_s: float = 0.0  # seconds until it has to be gone, even if its unit runs
+    within_s: float = 0.0  # seconds until the worker has to be gone, even if its unit runs
 
     @property
     def must_leave_by(self) -> Seconds | None:
@@ -147,7 +147,7 @@ class SweepState:
     unreadable: dict[StateName, int] = field(default_factory=dict)  # consecutive failed reads
     full_disks: int = 0  # consecutive units that could not store their state
     attempts: int = 0
-    graduate_slots: int = 0  # if fewer trials than half of these remain, they continue as jobs
+    graduate_slots: int = 0  # trials continue as jobs if fewer than half of these remain; 0: never
     graduating: set[int] = field(default_factory=set)  # trials that graduate after their epoch
     graduated_states: dict[int, StateName] = field(default_factory=dict)  # by graduated trial
     weights: ChosenWeights | None = None  # for the order `rollouts`

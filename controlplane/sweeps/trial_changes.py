@@ -127,7 +127,7 @@ def unit_fault(
 def refuse_data(
     state: SweepState, node: NodeId, partition: int, reason: str, *, for_good: bool = False
 ) -> list[Order]:
-    """Record that a node could not provide a partition; with `for_good`, a retry would fail, too.
+    """Record that a node could not provide a partition; if `for_good`, one failure is enough.
 
     After `MAX_FAILED_STAGINGS` failures only other nodes get the partition. If no other node with
     workers can provide the partition, the sweep is stuck.
@@ -145,7 +145,7 @@ def refuse_data(
 
 
 def can_hold(state: SweepState, node: NodeId, partition: int) -> bool:
-    """True if a node may get a partition, which has not failed too often on this node."""
+    """True unless the node has failed to provide the partition `MAX_FAILED_STAGINGS` times."""
     return state.data.failed.get((node, partition), 0) < MAX_FAILED_STAGINGS
 
 
@@ -177,8 +177,8 @@ def release_late_leavers(state: SweepState, now: Seconds) -> list[Order]:
 def give_up_late_units(state: SweepState, now: Seconds) -> list[Order]:
     """Give up units that exceeded their time, and release their workers.
 
-    A trial fails after `MAX_HANGS` such units. A unit whose data or state did not arrive is a
-    crash.
+    A trial fails after `MAX_HANGS` such units. If the data or state of a unit did not arrive in
+    time, this is recorded as a crash.
     """
     found: list[Order] = []
     for lease in list(state.leases.values()):
@@ -197,7 +197,7 @@ def give_up_late_units(state: SweepState, now: Seconds) -> list[Order]:
 
 
 def graduate_last_trials(state: SweepState) -> list[Order]:
-    """Graduate those last trials that are between epochs; the others finish their epoch first."""
+    """Graduate the last trials; a trial that is within an epoch finishes the epoch first."""
     state.graduating = _last_trials(state)
     found: list[Order] = []
     for number in sorted(state.graduating):
@@ -233,10 +233,10 @@ def score_graduate(state: SweepState, number: int, score: float) -> None:
 
 
 def _last_trials(state: SweepState) -> set[int]:
-    """Return the trials that still train, if they are few and no other trial can join them.
+    """Return the last trials, which may graduate; empty while too many trials still train.
 
-    If all trials that train may train to the end, a trial that waits for a promotion waits in vain,
-    because no future score is compared with its score.
+    The result is empty until every trial that trains is granted the last epoch. Then a trial that
+    waits for a promotion waits in vain, because no future score is compared with its score.
     """
     left: list[Trial] = [trial for trial in state.trials if not trial.ended and not trial.waits]
     final = all(trial.granted >= state.spec.epochs for trial in left)

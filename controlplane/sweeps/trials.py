@@ -176,7 +176,7 @@ def _mean(having: Sequence[tuple[float, int]]) -> float:
 
 
 def score(spec: SearchSpec, metrics: Mapping[str, float]) -> tuple[float, str]:
-    """Return the score of an epoch (larger is better), and why it is not finite, if so.
+    """Return the score of an epoch (larger is better), and a problem text if it is not finite.
 
     In `metrics`, metrics of the evaluation take precedence over metrics of the training.
     """

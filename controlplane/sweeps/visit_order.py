@@ -109,7 +109,7 @@ def makespan(
 
 
 def best_weights(problem: HopProblem, rollouts: int, rng: Random) -> Weights | None:
-    """Return the weights of the shortest rollout; None if it is no shorter than without them.
+    """Return the weights of the shortest rollout, or None if no rollout shortens the order.
 
     A rollout that reaches the bound ends the search, so that most problems cost one rollout.
     """
@@ -140,8 +140,7 @@ def visit_order(
 ) -> GreedyOrder | RandomOrder:
     """Return the order of the next units.
 
-    `numbers` and `workers` are the trials and workers that the problem's models and slots
-    represent.
+    `numbers` has the trial of each model in the problem, `workers` the worker of each slot.
     """
     if state.order == "random":
         return RandomOrder(problem, stream("visits", state.spec.seed, state.attempts))

@@ -169,7 +169,7 @@ def _other_jobs(ctx: HandlerContext, job: Job, group: Group) -> dict[NodeId, lis
 
 
 def _node_crowds(group: Group, others: Mapping[NodeId, Sequence[Job]]) -> tuple[NodeCrowd, ...]:
-    """Return, for each node, how many workers the group has and the families of the other jobs.
+    """Return, for each node, the number of the group's workers and the families of other jobs.
 
     The entries are sorted.
     """
@@ -228,7 +228,7 @@ def _update_progress(progress: Progress, event: EpochReported, now: Seconds) -> 
 def _count_untrained(job: Job, event: EpochReported) -> None:
     """Record the samples that the epoch skipped.
 
-    A job that stops after a number of samples is left alone, because the stop cuts its last epoch.
+    A job that stops after a number of samples is left alone, because its last epoch is cut short.
     """
     stop, progress = job.spec.stop, job.progress
     trained, all_samples = event.facts.trained_samples, event.facts.epoch_samples

@@ -97,7 +97,10 @@ def _leave_sweep(ctx: HandlerContext, job: Job, sweep: JobSweep) -> None:
 
 
 def resend_kept_states(ctx: HandlerContext, node: NodeId) -> None:
-    """Send a returning node the list of states to keep of sweeps that left, before other orders."""
+    """Send a returning node its list of states to keep for sweeps that left the state.
+
+    These deltas precede all other commands of the input.
+    """
     deltas = []
     for name, left in ctx.state.left_sweeps.items():
         if node in left.wanted:
@@ -216,7 +219,10 @@ def end(
 
 
 def _release_sweep(ctx: HandlerContext, job: Job) -> None:
-    """If `job` was a trial of an ended sweep, update the sweep's nodes, which may forget it now."""
+    """Update the nodes of an ended sweep after the end of `job`, if `job` was one of its trials.
+
+    The nodes may forget the sweep when no trial needs its states any more.
+    """
     trial = job.spec.stated_trial
     former = ctx.state.jobs.get(trial.sweep) if trial is not None else None
     if former is not None and former.ended and former.sweep is not None:

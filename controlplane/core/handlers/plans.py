@@ -198,9 +198,9 @@ def _pause(ctx: HandlerContext, job: Job, swap: Swap) -> bool:
 def _successors_wait(ctx: HandlerContext, group: Group, swap: Swap) -> bool:
     """True if the workers that are prepared for slots of `group` wait only for these slots.
 
-    After `MAX_PAUSE_WAIT_S` they need not be ready. If no worker can be prepared yet, because each
-    needs slots of other jobs, too, the answer is True when no job of the swap is starting or
-    changing.
+    After `MAX_PAUSE_WAIT_S` the result is True even if some of them are not ready. If no worker can
+    be prepared yet, because each needs slots of other jobs, too, the result is True when no job of
+    the swap is starting or changing.
     """
     reservations = ctx.state.slot_index.reservations()
     successors = [reservations[m.slot][1] for m in group.members if m.slot in reservations]

@@ -140,7 +140,7 @@ def _handle_worker_report(
 
 
 def _is_new(worker: Worker, report: WorkerEvent) -> bool:
-    """Return False if a report of the worker's script is a repetition, else remember its index."""
+    """Return True unless the report is a repetition; record the report as handled."""
     if not isinstance(report, ScriptReport):
         return True
     new = report.index > worker.reports

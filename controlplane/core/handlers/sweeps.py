@@ -1,9 +1,9 @@
 """Reconciliation of each sweep with the workers, the nodes and the end of its job.
 
 After every input the sweeps that the input may concern are compared with their jobs: the sweep of
-the job that the input names, the sweeps of changed jobs, and all sweeps after an input of a node.
-So this module alone defines what a start, a change, a pause, a loss or the end of a job means for
-its sweep.
+the job that the input names, the sweeps of changed jobs, and all sweeps after an input about a
+node. So this module alone defines what a start, a change, a pause, a loss or the end of a job means
+for its sweep.
 """
 
 from __future__ import annotations

@@ -84,7 +84,7 @@ NEXT: Final[Mapping[tuple[Phase, JobTrigger], Phase]] = {
 
 
 class ScriptReports(msgspec.Struct, kw_only=True):
-    """Reports of a job's script about its end; its processes may still exist."""
+    """End of a job's script, as reported by its processes before they exit."""
 
     finished: str = ""  # the stop rule that was met
     error: str = ""  # the exception and where it was raised
