@@ -143,7 +143,7 @@ def address_of(state: State, worker: Worker, port: int) -> str:
 
 
 def desired_sweep(state: State, job: Job, sweep: JobSweep, node: NodeId) -> SweepDelta:
-    """Return the units that `node` should run, and the states of a sweep that it should keep.
+    """Return the units of a sweep that `node` should run, and the states that it should keep.
 
     The delta has the sweep's current revision.
     """

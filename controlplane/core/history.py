@@ -128,7 +128,7 @@ class EpochFinished(Message, tag="history.epoch_finished.1"):
 
 
 class EndPromised(Message, tag="history.end_promised.1"):
-    """A policy promised by when a job will be done."""
+    """A policy promised a time by which a job will be done."""
 
     job: JobId
     promise: PromiseInfo

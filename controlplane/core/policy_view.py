@@ -141,7 +141,7 @@ def job_view(job: Job, trades_to: Mapping[SlotId, int] | None = None) -> JobView
 
     Args:
         job: job in any phase. During a change, the view shows the slots of the new group.
-            trades_to: slots and local batches (samples per step) after a swap in progress. The view
+        trades_to: slots and local batches (samples per step) after a swap in progress. The view
             shows the job on these slots already, and as not movable.
     """
     spec, status, progress = job.spec, job.status, job.progress

@@ -288,7 +288,7 @@ class Sweep:
     ) -> list[Order]:
         """Remove a worker whose process has exited; the node's states and partitions stay.
 
-        `reason` is the cause of the exit; if it is empty, the exit counts against no trial. `fault`
+        `reason` is the cause of the exit; if it is empty, no trial is blamed for the exit. `fault`
         is False if the process was killed, and True if it exited by itself.
         """
         lease, found = self._lose(worker), list[Order]()

@@ -166,7 +166,7 @@ def crash(state: SweepState, trial: int, reason: str, *, fault: bool = True) -> 
 
 
 def release_late_leavers(state: SweepState, now: Seconds) -> list[Order]:
-    """Release revoked workers that had to be gone by now; this counts against no trial."""
+    """Release revoked workers that had to be gone by now; no trial is blamed for this."""
     found: list[Order] = []
     for worker, record in list(state.workers.items()):
         if record.must_leave_by is not None and record.must_leave_by <= now:

@@ -64,7 +64,7 @@ def _announce(ctx: HandlerContext, node: Node, event: str, detail: Detail) -> No
 
 
 def on_drain_expired(ctx: HandlerContext, event: DrainExpired) -> None:
-    """Stop the remaining workers of a draining node at its deadline; jobs continue without it."""
+    """Stop the remaining workers of a draining node at its deadline; their jobs leave the node."""
     node = ctx.state.nodes.get(event.node)
     drain = node.drain if node is not None else None
     if node is None or drain is None or not _expired(drain, ctx.now):

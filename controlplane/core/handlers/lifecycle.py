@@ -132,10 +132,10 @@ _ENDS: Final = {
 
 
 def restart_from_checkpoint(ctx: HandlerContext, job: Job, reason: str) -> None:
-    """Restart a job that lost its training state from its last checkpoint.
+    """Restart a job from its last checkpoint, because its training state is lost.
 
     The job fails at `MAX_LOSSES` losses without a finished epoch. If its user set `on_loss = fail`,
-    the job fails at the first loss of a started process. `reason` is shown to users, together with
+    the job fails at the first loss of a started process. `reason` is shown to users, followed by
     the consequence.
     """
     job.attempts.losses += 1
@@ -158,7 +158,7 @@ def fail(ctx: HandlerContext, job: Job, reason: str) -> None:
     """Handle a failure of the script: retry after a pause, or end the job if no retry is left.
 
     A job whose batch did not fit a slot is retried with a smaller batch, without counting a
-    failure. `reason` is shown to users, together with the consequence.
+    failure. `reason` is shown to users, followed by the consequence.
     """
     if lower_local_limit(job, reason):
         reason = f"{reason}; retrying with at most {job.progress.fitting_batch} samples per slot"

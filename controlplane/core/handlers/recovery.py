@@ -85,7 +85,7 @@ def _back_off(ctx: HandlerContext, job: Job) -> None:
 
 
 def recover(ctx: HandlerContext, job: Job, reason: str) -> None:
-    """Recover a job that lost a member: order the survivors to quiesce, then to continue.
+    """Start the recovery of a job that lost a member: order the survivors to quiesce.
 
     The job restarts from its checkpoint instead if it is starting, if no worker has the state, or
     after `MAX_RECOVERIES` recoveries in a row. A job without a group is left alone.
@@ -290,7 +290,7 @@ def _not_ready(job: Job, change: Rescale) -> list[SlotId]:
 
 
 def lose_node(ctx: HandlerContext, job: Job, node: NodeId, reason: str) -> None:
-    """Continue the job without a node that is lost or drained; order its workers there to stop.
+    """Continue a job without a lost or drained node; order its workers on the node to stop.
 
     The processes on a lost node may live on.
     """

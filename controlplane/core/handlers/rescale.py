@@ -132,7 +132,7 @@ def on_store_opened(ctx: HandlerContext, job: Job, worker: Worker, event: StoreO
 
 
 def on_group_formed(ctx: HandlerContext, job: Job, status: Rescaling, event: GroupFormed) -> None:
-    """Record a member's pause; settle the change once every member trains in the new group."""
+    """Record a member's pause time; settle the change once every member trains in the new group."""
     change = status.change
     if event.group != change.group.version or change.phase not in FORMING:
         return

@@ -46,7 +46,7 @@ GONE_PHASES: Final = frozenset({WorkerPhase.EXITED, WorkerPhase.LEAVING})
 
 
 def reconcile(ctx: HandlerContext, event: Input) -> None:
-    """Update the sweeps that an input may concern from their jobs, and notify nodes of changes."""
+    """Update all sweeps that an input may concern, and notify nodes of changes."""
     if isinstance(event, NODE_INPUTS):
         reconcile_sweeps(ctx, list(ctx.state.sweeps))
         return
@@ -57,7 +57,7 @@ def reconcile(ctx: HandlerContext, event: Input) -> None:
 
 
 def reconcile_sweeps(ctx: HandlerContext, names: Sequence[JobId]) -> None:
-    """Update these sweeps from their jobs, and notify nodes; a repeated call changes nothing."""
+    """Update these sweeps to match their jobs, and notify nodes; a repetition changes nothing."""
     for name in names:
         job = ctx.state.jobs[name]
         sweep = job.sweep
@@ -205,9 +205,9 @@ def on_controller_started(ctx: HandlerContext) -> None:
 
 
 def on_node_greeted(ctx: HandlerContext, node: NodeId) -> None:
-    """Schedule a new delta for the node from every sweep that has sent it one.
+    """Schedule a new delta for the node from every sweep that has sent one to this node.
 
-    Also send the node the list of states to keep of sweeps that left the state.
+    Also send the node its list of states to keep for sweeps that left the state.
     """
     for name in (*ctx.state.sweeps, *ctx.state.ended_sweeps):
         sweep = ctx.state.jobs[name].sweep
