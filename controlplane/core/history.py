@@ -34,7 +34,7 @@ class TrialHistory(msgspec.Struct, kw_only=True):
 class SweepHistory(msgspec.Struct, kw_only=True):
     """History of one sweep."""
 
-    units: list[LedgerUnit] = []  # counted units, in the order of their ends
+    units: list[LedgerUnit] = []  # finished units without repeated ones, in the order of their ends
     trials: dict[int, TrialHistory] = {}
     recent_unit_s: list[float] = []  # durations of the latest units
     units_repeated: int = 0
@@ -90,8 +90,8 @@ class GroupOrdered(Message, tag="history.group_ordered.1"):
     """A group was ordered."""
 
     job: JobId
-    decision: Decision  # author and reason
-    version: VersionInfo  # the group and the position that it starts from
+    decision: Decision  # with author and reason
+    version: VersionInfo  # the group and its start position
 
 
 class Decided(Message, tag="history.decided.1"):
@@ -105,7 +105,7 @@ class GroupConcluded(Message, tag="history.group_concluded.1"):
     """The group that was ordered last has an outcome; a later outcome has no effect."""
 
     job: JobId
-    outcome: str  # formed, abandoned, broken, suspended, or how the job lost it
+    outcome: str  # formed, abandoned, broken, suspended, or how the group was lost
     at: Seconds
     resumed_epoch: int | None = None  # actual start position; None: as ordered
     resumed_step: int | None = None

@@ -26,8 +26,8 @@ class JobSubmitted(Message, tag="core.job_submitted.1"):
     spec: JobSpec
     snapshot: str
     user: str
-    key: str  # of the request; a second submission with the same key is the same job
-    project: str = ""  # its members see the job; empty: only the user does
+    key: str  # key of the request; a second submission with this key is the same job
+    project: str = ""  # its members see the job; empty: only the user sees it
 
 
 class CancelRequested(Message, tag="core.cancel_requested.1"):
@@ -148,7 +148,7 @@ class SweepChangeRequested(Message, tag="core.sweep_change_requested.1"):
     trial: int | None
     values: dict[str, Value]
     parent: int | None
-    key: str  # of the request; a second request with the same key does nothing
+    key: str  # key of the request; a second request with this key does nothing
 
 
 class DrainRequested(Message, tag="core.drain_requested.1"):

@@ -100,8 +100,8 @@ class Move:
 class Verdict:
     """Result of a check: the accepted changes in order, and the refused entries with reasons."""
 
-    moves: tuple[Move, ...] = ()  # moves that give up slots come first
-    swaps: tuple[Swap, ...] = ()  # of jobs that need each other's slots
+    moves: tuple[Move, ...] = ()  # moves that give up slots are first
+    swaps: tuple[Swap, ...] = ()  # swaps of jobs that need each other's slots
     refused: Mapping[JobId, str] = field(default_factory=dict)
     rejected: Mapping[JobId, Reason] = field(default_factory=dict)  # jobs that will never start
     promised: Mapping[JobId, Seconds] = field(default_factory=dict)  # changed expected ends
@@ -164,7 +164,7 @@ def check(plan: Plan, state: State, now: Seconds) -> Verdict:
             refused[job.job] = problem
             continue
         stops = job.job in restarts and placed.keys() != _slots(job)
-        target = {} if stops else dict(placed)  # restarted by a later plan, once its slots are free
+        target = {} if stops else dict(placed)  # a later plan starts the job on free slots
         move = Move(job.job, target, plan.reasons.get(job.job, Reason("planned", "planned")))
         if _grows(job, target):
             takes.append(move)
@@ -213,7 +213,7 @@ class _FreeSlots:
         self._nodes = index.slots()
         self._reservations = index.reservations()
         self._held = index.is_taken
-        self._taken: set[SlotId] = set()  # by entries of this plan
+        self._taken: set[SlotId] = set()  # slots taken by entries of this plan
         self._soon = index.releasing()  # slot -> job that leaves it
         self._promised = {slot for swap in state.swaps for slot in swap.slots()}
 

@@ -88,7 +88,7 @@ class Reactor:
 
     def __init__(self, state: State | None = None, totals: Totals | None = None) -> None:
         self.state = State() if state is None else state
-        # Only displayed: no decision reads them.
+        # The totals are only displayed; no decision reads them.
         self.totals = Totals() if totals is None else totals
         self._ctx = HandlerContext(self.state, self.totals)
         self._views = ViewBuilder(self.state)

@@ -21,9 +21,9 @@ from controlplane.core.slot_index import SlotIndex
 from schemas.errors import UnknownJobError
 from schemas.ids import JobId, NodeId, Seconds, Term, Version
 
-START_LIMIT_S: Final = 1800.0  # from the order until the group has formed
+START_LIMIT_S: Final = 1800.0  # time from the order until the group has formed
 PREPARE_LIMIT_S: Final = 600.0  # newcomers import modules, build the model, open their data
-SWITCH_LIMIT_S: Final = 1800.0  # until the boundary; steps and evaluations may be long
+SWITCH_LIMIT_S: Final = 1800.0  # time until the boundary; steps and evaluations may be long
 QUIESCE_LIMIT_S: Final = 1800.0  # a long evaluation may have to end first
 LIMITS_S: Final = {
     RescalePhase.PREPARING: PREPARE_LIMIT_S,
@@ -31,7 +31,7 @@ LIMITS_S: Final = {
     RescalePhase.QUIESCING: QUIESCE_LIMIT_S,
     RescalePhase.REJOINING: SWITCH_LIMIT_S,
 }
-RETRY_FIRST_S: Final = 1.0  # pause before the first retry; doubles with each
+RETRY_FIRST_S: Final = 1.0  # pause before the first retry; the pause doubles with each retry
 RETRY_LONGEST_S: Final = 60.0
 
 

@@ -90,7 +90,7 @@ def _draw(parameter: Parameter, rng: Random) -> Value:
             return rng.uniform(least, most)
         case "log_uniform":
             return _within(math.exp(rng.uniform(math.log(least), math.log(most))), least, most)
-        case "log_integer":  # [k, k + 1) for each k, so that both ends get their full share
+        case "log_integer":  # k from [k, k + 1), so that both ends have the full probability
             drawn_log = rng.uniform(math.log(least), math.log(most + 1))
             return int(_within(int(math.exp(drawn_log)), least, most))
         case "choice":

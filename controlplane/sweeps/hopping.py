@@ -34,8 +34,8 @@ class Model:
 class Slot:
     """Slot of a worker, with the partitions that the worker's node holds."""
 
-    primary: Partitions  # each partition is primary at one slot
-    replicas: Partitions = 0  # other partitions that it may train from
+    primary: Partitions  # each partition is primary on one slot
+    replicas: Partitions = 0  # other partitions on the node of the slot
     slowness: float = 1.0  # factor on the seconds of a unit, above 0
 
 

@@ -14,7 +14,7 @@ from controlplane.sweeps.trials import Trial
 from schemas.ids import NodeId
 
 MIN_REPLICAS = 2  # nodes that have a state before its predecessor is dropped
-MAX_COPY_TRIES = 3  # per state; then the next state is copied
+MAX_COPY_TRIES = 3  # failed copies of a state; then only a later state is copied
 
 
 def keep_states(state: SweepState) -> list[Order]:

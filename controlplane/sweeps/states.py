@@ -16,7 +16,7 @@ class FinishedUnit:
 
     trial: int  # trial whose values were used: this one or a parent
     partition: int
-    digest: str = ""  # of the resulting state
+    digest: str = ""  # digest of the resulting state
 
 
 @dataclass(slots=True)
@@ -30,11 +30,11 @@ class ModelState:
     """
 
     trial: int
-    partitions: int  # of the data
+    partitions: int  # number of partitions of the data
     finished_units: list[FinishedUnit] = field(default_factory=list)
     # Initial states of the trial and its parents, first parent first.
     parents: tuple[StateName, ...] = ()
-    at: int = 0  # version from which training continues; up to len(finished_units)
+    at: int = 0  # version from which training continues, up to len(finished_units)
     metrics: list[tuple[dict[str, float], int]] = field(default_factory=list)  # of this epoch
 
     @property

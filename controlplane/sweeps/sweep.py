@@ -211,7 +211,7 @@ def _lease(
     attempt = Attempt(state.attempts)
     by = model.finished_units[model.at].trial if model.again else number
     holders = state.stored.nodes(model.names(model.at))
-    holders.sort(key=lambda one: one[0] != record.node)  # its own node first
+    holders.sort(key=lambda one: one[0] != record.node)  # the worker's own node first
     name = holders[0][1] if holders else None
     sources: tuple[NodeId, ...] = tuple(node for node, one in holders if one == name)
     order = RunUnit(
@@ -504,7 +504,7 @@ class Sweep:
     def _advance(self, now: Seconds) -> list[Order]:
         """Apply the searcher's decisions until there are none, and return all resulting orders."""
         found = [*self._apply_searcher(), *keep_states(self.state)]
-        if left := graduate_last_trials(self.state):  # needs the states to be stored
+        if left := graduate_last_trials(self.state):  # needs stored states, see `keep_states`
             found += [*left, *self._apply_searcher(), *keep_states(self.state)]
         return [*found, *begin_units(self.state, now)]
 

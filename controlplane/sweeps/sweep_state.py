@@ -73,7 +73,7 @@ class SweepWorker:
 
     node: NodeId
     attempt: Attempt | None = None
-    revoked: bool = False  # takes no other unit
+    revoked: bool = False  # the worker takes no further unit
     revoked_at: Seconds = Seconds(0.0)  # only meaningful if revoked
     within_s: float = 0.0  # seconds until the worker has to be gone, even if its unit runs
 
@@ -93,7 +93,7 @@ class Lease:
     limit_s: float
     again: bool = False  # the visit is repeated because its state was lost
     training: bool = False  # state and data have arrived
-    ignored: bool = False  # the trial ended: the result does not count
+    ignored: bool = False  # the trial has ended, so the result will be ignored
 
     @property
     def deadline(self) -> Seconds:
@@ -151,7 +151,7 @@ class SweepState:
     graduating: set[int] = field(default_factory=set)  # trials that graduate after their epoch
     graduated_states: dict[int, StateName] = field(default_factory=dict)  # by graduated trial
     weights: ChosenWeights | None = None  # for the order `rollouts`
-    stuck_reason: str = ""  # why the sweep cannot continue; empty: it can
+    stuck_reason: str = ""  # why the sweep cannot continue; empty if it can
 
     def release(self, worker: WorkerId) -> list[StopUnit | ReleaseWorker]:
         """Remove a worker from the sweep; the result of its unit will be ignored."""

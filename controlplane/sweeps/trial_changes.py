@@ -86,11 +86,11 @@ def _void_lease(state: SweepState, trial: int) -> None:
 
 
 Fault = Literal["trial", "state", "data", "disk"]
-MAX_HANGS: Final = 2  # units that exceeded their time, after which a trial fails
-MAX_FAULTS: Final = 3  # consecutive crashes of workers in its units after which a trial fails
+MAX_HANGS: Final = 2  # late units after which their trial fails
+MAX_FAULTS: Final = 3  # consecutive crashes in a trial's units after which the trial fails
 MAX_KILLS: Final = 9  # the same for kills, including kills by the kernel for lack of memory
 MAX_FAILED_READS: Final = 3  # consecutive failed reads after which a state counts as lost
-MAX_FAILED_STAGINGS: Final = 2  # failures of a partition on a node after which other nodes get it
+MAX_FAILED_STAGINGS: Final = 2  # failures on a node after which only other nodes get a partition
 MAX_FULL_DISKS: Final = 20  # consecutive units without disk space after which a sweep fails
 
 

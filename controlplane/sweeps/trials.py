@@ -18,7 +18,7 @@ class Trial:
 
     number: int  # in order of addition, from 0
     values: Values
-    granted: int  # epochs to which it may train
+    granted: int  # number of epochs to which the trial may train
     scores: tuple[float, ...] = ()  # after each of its own epochs; larger is better
     ended: Ending = ""  # how the trial ended; empty: it has not ended
     parent: int | None = None  # trial that provided the initial state
@@ -45,17 +45,17 @@ class Add:
     """Add a trial."""
 
     values: Values
-    epochs: int  # to which it may train
+    epochs: int  # number of epochs to which the trial may train
     parent: int | None = None  # trial that provides the initial state; None: a new state
     start_epochs: int | None = None  # epochs of the initial state; None: the parent's scored epochs
 
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """Let a trial train on."""
+    """Let a trial train up to a later epoch."""
 
     trial: int
-    epochs: int  # to which it may train, counted from the first
+    epochs: int  # number of epochs to which the trial may train, from its first
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,7 +55,7 @@ def on_node_greeted(ctx: HandlerContext, event: NodeGreeted) -> None:
         ctx.announce("node.joined", node=node, detail={"slots": len(event.spec.slots)})
     else:
         if event.boot in node.former_boots:
-            return  # late message of a replaced agent
+            return  # a late message of an agent that was replaced
         if node.boot != event.boot:
             node.former_boots = [*node.former_boots, node.boot][-FORMER_BOOTS:]
             node.boot, node.committed = event.boot, 0

@@ -118,7 +118,7 @@ def _set_override(ctx: HandlerContext, job: Job, override: ManualOverride, order
         "batch": override.batch,
     }
     ctx.announce("job.override", job, detail)
-    ctx.plan_needed = True  # other jobs may use slots that it leaves
+    ctx.plan_needed = True  # other jobs may use the slots that this job leaves
 
 
 def _record_order(
@@ -346,8 +346,8 @@ def _outdated(job: Job, override: ManualOverride) -> bool:
         slots = not planned >= set(override.on)
     else:
         size = _size(job, override)
-        # A partial growth must settle before it is continued: abandoning it would stop its
-        # newcomers, and their free slots would start the next partial growth, without end.
+        # A partial growth must settle before the next one. Abandoning the first would stop its
+        # newcomers, and their free slots would start another partial growth, without end.
         part = len(job.size.slots) < len(planned) < size
         slots = len(planned) != size and not part
     if override.batch is None:

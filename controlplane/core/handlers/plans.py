@@ -32,7 +32,7 @@ from schemas.nodes import Group
 from schemas.wire.agent import RECOVER
 from schemas.wire.client import Decision, PromiseInfo
 
-MAX_PAUSE_WAIT_S: Final = 300.0  # longest wait of a pause for newcomers to be prepared
+MAX_PAUSE_WAIT_S: Final = 300.0  # longest time that a pause waits for newcomers
 
 
 def begin_swap(ctx: HandlerContext, swap: Swap) -> bool:

@@ -30,7 +30,7 @@ from schemas.ids import NodeId, Seconds, SlotId, Version, node_of
 from schemas.nodes import Group
 from schemas.wire.agent import RECOVER, GroupBroken, JoinFailed, Quiesced
 
-MAX_RECOVERIES: Final = 5  # in a row, without a formed group
+MAX_RECOVERIES: Final = 5  # recoveries in a row without a formed group
 STOPPING: Final = frozenset({WorkerPhase.LEAVING, WorkerPhase.EXITED})
 
 

@@ -26,7 +26,7 @@ from schemas.wire.agent import START, GroupFormed, WorkerExited
 from schemas.wire.client import Decision, Size, VersionInfo
 from schemas.wire.feed import Detail
 
-POLICY: Final = "policy"  # authors of decisions
+POLICY: Final = "policy"  # POLICY, OPERATOR and CLUSTER are the authors of decisions
 OPERATOR: Final = "operator"
 CLUSTER: Final = "cluster"
 

@@ -151,7 +151,10 @@ def _record_score(ctx: HandlerContext, job: Job, sweep: JobSweep, order: TrialSc
 
 
 def best_score(sweep: JobSweep) -> float | None:
-    """Return the best value of the sweep's metric, as reported; None if no trial has a score."""
+    """Return the best value of the sweep's metric; None if no trial has a score.
+
+    Deleted trials are left out.
+    """
     state = sweep.engine.state
     counted = [trial for trial in state.trials if trial.number not in state.deleted]
     scores = [max(trial.scores) for trial in counted if trial.scores]
@@ -161,7 +164,10 @@ def best_score(sweep: JobSweep) -> float | None:
 
 
 def best_trial(sweep: JobSweep) -> int | None:
-    """Return the number of the trial with the best score; None if no trial has a score."""
+    """Return the number of the trial with the best score; None if no trial has a score.
+
+    Deleted trials are left out.
+    """
     state = sweep.engine.state
     found = best(trial for trial in state.trials if trial.number not in state.deleted)
     return None if found is None else found[0]

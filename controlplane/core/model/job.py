@@ -35,7 +35,7 @@ from schemas.wire.client import NodeCrowd, Size
 
 
 class ManualOverride(msgspec.Struct, frozen=True, kw_only=True):
-    """Size that an operator ordered for a job; the policy does not change the job meanwhile."""
+    """Size that an operator ordered for a job; while it exists, the policy does not change the job."""
 
     user: str
     slots: int | None = None  # None: unchanged
@@ -86,8 +86,8 @@ class Accounting(msgspec.Struct, kw_only=True):
 
     since: Seconds = Seconds(0.0)  # time of that change
     placed_at: Seconds = Seconds(0.0)  # when the job's slots last changed
-    queued_s: Seconds = Seconds(0.0)  # in phases that hold no slot
-    running_s: Seconds = Seconds(0.0)  # in phases that hold slots
+    queued_s: Seconds = Seconds(0.0)  # time in phases without slots
+    running_s: Seconds = Seconds(0.0)  # time in phases with slots
     slot_s: float = 0.0  # number of slots times seconds
     last_start_s: float | None = None  # seconds that the last start took, from the order
     rescales: int = 0  # changes of membership
@@ -100,7 +100,7 @@ class Attempts(msgspec.Struct, kw_only=True):
     failures: int = 0  # failures of the script
     losses: int = 0  # groups lost in a row without a finished epoch
     recoveries: int = 0  # recoveries in a row without a formed group
-    changes: int = 0  # abandoned changes and recoveries since the last finished epoch
+    changes: int = 0  # abandoned changes and recoveries after the last finished epoch
     next_start_at: Seconds = Seconds(0.0)  # earliest next start
     next_change_at: Seconds = Seconds(0.0)  # earliest retry of a growth or an operator's order
     crashes_by_node: dict[NodeId, int] = {}  # unexpected worker exits by node, in total
@@ -119,7 +119,7 @@ class SpeedPromise(msgspec.Struct, frozen=True, kw_only=True):
 class PromisedEnd(msgspec.Struct, frozen=True, kw_only=True):
     """Time by which a policy promised that the job will be done."""
 
-    first: Seconds  # the promise that the actual end is compared with
+    first: Seconds  # first promise; the actual end is compared with this time
     latest: Seconds  # latest expectation of the policy
 
 
@@ -237,7 +237,7 @@ class Job(msgspec.Struct, kw_only=True):
         return self.attempts.failures > self.spec.retries
 
 
-@lru_cache(FAMILY_CACHE_SIZE)  # needed for every job on the same nodes at the end of every epoch
+@lru_cache(FAMILY_CACHE_SIZE)  # called at each end of an epoch for all jobs on the same nodes
 def _family(user: str, name: str, script: str, args: tuple[str, ...]) -> str:
     base_name = NUMBERED.sub("", name) or name
     full_name = " ".join([f"{user}/{base_name}", script, *args])

@@ -40,7 +40,7 @@ class JobTrigger(Enum):
     GAVE_UP = "gave up"  # no retry is left
     FINISHED = "finished"
     CANCELLED = "cancelled"
-    REJECTED = "rejected"  # its result would not be worth the slots taken from other jobs
+    REJECTED = "rejected"  # the result is not worth slots that other jobs need
 
 
 ENDED: Final = frozenset({Phase.SUCCEEDED, Phase.FAILED, Phase.CANCELLED, Phase.REJECTED})
@@ -78,7 +78,7 @@ NEXT: Final[Mapping[tuple[Phase, JobTrigger], Phase]] = {
         Phase.PAUSED,
         JobTrigger.GAVE_UP,
     ): Phase.FAILED,  # a sweep whose last unit ended during the pause
-    (Phase.PAUSED, JobTrigger.FINISHED): Phase.SUCCEEDED,  # likewise
+    (Phase.PAUSED, JobTrigger.FINISHED): Phase.SUCCEEDED,  # the same
     (Phase.PAUSED, JobTrigger.CANCELLED): Phase.CANCELLED,
 }
 

@@ -29,7 +29,7 @@ class RescalePhase(Enum):
     REJOINING = "rejoining"  # the survivors form a group and take the state that is furthest ahead
     SETTLED = "settled"
     ABANDONED = "abandoned"  # the old group continues
-    BROKEN = "broken"  # another change replaces it
+    BROKEN = "broken"  # another change replaces this change
     LOST = "lost"  # no worker has the state; the job returns to its checkpoint
 
 
@@ -40,7 +40,7 @@ class RescaleTrigger(Enum):
     FORMED = "formed"  # every member trains in the new group
     NEWCOMER_LOST = "newcomer lost"
     JOIN_FAILED = "join failed"  # a member could not build the new group
-    SUPERSEDED = "superseded"  # a newer order came before the members were notified
+    SUPERSEDED = "superseded"  # a newer order arrived before the members were notified
     EXPIRED = "expired"
     MEMBER_LOST = "member lost"  # a member of the current group
     QUIESCED = "quiesced"  # every survivor reported its position
@@ -150,7 +150,7 @@ class Swap(msgspec.Struct, kw_only=True):
     targets: dict[JobId, dict[SlotId, int]]  # slot -> local batch, samples per step
     yields: dict[JobId, SwapYield]
     reasons: dict[JobId, Reason]
-    by: str = "policy"  # or operator
+    by: str = "policy"  # policy or operator
     yielded: dict[JobId, None] = {}  # jobs of `yields` that were ordered to yield
     started_at: Seconds = Seconds(0.0)
 

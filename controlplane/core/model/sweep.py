@@ -23,20 +23,20 @@ class JobSweep(msgspec.Struct, kw_only=True):
 
     engine: Sweep
     addresses: dict[WorkerId, str] = {}  # HOST:PORT of workers that take units
-    units: dict[WorkerId, PlacedUnit] = {}  # units in progress
+    units: dict[WorkerId, PlacedUnit] = {}  # units in progress by worker
     newest_in_memory: dict[
         int, tuple[int, WorkerId]
-    ] = {}  # trial -> version and worker of its newest state
+    ] = {}  # trial -> version of its newest state, and worker that has the state
     stopping: dict[WorkerId, None] = {}  # workers that are killed with their units
     exits: dict[WorkerId, tuple[str, bool]] = {}  # reason of the exit, and True for a fault
     workers_by_node: dict[NodeId, int] = {}  # number of workers by node at the last assignment
     faults: int = 0  # data faults at the last assignment of partitions
-    notified_nodes: dict[NodeId, None] = {}  # nodes that ever got a delta of the sweep
+    notified_nodes: dict[NodeId, None] = {}  # nodes that have received a delta of the sweep
     stale_nodes: dict[NodeId, None] = {}  # nodes that need a new delta
     revision: int = 0
     keys: dict[str, int] = {}  # USER/KEY of a change -> trial
     units_done: int = 0  # repeated units are not included
-    epoch_samples: int = 0  # of units since the sweep's last epoch
+    epoch_samples: int = 0  # samples of the units since the sweep's last epoch
     epoch_s: float = 0.0  # duration of these units
     epoch_group: Version | None = None  # group that ran all of these units; None: several
     trainable: int = 0  # trainable trials when a plan was last requested
@@ -69,7 +69,7 @@ class JobSweep(msgspec.Struct, kw_only=True):
 class LeftSweep(msgspec.Struct, kw_only=True):
     """Data of a sweep that left the state; it is sent to nodes that return."""
 
-    revision: int  # of the last delta
+    revision: int  # revision of the last delta
     attempts: int  # number of ordered units
     wanted: dict[NodeId, tuple[WantedState, ...]]  # states that each node should keep
 

@@ -57,18 +57,18 @@ class Worker(msgspec.Struct, kw_only=True):
     """Process on a slot; the process owns the slot until the process is known to have exited."""
 
     worker: WorkerId
-    version: Version  # version of the group for which it was started
-    rank: Rank  # rank in the group for which it was started
+    version: Version  # version of the group for which the process was started
+    rank: Rank  # rank in the group for which the process was started
     slot: SlotId
     local_batch: int
     phase: WorkerPhase = WorkerPhase.ORDERED
     pid: int | None = None
     reports: int = 0  # index of the last handled report of its script
-    store_port: int = 0  # from its ready report
-    group_version: Version = Version(0)  # the group that it trains in
+    store_port: int = 0  # from the worker's ready report
+    group_version: Version = Version(0)  # the group in which the worker trains
     group_first_step: int = 0  # first step in that group
-    reserved: bool = False  # prepared beside the slot's owner, which is about to leave
-    awaits_slot: bool = False  # has built all that needs no device and waits for its slot
+    reserved: bool = False  # is prepared while the slot's owner is about to leave
+    awaits_slot: bool = False  # is prepared, except for its device, and waits for its slot
 
 
 def advance(worker: Worker, trigger: WorkerTrigger) -> bool:
