@@ -151,7 +151,7 @@ def _record_score(ctx: HandlerContext, job: Job, sweep: JobSweep, order: TrialSc
 
 
 def best_score(sweep: JobSweep) -> float | None:
-    """Return the best value of the sweep's metric; None if no trial has a score.
+    """Return the best value of the sweep's metric, as reported; None if no trial has a score.
 
     Deleted trials are left out.
     """

@@ -35,7 +35,7 @@ from schemas.wire.client import NodeCrowd, Size
 
 
 class ManualOverride(msgspec.Struct, frozen=True, kw_only=True):
-    """Size that an operator ordered for a job; while it exists, the policy does not change the job."""
+    """Size that an operator ordered for a job; until its end, the policy leaves the job alone."""
 
     user: str
     slots: int | None = None  # None: unchanged
