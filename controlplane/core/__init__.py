@@ -1,1 +1,1 @@
-"""State machines of the cluster: inputs in, commands out; no clock, no I/O."""
+"""State machines of the cluster, which turn inputs into commands without a clock or I/O."""

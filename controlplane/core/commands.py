@@ -1,6 +1,6 @@
 """Commands and errors of the core.
 
-The service carries out a command once the input that led to it is durable.
+The service carries out a command after the input that caused the command is durable.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ Command = SendDelta | SendSweepDelta | Announce | Accept | RequestPlan
 
 
 class CoreError(OnesError):
-    """Base of the core's errors; each is a bug of this project, never a user's error."""
+    """Base class of the core's errors; each is a bug of this project, never an error of a user."""
 
     code: ClassVar[str] = "core"
 

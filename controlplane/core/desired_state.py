@@ -26,7 +26,7 @@ BEGUN = frozenset({RescalePhase.SWITCHING, RescalePhase.REJOINING})
 def desired(state: State, job: Job, node: NodeId) -> GroupDelta:
     """Return the desired state of `job` on `node`.
 
-    The desired state has a group only if workers of the job are to run on the node.
+    The result has a group only if workers of the job should run on the node.
     """
     status = job.status
     change, group = status.change, status.group
@@ -60,7 +60,7 @@ def desired(state: State, job: Job, node: NodeId) -> GroupDelta:
 
 
 def lives_on(state: State, job: Job) -> bool:
-    """True if an unfinished job was a trial of this sweep and may need the trial's state."""
+    """True if an active job is a graduated trial of this sweep and may need the trial's state."""
     if job.sweep is None:
         return False
     trials = (state.jobs[name].spec.stated_trial for name in state.active)
@@ -68,7 +68,7 @@ def lives_on(state: State, job: Job) -> bool:
 
 
 def _current_spec(state: State, job: Job) -> JobSpec:
-    """Return the job's spec with the current addresses of its trial's state: agents may move."""
+    """Return the job's spec with current addresses of its trial's state; agents may have moved."""
     trial = job.spec.stated_trial
     former = state.jobs.get(trial.sweep) if trial is not None else None
     if trial is None or former is None or former.sweep is None:
@@ -83,7 +83,7 @@ def _current_spec(state: State, job: Job) -> JobSpec:
 
 
 def _has_member_on(job: Job, group: Group, node: NodeId) -> bool:
-    """True if a group member may be alive on `node`; an exited member is not ordered again."""
+    """True if `node` has a member that has not exited; an exited member is not ordered again."""
     return any(
         node_of(member.slot) == node and job.workers[member.worker].phase is not WorkerPhase.EXITED
         for member in group.members
@@ -143,9 +143,9 @@ def address_of(state: State, worker: Worker, port: int) -> str:
 
 
 def desired_sweep(state: State, job: Job, sweep: JobSweep, node: NodeId) -> SweepDelta:
-    """Return the units that `node` should run and the states that it should keep of a sweep.
+    """Return the units of a sweep that `node` should run, and the states that it should keep.
 
-    The delta carries the sweep's current revision.
+    The delta has the sweep's current revision.
     """
     engine = sweep.engine.state
     kept = [
@@ -167,7 +167,7 @@ def desired_sweep(state: State, job: Job, sweep: JobSweep, node: NodeId) -> Swee
 
 
 def unit_order(state: State, job: Job, sweep: JobSweep, unit: RunUnit) -> UnitOrder:
-    """Return the message that orders a new unit from its worker."""
+    """Return the message that orders a worker to run a unit."""
     name = unit.state
     return UnitOrder(
         attempt=unit.attempt,
@@ -184,7 +184,7 @@ def unit_order(state: State, job: Job, sweep: JobSweep, unit: RunUnit) -> UnitOr
 
 
 def state_ref(sweep: JobSweep, name: StateName) -> StateRef:
-    """Return a state's name with its digest; some node must have the state."""
+    """Return the name of a state with its digest; some node must have the state."""
     digest = sweep.engine.state.models[name.trial].digest(name.version)
     return StateRef(trial=name.trial, version=name.version, digest=digest)
 
@@ -192,10 +192,10 @@ def state_ref(sweep: JobSweep, name: StateName) -> StateRef:
 def sources(
     state: State, job: Job, sweep: JobSweep, name: StateName, asking: WorkerId | None = None
 ) -> tuple[StateSource, ...]:
-    """Return the addresses where a state can be fetched.
+    """Return the addresses from which a state can be fetched.
 
-    The memory of the worker that made the state comes first, then agents of nodes. `asking` is a
-    worker that wants the state; its own memory is left out.
+    The memory of the worker that made the state comes first, followed by the agents of nodes.
+    `asking` is the worker that needs the state; the address of this worker is left out.
     """
     found = list(_memory(job, sweep, name, asking))
     for node, _ in sweep.engine.state.stored.nodes([name]):

@@ -28,9 +28,9 @@ from schemas.wire.sweeps import SweepDelta
 
 
 class HandlerContext:
-    """State, time, and the commands and records that handling one input produces.
+    """Context for handling one input: state, time, and the resulting commands and records.
 
-    Handlers decide on `state` and change it; they add to `totals` and never read them.
+    Handlers read and change `state`. They add to `totals`, and never read `totals`.
     """
 
     def __init__(self, state: State, totals: Totals) -> None:
@@ -48,11 +48,11 @@ class HandlerContext:
         self.records = []
 
     def send_to(self, job: Job, nodes: Iterable[NodeId]) -> None:
-        """Send each of `nodes` its desired state of `job`, even if that is to run nothing."""
+        """Send each of `nodes` its desired state of `job`, even if the node should run nothing."""
         self.out += [SendDelta(node, desired(self.state, job, node)) for node in nodes]
 
     def send(self, job: Job) -> None:
-        """Send every node of the job's group its desired state; nothing without a group."""
+        """Send every node of the job's group its desired state; do nothing without a group."""
         if job.group is not None:
             self.send_to(job, dict.fromkeys(node_of(member.slot) for member in job.group.members))
 
@@ -108,9 +108,9 @@ class HandlerContext:
         self.records.append(PhaseChanged(job=job.job, change=change))
 
     def advance_worker(self, job: Job, worker: Worker, trigger: WorkerTrigger) -> bool:
-        """Move a worker along its table.
+        """Move a worker along its transition table; return True if it moved.
 
-        Returns False if the worker is already in that phase or beyond, or is stopping.
+        Returns False if the worker is already in the new phase or in a later phase, or is stopping.
 
         Raises:
             IllegalTransitionError: if the table has no such transition.
@@ -121,10 +121,10 @@ class HandlerContext:
         return moved
 
     def advance_reported(self, job: Job, worker: Worker, trigger: WorkerTrigger) -> bool:
-        """Move a worker along its table because of its own report.
+        """Move a worker along its transition table because of its own report.
 
-        Returns False if that is already recorded or impossible; an impossible report is announced
-        as ignored.
+        Returns True if the worker moved, and False if the report is already recorded or is
+        impossible. An impossible report is announced as ignored.
         """
         try:
             return self.advance_worker(job, worker, trigger)
@@ -133,7 +133,7 @@ class HandlerContext:
             return False
 
     def ignore(self, job: Job, worker: Worker, what: str) -> None:
-        """Announce that a worker's report is ignored as impossible in the current phases."""
+        """Announce that a report is ignored, because it is impossible in the current phases."""
         phases = f"the worker is {worker.phase.value} and the job is {job.phase.value}"
         reason = f'report "{what}" is impossible: {phases}'
         self.announce("worker.report_ignored", job, {**place(worker), "reason": reason})
@@ -145,11 +145,11 @@ class HandlerContext:
         formed: GroupFormed | None = None,
         numbers: Mapping[str, float] | None = None,
     ) -> None:
-        """Record the outcome of the group that was ordered last; only the first outcome counts.
+        """Record the outcome of the group that was ordered last; a later outcome has no effect.
 
         Args:
             outcome: formed, abandoned, broken, suspended, or how the job lost the group.
-            formed: report of the group's last member, with the position that it continued from.
+            formed: report of the group's last member, with the position from which it continued.
             numbers: measured results to add to the decision, such as pause_ms.
         """
         if job.version:

@@ -1,8 +1,8 @@
 """History of jobs and sweeps: records that handlers write and never read, and their summaries.
 
 `JobHistories` keeps the summaries in memory, for the simulator and for a replay of a journal. A
-controller keeps them in the tables of its journal (`journal.records`), where no input has to touch
-them. No decision depends on anything here.
+controller keeps the summaries in the tables of its journal (`journal.records`), so that an input
+need not update them in memory. No decision depends on the history.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class TrialHistory(msgspec.Struct, kw_only=True):
 class SweepHistory(msgspec.Struct, kw_only=True):
     """History of one sweep."""
 
-    units: list[LedgerUnit] = []  # counted units, in the order of their ends
+    units: list[LedgerUnit] = []  # finished units without repeated ones, in the order of their ends
     trials: dict[int, TrialHistory] = {}
     recent_unit_s: list[float] = []  # durations of the latest units
     units_repeated: int = 0
@@ -47,7 +47,7 @@ class SweepHistory(msgspec.Struct, kw_only=True):
         return self.trials.get(number) or TrialHistory()
 
     def unit_begun(self, trial: int, waited_s: float, *, hops: bool) -> None:
-        """Record a unit that received its state; `hops`: from another process or node."""
+        """Record a unit that received its state; `hops` is True if it came from another process."""
         self.waited_s += waited_s
         if hops:
             self.moved_bytes += self.trial(trial).state_bytes
@@ -70,7 +70,7 @@ class SweepHistory(msgspec.Struct, kw_only=True):
         history.ended_at.append(now)
 
     def trial_ended(self, trial: int, reason: str, graduated_as: JobId | None = None) -> None:
-        """Record why a trial ended, and its job if it graduated; only the first reason counts."""
+        """Record why a trial ended, and its job if it graduated; only the first reason is kept."""
         history = self._open(trial)
         history.graduated_as = graduated_as
         history.reason = history.reason or reason
@@ -90,22 +90,22 @@ class GroupOrdered(Message, tag="history.group_ordered.1"):
     """A group was ordered."""
 
     job: JobId
-    decision: Decision  # author and reason
-    version: VersionInfo  # the group and the position that it starts from
+    decision: Decision  # with author and reason
+    version: VersionInfo  # the group and its start position
 
 
 class Decided(Message, tag="history.decided.1"):
-    """A decision that orders no group."""
+    """A decision was made that orders no group."""
 
     job: JobId
     decision: Decision
 
 
 class GroupConcluded(Message, tag="history.group_concluded.1"):
-    """Outcome of the group that was ordered last; only the first outcome counts."""
+    """The group that was ordered last has an outcome; a later outcome has no effect."""
 
     job: JobId
-    outcome: str  # formed, abandoned, broken, suspended, or how the job lost it
+    outcome: str  # formed, abandoned, broken, suspended, or how the group was lost
     at: Seconds
     resumed_epoch: int | None = None  # actual start position; None: as ordered
     resumed_step: int | None = None
@@ -113,7 +113,7 @@ class GroupConcluded(Message, tag="history.group_concluded.1"):
 
 
 class SpeedMeasured(Message, tag="history.speed_measured.1"):
-    """Speed of a group's first whole epoch, with the speed that its policy expected."""
+    """The speed of a group's first whole epoch was measured; a policy had expected some speed."""
 
     job: JobId
     promise: SpeedPromise
@@ -128,7 +128,7 @@ class EpochFinished(Message, tag="history.epoch_finished.1"):
 
 
 class EndPromised(Message, tag="history.end_promised.1"):
-    """A policy promised by when a job will be done."""
+    """A policy promised a time by which a job will be done."""
 
     job: JobId
     promise: PromiseInfo
@@ -184,7 +184,7 @@ _LISTS: Final = {
 def list_of(record: Record) -> str:
     """Return the list that a record belongs to; records about groups share one list.
 
-    `JobLeft` and `SweepLeft` belong to none.
+    `JobLeft` and `SweepLeft` belong to no list; do not pass them.
     """
     return _LISTS.get(type(record), GROUPS)
 
@@ -198,12 +198,12 @@ REALISED: Final = "speed_realised"
 class JobHistory(msgspec.Struct, kw_only=True):
     """History of one job."""
 
-    changes: list[Change] = []  # of the phase, the latest
-    decisions: list[Decision] = []  # the latest
+    changes: list[Change] = []  # the latest changes of the phase
+    decisions: list[Decision] = []  # the latest decisions
     versions: list[VersionInfo] = []  # every group that was ordered
-    epochs: list[EpochInfo] = []  # the latest
-    processes: dict[WorkerId, Process] = {}  # all that existed, or may have existed
-    promises: list[PromiseInfo] = []  # of the job's end: the first and the latest
+    epochs: list[EpochInfo] = []  # the latest epochs
+    processes: dict[WorkerId, Process] = {}  # all processes that existed or may have existed
+    promises: list[PromiseInfo] = []  # the first and the latest promises of the job's end
 
 
 class HistoryReader(Protocol):
@@ -232,7 +232,8 @@ class JobHistories(msgspec.Struct, kw_only=True):
     def add(self, records: Iterable[Record]) -> None:
         """Add the records of one input, in order.
 
-        The latest changes, decisions and epochs are kept; of promises the first and the latest.
+        Only the latest changes, decisions and epochs are kept, and the first and the latest
+        promises.
         """
         for record in records:
             history = self.jobs.get(record.job)
@@ -284,12 +285,13 @@ def decision_outcomes(
     """Join decisions with their outcomes.
 
     Args:
-        records: in order, each with its position. Outcomes before the first decision are skipped.
+        records: records about groups in order, each with its position. Outcomes before the first
+            decision are skipped.
 
     Yields:
-        Each decision with the position of its record.
+        The position of each decision's record, and the decision with its group and outcome.
     """
-    held: list[tuple[int, GroupStory]] = []  # the last group and the decisions since
+    held: list[tuple[int, GroupStory]] = []  # the last group, and the decisions after it
     for position, record in records:
         if isinstance(record, GroupConcluded | SpeedMeasured):
             if held and held[0][1].version is not None:
@@ -304,7 +306,7 @@ def decision_outcomes(
 
 
 def followed(story: GroupStory, record: GroupConcluded | SpeedMeasured) -> GroupStory:
-    """Return a decision extended by one later record; only the first outcome counts."""
+    """Return `story` with the result of one later record; only the first outcome is kept."""
     decision, version = story
     if isinstance(record, SpeedMeasured):
         numbers = {**decision.numbers, REALISED: record.samples_per_s}

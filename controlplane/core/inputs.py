@@ -1,4 +1,4 @@
-"""Inputs of the core other than the messages of nodes; the journal keeps each of them."""
+"""Inputs of the core, which the journal keeps; `NodeReported` wraps the events of nodes."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class JobSubmitted(Message, tag="core.job_submitted.1"):
     spec: JobSpec
     snapshot: str
     user: str
-    key: str  # of the request; a second submission with the same key is the same job
-    project: str = ""  # its members see the job; empty: only the user does
+    key: str  # key of the request; a second submission with this key is the same job
+    project: str = ""  # its members see the job; empty: only the user sees it
 
 
 class CancelRequested(Message, tag="core.cancel_requested.1"):
@@ -38,15 +38,15 @@ class CancelRequested(Message, tag="core.cancel_requested.1"):
 
 
 class NodeGreeted(Message, tag="core.node_greeted.1"):
-    """An agent sent its hello: everything that the node offers and runs."""
+    """An agent sent its hello, which lists everything that the node offers and runs."""
 
     node: NodeId
     boot: BootId
     spec: NodeSpec
     workers: tuple[WorkerSeen, ...]
     problems: tuple[str, ...] = ()  # reasons why the node cannot start workers
-    jobs: tuple[JobId, ...] = ()  # with files on the node, which asks whether they have ended
-    run_id: str = ""  # of the agent's run folder; empty: unknown
+    jobs: tuple[JobId, ...] = ()  # jobs with files on the node; the agent asks if they ended
+    run_id: str = ""  # id of the agent's run folder; empty: unknown
 
 
 class NodeHeard(Message, tag="core.node_heard.1"):
@@ -70,7 +70,7 @@ class NodeLost(Message, tag="core.node_lost.1"):
 
 
 class NodeReported(Message, tag="core.node_reported.1"):
-    """The next event of a node's numbered stream."""
+    """A node reported the next event of its numbered stream."""
 
     node: NodeId
     boot: BootId
@@ -79,10 +79,10 @@ class NodeReported(Message, tag="core.node_reported.1"):
 
 
 class PlanProposed(Message, tag="core.plan_proposed.1"):
-    """A policy's plan, perhaps based on an older state."""
+    """A policy proposed a plan, which may be based on an older state."""
 
     plan: Plan
-    stats: SearchStats | None = None  # of a policy that searches
+    stats: SearchStats | None = None  # only from a policy that searches
 
 
 class StartExpired(Message, tag="core.start_expired.1"):
@@ -100,9 +100,9 @@ class RescaleExpired(Message, tag="core.rescale_expired.1"):
 
 
 class ResizeRequested(Message, tag="core.resize_requested.1"):
-    """An operator overrides the policy with a size.
+    """An operator orders a size for a job, which overrides the policy.
 
-    A field that is None keeps the value of an earlier override, or else the current one.
+    A field that is None keeps the value of an earlier override, or the current value without one.
     """
 
     job: JobId
@@ -128,7 +128,7 @@ class ResumeRequested(Message, tag="core.resume_requested.1"):
 
 
 class OverrideDue(Message, tag="core.override_due.1"):
-    """An operator's order may be tried again."""
+    """An operator's order that could not be carried out is due for another attempt."""
 
     job: JobId
 
@@ -148,7 +148,7 @@ class SweepChangeRequested(Message, tag="core.sweep_change_requested.1"):
     trial: int | None
     values: dict[str, Value]
     parent: int | None
-    key: str  # of the request; a second request with the same key does nothing
+    key: str  # key of the request; a second request with this key does nothing
 
 
 class DrainRequested(Message, tag="core.drain_requested.1"):
@@ -157,7 +157,7 @@ class DrainRequested(Message, tag="core.drain_requested.1"):
     node: NodeId
     user: str
     reason: str
-    within_s: float | None  # remaining workers are then stopped; None: no limit
+    within_s: float | None  # time until remaining workers are stopped; None: no limit
 
 
 class UndrainRequested(Message, tag="core.undrain_requested.1"):
@@ -174,7 +174,7 @@ class DrainExpired(Message, tag="core.drain_expired.1"):
 
 
 class DrainDue(Message, tag="core.drain_due.1"):
-    """A job on a draining node may be changed again."""
+    """A job on a draining node can be changed again."""
 
     node: NodeId
 
@@ -196,7 +196,7 @@ class CommitsResumed(Message, tag="core.commits_resumed.1"):
 
 
 class InputSkipped(Message, tag="core.input_skipped.1"):
-    """`handle` raised for an input; its place in the node's stream is skipped."""
+    """`handle` raised an error for an input, so this input of the node's stream is skipped."""
 
     what: str
     error: str

@@ -1,8 +1,8 @@
 """Validation of a plan against the current state.
 
-A plan may be based on an older state. Entries that still fit are kept, as in Nomad's plan applier;
-the others are refused one by one. New slots on a node where workers of the job died repeatedly are
-replaced, if there is room elsewhere.
+A plan may be based on an older state. Entries that still fit are kept, as in Nomad's plan applier.
+The other entries are refused one by one. New slots on a node where workers of the job died
+repeatedly are replaced by free slots on other nodes, if there are any.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from controlplane.core.swap_plan import Mover, swaps_among
 from controlplane.policy.api import Plan, Reason
 from schemas.ids import JobId, NodeId, Seconds, SlotId, node_of
 
-CRASHES_BEFORE_AVOIDED: Final = 2  # crashes of a job on a node before it is avoided
+CRASHES_BEFORE_AVOIDED: Final = 2  # crashes of a job on a node before the node is avoided
 
 Placed = Mapping[JobId, Mapping[SlotId, int]]
 
@@ -34,12 +34,12 @@ def around_bad_nodes(
     """Replace new slots on nodes where the job's workers died repeatedly.
 
     Args:
-        placed: slot -> local batch of each job that changes; slots that the job has already stay.
+        placed: slot -> local batch of each job that changes. Slots that the job has already stay.
         traded: slots that jobs are about to trade.
 
     Returns:
         `placed` with each such slot replaced, at its rank, by a free slot of the same kind on
-        another node. A slot without a replacement stays: a risky slot is better than none.
+        another node. A slot without a replacement stays, because a risky slot is better than none.
     """
     taken = traded | {slot for slots in placed.values() for slot in slots}
     taken |= {slot for swap in state.swaps for slot in swap.slots()}
@@ -89,7 +89,7 @@ def _kind(state: State, slot: SlotId) -> tuple[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """Change of a job to these slots and local batches; an empty mapping pauses it."""
+    """Change of a job to these slots and local batches; an empty mapping pauses the job."""
 
     job: JobId
     local_batch: Mapping[SlotId, int]
@@ -98,10 +98,10 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Accepted part of a plan: the changes in order, and what was refused and why."""
+    """Result of a check: the accepted changes in order, and the refused entries with reasons."""
 
-    moves: tuple[Move, ...] = ()  # moves that give up slots come first
-    swaps: tuple[Swap, ...] = ()  # of jobs that need each other's slots
+    moves: tuple[Move, ...] = ()  # moves that give up slots are first
+    swaps: tuple[Swap, ...] = ()  # swaps of jobs that need each other's slots
     refused: Mapping[JobId, str] = field(default_factory=dict)
     rejected: Mapping[JobId, Reason] = field(default_factory=dict)  # jobs that will never start
     promised: Mapping[JobId, Seconds] = field(default_factory=dict)  # changed expected ends
@@ -113,11 +113,11 @@ class Verdict:
 
 
 def difference(plan: Plan, state: State, now: Seconds, *, whole: bool = True) -> Plan:
-    """Return the part of `plan` that changes something now; `{}` stops a job.
+    """Return the part of `plan` that changes something now; an empty entry stops its job.
 
     Slots on nodes where the job's workers died are replaced here, before the plan becomes an input,
-    so that the history has the actual slots. `whole` means that `plan` is complete: running jobs
-    that it omits are to stop.
+    so that the history has the actual slots. If `whole` is True, running jobs that `plan` omits are
+    stopped.
     """
     verdict = check(complete(plan, state) if whole else plan, state, now)
     traded = {slot for swap in verdict.swaps for slot in swap.slots()}
@@ -146,8 +146,8 @@ def complete(plan: Plan, state: State) -> Plan:
 def check(plan: Plan, state: State, now: Seconds) -> Verdict:
     """Validate every entry of `plan` against the current state.
 
-    A job is left alone if it changed since, is changing, has a manual override, or is not in the
-    plan.
+    A job is left alone if it has changed since the plan was made, is changing, has a manual
+    override, or is not in the plan.
 
     Args:
         plan: entries (ONES eq. 1) map slots of each job to local batches in samples per step.
@@ -164,7 +164,7 @@ def check(plan: Plan, state: State, now: Seconds) -> Verdict:
             refused[job.job] = problem
             continue
         stops = job.job in restarts and placed.keys() != _slots(job)
-        target = {} if stops else dict(placed)  # restarted by a later plan, once its slots are free
+        target = {} if stops else dict(placed)  # a later plan starts the job on free slots
         move = Move(job.job, target, plan.reasons.get(job.job, Reason("planned", "planned")))
         if _grows(job, target):
             takes.append(move)
@@ -193,7 +193,7 @@ def check(plan: Plan, state: State, now: Seconds) -> Verdict:
 
 
 def _swaps(blocked: Iterable[Move], state: State, usable: _FreeSlots) -> list[Swap]:
-    """Find swaps among moves that were refused because other refused jobs hold their slots."""
+    """Return swaps for refused moves whose jobs need each other's slots."""
     movers: list[Mover] = []
     claimed: set[SlotId] = set()
     for move in blocked:
@@ -213,12 +213,12 @@ class _FreeSlots:
         self._nodes = index.slots()
         self._reservations = index.reservations()
         self._held = index.is_taken
-        self._taken: set[SlotId] = set()  # by entries of this plan
+        self._taken: set[SlotId] = set()  # slots taken by entries of this plan
         self._soon = index.releasing()  # slot -> job that leaves it
         self._promised = {slot for swap in state.swaps for slot in swap.slots()}
 
     def take(self, job: Job, placed: Mapping[SlotId, int]) -> str:
-        """Take the new slots of `placed` for `job`; return the reason if that is impossible."""
+        """Take the new slots of `placed` for `job`; return why this is impossible, or ""."""
         current = _slots(job)
         new = [slot for slot in placed if slot not in current]
         starts = job.group is None
@@ -245,14 +245,14 @@ class _FreeSlots:
         return slot not in self._taken and not self._held(slot)
 
     def leave(self, job: Job, placed: Mapping[SlotId, int]) -> None:
-        """Shrink `job` to `placed`; other jobs can prepare workers for the released slots."""
+        """Record that `job` shrinks to `placed`; other jobs may prepare workers on the rest."""
         for member in job.group.members if job.group else ():
             if member.slot not in placed and member.slot not in self._reservations:
                 self._soon[member.slot] = job.job
 
 
 def _entries(plan: Plan, state: State) -> Iterable[tuple[Job, Mapping[SlotId, int]]]:
-    """Yield the entries that change something, of jobs that a plan may change now."""
+    """Yield each entry that changes something, with its job, if a plan may change the job now."""
     now, wanted = state.slot_index.allocations(), plan.local_batch
     trading = {name for swap in state.swaps for name in swap.targets}
     for name in [name for name, placed in wanted.items() if now.get(name) != placed]:
@@ -266,7 +266,7 @@ def _entries(plan: Plan, state: State) -> Iterable[tuple[Job, Mapping[SlotId, in
 
 
 def _rejections(plan: Plan, state: State) -> tuple[dict[JobId, Reason], dict[JobId, str]]:
-    """Return the jobs that the plan may reject, and why each other job cannot be rejected."""
+    """Return the accepted rejections with their reasons, and the refused ones with problems."""
     rejected: dict[JobId, Reason] = {}
     refused: dict[JobId, str] = {}
     for name, reason in plan.rejected.items():

@@ -1,4 +1,4 @@
-"""Events that a policy learns from, made from records, telemetry and the history of jobs."""
+"""Events from which a policy learns, made from records, telemetry and the history of jobs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from schemas.wire.agent import StepsReported
 from schemas.wire.client import Decision, EpochInfo
 
 KEPT_JOBS: Final = 1000  # jobs that a restarted search learns from
-KEPT_EPOCHS: Final = 50  # epochs of each job
+KEPT_EPOCHS: Final = 50  # latest epochs of each job
 
 
 def event_of_record(record: Record, state: State) -> PolicyEvent | None:
@@ -113,7 +113,7 @@ def _epoch(job: Job, info: EpochInfo) -> EpochSeen:
     )
 
 
-# Fields that a policy learns of an epoch as they are in the history.
+# Fields of an epoch that an event copies from the history.
 _SHARED: Final = sorted({*EpochSeen.__struct_fields__} & {*EpochInfo.__struct_fields__})
 
 

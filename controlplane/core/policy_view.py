@@ -16,7 +16,7 @@ from schemas.nodes import SlotSpec
 
 
 class ViewBuilder:
-    """Builder of views; only reads the state and reuses unchanged views."""
+    """Builder of cluster views, which only reads the state and reuses views of unchanged jobs."""
 
     def __init__(self, state: State) -> None:
         self._state = state
@@ -32,13 +32,14 @@ class ViewBuilder:
         self._slots: dict[tuple[SlotId, str, str, int, bool, bool, bool], SlotView] = {}
 
     def touch(self, jobs: Mapping[JobId, None]) -> None:
-        """Mark jobs as possibly changed."""
+        """Mark jobs as possibly changed, so that the next view rebuilds them."""
         self._stale |= jobs
 
     def view(self) -> ClusterView:
-        """Return the active jobs and the slots of nodes that are not lost.
+        """Return a view of the active jobs and of the slots of nodes that are not lost.
 
-        Jobs under a manual override, and free slots that their orders need, are left out.
+        Jobs under a manual override are left out. Free slots for which such jobs wait are not
+        usable.
         """
         slots = tuple(self._update_slots())
         self._update_jobs()
@@ -62,7 +63,7 @@ class ViewBuilder:
         self._stale, self._all_jobs_stale, self._overrides = {}, False, bool(overrides)
 
     def _update_slots(self) -> list[SlotView]:
-        """Return all slot views; only changed slots are rebuilt."""
+        """Rebuild the views of changed slots, and return the views of all slots."""
         state, slot_index = self._state, self._state.slot_index
         held = sum(
             max(0, (job.override.slots or 0) - len(job.members()))
@@ -91,7 +92,7 @@ class ViewBuilder:
     def _rebuild_slots(
         self, held: int, leaving: Mapping[SlotId, JobId], promised: AbstractSet[SlotId]
     ) -> list[SlotView]:
-        """Rebuild all slot views; withhold slots for overridden jobs and for swaps."""
+        """Return new views of all slots; slots for overridden jobs and for swaps are not usable."""
         taken, slots = self._state.slot_index.is_taken, []
         for node in self._state.nodes.values():
             if node.phase is NodePhase.LOST:
@@ -115,7 +116,7 @@ class ViewBuilder:
         usable: bool,
         leaving: bool,
     ) -> SlotView:
-        """Return the cached view of a slot; `what` has its hardware."""
+        """Return the view of a slot, from a cache if possible; `what` describes the hardware."""
         up = node.usable
         host_cores = node.spec.cores
         key = (name, what.kind, what.model, host_cores, usable, leaving, up)
@@ -139,9 +140,9 @@ def job_view(job: Job, trades_to: Mapping[SlotId, int] | None = None) -> JobView
     """Return the view of a job that policies see.
 
     Args:
-        job: in any phase. During a change its view has the slots of the new group.
-        trades_to: slots and local batches (samples per step) after a swap; the view shows the job
-            there already, and as not movable.
+        job: job in any phase. During a change, the view shows the slots of the new group.
+        trades_to: slots and local batches (samples per step) after a swap in progress. The view
+            shows the job on these slots already, and as not movable.
     """
     spec, status, progress = job.spec, job.status, job.progress
     account, attempts, group = job.accounting, job.attempts, status.group

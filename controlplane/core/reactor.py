@@ -81,14 +81,14 @@ HANDLERS: Final[Mapping[type, Callable[[HandlerContext, Any], None]]] = {
 
 
 class Reactor:
-    """Owner of the cluster's state; `handle` is the only way to change it.
+    """Owner of the cluster's state; `handle` is the only way to change the state.
 
-    A reactor continues from `state`, or from an empty state if that is None.
+    A reactor continues from `state`. If `state` is None, the reactor begins with an empty state.
     """
 
     def __init__(self, state: State | None = None, totals: Totals | None = None) -> None:
         self.state = State() if state is None else state
-        # Only displayed: no decision reads them.
+        # The totals are only displayed; no decision reads them.
         self.totals = Totals() if totals is None else totals
         self._ctx = HandlerContext(self.state, self.totals)
         self._views = ViewBuilder(self.state)
@@ -109,7 +109,7 @@ class Reactor:
             now: seconds since the epoch; never earlier than the time of an earlier input.
 
         Raises:
-            CoreError: if the input is impossible; the state must not be used any more.
+            CoreError: if the input is impossible; then the state must not be used any more.
             UnknownJobError: if the input names a job that does not exist.
         """
         ctx = self._ctx
@@ -133,9 +133,9 @@ class Reactor:
         return ctx.out
 
     def due(self, now: Seconds) -> list[Input]:
-        """Return the deadlines that have passed by `now` as inputs; the state does not change.
+        """Return one input for each deadline that has passed by `now`; the state does not change.
 
-        These are starts, changes, drains and units that took too long, and orders to retry.
+        The inputs report starts, changes, drains and units that took too long, and orders to retry.
         """
         state = self.state
         passed = state.deadlines.passed(now, state.jobs_with_processes)

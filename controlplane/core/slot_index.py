@@ -22,10 +22,10 @@ _LEAVING_PHASES = frozenset({WorkerPhase.RETIRING, WorkerPhase.LEAVING})
 
 @dataclass(frozen=True, slots=True)
 class AvailableSlots:
-    """Slots that a job could be given now."""
+    """Slots that a job could get now."""
 
     free: list[SlotId]  # on usable nodes, neither owned nor reserved
-    releasing: dict[SlotId, JobId]  # slot -> job that leaves it; a worker may be prepared there
+    releasing: dict[SlotId, JobId]  # slot -> job that leaves it; a worker may be prepared
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +65,10 @@ class DirtySlots:
 class SlotIndex:
     """Slots, their owners and the workers of each node, derived from the state and never stored.
 
-    Code that changes the workers, the group or the change of a job calls `touch`. The next query
-    looks at each touched job once. Invariants compare the index with one built from scratch. The
-    mappings are read now and later; `jobs_with_processes` has the jobs with a process that may
-    still exist.
+    Code that changes a job's workers, group or change must call `touch`. The next query then
+    updates the entries of this job. Invariants compare the index with an index that is built from
+    scratch. The index keeps the three mappings and reads them later. `jobs_with_processes` has the
+    jobs with a process that may still exist.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class SlotIndex:
         self._dirty: dict[JobId, None] = dict.fromkeys(jobs_with_processes)
         self._foreign_of: dict[NodeId, dict[SlotId, JobId]] = {}  # slots of foreign processes
         self._nodes: dict[NodeId, None] = dict.fromkeys(nodes)  # changed since the last query
-        self._specs: dict[NodeId, NodeSpec] = {}  # that `_slots` was built from
+        self._specs: dict[NodeId, NodeSpec] = {}  # specs from which `_slots` was built
         self._jobs_on: dict[NodeId, dict[JobId, None]] = {}
         # Order in which jobs got their first process.
         self._start_order = dict(zip(jobs_with_processes, count(), strict=False))
@@ -105,7 +105,7 @@ class SlotIndex:
         self._dirty[job] = None
 
     def job_starts(self, job: JobId) -> None:
-        """Place a job after the jobs that have processes; call this before adding its processes."""
+        """Order a job after all jobs that have processes; call this before adding its processes."""
         if job not in self._jobs_with_processes:
             self._start_order[job] = next(self._next)
 
@@ -114,7 +114,7 @@ class SlotIndex:
         self._nodes[node] = None
 
     def touch_all(self) -> None:
-        """Mark everything as changed for readers: a node became lost, or is not lost any more."""
+        """Mark everything as changed for readers, after a node became lost or returned."""
         for reader in self._readers:
             reader.everything = True
 
@@ -200,7 +200,7 @@ class SlotIndex:
         )
 
     def arrange(self, order: IndexOrder) -> None:
-        """Reorder the entries like those of an earlier index over the same jobs and nodes."""
+        """Reorder the entries as in `order`, from an earlier index over the same jobs and nodes."""
         self._sync()
         _arrange(self._slots, order.slots)
         _arrange(self._owner, order.owned)
@@ -326,7 +326,7 @@ def slots_of_job(job: Job) -> JobSlots:
 
 
 def _staying(job: Job) -> set[WorkerId] | None:
-    """Return the workers that stay if the job's group is only shrinking; None otherwise."""
+    """Return the workers that stay in a change without newcomers; None without such a change."""
     change = job.status.change
     if change is None:
         return None

@@ -21,9 +21,9 @@ from controlplane.core.slot_index import SlotIndex
 from schemas.errors import UnknownJobError
 from schemas.ids import JobId, NodeId, Seconds, Term, Version
 
-START_LIMIT_S: Final = 1800.0  # from the order until the group has formed
+START_LIMIT_S: Final = 1800.0  # time from the order until the group has formed
 PREPARE_LIMIT_S: Final = 600.0  # newcomers import modules, build the model, open their data
-SWITCH_LIMIT_S: Final = 1800.0  # until the boundary; steps and evaluations may be long
+SWITCH_LIMIT_S: Final = 1800.0  # time until the boundary; steps and evaluations may be long
 QUIESCE_LIMIT_S: Final = 1800.0  # a long evaluation may have to end first
 LIMITS_S: Final = {
     RescalePhase.PREPARING: PREPARE_LIMIT_S,
@@ -31,22 +31,22 @@ LIMITS_S: Final = {
     RescalePhase.QUIESCING: QUIESCE_LIMIT_S,
     RescalePhase.REJOINING: SWITCH_LIMIT_S,
 }
-RETRY_FIRST_S: Final = 1.0  # pause before the first retry; doubles with each
+RETRY_FIRST_S: Final = 1.0  # pause before the first retry; the pause doubles with each retry
 RETRY_LONGEST_S: Final = 60.0
 
 
 class Deadline(msgspec.Struct, kw_only=True):
-    """Time limit for version `version` of a job's group."""
+    """Deadline for the formation of the group with `version`."""
 
     at: Seconds
-    limit_s: float  # from the time it was set
+    limit_s: float  # seconds from the time when the deadline was set
     version: Version
 
 
 class Deadlines(msgspec.Struct, kw_only=True):
     """Time limits of starts and changes, at most one of each per job."""
 
-    starts: dict[JobId, Deadline] = {}  # in the order of the orders
+    starts: dict[JobId, Deadline] = {}  # in the order in which they were ordered
     rescales: dict[JobId, Deadline] = {}
 
     def expect_start(self, job: JobId, version: Version, now: Seconds) -> None:
@@ -57,7 +57,7 @@ class Deadlines(msgspec.Struct, kw_only=True):
     def expect_rescale(
         self, job: JobId, version: Version, phase: RescalePhase, now: Seconds
     ) -> None:
-        """Set the deadline of a change that entered `phase`, which must be an open one."""
+        """Set the deadline of a change that entered `phase`; the phase must not be a final one."""
         limit_s = LIMITS_S[phase]
         at = Seconds(now + limit_s)
         self.rescales[job] = Deadline(at=at, limit_s=limit_s, version=version)
@@ -73,7 +73,7 @@ class Deadlines(msgspec.Struct, kw_only=True):
             deadline.at = Seconds(now + deadline.limit_s)
 
     def passed(self, now: Seconds, order: Iterable[JobId]) -> list[Input]:
-        """Return the deadlines that have passed by `now` as inputs.
+        """Return one input for each deadline that has passed by `now`.
 
         Expired changes are sorted like their jobs in `order`.
         """
@@ -96,7 +96,7 @@ def pause_before(tries: int) -> float:
 
 
 class JobCounters:
-    """Counts of jobs that have not ended: computed from `jobs` once, then kept up to date."""
+    """Numbers of jobs that have not ended, by phase; computed from `jobs` once, then updated."""
 
     def __init__(self, jobs: Iterable[Job]) -> None:
         self.phases: Counter[Phase] = Counter()
@@ -107,11 +107,11 @@ class JobCounters:
                 self.promised.add(job.job)
 
     def add(self, job: Job) -> None:
-        """Count a new job."""
+        """Add a new job to the number of jobs in its phase."""
         self.phases[job.phase] += 1
 
     def move(self, job: Job, before: Phase) -> None:
-        """Move a job from the count of phase `before` to that of its new phase; drop ended jobs."""
+        """Update the numbers after a job left phase `before`; ended jobs are not included."""
         self.phases[before] -= 1
         if job.phase in ENDED:
             self.promised.discard(job.job)
@@ -120,7 +120,7 @@ class JobCounters:
 
 
 class State(msgspec.Struct, kw_only=True, dict=True):
-    """Complete data on which decisions depend; a replay rebuilds the state."""
+    """All data on which decisions depend; a replay of the journal rebuilds the state."""
 
     term: Term = Term(0)
     version: int = 0  # number of inputs handled
@@ -131,14 +131,14 @@ class State(msgspec.Struct, kw_only=True, dict=True):
     jobs_with_processes: dict[JobId, None] = {}  # jobs with a process that may still exist
     nodes: dict[NodeId, Node] = {}
     submission_keys: dict[str, JobId] = {}  # USER/KEY of submissions
-    left_submission_keys: dict[str, JobId] = {}  # of jobs that left the state, the latest
+    left_submission_keys: dict[str, JobId] = {}  # the latest keys of jobs that left the state
     leaving_jobs: dict[JobId, None] = {}  # jobs that leave with the next input
     left_jobs: dict[JobId, Version] = {}  # the latest jobs that left; returning nodes stop them
     deadlines: Deadlines = msgspec.field(default_factory=Deadlines)
     overrides: dict[JobId, None] = {}  # jobs under a manual override, in order of the overrides
     sweeps: dict[JobId, None] = {}  # active sweeps, and those with deltas still to be sent
     ended_sweeps: dict[JobId, None] = {}  # the latest; their deltas are sent to returning nodes
-    left_sweeps: dict[JobId, LeftSweep] = {}  # likewise, of sweeps that left the state
+    left_sweeps: dict[JobId, LeftSweep] = {}  # the same for sweeps that left the state
     draining: dict[NodeId, None] = {}  # nodes with a `drain`
     swaps: list[Swap] = []  # swaps in progress
 
@@ -163,7 +163,7 @@ class State(msgspec.Struct, kw_only=True, dict=True):
 
     @cached_property
     def job_counters(self) -> JobCounters:
-        """Counts of jobs that have not ended, derived from them."""
+        """Numbers of the jobs that have not ended, derived from these jobs."""
         return JobCounters(self.jobs[name] for name in self.active)
 
     @cached_property
@@ -179,7 +179,7 @@ class Totals(msgspec.Struct, kw_only=True):
     """Counters for display; a replay rebuilds them through the same `handle`."""
 
     plans_taken: int = 0
-    ended: dict[str, int] = {}  # jobs by the state that they ended in
+    ended: dict[str, int] = {}  # number of jobs by final phase
     promises_kept: int = 0  # jobs that ended by their first promised time
     promises_broken: int = 0
     rescales: int = 0  # changes of membership
@@ -196,7 +196,7 @@ class Totals(msgspec.Struct, kw_only=True):
         return self.sweeps.setdefault(job, SweepHistory())
 
     def job_ended(self, job: Job, now: Seconds) -> None:
-        """Count a job that ended, and whether its promise was kept."""
+        """Add an ended job to the totals, and record whether its promised end was kept."""
         phase = job.phase
         self.ended[phase.value] = self.ended.get(phase.value, 0) + 1
         if job.promised_end is None or phase in {Phase.FAILED, Phase.CANCELLED}:

@@ -1,9 +1,9 @@
 """Search for cycles of jobs that need each other's slots, and for the cheapest way to break them.
 
-No job of a cycle can move first: each waits for the owner of its new slots to leave, and every
-owner leaves only when it has its own new slots. If one job yields its slots, by moving to free
-slots, shrinking or pausing, the others can move one after the other, and the yielding job moves
-last.
+In a cycle no job can move first. Each job waits until the owner of its new slots leaves, and every
+owner leaves only after it has its own new slots. A job can break the cycle by yielding its slots:
+it moves to free slots, shrinks or pauses. The other jobs then move one after the other, and the
+yielding job moves last.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _CHEAPEST = {way: rank for rank, way in enumerate(YieldMode)}
 
 @dataclass(frozen=True, slots=True)
 class Mover:
-    """A running job that is to get other slots."""
+    """Running job, with the slots to which it should move."""
 
     job: Job
     target: Mapping[SlotId, int]  # slot -> local batch, samples per step
@@ -51,13 +51,13 @@ def swaps_among(
     """Return the swaps that bring as many of `movers` to their targets as possible.
 
     Args:
-        movers: each lacks a slot that another job has. No slot is in two targets.
-        spare: free slots that no entry of the plan takes, for yielding jobs.
+        movers: jobs that each need a slot of another job. No slot is in two targets.
+        spare: free slots for yielding jobs, which no entry of the plan takes.
         is_free: True if a slot has no owner, or its owner leaves it for no other job.
 
     Returns:
-        One swap for each set of jobs that wait for each other. Jobs that wait for a job that does
-        not leave are in none.
+        One swap for each set of jobs that wait for each other. A job that waits for slots of a job
+        that stays is in no swap.
     """
     candidates = {mover.job.job: mover for mover in movers}
     needs = _needs(candidates, is_free)
@@ -127,13 +127,16 @@ class _Order:
             self.waiting = [name for name in self.waiting if name not in self.moved]
 
     def blocking(self) -> set[JobId]:
-        """Return the jobs that a blocked job waits for."""
+        """Return the jobs that have not moved and that other jobs wait for."""
         needed = {other for name in self.waiting for other in self.needs[name]}
         return needed - self.moved
 
 
 def _swap(movers: Sequence[Mover], needs: Mapping[JobId, set[JobId]], spare: list[SlotId]) -> Swap:
-    """Let the cheapest jobs yield until all others can move; removes slots from `spare`."""
+    """Return a swap in which the cheapest jobs yield until all other jobs can move.
+
+    Slots that yielding jobs use meanwhile are removed from `spare`.
+    """
     by_name = {mover.job.job: mover for mover in movers}
     order = _Order(needs, list(by_name))
     yields: dict[JobId, SwapYield] = {}
@@ -180,6 +183,6 @@ def _shares(job: Job, batch: int, slots: Sequence[SlotId]) -> dict[SlotId, int]:
 
 
 def _cost(mover: Mover, given: SwapYield) -> tuple[int, float]:
-    """Return the rank of the way to yield, then start time multiplied by slots."""
+    """Return a sort key: the rank of the yield mode, then start time multiplied by slots."""
     slots = len(mover.have)
     return _CHEAPEST[given.mode], slots * (mover.job.accounting.last_start_s or 1.0)

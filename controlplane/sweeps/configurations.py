@@ -1,6 +1,6 @@
-"""Configurations of a search space: drawn, listed, or mutated.
+"""Functions that draw, list and mutate configurations of a search space.
 
-Random streams depend on their keys alone.
+A random stream depends on its key alone.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ SHRINK_FACTOR, GROW_FACTOR = (
 def drawn(space: Space, seed: int, number: int) -> dict[str, Value]:
     """Return configuration `number` (from 0) of a random search.
 
-    Each value has a stream of its own, (seed, number, name): another value in the space does not
-    change the others.
+    Each value is drawn from its own stream, with the key (seed, number, name). So a new parameter
+    in the space does not change the values of the other parameters.
     """
     return _applicable(space, lambda name: _draw(space[name], stream(seed, number, name)))
 
 
 def grid(space: Space) -> list[dict[str, Value]]:
-    """Return every combination, the last value changing fastest.
+    """Return every combination of values; the last parameter changes fastest.
 
     Combinations that differ only in values that do not apply are listed once.
     """
@@ -52,7 +52,7 @@ def grid(space: Space) -> list[dict[str, Value]]:
 
 
 def changed(space: Space, values: Values, resample: float, rng: Random) -> dict[str, Value]:
-    """Return a near configuration: each value is redrawn with probability `resample`, or moved."""
+    """Return `values` with each value redrawn with probability `resample`, else mutated."""
 
     def near(name: str) -> Value:
         parameter = space[name]
@@ -64,7 +64,7 @@ def changed(space: Space, values: Values, resample: float, rng: Random) -> dict[
 
 
 def _applicable(space: Space, value_of: Callable[[str], Value]) -> dict[str, Value]:
-    """Return the values whose conditions hold, in the order of the space."""
+    """Return the values of the parameters whose conditions hold, in the order of the space."""
     found: dict[str, Value] = {}
     for name in conditions_first(space):
         conditions = space[name].when.items()
@@ -74,7 +74,7 @@ def _applicable(space: Space, value_of: Callable[[str], Value]) -> dict[str, Val
 
 
 def conditions_first(space: Mapping[str, Parameter]) -> Iterator[str]:
-    """Yield all names, each after the names that its conditions refer to."""
+    """Yield all parameter names, each after the names to which its conditions refer."""
     ready: set[str] = set()
     while len(ready) < len(space):
         for name, parameter in space.items():
@@ -90,7 +90,7 @@ def _draw(parameter: Parameter, rng: Random) -> Value:
             return rng.uniform(least, most)
         case "log_uniform":
             return _within(math.exp(rng.uniform(math.log(least), math.log(most))), least, most)
-        case "log_integer":  # [k, k + 1) for each k, so that both ends get their full share
+        case "log_integer":  # k from [k, k + 1), so that both ends have the full probability
             drawn_log = rng.uniform(math.log(least), math.log(most + 1))
             return int(_within(int(math.exp(drawn_log)), least, most))
         case "choice":
@@ -105,7 +105,7 @@ def _listed(parameter: Parameter) -> Sequence[Value]:
 
 
 def _mutated(parameter: Parameter, value: Value, rng: Random) -> Value:
-    """Move a value by a fifth up or down; a choice moves to a neighbour."""
+    """Return a value that is a fifth larger or smaller; for a choice, return a neighbour."""
     up = rng.randrange(2) == 1
     least, most = parameter.bounds
     if parameter.choice is not None:

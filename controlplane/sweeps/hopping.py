@@ -1,6 +1,6 @@
 """Model hopping as a scheduling problem: models, partitions and slots, and the greedy order.
 
-`makespan_bound` is a lower bound of the duration.
+`makespan_bound` returns a lower bound on the duration of any order.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-Partitions = int  # set: bit p stands for partition p
+Partitions = int  # set of partitions: bit p stands for partition p
 
 
 class Visit(NamedTuple):
@@ -22,20 +22,20 @@ class Visit(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """Configuration with the state that hops."""
+    """Model that hops between partitions, with its remaining work."""
 
-    unit_s: float  # for a partition of size 1 on a slot of slowness 1, above 0
-    todo: Partitions  # of the current epoch, including a running visit; empty: waits
+    unit_s: float  # seconds for a partition of size 1 at slowness 1, above 0
+    todo: Partitions  # left in this epoch, with a running visit; empty: the model waits
     epochs_left: int = 0  # granted epochs after the current one
     at: int | None = None  # slot that has the state; None: none yet
 
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """Worker, with the partitions that its node holds."""
+    """Slot of a worker, with the partitions that the worker's node holds."""
 
-    primary: Partitions  # each partition is primary at one slot
-    replicas: Partitions = 0  # other partitions that it may train from
+    primary: Partitions  # each partition is primary on one slot
+    replicas: Partitions = 0  # other partitions on the node of the slot
     slowness: float = 1.0  # factor on the seconds of a unit, above 0
 
 
@@ -43,20 +43,20 @@ class Unit(NamedTuple):
     """Running visit."""
 
     visit: Visit
-    ends_in_s: float  # expected
+    ends_in_s: float  # expected seconds until the end
 
 
 @dataclass(frozen=True, slots=True)
 class HopProblem:
     """Models that hop between partitions (Cerebro section 3: S, D and p; section 5.5: replicas).
 
-    A model visits every partition once per epoch, in any order; two units of a model never overlap,
-    nor do two units of a slot; a unit is not interrupted.
+    A model visits every partition once per epoch, in any order. Two units of a model never overlap,
+    and two units of a slot never overlap. A unit is not interrupted.
     """
 
     models: Sequence[Model]
     slots: Sequence[Slot]
-    sizes: Sequence[float]  # of the partitions, 1 on average
+    sizes: Sequence[float]  # sizes of the partitions, 1 on average
     running: Sequence[Unit] = ()
 
     @property
@@ -79,7 +79,7 @@ def members(some: Partitions) -> Iterator[int]:
 
 
 def partitions(some: Sequence[int]) -> Partitions:
-    """Return the set of these partitions."""
+    """Return the set of the partitions in `some`."""
     found = 0
     for partition in some:
         found |= 1 << partition
@@ -88,18 +88,18 @@ def partitions(some: Sequence[int]) -> Partitions:
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """Factors on the remaining work of models and slots."""
+    """Weights of models and slots, by which their remaining work is multiplied."""
 
     models: Sequence[float]  # shape (models,), above 0
     slots: Sequence[float]  # shape (slots,), above 0
-    visit_exponent: float = 0.0  # exponent of the remaining visits of a model, as another factor
+    visit_exponent: float = 0.0  # another factor: remaining visits to this power
 
 
 class GreedyOrder:
-    """Greedy order of visits, with the remaining work; changes when units begin and end."""
+    """Greedy order of visits; the remaining work is updated when units begin and end."""
 
     def __init__(self, problem: HopProblem, weights: Weights | None = None) -> None:
-        """Start from the problem's state, in which its running units have begun and not ended."""
+        """Start from the problem's state; the running units of the problem have already begun."""
         self.problem = problem
         models, slots = problem.models, problem.slots
         self._model_weights = weights.models if weights else [1.0] * len(models)
@@ -114,7 +114,7 @@ class GreedyOrder:
         self._remaining = [  # by model, seconds on a slot of slowness 1
             m.unit_s * (m.epochs_left * whole + sizes.of(m.todo)) for m in models
         ]
-        self._load = [0.0] * len(slots)  # of the primary partitions, seconds
+        self._load = [0.0] * len(slots)  # seconds of work on the primary partitions
         for p, unit_s in enumerate(_unit_seconds(problem)):
             if p in self._home:
                 home = self._home[p]
@@ -132,8 +132,9 @@ class GreedyOrder:
     def begin_units(self) -> list[Visit]:
         """Begin units: the most loaded idle slot takes the idle model with most work left.
 
-        A slot serves its primary partitions first, and replicas only when no idle model has to
-        visit one of those. Among equal models, one whose state is on the slot is preferred.
+        A slot serves its primary partitions first. It serves replicas only if no idle model has to
+        visit a primary partition of the slot. Among equal models, a model whose state is on the
+        slot is preferred.
         """
         begun: list[Visit] = []
         if not self.idle_models:
@@ -191,7 +192,7 @@ class GreedyOrder:
         return Visit(found, self._busiest(self._open(found) & held), slot)
 
     def _busiest(self, some: Partitions) -> int:
-        """Return the partition whose primary slot has most work left."""
+        """Return the partition of the set `some` whose primary slot has most work left."""
         homes = self._home
         return max(members(some), key=lambda p: (self._load[homes[p]] if p in homes else 0.0, -p))
 
@@ -223,7 +224,7 @@ class _SizesOfSets:
 
 
 def _unit_seconds(problem: HopProblem) -> list[float]:
-    """Return for each partition the seconds of units of size 1 over all remaining visits."""
+    """Return the seconds of all remaining visits to each partition, as if its size were 1."""
     later = sum(model.unit_s * model.epochs_left for model in problem.models)
     now: dict[Partitions, float] = {}
     for model in problem.models:
@@ -239,9 +240,9 @@ def makespan_bound(problem: HopProblem) -> float:
     """Return a lower bound in seconds on the makespan of any order of visits.
 
     If each partition is on one slot, this is the open-shop bound: the longest remaining work of a
-    model or of a slot (Cerebro section 5.1). With replicas a unit may be on any slot that holds its
-    partition: for a model the fastest of these counts, and all slots share all work. Running units
-    count with their remaining time.
+    model or of a slot (Cerebro section 5.1). With replicas a unit can run on any slot that holds
+    its partition. Then a model's work is the work on the fastest of these slots, and the total work
+    is shared by all slots. The remaining time of running units is included.
     """
     slots, sizes = problem.slots, problem.sizes
     quickest = [

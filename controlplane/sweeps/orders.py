@@ -1,4 +1,4 @@
-"""Orders and notifications of a sweep."""
+"""Orders and notifications that a sweep returns."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import NewType
 from schemas.ids import NodeId, WorkerId
 from schemas.sweeps import Values
 
-Attempt = NewType("Attempt", int)  # at a unit; increases, so that older results are recognised
+Attempt = NewType("Attempt", int)  # number that increases, so that old results are recognised
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class StateName:
-    """Name of a trial's state after `version` visits; version 0 is built and never stored."""
+    """Name of a trial's state after `version` visits; version 0 is newly built and never stored."""
 
     trial: int
     version: int
@@ -109,18 +109,18 @@ class Graduate:
     values: Values
     state: StateName  # initial state of the job
     digest: str  # of that state
-    epochs: int  # finished
+    epochs: int  # finished epochs
 
 
 @dataclass(frozen=True, slots=True)
 class UnitReport:
-    """Result of a unit besides its state."""
+    """Result of a unit, apart from the resulting state."""
 
     metrics: dict[str, float]  # means over the samples of the partition
     samples: int  # weight of the metrics
     seconds: float  # duration without the wait for its state
-    scores: dict[str, float] = field(default_factory=dict)  # of the evaluation
-    digest: str = ""  # of the state, SHA-256
+    scores: dict[str, float] = field(default_factory=dict)  # metrics of the evaluation
+    digest: str = ""  # SHA-256 of the state
 
 
 Order = (

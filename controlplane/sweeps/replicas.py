@@ -1,6 +1,6 @@
-"""Placement of states and partitions: which node keeps which states and holds which data.
+"""Placement of states and partitions on nodes.
 
-A state has a second place before its predecessor is dropped.
+A state is stored on two nodes before its predecessor is dropped.
 """
 
 from __future__ import annotations
@@ -14,11 +14,14 @@ from controlplane.sweeps.trials import Trial
 from schemas.ids import NodeId
 
 MIN_REPLICAS = 2  # nodes that have a state before its predecessor is dropped
-MAX_COPY_TRIES = 3  # per state; then the next state is copied
+MAX_COPY_TRIES = 3  # failed copies of a state; then only a later state is copied
 
 
 def keep_states(state: SweepState) -> list[Order]:
-    """Continue from the newest states, copy states with one replica, drop the others."""
+    """Return orders to copy the newest states that lack a replica, and to drop unneeded states.
+
+    Trials without a running unit continue from their newest stored state.
+    """
     needed: set[StateName] = set()
     found: list[Order] = []
     leased = {lease.trial for lease in state.leases.values()}
@@ -47,11 +50,12 @@ def keep_states(state: SweepState) -> list[Order]:
 def _keep_newest(
     state: SweepState, model: ModelState, needed: set[StateName], copied: set[StateName]
 ) -> CopyState | None:
-    """Mark the newest state, a state being copied, and the newest with enough replicas as needed.
+    """Add the trial's needed states to `needed`, and return an order to copy the newest state.
 
-    Return a copy order if the newest state lacks a replica and no copy of the trial is pending.
-    With one pending copy per trial, nodes keep at most three of its states where copies are slower
-    than units, or fail.
+    The trial needs its newest state, a state that is being copied, and the newest state with enough
+    replicas. The order is None if the newest state has enough replicas or if a copy of the trial is
+    pending. With one pending copy per trial, nodes keep at most three of its states, even if copies
+    fail or are slower than units.
     """
     places = min(MIN_REPLICAS, max(1, len(state.staged)))
     lacking, busy = False, False
@@ -78,7 +82,7 @@ def _stored_versions(state: SweepState, model: ModelState) -> list[int]:
 
 
 def _use_newest_stored(state: SweepState, model: ModelState) -> None:
-    """Move to the newest stored state; a returned node might have a state that others lost."""
+    """Let the model continue from its newest stored state, which a returned node may have."""
     for version in range(len(model.finished_units), model.at, -1):
         if state.stored.nodes(model.names(version)):
             model.at = version
@@ -88,7 +92,10 @@ def _use_newest_stored(state: SweepState, model: ModelState) -> None:
 
 
 def _copy(state: SweepState, model: ModelState) -> CopyState | None:
-    """Return an order to copy the newest state to a node without it; failures change the node."""
+    """Return an order to copy the newest state to a node without it; a retry uses another node.
+
+    The result is None after `MAX_COPY_TRIES` failures, or if there is no such node.
+    """
     having = state.stored.nodes(model.names(model.at))
     source, name = having[0]
     nodes = {node for node, _ in having}
@@ -118,13 +125,14 @@ def partition_holders(
 ) -> dict[NodeId, set[int]]:
     """Assign partitions to nodes in proportion to their workers, with few moves.
 
-    Cerebro section 3.1 fixes the place of each partition and section 5.5 replicates it; here nodes
-    come and go. The partitions of a lost node are spread over all remaining nodes, and a new node
-    takes its share from the nodes with the largest load.
+    Cerebro fixes the place of each partition (section 3.1) and replicates it (section 5.5). Here
+    nodes may join and leave. The partitions of a lost node are spread over all remaining nodes, and
+    a new node gets its share from the nodes with the largest load.
 
     Args:
         workers: nodes with workers, and their number.
-        replicas: nodes that hold each partition; more than there are: every node.
+        replicas: number of nodes for each partition; if it exceeds all nodes, every node.
+        before: partitions that each node holds now.
         can_hold: False if the node could not provide the partition.
 
     Returns:
@@ -158,7 +166,7 @@ def _better(
     held: Mapping[NodeId, set[int]],
     can_hold: Callable[[NodeId, int], bool],
 ) -> tuple[NodeId, NodeId, int] | None:
-    """Return a move of a partition to a node that has a smaller load even afterwards, or None."""
+    """Return source, target and partition of a move that evens out the loads, or None."""
     by_load = sorted(held, key=lambda node: len(held[node]) / workers[node])
     for target in by_load:
         for source in reversed(by_load):

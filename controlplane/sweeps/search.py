@@ -1,7 +1,7 @@
 """Search algorithms as pure functions of the trials: rungs, population based training, medians.
 
-Rungs are those of successive halving, Hyperband and ASHA. `expected_epochs` is the total number of
-epochs as far as it follows from the rungs.
+A rung is a number of epochs after which successive halving, Hyperband and ASHA compare trials.
+`expected_epochs` returns the total number of epochs, if the searcher determines it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from schemas.sweeps import (
 
 
 def rungs(least: int, most: int, eta: int) -> list[int]:
-    """Return the epochs after which trials are compared, and the last epoch."""
+    """Return the epochs of all rungs: `least` times powers of `eta` below `most`, then `most`."""
     found: list[int] = []
     at = least
     while at < most:
@@ -40,8 +40,8 @@ def rungs(least: int, most: int, eta: int) -> list[int]:
 def synchronous(trials: Sequence[Trial], levels: Sequence[int], eta: int) -> list[Decision]:
     """Promote the best 1 / eta of each complete rung, and stop the others.
 
-    Of n trials at a rung floor(n / eta) are promoted, at least one, whatever their order of
-    arrival.
+    Of n trials at a rung floor(n / eta) are promoted, but at least one. The order in which the
+    trials reach the rung has no influence.
     """
     found: list[Decision] = []
     for level, following in pairwise(levels):
@@ -71,17 +71,18 @@ def asynchronous(
     promotes: Promotes = "in_order",
     paused: Container[int] = (),
 ) -> list[Decision]:
-    """Promote trials among the best 1 / eta of a rung without waiting for all of it.
+    """Promote trials among the best 1 / eta of a rung without waiting for the whole rung.
 
-    ASHA (Li et al., MLSys '20, algorithm 2), highest rung first. Paper: where no trial can be
-    promoted a new configuration begins. Here all exist from the start, and waiting ones cost
-    nothing. When no trial trains and none is among the best, the first of the highest rung is
-    promoted until one is trained to the end, or graduates; then the others stop.
+    ASHA (Li et al., MLSys '20, algorithm 2), highest rung first. Paper: if no trial can be
+    promoted, a new configuration begins. Here all configurations exist from the start, and waiting
+    ones cost nothing. If no trial trains and none is among the best, the best waiting trial of the
+    highest rung is promoted, until a trial is trained to the end or graduates. Then the other
+    trials stop.
 
     Paper: scores are compared as they arrive (`on_arrival`), so the winners of a search depend on
-    the slots. `in_order` uses an order of its own: the first rung by number, later ones by order of
-    promotion, and a score waits for those before it. Promotions then depend on the scores alone.
-    `paused` are numbers of trials that are not waited for.
+    the slots. Here `in_order` compares scores in a fixed order: by number in the first rung, by
+    order of promotion in later rungs. A score waits for all scores before it, so promotions depend
+    on the scores alone. `paused` has the numbers of trials that are skipped if they have no score.
     """
     found: list[Decision] = []
     if promotes == "in_order":
@@ -108,9 +109,9 @@ def asynchronous(
 def _promoted_in_order(
     trials: Sequence[Trial], levels: Sequence[int], eta: int, paused: Container[int]
 ) -> list[list[int]]:
-    """Return for each rung but the last the numbers of promoted trials, in order of promotion."""
+    """Return the numbers of promoted trials for each rung but the last, in order of promotion."""
     found: list[list[int]] = []
-    below: list[int] = []  # promoted to the rung
+    below: list[int] = []  # numbers of trials that were promoted to the rung
     for level in levels[:-1]:
         came = set(below)
         late = [t.number for t in trials if t.number not in came and _reaches(t, level)]
@@ -126,7 +127,11 @@ def _reaches(trial: Trial, level: int) -> bool:
 def _best_of_prefixes(
     order: Sequence[Trial], level: int, eta: int, paused: Container[int]
 ) -> list[int]:
-    """Return trials among the best 1 / eta of some prefix, up to the first one without a score."""
+    """Return the numbers of trials that are among the best 1 / eta of some prefix of `order`.
+
+    A trial without a score is skipped if it has ended or is paused. Any other trial without a score
+    ends the longest prefix.
+    """
     ranks: list[tuple[float, int]] = []  # ascending: best first
     found: dict[int, None] = {}
     places = 0
@@ -155,10 +160,10 @@ def exploit_and_explore(
 ) -> list[Decision]:
     """Replace the worst quarter by mutated copies of the best quarter, at every interval.
 
-    Jaderberg et al. 2017, section 4, truncation selection. All trials wait for the slowest one of
-    the interval, so that the result does not depend on the order of arrival. A copy is a trial of
-    its own with a parent, so that the ledger shows its descent. Trials that joined later catch up
-    without being compared.
+    Jaderberg et al. 2017, section 4, truncation selection. All trials wait for the slowest trial of
+    the interval, so that the result does not depend on the order of arrival. A copy is a new trial
+    with a parent, so that the ledger shows the descent of the copy. Trials that joined later catch
+    up without being compared.
     """
     alive = [trial for trial in trials if not trial.ended]
     level = max((trial.granted for trial in alive), default=0)
@@ -194,8 +199,8 @@ def next_decisions(
 ) -> list[Decision]:
     """Return the decisions of the search; empty while it waits for trials, or when it is over.
 
-    A function of its arguments: equal trials lead to equal decisions, also after a restart. A reply
-    is carried out as a whole.
+    The result depends on the arguments alone, so equal trials lead to equal decisions, also after a
+    restart. The caller must carry out all returned decisions.
 
     Args:
         trials: in order of their numbers; may include trials added by users.
@@ -245,10 +250,12 @@ def first_trials(spec: SearchSpec) -> list[Decision]:
 
 
 def epochs_of_new(spec: SearchSpec, begun: int) -> int:
-    """Return the epochs granted to a trial that a user adds.
+    """Return the number of epochs that a trial is granted when a user adds it.
 
-    That is the first rung above `begun`, the finished epochs of its initial state; the last epoch
-    for Hyperband, whose brackets are full, and for searchers without rungs.
+    `begun` is the number of finished epochs of its initial state. With rungs, the result is the
+    first rung above `begun`. In population based training, it is the larger of the interval and
+    `begun` + 1. For Hyperband, whose brackets are full, and for all other searchers it is the last
+    epoch.
     """
     match spec.searcher:
         case SuccessiveHalving(min_epochs=least, eta=eta) | Asha(min_epochs=least, eta=eta):
@@ -265,16 +272,19 @@ def _hyperband(trials: Sequence[Trial], most: int, eta: int) -> list[Decision]:
     begin = 0
     sizes = brackets(most, eta)
     for at, (many, least) in enumerate(sizes):
-        end = begin + many if at < len(sizes) - 1 else len(trials)  # later additions: to the end
+        end = begin + many if at < len(sizes) - 1 else len(trials)  # added ones join the last
         found += synchronous(trials[begin:end], rungs(least, most, eta), eta)
         begin = end
     return found
 
 
 def _median_stopping(trials: Sequence[Trial], searcher: MedianStopping) -> list[Decision]:
-    """Stop trials with a best below the median of the others' means (Golovin, section 3.2.2)."""
+    """Stop trials whose best score is below the median of the other trials' mean scores.
+
+    Golovin, section 3.2.2.
+    """
     found: list[Decision] = []
-    means: dict[int, list[float]] = {}  # epochs -> ascending, of all trials that reached them
+    means: dict[int, list[float]] = {}  # epochs -> means of all trials that reached them, ascending
     for trial in trials:
         came = trial.epochs
         if trial.ended or came < searcher.grace_epochs or not trial.scores:
@@ -306,10 +316,10 @@ def _median(ordered: Sequence[float]) -> float:
 
 
 def expected_epochs(spec: SearchSpec) -> int:
-    """Return the total epochs of all trials; 0 if only the granted epochs are known.
+    """Return the expected total epochs of all trials; 0 if only the granted epochs are known.
 
-    Exact for successive halving and Hyperband; ASHA promotes some more, depending on the order of
-    arrival.
+    The number is exact for successive halving and Hyperband. ASHA promotes some more trials,
+    depending on the order of arrival.
     """
     searcher = spec.searcher
     match searcher:

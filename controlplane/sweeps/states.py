@@ -1,4 +1,4 @@
-"""Training state of a trial: its visits, and the nodes that store the resulting states."""
+"""Training progress of a trial: finished visits, and the nodes that store the resulting states."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from schemas.ids import NodeId
 
 @dataclass(frozen=True, slots=True)
 class FinishedUnit:
-    """Finished unit of the trial's training."""
+    """Finished unit in the training of a trial."""
 
     trial: int  # trial whose values were used: this one or a parent
     partition: int
-    digest: str = ""  # of the resulting state
+    digest: str = ""  # digest of the resulting state
 
 
 @dataclass(slots=True)
 class ModelState:
-    """Training of one trial.
+    """Training progress of one trial.
 
-    `finished_units` are the finished visits in order, a parent's visits first; version v is the
-    state after the first v visits. Finished visits stay finished: if no node has the last state any
-    more, the visits since the newest stored state are repeated in their order, which gives the same
-    state again.
+    `finished_units` lists the finished visits in order, beginning with visits of parents. Version v
+    is the state after the first v visits. Finished visits stay finished: if no node has the last
+    state any more, the visits after the newest stored state are repeated in the same order. This
+    produces the same state again.
     """
 
     trial: int
-    partitions: int  # of the data
+    partitions: int  # number of partitions of the data
     finished_units: list[FinishedUnit] = field(default_factory=list)
-    # Initial states of the trial and its parents, first parent first; their visits come first.
+    # Initial states of the trial and its parents, first parent first.
     parents: tuple[StateName, ...] = ()
-    at: int = 0  # version that training continues from; below len(visits): repeating
+    at: int = 0  # version from which training continues, up to len(finished_units)
     metrics: list[tuple[dict[str, float], int]] = field(default_factory=list)  # of this epoch
 
     @property
@@ -58,14 +58,17 @@ class ModelState:
         return len(self.finished_units) // self.partitions
 
     def names(self, version: int) -> tuple[StateName, ...]:
-        """Return the names under which nodes may have a version's state; none for version 0."""
+        """Return the names under which nodes may store a version's state; version 0 has none."""
         if not version:
             return ()
         theirs = [StateName(one.trial, version) for one in self.parents if version <= one.version]
         return (StateName(self.trial, version), *reversed(theirs))
 
     def todo(self, granted: int) -> Partitions:
-        """Return the partitions that may be visited next; none: the trial waits for a grant."""
+        """Return the set of partitions that may be visited next; `granted` is a number of epochs.
+
+        The set is empty if the trial waits for a grant.
+        """
         if self.again:
             return 1 << self.finished_units[self.at].partition
         done = len(self.finished_units) % self.partitions
@@ -77,11 +80,11 @@ class ModelState:
         return left
 
     def digest(self, version: int) -> str:
-        """Return the last reported digest of the state of a version, from 1."""
+        """Return the last reported digest of the state after `version` visits, at least 1."""
         return self.finished_units[version - 1].digest
 
     def finish_unit(self, partition: int, digest: str = "") -> bool:
-        """Record a visit; return True if it is new. A repeated visit replaces its digest."""
+        """Record a visit and return True if it is new; a repetition only replaces the digest."""
         first = not self.again
         if first:
             self.finished_units.append(FinishedUnit(self.trial, partition, digest))
@@ -95,7 +98,7 @@ class ModelState:
 
 @dataclass(slots=True)
 class StoredStates:
-    """Nodes that store each state."""
+    """Record of the nodes that store each state."""
 
     _nodes: dict[StateName, list[NodeId]] = field(default_factory=dict)
     _versions: dict[int, set[int]] = field(default_factory=dict)  # by trial
@@ -113,7 +116,7 @@ class StoredStates:
         return list(dict.fromkeys(node for nodes in self._nodes.values() for node in nodes))
 
     def nodes(self, names: Iterable[StateName]) -> list[tuple[NodeId, StateName]]:
-        """Return the nodes that have the state, each with the state's name on that node."""
+        """Return the nodes that have a state under any of `names`, each with that name."""
         return [(node, name) for name in names for node in self._nodes.get(name, ())]
 
     def add(self, name: StateName, node: NodeId) -> None:
@@ -124,7 +127,7 @@ class StoredStates:
             nodes.append(node)
 
     def lose(self, node: NodeId, name: StateName | None = None) -> None:
-        """Record that a node lost the state `name`; None: all of its states."""
+        """Record that a node lost the state `name`, or all of its states if `name` is None."""
         for one in list(self._nodes) if name is None else [name]:
             left = [at for at in self._nodes.get(one, ()) if at != node]
             if left:
@@ -140,7 +143,7 @@ class StoredStates:
             self._versions.pop(name.trial, None)
 
     def drop_all_but(self, needed: set[StateName]) -> list[DropState]:
-        """Forget states that are not needed, and return orders to delete them."""
+        """Forget all states that are not in `needed`, and return orders to delete them."""
         found = [
             DropState(name, node)
             for name, nodes in self._nodes.items()

@@ -1,8 +1,8 @@
 """Sweep as a state machine: reports in, orders out.
 
-`Sweep` is the only way to change a sweep. Equal reports in equal order lead to equal orders: the
-journalled reports are the ledger, and recovery reads them again. `begin_units` decides which units
-begin where. Times are in seconds on the controller's clock.
+Only `Sweep` changes a sweep. Equal reports in equal order lead to equal orders. So the journalled
+reports are the ledger, and recovery reads them again. `begin_units` decides which units begin, and
+where. Times are in seconds on the controller's clock.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ from controlplane.sweeps.visit_order import visit_order
 from schemas.ids import NodeId, Seconds, WorkerId
 from schemas.sweeps import SearchSpec, Values, VisitOrder
 
-PATIENCE_FACTOR: Final = 5.0  # factor of the expected seconds of a unit
+PATIENCE_FACTOR: Final = 5.0  # time limit of a unit, as a multiple of its expected seconds
 MIN_PATIENCE_S: Final = 60.0
-FIRST_PATIENCE_FACTOR: Final = 20.0  # for trials without a measured unit
-MIN_FIRST_PATIENCE_S: Final = 3600.0  # lower limit in that case
-STAGING_TIMEOUT_S: Final = 3600.0  # until state and data are there
+FIRST_PATIENCE_FACTOR: Final = 20.0  # the same for trials without a measured unit
+MIN_FIRST_PATIENCE_S: Final = 3600.0  # least time limit for such trials
+STAGING_TIMEOUT_S: Final = 3600.0  # time limit for the arrival of state and data
 
 
 def begin_units(state: SweepState, now: Seconds) -> list[RunUnit]:
-    """Lease the units that can begin."""
+    """Lease all units that can begin now, and return the orders to run them."""
     workers = [name for name, record in state.workers.items() if _takes_units(state, record)]
     if not any(state.workers[name].attempt is None for name in workers):
         return []
@@ -75,7 +75,7 @@ def _takes_units(state: SweepState, record: SweepWorker) -> bool:
 
 
 def training_limit(state: SweepState, trial: int, worker: WorkerId) -> float:
-    """Return the time limit of a unit in seconds, once state and data are there."""
+    """Return the time limit of a unit in seconds, from the arrival of its state and data."""
     expected = state.times.expected(trial, worker)
     if state.times.knows(trial):
         return max(MIN_PATIENCE_S, PATIENCE_FACTOR * expected)
@@ -83,7 +83,7 @@ def training_limit(state: SweepState, trial: int, worker: WorkerId) -> float:
 
 
 def waits_for_unit(state: SweepState, record: SweepWorker, now: Seconds) -> bool:
-    """True if a revoked worker may finish its unit first."""
+    """True if a revoked worker may finish its unit before it leaves."""
     lease = state.leases[record.attempt] if record.attempt is not None else None
     if lease is None or lease.ignored or record.within_s <= 0.0:
         return False
@@ -118,7 +118,7 @@ def _has_work(state: SweepState, number: int, *, leased: bool) -> bool:
 def hop_problem(
     state: SweepState, workers: list[WorkerId], numbers: list[int], now: Seconds
 ) -> HopProblem:
-    """Express the sweep as a problem with slots for `workers` and models for trials `numbers`."""
+    """Return the scheduling problem with `workers` as slots and the trials `numbers` as models."""
     slot_of = {worker: at for at, worker in enumerate(workers)}
     model_of = {number: at for at, number in enumerate(numbers)}
     homes = _homes(state, workers)
@@ -149,7 +149,7 @@ def hop_problem(
 
 
 def _trains(state: SweepState, number: int, lease: Lease | None) -> bool:
-    """True if the trial belongs to the problem: it has work left, or a running unit."""
+    """True if the trial belongs to the problem: it has work, and no unit on a revoked worker."""
     if not _has_work(state, number, leased=lease is not None):
         return False
     if lease is not None:  # a revoked worker is not part of the problem
@@ -160,7 +160,7 @@ def _trains(state: SweepState, number: int, lease: Lease | None) -> bool:
 def _models(
     state: SweepState, numbers: list[int], first_worker: Mapping[NodeId, int]
 ) -> list[Model]:
-    """Express trials as models of the problem; untrained trials share one model."""
+    """Return the models of the trials; untrained trials with equal grants share a model."""
     usual_s, everything = state.times.usual, (1 << state.partitions) - 1
     fresh: dict[int, Model] = {}  # granted epochs -> model
     found: list[Model] = []
@@ -187,7 +187,10 @@ def _model(
 
 
 def _homes(state: SweepState, workers: list[WorkerId]) -> list[int | None]:
-    """Return the primary slot of each partition: the holder with the fewest primary partitions."""
+    """Return the primary slot of each partition: the holder with the fewest primary partitions.
+
+    The entry is None if no slot holds the partition.
+    """
     counts = [0] * len(workers)
     homes: list[int | None] = []
     held = [state.staged.get(state.workers[worker].node, set()) for worker in workers]
@@ -208,7 +211,7 @@ def _lease(
     attempt = Attempt(state.attempts)
     by = model.finished_units[model.at].trial if model.again else number
     holders = state.stored.nodes(model.names(model.at))
-    holders.sort(key=lambda one: one[0] != record.node)  # its own node first
+    holders.sort(key=lambda one: one[0] != record.node)  # the worker's own node first
     name = holders[0][1] if holders else None
     sources: tuple[NodeId, ...] = tuple(node for node, one in holders if one == name)
     order = RunUnit(
@@ -247,14 +250,14 @@ class Sweep:
         Args:
             keep: number of best trials whose states are kept.
             order: order of visits.
-            graduate_slots: when fewer trials than half of these remain, they continue as
-                elastic jobs; 0: never.
+            graduate_slots: slots of an elastic job. When fewer trials than half of these slots
+                remain, the trials continue as elastic jobs; 0: never.
         """
         self.state = SweepState(spec, partitions, keep, order, graduate_slots=graduate_slots)
 
     @property
     def over(self) -> bool:
-        """True if no work is left."""
+        """True if the sweep has trials and all of them have ended."""
         return bool(self.state.trials) and all(trial.ended for trial in self.state.trials)
 
     @property
@@ -264,7 +267,7 @@ class Sweep:
 
     @property
     def deadline(self) -> Seconds | None:
-        """Time at which `deadline_passed` has to be called."""
+        """Earliest time at which `deadline_passed` has to be called; None without deadlines."""
         leases = [lease.deadline for lease in self.state.leases.values()]
         places = [record.must_leave_by for record in self.state.workers.values()]
         return min([*leases, *(by for by in places if by is not None)], default=None)
@@ -285,8 +288,8 @@ class Sweep:
     ) -> list[Order]:
         """Remove a worker whose process has exited; the node's states and partitions stay.
 
-        `reason` is the cause of the exit, empty if it counts against no trial. `fault` is True for
-        an exit by itself, False if the process was killed.
+        `reason` is the cause of the exit; if it is empty, no trial is blamed for the exit. `fault`
+        is False if the process was killed, and True if it exited by itself.
         """
         lease, found = self._lose(worker), list[Order]()
         if lease is not None and reason:
@@ -297,7 +300,8 @@ class Sweep:
         """Revoke a worker; the worker finishes its unit first if the unit ends in time.
 
         The worker has to be gone within `within_s` seconds; 0: at once. A unit that is expected to
-        take longer is given up now, one that does take longer is given up then.
+        take longer is given up now. A unit that takes longer than expected is given up when the
+        time is over.
         """
         record = self.state.workers.get(worker)
         if record is None:
@@ -322,7 +326,7 @@ class Sweep:
         state = self.state
         for partition in range(state.partitions):
             if not any(can_hold(state, node, partition) for node in workers):
-                for node in workers:  # no holder is left: all retry, a failure is final
+                for node in workers:  # no node can provide the partition: all nodes try again
                     state.data.failed.pop((node, partition), None)
         held = partition_holders(
             workers, state.partitions, replicas, state.staged, partial(can_hold, state)
@@ -335,7 +339,7 @@ class Sweep:
         return self._advance(now)
 
     def node_lost(self, node: NodeId, now: Seconds) -> list[Order]:
-        """Remove a node with its workers and partitions; its states may return with it."""
+        """Remove a node with its workers and partitions; its states may return with the node."""
         state = self.state
         state.staged.pop(node, None)
         names = state.stored.on(node)
@@ -349,7 +353,7 @@ class Sweep:
         return self._advance(now)
 
     def node_back(self, node: NodeId, now: Seconds) -> list[Order]:
-        """Restore the states of a returned node that equal the current ones."""
+        """Restore those states of a returned node whose digests are still current."""
         state = self.state
         for name, digest in state.lost_states.pop(node, {}).items():
             if state.models[name.trial].digest(name.version) == digest:
@@ -359,10 +363,10 @@ class Sweep:
     # --- units and states
 
     def unit_begun(self, attempt: Attempt, samples: int, now: Seconds) -> list[Order]:
-        """Start the timer of a unit that has its state and data; older attempts are ignored.
+        """Start the timer of a unit that has received its state and data; ignore an old attempt.
 
-        `samples` is the size of the partition; a number that differs from another node's ends the
-        unit.
+        `samples` is the size of the partition. If another node reported a different size, the unit
+        ends and this node does not get the partition again.
         """
         state = self.state
         lease = state.leases.get(attempt)
@@ -381,7 +385,7 @@ class Sweep:
         return []
 
     def unit_done(self, attempt: Attempt, report: UnitReport, now: Seconds) -> list[Order]:
-        """Record a finished unit; older attempts are ignored. Its worker's node has the state."""
+        """Record a finished unit, whose state is on its worker's node; ignore an old attempt."""
         state = self.state
         ended = state.end_lease(attempt)
         if ended is None:
@@ -409,7 +413,7 @@ class Sweep:
         return [*found, *self._advance(now)]
 
     def unit_failed(self, attempt: Attempt, reason: str, fault: Fault, now: Seconds) -> list[Order]:
-        """Record a failed unit; `fault` decides what follows."""
+        """Record a failed unit; `fault` is the cause and decides what follows."""
         ended = self.state.end_lease(attempt)
         if ended is None:
             return []
@@ -436,12 +440,12 @@ class Sweep:
         return self._advance(now)
 
     def deadline_passed(self, now: Seconds) -> list[Order]:
-        """Give up units that take far too long, and units of workers that had to leave by now."""
+        """Give up units that exceeded their time, and units of workers that had to leave by now."""
         found = [*release_late_leavers(self.state, now), *give_up_late_units(self.state, now)]
         return [*found, *self._advance(now)] if found else []
 
     def restart_timers(self, now: Seconds) -> None:
-        """Restart the time of every unit; no report could arrive while the controller was down."""
+        """Restart the timers of all units; no report could arrive while the controller was down."""
         for lease in self.state.leases.values():
             lease.started_at = now
         for record in self.state.workers.values():
@@ -450,7 +454,7 @@ class Sweep:
     # --- requests of users
 
     def add(self, values: Values, now: Seconds, parent: int | None = None) -> list[Order]:
-        """Add a configuration; with a parent it continues from the parent's state."""
+        """Add a trial with these values; with `parent`, it continues from the parent's state."""
         state = self.state
         begun = 0 if parent is None else state.models[parent].whole_epochs
         granted = epochs_of_new(state.spec, begun)
@@ -461,32 +465,32 @@ class Sweep:
         return [*decide(state, said), *self._advance(now)]
 
     def stop(self, trial: int, reason: str, now: Seconds) -> list[Order]:
-        """End a trial for its user; the running unit finishes, but its result is ignored."""
+        """End a trial at a user's request; its running unit finishes, but the result is ignored."""
         if self.state.trials[trial].ended:
             return []
         return [*decide(self.state, [Stop(trial, reason)]), *self._advance(now)]
 
     def delete(self, trial: int, reason: str, now: Seconds) -> list[Order]:
-        """End a trial for its user, and drop its states."""
+        """End a trial at a user's request, and drop its states."""
         self.state.deleted.add(trial)
         return [*self.stop(trial, reason, now), *self._advance(now)]
 
     def pause(self, trial: int) -> list[Order]:
-        """Give the trial no further unit; a running unit finishes."""
+        """Pause a trial, which gets no further unit; a running unit finishes."""
         self.state.paused.add(trial)
         return []
 
     def resume(self, trial: int, now: Seconds) -> list[Order]:
-        """Give the trial units again."""
+        """Resume a paused trial, which may get units again."""
         self.state.paused.discard(trial)
         return self._advance(now)
 
     def graduate_ended_epoch(self, trial: int, metrics: Mapping[str, float]) -> None:
-        """Record an epoch of a graduated trial; without a finite metric its score stays."""
+        """Record an epoch of a graduated trial; an epoch without a finite metric adds no score."""
         score_graduate(self.state, trial, score(self.state.spec, metrics)[0])
 
     def close(self, reason: str) -> list[Order]:
-        """Stop all trials that have not ended; the best states stay."""
+        """Stop all trials that have not ended, and keep the best states."""
         state = self.state
         left = [Stop(trial.number, reason) for trial in state.trials if not trial.ended]
         found = decide(state, left)
@@ -498,9 +502,9 @@ class Sweep:
     # --- consequences
 
     def _advance(self, now: Seconds) -> list[Order]:
-        """Apply the searcher's decisions until there are none, then order units and copies."""
+        """Apply the searcher's decisions until there are none, and return all resulting orders."""
         found = [*self._apply_searcher(), *keep_states(self.state)]
-        if left := graduate_last_trials(self.state):  # needs the states to be stored
+        if left := graduate_last_trials(self.state):  # needs stored states, see `keep_states`
             found += [*left, *self._apply_searcher(), *keep_states(self.state)]
         return [*found, *begin_units(self.state, now)]
 

@@ -12,13 +12,16 @@ from schemas.ids import NodeId, Seconds, WorkerId
 from schemas.sweeps import SearchSpec, VisitOrder
 
 FIRST_S: Final = 60.0  # expected duration of a unit before any measurement
-NEWEST_WEIGHT: Final = 0.5  # weight of the last measurement
+NEWEST_WEIGHT: Final = 0.5  # weight of the newest measurement
 MIN_UNIT_S: Final = 1e-3
 
 
 @dataclass(slots=True)
 class UnitTimes:
-    """Seconds of a unit = cost of its trial x slowness of its worker, each learnt in turns."""
+    """Model of unit times: seconds of a unit = cost of its trial x slowness of its worker.
+
+    A measurement first updates the slowness, then the cost.
+    """
 
     _cost: dict[int, float] = field(default_factory=dict)
     _slowness: dict[WorkerId, float] = field(default_factory=dict)
@@ -28,13 +31,13 @@ class UnitTimes:
         return trial in self._cost
 
     def cost(self, trial: int) -> float:
-        """Return a trial's seconds per unit at slowness 1; the usual ones before a measurement."""
+        """Return a trial's seconds per unit at slowness 1; `usual` without a measurement."""
         found = self._cost.get(trial)
         return self.usual if found is None else found
 
     @property
     def usual(self) -> float:
-        """Mean over the measured trials."""
+        """Mean seconds per unit over the measured trials; `FIRST_S` if none was measured."""
         return sum(self._cost.values()) / len(self._cost) if self._cost else FIRST_S
 
     def slowness(self, worker: WorkerId) -> float:
@@ -42,19 +45,19 @@ class UnitTimes:
         return self._slowness.get(worker, 1.0)
 
     def expected(self, trial: int, worker: WorkerId) -> float:
-        """Return the expected seconds of the next unit."""
+        """Return the expected seconds of the next unit of `trial` on `worker`."""
         return self.cost(trial) * self.slowness(worker)
 
     def measured(self, trial: int, worker: WorkerId, seconds: float) -> None:
         """Record the seconds of a unit, without the wait for its state."""
         took = max(MIN_UNIT_S, seconds)
-        if trial in self._cost:  # cost known from other units: the rest is due to the worker
+        if trial in self._cost:  # the cost is known, so the rest is due to the worker
             share = took / self._cost[trial]
             self._slowness[worker] = _moving_average(self._slowness.get(worker), share)
         self._cost[trial] = _moving_average(self._cost.get(trial), took / self.slowness(worker))
 
     def forget(self, worker: WorkerId) -> None:
-        """Forget a lost worker."""
+        """Remove the measurements of a lost worker."""
         self._slowness.pop(worker, None)
 
 
@@ -66,31 +69,31 @@ def _moving_average(before: float | None, newest: float) -> float:
 
 @dataclass(slots=True)
 class SweepWorker:
-    """Worker of the sweep."""
+    """Worker that takes units of the sweep."""
 
     node: NodeId
     attempt: Attempt | None = None
-    revoked: bool = False  # takes no other unit
+    revoked: bool = False  # the worker takes no further unit
     revoked_at: Seconds = Seconds(0.0)  # only meaningful if revoked
-    within_s: float = 0.0  # time until it has to be gone, whatever becomes of its unit
+    within_s: float = 0.0  # seconds until the worker has to be gone, even if its unit runs
 
     @property
     def must_leave_by(self) -> Seconds | None:
-        """Time when the worker's unit is given up; None: the worker stays."""
+        """Time when a revoked worker's unit is given up; None if the worker is not revoked."""
         return Seconds(self.revoked_at + self.within_s) if self.revoked else None
 
 
 @dataclass(slots=True)
 class Lease:
-    """Ordered unit without a result."""
+    """Unit that was ordered and has no result yet."""
 
     order: RunUnit
-    trial: int  # in training; the values may be a parent's
-    started_at: Seconds  # when ordered, or when its worker had state and data
+    trial: int  # trial that is trained; the values may be a parent's
+    started_at: Seconds  # time of the order, or later the arrival of state and data
     limit_s: float
     again: bool = False  # the visit is repeated because its state was lost
-    training: bool = False  # state and data are there
-    ignored: bool = False  # the trial ended: the result does not count
+    training: bool = False  # state and data have arrived
+    ignored: bool = False  # the trial has ended, so the result will be ignored
 
     @property
     def deadline(self) -> Seconds:
@@ -102,7 +105,7 @@ class Lease:
 class ChosenWeights:
     """Weights of trials and workers in the order of visits, chosen by rollouts."""
 
-    attempts: int  # units begun when they were chosen
+    attempts: int  # attempts so far when the weights were chosen
     models: dict[int, float]  # by trial
     slots: dict[WorkerId, float]
     visit_exponent: float
@@ -112,13 +115,13 @@ class ChosenWeights:
 class DataFaults:
     """Sizes of partitions, and partitions that nodes could not provide."""
 
-    sizes: dict[int, tuple[int, NodeId]] = field(default_factory=dict)  # samples, first reporter
+    sizes: dict[int, tuple[int, NodeId]] = field(default_factory=dict)  # samples, first node
     failed: dict[tuple[NodeId, int], int] = field(default_factory=dict)  # node, partition -> times
 
 
 @dataclass(slots=True)
 class SweepState:
-    """State of one sweep; changed by `sweep.Sweep` alone."""
+    """State of one sweep; only `sweep.Sweep` changes this state."""
 
     spec: SearchSpec
     partitions: int
@@ -144,11 +147,11 @@ class SweepState:
     unreadable: dict[StateName, int] = field(default_factory=dict)  # consecutive failed reads
     full_disks: int = 0  # consecutive units that could not store their state
     attempts: int = 0
-    graduate_slots: int = 0  # fewer trials than half of these continue as jobs; 0: never
+    graduate_slots: int = 0  # trials continue as jobs if fewer than half of these remain; 0: never
     graduating: set[int] = field(default_factory=set)  # trials that graduate after their epoch
     graduated_states: dict[int, StateName] = field(default_factory=dict)  # by graduated trial
     weights: ChosenWeights | None = None  # for the order `rollouts`
-    stuck_reason: str = ""  # why the sweep cannot continue; empty: it can
+    stuck_reason: str = ""  # why the sweep cannot continue; empty if it can
 
     def release(self, worker: WorkerId) -> list[StopUnit | ReleaseWorker]:
         """Remove a worker from the sweep; the result of its unit will be ignored."""
@@ -158,9 +161,10 @@ class SweepState:
         return [*stopped, ReleaseWorker(worker)]
 
     def end_lease(self, attempt: Attempt) -> tuple[Lease, SweepWorker, list[ReleaseWorker]] | None:
-        """End a unit; return None if its result is to be ignored.
+        """End the lease of a unit; return None if the attempt has no lease any more.
 
-        Its worker becomes idle, or leaves if it was revoked.
+        Otherwise return the lease, its worker, and an order to release the worker if it was
+        revoked.
         """
         lease = self.leases.pop(attempt, None)
         if lease is None:

@@ -1,8 +1,8 @@
-"""Changes of trials: added, scored, failed, graduated; consequences of failed units.
+"""Functions that add, score, fail and graduate trials, and that handle failed units.
 
-With fewer models than workers, some workers idle. The last trials may graduate once they are fewer
-than half the slots: a trial that graduates uses all slots that its elastic job is given. Its result
-is no longer bit-equal to that of a trial trained alone, so its user has to opt in.
+If a sweep has fewer models than workers, some workers are idle. So the last trials can graduate
+once they are fewer than half the slots. A graduated trial uses all slots that its elastic job gets.
+Its result is no longer bit-equal to the result of a trial trained alone, so users have to opt in.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from schemas.ids import NodeId, Seconds
 
 
 def decide(state: SweepState, decisions: Sequence[Decision]) -> list[Order]:
-    """Carry out the decisions of a searcher or a user, as a whole."""
+    """Carry out all decisions of a searcher or a user, and return the resulting orders."""
     found: list[Order] = []
     state.trials = apply(state.trials, decisions)
     for one in decisions:
@@ -70,7 +70,7 @@ def add_score(state: SweepState, number: int, metrics: dict[str, float]) -> list
 
 
 def fail(state: SweepState, number: int, reason: str) -> list[Order]:
-    """End a trial through its own fault; a trial that has ended is left alone."""
+    """Mark a trial as failed through its own fault; a trial that has ended is left alone."""
     if state.trials[number].ended:
         return []
     state.trials[number] = failed(state.trials[number])
@@ -79,18 +79,18 @@ def fail(state: SweepState, number: int, reason: str) -> list[Order]:
 
 
 def _void_lease(state: SweepState, trial: int) -> None:
-    """Ignore the result of the trial's unit, which runs to its end: a kill would cost more."""
+    """Ignore the result of the trial's unit, which still runs to its end: a kill costs more."""
     lease = state.lease_of(trial)
     if lease is not None:
         lease.ignored = True
 
 
 Fault = Literal["trial", "state", "data", "disk"]
-MAX_HANGS: Final = 2  # given-up units after which a trial fails
-MAX_FAULTS: Final = 3  # consecutive crashes of workers in its units after which a trial fails
-MAX_KILLS: Final = 9  # the same for killed workers, also by the kernel for lack of memory
+MAX_HANGS: Final = 2  # late units after which their trial fails
+MAX_FAULTS: Final = 3  # consecutive crashes in a trial's units after which the trial fails
+MAX_KILLS: Final = 9  # the same for kills, including kills by the kernel for lack of memory
 MAX_FAILED_READS: Final = 3  # consecutive failed reads after which a state counts as lost
-MAX_FAILED_STAGINGS: Final = 2  # failures of a partition on a node after which other nodes get it
+MAX_FAILED_STAGINGS: Final = 2  # failures on a node after which only other nodes get a partition
 MAX_FULL_DISKS: Final = 20  # consecutive units without disk space after which a sweep fails
 
 
@@ -99,8 +99,8 @@ def unit_fault(
 ) -> list[Order]:
     """Handle a failed unit, whose lease has been removed.
 
-    `fault` names the culprit: the trial, a state that could not be read, the data, or a disk that
-    has no room for the state.
+    `fault` is the cause of the failure: the trial, a state that could not be read, the data, or a
+    disk without room for the state.
     """
     order = lease.order
     match fault:
@@ -127,10 +127,10 @@ def unit_fault(
 def refuse_data(
     state: SweepState, node: NodeId, partition: int, reason: str, *, for_good: bool = False
 ) -> list[Order]:
-    """Record that a node could not provide a partition (`for_good`: a retry would fail, too).
+    """Record that a node could not provide a partition; if `for_good`, one failure is enough.
 
-    After `MAX_FAILED_STAGINGS` failures only other nodes get the partition; without another node
-    with workers the sweep is stuck.
+    After `MAX_FAILED_STAGINGS` failures only other nodes get the partition. If no other node with
+    workers can provide the partition, the sweep is stuck.
     """
     failed = state.data.failed
     failed[node, partition] = (
@@ -145,14 +145,14 @@ def refuse_data(
 
 
 def can_hold(state: SweepState, node: NodeId, partition: int) -> bool:
-    """True if a partition may be given to a node: it has not failed there too often."""
+    """True unless the node has failed to provide the partition `MAX_FAILED_STAGINGS` times."""
     return state.data.failed.get((node, partition), 0) < MAX_FAILED_STAGINGS
 
 
 def crash(state: SweepState, trial: int, reason: str, *, fault: bool = True) -> list[Order]:
-    """Record the crash or kill of a worker in a unit of `trial`.
+    """Record that a worker crashed or was killed (`fault` is False) in a unit of `trial`.
 
-    The trial fails after `MAX_FAULTS` faults in a row, or `MAX_KILLS` kills.
+    The trial fails after `MAX_FAULTS` faults in a row, or after `MAX_KILLS` kills in a row.
     """
     faults, kills = state.crashes.get(trial, (0, 0))
     faults, kills = faults + fault, kills + (not fault)
@@ -166,7 +166,7 @@ def crash(state: SweepState, trial: int, reason: str, *, fault: bool = True) -> 
 
 
 def release_late_leavers(state: SweepState, now: Seconds) -> list[Order]:
-    """Release revoked workers that had to be gone by now; their trials are not to blame."""
+    """Release revoked workers that had to be gone by now; no trial is blamed for this."""
     found: list[Order] = []
     for worker, record in list(state.workers.items()):
         if record.must_leave_by is not None and record.must_leave_by <= now:
@@ -175,7 +175,11 @@ def release_late_leavers(state: SweepState, now: Seconds) -> list[Order]:
 
 
 def give_up_late_units(state: SweepState, now: Seconds) -> list[Order]:
-    """Give up late units with their workers; after `MAX_HANGS` a trial fails."""
+    """Give up units that exceeded their time, and release their workers.
+
+    A trial fails after `MAX_HANGS` such units. If the data or state of a unit did not arrive in
+    time, this is recorded as a crash.
+    """
     found: list[Order] = []
     for lease in list(state.leases.values()):
         if lease.deadline > now:
@@ -193,7 +197,7 @@ def give_up_late_units(state: SweepState, now: Seconds) -> list[Order]:
 
 
 def graduate_last_trials(state: SweepState) -> list[Order]:
-    """Graduate the last trials that are between epochs; the rest finish their epoch first."""
+    """Graduate the last trials; a trial that is within an epoch finishes the epoch first."""
     state.graduating = _last_trials(state)
     found: list[Order] = []
     for number in sorted(state.graduating):
@@ -210,7 +214,7 @@ def graduate_last_trials(state: SweepState) -> list[Order]:
 
 
 def at_the_end_of_an_epoch(state: SweepState, number: int) -> bool:
-    """True if a trial has trained whole epochs, at least one, and has no unit."""
+    """True if a trial has finished an epoch, is between epochs, and has no running unit."""
     model = state.models[number]
     begun = len(model.finished_units) % state.partitions
     return (
@@ -229,10 +233,10 @@ def score_graduate(state: SweepState, number: int, score: float) -> None:
 
 
 def _last_trials(state: SweepState) -> set[int]:
-    """Return the trials that still train, if they are few and no other trial can join them.
+    """Return the last trials, which may graduate; empty while too many trials still train.
 
-    A trial that waits for a promotion when all others may train to the end waits in vain: no future
-    score is compared with its own.
+    The result is empty until every trial that trains is granted the last epoch. Then a trial that
+    waits for a promotion waits in vain, because no future score is compared with its score.
     """
     left: list[Trial] = [trial for trial in state.trials if not trial.ended and not trial.waits]
     final = all(trial.granted >= state.spec.epochs for trial in left)
@@ -246,7 +250,7 @@ def _last_trials(state: SweepState) -> set[int]:
 
 
 def _has_own_state(state: SweepState, number: int) -> bool:
-    """True if the trial has finished a unit of its own; before, its state has the parent's name."""
+    """True if the trial itself has finished a unit; before, its state has the parent's name."""
     model = state.models[number]
     return not model.parents or len(model.finished_units) > model.parents[-1].version
 

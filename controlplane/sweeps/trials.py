@@ -1,4 +1,4 @@
-"""Trials and decisions of a searcher, and metrics of an epoch merged over its units."""
+"""Trials, decisions of a searcher, and functions that merge an epoch's metrics and score them."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ Ending = Literal["", "done", "stopped", "failed", "graduated"]
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """Configuration and its scores."""
+    """Configuration of a search, with its scores."""
 
     number: int  # in order of addition, from 0
     values: Values
-    granted: int  # epochs to which it may train
+    granted: int  # number of epochs to which the trial may train
     scores: tuple[float, ...] = ()  # after each of its own epochs; larger is better
-    ended: Ending = ""  # why it does not train any more; empty: it may
+    ended: Ending = ""  # how the trial ended; empty: it has not ended
     parent: int | None = None  # trial that provided the initial state
     start_epochs: int = 0  # epochs of the initial state
 
@@ -35,7 +35,7 @@ class Trial:
         return not self.ended and self.epochs >= self.granted
 
     def score_after(self, epochs: int) -> float | None:
-        """Return the score after `epochs` epochs, or None."""
+        """Return the score after `epochs` epochs, or None if the trial has no such score."""
         at = epochs - self.start_epochs - 1
         return self.scores[at] if 0 <= at < len(self.scores) else None
 
@@ -45,17 +45,17 @@ class Add:
     """Add a trial."""
 
     values: Values
-    epochs: int  # to which it may train
-    parent: int | None = None  # provides its current state; None: start with a new state
+    epochs: int  # number of epochs to which the trial may train
+    parent: int | None = None  # trial that provides the initial state; None: a new state
     start_epochs: int | None = None  # epochs of the initial state; None: the parent's scored epochs
 
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """Let a trial train on."""
+    """Let a trial train up to a later epoch."""
 
     trial: int
-    epochs: int  # to which it may train, counted from the first
+    epochs: int  # number of epochs to which the trial may train, from its first
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,10 @@ Decision = Add | Grant | Stop
 
 
 def best(trials: Iterable[Trial]) -> tuple[int, int] | None:
-    """Return number and epoch of the best score (earliest epoch, then first trial), or None."""
+    """Return the trial's number and the epoch of the best score, or None without scores.
+
+    Among equal scores the earliest epoch is the best, then the lowest number.
+    """
     found = min(
         (
             (-score, trial.start_epochs + at, trial.number)
@@ -83,7 +86,7 @@ def best(trials: Iterable[Trial]) -> tuple[int, int] | None:
 
 
 def ranked(trials: Sequence[Trial], epochs: int) -> list[Trial]:
-    """Return the trials with a score after `epochs` epochs, best first, then by number."""
+    """Return the trials with a score after `epochs` epochs, best first; equal ones by number."""
     scored = [(trial.score_after(epochs), trial) for trial in trials]
     known = [(score, trial) for score, trial in scored if score is not None]
     return [trial for _, trial in sorted(known, key=lambda one: (-one[0], one[1].number))]
@@ -107,7 +110,10 @@ def apply(trials: Sequence[Trial], decisions: Iterable[Decision]) -> list[Trial]
 
 
 def with_score(trial: Trial, score: float, last_epoch: int) -> Trial:
-    """Return the trial after another epoch; it fails if the score is not finite."""
+    """Return the trial after another epoch.
+
+    The trial fails if the score is not finite, and is done after `last_epoch` epochs.
+    """
     if not math.isfinite(score):
         return _changed(trial, ended="failed")
     after = _changed(trial, scores=(*trial.scores, score))
@@ -147,7 +153,7 @@ def _changed(
 
 
 def merged(parts: Sequence[tuple[Mapping[str, float], int]]) -> dict[str, float]:
-    """Return mean metrics over partitions, weighted by the samples of units that have them."""
+    """Return the mean of each metric, weighted by samples, over the units that report it."""
     names = dict.fromkeys(name for metrics, _ in parts for name in metrics)
     found: dict[str, float] = {}
     for name in names:
@@ -170,9 +176,9 @@ def _mean(having: Sequence[tuple[float, int]]) -> float:
 
 
 def score(spec: SearchSpec, metrics: Mapping[str, float]) -> tuple[float, str]:
-    """Return the score of an epoch, larger is better, and the problem if it is not finite.
+    """Return the score of an epoch (larger is better), and a problem text if it is not finite.
 
-    Metrics of the evaluation take precedence over those of training.
+    In `metrics`, metrics of the evaluation take precedence over metrics of the training.
     """
     value = metrics.get(spec.metric)
     if value is None:

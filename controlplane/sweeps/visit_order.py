@@ -1,7 +1,7 @@
 """Orders of visits: greedy, greedy with weights chosen by rollouts, fixed, random.
 
 A fixed order is known beforehand, so that a sweep can be repeated to the last bit. The random order
-is the paper's (Cerebro, Algorithm 1). A rollout plays the greedy order to its end.
+is the order of the paper (Cerebro, Algorithm 1). A rollout simulates the greedy order to its end.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ if TYPE_CHECKING:
 
 
 class FixedOrder(GreedyOrder):
-    """Order in which each model visits partitions round and round from a start of its own.
+    """Order in which each model visits the partitions cyclically from its own first partition.
 
     Idle slots and models decide when a unit begins, but not which unit. Epoch e of model i begins
     with partition (i + e) modulo the number of partitions.
     """
 
     def __init__(self, problem: HopProblem, turns: Sequence[int]) -> None:
-        """Start from the problem's state; `turns` is i + e of each model's current epoch."""
+        """Start from the problem's state; `turns` has i + e for the current epoch of each model."""
         self._turns = list(turns)
         super().__init__(problem)
 
     def end(self, visit: Visit) -> None:
-        """End a unit; its model continues with its next epoch if it has one."""
+        """End a unit; after the last unit of an epoch, start the model's next epoch, if any."""
         before = self._epochs_left[visit.model]
         super().end(visit)
         self._turns[visit.model] += before - self._epochs_left[visit.model]
 
     def _open(self, model: int) -> Partitions:
-        """Return the first partition of the model's round that it has not visited."""
+        """Return a set with the next partition in the model's cycle, or an empty set."""
         todo, many = self._todo[model], len(self.problem.sizes)
         turn = self._turns[model] % many
         later = todo >> turn
@@ -61,7 +61,7 @@ class RandomOrder(GreedyOrder):
         self._rng = rng
 
     def begin_units(self) -> list[Visit]:
-        """Begin random units."""
+        """Begin random units until no idle slot can take one, and return them."""
         begun: list[Visit] = []
         for slot in sorted(self.idle_slots):
             place = self.problem.slots[slot]
@@ -77,9 +77,9 @@ class RandomOrder(GreedyOrder):
         return begun
 
 
-WEIGHT_SPREAD: Final = 0.3  # of the logarithms of weights
-MAX_ROLLOUT_VISITS: Final = 2.0  # exponent; 0: work alone, which is best where slots differ
-STOP_RATIO: Final = 1.0005  # factor of the bound at which the search stops
+WEIGHT_SPREAD: Final = 0.3  # standard deviation of the logarithms of weights
+MAX_ROLLOUT_VISITS: Final = 2.0  # largest exponent; 0 ranks by work alone, best if slots differ
+STOP_RATIO: Final = 1.0005  # the search stops at this multiple of the bound
 
 
 def makespan(
@@ -87,7 +87,10 @@ def makespan(
     weights: Weights | None = None,
     seconds: Callable[[Visit], float] | None = None,
 ) -> float:
-    """Return the duration of the greedy order; `seconds` returns real durations of units."""
+    """Return the seconds that the greedy order takes.
+
+    If given, `seconds` returns the real duration of a unit, in place of the expected duration.
+    """
     progress = GreedyOrder(problem, weights)
     takes = seconds or problem.seconds
     now = 0.0
@@ -106,7 +109,7 @@ def makespan(
 
 
 def best_weights(problem: HopProblem, rollouts: int, rng: Random) -> Weights | None:
-    """Return the weights with the shortest of several rollouts; None if the plain order is as good.
+    """Return the weights of the shortest rollout, or None if no rollout shortens the order.
 
     A rollout that reaches the bound ends the search, so that most problems cost one rollout.
     """
@@ -129,13 +132,16 @@ def best_weights(problem: HopProblem, rollouts: int, rng: Random) -> Weights | N
 
 ROLLOUTS: Final = 20
 UNITS_PER_PLAN: Final = 16  # units that begin before weights are chosen again
-MAX_PLANNED_VISITS: Final = 2000  # above, no weights: rollouts would block the sweep
+MAX_PLANNED_VISITS: Final = 2000  # with more visits, rollouts would block the sweep
 
 
 def visit_order(
     state: SweepState, problem: HopProblem, numbers: list[int], workers: list[WorkerId]
 ) -> GreedyOrder | RandomOrder:
-    """Return the order of the next units; workers and trials `numbers` as in the problem."""
+    """Return the order of the next units.
+
+    `numbers` has the trial of each model in the problem, `workers` the worker of each slot.
+    """
     if state.order == "random":
         return RandomOrder(problem, stream("visits", state.spec.seed, state.attempts))
     if state.order == "fixed":

@@ -1,9 +1,9 @@
 """Handlers of node drains.
 
-A drain resizes jobs away from a node. After every input each job on a draining node is checked: a
-running job grows to free slots elsewhere and then leaves the node, or shrinks to the slots it has
-elsewhere, or pauses; a job that is starting is withdrawn. At the deadline the remaining workers are
-stopped.
+A drain moves all jobs away from a node. After every input each job on a draining node is checked. A
+running job grows to free slots on other nodes and then leaves the node. Without free slots it
+shrinks to the slots that it has on other nodes, or pauses. A starting job is withdrawn. At the
+deadline the remaining workers are stopped.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from schemas.wire.feed import Detail
 
 
 def on_drain_requested(ctx: HandlerContext, event: DrainRequested) -> None:
-    """Start to drain a node; a second request replaces reason and deadline."""
+    """Start the drain of a node; a second request replaces the reason and the deadline."""
     node = ctx.state.nodes.get(event.node)
     if node is None:
         return
@@ -64,7 +64,7 @@ def _announce(ctx: HandlerContext, node: Node, event: str, detail: Detail) -> No
 
 
 def on_drain_expired(ctx: HandlerContext, event: DrainExpired) -> None:
-    """Stop the remaining workers of a draining node at its deadline; jobs continue without it."""
+    """Stop the remaining workers of a draining node at its deadline; their jobs leave the node."""
     node = ctx.state.nodes.get(event.node)
     drain = node.drain if node is not None else None
     if node is None or drain is None or not _expired(drain, ctx.now):
@@ -80,7 +80,7 @@ def on_drain_due(_ctx: HandlerContext, _event: DrainDue) -> None:
     """Do nothing: `reconcile_all`, which follows every input, retries the change."""
 
 
-# --- carrying them out
+# --- execution of drains
 
 
 def reconcile_all(ctx: HandlerContext) -> None:
@@ -139,7 +139,7 @@ def _move_away(ctx: HandlerContext, job: Job, status: Running, drain: Drain) -> 
 
 
 def _find_slots(state: State, job: Job, current: list[SlotId], count: int) -> list[SlotId]:
-    """Return up to `count` free slots, nodes with the most free slots first."""
+    """Return up to `count` free slots for a job, from nodes with the most free slots first."""
     promised = {slot for swap in state.swaps for slot in swap.slots()}
     free = [slot for slot in state.slot_index.available().free if slot not in promised]
     count = min(count, batch_limit(job) - len(current))
@@ -154,7 +154,7 @@ def _on_draining(state: State, members: Iterable[Member]) -> list[SlotId]:
 
 
 def _movable(state: State, job: Job, now: Seconds) -> bool:
-    """True if the job is on a draining node and may be changed now."""
+    """True if the job runs on a draining node and can be changed now."""
     status = job.status
     if (
         not isinstance(status, Running)
@@ -171,7 +171,7 @@ def _expired(drain: Drain, now: Seconds) -> bool:
 
 
 def due(state: State, now: Seconds) -> list[DrainExpired | DrainDue]:
-    """Return the drains whose deadline has passed by `now`, and those with a job to change."""
+    """Return one input for each drain whose deadline has passed, or that can move a job now."""
     found: list[DrainExpired | DrainDue] = []
     for name in state.draining:
         drain = state.nodes[name].drain

@@ -1,9 +1,9 @@
 """Handlers of finished epochs and finished trainings.
 
 A report is late if the group that trained the epoch was lost: its node or the network was down, and
-the node reports the epoch when it returns. The epoch is finished and its checkpoint durable. It
-counts if the job continued from its checkpoint, in new processes or in the survivors of the group.
-It does not count if the group had been replaced and trained on beside its successor.
+the node reports the epoch after its return. The epoch is finished and its checkpoint is durable. A
+late epoch is recorded if the job continued from its checkpoint, in new processes or in survivors of
+the group. It is ignored if the group trained on although another group had replaced it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from schemas.wire.agent import EpochReported, TrainingFinished
 from schemas.wire.client import EpochInfo, NodeCrowd
 from schemas.wire.feed import Detail
 
-MAX_HELD_REPORTS: Final = 1000  # held reports; only a faulty node sends more
+MAX_HELD_REPORTS: Final = 1000  # per job; only a faulty node sends more
 NOISE_SMOOTHING: Final = 0.3  # weight of the newest epoch
 
 
@@ -40,9 +40,9 @@ def on_epoch_reported(
 ) -> None:
     """Handle a finished epoch with a durable checkpoint, unless it is already recorded.
 
-    A report of a worker that is not in the job's group any more (`by_member` is False) may be late.
-    It advances a paused job. A job that starts holds it until the start epoch is known; a running
-    job, until its next epoch.
+    If the worker is not in the job's group any more (`by_member` is False), the report may be late.
+    It advances a paused job. A starting job keeps the report until the start epoch is known, a
+    running job until its next epoch.
     """
     progress, group = job.progress, job.group
     if event.epoch in progress.missing_epochs:
@@ -59,7 +59,7 @@ def on_epoch_reported(
 
 
 def _record_next_epoch(ctx: HandlerContext, job: Job, group: Group, event: EpochReported) -> None:
-    """Record an epoch of the job's current group, or of the group that it changes to."""
+    """Record an epoch of the job's current group, or of the group that replaces it."""
     progress, change = job.progress, job.change
     whole = _is_whole(job, group, event)
     if change is not None and change.group.version == event.group:
@@ -67,7 +67,7 @@ def _record_next_epoch(ctx: HandlerContext, job: Job, group: Group, event: Epoch
     if whole:
         _measure_speed(ctx, job, event)
     others = _other_jobs(ctx, job, group)
-    beside = _node_crowds(group, others)  # misses jobs that came and went within the epoch
+    beside = _node_crowds(group, others)  # without jobs that started and left within the epoch
     unchanged = whole and beside == progress.beside and _trained_since(others, progress.epoch_at)
     _record_held_epochs(ctx, job, event)
     _update_progress(progress, event, ctx.now)
@@ -98,7 +98,7 @@ def _epoch_info(
     whole: bool = False,
     beside: tuple[NodeCrowd, ...] | None = None,
 ) -> EpochInfo:
-    """Return the history entry of an epoch; `group` is None if unknown."""
+    """Return the history entry of a reported epoch; `group` is None if the group is unknown."""
     slots = [member.slot for member in group.members] if group is not None else []
     facts = msgspec.structs.replace(
         event.facts, noise_scale=_noise_scale(event), step_times=plausible_times(event.facts)
@@ -116,13 +116,13 @@ def _epoch_info(
 def on_training_finished(
     _ctx: HandlerContext, job: Job, _: Worker, event: TrainingFinished
 ) -> None:
-    """Note that the stop rule is met; the script may still evaluate or save before it exits."""
+    """Record that the stop rule is met; the script may still evaluate or save before it exits."""
     if isinstance(job.status, Starting | Running | Rescaling):
         job.status.script.finished = event.reason
 
 
 def _expect_reports(progress: Progress, epoch: int) -> None:
-    """Mark the epochs after the last counted one, up to `epoch`, as finished but unreported."""
+    """Mark the epochs after the last recorded one, up to `epoch`, as finished but not reported."""
     first = max(progress.epoch, epoch - MAX_HELD_REPORTS) + 1
     progress.missing_epochs = [*progress.missing_epochs, *range(first, epoch + 1)][
         -MAX_HELD_REPORTS:
@@ -130,7 +130,7 @@ def _expect_reports(progress: Progress, epoch: int) -> None:
 
 
 def _record_late_epoch(ctx: HandlerContext, job: Job, event: EpochReported) -> None:
-    """Record a late report of an epoch that the job continued from."""
+    """Record the late report of an epoch from which the job has continued."""
     progress = job.progress
     progress.missing_epochs.remove(event.epoch)
     if event.epoch == progress.epoch:
@@ -140,7 +140,10 @@ def _record_late_epoch(ctx: HandlerContext, job: Job, event: EpochReported) -> N
 
 
 def _record_held_epochs(ctx: HandlerContext, job: Job, event: EpochReported) -> None:
-    """Record held reports of earlier epochs, which the reporting group continued from."""
+    """Record the held reports of epochs before `event`, and discard all other held reports.
+
+    The group that reports `event` has continued from these earlier epochs.
+    """
     progress = job.progress
     _expect_reports(progress, event.epoch - 1)
     late, progress.held_reports = progress.held_reports, []
@@ -150,7 +153,7 @@ def _record_held_epochs(ctx: HandlerContext, job: Job, event: EpochReported) -> 
 
 
 def _is_whole(job: Job, group: Group, event: EpochReported) -> bool:
-    """True if one group trained all of the epoch with one batch."""
+    """True if one group trained the whole epoch with one global batch."""
     if event.group != group.version or event.epoch != job.progress.epoch + 1:
         return False
     return all(
@@ -166,7 +169,10 @@ def _other_jobs(ctx: HandlerContext, job: Job, group: Group) -> dict[NodeId, lis
 
 
 def _node_crowds(group: Group, others: Mapping[NodeId, Sequence[Job]]) -> tuple[NodeCrowd, ...]:
-    """Return, for each node, the group's workers and the families of the other jobs; sorted."""
+    """Return, for each node, the number of the group's workers and the families of other jobs.
+
+    The entries are sorted.
+    """
     own = Counter(node_of(member.slot) for member in group.members)
     crowds = [
         (own[node], tuple(sorted(job.family for job in neighbours)))
@@ -176,13 +182,13 @@ def _node_crowds(group: Group, others: Mapping[NodeId, Sequence[Job]]) -> tuple[
 
 
 def _trained_since(others: Mapping[NodeId, Sequence[Job]], since: Seconds) -> bool:
-    """True if all of these jobs trained in their groups since `since`."""
+    """True if all of these jobs have trained in unchanged groups since `since`."""
     jobs = [job for neighbours in others.values() for job in neighbours]
     return all(isinstance(job.status, Running) and job.accounting.since <= since for job in jobs)
 
 
 def _measure_speed(ctx: HandlerContext, job: Job, event: EpochReported) -> None:
-    """Compare the speed of a group's first whole epoch with the expected one."""
+    """Record a group's speed in its first whole epoch, with the speed that the policy expected."""
     promise = job.promise
     if promise is None or promise.version != event.group:
         return
@@ -199,7 +205,7 @@ def _measure_speed(ctx: HandlerContext, job: Job, event: EpochReported) -> None:
 
 
 def _noise_scale(event: EpochReported) -> float | None:
-    """Return the script's own metric of this name if it is valid, else the measured value."""
+    """Return the script's own metric `noise_scale` if it is valid, else the measured one."""
     facts = event.facts
     return first_valid_noise_scale(facts.metrics.get("noise_scale"), facts.noise_scale)
 
@@ -220,7 +226,10 @@ def _update_progress(progress: Progress, event: EpochReported, now: Seconds) -> 
 
 
 def _count_untrained(job: Job, event: EpochReported) -> None:
-    """Count the samples that the epoch skipped, unless it was cut short by the job's end."""
+    """Record the samples that the epoch skipped.
+
+    A job that stops after a number of samples is left alone, because its last epoch is cut short.
+    """
     stop, progress = job.spec.stop, job.progress
     trained, all_samples = event.facts.trained_samples, event.facts.epoch_samples
     if trained is None or (stop is not None and stop.samples is not None):
@@ -232,11 +241,12 @@ def _count_untrained(job: Job, event: EpochReported) -> None:
 
 
 def on_resumed(ctx: HandlerContext, job: Job, epoch: int) -> None:
-    """Handle the epoch that a starting worker resumes from.
+    """Update the job's progress to the epoch from which a starting worker resumes.
 
     Args:
-        epoch: last finished epoch according to the worker's checkpoint. It may be later than the
-            epoch that the job has recorded: of the same group, or of one that continued from it.
+        epoch: last finished epoch according to the worker's checkpoint. This may be later than the
+            last recorded epoch, if the same group or its successor finished epochs that are not
+            reported.
     """
     progress, point = job.progress, job.progress.checkpoint
     if point is not None and epoch > point.epoch:
@@ -250,7 +260,7 @@ def on_resumed(ctx: HandlerContext, job: Job, epoch: int) -> None:
 
 
 def _may_belong(job: Job, event: EpochReported) -> bool:
-    """True if the job may continue from this epoch, or did so when it recovered."""
+    """True if the job may continue from this epoch, or may have done so in a recovery."""
     progress, status = job.progress, job.status
     if event.epoch <= progress.epoch:
         return False
@@ -261,7 +271,7 @@ def _may_belong(job: Job, event: EpochReported) -> bool:
 
 
 def _advance_paused(ctx: HandlerContext, job: Job) -> None:
-    """Advance a paused job to the last epoch that its lost group finished."""
+    """Record the held reports that directly follow the last recorded epoch of a paused job."""
     progress = job.progress
     for event in sorted(progress.held_reports, key=lambda report: report.epoch):
         if event.epoch == progress.epoch + 1:

@@ -1,4 +1,4 @@
-"""Handlers of processes that exited, were refused, or never started."""
+"""Handlers of processes that exited, could not be started, or never started."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from schemas.wire.feed import Detail
 
 
 def grant_reserved_slot(ctx: HandlerContext, slot: SlotId) -> None:
-    """Give a slot whose owner exited to the worker that was prepared for it, if any."""
+    """Give a slot that has no owner any more to the worker that was prepared for it, if any."""
     index = ctx.state.slot_index
     reservation = index.reservations().get(slot)
     if reservation is not None and slot not in index.owners():
@@ -42,7 +42,8 @@ def grant_reserved_slot(ctx: HandlerContext, slot: SlotId) -> None:
 def on_worker_exited(ctx: HandlerContext, job: Job, worker: Worker, event: WorkerExited) -> None:
     """Handle the exit of a process, and free its slot.
 
-    The event has an exit code, a signal, or neither if only the absence of the process was seen.
+    The event has an exit code or a signal. It has neither if the node only saw that the process is
+    gone.
     """
     phase_before = worker.phase
     if phase_before is WorkerPhase.EXITED:
@@ -80,8 +81,8 @@ def _count_crash(job: Job, worker: Worker) -> None:
 def on_worker_refused(ctx: HandlerContext, job: Job, worker: Worker, event: WorkerRefused) -> None:
     """Handle a process that its node could not start.
 
-    The job fails if the worker is in its group, or restarts elsewhere if the node is at fault. A
-    change is abandoned if the worker is a newcomer.
+    If the worker is in the job's group, the job fails, or restarts if the node is at fault. If the
+    worker is a newcomer, the change is abandoned.
     """
     reason = f"{event.error}; {event.hint}" if event.hint else event.error
     phase_before = worker.phase
@@ -103,10 +104,10 @@ def on_worker_refused(ctx: HandlerContext, job: Job, worker: Worker, event: Work
 
 
 def on_job_cleared(ctx: HandlerContext, job: Job, node: Node, event: JobCleared) -> None:
-    """Mark workers as exited that were called off before they started: no exit will be reported.
+    """Mark workers that were called off before they started as exited; no exit will be reported.
 
-    The node states that it has no process of the job older than `event.version`, except members of
-    the job's group. A worker with a process id started, so its own exit is awaited.
+    The node has no process of the job that is older than `event.version`, except members of the
+    job's group. A worker with a process id has started, so its exit will be reported separately.
     """
     members = {member.worker for member in job.members()}
     for worker in job.workers.values():
@@ -127,10 +128,10 @@ def _continue_quiescing(
     *,
     left: bool,
 ) -> None:
-    """Handle the exit of a worker that was ordered to quiesce.
+    """Handle the exit of a worker while the survivors quiesce.
 
-    Peers may report the broken group before the node reports the exit. If the script failed, and no
-    other member was lost before, that exit is what broke the group.
+    Other members may report the broken group before the node reports the exit. If the script failed
+    and no other member was lost before, this exit has broken the group, and the job fails.
     """
     cause, reason = _cause(job, status, event)
     others = [one.phase for one in job.group_workers() if one is not worker]
@@ -167,7 +168,7 @@ def _handle_unexpected_exit(
         job.attempts.exit_code = shell_exit_code(event)
         fail(ctx, job, reason)
     elif change is not None and change.phase is RescalePhase.REJOINING:
-        recover(ctx, job, reason)  # whatever the cause, the other members wait for this one
+        recover(ctx, job, reason)  # for any cause: the other members wait for this worker
     elif cause is ExitCause.LOST and (stays or not _is_switching(change)):
         recover(ctx, job, reason)
     elif cause is ExitCause.DONE:
@@ -177,7 +178,7 @@ def _handle_unexpected_exit(
 def _handle_last_exit(
     ctx: HandlerContext, job: Job, status: Running | Rescaling, event: WorkerExited
 ) -> None:
-    """Handle an exit after which no worker has the training state."""
+    """End, fail or restart a job after an exit that leaves no worker with the training state."""
     change = status.change
     cause, reason = _cause(job, status, event)
     job.attempts.exit_code = shell_exit_code(event)
@@ -191,7 +192,10 @@ def _handle_last_exit(
 
 
 def _cause(job: Job, status: Running | Rescaling, event: WorkerExited) -> tuple[ExitCause, str]:
-    """Return the cause of an exit; the exit of a sweep's worker concerns only its unit."""
+    """Return the cause of an exit and the reason as text.
+
+    In a sweep, an exit is a loss unless the script has reported an error.
+    """
     cause, reason = exit_cause(event, status.script, job.progress.epoch)
     if job.sweep is not None and not status.script.error:
         return ExitCause.LOST, reason
@@ -199,9 +203,10 @@ def _cause(job: Job, status: Running | Rescaling, event: WorkerExited) -> tuple[
 
 
 def _state_is_lost(job: Job, status: Running | Rescaling) -> bool:
-    """True if no remaining worker may hold the training state.
+    """True if no remaining worker can have the training state.
 
-    A newcomer holds it once it is a member. In a recovery so may the members of the new group.
+    A newcomer has the state only after it has joined. In a recovery, members of the new group may
+    have the state, too.
     """
     holders = status.group.members
     if status.change is not None and status.change.kind == RECOVER:
@@ -217,5 +222,5 @@ def _state_is_lost(job: Job, status: Running | Rescaling) -> bool:
 
 
 def _is_switching(change: Rescale | None) -> bool:
-    """True while the group switches; members that leave as agreed may exit meanwhile."""
+    """True while the group switches; members that the change removes may exit meanwhile."""
     return change is not None and change.phase is RescalePhase.SWITCHING

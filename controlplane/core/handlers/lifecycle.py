@@ -1,8 +1,8 @@
-"""Life of jobs outside their groups: accepted, restarted, ended, and removed from the state.
+"""Functions that accept, restart, retry and end jobs, and remove ended jobs from the state.
 
 Ended jobs leave the state, so that its size depends on live jobs only. A sweep leaves when its
 nodes have received its last delta and none of its trials continues as a job. For the latest sweeps
-the state keeps which states each node should keep, for nodes that return.
+that left, the state lists which states each node should keep, because lost nodes may return.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ from schemas.wire.agent import SETTLED, GroupDelta
 from schemas.wire.feed import Detail
 from schemas.wire.sweeps import SweepDelta
 
-MAX_LEFT_JOBS: Final = 10_000  # jobs of which nodes may still have processes
-MAX_ENDED_SWEEPS: Final = 200  # sweeps of which nodes may still have states
+MAX_LEFT_JOBS: Final = 10_000  # jobs whose processes may still exist on nodes
+MAX_ENDED_SWEEPS: Final = 200  # sweeps whose states may still exist on nodes
 MAX_LEFT_KEYS: Final = 10_000  # submission keys of jobs that left; the journal has older ones
 
 
 def schedule_leave(ctx: HandlerContext, job: Job) -> None:
-    """Let a job leave with the next input, if it has ended and has no processes.
+    """Schedule the removal of a job with the next input, if the job has ended and has no processes.
 
-    For the rest of the current input the job can still be found.
+    Handlers of the current input still find the job in the state.
     """
     if job.ended and not job.workers and _is_finished(ctx.state, job):
         ctx.state.leaving_jobs[job.job] = None
 
 
 def _is_finished(state: State, job: Job) -> bool:
-    """True if no orders of a sweep and no epochs of its trials can follow any more."""
+    """True unless the job's sweep still has deltas to send or trials that are jobs in the state."""
     if job.sweep is None:
         return True
     if not job.sweep.closed or job.job in state.sweeps:
@@ -59,7 +59,7 @@ def _is_finished(state: State, job: Job) -> bool:
 
 
 def remove_leaving(ctx: HandlerContext) -> None:
-    """Remove the jobs that are leaving from the state, before an input is handled."""
+    """Remove the jobs that are scheduled to leave; call this before an input is handled."""
     state = ctx.state
     names, state.leaving_jobs = list(state.leaving_jobs), {}
     for name in names:
@@ -81,7 +81,7 @@ def remove_leaving(ctx: HandlerContext) -> None:
 
 
 def _leave_sweep(ctx: HandlerContext, job: Job, sweep: JobSweep) -> None:
-    """Remove a sweep from the state and record its history, which leaves with it."""
+    """Remove a sweep from the state; write its history to a record."""
     state = ctx.state
     state.ended_sweeps.pop(job.job, None)
     last = {node: desired_sweep(state, job, sweep, node) for node in sweep.notified_nodes}
@@ -97,7 +97,10 @@ def _leave_sweep(ctx: HandlerContext, job: Job, sweep: JobSweep) -> None:
 
 
 def resend_kept_states(ctx: HandlerContext, node: NodeId) -> None:
-    """Send a returning node the states that it keeps of sweeps that left, before other orders."""
+    """Send a returning node its list of states to keep for sweeps that left the state.
+
+    These deltas precede all other commands of the input.
+    """
     deltas = []
     for name, left in ctx.state.left_sweeps.items():
         if node in left.wanted:
@@ -111,7 +114,7 @@ def resend_kept_states(ctx: HandlerContext, node: NodeId) -> None:
 
 
 def resend_stop(ctx: HandlerContext, name: JobId, version: Version, node: NodeId) -> None:
-    """Order a returning node to stop its processes of a job that left."""
+    """Order a returning node to stop its processes of a job that left the state."""
     delta = GroupDelta(
         job=name, term=ctx.state.term, version=version, stage=SETTLED,
         group=None, spec=None, forget=True,
@@ -129,11 +132,11 @@ _ENDS: Final = {
 
 
 def restart_from_checkpoint(ctx: HandlerContext, job: Job, reason: str) -> None:
-    """Restart a job that lost its training state from its last checkpoint.
+    """Restart a job from its last checkpoint, because its training state is lost.
 
-    The job fails at `MAX_LOSSES` losses without a finished epoch, and at the first loss of a
-    started process if its user set `on_loss = fail`. `why` is shown to users and gets the
-    consequence appended.
+    The job fails at `MAX_LOSSES` losses without a finished epoch. If its user set `on_loss = fail`,
+    the job fails at the first loss of a started process. `reason` is shown to users, followed by
+    the consequence.
     """
     job.attempts.losses += 1
     if job.spec.fails_on_loss and any(w.pid is not None for w in job.group_workers()):
@@ -154,8 +157,8 @@ def restart_from_checkpoint(ctx: HandlerContext, job: Job, reason: str) -> None:
 def fail(ctx: HandlerContext, job: Job, reason: str) -> None:
     """Handle a failure of the script: retry after a pause, or end the job if no retry is left.
 
-    A batch that did not fit a slot is not counted as a failure; it is retried with a smaller one.
-    `why` is shown to users and gets the consequence appended.
+    A job whose batch did not fit a slot is retried with a smaller batch, without counting a
+    failure. `reason` is shown to users, followed by the consequence.
     """
     if lower_local_limit(job, reason):
         reason = f"{reason}; retrying with at most {job.progress.fitting_batch} samples per slot"
@@ -180,7 +183,7 @@ def fail(ctx: HandlerContext, job: Job, reason: str) -> None:
 
 
 def withdraw(ctx: HandlerContext, job: Job, outcome: str, trigger: JobTrigger, reason: str) -> None:
-    """Take the job's group away and notify its nodes; the job waits for another group.
+    """Order the job's workers to stop, and pause the job until another group is ordered.
 
     `outcome` is recorded for the group.
     """
@@ -195,7 +198,7 @@ def withdraw(ctx: HandlerContext, job: Job, outcome: str, trigger: JobTrigger, r
 def end(
     ctx: HandlerContext, job: Job, trigger: JobTrigger, reason: str, more: Detail | None = None
 ) -> None:
-    """End the job; no process of it may run anywhere.
+    """End the job, and order its nodes to stop all processes of the job.
 
     Args:
         trigger: finished, gave up, cancelled or rejected.
@@ -216,7 +219,10 @@ def end(
 
 
 def _release_sweep(ctx: HandlerContext, job: Job) -> None:
-    """Let nodes forget an ended sweep once the last job that was its trial has ended."""
+    """Update the nodes of an ended sweep after the end of `job`, if `job` was one of its trials.
+
+    The nodes may forget the sweep when no trial needs its states any more.
+    """
     trial = job.spec.stated_trial
     former = ctx.state.jobs.get(trial.sweep) if trial is not None else None
     if former is not None and former.ended and former.sweep is not None:
@@ -224,7 +230,7 @@ def _release_sweep(ctx: HandlerContext, job: Job) -> None:
 
 
 def on_order_too_large(ctx: HandlerContext, event: OrderTooLarge) -> None:
-    """Fail a job whose orders to a node exceed the largest message."""
+    """Fail a job if an order for one of its nodes exceeds the largest message."""
     job = ctx.state.jobs.get(event.job)
     if job is None or (job.phase, JobTrigger.GAVE_UP) not in NEXT:
         return
@@ -234,7 +240,7 @@ def on_order_too_large(ctx: HandlerContext, event: OrderTooLarge) -> None:
 
 
 def _dismiss(ctx: HandlerContext, job: Job, outcome: str) -> list[NodeId]:
-    """Order every worker to stop; return the nodes to notify."""
+    """Order every worker of the job to stop; return the nodes that must be notified."""
     ctx.conclude(job, outcome)
     job.version = Version(job.version + 1)
     if job.group is not None:
@@ -247,9 +253,10 @@ def _dismiss(ctx: HandlerContext, job: Job, outcome: str) -> list[NodeId]:
 
 
 def forget_exited(ctx: HandlerContext, job: Job) -> None:
-    """Remove exited processes, except members of a group.
+    """Remove exited workers from the job, except members of its groups.
 
-    A job without processes leaves `jobs_with_processes`.
+    A job without workers leaves `jobs_with_processes`. If the job has ended, its removal is
+    scheduled.
     """
     counted = {member.worker for member in job.members()}
     job.workers = {
@@ -263,11 +270,11 @@ def forget_exited(ctx: HandlerContext, job: Job) -> None:
 
 
 def accept(ctx: HandlerContext, spec: JobSpec, snapshot: str, user: str, project: str) -> Job:
-    """Add a job, which waits to be started.
+    """Add a job to the queue and return the job.
 
     Args:
-        snapshot: digest of the stored archive of its working directory.
-        project: its members see the job; empty: only the user does.
+        snapshot: digest of the stored archive of the job's working directory.
+        project: its members see the job; if empty, only the user sees the job.
     """
     state = ctx.state
     state.jobs_accepted += 1
@@ -291,9 +298,9 @@ def accept(ctx: HandlerContext, spec: JobSpec, snapshot: str, user: str, project
 
 
 def record_problems(ctx: HandlerContext, node: Node, problems: tuple[str, ...]) -> None:
-    """Record the problems that keep a node from starting workers; running workers continue.
+    """Record the problems that keep a node from starting workers; an empty tuple clears them.
 
-    While a node has problems, nothing new is started there.
+    While a node has problems, no new workers are started there; running workers continue.
     """
     if problems == node.problems:
         return

@@ -1,4 +1,4 @@
-"""Handlers of nodes and of the start of a controller."""
+"""Handlers of messages and silences of nodes, and of the start of a controller."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ FORMER_BOOTS: Final = 8
 
 
 def on_controller_started(ctx: HandlerContext, event: ControllerStarted) -> None:
-    """Take over as a new incarnation; every node has to greet it again."""
+    """Begin the term of a new controller; every node has to greet this controller again."""
     state = ctx.state
     state.term = event.term
     ctx.announce("controller.started", detail={"term": event.term, "release": event.release})
@@ -43,9 +43,9 @@ def on_controller_started(ctx: HandlerContext, event: ControllerStarted) -> None
 
 
 def on_node_greeted(ctx: HandlerContext, event: NodeGreeted) -> None:
-    """Handle the hello of an agent: compare what it runs with what it should run.
+    """Update a node from its agent's hello, and send the node its desired state.
 
-    A hello of a former boot is ignored.
+    A hello from an earlier boot of the agent is ignored.
     """
     node = ctx.state.nodes.get(event.node)
     wiped = node is not None and "" != node.run_id != event.run_id != ""
@@ -55,7 +55,7 @@ def on_node_greeted(ctx: HandlerContext, event: NodeGreeted) -> None:
         ctx.announce("node.joined", node=node, detail={"slots": len(event.spec.slots)})
     else:
         if event.boot in node.former_boots:
-            return  # late message of a replaced agent
+            return  # a late message of an agent that was replaced
         if node.boot != event.boot:
             node.former_boots = [*node.former_boots, node.boot][-FORMER_BOOTS:]
             node.boot, node.committed = event.boot, 0
@@ -72,7 +72,7 @@ def on_node_greeted(ctx: HandlerContext, event: NodeGreeted) -> None:
 def _reconcile(
     ctx: HandlerContext, node: Node, seen: Iterable[WorkerSeen], *, wiped: bool
 ) -> Container[JobId]:
-    """Compare the node's workers with the desired ones and order the difference.
+    """Compare the workers on a node with the desired ones, and send the node its desired state.
 
     Returns the jobs whose desired state was sent.
     """
@@ -91,7 +91,7 @@ def _reconcile(
         if (found := present.get(worker.worker)) is not None:
             if found.pid is not None:
                 record_process(ctx, job, worker, found.pid)
-            # An exit comes as an event of its own, after the worker's earlier reports.
+            # The agent reports an exit separately, after the worker's earlier reports.
         else:
             _reconcile_absent(ctx, job, worker, wiped=wiped)
     touched = {s.job: None for s in present.values()} | {job.job: None for job, _ in workers}
@@ -100,7 +100,7 @@ def _reconcile(
 
 
 def _send_desired(ctx: HandlerContext, node: Node, names: Iterable[JobId]) -> None:
-    """Send a node its desired state of jobs; for ended jobs that is to run nothing."""
+    """Send a node its desired state of these jobs; of an ended job, the node should run nothing."""
     for name in names:
         if name in ctx.state.jobs:
             ctx.send_to(ctx.state.jobs[name], [node.node])
@@ -109,10 +109,11 @@ def _send_desired(ctx: HandlerContext, node: Node, names: Iterable[JobId]) -> No
 
 
 def _reconcile_absent(ctx: HandlerContext, job: Job, worker: Worker, *, wiped: bool) -> None:
-    """Handle a worker that its node does not have: it has exited, if it ever started.
+    """Handle a worker that is missing on its node: if the worker has started, it has exited.
 
     A worker without any report has not started; its order, or its cancellation, is sent again. But
-    if the node lost its folders, the worker may have started, trained and printed without a trace.
+    if the node lost its folders, such a worker may have run without a trace, so it counts as
+    exited.
     """
     unreported = worker.phase in {WorkerPhase.ORDERED, WorkerPhase.LEAVING} and worker.pid is None
     if unreported and not wiped:
@@ -128,13 +129,13 @@ def _reconcile_absent(ctx: HandlerContext, job: Job, worker: Worker, *, wiped: b
 
 
 def on_node_heard(ctx: HandlerContext, event: NodeHeard) -> None:
-    """Handle a message of a suspect node."""
+    """Mark a suspect node as up, because it sent a message."""
     _advance(ctx, ctx.state.nodes[event.node], NodeTrigger.HEARD, "node.up")
     ctx.plan_needed = True
 
 
 def on_node_suspected(ctx: HandlerContext, event: NodeSuspected) -> None:
-    """Stop starting workers on a node that has been silent for a while."""
+    """Mark a node as suspect after some silence; no new workers are started on it."""
     detail: Detail = {"silent_s": event.silent_s}
     node = ctx.state.nodes[event.node]
     _advance(ctx, node, NodeTrigger.SUSPECTED, "node.suspect", detail)
@@ -142,7 +143,7 @@ def on_node_suspected(ctx: HandlerContext, event: NodeSuspected) -> None:
 
 
 def on_node_lost(ctx: HandlerContext, event: NodeLost) -> None:
-    """Continue all jobs without a node that has been silent for too long."""
+    """Mark a node as lost after a long silence; its jobs continue without this node."""
     detail: Detail = {"silent_s": event.silent_s}
     node = ctx.state.nodes[event.node]
     if not _advance(ctx, node, NodeTrigger.LOST, "node.lost", detail):
@@ -160,7 +161,7 @@ def on_commits_resumed(ctx: HandlerContext, event: CommitsResumed) -> None:
 
 
 def on_input_skipped(ctx: HandlerContext, event: InputSkipped) -> None:
-    """Skip the place of a failed input in its node's stream; inputs of other boots are ignored."""
+    """Mark a failed input as handled in its node's stream; ignore inputs of other boots."""
     node = ctx.state.nodes.get(event.node) if event.node else None
     if node is not None and node.boot == event.boot:
         node.committed = max(node.committed, event.seq)

@@ -1,4 +1,7 @@
-"""Handlers of manual overrides: bring jobs to the size that an operator ordered, as slots allow."""
+"""Handlers of manual overrides: bring each job to the size that an operator ordered for it.
+
+A job gets the ordered slots when they are available.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,7 @@ from schemas.wire.feed import Detail
 def on_resize_requested(ctx: HandlerContext, event: ResizeRequested) -> None:
     """Override the size of a job; fields that are None keep the values of an earlier override.
 
-    0 slots pause the job. An ended job is left alone.
+    An order for 0 slots pauses the job. An ended job is left alone.
 
     Raises:
         UnknownJobError: if there is no such job.
@@ -61,7 +64,7 @@ def on_resize_requested(ctx: HandlerContext, event: ResizeRequested) -> None:
 
 
 def on_pause_requested(ctx: HandlerContext, event: PauseRequested) -> None:
-    """Take a job's slots away, unless the job has ended.
+    """Order a job to give up all of its slots; an ended job is left alone.
 
     Raises:
         UnknownJobError: if there is no such job.
@@ -79,8 +82,8 @@ def on_pause_requested(ctx: HandlerContext, event: PauseRequested) -> None:
 def on_resume_requested(ctx: HandlerContext, event: ResumeRequested) -> None:
     """End a pause, or return a job to the policy's control.
 
-    `auto` returns it to the policy whatever was ordered before. A job that has ended or has no
-    override is left alone.
+    With `auto` the job returns to the policy. Without it, earlier orders of slots or batch apply
+    again. A job that has ended or has no override is left alone.
 
     Raises:
         UnknownJobError: if there is no such job.
@@ -115,13 +118,16 @@ def _set_override(ctx: HandlerContext, job: Job, override: ManualOverride, order
         "batch": override.batch,
     }
     ctx.announce("job.override", job, detail)
-    ctx.plan_needed = True  # slots that it leaves may be used
+    ctx.plan_needed = True  # other jobs may use the slots that this job leaves
 
 
 def _record_order(
     ctx: HandlerContext, job: Job, was: ManualOverride | None, order: str, state: str
 ) -> None:
-    """Record an order as a decision, and as the reason of a waiting job."""
+    """Record an order as a decision.
+
+    If the order pauses or resumes a waiting job, `state` becomes the job's reason.
+    """
     decision = Decision(
         time=ctx.now, before=job.size, to=job.size, reason=order, code="order", by=OPERATOR,
         outcome="ordered",
@@ -134,20 +140,20 @@ def _record_order(
 
 
 def on_override_due(ctx: HandlerContext, event: OverrideDue) -> None:
-    """Allow an order to be tried again."""
+    """Allow the next attempt to carry out an operator's order."""
     job = ctx.state.jobs.get(event.job)
     if job is not None:
         job.attempts.next_change_at = Seconds(0.0)
         ctx.changed_jobs[job.job] = None
 
 
-# --- carrying them out
+# --- execution of orders
 
 
 def reconcile_all(ctx: HandlerContext) -> None:
     """Order the next step for every job under a manual override.
 
-    Runs twice, since an earlier job may wait for slots that a later one gives up.
+    The loop runs twice, because a job may wait for slots that a later job gives up.
     """
     for _ in range(2):
         before = len(ctx.out)
@@ -164,7 +170,7 @@ def reconcile_all(ctx: HandlerContext) -> None:
 
 
 def _trade_places(ctx: HandlerContext) -> None:
-    """Start swaps for orders that name slots of each other's jobs."""
+    """Start swaps of jobs whose orders name each other's slots."""
     trading = {name for swap in ctx.state.swaps for name in swap.targets}
     movers: list[Mover] = []
     claimed: set[SlotId] = set()
@@ -185,7 +191,7 @@ def _trade_places(ctx: HandlerContext) -> None:
 
 
 def _mover(job: Job) -> Mover | None:
-    """Return the move of a job that waits for named slots, or None if it waits for none."""
+    """Return the move of a running job that waits for the slots named in its order, else None."""
     override, group = job.override, job.group
     if override is None or override.paused or group is None:
         return None
@@ -231,7 +237,7 @@ def _pause(ctx: HandlerContext, job: Job, override: ManualOverride) -> None:
 
 
 def _before_training(job: Job) -> str:
-    """Describe what happens to a job whose workers are stopped before they trained."""
+    """Return a text about a job whose workers are stopped before they have trained."""
     progress = job.progress
     if progress.checkpoint is None:
         return "before its first epoch: the script was stopped and will restart from the beginning"
@@ -270,7 +276,7 @@ def _resize(ctx: HandlerContext, job: Job, override: ManualOverride) -> None:
     size = _size(job, override)
     new, missing = _slots_to_add(ctx.state.slot_index, job, override, current, size)
     if override.on:
-        # Grow to the union first, shrink when that has settled: a migration.
+        # A migration: grow to the union, and shrink when that change has settled.
         target = [*current, *new] if new else [slot for slot in current if slot in override.on]
     else:
         target = [*current[:size], *new]
@@ -303,7 +309,7 @@ def _slots_to_add(
 ) -> tuple[list[SlotId], list[SlotId]]:
     """Return the slots that the job needs in addition, and those of them that are not available.
 
-    Without named slots these are free slots nearby, then slots that are about to be free.
+    If the order names no slots, return free slots nearby, then slots that their owners are leaving.
     """
     named = [SlotId(slot) for slot in override.on if slot not in current]
     need = len(named) if override.on else size - len(current)
@@ -330,7 +336,7 @@ def _preparing(job: Job) -> bool:
 
 
 def _outdated(job: Job, override: ManualOverride) -> bool:
-    """True if the change that is being prepared does not lead to what was ordered."""
+    """True if the change in preparation does not lead to the ordered size."""
     change = job.status.change
     if change is None or change.kind == SUSPEND:
         return True
@@ -340,8 +346,8 @@ def _outdated(job: Job, override: ManualOverride) -> bool:
         slots = not planned >= set(override.on)
     else:
         size = _size(job, override)
-        # A partial growth is continued when it has settled: abandoning it would stop its newcomers,
-        # whose slots would then be free for the next change, and so on.
+        # A partial growth must settle before the next one. Abandoning the first would stop its
+        # newcomers, and their free slots would start another partial growth, without end.
         part = len(job.size.slots) < len(planned) < size
         slots = len(planned) != size and not part
     if override.batch is None:
@@ -355,7 +361,7 @@ def _reason(override: ManualOverride, asked: str, size: int, got: int) -> Reason
 
 
 def _order_text(slots: int | None, batch: int | None, on: Sequence[str]) -> str:
-    """Return the order as text, without the fields that it leaves open."""
+    """Return an order as text, without the fields that are None or empty."""
     size = "" if slots is None else f"{slots} slot{'s' * (slots != 1)}"
     parts = (", ".join(on) or size, "" if batch is None else f"batch {batch}")
     return ", ".join(filter(None, parts))
@@ -379,7 +385,7 @@ def _batch(job: Job, override: ManualOverride, size: int) -> int:
 
 
 def _nearby_slots(free: list[SlotId], current: Sequence[SlotId], size: int) -> list[SlotId]:
-    """Return `size` free slots: on the job's nodes first, then on nodes with most free slots."""
+    """Return up to `size` free slots: the job's nodes first, then nodes with most free slots."""
     own = Counter(node_of(slot) for slot in current)
     room = Counter(node_of(slot) for slot in free)
     position = {slot: place for place, slot in enumerate(free)}

@@ -1,11 +1,12 @@
 """Handlers of plans and swaps.
 
-The part of a plan that still fits becomes starts, changes and pauses. In a swap, running jobs trade
-slots: one job yields, the others move, and the yielding job moves last. Every move is an ordinary
-group change: newcomers are prepared beside owners that leave, and a slot changes hands when its
-process has exited. A job that has to pause trains until the workers for its slots are prepared. A
-swap only records the intention and is checked after every input. If anything intervenes, it is
-dropped; its jobs stay where they are, and any later plan fits that.
+Entries of a plan that still fit the state become starts, changes and pauses. In a swap, running
+jobs trade slots: one job yields its slots, the other jobs move, and the yielding job moves last.
+Every move is an ordinary group change: a newcomer is prepared while the owner of its slot still
+runs, and gets the slot when the owner has exited. A job that has to pause trains until the workers
+for its slots are prepared. A swap only records the intention, which is checked after every input.
+If anything else happens to its jobs, the swap is dropped. The jobs then stay where they are, and
+any later plan can continue from there.
 """
 
 from __future__ import annotations
@@ -31,13 +32,13 @@ from schemas.nodes import Group
 from schemas.wire.agent import RECOVER
 from schemas.wire.client import Decision, PromiseInfo
 
-MAX_PAUSE_WAIT_S: Final = 300.0  # longest wait of a pause for newcomers to be prepared
+MAX_PAUSE_WAIT_S: Final = 300.0  # longest time that a pause waits for newcomers
 
 
 def begin_swap(ctx: HandlerContext, swap: Swap) -> bool:
     """Start a swap of running jobs; `reconcile_all` orders its steps.
 
-    None of the jobs may be in another swap. Returns False, without any change, if the swap is
+    The jobs must not be in another swap. Returns False, without any change, if the swap is
     impossible.
     """
     if _broken(ctx, swap):
@@ -51,7 +52,7 @@ def begin_swap(ctx: HandlerContext, swap: Swap) -> bool:
 
 
 def reconcile_all(ctx: HandlerContext) -> None:
-    """Order the next steps of every swap; end swaps that are done or broken."""
+    """Order the next steps of every swap; remove swaps that are done or broken."""
     for swap in list(ctx.state.swaps):
         why = _broken(ctx, swap)
         if not why:
@@ -71,7 +72,7 @@ def reconcile_all(ctx: HandlerContext) -> None:
 
 
 def _cancel_waits(ctx: HandlerContext, swap: Swap) -> None:
-    """Cancel the starts and growths that wait for slots which are not given up."""
+    """Cancel starts and growths that wait for slots of the swap which will not become free."""
     for name in swap.targets:
         job = ctx.state.jobs[name]
         if job.phase is Phase.STARTING and any(w.reserved for w in job.workers.values()):
@@ -98,7 +99,7 @@ def _touch(ctx: HandlerContext, swap: Swap) -> None:
 
 
 def _broken(ctx: HandlerContext, swap: Swap) -> str:
-    """Return why a swap has to be dropped; empty while it can continue."""
+    """Return the reason why a swap must be dropped; empty if the swap can continue."""
     for name in swap.targets:
         job = ctx.state.jobs[name]
         why = _dropout_reason(ctx, job, swap) or _lost_slot(ctx, job, swap)
@@ -108,7 +109,7 @@ def _broken(ctx: HandlerContext, swap: Swap) -> str:
 
 
 def _dropout_reason(ctx: HandlerContext, job: Job, swap: Swap) -> str:
-    """Return why a job no longer takes part; empty if it does."""
+    """Return the reason why a job cannot take part in a swap any more; empty if it can."""
     interim = swap.yields.get(job.job)
     pauses = interim is not None and interim.mode is YieldMode.PAUSE and job.job in swap.yielded
     change = job.change
@@ -128,13 +129,13 @@ def _dropout_reason(ctx: HandlerContext, job: Job, swap: Swap) -> str:
 
 
 def _matches_override(override: ManualOverride, target: Mapping[SlotId, int]) -> bool:
-    """True if an operator ordered what the swap does."""
+    """True if an operator ordered the same slots and batch as the target of the swap."""
     batch = override.batch in {None, sum(target.values())}
     return batch and not override.paused and {*override.on} == {*target}
 
 
 def _lost_slot(ctx: HandlerContext, job: Job, swap: Swap) -> str:
-    """Return which target or current slot was lost or taken; empty if all are available."""
+    """Return a text about a target or current slot that was lost or taken; empty if none was."""
     nodes, owners = ctx.state.slot_index.slots(), ctx.state.slot_index.owners()
     for slot in (*swap.targets[job.job], *job.size.slots):
         node = nodes.get(slot)
@@ -149,7 +150,7 @@ def _lost_slot(ctx: HandlerContext, job: Job, swap: Swap) -> str:
 
 
 def _order_steps(ctx: HandlerContext, swap: Swap) -> None:
-    """Order all steps that are possible; one job's step may free what another one waits for."""
+    """Order steps until none is possible; the step of one job may allow a step of another job."""
     while any(_order_step(ctx, ctx.state.jobs[name], swap) for name in swap.targets) or any(
         _pause(ctx, ctx.state.jobs[name], swap) for name in swap.yields
     ):
@@ -157,7 +158,7 @@ def _order_steps(ctx: HandlerContext, swap: Swap) -> None:
 
 
 def _order_step(ctx: HandlerContext, job: Job, swap: Swap) -> bool:
-    """Order the next step of one job; False if it has to wait, or is at its target."""
+    """Order the next step of a job; return False if the job has to wait or is at its target."""
     target, interim = swap.targets[job.job], swap.yields.get(job.job)
     reason = swap.reasons[job.job]
     if job.phase is Phase.PAUSED:
@@ -181,7 +182,10 @@ def _order_step(ctx: HandlerContext, job: Job, swap: Swap) -> bool:
 
 
 def _pause(ctx: HandlerContext, job: Job, swap: Swap) -> bool:
-    """Pause a job that has to, once the workers for its slots need nothing else."""
+    """Pause a job that yields by a pause, once the workers for its slots wait for nothing else.
+
+    Returns False if no pause was ordered.
+    """
     interim, group = swap.yields[job.job], job.group
     if interim.mode is not YieldMode.PAUSE or job.job in swap.yielded or group is None:
         return False
@@ -192,10 +196,11 @@ def _pause(ctx: HandlerContext, job: Job, swap: Swap) -> bool:
 
 
 def _successors_wait(ctx: HandlerContext, group: Group, swap: Swap) -> bool:
-    """True if the workers that are prepared beside `group` wait only for its slots.
+    """True if the workers that are prepared for slots of `group` wait only for these slots.
 
-    If none is prepared, because all of them need slots of other jobs, too, the pause comes when
-    nothing else is in progress: that is what they wait for.
+    After `MAX_PAUSE_WAIT_S` the result is True even if some of them are not ready. If no worker can
+    be prepared yet, because each needs slots of other jobs, too, the result is True when no job of
+    the swap is starting or changing.
     """
     reservations = ctx.state.slot_index.reservations()
     successors = [reservations[m.slot][1] for m in group.members if m.slot in reservations]
@@ -211,7 +216,10 @@ def _successors_wait(ctx: HandlerContext, group: Group, swap: Swap) -> bool:
 def _change(
     ctx: HandlerContext, job: Job, placed: dict[SlotId, int], reason: Reason, by: str
 ) -> bool:
-    """Order a change to these slots, or first to the union with the current ones."""
+    """Order a change to these slots, or first to the union of these and the current slots.
+
+    Returns True if a change was ordered.
+    """
     current = [member.slot for member in job.group.members] if job.group else []
     new = [slot for slot in placed if slot not in current]
     before = job.version
@@ -224,7 +232,7 @@ def _change(
 
 
 def _becomes_free(ctx: HandlerContext, slot: SlotId, swap: Swap) -> bool:
-    """True if a slot is free, or a job of the swap has it and will leave it."""
+    """True if a slot is not reserved, and is free or is left by its owner in this swap."""
     index = ctx.state.slot_index
     owner = index.owners().get(slot)
     if slot in index.reservations():
@@ -233,7 +241,7 @@ def _becomes_free(ctx: HandlerContext, slot: SlotId, swap: Swap) -> bool:
 
 
 def _are_available(ctx: HandlerContext, job: Job, slots: list[SlotId], swap: Swap) -> bool:
-    """True if each slot is free, being left, or will be left once this job is prepared."""
+    """True if each slot is free, is being left, or belongs to a job that will pause in the swap."""
     available = ctx.state.slot_index.available()
     pausing = _slots_of_pausing_jobs(ctx, swap)
     room = {*available.free, *pausing}
@@ -241,7 +249,7 @@ def _are_available(ctx: HandlerContext, job: Job, slots: list[SlotId], swap: Swa
 
 
 def _slots_of_pausing_jobs(ctx: HandlerContext, swap: Swap) -> set[SlotId]:
-    """Return the unreserved slots of jobs that train until they have to pause."""
+    """Return the unreserved slots of jobs that still train and will pause in this swap."""
     groups = [
         ctx.state.jobs[name].group
         for name, interim in swap.yields.items()
@@ -261,19 +269,19 @@ def _is_at_target(job: Job, swap: Swap) -> bool:
 def _yield_reason(swap: Swap, name: JobId) -> Reason:
     others = ", ".join(other for other in swap.targets if other != name)
     reason, words = _without_speed(swap.reasons[name]), swap.yields[name].mode.value
-    if reason.code != "trade":  # else the policy's reason says so
+    if reason.code != "trade":  # the policy's reason for a trade says so already
         words += f", because it trades slots with {others}"
     return Reason("swap", f"{words}: {reason.text}", reason.numbers)
 
 
 def _without_speed(reason: Reason) -> Reason:
-    """Remove the expected speed from a reason: it belongs to the last step."""
+    """Return the reason without the expected speed, which only the last step will reach."""
     numbers = {name: value for name, value in reason.numbers.items() if name != "speed_then"}
     return Reason(reason.code, reason.text, numbers)
 
 
 def on_plan_proposed(ctx: HandlerContext, event: PlanProposed) -> None:
-    """Carry out the part of a plan that fits; request another plan if a part did not.
+    """Carry out the entries of a plan that fit; request another plan if some entries do not fit.
 
     A plan without search statistics is not announced.
     """
@@ -319,7 +327,7 @@ def _reject(ctx: HandlerContext, job: Job, reason: Reason) -> None:
 
 
 def _promise(ctx: HandlerContext, job: Job, at: Seconds) -> None:
-    """Record a promised end; the first promise counts, later ones update the expectation."""
+    """Record a promised end; the first promise stays, later ones only update the expected end."""
     ctx.state.job_counters.promised.add(job.job)
     first = job.promised_end.first if job.promised_end else at
     job.promised_end = PromisedEnd(first=first, latest=at)
@@ -343,10 +351,10 @@ def _apply_move(ctx: HandlerContext, move: Move) -> bool:
 
 
 def _first_step(job: Job, move: Move) -> dict[SlotId, int]:
-    """Return the slots of the first of the steps that lead to a move's target.
+    """Return the slots and local batches of the first step towards the target of a move.
 
-    A job that gets new slots and gives up old ones grows to the union first. When that has settled,
-    the next plan removes the rest: a migration.
+    A job that gets new slots and gives up old ones first grows to the union. When this change has
+    settled, the next plan removes the old slots. The two steps together are a migration.
     """
     current = [member.slot for member in job.group.members] if job.group else []
     new = [slot for slot in move.local_batch if slot not in current]

@@ -1,7 +1,7 @@
-"""Handlers of losses: a change is abandoned, or the survivors continue.
+"""Handlers of failed changes and lost members: abandon a change, or recover with the survivors.
 
-A recovery is a change without newcomers: the survivors quiesce and report their positions, form a
-group, and take the state that is furthest ahead.
+A recovery is a change without newcomers. The survivors quiesce and report their positions, form a
+new group, and all take the state of the survivor that is furthest ahead.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from schemas.ids import NodeId, Seconds, SlotId, Version, node_of
 from schemas.nodes import Group
 from schemas.wire.agent import RECOVER, GroupBroken, JoinFailed, Quiesced
 
-MAX_RECOVERIES: Final = 5  # in a row, without a formed group
+MAX_RECOVERIES: Final = 5  # recoveries in a row without a formed group
 STOPPING: Final = frozenset({WorkerPhase.LEAVING, WorkerPhase.EXITED})
 
 
@@ -65,7 +65,7 @@ def abandon(ctx: HandlerContext, job: Job, trigger: RescaleTrigger, reason: str)
 
 
 def _release_reservations(ctx: HandlerContext, group: Group) -> None:
-    """Abandon changes that wait for slots which are kept after all."""
+    """Abandon changes of other jobs that wait for slots which the members of `group` keep."""
     kept = {member.slot for member in group.members}
     waiting = [
         job for slot, (job, _) in ctx.state.slot_index.reservations().items() if slot in kept
@@ -76,7 +76,7 @@ def _release_reservations(ctx: HandlerContext, group: Group) -> None:
 
 
 def _back_off(ctx: HandlerContext, job: Job) -> None:
-    """Delay the next change, which may be the cause of the failure."""
+    """Delay the job's next change, because changes may be the cause of the failure."""
     job.attempts.changes += 1
     job.attempts.next_change_at = Seconds(ctx.now + pause_before(job.attempts.changes))
 
@@ -85,9 +85,10 @@ def _back_off(ctx: HandlerContext, job: Job) -> None:
 
 
 def recover(ctx: HandlerContext, job: Job, reason: str) -> None:
-    """Let the survivors quiesce, agree on the step that is furthest ahead, and continue.
+    """Start the recovery of a job that lost a member: order the survivors to quiesce.
 
-    A job without a group is left alone.
+    The job restarts from its checkpoint instead if it is starting, if no worker has the state, or
+    after `MAX_RECOVERIES` recoveries in a row. A job without a group is left alone.
     """
     status = job.status
     if not isinstance(status, Running | Rescaling | Starting):
@@ -122,7 +123,7 @@ def recover(ctx: HandlerContext, job: Job, reason: str) -> None:
 def _quiesce(
     ctx: HandlerContext, job: Job, group: Group, survivors: list[Worker], reason: str
 ) -> Rescale:
-    """Order a recovery with the survivors as the next group, and return it."""
+    """Record the order of a recovery with the survivors as the next group; return the recovery."""
     before, version = job.version, Version(job.version + 1)
     recovery = Rescale(
         group=make_group(job, version, share_batch(survivors, group.global_batch)),
@@ -143,7 +144,10 @@ def _quiesce(
 
 
 def _survivors(job: Job, group: Group, change: Rescale | None) -> list[Worker]:
-    """Return the workers that may have the full state, in rank order, newcomers last."""
+    """Return the workers that may have the full state, in rank order, newcomers last.
+
+    The result is empty if no worker is a member.
+    """
     switching = change is not None and change.phase is not RescalePhase.PREPARING
     phases = {WorkerPhase.MEMBER, WorkerPhase.READY} if switching else {WorkerPhase.MEMBER}
     found = [job.workers[member.worker] for member in job.members()]
@@ -153,7 +157,7 @@ def _survivors(job: Job, group: Group, change: Rescale | None) -> list[Worker]:
 
 
 def on_quiesced(ctx: HandlerContext, job: Job, worker: Worker, event: Quiesced) -> None:
-    """Record the position of a survivor; reports for another group are late and ignored."""
+    """Record the position of a survivor; ignore late reports for another group."""
     change = job.change
     if change is None or change.phase is not RescalePhase.QUIESCING:
         return
@@ -166,7 +170,10 @@ def on_quiesced(ctx: HandlerContext, job: Job, worker: Worker, event: Quiesced) 
 
 
 def rejoin_when_quiesced(ctx: HandlerContext, job: Job, change: Rescale) -> None:
-    """Continue with the survivors that have the full state, once every survivor has reported."""
+    """Let the survivors that have the full state form a group, once all survivors have reported.
+
+    If no survivor has the full state, restart the job from its checkpoint.
+    """
     survivors = [
         job.workers[member.worker]
         for member in change.group.members
@@ -200,10 +207,10 @@ def rejoin_when_quiesced(ctx: HandlerContext, job: Job, change: Rescale) -> None
 
 
 def on_group_broken(ctx: HandlerContext, job: Job, _: Worker, event: GroupBroken) -> None:
-    """Handle a failed collective operation.
+    """Handle the report that a collective operation of a group failed.
 
-    A starting job restarts, or fails if its script raised. Any other job recovers. Reports of older
-    groups are late and ignored, and so are all reports while the survivors quiesce.
+    A starting job restarts, or fails if its script raised. Any other job recovers. Late reports of
+    older groups are ignored. While the survivors quiesce, all reports are ignored.
     """
     status, version, reason = job.status, event.group, event.error
     if isinstance(status, Starting):
@@ -224,7 +231,7 @@ def on_group_broken(ctx: HandlerContext, job: Job, _: Worker, event: GroupBroken
 
 
 def _handle_failed_start(ctx: HandlerContext, job: Job, status: Starting, reason: str) -> None:
-    """Restart the job, or fail it if a script raised; a thread may keep its process alive."""
+    """Fail the job if its script raised, even if a process is still alive; otherwise restart it."""
     if status.script.error:
         fail(ctx, job, status.script.error)
     else:
@@ -232,10 +239,11 @@ def _handle_failed_start(ctx: HandlerContext, job: Job, status: Starting, reason
 
 
 def on_join_failed(ctx: HandlerContext, job: Job, _: Worker, event: JoinFailed) -> None:
-    """Handle a member that could not build the new group and stays in its current one.
+    """Handle the report of a member that could not build the new group.
 
-    Depending on its phase the job restarts, fails, abandons its change or recovers again. Reports
-    of other versions are late and ignored.
+    A starting job restarts, or fails if its script raised. A job that switches abandons its change
+    and keeps the old group. A job that rejoins recovers again. Reports of other versions are
+    ignored.
     """
     status, version, reason = job.status, event.group, event.error
     if isinstance(status, Starting) and version == status.group.version:
@@ -249,7 +257,7 @@ def on_join_failed(ctx: HandlerContext, job: Job, _: Worker, event: JoinFailed) 
 
 
 def on_rescale_expired(ctx: HandlerContext, event: RescaleExpired) -> None:
-    """Handle a change that took too long, unless it is over."""
+    """Abandon a change that took too long, or recover or restart its job; ignore ended changes."""
     job = ctx.state.jobs.get(event.job)
     status = job.status if job is not None else None
     if job is None or not isinstance(status, Rescaling):
@@ -282,7 +290,10 @@ def _not_ready(job: Job, change: Rescale) -> list[SlotId]:
 
 
 def lose_node(ctx: HandlerContext, job: Job, node: NodeId, reason: str) -> None:
-    """Dismiss the job's workers on a lost node, if any; their processes may live on there."""
+    """Continue a job without a lost or drained node; order its workers on the node to stop.
+
+    The processes on a lost node may live on.
+    """
     on_node = [
         worker
         for worker in job.workers.values()

@@ -56,7 +56,7 @@ from schemas.wire.sweeps import StateCopied, StateNotCopied
 
 
 def on_suspended(ctx: HandlerContext, job: Job, worker: Worker, event: Suspended) -> None:
-    """Pause a job whose state is in a checkpoint; all of its workers are about to exit."""
+    """Pause a job whose state is saved in a checkpoint; all of its workers are about to exit."""
     status = job.status
     if not isinstance(status, Rescaling) or event.group != status.change.group.version:
         return
@@ -119,9 +119,9 @@ def on_node_reported(ctx: HandlerContext, event: NodeReported) -> None:
 def _handle_worker_report(
     ctx: HandlerContext, node: Node, job: Job | None, report: WorkerEvent
 ) -> None:
-    """Handle a report about one worker; a node may report its own workers only.
+    """Handle a report about one worker; ignore a report about a worker on another node.
 
-    Of an unknown worker only the exit and epochs count.
+    For an unknown worker, only exits, refusals and finished epochs are handled.
     """
     name = worker_id(report.job, report.version, report.rank)
     worker = job.workers.get(name) if job is not None else None
@@ -140,7 +140,7 @@ def _handle_worker_report(
 
 
 def _is_new(worker: Worker, report: WorkerEvent) -> bool:
-    """Count a report of the worker's script; return False if it is a repeated one."""
+    """Return True unless the report is a repetition; record the report as handled."""
     if not isinstance(report, ScriptReport):
         return True
     new = report.index > worker.reports
@@ -162,7 +162,7 @@ def _release_foreign(ctx: HandlerContext, node: Node, name: WorkerId) -> None:
 
 
 def on_worker_started(ctx: HandlerContext, job: Job, worker: Worker, event: WorkerStarted) -> None:
-    """Handle the start of a process."""
+    """Record that the process of a worker has started."""
     record_process(ctx, job, worker, event.pid)
 
 
@@ -177,15 +177,15 @@ def record_process(ctx: HandlerContext, job: Job, worker: Worker, pid: int) -> N
 
 
 def on_worker_ready(ctx: HandlerContext, job: Job, worker: Worker, event: WorkerReady) -> None:
-    """Note that a worker waits for its group; form or switch the group if it was the last one."""
+    """Record that a worker is ready; if all workers are, order the group to form or to switch."""
     if worker.phase is WorkerPhase.ORDERED:
         ctx.advance_worker(job, worker, WorkerTrigger.STARTED)
     if not ctx.advance_reported(job, worker, WorkerTrigger.READY) or job.group is None:
         return
     worker.store_port = event.store_port
-    if job.sweep is None:  # a sweep learns these from its units
+    if job.sweep is None:  # a sweep gets these numbers from its units
         job.progress.epoch_samples = event.epoch_samples
-        if isinstance(job.status, Starting) and worker.rank == 0:  # the other ranks take its state
+        if isinstance(job.status, Starting) and worker.rank == 0:  # the others copy its state
             epochs.on_resumed(ctx, job, event.resumed_epoch)
     ctx.announce("worker.ready", job, place(worker))
     if isinstance(job.status, Starting):
@@ -195,12 +195,12 @@ def on_worker_ready(ctx: HandlerContext, job: Job, worker: Worker, event: Worker
 
 
 def on_slot_awaited(_ctx: HandlerContext, _job: Job, worker: Worker, _: SlotAwaited) -> None:
-    """Note that a newcomer has built what it can and waits for its slot; see `handlers.plans`."""
+    """Record that a newcomer is prepared and now waits for its slot; see `handlers.plans`."""
     worker.awaits_slot = True
 
 
 def on_group_formed(ctx: HandlerContext, job: Job, worker: Worker, event: GroupFormed) -> None:
-    """Note that a worker trains in a group; recover the job if that group was abandoned."""
+    """Record that a worker trains in a group; recover the job if this group was abandoned."""
     if not ctx.advance_reported(job, worker, WorkerTrigger.FORMED) or job.group is None:
         return
     worker.group_version, worker.group_first_step = event.group, event.step
@@ -214,9 +214,9 @@ def on_group_formed(ctx: HandlerContext, job: Job, worker: Worker, event: GroupF
 
 
 def on_script_failed(_: HandlerContext, job: Job, worker: Worker, event: ScriptFailed) -> None:
-    """Note the error of a script whose process is about to exit.
+    """Record the error of a script whose process is about to exit.
 
-    A worker that was ordered to stop is ignored.
+    The report is ignored if the worker was ordered to stop.
     """
     if worker.phase is not WorkerPhase.LEAVING and isinstance(
         job.status, Starting | Running | Rescaling
@@ -248,6 +248,6 @@ HANDLERS: Final[Mapping[type, Callable[[HandlerContext, Job, Worker, Any], None]
     WorkerExited: exits.on_worker_exited,
     WorkerRefused: exits.on_worker_refused,
 }
-MEMBER_REPORTS: Final = frozenset(  # reports that count only from a worker that may train
+MEMBER_REPORTS: Final = frozenset(  # reports that are ignored unless the worker may train
     {JoinFailed, GroupBroken, Quiesced, Suspended, TrainingFinished}
 )

@@ -1,7 +1,7 @@
 """Handlers of group changes during training: newcomers join, members leave, the batch changes.
 
-ONES section 3.3, as a "shadow join": newcomers are prepared beside the incumbents, and all members
-switch groups at one agreed step.
+The change is the "shadow join" of ONES section 3.3: newcomers are prepared while the old group
+trains, and all members switch to the new group at one agreed step.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ def order_change(
     reason: Reason,
     by: str = POLICY,
 ) -> None:
-    """Start to bring a job to these slots and local batches; nothing happens unless it runs.
+    """Order a change of a running job to these slots and local batches; ignore any other job.
 
-    Newcomers and leavers at once need two changes, first to the union and then to the target; the
-    caller orders the union first and the target when it has settled.
+    A move that both adds and removes slots takes two changes. The caller first orders the union of
+    the old and new slots, and orders the target after the first change has settled.
 
     Args:
         placed: slot -> local batch, samples per step; empty suspends the job.
@@ -92,7 +92,7 @@ def _next_members(
 
 
 def _add_newcomers(ctx: HandlerContext, job: Job, change: Rescale, count: int) -> None:
-    """Add the newcomers' workers to `job`; where a slot has an owner, the worker reserves it."""
+    """Add workers for the last `count` members to `job`; slots that have an owner are reserved."""
     owners = ctx.state.slot_index.owners()
     members = change.group.members[len(change.group.members) - count :]
     add_workers(job, members, change.group.version)
@@ -102,7 +102,7 @@ def _add_newcomers(ctx: HandlerContext, job: Job, change: Rescale, count: int) -
 
 
 def switch_when_prepared(ctx: HandlerContext, job: Job, status: Rescaling) -> None:
-    """Switch once every newcomer is ready and the store of the new group is known."""
+    """Order the switch once every newcomer is ready and the store of the new group is known."""
     change = status.change
     if change.phase is not RescalePhase.PREPARING:
         return
@@ -121,7 +121,7 @@ def switch_when_prepared(ctx: HandlerContext, job: Job, status: Rescaling) -> No
 
 
 def on_store_opened(ctx: HandlerContext, job: Job, worker: Worker, event: StoreOpened) -> None:
-    """Note the store that an incumbent opened as rank 0 of the new group."""
+    """Record the store that a member of the old group opened as rank 0 of the new group."""
     status = job.status
     if not isinstance(status, Rescaling) or event.group != status.change.group.version:
         return
@@ -132,7 +132,7 @@ def on_store_opened(ctx: HandlerContext, job: Job, worker: Worker, event: StoreO
 
 
 def on_group_formed(ctx: HandlerContext, job: Job, status: Rescaling, event: GroupFormed) -> None:
-    """Settle the change once every member trains in the new group."""
+    """Record a member's pause time; settle the change once every member trains in the new group."""
     change = status.change
     if event.group != change.group.version or change.phase not in FORMING:
         return
@@ -144,7 +144,7 @@ def on_group_formed(ctx: HandlerContext, job: Job, status: Rescaling, event: Gro
 
 
 def _settle(ctx: HandlerContext, job: Job, status: Rescaling) -> None:
-    """Make the new group current; workers that are not in it are about to exit."""
+    """Make the new group the current group; old members that are not in it are about to exit."""
     change, old, group = status.change, status.group, status.change.group
     rescales.advance(job.job, change, RescaleTrigger.FORMED)
     shares = {member.worker: member.local_batch for member in group.members}

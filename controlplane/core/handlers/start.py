@@ -1,4 +1,4 @@
-"""Starts of jobs, from nothing or from a checkpoint, and the records of ordered groups."""
+"""Handlers that start a job's group, and helpers that build and record groups."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from schemas.wire.agent import START, GroupFormed, WorkerExited
 from schemas.wire.client import Decision, Size, VersionInfo
 from schemas.wire.feed import Detail
 
-POLICY: Final = "policy"  # authors of decisions
+POLICY: Final = "policy"  # POLICY, OPERATOR and CLUSTER are the authors of decisions
 OPERATOR: Final = "operator"
 CLUSTER: Final = "cluster"
 
@@ -37,11 +37,11 @@ def make_group(
     rows: Sequence[tuple[WorkerId, SlotId, int]],
     resume: ResumePoint | None = None,
 ) -> Group:
-    """Return a group of `job`.
+    """Return a new group of `job`, without ordering the group.
 
     Args:
         rows: process, slot and local batch (samples per step) of each member, in rank order.
-        resume: checkpoint that the group starts from.
+        resume: checkpoint from which the group starts.
     """
     members = tuple(
         Member(rank=Rank(rank), slot=slot, local_batch=batch, worker=name)
@@ -59,7 +59,7 @@ def make_group(
 def share_batch(workers: Sequence[Worker], batch: int) -> list[tuple[WorkerId, SlotId, int]]:
     """Split a global batch over workers as equally as possible, larger parts first.
 
-    Returns process, slot and local batch (samples per step) of each worker, in the given order.
+    Returns the id, slot and local batch (samples per step) of each worker, in the given order.
     """
     share, more = divmod(batch, len(workers))
     return [
@@ -68,7 +68,7 @@ def share_batch(workers: Sequence[Worker], batch: int) -> list[tuple[WorkerId, S
 
 
 def add_workers(job: Job, members: Sequence[Member], version: Version) -> None:
-    """Add a worker for each of `members`, which are new with `version`; record their nodes."""
+    """Add a worker to `job` for each new member of group `version`; record the members' nodes."""
     for member in members:
         job.workers[member.worker] = Worker(
             worker=member.worker,
@@ -83,7 +83,7 @@ def add_workers(job: Job, members: Sequence[Member], version: Version) -> None:
 def record_order(
     ctx: HandlerContext, job: Job, group: Group, kind: str, reason: Reason, *, by: str
 ) -> None:
-    """Record that `group` was ordered; call it before `job` enters the phase that has the group.
+    """Record the order of `group`; call this before `job` moves to the phase with this group.
 
     `kind` is start, join, recover or suspend.
     """
@@ -123,17 +123,17 @@ def _promise(version: Version, numbers: dict[str, float]) -> SpeedPromise | None
 
 
 def names_of(group: Group) -> list[WorkerId]:
-    """Return the processes of a group in rank order; a suspension has an empty group."""
+    """Return the worker ids of a group in rank order; the group of a suspension is empty."""
     return [member.worker for member in group.members]
 
 
 def nodes_of(group: Group | None) -> list[NodeId]:
-    """Return the node of each member in rank order, with repetitions."""
+    """Return the node of each member in rank order, with repetitions; empty without a group."""
     return [node_of(member.slot) for member in group.members] if group else []
 
 
 def trains_on(group: Group) -> str:
-    """Describe slots and global batch of a training group."""
+    """Return a text with the number of slots and the global batch of a training group."""
     slots = len(group.members)
     return f"trains on {slots} slot{'s' * (slots != 1)}, batch {group.global_batch}"
 
@@ -153,11 +153,11 @@ def start(
     reason: Reason,
     by: str = POLICY,
 ) -> None:
-    """Order a group, from the job's checkpoint if it has one.
+    """Order a group for a job without a group; training resumes from the checkpoint, if any.
 
     Args:
-        placed: slot -> local batch, samples per step; in rank order. The slots are free, or their
-            owners trade slots with the job, and its workers are prepared beside them.
+        placed: slot -> local batch, samples per step; in rank order. Each slot is free, or its
+            owner leaves it in a swap; then the new worker is prepared while the owner still runs.
     """
     version = Version(job.version + 1)
     checkpoint = job.progress.checkpoint
@@ -185,7 +185,10 @@ def start(
 
 
 def form_when_ready(ctx: HandlerContext, job: Job, status: Starting) -> None:
-    """Let the group form once all workers are ready; fail if one exited while the rest wait."""
+    """Order the group to form once all workers are ready.
+
+    If a worker has exited while another worker is ready and waits for it, fail the job.
+    """
     if status.forming:
         return
     phases = {worker.phase for worker in job.group_workers()}
@@ -199,7 +202,7 @@ def form_when_ready(ctx: HandlerContext, job: Job, status: Starting) -> None:
 def on_group_formed(ctx: HandlerContext, job: Job, status: Starting, event: GroupFormed) -> None:
     """Set the job to running once every worker of the starting group is a member.
 
-    `event` is the report of the last member, with the position that it resumes from.
+    `event` is the report of the last member, with the position from which the group resumes.
     """
     group = status.group
     if any(worker.group_version != group.version for worker in job.group_workers()):
@@ -228,11 +231,12 @@ def on_group_formed(ctx: HandlerContext, job: Job, status: Starting, event: Grou
 def on_worker_exited(
     ctx: HandlerContext, job: Job, status: Starting, event: WorkerExited, was: WorkerPhase
 ) -> None:
-    """Handle the exit of a worker of a starting group; the group cannot form without it.
+    """Handle the exit of a worker of a starting group, which cannot form without this worker.
 
-    A script that exits before its first epoch has trained nothing. Alone that may be what the user
-    wanted; several workers would train separately, so it is a failure. A worker that was a member
-    has trained with the others, even if their nodes have not reported it yet.
+    A script that exits before its first epoch has trained nothing. On one slot the job succeeds,
+    because the user may want this. On several slots the job fails, because its workers would train
+    separately. A worker that was a member has trained with the others, even if their nodes have not
+    reported this yet.
 
     `was` is the phase of the worker before its exit.
     """
@@ -267,10 +271,10 @@ def _end_untrained(ctx: HandlerContext, job: Job, status: Starting, why: str) ->
 
 
 def on_start_expired(ctx: HandlerContext, event: StartExpired) -> None:
-    """Handle a group that did not form in time.
+    """Fail a job whose group did not form in time.
 
-    A running script is waited for without limit, since it may prepare its data first. A script that
-    raised is not: one of its threads may keep the process alive.
+    If a script still runs, restart the deadline instead: the script may be preparing its data. A
+    script that raised gets no more time, because one of its threads may keep the process alive.
     """
     job = ctx.state.jobs.get(event.job)
     deadline = ctx.state.deadlines.starts.get(event.job)

@@ -1,4 +1,4 @@
-"""Handlers of users' requests: submit and cancel jobs, change trials of a sweep."""
+"""Handlers of user requests: submit a job, cancel a job, change a trial of a sweep."""
 
 from __future__ import annotations
 
@@ -16,7 +16,11 @@ from schemas.wire.feed import Detail
 
 
 def on_job_submitted(ctx: HandlerContext, event: JobSubmitted) -> None:
-    """Accept a job; a repeated key refers to the same job, an empty key always to a new one."""
+    """Accept a job and reply with its name.
+
+    If the user has submitted the same non-empty key before, reply with the name of that job
+    instead.
+    """
     state = ctx.state
     key = f"{event.user}/{event.key}" if event.key else ""
     known = state.submission_keys.get(key) or state.left_submission_keys.get(key)
@@ -46,7 +50,9 @@ def on_cancel_requested(ctx: HandlerContext, event: CancelRequested) -> None:
 
 
 def on_sweep_change_requested(ctx: HandlerContext, event: SweepChangeRequested) -> None:
-    """Change or add a trial; a repeated key, an ended job or an unknown trial changes nothing.
+    """Change a trial of a sweep, or add one.
+
+    The request is ignored if its key was used before, the job has ended, or a trial is unknown.
 
     Raises:
         UnknownJobError: if there is no such job.

@@ -1,6 +1,6 @@
-"""Orders of a sweep: recorded, announced, and sent to its nodes.
+"""Functions that record and announce the orders of a sweep, and send them to its nodes.
 
-A trial that graduates becomes a job of its own; the sweep still counts its epochs.
+A trial that graduates becomes a separate job; its epochs are still recorded as scores of the sweep.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ MAX_STEM_CHARACTERS: Final = 38  # characters of a job's name before `-tN`
 
 
 def submit_trial(ctx: HandlerContext, job: Job, sweep: JobSweep, order: Graduate) -> None:
-    """Submit a graduated trial as a job of the same user and from the same snapshot."""
+    """Submit a graduated trial as a new job with the user and the snapshot of the sweep's job."""
     spec = job.spec.stated_sweep
     if spec is None or spec.graduate_batch is None:
         return
@@ -86,7 +86,10 @@ def _spec_of(spec: JobSpec, sweep: SweepSpec, trial: TrialSpec) -> JobSpec:
 
 
 def epoch_reported(ctx: HandlerContext, job: Job, event: EpochReported) -> None:
-    """Record an epoch of a graduated trial as a score of its sweep, even if the sweep has ended."""
+    """Record an epoch of a graduated trial as a score of its sweep, even if the sweep has ended.
+
+    Jobs that are not graduated trials are left alone.
+    """
     trial = job.spec.stated_trial
     former = ctx.state.jobs.get(trial.sweep) if trial is not None else None
     if trial is None or former is None or former.sweep is None:
@@ -97,14 +100,14 @@ def epoch_reported(ctx: HandlerContext, job: Job, event: EpochReported) -> None:
 
 
 def metrics_of(event: EpochReported) -> dict[str, float]:
-    """Return what the trial's functions returned; the training loss of the job is their `loss`."""
+    """Return the metrics that the trial's functions returned; `loss` is the job's training loss."""
     facts = event.facts
     loss = {} if facts.train_loss is None else {"loss": facts.train_loss}
     return {**loss, **facts.metrics}
 
 
 def carry_out(ctx: HandlerContext, job: Job, sweep: JobSweep, orders: Iterable[Order]) -> None:
-    """Record the orders of a sweep; nodes are notified at the end of the input."""
+    """Apply the orders of a sweep to the state; the nodes are notified at the end of the input."""
     engine = sweep.engine.state
     ctx.changed_jobs[job.job] = None
     for order in orders:
@@ -148,7 +151,10 @@ def _record_score(ctx: HandlerContext, job: Job, sweep: JobSweep, order: TrialSc
 
 
 def best_score(sweep: JobSweep) -> float | None:
-    """Return the best score of any trial, as reported; None without scores."""
+    """Return the best value of the sweep's metric, as reported; None if no trial has a score.
+
+    Deleted trials are left out.
+    """
     state = sweep.engine.state
     counted = [trial for trial in state.trials if trial.number not in state.deleted]
     scores = [max(trial.scores) for trial in counted if trial.scores]
@@ -158,7 +164,10 @@ def best_score(sweep: JobSweep) -> float | None:
 
 
 def best_trial(sweep: JobSweep) -> int | None:
-    """Return the trial with the best score; None without scores."""
+    """Return the number of the trial with the best score; None if no trial has a score.
+
+    Deleted trials are left out.
+    """
     state = sweep.engine.state
     found = best(trial for trial in state.trials if trial.number not in state.deleted)
     return None if found is None else found[0]
@@ -174,7 +183,7 @@ def _record_trial_end(ctx: HandlerContext, job: Job, sweep: JobSweep, order: Tri
 
 
 def send_stale(ctx: HandlerContext, job: Job, sweep: JobSweep) -> None:
-    """Send deltas to nodes that need one; a lost node gets its delta when it greets."""
+    """Send a delta to each node that needs one; a lost node gets its delta when it greets."""
     for node in sweep.stale_nodes:
         known = ctx.state.nodes.get(node)
         sweep.notified_nodes[node] = None

@@ -1,8 +1,8 @@
 """Handlers of reports about a sweep's units and states, and the epochs of a sweep.
 
-An epoch of a sweep is as many units as there are partitions, of whichever trials. Policies learn a
-job's speed from its epochs and move it after one. Units of a sweep do not wait for each other, so
-the speed of a sweep is that of a unit times the number of workers.
+Policies measure a job's speed by its epochs, and move a job after an epoch. An epoch of a sweep
+ends after as many units as there are partitions, whichever trials these units train. Units do not
+wait for each other, so the speed of a sweep is the speed of a unit times the number of workers.
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ from schemas.wire.sweeps import StateCopied, StateNotCopied
 
 
 def count_unit(ctx: HandlerContext, job: Job, sweep: JobSweep, samples: int, took_s: float) -> None:
-    """Count a unit that was done for the first time; announce the epoch that it completes.
+    """Add a unit that finished for the first time to the job's progress.
 
-    `took_s` is the time in user code.
+    If the unit completes an epoch of the sweep, announce the epoch. `took_s` is the time in user
+    code.
     """
     progress, group = job.progress, job.group
     sweep.units_done += 1
@@ -85,20 +86,20 @@ def _announce(ctx: HandlerContext, job: Job, *, whole: bool) -> None:
     ctx.plan_needed = True
 
 
-MAX_REASON_CHARACTERS: Final = 2000  # of a report
+MAX_REASON_CHARACTERS: Final = 2000  # longest reason of a failed unit
 FAULTS: dict[str, Fault] = {"trial": "trial", "state": "state", "data": "data", "disk": "disk"}
 
 
 def on_sweep_worker_ready(
     _: HandlerContext, job: Job, worker: Worker, event: SweepWorkerReady
 ) -> None:
-    """Note the address of a worker that takes units once it is a member of its group."""
+    """Record the address of a worker, which takes units once it is a member of its group."""
     if job.sweep is not None:
         job.sweep.addresses[worker.worker] = event.address
 
 
 def on_unit_started(ctx: HandlerContext, job: Job, worker: Worker, event: UnitStarted) -> None:
-    """Handle a unit that has received its state and its data."""
+    """Handle the start of a unit, whose worker has received the state and the data."""
     sweep, event = job.sweep, clamp_unit_started(event)
     lease = _lease(sweep, worker, event.attempt)
     if sweep is None or lease is None:
@@ -115,9 +116,9 @@ def on_unit_started(ctx: HandlerContext, job: Job, worker: Worker, event: UnitSt
 
 
 def on_unit_ended(ctx: HandlerContext, job: Job, worker: Worker, event: UnitEnded) -> None:
-    """Handle a finished unit whose state is on its node's disk.
+    """Handle a finished unit, whose resulting state is on the disk of its node.
 
-    A report of an attempt that does not count any more only keeps the worker from being killed.
+    If the sweep has given up the attempt, the report only keeps the worker from being killed.
     """
     sweep, event = job.sweep, clamp_unit_ended(event)
     if sweep is None:
@@ -138,7 +139,7 @@ def on_unit_ended(ctx: HandlerContext, job: Job, worker: Worker, event: UnitEnde
 def _add_to_ledger(
     ctx: HandlerContext, job: Job, worker: Worker, lease: Lease, event: UnitEnded
 ) -> None:
-    """Add a unit to the ledger, before the sweep continues from it."""
+    """Add a finished unit to the ledger; call this before `unit_done`."""
     order = lease.order
     unit = LedgerUnit(
         trial=lease.trial,
@@ -158,7 +159,7 @@ def _add_to_ledger(
 
 
 def _count(ctx: HandlerContext, job: Job, sweep: JobSweep, lease: Lease, event: UnitEnded) -> None:
-    """Count the results of a unit, before the sweep continues from it."""
+    """Add the results of a finished unit to the job; call this before `unit_done`."""
     order = lease.order
     sweep.newest_in_memory[lease.trial] = (order.result.version, order.worker)
     job.attempts.losses, job.attempts.changes, job.attempts.recoveries = 0, 0, 0
@@ -168,7 +169,7 @@ def _count(ctx: HandlerContext, job: Job, sweep: JobSweep, lease: Lease, event: 
 
 
 def on_unit_failed(ctx: HandlerContext, job: Job, worker: Worker, event: UnitFailed) -> None:
-    """Handle a failed unit; its worker takes the next one."""
+    """Handle a failed unit; the worker stays and takes another unit."""
     sweep = job.sweep
     if sweep is None:
         return
@@ -189,7 +190,7 @@ def on_unit_failed(ctx: HandlerContext, job: Job, worker: Worker, event: UnitFai
 
 
 def _lease(sweep: JobSweep | None, worker: Worker, attempt: int) -> Lease | None:
-    """Return the unit that a worker reports, if it counts and was given to this worker."""
+    """Return the lease of an attempt, or None if it has ended or belongs to another worker."""
     lease = sweep.engine.state.leases.get(Attempt(attempt)) if sweep is not None else None
     return lease if lease is not None and lease.order.worker == worker.worker else None
 
@@ -197,7 +198,7 @@ def _lease(sweep: JobSweep | None, worker: Worker, attempt: int) -> Lease | None
 def on_state_report(
     ctx: HandlerContext, job: Job, node: Node, event: StateCopied | StateNotCopied
 ) -> None:
-    """Handle a node's report that a state was copied to its disk, or could not be."""
+    """Handle a node's report that it copied a state to its disk, or could not copy it."""
     sweep = job.sweep
     if sweep is None or job.ended:
         return

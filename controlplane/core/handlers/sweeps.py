@@ -1,8 +1,9 @@
-"""Reconciliation of sweeps with their jobs: workers, nodes and ends.
+"""Reconciliation of each sweep with the workers, the nodes and the end of its job.
 
-After every input each sweep that it may concern is compared with its job: the sweep of the job that
-the input names, sweeps of changed jobs, and all sweeps when a node came or went. So one place knows
-what a start, a change, a pause, a loss or an end of a job means for its sweep.
+After every input the sweeps that the input may concern are compared with their jobs: the sweep of
+the job that the input names, the sweeps of changed jobs, and all sweeps after an input about a
+node. So this module alone defines what a start, a change, a pause, a loss or the end of a job means
+for its sweep.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ GONE_PHASES: Final = frozenset({WorkerPhase.EXITED, WorkerPhase.LEAVING})
 
 
 def reconcile(ctx: HandlerContext, event: Input) -> None:
-    """Compare the sweeps that an input may concern with their jobs, and notify nodes of changes."""
+    """Update all sweeps that an input may concern, and notify nodes of changes."""
     if isinstance(event, NODE_INPUTS):
         reconcile_sweeps(ctx, list(ctx.state.sweeps))
         return
@@ -56,7 +57,7 @@ def reconcile(ctx: HandlerContext, event: Input) -> None:
 
 
 def reconcile_sweeps(ctx: HandlerContext, names: Sequence[JobId]) -> None:
-    """Compare these sweeps with their jobs; repeating it changes nothing."""
+    """Update these sweeps to match their jobs, and notify nodes; a repetition changes nothing."""
     for name in names:
         job = ctx.state.jobs[name]
         sweep = job.sweep
@@ -73,7 +74,7 @@ def reconcile_sweeps(ctx: HandlerContext, names: Sequence[JobId]) -> None:
         if sweep.stale_nodes:
             before = len(ctx.out)
             send_stale(ctx, job, sweep)
-            if job.ended:  # a node must learn what it keeps before it may forget the job
+            if job.ended:  # a node needs its list of kept states before it forgets the job
                 ctx.out[:] = [*ctx.out[before:], *ctx.out[:before]]
         if name in ctx.changed_jobs:
             _request_plan_if_slots_change(ctx, job, sweep)
@@ -82,7 +83,7 @@ def reconcile_sweeps(ctx: HandlerContext, names: Sequence[JobId]) -> None:
 
 
 def _move_to_ended(ctx: HandlerContext, name: JobId) -> None:
-    """Move a closed sweep to the ended ones; only returning nodes still need its deltas."""
+    """Move a closed sweep to `ended_sweeps`; its deltas are sent only to returning nodes."""
     ended = ctx.state.ended_sweeps
     del ctx.state.sweeps[name]
     ended.pop(name, None)
@@ -93,13 +94,13 @@ def _move_to_ended(ctx: HandlerContext, name: JobId) -> None:
 
 
 def _follow_nodes(ctx: HandlerContext, job: Job, sweep: JobSweep) -> None:
-    """Remove the states of lost nodes, and restore those of returning nodes."""
+    """Remove the states of lost nodes from the sweep, and restore those of returning nodes."""
     engine = sweep.engine
     for node in sweep.notified_nodes:
         known = ctx.state.nodes.get(node)
         lost = known is None or known.phase is NodePhase.LOST
         if lost and node not in engine.state.lost_states:
-            sweep.workers_by_node = {}  # partitions are assigned again
+            sweep.workers_by_node = {}  # so that partitions are assigned again
             carry_out(ctx, job, sweep, engine.node_lost(node, ctx.now))
         elif not lost and node in engine.state.lost_states:
             sweep.stale_nodes[node] = None
@@ -107,7 +108,7 @@ def _follow_nodes(ctx: HandlerContext, job: Job, sweep: JobSweep) -> None:
 
 
 def _follow_workers(ctx: HandlerContext, job: Job, sweep: JobSweep) -> None:
-    """Give units to members; revoke those of leaving workers; drop those of exited workers."""
+    """Add new members to the sweep as workers, revoke leaving workers, and remove exited ones."""
     engine, spec = sweep.engine, job.spec.stated_sweep
     serving = {worker.worker: worker for worker in job.workers.values() if _serves(job, worker)}
     for name, place in list(engine.state.workers.items()):
@@ -133,7 +134,7 @@ def _follow_workers(ctx: HandlerContext, job: Job, sweep: JobSweep) -> None:
 
 
 def _serves(job: Job, worker: Worker) -> bool:
-    """True if a worker takes units: it is a member and stays one."""
+    """True if a worker can take units: it is a member, and stays a member in the next group."""
     sweep, status = job.sweep, job.status
     if sweep is None or worker.phase is not WorkerPhase.MEMBER:
         return False
@@ -147,7 +148,7 @@ def _serves(job: Job, worker: Worker) -> bool:
 def _share_partitions(
     ctx: HandlerContext, job: Job, sweep: JobSweep, serving: dict[WorkerId, Worker]
 ) -> None:
-    """Assign every partition to nodes with workers, after these changed or data was refused."""
+    """Assign every partition to nodes with workers, if the workers or the refused data changed."""
     spec = job.spec.stated_sweep
     workers: dict[NodeId, int] = dict(Counter(node_of(one.slot) for one in serving.values()))
     faults = sum(sweep.engine.state.data.failed.values())
@@ -188,7 +189,7 @@ def _request_plan_if_slots_change(ctx: HandlerContext, job: Job, sweep: JobSweep
 
 
 def on_unit_expired(ctx: HandlerContext, event: UnitExpired) -> None:
-    """Handle a unit that took too long."""
+    """Give up the units of a sweep that took too long."""
     job = ctx.state.jobs.get(event.job)
     if job is not None and job.sweep is not None and not job.ended:
         carry_out(ctx, job, job.sweep, job.sweep.engine.deadline_passed(ctx.now))
@@ -196,7 +197,7 @@ def on_unit_expired(ctx: HandlerContext, event: UnitExpired) -> None:
 
 
 def on_controller_started(ctx: HandlerContext) -> None:
-    """Restart all waits; no message could arrive while the controller was down."""
+    """Restart the timers of all sweeps; no message could arrive while the controller was down."""
     for name in ctx.state.sweeps:
         sweep = ctx.state.jobs[name].sweep
         if sweep is not None:
@@ -204,7 +205,10 @@ def on_controller_started(ctx: HandlerContext) -> None:
 
 
 def on_node_greeted(ctx: HandlerContext, node: NodeId) -> None:
-    """Mark every sweep that the node ever got a delta of, to send it again."""
+    """Schedule a new delta for the node from every sweep that has sent one to this node.
+
+    Also send the node its list of states to keep for sweeps that left the state.
+    """
     for name in (*ctx.state.sweeps, *ctx.state.ended_sweeps):
         sweep = ctx.state.jobs[name].sweep
         if sweep is not None and node in sweep.notified_nodes:
@@ -214,7 +218,7 @@ def on_node_greeted(ctx: HandlerContext, node: NodeId) -> None:
 
 
 def expired_units(state: State, now: Seconds) -> list[UnitExpired]:
-    """Return the sweeps with a unit whose deadline has passed by `now`."""
+    """Return one input for each sweep with a unit whose deadline has passed by `now`."""
     found = []
     for name in state.sweeps:
         sweep = state.jobs[name].sweep

@@ -35,7 +35,7 @@ from schemas.wire.client import NodeCrowd, Size
 
 
 class ManualOverride(msgspec.Struct, frozen=True, kw_only=True):
-    """Size that an operator ordered; the policy leaves the job alone meanwhile."""
+    """Size that an operator ordered for a job; until its end, the policy leaves the job alone."""
 
     user: str
     slots: int | None = None  # None: unchanged
@@ -44,8 +44,8 @@ class ManualOverride(msgspec.Struct, frozen=True, kw_only=True):
     paused: bool = False
 
 
-CORRECTION: Final = "correction"  # number of a decision: factor of the promised speed
-MAX_FAMILY_CHARACTERS: Final = 500  # it is part of every report; longer ones end with a digest
+CORRECTION: Final = "correction"  # key of a decision's numbers: factor on the promised speed
+MAX_FAMILY_CHARACTERS: Final = 500  # every report has a family; longer ones end with a digest
 FAMILY_CACHE_SIZE: Final = 16_384
 NUMBERED: Final = re.compile(r"[-_]*[0-9]+$")  # number at the end of a name
 
@@ -62,45 +62,45 @@ class Progress(msgspec.Struct, kw_only=True):
     epoch_samples: int = 0  # ||D||
     untrained_samples: int = 0  # samples that finished epochs skipped, in total
     epoch_untrained: int = 0  # samples that the last epoch skipped
-    stated_epochs: int | None = None  # of the stop rule in force, the script's or the job file's
+    stated_epochs: int | None = None  # limit of the stop rule, from the script or the job file
     samples_per_s: float = 0.0  # X_j
     lr: float | None = None
     train_loss: float | None = None
     metrics: dict[str, float] = {}
-    noise_scale: float | None = None  # of the gradients, smoothed, samples
+    noise_scale: float | None = None  # gradient noise scale, smoothed, samples
     noise_epochs: int = 0  # epochs that reported a noise scale
-    last_batch: int = 0  # global, of the last group that trained
+    last_batch: int = 0  # global batch of the last group that trained
     beside: tuple[NodeCrowd, ...] = ()  # jobs on the same nodes at the end of the last epoch
-    fitting_batch: int | None = None  # most samples on one slot, after more ran out of memory
-    missing_epochs: list[int] = []  # finished epochs that the job continues from, not reported yet
-    held_reports: list[EpochReported] = []  # held until the next group's start epoch is known
+    fitting_batch: int | None = None  # largest batch per slot, after a larger one ran out of memory
+    missing_epochs: list[int] = []  # finished epochs of the job that are not reported yet
+    held_reports: list[EpochReported] = []  # late reports, kept until the next start epoch is known
 
     @property
     def epoch_length(self) -> int:
-        """Samples that the next epoch will train, if it ends where the last one did."""
+        """Samples that the next epoch will train if it skips as many samples as the last epoch."""
         return self.epoch_samples - self.epoch_untrained
 
 
 class Accounting(msgspec.Struct, kw_only=True):
     """Time and slots used, up to the last change of the job's phase or group."""
 
-    since: Seconds = Seconds(0.0)  # of that change
+    since: Seconds = Seconds(0.0)  # time of that change
     placed_at: Seconds = Seconds(0.0)  # when the job's slots last changed
-    queued_s: Seconds = Seconds(0.0)  # in phases that hold no slot
-    running_s: Seconds = Seconds(0.0)  # in phases that hold slots
-    slot_s: float = 0.0  # slots held times seconds
-    last_start_s: float | None = None  # duration of the last start, from the order
+    queued_s: Seconds = Seconds(0.0)  # time in phases without slots
+    running_s: Seconds = Seconds(0.0)  # time in phases with slots
+    slot_s: float = 0.0  # number of slots times seconds
+    last_start_s: float | None = None  # seconds that the last start took, from the order
     rescales: int = 0  # changes of membership
     batch_changes: int = 0
 
 
 class Attempts(msgspec.Struct, kw_only=True):
-    """Failures, and when the next attempt is allowed."""
+    """Numbers of failures, and the earliest times of the next attempts."""
 
-    failures: int = 0  # of the script
+    failures: int = 0  # failures of the script
     losses: int = 0  # groups lost in a row without a finished epoch
-    recoveries: int = 0  # in a row, without a formed group
-    changes: int = 0  # abandoned changes and recoveries since the last finished epoch
+    recoveries: int = 0  # recoveries in a row without a formed group
+    changes: int = 0  # abandoned changes and recoveries after the last finished epoch
     next_start_at: Seconds = Seconds(0.0)  # earliest next start
     next_change_at: Seconds = Seconds(0.0)  # earliest retry of a growth or an operator's order
     crashes_by_node: dict[NodeId, int] = {}  # unexpected worker exits by node, in total
@@ -108,18 +108,18 @@ class Attempts(msgspec.Struct, kw_only=True):
 
 
 class SpeedPromise(msgspec.Struct, frozen=True, kw_only=True):
-    """Speed that a policy expected of a group, and the speed of the group before."""
+    """Speed that a policy expects of an ordered group, and the speed of the previous group."""
 
     version: Version
-    speed_before: float  # samples per second in the group before
-    speed_expected: float  # in the ordered group
+    speed_before: float  # samples per second, in the previous group
+    speed_expected: float  # samples per second, in the ordered group
     correction: float | None = None  # factor that the policy applied to the expected gain
 
 
 class PromisedEnd(msgspec.Struct, frozen=True, kw_only=True):
     """Time by which a policy promised that the job will be done."""
 
-    first: Seconds  # the promise that the actual end is compared with
+    first: Seconds  # first promise; the actual end is compared with this time
     latest: Seconds  # latest expectation of the policy
 
 
@@ -131,7 +131,7 @@ class JobOwner(NamedTuple):
 
 
 class Job(msgspec.Struct, kw_only=True):
-    """Data that all phases of a job share; `status` has the rest."""
+    """Job with the data that all phases share; `status` has the data of the current phase."""
 
     job: JobId
     spec: JobSpec
@@ -140,17 +140,17 @@ class Job(msgspec.Struct, kw_only=True):
     submitted_at: Seconds
     status: JobStatus = msgspec.field(default_factory=Queued)
     reason: str = "submitted"  # reason of the phase
-    version: Version = Version(0)  # highest used so far
-    workers: dict[WorkerId, Worker] = {}  # of every version, while a process may exist
-    nodes: dict[NodeId, None] = {}  # all that ever had a worker of the job
+    version: Version = Version(0)  # highest group version so far
+    workers: dict[WorkerId, Worker] = {}  # workers whose process may exist, of any version
+    nodes: dict[NodeId, None] = {}  # all nodes that ever had a worker of the job
     override: ManualOverride | None = None  # an operator's order
     override_wait_reason: str = ""  # why the override is not carried out yet
     progress: Progress = msgspec.field(default_factory=Progress)
     accounting: Accounting = msgspec.field(default_factory=Accounting)
     attempts: Attempts = msgspec.field(default_factory=Attempts)
-    promise: SpeedPromise | None = None  # of the last ordered group, until measured
+    promise: SpeedPromise | None = None  # for the last ordered group, until its speed is measured
     promised_end: PromisedEnd | None = None  # None: no promise
-    changed_version: int = 0  # version of the state; older plans do not apply to the job
+    changed_version: int = 0  # state version at the last change; older plans are refused
     sweep: JobSweep | None = None  # None: an ordinary job
     key: str = ""  # USER/KEY of the submission
     project: str = ""  # as submitted; empty: the user's own
@@ -199,7 +199,7 @@ class Job(msgspec.Struct, kw_only=True):
 
     @property
     def family(self) -> str:
-        """Name that jobs of the same script and model share; they share speeds and lengths."""
+        """Name of jobs with the same script and model, which have similar speeds and lengths."""
         spec = self.spec
         if spec.family is not None:
             return f"{self.user}/{spec.family}"
@@ -207,9 +207,10 @@ class Job(msgspec.Struct, kw_only=True):
 
     @property
     def stop_samples(self) -> int | None:
-        """Samples of the whole job by its stated stop rule; None if that depends on training.
+        """Total samples of the job by its stop rule; None if the number depends on the training.
 
-        Future epochs count as long as the last one: a script may leave its loop early in each.
+        Future epochs are expected to skip as many samples as the last epoch, because a script may
+        leave its loop early in every epoch.
         """
         stop, progress = self.spec.stop, self.progress
         if self.sweep is not None:
@@ -232,11 +233,11 @@ class Job(msgspec.Struct, kw_only=True):
 
     @property
     def failing_is_final(self) -> bool:
-        """True if the script's failures have used up all retries."""
+        """True if the script has failed more often than its retries allow."""
         return self.attempts.failures > self.spec.retries
 
 
-@lru_cache(FAMILY_CACHE_SIZE)  # needed for every job on the same nodes at the end of every epoch
+@lru_cache(FAMILY_CACHE_SIZE)  # called at each end of an epoch for all jobs on the same nodes
 def _family(user: str, name: str, script: str, args: tuple[str, ...]) -> str:
     base_name = NUMBERED.sub("", name) or name
     full_name = " ".join([f"{user}/{base_name}", script, *args])
@@ -247,15 +248,15 @@ def _family(user: str, name: str, script: str, args: tuple[str, ...]) -> str:
 
 
 def number_of(job: JobId) -> int:
-    """Return a job's number from its name (NAME-NUMBER); the first accepted job has 1."""
+    """Return the number at the end of a job's name (NAME-NUMBER); the first accepted job has 1."""
     return int(job.rpartition("-")[2])
 
 
 def advance(job: Job, trigger: JobTrigger, status: JobStatus, reason: str, now: Seconds) -> None:
-    """Move `job` along the transition table and bring its accounts up to `now`.
+    """Move `job` to `status` along the transition table, and update its accounts up to `now`.
 
     Args:
-        reason: shown to users.
+        reason: why the job moves; shown to users.
 
     Raises:
         IllegalTransitionError: if the table has no transition to the phase of `status`.
@@ -271,7 +272,7 @@ def advance(job: Job, trigger: JobTrigger, status: JobStatus, reason: str, now: 
 
 
 def with_group(job: Job, group: Group) -> WithGroup:
-    """Return the job's status with another group.
+    """Return a copy of the job's status with `group` as its group.
 
     Raises:
         IllegalTransitionError: if the job has no group.
@@ -283,7 +284,7 @@ def with_group(job: Job, group: Group) -> WithGroup:
 
 
 def _settle_accounts(job: Job, now: Seconds) -> None:
-    """Add the time since the last change of phase or group to the job's accounts."""
+    """Add the time since the last change of phase or group to the job's accounting."""
     account, group = job.accounting, job.status.group
     queued_s, running_s = times(job, now)
     account.slot_s += (running_s - account.running_s) * (len(group.members) if group else 0)
@@ -295,7 +296,7 @@ def _slots_of(group: Group | None) -> frozenset[SlotId]:
 
 
 def times(job: Job, now: Seconds) -> tuple[Seconds, Seconds]:
-    """Return the seconds up to `now` without slots and with slots."""
+    """Return how many seconds up to `now` the job was without slots, and how many with slots."""
     account, phase = job.accounting, job.status.phase
     elapsed = max(0.0, now - account.since)
     if phase in ENDED:
@@ -306,20 +307,20 @@ def times(job: Job, now: Seconds) -> tuple[Seconds, Seconds]:
 
 
 # docs/batch-limit.md has the reasons for these values and the results of trainings.
-MIN_STEPS: Final = 10  # of an epoch: with fewer, a step is a large part of the training
-MIN_EFFICIENCY: Final = 0.9  # value of a sample, relative to one in the first batch
-TRUSTED_EPOCHS: Final = 2  # measurements of the noise scale needed: the first is rough
+MIN_STEPS: Final = 10  # steps per epoch; with fewer, one step is a large part of the training
+MIN_EFFICIENCY: Final = 0.9  # least value of a sample, relative to a sample in the first batch
+TRUSTED_EPOCHS: Final = 2  # epochs with a noise scale before it is used; the first value is rough
 OUT_OF_MEMORY: Final = ("out of memory", "outofmemory", "can't allocate memory", "memoryerror")
-PER_DOUBLING: Final = 2  # values of the limit per doubling, so that not every epoch moves it
+PER_DOUBLING: Final = 2  # values of the limit per doubling; few, so that the limit changes rarely
 
 
 def batch_limit(job: Job) -> int:
     """Return the largest global batch that a policy may choose now, in samples per step.
 
-    If the user set a limit, return that limit. Otherwise it is the batch that fits the job's slots
-    in one pass, limited so that an epoch has at least `MIN_STEPS` steps, and limited to the batch
-    where, by the gradient noise scale, a sample is worth `MIN_EFFICIENCY` of a sample in the first
-    batch. It is never below the first batch.
+    If the user set a limit, return that limit. Otherwise return the largest batch that fits the
+    job's slots in one pass, leaves at least `MIN_STEPS` steps in an epoch, and in which, by the
+    gradient noise scale, a sample is worth at least `MIN_EFFICIENCY` of a sample in the first
+    batch. The result is never below the first batch.
     """
     spec, progress = job.spec, job.progress
     if not spec.batch_limit_is_auto:
@@ -332,11 +333,11 @@ def batch_limit(job: Job) -> int:
 
 
 def noise_limit(first: int, noise_scale: float | None) -> int:
-    """Return the batch m where (phi + m0) / (phi + m) has fallen to `MIN_EFFICIENCY`, coarsely.
+    """Return, rounded down, the batch m where (phi + m0) / (phi + m) falls to `MIN_EFFICIENCY`.
 
     Args:
         first: m0, the job's first batch, samples per step.
-        noise_scale: phi, samples; None if it was not measured, which keeps the first batch.
+        noise_scale: phi, samples; None if not measured, then the first batch is returned.
 
     Returns:
         Samples per step: the first batch times a whole power of the square root of 2, rounded down.
@@ -358,9 +359,9 @@ def local_limit(job: Job) -> int:
 
 
 def lower_local_limit(job: Job, error: str) -> bool:
-    """Lower the limit of a slot if a batch above the job's first batch ran out of memory.
+    """Lower the job's batch limit per slot if a batch above the first batch ran out of memory.
 
-    Returns True if the limit was lowered, so that the job may be retried with less. `error` is the
+    Returns True if the limit was lowered, so that a retry uses a smaller batch. `error` is the
     script's error message.
     """
     group = job.group

@@ -18,7 +18,7 @@ class Phase(Enum):
     QUEUED = "queued"
     STARTING = "starting"
     RUNNING = "running"
-    RESCALING = "rescaling"  # its group changes while it trains
+    RESCALING = "rescaling"  # the group changes while the job trains
     PAUSED = "paused"
     SUCCEEDED = "succeeded"
     FAILED = "failed"
@@ -40,7 +40,7 @@ class JobTrigger(Enum):
     GAVE_UP = "gave up"  # no retry is left
     FINISHED = "finished"
     CANCELLED = "cancelled"
-    REJECTED = "rejected"  # its result would not be worth the slots taken from other jobs
+    REJECTED = "rejected"  # the result is not worth slots that other jobs need
 
 
 ENDED: Final = frozenset({Phase.SUCCEEDED, Phase.FAILED, Phase.CANCELLED, Phase.REJECTED})
@@ -49,7 +49,7 @@ HOLDING: Final = frozenset({Phase.STARTING, Phase.RUNNING, Phase.RESCALING})
 NEXT: Final[Mapping[tuple[Phase, JobTrigger], Phase]] = {
     (Phase.QUEUED, JobTrigger.GROUP_ORDERED): Phase.STARTING,
     (Phase.QUEUED, JobTrigger.CANCELLED): Phase.CANCELLED,
-    (Phase.QUEUED, JobTrigger.REJECTED): Phase.REJECTED,  # what has started is never rejected
+    (Phase.QUEUED, JobTrigger.REJECTED): Phase.REJECTED,  # a job that has started is never rejected
     (Phase.STARTING, JobTrigger.GROUP_FORMED): Phase.RUNNING,
     (Phase.STARTING, JobTrigger.GROUP_LOST): Phase.PAUSED,
     (Phase.STARTING, JobTrigger.SCRIPT_FAILED): Phase.PAUSED,
@@ -78,21 +78,21 @@ NEXT: Final[Mapping[tuple[Phase, JobTrigger], Phase]] = {
         Phase.PAUSED,
         JobTrigger.GAVE_UP,
     ): Phase.FAILED,  # a sweep whose last unit ended during the pause
-    (Phase.PAUSED, JobTrigger.FINISHED): Phase.SUCCEEDED,  # likewise
+    (Phase.PAUSED, JobTrigger.FINISHED): Phase.SUCCEEDED,  # the same
     (Phase.PAUSED, JobTrigger.CANCELLED): Phase.CANCELLED,
 }
 
 
 class ScriptReports(msgspec.Struct, kw_only=True):
-    """Reports of the script about its end, while its processes may still exist."""
+    """End of a job's script, as reported by its processes before they exit."""
 
-    finished: str = ""  # the stop rule that is met
-    error: str = ""  # the exception and its place
-    refused: bool = False  # the library refused what the script does
+    finished: str = ""  # the stop rule that was met
+    error: str = ""  # the exception and where it was raised
+    refused: bool = False  # the error is a refusal of the library
 
 
 class Queued(msgspec.Struct, kw_only=True, tag="queued"):
-    """The job never had a group."""
+    """Status of a job that never had a group."""
 
     phase: ClassVar[Phase] = Phase.QUEUED
     group: ClassVar[None] = None
@@ -100,7 +100,7 @@ class Queued(msgspec.Struct, kw_only=True, tag="queued"):
 
 
 class Starting(msgspec.Struct, kw_only=True, tag="starting"):
-    """A group was ordered on free slots, from the job's checkpoint if it has one."""
+    """Status of a job with an ordered group, which resumes from the job's checkpoint, if any."""
 
     phase: ClassVar[Phase] = Phase.STARTING
     change: ClassVar[None] = None
@@ -111,7 +111,7 @@ class Starting(msgspec.Struct, kw_only=True, tag="starting"):
 
 
 class Running(msgspec.Struct, kw_only=True, tag="running"):
-    """A group trains and no change is in progress."""
+    """Status of a job whose group trains while no change is in progress."""
 
     phase: ClassVar[Phase] = Phase.RUNNING
     change: ClassVar[None] = None
@@ -120,7 +120,7 @@ class Running(msgspec.Struct, kw_only=True, tag="running"):
 
 
 class Rescaling(msgspec.Struct, kw_only=True, tag="rescaling"):
-    """A group trains, or did until it lost a member, and the next group is being formed."""
+    """Status of a job whose next group is being formed; the old group trains or lost a member."""
 
     phase: ClassVar[Phase] = Phase.RESCALING
     group: Group
@@ -129,7 +129,7 @@ class Rescaling(msgspec.Struct, kw_only=True, tag="rescaling"):
 
 
 class Paused(msgspec.Struct, kw_only=True, tag="paused"):
-    """The job had a group and has none now."""
+    """Status of a job that had a group and has none now."""
 
     phase: ClassVar[Phase] = Phase.PAUSED
     group: ClassVar[None] = None
@@ -138,7 +138,7 @@ class Paused(msgspec.Struct, kw_only=True, tag="paused"):
 
 
 class Ended(msgspec.Struct, kw_only=True, tag="ended"):
-    """The job is in a final phase."""
+    """Status of a job in a final phase."""
 
     group: ClassVar[None] = None
     change: ClassVar[None] = None

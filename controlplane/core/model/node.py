@@ -14,26 +14,26 @@ from schemas.nodes import NodeSpec
 
 
 class Drain(msgspec.Struct, kw_only=True):
-    """Reason and deadline of a drain."""
+    """Drain of a node, with its reason, deadline and progress."""
 
     user: str
     reason: str
     since: Seconds
-    deadline: Seconds | None  # remaining jobs are then stopped and wait for slots; None: never
+    deadline: Seconds | None  # when remaining jobs are stopped and wait for slots; None: never
     deadline_passed: bool = False  # the deadline has passed
-    announced_empty: bool = False  # the node is empty, and that was announced
-    moved: dict[JobId, Version] = {}  # jobs that grew elsewhere first, with their versions before
+    announced_empty: bool = False  # the node has no jobs, and this was announced
+    moved: dict[JobId, Version] = {}  # jobs that grew to other nodes, with their versions before
 
     @property
     def text(self) -> str:
-        """Reason as text for users."""
+        """Text for users about who drained the node and why."""
         return f"drained by {self.user}" + (f": {self.reason}" if self.reason else "")
 
 
 class NodePhase(Enum):
     """Phase of a node, as the controller sees it."""
 
-    AWAITED = "awaited"  # known from an earlier controller, has not greeted this one yet
+    AWAITED = "awaited"  # known to an earlier controller; has not greeted this one yet
     UP = "up"
     SUSPECT = "suspect"
     LOST = "lost"
@@ -72,7 +72,7 @@ NEXT: Final[Mapping[tuple[NodePhase, NodeTrigger], NodePhase]] = {
 
 
 class Node(msgspec.Struct, kw_only=True):
-    """Data that the controller has of one node."""
+    """Node as the controller knows it."""
 
     node: NodeId
     spec: NodeSpec
@@ -85,8 +85,8 @@ class Node(msgspec.Struct, kw_only=True):
         SlotId, WorkerId
     ] = {}  # slots with workers that this controller did not order
     drain: Drain | None = None  # None: not draining
-    problems: tuple[str, ...] = ()  # why the node cannot start workers, from its agent
-    run_id: str = ""  # of the agent's run folder, which buffers the output of workers
+    problems: tuple[str, ...] = ()  # the agent's reasons why the node cannot start workers
+    run_id: str = ""  # id of the agent's run folder, which buffers the output of workers
 
     @property
     def usable(self) -> bool:
@@ -95,7 +95,7 @@ class Node(msgspec.Struct, kw_only=True):
 
 
 def advance(node: Node, trigger: NodeTrigger, now: Seconds) -> bool:
-    """Move `node` along the table; returns True if its phase changed.
+    """Move `node` along the transition table; return True if its phase changed.
 
     Raises:
         IllegalTransitionError: if the table has no such transition.

@@ -1,8 +1,8 @@
 """Bounds for numbers in worker reports, which user code controls.
 
-A report must not crash the controller or a policy, nor overflow their sums. `clamp_*` moves a
-number to the nearest bound; `plausible_*` discards a number outside its bounds; `believable_*` and
-`unbelievable_*` limit the metrics of an epoch and describe what was discarded.
+A report must not crash the controller or a policy, and must not overflow their sums. `clamp_*`
+moves a number to the nearest bound. `plausible_*` discards a number outside its bounds, and
+`*_problem` describes why numbers are discarded.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from schemas.epochs import EpochFacts, StepTimes
 from schemas.sweeps import MAX_METRIC, printable
 from schemas.wire.agent import AgentEvent, EpochReported, StepsReported, UnitEnded, UnitStarted
 
-MAX_COUNT: Final = 2**53  # of any count; larger ones lose precision as floats
-MAX_MEASURE: Final = 1e15  # of any measurement
+MAX_COUNT: Final = 2**53  # largest count; larger integers lose precision as floats
+MAX_MEASURE: Final = 1e15  # largest measurement
 
 MAX_UNIT_S: Final = 1e8  # three years
 MAX_UNIT_SAMPLES: Final = 2**40
@@ -34,10 +34,10 @@ Struct = TypeVar("Struct", bound=msgspec.Struct)
 
 
 def clamp_numbers(struct: Struct) -> Struct:
-    """Return `struct` with its numbers within what arrays and sums of a policy can hold.
+    """Return `struct` with its numbers limited to `MAX_COUNT` and `MAX_MEASURE`.
 
-    Step times are included. NaN becomes None where that is the field's default, else 0. A struct
-    within the bounds is returned itself.
+    Step times are limited, too. NaN becomes None if None is the field's default, and 0 otherwise.
+    If all numbers are within bounds, `struct` itself is returned.
     """
     changes: dict[str, Any] = {}
     for name in struct.__struct_fields__:
@@ -76,9 +76,9 @@ def clamp_unit_started(event: UnitStarted) -> UnitStarted:
 
 
 def clamp_unit_ended(event: UnitEnded) -> UnitEnded:
-    """Return the report with its numbers and the number of its metrics within bounds.
+    """Return the report with its numbers within bounds and without excess metrics.
 
-    Metrics may be NaN or infinite, which fails their trial.
+    A metric may still be NaN or infinite; such a metric makes its trial fail.
     """
     return msgspec.structs.replace(
         event,
@@ -107,9 +107,9 @@ def _limit_metrics(given: Mapping[str, float]) -> dict[str, float]:
 
 
 def drop_excess_metrics(event: AgentEvent) -> AgentEvent:
-    """Return the report without excess or infinite metrics of an epoch.
+    """Return an epoch's report without excess or infinite metrics; return other reports unchanged.
 
-    This happens before the report becomes an input.
+    Call this before the report becomes an input.
     """
     return event.without_excess_metrics() if isinstance(event, EpochReported) else event
 
@@ -125,7 +125,7 @@ def plausible_times(report: StepsReported | EpochFacts) -> StepTimes | None:
 
 
 def times_problem(report: StepsReported | EpochFacts) -> str:
-    """Return why reported step times are discarded; empty if they are not."""
+    """Return the reason for discarding the reported step times; empty if they are not discarded."""
     times, limit = report.step_times, max(1, report.global_batch)
     if times is None:
         return ""
@@ -141,12 +141,12 @@ def times_problem(report: StepsReported | EpochFacts) -> str:
 
 
 def plausible_steps(steps: StepsReported) -> int:
-    """Return the steps that the group has done with its batch; 0 if not reported."""
+    """Return the steps that the group has done with its batch; 0 if not reported or implausible."""
     return steps.group_steps if 0 < steps.group_steps <= MAX_COUNT else 0
 
 
 def plausible_cores(steps: StepsReported) -> float | None:
-    """Return the mean cores of a worker; None if not reported or implausible."""
+    """Return the mean number of cores that a worker uses; None if not reported or implausible."""
     return _plausible(steps.cpu_cores, MAX_CORES)
 
 
@@ -156,7 +156,7 @@ def plausible_bytes(steps: StepsReported) -> float | None:
 
 
 def usage_problem(steps: StepsReported) -> str:
-    """Return which reported usage is discarded; empty if none is."""
+    """Return a text about the usage numbers that are discarded; empty if none is discarded."""
     found = []
     if steps.cpu_cores is not None and plausible_cores(steps) is None:
         found.append(f"cpu_cores {steps.cpu_cores:g} is not 0 to {MAX_CORES:g}")

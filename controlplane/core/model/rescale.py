@@ -1,8 +1,9 @@
 """Change from one group of a job to the next, its transition table, and swaps of slots.
 
-ONES section 3.3, as a "shadow join": newcomers are prepared while the incumbents train, and all
-members switch groups at one agreed step. A recovery is the same change without newcomers, after a
-member was lost: the survivors quiesce, agree on the step that is furthest ahead, and continue.
+The change is the "shadow join" of ONES section 3.3: newcomers are prepared while the old group
+trains, and all members switch to the new group at one agreed step. A recovery is a change without
+newcomers after a member was lost. The survivors quiesce, agree on the step that is furthest ahead,
+and continue from this step.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ class RescalePhase(Enum):
     REJOINING = "rejoining"  # the survivors form a group and take the state that is furthest ahead
     SETTLED = "settled"
     ABANDONED = "abandoned"  # the old group continues
-    BROKEN = "broken"  # another change replaces it
-    LOST = "lost"  # no worker has the state: back to the last checkpoint
+    BROKEN = "broken"  # another change replaces this change
+    LOST = "lost"  # no worker has the state; the job returns to its checkpoint
 
 
 class RescaleTrigger(Enum):
@@ -39,9 +40,9 @@ class RescaleTrigger(Enum):
     FORMED = "formed"  # every member trains in the new group
     NEWCOMER_LOST = "newcomer lost"
     JOIN_FAILED = "join failed"  # a member could not build the new group
-    SUPERSEDED = "superseded"  # a newer order came before the members were notified
+    SUPERSEDED = "superseded"  # a newer order arrived before the members were notified
     EXPIRED = "expired"
-    MEMBER_LOST = "member lost"  # of the current group
+    MEMBER_LOST = "member lost"  # a member of the current group
     QUIESCED = "quiesced"  # every survivor reported its position
     NO_FULL_STATE = "no full state"  # no survivor has the full state
 
@@ -80,13 +81,13 @@ class QuiescePoint(msgspec.Struct, frozen=True, kw_only=True):
     """Position at which a survivor quiesced."""
 
     step: int
-    epoch: int  # last finished one
+    epoch: int  # last finished epoch
     has_full_state: bool
     port: int
 
 
 class Rescale(msgspec.Struct, kw_only=True):
-    """A change in progress."""
+    """Change of a job's group that is in progress."""
 
     group: Group  # the new group; its version is that of the change
     kind: str  # join, recover or suspend
@@ -95,11 +96,11 @@ class Rescale(msgspec.Struct, kw_only=True):
     reason: str
     started_at: Seconds
     store: str = ""  # HOST:PORT; empty until known
-    source: int | None = None  # recover: rank whose state all members take; None: all are equal
+    source: int | None = None  # recover: rank whose state all copy; None: all are equal
     quiesce_points: dict[WorkerId, QuiescePoint] = {}
     notified_nodes: dict[NodeId, None] = {}  # nodes that were sent this version
     pause_ms: float = 0.0  # longest pause of a member
-    step_ms: float = 0.0  # that member's usual step before; 0: not measured
+    step_ms: float = 0.0  # usual step of that member before; 0: not measured
 
     @property
     def pause(self) -> dict[str, float]:
@@ -126,7 +127,7 @@ def advance(job: JobId, change: Rescale, trigger: RescaleTrigger) -> RescalePhas
 
 
 class YieldMode(Enum):
-    """Ways for a job to yield its slots; the value is shown to users. Cheaper ways come first."""
+    """Way for a job to yield its slots, cheapest first; the value is shown to users."""
 
     STAGING = "moves to free slots temporarily"
     SHRINK = "continues on fewer slots temporarily"
@@ -143,16 +144,16 @@ class SwapYield(msgspec.Struct, frozen=True, kw_only=True):
 class Swap(msgspec.Struct, kw_only=True):
     """Exchange of slots among running jobs: each job gets slots that another of these jobs has.
 
-    Once the jobs in `yields` have yielded, the others can move one after the other.
+    After the jobs in `yields` have yielded, the other jobs can move one after the other.
     """
 
     targets: dict[JobId, dict[SlotId, int]]  # slot -> local batch, samples per step
     yields: dict[JobId, SwapYield]
     reasons: dict[JobId, Reason]
-    by: str = "policy"  # or operator
+    by: str = "policy"  # policy or operator
     yielded: dict[JobId, None] = {}  # jobs of `yields` that were ordered to yield
     started_at: Seconds = Seconds(0.0)
 
     def slots(self) -> set[SlotId]:
-        """Return the slots that are reserved for these jobs until the swap is over."""
+        """Return the target slots of all jobs; the swap reserves these slots until it is over."""
         return {slot for target in self.targets.values() for slot in target}

@@ -12,31 +12,31 @@ from schemas.wire.sweeps import UnitOrder, WantedState
 
 
 class PlacedUnit(msgspec.Struct, frozen=True, kw_only=True):
-    """A unit that was ordered, with its node."""
+    """Unit that was ordered, with the node that runs the unit."""
 
     node: NodeId
     order: UnitOrder
 
 
 class JobSweep(msgspec.Struct, kw_only=True):
-    """Data that a sweep has in addition to that of every job."""
+    """Data of a sweep in addition to the data that every job has."""
 
     engine: Sweep
     addresses: dict[WorkerId, str] = {}  # HOST:PORT of workers that take units
-    units: dict[WorkerId, PlacedUnit] = {}  # in progress
+    units: dict[WorkerId, PlacedUnit] = {}  # units in progress by worker
     newest_in_memory: dict[
         int, tuple[int, WorkerId]
-    ] = {}  # trial -> version and worker of its newest state
+    ] = {}  # trial -> version of its newest state, and worker that has the state
     stopping: dict[WorkerId, None] = {}  # workers that are killed with their units
     exits: dict[WorkerId, tuple[str, bool]] = {}  # reason of the exit, and True for a fault
-    workers_by_node: dict[NodeId, int] = {}  # workers by node when partitions were assigned
-    faults: int = 0  # data faults at that time
-    notified_nodes: dict[NodeId, None] = {}  # nodes that ever got a delta of the sweep
+    workers_by_node: dict[NodeId, int] = {}  # number of workers by node at the last assignment
+    faults: int = 0  # data faults at the last assignment of partitions
+    notified_nodes: dict[NodeId, None] = {}  # nodes that have received a delta of the sweep
     stale_nodes: dict[NodeId, None] = {}  # nodes that need a new delta
     revision: int = 0
     keys: dict[str, int] = {}  # USER/KEY of a change -> trial
-    units_done: int = 0  # without units that ran again
-    epoch_samples: int = 0  # of units since the sweep's last epoch
+    units_done: int = 0  # repeated units are not included
+    epoch_samples: int = 0  # samples of the units since the sweep's last epoch
     epoch_s: float = 0.0  # duration of these units
     epoch_group: Version | None = None  # group that ran all of these units; None: several
     trainable: int = 0  # trainable trials when a plan was last requested
@@ -45,9 +45,10 @@ class JobSweep(msgspec.Struct, kw_only=True):
 
     @property
     def units_left(self) -> int:
-        """Units until the end of the granted work, or of the work that the rungs will grant.
+        """Expected number of units until the sweep is over, including repeated units.
 
-        Units that run again are included.
+        This is the larger of two numbers: the granted units that are not finished, and the units
+        left of the total that the rungs are expected to grant.
         """
         state, found = self.engine.state, 0
         for trial, model in zip(state.trials, state.models, strict=True):
@@ -60,21 +61,21 @@ class JobSweep(msgspec.Struct, kw_only=True):
 
     @property
     def unit_samples(self) -> float:
-        """Mean samples of a partition; 0 if none is known yet."""
+        """Mean number of samples in a partition; 0 if no size is known yet."""
         sizes = [samples for samples, _ in self.engine.state.data.sizes.values()]
         return sum(sizes) / len(sizes) if sizes else 0.0
 
 
 class LeftSweep(msgspec.Struct, kw_only=True):
-    """Data of a sweep that left the state, to be sent to nodes that return."""
+    """Data of a sweep that left the state; it is sent to nodes that return."""
 
-    revision: int  # of the last delta
+    revision: int  # revision of the last delta
     attempts: int  # number of ordered units
     wanted: dict[NodeId, tuple[WantedState, ...]]  # states that each node should keep
 
 
 def new_sweep(spec: SweepSpec, most: int) -> JobSweep:
-    """Return a sweep that has not started; `most` is the largest number of slots of its job."""
+    """Return a sweep that has not started; `most` is the largest number of slots for its job."""
     slots = most if spec.graduate_batch is not None else 0
     engine = Sweep(spec.search, spec.partitions, spec.keep, spec.order, graduate_slots=slots)
     return JobSweep(engine=engine)

@@ -54,27 +54,27 @@ NEXT: Final[Mapping[tuple[WorkerPhase, WorkerTrigger], WorkerPhase]] = {
 
 
 class Worker(msgspec.Struct, kw_only=True):
-    """A process on a slot; it owns the slot until it is known to have exited."""
+    """Process on a slot; the process owns the slot until the process is known to have exited."""
 
     worker: WorkerId
-    version: Version  # of the group that it was started for
-    rank: Rank  # in the group that it was started for
+    version: Version  # version of the group for which the process was started
+    rank: Rank  # rank in the group for which the process was started
     slot: SlotId
     local_batch: int
     phase: WorkerPhase = WorkerPhase.ORDERED
     pid: int | None = None
-    reports: int = 0  # handled reports of its report file
-    store_port: int = 0  # from its ready report
-    group_version: Version = Version(0)  # the group that it trains in
+    reports: int = 0  # index of the last handled report of its script
+    store_port: int = 0  # from the worker's ready report
+    group_version: Version = Version(0)  # the group in which the worker trains
     group_first_step: int = 0  # first step in that group
-    reserved: bool = False  # prepared beside the slot's owner, which is about to leave
-    awaits_slot: bool = False  # has built all that needs no device and waits for its slot
+    reserved: bool = False  # is prepared while the slot's owner is about to leave
+    awaits_slot: bool = False  # is prepared, except for its device, and waits for its slot
 
 
 def advance(worker: Worker, trigger: WorkerTrigger) -> bool:
-    """Move `worker` along its table.
+    """Move `worker` along the transition table; return True if it moved.
 
-    Returns False if the worker is already in that phase or beyond, or is stopping.
+    Returns False if the worker is already in the new phase or in a later phase, or is stopping.
 
     Raises:
         IllegalTransitionError: if the table has no such transition.
@@ -105,8 +105,9 @@ def exit_cause(event: WorkerExited, script: ScriptReports, epoch: int) -> tuple[
     """Return the cause of a worker's exit and the reason as text.
 
     A signal that a program raises by its own fault is a failure of the script. Any other signal
-    (KILL by an operator or the kernel, TERM when a host shuts down) is a loss. A job that exceeded
-    its memory limit on a node would exceed it on the next one, so that is a failure of the script.
+    (KILL by an operator or the kernel, TERM when a host shuts down) is a loss. Exceeding the memory
+    limit of a node is a failure of the script, because the job would exceed the limit of the next
+    node, too.
 
     Args:
         script: earlier reports of the job's script.
@@ -139,7 +140,7 @@ def exit_cause(event: WorkerExited, script: ScriptReports, epoch: int) -> tuple[
 
 
 def shell_exit_code(event: WorkerExited) -> int | None:
-    """Return the exit code as a shell gives it: 128 plus the number of a signal."""
+    """Return the exit code that a shell would report: 128 plus the number of a signal, if any."""
     return 128 + event.signal if event.signal is not None else event.code
 
 
