@@ -106,7 +106,7 @@ _makers: dict[str, Callable[[RendezvousInfo], Backend]] = {"cpu": GlooBackend, "
 
 
 def register(kind: str, make: Callable[[RendezvousInfo], Backend]) -> None:
-    """Train on devices of type `kind` if present; `make` returns an unconnected backend for them."""
+    """Train on devices of type `kind` if present; `make` returns an unconnected backend."""
     _makers[kind] = make
 
 
