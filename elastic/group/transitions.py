@@ -308,7 +308,7 @@ class GroupTransitions:
             report_formed(self._report, membership, position)
 
     def _follow_batch(self, first: int, batch: int) -> None:
-        """Adapt the learning rate to `batch`, from step `first` on, when all have the state."""
+        """Adapt the learning rate to `batch`, from step `first` on: all have the state then."""
         step = self._training.position.step
         if step + 1 >= first:
             self._training.lr_state.follow_batch(batch, step)
@@ -347,9 +347,9 @@ class GroupTransitions:
             transfer.take_portion(micro_batch.step, self.cancelled, load)
 
     def _agree(self, micro_batch: MicroBatch, agreed: AgreedWords) -> None:
-        """Close the vote. If all ranks are ready, schedule the shares of the steps after the boundary.
+        """Close the vote. If all ranks are ready, schedule the shares after the boundary.
 
-        The boundary is so far ahead that no rank has prefetched samples of these steps.
+        The boundary is so far ahead that no rank has prefetched samples of the steps after it.
         """
         membership, training = self._membership, self._training
         boundary = micro_batch.step + max(BOUNDARY_LEAD, membership.group.prefetched_steps)
