@@ -155,8 +155,8 @@ class Reducer:
         Gradients that were accumulated at the same `place` are added.
 
         Args:
-            weight: the pass's number of samples divided by the global batch; 0 excludes the gradients
-                of the pass.
+            weight: the pass's number of samples divided by the global batch; 0 excludes the
+                gradients of the pass.
             extra: numbers between gradients and flags. The bucket has shape (scalars + extra +
                 parameters,); the tail is its last `extra + parameters` numbers.
             counts: True if the pass belongs to the step even with weight 0; its zeros are gradients

@@ -246,7 +246,7 @@ class StepExecutor:
         """Refuse something in the loop that a group cannot do exactly.
 
         Raises:
-            UsageError: if this worker is in a cluster. A worker that always trains alone warns once.
+            UsageError: if a cluster started this worker. A worker that always trains alone warns.
         """
         if self.micro_batch is None:
             return
@@ -492,8 +492,8 @@ class StepView:
         """Let schedulers that step in this context count training steps or epochs.
 
         Args:
-            counts: if True, a scheduler steps once per `schedule_batch` samples. If False, schedulers
-                count epochs and step once.
+            counts: if True, a scheduler steps once per `schedule_batch` samples. If False, a
+                scheduler counts epochs and steps once.
         """
         self._executor.counts_steps = counts
         try:
