@@ -76,7 +76,7 @@ class AgreedWords:
         """Check that the local batches of all ranks add up to `total` samples.
 
         Raises:
-            OutOfStepError: if they do not.
+            OutOfStepError: if they add up to another number.
         """
         if self.samples != total:
             raise OutOfStepError(f"they took {self.samples} samples of a step of {total}")

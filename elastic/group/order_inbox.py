@@ -33,7 +33,7 @@ class PendingGroup:
     needs_build: bool  # False if the processes stay the same, or this worker leaves
     boundary: int | None = None  # last step of the current group; None: not agreed yet
     transfer_steps: int = 0  # number of steps in which newcomers receive the state
-    withdrawn: bool = False  # withdrawn while the reduction with this worker's vote runs
+    withdrawn: bool = False  # withdrawn during a reduction in which this worker votes for it
 
     @property
     def version(self) -> int:

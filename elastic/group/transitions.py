@@ -110,8 +110,8 @@ class GroupTransitions:
         self._mismatch = False  # the states differ, so rank 0 has to broadcast its state
         self._retired: ProcessGroup | None = None  # former group, until the states are compared
         self._new_batch: tuple[int, int] | None = None  # first step, global batch
-        self._lost_members = False  # rank 0 still has to write records for lost members
-        self._became_rank_0 = False  # this worker became rank 0 since the last started step
+        self._lost_members = False  # records for lost members have to be written
+        self._became_rank_0 = False  # became rank 0 in a recovery; no step has followed yet
         self._discard_prefetched = False  # prefetched batches are invalid
         self._left = False
         self._switch_cost: _SwitchCost | None = None  # until the newcomers' first step
@@ -308,7 +308,7 @@ class GroupTransitions:
             report_formed(self._report, membership, position)
 
     def _follow_batch(self, first: int, batch: int) -> None:
-        """Adapt the learning rate to `batch`, from step `first` on: all have the state then."""
+        """Adapt the learning rate to `batch` from step `first` on, when all have the state."""
         step = self._training.position.step
         if step + 1 >= first:
             self._training.lr_state.follow_batch(batch, step)

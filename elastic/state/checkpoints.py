@@ -32,7 +32,7 @@ KEPT_EPOCHS: Final = 2  # the newest epoch and the epoch before
 
 
 def checkpoint_path(folder: Path, point: ResumePoint) -> Path:
-    """Return the path of the checkpoint of epoch and version `point`."""
+    """Return the path of the checkpoint for `point`, an epoch and a version."""
     return folder / f"epoch-{point.epoch:06d}.v{point.version}.pt"
 
 

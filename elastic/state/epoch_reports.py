@@ -21,7 +21,7 @@ from schemas.nodes import ResumePoint
 from schemas.wire.agent import EpochReported, StepsReported, Suspended
 from schemas.wire.worker import Assignment
 
-MAX_KEPT_REPORTS: Final = 50  # epochs whose reports a checkpoint repeats, if a group was lost
+MAX_KEPT_REPORTS: Final = 50  # epochs whose reports a checkpoint has, in case they are lost
 
 
 class EpochSummary(msgspec.Struct, frozen=True):

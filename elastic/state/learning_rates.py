@@ -24,8 +24,8 @@ def lr_factor(rule: LrScaling, batch: int, base: int) -> float:
     """Return the factor for a rate that is meant for `base` samples per step, at batch `batch`.
 
     "linear" is the paper's rule, for SGD. "sqrt" is for Adam-like optimizers, which divide by the
-    gradient's own size; the paper does not treat them. The factor is 1 for "none" and if `base` <=
-    0.
+    gradient's own size; the paper does not treat them. For "none" or a `base` below 1 the factor is
+    1.
     """
     if rule == "none" or base <= 0:
         return 1.0

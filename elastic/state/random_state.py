@@ -135,10 +135,11 @@ class JobSeed:
         self.value = DEFAULT_SEED if stated is None else stated
 
     def begin(self, given: int | None) -> int | None:
-        """Choose the seed and seed the generators, except those that the script seeded with it.
+        """Choose the seed and seed the generators.
 
-        `given` is the seed that the script passed; if it is None, the script might have seeded
-        torch. Returns the script's seed if the job file overrides it, else None.
+        If the script's seed is used, generators that the script seeded keep their state. `given` is
+        the seed that the script passed; if it is None, the script might have seeded torch. Returns
+        the script's seed if the job file overrides it, else None.
         """
         found = _script_seed() if given is None else given
         explicit = given if self._stated is None else self._stated

@@ -159,7 +159,7 @@ class TensorState:
         return hashed.digest()
 
     def _optimizer_state(self, parameter: torch.Tensor) -> dict[str, Any]:
-        """Return a parameter's state; with several optimizers, keys start with the index of one."""
+        """Return a parameter's optimizer state, with keys `index:name` for several optimizers."""
         if len(self.optimizers) == 1:
             return dict(self.optimizer.state.get(parameter, {}))
         return {

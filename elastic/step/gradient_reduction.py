@@ -208,7 +208,7 @@ class Reducer:
         self._fired = [False] * len(self.parameters)
 
     def _empty_grads(self) -> None:
-        """Set gradients to zeros instead of None, because a gradient scaler needs them."""
+        """Set gradients to zeros, not None: a gradient scaler needs them in a skipped step."""
         for index, parameter in enumerate(self.parameters):
             if index in self._prior:
                 parameter.grad = self._prior[index]

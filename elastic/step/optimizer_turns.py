@@ -227,7 +227,8 @@ class OptimizerTurns:
     def adopt(self) -> None:
         """Continue a step that the other workers finished, with their tensors.
 
-        The script's schedulers and scalers return to their values in the step, which they will end.
+        The script completes the step with its own schedulers and scalers, so these get back their
+        values from before the rollback.
         """
         if self._before_rollback is not None:
             self._training.restore(self._before_rollback)

@@ -360,7 +360,7 @@ class StepExecutor:
             self._undo = self._training.snapshot()
 
     def _roll_back(self) -> None:
-        """Restore the last finished step's state, or record that the state here is incomplete."""
+        """Restore the state of the last finished step, or set `has_full_state` to False."""
         if self._turns is not None and not self._turns.roll_back():
             self._membership.has_full_state = False
 

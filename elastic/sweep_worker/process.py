@@ -75,7 +75,7 @@ TRIAL, STATE, DATA, DISK = "trial", "state", "data", "disk"  # causes of a failu
 
 
 def fault_of(error: Exception) -> tuple[str, str]:
-    """Return the cause of a failed unit and a one-line reason; an unknown error is a trial's."""
+    """Return the cause of a failed unit and a one-line reason. The default cause is the trial."""
     match error:
         case StateLostError() | StateFramesError():
             fault = STATE

@@ -32,7 +32,7 @@ from schemas.wire.files import AskState
 from schemas.wire.sweeps import StateRef, StateSource, UnitOrder
 
 MAX_CACHED_BYTES: Final = 256 << 20  # limit of cached states; the newest may exceed it
-DISK_TIMEOUT_S: Final = 30.0  # time after which writing to a full disk is not retried
+DISK_TIMEOUT_S: Final = 30.0  # limit for retries on a full disk
 RETRY_INTERVAL_S: Final = 0.5
 
 

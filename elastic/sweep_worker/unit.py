@@ -3,7 +3,7 @@
 User functions are imported by module path where units run, and are never pickled. A state is sent
 as frames of raw bytes: a header, and the content of each tensor. A state comes from other workers
 and files, so frames contain no pickle: reading them executes nothing. Equal states have equal
-bytes, so equal digests of the frames prove that two trainings are equal.
+bytes, so the digests of the frames show whether two trainings are equal.
 """
 
 from __future__ import annotations

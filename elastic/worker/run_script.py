@@ -85,7 +85,7 @@ def train_graduated(assignment: Assignment, trial: TrialSpec) -> None:
     data = _all_partitions(runner, trial.partitions)
     trained = _build_trained(functions, trial)
     if assignment.kind == START and assignment.rank == 0 and assignment.group.resume is None:
-        trained.load(_fetch_trial_state(trial))  # other workers receive the state of rank 0
+        trained.load(_fetch_trial_state(trial))  # others receive rank 0's state, or a checkpoint
     agent = ScalingAgent.from_env()
     batch = assignment.spec.batch_size
     _, _, loader = agent.load(
