@@ -281,8 +281,8 @@ def rest_of_epoch(
 ) -> Iterator[MicroBatch]:
     """Yield this worker's micro-batches until the epoch ends or the worker leaves.
 
-    They are computed lazily, so rows announced meanwhile apply. A share above `bound` samples, the
-    number that fits the device at once, is divided into several passes.
+    They are computed lazily, so rows that are announced later apply, too. A share of more than
+    `bound` samples, the number that fits the device at once, is divided into several passes.
 
     Raises:
         UsageError: if a step has too few samples to train the model.

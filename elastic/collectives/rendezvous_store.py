@@ -94,9 +94,7 @@ class GroupStore:
         def post_value() -> None:
             # if the reader is lost, the next reduction detects the loss
             with contextlib.suppress(RuntimeError, BrokenGroupError):
-                store: Any = connect_store(
-                    self._address, self._version
-                )  # torch's hints allow only str
+                store: Any = connect_store(self._address, self._version)  # torch's hints: str only
                 store.set(key, make())
 
         threading.Thread(target=post_value, name=key, daemon=True).start()

@@ -108,7 +108,7 @@ class StateStore:
             return None
         try:
             _, frames = split_frames(map_state(path))
-        except (OSError, ValueError, DamagedStateError):  # the file was deleted meanwhile
+        except (OSError, ValueError, DamagedStateError):  # deleted after `find_state`
             return None
         return FoundState(frames, partial(self._verify, path, frames, state.digest))
 
