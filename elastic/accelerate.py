@@ -162,7 +162,7 @@ class ElasticAccelerator(Accelerator):
         return self.agent.report(**metrics)
 
     def weight(self, items: Any) -> None:
-        """Set the number of items over which the loss averages; see `ScalingAgent.weight`."""
+        """Set how many items this batch's loss is averaged over; see `ScalingAgent.weight`."""
         self.agent.weight(items)
 
     def stop(self, why: str) -> None:
@@ -215,7 +215,7 @@ class ElasticAccelerator(Accelerator):
 
     @property
     def is_main_process(self) -> bool:
-        """True if this worker currently prints and saves; a later group can have another one."""
+        """True if this worker prints and saves now; another worker may do so later."""
         return self.agent.rank == 0
 
     is_local_main_process = is_main_process  # a job has one output over all nodes

@@ -109,7 +109,7 @@ class ScalingAgent:
             report=report,
         )
         self._executor = StepExecutor(membership, transitions, training, self._records)
-        self.view = StepView(training, membership, self._executor)  # for loops of frameworks
+        self.view = StepView(training, membership, self._executor)  # for the loop of a framework
         self._reporter.open(folder, self._listener.receive)
         self._reducer: Reducer | None = None
         self._seed = JobSeed(assignment.spec.stated_seed if assignment else None)
@@ -367,7 +367,7 @@ class ScalingAgent:
         self._training.track(stateful)
 
     def weight(self, items: float) -> None:
-        """Set the number of items, for example tokens, over which the current loss averages.
+        """Set how many items, for example tokens, the loss of the current batch is averaged over.
 
         Without this call, the loss is a mean over the samples. Call it in every batch, before
         `backward()`: gradients are then the mean over all items of the global batch. It has no

@@ -365,7 +365,7 @@ class ElasticStrategy(SingleDeviceStrategy):
 
     @property
     def is_global_zero(self) -> bool:
-        """True if this worker currently prints and saves; a later group can have another one."""
+        """True if this worker prints and saves now; another worker may do so later."""
         return self.agent.rank == 0
 
     @property

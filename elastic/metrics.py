@@ -265,7 +265,7 @@ TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Means over the last window."""
+    """Processor and network use of a worker: means over the last window."""
 
     cpu_cores: float  # cores that this process and its children use
     sent_bytes_per_s: float  # rate at which gradients are sent

@@ -131,7 +131,7 @@ class AgentConnection:
     def __init__(
         self, assignment: Assignment, folder: Path, on_message: Callable[[ToWorker], None]
     ) -> None:
-        """Start the connection; `on_message` runs in its thread and must not wait."""
+        """Start the connection; `on_message` runs in the connection's thread and must not wait."""
         self._assignment = assignment
         self._on_message = on_message
         self._reports = report_file(folder / "reports")
@@ -228,7 +228,7 @@ class Report(Protocol):
     """Callback that reports to the controller; a report survives the exit of its worker."""
 
     def __call__(self, kind: type[ScriptReport], **fields: Any) -> None:
-        """Report; job, version, rank and index are added to `fields`."""
+        """Report an event; job, version, rank and index are added to `fields`."""
         ...
 
 

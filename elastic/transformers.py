@@ -406,7 +406,7 @@ class ElasticMixin(Mixed):
         return torch.as_tensor(loss, dtype=own.dtype, device=own.device)
 
     def _set_weight(self, inputs: Any) -> Any:
-        """Set the number of items over which the loss averages; return its divisor, or None."""
+        """Set how many items the loss is averaged over; return the pass's divisor, or None."""
         counted = self._get_num_items_in_batch([inputs], self.args.device)
         labels = inputs.get("labels") if isinstance(inputs, Mapping) else None
         if not isinstance(labels, torch.Tensor):
@@ -442,7 +442,7 @@ class ElasticMixin(Mixed):
         return metrics
 
     def is_world_process_zero(self) -> bool:
-        """Return whether this worker currently prints and saves; another worker may do so later."""
+        """Return whether this worker prints and saves now; another worker may do so later."""
         return self.agent.rank == 0
 
     is_local_process_zero = is_world_process_zero  # a job has one output over all nodes

@@ -111,7 +111,7 @@ def refuse_lazy(model: nn.Module) -> None:
 
 
 def refuse_unreduced(parameters: Iterable[torch.Tensor]) -> None:
-    """Refuse parameters that cannot be reduced as real numbers in one bucket."""
+    """Refuse complex parameters, and parameters on several devices: they do not fit one bucket."""
     held = list(parameters)
     places = sorted({str(parameter.device) for parameter in held})
     if len(places) > 1:
@@ -268,7 +268,7 @@ def sum_certainty(loss: torch.Tensor, samples: int, scale: float) -> SumCertaint
 
 
 def _terms(root: Any, scale: float) -> Iterator[Any]:
-    """Yield the nodes whose results are added, with no factor but the scaler's."""
+    """Yield the nodes whose results add up to the loss, multiplied only by the scaler's factor."""
     pending = [root]
     while pending:
         node = pending.pop()

@@ -28,7 +28,7 @@ class ControlWords:
     step: int = 0  # step of this rank
     ends: bool = False  # this rank has finished the epoch and has no step
     skipped: bool = False  # the script skipped the batch
-    items: float = 0.0  # items that the losses average over; 0 if not set by the script
+    items: float = 0.0  # items that the losses are averaged over; 0 if the script sets none
 
     def encode(self) -> list[float]:
         """Return FIXED_WORDS - 1 numbers, which follow the loss sum (a tensor) in the reduction."""
@@ -58,8 +58,8 @@ class AgreedWords:
     step: float  # mean over ranks, modulo STEP_MODULUS
     ends: int  # ranks that have finished the epoch
     skipped: int  # ranks whose script skipped the batch
-    items: float  # items that the losses average over; 0 if not set by the script
-    used: tuple[bool, ...]  # by parameter: True if any rank has a gradient
+    items: float  # items that the losses are averaged over; 0 if the script sets none
+    used: tuple[bool, ...]  # per parameter: True if any rank has a gradient for it
 
     def check_in_step(self, ranks: int, step: int | None) -> None:
         """Check that all ranks reduced step `step`; None if this rank has finished the epoch.

@@ -108,18 +108,18 @@ class GroupTransitions:
         # Checksums are compared by step numbers alone, so all workers agree when.
         self._check_at = 0  # step of the next scheduled comparison; 0: none is scheduled
         self._mismatch = False  # the states differ, so rank 0 has to broadcast its state
-        self._retired: ProcessGroup | None = None  # former group, until the states are compared
+        self._retired: ProcessGroup | None = None  # previous group, until states are compared
         self._new_batch: tuple[int, int] | None = None  # first step, global batch
         self._lost_members = False  # records for lost members have to be written
         self._became_rank_0 = False  # became rank 0 in a recovery; no step has followed yet
         self._discard_prefetched = False  # prefetched batches are invalid
         self._left = False
-        self._switch_cost: _SwitchCost | None = None  # until the newcomers' first step
+        self._switch_cost: _SwitchCost | None = None  # kept until the newcomers' first step
 
     # --- in
 
     def join(self) -> None:
-        """Wait for the order to become a member, and carry it out."""
+        """Wait for the order to join a group, and join that group."""
         order = self._listener.await_order()
         self._membership.has_full_state = order.kind == START
         if order.kind == RECOVER:  # this worker has no state and reports so

@@ -165,4 +165,4 @@ def choose_lr_scaling(optimizer: torch.optim.Optimizer, asked: str) -> LrScaling
     if asked not in {"linear", "sqrt", "none"}:
         problem = f"lr_scaling {asked!r} is unknown"
         raise UsageError(problem, 'choose "auto", "linear", "sqrt" or "none"', "lr_scaling")
-    return asked  # type: ignore[return-value] # it is one of the rule's literals
+    return asked  # type: ignore[return-value] # `asked` is one of the literals

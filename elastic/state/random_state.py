@@ -95,7 +95,7 @@ class _GeneratorMarks:
             self.torch = None
 
     def set(self) -> None:
-        """Record the current state as known."""
+        """Record the current state of the generators."""
         self.torch = torch.initial_seed()
         self.python, self.numpy = random.getstate(), _numpy()
 

@@ -29,7 +29,7 @@ class ParameterState:
 
     @property
     def size(self) -> int:
-        """Size in bytes."""
+        """Size of all tensors in bytes."""
         return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors)
 
 

@@ -34,7 +34,7 @@ def copy_to_host(state: Any) -> Any:
 
 
 def plain_containers(state: Any) -> Any:
-    """Return `state` with named tuples as tuples, because readers do not know their classes."""
+    """Return `state` with tuples instead of named tuples, whose classes readers do not know."""
     if isinstance(state, Mapping):
         return {key: plain_containers(value) for key, value in state.items()}
     if isinstance(state, list):

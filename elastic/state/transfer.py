@@ -317,7 +317,7 @@ class IncomingState(StateTransfer):
         self._metadata_ready.set()
 
     def begin_portion(self, step: int) -> None:
-        """Start to receive the portion of the coming step; the first one starts automatically."""
+        """Start to receive the portion of the coming step, except the first, which has started."""
         if step > self.first:
             self._receive_portion(step - self.first)
 

@@ -261,7 +261,7 @@ class Contribution:
     terms: ReductionTerms
     has_full_state: bool  # if True, the checksum of the state is included
     skipped: bool = False  # the script skipped the batch
-    items: float | None = None  # items that this pass's losses average over, if set
+    items: float | None = None  # items that this pass's losses are averaged over, if set
     step_items: float = 0.0  # sum of `items` over all passes of the step
     place: int = 0  # number of the backward pass in its batch, from 0
 

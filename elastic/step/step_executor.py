@@ -58,7 +58,7 @@ class StepExecutor:
         self.outcome = StepOutcome.COMMITTED  # outcome of the running step
         self._skip_steps = False
         self._reduced = False
-        self._items: float | None = None  # items that the current batch's losses average over
+        self._items: float | None = None  # items that the current batch's losses are averaged over
         self._step_items: dict[int, float] = {}  # items of the step's earlier passes, by place
         self._pass_items: dict[int, float] = {}  # items of the current pass, by place
         self._passes = 0  # passes of the running step so far
@@ -194,7 +194,7 @@ class StepExecutor:
             optimizer.zero_grad()
 
     def set_items(self, items: float) -> None:
-        """Set the number of `items` over which the current batch's losses average.
+        """Set how many `items` the losses of the current batch are averaged over.
 
         Raises:
             UsageError: outside of the loop over the loader, or if `items` is below 0.
@@ -348,7 +348,7 @@ class StepExecutor:
             self._recover(micro_batch, error)
 
     def _recover(self, micro_batch: MicroBatch, error: Exception) -> None:
-        """Recover after the group broke in the step of `micro_batch`; adopt or drop the step."""
+        """Recover from a broken group; adopt the step if peers finished it, else drop it."""
         self._skip_steps = True
         recovered = self._transitions.recover(error, self._roll_back)
         if micro_batch.step <= recovered.step:
@@ -409,7 +409,7 @@ class StepView:
 
     @property
     def has_state(self) -> bool:
-        """True if this worker has the full state after this step; a newcomer needs some steps."""
+        """True if this worker has the full state after this step. Newcomers need several steps."""
         transfer = self._training.transfer
         if self._membership.has_full_state:
             return True
