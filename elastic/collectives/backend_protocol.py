@@ -66,7 +66,7 @@ class Backend(Protocol):
         ...
 
     def retire(self) -> None:
-        """Wait for running operations, then close the backend. Never on the training thread."""
+        """Wait for running operations, then close; do not call it on the training thread."""
         ...
 
 

@@ -89,7 +89,7 @@ class OrderInbox:
     def receive(
         self, order: GroupOrder, *, version: int, workers: tuple[WorkerId, ...]
     ) -> tuple[Effect, ...]:
-        """Process an order and return its effects; an order not newer than the last has none."""
+        """Process an order and return its effects; an order that is not new has no effect."""
         if (order.version, order.stage) <= self._latest:
             return ()
         self._latest = (order.version, order.stage)

@@ -317,7 +317,10 @@ class IncomingState(StateTransfer):
         self._metadata_ready.set()
 
     def begin_portion(self, step: int) -> None:
-        """Start to receive the portion of the coming step, except the first, which has started."""
+        """Start to receive the portion of the coming step; do nothing for the first portion.
+
+        The first portion starts when the metadata arrives.
+        """
         if step > self.first:
             self._receive_portion(step - self.first)
 

@@ -180,7 +180,7 @@ class Reducer:
         return flat, flat[self._scalars :]
 
     def unpack(self, used: Sequence[bool], scale: float = 1.0) -> None:
-        """Give each used parameter its part of the reduced bucket, times `scale`, as gradient.
+        """Set each used parameter's gradient to its part of the reduced bucket, times `scale`.
 
         `used`, shape (parameters,), is True where some rank has a gradient for the parameter.
         """

@@ -166,7 +166,7 @@ class OptimizerTurns:
         self._before_rollback: dict[str, Any] | None = None  # snapshot before the rollback
 
     def begin(self, micro_batch: MicroBatch, *, may_break: bool) -> None:
-        """Prepare for `micro_batch`; `may_break` if peers exist and this worker has full state."""
+        """Prepare for `micro_batch`; `may_break` is True in a group, given the full state."""
         self._passes, self._stepped = 0, False
         if not micro_batch.first:
             return
