@@ -1,4 +1,4 @@
-"""Elastic training library: `ScalingAgent` and the base of its errors."""
+"""Elastic training library: `ScalingAgent` and the base class of its errors."""
 
 from elastic.gc_free_import import gc_free_import
 

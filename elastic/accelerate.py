@@ -1,4 +1,4 @@
-"""Accelerate's `Accelerator` for elastic jobs: the agent provides batches, gradients and epochs."""
+"""Accelerate's `Accelerator` for elastic jobs; the agent provides batches, gradients and epochs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from elastic.training_errors import UsageError
 
 
 def encoded(value: Any) -> bytes:
-    """Encode tensors, numbers, text and their containers, from any device."""
+    """Encode tensors from any device, numbers, text and containers of these."""
     return encode_metadata({"value": copy_to_host(value)})
 
 
@@ -30,9 +30,9 @@ def decoded(data: bytes) -> Any:
 
 
 def concatenated(parts: Sequence[Any], device: torch.device) -> Any:
-    """Concatenate the tensors of all ranks, in the containers that each part has.
+    """Concatenate the tensors of all ranks; the result has the containers of each part.
 
-    Parts are alike but for the tensors' first dimension; scalars become one row each.
+    The parts differ only in the first dimension of their tensors. A scalar becomes one row.
     """
 
     def join(values: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -42,7 +42,10 @@ def concatenated(parts: Sequence[Any], device: torch.device) -> Any:
 
 
 def reduced(parts: Sequence[tuple[int, Any]], reduction: str, device: torch.device) -> Any:
-    """Reduce (samples, value) of all ranks to a "sum", or a "mean" over samples, in containers."""
+    """Reduce the (samples, value) pairs of all ranks, also inside of containers.
+
+    `reduction` is "sum", or "mean" for the mean over all samples.
+    """
     counts = [count for count, _ in parts]
 
     def join(values: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -66,18 +69,19 @@ def _over(parts: Sequence[Any], join: Callable[[Sequence[torch.Tensor]], torch.T
 
 
 class ElasticAccelerator(Accelerator):
-    """`Accelerator` in a group that changes; to a script it looks like one process.
+    """`Accelerator` in a group that changes; a script sees a single process.
 
-    The initial global batch is the training loader's times `gradient_accumulation_steps`; under a
-    cluster the job file overrides it. Shares larger than the loader's batch (the job file's
-    `max_local_batch`) are taken in several passes, in which `sync_gradients` is false.
+    The initial global batch is the training loader's batch times `gradient_accumulation_steps`.
+    Under a cluster the job file overrides it. A share larger than the loader's batch (in the job
+    file, `max_local_batch`) is processed in several passes; `sync_gradients` is true only in the
+    last one.
 
     Args:
-        agent: of this process; None: created here.
-        lr_scaling: how the rate follows the batch, as in `ScalingAgent.load`.
+        agent: agent of this process; None: created here.
+        lr_scaling: rule by which the rate follows the batch, as in `ScalingAgent.load`.
 
     Raises:
-        UsageError: if the training is distributed by another library.
+        UsageError: if another library distributes the training.
     """
 
     def __init__(
@@ -96,7 +100,7 @@ class ElasticAccelerator(Accelerator):
             problem = f"Accelerate distributes the training itself ({self.distributed_type.value})"
             raise UsageError(problem, "leave its plugins out: the agent's group reduces gradients")
         self._passes = max(1, int(self.gradient_state.num_steps))
-        self.gradient_accumulation_steps = 1  # the agent weighs passes, so losses are not divided
+        self.gradient_accumulation_steps = 1  # no division of losses: the agent weighs passes
 
     # --- prepare
 
@@ -104,8 +108,8 @@ class ElasticAccelerator(Accelerator):
         """Prepare like `Accelerator.prepare`; model, optimizers and training loader in one call.
 
         Args:
-            args: the first loader beside an optimizer is the training loader; other loaders give
-                all of their data to every worker.
+            args: if an optimizer is among them, the first loader is the training loader. Every
+                worker reads all data of the other loaders.
 
         Raises:
             UsageError: if an object is missing, or the agent cannot train it exactly.
@@ -136,7 +140,7 @@ class ElasticAccelerator(Accelerator):
         return tuple(loader if each is loaders[0] else next(prepared) for each in args)
 
     def register_for_checkpointing(self, *objects: Any) -> None:
-        """Keep objects with a `state_dict`: they are restored after a pause, sent to newcomers."""
+        """Keep the states of `objects`: they are restored after a pause and sent to newcomers."""
         for each in objects:
             self._custom_objects.append(each)
             self.agent.track(**{f"registered {len(self._custom_objects)}": each})
@@ -144,9 +148,9 @@ class ElasticAccelerator(Accelerator):
     # --- the loop
 
     def epochs(self, count: int, *, samples: int | None = None) -> Iterator[int]:
-        """Run up to `count` epochs of the whole job, in place of `range(count)`.
+        """Run up to `count` epochs of the whole job, instead of `range(count)`.
 
-        See `ScalingAgent.epochs`; the job file's stop rule overrides `count`.
+        The job file's stop rule overrides `count`; see `ScalingAgent.epochs`.
         """
         return self.agent.epochs(count, samples=samples)
 
@@ -158,36 +162,36 @@ class ElasticAccelerator(Accelerator):
         return self.agent.report(**metrics)
 
     def weight(self, items: Any) -> None:
-        """State what the loss of this batch is a mean over; see `ScalingAgent.weight`."""
+        """Set how many items this batch's loss is averaged over; see `ScalingAgent.weight`."""
         self.agent.weight(items)
 
     def stop(self, why: str) -> None:
-        """End the job with this epoch, if rank 0 calls it; `why` is one line."""
+        """End the job after this epoch, if rank 0 calls it; `why` is one line."""
         self.agent.stop(why)
 
     def _do_sync(self) -> None:
-        """Set `sync_gradients` in the last pass of a step."""
+        """Set `sync_gradients` to True in the last pass of a step and outside of the loop."""
         batch = self.agent.view.batch
         self.gradient_state._set_sync_gradients(batch is None or batch.last)  # noqa: SLF001
 
     # --- values of all workers
 
     def gather(self, tensor: Any) -> Any:
-        """Return, in a training batch, the values of all workers by rank; else `tensor` itself.
+        """Return all workers' values by rank in a training batch; elsewhere return `tensor`.
 
         Args:
-            tensor: or containers of tensors; workers may have different lengths in the first
-                dimension, and workers without samples of the step contribute none.
+            tensor: a tensor or containers of tensors. Workers may have different lengths in the
+                first dimension; workers without samples in the step contribute nothing.
         """
         parts = [decoded(part) for part in self.agent.view.gather(encoded(tensor))]
         return concatenated(parts, self.device) if parts else tensor
 
     def gather_for_metrics(self, input_data: Any, use_gather_object: bool = False) -> Any:  # noqa: FBT001, FBT002
-        """Gather as `gather` does; outside of a training batch every worker has all of the data.
+        """Gather as `gather` does in a training batch; elsewhere every worker has all data.
 
         Args:
             input_data: tensors, or containers of them.
-            use_gather_object: used outside of a training batch only.
+            use_gather_object: used only outside of a training batch.
         """
         if self.agent.view.batch is not None:
             return self.gather(input_data)
@@ -197,7 +201,7 @@ class ElasticAccelerator(Accelerator):
         """Reduce over all workers in a training batch; "mean" is over all samples of the step.
 
         Args:
-            tensor: or containers of tensors, of equal shapes on all workers.
+            tensor: a tensor or containers of tensors, with equal shapes on all workers.
             reduction: "sum", "mean" or "none".
             scale: ignored.
         """
@@ -211,13 +215,13 @@ class ElasticAccelerator(Accelerator):
 
     @property
     def is_main_process(self) -> bool:
-        """True if this worker prints and saves; another worker may do so later."""
+        """True if this worker prints and saves now; another worker may do so later."""
         return self.agent.rank == 0
 
     is_local_main_process = is_main_process  # a job has one output over all nodes
 
     def on_main_process(self, function: Callable[..., Any] | None = None) -> Any:
-        """Decorate `function` to run only if `is_main_process` at the call; else return None."""
+        """Decorate `function` to run only where `is_main_process` is true; else return None."""
 
         def inner(*args: Any, **options: Any) -> Any:
             return function(*args, **options) if function and self.is_main_process else None
@@ -225,42 +229,42 @@ class ElasticAccelerator(Accelerator):
         return inner
 
     def print(self, *args: Any, **options: Any) -> None:
-        """Print once for the job."""
+        """Print on one worker only."""
         if self.is_main_process:
             print(*args, **options)  # noqa: T201 - required by the interface
 
     def log(self, values: dict[str, Any], step: int | None = None, **options: Any) -> None:
-        """Log to trackers, once for the job."""
+        """Log to trackers on one worker only."""
         if self.is_main_process:
             super().log(values, step=step, **options)
 
     def save(self, *args: Any, **options: Any) -> None:
-        """Save once for the job."""
+        """Save on one worker only."""
         if self.is_main_process:
             super().save(*args, **options)
 
     def save_model(self, *args: Any, **options: Any) -> None:
-        """Save the model once for the job."""
+        """Save the model on one worker only."""
         if self.is_main_process:
             super().save_model(*args, **options)
 
     def wait_for_everyone(self) -> None:
-        """Do nothing: steps and reports synchronise; a worker could not leave another barrier."""
+        """Do nothing: steps and reports synchronise, and a worker could not leave a barrier."""
 
     @contextlib.contextmanager
     def main_process_first(self) -> Iterator[None]:
-        """Do nothing: data that are created once must be created before the job."""
+        """Do nothing: data that are created only once must exist before the job starts."""
         yield
 
     @contextlib.contextmanager
     def join_uneven_inputs(self, *_: Any, **__: Any) -> Iterator[None]:
-        """Do nothing: uneven shares are exact."""
+        """Do nothing: training with uneven shares is exact."""
         yield
 
     # --- refused
 
     def save_state(self, *_: Any, **__: Any) -> NoReturn:
-        """Refuse: the job keeps its own state."""
+        """Refuse, because the job saves its own state."""
         problem = "save_state() would store the state of one worker only"
         remedy = (
             "leave it out: the job's state is saved at each epoch's end, and when the job is paused"
@@ -268,18 +272,18 @@ class ElasticAccelerator(Accelerator):
         raise UsageError(problem, f"{remedy}; use save_model() to export a model")
 
     def load_state(self, *_: Any, **__: Any) -> NoReturn:
-        """Refuse: the job restores its own state."""
+        """Refuse, because the job restores its own state."""
         problem = "load_state() would change the state of one worker only"
         raise UsageError(problem, "leave it out: a job resumes automatically")
 
     def skip_first_batches(self, *_: Any, **__: Any) -> NoReturn:
-        """Refuse: a resumed job continues at its position automatically."""
+        """Refuse, because a resumed job continues at its position automatically."""
         problem = "skip_first_batches() would leave out samples of the epoch"
         remedy = "leave it out: a resumed job continues at its position automatically"
         raise UsageError(problem, remedy)
 
     def check_trigger(self) -> NoReturn:
-        """Refuse: use `stop`, which ends the job with the epoch."""
+        """Refuse; `stop` ends the job after the epoch."""
         problem = "check_trigger() would leave the loop within an epoch"
         remedy = "use accelerator.stop(why), which ends the job with the epoch on all workers"
         raise UsageError(problem, remedy)

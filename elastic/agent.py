@@ -1,6 +1,6 @@
 """Handle of a training script: one worker of an elastic job.
 
-Read-only properties of a worker, for scripts and for framework adapters.
+Scripts and framework adapters also read the worker's properties here.
 """
 
 from __future__ import annotations
@@ -77,11 +77,12 @@ WORKER: Final = "ONES_WORKER"  # the worker's folder, set by the node's agent
 
 
 class ScalingAgent:
-    """Worker of a job; the job file overrides the script where both state a value.
+    """Worker of a job. If the job file and the script set the same value, the job file wins.
 
     Args:
-        assignment: of this worker; None: the worker trains alone and the script decides everything.
-        folder: the worker's files; None without an assignment.
+        assignment: assignment of this worker. If it is None, the worker trains alone and the script
+            decides everything.
+        folder: folder of the worker's files; None without an assignment.
     """
 
     def __init__(self, assignment: Assignment | None, folder: Path | None) -> None:
@@ -108,7 +109,7 @@ class ScalingAgent:
             report=report,
         )
         self._executor = StepExecutor(membership, transitions, training, self._records)
-        self.view = StepView(training, membership, self._executor)  # for a framework's loop
+        self.view = StepView(training, membership, self._executor)  # for the loop of a framework
         self._reporter.open(folder, self._listener.receive)
         self._reducer: Reducer | None = None
         self._seed = JobSeed(assignment.spec.stated_seed if assignment else None)
@@ -119,12 +120,12 @@ class ScalingAgent:
     def from_env(cls, seed: int | None = None) -> ScalingAgent:
         """Create the agent of this process and seed all random generators.
 
-        The job file's seed overrides `seed`, which overrides a seed that the script passed to
-        `torch.manual_seed`, here or before `load`; the default is 0. If the script's
-        `torch.manual_seed` decides, generators that the script seeded keep their state.
+        The job file's seed overrides `seed`, and `seed` overrides a seed that the script passed to
+        `torch.manual_seed` before this call or before `load`. The default is 0. If the seed of
+        `torch.manual_seed` is used, generators that the script seeded keep their state.
 
         Args:
-            seed: of the job: the order of samples and all random numbers.
+            seed: seed of the job, for the order of samples and all random numbers.
         """
         folder = Path(os.environ[WORKER]) if os.environ.get(WORKER) else None
         assignment = None
@@ -140,7 +141,7 @@ class ScalingAgent:
     def rank(self) -> int:
         """Rank of this worker in its group, which may change; rank 0 prints and saves.
 
-        Before the first epoch, the rank that this worker is going to have.
+        Before the first epoch, this is the rank that the worker will have.
         """
         if self._assignment is not None and not self._joined:
             return int(self._assignment.rank)
@@ -153,12 +154,12 @@ class ScalingAgent:
 
     @property
     def world_size(self) -> int:
-        """Number of workers in the current group, or in the first group before it forms."""
+        """Number of workers in the current group; before the first group forms, in that group."""
         return len(self._membership.workers)
 
     @property
     def step(self) -> int:
-        """Steps done since the start of the job; raises UsageError before `load`."""
+        """Number of steps done since the start of the job; raises UsageError before `load`."""
         return self._require_loaded("step").position.step
 
     @property
@@ -168,7 +169,7 @@ class ScalingAgent:
 
     @property
     def progress(self) -> Progress:
-        """Finished shares of the epoch and of the job, 0 to 1; raises UsageError before `load`."""
+        """Finished fractions of the epoch and the job, 0 to 1; raises UsageError before `load`."""
         training = self._require_loaded("progress")
         if training.why_done:
             return Progress(1.0, 1.0)
@@ -176,12 +177,12 @@ class ScalingAgent:
 
     @property
     def job_lr(self) -> float | None:
-        """Learning rate of the job file, for the job's first batch; None if there is none."""
+        """Learning rate in the job file, for the job's first batch; None if none is set."""
         return self._assignment.group.lr if self._assignment is not None else None
 
     @property
     def epoch_samples(self) -> int:
-        """Samples of an epoch (||D||)."""
+        """Number of samples in an epoch (||D||)."""
         return self._training.stream.size
 
     @property
@@ -210,33 +211,34 @@ class ScalingAgent:
         """Build model, optimizer and loader.
 
         Args:
-            build_model: called without arguments, returns the module, preferably on the host; a
+            build_model: called without arguments; returns the module, preferably on the host. A
                 `.cuda()` inside waits for the slot.
-            build_optimizer: called with `list(model.parameters())`, which are on the slot's device
-                by then; returns an optimizer of them, or a tuple, list or dict of several: `lambda
+            build_optimizer: called with `list(model.parameters())`, which are then on the slot's
+                device. Returns an optimizer of them, or a tuple, list or dict of several: `lambda
                 parameters: torch.optim.SGD(parameters, lr=0.1)`.
             train_set: map-style dataset, which is shuffled, or an iterable dataset with a length,
-                which is not: each worker reads all of it and takes its part.
-            batch_size: global, samples per step; the job file overrides it.
+                which is not shuffled: each worker reads all of it and uses its share.
+            batch_size: global batch, samples per step; the job file overrides it.
             lr: learning rate of the first optimizer at that batch; the job file overrides it.
                 Parameter groups and other optimizers keep the ratios that `build_optimizer` gave
                 them. None keeps the optimizers' own rates.
-            lr_scaling: how the rate follows a change of the batch: "linear", "sqrt" (its square
-                root) or "none"; "auto": sqrt for Adam-like optimizers, else linear, decided for
-                each optimizer.
+            lr_scaling: rule by which the rate follows a change of the batch: "linear", "sqrt" (by
+                the square root) or "none". "auto" chooses for each optimizer: sqrt for Adam-like
+                ones, otherwise linear.
             lr_doubling_steps: steps in which the rate grows by at most 2x; 0: at once.
-            columns: sequences that are read side by side: samples come in the order of the data,
-                and sample i continues sample i - columns; see `carried`. None: samples are
+            columns: number of sequences that are read in parallel. Samples are in the order of the
+                data, and sample i continues sample i - columns; see `carried`. None: samples are
                 independent.
-            carried_dim: dimension of `carried` tensors that holds the samples: 1 in torch's LSTM
-                and GRU, 0 in their cells.
-            max_local_batch: samples that fit the device at once; a worker takes a larger share of a
-                step in several passes, whose gradients equal those of the whole share. The job file
-                overrides it. None: `batch_size`.
+            carried_dim: dimension of `carried` tensors along which the samples lie: 1 in torch's
+                LSTM and GRU, 0 in their cells.
+            max_local_batch: samples that fit the device at once. A worker processes a larger share
+                of a step in several passes, with the same gradients as the whole share. The job
+                file overrides it. None: `batch_size`.
             schedule_batch: global batch whose steps schedulers count, if they were created before
                 `load`; None: the job's first batch.
-            loader_options: of torch's DataLoader. `drop_last=True` leaves out the samples of an
-                epoch that make no whole step; their number follows the current batch.
+            loader_options: options of torch's DataLoader. `drop_last=True` leaves out the samples
+                at the end of an epoch that do not fill a step; their number depends on the current
+                batch.
 
         Returns:
             The model and the result of `build_optimizer`, restored from the last checkpoint if
@@ -290,7 +292,7 @@ class ScalingAgent:
     def _set_batch_and_rate(
         self, tensors: TensorState, batch_size: int, lr: float | None, scaling: str, doubling: int
     ) -> None:
-        """Set the optimizers' rates, and how they follow the batch; the job file overrides both."""
+        """Set the optimizers' rates and their rules. The job file overrides rate and batch."""
         if batch_size < 1:
             raise UsageError(f"batch_size {batch_size} is below 1", "raise it", "batch_size")
         rules = [choose_lr_scaling(optimizer, scaling) for optimizer in tensors.optimizers]
@@ -317,7 +319,7 @@ class ScalingAgent:
         for optimizer in tensors.optimizers:
             patch_optimizer_step(optimizer, executor)
         if len(tensors.optimizers) > 1:
-            if self.is_managed:  # a remainder must not cause several passes
+            if self.is_managed:  # a remainder in the last step must not need a second pass
                 bound += training.stream.min_samples - 1
             turns = OptimizerTurns(training, GradientOrigins(tensors.trained()))
         self._reducer = Reducer(tensors.trained(), executor.backward_finished)
@@ -334,7 +336,11 @@ class ScalingAgent:
         return loader
 
     def _pass_limit(self, script: int | None, alone: int) -> int:
-        """Return the most samples of one pass; `alone` if neither job file nor script states it."""
+        """Return the maximum samples of a pass.
+
+        The first value that is set decides: the job file's, then `script`, then the job's default.
+        Without a cluster, `alone` is the default.
+        """
         if script is not None and script < 1:
             raise UsageError(f"max_local_batch {script} is below 1", "raise it", "max_local_batch")
         spec = self._assignment.spec if self._assignment else None
@@ -351,23 +357,24 @@ class ScalingAgent:
         return self._training
 
     def track(self, **stateful: Any) -> None:
-        """Keep these objects in checkpoints and transfers; each needs a `state_dict`.
+        """Keep the states of these objects in checkpoints and transfers; each needs a `state_dict`.
 
-        Call it before the first epoch. In a resumed job the objects have their state once `track`
-        and `load` have returned, with mappings as dicts and named tuples as tuples. torch's
-        schedulers, classes derived from them and torch's gradient scalers are tracked automatically
-        if they are created after `load`.
+        Call `track` before the first epoch. In a resumed job the objects have their states once
+        `track` and `load` have returned; mappings are restored as dicts, named tuples as tuples.
+        Schedulers of torch, classes derived from them and torch's gradient scalers are tracked
+        automatically if they are created after `load`.
         """
         self._training.track(stateful)
 
     def weight(self, items: float) -> None:
-        """State what the loss of the current batch is a mean over, if not its samples, e.g. tokens.
+        """Set how many items, for example tokens, the loss of the current batch is averaged over.
 
-        Call it in every batch, before `backward()`: gradients are then the mean over all items of
-        the global batch. It has no effect for a worker that trains its batch alone.
+        Without this call, the loss is a mean over the samples. Call it in every batch, before
+        `backward()`: gradients are then the mean over all items of the global batch. It has no
+        effect for a worker that processes its batch alone.
 
         Args:
-            items: items of this worker's batch; a number, or a tensor with one element.
+            items: number of items in this worker's batch, or a tensor with one element.
 
         Raises:
             UsageError: outside of the loop over the loader, or if `items` is not a number >= 0.
@@ -376,12 +383,12 @@ class ScalingAgent:
 
     @property
     def carried(self) -> Any:
-        """State carried from batch to batch, as it is before the current batch.
+        """State that is carried from batch to batch, with its values before the current batch.
 
         Write `scores, agent.carried = model(inputs, agent.carried)` in every batch, before
-        `backward()`. The state is detached and holds the rows of the samples in the current batch.
-        It is None if all their columns start, as in the first batch of an epoch; columns that start
-        beside others have zeros.
+        `backward()`. The state is detached and has one row per sample of the current batch. It is
+        None if all these samples start their columns, as in the first batch of an epoch. If only
+        some samples start their columns, their rows are zeros.
 
         Raises:
             UsageError: outside of the loop over the loader, or without `load(columns=...)`.
@@ -420,7 +427,7 @@ class ScalingAgent:
             self._executor.check_tracked()
             return
         self._epochs.open(Path(assignment.checkpoints))
-        atexit.register(checkpoints.drain_checkpoints)  # for scripts that leave their loop
+        atexit.register(checkpoints.drain_checkpoints)  # if the script leaves its loop early
         if assignment.spec.record_samples:
             self._records.open(self._folder / "samples")
         if training.restore_loaded():
@@ -441,7 +448,7 @@ class ScalingAgent:
         if assignment.rank == 0:
             self._epochs.report_missing_epochs()
         self._transitions.join()
-        self._records.set_stream(training.stream)  # which has rank 0's seed now
+        self._records.set_stream(training.stream)  # the stream has rank 0's seed now
         if assignment.kind != JOIN:
             training.lr_state.follow_batch(self.batch_size, training.position.step)
         connection.set_telemetry(self._telemetry)
@@ -464,8 +471,8 @@ class ScalingAgent:
         Args:
             count: epochs of the whole job, including those before a resume; ignored if `samples` is
                 given or the job file has a stop rule.
-            samples: of the whole job, after which training ends, also within an epoch; ignored if
-                the job file has a stop rule.
+            samples: number of samples of the whole job after which training ends, even within an
+                epoch; ignored if the job file has a stop rule.
 
         Yields:
             The number of the epoch that starts, from 0.
@@ -473,7 +480,7 @@ class ScalingAgent:
         Raises:
             UsageError: before `load`, at the second call, if the set of trained parameters changed
                 since `load`, or if a tracked state cannot be transferred.
-            LeftGroup: if this worker is not in the group any more; it ends the script.
+            LeftGroup: if this worker is no longer in the group; it ends the script.
         """
         training = self._require_loaded("epochs()")
         if self._joined:
@@ -504,7 +511,7 @@ class ScalingAgent:
 
         Args:
             metrics: numbers, or tensors with one element; `loss` replaces the training loss that
-                the agent saw in `backward()`.
+                the agent recorded in `backward()`.
 
         Returns:
             Rank 0's numbers, on every rank.
@@ -524,7 +531,7 @@ class ScalingAgent:
         numbers = metric_values(metrics)
         loss = numbers.pop("loss", training.losses.take())
         warning = training.loss_warning(loss) if training.position.cursor else ""
-        if warning and warning != self._last_warning:  # not again in each epoch
+        if warning and warning != self._last_warning:  # do not repeat it in each epoch
             self._reporter.log(f"epoch {training.position.epoch}: {warning}")
         self._last_warning = warning
         summary = self._executor.end_epoch(self._epochs.summary(numbers, loss))
@@ -533,7 +540,7 @@ class ScalingAgent:
         return self._epochs.end_epoch(summary, now, version=version, first=self.rank == 0)
 
     def stop(self, why: str) -> None:
-        """Request the end of the job with this epoch: `report` ends the job if rank 0 requested it.
+        """Request the end of the job: the next `report` ends it if rank 0 made the request.
 
         Args:
             why: one line, for the job's history.
@@ -557,12 +564,12 @@ def load_prepared(
     passes: int,
     lr_scaling: str,
 ) -> ElasticLoader:
-    """Load what a script built for one process, without the library; return its elastic loader.
+    """Load objects that a script built for a single process; return the elastic loader.
 
-    The script takes `passes` batches of `loader` for a step.
+    The script uses `passes` batches of `loader` for a step.
 
     Raises:
-        UsageError: if the agent cannot train it exactly.
+        UsageError: if the agent cannot train this exactly.
     """
     size, script_lr = int(loader.batch_size or 1), float(optimizers[0].defaults["lr"])
     options = loader_options(loader, agent.device)

@@ -20,11 +20,11 @@ USAGE: Final = 2
 
 
 def export_state(checkpoint: Path, target: Path) -> int:
-    """Write a checkpoint's model state to `target`, atomically; return its number of tensors.
+    """Write a checkpoint's model state to `target`, atomically; return the number of tensors.
 
     Args:
-        checkpoint: of a job, or a state of a sweep.
-        target: for `torch.load(target, weights_only=True)`; an existing file is replaced.
+        checkpoint: checkpoint of a job, or state file of a sweep.
+        target: file for `torch.load(target, weights_only=True)`; an existing file is replaced.
 
     Raises:
         CheckpointError: if `checkpoint` cannot be read.
@@ -51,7 +51,7 @@ def _model_of(path: Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Run the command line; on errors print one line and exit with 1."""
+    """Run the command line. On an error, print one line and exit with 1."""
     if len(sys.argv) != USAGE + 1:
         sys.stderr.write("usage: python -P -m elastic.export_state CHECKPOINT FILE\n")
         sys.exit(USAGE)

@@ -1,7 +1,8 @@
-"""Named fault points: a test states in the job's environment where which worker fails.
+"""Named fault points: a test sets in the job's environment which worker fails at which point.
 
-`ELASTIC_FAULTS="reduce:rank=1:step=40=kill; handover.send:version=3=stall 2.5"`: at each point that
-a worker reaches, the first fault whose conditions hold is executed, once in each process.
+Example: `ELASTIC_FAULTS="reduce:rank=1:step=40=kill; handover.send:version=3=stall 2.5"`. When a
+worker reaches a point, the first fault whose conditions are met is executed. Each fault is executed
+once per process.
 """
 
 from __future__ import annotations
@@ -22,31 +23,31 @@ POINTS: Final = frozenset(
         "built",  # in the same thread, when the group is built
         "announce",  # the boundary is agreed
         "boundary",  # before the switch
-        "swapped",  # after it
+        "swapped",  # after the switch
         "handover.send",  # in the thread that sends the state
-        "handover.receive",  # in the thread that receives it
+        "handover.receive",  # in the thread that receives the state
         "handed_over",  # a newcomer has the full state
         "reduce",  # before a step's reduction
-        "reduced",  # after it, before its result is read
-        "carry",  # before the rows of carried state are reduced
-        "carried",  # after it
+        "reduced",  # after the reduction, before its result is read
+        "carry",  # before the reduction of carried rows
+        "carried",  # after the reduction of carried rows
         "reduce.later",  # before a later reduction of a step, with several optimizers
-        "reduced.later",  # after it
+        "reduced.later",  # after a later reduction
         "step",  # after the optimizer's step
         "report",  # before the epoch's summary is broadcast
-        "agreed",  # after it, before the worker records its last samples
+        "agreed",  # after the broadcast, before the worker records its last samples
         "quiesce",  # before the worker reports that it has quiesced
         "recover",  # before the survivors' group is built
-        "recovered",  # after it
+        "recovered",  # after this worker has entered the survivors' group
         "suspend",  # before the checkpoint of a suspended job
-        "suspended",  # after it, before the others leave
+        "suspended",  # after the checkpoint, before the others leave
     }
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """An action at a fault point, and the conditions for it."""
+    """An action at a fault point, and the conditions for the action."""
 
     point: str
     action: str  # kill, stop, fail, stall SECONDS, corrupt
@@ -55,9 +56,9 @@ class Fault:
     version: int | None = None
 
     def matches(self, point: str, rank: int | None, step: int | None, version: int | None) -> bool:
-        """True if this fault applies here; a fault with a step also applies to later steps.
+        """Return whether this fault applies here; a fault with a step also applies to later steps.
 
-        A point without rank, step or version (None) matches only faults without that condition.
+        A rank, step or version of None matches only faults without a condition on it.
         """
         return (
             self.point == point
@@ -72,10 +73,10 @@ class InjectedError(Exception):
 
 
 def parse(text: str) -> list[Fault]:
-    """Parse the faults of `text` (format: see the module); empty text gives none.
+    """Parse the faults of `text` (format: see the module); an empty text has no faults.
 
     Raises:
-        ValueError: naming the part that cannot be parsed.
+        ValueError: if a part cannot be parsed; names the part.
     """
     faults = []
     for part in filter(None, (part.strip() for part in text.split(";"))):
@@ -95,9 +96,10 @@ _lock = threading.Lock()
 def reach(
     point: str, *, rank: int | None = None, step: int | None = None, version: int | None = None
 ) -> bool:
-    """Execute the fault at `point`, if any; True asks the caller to corrupt what it sends next.
+    """Execute the fault at `point`, if any.
 
-    Rank, step (1-based) or version None matches only faults without that condition.
+    Returns True if the caller has to corrupt the data that it sends next. A rank, step (1-based) or
+    version of None matches only faults without a condition on it.
 
     Raises:
         InjectedError: if the fault's action is `fail`.

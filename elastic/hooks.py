@@ -1,11 +1,11 @@
 """Patches of torch: optimizer steps, schedulers, scalers, backward passes, device use, loaders.
 
-- `optimizer.step` is replaced on the one object, so that schedulers and scalers find what they
-  expect.
-- Schedulers: some call their base class's constructor, some do not, some consist of others. So the
-  constructor of every class is wrapped, and the outermost one reports the scheduler.
-- Backward passes: the engine's own callback ends with the innermost pass, which is too early when a
-  checkpointed block runs a pass inside. So `torch.autograd.backward` itself is wrapped.
+- `optimizer.step` is replaced on each object, not in its class, so that schedulers and scalers
+  work as before.
+- Schedulers: some call the constructor of their base class, some do not, and some consist of other
+  schedulers. So the constructor of every class is wrapped, and only the outermost call reports.
+- Backward passes: the engine's own callback runs after the innermost pass, which is too early when
+  a checkpointed block runs a pass inside. So `torch.autograd.backward` itself is wrapped.
 """
 
 from __future__ import annotations
@@ -35,30 +35,30 @@ class StepGate(Protocol):
         ...
 
     def refuse(self, problem: str, remedy: str) -> None:
-        """Raise an error for what a group cannot do exactly, unless the worker trains alone."""
+        """Raise an error for what a group cannot do exactly; only warn if the worker is alone."""
         ...
 
     def before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> float:
-        """Wait until parameters may change; return the factor of the rates in this step."""
+        """Wait until parameters may change; return the factor for the rates in this step."""
         ...
 
 
 _stepping: list[torch.optim.Optimizer] = []  # the agent's optimizers during their steps
-_gates: list[StepGate] = []  # of the latest agent in this process
+_gates: list[StepGate] = []  # gate of the latest agent in this process
 _hooked: list[Any] = []
 
 
 def patch_optimizer_step(optimizer: torch.optim.Optimizer, gate: StepGate) -> None:
-    """Consult `gate` before each step of this optimizer object, in the thread that calls `step`."""
+    """Make this optimizer object ask `gate` before each step, in the thread that calls `step`."""
     original = type(optimizer).step
     scheduled = hasattr(optimizer.step, "_wrapped_by_lr_sched")  # wrapped by an earlier scheduler
 
     def step(self: torch.optim.Optimizer, *args: Any, **options: Any) -> Any:
         if scheduled:
-            self._opt_called = True  # type: ignore[attr-defined] # or its scheduler complains
+            self._opt_called = True  # type: ignore[attr-defined] # or the scheduler warns
         closure, args, options = _closure_of(args, options)
         loss = None
-        if closure is not None:  # its backward pass reduces the gradients
+        if closure is not None:  # the closure's backward pass reduces the gradients
             with torch.enable_grad():
                 loss = closure()
         if gate.must_skip():
@@ -100,7 +100,7 @@ def _closure_of(
 
 
 def _evaluated(closure: Callable[[], Any], loss: Any, gate: StepGate) -> Callable[[], Any]:
-    """Return `closure` with its first evaluation, whose result is `loss`, done already."""
+    """Return `closure` without its first evaluation, which is done: its result is `loss`."""
     losses = [loss]
 
     def evaluate() -> Any:
@@ -122,7 +122,7 @@ def _refuse_others(gate: StepGate) -> None:
 
 
 def _refuse_foreign_step(optimizer: torch.optim.Optimizer, _: Any, __: Any) -> None:
-    if _stepping:  # the agent's optimizer, or one inside of it
+    if _stepping:  # the agent's optimizer steps, or an optimizer inside of it
         return
     for gate in _gates:
         gate.refuse(
@@ -151,8 +151,9 @@ def track_lr_schedulers(
 ) -> None:
     """Track every scheduler that is created for one of `optimizers` from now on.
 
-    `track` gets each as a keyword argument named `scheduler N`, numbered in the order of creation
-    over all optimizers. A call of `step()` without arguments becomes `steps()` steps.
+    `track` is called with a keyword argument `scheduler N`, where N is the number of the scheduler
+    in the order of creation over all optimizers. A call of `step()` without arguments becomes
+    `steps()` steps.
     """
     count = itertools.count(1)
     for optimizer in optimizers:
@@ -236,7 +237,7 @@ def _optimizer_of(made: LRScheduler) -> torch.optim.Optimizer | None:
     return None
 
 
-_scaler_callbacks: list[Callable[[GradScaler], None]] = []  # of the latest agent
+_scaler_callbacks: list[Callable[[GradScaler], None]] = []  # callback of the latest agent
 
 
 def track_grad_scalers(track: Callable[[GradScaler], None]) -> None:
@@ -258,11 +259,11 @@ def track_grad_scalers(track: Callable[[GradScaler], None]) -> None:
 class BackwardListener(Protocol):
     """Receiver of notifications about outermost backward passes."""
 
-    losses: list[torch.Tensor]  # scalars that `backward` was called on, detached
+    losses: list[torch.Tensor]  # detached scalars on which `backward` was called
     check_loss: Callable[[torch.Tensor], None] | None  # checks each such scalar before its pass
 
     def backward_finished(self) -> None:
-        """Called at the end of an outermost backward pass."""
+        """Handle the end of an outermost backward pass."""
         ...
 
 
@@ -308,7 +309,10 @@ def _backward(tensors: Any, *args: Any, **options: Any) -> None:
 
 
 def _note_loss(tensors: Any, *, by_itself: bool) -> None:
-    """Pass a scalar loss to the listeners; it is judged unless `backward` multiplies a gradient."""
+    """Pass a scalar loss to the listeners; if `by_itself`, they also check the loss.
+
+    `by_itself` is False if the script passes a gradient to `backward`.
+    """
     loss = tensors if isinstance(tensors, torch.Tensor) else None
     if loss is None and isinstance(tensors, Sequence) and len(tensors) == 1:
         loss = tensors[0]
@@ -319,7 +323,7 @@ def _note_loss(tensors: Any, *, by_itself: bool) -> None:
                 listener.check_loss(loss)
 
 
-CUDA: Final[Any] = torch.cuda  # has no type hints in part
+CUDA: Final[Any] = torch.cuda  # parts have no type hints
 GPU_USED_EARLY: Final = (
     "[ones] the GPU was used before ScalingAgent.from_env(), while another worker has it\n"
 )
@@ -328,9 +332,9 @@ GPU_USED_EARLY: Final = (
 def hold_device(await_slot: Callable[[], None]) -> None:
     """Make the first use of CUDA in this process wait for `await_slot`.
 
-    torch opens the device in the first call that needs it and then runs the calls that were
-    deferred until then: `await_slot` is one of them, called once, in the thread that came first. No
-    device memory is taken before. If the device is open already, a log line says so.
+    In the first call that needs the device, torch opens it and then runs the deferred calls. This
+    function defers `await_slot`, which runs once, in the thread that uses the device first. No
+    device memory is taken before. If the device is already open, a log line says so.
     """
     if CUDA.is_initialized():
         sys.stderr.write(GPU_USED_EARLY)

@@ -1,6 +1,6 @@
-"""Stand-alone run of a script as a worker would run it: `python -P -m elastic.launch SCRIPT ARGS`.
+"""Stand-alone run of a script as in a worker: `python -P -m elastic.launch SCRIPT ARGS`.
 
-With `-P`, files of the user cannot shadow the library's modules before these are imported.
+With `-P`, the user's files cannot shadow modules of the library that are not imported yet.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Lightning strategy for elastic jobs: a `Trainer` is one of several workers that look like one.
+"""Lightning strategy for elastic jobs. A `Trainer` is one of several workers that act as one.
 
-Lightning's loops end an epoch with the job's data. Values that a module logs in training are means
-over all workers, whatever `sync_dist` says. Lightning's counts are sent to newcomers and kept in
-checkpoints.
+Lightning's loops end an epoch when the job's data end. Values that a module logs in training are
+means over all workers, whatever `sync_dist` says. Lightning's counts are sent to newcomers and kept
+in checkpoints.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from schemas.jobs import StopRule
 
 
 class ElasticFetcher(_DataFetcher):
-    """Data fetcher over the agent's loader that knows the last batch of an epoch."""
+    """Data fetcher over the agent's loader; it knows which batch is the last of an epoch."""
 
     def __init__(self, strategy: ElasticStrategy) -> None:
         super().__init__()
@@ -41,13 +41,13 @@ class ElasticFetcher(_DataFetcher):
         self._batches: Iterator[Any] = iter(())
 
     def __iter__(self) -> ElasticFetcher:
-        """Start the rest of the running epoch."""
+        """Start to iterate over the rest of the running epoch."""
         self.fetched, self.done = 0, False
         self._batches = iter(self._strategy.loader or ())
         return self
 
     def __next__(self) -> tuple[Any, int, int]:
-        """Return the next batch, in Lightning's form."""
+        """Return the next batch, in the form that Lightning expects."""
         batch = next(self._batches)
         if self._strategy.tracked is not None:
             self._strategy.tracked.begin_batch()
@@ -55,7 +55,7 @@ class ElasticFetcher(_DataFetcher):
         return batch, self.fetched, 0
 
     def end(self) -> bool:
-        """Commit the last step; True if the step was dropped and has to be repeated."""
+        """Commit the last step; return True if the step was dropped and has to be repeated."""
         dropped = self._strategy.agent.view.is_dropped
         close = getattr(self._batches, "close", None)
         if close is not None:
@@ -67,13 +67,13 @@ class ElasticEpochLoop(_TrainingEpochLoop):
     """Loop over one training epoch of the job."""
 
     def on_run_start(self, data_fetcher: Any) -> None:
-        """Start a new iteration for each epoch, also for the first one."""
+        """Start a new iteration for every epoch, including the first one."""
         iter(data_fetcher)
         data_fetcher._start_profiler = self._on_before_fetch  # noqa: SLF001
         data_fetcher._stop_profiler = self._on_after_fetch  # noqa: SLF001
 
     def on_advance_end(self, data_fetcher: Any) -> None:
-        """Request a stop through the agent: in a group rank 0 ends the job with its epoch."""
+        """Pass a stop request to the agent: in a group, rank 0 ends the job after its epoch."""
         super().on_advance_end(data_fetcher)
         agent = self.trainer.strategy.agent
         if self.trainer.should_stop and agent.world_size > 1:
@@ -81,18 +81,18 @@ class ElasticEpochLoop(_TrainingEpochLoop):
             self.trainer.should_stop = False
 
     def _update_learning_rates(self, interval: str, update_plateau_schedulers: bool) -> None:  # noqa: FBT001
-        """Step schedulers that count epochs once, whatever the size of the epoch's last step."""
+        """Let schedulers that count epochs step once, for any size of the epoch's last step."""
         view = self.trainer.strategy.agent.view
         with view.counting_steps(interval == "step"):
             super()._update_learning_rates(interval, update_plateau_schedulers)
 
 
 class ElasticFitLoop(_FitLoop):
-    """Loop over all epochs of the job; its class replaces that of a trainer's own loop."""
+    """Loop over all epochs of the job. This class replaces the class of a trainer's loop."""
 
     @property
     def max_batches(self) -> int | float:
-        """Steps of the running epoch as currently planned; only its last step reaches them."""
+        """Planned steps of the running epoch; only its last step reaches this number."""
         planned: int | float = self.__dict__.get("max_batches", math.inf)
         strategy = self.trainer.strategy
         if strategy.loader is None or planned == 0:
@@ -104,11 +104,11 @@ class ElasticFitLoop(_FitLoop):
 
     @max_batches.setter
     def max_batches(self, value: float) -> None:
-        """Set the batches of the script's loader, which count until the job starts."""
+        """Set the number of batches in the script's loader, used until the job starts."""
         self.__dict__["max_batches"] = value
 
     def setup_data(self) -> None:
-        """Replace the script's loader by the agent's, once there is an optimizer."""
+        """Replace the script's loader by the agent's loader, once an optimizer exists."""
         super().setup_data()
         strategy, trainer = self.trainer.strategy, self.trainer
         if strategy.loader is not None or not strategy.optimizers or self._combined_loader is None:
@@ -119,7 +119,7 @@ class ElasticFitLoop(_FitLoop):
             raise UsageError(problem, "give one DataLoader: put several datasets into one")
         strategy.load(trainer, loaders[0])
         if trainer.val_check_interval == 1.0:
-            trainer.val_check_batch = math.inf  # after the last batch, whatever its number
+            trainer.val_check_batch = math.inf  # validate after the last batch, at any number
         self._data_fetcher = ElasticFetcher(strategy)
         self._data_fetcher.setup(self._combined_loader)
 
@@ -128,7 +128,7 @@ class ElasticFitLoop(_FitLoop):
         agent: ScalingAgent = self.trainer.strategy.agent
         own = self._own_rule(agent)
         agent.track(loops=self.trainer.strategy.tracked)
-        self.epoch_loop.max_steps = -1  # the limit is in samples
+        self.epoch_loop.max_steps = -1  # no limit here: the agent's limit is in samples
         self._epochs = agent.epochs(own.epochs or 1, samples=own.samples)
         self._epoch = next(self._epochs, None)
         rule = agent.view.stop_rule
@@ -154,7 +154,7 @@ class ElasticFitLoop(_FitLoop):
                 return
 
     def on_advance_end(self) -> None:
-        """Run the epoch's hooks, then report it: rank 0 decides whether the job ends."""
+        """Run the epoch's hooks, then report the epoch: rank 0 decides whether the job ends."""
         agent = self.trainer.strategy.agent
         super().on_advance_end()
         if self.trainer.should_stop:
@@ -172,19 +172,18 @@ class ElasticFitLoop(_FitLoop):
 
 
 class SharedResults(_ResultCollection):
-    """Logged results averaged over the samples of the global batch, in every step.
+    """Logged results, averaged over the samples of the global batch in every step.
 
-    So all workers have the same numbers, and a worker that leaves takes no part of the epoch with
-    it.
+    So all workers have the same numbers, and no results of the epoch are lost when a worker leaves.
     """
 
     def __init__(self, agent: ScalingAgent) -> None:
         super().__init__(training=True)
         self._agent = agent
-        self.owed: dict[str, tuple[Any, Any]] = {}  # sums of the epoch that a paused job was in
+        self.owed: dict[str, tuple[Any, Any]] = {}  # sums from before a pause in this epoch
 
     def update_metrics(self, key: str, value: Any, batch_size: int) -> None:
-        """Add one value that this worker logs."""
+        """Add a value that this worker logs."""
         metric, batch = self[key], self._agent.view.batch
         if key in self.owed:
             value_owed, samples_owed = self.owed.pop(key)
@@ -197,7 +196,7 @@ class SharedResults(_ResultCollection):
             super().update_metrics(key, *self._over_workers(value, batch.count))
         elif batch.count:
             super().update_metrics(key, value, batch_size)
-        else:  # the batch counts no samples
+        else:  # this worker has no samples in the step
             super().update_metrics(key, torch.zeros_like(value), 0)
 
     def _over_workers(self, value: torch.Tensor, count: int) -> tuple[torch.Tensor, int]:
@@ -240,33 +239,33 @@ def refuse_options(trainer: Any) -> None:
 
 
 class TrackedLoops:
-    """Tracked state of the loops' counts, sums of logged values, and callbacks.
+    """Tracked state: counts of the loops, sums of logged values, and callbacks.
 
-    Lightning counts within a step, while the agent keeps and sends states between two steps. So the
-    counts of the current step are kept apart: they are not part of the state, and are added to a
-    state that arrives within a step.
+    Lightning counts during a step, while the agent keeps and sends states between two steps. So the
+    counts of the current step are stored separately: they are not part of the state. If a state
+    arrives during a step, they are added to it.
     """
 
     def __init__(self, trainer: Trainer, agent: ScalingAgent) -> None:
         self._trainer: Any = trainer
         self._agent = agent
-        self._before: dict[str, Any] | None = None  # before the current batch
+        self._before: dict[str, Any] | None = None  # state before the current batch
         self._batch: MicroBatch | None = None
 
     def begin_batch(self) -> None:
-        """Note a batch that the loop has received and has not counted yet."""
+        """Record a batch that the loop has received but not counted yet."""
         before, batch = self._current_state(), self._agent.view.batch
         if batch is not None and not batch.first and self._before is not None:
-            before["sums"] = self._before["sums"]  # a dropped step loses all its passes
+            before["sums"] = self._before["sums"]  # dropping a step drops all of its passes
         self._before, self._batch = before, batch
 
     def state_dict(self) -> dict[str, Any]:
-        """Return numbers, text, tensors and their containers, as before the current step."""
+        """Return the state before the current step: numbers, text, tensors and their containers."""
         before = self._before if self._in_batch() else None
         return before if before is not None else self._current_state()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load the result of `state_dict`, of here or another worker."""
+        """Load the result of `state_dict`, from this worker or another."""
         counts = state["counts"]
         sums: Mapping[str, Any] = state["sums"]
         if self._in_batch() and self._before is not None:
@@ -280,7 +279,7 @@ class TrackedLoops:
         results = self._trainer.fit_loop.epoch_loop._results  # noqa: SLF001
         after_pass = not self._in_batch() and self._batch is not None and not self._batch.last
         for key, (value, samples) in sums.items():
-            if key in results and not after_pass:  # after a pass only its counts are undone
+            if key in results and not after_pass:  # after a pass, only the counts are undone
                 results[key].value = torch.as_tensor(value).to(results[key].value)
                 results[key].cumulated_batch_size = torch.as_tensor(samples)
             elif key not in results:
@@ -329,7 +328,7 @@ def _advanced(state: Any, now: Any, before: Any) -> Any:
 def _advanced_sums(
     state: Mapping[str, Any], now: Mapping[str, Any], before: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return sums moved as in `_advanced`; a newcomer has none before its first step."""
+    """Return `state` plus the growth from `before` to `now`; missing sums of newcomers are 0."""
     moved = {}
     for key, (value, samples) in now.items():
         base = before.get(key, (0.0, 0))
@@ -339,15 +338,15 @@ def _advanced_sums(
 
 
 class ElasticStrategy(SingleDeviceStrategy):
-    """Strategy for `Trainer(strategy=ElasticStrategy(), devices=1, ...)`: `fit` is elastic.
+    """Strategy for `Trainer(strategy=ElasticStrategy(), devices=1, ...)`: makes `fit` elastic.
 
-    The initial global batch is the loader's times `accumulate_grad_batches`; under a cluster the
-    job file overrides it, the learning rate and the end of the job.
+    The initial global batch is the loader's batch times `accumulate_grad_batches`. Under a cluster
+    the job file overrides this batch, the learning rate and the end of the job.
 
     Args:
-        agent: of this process; None: created here. On a GPU that another job is about to leave,
-            create it before the first use of the GPU.
-        lr_scaling: how the rate follows the batch, as in `ScalingAgent.load`.
+        agent: agent of this process; None: created here. If another job is about to leave the GPU,
+            create the agent before the first use of the GPU.
+        lr_scaling: rule by which the rate follows the batch, as in `ScalingAgent.load`.
     """
 
     strategy_name = "elastic"
@@ -366,7 +365,7 @@ class ElasticStrategy(SingleDeviceStrategy):
 
     @property
     def is_global_zero(self) -> bool:
-        """True if this worker prints and saves; another worker may do so later."""
+        """True if this worker prints and saves now; another worker may do so later."""
         return self.agent.rank == 0
 
     @property
@@ -382,10 +381,10 @@ class ElasticStrategy(SingleDeviceStrategy):
         """Let the current rank 0 print and save."""
         rank_zero_only.rank = self.agent.rank
 
-    # --- what is trained
+    # --- setup and loading
 
     def setup(self, trainer: Trainer) -> None:
-        """Set up like any strategy; for `fit`, install loops whose epochs end with the data."""
+        """Set up the trainer; for `fit`, install loops that end an epoch when the data end."""
         if trainer.state.fn == TrainerFn.FITTING:
             refuse_options(trainer)
             trainer.fit_loop.__class__ = ElasticFitLoop
@@ -409,11 +408,11 @@ class ElasticStrategy(SingleDeviceStrategy):
         return super().load_checkpoint(checkpoint_path, weights_only)
 
     def load(self, trainer: Trainer, data: DataLoader[Any]) -> ElasticLoader:
-        """Give model, optimizer and loader to the agent.
+        """Pass model, optimizer and loader to the agent; return the elastic loader.
 
         Args:
-            trainer: after its configuration.
-            data: the script's training loader.
+            trainer: trainer, after its configuration.
+            data: training loader of the script.
 
         Raises:
             UsageError: if the agent cannot train it exactly.

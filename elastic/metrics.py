@@ -1,10 +1,10 @@
 """Measurements of training: step times, loss, gradient noise, host usage, speed; and stop rules.
 
-All clocks are arguments. The gradient noise scale is how large a batch can be before its samples
-become redundant (McCandlish et al. 2018, appendix A.1): the squared norms of the gradients of a
-small and of a large batch differ by the noise. A worker's share is the small batch, the group's
-batch the large one. If a worker takes its share in several passes, each pass but the last is a
-small batch, so a worker that trains alone measures, too.
+All clocks are arguments. The gradient noise scale estimates how large a batch can be before its
+samples become redundant (McCandlish et al. 2018, appendix A.1): the squared norms of the gradients
+of a small batch and a large batch differ by the noise. The small batch is a worker's share, and the
+large one is the group's batch. If a worker takes its share in several passes, each pass but the
+last is a small batch. So a worker that trains alone can measure the noise, too.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ FIRST_WINDOW_S: Final = 0.5  # minimum of the first, incomplete window
 class StepMeans:
     """Means over recent steps of one group with the same shares."""
 
-    version: int  # of the group
+    version: int  # version of the group
     shares: tuple[int, ...]  # samples of a step, by rank
     samples_per_s: float = 0.0  # recent, all workers, including pauses; 0: unknown yet
     times: StepTimes | None = None  # recent whole steps, without pauses; None: unknown yet
@@ -47,7 +47,7 @@ class _WholeSteps:
     steps: int = 0
     seconds: float = 0.0
     sync_s: float = 0.0
-    share: int = 0  # samples of this worker
+    share: int = 0  # samples of this worker in a step
     passes: int = 1
 
     def add(self, took_s: float, sync_s: float, share: int, passes: int) -> None:
@@ -56,7 +56,7 @@ class _WholeSteps:
         self.seconds, self.sync_s = self.seconds + took_s, self.sync_s + sync_s
 
     def times(self) -> StepTimes | None:
-        """Return the means, all passes equal but for the last one's reduction; None if empty."""
+        """Return the means, or None without steps; only the last pass includes a reduction."""
         if not self.steps:
             return None
         step_s, sync_s = self.seconds / self.steps, self.sync_s / self.steps
@@ -69,18 +69,18 @@ class _WholeSteps:
 
 
 class RecentSteps:
-    """Windows of whole steps of one group; times are seconds of any origin.
+    """Windows of complete steps of one group; times are seconds of any origin.
 
-    Each group, and each change of the shares, starts a new window without its first step, which
-    contains the change. While a member has no share, because its state is still arriving, nothing
-    is measured.
+    A new group, or a change of the shares, starts a new window. The first step is left out, because
+    it includes the change. While a member has no share, because its state is still arriving,
+    nothing is measured.
     """
 
     def __init__(self, now: float) -> None:
-        self.means: StepMeans | None = None  # replaced as a whole: another thread reads it
-        self.steps = 0  # of the current group with the current shares
-        self._sync_s = 0.0  # of the step under way
-        self._is_first = True  # first window of its group, read before it is complete
+        self.means: StepMeans | None = None  # only replaced: another thread reads the object
+        self.steps = 0  # steps of the current group with the current shares
+        self._sync_s = 0.0  # seconds of reductions in the running step
+        self._is_first = True  # first window of a group: its means are used early
         self.begin_epoch(now)
         self._begin_window(now)
 
@@ -89,30 +89,30 @@ class RecentSteps:
         self._samples, self._window = 0, _WholeSteps()
 
     def begin_epoch(self, now: float) -> None:
-        """Start an epoch; the time since the last step does not count."""
+        """Start an epoch; the time since the last step is not measured."""
         self._step_began, self._epoch = now, _WholeSteps()
         self._epoch_began, self._epoch_samples = now, 0
 
     def epoch_speed(self, now: float) -> tuple[float, float]:
-        """Return samples per second of all workers over the epoch so far, and its seconds."""
+        """Return (samples/s of all workers in the epoch so far, seconds of the epoch so far)."""
         seconds = max(now - self._epoch_began, 1e-9)
         return self._epoch_samples / seconds, seconds
 
     def over_epoch(self) -> StepTimes | None:
-        """Return the means over the epoch's whole steps in the current group; None without any."""
+        """Return the means over the epoch's complete steps in the current group, or None."""
         return self._epoch.times()
 
     def add_reduction(self, seconds: float) -> None:
-        """Add seconds of a reduction, of which the step under way may have several."""
+        """Add the seconds of a reduction; a step can have several reductions."""
         self._sync_s += seconds
 
     def average_step(self) -> tuple[float, float]:
-        """Return the last measured seconds of a step, and of its reductions; zeros before that."""
+        """Return the mean seconds of a step and of its reductions; zeros before a measurement."""
         times = self.means.times if self.means is not None else None
         return (times.step_s, times.sync_s) if times is not None else (0.0, 0.0)
 
     def reduction_s(self) -> float:
-        """Return the seconds that the step under way has spent in reductions."""
+        """Return the seconds that the running step has spent in reductions."""
         return self._sync_s
 
     def step_over(
@@ -127,8 +127,11 @@ class RecentSteps:
     ) -> None:
         """Record a finished step.
 
-        `shares` are the current samples of a step by rank. `rank` None means that this worker has
-        no share. `samples` is below the sum of `shares` if the step ended an epoch.
+        Args:
+            shares: current samples of a step, by rank.
+            rank: rank of this worker; None if it has no share.
+            samples: samples of the step; below the sum of `shares` if the step ended an epoch.
+            passes: passes of this worker in the step.
         """
         self._epoch_samples += samples
         took_s, self._step_began = now - self._step_began, now
@@ -156,26 +159,27 @@ class RecentSteps:
 
 
 class LossMeter:
-    """Mean training loss since the last `take`, as seen in `backward()`.
+    """Mean training loss since the last `take`, from the losses of `backward()`.
 
-    It does not synchronise: the sum stays a tensor on its device until it is read.
+    Adding a loss does not wait for the device: the sum stays a tensor on the device until it is
+    read.
     """
 
     def __init__(self) -> None:
-        self.scale: Callable[[], float] = lambda: 1.0  # of a gradient scaler, if one is tracked
+        self.scale: Callable[[], float] = lambda: 1.0  # factor of a tracked gradient scaler
         self._sum: torch.Tensor | float | None = None
         self._count = 0
-        self.last: torch.Tensor | float | None = None  # of the step under way, once known
+        self.last: torch.Tensor | float | None = None  # loss of the running step, once known
 
     def pass_loss(self, losses: Sequence[torch.Tensor]) -> torch.Tensor | None:
-        """Return the unscaled loss of one backward pass; None without scalars in `losses`."""
+        """Return the unscaled loss of one backward pass; None if `losses` is empty."""
         if not losses:
             return None
         total = losses[0] if len(losses) == 1 else torch.stack(list(losses)).mean()
         return total / self.scale()
 
     def add(self, loss: torch.Tensor | float) -> None:
-        """Add a step's loss, its mean over samples or weighted items; a tensor has one element."""
+        """Add a step's loss: a mean over samples or weighted items; a tensor has one element."""
         self._sum = loss if self._sum is None else self._sum + loss
         self.last = loss
         self._count += 1
@@ -197,10 +201,10 @@ MIN_MEASUREMENTS: Final = 16  # measurements before the first estimate
 
 
 class NoiseMeter:
-    """Running estimates of |G|^2 and tr(Sigma), whose ratio is the noise scale in samples."""
+    """Running estimates of |G|^2 and tr(Sigma); tr(Sigma)/|G|^2 is the noise scale in samples."""
 
     def __init__(self) -> None:
-        # Sums over the step under way: squared norms of the mean gradients of small batches, and
+        # Sums over the running step: squared norms of the mean gradients of small batches, and
         # the inverse sizes of these batches.
         self._squares = 0.0
         self._inverse_sizes, self._parts = 0.0, 0
@@ -208,15 +212,16 @@ class NoiseMeter:
         self._count = 0
 
     def begin(self) -> None:
-        """Start a step that is measured."""
+        """Start to measure a step."""
         self._squares, self._inverse_sizes, self._parts = 0.0, 0.0, 0
 
     def add_pass(self, share: torch.Tensor, own: int, whole: int) -> None:
         """Measure one pass's part of the step's sum.
 
-        `share` has shape (scalars,): the pass's mean gradient times own / whole, both in samples.
+        `share` has shape (scalars,). It is the pass's mean gradient times `own` / `whole`, where
+        `own` is the number of samples in the pass and `whole` the number in the step.
         """
-        # Converted at once, because `share` is reduced in place next.
+        # Computed at once, because the reduction overwrites `share`.
         self._squares += float(torch.dot(share, share)) * (whole / own) ** 2
         self._inverse_sizes += 1.0 / own
         self._parts += 1
@@ -224,8 +229,8 @@ class NoiseMeter:
     def add_total(self, total: torch.Tensor, whole: int) -> None:
         """Measure the reduced sum, and update the estimates.
 
-        `total` has shape (scalars,): the mean gradient of the batch of `whole` samples. If one pass
-        took all of it, nothing is measured.
+        `total` has shape (scalars,). It is the mean gradient of the batch of `whole` samples. If
+        one pass had all these samples, nothing is measured.
         """
         squares, inverse, parts = self._squares, self._inverse_sizes, self._parts
         self.begin()
@@ -246,7 +251,7 @@ class NoiseMeter:
         )
 
     def scale(self) -> float | None:
-        """Return the noise scale in samples; None while it cannot be estimated. Thread-safe."""
+        """Return the noise scale in samples, or None without a valid estimate. Thread-safe."""
         signal, noise = self._means
         if self._count < MIN_MEASUREMENTS or signal <= 0 or noise <= 0:
             return None
@@ -260,45 +265,48 @@ TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Means over the last window."""
+    """Processor and network use of a worker: means over the last window."""
 
-    cpu_cores: float  # of this process and its children
-    sent_bytes_per_s: float  # gradients
+    cpu_cores: float  # cores that this process and its children use
+    sent_bytes_per_s: float  # rate at which gradients are sent
 
 
 class UsageMeter:
     """Processor and network rates of a worker; times are seconds of any origin.
 
-    The training thread counts sent bytes, another thread calls `usage`.
+    The training thread counts the sent bytes, while another thread calls `usage`.
     """
 
     def __init__(self) -> None:
-        self._sent = 0.0  # bytes in all
+        self._sent = 0.0  # total of sent bytes
         self._mark: tuple[float, float, float] | None = None  # time, CPU seconds, bytes
         self._latest: Usage | None = None
 
     def count_all_reduce(self, sum_bytes: int, members: int) -> None:
-        """Count a ring all-reduce of `many` bytes: each of w members sends 2 (w - 1)/w of that."""
+        """Count a ring all-reduce: each of w members sends 2 (w - 1)/w times `sum_bytes`."""
         self._sent += 2.0 * (members - 1) / members * sum_bytes
 
     def usage(self, cpu_s: float, now: float) -> Usage | None:
-        """Return the means over the last complete window; None before the first one ends."""
+        """Return the means over the last complete window, or None before the first one ends.
+
+        `cpu_s` is the processor time used so far.
+        """
         if self._mark is None:
             self._mark = (now, cpu_s, self._sent)
         began, cpu_then, sent_then = self._mark
         elapsed = now - began
         if elapsed >= USAGE_WINDOW_S:
-            cores = max(0.0, cpu_s - cpu_then) / elapsed  # times of an exited child may vanish
+            cores = max(0.0, cpu_s - cpu_then) / elapsed  # an exited child's time can vanish
             self._latest = Usage(cores, (self._sent - sent_then) / elapsed)
             self._mark = (now, cpu_s, self._sent)
         return self._latest
 
 
 def cpu_seconds() -> float:
-    """Return processor seconds of this process and its children, such as loader workers.
+    """Return the processor seconds of this process and its children, such as loader workers.
 
-    Running children are read from /proc; for children that were waited for, the kernel keeps the
-    sum.
+    The times of running children are read from /proc. For children that were waited for, the kernel
+    keeps the sum.
     """
     ended = resource.getrusage(resource.RUSAGE_CHILDREN)
     seconds = time.process_time() + ended.ru_utime + ended.ru_stime
@@ -319,7 +327,7 @@ def _seconds_of(pid: str) -> float:
 class StopState(msgspec.Struct, kw_only=True):
     """State of a stop rule between epochs; part of every checkpoint."""
 
-    in_a_row: int = 0  # epochs at or above `at_least`
+    in_a_row: int = 0  # latest successive epochs at or above `at_least`
     best: float | None = None
     since_best: int = 0  # epochs without an increase
 

@@ -1,8 +1,8 @@
 """Reports of a worker to the controller, lines in the job's output, and records of samples.
 
-Reports are appended to a file first, which survives the exits of agent and worker. The connection
-to the node agent runs in a thread of its own and carries only hints that the file grew, telemetry,
-and the orders for the group. Records that a full disk does not accept wait in memory.
+Reports are first appended to a file, which survives the exits of agent and worker. The connection
+to the node agent runs in a separate thread. It carries only hints that the file has grown,
+telemetry, and the orders for the group. Records that a full disk does not accept wait in memory.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ MAX_WAITING_BYTES: Final = 64 << 20  # limit of waiting records
 
 
 class AppendFile:
-    """File of whole records, in order; records that find no room wait in memory.
+    """File of complete records in order. Records for which the disk has no room wait in memory.
 
-    The file is created if missing, readable for its owner only.
+    A missing file is created, readable for its owner only.
 
     Raises:
-        OSError: if it cannot be opened.
+        OSError: if the file cannot be opened.
     """
 
     def __init__(self, path: Path) -> None:
@@ -44,10 +44,12 @@ class AppendFile:
         self._lock = threading.Lock()
 
     def append(self, record: bytes) -> None:
-        """Write `record` now or when there is room; in part only if the process exits before.
+        """Write `record` now, or later if the disk is full.
+
+        If the process exits before everything is written, the file can end with a part of a record.
 
         Raises:
-            OSError: when more than `MAX_WAITING_BYTES` wait.
+            OSError: if more than `MAX_WAITING_BYTES` wait.
         """
         with self._lock:
             self._waiting += record
@@ -58,7 +60,7 @@ class AppendFile:
                     raise
 
     def flush(self) -> bool:
-        """Try to write waiting records; True if none waits any more."""
+        """Try to write the waiting records; return True if none is left."""
         with self._lock:
             try:
                 self._write()
@@ -85,7 +87,7 @@ class ReportFile:
         self.count = _frames(path.read_bytes())
 
     def append(self, kind: type[ScriptReport], sender: Assignment, **fields: Any) -> None:
-        """Append a report of `sender` with the next index, 1-based; not in a forked child."""
+        """Append a report of `sender` with the next index (1-based), except in a forked child."""
         if os.getpid() != self._pid:
             return
         with self._lock:
@@ -95,7 +97,7 @@ class ReportFile:
             self.count += 1
 
     def flush(self) -> bool:
-        """Write what found no room before; True if all is written."""
+        """Try to write the waiting reports; return True if none is left."""
         return self._file.flush()
 
 
@@ -103,7 +105,7 @@ _files: dict[Path, ReportFile] = {}
 
 
 def report_file(path: Path) -> ReportFile:
-    """Return this process's only `ReportFile` for `path`: two would count separately."""
+    """Return this process's only `ReportFile` for `path`: two objects would count separately."""
     return _files.setdefault(path, ReportFile(path)) if path not in _files else _files[path]
 
 
@@ -124,12 +126,12 @@ Telemetry = Callable[[], StepsReported | None]
 
 
 class AgentConnection:
-    """Connection of one worker to its agent; continues silently while the agent is unreachable."""
+    """Connection of a worker to its agent; an unreachable agent causes no error."""
 
     def __init__(
         self, assignment: Assignment, folder: Path, on_message: Callable[[ToWorker], None]
     ) -> None:
-        """Start the connection; `on_message` runs in its thread and must not wait."""
+        """Start the connection; `on_message` runs in the connection's thread and must not wait."""
         self._assignment = assignment
         self._on_message = on_message
         self._reports = report_file(folder / "reports")
@@ -142,12 +144,15 @@ class AgentConnection:
         self._started.wait()
 
     def report(self, kind: type[ScriptReport], **fields: Any) -> None:
-        """Append a report to the file and send a hint; adds job, version, rank and index."""
+        """Append a report to the file and send a hint; job, version, rank and index are added."""
         self._reports.append(kind, self._assignment, **fields)
         self._wake()
 
     def set_telemetry(self, telemetry: Telemetry) -> None:
-        """Call `telemetry` about once a second in the connection's thread; None sends nothing."""
+        """Call `telemetry` about once a second in the connection's thread, and send its result.
+
+        A result of None is not sent.
+        """
         self._telemetry = telemetry
 
     def close(self) -> None:
@@ -193,9 +198,9 @@ class WorkerReporter:
         self.connection: AgentConnection | None = None
 
     def open(self, folder: Path | None, on_message: Callable[[ToWorker], None]) -> None:
-        """Connect to the node's agent until the process exits; does nothing without a folder.
+        """Connect to the node's agent until the process exits; do nothing without a folder.
 
-        `on_message` gets the agent's messages in another thread and must not wait.
+        The agent's messages are passed to `on_message` in another thread, which must not wait.
         """
         if self._assignment is not None and folder is not None:
             self.connection = AgentConnection(self._assignment, folder, on_message)
@@ -213,7 +218,7 @@ class WorkerReporter:
             sys.stderr.flush()
 
     def log_override(self, name: str, script: Any, job: Any) -> None:
-        """State that the job file overrides the script's value; None: the script has none."""
+        """Log that the job file overrides the script's value; `script` is None without one."""
         joins = self._assignment is not None and self._assignment.kind == JOIN
         if script is not None and script != job and not joins:
             self.log(f"{name} {job} of the job file overrides the script's {script}")
@@ -223,16 +228,16 @@ class Report(Protocol):
     """Callback that reports to the controller; a report survives the exit of its worker."""
 
     def __call__(self, kind: type[ScriptReport], **fields: Any) -> None:
-        """Report; job, version, rank and index are added to `fields`."""
+        """Report an event; job, version, rank and index are added to `fields`."""
         ...
 
 
 class SampleRecords:
-    """Records of the samples that committed steps took, if the job asked for them.
+    """Records of the samples in committed steps, if the job asked for records.
 
     A step is recorded when the next reduction proves that all ranks committed it. Survivors write
-    the records that a lost member did not write. `recent` holds the last steps, which newcomers
-    receive.
+    the records that a lost member might not have written. `recent` has the latest steps; newcomers
+    receive them.
     """
 
     def __init__(self, recent: deque[DealtStep]) -> None:
@@ -242,15 +247,15 @@ class SampleRecords:
         self._unwritten: deque[tuple[DealtStep, int, list[int] | None]] = deque()
 
     def set_stream(self, stream: SampleStream) -> None:
-        """Set the job's stream, from which shares of lost members are computed."""
+        """Set the job's stream, from which the shares of lost members are computed."""
         self._stream = stream
 
     def open(self, path: Path) -> None:
-        """Start writing records to `path`, one JSON object per line."""
+        """Start to write records to `path`, one JSON object per line."""
         self._file = AppendFile(path)
 
     def add(self, last: MicroBatch, workers: tuple[WorkerId, ...]) -> None:
-        """Record a finished step by its last micro-batch, which has the cursors of the whole step.
+        """Add a finished step; `last` is its last micro-batch, which has the step's cursors.
 
         `workers` are the members, by rank, of the group in which the step started.
         """
@@ -262,14 +267,14 @@ class SampleRecords:
             local_batches=last.row.local_batches,
             workers=workers,
         )
-        if not self._recent or self._recent[-1].step < last.step:  # else known from a peer
+        if not self._recent or self._recent[-1].step < last.step:  # else a peer has sent it
             self._recent.append(dealt)
         if last.count:
-            ids = last.ids if last.first else None  # else the ids of all passes
+            ids = last.ids if last.first else None  # None: the step had several passes
             self._unwritten.append((dealt, last.row.rank or 0, ids))
 
     def write(self) -> None:
-        """Write what this worker took in the steps that are known to be committed."""
+        """Write this worker's samples of the added steps, which all ranks have committed by now."""
         if self._file is None:
             self._unwritten.clear()
         while self._unwritten:
@@ -277,15 +282,16 @@ class SampleRecords:
             self._append(dealt, rank, self._share(dealt, rank) if ids is None else ids)
 
     def write_for_lost(self, now: frozenset[WorkerId]) -> None:
-        """Write what lost members took in the recent steps, in case they did not.
+        """Write the samples of lost members in recent steps, which they might not have written.
 
-        Members may have been lost in several groups since the last step.
+        `now` has the current members. Members can have been lost in several groups since the last
+        step.
         """
         for dealt in self._recent:
             self._write_for_others(dealt, now)
 
     def write_last_step(self, own_id: WorkerId) -> None:
-        """Write what the other workers took in the last step, which all ranks have committed."""
+        """Write the other workers' samples of the last step, which all ranks have committed."""
         if self._recent:
             self._write_for_others(self._recent[-1], frozenset({own_id}))
 

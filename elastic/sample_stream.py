@@ -1,10 +1,10 @@
 """Stream of samples: every sample once per epoch, for any batch size and number of workers.
 
 The order of an epoch is a pure function of (seed, epoch, size), or the order of the data. A step
-takes the next B ids and deals them out by rank. So any cursor can be continued with any global
-batch and any split.
+uses the next B ids and divides them by rank. So training can continue at any cursor with any global
+batch and any division.
 
-Division of batches over workers and passes: schedules, micro-batches, records of past steps.
+Schedules and micro-batches divide the steps over workers and passes.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from schemas.jobs import StopRule
 
 @dataclass(frozen=True, slots=True)
 class ScheduleRow:
-    """Local batches of all ranks from one step on."""
+    """Local batches of all ranks, in force from step `first` on."""
 
     first: int  # first step, 1-based
     local_batches: tuple[int, ...]  # by rank; 0 for a newcomer without the full state
-    rank: int | None  # of this worker; None when it has left
+    rank: int | None  # rank of this worker; None when it has left
 
     @property
     def batch(self) -> int:
@@ -38,13 +38,13 @@ class ScheduleRow:
 
 
 class Schedule:
-    """Schedule rows in force or announced, oldest first; the first applies from the first step."""
+    """Schedule rows in force or announced, oldest first. The first row applies from step 1."""
 
     def __init__(self, row: ScheduleRow) -> None:
         self._rows = [row]
 
     def at(self, step: int) -> ScheduleRow:
-        """Return the row in force at `step` (1-based, of all epochs)."""
+        """Return the row in force at `step` (1-based, counted over all epochs)."""
         found = self._rows[0]
         for row in self._rows:
             if row.first <= step:
@@ -52,12 +52,12 @@ class Schedule:
         return found
 
     def announce(self, rows: Sequence[ScheduleRow]) -> None:
-        """Add rows; they replace rows that start at the same step or later."""
+        """Add rows. They replace existing rows that start at the same step or later."""
         first = min(row.first for row in rows)
         self._rows = [row for row in self._rows if row.first < first] + list(rows)
 
     def forget(self, step: int) -> None:
-        """Drop rows that ended before `step`, since a long job changes often."""
+        """Drop rows that ended before `step`, because a long job announces many rows."""
         self._rows = [
             row
             for row, after in zip(self._rows, [*self._rows[1:], None], strict=True)
@@ -66,7 +66,7 @@ class Schedule:
 
 
 def split(batch: int, workers: int) -> tuple[int, ...]:
-    """Split a global batch into local batches that differ by at most one, low ranks first."""
+    """Split a global batch into local batches; low ranks get one sample more if needed."""
     each, rest = divmod(batch, workers)
     return tuple(each + (rank < rest) for rank in range(workers))
 
@@ -74,9 +74,9 @@ def split(batch: int, workers: int) -> tuple[int, ...]:
 def passes(count: int, bound: int, min_samples: int = 1) -> tuple[int, ...]:
     """Split `count` samples into as few passes as `bound` allows, of nearly equal size.
 
-    With several passes, gradients are accumulated before the reduction. A pass has at least
-    `min_samples` (<= `bound`) samples if `count` has so many. If `bound` equals `min_samples` and
-    `count` is no multiple of it, the first passes have one sample more.
+    With several passes, gradients are accumulated before the reduction. Every pass has at least
+    `min_samples` (<= `bound`) samples, unless `count` is smaller. If `bound` equals `min_samples`
+    and `count` is no multiple of it, the first passes have one sample more than `bound`.
     """
     if count <= bound:
         return (count,)
@@ -85,34 +85,34 @@ def passes(count: int, bound: int, min_samples: int = 1) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """Batch of the loader: a worker's share of a step, or a part that fits the device."""
+    """Batch of the loader: a worker's share of a step, or a part of it that fits the device."""
 
     step: int  # 1-based, of all epochs
     epoch: int  # 1-based
     cursor_before: int  # samples of the epoch that are done before this step
-    cursor_after: int  # samples of the epoch that are done after it
+    cursor_after: int  # samples of the epoch that are done after this step
     ids: list[int]
-    count: int  # samples; 0 for a batch that only keeps the script's loop running
+    count: int  # samples; 0 if the batch only keeps the script's loop running
     total: int  # samples of the step, over all workers
     first: bool  # first of the step's micro-batches
     last: bool
-    row: ScheduleRow  # in force at this step
+    row: ScheduleRow  # schedule row in force at this step
 
     @property
     def weight(self) -> float:
-        """Weight of its gradients in the step: its samples over the global batch."""
+        """Weight of this pass's gradients in the step: its samples divided by the global batch."""
         return self.count / self.total
 
 
 class StepOutcome(Enum):
-    """Outcome of a step, also if the group broke during the step."""
+    """Outcome of a step, including steps during which the group broke."""
 
     COMMITTED = "committed"
     ADOPTED = "adopted"  # the peers finished the step: this worker received their state
-    ROLLED_BACK = "rolled back"  # no worker finished it: its samples are drawn again
+    ROLLED_BACK = "rolled back"  # no worker finished the step: its samples are drawn again
 
 
-RECENT_STEPS: Final = 4  # steps that a lost member may not have recorded
+RECENT_STEPS: Final = 4  # maximum of steps that a lost member might not have recorded
 
 
 class DealtStep(msgspec.Struct, frozen=True):
@@ -120,23 +120,23 @@ class DealtStep(msgspec.Struct, frozen=True):
 
     epoch: int  # 1-based
     step: int  # 1-based, of all epochs
-    cursor_before: int  # samples of the epoch that were done before it
-    cursor_after: int  # samples of the epoch that are done with it
+    cursor_before: int  # samples of the epoch that were done before the step
+    cursor_after: int  # samples of the epoch that are done after the step
     local_batches: tuple[int, ...]  # by rank, samples per step
-    workers: tuple[WorkerId, ...]  # by rank, of the group in which the step started
+    workers: tuple[WorkerId, ...]  # by rank, in the group in which the step started
 
 
 @dataclass(frozen=True, slots=True)
 class SampleStream:
-    """The sample ids of a job.
+    """Stream of the sample ids of a job.
 
     Attributes:
-        seed: of the job.
-        size: ||D||, samples of one pass over the training set.
-        min_samples: of a step and of a rank that takes part in it; a smaller remainder is added to
-            the step before.
-        drop_last: leaves out a remainder that is no whole step, unless it is the whole epoch.
-        shuffled: by seed and epoch; else ids are positions in data that has its own order.
+        seed: seed of the job.
+        size: ||D||, number of samples in one pass over the training set.
+        min_samples: minimum samples of a step, and of a rank's share in it; a smaller remainder is
+            added to the step before.
+        drop_last: leaves out a remainder that does not fill a step, unless it is the whole epoch.
+        shuffled: True if seed and epoch decide the order. If False, ids are positions in the data.
     """
 
     seed: int
@@ -154,12 +154,12 @@ class SampleStream:
         return ids
 
     def epoch_seed(self, epoch: int) -> int:
-        """Return the seed of the random numbers for an epoch's data (1-based), below 2^63."""
+        """Return the seed of the random numbers for the data of `epoch` (1-based), below 2^63."""
         digest = hashlib.blake2b(f"{self.seed}/{epoch}".encode(), digest_size=8).digest()
         return int.from_bytes(digest, "big") >> 1
 
     def taken(self, cursor: int, batch: int) -> int:
-        """Return the samples of the step that starts at `cursor`; 0 if the epoch is over.
+        """Return the number of samples of the step that starts at `cursor`; 0 if the epoch is over.
 
         `cursor` is the number of samples done in the epoch, `batch` the global batch.
         """
@@ -169,9 +169,9 @@ class SampleStream:
         return left if left - batch < self.min_samples else batch
 
     def steps(self, cursor: int, batch: int) -> int:
-        """Return the steps before `cursor` if all had this global batch, rounded up.
+        """Return how many steps of `batch` samples are needed to reach `cursor`, rounded up.
 
-        A cursor of `size` or more gives the steps of the whole epoch.
+        For a cursor of `size` or more, this is the number of steps of the whole epoch.
         """
         if self.drop_last:
             total = max(1, self.size // batch)
@@ -180,7 +180,7 @@ class SampleStream:
         return total if cursor >= self.size else min(total, -(-cursor // batch))
 
     def steps_left(self, cursor: int, batch: int) -> int:
-        """Return the steps from `cursor` to the end of the epoch if all have this global batch."""
+        """Return the number of steps from `cursor` to the epoch's end with this global batch."""
         left = self.size - cursor
         if not self.taken(cursor, batch):
             return 0
@@ -192,7 +192,7 @@ class SampleStream:
 def share(
     step: Sequence[int], local_batches: Sequence[int], rank: int, min_samples: int = 1
 ) -> list[int]:
-    """Return the ids of a step that `rank` takes; the parts of all ranks in order are the step.
+    """Return the share of `rank` in the ids of a step; the shares in rank order form the step.
 
     See `share_sizes` for the arguments.
     """
@@ -204,13 +204,14 @@ def share(
 def share_sizes(
     samples: int, local_batches: Sequence[int], min_samples: int = 1
 ) -> tuple[int, ...]:
-    """Return how many samples of a step each rank takes, shape (ranks,), summing to `samples`.
+    """Return the number of samples of each rank in a step, shape (ranks,); the sum is `samples`.
 
-    In a whole step, a rank takes its local batch (0 for newcomers without the full state). A step
-    of another size, the last one, is split with differences of at most one sample, low ranks first,
-    over as many ranks as can have two samples: batch normalisation refuses a single one. A whole
-    step is split in the same way if a rank would have fewer than `min_samples`, but not 0.
-    Newcomers get 0, and so do high ranks if there is not enough for all.
+    In a whole step, a rank gets its local batch (0 for newcomers without the full state). A step of
+    another size, the last one, is split over the ranks with differences of at most one sample; low
+    ranks get more. Only as many ranks take part as can have two samples, because batch
+    normalisation refuses a single one. A whole step is split in the same way if a rank would have
+    fewer than `min_samples`, but not 0. Newcomers get 0, and so do high ranks if there are not
+    enough samples for all.
     """
     whole = samples == sum(local_batches)
     if whole and not any(0 < batch < min_samples for batch in local_batches):
@@ -228,21 +229,21 @@ class TrainingPosition:
     epoch: int = 1  # running epoch, 1-based
     cursor: int = 0  # samples of the epoch that are done
     step: int = 0  # steps that are done, of all epochs
-    samples_done: int = 0  # of all epochs
+    samples_done: int = 0  # samples that are done, of all epochs
     epoch_step: int = 0  # steps of the running epoch that are done
 
     def after_step(self, step: int, cursor: int) -> TrainingPosition:
-        """Return the position after one more step, with `cursor` samples of the epoch done."""
+        """Return the position after one more step; then `cursor` samples of the epoch are done."""
         done = self.samples_done + cursor - self.cursor
         within = self.epoch_step + 1
         return replace(self, step=step, cursor=cursor, samples_done=done, epoch_step=within)
 
     def next_epoch(self) -> TrainingPosition:
-        """Return the start of the next epoch."""
+        """Return the position at the start of the next epoch."""
         return replace(self, epoch=self.epoch + 1, cursor=0, epoch_step=0)
 
     def advanced(self, steps: int, batch: int, stream: SampleStream) -> TrainingPosition:
-        """Return the position after `steps` more steps of `batch` samples (global)."""
+        """Return the position after `steps` more steps with the global batch `batch`."""
         epoch, cursor, done, within = self.epoch, self.cursor, self.samples_done, self.epoch_step
         for _ in range(steps):
             if not stream.taken(cursor, batch):
@@ -255,14 +256,14 @@ class TrainingPosition:
 
 
 class Progress(NamedTuple):
-    """Finished shares, from 0 to 1, by samples: independent of the batch size."""
+    """Finished fractions of the samples, from 0 to 1; they do not depend on the batch size."""
 
     epoch: float
     job: float  # share of the stop rule's epochs or samples; 0 if only a metric ends the job
 
 
 def progress_of(position: TrainingPosition, size: int, rule: StopRule | None) -> Progress:
-    """Return the progress at `position`; a rule of None is not known yet."""
+    """Return the progress at `position`; `rule` is None if the stop rule is not known yet."""
     epoch = min(1.0, position.cursor / size) if size else 0.0
     shares = [0.0]
     if rule is not None and rule.epochs:
@@ -278,13 +279,13 @@ PLACEHOLDER_BATCH: Final = 2  # size of a batch that only keeps the script's loo
 def rest_of_epoch(
     position: TrainingPosition, stream: SampleStream, schedule: Schedule, bound: int
 ) -> Iterator[MicroBatch]:
-    """Yield the micro-batches to the end of the epoch, or of this worker's part in the job.
+    """Yield this worker's micro-batches until the epoch ends or the worker leaves.
 
-    They are computed lazily: schedule rows that are announced meanwhile count. A share above
-    `bound` samples, which fit the device at once, is taken in several passes.
+    They are computed lazily, so rows that are announced later apply, too. A share of more than
+    `bound` samples, the number that fits the device at once, is divided into several passes.
 
     Raises:
-        UsageError: if a step has fewer samples than the model can be trained on.
+        UsageError: if a step has too few samples to train the model.
     """
     cursor, step = position.cursor, position.step
     order = stream.order(position.epoch)
@@ -310,7 +311,7 @@ def _micro_batches(
     row: ScheduleRow,
     step_start: TrainingPosition,
 ) -> Iterator[MicroBatch]:
-    """Yield a worker's share of a step, in as many passes as `counts` says."""
+    """Yield a worker's share of a step, with one micro-batch per number in `counts`."""
     start = 0
     for place, count in enumerate(counts):
         yield MicroBatch(

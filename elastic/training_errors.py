@@ -44,16 +44,16 @@ class OutOfStepError(ElasticError):
 
 
 class BrokenGroupError(ElasticError):
-    """A process group could not be built, or a peer of it is lost.
+    """A process group could not be built, or a peer in the group is lost.
 
     Every collective of a group raises it, and so do the functions that use collectives.
     """
 
 
 class CancelledError(ElasticError):
-    """A wait was cancelled because the controller wants this worker to quiesce.
+    """A wait was cancelled because the controller wants this worker to stop at its current step.
 
-    Functions with an argument `cancel` or `cancelled` raise it when that event is set.
+    A function with an argument `cancel` or `cancelled` raises this error when that event is set.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Hugging Face's `Trainer` for elastic jobs: samples, passes, steps and epochs are the agent's.
+"""Hugging Face's `Trainer` for elastic jobs; the agent decides samples, passes, steps and epochs.
 
 The trainer's own counts are sent to newcomers and kept in checkpoints.
 """
@@ -34,14 +34,14 @@ from schemas.jobs import StopRule
 if TYPE_CHECKING:
     from transformers import Trainer as Mixed
 else:
-    Mixed = object  # a mixin: the trainer's class follows it among the bases
+    Mixed = object  # for a mixin: in a subclass, the trainer's class is the next base
 
 
 def refuse_options(trainer: ElasticMixin) -> None:
     """Refuse arguments that the group cannot train exactly."""
     made: Any = trainer
     args = made.args
-    args._n_gpu = min(args.n_gpu, 1)  # noqa: SLF001 - as `Trainer` itself does; no DataParallel
+    args._n_gpu = min(args.n_gpu, 1)  # noqa: SLF001 - as `Trainer` does; avoids DataParallel
     made._train_batch_size = args.train_batch_size  # noqa: SLF001
     distributed = "the agent's group reduces gradients: a worker holds the whole model"
     shuffles = args.train_sampling_strategy == "random"
@@ -68,11 +68,11 @@ def refuse_options(trainer: ElasticMixin) -> None:
         raise UsageError("the model is an nn.DataParallel", "give the plain module", "model")
 
 
-STEPS = "steps"  # value of the strategies
+STEPS = "steps"  # value of eval_strategy and save_strategy
 
 
 class FirstCallback(TrainerCallback):
-    """Callback before all others: sets the counts that they read."""
+    """Callback that runs before all others and sets the counts that they read."""
 
     def __init__(self, trainer: ElasticMixin) -> None:
         self._trainer = trainer
@@ -80,14 +80,14 @@ class FirstCallback(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
-        """Join the group, before the other callbacks see the start of training."""
+        """Join the group before the other callbacks see the start of training."""
         self._trainer.begin_job()
         agent = self._trainer.agent
         rule = agent.view.stop_rule
         own = int(args.num_train_epochs)
         state.num_train_epochs = rule.epochs if rule is not None and rule.epochs else own
         if state.global_step or not agent.view.has_state:
-            args.eval_on_start = False  # training has started before
+            args.eval_on_start = False  # training has already started
 
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
@@ -98,19 +98,19 @@ class FirstCallback(TrainerCallback):
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
-        """Set the job's counts, and plan as many steps as the current batch needs."""
+        """Set the job's counts, and plan as many steps as the current batch size needs."""
         view = self._trainer.agent.view
         if view.batch is not None:
             state.global_step = view.batch.step
         state.epoch = view.epochs_done
         to_come = view.remaining_steps()
-        # The data end the job, because the last step may have to be repeated.
+        # The end of the data ends the job, because the last step may have to be repeated.
         state.max_steps = state.global_step + max(1, 1 if to_come is None else to_come)
 
     def on_epoch_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
-        """Commit the last step; after the job's last one, request evaluation and checkpoint."""
+        """Commit the last step. After the job's last step, request evaluation and checkpoint."""
         view = self._trainer.agent.view
         self._trainer.end_batches()
         if view.remaining_steps() == 0 and view.has_state:
@@ -122,7 +122,7 @@ class FirstCallback(TrainerCallback):
 
 
 class LastCallback(TrainerCallback):
-    """Callback after all others: withdraws requests that cannot be met in a group."""
+    """Callback that runs after all others and withdraws requests that a group cannot fulfil."""
 
     def __init__(self, trainer: ElasticMixin) -> None:
         self._trainer = trainer
@@ -141,11 +141,11 @@ class LastCallback(TrainerCallback):
     def on_evaluate(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
-        """Agree on stops: workers' numbers may differ, and rank 0's decide whether the job ends."""
+        """Agree on a stop: workers' numbers may differ, so rank 0 decides whether the job ends."""
         self._agree_on_stop(control)
 
     def _agree_on_stop(self, control: TrainerControl) -> None:
-        """End the job with its epoch in a group; alone at once, as in `Trainer`."""
+        """In a group, end the job after its epoch; a single worker stops at once."""
         agent = self._trainer.agent
         if control.should_training_stop and agent.view.epoch_is_open:
             agent.stop("a callback of the trainer stopped it")
@@ -164,10 +164,10 @@ class TrackedTrainer:
 
     def __init__(self, trainer: ElasticMixin) -> None:
         self._trainer: Any = trainer
-        self._lines: list[str] = []  # history, each entry encoded once
+        self._lines: list[str] = []  # encoded history: each entry is encoded only once
 
     def state_dict(self) -> dict[str, Any]:
-        """Return numbers, text and their containers."""
+        """Return the state as numbers, text, tensors and their containers."""
         trainer = self._trainer
         state, history = trainer.state, trainer.state.log_history
         del self._lines[len(history) :]
@@ -182,7 +182,7 @@ class TrackedTrainer:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load the result of `state_dict`, of here or another worker."""
+        """Load the result of `state_dict`, from this worker or another."""
         trainer = self._trainer
         for name, value in state["counts"].items():
             setattr(trainer.state, name, value)
@@ -204,7 +204,7 @@ class TrackedTrainer:
 
 
 def _plain(value: Any) -> Any:
-    """Return a numpy number as Python's, since metadata are read back without numpy."""
+    """Return a numpy number as a Python number, because metadata are decoded without numpy."""
     return value.item() if hasattr(value, "item") else value
 
 
@@ -216,14 +216,15 @@ END: Final = object()
 class ElasticMixin(Mixed):
     """Mixin before `Trainer`: `class ElasticTrainer(ElasticMixin, Trainer)`.
 
-    The initial global batch is `per_device_train_batch_size * gradient_accumulation_steps`; under a
-    cluster the job file overrides it, the learning rate and the end of the job. A share larger than
-    `per_device_train_batch_size` (the job file's `max_local_batch`) is taken in several passes.
+    The initial global batch is `per_device_train_batch_size * gradient_accumulation_steps`. Under a
+    cluster the job file overrides this batch, the learning rate and the end of the job. A share
+    larger than `per_device_train_batch_size` (in the job file, `max_local_batch`) is processed in
+    several passes.
 
     Args:
-        agent: of this process; None: created here. On a GPU that another job is about to leave,
-            create it before the first use of the GPU.
-        lr_scaling: how the rate follows the batch, as in `ScalingAgent.load`.
+        agent: agent of this process; None: created here. If another job is about to leave the GPU,
+            create the agent before the first use of the GPU.
+        lr_scaling: rule by which the rate follows the batch, as in `ScalingAgent.load`.
 
     Raises:
         UsageError: if an option cannot be kept exact.
@@ -249,15 +250,19 @@ class ElasticMixin(Mixed):
         refuse_options(self)
         self._pass_size = self._train_batch_size
         self._batch = self._pass_size * self.args.gradient_accumulation_steps
-        if self.agent.is_managed:  # a later rank 0 would have no progress bar, and logs need lines
+        if self.agent.is_managed:  # a log needs lines; a later rank 0 would have no progress bar
             self.pop_callback(ProgressCallback)
             if not self.args.disable_tqdm:
                 self.add_callback(PrinterCallback)
 
-    # --- what is loaded
+    # --- loading
 
     def get_train_dataloader(self) -> ElasticLoader:
-        """Return the job's loader; from here on the agent has model and optimizer."""
+        """Return the job's loader, after model and optimizer have been passed to the agent.
+
+        Raises:
+            UsageError: at the second call of `train`, or if the device is not the slot's.
+        """
         if self._epochs is not None:
             remedy = "raise num_train_epochs or the job's stop rule: a job trains once"
             raise UsageError("train() was called twice", remedy)
@@ -295,23 +300,23 @@ class ElasticMixin(Mixed):
         return options
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
-        """Create a scheduler of the agent's own optimizer, so that it is tracked.
+        """Create a scheduler for the agent's own (innermost) optimizer, so that it is tracked.
 
-        `optimizer` None uses the trainer's.
+        If `optimizer` is None, the trainer's optimizer is used.
         """
         inner = optimizer or self.optimizer
         while hasattr(inner, "optimizer"):
             inner = inner.optimizer
         return super().create_scheduler(num_training_steps, inner)
 
-    # --- how long it trains
+    # --- end of the job
 
     def set_initial_training_values(
         self, args: TrainingArguments, dataloader: Any
     ) -> tuple[Any, ...]:
         """Plan the job by its stop rule; schedules count steps of the batch that the rate is for.
 
-        Without a stop rule in the job file, the script's `args` say when the job ends.
+        Without a stop rule in the job file, `args` decide when the job ends.
         """
         values = super().set_initial_training_values(args, dataloader)
         _, per_epoch, examples, _, _, steps, planned = values
@@ -344,7 +349,7 @@ class ElasticMixin(Mixed):
     # --- the loop
 
     def _run_epoch(self, **values: Any) -> None:
-        """Run one epoch until its batches end, and report it after the evaluation."""
+        """Run one epoch until its batches end, and report the epoch after the evaluation."""
         if self._epoch is None or self._epochs is None:
             self.control.should_training_stop = True
             return
@@ -372,7 +377,7 @@ class ElasticMixin(Mixed):
         return [inputs], None
 
     def end_batches(self) -> None:
-        """Commit the last step, also if a callback ended the epoch after it."""
+        """Commit the last step, even if a callback ended the epoch after the step."""
         close = getattr(getattr(self, "_batches", None), "close", None)
         if close is not None:
             close()
@@ -380,10 +385,10 @@ class ElasticMixin(Mixed):
     def training_step(
         self, model: Any, inputs: Any, num_items_in_batch: Any = None
     ) -> torch.Tensor:
-        """Run all passes of a step; afterwards gradients are those of the global batch.
+        """Run all passes of a step. Afterwards the gradients are those of the global batch.
 
-        `num_items_in_batch` is ignored: each pass counts its own. Returns the loss over the global
-        batch of all workers, shape ().
+        `num_items_in_batch` is ignored, because each pass counts its own items. Returns the loss
+        over the global batch of all workers, shape ().
         """
         view = self.agent.view
         while True:
@@ -401,7 +406,7 @@ class ElasticMixin(Mixed):
         return torch.as_tensor(loss, dtype=own.dtype, device=own.device)
 
     def _set_weight(self, inputs: Any) -> Any:
-        """State what the loss of this pass is a mean over; return its divisor, or None."""
+        """Set how many items the loss is averaged over; return the pass's divisor, or None."""
         counted = self._get_num_items_in_batch([inputs], self.args.device)
         labels = inputs.get("labels") if isinstance(inputs, Mapping) else None
         if not isinstance(labels, torch.Tensor):
@@ -422,10 +427,10 @@ class ElasticMixin(Mixed):
             raise UsageError(problem, hint, "labels")
         return None if counted is None else counted.clamp(min=1)
 
-    # --- what is said and kept
+    # --- evaluation, saving and logs
 
     def evaluate(self, *args: Any, **options: Any) -> dict[str, float]:
-        """Evaluate like `Trainer.evaluate`, on all data in every worker; kept for the report."""
+        """Evaluate like `Trainer.evaluate`, on all data in every worker; keep the metrics."""
         metrics: dict[str, float] = super().evaluate(*args, **options)
         for name, value in metrics.items():
             if (
@@ -437,7 +442,7 @@ class ElasticMixin(Mixed):
         return metrics
 
     def is_world_process_zero(self) -> bool:
-        """Return whether this worker prints and saves; another worker may do so later."""
+        """Return whether this worker prints and saves now; another worker may do so later."""
         return self.agent.rank == 0
 
     is_local_process_zero = is_world_process_zero  # a job has one output over all nodes
@@ -448,7 +453,7 @@ class ElasticMixin(Mixed):
             super().save_model(*args, **options)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        """Save on rank 0; the other ranks only record where the best checkpoint is."""
+        """Save on rank 0; the other ranks only record the path of the best checkpoint."""
         if self.is_world_process_zero():
             super()._save_checkpoint(model, trial)
             return
@@ -462,20 +467,20 @@ class ElasticMixin(Mixed):
         return float(super()._get_learning_rate()) * self.agent.view.rate_factor
 
     def floating_point_ops(self, inputs: Mapping[str, Any]) -> float:
-        """Return the operations of the whole step, extrapolated from this worker's part."""
+        """Return the operations of the whole step, extrapolated from this worker's samples."""
         flops = float(super().floating_point_ops(inputs))
         batch = self.agent.view.batch
         return flops if batch is None else flops * batch.total / max(1, len(batch.ids))
 
     def train(self, resume_from_checkpoint: Any = None, *args: Any, **options: Any) -> Any:
-        """Train like `Trainer.train`; resumes the job automatically.
+        """Train like `Trainer.train`; the job resumes automatically.
 
         Args:
             resume_from_checkpoint: must be None.
 
         Raises:
-            UsageError: if it should resume from the trainer's own checkpoints.
-            LeftGroup: if this worker is not in the job's group any more.
+            UsageError: if `resume_from_checkpoint` is set.
+            LeftGroup: if this worker is no longer in the job's group.
         """
         if resume_from_checkpoint:
             problem = "train(resume_from_checkpoint=...)"

@@ -1,10 +1,10 @@
-"""Checks of the script's use of the library: each raises `UsageError`, which says what to change.
+"""Checks of the script's use of the library. Each raises `UsageError`, which says what to change.
 
-The last check finds losses that are sums over the batch, from the autograd graph. A group takes a
-worker's loss as a mean over its samples; a sum that is not divided gives gradients that depend on
-how the batch was split. So the graph is walked from the loss through operations that do not change
-the value (added terms, casts, views, a gradient scaler's factor) to the one that made it. Any other
-factor on the way may be the script's own division: such losses are accepted.
+The last check finds losses that are sums over the batch, from the autograd graph. A group uses a
+worker's loss as a mean over its samples. With a sum that is not divided, gradients would depend on
+the division of the batch. So the check walks the graph from the loss through operations that keep
+the value (added terms, casts, views, a gradient scaler's factor) to the operation that computed it.
+Any other factor on the way might be the script's own division, so such losses are accepted.
 """
 
 from __future__ import annotations
@@ -38,6 +38,9 @@ def build(
     """Return the model of `build_model` and the result of `build_optimizer` for its parameters.
 
     In between, `place` checks the model and moves it to its device.
+
+    Raises:
+        UsageError: if an argument is not such a function, or does not return a model.
     """
     if isinstance(build_model, torch.optim.Optimizer) or isinstance(build_optimizer, nn.Module):
         problem = "load() got build_model and build_optimizer in the wrong order"
@@ -65,7 +68,7 @@ def _refuse_call(name: str, function: Any, *arguments: Any) -> None:
         raise UsageError(problem, LOAD_EXAMPLE, name)
     try:
         signature = inspect.signature(function)
-    except (TypeError, ValueError):  # not written in Python
+    except (TypeError, ValueError):  # the function is not written in Python
         return
     try:
         signature.bind(*arguments)
@@ -80,13 +83,13 @@ def _kind(value: Any) -> str:
 
 
 def refuse_inexact(option: str, remedy: str, *, found: bool) -> None:
-    """Refuse an option of a framework's trainer, if `found`; `option` may end in "=value"."""
+    """Refuse an option of a framework's trainer if `found`; `option` may end in "=value"."""
     if found:
         raise UsageError(f"{option} cannot be kept exact", remedy, option.partition("=")[0])
 
 
 def refuse_sharded(model: nn.Module) -> None:
-    """Refuse models that torch distributes: workers hold whole models and reduce gradients here."""
+    """Refuse models that torch distributes: a worker needs the whole model to reduce gradients."""
     others = {"DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule"}
     for part in model.modules():
         found = others & {kind.__name__ for kind in type(part).__mro__}
@@ -96,7 +99,7 @@ def refuse_sharded(model: nn.Module) -> None:
 
 
 def refuse_lazy(model: nn.Module) -> None:
-    """Refuse layers whose parameters get their shapes in the first pass."""
+    """Refuse layers whose parameters get their shapes only in the first pass."""
     for name, part in model.named_modules():
         own = (*part.parameters(recurse=False), *part.buffers(recurse=False))
         if any(is_lazy(tensor) for tensor in own):
@@ -108,7 +111,7 @@ def refuse_lazy(model: nn.Module) -> None:
 
 
 def refuse_unreduced(parameters: Iterable[torch.Tensor]) -> None:
-    """Refuse parameters that cannot be reduced as real numbers in one bucket."""
+    """Refuse complex parameters, and parameters on several devices: they do not fit one bucket."""
     held = list(parameters)
     places = sorted({str(parameter.device) for parameter in held})
     if len(places) > 1:
@@ -120,7 +123,11 @@ def refuse_unreduced(parameters: Iterable[torch.Tensor]) -> None:
 
 
 def without_sampling_options(options: Mapping[str, Any], *, shuffled: bool) -> dict[str, Any]:
-    """Return DataLoader options without those that only restate what the agent does anyway."""
+    """Return the DataLoader options without those that only repeat what the agent does.
+
+    Raises:
+        UsageError: if an option selects samples differently.
+    """
     happens = {"shuffle": (shuffled, None), "sampler": (None,), "batch_sampler": (None,)}
     happens |= {"drop_last": (False, True), "in_order": (True,)}
     chosen = sorted(
@@ -138,15 +145,15 @@ def without_sampling_options(options: Mapping[str, Any], *, shuffled: bool) -> d
 
 
 def min_step_samples(model: nn.Module) -> int:
-    """Return the fewest samples of a step or a rank's share: 2 with batch normalisation, else 1."""
+    """Return the minimum samples of a step or share: 2 with batch normalisation, else 1."""
     whole = any(isinstance(part, _BatchNorm) for part in model.modules())
     return 2 if whole else 1
 
 
 def refuse_single_samples(samples: int, bound: int, min_samples: int) -> None:
-    """Refuse single samples for models with batch normalisation, which cannot be trained on one.
+    """Refuse single samples for models with batch normalisation, which need two or more.
 
-    `samples` is the size of the step, `bound` the most samples of one pass.
+    `samples` is the size of the step, `bound` the maximum samples of one pass.
     """
     if min(samples, bound) >= min_samples:
         return
@@ -162,9 +169,9 @@ def refuse_single_samples(samples: int, bound: int, min_samples: int) -> None:
 
 
 def refuse_columns(columns: int | None, batch: int) -> None:
-    """Refuse batches with two samples of one column: the second continues the first.
+    """Refuse batches with two samples of one column, because the second continues the first.
 
-    `batch` is the largest global batch that a step may have.
+    `batch` is the largest global batch that a step can have.
     """
     if columns is not None and not 1 <= batch <= columns:
         problem = f"batches may have {batch} samples, the data has {columns} columns"
@@ -173,7 +180,11 @@ def refuse_columns(columns: int | None, batch: int) -> None:
 
 
 def dataset_size(dataset: Dataset[Any]) -> int:
-    """Return ||D||, the samples of a map-style dataset or of an iterable dataset with a length."""
+    """Return ||D||, the number of samples in a map-style or iterable dataset with a length.
+
+    Raises:
+        UsageError: if the dataset has no length, is empty, or selects samples itself.
+    """
     if isinstance(dataset, IterDataPipe | DataLoader):
         problem = f"train_set is a {type(dataset).__name__}, which selects samples itself"
         hint = "give a map-style dataset or an IterableDataset, and load() its options"
@@ -210,7 +221,11 @@ def metric_values(metrics: Mapping[str, Any]) -> dict[str, float]:
 
 
 def metric_value(name: str, value: Any) -> float:
-    """Return a metric as a number."""
+    """Return a metric as a number.
+
+    Raises:
+        UsageError: if `value` is neither a number nor a tensor with one element.
+    """
     try:
         return float(value)
     except (TypeError, ValueError, OverflowError):
@@ -229,20 +244,20 @@ LAYERS: Final = (
     "AddmmBackward", "MmBackward", "BmmBackward", "BaddbmmBackward", "LinearBackward",
     "ConvolutionBackward", "MkldnnRnnLayerBackward", "CudnnRnnBackward", "MkldnnLinearBackward",
 )  # fmt: skip
-NO_REDUCTION: Final = 0  # code in torch's loss functions
+NO_REDUCTION: Final = 0  # codes of `reduction` in torch's loss functions
 SUM: Final = 2
 
 
 class SumCertainty(IntEnum):
     """Certainty that a loss is an undivided sum over the batch."""
 
-    NO = 0  # or not visible in the graph
+    NO = 0  # no sum, or none that is visible in the graph
     POSSIBLE = 1
     CERTAIN = 2
 
 
 def sum_certainty(loss: torch.Tensor, samples: int, scale: float) -> SumCertainty:
-    """Return whether some term of `loss`, shape (), is a sum over the batch.
+    """Return the certainty that some term of `loss`, shape (), is a sum over the batch.
 
     `scale` is the factor of the script's gradient scaler; 1 without one.
     """
@@ -253,7 +268,7 @@ def sum_certainty(loss: torch.Tensor, samples: int, scale: float) -> SumCertaint
 
 
 def _terms(root: Any, scale: float) -> Iterator[Any]:
-    """Yield the nodes whose results are added, with no factor but the scaler's."""
+    """Yield the nodes whose results add up to the loss, multiplied only by the scaler's factor."""
     pending = [root]
     while pending:
         node = pending.pop()
@@ -288,10 +303,10 @@ def _term_certainty(node: Any, samples: int) -> SumCertainty:
 
 
 def _samples_certainty(node: Any, samples: int) -> SumCertainty:
-    """Return whether a loss function that sums its values has one value per sample."""
+    """Return the certainty that a summing loss function adds one value per sample."""
     made = _inputs(node)[0] if node.next_functions else None
     if made is None or not _depends_on_data(made):
-        return SumCertainty.NO  # of parameters alone: does not grow with the batch
+        return SumCertainty.NO  # a loss of parameters alone does not grow with the batch
     weighed = _saved(node, "_saved_weight") is not None
     if weighed or not _has_samples(_shape(node, 0), samples):
         return SumCertainty.POSSIBLE
@@ -303,7 +318,7 @@ def _samples_certainty(node: Any, samples: int) -> SumCertainty:
 def _smoothed(node: Any) -> Any | None:
     """Return the loss's own node if `node` is torch's sum for `label_smoothing`; else None.
 
-    The sum is (1 - s) of the loss, and s over the number of classes of the loss of all classes.
+    That sum is (1 - s) times the loss, plus s / (number of classes) times the loss of all classes.
     """
     below = _inputs(node)
     if not _is_kind(node, ("AddBackward",)) or len(below) < 2 or not all(below):  # noqa: PLR2004
@@ -318,7 +333,7 @@ def _smoothed(node: Any) -> Any | None:
 
 
 def _depends_on_data(root: Any) -> bool:
-    """Return whether a layer below takes an input that is no parameter."""
+    """Return whether a layer below `root` has an input that is not a parameter."""
     seen, pending = {root}, [root]
     while pending:
         node = pending.pop()
@@ -335,7 +350,7 @@ def _depends_on_data(root: Any) -> bool:
 
 
 def _reduces_others(node: Any) -> bool:
-    """Return whether `node` reduces dimensions of each sample, not the samples themselves."""
+    """Return whether `node` reduces dimensions within each sample, and not over the samples."""
     dims, sizes = _saved(node, "_saved_dim"), _saved(node, "_saved_self_sym_sizes")
     if not _is_kind(node, REDUCED) or not isinstance(dims, tuple) or not sizes:
         return False
@@ -344,7 +359,7 @@ def _reduces_others(node: Any) -> bool:
 
 
 def _has_samples(shape: tuple[int, ...], samples: int) -> bool:
-    """Return whether one of the first two dimensions may hold the samples, alone or combined."""
+    """Return whether one of the first two dimensions can be the samples, alone or combined."""
     return any(size and size % samples == 0 for size in shape[:2])
 
 
@@ -363,7 +378,7 @@ def _inputs(node: Any) -> list[Any]:
 
 
 def _shape(node: Any, index: int) -> tuple[int, ...]:
-    """Return the shape of an input of `node`; hooks may have packed the saved tensor."""
+    """Return the shape of an input of `node`, without the saved tensor: hooks can replace it."""
     part, place = node.next_functions[index]
     if part is None:
         return ()
@@ -373,7 +388,7 @@ def _shape(node: Any, index: int) -> tuple[int, ...]:
 
 
 def _saved(node: Any, name: str) -> Any:
-    """Return what autograd saved with `node`; None if nothing, or if it changed since."""
+    """Return the value `name` that autograd saved with `node`; None if missing or changed since."""
     try:
         return getattr(node, name, None)
     except RuntimeError:

@@ -1,1 +1,1 @@
-"""Process groups of one version each, and the control words reduced with the gradients."""
+"""Process groups, one per version of a job's group, and the control words of each reduction."""

@@ -1,4 +1,4 @@
-"""Protocol of a backend for a group's collectives, and waits that can be cancelled."""
+"""Interface of the backends that run a group's collectives, and a wait that can be cancelled."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ class RendezvousInfo:
 
     store: PrefixStore  # separate client and key prefix
     rank: int
-    size: int  # ranks
-    address: str  # of this host, for connections from the other ranks
-    device: torch.device  # of the operations' tensors, with index
+    size: int  # number of ranks
+    address: str  # address of this host, to which the other ranks connect
+    device: torch.device  # device of the tensors; its index is set
 
 
 class Operation(Protocol):
-    """A collective under way; it owns its tensor until it is over."""
+    """A running collective. Its tensor must not be touched until the collective is over."""
 
     def is_over(self) -> bool:
-        """Wait briefly; True if the calling thread's next operation may use the result.
+        """Wait briefly; return True if the calling thread's next operation can use the result.
 
         Raises:
             RuntimeError: if a peer is lost or the backend was aborted; the result is invalid.
@@ -38,16 +38,17 @@ class Operation(Protocol):
 
 
 class Backend(Protocol):
-    """Connected ranks. Operations come from one thread, in the same order on every rank.
+    """Connection between the ranks of a group.
 
-    An operation that cannot start raises RuntimeError.
+    One thread starts all operations, in the same order on every rank. An operation that cannot
+    start raises RuntimeError.
     """
 
     def connect(self) -> None:
-        """Connect to the other ranks; blocks, and raises early if it is aborted.
+        """Connect to the other ranks. Blocks until all are connected; an abort ends the wait early.
 
         Raises:
-            RuntimeError: if a rank did not connect.
+            RuntimeError: if a rank did not connect, or the backend was aborted.
             ValueError: if the device is missing.
         """
         ...
@@ -61,25 +62,25 @@ class Backend(Protocol):
         ...
 
     def abort(self) -> None:
-        """Free the device of operations under way, whatever the other ranks do; from any thread."""
+        """Stop all running operations on the device, without the other ranks; thread-safe."""
         ...
 
     def retire(self) -> None:
-        """Close the backend when nothing is under way; may block, so not on the training thread."""
+        """Wait for running operations, then close; do not call it on the training thread."""
         ...
 
 
 POLL_S: Final = 0.02  # poll interval of cancellable waits
-BUILD_TIMEOUT_S: Final = 30.0  # for connecting to the other members
-OPERATION_TIMEOUT_S: Final = 1800.0  # long, since a rank may evaluate while the others wait
+BUILD_TIMEOUT_S: Final = 30.0  # limit for connecting to the other members
+OPERATION_TIMEOUT_S: Final = 1800.0  # long, because the others wait while a rank evaluates
 OPERATION_TIMEOUT: Final = timedelta(seconds=OPERATION_TIMEOUT_S)
 
 
 def wait_for(ready: threading.Event, cancel: threading.Event, limit_s: float | None = None) -> None:
-    """Wait for `ready`; a limit of None waits without limit.
+    """Wait until `ready` is set, at most `limit_s` seconds (None: without limit).
 
     Raises:
-        CancelledError: if `cancel` was set first, or the limit is over.
+        CancelledError: if `cancel` is set or the limit has passed before `ready` is set.
     """
     deadline = None if limit_s is None else time.monotonic() + limit_s
     while not ready.wait(POLL_S):
@@ -88,6 +89,6 @@ def wait_for(ready: threading.Event, cancel: threading.Event, limit_s: float | N
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of a backend's error (at most 300 characters), without a stack."""
+    """Return the first line of a backend's error message, at most 300 characters, without stack."""
     line = next((part for part in str(error).splitlines() if part.strip()), type(error).__name__)
     return line.rpartition("] ")[2].partition(". This is")[0][:300]

@@ -1,4 +1,4 @@
-"""Device of a worker, the backend of its gradients, and gloo for tensors on the host."""
+"""Choice of a worker's device and of the backend for its gradients; gloo for host tensors."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ NOT_CONNECTED: Final = "the group is closed"
 
 
 class GlooOperation:
-    """A gloo collective; it is polled with short waits, which do no harm."""
+    """A gloo collective. It is polled with short waits; gloo tolerates a wait that times out."""
 
     def __init__(self, work: Any) -> None:
         self._work = work
 
     def is_over(self) -> bool:
-        """Wait briefly; True if it is over."""
+        """Wait up to `POLL_S`; return True if the operation is over."""
         try:
             self._work.wait(timedelta(seconds=POLL_S))
         except RuntimeError:
             if not self._work.is_completed():
                 return False
-            self._work.wait()  # completed meanwhile: raises its own error
+            self._work.wait()  # the operation has completed meanwhile; raise its own error
         return True
 
 
 class GlooBackend:
-    """Ranks connected by sockets.
+    """Backend that connects the ranks by sockets.
 
     The sockets are bound to the address of this host, because gloo would advertise 127.0.0.1.
     """
@@ -51,10 +51,10 @@ class GlooBackend:
         self._group: Any = None
 
     def connect(self) -> None:
-        """Connect to the other ranks, within `BUILD_TIMEOUT_S`."""
+        """Connect to the other ranks within `BUILD_TIMEOUT_S`."""
         info = self._info
         options = GLOO._Options()  # noqa: SLF001 - no public name
-        options._timeout = timedelta(seconds=BUILD_TIMEOUT_S)  # noqa: SLF001 - for connecting
+        options._timeout = timedelta(seconds=BUILD_TIMEOUT_S)  # noqa: SLF001 - while connecting
         options._threads = 2  # noqa: SLF001
         options._devices = [GLOO.create_device(hostname=info.address)]  # noqa: SLF001
         group = GLOO(info.store, info.rank, info.size, options)
@@ -80,24 +80,24 @@ class GlooBackend:
         return GlooOperation(self._connected().broadcast([tensor], options))
 
     def send(self, tensor: torch.Tensor, to: int) -> Any:
-        """Start to send a contiguous host tensor, unchanged until torch's work is over.
+        """Start to send a contiguous host tensor, and return torch's work object.
 
-        Wait for the returned work in a helper thread.
+        Wait for the work in a helper thread. The tensor must not change before the work is over.
         """
         return self._connected().send([tensor], to, 0)
 
     def receive(self, tensor: torch.Tensor, source: int) -> Any:
-        """Start to receive into a contiguous host tensor, unread until torch's work is over.
+        """Start to receive into a contiguous host tensor, and return torch's work object.
 
-        Wait for the returned work in a helper thread.
+        Wait for the work in a helper thread. The tensor must not be read before the work is over.
         """
         return self._connected().recv([tensor], source, 0)
 
     def abort(self) -> None:
-        """Do nothing: no device is held, and abandoned operations end in gloo's own threads."""
+        """Do nothing: gloo uses no device, and its own threads end the abandoned operations."""
 
     def retire(self) -> None:
-        """Close the group; waits for gloo's own threads."""
+        """Close the group after gloo's own threads have ended."""
         self._group = None
 
 
@@ -106,15 +106,15 @@ _makers: dict[str, Callable[[RendezvousInfo], Backend]] = {"cpu": GlooBackend, "
 
 
 def register(kind: str, make: Callable[[RendezvousInfo], Backend]) -> None:
-    """Train on devices of this kind, if available; `make` returns their backend, not connected."""
+    """Train on devices of type `kind` if present; `make` returns an unconnected backend."""
     _makers[kind] = make
 
 
 def slot_device() -> torch.device:
-    """Return the device of this worker's slot: index 0 of the visible ones, or the CPU.
+    """Return the device of this worker's slot: the first visible accelerator, or the CPU.
 
-    The index is always set: `cuda` and `cuda:0` are not equal, so a tensor's device would not match
-    the worker's.
+    The index is always set, because `cuda` and `cuda:0` are not equal: a tensor's device would
+    differ from the device of the worker.
     """
     found = torch.accelerator.current_accelerator(check_available=True)
     if found is None or found.type not in _makers:
@@ -123,7 +123,7 @@ def slot_device() -> torch.device:
 
 
 def use_device(device: torch.device) -> None:
-    """Make `device` current in the calling thread; each thread has its own."""
+    """Make `device` the calling thread's current device. Each thread has its own current device."""
     if device.type != "cpu":
         torch.accelerator.set_device_index(device.index or 0)
 
@@ -135,5 +135,5 @@ def finish_device_work(device: torch.device) -> None:
 
 
 def backend_for(info: RendezvousInfo) -> Backend:
-    """Return the backend for tensors on the device, not connected yet."""
+    """Return a new, unconnected backend for tensors on the device of `info`."""
     return _makers[info.device.type](info)

@@ -1,7 +1,7 @@
 """Control words: numbers that are reduced together with the gradients, so that ranks agree.
 
-Every step's reduction sums them over the ranks, so all ranks learn the same in the same step. When
-all are ready for a new group, it takes effect `lead` steps later, on all at once.
+The reduction of each step sums the words over the ranks, so all ranks learn the same facts in the
+same step. When all ranks are ready for a new group, they all switch `lead` steps later.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import Final
 
 from elastic.training_errors import OutOfStepError
 
-DIGEST_BYTES: Final = 4  # bytes of a state's checksum; each is reduced with its square
+DIGEST_BYTES: Final = 4  # length of a state's checksum; the square of each byte is reduced too
 FIXED_WORDS: Final = 4 + 2 * DIGEST_BYTES + 4
-STEP_MODULUS: Final = 1024  # steps are sent modulo this, so that float sums are exact
+STEP_MODULUS: Final = 1024  # step numbers are sent modulo this, so that float sums are exact
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,12 +26,12 @@ class ControlWords:
     seconds: float = 0.0  # duration of this rank's last step
     digest: bytes = bytes(DIGEST_BYTES)
     step: int = 0  # step of this rank
-    ends: bool = False  # this rank has finished the epoch instead
+    ends: bool = False  # this rank has finished the epoch and has no step
     skipped: bool = False  # the script skipped the batch
-    items: float = 0.0  # that the losses are means over, if the script states them
+    items: float = 0.0  # items that the losses are averaged over; 0 if the script sets none
 
     def encode(self) -> list[float]:
-        """Return shape (FIXED_WORDS - 1,): all but the loss sum, a tensor, which comes first."""
+        """Return FIXED_WORDS - 1 numbers, which follow the loss sum (a tensor) in the reduction."""
         parts = [float(part) for part in self.digest]
         return [
             float(self.samples),
@@ -48,34 +48,42 @@ class ControlWords:
 
 @dataclass(frozen=True, slots=True)
 class AgreedWords:
-    """Sums and means of the control words, known to all ranks after the reduction."""
+    """Sums and means of all ranks' control words; every rank knows them after the reduction."""
 
     loss_sum: float
     samples: int
-    ready: int  # ranks
+    ready: int  # ranks that voted for the pending group
     seconds: float  # mean over ranks
     same: bool  # all digests are equal
     step: float  # mean over ranks, modulo STEP_MODULUS
     ends: int  # ranks that have finished the epoch
     skipped: int  # ranks whose script skipped the batch
-    items: float  # that the losses are means over; 0 if not stated
-    used: tuple[bool, ...]  # by parameter: True if any rank has a gradient
+    items: float  # items that the losses are averaged over; 0 if the script sets none
+    used: tuple[bool, ...]  # per parameter: True if any rank has a gradient for it
 
     def check_in_step(self, ranks: int, step: int | None) -> None:
-        """Check that all ranks reduced the same step; None: this rank has finished the epoch."""
+        """Check that all ranks reduced step `step`; None if this rank has finished the epoch.
+
+        Raises:
+            OutOfStepError: if the steps differ, or only some ranks have finished the epoch.
+        """
         if self.ends not in {0, ranks} or (step is None) != (self.ends == ranks):
             raise OutOfStepError("some have ended the epoch, others take another batch")
         if step is not None and self.step != step % STEP_MODULUS:
             raise OutOfStepError(f"not all are in step {step}")
 
     def check_shares(self, total: int) -> None:
-        """Check that the ranks together took the step's samples."""
+        """Check that the local batches of all ranks add up to `total` samples.
+
+        Raises:
+            OutOfStepError: if they add up to another number.
+        """
         if self.samples != total:
             raise OutOfStepError(f"they took {self.samples} samples of a step of {total}")
 
 
 def read_agreed_words(numbers: Sequence[float], ranks: int) -> AgreedWords:
-    """Decode the reduced words, shape (FIXED_WORDS + parameters,); bit-identical on all ranks."""
+    """Decode the reduced words, shape (FIXED_WORDS + parameters,). All ranks decode equal bits."""
     parts = numbers[4 : 4 + DIGEST_BYTES]
     squares = numbers[4 + DIGEST_BYTES : 4 + 2 * DIGEST_BYTES]
     step, ends, skipped, items = numbers[4 + 2 * DIGEST_BYTES : FIXED_WORDS]

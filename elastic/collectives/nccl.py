@@ -1,13 +1,13 @@
-"""NCCL backend for gradients on GPUs, and the environment that it needs.
+"""NCCL backend for gradients on GPUs, and the environment variables that NCCL needs.
 
 Observed behaviour (PyTorch 2.13, NCCL 2.29):
 
-- A `wait` with a limit counts from the operation's start and aborts the communicator when it
-  expires. So an operation is polled, and waited for only when it is complete.
-- After an abort an operation is complete without an error, and its tensor is invalid. So the
+- The limit of a `wait` runs from the operation's start. When the limit expires, `wait` aborts the
+  communicator. So an operation is polled, and `wait` is called only when it is complete.
+- After an abort, an operation is complete without an error, but its tensor is invalid. So the
   backend's own flag is checked before the result is used.
-- Communicators connect lazily and block. They are connected eagerly, without blocking, and the
-  object exists before, so that another thread can abort it.
+- By default a communicator connects in its first operation, and blocks. Here it connects at once
+  without blocking, and its object exists earlier, so that another thread can abort it.
 
 The environment variables have to be set before the first process group of the process is created,
 and while the process has one thread: C libraries read the environment without a lock.
@@ -37,25 +37,25 @@ from elastic.collectives.backend_protocol import (
 
 REQUIRED_VARIABLES: Final[Mapping[str, str]] = MappingProxyType(
     {
-        # torch's watchdog thread would kill the process after a peer's death, also after abort().
+        # torch's watchdog thread would kill the process after a peer's death, even after abort().
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
         "TORCH_NCCL_DESYNC_DEBUG": "0",  # would enable the option above again
         "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0",  # the script raises the error, with its location
-        "TORCH_NCCL_BLOCKING_WAIT": "0",  # would make wait() block, and then abort
-        # Its monitor thread kills the process if the watchdog is slow, or on request of a peer.
+        "TORCH_NCCL_BLOCKING_WAIT": "0",  # would let wait() block and abort at its limit
+        # torch's monitor thread kills the process if the watchdog is slow or if a peer asks for it.
         "TORCH_NCCL_ENABLE_MONITORING": "0",
         "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
-        "TORCH_NCCL_PROPAGATE_ERROR": "0",  # uses the group's store, which may be gone
-        # After an error the watchdog sleeps four times as long, under the lock that an abort needs.
+        "TORCH_NCCL_PROPAGATE_ERROR": "0",  # would use the group's store, which might be gone
+        # After an error the watchdog sleeps four times this long, with the lock that abort needs.
         "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "0",
-        # Seconds that torch waits for a communicator to connect, as for gloo.
+        # Seconds that torch waits for a communicator to connect; equals BUILD_TIMEOUT_S.
         "TORCH_NCCL_NONBLOCKING_TIMEOUT": "30",
         "NCCL_COMM_BLOCKING": "0",  # overrides the group's configuration
     }
 )
 DEFAULT_VARIABLES: Final[Mapping[str, str]] = MappingProxyType(
     {
-        # Connect all peers while the group is built, not in its first all-reduce, during training.
+        # Connect all peers while the group is built, not during training in the first all-reduce.
         "NCCL_RUNTIME_CONNECT": "0",
     }
 )
@@ -63,9 +63,9 @@ INTERFACE_VARIABLE: Final = "NCCL_SOCKET_IFNAME"
 
 
 def interface_of(address: str) -> str:
-    """Return the network interface of an address or name of this host; NCCL needs its name.
+    """Return the name of the network interface that has `address`, an address or name of this host.
 
-    `lo` for all of 127.0.0.0/8; empty if no interface has the address.
+    The name is `lo` for all of 127.0.0.0/8. It is empty if no interface has the address.
     """
     import psutil  # noqa: PLC0415 - only where NCCL is used
 
@@ -96,37 +96,42 @@ def nccl_environment(
 ) -> dict[str, str]:
     """Return the variables to set before the first NCCL process group is created.
 
-    NCCL's sockets use the interface of `address`, like gloo's. Only differences from `present` are
-    returned: required variables replace present values, defaults do not.
+    NCCL's sockets then use the interface of `address`, like gloo's. Variables that need no change
+    are omitted. A required variable replaces a different value in `present`; a default replaces
+    none.
     """
     wanted = {
         name: value for name, value in REQUIRED_VARIABLES.items() if present.get(name) != value
     }
     wanted |= {name: value for name, value in DEFAULT_VARIABLES.items() if name not in present}
     if not present.get(INTERFACE_VARIABLE) and (name := interface(address)):
-        wanted[INTERFACE_VARIABLE] = f"={name}"  # without `=` it would match eth0 and eth01
+        wanted[INTERFACE_VARIABLE] = f"={name}"  # without `=`, "eth0" would also match "eth01"
     return wanted
 
 
 SPIN_S: Final = 0.0001  # first poll interval
 MAX_SPIN_S: Final = 0.001
-IDLE_TIMEOUT_S: Final = 30.0  # wait for operations of a retired communicator
+IDLE_TIMEOUT_S: Final = 30.0  # limit of the wait for the operations of a retired communicator
 ABORTED: Final = "the group was aborted"
 
 
 class NcclOperation:
-    """A collective on the device; `aborted` is set when the communicator is aborted."""
+    """A collective on the device. The event `aborted` is set when the communicator is aborted."""
 
     def __init__(self, work: Any, aborted: threading.Event) -> None:
         self._work = work
         self._aborted = aborted
 
     def is_complete(self) -> bool:
-        """True if the device has finished it, with any outcome."""
+        """Return True if the device has ended the operation, successfully or not."""
         return bool(self._work.is_completed())
 
     def is_over(self) -> bool:
-        """Poll briefly; if True, later work on the current stream follows the operation."""
+        """Poll up to `POLL_S`; return True if later work on the current stream can use the result.
+
+        Raises:
+            RuntimeError: if the communicator was aborted, or the operation failed.
+        """
         end, pause = time.monotonic() + POLL_S, SPIN_S
         while not self.is_complete():
             if self._aborted.is_set():
@@ -144,7 +149,7 @@ class NcclOperation:
 
 
 class NcclBackend:
-    """Ranks whose devices are connected; one operation at a time.
+    """Backend that connects the ranks' GPUs and runs one operation at a time.
 
     `make` is torch's class or a substitute.
     """
@@ -158,7 +163,7 @@ class NcclBackend:
         self._lock = threading.Lock()
 
     def connect(self) -> None:
-        """Connect to the other ranks, within `BUILD_TIMEOUT_S`."""
+        """Connect to the other ranks within `BUILD_TIMEOUT_S`."""
         info = self._info
         os.environ.update(nccl_environment(info.address, os.environ))
         torch.accelerator.set_device_index(info.device.index)
@@ -167,7 +172,7 @@ class NcclBackend:
         options.config.blocking = 0
         group = self._make(info.store, info.rank, info.size, options)
         with self._lock:
-            self._group = group  # can be aborted from here on
+            self._group = group  # from here on, another thread can abort the group
         self._check_wanted()
         group.eager_connect_single_device(info.device)
         end = time.monotonic() + BUILD_TIMEOUT_S
@@ -181,15 +186,15 @@ class NcclBackend:
 
     def _check_wanted(self) -> None:
         if self._aborted.is_set():
-            self.abort()  # the abort may have missed the object
+            self.abort()  # the first abort might have run before the group existed
             raise RuntimeError(ABORTED)
 
     def all_reduce(self, tensor: torch.Tensor) -> NcclOperation:
-        """Start to sum a dense, contiguous device tensor in place, after the current stream."""
+        """Start to sum a dense, contiguous device tensor in place, after the stream's work."""
         return self._begun(self._connected().allreduce([tensor]))
 
     def broadcast(self, tensor: torch.Tensor, source: int) -> NcclOperation:
-        """Start to broadcast a dense, contiguous device tensor, after the current stream."""
+        """Start to broadcast rank `source`'s dense, contiguous tensor after the stream's work."""
         options = dist.BroadcastOptions()
         options.rootRank = source
         options.rootTensor = 0
@@ -206,14 +211,14 @@ class NcclBackend:
         return self._last
 
     def abort(self) -> None:
-        """End operations under way, which would stay on the device forever after a peer is lost."""
+        """End the running operations, which would otherwise never end after the loss of a peer."""
         self._aborted.set()
         with self._lock:
             if self._group is not None:
                 self._group.abort()
 
     def retire(self) -> None:
-        """Wait up to `IDLE_TIMEOUT_S` until nothing is under way, then abort the communicator."""
+        """Wait up to `IDLE_TIMEOUT_S` for the last operation, then abort the communicator."""
         last, end = self._last, time.monotonic() + IDLE_TIMEOUT_S
         while last is not None and not last.is_complete() and time.monotonic() < end:
             time.sleep(POLL_S)

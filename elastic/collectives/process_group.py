@@ -1,4 +1,4 @@
-"""Process group of one version of a job, beside others; never torch's default group."""
+"""Process group of one version of a job. Several may exist; torch's default group is not used."""
 
 from __future__ import annotations
 
@@ -27,28 +27,28 @@ def as_byte_row(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.view(-1).view(torch.uint8)
 
 
-ABORT_TIMEOUT_S: Final = 20.0  # wait of a recovery for a device of the broken group
+ABORT_TIMEOUT_S: Final = 20.0  # limit of a recovery's wait for the device of the broken group
 
 
 @dataclass(frozen=True, slots=True)
 class GroupBackends:
-    """Separate backends of a group, so that the failure of one leaves the others usable."""
+    """Backends of a group. They are separate, so that one can fail while the others stay usable."""
 
-    training: Backend  # gradients, and the state while training waits; on the device
-    transfers: GlooBackend  # the state beside training, from helper threads; on the host
-    control: Backend  # messages of the training thread between steps; on the host
-    store: GroupStore  # messages before the first common step
+    training: Backend  # sums gradients; sends the state while training waits; on the device
+    transfers: GlooBackend  # sends the state during training, by helper threads; on the host
+    control: Backend  # carries the training thread's messages between steps; on the host
+    store: GroupStore  # carries messages before the first common step
 
     def distinct(self) -> list[Backend]:
-        """Return each backend once; groups on CPUs share one for gradients and control messages."""
+        """Return each backend once: on CPUs, gradients and control messages share one backend."""
         found: list[Backend] = [self.training, self.transfers]
         return found if self.control is self.training else [*found, self.control]
 
 
 class ProcessGroup:
-    """Members of one version. A group of one needs no sockets.
+    """Members of one version. A group of one member needs no sockets.
 
-    A collective that was cancelled, or lost a peer, still owns its tensor.
+    After a collective was cancelled or lost a peer, its tensor must not be used again.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class ProcessGroup:
 
     @property
     def store(self) -> GroupStore:
-        """Store for messages beside the collectives; of a group of more than one."""
+        """Store for messages outside of the collectives. A group of one member has no store."""
         return self._require_backends().store
 
     def all_reduce(self, tensor: torch.Tensor, cancel: threading.Event) -> None:
@@ -91,7 +91,7 @@ class ProcessGroup:
             _complete(lambda: training.broadcast(tensor, source), cancel)
 
     def broadcast_bytes(self, data: bytes, cancel: threading.Event, source: int = 0) -> bytes:
-        """Return the `data` of rank `source`, of any length, on every rank; not over the device."""
+        """Return rank `source`'s `data`, of any length, on every rank. The device is not used."""
         if self.size == 1:
             return data
         control = self._require_backends().control
@@ -106,18 +106,18 @@ class ProcessGroup:
         return as_bytes(row)
 
     def send(self, tensor: torch.Tensor, to: int) -> Any:
-        """Start to send a host tensor; see `GlooBackend.send`."""
+        """Start to send a host tensor to rank `to`; see `GlooBackend.send`."""
         return self._require_backends().transfers.send(tensor, to)
 
     def receive(self, tensor: torch.Tensor, source: int) -> Any:
-        """Start to receive into a host tensor; see `GlooBackend.receive`."""
+        """Start to receive a host tensor from rank `source`; see `GlooBackend.receive`."""
         return self._require_backends().transfers.receive(tensor, source)
 
     def abort(self, limit_s: float = ABORT_TIMEOUT_S) -> None:
-        """Free the device of operations under way, before it gets other work.
+        """Stop the group's operations on the device, so that the device is free for other work.
 
-        Runs in a second thread, while the training thread is in no collective. After `limit_s` a
-        device that is not free is left alone.
+        A second thread stops them; call this while the training thread is in no collective. Returns
+        after `limit_s` seconds even if the device is not free.
         """
         backends = self._backends
         if backends is None:
@@ -132,7 +132,7 @@ class ProcessGroup:
         thread.join(limit_s)
 
     def retire(self) -> None:
-        """Close the group in another thread, which waits for the backends' own threads."""
+        """Close the group in another thread, because closing waits for the backends' threads."""
         backends, self._backends = self._backends, None
         if backends is not None:
             threading.Thread(

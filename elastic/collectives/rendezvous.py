@@ -1,4 +1,4 @@
-"""Rendezvous of the members of one version: at a store, then by every backend of the group."""
+"""Rendezvous of the members of one version: first at a store, then in every backend."""
 
 from __future__ import annotations
 
@@ -26,9 +26,10 @@ def build_process_group(
     prefetched_steps: int = 0,
     publish: Callable[[ProcessGroup], None] = lambda _: None,
 ) -> ProcessGroup:
-    """Connect to the other members; blocks up to `BUILD_TIMEOUT_S` for each backend.
+    """Return a process group that is connected to all members.
 
-    `publish` is called with the group before it connects, so that it can be aborted.
+    Blocks up to `BUILD_TIMEOUT_S` for each backend. Before the group connects, it is passed to
+    `publish`, so that another thread can abort it.
 
     Raises:
         BrokenGroupError: if a member did not connect, or the group was aborted.
@@ -67,10 +68,11 @@ def _max_over_ranks(control: Backend, rank: int, size: int, own: int) -> int:
 
 
 class BackgroundBuild:
-    """Group that is built in a thread of its own, while training continues.
+    """Construction of a process group in a separate thread, while training continues.
 
-    `make` may wait, and publishes the group to its argument before it connects, so that it can be
-    aborted. `failed` gets the reason in the same thread, unless the group was dropped.
+    `make` may wait. It has to pass the group to its argument before the group connects, so that the
+    group can be aborted. If `make` fails, the thread calls `failed` with the reason, unless the
+    group was dropped.
     """
 
     def __init__(
@@ -88,13 +90,13 @@ class BackgroundBuild:
         threading.Thread(target=self._run, name="build", daemon=True).start()
 
     def drop(self) -> None:
-        """Drop the group, and abort its rendezvous."""
+        """Drop the group; abort its rendezvous if the group is not connected yet."""
         with self._lock:
             self._dropped = True
             built, connecting = self.group, self._connecting
             self.group = None
         if connecting is not None:
-            connecting.abort(limit_s=0)  # unused, so the caller need not wait
+            connecting.abort(limit_s=0)  # no wait: the device does no work for this group
         if built is not None:
             built.retire()
 

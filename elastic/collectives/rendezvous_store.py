@@ -1,4 +1,4 @@
-"""Store for the rendezvous of the members of one version: one worker serves it, all read it."""
+"""Store where the members of one version meet. One worker serves the store, all connect to it."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from elastic.training_errors import BrokenGroupError
 
 
 class StoreServer:
-    """TCPStore of one version, on this worker's address only; the system chooses the port.
+    """TCPStore of one version, served on this worker's address. The system chooses the port.
 
     Raises:
         OSError: if this host does not have the address, or no port is free.
-        RuntimeError: if torch cannot serve it.
+        RuntimeError: if torch cannot serve the store.
     """
 
     def __init__(self, address: str) -> None:
@@ -34,7 +34,7 @@ class StoreServer:
 
 
 class StoreServers:
-    """Stores that this worker serves, by version of the group."""
+    """Stores that this worker serves, one per version of the group."""
 
     def __init__(self, address: str) -> None:
         self._address = address
@@ -45,11 +45,13 @@ class StoreServers:
         return version in self._servers
 
     def serve(self, version: int, *, oldest: int) -> int:
-        """Return the port of the store of `version`, opened if needed; close older than `oldest`.
+        """Return the port of the store of `version`; open the store if it is not open yet.
+
+        Opening a store closes the stores of versions before `oldest`.
 
         Raises:
             OSError: if no port is free.
-            RuntimeError: if torch cannot serve it.
+            RuntimeError: if torch cannot serve the store.
         """
         if version not in self._servers:
             self._servers = {
@@ -60,7 +62,7 @@ class StoreServers:
 
 
 def connect_store(address: str, version: int, limit_s: float = BUILD_TIMEOUT_S) -> PrefixStore:
-    """Return a new client of the store at HOST:PORT; each thread needs its own.
+    """Return a new client of the store at HOST:PORT. A client must not be shared by threads.
 
     Raises:
         BrokenGroupError: if the store cannot be reached.
@@ -77,9 +79,9 @@ def connect_store(address: str, version: int, limit_s: float = BUILD_TIMEOUT_S) 
 
 
 class GroupStore:
-    """Messages between the members of one version, beside their collectives.
+    """Messages between the members of one version, outside of their collectives.
 
-    Every message uses its own client: a waiting client would block others that share it.
+    Every message uses its own client, because a waiting client blocks all threads that share it.
     """
 
     def __init__(self, address: str, version: int) -> None:
@@ -87,22 +89,22 @@ class GroupStore:
         self._version = version
 
     def post(self, key: str, make: Callable[[], bytes]) -> None:
-        """Post the result of `make` under `key`, in a thread named `key`."""
+        """Start a thread, named `key`, that stores the result of `make` under `key`."""
 
         def post_value() -> None:
-            # the reader may be lost, which the next reduction detects
+            # if the reader is lost, the next reduction detects the loss
             with contextlib.suppress(RuntimeError, BrokenGroupError):
-                store: Any = connect_store(self._address, self._version)  # typed for text only
+                store: Any = connect_store(self._address, self._version)  # torch's hints: str only
                 store.set(key, make())
 
         threading.Thread(target=post_value, name=key, daemon=True).start()
 
     def fetch(self, key: str) -> bytes:
-        """Wait until `key` is posted and return its value; not on the training thread.
+        """Wait until `key` is posted and return its value. Never call it on the training thread.
 
         Raises:
-            BrokenGroupError: if the store is gone.
-            RuntimeError: if the store disappears meanwhile.
+            BrokenGroupError: if the store cannot be reached.
+            RuntimeError: if the store disappears during the wait.
         """
         store = connect_store(self._address, self._version)
         store.wait([key], OPERATION_TIMEOUT)

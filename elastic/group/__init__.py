@@ -1,1 +1,1 @@
-"""Membership of this worker in the group of its job, and changes of that group."""
+"""Membership of this worker in its job's group, and changes of that group."""

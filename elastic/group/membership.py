@@ -1,4 +1,4 @@
-"""Membership of this worker in a group, and the formation of the groups that are ordered."""
+"""Membership of this worker in a group, and the building of ordered groups."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ class LeftGroup(SystemExit):
 
 @dataclass(slots=True)
 class Membership:
-    """The current group, as it was last joined, resized or recovered."""
+    """The current group and this worker's place in it, as of the last join, resize or recovery."""
 
     own_id: WorkerId
     start_version: int  # version of the group that the worker was started for
-    address: str  # of this host, for connections from the other members
+    address: str  # address of this host, to which the other members connect
     device: torch.device
     workers: tuple[WorkerId, ...]  # by rank
     group: ProcessGroup
-    prefetched_steps: int = 0  # steps that the loader prefetches at most
+    prefetched_steps: int = 0  # maximum number of steps that the loader prefetches
     has_full_state: bool = True  # False for a newcomer until the state has arrived
 
     @classmethod
     def begin(cls, assignment: Assignment | None, device: torch.device) -> Membership:
-        """Return the initial membership; without an assignment the worker always trains alone."""
+        """Return the initial membership. Without an assignment the worker always trains alone."""
         if assignment is None:
             own_id = WorkerId("")
             group = ProcessGroup(0, 0, 1, device)
@@ -53,7 +53,7 @@ class Membership:
             address=assignment.address,
             device=device,
             workers=tuple(member.worker for member in members),
-            group=ProcessGroup(0, rank, 1, device),  # until the worker joins
+            group=ProcessGroup(0, rank, 1, device),  # placeholder until the worker joins
         )
 
     @property
@@ -69,7 +69,7 @@ class Membership:
     def enter(self, order: GroupOrder, group: ProcessGroup) -> None:
         """Become a member of the group that `order` describes.
 
-        `group` is the current process group if only the batch changes.
+        If only the batch changes, `group` is the current process group.
         """
         if group.rank != self.group.rank:
             owner, rank, _ = getproctitle().rpartition(" rank ")
@@ -89,8 +89,10 @@ def report_formed(
 ) -> None:
     """Report that this worker trains in its current group, with or without the full state.
 
-    `position` is where it starts in the group, `pause_s` how long training paused for the change,
-    `step_s` the duration of an average step before it; 0 if not measured.
+    Args:
+        position: position at which the worker starts in the group.
+        pause_s: time that training paused for the change; 0 if not measured.
+        step_s: duration of an average step before the change; 0 if not measured.
     """
     report(
         GroupFormed,
@@ -107,7 +109,7 @@ def form_group(
 ) -> ProcessGroup:
     """Build the process group of `order`; blocks until all members have connected.
 
-    `publish` gets the group before the first connection, so that it can be aborted.
+    Before the first connection the group is passed to `publish`, so that it can be aborted.
     """
     member = order.group.member(membership.own_id)
     rank = member.rank if member else 0
@@ -129,7 +131,12 @@ def form_group(
 def await_group(
     order: GroupOrder, membership: Membership, cancelled: threading.Event
 ) -> ProcessGroup:
-    """Build the process group of `order` in the background and wait for it."""
+    """Build the process group of `order` in the background, wait for it and return it.
+
+    Raises:
+        BrokenGroupError: if the group cannot be built.
+        CancelledError: if `cancelled` is set first.
+    """
     failures: list[str] = []
     building = BackgroundBuild(
         lambda publish: form_group(order, membership, publish), failures.append

@@ -1,12 +1,12 @@
-"""State machine of the controller's orders: orders in, effects out.
+"""State machine for the controller's orders: it receives orders and returns effects.
 
 It has no thread, clock or socket: `order_listener` is the shell around it. Orders arrive in the
-connection's thread; the training thread takes them out where a step starts or gradients are
+connection's thread. The training thread removes them at the start of a step or when gradients are
 reduced.
 
     order                     stage     effect
     START                     SWITCH    kept for the training thread, which waits to join
-    JOIN of the start version SWITCH    the same
+    JOIN of the start version SWITCH    kept for the training thread, which waits to join
     JOIN                      PREPARE   rank 0 opens the store for the rendezvous of the new group
     JOIN, SUSPEND             SWITCH    replaces the pending group, which is built in the background
     RECOVER                   PREPARE   waits are cancelled; kept for the training thread
@@ -27,13 +27,13 @@ from schemas.wire.worker import GroupOrder
 
 @dataclass(slots=True)
 class PendingGroup:
-    """The next group, from its order to its boundary."""
+    """The next group, from the arrival of its order until the switch at its boundary."""
 
     order: GroupOrder
-    needs_build: bool  # False: same processes, or this worker leaves
+    needs_build: bool  # False if the processes stay the same, or this worker leaves
     boundary: int | None = None  # last step of the current group; None: not agreed yet
-    transfer_steps: int = 0  # steps of the state's transfer to newcomers
-    withdrawn: bool = False  # while its vote counts in a reduction under way
+    transfer_steps: int = 0  # number of steps in which newcomers receive the state
+    withdrawn: bool = False  # withdrawn during a reduction in which this worker votes for it
 
     @property
     def version(self) -> int:
@@ -73,23 +73,23 @@ Effect = CancelWaits | OpenStore | BuildGroup | DropBuild
 class OrderInbox:
     """Received orders and the pending group.
 
-    `start_version` is the version of the group that the worker was started for.
+    `start_version` is the version of the group for which the worker was started.
     """
 
     def __init__(self, own_id: WorkerId, start_version: int) -> None:
         self._own_id = own_id
         self._start_version = start_version
         self._latest = (0, 0)  # version, stage
-        self._orders: deque[GroupOrder] = deque()  # for the training thread
+        self._orders: deque[GroupOrder] = deque()  # orders that wait for the training thread
         self.pending: PendingGroup | None = None
-        self._voted_for: PendingGroup | None = None  # voted for in the reduction under way
+        self._voted_for: PendingGroup | None = None  # vote in the running reduction
 
     # --- orders in
 
     def receive(
         self, order: GroupOrder, *, version: int, workers: tuple[WorkerId, ...]
     ) -> tuple[Effect, ...]:
-        """Process an order; an order that is not newer than the last changes nothing."""
+        """Process an order and return its effects; an order that is not new has no effect."""
         if (order.version, order.stage) <= self._latest:
             return ()
         self._latest = (order.version, order.stage)
@@ -126,7 +126,7 @@ class OrderInbox:
         return (*effects, BuildGroup(order)) if needs_build else effects
 
     def _withdraw(self, up_to: int, version: int) -> tuple[Effect, ...]:
-        """Drop the pending group, unless its boundary is agreed."""
+        """Drop a pending group of a version up to `up_to`, unless its boundary is agreed."""
         pending = self.pending
         if pending is None or pending.version > up_to:
             return ()
@@ -134,7 +134,7 @@ class OrderInbox:
             return ()
         pending.withdrawn = True
         if pending is self._voted_for:
-            return ()  # its vote counts in a reduction under way
+            return ()  # the running reduction includes this worker's vote for it
         return self._drop(pending)
 
     def _drop(self, pending: PendingGroup) -> tuple[Effect, ...]:
@@ -157,7 +157,7 @@ class OrderInbox:
     def vote_ready(self, built: Callable[[int], bool]) -> bool:
         """Return whether this worker votes "ready" in the coming reduction.
 
-        `built` tells whether the process group of a version is complete.
+        `built` returns whether the process group of a version is complete.
         """
         pending = self.pending
         ready = (
@@ -173,8 +173,8 @@ class OrderInbox:
     ) -> tuple[PendingGroup | None, tuple[Effect, ...]]:
         """Process the result of the vote in the reduction that just ended.
 
-        Returns the pending group if the vote was unanimous, with its boundary (the last step of the
-        current group) fixed, and the effects.
+        If the vote was unanimous, fix the boundary (the last step of the current group) and return
+        the pending group and the effects. Otherwise return None and the effects.
         """
         voted_for, self._voted_for = self._voted_for, None
         if voted_for is None:
@@ -191,11 +191,11 @@ class OrderInbox:
     # --- the end of what is pending
 
     def switch(self, pending: PendingGroup) -> None:
-        """Forget `pending`, which became the current group; a newer pending group stays."""
+        """Forget `pending`, which became the current group. A newer pending group stays."""
         if self.pending is pending:
             self.pending = None
 
     def abandon(self) -> tuple[Effect, ...]:
-        """Drop the pending group: the current group broke, and recovery decides its successor."""
+        """Drop the pending group: the current group broke, and recovery decides the next one."""
         pending, self.pending, self._voted_for = self.pending, None, None
         return (DropBuild(pending.version),) if pending is not None and pending.needs_build else ()

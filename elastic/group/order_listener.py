@@ -1,8 +1,8 @@
 """Thread-safe shell around `OrderInbox`, between the connection's thread and the training thread.
 
-It holds the lock, opens stores and builds groups in the background. The connection's thread never
-waits for training; the training thread acts on orders where a step starts or gradients are reduced,
-so nothing changes while the script runs.
+It locks the inbox, opens stores and builds groups in the background. The connection's thread never
+waits for training. The training thread acts on orders only at the start of a step or when gradients
+are reduced, so nothing changes while the script runs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from elastic.reporting import Report
 from schemas.wire.agent import RECOVER, JoinFailed, SlotAwaited, StoreOpened
 from schemas.wire.worker import GroupOrder, SlotGranted, ToWorker
 
-MAX_ERROR_CHARACTERS = 500  # limit of a report
+MAX_ERROR_CHARACTERS = 500  # limit of the error text in a report
 
 
 class OrderListener:
@@ -39,7 +39,7 @@ class OrderListener:
         self._report = report
         self._inbox = OrderInbox(membership.own_id, membership.start_version)
         self._changed = threading.Condition()
-        self._builds: dict[int, BackgroundBuild] = {}  # by version
+        self._builds: dict[int, BackgroundBuild] = {}  # keyed by version
         self._granted = threading.Event()
         if granted:
             self._granted.set()
@@ -47,7 +47,7 @@ class OrderListener:
     # --- the connection's thread
 
     def receive(self, message: ToWorker) -> None:
-        """Process a message of the agent without waiting for training; unit orders are ignored."""
+        """Process a message of the agent without waiting for training. Unit orders are ignored."""
         if isinstance(message, SlotGranted):
             self._granted.set()
         if not isinstance(message, GroupOrder):
@@ -82,7 +82,7 @@ class OrderListener:
         )
 
     def report_join_failed(self, version: int, error: str) -> None:
-        """Report that the group of `version` cannot be built; truncates the error."""
+        """Report that the group of `version` cannot be built. The error text is truncated."""
         self._report(JoinFailed, group=version, error=error[:MAX_ERROR_CHARACTERS])
 
     def _open_store(self, version: int) -> None:
@@ -98,13 +98,13 @@ class OrderListener:
     # --- the training thread waits
 
     def await_slot(self) -> None:
-        """Wait until the slot's previous process is gone; report the wait to the controller."""
+        """Wait until the slot's previous process has exited; report the wait to the controller."""
         if not self._granted.is_set():
             self._report(SlotAwaited)
         self._granted.wait()
 
     def await_order(self) -> GroupOrder:
-        """Wait for an order and return it without removing it."""
+        """Wait for an order and return it; the order stays in the inbox."""
         with self._changed:
             self._changed.wait_for(lambda: self._inbox.peek() is not None)
             order = self._inbox.peek()
@@ -117,7 +117,7 @@ class OrderListener:
             return self._inbox.pop()
 
     def await_recovery(self) -> GroupOrder:
-        """Wait for an order to quiesce or recover; other orders are invalid by then."""
+        """Wait for an order to quiesce or recover; drop other orders, which are invalid then."""
         with self._changed:
             while True:
                 self._changed.wait_for(lambda: self._inbox.peek() is not None)
@@ -131,14 +131,14 @@ class OrderListener:
 
     @property
     def pending(self) -> PendingGroup | None:
-        """The pending group."""
+        """The pending group, or None."""
         return self._inbox.pending
 
     def built(self, version: int) -> ProcessGroup | None:
         """Return the process group of a pending version.
 
-        None while it is being built, if that failed, and if it was dropped, entered or never
-        started.
+        Returns None if the group is not complete yet, its build failed or never started, or the
+        group was dropped or entered.
         """
         build = self._builds.get(version)
         return build.group if build is not None else None
@@ -149,7 +149,7 @@ class OrderListener:
             return self._inbox.vote_ready(lambda version: self.built(version) is not None)
 
     def close_vote(self, *, unanimous: bool, boundary: int) -> PendingGroup | None:
-        """Process the vote of the last reduction; return the group whose boundary is fixed now."""
+        """Process the last reduction's vote; return the group whose boundary is now fixed."""
         with self._changed:
             agreed, effects = self._inbox.close_vote(unanimous=unanimous, boundary=boundary)
             for effect in effects:
@@ -159,7 +159,7 @@ class OrderListener:
     def switch(self, pending: PendingGroup) -> ProcessGroup | None:
         """Forget `pending`, which becomes the current group, and return its process group.
 
-        None if the same processes continue with another batch, or this worker leaves.
+        Returns None if the same processes continue with another batch, or if this worker leaves.
         """
         with self._changed:
             self._inbox.switch(pending)
@@ -167,7 +167,7 @@ class OrderListener:
         return build.group if build is not None else None
 
     def abandon_pending(self) -> None:
-        """Drop the pending group; only recovery decides the successor of the current group."""
+        """Drop the pending group, because recovery decides which group follows the current one."""
         with self._changed:
             for effect in self._inbox.abandon():
                 self._apply(effect)

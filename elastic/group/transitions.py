@@ -1,9 +1,10 @@
 """Changes of this worker's group: join, resize, recovery, leaving, and checks of equal states.
 
 All of it runs on the training thread, between two steps or during the reduction. Incumbents are
-members of the current group: they fix the boundary (the last step of the current group) in advance
-and switch behind it. Newcomers join a running group at the boundary, or start together with all
-others. Survivors of a lost member quiesce, report their position, and continue in a new group.
+members of the current group. They agree on the boundary (the last step of the current group) in
+advance and switch after it. Newcomers join a running group at the boundary, or start together with
+all others. When a member is lost, the survivors stop, report their positions, and continue in a new
+group.
 """
 
 from __future__ import annotations
@@ -44,40 +45,40 @@ from schemas.wire.agent import (
 from schemas.wire.worker import GroupOrder
 
 BOUNDARY_LEAD: Final = 2  # minimum steps from the agreement to the boundary
-TRANSFER_BYTES_PER_S: Final = 400e6  # rate of a transfer beside training, over sockets
+TRANSFER_BYTES_PER_S: Final = 400e6  # rate of a transfer over sockets during training
 JOIN_PLAN_KEY: Final = "join plan"  # key in the new group's store
-CHECK_AFTER: Final = 2  # steps after a transfer or a recovery
-CHECK_EVERY: Final = 256  # steps; detects scripts that let workers diverge
-LINGER_S: Final = 0.1  # keeps a leaver's sockets until its peers have read them
+CHECK_AFTER: Final = 2  # steps from a transfer or recovery to the comparison of states
+CHECK_EVERY: Final = 256  # steps between comparisons, which detect workers that diverge
+LINGER_S: Final = 0.1  # a leaver keeps its sockets open so long, for peers that still read
 
 
 class JoinPlan(msgspec.Struct, frozen=True):
     """Facts about the boundary that newcomers need."""
 
-    position: TrainingPosition  # at the boundary
-    transfer_steps: int  # steps of the state's transfer
+    position: TrainingPosition  # position at the boundary
+    transfer_steps: int  # number of steps in which newcomers receive the state
     old: tuple[int, ...]  # local batches of the former group, by rank
     new: tuple[int, ...]  # local batches of the new group, after the transfer
-    seed: int  # of the order of samples
+    seed: int  # seed of the order of samples
 
 
 @dataclass(frozen=True, slots=True)
 class ReductionTerms:
-    """Parts of a reduction that the transitions request."""
+    """Content that the transitions add to a reduction."""
 
     ready: bool  # vote for the pending group
-    compare_checksums: bool  # reduce checksums of the states; equal on every rank
+    compare_checksums: bool  # reduce checksums of the states; same value on every rank
 
 
 class Recovered(NamedTuple):
-    """Continuation point of the new group."""
+    """Point from which the new group continues."""
 
     step: int  # last finished step of the new group
-    metadata: dict[str, Any] | None  # of the received state; None if the own state was kept
+    metadata: dict[str, Any] | None  # metadata of the received state; None: own state kept
 
 
 class _SwitchCost(NamedTuple):
-    """Costs in seconds of a boundary with newcomers, kept until the first step after it ends."""
+    """Costs in seconds of a switch that admits newcomers, kept until the next step has ended."""
 
     took_s: float
     step_s: float  # average step before the boundary
@@ -85,7 +86,7 @@ class _SwitchCost(NamedTuple):
 
 
 class GroupTransitions:
-    """Reactions to orders, at points that do not disturb the script, and to lost peers."""
+    """Reactions to orders and to lost peers, at points that do not disturb the script."""
 
     def __init__(
         self,
@@ -105,20 +106,20 @@ class GroupTransitions:
         self._records = records
         self._report = report
         # Checksums are compared by step numbers alone, so all workers agree when.
-        self._check_at = 0  # step of a scheduled comparison; 0: none
-        self._mismatch = False  # states differ: rank 0's has to be broadcast
-        self._retired: ProcessGroup | None = None  # former group, until the states are compared
+        self._check_at = 0  # step of the next scheduled comparison; 0: none is scheduled
+        self._mismatch = False  # the states differ, so rank 0 has to broadcast its state
+        self._retired: ProcessGroup | None = None  # previous group, until states are compared
         self._new_batch: tuple[int, int] | None = None  # first step, global batch
-        self._lost_members = False  # records of lost members are due
-        self._became_rank_0 = False  # in a recovery that no step followed yet
+        self._lost_members = False  # records for lost members have to be written
+        self._became_rank_0 = False  # became rank 0 in a recovery; no step has followed yet
         self._discard_prefetched = False  # prefetched batches are invalid
         self._left = False
-        self._switch_cost: _SwitchCost | None = None  # until the newcomers' first step
+        self._switch_cost: _SwitchCost | None = None  # kept until the newcomers' first step
 
     # --- in
 
     def join(self) -> None:
-        """Wait for the order to become a member, and carry it out."""
+        """Wait for the order to join a group, and join that group."""
         order = self._listener.await_order()
         self._membership.has_full_state = order.kind == START
         if order.kind == RECOVER:  # this worker has no state and reports so
@@ -141,7 +142,7 @@ class GroupTransitions:
                 self._join_at_boundary(order, group, plan)
 
     def _start(self, order: GroupOrder, group: ProcessGroup) -> None:
-        """Start with all others: every rank takes the state of rank 0."""
+        """Start together with all other ranks; every rank takes the state of rank 0."""
         self._membership.group = group
         try:
             self._take_rank_0_state()
@@ -158,7 +159,11 @@ class GroupTransitions:
                 self._training.load_metadata(metadata)
 
     def _await_join_plan(self, order: GroupOrder, group: ProcessGroup) -> JoinPlan:
-        """Receive the join plan; if it cannot come, the controller cancels the wait."""
+        """Receive the join plan. If the plan cannot arrive, the controller cancels the wait.
+
+        Raises:
+            CancelledError: if the wait is cancelled.
+        """
         plans: list[JoinPlan] = []
         received = threading.Event()
 
@@ -176,7 +181,7 @@ class GroupTransitions:
         return plans[0]
 
     def _join_at_boundary(self, order: GroupOrder, group: ProcessGroup, plan: JoinPlan) -> None:
-        """Join a running group, without samples until the state has arrived."""
+        """Join a running group; this worker gets no samples until the state has arrived."""
         membership, training = self._membership, self._training
         training.position = plan.position
         training.set_seed(plan.seed)
@@ -232,7 +237,7 @@ class GroupTransitions:
         self._take_rank_0_state()
 
     def _switch(self, pending: PendingGroup) -> None:
-        """Switch to the pending group behind its boundary; start to send newcomers the state."""
+        """Switch to the pending group after its boundary; start to send newcomers the state."""
         began, (step_s, sync_s) = time.perf_counter(), self._training.recent_steps.average_step()
         membership, training, order = self._membership, self._training, pending.order
         step = training.position.step
@@ -276,7 +281,7 @@ class GroupTransitions:
     def _report_full_pause(self) -> None:
         """Report again if members waited for a newcomer in the first step of the new group.
 
-        The first report cannot wait for that step, which may not end if a newcomer is lost.
+        The first report cannot wait for that step, which might never end if a newcomer is lost.
         """
         cost, self._switch_cost = self._switch_cost, None
         if cost is None:
@@ -303,7 +308,7 @@ class GroupTransitions:
             report_formed(self._report, membership, position)
 
     def _follow_batch(self, first: int, batch: int) -> None:
-        """Adapt the learning rate to the batch, from the step in which all have the state."""
+        """Adapt the learning rate to `batch` from step `first` on, when all have the state."""
         step = self._training.position.step
         if step + 1 >= first:
             self._training.lr_state.follow_batch(batch, step)
@@ -312,7 +317,7 @@ class GroupTransitions:
     # --- where gradients are reduced
 
     def before_reduction(self, step: int) -> ReductionTerms:
-        """Return what this worker reduces together with the gradients of `step`."""
+        """Return what this worker adds to the reduction of the gradients of `step`."""
         listener, training = self._listener, self._training
         regular = training.rates_may_differ or step % CHECK_EVERY == 0
         return ReductionTerms(
@@ -325,7 +330,7 @@ class GroupTransitions:
     ) -> None:
         """Act on the agreed words, in the same step on all ranks.
 
-        A newcomer then waits for the step's portion of the state, which the optimizer needs.
+        A newcomer then waits for this step's portion of the state, because the optimizer needs it.
         """
         self._report_full_pause()
         if agreed.skipped > 0 or (terms.compare_checksums and not agreed.same):
@@ -342,9 +347,9 @@ class GroupTransitions:
             transfer.take_portion(micro_batch.step, self.cancelled, load)
 
     def _agree(self, micro_batch: MicroBatch, agreed: AgreedWords) -> None:
-        """Close the vote; if all are ready, deal out the samples behind the boundary.
+        """Close the vote. If all ranks are ready, schedule the shares after the boundary.
 
-        The boundary is far enough ahead that none of these samples are prefetched.
+        The boundary is so far ahead that no rank has prefetched samples of the steps after it.
         """
         membership, training = self._membership, self._training
         boundary = micro_batch.step + max(BOUNDARY_LEAD, membership.group.prefetched_steps)
@@ -398,16 +403,17 @@ class GroupTransitions:
     ) -> Recovered:
         """Continue in the group that the controller forms of the survivors.
 
-        `error` is what revealed the loss; None if the controller cancelled the waits. `roll_back`
-        runs first and restores the state of the last finished step.
+        Args:
+            error: the error that revealed the loss; None if the controller cancelled the waits.
+            roll_back: called first; restores the state of the last finished step.
 
         Raises:
-            LeftGroup: if this worker is not in that group.
+            LeftGroup: if this worker is not a member of the new group.
         """
         self._switch_cost = None
         for group in (self._membership.group, self._retired):
             if group is not None:
-                group.abort()  # its operations never end and would block later device work
+                group.abort()  # operations without a peer never end and block later device work
         if roll_back is not None:
             roll_back()
         recovered = self._join_survivors(error)
@@ -450,7 +456,7 @@ class GroupTransitions:
         )
 
     def _enter_recovered(self, order: GroupOrder) -> Recovered:
-        """Connect to the survivors, and take the state that is furthest ahead if it is needed."""
+        """Connect to the survivors; receive the state of rank `order.source` if that is set."""
         membership, training, cancelled = self._membership, self._training, self.cancelled
         fault_points.reach("recover", rank=membership.rank, version=order.version)
         group = await_group(order, membership, cancelled)
@@ -464,7 +470,7 @@ class GroupTransitions:
             lr_state = group.broadcast_bytes(own_lr_state, cancelled, int(order.source or 0))
         except (CancelledError, BrokenGroupError):
             group.abort()
-            group.retire()  # in the background: operations under way would block this thread
+            group.retire()  # in the background, because running operations block
             raise
         step = training.position.step if metadata is None else int(metadata["step"])
         training.lr_state.load_state_list(msgspec.msgpack.decode(lr_state))
@@ -491,7 +497,7 @@ class GroupTransitions:
     # --- out
 
     def _leave_on_order(self, order: GroupOrder) -> None:
-        """Leave the group as `order` says, after writing a checkpoint if the job is suspended."""
+        """Leave the group. If the job is suspended, rank 0 first writes a checkpoint."""
         membership = self._membership
         self._records.write()
         if order.kind == SUSPEND:
@@ -507,7 +513,7 @@ class GroupTransitions:
         self._records.write()
         if self._membership.group.size > 1 and not self._left:
             time.sleep(LINGER_S)
-        self._left = True  # in case the script's loop swallows the exception
+        self._left = True  # for `check_left`, if the script's loop swallows the exception
         raise LeftGroup(0)
 
     def check_left(self) -> None:

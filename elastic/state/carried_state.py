@@ -1,9 +1,8 @@
-"""State carried from batch to batch, such as a recurrent model's hidden state: a row per column.
+"""State that a script carries from batch to batch, such as a recurrent model's hidden state.
 
-Sample i of the data continues sample i - columns. Every worker has the rows of all columns after
-the last finished step, so any worker may take a column next.
-
-Exchange of the state that a script carries from batch to batch.
+The data is divided into columns: sample i continues sample i - columns. The state has one row per
+column. After each step the workers exchange their rows, so every worker has the rows of all columns
+and can continue any column next.
 """
 
 from __future__ import annotations
@@ -19,27 +18,27 @@ from elastic.collectives.process_group import ProcessGroup, as_byte_row
 from elastic.sample_stream import MicroBatch, StepOutcome
 from elastic.training_errors import UsageError
 
-ROW_SHAPE_KEY: Final = "row"  # key of a tensor's description: shape of one sample's row
+ROW_SHAPE_KEY: Final = "row"  # key for the shape of a sample's row, in a tensor's description
 
 
 class CarriedState:
-    """Rows of bytes, and the layout of the tensors that the script carries.
+    """Rows of bytes, one per column, and the layout of the tensors that the script carries.
 
-    `dim` is the dimension of the script's tensors that holds the samples.
+    `dim` is the dimension of the script's tensors along which the samples lie.
     """
 
     def __init__(self, columns: int, dim: int, device: torch.device) -> None:
         self.columns = columns
         self.device = device
         self._dim = dim
-        self._layout: Any = None  # of one sample's row; None: nothing was carried yet
+        self._layout: Any = None  # layout of a sample's row; None: nothing carried yet
         self._rows: torch.Tensor | None = None  # (columns, bytes)
 
     def state_before(self, samples: Sequence[int]) -> Any:
-        """Return the state that `samples` (positions in the data) continue, detached, in order.
+        """Return the detached state that `samples` (positions in the data) continue, in order.
 
-        Samples at the start of their column get zeros. None if all start their columns, or nothing
-        was carried yet.
+        Samples at the start of their column get zeros. Returns None if all samples start their
+        columns, or nothing was carried yet.
         """
         places = torch.tensor(samples, device=self.device)
         begun = places >= self.columns
@@ -52,8 +51,8 @@ class CarriedState:
         """Return the script's state as rows of bytes, shape (samples, bytes).
 
         Raises:
-            UsageError: if the state is not a tensor or tuples, lists and dicts of tensors, has not
-                one row per sample, or changed its shape.
+            UsageError: if the state is neither a tensor nor tuples, lists and dicts of tensors, if
+                it does not have one row per sample, or if its shape changed.
         """
         parts: list[torch.Tensor] = []
         layout = self._describe(state, samples, parts.append)
@@ -67,20 +66,20 @@ class CarriedState:
         return torch.cat(parts, dim=1)
 
     def store(self, first: int, rows: torch.Tensor) -> None:
-        """Store the rows of a finished step's samples, shape (samples, bytes)."""
+        """Store the rows of a finished step, shape (samples, bytes), from position `first` on."""
         if self._rows is None:
             self._rows = rows.new_zeros(self.columns, rows.shape[1])
         places = torch.arange(first, first + len(rows), device=self.device)
         self._rows[places % self.columns] = rows
 
     def state(self) -> dict[str, Any]:
-        """Return the state copied to the host; empty if nothing was carried yet."""
+        """Return a copy of the state on the host; empty if nothing was carried yet."""
         if self._rows is None:
             return {}
         return {"layout": self._layout, "rows": self._rows.to("cpu", copy=True)}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Load the result of `state`, from here or another worker."""
+        """Load the result of `state`, from this worker or another."""
         if state:
             self._layout, self._rows = state["layout"], state["rows"].to(self.device)
 
@@ -122,7 +121,7 @@ class _Cursor:
         self._at = 0
 
     def next(self, rows: torch.Tensor, width: int) -> torch.Tensor:
-        """Return a copy, which is aligned for any type."""
+        """Return a copy of the next `width` bytes of each row; a copy is aligned for any type."""
         part = rows[:, self._at : self._at + width]
         self._at += width
         return part.clone(memory_format=torch.contiguous_format)
@@ -132,10 +131,10 @@ LINE: Final = "scores, agent.carried = model(inputs, agent.carried)"
 
 
 class CarriedRows:
-    """Rows of the current step: this worker's from its passes, the others' from a reduction.
+    """Rows of the current step: this worker's passes and then a reduction provide them.
 
-    They take effect when the step is committed. Every worker then has all rows, so any worker can
-    continue any column after a change of the group or a loss.
+    The rows take effect when the step is committed. Every worker then has all rows, so any worker
+    can continue any column after the group has changed or a member was lost.
     """
 
     def __init__(self, state: CarriedState) -> None:
@@ -152,7 +151,11 @@ class CarriedRows:
             self._own_rows, self._width, self._summed = [], None, None
 
     def current(self) -> Any:
-        """Return the state that the current batch continues."""
+        """Return the state that the current batch continues.
+
+        Raises:
+            UsageError: if no batch is current, or if the step has more samples than columns.
+        """
         micro_batch = self._current_batch()
         if micro_batch.total > self._state.columns:
             problem = f"a step of {micro_batch.total} samples exceeds {self._state.columns} columns"
@@ -174,12 +177,12 @@ class CarriedRows:
         return self._micro_batch
 
     def exchange(self, group: ProcessGroup, cancelled: threading.Event, *, skipped: bool) -> None:
-        """Reduce the rows of all workers, after their gradients.
+        """Exchange the rows of all workers by a reduction, after the reduction of gradients.
 
-        `skipped` means that a worker skipped its batch.
+        `skipped` is True if a worker skipped its batch.
 
         Raises:
-            UsageError: if the script carried nothing in this batch, or skipped it in a group.
+            UsageError: if the script set no state in this batch, or a worker skipped the batch.
         """
         micro_batch = self._current_batch()
         if skipped or self._width is None:
@@ -195,12 +198,12 @@ class CarriedRows:
             first = samples[0] - micro_batch.cursor_before
             rows[first : first + len(mine)] = mine
         fault_points.reach("carry", **place)
-        group.all_reduce(rows, cancelled)  # peers have zeros there; sums of bytes are exact
+        group.all_reduce(rows, cancelled)  # exact: a row is zero on all ranks but its owner
         fault_points.reach("carried", **place)
         self._summed = rows
 
     def conclude(self, micro_batch: MicroBatch, outcome: StepOutcome) -> None:
-        """Take over the rows of a committed step; rows of an adopted step came with its state."""
+        """Store the rows of a committed step; an adopted step's state arrived with its rows."""
         self._micro_batch = None
         if self._summed is not None and outcome is StepOutcome.COMMITTED:
             self._state.store(micro_batch.cursor_before, self._summed)

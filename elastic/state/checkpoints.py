@@ -1,6 +1,6 @@
-"""Checkpoints in a folder: names, reading, and writing in a thread.
+"""Checkpoints in a folder: their names, reading, and writing in a separate thread.
 
-Training waits only for the copy of the state.
+Training waits only while the state is copied.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 
 
 FORMAT: Final = 1
-KEPT_EPOCHS: Final = 2  # epochs: the newest, and the one before
+KEPT_EPOCHS: Final = 2  # the newest epoch and the epoch before
 
 
 def checkpoint_path(folder: Path, point: ResumePoint) -> Path:
-    """Return the path of the checkpoint of an epoch."""
+    """Return the path of the checkpoint for `point`, an epoch and a version."""
     return folder / f"epoch-{point.epoch:06d}.v{point.version}.pt"
 
 
@@ -47,12 +47,13 @@ def list_checkpoints(folder: Path) -> list[tuple[Path, ResumePoint]]:
 
 
 def find_checkpoint(folder: Path, point: ResumePoint, version: int) -> Path:
-    """Return the checkpoint to resume from: that of `point`, or the latest that continued it.
+    """Return the path of the checkpoint to resume from: `point`, or the latest that continues it.
 
-    A group whose nodes are cut off trains on and drops old epochs, while its reports wait, or are
-    lost with a node. Every group since `point` continued from there. Of several, the latest group's
-    counts: an older group may still train where it cannot be reached. If there is none, the path of
-    `point` is returned, which does not exist.
+    A group whose nodes are cut off continues to train and deletes old epochs. Its reports wait, or
+    are lost with a node, so checkpoints after `point` can exist. Every group since `point`
+    continued from that point. The checkpoint of the latest group is chosen, because an older group
+    might still train where it cannot be reached. If no checkpoint is found, the path of `point` is
+    returned, which does not exist.
     """
     later = [
         (other.version, other.epoch, path)
@@ -73,7 +74,7 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     """Load a checkpoint to the host, without executing anything.
 
     Raises:
-        CheckpointError: if it is missing or damaged.
+        CheckpointError: if the file is missing or damaged, or has another format.
     """
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
@@ -92,9 +93,9 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
 def save_checkpoint(content: dict[str, Any], path: Path) -> None:
     """Write `content` durably, with as little of the training thread's time as torch allows.
 
-    The archive has no checksums of its own: they cost half of the write or more, under the lock
-    that the training thread needs, and the caller's rename prevents partial files. Named tuples are
-    read back as tuples; `format` is part of `content`.
+    The archive has no checksums: they take half of the write time or more, under the lock that the
+    training thread needs. The caller's rename prevents partial files. Named tuples are read back as
+    tuples. `content` includes its `format`.
     """
     checksums = torch.serialization.get_crc32_options()
     torch.serialization.set_crc32_options(False)
@@ -108,7 +109,7 @@ def save_checkpoint(content: dict[str, Any], path: Path) -> None:
 
 
 class _ArchiveFile(BufferedWriter):
-    """File that keeps the disk's first error, which torch may not raise."""
+    """File that remembers the first disk error, because torch might not raise it."""
 
     error: OSError | None = None
 
@@ -128,17 +129,17 @@ def _save_archive(content: dict[str, Any], file: _ArchiveFile) -> None:
 
 
 RETRY_INTERVAL_S: Final = 1.0
-CLOSE_TIMEOUT_S: Final = 30.0  # wait at the script's end for a full disk
+CLOSE_TIMEOUT_S: Final = 30.0  # at the script's end, limit of the wait for a full disk
 
 
 @dataclass(frozen=True, slots=True)
 class _Order:
     point: ResumePoint
     content: dict[str, Any]
-    durable: tuple[Callable[[], None], ...]  # of this epoch, and of those that it replaces
+    durable: tuple[Callable[[], None], ...]  # callbacks for this epoch and replaced epochs
 
     def after(self, earlier: _Order) -> _Order:
-        """Return this order in place of an `earlier` one that could not be written."""
+        """Return this order with the callbacks of an `earlier` order that could not be written."""
         return _Order(self.point, self.content, earlier.durable + self.durable)
 
 
@@ -146,7 +147,7 @@ _open: set[CheckpointWriter] = set()  # open writers of this process
 
 
 def drain_checkpoints() -> None:
-    """Wait for writes under way, before the process exits."""
+    """Wait until all open writers have finished, before the process exits."""
     for writer in list(_open):
         try:
             writer.close()
@@ -155,11 +156,11 @@ def drain_checkpoints() -> None:
 
 
 class CheckpointWriter:
-    """Thread that writes checkpoints in order, at most one behind.
+    """Thread that writes checkpoints in order. At most one checkpoint waits for the disk.
 
-    The training thread waits only when two epochs have ended since the disk took the last one. If
-    the disk accepts nothing (full, unavailable), training continues: the newest state is retried
-    and replaces those before it, whose epochs are reported with it.
+    The training thread waits only if two epochs have ended since the writer began its last
+    checkpoint. If the disk is full or unavailable, training continues: the writer retries with the
+    newest state, which replaces the older ones, and then reports all their epochs.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -177,13 +178,13 @@ class CheckpointWriter:
     def write(
         self, point: ResumePoint, content: dict[str, Any], durable: Callable[[], None]
     ) -> None:
-        """Write `content`, copied to the host, which must not change any more.
+        """Queue `content`, which is on the host and must not change any more, for writing.
 
-        `durable` is called in the writer's thread, once this state or a newer one is on the disk.
+        `durable` is called in the writer's thread once this state or a newer one is on the disk.
 
         Raises:
-            CheckpointError: if an earlier state could not be written for another reason than the
-                disk.
+            CheckpointError: if an earlier state could not be written, and the disk was not the
+                reason.
         """
         order = _Order(point, {"format": FORMAT, **content}, (durable,))
         with self._changed:
@@ -193,12 +194,12 @@ class CheckpointWriter:
             self._changed.notify_all()
 
     def check(self) -> None:
-        """Raise an error of the writer, unless the disk is only full; see `write`."""
+        """Raise the error that ended the writer. A full disk does not end it; see `write`."""
         with self._changed:
             self._raise()
 
     def close(self) -> None:
-        """Wait for writes under way.
+        """Wait until the last checkpoint is written.
 
         Raises:
             CheckpointError: if the last state could not be written within `CLOSE_TIMEOUT_S`.
@@ -237,7 +238,7 @@ class CheckpointWriter:
             return order
 
     def _persist(self, order: _Order) -> None:
-        """Write `order`, or the newer one that replaced it once the disk accepts data again."""
+        """Write `order`. While the disk fails, retry, and write the newest queued order instead."""
         deadline: float | None = None
         while True:
             try:
@@ -277,13 +278,13 @@ class CheckpointWriter:
         self._prune(order.point)
 
     def _check(self, path: Path) -> None:
-        """Read the first checkpoint back, to find states that cannot be read."""
+        """Read this writer's first checkpoint back, to detect a state that cannot be read."""
         if not self._checked:
             load_checkpoint(path)
             self._checked = True
 
     def _prune(self, point: ResumePoint) -> None:
-        """Delete checkpoints older than the last two epochs, but none of a later group."""
+        """Delete checkpoints before the last `KEPT_EPOCHS` epochs, except those of later groups."""
         for path, other in list_checkpoints(self._folder):
             if other.epoch <= point.epoch - KEPT_EPOCHS and other.version <= point.version:
                 path.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Reports of epochs, sent once the epoch's checkpoint is durable, and telemetry in between."""
+"""Reports of epochs, sent once the epoch's checkpoint is durable, and telemetry between epochs."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from schemas.nodes import ResumePoint
 from schemas.wire.agent import EpochReported, StepsReported, Suspended
 from schemas.wire.worker import Assignment
 
-MAX_KEPT_REPORTS: Final = 50  # epochs that a group may train before it is lost with its reports
+MAX_KEPT_REPORTS: Final = 50  # epochs whose reports a checkpoint has, in case they are lost
 
 
 class EpochSummary(msgspec.Struct, frozen=True):
-    """A worker's results of an epoch; rank 0's summary is broadcast."""
+    """A worker's results of an epoch. The summary of rank 0 is broadcast."""
 
     metrics: dict[str, float]
     loss: float | None
-    durable: int = 0  # last epoch reported, as far as this worker knows
-    stop: str = ""  # why the script ends the job here
+    durable: int = 0  # last epoch that this worker knows to be reported
+    stop: str = ""  # reason why the script ends the job with this epoch
 
     def encode(self) -> bytes:
-        """Encode for other workers and metadata."""
+        """Return the encoded summary, for other workers and for metadata."""
         return msgspec.msgpack.encode(self)
 
 
@@ -48,26 +48,26 @@ class EpochReports:
         self._missing_reports: list[dict[str, Any]] = []
 
     def summary(self, metrics: dict[str, float], loss: float | None) -> bytes:
-        """Return this worker's encoded summary; a `loss` of None was not seen."""
+        """Return this worker's encoded summary; `loss` is None if no loss was seen."""
         wish = self._training.stop_request
         return EpochSummary(metrics, loss, self._durable, wish).encode()
 
     def open(self, folder: Path) -> None:
-        """Write checkpoints to `folder`, which is created with the first of them."""
+        """Write checkpoints to `folder` from now on; the first checkpoint creates the folder."""
         self._writer = CheckpointWriter(folder)
 
     def close(self) -> bool:
-        """Wait for writes under way; True if checkpoints were open."""
+        """Wait until all checkpoints are written; return True if checkpoints were open."""
         writer, self._writer = self._writer, None
         if writer is not None:
             writer.close()
         return writer is not None
 
     def resume(self, folder: Path, point: ResumePoint, version: int) -> int:
-        """Load the checkpoint of `point`, or the latest that continued it; return its epoch.
+        """Load the checkpoint of `point`, or the latest that continues it; return its epoch.
 
         Raises:
-            CheckpointError: if it cannot be used.
+            CheckpointError: if the checkpoint cannot be used.
         """
         content = load_checkpoint(find_checkpoint(folder, point, version))
         self._training.load_checkpoint(content)
@@ -77,7 +77,7 @@ class EpochReports:
         return int(content["epoch"])
 
     def report_missing_epochs(self) -> None:
-        """Report the epochs before the resume that the controller did not receive."""
+        """Report the epochs before the resumed point that the controller did not receive."""
         for values in self._missing_reports:
             self._report_epoch(values)
         self._missing_reports = []
@@ -87,7 +87,9 @@ class EpochReports:
     ) -> dict[str, float]:
         """End the running epoch with rank 0's encoded `summary`; return rank 0's metrics.
 
-        `now` is in monotonic seconds. `first` means that this is rank 0, which writes and reports.
+        Args:
+            now: monotonic seconds.
+            first: True on rank 0, which writes the checkpoint and reports the epoch.
 
         Raises:
             MissingMetricError: if the stop rule needs a metric that is missing.
@@ -133,9 +135,9 @@ class EpochReports:
         return agreed.metrics
 
     def report_again(self, version: int) -> None:
-        """Repeat reports that the former rank 0 may not have sent.
+        """Repeat the reports that the previous rank 0 might not have sent.
 
-        One checkpoint, of the current state, covers all of them.
+        One checkpoint of the current state covers all these epochs.
         """
         self._write(self._training.unreported, version)
 
@@ -179,7 +181,8 @@ class EpochReports:
 def steps_report(training: TrainingState, assignment: Assignment, group: Version) -> StepsReported:
     """Return rank 0's telemetry of recent steps.
 
-    It runs in another thread than training, so its figures may belong to two successive steps.
+    This function runs outside of the training thread, so its values can belong to two successive
+    steps.
     """
     position, batch = training.position, training.global_batch
     usage = training.usage.usage(cpu_seconds(), time.monotonic())
@@ -188,7 +191,7 @@ def steps_report(training: TrainingState, assignment: Assignment, group: Version
         training.schedule.at(position.step + 1).local_batches,
     )
     if means is not None and (means.version, means.shares) != (group, shares):
-        means = None  # of the previous group or batch
+        means = None  # the means are of the previous group or batch
     return StepsReported(
         job=assignment.job,
         version=assignment.version,

@@ -1,7 +1,7 @@
 """Learning rate that follows the batch (ONES section 3.3.2), without jumps that spike the loss.
 
-The rate that script and schedulers see is for the job's first batch. A factor is applied around
-each optimizer step only, so no scheduler can undo it or count it twice.
+Script and schedulers see the rate for the job's first batch. A factor is applied only during each
+optimizer step, so no scheduler can undo the factor or apply it twice.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ DOUBLING_STEPS: Final = 20
 
 
 def lr_factor(rule: LrScaling, batch: int, base: int) -> float:
-    """Return the factor of a rate for `base` samples per step at a global batch of `batch`.
+    """Return the factor for a rate that is meant for `base` samples per step, at batch `batch`.
 
-    "linear" is the paper's rule, for SGD; "sqrt" is for optimizers that divide by the gradient's
-    own size (Adam-like), which the paper does not treat. No scaling if `base` <= 0.
+    "linear" is the paper's rule, for SGD. "sqrt" is for Adam-like optimizers, which divide by the
+    gradient's own size; the paper does not treat them. For "none" or a `base` below 1 the factor is
+    1.
     """
     if rule == "none" or base <= 0:
         return 1.0
@@ -34,19 +35,19 @@ def lr_factor(rule: LrScaling, batch: int, base: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class LrRamp:
-    """Course of a factor: down at once, up by at most 2x in `doubling` steps.
+    """Course of a factor over the steps: down at once, up by at most 2x in `doubling` steps.
 
     Paper: the rate is scaled at once; its figures 13 and 14 show that a large jump spikes the loss.
-    `doubling = 0` is the paper's way.
+    `doubling = 0` scales at once, like the paper.
     """
 
     begin: float = 1.0
     to: float = 1.0
-    since: int = 0  # start step
+    since: int = 0  # step at which the ramp starts
     doubling: int = DOUBLING_STEPS
 
     def at(self, step: int) -> float:
-        """Return the factor in force for `step` (1-based, of all epochs)."""
+        """Return the factor for `step` (1-based, counted over all epochs)."""
         if self.to <= self.begin or self.doubling <= 0:
             return self.to
         doublings = max(0, step - self.since) / self.doubling
@@ -55,7 +56,7 @@ class LrRamp:
         return float(self.begin * 2.0**doublings)
 
     def towards(self, to: float, step: int) -> LrRamp:
-        """Return a ramp from the factor at `step` to another target; starts after `step`."""
+        """Return a ramp to the target `to` that starts after `step`, with the factor of `step`."""
         if to == self.to:
             return self
         return LrRamp(self.at(step), to, step, self.doubling)
@@ -67,12 +68,12 @@ ADAM_LIKE: Final = frozenset(
 
 
 class LrState:
-    """Factors of the learning rates around each optimizer step, one for each optimizer."""
+    """Factors for the learning rates during each optimizer step, one per optimizer."""
 
     def __init__(self) -> None:
-        self._ramps = [LrRamp()]  # one for each optimizer
+        self._ramps = [LrRamp()]  # one ramp per optimizer
         self._rules: list[LrScaling] = ["linear"]
-        self.base_batch = 1  # samples per step that the script's rate is for
+        self.base_batch = 1  # samples per step for which the script's rate is meant
 
     def begin(
         self,
@@ -83,8 +84,11 @@ class LrState:
     ) -> None:
         """Set the rules that the rates follow.
 
-        `base_batch` is the batch that the script's rate is meant for, `batch` the initial one. The
-        factor grows by at most 2x in `doubling` steps; 0: at once.
+        Args:
+            rules: one rule per optimizer.
+            base_batch: global batch for which the script's rate is meant.
+            batch: initial global batch.
+            doubling: the factor grows by at most 2x in this many steps; 0: at once.
         """
         self._rules, self.base_batch = list(rules), base_batch
         targets = [lr_factor(rule, batch, base_batch) for rule in rules]
@@ -98,11 +102,11 @@ class LrState:
         ]
 
     def at(self, step: int, place: int = 0) -> float:
-        """Return the factor in force for `step` (1-based), of the optimizer at `place`."""
+        """Return the factor for `step` (1-based) and the optimizer at index `place`."""
         return self._ramps[place].at(step)
 
     def state_list(self) -> list[Any]:
-        """Return the state for metadata and checkpoints."""
+        """Return the state for metadata and checkpoints; see `load_state_list`."""
         return [
             value
             for ramp in self._ramps
@@ -112,16 +116,17 @@ class LrState:
     def load_state_list(self, state: list[Any]) -> None:
         """Load the result of `state_list`; rules and base batch stay.
 
-        It has four values per optimizer: first factor, final factor, start step, steps for 2x.
+        The list has four values per optimizer: first factor, final factor, start step, steps for
+        2x.
         """
         self._ramps = [LrRamp(*state[start : start + 4]) for start in range(0, len(state), 4)]
 
 
 def set_learning_rate(optimizers: Sequence[torch.optim.Optimizer], lr: float) -> None:
-    """Set the rate of `optimizers`, keeping the ratios of all parameter groups.
+    """Set the rate of `optimizers`, keeping the ratios between all parameter groups.
 
-    Ratios are relative to the default rate of the first optimizer; `lr` is the rate of a group that
-    has this default.
+    Ratios are relative to the default rate of the first optimizer. A group that has this default
+    rate gets the rate `lr`.
     """
     own = float(optimizers[0].defaults["lr"])
     for group in (group for optimizer in optimizers for group in optimizer.param_groups):
@@ -129,12 +134,12 @@ def set_learning_rate(optimizers: Sequence[torch.optim.Optimizer], lr: float) ->
 
 
 def scale_scheduler(scheduler: LRScheduler, factor: float) -> None:
-    """Scale a scheduler that was created before the job's rate was known.
+    """Scale the rates of a scheduler that was created before the job's rate was known.
 
-    `factor` is the job's rate over the script's.
+    `factor` is the job's rate divided by the script's.
 
     Raises:
-        UsageError: if the scheduler consists of others, or has rates of an unknown kind.
+        UsageError: if the scheduler consists of others, or its rates cannot be found.
     """
     if factor == 1.0:
         return
@@ -149,11 +154,15 @@ def scale_scheduler(scheduler: LRScheduler, factor: float) -> None:
 
 
 def choose_lr_scaling(optimizer: torch.optim.Optimizer, asked: str) -> LrScaling:
-    """Return the rule `asked`, or for "auto" the rule for this class of optimizer."""
+    """Return the rule `asked`; for "auto", return the rule for the class of `optimizer`.
+
+    Raises:
+        UsageError: if the rule is unknown.
+    """
     if asked == "auto":
         kinds = {kind.__name__ for kind in type(optimizer).__mro__}
         return "sqrt" if kinds & ADAM_LIKE else "linear"
     if asked not in {"linear", "sqrt", "none"}:
         problem = f"lr_scaling {asked!r} is unknown"
         raise UsageError(problem, 'choose "auto", "linear", "sqrt" or "none"', "lr_scaling")
-    return asked  # type: ignore[return-value] # it is one of the rule's literals
+    return asked  # type: ignore[return-value] # `asked` is one of the literals

@@ -1,6 +1,6 @@
 """Division of the state into portions: which member sends which bytes in which step.
 
-Metadata, the state beside the tensors, is encoded such that reading it executes nothing.
+Metadata is the state other than tensors on the device. Decoding it executes nothing.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ MIN_BYTES_A_STEP: Final = 1 << 20  # minimum bytes sent in one step
 
 
 def transfer_steps(state_bytes: int, step_s: float, bytes_per_s: float, units: int) -> int:
-    """Return over how many steps the state is sent, so that no step waits for it.
+    """Return the number of steps in which the state is sent, so that no step waits for it.
 
-    `bytes_per_s` is the transfer rate beside training; more steps than `units`, the indivisible
-    pieces, are useless.
+    `bytes_per_s` is the rate of a transfer during training. `units` is the number of indivisible
+    pieces, and the maximum number of useful steps.
     """
     in_a_step = max(MIN_BYTES_A_STEP, 0.5 * step_s * bytes_per_s)
     wanted = -(-state_bytes // int(in_a_step)) if state_bytes else 1
@@ -33,8 +33,8 @@ def transfer_steps(state_bytes: int, step_s: float, bytes_per_s: float, units: i
 def portions(sizes: Sequence[int], steps: int) -> list[list[int]]:
     """Return which units are sent in each of `steps` steps: about equal bytes, in order.
 
-    Parameters of one portion are sent in one step, after which the newcomer's optimizer updates
-    them. So each portion is consistent, and portions may be of different steps.
+    All tensors of a parameter are sent in one step, and from that step on the newcomer's optimizer
+    updates them. So each parameter is consistent, although portions are sent in different steps.
     """
     total = sum(sizes) or 1
     found: list[list[int]] = [[] for _ in range(steps)]
@@ -47,18 +47,18 @@ def portions(sizes: Sequence[int], steps: int) -> list[list[int]]:
 
 @dataclass(frozen=True, slots=True)
 class ByteShare:
-    """Part of a portion that one member sends: large pieces in place, small ones together."""
+    """Part of a portion that one member sends: large pieces in place, small pieces joined."""
 
     large: list[torch.Tensor]  # views of bytes
     small: list[torch.Tensor]
 
     def joined_with(self, other: ByteShare) -> ByteShare:
-        """Return both shares, this one first."""
+        """Return one share with the pieces of both, this share's pieces first."""
         return ByteShare([*self.large, *other.large], [*self.small, *other.small])
 
 
 def byte_share(tensors: Sequence[torch.Tensor], member: int, members: int) -> ByteShare:
-    """Return the part of `tensors`, as one row of bytes, that the member of this rank sends.
+    """Return the part of `tensors`, as one row of bytes, that rank `member` of `members` sends.
 
     The tensors are contiguous, in an order that all members agree on.
     """
@@ -80,13 +80,13 @@ def byte_share(tensors: Sequence[torch.Tensor], member: int, members: int) -> By
 def contiguous_pairs(
     tensors: Sequence[torch.Tensor],
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yield (contiguous tensor, original): a copy for tensors with gaps, else the tensor itself."""
+    """Yield (contiguous tensor, original); a copy of the original if it has gaps."""
     for tensor in tensors:
         yield (tensor if tensor.is_contiguous() else tensor.contiguous()), tensor
 
 
 def encode_metadata(metadata: Mapping[str, Any]) -> bytes:
-    """Encode tensors, numbers, text and their containers; named tuples become tuples.
+    """Encode tensors, numbers, text and containers of these; named tuples become tuples.
 
     Other objects that can be pickled are encoded too, but `decode_metadata` refuses them.
     """

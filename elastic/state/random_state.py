@@ -1,8 +1,8 @@
 """State and seeds of the random generators that a script is likely to use.
 
-A job has one seed: the job file's, else the script's, else 0. A script states its seed as without
-this library, with `torch.manual_seed` and similar functions; it is detected by comparing the
-generators with their state at the last look.
+A job has one seed: the seed in the job file, or else the script's seed, or else 0. A script sets
+its seed as it would without this library, with `torch.manual_seed` and similar functions. The
+library detects the seed by comparing the generators with their state at its last check.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def random_state() -> dict[str, Any]:
 
 
 def host_random_state() -> dict[str, Any]:
-    """Return the state of the generators without the slot's device."""
+    """Return the state of the generators of torch, Python and numpy, without the slot's device."""
     state: dict[str, Any] = {"torch": torch.get_rng_state(), "python": random.getstate()}
     if (numpy := sys.modules.get("numpy")) is not None:
         name, keys, position, has_gauss, gauss = numpy.random.get_state()
@@ -36,7 +36,7 @@ def host_random_state() -> dict[str, Any]:
 
 
 def restore_random_state(state: Mapping[str, Any]) -> None:
-    """Restore the result of `random_state`; a device's state is ignored on a host without one."""
+    """Restore the result of `random_state`; on the CPU, the state of a device is ignored."""
     torch.set_rng_state(state["torch"])
     version, internal, gauss = state["python"]
     random.setstate((version, tuple(internal), gauss))
@@ -50,9 +50,9 @@ def restore_random_state(state: Mapping[str, Any]) -> None:
 
 
 def seed_by_rank(state: torch.Tensor, rank: int) -> None:
-    """Seed the generators from rank 0's torch generator state, differently on each rank.
+    """Seed the generators from the state of rank 0's torch generator, differently on each rank.
 
-    `rank` is that of this worker when it started.
+    `rank` is the rank that this worker had when it started.
     """
     digest = hashlib.blake2b(bytes(state.tolist()) + rank.to_bytes(4, "big"), digest_size=8)
     seed_generators(int.from_bytes(digest.digest(), "big") >> 1)
@@ -65,7 +65,7 @@ def seed_generators(seed: int) -> None:
 
 
 def seed_host_generators(seed: int) -> None:
-    """Seed the generators without devices; 0 <= seed < 2^63."""
+    """Seed the generators of torch, Python and numpy, without devices; 0 <= seed < 2^63."""
     torch.default_generator.manual_seed(seed)
     random.seed(seed)
     seed_numpy(seed)
@@ -78,15 +78,15 @@ def seed_numpy(seed: int) -> None:
 
 
 DEFAULT_SEED: Final = 0
-MAX_USER_SEED: Final = 2**32  # torch starts with 64 random bits; seeds of scripts are smaller
-MIN_LIBRARY_SEED: Final = 2**62  # larger seeds are not used by scripts
+MAX_USER_SEED: Final = 2**32  # scripts use smaller seeds; torch's own initial seed has 64 bits
+MIN_LIBRARY_SEED: Final = 2**62  # scripts use smaller seeds
 
 
 class _GeneratorMarks:
-    """State of the generators when the library last looked."""
+    """State of the generators at the library's last check."""
 
     def __init__(self) -> None:
-        """Record the state; a small seed was set by the script before it imported this library."""
+        """Record the state, except a small torch seed, which the script set before its import."""
         self.torch: int | None = None
         self.python: object = None
         self.numpy: object = None
@@ -95,7 +95,7 @@ class _GeneratorMarks:
             self.torch = None
 
     def set(self) -> None:
-        """Record the current state as known."""
+        """Record the current state of the generators."""
         self.torch = torch.initial_seed()
         self.python, self.numpy = random.getstate(), _numpy()
 
@@ -114,7 +114,7 @@ _marks: Final = _GeneratorMarks()
 def seed_initial_generators(stated: int | None) -> None:
     """Seed a process before a script runs, so that every worker draws the same numbers.
 
-    The seeds follow from the job file's (`stated`), but are none that a script would use itself.
+    The seeds are derived from the job file's seed (`stated`), but no script would use them itself.
     """
     seed = DEFAULT_SEED if stated is None else stated
     torch.default_generator.manual_seed(MIN_LIBRARY_SEED + seed % MIN_LIBRARY_SEED)
@@ -125,9 +125,9 @@ def seed_initial_generators(stated: int | None) -> None:
 
 
 class JobSeed:
-    """Seed of the job as far as this worker knows; in a group, rank 0's seed is used.
+    """Seed of the job, as this worker knows it. In a group, rank 0's seed is used.
 
-    `stated` is the job file's seed; None: the script decides.
+    `stated` is the seed in the job file. If it is None, the script decides.
     """
 
     def __init__(self, stated: int | None) -> None:
@@ -135,10 +135,11 @@ class JobSeed:
         self.value = DEFAULT_SEED if stated is None else stated
 
     def begin(self, given: int | None) -> int | None:
-        """Seed all generators, except those that the script seeded itself if its seed is used.
+        """Choose the seed and seed the generators.
 
-        `given` is the script's argument; None: the script may have seeded torch. Returns the
-        script's seed if the job file overrides it.
+        If the script's seed is used, generators that the script seeded keep their state. `given` is
+        the seed that the script passed; if it is None, the script might have seeded torch. Returns
+        the script's seed if the job file overrides it, else None.
         """
         found = _script_seed() if given is None else given
         explicit = given if self._stated is None else self._stated
@@ -157,11 +158,11 @@ class JobSeed:
         return found if found != self.value else None
 
     def follow(self) -> int | None:
-        """Repeat `begin` if the script seeded torch since; same result."""
+        """Call `begin` again if the script has seeded torch since; return the same as `begin`."""
         return None if _script_seed() is None else self.begin(None)
 
 
 def _script_seed() -> int | None:
-    """Return the seed that the script gave torch since the library last looked, or None."""
+    """Return the seed that the script gave torch since the last check; None without one."""
     seed = torch.initial_seed()
     return None if seed == _marks.torch else seed

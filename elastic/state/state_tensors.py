@@ -1,8 +1,7 @@
 """Tensors of a job: parameters, buffers and optimizer state, in the same order on all workers.
 
 The order is that of the model and of the optimizers' groups, so workers that ran the same script
-agree on it without communication. A script may have several optimizers, in a container of its
-choice.
+agree on the order without communication. A script can have several optimizers, in any container.
 """
 
 from __future__ import annotations
@@ -19,25 +18,26 @@ from elastic.collectives.control_words import DIGEST_BYTES
 from elastic.collectives.process_group import as_byte_row, as_bytes
 from elastic.training_errors import CheckpointError, ElasticError, UsageError
 
-DIGEST_SAMPLES: Final = 1024  # sampled numbers of a tensor in its checksum
+DIGEST_SAMPLES: Final = 1024  # numbers that the checksum samples from each tensor
 
 
 @dataclass(slots=True)
 class ParameterState:
-    """Tensors of one parameter: itself and its optimizer state."""
+    """Tensors of one parameter: the parameter itself and its optimizer state."""
 
     tensors: list[torch.Tensor]
 
     @property
     def size(self) -> int:
-        """Size in bytes."""
+        """Size of all tensors in bytes."""
         return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors)
 
 
 class TensorState:
     """Tensors of a job: parameters, buffers, and optimizer state.
 
-    `optimizers` is one, or several by name; they may hold parameters outside of the model.
+    `optimizers` is one optimizer, or a mapping from names to several. Optimizers can have
+    parameters that are not in the model.
     """
 
     def __init__(
@@ -58,22 +58,22 @@ class TensorState:
         return [group for optimizer in self.optimizers for group in optimizer.param_groups]
 
     def parameters(self) -> list[torch.Tensor]:
-        """Return the parameters of the model, then those that only optimizers have, each once."""
+        """Return each parameter once: those of the model, then those that only optimizers have."""
         found: dict[int, torch.Tensor] = {id(p): p for p in self.model.parameters()}
         for group in self.groups:
             found.update({id(p): p for p in group["params"] if id(p) not in found})
         return list(found.values())
 
     def trained(self) -> list[nn.Parameter]:
-        """Return the parameters that have gradients."""
+        """Return the parameters that require gradients."""
         return [p for p in self.parameters() if isinstance(p, nn.Parameter) and p.requires_grad]
 
     def units(self, device: torch.device) -> list[ParameterState]:
         """Return each parameter with its optimizer state on `device`; other state is metadata.
 
-        Writing to these tensors does not invalidate a graph that the script holds: if a state
-        arrives between two backward passes of a batch, the second one, which counts nothing, stays
-        possible.
+        The tensors can be overwritten without invalidating the script's autograd graph. So if a
+        state arrives between two backward passes of a batch, the second pass still runs; its result
+        is not used.
         """
         units = []
         for parameter in self.parameters():
@@ -83,13 +83,14 @@ class TensorState:
         return units
 
     def buffers(self) -> list[torch.Tensor]:
-        """Return the model's buffers; writing to them does not invalidate a graph (see `units`)."""
+        """Return the model's buffers; like `units`, they can be overwritten safely."""
         return [buffer.data for buffer in self.model.buffers()]
 
     def structure(self, device: torch.device) -> list[dict[str, Any]]:
-        """Return what the optimizers keep for each parameter, in the order of `parameters`.
+        """Return the optimizer state of each parameter, in the order of `parameters`.
 
-        State on `device` is described by shape, strides and type; other state is included.
+        State on `device` is described by shape, strides and type. Other state is included as
+        values.
         """
         described = []
         for parameter in self.parameters():
@@ -108,7 +109,7 @@ class TensorState:
         return described
 
     def adopt(self, structure: Sequence[Mapping[str, Any]], device: torch.device) -> None:
-        """Allocate the optimizer state that another member's `structure` describes, with zeros.
+        """Allocate zeros for the optimizer state that another member's `structure` describes.
 
         Raises:
             ElasticError: if this worker's model differs from the group's.
@@ -127,7 +128,7 @@ class TensorState:
                 room = torch.empty_strided(
                     described["shape"], described["strides"], dtype=dtype, device=device
                 )
-                kept[key] = room.zero_()  # for steps before the state arrives
+                kept[key] = room.zero_()  # zeros for the steps before the state arrives
             self._set_optimizer_state(parameter, kept)
 
     def hyperparameters(self) -> list[dict[str, Any]]:
@@ -154,11 +155,11 @@ class TensorState:
             joined = torch.cat(picked[dtype]).cpu().contiguous()
             hashed.update(as_bytes(as_byte_row(joined)))
         rates = [float(group["lr"]) for group in self.groups]
-        hashed.update(repr(rates).encode())  # a scheduler may use values that differ by rank
+        hashed.update(repr(rates).encode())  # a scheduler can set rates that differ by rank
         return hashed.digest()
 
     def _optimizer_state(self, parameter: torch.Tensor) -> dict[str, Any]:
-        """Return a parameter's optimizer state; with several, keys start with the optimizer."""
+        """Return a parameter's optimizer state, with keys `index:name` for several optimizers."""
         if len(self.optimizers) == 1:
             return dict(self.optimizer.state.get(parameter, {}))
         return {
@@ -168,7 +169,7 @@ class TensorState:
         }
 
     def _set_optimizer_state(self, parameter: torch.Tensor, kept: dict[str, Any]) -> None:
-        """Set a parameter's optimizer state; the inverse of `_optimizer_state`."""
+        """Set a parameter's optimizer state to a result of `_optimizer_state`."""
         parts: list[dict[str, Any]] = [{} for _ in self.optimizers]
         if len(parts) == 1:
             parts = [kept]
@@ -184,7 +185,7 @@ class TensorState:
 
 
 def dense_strides(tensor: torch.Tensor) -> tuple[int, ...]:
-    """Return the strides of a dense tensor like `tensor`, as fused optimizers require of state."""
+    """Return the strides of a dense tensor like `tensor`; fused optimizers require such a state."""
     return torch.empty_like(tensor, device="meta").stride()
 
 
@@ -192,7 +193,7 @@ def _travels(value: Any, device: torch.device) -> bool:
     return isinstance(value, torch.Tensor) and value.device == device
 
 
-Optimizers = TypeVar(  # one, or several in the script's container
+Optimizers = TypeVar(  # one optimizer, or several in the script's container
     "Optimizers",
     bound=torch.optim.Optimizer
     | Sequence[torch.optim.Optimizer]
@@ -201,13 +202,14 @@ Optimizers = TypeVar(  # one, or several in the script's container
 
 
 def optimizers_by_name(built: Any, model: nn.Module) -> dict[str, torch.optim.Optimizer]:
-    """Return all optimizers in the script's order, by key of a mapping, else by place from "0".
+    """Return all optimizers by name, in the script's order.
 
-    Several optimizers must train parameters of `model` only: checkpoints have no others.
+    The name is the key in a mapping, otherwise the index from "0". Several optimizers must train
+    parameters of `model` only, because checkpoints have no other parameters.
 
     Raises:
-        UsageError: if a container is empty, holds another object or an optimizer twice, or if one
-            of several optimizers trains parameters outside of `model`.
+        UsageError: if `built` is an empty container or has something that is no optimizer, if an
+            optimizer is in it twice, or if one of several trains parameters outside of `model`.
     """
     if _is_optimizer(built):
         return {"0": built}
@@ -245,7 +247,11 @@ def optimizer_states(optimizers: Mapping[str, torch.optim.Optimizer]) -> dict[st
 def load_optimizer_states(
     optimizers: Mapping[str, torch.optim.Optimizer], content: Mapping[str, Any]
 ) -> None:
-    """Load the result of `optimizer_states`."""
+    """Load the entry that `optimizer_states` returned, from the checkpoint `content`.
+
+    Raises:
+        CheckpointError: if the checkpoint has other optimizers.
+    """
     states = content.get("optimizers")
     if states is None:
         states = {next(iter(optimizers)): content["optimizer"]}

@@ -1,4 +1,4 @@
-"""States of tracked objects beside model and optimizer: schedulers, scalers, the script's own."""
+"""States of tracked objects: schedulers, gradient scalers and the script's own objects."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 
 def copy_to_host(state: Any) -> Any:
-    """Return `state` with every tensor copied to the host, so that training may continue.
+    """Return `state` with every tensor copied to the host, so that training can continue.
 
-    Containers keep their type, mappings become dicts, numpy arrays tensors, and numpy scalars
-    Python numbers. Other objects are not copied.
+    Lists and tuples keep their type. Mappings become dicts, numpy arrays become tensors, and numpy
+    scalars become Python numbers. Other objects are not copied.
     """
     if isinstance(state, torch.Tensor):
         return state.detach().to("cpu", copy=True)
@@ -34,7 +34,7 @@ def copy_to_host(state: Any) -> Any:
 
 
 def plain_containers(state: Any) -> Any:
-    """Return `state` with named tuples as tuples, because readers do not know their classes."""
+    """Return `state` with tuples instead of named tuples, whose classes readers do not know."""
     if isinstance(state, Mapping):
         return {key: plain_containers(value) for key, value in state.items()}
     if isinstance(state, list):
@@ -45,11 +45,11 @@ def plain_containers(state: Any) -> Any:
 
 
 class TrackedStates:
-    """Tracked objects by name; an object that is tracked after its state arrived gets it then."""
+    """Tracked objects by name. An object that is tracked late gets its state at that moment."""
 
     def __init__(self) -> None:
         self._things: dict[str, Any] = {}
-        self._waiting: dict[str, Any] = {}  # states of objects that are tracked later
+        self._waiting: dict[str, Any] = {}  # states of objects that are not tracked yet
         self._copy: dict[str, Any] = {}  # last result of `states`
 
     def __contains__(self, thing: Any) -> bool:
@@ -58,7 +58,7 @@ class TrackedStates:
 
     @property
     def follow_metrics(self) -> bool:
-        """True if a scheduler chooses rates by a number that the script computes."""
+        """True if a scheduler chooses rates by a metric that the script computes."""
         return any(
             isinstance(part, ReduceLROnPlateau)
             for thing in self._things.values()
@@ -66,7 +66,7 @@ class TrackedStates:
         )
 
     def add(self, name: str, thing: Any) -> None:
-        """Track `thing`; if its state arrived before, load it.
+        """Track `thing`; if its state has arrived already, load the state.
 
         The name must be the same on every worker, and in a resumed job.
         """
@@ -76,10 +76,10 @@ class TrackedStates:
         self._copy.setdefault(name, copy_to_host(_state(thing)))  # initial state
 
     def states(self) -> dict[str, Any]:
-        """Return copies on the host, by name.
+        """Return copies of all states on the host, by name.
 
-        An object that is tracked later is added to the last copies with its initial state: a
-        rollback returns it to that.
+        `add` inserts the initial state of a new object into the last copies, so a rollback to these
+        copies resets the object to its initial state.
         """
         copies: dict[str, Any] = copy_to_host(
             {name: _state(thing) for name, thing in self._things.items()}
@@ -88,7 +88,7 @@ class TrackedStates:
         return copies
 
     def load(self, states: Mapping[str, Any]) -> None:
-        """Load the result of `states`; objects that are tracked later get their state then."""
+        """Load the result of `states`; the states of unknown objects wait until `add`."""
         for name, state in states.items():
             if name in self._things:
                 _load(self._things[name], state)
@@ -97,7 +97,7 @@ class TrackedStates:
 
 
 def _state(thing: Any) -> Any:
-    """Return the state of an object; a scheduler's without other objects in its attributes."""
+    """Return the state of an object; for a scheduler, without other objects in its attributes."""
     state = thing.state_dict()
     if isinstance(thing, LRScheduler) and type(thing).state_dict is LRScheduler.state_dict:
         return {key: value for key, value in state.items() if not _is_object(value)}
@@ -113,7 +113,7 @@ def _is_object(value: Any) -> bool:
 
 
 def _load(thing: Any, state: Any) -> None:
-    """Load a state and restore the container types, because copies hold plain containers."""
+    """Load a state, and restore the types of containers, because copies have plain containers."""
     parts = [vars(part) for part in _schedulers(thing)]
     kinds = [{key: type(value) for key, value in held.items()} for held in parts]
     thing.load_state_dict(state)

@@ -37,10 +37,10 @@ from schemas.wire.worker import Assignment
 
 
 class TrainingState:
-    """State that is sent to newcomers and kept in checkpoints, and the meters of training.
+    """State that newcomers receive and checkpoints contain, and the meters of training.
 
-    `stop_rule` is the job file's; None: the script's. `rank`, that of the worker when it started,
-    makes its random numbers different.
+    `stop_rule` is the rule in the job file; if it is None, the script's rule is used. `rank` is the
+    rank that the worker had when it started; it makes the worker's random numbers different.
     """
 
     def __init__(self, schedule: Schedule, *, stop_rule: StopRule | None, rank: int) -> None:
@@ -50,16 +50,16 @@ class TrainingState:
         self.stop_rule = stop_rule
         self.stop = StopState()
         self.why_done = ""
-        self.script_schedule_batch: int | None = None  # of schedulers created before `load`
-        self.stop_request = ""  # why the script ends the job with this epoch
-        self.epoch_open = False  # an epoch has started and was not reported
-        self.unreported: list[dict[str, Any]] = []  # epochs whose reports may be unsent
-        self.reported: list[dict[str, Any]] = []  # the latest epochs, received or not
-        self.recent: deque[DealtStep] = deque(maxlen=RECENT_STEPS)  # maybe missing in records
+        self.script_schedule_batch: int | None = None  # for schedulers created before `load`
+        self.stop_request = ""  # reason why the script ends the job with this epoch
+        self.epoch_open = False  # an epoch has started and is not reported yet
+        self.unreported: list[dict[str, Any]] = []  # epochs whose reports might be unsent
+        self.reported: list[dict[str, Any]] = []  # latest epochs, even if not received
+        self.recent: deque[DealtStep] = deque(maxlen=RECENT_STEPS)  # records might miss these
         self.epoch_summary = b""  # rank 0's latest summary of an epoch
         self.lr_state = LrState()
         self.carried: CarriedState | None = None  # None: the script carries no state
-        self.transfer: OutgoingState | IncomingState | None = None  # under way
+        self.transfer: OutgoingState | IncomingState | None = None  # the running transfer
         self.losses = LossMeter()
         self.noise = NoiseMeter()
         self.usage = UsageMeter()
@@ -67,7 +67,7 @@ class TrainingState:
         self._rank = rank
         self._tensors: TensorState | None = None
         self._tracked = TrackedStates()
-        self._scalers = 0  # number of scalers found
+        self._scalers = 0  # number of scalers detected
         self._resumed_groups: list[dict[str, Any]] = []  # parameter groups of the optimizers
         self._loaded: dict[str, Any] | None = None  # the checkpoint, until training starts
 
@@ -76,7 +76,7 @@ class TrainingState:
         self._tensors, self.stream = tensors, stream
 
     def set_seed(self, seed: int) -> None:
-        """Set the seed of the order of samples, as rank 0 or the checkpoint has it."""
+        """Set the seed of the order of samples to the seed of rank 0 or of the checkpoint."""
         self.stream = replace(self.stream, seed=seed)
 
     @property
@@ -85,7 +85,11 @@ class TrainingState:
         return self._tensors is not None
 
     def tensors(self) -> TensorState:
-        """Return the tensors to train."""
+        """Return the tensors to train.
+
+        Raises:
+            UsageError: if nothing is loaded yet.
+        """
         if self._tensors is None:
             raise UsageError("nothing is loaded yet", "call agent.load(...) first")
         return self._tensors
@@ -93,17 +97,17 @@ class TrainingState:
     # --- steps
 
     def begin_timing(self) -> None:
-        """Start the time of the next step and epoch now."""
+        """Start to measure the next step and epoch now."""
         self.recent_steps.begin_epoch(time.monotonic())
 
     @property
     def global_batch(self) -> int:
-        """Samples of the next step or of the step under way, over all workers."""
+        """Number of samples of the next or running step, over all workers."""
         return self.schedule.at(self.position.step + 1).batch
 
     @property
     def epoch_is_over(self) -> bool:
-        """True if no step of the running epoch is left."""
+        """True if the running epoch has no further step."""
         left = self.stream.size - self.position.cursor
         if left <= 0 or not self.stream.drop_last:
             return left <= 0
@@ -119,7 +123,10 @@ class TrainingState:
         return f"epoch {position.epoch} ends with {of}: the script left its loop"
 
     def loss_warning(self, loss: float | None) -> str:
-        """Return a warning if an epoch's mean loss shows no training, else ""; None: not seen."""
+        """Return a warning if an epoch's mean loss shows no training, else "".
+
+        `loss` is None if no loss was seen.
+        """
         if loss is None:
             return (
                 "no backward() of a scalar loss was seen: a loop without one trains nothing; "
@@ -130,26 +137,28 @@ class TrainingState:
 
     @property
     def schedule_batch(self) -> int:
-        """Samples of one step as schedules count steps: the batch that the script's rate is for."""
+        """Samples per step of the schedulers: the batch for which the script's rate is meant."""
         return self.script_schedule_batch or max(1, self.lr_state.base_batch)
 
     def schedule_steps(self, cursor_before: int, cursor_after: int) -> int:
-        """Return how many steps a scheduler takes for the training step under way.
+        """Return the number of scheduler steps for the training step that is running.
 
-        Schedules count steps of the batch that the script's rate is meant for: a step of twice as
-        many samples counts as two, and of two steps with half as many only one counts.
+        Schedulers step once per batch for which the script's rate is meant: twice for a training
+        step of twice that batch, and only once for two training steps of half that batch.
         """
         stream, base = self.stream, self.schedule_batch
         following = max(1, self.schedule.at(self.position.step + 2).batch)
         if not stream.taken(cursor_after, following):
-            cursor_after = stream.size  # a remainder that is left out counts as done
+            cursor_after = stream.size  # a dropped remainder of the epoch counts as done
         return stream.steps(cursor_after, base) - stream.steps(cursor_before, base)
 
     def commit_step(self, step: int, cursor: int, version: int, passes: int = 1) -> bool:
-        """Record a finished step; True if the job continues.
+        """Record a finished step; return True if the job continues.
 
-        `cursor` is the samples of the epoch done with the step, `passes` how many passes this
-        worker took.
+        Args:
+            cursor: samples of the epoch that are done after the step.
+            version: version of the group.
+            passes: number of passes that this worker ran in the step.
         """
         before, self.position = self.position, self.position.after_step(step, cursor)
         samples, row = self.position.samples_done - before.samples_done, self.schedule.at(step)
@@ -165,18 +174,18 @@ class TrainingState:
         return limit is None or self.position.samples_done < limit
 
     def before_update(self, cancelled: threading.Event, optimizer: torch.optim.Optimizer) -> float:
-        """Wait until the current portion is sent, before parameters change.
+        """Wait until the current portion is sent, before the optimizer changes parameters.
 
-        Returns the factor of the optimizer's learning rates in this step.
+        Returns the factor for the optimizer's learning rates in this step.
         """
         if isinstance(self.transfer, OutgoingState):
-            with contextlib.suppress(CancelledError):  # the receiver is not needed any more
+            with contextlib.suppress(CancelledError):  # nobody needs the transfer any more
                 self.transfer.await_sent(cancelled)
         places = [id(each) for each in self.tensors().optimizers]
         return self.lr_state.at(self.position.step + 1, places.index(id(optimizer)))
 
     def learning_rate(self) -> float:
-        """Return the rate in force of the first optimizer's first group."""
+        """Return the rate in force for the first optimizer's first group; 0.0 before loading."""
         if self._tensors is None:
             return 0.0
         rate = float(self._tensors.optimizer.param_groups[0]["lr"])
@@ -185,9 +194,9 @@ class TrainingState:
     # --- what the script tracks: schedulers, scalers
 
     def track(self, stateful: dict[str, Any]) -> None:
-        """Track more objects; in a resumed job they have their state back when this returns.
+        """Track more objects. In a resumed job this restores their states.
 
-        An object named `scaler` provides the scale of losses.
+        An object with the name `scaler` provides the scale of the losses.
         """
         for name, thing in stateful.items():
             self._tracked.add(name, thing)
@@ -209,11 +218,11 @@ class TrainingState:
 
     @property
     def rates_may_differ(self) -> bool:
-        """True if schedulers may just have chosen rates by metrics that differ between workers."""
+        """True if a scheduler may just have set a rate by metrics that differ between workers."""
         return self.position.epoch_step == 0 and self._tracked.follow_metrics
 
     def snapshot(self) -> dict[str, Any]:
-        """Return copies of schedulers, scalers and rates, to roll a step back."""
+        """Return copies of schedulers, scalers and rates, with which a step can be rolled back."""
         hyper = self._tensors.hyperparameters() if self._tensors else []
         return {"tracked": self._tracked.states(), "hyper": copy_to_host(hyper)}
 
@@ -254,7 +263,7 @@ class TrainingState:
             "why_done": self.why_done,
             "ramp": self.lr_state.state_list(),
             "tracked": self._tracked.states(),
-            # an epoch starts all columns
+            # a new epoch starts all columns again, so it needs no carried state
             "carried": self.carried.state() if self.carried and not self.epoch_is_over else {},
             "reported": [dict(values) for values in self.reported],
         }
@@ -280,9 +289,9 @@ class TrainingState:
     def broadcast(
         self, group: ProcessGroup, source: int, cancel: threading.Event
     ) -> dict[str, Any] | None:
-        """Broadcast the state of rank `source`; returns its metadata, None on the source.
+        """Broadcast the state of rank `source`; return its metadata, or None on the source.
 
-        The metadata is not loaded. If `cancel` is set, tensors may be partly overwritten.
+        The metadata is not loaded. If `cancel` is set, tensors can be partly overwritten.
         """
         own = encode_metadata(self.metadata()) if group.rank == source else b""
         metadata = broadcast_state(self.tensors(), group, source, own, cancel)
@@ -292,7 +301,7 @@ class TrainingState:
         """Check that all tracked state can be transferred.
 
         Raises:
-            UsageError: if a `state_dict` holds objects that cannot be read back without executing
+            UsageError: if a `state_dict` contains objects that cannot be decoded without executing
                 code.
         """
         if _is_transferable(self.metadata()):
@@ -318,7 +327,7 @@ class TrainingState:
 
         Raises:
             UsageError: if nothing is loaded yet.
-            CheckpointError: if it has other optimizers.
+            CheckpointError: if the checkpoint has other optimizers.
         """
         tensors = self.tensors()
         tensors.model.load_state_dict(content["model"])
@@ -345,9 +354,9 @@ class TrainingState:
         restore_random_state(content["random"])
 
     def restore_loaded(self) -> bool:
-        """Reload model and optimizer from the checkpoint if the script changed the model since.
+        """Load model and optimizer from the checkpoint again, if the model has changed since.
 
-        A script that sets initial weights after `load` does so in a resumed job, too. Returns True
+        A script that sets initial weights after `load` also does so in a resumed job. Returns True
         if the model had changed.
         """
         content, self._loaded = self._loaded, None

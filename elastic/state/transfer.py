@@ -1,11 +1,12 @@
-"""Transfer of a job's state to newcomers, beside training: one portion in each of some steps.
+"""Transfer of a job's state to newcomers during training: one portion in each of several steps.
 
-Training may also wait for a broadcast of the whole state to all ranks at once.
+A broadcast of the whole state to all ranks at once is possible, too; training waits for it.
 
-Between two steps the state of all full members is equal, so the members share the work: each sends
-its part during the next step's forward and backward passes, which do not change it. Small tensors
-and other state travel as metadata through the group's store. Transfers use sockets: device tensors
-are first copied to the host, on a stream of their own; on the CPU nothing is copied.
+Between two steps all members that have the full state have the same state, so they share the work.
+Each member sends its part during the next step's forward and backward passes, which do not change
+the state. Small tensors and other state are sent as metadata through the group's store. Transfers
+use sockets: device tensors are first copied to the host, on a separate stream. On the CPU nothing
+is copied.
 """
 
 from __future__ import annotations
@@ -40,10 +41,10 @@ def _host_buffer(numbers: int, dtype: torch.dtype, device: torch.device) -> torc
 
 
 class HostStaging:
-    """Copies of one transfer between device and host, on a stream of their own.
+    """Copies of one transfer between device and host, on a separate stream.
 
-    The training thread marks what the copies have to follow: the current stream, and the stream of
-    the last parameter update, which a script may choose.
+    The training thread marks the work after which the copies have to run: the work on the current
+    stream and on the stream of the last parameter update, which a script can choose.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -51,17 +52,17 @@ class HostStaging:
         self._on_host = device.type == "cpu"
         self._beside: Any = None if self._on_host else torch.Stream(device=device)
         self._training = self._updates = self._current()
-        finish_device_work(device)  # on any stream of the script
+        finish_device_work(device)  # includes work on the script's own streams
 
     def _current(self) -> Any:
         return None if self._on_host else torch.accelerator.current_stream(self.device)
 
     def note_update(self) -> None:
-        """Note the current stream as the one of the parameter update."""
+        """Record that the current stream runs the parameter update."""
         self._updates = self._current()
 
     def mark(self) -> list[Any]:
-        """Return events after all device work that the training thread has started."""
+        """Return events that follow all device work that the training thread has started."""
         if self._on_host:
             return []
         marks = []
@@ -72,10 +73,10 @@ class HostStaging:
         return marks
 
     def to_host(self, tensors: Sequence[torch.Tensor], marks: Sequence[Any]) -> list[torch.Tensor]:
-        """Return the tensors' content on the host; blocks, so call it in a helper thread.
+        """Return the content of `tensors` on the host; blocks, so call this in a helper thread.
 
         The tensors are contiguous, one-dimensional, and must not change before this returns.
-        `marks` were taken when they had their content.
+        `marks` are events that follow the work that computed the tensors.
         """
         if self._on_host:
             return list(tensors)
@@ -90,7 +91,7 @@ class HostStaging:
         return copies
 
     def on_training_stream(self) -> contextlib.AbstractContextManager[Any]:
-        """Return a context, for helper threads, whose device work follows that of training."""
+        """Return a context for helper threads, in which device work follows the training's work."""
         if self._on_host:
             return contextlib.nullcontext()
         use_device(self.device)
@@ -99,7 +100,7 @@ class HostStaging:
 
 
 class Transfer:
-    """Transfer of one portion, in a thread of its own."""
+    """Transfer of one portion, in a separate thread."""
 
     def __init__(self) -> None:
         self.done = threading.Event()
@@ -117,9 +118,9 @@ class Transfer:
 
 
 class Sending(Transfer):
-    """Transfer of this member's part of a portion to every newcomer, on rank 0 with buffers.
+    """Sending of this member's part of a portion to every newcomer; rank 0 also sends the buffers.
 
-    Ranks below `members` send about as many bytes each.
+    The ranks below `members` each send about the same number of bytes.
     """
 
     def __init__(
@@ -133,7 +134,7 @@ class Sending(Transfer):
         buffers: Sequence[torch.Tensor] = (),
     ) -> None:
         super().__init__()
-        self.released = threading.Event()  # the sent tensors may change
+        self.released = threading.Event()  # set when the sent tensors may change again
         tensors = [tensor for unit in portion for tensor in unit.tensors]
         held = [travelling for travelling, _ in contiguous_pairs(tensors)]
         mine = byte_share(held, group.rank, members)
@@ -151,7 +152,7 @@ class Sending(Transfer):
             chunks = [*mine.large, *([] if together is None else [together])]
             copies = staging.to_host(chunks, marks)
             if group.device.type != "cpu":
-                self.released.set()  # the copies are sent, so the originals may change
+                self.released.set()  # only the copies are sent, so the originals may change
             for to in newcomers:
                 for pending in [group.send(copy, to) for copy in copies]:
                     pending.wait(OPERATION_TIMEOUT)
@@ -165,7 +166,7 @@ class Sending(Transfer):
 
 
 class Receiving(Transfer):
-    """Transfer of a portion from all members, into its place where possible."""
+    """Receiving of a portion from all members, directly into the final tensors where possible."""
 
     def __init__(
         self,
@@ -204,7 +205,7 @@ class Receiving(Transfer):
         self._start(work, "receive")
 
     def put_in_place(self) -> None:
-        """Copy what was received together into its place; on the training thread, when `done`."""
+        """Copy the pieces that arrived elsewhere; call on the training thread after `done`."""
         for part, large, _ in self._landed:
             for chunk, arrived in zip(part.large, large, strict=True):
                 if chunk is not arrived:
@@ -226,7 +227,7 @@ METADATA_KEY: Final = "metadata"  # key in the group's store
 class StateTransfer:
     """Facts that both sides know: the group, the steps, and the portion of each step.
 
-    Ranks below `senders` send; `first` is the step of the first of `steps` portions.
+    Ranks below `senders` send. `first` is the step of the first of `steps` portions.
     """
 
     group: ProcessGroup
@@ -236,13 +237,13 @@ class StateTransfer:
     steps: int
 
     def __post_init__(self) -> None:
-        """Set up what both sides have."""
+        """Set up the parts that both sides use."""
         self._staging = HostStaging(self.group.device)
         self._order: list[list[int]] = []  # parameters of each portion
         self._buffers: list[torch.Tensor] = []  # sent with the first portion
 
     def is_over(self, step: int) -> bool:
-        """True if nothing is transferred in `step` (1-based) any more."""
+        """True if nothing is transferred in `step` (1-based) or later."""
         return step - self.first >= self.steps
 
     def _plan(self) -> None:
@@ -258,17 +259,17 @@ class StateTransfer:
 class OutgoingState(StateTransfer):
     """Transfer from a member that has the full state."""
 
-    newcomers: Sequence[int]  # ranks
+    newcomers: Sequence[int]  # ranks of the newcomers
 
     def __post_init__(self) -> None:
-        """Plan the transfer, and copy the buffers, which forward passes change."""
+        """Plan the transfer, and copy the buffers, because forward passes change them."""
         super().__post_init__()
         self._sending: Sending | None = None
         self._plan()
         self._buffers = [buffer.clone() for buffer in self.state.buffers()]
 
     def post_metadata(self, metadata: dict[str, Any]) -> None:
-        """Post the metadata for the newcomers, on rank 0; it must not change any more."""
+        """Post the metadata for the newcomers, on rank 0. The metadata must not change any more."""
         self.group.store.post(METADATA_KEY, lambda: encode_metadata(metadata))
 
     def begin_portion(self, step: int) -> None:
@@ -291,16 +292,16 @@ class OutgoingState(StateTransfer):
 
 
 class IncomingState(StateTransfer):
-    """Transfer to a newcomer; replaces its optimizer state."""
+    """Transfer to a newcomer; it replaces the newcomer's optimizer state."""
 
     def __post_init__(self) -> None:
-        """Wait for the metadata in a thread, allocate the state, and start to receive."""
+        """Start a thread that waits for the metadata, allocates the state and starts to receive."""
         super().__post_init__()
         self._metadata: dict[str, Any] | None = None
-        self._metadata_ready = threading.Event()  # set on metadata or error
+        self._metadata_ready = threading.Event()  # set when metadata arrived, or on an error
         self._error = ""
         self._receiving: Receiving | None = None
-        self._received = 0  # last step whose portion was taken
+        self._received = 0  # last step whose portion was put in place
         threading.Thread(target=self._take_metadata, name=METADATA_KEY, daemon=True).start()
 
     def _take_metadata(self) -> None:
@@ -316,7 +317,10 @@ class IncomingState(StateTransfer):
         self._metadata_ready.set()
 
     def begin_portion(self, step: int) -> None:
-        """Start to receive the portion of the coming step; the first one starts automatically."""
+        """Start to receive the portion of the coming step; do nothing for the first portion.
+
+        The first portion starts when the metadata arrives.
+        """
         if step > self.first:
             self._receive_portion(step - self.first)
 
@@ -334,10 +338,11 @@ class IncomingState(StateTransfer):
     ) -> None:
         """Wait for the portion of `step`, which the optimizer needs, and put it in place.
 
-        `take_metadata` gets the metadata after the first portion.
+        After the first portion, `take_metadata` is called with the metadata.
 
         Raises:
             BrokenGroupError: if the portion did not arrive.
+            CancelledError: if `cancelled` is set first.
         """
         if self._received == step:
             return
@@ -354,7 +359,7 @@ class IncomingState(StateTransfer):
             for buffer, arrived in zip(self.state.buffers(), self._buffers, strict=True):
                 buffer.copy_(arrived)
             take_metadata(self._metadata)
-        finish_device_work(self.group.device)  # a script may train on its own stream
+        finish_device_work(self.group.device)  # because a script may train on its own stream
 
 
 # --- broadcast, while training waits
@@ -363,21 +368,21 @@ class IncomingState(StateTransfer):
 def broadcast_state(
     state: TensorState, group: ProcessGroup, source: int, metadata: bytes, cancel: threading.Event
 ) -> bytes:
-    """Broadcast the encoded `metadata` of rank `source`, then its tensors; returns the metadata.
+    """Broadcast rank `source`'s encoded `metadata`, then its tensors; return the metadata.
 
-    If `cancel` is set, tensors may be partly overwritten.
+    If `cancel` is set, tensors can be partly overwritten.
     """
     encoded = group.broadcast_bytes(metadata, cancel, source)
     if group.rank != source:
         state.adopt(decode_metadata(encoded)["structure"], group.device)
-    finish_device_work(group.device)  # on any stream of the script
+    finish_device_work(group.device)  # includes work on the script's own streams
     tensors = [tensor for unit in state.units(group.device) for tensor in unit.tensors]
     small: list[torch.Tensor] = []
     for travelling, tensor in contiguous_pairs([*tensors, *state.buffers()]):
         if as_byte_row(travelling).numel() < MIN_IN_PLACE_BYTES:
             small.append(tensor)
             continue
-        fresh = travelling.clone()  # an abandoned operation keeps its tensor
+        fresh = travelling.clone()  # an abandoned broadcast may still write to its tensor
         group.broadcast(as_byte_row(fresh), source, cancel)
         if group.rank != source:
             tensor.copy_(fresh)
@@ -397,6 +402,6 @@ def _broadcast_together(
     start = 0
     for tensor in tensors:
         size = tensor.numel() * tensor.element_size()
-        chunk = together[start : start + size].clone()  # aligned for any type
+        chunk = together[start : start + size].clone()  # a copy is aligned for any type
         tensor.copy_(chunk.view(tensor.dtype).view(tensor.shape))
         start += size

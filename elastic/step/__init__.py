@@ -1,1 +1,1 @@
-"""Training steps: batches, gradients reduced over the group, commit."""
+"""Training steps: batches, the reduction of gradients over the group, and the commit."""

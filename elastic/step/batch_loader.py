@@ -1,7 +1,7 @@
 """Loader that a script iterates: the sample stream through torch's own DataLoader.
 
-Iterable datasets are read by position, so that any worker can take any sample. Batches are moved to
-the worker's device.
+An iterable dataset is read by position, so that any worker can process any sample. Batches are
+moved to the worker's device.
 """
 
 from __future__ import annotations
@@ -29,31 +29,33 @@ from elastic.training_errors import UsageError
 
 
 class StreamReader(Dataset[Any]):
-    """Map-style dataset that reads an iterable one from its start, once in each process.
+    """Map-style dataset that reads an iterable dataset from its start, once in each process.
 
-    Samples of other workers are read and skipped; a position before the current one restarts the
-    reading. So every process sees the same stream, whatever changes in the group. The source sees
-    no worker info, and random numbers that follow from seed and epoch.
+    It reads and skips the samples of other workers. A request for an earlier position restarts the
+    reading. So every process sees the same stream, even if the group changes. The source sees no
+    worker info, and its random numbers follow from seed and epoch.
     """
 
     def __init__(self, source: IterableDataset[Any], stream: SampleStream) -> None:
-        """Start with nothing read; `source.set_epoch`, if present, gets the epoch from 0."""
+        """Prepare to read `source`; its method `set_epoch`, if present, gets epochs from 0."""
         self._source = source
         self._stream = stream
         self._samples: Iterator[Any] | None = None
         self._epoch = 0  # epoch of the reading, 1-based
         self._place = 0  # position of the next sample
-        self._random: dict[str, Any] | None = None  # generators as the reading left them
+        self._random: dict[str, Any] | None = None  # state of the generators after the last read
 
     def follow(self, stream: SampleStream) -> None:
-        """Use another stream of the same length, maybe with another seed, from the next reading."""
+        """Use another stream of the same length from the next reading on; its seed may differ."""
         self._stream = stream
 
     def __getitems__(self, ids: Sequence[tuple[int, int]]) -> list[Any]:
-        """Return the samples at (epoch from 1, position from 0); reading forward is fast.
+        """Return the samples at `ids`: pairs of epoch (from 1) and position (from 0).
+
+        Increasing positions are fast.
 
         Raises:
-            UsageError: if a reading does not have the stream's number of samples.
+            UsageError: if the dataset does not return the stream's number of samples.
         """
         outside = host_random_state()
         try:
@@ -107,8 +109,8 @@ class StreamReader(Dataset[Any]):
 def to_device(batch: Any, device: torch.device) -> Any:
     """Return `batch` with its tensors on `device`; on the CPU it is unchanged.
 
-    Handles tensors, objects with a method `to`, and mappings, lists, (named) tuples and dataclasses
-    of them, which keep their type; other objects are returned unchanged.
+    Moves tensors, objects with a method `to`, and mappings, lists, (named) tuples and dataclasses
+    of these, which keep their type. Other objects are returned unchanged.
     """
     if device.type == "cpu":
         return batch
@@ -120,7 +122,7 @@ def to_device(batch: Any, device: torch.device) -> Any:
         return _mapping_to(batch, device)
     if isinstance(batch, list | tuple):
         moved = [to_device(value, device) for value in batch]
-        make: Any = getattr(batch, "_make", type(batch))  # a named tuple's takes single arguments
+        make: Any = getattr(batch, "_make", type(batch))  # a named tuple cannot take a list
         return make(moved)
     if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
         return _dataclass_to(batch, device)
@@ -136,7 +138,7 @@ def _mapping_to(batch: Mapping[Any, Any], device: torch.device) -> Mapping[Any, 
     make: Any = type(batch)
     try:
         made: Mapping[Any, Any] = make(moved)
-    except TypeError:  # its constructor takes other arguments
+    except TypeError:  # the constructor needs other arguments
         return moved
     return made
 
@@ -163,13 +165,13 @@ REMEDIES: Final = {
 
 
 class _MicroBatchSampler:
-    """Batch sampler: the rest of the running epoch, and the micro-batches handed out."""
+    """Batch sampler over the rest of the running epoch; records the yielded micro-batches."""
 
     def __init__(self, training: TrainingState, bound: int, *, reads: bool) -> None:
         self._training = training
         self._bound = bound
-        self._reads = reads  # an iterable dataset, whose positions restart in each epoch
-        self.handed_out: deque[MicroBatch] = deque()  # prefetched ones included
+        self._reads = reads  # True for an iterable dataset: positions restart in each epoch
+        self.handed_out: deque[MicroBatch] = deque()  # includes prefetched micro-batches
 
     def __iter__(self) -> Iterator[list[Any]]:
         self.handed_out = deque()
@@ -181,7 +183,7 @@ class _MicroBatchSampler:
             yield [(epoch, place) for place in ids] if self._reads else ids
 
     def __len__(self) -> int:
-        """Return the micro-batches of the epoch, as currently planned."""
+        """Return the number of micro-batches of the epoch, as currently planned."""
         training = self._training
         stream, position = training.stream, training.position
         if not training.epoch_open:
@@ -199,7 +201,7 @@ class _MicroBatchSampler:
 
 
 class ElasticLoader:
-    """Loader of the rest of the running epoch, with tensors on the worker's device."""
+    """Loader for the rest of the running epoch, with tensors on the worker's device."""
 
     def __init__(
         self,
@@ -212,9 +214,9 @@ class ElasticLoader:
         device: torch.device,
         options: Mapping[str, Any],
     ) -> None:
-        """Wrap `dataset`; `options` are torch's, without those that select samples.
+        """Wrap `dataset`; `options` are options of torch's DataLoader that do not select samples.
 
-        Shares larger than `bound` samples are taken in several passes.
+        A share of more than `bound` samples is processed in several passes.
         """
         workers = int(options.get("num_workers", 0))
         if workers:
@@ -233,7 +235,7 @@ class ElasticLoader:
         self._loader: DataLoader[Any] = DataLoader(dataset, batch_sampler=self._sampler, **options)
 
     def __getattr__(self, name: str) -> Any:
-        """Return an option of torch's DataLoader, except options that select samples."""
+        """Return an option of torch's DataLoader, unless the option selects samples."""
         if name in READABLE_OPTIONS:
             return getattr(self._loader, name)
         problem = f"{type(self).__name__!r} object has no attribute {name!r}"
@@ -241,9 +243,9 @@ class ElasticLoader:
         raise AttributeError(f"{problem}{remedy}", name=name, obj=self)
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield batches to the end of the epoch, or until the job is done.
+        """Yield batches until the epoch ends or the job is done.
 
-        A second loop in the same epoch continues where the first one stopped.
+        A second loop in the same epoch continues where the first loop stopped.
         """
         if not self._training.epoch_open:
             problem = "loader used outside of an epoch: before agent.epochs(...) or after report()"
@@ -254,7 +256,7 @@ class ElasticLoader:
         while True:
             if between_steps:
                 if self._training.epoch_is_over:
-                    return  # the group that trained the epoch reports it first
+                    return  # the group reports the epoch before it changes
                 discard_prefetched = self._transitions.before_step()
                 source = self._begin() if source is None or discard_prefetched else source
             if source is None:
@@ -275,22 +277,26 @@ class ElasticLoader:
             between_steps = micro_batch.last
 
     def _begin(self) -> Iterator[Any]:
-        """Iterate over the rest of the epoch; the stream's seed may have changed at the join."""
+        """Return an iterator over the rest of the epoch; a join may have changed the seed."""
         if self._reader is not None:
             self._reader.follow(self._training.stream)
         return iter(self._loader)
 
     def __len__(self) -> int:
-        """Return the batches of the running epoch, done and remaining, as currently planned.
+        """Return the number of batches of the running epoch, done and remaining, as now planned.
 
-        Before the first epoch: the batches of an epoch at the batch size that the script's rate is
-        meant for, which schedules count in.
+        Outside of an epoch, return the number of batches in an epoch at the batch size for which
+        the script's rate is meant, which is also the unit of schedules.
         """
         return len(self._sampler)
 
 
 def loader_options(loader: DataLoader[Any], device: torch.device) -> dict[str, Any]:
-    """Return options of `ScalingAgent.load` that produce the batches of `loader`."""
+    """Return options with which `ScalingAgent.load` produces the batches of `loader`.
+
+    Raises:
+        UsageError: if `loader` has its own sampler or batch sampler.
+    """
     if loader.batch_size is None:
         problem = "the training loader has its own batch sampler, or none"
         hint = "use DataLoader(data, batch_size=..., shuffle=True)"

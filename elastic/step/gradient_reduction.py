@@ -1,10 +1,8 @@
 """Reduction of one step: gradients and control words, summed over the group.
 
-Flat bucket of a step's gradients, reduced over the group inside `backward()`.
-
-After `loss.backward()` every parameter's gradient is that of the global batch, so the script needs
-no changes. DistributedDataParallel is not used, because it cannot change its group (see the
-README).
+The gradients of a step are packed into one flat bucket, which is reduced inside `backward()`. After
+`loss.backward()` every parameter has the gradient of the global batch, so the script needs no
+changes. DistributedDataParallel is not used, because it cannot change its group (see the README).
 """
 
 from __future__ import annotations
@@ -45,23 +43,23 @@ class Reducer:
     """Collector of the gradients of some parameters in one bucket."""
 
     def __init__(self, parameters: Iterable[nn.Parameter], finished: Callable[[], None]) -> None:
-        """Hook the parameters; `finished` is called after an outermost pass that reached any."""
+        """Hook `parameters`; call `finished` after each outermost pass that reached one of them."""
         self.parameters = [p for p in parameters if p.requires_grad]
         self._scalars = sum(p.numel() for p in self.parameters)
         self._finished = finished
         self._fired = [False] * len(self.parameters)
         self._any = False
-        self._prior: dict[int, torch.Tensor] = {}  # gradients that the script had kept
-        self._kept: dict[int, torch.Tensor] = {}  # sums over the passes of one step, by place
+        self._prior: dict[int, torch.Tensor] = {}  # gradients that the script kept, by index
+        self._kept: dict[int, torch.Tensor] = {}  # sums over the step's passes, by place
         self._flat: torch.Tensor | None = None
         self._views: list[torch.Tensor] = []
-        self._used_before: dict[int, list[bool]] = {}  # in earlier passes, by place
+        self._used_before: dict[int, list[bool]] = {}  # used in earlier passes, by place
         self.active = False  # False in a group of one with a single pass
         self.watch_kept = False  # look for nonzero gradients that the script kept
         self.found_kept = False
         self._check_sparse = True  # look for sparse gradients
-        self.losses: list[torch.Tensor] = []  # of this step, as `backward` saw them
-        self.check_loss: Callable[[torch.Tensor], None] | None = None  # called before their pass
+        self.losses: list[torch.Tensor] = []  # losses of this step on which backward() ran
+        self.check_loss: Callable[[torch.Tensor], None] | None = None  # called before a pass
         for index, parameter in enumerate(self.parameters):
             parameter.register_hook(self._before(index))  # type: ignore[no-untyped-call]
             parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
@@ -70,7 +68,7 @@ class Reducer:
         listen(self)
 
     def close(self) -> None:
-        """Stop collecting."""
+        """Stop collecting gradients."""
         self.active = False
         unlisten(self)
 
@@ -85,7 +83,7 @@ class Reducer:
         return before
 
     def _set_aside(self, index: int) -> None:
-        """Set aside the gradient that the script had kept: it is not part of this step's."""
+        """Set aside a gradient that the script kept, because it is not part of this step."""
         parameter = self.parameters[index]
         kept = parameter.grad
         if kept is not None:
@@ -113,24 +111,24 @@ class Reducer:
             self._finished()
 
     def stop_watching(self) -> bool:
-        """Return whether kept gradients were found since `watch_kept` was set."""
+        """Stop `watch_kept`; return True if kept gradients were found since it was set."""
         found, self.found_kept, self.watch_kept = self.found_kept, False, False
         return found
 
     def is_sparse(self) -> bool:
-        """Return whether a gradient is sparse; checks once."""
+        """Return whether a gradient is sparse; only the first call checks."""
         check, self._check_sparse = self._check_sparse, False
         grads = [parameter.grad for parameter in self.parameters] if check else []
         return any(grad is not None and grad.layout is not torch.strided for grad in grads)
 
-    # --- what a step's reduction does with it
+    # --- calls of a step's reduction
 
     def accumulate(self, weight: float, place: int = 0) -> torch.Tensor:
-        """Add this pass's gradients to the step's, and leave zeros for the optimizer.
+        """Add this pass's gradients to the step's sum, and leave zeros for the optimizer.
 
-        `weight` is the pass's samples over the global batch. Gradients of the same `place` are
-        added up. Returns shape (scalars,), valid until the next pass: this pass's gradients times
-        `weight`.
+        `weight` is the pass's number of samples divided by the global batch. Only gradients of the
+        same `place` are added up. Returns this pass's gradients times `weight`, shape (scalars,),
+        valid until the next pass.
         """
         flat = self._filled(weight)
         self._kept[place] = self._kept[place].add_(flat) if place in self._kept else flat.clone()
@@ -146,7 +144,7 @@ class Reducer:
 
     @property
     def has_kept(self) -> bool:
-        """True if accumulated gradients were not packed yet."""
+        """True if some accumulated gradients are not packed yet."""
         return bool(self._kept)
 
     def pack(
@@ -154,11 +152,15 @@ class Reducer:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the bucket with the step's gradients times `weight`, and a view of its tail.
 
-        The bucket has shape (scalars + extra + parameters,); the tail is the last `extra +
-        parameters` numbers. `weight` is the pass's samples over the global batch; 0 excludes its
-        gradients. Gradients accumulated at the same `place` are added. `counts` says whether the
-        pass belongs to the step even with weight 0: its zeros are gradients then. None: if the
-        weight is not 0.
+        Gradients that were accumulated at the same `place` are added.
+
+        Args:
+            weight: the pass's number of samples divided by the global batch; 0 excludes the
+                gradients of the pass.
+            extra: numbers between gradients and flags. The bucket has shape (scalars + extra +
+                parameters,); the tail is its last `extra + parameters` numbers.
+            counts: True if the pass belongs to the step even with weight 0; its zeros are gradients
+                then. None: True if the weight is not 0.
         """
         flat = self._filled(weight, extra)
         kept = self._kept.pop(place, None)
@@ -173,14 +175,14 @@ class Reducer:
         return flat, flat[end:]
 
     def pack_nothing(self, extra: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return a bucket and tail of zeros, separate from the gradients, shaped as by `pack`."""
+        """Return a new bucket of zeros with the shape of `pack`, and its tail."""
         flat = torch.zeros_like(self._allocated(extra))
         return flat, flat[self._scalars :]
 
     def unpack(self, used: Sequence[bool], scale: float = 1.0) -> None:
-        """Give each used parameter its part of the reduced bucket, times `scale`.
+        """Set each used parameter's gradient to its part of the reduced bucket, times `scale`.
 
-        `used`, shape (parameters,), is True if some rank has a gradient for the parameter.
+        `used`, shape (parameters,), is True where some rank has a gradient for the parameter.
         """
         if scale != 1.0 and self._flat is not None:
             self._flat[: self._scalars].mul_(scale)
@@ -196,7 +198,7 @@ class Reducer:
         self._clear()
 
     def discard(self) -> None:
-        """Discard this step's gradients; an abandoned operation keeps its bucket."""
+        """Discard this step's gradients and the bucket: an abandoned operation may write to it."""
         self._kept, self._flat, self._views = {}, None, []
         self._used_before = {}
         self._empty_grads()
@@ -206,7 +208,7 @@ class Reducer:
         self._fired = [False] * len(self.parameters)
 
     def _empty_grads(self) -> None:
-        """Set gradients to zeros, not None, which a gradient scaler needs; the step is skipped."""
+        """Set gradients to zeros, not None: a gradient scaler needs them in a skipped step."""
         for index, parameter in enumerate(self.parameters):
             if index in self._prior:
                 parameter.grad = self._prior[index]
@@ -219,7 +221,7 @@ class Reducer:
         sources, targets = [], []
         for index, parameter in enumerate(self.parameters):
             if not self._fired[index]:
-                self._set_aside(index)  # before its place in the bucket is overwritten
+                self._set_aside(index)  # before the bucket's part for it is overwritten
             grad = parameter.grad
             if weight and self._fired[index] and grad is not None:
                 if grad.layout is not torch.strided:
@@ -253,24 +255,24 @@ FAULT_POINTS: Final = (("reduce", "reduced"), ("reduce.later", "reduced.later"))
 
 @dataclass(frozen=True, slots=True)
 class Contribution:
-    """Contribution of this worker to a reduction, beside its gradients."""
+    """Contribution of this worker to a reduction, in addition to its gradients."""
 
     micro_batch: MicroBatch  # last micro-batch of the step
     terms: ReductionTerms
-    has_full_state: bool  # include its checksum
+    has_full_state: bool  # if True, the checksum of the state is included
     skipped: bool = False  # the script skipped the batch
-    items: float | None = None  # that this pass's losses are means over, if stated
-    step_items: float = 0.0  # sum over all passes of the step
+    items: float | None = None  # items that this pass's losses are averaged over, if set
+    step_items: float = 0.0  # sum of `items` over all passes of the step
     place: int = 0  # number of the backward pass in its batch, from 0
 
     @property
     def counts(self) -> bool:
-        """True if it has samples of the step, whatever their weight."""
+        """True if this pass has samples and was not skipped, whatever the weight of the samples."""
         return self.micro_batch.count > 0 and not self.skipped
 
     @property
     def measures_noise(self) -> bool:
-        """True if its gradients can be used to estimate the noise scale."""
+        """True if the gradients can be used to estimate the noise scale."""
         return not self.skipped and _measures_noise(self.micro_batch, self.items, self.place)
 
     @property
@@ -280,9 +282,9 @@ class Contribution:
 
 
 def pass_weight(micro_batch: MicroBatch, items: float | None) -> float:
-    """Return the weight of a pass's gradients: `items`, or its samples over the global batch.
+    """Return the weight of a pass's gradients: `items`, or samples divided by the global batch.
 
-    With `items`, the sum is divided by all items after the reduction.
+    With `items`, the summed gradients are divided by the items of all workers after the reduction.
     """
     if items is None or not micro_batch.count:
         return micro_batch.weight
@@ -290,7 +292,7 @@ def pass_weight(micro_batch: MicroBatch, items: float | None) -> float:
 
 
 class StepReduction:
-    """Reduction of one worker's gradients and words with those of its peers."""
+    """Reduction of one worker's gradients and control words with those of its peers."""
 
     def __init__(
         self, reducer: Reducer, training: TrainingState, cancelled: threading.Event
@@ -298,16 +300,17 @@ class StepReduction:
         self._reducer = reducer
         self._training = training
         self._cancelled = cancelled
-        self._lap = (0.0, 0.0)  # time of the last reduction, seconds of a step without pauses
+        self._lap = (0.0, 0.0)  # time of the last reduction, last result of `_step_s`
         self._loss_sum: torch.Tensor | float | None = None  # sum over samples or items so far
         self._samples = 0  # samples of the step's earlier passes
 
     def accumulate(
         self, micro_batch: MicroBatch, items: float | None, place: int = 0, *, measures: bool
     ) -> None:
-        """Accumulate a pass that is not the step's last one.
+        """Accumulate a pass that is not the step's last pass.
 
-        `place` numbers the backward pass in its batch; `measures`: this worker measures noise.
+        `place` is the number of the backward pass in its batch, from 0. `measures` is True if this
+        worker measures the noise scale.
         """
         self._add_loss(micro_batch, items, place)
         if place == 0:
@@ -319,12 +322,12 @@ class StepReduction:
             self._training.noise.add_pass(gradients, micro_batch.count, micro_batch.total)
 
     def _add_loss(self, micro_batch: MicroBatch, items: float | None, place: int) -> None:
-        """Add the losses of a pass, means over samples or `items`; only of the first place."""
+        """Add the losses of a pass, which are means over samples or `items`; only for place 0."""
         loss = self._training.losses.pass_loss(self._reducer.losses)
         self._reducer.losses.clear()
         weight = micro_batch.count if items is None else items
         if loss is not None and micro_batch.count and place == 0:
-            total = loss * weight if weight else torch.zeros_like(loss)  # a mean of none is NaN
+            total = loss * weight if weight else torch.zeros_like(loss)  # a mean over 0 is NaN
             self._loss_sum = total if self._loss_sum is None else self._loss_sum + total
 
     def run(self, group: ProcessGroup, contribution: Contribution) -> AgreedWords:
@@ -332,7 +335,7 @@ class StepReduction:
 
         Raises:
             OutOfStepError: if the ranks are not in the same step.
-            UsageError: if some workers weigh their losses and others do not.
+            UsageError: if only some of the workers weigh their losses.
         """
         if not contribution.skipped:
             self._add_loss(contribution.micro_batch, contribution.items, contribution.place)
@@ -344,12 +347,12 @@ class StepReduction:
         bucket, tail = self._fill(contribution, loss_sum, seconds)
         gradients = bucket[: bucket.numel() - tail.numel()]
         micro_batch, noise = contribution.micro_batch, self._training.noise
-        if measured and micro_batch.first:  # else its earlier passes were measured
+        if measured and micro_batch.first:  # otherwise the earlier passes are measured
             noise.begin()
             noise.add_pass(gradients, micro_batch.count, micro_batch.total)
         step, points = micro_batch.step, FAULT_POINTS[contribution.place > 0]
         fault_points.reach(points[0], rank=group.rank, step=step, version=group.version)
-        began = time.monotonic()  # copying the words waited for the device
+        began = time.monotonic()  # the device is idle now: copying the words waited for it
         group.all_reduce(bucket, self._cancelled)
         self._training.recent_steps.add_reduction(time.monotonic() - began)
         self._training.usage.count_all_reduce(bucket.nbytes, group.size)
@@ -367,7 +370,7 @@ class StepReduction:
         return agreed
 
     def _step_s(self, now: float) -> float:
-        """Return the seconds since the last step, at most twice the previous result."""
+        """Return the seconds since the last reduction, at most twice the previous result."""
         then, before = self._lap
         took = now - then if then else 0.0
         self._lap = now, min(took, 2 * before) if before else took
@@ -436,7 +439,7 @@ class StepReduction:
 
 
 def _scale(contribution: Contribution, agreed: AgreedWords) -> float:
-    """Return the factor of the summed gradients of weighted losses."""
+    """Return the factor for the summed gradients of weighted losses."""
     if contribution.counts and contribution.items is None:
         problem = "agent.weight(n) was called for some batches of a step and not for others"
         raise UsageError(problem, "call it for every batch, before backward()")
@@ -445,5 +448,5 @@ def _scale(contribution: Contribution, agreed: AgreedWords) -> float:
 
 def _measures_noise(micro_batch: MicroBatch, items: float | None, place: int) -> bool:
     if items is not None or place:
-        return False  # weighted differently, or of another loss
+        return False  # other weights, or gradients of another loss
     return micro_batch.count > 0 and micro_batch.step % MEASURE_INTERVAL == 0

@@ -1,13 +1,13 @@
 """Steps of several optimizers: their backward passes, stale gradients, and rollback.
 
-Each backward pass of a batch is reduced separately, and an optimizer may step between two of them.
-So the group may break during a step that some optimizers have made already; the whole step is then
-rolled back from copies.
+Each backward pass of a batch is reduced separately, and an optimizer may step between two passes.
+So the group can break after some optimizers have stepped. The whole step is then rolled back from
+copies.
 
-With one optimizer, a batch without its step shows accumulation. Of several optimizers, one may step
-while another's gradients accumulate, so each parameter's gradient is followed from where it was
-empty. Gradients that are left over and cleared before use are harmless: a generator's backward pass
-leaves some in its critic.
+With one optimizer, a batch without an optimizer step shows that the script accumulates gradients.
+With several, one optimizer may step while gradients of another accumulate, so each gradient is
+tracked from the batch in which it started. Leftover gradients that are cleared before use are
+harmless: a generator's backward pass leaves some in its critic.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class GradientOrigins:
 
     def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
         self._batch = 0
-        self._fired: set[int] = set()  # in the current backward pass
-        self._origins: dict[int, int] = {}  # batch in which a gradient started, by id
-        self._stale: dict[int, torch.Tensor] = {}  # True: includes earlier batches, by id
+        self._fired: set[int] = set()  # parameters reached by the current backward pass, by id
+        self._origins: dict[int, int] = {}  # batch in which a gradient started, by parameter id
+        self._stale: dict[int, torch.Tensor] = {}  # True if it includes earlier batches, by id
         for parameter in parameters:
             parameter.register_hook(self._before(parameter))  # type: ignore[no-untyped-call]
 
@@ -45,7 +45,7 @@ class GradientOrigins:
         self._fired.clear()
 
     def backward_finished(self) -> None:
-        """Note the end of an outermost backward pass."""
+        """Record the end of an outermost backward pass."""
         self._fired.clear()
 
     def _before(self, parameter: nn.Parameter) -> Callable[[torch.Tensor], None]:
@@ -67,7 +67,7 @@ class GradientOrigins:
         return before
 
     def include_earlier(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Return whether gradients that `optimizer` will use are partly of earlier batches."""
+        """Return whether `optimizer` will use gradients that are partly from earlier batches."""
         doubtful = []
         for parameter in (p for group in optimizer.param_groups for p in group["params"]):
             key, grad = id(parameter), parameter.grad
@@ -83,8 +83,8 @@ class GradientOrigins:
 class StepUndo:
     """Rollback of a step whose group broke after an optimizer had stepped.
 
-    An optimizer's parameters and state are copied before its first step; buffers, schedulers and
-    scalers when the step starts.
+    Buffers, schedulers and scalers are copied when the step starts. The parameters and the state of
+    an optimizer are copied before the optimizer's first step.
     """
 
     def __init__(self, training: TrainingState) -> None:
@@ -92,29 +92,29 @@ class StepUndo:
         self._snapshot = training.snapshot()
         self._buffers = [buffer.clone() for buffer in training.tensors().buffers()]
         self._copies: list[_OptimizerCopy] = []  # ordered by their first steps
-        self.is_complete = True  # no optimizer stepped without a copy
+        self.is_complete = True  # False if an optimizer stepped without a copy
 
     def save_copy(self, optimizer: torch.optim.Optimizer) -> None:
-        """Copy an optimizer before its first step, because another reduction may follow."""
+        """Copy an optimizer before its first step, because another reduction can follow."""
         if all(known.optimizer is not optimizer for known in self._copies):
             self._copies.append(_OptimizerCopy.of(optimizer))
 
     def roll_back(self) -> None:
         """Restore the state before the step."""
-        for known in reversed(self._copies):  # a parameter may be in two optimizers
+        for known in reversed(self._copies):  # two optimizers may have the same parameter
             known.restore()
         self.restore_buffers()
         self._training.restore(self._snapshot)
 
     def restore_buffers(self) -> None:
-        """Restore buffers, which forward passes after a rollback may have changed."""
+        """Restore the buffers, because forward passes after a rollback can change them."""
         for buffer, saved in zip(self._training.tensors().buffers(), self._buffers, strict=True):
             buffer.copy_(saved)
 
 
 @dataclass(frozen=True, slots=True)
 class _OptimizerCopy:
-    """Parameters and state of one optimizer, each beside its copy."""
+    """Parameters and state of one optimizer, paired with their copies."""
 
     optimizer: torch.optim.Optimizer
     parameters: list[tuple[torch.Tensor, torch.Tensor]]
@@ -145,7 +145,7 @@ def _copied(value: Any) -> Any:
 
 
 def _restored(value: Any, saved: Any) -> Any:
-    """Return the same tensor with its former values; other values as they were."""
+    """Return the same tensor with the values of `saved`; return `saved` for other values."""
     if not isinstance(value, torch.Tensor):
         return saved
     value.detach().copy_(saved)
@@ -153,20 +153,20 @@ def _restored(value: Any, saved: Any) -> Any:
 
 
 class OptimizerTurns:
-    """Order of backward passes and optimizers in a step, and the rollback of the step."""
+    """Order of backward passes and optimizer steps in a step, and the rollback of the step."""
 
     def __init__(self, training: TrainingState, origins: GradientOrigins) -> None:
         self._training = training
         self._origins = origins
         self._passes = 0  # backward passes of the current batch
-        self._max_passes = 0  # most backward passes of a batch; 0: unknown yet
+        self._max_passes = 0  # maximum of backward passes in a batch; 0: not known yet
         self._stepped = False  # an optimizer stepped or skipped in the current batch
         self._undo: StepUndo | None = None
         self._broken = False  # the group broke during the current step
         self._before_rollback: dict[str, Any] | None = None  # snapshot before the rollback
 
     def begin(self, micro_batch: MicroBatch, *, may_break: bool) -> None:
-        """Prepare for `micro_batch`; `may_break`: there are peers, and full state to restore."""
+        """Prepare for `micro_batch`; `may_break` is True in a group, given the full state."""
         self._passes, self._stepped = 0, False
         if not micro_batch.first:
             return
@@ -175,7 +175,11 @@ class OptimizerTurns:
         self._origins.begin()
 
     def backward_finished(self, micro_batch: MicroBatch) -> int:
-        """Note an outermost backward pass; return its place in the batch, from 0."""
+        """Record an outermost backward pass; return its number in the batch, from 0.
+
+        Raises:
+            UsageError: if an optimizer stepped already and the batch takes several micro-batches.
+        """
         self._origins.backward_finished()
         if self._stepped and not (micro_batch.first and micro_batch.last):
             raise UsageError(
@@ -189,13 +193,14 @@ class OptimizerTurns:
         return self._passes - 1
 
     def note_step(self) -> None:
-        """Note that an optimizer steps, or skips its step."""
+        """Record that an optimizer steps, or skips its step."""
         self._stepped = True
 
     def save_copy(self, optimizer: torch.optim.Optimizer) -> None:
-        """Copy an optimizer that is about to step, if another reduction may follow.
+        """Copy an optimizer that is about to step, if another reduction can follow.
 
-        None follows after as many backward passes as an earlier batch had at most.
+        No reduction is expected once the batch had as many backward passes as the longest earlier
+        batch.
         """
         undo = self._undo
         if undo is None:
@@ -210,7 +215,7 @@ class OptimizerTurns:
         return self._origins.include_earlier(optimizer)
 
     def roll_back(self) -> bool:
-        """Roll the step back; True if the state before the step is restored."""
+        """Roll the step back; return True if the state before the step is restored."""
         undo, self._broken = self._undo, True
         if undo is None or not undo.is_complete:
             return False
@@ -222,21 +227,30 @@ class OptimizerTurns:
     def adopt(self) -> None:
         """Continue a step that the other workers finished, with their tensors.
 
-        The script's schedulers and scalers had started the step already, and will end it.
+        The script completes the step with its own schedulers and scalers, so these get back their
+        values from before the rollback.
         """
         if self._before_rollback is not None:
             self._training.restore(self._before_rollback)
             self._before_rollback = None
 
     def check_skipped(self, skipped: int, ranks: int) -> None:
-        """Check that all workers took the batch, or none."""
+        """Check that either all workers or none skipped the batch.
+
+        Raises:
+            UsageError: if only some workers skipped it.
+        """
         if 0 < skipped < ranks:
             problem = f"{skipped} of {ranks} workers skipped a batch, with several optimizers"
             hint = "call backward() and step in every batch; multiply the loss by 0 to skip one"
             raise UsageError(problem, hint)
 
     def conclude(self, micro_batch: MicroBatch, *, unused: bool) -> None:
-        """Conclude a batch; `unused` means that gradients of earlier passes were not reduced."""
+        """Conclude a batch; `unused` is True if gradients of earlier passes were not reduced.
+
+        Raises:
+            UsageError: if `unused` is True.
+        """
         if not self._broken:
             self._max_passes = max(self._max_passes, self._passes)
         if not micro_batch.last:

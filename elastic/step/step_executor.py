@@ -1,7 +1,7 @@
 """Execution of training steps in the worker's current group.
 
-The loader hands out a micro-batch (`begin`) and reports when the script has finished it (`finish`);
-between two steps the group may change. In between the hooks call `backward_finished`, where
+The loader calls `begin` before it yields a micro-batch, and `finish` when the script has processed
+it. Between two steps the group can change. During a step the hooks call `backward_finished`, where
 gradients are reduced, and `before_optimizer_step`, where parameters change. All of it runs on the
 training thread.
 """
@@ -51,37 +51,44 @@ class StepExecutor:
         self._records = records
         self._reducer: Reducer  # set with the next two by `set_reducer`
         self._reduction: StepReduction
-        self._turns: OptimizerTurns | None = None  # None: one optimizer
+        self._turns: OptimizerTurns | None = None  # None with a single optimizer
         self.carried: CarriedRows | None = None  # None: no carried state
-        self.micro_batch: MicroBatch | None = None  # that the script has and has not finished
+        self.micro_batch: MicroBatch | None = None  # the one that the script works on
         self._workers = membership.workers  # members when the micro-batch was handed out
-        self.outcome = StepOutcome.COMMITTED  # of the step under way
+        self.outcome = StepOutcome.COMMITTED  # outcome of the running step
         self._skip_steps = False
         self._reduced = False
-        self._items: float | None = None  # that the current batch's losses are means over
-        self._step_items: dict[int, float] = {}  # the same for the step's earlier passes, by place
-        self._pass_items: dict[int, float] = {}  # the same for the current pass, by place
-        self._passes = 0  # passes of the step under way, so far
+        self._items: float | None = None  # items that the current batch's losses are averaged over
+        self._step_items: dict[int, float] = {}  # items of the step's earlier passes, by place
+        self._pass_items: dict[int, float] = {}  # items of the current pass, by place
+        self._passes = 0  # passes of the running step so far
         self._stepped = True  # the optimizer stepped since the last backward pass
         self._undo: dict[str, Any] | None = None  # schedulers and scalers before a pass
-        self._checks_losses = True  # check losses, until the first batch of two samples
-        self.counts_steps = True  # schedulers count steps; False: epochs
-        self._sum_warned = False  # a loss ended in a sum
+        self._checks_losses = True  # False after the first batch of two samples was checked
+        self.counts_steps = True  # True if schedulers count steps, False if they count epochs
+        self._sum_warned = False  # the warning about a loss that ends in a sum is printed
         self._warned: set[str] = set()  # warnings already printed
 
     def set_reducer(
         self, reducer: Reducer, depth: int, turns: OptimizerTurns | None = None
     ) -> None:
-        """Set what is trained; `depth`: prefetched steps; `turns`: None with one optimizer."""
+        """Set the reducer, the number of prefetched steps (`depth`) and the optimizers' turns.
+
+        `turns` is None with one optimizer.
+        """
         self._reducer, self._turns = reducer, turns
         self._reduction = StepReduction(reducer, self._training, self.cancelled)
         self._membership.prefetched_steps = depth
 
     def check_trained(self) -> None:
-        """Check at the start of an epoch that the trained parameters are those that are reduced."""
+        """Check at the start of an epoch that exactly the trained parameters are reduced.
+
+        Raises:
+            UsageError: if the trained parameters have changed, in a group of several workers.
+        """
         trained = [id(p) for p in self._training.tensors().trained()]
         summed = [id(p) for p in self._reducer.parameters]
-        frozen = self._turns is not None and set(trained) <= set(summed)  # for another optimizer
+        frozen = self._turns is not None and set(trained) <= set(summed)  # another one steps
         if trained != summed and not frozen:
             problem = "the trained parameters changed after load()"
             self._refuse_in_group(problem, "freeze, unfreeze and add parameters in build_model")
@@ -90,7 +97,7 @@ class StepExecutor:
         """Check at the start of training that all tracked state can be transferred.
 
         Raises:
-            UsageError: if it cannot, unless this worker always trains alone.
+            UsageError: if some cannot be transferred. A worker that always trains alone only warns.
         """
         try:
             self._training.check_metadata()
@@ -129,10 +136,10 @@ class StepExecutor:
             self._undo = self._training.snapshot()  # the script steps its schedulers in every pass
 
     def finish(self, micro_batch: MicroBatch) -> bool:
-        """Conclude `micro_batch`; True if the script should continue.
+        """Conclude `micro_batch`; return True if the script should continue.
 
-        False if the epoch is over: the script reported it, the group is in another epoch by now, or
-        the job has all its samples.
+        Returns False if the epoch is over: the script reported it, the group is already in another
+        epoch, or the job has all its samples.
         """
         outcome = self._conclude(micro_batch)
         training = self._training
@@ -168,11 +175,10 @@ class StepExecutor:
         return outcome
 
     def _contribute_nothing(self, micro_batch: MicroBatch) -> None:
-        """Take part in the reduction of a batch that the script skipped, for which the peers wait.
+        """Join the reduction of a batch that the script skipped, because the peers wait for it.
 
-        The agreed gradients are then applied here too, because the script skipped the optimizer's
-        step. The state is broadcast afterwards, because the script's clipping and scaling was
-        skipped, too.
+        The agreed gradients are then applied here, because the script skipped its optimizer step.
+        The state is broadcast afterwards, because the script also skipped its clipping and scaling.
         """
         reducer = self._reducer
         reducer.active = True
@@ -188,7 +194,7 @@ class StepExecutor:
             optimizer.zero_grad()
 
     def set_items(self, items: float) -> None:
-        """Set what the current batch's losses are means over: `items` instead of samples.
+        """Set how many `items` the losses of the current batch are averaged over.
 
         Raises:
             UsageError: outside of the loop over the loader, or if `items` is below 0.
@@ -204,7 +210,7 @@ class StepExecutor:
     # --- the hooks
 
     def backward_finished(self) -> None:
-        """Reduce or accumulate gradients after an outermost backward pass over the model."""
+        """Reduce or accumulate the gradients after an outermost backward pass over the model."""
         micro_batch = self.micro_batch
         if micro_batch is None:
             return
@@ -230,17 +236,17 @@ class StepExecutor:
         return self._skip_steps
 
     def schedule_steps(self) -> int:
-        """Return how many steps a scheduler takes; in the loop, by the samples of the batch."""
+        """Return how many steps a scheduler makes now; in the loop the batch's samples decide."""
         micro_batch = self.micro_batch
         if micro_batch is None or not micro_batch.last or not self.counts_steps:
-            return 1  # counts epochs, or is undone after the pass
+            return 1  # the scheduler counts epochs, or its step is undone after the pass
         return self._training.schedule_steps(micro_batch.cursor_before, micro_batch.cursor_after)
 
     def refuse(self, problem: str, remedy: str) -> None:
-        """Raise for something in the loop that a group cannot do exactly.
+        """Refuse something in the loop that a group cannot do exactly.
 
         Raises:
-            UsageError: unless this worker always trains alone, which warns once.
+            UsageError: if a cluster started this worker. A worker that always trains alone warns.
         """
         if self.micro_batch is None:
             return
@@ -260,10 +266,10 @@ class StepExecutor:
             sys.stderr.write(f"[ones] {context} refuses this: {problem}; {remedy}\n")
 
     def _check_loss(self, loss: torch.Tensor) -> None:
-        """Refuse losses that are sums: they weigh a worker's samples more, the more it has.
+        """Refuse losses that are sums, because they give workers with more samples a higher weight.
 
-        Checked in the first batch of two samples or more: of one sample, a sum is a mean. Uncertain
-        cases are logged.
+        Only the first batch of at least two samples is checked, because a sum over one sample is a
+        mean. Uncertain cases are logged.
         """
         micro_batch = self.micro_batch
         if micro_batch is None:
@@ -279,7 +285,7 @@ class StepExecutor:
             self._sum_warned = True
 
     def _refuse_accumulation(self) -> None:
-        """Refuse gradients of earlier batches, which joining or recovering workers cannot have."""
+        """Refuse gradients of earlier batches, because joining or recovering workers lack them."""
         self._stepped = False
         if self._reducer.watch_kept and self._reducer.stop_watching():
             self.refuse(
@@ -289,7 +295,7 @@ class StepExecutor:
             )
 
     def before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> float:
-        """Wait until parameters may change; return the factor of the learning rates.
+        """Wait until parameters may change; return the factor for the learning rates.
 
         Raises:
             UsageError: if one of several optimizers uses gradients of earlier batches.
@@ -311,7 +317,7 @@ class StepExecutor:
     def _reduce(self, micro_batch: MicroBatch, place: int, *, skipped: bool = False) -> None:
         membership = self._membership
         self._reduced = True
-        terms = ReductionTerms(ready=False, compare_checksums=False)  # of a later reduction
+        terms = ReductionTerms(ready=False, compare_checksums=False)  # for later reductions
         if place == 0:
             terms = self._transitions.before_reduction(micro_batch.step)
         contribution = Contribution(
@@ -342,7 +348,7 @@ class StepExecutor:
             self._recover(micro_batch, error)
 
     def _recover(self, micro_batch: MicroBatch, error: Exception) -> None:
-        """Recover after the group broke in the step of `micro_batch`; adopt or drop the step."""
+        """Recover from a broken group; adopt the step if peers finished it, else drop it."""
         self._skip_steps = True
         recovered = self._transitions.recover(error, self._roll_back)
         if micro_batch.step <= recovered.step:
@@ -354,14 +360,14 @@ class StepExecutor:
             self._undo = self._training.snapshot()
 
     def _roll_back(self) -> None:
-        """Restore the state of the last finished step, or note that this worker's is incomplete."""
+        """Restore the state of the last finished step, or set `has_full_state` to False."""
         if self._turns is not None and not self._turns.roll_back():
             self._membership.has_full_state = False
 
     # --- the end of an epoch
 
     def end_epoch(self, summary: bytes) -> bytes:
-        """Return rank 0's summary of the epoch on every rank, whatever is lost meanwhile."""
+        """Return rank 0's summary of the epoch on every rank, even if members are lost."""
         membership = self._membership
         while True:
             self._transitions.check_left()
@@ -376,13 +382,13 @@ class StepExecutor:
             else:
                 fault_points.reach("agreed", rank=membership.rank, version=membership.version)
                 self._records.write()
-                if membership.rank == 0:  # its checkpoint may soon be the only state
+                if membership.rank == 0:  # rank 0's checkpoint may soon be the only state
                     self._records.write_last_step(membership.own_id)
                 return first
 
 
 class StepView:
-    """Read-only view of the step under way, for the training loop of a framework."""
+    """Read-only view of the running step, for the training loop of a framework."""
 
     def __init__(
         self, training: TrainingState, membership: Membership, executor: StepExecutor
@@ -403,7 +409,7 @@ class StepView:
 
     @property
     def has_state(self) -> bool:
-        """True if this worker has the full state after this step; a newcomer needs some steps."""
+        """True if this worker has the full state after this step. Newcomers need several steps."""
         transfer = self._training.transfer
         if self._membership.has_full_state:
             return True
@@ -412,9 +418,9 @@ class StepView:
     def gather(self, data: bytes) -> list[bytes]:
         """Return the `data` of all workers in the current batch, by rank; all ranks must call it.
 
-        Workers whose batch counts no samples contribute nothing. Outside of the loop over the
-        loader the list is empty. If a member is lost meanwhile, the list holds only this worker's
-        `data`: the step is repeated, or ends without the member. `data` must not be empty.
+        Workers whose batch has no samples contribute nothing. The list is empty outside of the loop
+        over the loader. If a member is lost meanwhile, the list has only this worker's `data`: the
+        step is repeated, or ends without the member. `data` must not be empty.
         """
         batch, group = self.batch, self._membership.group
         if batch is None:
@@ -425,39 +431,39 @@ class StepView:
                 group.broadcast_bytes(own, self._executor.cancelled, rank)
                 for rank in range(group.size)
             ]
-        except (BrokenGroupError, CancelledError):  # the next reduction raises it too, and recovers
+        except (BrokenGroupError, CancelledError):  # the next reduction fails too and recovers
             found = [data]
         return [part for part in found if part]
 
     @property
     def loss(self) -> torch.Tensor | float | None:
-        """Loss of the step under way over all workers, once reduced; a tensor has one element.
+        """Loss of the running step over all workers, once reduced; a tensor has one element.
 
-        It is the mean over the samples of the global batch, or over the items stated with
-        `agent.weight`.
+        It is the mean over the samples of the global batch, or over the items that the script
+        passed to `agent.weight`.
         """
         return self._training.losses.last
 
     @property
     def rate_factor(self) -> float:
-        """Factor of the first optimizer's learning rates in the step under way."""
+        """Factor for the first optimizer's learning rates in the running step."""
         return self._training.lr_state.at(self._training.position.step + 1)
 
     @property
     def epochs_done(self) -> float:
-        """Finished epochs of the job, fractional, including the step under way."""
+        """Number of finished epochs of the job, as a fraction that includes the running step."""
         position, batch = self._training.position, self.batch
         cursor = batch.cursor_after if batch is not None else position.cursor
         return position.epoch - 1 + cursor / max(1, self._training.stream.size)
 
     @property
     def stop_rule(self) -> StopRule | None:
-        """Stop rule of the job; without a cluster None until `epochs` starts."""
+        """Stop rule of the job. Without a cluster the rule is None until `epochs` starts."""
         return self._training.stop_rule
 
     @property
     def schedule_batch(self) -> int:
-        """Samples of one step as schedulers count steps."""
+        """Samples per step of the schedulers."""
         return self._training.schedule_batch
 
     @property
@@ -469,7 +475,7 @@ class StepView:
 
     @property
     def ends_epoch(self) -> bool:
-        """True if the current batch is the last of the epoch or of the job."""
+        """True if the current batch is the last batch of the epoch or of the job."""
         batch, position = self.batch, self._training.position
         if batch is None or not batch.last:
             return False
@@ -483,11 +489,11 @@ class StepView:
 
     @contextlib.contextmanager
     def counting_steps(self, counts: bool) -> Iterator[None]:  # noqa: FBT001
-        """Within the context, let a scheduler's step count as the samples of one training step.
+        """Let schedulers that step in this context count training steps or epochs.
 
         Args:
-            counts: True: schedulers that step meanwhile count training steps; False: they count
-                epochs.
+            counts: if True, a scheduler steps once per `schedule_batch` samples. If False, a
+                scheduler counts epochs and steps once.
         """
         self._executor.counts_steps = counts
         try:
@@ -497,14 +503,14 @@ class StepView:
 
     @property
     def epoch_is_open(self) -> bool:
-        """True if an epoch has started and was not reported yet."""
+        """True if an epoch has started and is not reported yet."""
         return self._training.epoch_open
 
     def planned_steps(self, rule: StopRule) -> int | None:
-        """Return the steps of the whole job with the batch that schedules count in.
+        """Return the number of steps of the whole job, in steps of `schedule_batch` samples.
 
         Returns:
-            None if neither epochs nor samples end the job.
+            None if neither a number of epochs nor of samples ends the job.
         """
         stream, base = self._training.stream, self._training.schedule_batch
         whole = stream.steps(stream.size, base)
@@ -517,7 +523,10 @@ class StepView:
         return min(ends, default=None)
 
     def remaining_steps(self) -> int | None:
-        """Return the steps after the one under way at the current batch size; None if unknown."""
+        """Return the number of steps after the running one, at the current batch size.
+
+        Returns None if the stop rule sets neither epochs nor samples.
+        """
         rule, stream, position = self.stop_rule, self._training.stream, self._training.position
         if rule is None or (rule.epochs is None and rule.samples is None):
             return None

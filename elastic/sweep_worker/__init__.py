@@ -1,4 +1,4 @@
-"""Model hopping (Cerebro): units of training whose state travels while data stay in place."""
+"""Model hopping (Cerebro): units of training whose state moves between nodes; data do not."""
 
 from elastic.sweep_worker.unit import Unit
 from elastic.sweep_worker.unit_runner import Trained

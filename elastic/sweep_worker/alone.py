@@ -1,4 +1,4 @@
-"""Units without a cluster: a trial run of one with measurements, and the replay of a trial.
+"""Units without a cluster: a trial run of one unit with measurements, and the replay of a trial.
 
 Run as `python -P -m elastic.sweep_worker.alone TASK`; a task with `visits` is a replay.
 """
@@ -19,19 +19,19 @@ from elastic.sweep_worker.unit_runner import UnitRunner
 from elastic.training_errors import ElasticError, UsageError
 
 USAGE: Final = 2
-LONG_UNIT_S: Final = 60.0  # a longer unit is not repeated for a better estimate
+LONG_UNIT_S: Final = 60.0  # only a shorter unit is run again for a better estimate
 
 
 def try_unit(task: dict[str, Any]) -> dict[str, Any]:
-    """Train the first unit of a configuration, and evaluate it.
+    """Train the first unit of a configuration, and evaluate the result.
 
-    `task` has `functions` (paths by field), `partitions`, `seed`, `values` and `metric`.
+    `task` has `functions` (import paths by field), `partitions`, `seed`, `values` and `metric`.
 
     Returns:
         `seconds` of user code, `input_s`, `eval_s`, `state_bytes`, `samples`, and `metrics`.
 
     Raises:
-        ElasticError: if a function fails, or does not return the metric of the search.
+        ElasticError: if a function fails, or no function returns the metric of the search.
     """
     functions = import_functions(task["functions"])
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -43,7 +43,7 @@ def try_unit(task: dict[str, Any]) -> dict[str, Any]:
     state = runner.begin("0", task["values"], task["seed"])
     first = runner.run(unit, state)
     seconds = time.perf_counter() - staged
-    if seconds < LONG_UNIT_S:  # in a long unit, costs before the first step matter little
+    if seconds < LONG_UNIT_S:  # in a long unit, the costs before the first step are small
         begin = time.perf_counter()
         runner.run(unit, state)
         seconds = time.perf_counter() - begin
@@ -71,11 +71,12 @@ def try_unit(task: dict[str, Any]) -> dict[str, Any]:
 def replay(task: dict[str, Any]) -> dict[str, Any]:
     """Train a trial again, over the same partitions in the same order, and compare digests.
 
-    `task` has `functions` (paths by field), `partitions`, `seed`, `model` (a file, or None), and
-    `visits`: `config`, `values`, `epoch`, `partition`, `version` and `digest` of each.
+    `task` has `functions` (import paths by field), `partitions`, `seed`, `model` (output file or
+    None) and `visits`, each with `config`, `values`, `epoch`, `partition`, `version` and `digest`.
 
     Returns:
-        `equal`; `first_difference`: the first visit with another state, or None; `units`.
+        `equal`, True if all digests are equal; `first_difference`, the first visit whose state
+        differs, or None; `units`, the number of visits.
 
     Raises:
         ElasticError: if a function fails.
@@ -104,7 +105,7 @@ def replay(task: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Run the task; on errors print one line and exit with 1."""
+    """Run the task and print its result as JSON. On an error, print one line and exit with 1."""
     if len(sys.argv) != USAGE:
         sys.stderr.write("usage: python -P -m elastic.sweep_worker.alone TASK\n")
         sys.exit(USAGE)

@@ -1,19 +1,19 @@
 """Worker of a sweep: trains one unit (a trial's pass over a partition) after the other.
 
-The main thread trains. Other threads connect to the agent, serve states, and fetch the next one.
+The main thread trains. Other threads connect to the agent, serve states, and fetch the next state.
 
-A sweep worker replies to the orders of its job's group at once, whatever unit runs. Its workers
-share nothing and never connect, so each is a member as soon as it receives the order. The replies
-are decided without thread, clock or socket:
+A sweep worker replies to the orders of its job's group at once, even while a unit runs. Workers of
+a sweep share nothing and never connect to each other, so each is a member as soon as it receives
+the order. The replies are decided without thread, clock or socket:
 
     order                      stage     reply
     JOIN (to rank 0)           PREPARE   StoreOpened: the others could connect
     START, JOIN, RECOVER       SWITCH    GroupFormed if it is a member; else it leaves
-    RECOVER                    PREPARE   Quiesced: no operation of the group is ever under way
+    RECOVER                    PREPARE   Quiesced: no operation of the group ever runs
     SUSPEND                    SWITCH    Suspended, from rank 0; all leave
     any                        SETTLED   a member of the settled group stays
 
-A worker leaves after its current unit.
+A worker that leaves finishes its current unit first.
 """
 
 from __future__ import annotations
@@ -70,12 +70,12 @@ from schemas.wire.agent import (
 from schemas.wire.sweeps import UnitOrder, UnitTask
 from schemas.wire.worker import Assignment, GroupOrder, SlotGranted, ToWorker
 
-MAX_REASON_CHARACTERS: Final = 2000  # limit of a report
+MAX_REASON_CHARACTERS: Final = 2000  # limit of the reason in a report
 TRIAL, STATE, DATA, DISK = "trial", "state", "data", "disk"  # causes of a failure
 
 
 def fault_of(error: Exception) -> tuple[str, str]:
-    """Return the cause of a failed unit and a one-line reason; unknown errors blame the trial."""
+    """Return the cause of a failed unit and a one-line reason. The default cause is the trial."""
     match error:
         case StateLostError() | StateFramesError():
             fault = STATE
@@ -106,24 +106,24 @@ Reply = tuple[type[ScriptReport], dict[str, Any]]  # type and fields of a report
 
 
 class SweepWorkerOrders:
-    """Latest order of the group, and the waiting unit."""
+    """State machine for group orders and units: the latest order and the waiting unit."""
 
     def __init__(self, own_id: WorkerId, start_version: Version, rank: Rank) -> None:
         self._own_id = own_id
         self._start_version = start_version
         self._latest = (0, 0)  # version, stage
-        self._attempt = 0  # latest accepted
+        self._attempt = 0  # latest accepted attempt
         self._waiting: UnitOrder | None = None
-        self.port = 0  # reported as the store's port
+        self.port = 0  # port that is reported as the port of the group's store
         self.samples_done = 0
         self.rank = rank
-        self.size = 1  # of the current group
+        self.size = 1  # number of members of the current group
         self.batch = 1  # global batch of the current group
         self.group = Version(0)  # version of the current group; 0: none yet
         self.leaving = False
 
     def receive(self, order: GroupOrder) -> tuple[Reply, ...]:
-        """Process an order and return the replies; an order that is not newer changes nothing."""
+        """Process an order and return the replies; an order that is not newer has none."""
         if (order.version, order.stage) <= self._latest:
             return ()
         self._latest = (order.version, order.stage)
@@ -161,14 +161,14 @@ class SweepWorkerOrders:
         return ()
 
     def assign(self, unit: UnitOrder) -> bool:
-        """Accept a unit; True if it is new. Each attempt is made once."""
+        """Accept a unit if its attempt is new, and return whether it is; no attempt runs twice."""
         if unit.worker != self._own_id or unit.attempt <= self._attempt:
             return False
         self._attempt, self._waiting = unit.attempt, unit
         return True
 
     def pop(self) -> UnitOrder | None:
-        """Remove and return the waiting unit, to run it now."""
+        """Remove and return the waiting unit, which the caller runs now."""
         unit, self._waiting = self._waiting, None
         return unit
 
@@ -178,7 +178,7 @@ DATA_FOLDER: Final = "data"  # folder of staged data below the states
 
 
 def run_sweep_worker(assignment: Assignment, folder: Path, sweep: SweepSpec) -> None:
-    """Run a worker of a sweep until it is in no group any more."""
+    """Run a worker of a sweep until it is no longer a member of any group."""
     worker = SweepWorker(assignment, folder, sweep)
     try:
         worker.run()
@@ -219,7 +219,7 @@ class SweepWorker:
         self._runner = UnitRunner(functions, self._sweep.partitions, device, staged)
         self._connection.report(
             WorkerReady,
-            epoch_samples=1,  # unknown yet
+            epoch_samples=1,  # placeholder: the number is not known yet
             resumed_epoch=0,
             parameters=0,
             store_port=self._orders.port,
@@ -263,7 +263,7 @@ class SweepWorker:
     # --- attempts at units
 
     def _make_attempt(self, order: UnitOrder) -> None:
-        """Train a unit and report the result; after a failure the worker continues."""
+        """Train a unit and report the result; the worker continues after a failure."""
         try:
             self._run_attempt(order)
         except Exception as error:  # noqa: BLE001 - the worker continues after any error
@@ -273,7 +273,7 @@ class SweepWorker:
                 traceback.print_exception(error.__cause__)
         else:
             return
-        gc.collect()  # an error's frames hold tensors
+        gc.collect()  # frees tensors that the error's stack frames refer to
         if self._runner.device.type != "cpu":
             torch.accelerator.empty_cache()
         self._connection.report(UnitFailed, attempt=order.attempt, reason=why, fault=fault)
@@ -312,7 +312,7 @@ class SweepWorker:
         return self._store.get(order.state, order.sources)
 
     def _train(self, order: UnitOrder, state: FoundState | None) -> UnitResult | None:
-        """Run the user's functions; None if the state turned out to be damaged."""
+        """Run the user's functions on `state`; return None if the state is damaged."""
         seed, name = self._sweep.search.seed, str(order.trial)
         unit = Unit(
             config=name,
@@ -352,7 +352,10 @@ class SweepWorker:
                     self._changed.notify_all()
 
     def _steps(self) -> StepsReported | None:
-        """Return telemetry, on rank 0 for all: a group is as fast as the sum of its workers."""
+        """Return telemetry of the whole group from rank 0; other ranks return None.
+
+        The group's speed is this worker's speed times the number of workers.
+        """
         orders, speed = self._orders, self._speed.samples_per_s()
         if orders.rank or not orders.group or speed is None:
             return None
@@ -374,7 +377,7 @@ class SweepWorker:
 
 
 def _warm_up(device: torch.device) -> None:
-    """Run a first backward pass and optimizer step, which are slow, before this worker is ready."""
+    """Run a backward pass and an optimizer step, because the first ones in a process are slow."""
     use_device(device)
     warm_up(device)
     weight = torch.nn.Parameter(torch.ones(8, device=device))

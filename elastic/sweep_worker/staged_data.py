@@ -1,4 +1,4 @@
-"""Data of a partition, read once per node into a file that all of its workers map.
+"""Data of a partition, which one worker reads into a file that all workers of the node map.
 
 The result of `input_fn` is staged if it consists of tensors, arrays, numbers, texts, and tuples,
 lists, mappings and `TensorDataset`s of them. Otherwise each process reads its own data.
@@ -26,14 +26,14 @@ from torch.utils.data import DataLoader, TensorDataset
 from elastic.training_errors import ElasticError
 
 MAGIC: Final = b"ONESdt\x00\x01"
-PREFIX: Final = struct.Struct(">8sQ")  # magic, bytes of the header that follows
+PREFIX: Final = struct.Struct(">8sQ")  # magic, size in bytes of the header that follows
 ALIGNED: Final = 64  # alignment of tensors, bytes
 _PLAIN_TYPES: Final = (type(None), bool, int, float, str, bytes)
 _NUMBERS: Final = "biufc"  # kinds of numpy types that can be mapped
 
 
 class DataDiffersError(ElasticError):
-    """`input_fn` returned another number of samples than before on this node."""
+    """`input_fn` returned a different number of samples than in an earlier call on this node."""
 
     def __init__(self, part: str, found: int, staged: int) -> None:
         super().__init__(
@@ -45,13 +45,13 @@ class DataDiffersError(ElasticError):
 
 class _Header(msgspec.Struct, array_like=True):
     content: Any
-    blocks: list[tuple[int, int]]  # by tensor: offset behind the header, size in bytes
+    blocks: list[tuple[int, int]]  # per tensor: offset after the header, size; both in bytes
     samples: int
 
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    owner: object  # keeps the content alive
+    owner: object  # object whose memory `content` refers to
     content: memoryview | bytes
 
     def __len__(self) -> int:
@@ -63,18 +63,18 @@ class _NotStagedError(Exception):
 
 
 class StagedData:
-    """Staged data of one job on one node; `folder` is created when data are staged."""
+    """Staged data of one job on one node. `folder` is created when it is first used."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def get(self, partition: int | None, read: Callable[[], Any]) -> Any:
-        """Return the data of a partition (from 0; None: the evaluation's), as this node has them.
+        """Return the data of a partition (from 0), or the evaluation data for None.
 
-        One worker of the node calls `read` at a time; the others then map its result.
+        Only one worker of the node calls `read` at a time. The other workers then map the result.
 
         Raises:
-            DataDiffersError: if the number of samples differs from before.
+            DataDiffersError: if the number of samples differs from an earlier call.
             OSError: if the folder cannot be used.
         """
         name = "evaluation" if partition is None else f"partition-{partition}"
@@ -94,7 +94,7 @@ class StagedData:
 
     @staticmethod
     def _stage(path: Path, found: Any) -> Any:
-        """Stage the data and return the mapped copy, so that all workers compute alike."""
+        """Stage the data and return the mapped copy, so that all workers compute the same."""
         try:
             _write(path, *_encode_data(found, count_samples(found)))
         except OSError as error:
@@ -106,10 +106,10 @@ class StagedData:
 
 
 def count_samples(data: Any) -> int:
-    """Return how many samples a user's data have, at least 1.
+    """Return the number of samples in a user's data, at least 1.
 
-    Tuples and mappings are columns, whose first one is counted; lists are samples; a loader has
-    those of its dataset. Data without a length count as one.
+    The items of a tuple or mapping are columns, and the first column is counted. The items of a
+    list are samples. For a loader, its dataset is counted. Data without a length are one sample.
     """
     if isinstance(data, Mapping) and data:
         return count_samples(next(iter(data.values())))
@@ -122,12 +122,12 @@ def count_samples(data: Any) -> int:
         return 1
 
 
-_NOT_STAGED: Final = object()  # placeholder: each process reads its own data
+_NOT_STAGED: Final = object()  # marks data that each process has to read for itself
 
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Hold a file lock, which the kernel releases if the process is killed."""
+    """Lock a file in this context; the kernel releases the lock if the process is killed."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -154,7 +154,7 @@ def _encode_data(data: Any, samples: int) -> tuple[_Header, list[_Block]]:
 
 
 def _encode(value: Any, blocks: list[_Block]) -> Any:
-    """Convert to values of msgpack; other values become a list that starts with their kind."""
+    """Convert to msgpack values; other types become a list that starts with their kind."""
     kind = type(value)
     if kind in _PLAIN_TYPES:
         if kind is int and not -(2**63) <= value < 2**64:
@@ -179,7 +179,7 @@ def _encode(value: Any, blocks: list[_Block]) -> Any:
 
 
 def _block(tensor: torch.Tensor, blocks: list[_Block]) -> list[Any]:
-    """Store a tensor's bytes in the order of its strides, which some results depend on."""
+    """Store a tensor's bytes in the order of its strides, because some results depend on it."""
     plain = tensor.layout == torch.strided and tensor.device.type == "cpu"
     if not plain or tensor.requires_grad or tensor.is_quantized:
         raise _NotStagedError
@@ -224,13 +224,13 @@ def _content_offset(header: int) -> int:
     return (PREFIX.size + header + ALIGNED - 1) // ALIGNED * ALIGNED
 
 
-# --- and back
+# --- bytes as data
 
 
 def _map_file(path: Path) -> tuple[Any, int] | None:
-    """Return data and their number of samples; None without a file.
+    """Return the data in a file and their number of samples; None without a valid file.
 
-    The data are `_NOT_STAGED` if each process reads its own.
+    The data are `_NOT_STAGED` if each process has to read its own.
     """
     try:
         with path.open("rb") as file:
@@ -254,7 +254,7 @@ class _Mapped:
         self._places = places
 
     def tensor(self, at: int, name: str, shape: list[int]) -> torch.Tensor:
-        """Return a tensor of that type and shape."""
+        """Return block `at` as a tensor of type `name` and this shape."""
         dtype = getattr(torch, name)
         place, _ = self._places[at]
         count = math.prod(shape)
@@ -264,7 +264,7 @@ class _Mapped:
         return flat.view(shape)
 
     def array(self, at: int, name: str, shape: list[int]) -> Any:
-        """Return a numpy array of that type and shape."""
+        """Return block `at` as a numpy array of type `name` and this shape."""
         import numpy as np  # noqa: PLC0415 - only where the data had arrays
 
         place, _ = self._places[at]

@@ -1,4 +1,4 @@
-"""States that a sweep worker reads from memory, its node's disk or other nodes, and writes."""
+"""States that a sweep worker writes, and reads from memory, its node's disk or other nodes."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ from schemas.transport.state_transfer import MemoryTarget, fetch_state
 from schemas.wire.files import AskState
 from schemas.wire.sweeps import StateRef, StateSource, UnitOrder
 
-MAX_CACHED_BYTES: Final = 256 << 20  # limit of states in memory; the newest is kept at any size
-DISK_TIMEOUT_S: Final = 30.0  # retry time of a full disk, seconds
+MAX_CACHED_BYTES: Final = 256 << 20  # limit of cached states; the newest may exceed it
+DISK_TIMEOUT_S: Final = 30.0  # limit for retries on a full disk
 RETRY_INTERVAL_S: Final = 0.5
 
 
 class StateLostError(ElasticError):
-    """A valid state could not be obtained from any source."""
+    """No source provided a valid copy of the state."""
 
 
 class DiskFullError(ElasticError):
@@ -45,22 +45,22 @@ class DiskFullError(ElasticError):
 
 
 class StateStore:
-    """Cache of the states that this worker trained last; finds the states it trains next."""
+    """Cache of the states that this worker trained last, and access to all other states."""
 
     def __init__(self, job: JobId, folder: Path) -> None:
         self._job = job
         self._folder = folder
-        self._lock = threading.Lock()  # the server has a thread of its own
-        self._receive_buffer = MemoryTarget()  # receive buffer, reused for each state
-        self._damaged: set[Path] = set()  # files
-        self._cache: OrderedDict[str, tuple[bytes, Frames]] = OrderedDict()  # by digest
+        self._lock = threading.Lock()  # because the server runs in another thread
+        self._receive_buffer = MemoryTarget()  # reused for each received state
+        self._damaged: set[Path] = set()  # damaged files
+        self._cache: OrderedDict[str, tuple[bytes, Frames]] = OrderedDict()  # keyed by digest
 
-    # --- what others ask for
+    # --- requests of other workers
 
     def find(self, request: AskState) -> Sequence[bytes | bytearray | memoryview] | None:
-        """Return a state's file as bytes, from memory, else from disk, for a request of any peer.
+        """Return the bytes of a state's file, from memory or else from disk, for a peer's request.
 
-        The requested digest has to match.
+        Returns None if no state with the requested digest is found.
         """
         if request.job != self._job:
             return None
@@ -70,13 +70,15 @@ class StateStore:
         path = find_state(self._folder, request.trial, request.version, request.digest)
         return None if path is None else [map_state(path)]
 
-    # --- what this worker needs
+    # --- states for this worker
 
     def get(self, state: StateRef, sources: Sequence[StateSource]) -> FoundState:
-        """Return a state, from memory, disk or `sources`; blocks. The next call may overwrite it.
+        """Return a state from memory, disk or `sources`; blocks.
+
+        The next call may overwrite the state.
 
         Raises:
-            StateLostError: if no source provided it.
+            StateLostError: if no source provided the state.
         """
         with self._lock:
             if (cached := self._cache.get(state.digest)) is not None:
@@ -106,12 +108,12 @@ class StateStore:
             return None
         try:
             _, frames = split_frames(map_state(path))
-        except (OSError, ValueError, DamagedStateError):  # the file was deleted meanwhile
+        except (OSError, ValueError, DamagedStateError):  # deleted after `find_state`
             return None
         return FoundState(frames, partial(self._verify, path, frames, state.digest))
 
     def _verify(self, path: Path, frames: Frames, wanted: str) -> bool:
-        """Return whether a file has the right digest; drop it otherwise."""
+        """Return whether a file has the digest `wanted`; delete the file otherwise."""
         if digest(frames) == wanted:
             return True
         sys.stderr.write(f"[ones] {path.name} is damaged; looking for another copy\n")
@@ -121,10 +123,12 @@ class StateStore:
         return False
 
     def put(self, unit: UnitOrder, result: UnitResult, limit_s: float = DISK_TIMEOUT_S) -> None:
-        """Store a unit's state in memory, and durably on disk, retrying for `limit_s` seconds.
+        """Write a unit's state durably to the disk, and store it in memory.
+
+        Retries for `limit_s` seconds if the disk is full.
 
         Raises:
-            DiskFullError: if the disk did not accept it.
+            DiskFullError: if the disk did not accept the state.
         """
         name = unit.result
         file = StateFile(name.trial, name.version, unit.attempt)
@@ -156,7 +160,7 @@ T = TypeVar("T")
 
 
 class Background(Generic[T]):
-    """Work in a thread of its own."""
+    """Work in a separate thread."""
 
     def __init__(self, work: Callable[[], T], name: str) -> None:
         self._work = work
@@ -175,7 +179,7 @@ class Background(Generic[T]):
         self.seconds = time.monotonic() - began
 
     def result(self) -> T:
-        """Wait for the work; return its result, or raise its error."""
+        """Wait until the work has ended; return its result, or raise its error."""
         self._thread.join()
         if self._error is not None:
             raise self._error
@@ -183,9 +187,9 @@ class Background(Generic[T]):
 
 
 class FoundState:
-    """A state; `verify` checks its file in a thread, while the state is trained on.
+    """A state. If it is from a file, `verify` checks the file in a thread during the training.
 
-    None: the state was verified when it was received.
+    `verify` is None if the state was verified when it was received.
     """
 
     def __init__(self, frames: Frames, verify: Callable[[], bool] | None = None) -> None:
@@ -193,5 +197,5 @@ class FoundState:
         self._verification = None if verify is None else Background(verify, "digest")
 
     def is_valid(self) -> bool:
-        """Return whether the state has the expected digest; may wait."""
+        """Return whether the state has the expected digest; may wait for the check."""
         return self._verification is None or self._verification.result()

@@ -1,9 +1,9 @@
 """Unit of a sweep: one pass of a configuration over one partition, with its own random numbers.
 
-User functions are imported by module path where units run, never pickled. A state travels as frames
-of raw bytes: a header, and the content of each tensor. Frames contain no pickle, since a state
-comes from other workers and files: reading it executes nothing. Equal states have equal bytes, so
-the frames' digest says whether two trainings are equal.
+User functions are imported by module path where units run, and are never pickled. A state is sent
+as frames of raw bytes: a header, and the content of each tensor. A state comes from other workers
+and files, so frames contain no pickle: reading them executes nothing. Equal states have equal
+bytes, so the digests of the frames show whether two trainings are equal.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from schemas.host.state_files import Frames
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """Facts for `train_fn` and `eval_fn` about the unit they process.
+    """Facts about a unit, for the `train_fn` and `eval_fn` that process the unit.
 
     All random numbers of a unit follow from (seed, config, epoch, partition), never from a worker
-    or a time: before user code runs, the generators of torch, Python and numpy are seeded with
+    or a time. Before user code runs, the generators of torch, Python and numpy are seeded with
     `seed`.
     """
 
-    config: str  # name in the sweep, such as "7"
-    values: Mapping[str, Any]  # of the configuration
+    config: str  # name of the configuration in the sweep, such as "7"
+    values: Mapping[str, Any]  # values of the configuration
     epoch: int  # 1-based
-    partition: int  # 0-based; in an evaluation the last one trained on
+    partition: int  # 0-based; in an evaluation, the partition that was trained on last
     partitions: int
     sweep_seed: int
     device: torch.device
@@ -50,18 +50,18 @@ class Unit:
     def loader(
         self, data: Any, batch_size: int, *, shuffle: bool = True, **options: Any
     ) -> DataLoader[Any]:
-        """Return a loader over the partition, in an order that follows from the unit alone.
+        """Return a loader over the partition, in an order that depends on the unit only.
 
         Args:
-            batch_size: samples per step; if it divides the partition, no step is short.
-            shuffle: in a different order in each unit.
+            batch_size: samples per step; if it divides the partition, all steps are equal.
+            shuffle: if True, each unit has a different order.
         """
         generator = torch.Generator().manual_seed(self.seed)
         return DataLoader(data, batch_size, shuffle=shuffle, generator=generator, **options)
 
 
 def keyed_seed(*key: int | str) -> int:
-    """Return the seed of a key, the same on every machine; 0 <= seed < 2^63."""
+    """Return the seed for a key, the same on every machine; 0 <= seed < 2^63."""
     text = "/".join(map(str, key)).encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") >> 1
 
@@ -75,9 +75,9 @@ class UserFunctions:
     """User functions of a sweep.
 
     Attributes:
-        input_fn: returns the data of one partition, from its number and the number of partitions;
-            called once in each process. The number None requests the data for evaluation.
-        model_fn: returns what is trained, from a configuration; see `Trained`.
+        input_fn: returns the data of one partition, given its number and the number of partitions.
+            It is called once in each process. The number None requests the data for evaluation.
+        model_fn: returns the objects to train, given the values of a configuration; see `Trained`.
         train_fn: makes one pass over a partition's data; may return metrics.
         eval_fn: returns metrics of a trained model on the evaluation data; None: no evaluation.
     """
@@ -92,7 +92,7 @@ def import_functions(paths: Mapping[str, str]) -> UserFunctions:
     """Import `input_fn`, `model_fn`, `train_fn` and optionally `eval_fn` from `module:function`.
 
     Raises:
-        UsageError: if one cannot be imported or called; names the field.
+        UsageError: if a function is missing or cannot be imported or called; names the field.
     """
     missing = {"input_fn", "model_fn", "train_fn"} - paths.keys()
     if missing:
@@ -122,34 +122,34 @@ def _function(field: str, path: str) -> Callable[..., Any]:
     return found  # type: ignore[no-any-return]
 
 
-RECENT_UNITS: Final = 8  # units
+RECENT_UNITS: Final = 8  # number of units in the average speed
 
 
 class UnitSpeed:
-    """Samples per second over recent units, including waits but not idle time between units.
+    """Speed in samples/s over recent units, including waits but not idle time between units.
 
-    One thread adds, another one reads.
+    One thread adds units while another thread reads the speed.
     """
 
     def __init__(self) -> None:
         self._recent: deque[tuple[int, float]] = deque(maxlen=RECENT_UNITS)
         self.units = 0
-        self.samples = 0  # since the start
+        self.samples = 0  # samples since the start
 
     def add(self, samples: int, seconds: float) -> None:
-        """Record a finished unit, with the seconds from its order to its end."""
+        """Record a finished unit; `seconds` is the time from its order to its end."""
         self._recent.append((samples, seconds))
         self.units, self.samples = self.units + 1, self.samples + samples
 
     def samples_per_s(self) -> float | None:
-        """Return the speed of this worker; None before its first unit is finished."""
+        """Return the speed of this worker, or None before its first unit is finished."""
         recent = list(self._recent)
         seconds = sum(took for _, took in recent)
         return sum(samples for samples, _ in recent) / seconds if seconds > 0.0 else None
 
 
 FORMAT: Final = 1
-MAX_HEADER: Final = 64 << 20  # bytes
+MAX_HEADER: Final = 64 << 20  # limit in bytes
 _DTYPES: Final = {
     str(found).removeprefix("torch."): found
     for found in (
@@ -162,15 +162,15 @@ _MAPPING, _LIST, _TUPLE, _TENSOR, _LARGE, _DTYPE, _SIZE = "m", "l", "t", "x", "i
 
 
 class StateFramesError(ElasticError):
-    """Frames that are no state: truncated, mixed up, or of another version."""
+    """The frames are not a valid state: truncated, mixed up, or of another version."""
 
 
 def to_frames(state: Mapping[str, Any]) -> list[bytes]:
     """Encode a state as a header and copies of the tensors' bytes.
 
     Raises:
-        UsageError: if it has other values than mappings, lists, tuples, tensors, numbers, texts,
-            bytes and None; names the place.
+        UsageError: if the state has values other than mappings, lists, tuples, tensors, numbers,
+            texts, bytes and None; names the place.
     """
     tensors: list[torch.Tensor] = []
     header = _FramesHeader(FORMAT, _encode(state, tensors, "state"), [])
@@ -180,10 +180,10 @@ def to_frames(state: Mapping[str, Any]) -> list[bytes]:
 
 
 def from_frames(frames: Frames) -> dict[str, Any]:
-    """Decode untrusted frames; tensors are copies on the host.
+    """Decode untrusted frames; the tensors are copies on the host.
 
     Raises:
-        StateFramesError: if they are no state.
+        StateFramesError: if the frames are not a valid state.
     """
     if not frames or len(frames[0]) > MAX_HEADER:
         raise StateFramesError("the state has no header", "send the state again")
@@ -208,7 +208,7 @@ def from_frames(frames: Frames) -> dict[str, Any]:
 
 
 def digest(frames: Frames) -> str:
-    """Return the SHA-256 of a state, in hexadecimal; equal for equal states."""
+    """Return the SHA-256 of a state in hexadecimal; equal states have equal digests."""
     found = hashlib.sha256()
     for frame in frames:
         found.update(frame)
@@ -216,18 +216,18 @@ def digest(frames: Frames) -> str:
 
 
 def size(frames: Frames) -> int:
-    """Return the bytes of a state."""
+    """Return the size of a state in bytes."""
     return sum(map(len, frames))
 
 
 class _FramesHeader(msgspec.Struct, array_like=True):
     format: int
     content: Any
-    sizes: list[int]  # of the tensors' frames, bytes
+    sizes: list[int]  # sizes of the tensors' frames in bytes
 
 
 def _encode(value: Any, tensors: list[torch.Tensor], where: str) -> Any:
-    """Convert to values of msgpack; other values become a list that starts with their kind."""
+    """Convert to msgpack values; other types become a list that starts with their kind."""
     if value is None or isinstance(value, bool | str | bytes | float):
         return value
     if isinstance(value, torch.Tensor):

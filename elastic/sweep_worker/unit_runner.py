@@ -1,4 +1,4 @@
-"""Execution of units in one process: data stay here, states arrive and leave."""
+"""Execution of units in one process: data stay in the process, states arrive and leave."""
 
 from __future__ import annotations
 
@@ -33,12 +33,16 @@ RETURN_FORMS = (
 class Trained:
     """Result of `model_fn`: named objects with `state_dict` and `load_state_dict`.
 
-    `train_fn` uses them as attributes: `trained.model`, `trained.optimizer`. State outside of these
-    objects does not travel with the trial.
+    `train_fn` uses the objects as attributes: `trained.model`, `trained.optimizer`. State outside
+    of these objects is not sent to the next worker.
     """
 
     def __init__(self, **objects: Any) -> None:
-        """Store the objects by name; None is left out."""
+        """Store the objects by name; None is left out.
+
+        Raises:
+            UsageError: if `model` is no module, or an object has no state.
+        """
         self._objects = {name: entry for name, entry in objects.items() if entry is not None}
         if not isinstance(self._objects.get("model"), nn.Module):
             raise UsageError("model_fn returned no model", RETURN_FORMS, "model_fn")
@@ -49,22 +53,26 @@ class Trained:
                 raise UsageError(problem, hint, "model_fn")
 
     def __getattr__(self, name: str) -> Any:
-        """Return the object of that name."""
+        """Return the object with this name."""
         objects = self.__dict__.get("_objects", {})
         if name in objects:
             return objects[name]
         raise AttributeError(f"model_fn returned no {name!r}, only {', '.join(objects)}")
 
     def __iter__(self) -> Iterator[str]:
-        """Iterate over the names."""
+        """Iterate over the names of the objects."""
         return iter(self._objects)
 
     def state(self) -> dict[str, Any]:
-        """Return the state of each object."""
+        """Return the states of all objects by name."""
         return {name: entry.state_dict() for name, entry in self._objects.items()}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Load the result of `state`."""
+        """Load the result of `state`.
+
+        Raises:
+            UsageError: if the state is of objects with other names.
+        """
         if state.keys() != self._objects.keys():
             problem = (
                 f"model_fn returned {', '.join(self._objects)}, the received state has "
@@ -76,14 +84,18 @@ class Trained:
             entry.load_state_dict(state[name])
 
     def to(self, device: torch.device) -> None:
-        """Move the modules; optimizers follow, because parameters stay the same objects."""
+        """Move the modules to `device`; optimizers refer to the same parameters afterwards."""
         for entry in self._objects.values():
             if isinstance(entry, nn.Module):
                 entry.to(device)
 
 
 def as_trained(built: Any) -> Trained:
-    """Convert the result of `model_fn`: a model, a tuple, a mapping, or a `Trained`."""
+    """Convert the result of `model_fn`: a model, a tuple, a mapping, or a `Trained`.
+
+    Raises:
+        UsageError: if the result is something else.
+    """
     if isinstance(built, Trained):
         return built
     if isinstance(built, nn.Module):
@@ -100,7 +112,7 @@ MAX_NAME: Final = 100  # characters
 
 
 class UnitFailedError(ElasticError):
-    """A user function raised, or returned an unusable value."""
+    """A user function raised an error."""
 
     code = "unit_failed"
 
@@ -120,15 +132,15 @@ class UnitResult:
     frames: list[bytes]  # copy of the state after the unit
     digest: str  # SHA-256 of the frames
     metrics: dict[str, float]  # means over the partition's samples
-    samples: int  # samples behind the metrics
-    scores: dict[str, float]  # metrics of the evaluation; empty: none
+    samples: int  # number of samples over which the metrics are computed
+    scores: dict[str, float]  # metrics of the evaluation; empty without an evaluation
 
 
 class UnitRunner:
     """Executor of units, one after the other; keeps the data of each partition in memory.
 
-    `staged` holds data that other processes of the node may have read; None: this process reads its
-    own.
+    `staged` shares data between the processes of the node. If it is None, this process reads its
+    own data.
     """
 
     def __init__(
@@ -145,12 +157,14 @@ class UnitRunner:
         self._data: dict[int | None, Any] = {}
 
     def data(self, partition: int | None) -> Any:
-        """Return the data of a partition (from 0), read at the first call; None: the evaluation's.
+        """Return the data of a partition (from 0), or the evaluation data for None.
+
+        The data are read at the first call.
 
         Raises:
-            UnitFailedError: if `input_fn` raised.
-            UsageError: if it returned nothing.
-            DataDiffersError: if the number of samples differs from earlier on this node.
+            UnitFailedError: if `input_fn` raised an error.
+            UsageError: if `input_fn` returned no data.
+            DataDiffersError: if the number of samples differs from an earlier call on this node.
             OSError: if staged data cannot be read.
         """
         if partition not in self._data:
@@ -176,11 +190,11 @@ class UnitRunner:
         return to_frames(self._build(config, values, seed).state())
 
     def run(self, unit: Unit, state: Frames, *, evaluate: bool = False) -> UnitResult:
-        """Train over the unit's partition from `state`; `evaluate` afterwards if its epoch ends.
+        """Train over the unit's partition from `state`; if `evaluate` is set, evaluate afterwards.
 
         Raises:
-            UnitFailedError: if a user function raised.
-            UsageError: if it returned an unusable value.
+            UnitFailedError: if a user function raised an error.
+            UsageError: if a user function returned an unusable value.
             StateFramesError: if `state` is invalid.
         """
         data = self.data(unit.partition)
@@ -210,7 +224,7 @@ class UnitRunner:
         return trained
 
     def _scores(self, eval_fn: EvalFunction, trained: Trained, unit: Unit) -> dict[str, float]:
-        """Evaluate after the state was copied, so that evaluation changes no state that travels."""
+        """Evaluate the model. The state is copied before, so evaluation cannot change it."""
         data = self.data(None)
         seed_generators(keyed_seed(unit.seed, "evaluation"))
         training = trained.model.training

@@ -1,1 +1,1 @@
-"""Process of a worker: forked by the zygote, it runs the user's script."""
+"""Process of a worker: the zygote forks it, and it runs the user's script."""

@@ -1,9 +1,9 @@
-"""Run of a user's script as `__main__`, and its output on a disk that may be full.
+"""Run of a user's script as `__main__`, and output to a disk that might be full.
 
 The library is imported first; then the script's folder is added to the path.
 
-In place of a script, a worker may train units of a sweep, or a trial of a sweep that continues as
-an elastic job: the job uses the user functions of the sweep and starts with the state that the
+Instead of a script, a worker can run units of a sweep, or a trial of a sweep that continues as an
+elastic job. Such a job uses the user functions of the sweep and starts with the state that the
 sweep left. `unit.loader` returns the elastic loader of all partitions together, so `train_fn`
 trains one epoch of the whole data set, in a group that grows and shrinks.
 """
@@ -53,7 +53,7 @@ from schemas.wire.agent import START, ScriptFailed
 from schemas.wire.files import AskState
 from schemas.wire.worker import Assignment
 
-LOADED: Final = frozenset({"model", "optimizer"})  # handled by `load`; others are tracked
+LOADED: Final = frozenset({"model", "optimizer"})  # `load` handles these; others are tracked
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +65,9 @@ class WholeUnit(Unit):
     def loader(
         self, data: Any, batch_size: int, *, shuffle: bool = True, **options: Any
     ) -> DataLoader[Any]:
-        """Return the loader of the job, which covers all partitions and has the job's batch.
+        """Return the loader of the job, which reads all partitions and uses the job's batch.
 
-        `shuffle` has no effect: the job's samples have an order of their own.
+        All arguments are ignored: the job decides the batch and the order of samples.
         """
         return self.elastic_loader  # type: ignore[no-any-return]
 
@@ -76,8 +76,8 @@ def train_graduated(assignment: Assignment, trial: TrialSpec) -> None:
     """Train a trial to its last epoch, as a member of its job's group.
 
     Raises:
-        UsageError: if a function cannot be imported, or its result cannot be trained this way.
-        UnitFailedError: if `input_fn` raised.
+        UsageError: if a function cannot be imported, or its result cannot be trained elastically.
+        UnitFailedError: if `input_fn` raised an error.
         StateUnavailableError: if no node has the trial's state any more.
     """
     functions = import_functions(trial.functions)
@@ -85,7 +85,7 @@ def train_graduated(assignment: Assignment, trial: TrialSpec) -> None:
     data = _all_partitions(runner, trial.partitions)
     trained = _build_trained(functions, trial)
     if assignment.kind == START and assignment.rank == 0 and assignment.group.resume is None:
-        trained.load(_fetch_trial_state(trial))  # others receive rank 0's, or a checkpoint
+        trained.load(_fetch_trial_state(trial))  # others receive rank 0's state, or a checkpoint
     agent = ScalingAgent.from_env()
     batch = assignment.spec.batch_size
     _, _, loader = agent.load(
@@ -171,10 +171,10 @@ def main() -> None:
 def prepare_worker(folder: Path) -> Callable[[], int]:
     """Prepare this process as the worker of `folder`; return a function that runs user code.
 
-    The function returns the exit code.
+    The returned function returns the exit code of the process.
 
     Raises:
-        OSError: if a file cannot be read or created; no user code has run.
+        OSError: if a file cannot be read or created. No user code has run then.
     """
     assignment = ASSIGNMENT.decode((folder / "assignment").read_bytes())
     owner = f"{assignment.user}/" if assignment.user else ""
@@ -207,7 +207,7 @@ def prepare_worker(folder: Path) -> Callable[[], int]:
 def _run_functions(
     assignment: Assignment, run: Callable[[], None], failures: _FailureReporter
 ) -> int:
-    """Run a worker of a sweep, or of a trial that continues as a job, with user functions."""
+    """Run a sweep worker, or a trial that continues as a job; return the exit code."""
     workdir = Path(assignment.workdir)
     sys.argv = [str(workdir / assignment.spec.script), *assignment.spec.args]
     sys.path.insert(0, str(workdir))
@@ -229,9 +229,9 @@ class _FailureReporter:
         self._assignment = assignment
 
     def report(self, error: BaseException | str, where: str) -> None:
-        """Write the last report of this worker."""
+        """Write the last report of this worker, after the reports of finished epochs."""
         cause = root_cause(error) if isinstance(error, BaseException) else None
-        drain_checkpoints()  # epochs finished before are reported first
+        drain_checkpoints()  # finished epochs are reported first
         self._reports.append(
             ScriptFailed,
             self._assignment,
@@ -248,10 +248,10 @@ def _source(script: Path) -> bytes | None:
 def _run_source(
     script: Path, source: bytes | None, args: Sequence[str], failures: _FailureReporter | None
 ) -> int:
-    """Run `source` as `__main__`; return its exit code, after printing a traceback if it raised.
+    """Run `source` as `__main__` and return its exit code; print a traceback if it raised.
 
     The code is 2 if `source` is None (no such file), 130 for a KeyboardInterrupt, 1 for any other
-    exception, else the script's own.
+    exception, and otherwise the script's own code.
     """
     if source is None:
         sys.stderr.write(f"[ones] script {script.name} does not exist\n")
@@ -298,7 +298,7 @@ def _script_part(error: BaseException, script: Path) -> types.TracebackType | No
 
 
 def _location(error: BaseException, script: Path) -> str:
-    """Return FILE:LINE of the innermost frame below the script's folder."""
+    """Return FILE:LINE of the innermost frame in the script's folder; empty without one."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{Path(error.filename).name}:{error.lineno}"
     place = ""
@@ -316,9 +316,9 @@ DISK_ERRNOS: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO})
 
 
 class LossyOutput(io.RawIOBase):
-    """Output stream that drops and counts what a full disk does not accept, instead of raising.
+    """Output stream that drops and counts the bytes that a full disk does not accept.
 
-    The descriptor stays open.
+    It raises no error for a full disk, and it does not close the descriptor.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -335,12 +335,12 @@ class LossyOutput(io.RawIOBase):
         return self._descriptor
 
     def write(self, data: object) -> int:
-        """Write what there is room for; the next line that fits reports the lost bytes.
+        """Write the bytes that fit. The next write that succeeds first reports the lost bytes.
 
-        Returns the length of `data`, lost bytes included.
+        Returns the length of `data`, including lost bytes.
 
         Raises:
-            OSError: for any other reason than a full or broken disk.
+            OSError: if writing fails for another reason than a full or broken disk.
         """
         view = memoryview(data)  # type: ignore[arg-type] # any buffer of the text layer
         size = view.nbytes

@@ -1,10 +1,10 @@
-"""Zygote: a process with torch imported that forks workers and reaps them.
+"""Zygote: a process that has torch imported, forks workers, and reaps them.
 
-A node has one zygote for each interpreter. It starts no thread, uses no device and never runs
-backward, because forked processes would inherit a broken copy of either. It outlives the agent that
-started it: a new agent connects again. When a worker exits, the zygote writes its exit status into
-the worker's folder. A failure before a worker's script starts is no exit of the worker: the worker
-was not started.
+A node has one zygote for each interpreter. The zygote starts no thread, uses no device and never
+runs a backward pass, because forked processes would inherit a broken copy of each. It outlives the
+agent that started it, and a new agent connects to it. When a worker exits, the zygote writes the
+exit status into the worker's folder. If a worker fails before its script starts, the zygote reports
+a failed start and writes no exit status.
 """
 
 from __future__ import annotations
@@ -50,22 +50,22 @@ from schemas.wire.worker import (
 )
 
 with gc_free_import():
-    import torch._dynamo  # imported by the first optimizer: 1.5 s in every worker
+    import torch._dynamo  # the first optimizer would import it: 1.5 s in every worker
 
 FRAME: Final = struct.Struct(">I")
 RECEIVE: Final = 65536
-CHECK_INTERVAL_S: Final = 1.0  # interval of checks of the socket's file
-GO: Final = b"\0"  # message over a gate; anything else is an error
-MAX_ERROR_CHARACTERS: Final = 1000  # characters; smaller than an atomic write to a pipe
+CHECK_INTERVAL_S: Final = 1.0  # interval between checks of the socket's file
+GO: Final = b"\0"  # message over a gate that starts a child; other bytes are an error text
+MAX_ERROR_CHARACTERS: Final = 1000  # below the limit of an atomic write to a pipe
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerStart:
     """Folder and pipes of a forked child."""
 
-    folder: Path  # of the worker
-    line: int  # pipe to the zygote: closed when the script starts, or gets an error
-    gate: int | None = None  # pipe with the signal to start; None: start at once
+    folder: Path  # folder of the worker
+    line: int  # pipe to the zygote: carries an error, or is closed when the script starts
+    gate: int | None = None  # pipe that carries the signal to start; None: start at once
 
 
 @dataclass(eq=False, slots=True)
@@ -75,12 +75,12 @@ class _Child:
     pidfd: int
     requester: socket.socket  # connection of the agent that requested the fork
     line: int | None  # None after the script has started
-    gate: int | None = None  # None unless the child is held
-    error_text: bytearray = field(default_factory=bytearray)  # error received over the line
+    gate: int | None = None  # pipe to a child that waits; None if it does not wait
+    error_text: bytearray = field(default_factory=bytearray)  # error received over `line`
 
 
 class Zygote:
-    """Loop of the zygote: receives fork requests, reports exits of children.
+    """Main loop of the zygote: receives fork requests and reports the exits of children.
 
     An existing socket file at `path` is replaced.
     """
@@ -94,7 +94,7 @@ class Zygote:
         self._children: set[_Child] = set()
 
     def serve(self) -> WorkerStart:
-        """Fork and reap; returns only in a forked child."""
+        """Fork and reap forever; return only in a forked child."""
         while True:
             self._restore_socket_file()
             for key, _ in self._selector.select(CHECK_INTERVAL_S):
@@ -218,7 +218,7 @@ class Zygote:
         self._selector.close()
 
     def _handle_child(self, child: _Child) -> None:
-        """Handle an event of a child: its script starts, cannot start, or the child exited."""
+        """Handle an event of a child: its script started or cannot start, or the child exited."""
         pid, status, usage = os.wait4(child.forked.pid, os.WNOHANG)
         ended = pid != 0
         if child.line is not None:
@@ -257,13 +257,13 @@ class Zygote:
             max_rss_bytes=usage.ru_maxrss * 1024,
             cpu_s=usage.ru_utime + usage.ru_stime,
         )
-        with contextlib.suppress(OSError):  # the folder is gone or the disk is full
+        with contextlib.suppress(OSError):  # if the folder is gone or the disk is full
             _write(folder / "exit", ended)
 
     @staticmethod
     def _send(connection: socket.socket, message: Message) -> None:
         data = encode(message)
-        with contextlib.suppress(OSError):  # the agent is gone; its successor reads the folders
+        with contextlib.suppress(OSError):  # agent gone: the next agent reads the folders
             connection.sendall(FRAME.pack(len(data)) + data)
 
 
@@ -284,7 +284,7 @@ def _ticks(pid: int) -> int:
 
 
 def _listen_at(path: Path) -> socket.socket:
-    """Return a listening socket whose file appears only when it accepts connections."""
+    """Return a listening socket; its file appears only when the socket accepts connections."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     fresh = path.with_suffix(".new")
     try:
@@ -300,7 +300,7 @@ def _listen_at(path: Path) -> socket.socket:
 
 
 def main() -> None:
-    """Run the zygote; a forked child leaves the loop and becomes its worker."""
+    """Run the zygote. A forked child leaves the loop and becomes a worker."""
     parser = argparse.ArgumentParser(prog="elastic.worker.zygote", description=__doc__)
     parser.add_argument("--socket", type=Path, required=True)
     path = parser.parse_args().socket
@@ -308,7 +308,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.save({}, io.BytesIO())  # imports what the first checkpoint needs
     gc.collect()
-    gc.freeze()  # collectors of children should not write to shared pages
+    gc.freeze()  # so that the children's collectors do not write to shared pages
     worker_start = Zygote(path).serve()
     folder = worker_start.folder
     try:
@@ -322,7 +322,11 @@ def main() -> None:
 
 
 def _await_start(gate: int | None) -> None:
-    """Wait until the agent has placed this process, e.g. in its cgroup."""
+    """Wait until the agent has placed this process, for example in its control group.
+
+    Raises:
+        OSError: if the agent refuses the start, or the zygote is gone.
+    """
     if gate is None:
         return
     error_text = os.read(gate, MAX_ERROR_CHARACTERS)
@@ -355,7 +359,7 @@ def _become_worker(folder: Path) -> None:
 
 
 def _report_start_failure(line: int, error: BaseException) -> NoReturn:
-    """Report the error over the line, the only way on a full disk, and exit."""
+    """Report the error over the pipe `line`, which works even on a full disk, and exit."""
     if isinstance(error, OSError):
         problem = f" {error.filename}:" if error.filename else ""
         text = f"cannot start a worker:{problem} {error.strerror or error}"
@@ -369,8 +373,8 @@ def _report_start_failure(line: int, error: BaseException) -> NoReturn:
 def _exit_worker(code: int, folder: Path) -> NoReturn:
     """Exit like the interpreter, but without tearing down imported modules (2.8 s).
 
-    The worker writes its own exit status first, in case its zygote is dead; a living zygote
-    overwrites it with the kernel's numbers.
+    The worker first writes its own exit status, in case the zygote is dead. A living zygote
+    overwrites this status with the kernel's numbers.
     """
     threading._shutdown()  # type: ignore[attr-defined] # noqa: SLF001 - waits for a script's threads
     atexit._run_exitfuncs()  # noqa: SLF001 - the interpreter's own order of leaving
