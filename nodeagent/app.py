@@ -270,12 +270,15 @@ class Agent:
             echo=self._session.echo,
             jobs=self._ended_jobs.unended,
             run_id=self._run_id,
+            term=self._session.term,
         )
 
     def _welcomed(self, welcome: Welcome) -> None:
         log.info("welcome", session=welcome.session, term=welcome.term)
         if (bulk := self._ports.welcomed(welcome)) is not None:
             self._bulk.use(bulk)
+        if welcome.report_again:
+            self._manager.report_again()
 
     def _token_of(self, worker: WorkerId) -> str | None:
         return self._manager.tokens.get(worker)

@@ -203,6 +203,11 @@ class _Stream:
         a = self.assignment
         return {"job": a.job, "version": a.version, "rank": a.rank, "stream": self.name}
 
+    @property
+    def identity(self) -> dict[str, object]:
+        """Fields that all messages about this stream have."""
+        return {**self.key, "journal": self.assignment.journal}
+
 
 class LogShipper:
     """Output streams of all workers of a node.
@@ -310,7 +315,7 @@ class LogShipper:
         again_s = FULL_S if stream.full and not unanswered else RETRY_S
         if now - stream.asked_at > again_s and (unanswered or (stream.full and not stream.ended)):
             stream.sent, stream.asked_at = -1, now
-            socket.send(encode(LogHello(node=self._node, **stream.key)))  # type: ignore[arg-type]
+            socket.send(encode(LogHello(node=self._node, **stream.identity)))  # type: ignore[arg-type]
             return False
         if stream.sent < 0:
             return False
@@ -318,7 +323,7 @@ class LogShipper:
         if stream.ended and (stream.full or stream.sent >= size):
             if (stream.full or stream.stored >= size) and now - stream.asked_at > LOOK_S:
                 stream.asked_at = now
-                socket.send(encode(LogEnded(size=size, **stream.key)))  # type: ignore[arg-type]
+                socket.send(encode(LogEnded(size=size, **stream.identity)))  # type: ignore[arg-type]
             return False
         ahead = stream.sent - stream.stored
         if stream.full or size <= stream.sent or ahead >= stream.credit:
@@ -331,7 +336,7 @@ class LogShipper:
         if not data or (held and now - stream.held_at < HOLD_S):
             return False
         data = data[: whole or len(data)]
-        chunk = LogChunk(offset=stream.sent, data=data, **stream.key)  # type: ignore[arg-type]
+        chunk = LogChunk(offset=stream.sent, data=data, **stream.identity)  # type: ignore[arg-type]
         if not socket.send(encode(chunk)):
             return False
         if stream.sent == stream.stored:

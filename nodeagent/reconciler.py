@@ -114,6 +114,12 @@ class Ended(Struct, frozen=True):
     memory_limit: int | None = None  # bytes, of the job here; set if it was exceeded
 
 
+class ReportedAgain(Struct, frozen=True):
+    """All reports of a worker were read again, because the controller's journal lost some."""
+
+    worker: WorkerId
+
+
 class GraceOver(Struct, frozen=True):
     """The grace period of a worker is over."""
 
@@ -128,7 +134,7 @@ class LogsStored(Struct, frozen=True):
 
 Event = (
     Desired | SweepDesired | WorkspaceReady | WorkspaceFailed | Adopted | Started | StartFailed
-    | Connected | ReportRead | Ended | GraceOver | LogsStored
+    | Connected | ReportRead | ReportedAgain | Ended | GraceOver | LogsStored
 )  # fmt: skip
 
 
@@ -277,11 +283,11 @@ class WorkerState:
     version: Version
     rank: Rank
     slot: int
+    journal: str = ""  # of the job; with its name its identity
     phase: ProcessPhase = ProcessPhase.WANTED
     pid: int | None = None
     started_ticks: int | None = None
-    code: int | None = None
-    signal: int | None = None
+    exited: WorkerExited | None = None  # report of its exit
     granted: bool = True  # the worker may use the slot's device
     adopted: bool = False  # an earlier agent process might have granted the device
     leaving: bool = False  # was notified of a group without this worker
@@ -293,7 +299,9 @@ class WorkerState:
     @property
     def identity(self) -> dict[str, Any]:
         """Fields that all events of this worker have."""
-        return {"job": self.job, "version": self.version, "rank": self.rank}
+        return {
+            "job": self.job, "version": self.version, "rank": self.rank, "journal": self.journal,
+        }  # fmt: skip
 
     def seen(self) -> WorkerSeen:
         """Return the worker's entry in a hello."""
@@ -303,8 +311,8 @@ class WorkerState:
             pid=self.pid,
             started_ticks=self.started_ticks,
             ended=self.phase is ProcessPhase.ENDED,
-            code=self.code,
-            signal=self.signal,
+            code=self.exited.code if self.exited else None,
+            signal=self.exited.signal if self.exited else None,
         )
 
 
@@ -337,6 +345,8 @@ class Reconciler:
         """
         match event:
             case Desired(delta=delta):
+                if self._has_namesake(delta):
+                    return self._refuse(delta)
                 if delta.group is not None:
                     self.forgotten.discard(delta.job)
                 self._job(delta.job).delta = delta
@@ -360,6 +370,27 @@ class Reconciler:
         if worker is None:
             return []
         return [*self._worker_event(worker, event), *self._reconcile(worker.job)]
+
+    def _has_namesake(self, delta: GroupDelta) -> bool:
+        """True if workers of another job with the same name, of another journal, are here."""
+        return any(
+            worker.job == delta.job and worker.journal != delta.journal
+            for worker in self.workers.values()
+        )
+
+    def _refuse(self, delta: GroupDelta) -> list[Action]:
+        """Leave the other job alone; its controller does not know it, so it cannot be ordered."""
+        error = f"node {self.node} still has {delta.job} of another journal; see `ones node list`"
+        return [
+            PublishEvent(
+                WorkerRefused(
+                    job=delta.job, version=delta.version, rank=member.rank,
+                    journal=delta.journal, error=error, node_fault=True,
+                )
+            )
+            for member in self._members(delta)
+            if member.worker == worker_id(delta.job, delta.version, member.rank)
+        ]  # fmt: skip
 
     def _worker_event(self, worker: WorkerState, event: Event) -> Iterable[Action]:
         match event:
@@ -390,15 +421,16 @@ class Reconciler:
                 return [PublishEvent(own)]  # type: ignore[arg-type] # every ScriptReport is an AgentEvent
             case Ended() if worker.phase in LIVING:
                 worker.phase = ProcessPhase.ENDED
-                worker.code, worker.signal = event.code, event.signal
-                exited = WorkerExited(
+                worker.exited = WorkerExited(
                     **worker.identity,
                     code=event.code,
                     signal=event.signal,
                     unseen=event.unseen,
                     memory_limit=event.memory_limit,
                 )
-                return [PublishEvent(exited), *self._grant_waiting(worker)]
+                return [PublishEvent(worker.exited), *self._grant_waiting(worker)]
+            case ReportedAgain() if worker.exited is not None:
+                return [PublishEvent(worker.exited)]
             case GraceOver() if worker.phase is ProcessPhase.RETIRING:
                 worker.phase = ProcessPhase.STOPPING
                 return [Terminate(worker.worker)]
@@ -416,6 +448,7 @@ class Reconciler:
             version=assignment.version,
             rank=assignment.rank,
             slot=assignment.slot,
+            journal=assignment.journal,
             phase=ProcessPhase.ALIVE,
             granted=assignment.granted,
             adopted=True,
@@ -469,7 +502,7 @@ class Reconciler:
             starts = identity == worker_id(name, delta.version, member.rank)
             if starts and identity not in self.workers and delta.version > job.ordered:
                 slot = index_of(member.slot)
-                state = WorkerState(identity, name, delta.version, member.rank, slot)
+                state = WorkerState(identity, name, delta.version, member.rank, slot, delta.journal)
                 self.workers[identity] = state
             if known := self.workers.get(identity):
                 actions.extend(self._advance(job, known, delta))

@@ -42,6 +42,7 @@ from nodeagent.reconciler import (
     GraceOver,
     Kill,
     RemoveWorker,
+    ReportedAgain,
     ReportRead,
     Started,
     StartFailed,
@@ -188,6 +189,16 @@ class WorkerManager:
         """Read the reports of all workers, in case a hint about new ones was lost."""
         for worker in list(self._watched):
             self.read_reports(worker)
+
+    def report_again(self) -> None:
+        """Emit all reports once more, because the controller lost some of them."""
+        for worker, watched in self._watched.items():
+            watched.position = 0
+            self._spawn(self._report_again(worker, watched))
+
+    async def _report_again(self, worker: WorkerId, watched: _Watched) -> None:
+        await self._read_last_reports(worker, watched)
+        self._on_event(ReportedAgain(worker))
 
     def kill_unreportable(self) -> None:
         """Kill workers whose folders were deleted: their reports cannot be read."""
@@ -341,6 +352,7 @@ class WorkerManager:
         environ = {"OMP_NUM_THREADS": str(threads), **own, **device_environment(slot)}
         return Assignment(
             job=action.delta.job,
+            journal=action.delta.journal,
             version=group.version,
             rank=Rank(action.rank),
             slot=index,

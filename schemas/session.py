@@ -61,7 +61,8 @@ def equivalent_hellos(one: Hello, other: Hello) -> bool:
     """True if two hellos differ only in the range of events, the repeated word and the requests."""
 
     def lasting(hello: Hello) -> Hello:
-        return replace(hello, events_sent=0, events_dropped=0, echo=None, jobs=())
+        unlike = {"events_sent": 0, "events_dropped": 0, "echo": None, "jobs": (), "term": 0}
+        return replace(hello, **unlike)
 
     return lasting(one) == lasting(other)
 
@@ -332,16 +333,21 @@ class ControllerSession:
     _echoes: int = 0
     _echo: str = ""  # word that the next hello must repeat; empty: none
     _hello: Hello | None = None  # that began this session
+    _report_again: bool = False  # the journal lost reports of this boot
 
     def open_session(
         self, hello: Hello, committed: int, now: Seconds, log_port: int, event_port: int
     ) -> list[ControllerOutput]:
         """Begin a session; `committed` is the highest durable sequence number of this boot.
 
+        Events that the agent dropped although the journal lacks them are requested anew.
+
         A hello that does not repeat our word is no sign of life: its agent may not receive us.
         """
         self._sessions += 1
         self._hello = hello
+        self._report_again = hello.events_dropped > committed
+        committed = max(committed, hello.events_dropped)
         self.session = f"{self.term}.{self._sessions}"
         if hello.boot != self.boot:
             self._early.clear()
@@ -373,6 +379,7 @@ class ControllerSession:
             committed=self.durable,
             log_port=log_port,
             event_port=event_port,
+            report_again=self._report_again,
         )
         return [ToNode(welcome)]
 

@@ -13,7 +13,8 @@ from cyclopts import App, Parameter
 
 from controlplane.cli.output import COMMON, Common, Exit, moment, print_data, say
 from controlplane.client.connection import CONTROLLER_FILE, home_folder
-from controlplane.journal.backup import back_up, compact, problems, restore
+from controlplane.journal.backup import accept_loss, back_up, compact, problems, restore
+from controlplane.journal.mark import losses
 from controlplane.journal.reader import Reader
 from controlplane.journal.retention import Retention
 from controlplane.service import settings_check as of_controller
@@ -55,12 +56,24 @@ def restore_journal(
     return Exit.OK
 
 
+@admin.command(name="accept-loss")
+def accept_lost_inputs(*, of: Where = None, common: Common = COMMON) -> int:
+    """Continue with what a damaged or missing journal still has; the controller must be stopped."""
+    journal, _ = _journal(of, common, must_exist=False)
+    lost, kept = accept_loss(journal)
+    said = {"journal": str(journal), "lost": lost, "former": str(kept or "none")}
+    text = [*(lost or ["nothing was lost"]), f"former journal: {kept or 'none'}"]
+    say(common, said, *text, quiet=text)
+    return Exit.OK
+
+
 @admin.command(name="check")
 def check(*, of: Where = None, common: Common = COMMON) -> int:
     """Read the whole journal: its pages, checksums and snapshots, and whether a replay agrees."""
     journal, _ = _journal(of, common)
+    lost = list(losses(journal))
     with contextlib.closing(Reader(journal)) as reader:
-        found = list(problems(reader))
+        found = [*lost, *problems(reader)]
         first, last = reader.first_and_last()
         snapshots = [snapshot.input for snapshot in reader.snapshots()]
         first_event = reader.first_event()

@@ -39,6 +39,7 @@ def desired(state: State, job: Job, node: NodeId) -> GroupDelta:
     if group is not None and _has_member_on(job, group, node):
         return GroupDelta(
             job=job.job,
+            journal=job.journal,
             term=state.term,
             version=version,
             stage=stage,
@@ -50,6 +51,7 @@ def desired(state: State, job: Job, node: NodeId) -> GroupDelta:
         )
     return GroupDelta(
         job=job.job,
+        journal=job.journal,
         term=state.term,
         version=version,
         stage=stage,
@@ -99,6 +101,7 @@ def _in_change(state: State, job: Job, change: Rescale, node: NodeId) -> GroupDe
     if not any(node_of(m.slot) == node for m in (*change.group.members, *leaving)):
         return GroupDelta(
             job=job.job,
+            journal=job.journal,
             term=state.term,
             version=change.group.version,
             stage=stage,
@@ -107,6 +110,7 @@ def _in_change(state: State, job: Job, change: Rescale, node: NodeId) -> GroupDe
         )
     return GroupDelta(
         job=job.job,
+        journal=job.journal,
         term=state.term,
         version=change.group.version,
         stage=stage,

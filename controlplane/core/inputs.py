@@ -18,6 +18,9 @@ class ControllerStarted(Message, tag="core.controller_started.1"):
 
     term: Term
     release: str
+    journal: str = ""  # id of the journal; a restored backup has a new one
+    jobs: int = 0  # accepted, even if a restored backup does not contain some of them
+    restored: bool = False  # the journal lacks inputs that nodes may have acted on
 
 
 class JobSubmitted(Message, tag="core.job_submitted.1"):
@@ -47,6 +50,8 @@ class NodeGreeted(Message, tag="core.node_greeted.1"):
     problems: tuple[str, ...] = ()  # reasons why the node cannot start workers
     jobs: tuple[JobId, ...] = ()  # jobs with files on the node; the agent asks if they ended
     run_id: str = ""  # id of the agent's run folder; empty: unknown
+    events_dropped: int = 0  # events of this boot that some journal has committed
+    term: Term = Term(0)  # highest that the agent has seen
 
 
 class NodeHeard(Message, tag="core.node_heard.1"):

@@ -119,10 +119,20 @@ class JobCounters:
             self.phases[job.phase] += 1
 
 
+class LeftJob(msgspec.Struct, frozen=True):
+    """What stops the processes of a job that left the state."""
+
+    version: Version
+    journal: str
+
+
 class State(msgspec.Struct, kw_only=True, dict=True):
     """All data on which decisions depend; a replay of the journal rebuilds the state."""
 
     term: Term = Term(0)
+    journal: str = ""  # id of the journal, which new jobs get
+    loss_accepted: bool = False  # an admin started this term although inputs were lost
+    outdated: str = ""  # why the journal must be older than its nodes; new jobs are refused
     version: int = 0  # number of inputs handled
     feed_seq: int = 0
     jobs_accepted: int = 0
@@ -133,7 +143,7 @@ class State(msgspec.Struct, kw_only=True, dict=True):
     submission_keys: dict[str, JobId] = {}  # USER/KEY of submissions
     left_submission_keys: dict[str, JobId] = {}  # the latest keys of jobs that left the state
     leaving_jobs: dict[JobId, None] = {}  # jobs that leave with the next input
-    left_jobs: dict[JobId, Version] = {}  # the latest jobs that left; returning nodes stop them
+    left_jobs: dict[JobId, LeftJob] = {}  # the latest jobs that left; returning nodes stop them
     deadlines: Deadlines = msgspec.field(default_factory=Deadlines)
     overrides: dict[JobId, None] = {}  # jobs under a manual override, in order of the overrides
     sweeps: dict[JobId, None] = {}  # active sweeps, and those with deltas still to be sent

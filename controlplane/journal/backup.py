@@ -9,6 +9,7 @@ import contextlib
 import os
 import shutil
 import sqlite3
+import tempfile
 import time
 import zlib
 from collections.abc import Iterator
@@ -18,13 +19,16 @@ from typing import Final
 from controlplane.core.commands import Announce
 from controlplane.journal.database import (
     CHECK_DISK,
+    JOURNAL_ID,
     TERM_FLOOR,
     JournalError,
+    new_id,
     open_for_reading,
     open_for_writing,
 )
+from controlplane.journal.mark import Mark, MarkFile, has_tables, losses, read_mark
 from controlplane.journal.reader import Reader
-from controlplane.journal.replay import earliest
+from controlplane.journal.replay import earliest, recover
 from controlplane.journal.retention import Retention, forget
 from controlplane.journal.snapshots import FORMAT, image_of, round_trips
 from controlplane.journal.take_snapshot import take_snapshot
@@ -34,6 +38,7 @@ from schemas.wire.feed import FeedEvent
 
 FILE_SUFFIXES: Final = ("", "-wal", "-shm")  # the files of one database
 FORCE: Final = "name another file or use --force"
+JOBS_GAP: Final = 1000  # numbers of jobs that are skipped if nothing says how many were accepted
 
 
 def back_up(journal: Path, copy: Path, *, force: bool = False) -> None:
@@ -66,7 +71,9 @@ def back_up(journal: Path, copy: Path, *, force: bool = False) -> None:
 def restore(copy: Path, journal: Path, *, force: bool = False) -> Path | None:
     """Replace a journal by a copy; no controller may be using the journal.
 
-    The next incarnation gets a term that is above every term that a node might have seen.
+    The next incarnation gets a term that is above every term that a node might have seen, and new
+    jobs get numbers that no job had. The journal gets a new id, so that its new jobs differ from
+    those that were accepted after the copy.
 
     Args:
         copy: file made by `back_up`, or any journal that no controller writes.
@@ -93,13 +100,59 @@ def restore(copy: Path, journal: Path, *, force: bool = False) -> Path | None:
         with contextlib.closing(sqlite3.connect(part, isolation_level=None)) as database:
             insert = "INSERT OR REPLACE INTO meta VALUES (?, ?)"
             database.execute(insert, (TERM_FLOOR, str(int(time.time()))))
+            database.execute(insert, (JOURNAL_ID, journal_id := new_id()))
             database.execute("PRAGMA journal_mode=DELETE")
         _verify(part, copy)
         _durable(part)
+        mark = _mark_of(part, journal_id, _known_mark(journal))
         kept = _set_aside(journal)
         part.replace(journal)
         _durable(journal.parent)
+        MarkFile(journal, mark).close()
     return kept
+
+
+def _known_mark(journal: Path) -> Mark | None:
+    try:
+        return read_mark(journal)
+    except JournalError:
+        return None
+
+
+def _mark_of(part: Path, journal_id: str, known: Mark | None) -> Mark:
+    """Return the mark of a copy; its number of jobs covers the replaced journal, too."""
+    with contextlib.closing(Reader(part)) as reader:
+        found = recover(reader)
+    accepted = found.reactor.state.jobs_accepted
+    jobs = known.jobs if known is not None else accepted + JOBS_GAP if accepted else 0
+    return Mark(journal_id, found.last, 0, max(jobs, accepted))
+
+
+def accept_loss(journal: Path) -> tuple[list[str], Path | None]:
+    """Continue with what a journal still contains; no controller may be using the journal.
+
+    The next incarnation starts as after `restore`. A missing or empty journal is replaced by a new
+    one.
+
+    Returns:
+        Descriptions of what was lost, and the new path of the former file; None if it was missing.
+
+    Raises:
+        JournalError: if a controller uses the journal, its content cannot be copied, or there is no
+            room. The existing journal is then unchanged.
+    """
+    try:
+        lost = list(losses(journal))
+    except JournalError as error:
+        lost = [error.message]
+    with tempfile.TemporaryDirectory(dir=journal.parent, prefix=".copy-") as folder:
+        copy = Path(folder, "journal.sqlite")
+        with _as_journal_errors(journal):
+            if has_tables(journal):
+                back_up(journal, copy)
+            else:
+                open_for_writing(copy).close()
+        return lost, restore(copy, journal, force=True)
 
 
 def compact(journal: Path, keep: Retention, now: Seconds) -> tuple[int, int]:
@@ -159,8 +212,12 @@ def _has_inputs(journal: Path) -> bool:
 
 
 def _set_aside(journal: Path) -> Path | None:
-    """Rename all files of a journal; the new name includes the current time."""
-    if not journal.exists():
+    """Rename all files of a journal; return the new path, which includes the current time.
+
+    Returns None without a file. A write-ahead log alone is renamed, too, because SQLite would apply
+    it to the next file.
+    """
+    if not any(journal.with_name(journal.name + end).exists() for end in FILE_SUFFIXES):
         return None
     stamp = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
     kept = journal.with_name(f"{journal.name}.before-{stamp}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import sqlite3
 import struct
 import zlib
@@ -59,6 +60,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     input: Input
     feed: tuple[FeedEvent, ...] = ()
     records: tuple[Record, ...] = ()  # for the history of jobs
+    jobs: int = 0  # accepted so far
 
 
 class JournalError(OnesError):
@@ -103,6 +105,7 @@ def checksum(number: int, at: float, body: bytes) -> int:
 UNREADABLE: Final = (sqlite3.Error, UnicodeDecodeError)
 CHECK_DISK: Final = "check the disk and the file's owner"
 NAME_JOURNAL: Final = "name the file journal.sqlite in a controller's state folder"
+JOURNAL_ID: Final = "journal"  # random; a restored copy gets a new one
 TERM_FLOOR: Final = "term_floor"  # in a restored copy: nodes might have seen later terms
 # Pages of the write-ahead log, 32 MiB. A page that many commits change is copied only once.
 LOG_PAGES: Final = 8000
@@ -129,6 +132,11 @@ def open_for_writing(path: Path) -> sqlite3.Connection:
     return _with_known_schema(path, database)
 
 
+def new_id() -> str:
+    """Return the id of a new journal, 16 hexadecimal digits."""
+    return secrets.token_hex(8)
+
+
 def _create_tables(database: sqlite3.Connection) -> None:
     """Create the tables of an empty database in one transaction; change no other database.
 
@@ -137,12 +145,17 @@ def _create_tables(database: sqlite3.Connection) -> None:
     """
     database.execute("BEGIN IMMEDIATE")
     try:
-        if not database.execute("SELECT 1 FROM sqlite_schema WHERE name = 'meta'").fetchone():
+        new = not database.execute("SELECT 1 FROM sqlite_schema WHERE name = 'meta'").fetchone()
+        if new:
             for statement in SCHEMA.split(";"):
                 database.execute(statement)
             insert = "INSERT INTO meta VALUES ('schema', ?)"
             database.execute(insert, (str(SCHEMA_VERSION),))
+        if not meta(database, JOURNAL_ID):
+            database.execute("INSERT INTO meta VALUES (?, ?)", (JOURNAL_ID, new_id()))
         database.execute("COMMIT")
+        if new:
+            database.execute("PRAGMA wal_checkpoint(TRUNCATE)")  # else only the log has the tables
     except sqlite3.Error:
         if database.in_transaction:
             database.execute("ROLLBACK")

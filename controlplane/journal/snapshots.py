@@ -20,7 +20,7 @@ from controlplane.core.state import State, Totals
 from schemas import __version__
 from schemas.ids import Seconds
 
-FORMAT: Final = 3  # of the encoding; a new field with a default keeps the format
+FORMAT: Final = 4  # of the encoding; a new field with a default keeps the format
 NAN: Final = b"\xcb\x7f\xf8"  # first bytes of a NaN in MessagePack
 
 

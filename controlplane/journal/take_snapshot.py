@@ -47,6 +47,7 @@ def save_state(path: Path, reactor: Reactor, number: int, at: Seconds) -> None:
             raise JournalError(f"{path}: the state does not read back as written", SNAPSHOT_REMEDY)
         with contextlib.closing(open_for_reading(path)) as database:
             write_snapshot(database, number, at, zlib.compress(image, ZLIB_LEVEL))
+            database.execute("PRAGMA wal_checkpoint(PASSIVE)")  # else the log has all commits
     except (sqlite3.Error, ValueError, TypeError, OverflowError) as error:
         raise JournalError(
             f"{path}: no snapshot of input {number}: {error}", SNAPSHOT_REMEDY

@@ -9,17 +9,21 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from controlplane.journal.database import (
     CHECK_DISK,
+    JOURNAL_ID,
     Entry,
     JournalError,
     checksum,
+    meta,
     open_for_writing,
 )
 from controlplane.journal.ended import EndedRow
+from controlplane.journal.mark import Mark, MarkFile, read_mark, require_complete
 from controlplane.journal.records import IDLE, RecordRow, append_rows, merge, rows_of
 from schemas.codec import encode
 from schemas.host.files import try_lock
@@ -42,6 +46,7 @@ class _Row(NamedTuple):
     body: bytes
     feed: list[tuple[int, bytes]]
     records: list[RecordRow | EndedRow]
+    jobs: int
 
 
 Task = Callable[[sqlite3.Connection], None]
@@ -76,16 +81,23 @@ class Writer:
             failed: called from the writer's thread, at most once, when the writer gives up.
 
         Raises:
-            JournalError: if another process has locked the journal, or the file cannot be used.
+            JournalError: if another process has locked the journal, the file cannot be used, or
+                it lacks inputs that were acknowledged.
         """
         self._path = path
         self._lock = take_lock(path.with_suffix(".lock"))
         try:
+            require_complete(path)
             self._database = open_for_writing(path)
             self.base = self._last()
+            self._mark = self._first_mark()
+            self._mark_file = MarkFile(path, self._mark)
         except JournalError:
             os.close(self._lock)
             raise
+        except OSError as error:
+            os.close(self._lock)
+            raise JournalError(f"{path}: {error.strerror}", CHECK_DISK) from None
         self._committed, self._failed = committed, failed
         self._queue: queue.SimpleQueue[_Item | None] = queue.SimpleQueue()
         self._count = 0
@@ -112,7 +124,7 @@ class Writer:
         """
         feed = [(event.seq, encode(event)) for event in entry.feed]
         records = rows_of(entry.records)
-        self._queue.put(_Row(entry.at, encode(entry.input), feed, records))
+        self._queue.put(_Row(entry.at, encode(entry.input), feed, records, entry.jobs))
 
     def between_commits(self, work: Task) -> None:
         """Let the writer's thread run a short task on the database between two commits.
@@ -129,6 +141,7 @@ class Writer:
         self._queue.put(None)
         self._thread.join()
         self._database.close()
+        self._mark_file.close()
         os.close(self._lock)
 
     def _run(self) -> None:
@@ -172,10 +185,22 @@ class Writer:
                 raise
 
     def _commit(self, batch: list[_Row]) -> bool:
+        """Make a batch durable, then its mark; return False if the writer closes before that."""
+        mark = self._mark_after(batch)
+        for step in (partial(self._write, batch), partial(self._mark_file.write, mark)):
+            if not self._retried(step):
+                return False
+        self._mark = mark
+        self._count += len(batch)
+        self._committed(self._count)
+        return True
+
+    def _retried(self, step: Callable[[], None]) -> bool:
+        """Run a step until the disk has room for it; return False if the writer closes first."""
         while True:
             try:
-                self._write(batch)
-            except sqlite3.Error as error:
+                step()
+            except (sqlite3.Error, OSError) as error:
                 if not self._is_transient(error):
                     raise
                 self.stalled = str(error)
@@ -184,8 +209,6 @@ class Writer:
                 time.sleep(RETRY_S)
             else:
                 self.stalled = ""
-                self._count += len(batch)
-                self._committed(self._count)
                 return True
 
     def _write(self, batch: list[_Row]) -> None:
@@ -215,14 +238,38 @@ class Writer:
             raise
         self._merged = merged
 
-    def _is_transient(self, error: sqlite3.Error) -> bool:
+    def _is_transient(self, error: Exception) -> bool:
         """True if the disk is full or another process has locked the database."""
+        if isinstance(error, OSError):
+            return error.errno in NO_ROOM
         code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)
         if code & 0xFF in RETRIED:
             return True
         if code in {sqlite3.SQLITE_IOERR_FSYNC, sqlite3.SQLITE_IOERR_DIR_FSYNC}:
             return False  # a second fsync would report lost pages as durable
         return code & 0xFF == sqlite3.SQLITE_IOERR and _has_no_room(self._path)
+
+    def _mark_after(self, batch: list[_Row]) -> Mark:
+        number, row = self.durable + len(batch), batch[-1]
+        crc = checksum(number, row.at, row.body)
+        return Mark(self.journal_id, number, crc, max(self._mark.jobs, row.jobs))
+
+    def _first_mark(self) -> Mark:
+        """Return the mark of the journal as found; it is complete."""
+        select = "SELECT crc FROM inputs WHERE id = ?"
+        row = self._database.execute(select, (self.base,)).fetchone()
+        known, journal = read_mark(self._path), meta(self._database, JOURNAL_ID)
+        return Mark(journal, self.base, row[0] if row else 0, known.jobs if known else 0)
+
+    @property
+    def journal_id(self) -> str:
+        """Id of the journal, which changes when a backup is restored."""
+        return self._mark.journal
+
+    @property
+    def jobs_floor(self) -> int:
+        """Number of jobs that were accepted, even if the journal was replaced since then."""
+        return self._mark.jobs
 
     def _last(self) -> int:
         try:

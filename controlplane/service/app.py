@@ -375,7 +375,7 @@ class Controller:
             log_port=self._settings.listen.followers,
             agents_port=self._settings.listen.agents,
             last_seq=self._feed.last_seq,
-            stalled=self._commit_loop.stalled,
+            stalled=self._commit_loop.stalled or self._state().outdated,
             projects=() if sees_all(who) else projects_of(who),
             topics=topics_of(who),
         )

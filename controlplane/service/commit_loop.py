@@ -139,8 +139,17 @@ class CommitLoop:
         The term is higher than that of the last run. It is also higher than terms that the journal
         does not contain because the journal was restored from a backup.
         """
-        term = Term(max(self.reactor.state.term + 1, self.reader.term_floor()))
-        self.handle(ControllerStarted(term=term, release=release))
+        next_term, floor = self.reactor.state.term + 1, self.reader.term_floor()
+        term = Term(max(next_term, floor))
+        self.handle(
+            ControllerStarted(
+                term=term,
+                release=release,
+                journal=self._writer.journal_id,
+                jobs=self._writer.jobs_floor,
+                restored=floor > next_term,
+            )
+        )
         return term
 
     def handle(
@@ -177,7 +186,8 @@ class CommitLoop:
     def _append(self, event: Input, now: Seconds, commands: list[Command]) -> None:
         feed = tuple(command.event for command in commands if isinstance(command, Announce))
         records = tuple(self.reactor.records)
-        self._writer.append(Entry(at=now, input=event, feed=feed, records=records))
+        jobs = self.reactor.state.jobs_accepted
+        self._writer.append(Entry(at=now, input=event, feed=feed, records=records, jobs=jobs))
 
     async def caught_up(self) -> None:
         """Wait until all inputs handled so far are durable and their commands executed.

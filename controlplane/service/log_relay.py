@@ -247,7 +247,8 @@ class LogRelay:
         if isinstance(message, FileList | FilePiece | FilesRefused):
             self.files.receive(NodeId(incoming.identity.name), message)
             return
-        self.job(message.job)
+        if message.journal != self.job(message.job).journal:
+            raise DeniedError(f"{message.job} of journal {message.journal} is another job")
         key, who = (message.job, message.stream), (message.version, message.rank)
         shipped = _WorkerStream(incoming.route, *key, *who)
         match message:

@@ -278,7 +278,6 @@ class NodeSessions:
         committed = known.committed if known is not None and same else 0
         if hello.events_dropped > committed:
             log.warning("events lost: the journal is older than the node", node=hello.node)
-            committed = hello.events_dropped
 
         def welcome() -> None:
             route = self._hellos.done(hello.node)

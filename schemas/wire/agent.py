@@ -19,7 +19,13 @@ START, JOIN, RECOVER, SUSPEND = "start", "join", "recover", "suspend"  # cause o
 # --- events of workers: numbered, spooled by the agent until the controller has committed them
 
 
-class WorkerEvent(Message):
+class OfJournal(Message, kw_only=True):
+    """Base of messages about a job: the job's identity is its name and the journal."""
+
+    journal: str = ""  # see `GroupDelta`; the agent fills it in
+
+
+class WorkerEvent(OfJournal):
     """Base of events of one worker; `version` and `rank` are those with which it started."""
 
     job: JobId
@@ -280,6 +286,7 @@ class WorkerSeen(Message, tag="agent.worker_seen.1"):
     ended: bool
     code: int | None = None
     signal: int | None = None
+    journal: str = ""  # of the job, see `GroupDelta`
 
 
 class Hello(Message, tag="agent.hello.1"):
@@ -295,6 +302,7 @@ class Hello(Message, tag="agent.hello.1"):
     echo: str | None = None  # of the last `HelloRequest`; empty: none; None: an older agent
     jobs: tuple[JobId, ...] = ()  # with files on the node, and not known to have ended
     run_id: str = ""  # id of the run folder, new when its content was lost; empty: not known
+    term: Term = Term(0)  # highest that the agent has seen
 
 
 class Welcome(Message, tag="agent.welcome.1"):
@@ -306,6 +314,7 @@ class Welcome(Message, tag="agent.welcome.1"):
     committed: int  # events of this boot that are durable
     log_port: int
     event_port: int
+    report_again: bool = False  # the journal lost reports: send those that the node still has
 
 
 class Refused(Message, tag="agent.refused.1"):
@@ -384,6 +393,7 @@ class GroupDelta(Message, tag="agent.group_delta.3"):
     store: str = ""  # HOST:PORT of the group's TCPStore, from stage SWITCH on
     source: Rank | None = None  # recover: rank whose state all members take; None: equal states
     user: str = ""  # owner of the job, with `group`; empty: an older controller
+    journal: str = ""  # id of the journal in which the job was accepted; with `job` its identity
 
 
 class DeltaAcked(Message, tag="agent.delta_acked.1"):

@@ -41,6 +41,7 @@ class LogHello(Message, tag="logs.hello.1"):
     version: Annotated[Version, msgspec.Meta(ge=0, le=2**53)]
     rank: Annotated[Rank, msgspec.Meta(ge=0, le=2**53)]
     stream: Stream
+    journal: str = ""  # of the job, see `GroupDelta`
 
 
 class LogChunk(Message, tag="logs.chunk.1"):
@@ -52,6 +53,7 @@ class LogChunk(Message, tag="logs.chunk.1"):
     stream: Stream
     offset: Position
     data: bytes
+    journal: str = ""  # of the job, see `GroupDelta`
 
 
 class LogEnded(Message, tag="logs.ended.1"):
@@ -62,6 +64,7 @@ class LogEnded(Message, tag="logs.ended.1"):
     rank: Annotated[Rank, msgspec.Meta(ge=0, le=2**53)]
     stream: Stream
     size: Position
+    journal: str = ""  # of the job, see `GroupDelta`
 
 
 class LogStored(Message, tag="logs.stored.1"):

@@ -51,6 +51,7 @@ class Assignment(Message, tag="worker.assignment.3"):
     states: str = ""  # folder of a sweep's states on the node
     token: str = ""  # to be shown in greetings; empty: agent or zygote is older
     user: str = ""  # owner of the job; empty: an older agent
+    journal: str = ""  # of the job, see `GroupDelta`
 
 
 class WorkerHello(Message, tag="worker.hello.1"):

@@ -30,7 +30,7 @@ from typing import Any, Final
 
 from controlplane.core.commands import Announce
 from controlplane.core.reactor import Reactor
-from controlplane.journal.database import Entry, open_for_writing
+from controlplane.journal.database import Entry, checksum, open_for_writing
 from controlplane.journal.take_snapshot import save_state
 from controlplane.journal.writer import Writer
 from controlplane.service.commit_loop import CommitLoop
@@ -203,9 +203,10 @@ def long_journal(path: Path, scale: Scale) -> None:
         body = encode(event)
     with contextlib.closing(open_for_writing(path)) as database:
         database.execute("PRAGMA synchronous=OFF")
+        database.create_function("crc", 1, lambda number: checksum(number, at, body))
         database.execute(
             "WITH RECURSIVE n(id) AS (SELECT 1 UNION ALL SELECT id + 1 FROM n WHERE id < ?) "
-            "INSERT INTO inputs (id, at, body) SELECT id, ?, ? FROM n",
+            "INSERT INTO inputs (id, at, body, crc) SELECT id, ?, ?, crc(id) FROM n",
             (before, at, body),
         )
     save_state(path, reactor, before, at)

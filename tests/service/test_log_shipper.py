@@ -70,7 +70,7 @@ class Site:
             files=none, state=none, job=none, records=none, now=none, audit=none,
             bytes_per_s=bytes_per_s,
         )  # fmt: skip
-        self.relay.job = cast("Any", lambda _: SimpleNamespace())
+        self.relay.job = cast("Any", lambda _: SimpleNamespace(journal=""))
         self.shipper = self.wire.shipper = LogShipper(N1, self.done.append)
         self.shipper.use(cast("Any", self.wire))
 

@@ -204,7 +204,8 @@ def write(path: Path, history: History) -> None:
         feed = tuple(command.event for command in commands if isinstance(command, Announce))
         writer.append(Entry(at=at, input=event, feed=feed, records=tuple(reactor.records)))
     writer.close()
-    path.with_suffix(".lock").unlink()
+    for suffix in (".lock", ".mark"):
+        path.with_suffix(suffix).unlink()
 
 
 def snapshot_at(path: Path, number: int) -> None:

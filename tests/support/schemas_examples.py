@@ -87,7 +87,9 @@ UNIT: Final = sweeps.UnitOrder(
     partition=3, evaluate=True,
 )  # fmt: skip
 
-_WORKER: Final[dict[str, Any]] = {"job": JOB, "version": VERSION, "rank": RANK}
+JOURNAL: Final = "0123456789abcdef"
+_RANK: Final[dict[str, Any]] = {"job": JOB, "version": VERSION, "rank": RANK}
+_WORKER: Final[dict[str, Any]] = {**_RANK, "journal": JOURNAL}
 _STARTED: Final = agent.WorkerStarted(**_WORKER, pid=4711, started_ticks=88_123)
 _STEP_TIMES: Final = StepTimes(pass_s=0.0125, sync_s=0.0025, local_batch=16, passes=2)
 _STEPS: Final = agent.StepsReported(
@@ -228,10 +230,11 @@ _OF_AGENTS: Final = (
     agent.Hello(
         node=NODE, boot=BOOT, spec=NODE_SPEC, workers=(_SEEN,), events_sent=300, events_dropped=298,
         problems=("/var/lib/ones is full; free space on it",), echo="3.2", jobs=(JOB,),
-        run_id="5f2c8d0e91ab",
+        run_id="5f2c8d0e91ab", term=TERM,
     ),
     agent.Welcome(
         session="3.1", boot=BOOT, term=TERM, committed=299, log_port=7704, event_port=7700,
+        report_again=True,
     ),
     agent.Refused(code="no_slots", message="the node offers no slots", hint="set slots"),
     agent.Heartbeat(session="3.1", events_sent=300, number=12),
@@ -243,7 +246,7 @@ _OF_AGENTS: Final = (
     agent.GroupDelta(
         job=JOB, term=TERM, version=VERSION, stage=agent.SWITCH, group=GROUP, spec=SPEC,
         snapshot=DIGEST, forget=True, kind=agent.RECOVER, former=FORMER, store=STORE, source=RANK,
-        user="ann",
+        user="ann", journal=JOURNAL,
     ),
     agent.DeltaAcked(job=JOB, term=TERM, version=VERSION, stage=agent.SWITCH, applied=True),
     sweeps.SweepDelta(
@@ -333,7 +336,7 @@ _OF_LOGS: Final = (
     feed.LogHello(node=NODE, **_WORKER, stream="log"),
     feed.LogChunk(**_WORKER, stream="log", offset=512, data=b"epoch 12\n"),
     feed.LogEnded(**_WORKER, stream="log", size=521),
-    feed.LogStored(**_WORKER, stream="log", size=521, ended=True, credit=1 << 20, full=True),
+    feed.LogStored(**_RANK, stream="log", size=521, ended=True, credit=1 << 20, full=True),
     feed.ReadLog(
         job=JOB, stream="samples", rank=RANK, cursor=512, max_bytes=4096, wait_s=10.5, since=1.7e9
     ),
@@ -359,8 +362,8 @@ _ON_A_NODE: Final = (
         env={"CUDA_VISIBLE_DEVICES": "2"}, address="10.0.0.7", kind=agent.JOIN, granted=False,
         states="/var/ones/work/.states/digits-7", token=SHOWN, user="alice",
     ),
-    worker.WorkerHello(**_WORKER, pid=4711, token=SHOWN),
-    worker.Reported(**_WORKER, count=3),
+    worker.WorkerHello(**_RANK, pid=4711, token=SHOWN),
+    worker.Reported(**_RANK, count=3),
     worker.GroupOrder(
         version=VERSION, stage=agent.SWITCH, kind=agent.RECOVER, group=GROUP, former=FORMER,
         store=STORE, source=RANK,

@@ -17,6 +17,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final, cast
 
+import msgspec
+
 from controlplane.core.commands import Announce, Command
 from controlplane.core.history import Record
 from controlplane.core.inputs import Input, NodeReported
@@ -38,7 +40,7 @@ from schemas.ids import JobId, NodeId, SlotId
 from schemas.transport.keys import Identity, KeyPair, write_keys
 from schemas.transport.sockets import Socket
 from schemas.wire import Message
-from schemas.wire.agent import AgentEvent
+from schemas.wire.agent import AgentEvent, OfJournal
 from schemas.wire.client import Failed
 from schemas.wire.feed import ReadLog
 from tests.support import builders
@@ -89,6 +91,11 @@ class LiveService:
         """Let `node` say this next in its numbered stream."""
         boot = self.loop.reactor.state.nodes[node].boot
         self._said[node] += 1
+        if isinstance(event, OfJournal):
+            event = cast(
+                "AgentEvent",
+                msgspec.structs.replace(event, journal=self.loop.reactor.state.journal),
+            )
         self.take(NodeReported(node=node, boot=boot, seq=self._said[node], event=event))
 
     def place(self, placed: Mapping[JobId, SlotId]) -> None:

@@ -27,8 +27,8 @@ from controlplane.core.model.job_phases import (
 from controlplane.core.model.node import Node
 from controlplane.core.model.sweep import JobSweep, LeftSweep
 from controlplane.core.model.worker import WorkerPhase, WorkerTrigger
-from controlplane.core.state import State, pause_before
-from schemas.ids import JobId, NodeId, Seconds, Version, node_of
+from controlplane.core.state import LeftJob, State, pause_before
+from schemas.ids import JobId, NodeId, Seconds, node_of
 from schemas.jobs import JobSpec
 from schemas.wire.agent import SETTLED, GroupDelta
 from schemas.wire.feed import Detail
@@ -65,7 +65,7 @@ def remove_leaving(ctx: HandlerContext) -> None:
     for name in names:
         job = state.jobs.pop(name)
         if job.nodes:
-            state.left_jobs[name] = job.version
+            state.left_jobs[name] = LeftJob(job.version, job.journal)
         if job.key:
             del state.submission_keys[job.key]
             state.left_submission_keys[job.key] = name
@@ -113,10 +113,10 @@ def resend_kept_states(ctx: HandlerContext, node: NodeId) -> None:
     ctx.out[:] = [*deltas, *ctx.out]
 
 
-def resend_stop(ctx: HandlerContext, name: JobId, version: Version, node: NodeId) -> None:
+def resend_stop(ctx: HandlerContext, name: JobId, left: LeftJob, node: NodeId) -> None:
     """Order a returning node to stop its processes of a job that left the state."""
     delta = GroupDelta(
-        job=name, term=ctx.state.term, version=version, stage=SETTLED,
+        job=name, journal=left.journal, term=ctx.state.term, version=left.version, stage=SETTLED,
         group=None, spec=None, forget=True,
     )  # fmt: skip
     ctx.out.append(SendDelta(node, delta))
@@ -242,7 +242,7 @@ def on_order_too_large(ctx: HandlerContext, event: OrderTooLarge) -> None:
 def _dismiss(ctx: HandlerContext, job: Job, outcome: str) -> list[NodeId]:
     """Order every worker of the job to stop; return the nodes that must be notified."""
     ctx.conclude(job, outcome)
-    job.version = Version(job.version + 1)
+    job.version = job.next_version
     if job.group is not None:
         job.progress.last_batch = job.group.global_batch
     ctx.state.deadlines.clear(job.job)
@@ -285,6 +285,7 @@ def accept(ctx: HandlerContext, spec: JobSpec, snapshot: str, user: str, project
         snapshot=snapshot,
         user=user,
         project=project,
+        journal=state.journal,
         submitted_at=ctx.now,
         accounting=Accounting(since=ctx.now),
     )

@@ -22,17 +22,28 @@ from controlplane.core.model import node as nodes
 from controlplane.core.model.job import Job
 from controlplane.core.model.node import Node, NodePhase, NodeTrigger
 from controlplane.core.model.worker import Worker, WorkerPhase
-from schemas.ids import JobId, node_of, slot_id, worker_id
+from controlplane.core.state import State
+from schemas.ids import JobId, Version, node_of, slot_id, worker_id
 from schemas.wire.agent import WorkerExited, WorkerSeen
 from schemas.wire.feed import Detail
 
 FORMER_BOOTS: Final = 8
+LOST_VERSIONS: Final = 1000  # versions of a job that a journal may have lost
+MAX_DIGITS: Final = 18
+LOST_JOBS: Final = 1_000_000  # numbers of jobs that a hello may skip
 
 
 def on_controller_started(ctx: HandlerContext, event: ControllerStarted) -> None:
     """Begin the term of a new controller; every node has to greet this controller again."""
     state = ctx.state
-    state.term = event.term
+    state.term, state.journal = event.term, event.journal
+    state.jobs_accepted = max(state.jobs_accepted, event.jobs)
+    state.loss_accepted = event.restored
+    if event.restored:
+        state.outdated = ""
+        for name in state.active:
+            job = state.jobs[name]
+            job.version_floor = Version(job.version + LOST_VERSIONS)
     ctx.announce("controller.started", detail={"term": event.term, "release": event.release})
     for node in state.nodes.values():
         nodes.advance(node, NodeTrigger.CONTROLLER_STARTED, ctx.now)
@@ -62,11 +73,46 @@ def on_node_greeted(ctx: HandlerContext, event: NodeGreeted) -> None:
         node.spec = event.spec
         _advance(ctx, node, NodeTrigger.GREETED, "node.up")
     node.run_id = event.run_id or node.run_id
+    _compare_with_journal(ctx, node, event)
     lifecycle.record_problems(ctx, node, event.problems)
     sent = _reconcile(ctx, node, event.workers, wiped=wiped)
     sweeps.on_node_greeted(ctx, node.node)
     _send_desired(ctx, node, [name for name in dict.fromkeys(event.jobs) if name not in sent])
     ctx.plan_needed = True
+
+
+def _compare_with_journal(ctx: HandlerContext, node: Node, event: NodeGreeted) -> None:
+    """Refuse new jobs if a node knows inputs that the journal lacks, until an admin accepts it.
+
+    Numbers of jobs that the node names are not given again.
+    """
+    state, accepted, known = ctx.state, ctx.state.jobs_accepted, node.committed
+    names = [*(seen.job for seen in event.workers), *event.jobs]
+    highest = max(map(_number, names), default=0)
+    node.committed = max(known, event.events_dropped)
+    state.jobs_accepted = max(accepted, min(highest, accepted + LOST_JOBS))
+    if event.term > state.term:
+        lacks = f"term {event.term}"
+    elif event.events_dropped > known:
+        lacks = f"its events {known + 1} to {event.events_dropped}"
+    elif highest > accepted:
+        lacks = f"job number {highest}"
+    else:
+        return
+    if not (state.loss_accepted or state.outdated):
+        state.outdated = f"the journal is older than node {node.node}, and lacks {lacks}"
+
+
+def _number(name: JobId) -> int:
+    """Return the number of a job that an agent named; 0 if the name has none."""
+    tail = name.rpartition("-")[2]
+    return int(tail) if tail.isdecimal() and len(tail) < MAX_DIGITS else 0
+
+
+def _journal_of(state: State, job: JobId) -> str | None:
+    """Return the id of the journal in which a job was accepted; None for an unknown job."""
+    known = state.jobs.get(job) or state.left_jobs.get(job)
+    return known.journal if known is not None else None
 
 
 def _reconcile(
@@ -77,11 +123,13 @@ def _reconcile(
     Returns the jobs whose desired state was sent.
     """
     state = ctx.state
-    present = {worker_id(s.job, s.version, s.rank): s for s in seen}
+    found_there = {worker_id(s.job, s.version, s.rank): s for s in seen}
+    present = {name: s for name, s in found_there.items() if s.journal == _journal_of(state, s.job)}
+    ordered = {worker.worker for _, worker in state.slot_index.workers_on(node.node)}
     node.foreign_workers = {
         slot_id(node.node, s.slot): name
-        for name, s in present.items()
-        if s.job not in state.jobs and s.job not in state.left_jobs and not s.ended
+        for name, s in found_there.items()
+        if not s.ended and not (name in present and name in ordered)
     }
     state.slot_index.touch_node(node.node)
     for slot in [slot_id(node.node, s.index) for s in node.spec.slots]:
@@ -95,8 +143,18 @@ def _reconcile(
         else:
             _reconcile_absent(ctx, job, worker, wiped=wiped)
     touched = {s.job: None for s in present.values()} | {job.job: None for job, _ in workers}
+    for one in present.values():
+        _restart_if_changed(ctx, one)
     _send_desired(ctx, node, touched)
     return touched
+
+
+def _restart_if_changed(ctx: HandlerContext, seen: WorkerSeen) -> None:
+    """Restart a job whose worker belongs to a later group than the journal knows."""
+    job = ctx.state.jobs.get(seen.job)
+    if job is not None and job.group is not None and seen.version > job.version and not seen.ended:
+        reason = "a later change of its group was lost with the journal"
+        lifecycle.restart_from_checkpoint(ctx, job, reason)
 
 
 def _send_desired(ctx: HandlerContext, node: Node, names: Iterable[JobId]) -> None:
@@ -104,8 +162,8 @@ def _send_desired(ctx: HandlerContext, node: Node, names: Iterable[JobId]) -> No
     for name in names:
         if name in ctx.state.jobs:
             ctx.send_to(ctx.state.jobs[name], [node.node])
-        elif (version := ctx.state.left_jobs.get(name)) is not None:
-            lifecycle.resend_stop(ctx, name, version, node.node)
+        elif (left := ctx.state.left_jobs.get(name)) is not None:
+            lifecycle.resend_stop(ctx, name, left, node.node)
 
 
 def _reconcile_absent(ctx: HandlerContext, job: Job, worker: Worker, *, wiped: bool) -> None:

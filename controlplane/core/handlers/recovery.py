@@ -26,7 +26,7 @@ from controlplane.core.model.rescale import QuiescePoint, Rescale, RescalePhase,
 from controlplane.core.model.worker import Worker, WorkerPhase, WorkerTrigger
 from controlplane.core.state import pause_before
 from controlplane.policy.api import Reason
-from schemas.ids import NodeId, Seconds, SlotId, Version, node_of
+from schemas.ids import NodeId, Seconds, SlotId, node_of
 from schemas.nodes import Group
 from schemas.wire.agent import RECOVER, GroupBroken, JoinFailed, Quiesced
 
@@ -124,7 +124,7 @@ def _quiesce(
     ctx: HandlerContext, job: Job, group: Group, survivors: list[Worker], reason: str
 ) -> Rescale:
     """Record the order of a recovery with the survivors as the next group; return the recovery."""
-    before, version = job.version, Version(job.version + 1)
+    before, version = job.version, job.next_version
     recovery = Rescale(
         group=make_group(job, version, share_batch(survivors, group.global_batch)),
         kind=RECOVER,

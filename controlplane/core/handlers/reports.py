@@ -106,6 +106,8 @@ def on_node_reported(ctx: HandlerContext, event: NodeReported) -> None:
         lifecycle.record_problems(ctx, node, report.problems)
         return
     job = ctx.state.jobs.get(report.job)
+    if isinstance(report, WorkerEvent) and job is not None and report.journal != job.journal:
+        job = None  # another job with the same name
     if isinstance(report, JobCleared):
         if job is not None:
             exits.on_job_cleared(ctx, job, node, report)

@@ -52,7 +52,7 @@ def order_change(
     status = job.status
     if not isinstance(status, Running):
         return
-    before, version = job.version, Version(job.version + 1)
+    before, version = job.version, job.next_version
     rows, newcomers = _next_members(job, status.group, placed, version)
     change = Rescale(
         group=make_group(job, version, rows),

@@ -159,7 +159,7 @@ def start(
         placed: slot -> local batch, samples per step; in rank order. Each slot is free, or its
             owner leaves it in a swap; then the new worker is prepared while the owner still runs.
     """
-    version = Version(job.version + 1)
+    version = job.next_version
     checkpoint = job.progress.checkpoint
     rows = [
         (worker_id(job.job, version, Rank(rank)), slot, batch)

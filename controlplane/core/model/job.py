@@ -141,6 +141,8 @@ class Job(msgspec.Struct, kw_only=True):
     status: JobStatus = msgspec.field(default_factory=Queued)
     reason: str = "submitted"  # reason of the phase
     version: Version = Version(0)  # highest group version so far
+    version_floor: Version = Version(0)  # versions up to this one may have been used
+    journal: str = ""  # id of the journal in which the job was accepted
     workers: dict[WorkerId, Worker] = {}  # workers whose process may exist, of any version
     nodes: dict[NodeId, None] = {}  # all nodes that ever had a worker of the job
     override: ManualOverride | None = None  # an operator's order
@@ -154,6 +156,11 @@ class Job(msgspec.Struct, kw_only=True):
     sweep: JobSweep | None = None  # None: an ordinary job
     key: str = ""  # USER/KEY of the submission
     project: str = ""  # as submitted; empty: the user's own
+
+    @property
+    def next_version(self) -> Version:
+        """Version of the next group; no worker has ever had it."""
+        return Version(max(self.version, self.version_floor) + 1)
 
     @property
     def owner(self) -> JobOwner:

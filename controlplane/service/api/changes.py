@@ -326,6 +326,7 @@ class ChangeRequests:
             what = f"{known} waits until the journal can be written ({self.commit_loop.stalled})"
             raise UnavailableError(what, "free space there; the job need not be submitted again")
         if known is None:
+            self._refuse_if_outdated()
             self.quota.take(who.name)
         for command in await self._durable(submitted):
             if isinstance(command, Accept):
@@ -423,6 +424,19 @@ class ChangeRequests:
             await self.commit_loop.caught_up()
         else:
             await self._durable(event)
+
+    def _refuse_if_outdated(self) -> None:
+        """Refuse new jobs while nodes know more than the journal, until an admin decides.
+
+        Raises:
+            UnavailableError: with the reason.
+        """
+        if outdated := self._newest.outdated:
+            remedy = (
+                "an admin stops the controller, and restores a newer backup (`ones admin restore`) "
+                "or continues without the lost inputs (`ones admin accept-loss`)"
+            )
+            raise UnavailableError(outdated, remedy)
 
     async def _durable(self, event: ChangeInput) -> list[Command]:
         done: asyncio.Future[list[Command]] = asyncio.get_running_loop().create_future()

@@ -27,6 +27,7 @@ from nodeagent.reconciler import (
     PublishEvent,
     Reconciler,
     RemoveWorker,
+    ReportedAgain,
     ReportRead,
     Started,
     StartFailed,
@@ -41,12 +42,15 @@ from schemas.wire import Message
 from schemas.wire.agent import (
     JOIN,
     RECOVER,
+    SETTLED,
     SUSPEND,
     GroupDelta,
     ScriptReport,
     UnitEnded,
     UnitFailed,
     UnitStarted,
+    WorkerExited,
+    WorkerRefused,
 )
 from schemas.wire.sweeps import StateRef, SweepDelta, UnitOrder
 from tests.support.builders import (
@@ -495,3 +499,32 @@ def test_a_hello_names_every_process_that_was_started() -> None:
 
     assert agent().seen() == ()
     assert reconciler.seen() == (seen(A, pid=100, ended=True, code=3), seen(B, slot=1, pid=None))
+
+
+# --- jobs of another journal
+
+
+def test_a_delta_of_a_namesake_changes_nothing_and_its_worker_is_refused() -> None:
+    reconciler = agent(*alive())
+    before = reconciler.seen()
+    stop_it = GroupDelta(
+        job=A, term=Term(9), version=Version(1), stage=SETTLED, group=None, spec=None, journal="2"
+    )
+
+    assert reconciler.handle(Desired(stop_it)) == []
+    (refused,) = reconciler.handle(Desired(replace(run(A, 1), journal="2")))
+
+    assert isinstance(refused, PublishEvent)
+    assert isinstance(refused.event, WorkerRefused)
+    assert (refused.event.journal, refused.event.node_fault) == ("2", True)
+    assert reconciler.seen() == before
+
+
+def test_an_exit_is_reported_again_after_the_reports_before_it() -> None:
+    reconciler = agent(*alive(), ended(code=3))
+
+    again = reconciler.handle(ReportedAgain(FIRST))
+
+    assert again == [
+        PublishEvent(WorkerExited(job=A, version=Version(1), rank=Rank(0), code=3, signal=None))
+    ]

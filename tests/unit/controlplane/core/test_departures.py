@@ -12,7 +12,7 @@ from controlplane.core.model.job_phases import Phase
 from controlplane.core.reactor import Reactor
 from controlplane.journal.database import input_from
 from schemas.errors import UnknownJobError
-from schemas.ids import JobId
+from schemas.ids import JobId, Rank, Version, worker_id
 from schemas.wire.agent import SETTLED
 from tests.support import builders
 from tests.support.builders import N1, S0, A, B, seen, send, stop
@@ -70,7 +70,9 @@ def test_a_node_that_comes_back_with_a_process_of_a_job_that_left_is_told_to_sto
     commands = controller.take(builders.greeting(N1, seen(A)))
 
     assert send(N1, stop(A, version, forget=True)) in commands
-    assert controller.state.nodes[N1].foreign_workers == {}
+    assert controller.state.nodes[N1].foreign_workers == {
+        S0: worker_id(A, Version(1), Rank(0))
+    }  # until it has exited
 
 
 def test_a_node_hears_which_of_the_jobs_that_left_something_there_have_ended() -> None:

@@ -1012,7 +1012,7 @@ def test_a_worker_of_an_unknown_job_keeps_its_slot_and_is_not_killed() -> None:
     assert commands == [news("node.joined", N1, slots=2), RequestPlan()]
     assert usable(controller) == {S0: True, S1: False}
     controller.submit("a")
-    assert controller.place({A: S1}) == [RequestPlan()]
+    assert controller.place({JobId("a-10"): S1}) == [RequestPlan()]
 
 
 def test_an_unknown_worker_that_ended_holds_nothing() -> None:
