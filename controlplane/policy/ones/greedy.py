@@ -59,7 +59,10 @@ def filled(
 
 
 def _next(value: FloatArray, sizes: IntArray, level: int, left: int) -> tuple[float, int] | None:
-    """Return the value per slot and the level of the steepest growth by at most `left` slots."""
+    """Return the steepest growth by at most `left` slots, as (value per slot, level).
+
+    Return None if no growth adds value.
+    """
     best: tuple[float, int] | None = None
     here, base = int(sizes[level]), float(value[level])
     for other in range(1, len(sizes)):
@@ -72,9 +75,10 @@ def _next(value: FloatArray, sizes: IntArray, level: int, left: int) -> tuple[fl
 
 
 def repaired(problem: Problem, levels: IntArray, order: IntArray) -> IntArray:
-    """Return `levels` after lowering them until all are allowed and together fit the capacity.
+    """Return `levels`, changed so that all are allowed and together fit the capacity.
 
-    Jobs that come later in `order`, a permutation of shape (J,), lose slots first.
+    A job that does not fit gets its lowest level. Jobs that come later in `order`, a permutation of
+    shape (J,), lose slots first.
     """
     low, rows = problem.lowest, problem.rows
     levels = np.where(problem.allowed[rows, levels], levels, problem.present)
@@ -127,7 +131,7 @@ def exchanged(problem: Problem, levels: IntArray) -> IntArray:
 
 
 class _Trades:
-    """Each job's best gain from up to k more slots, and least loss from k or more fewer."""
+    """Best gains of jobs by up to k more slots, and least losses by at least k fewer slots."""
 
     def __init__(self, problem: Problem, levels: IntArray) -> None:
         self._problem = problem

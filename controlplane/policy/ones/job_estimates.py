@@ -258,9 +258,10 @@ class Estimates:
         )
 
     def is_current(self, job: JobView, version: EstimateVersion, now: Seconds) -> bool:
-        """True if the job's estimates still have this version; ten times faster than `version`.
+        """True if the job's estimates still have this version.
 
-        `now` must not be before the time at which the version was made.
+        The check is ten times faster than `version`. `now` must not be before the time at which the
+        version was made.
         """
         history, family = self._histories.get(job.job), self._families.of(job.family)
         return (
@@ -314,10 +315,10 @@ class Estimates:
         return now < self.gate(job)
 
     def growth_loss(self, job: JobView) -> tuple[float, int] | None:
-        """Return (progress now over before, slots before) if the last growth lost progress.
+        """Return (progress now over progress before, slots before) if the last growth lost.
 
-        A move to more nodes is treated as growth from the same number of slots. Return None if the
-        job did not grow, if nothing was lost, or if too little was measured.
+        A move to more nodes is treated as growth too; the number of slots before is then the same.
+        Return None if the job did not grow, if nothing was lost, or if too little was measured.
         """
         history = self._histories.get(job.job)
         if history is None or not history.trial.compares or self.moves_to(job) is not None:

@@ -55,7 +55,7 @@ class GrowthTrial:
 
     now: GroupPace | None = None
     before: GroupPace | None = None  # last group with fewer slots
-    previous: GroupPace | None = None  # previous group, if comparable
+    previous: GroupPace | None = None  # same size, but a smaller batch or fewer nodes
 
     def add(self, version: int, slots: int, batch: int, step_s: float, nodes: int = 1) -> None:
         """Record a step time, in seconds, corrected for other jobs on the same cores.
@@ -200,7 +200,7 @@ class OnesJobHistory(JobHistory):
     group: tuple[int, int] = (-1, 0)  # version and global batch of the last telemetry
     group_step: int = 0  # step of the job at which this group started with this batch
     slots: int = 0  # number in the last view
-    slots_before_return: int = 0  # slots before the job last gave slots up unasked
+    slots_before_return: int = 0  # slots before the job last returned some while no job waited
     returned_at: Seconds = Seconds(-1e9)
     epoch: int = 0  # last finished epoch
     last_noise: float | None = None  # last measurement; None: not measured yet

@@ -115,7 +115,7 @@ class LengthMixture(ResidualLife):
                 self._other_epochs.append(epochs)
 
     def forget(self, active: set[JobId]) -> None:
-        """Drop the epoch counts of jobs that are not active."""
+        """Drop the epochs of jobs that are not active."""
         self._epochs = {job: many for job, many in self._epochs.items() if job in active}
 
     def left(
@@ -153,7 +153,7 @@ MAX_LOGS: Final = 20  # logs of one family
 MAX_LOG_EPOCHS: Final = 100  # entries of one log
 MAX_COMMON_LOGS: Final = 40  # logs of all families, used for new families
 MIN_PROGRESS: Final = 1e-6  # lower bound of a divisor
-MIN_LEFT: Final = 1e-3  # lower bound of the remaining share of the work done
+MIN_LEFT: Final = 1e-3  # least remaining work, as a share of the work done
 
 
 @dataclass(slots=True)
@@ -229,7 +229,7 @@ class BetaProgress(ResidualLife):
     def left(
         self, job: JobView, family: FamilyLengths, done: float, own: JobEvidence, *, bounds: bool
     ) -> WorkLeft | None:
-        """Return the work that remains by the mean progress.
+        """Return the remaining work that the mean progress implies.
 
         Before there is a regression, return the residual life.
         """

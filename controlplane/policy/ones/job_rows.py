@@ -147,7 +147,7 @@ MIN_GAIN: Final = 1e-9  # lower bound of a divisor
 
 
 def stall_share(left_s: FloatArray | float, stall_s: float, margin: float) -> FloatArray:
-    """Return the share of a value that is left after a stall, shape of `left_s`.
+    """Return the share of a value that is left after a stall; the shape is that of `left_s`.
 
     The share is 1 - max(2.5 stall / clamp(left, 10 s, 900 s), margin), but at least `MIN_SHARE`.
     Thus `margin` is the least share that a change costs. `left_s` is the remaining time, in
@@ -182,7 +182,7 @@ class JobRow:
     restart_factor: float  # share of the value left after a stop and restart; 1 if the job waits
     model: SpeedModel
     gated: bool
-    growth_loss: float | None = None  # progress now over before, if the last growth lost
+    growth_loss: float | None = None  # progress now / progress before, if the last growth lost
     moves_to: tuple[int, ...] = ()  # places that a half-migrated job will keep
 
     @property
@@ -332,7 +332,7 @@ class JobRowBuilder:
     def _factors(
         self, job: JobView, table: SizeTable, one_s: float, due: int | None
     ) -> tuple[FloatArray, float, float]:
-        """Return the shares of its value that a job keeps after different changes.
+        """Return the shares of a job's value that are left after different changes.
 
         The shares are those after a change to each size, shape (L,), after a move at the same size,
         and after a stop and restart. A first start is free, since every job needs one. A change to

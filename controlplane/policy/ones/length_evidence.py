@@ -133,7 +133,7 @@ class ErrorStatistics:
 def scopes_of(family: str) -> tuple[str, ...]:
     """Return the scopes of a family, widest first: all jobs, its user's jobs, its own jobs.
 
-    The name of a family is the user's name, a slash, and more; without a slash there is no user.
+    A family's name is the user's name, a slash and further text. Without a slash there is no user.
     """
     user, slash, _ = family.partition("/")
     return ("", f"{user}/", family) if slash else ("", family)
@@ -368,7 +368,7 @@ class JobEvidence:
 
 
 def _ahead(end: _End) -> float:
-    """Return the distance from the prediction to the end, in e-folds of the work done then."""
+    """Return the distance from the prediction to the end, in e-folds of the work done by then."""
     return max(math.log(max(end.total / end.done, 1.0)), MIN_AHEAD)
 
 

@@ -42,8 +42,8 @@ def lay_out(
 ) -> IntArray | None:
     """Return the row of the job on each slot at `levels`, shape (S,); None if slots are too few.
 
-    A slot without a movable job is `FREE` or `CLOSED`. `owner` is the present layout, at the levels
-    `before`. Both arrays of levels have shape (J,).
+    A slot without a movable job is `FREE` or `CLOSED`. The layout starts from `owner`, at the
+    levels `before`. Both arrays of levels have shape (J,).
     """
     changed = np.flatnonzero(levels != before)
     if not len(changed) and not hints.movers and not hints.traders:
@@ -189,7 +189,7 @@ class _Layout:
         return True
 
     def _evacuate(self, row: int, size: int, own: IntArray) -> bool:
-        """Move small jobs off a node and the job onto it; return False if nothing was changed."""
+        """Move small jobs off a node to make room for the job; return False if nothing changed."""
         problem = self._problem
         widest = problem.widest
         need = min(size, widest)

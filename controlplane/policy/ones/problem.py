@@ -34,7 +34,7 @@ class InterferenceModel:
 
     log_slowdowns: FloatArray  # shape (C, C), at least 0
     family: IntArray  # shape (J,), numbers of the jobs' families
-    fixed: FloatArray  # shape (N, C), jobs on each node that may not be moved
+    fixed: FloatArray  # shape (N, C), number of unmovable jobs by node and class
 
     def kept(self, rows: IntArray, nodes: IntArray, spans: IntArray) -> FloatArray:
         """Return the share of its speed that each job keeps beside its neighbours, shape (J,).
@@ -205,7 +205,7 @@ class Problem:
 
     @property
     def node_of(self) -> IntArray:
-        """Number of each slot's node."""
+        """Node number of each slot, shape (S,)."""
         return self.cluster.node_of
 
     @property
@@ -379,7 +379,7 @@ class Problem:
         return found
 
     def _choose_yield(self, row: int, kept: int, spare: int) -> tuple[YieldMode, float]:
-        """Return the mode in which a job would yield its slots, and its start's slot seconds."""
+        """Return how a job would yield its slots, and the slot seconds that its start costs."""
         job_row = self.job_rows[row]
         job, size = job_row.job, len(job_row.now)
         meanwhile = kept + min(spare, size - kept)
