@@ -1,11 +1,11 @@
 """Problem of a view: jobs and slots in play, the value of each size, and what is due to jobs.
 
-V = weight (x c)^0.8. Candidates are scored with these values. With option `max_stretch`, no job may
-take longer than this multiple of the time that it would take on its fair share. The fair share is 1
-/ n of the cluster, with n the mean number of jobs over the job's life (Themis, NSDI '20; Shockwave,
-NSDI '23). If a job would exceed the limit with just its share from now on, it is due the smallest
-size that is as fast as its share. Less than this size costs more than any other use of its slots is
-worth, both in greedy filling and in the fitness.
+V = weight (x c)^0.8. Candidates are scored with these values. With option `max_stretch`, each job
+is to end within this multiple of its time on its fair share. The fair share is 1 / n of the
+cluster, with n the mean number of jobs over the job's life (Themis, NSDI '20; Shockwave, NSDI '23).
+If a job would exceed the limit with just its share from now on, it is due the smallest size that is
+as fast as its share. A smaller size is penalised by more than any other use of its slots is worth,
+both in greedy filling and in the fitness.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class InPlay:
 
 
 def in_play(view: ClusterView, now: Seconds) -> InPlay:
-    """Group the jobs and slots of `view`; each group keeps their order."""
+    """Return the jobs and slots of `view` in groups; each group keeps the view's order."""
     movable: dict[JobId, JobView] = {}
     backing_off: dict[JobId, Seconds] = {}
     kept: dict[JobId, dict[SlotId, int]] = {}
@@ -150,7 +150,7 @@ def value_table(job_rows: Sequence[JobRow], supply: SlotSupply, options: OnesOpt
     `weight`) and speed-up have one exponent each.
 
     A gated job may grow onto idle slots, and may shrink for a waiting job, but is not stopped.
-    Stopping another job costs as much value as its restart will, plus a margin.
+    Stopping a job that is not gated costs what its restart will cost, plus a margin.
     """
     weight = _weight(job_rows, supply.now, options)
     sizes, spans, gains = _stacked(job_rows)
@@ -259,7 +259,7 @@ def fairness_floors(
     slots: int,
     now: Seconds,
 ) -> FairnessFloors:
-    """Return the size that is due to each job in a cluster with `slots` slots."""
+    """Return each job's stretch and due size in a cluster with `slots` slots."""
     limit = options.max_stretch
     left_s = remaining_of(job_rows)
     done_s = [

@@ -47,7 +47,7 @@ class LearnedSlowdowns:
         self._assumed_types: dict[str, float] = {}  # log step times by type that the models assume
 
     def by_type(self, types: Sequence[str], families: Sequence[str]) -> FloatArray | None:
-        """Return each job's step time on each GPU type over that on its fastest, shape (J, types).
+        """Return each job's step time by GPU type, divided by that on its fastest type, (J, types).
 
         `families` has the family of each job. Return None if the types do not differ.
         """

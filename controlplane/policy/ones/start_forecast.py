@@ -4,7 +4,7 @@ The schedule in force is rolled forward. Running jobs end when their remaining t
 waiting jobs get their slots in the order in which the policy fills slots. Future submissions and
 changes of size are not foreseen. The outcomes of similar earlier forecasts (nearest neighbours by
 expected wait and length) show the error, and yield the median and the ends of the interval. A job
-that has waited longer than forecast is treated as an outcome that starts now. Without such jobs,
+that has waited longer than forecast is treated as if it started now. If such jobs were left out,
 the forecast waits would be too short.
 """
 
