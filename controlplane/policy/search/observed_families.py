@@ -161,7 +161,7 @@ class FamilyRecord:
     def scaling(self) -> tuple[float | None, float | None]:
         """Return two exponents of the speed-up within a node, each 0 to 1; None: not measured.
 
-        The first is for the step from one slot to two. The second is for the step from two slots to
+        The first is for growth from one slot to two, and the second for growth from two slots to
         the largest measured size.
         """
         near = [(slots, local) for nodes, slots, local, *_ in self.means if nodes == 1]
