@@ -182,7 +182,7 @@ class Placer:
         """Return the slots of each job, in order of rank, node by node.
 
         Args:
-            sizes: slots of `running` and `waiting` jobs, at most `room` in total; missing: none.
+            sizes: slots of `running` and `waiting` jobs, at most `room` in total; missing: 0.
                 Jobs that do not keep their slots are placed in this order.
             packed: running jobs that exchange their slots for slots on fewer nodes, or keep them.
         """

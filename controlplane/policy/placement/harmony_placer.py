@@ -104,8 +104,8 @@ class NeighbourCosts:
     which is not negative, comes from a ridge regression for each family (`prediction/slowdowns`).
     The regression also yields the step times alone, which are not reported. Harmony (Bao et al.,
     INFOCOM '19, "Reward model training") learns a network for the same purpose. An unmeasured pair
-    uses the mean of other pairs with the same neighbour or the same family, and before any,
-    `prior`.
+    uses the mean of other pairs with the same neighbour or the same family. Without such pairs,
+    `prior` is used.
 
     Args:
         prior: share of its speed that a job loses by a neighbour, in [0, 1), before measurements.
@@ -264,7 +264,7 @@ def _classes(crowd: NodeCrowd) -> tuple[NeighbourClass, ...]:
 
 
 class SpeedShares(Protocol):
-    """Source of normalised speeds, i.e. shares of a job's speed alone and close together."""
+    """Source of normalised speeds: a job's speed as a share of its speed alone on few nodes."""
 
     def share(self, job: JobId, occupancy: Occupancy) -> float:
         """Return the normalised speed of a job, in (0, 1]."""

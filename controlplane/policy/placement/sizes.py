@@ -117,9 +117,9 @@ class RoundRobin:
         self._stays: dict[JobId, tuple[bool, Seconds]] = {}  # job -> (runs, since when)
 
     def follow(self, view: ClusterView, now: Seconds) -> None:
-        """Record since when each job runs or waits; changes of size are ignored.
+        """Record since when each job runs or waits; a change of size is no new start.
 
-        In this it differs from `moved_at`.
+        In contrast, `moved_at` changes with the size.
         """
         stays: dict[JobId, tuple[bool, Seconds]] = {}
         for name, job in view.jobs.items():
@@ -175,7 +175,7 @@ class BackfillQueue:
 def backfill_queue(
     partition: Partition, remaining_s: Callable[[JobView, int], float], *, backfill: bool
 ) -> BackfillQueue:
-    """Keep running jobs, and start waiting gangs in order of arrival as far as there is room.
+    """Return the queue in which running jobs stay and waiting gangs start in order of arrival.
 
     Backfill is EASY's (Lifka 1995): the first job that does not fit is promised slots for the
     moment at which running jobs will have left enough. A later job may overtake it if that job ends
@@ -229,7 +229,7 @@ GROUP_CHANGE_S: Final = 1.0  # duration of a group change; least round for young
 
 
 class Rounds:
-    """Decides when a round starts; repeated requests at one moment belong to one round.
+    """Rule for when a round starts; repeated requests at one moment belong to one round.
 
     Sizes are fixed until the next round, unless no job of the last round is left. A fixed interval
     suits jobs of one length: where jobs last seconds, a minute is too long. Therefore a round may
