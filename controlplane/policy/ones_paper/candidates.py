@@ -256,8 +256,8 @@ def fill_costs(problem: PaperProblem, many: int, rng: Generator) -> FloatArray:
 def refreshed(genes: Genes, problem: PaperProblem, left: FloatArray) -> Genes:
     """Refresh (figure 7): (2) scale down, (3) give slots to new jobs, and fill idle slots.
 
-    Part (1), which frees the slots of finished jobs, is done by `carried_over`. `left` is Y, (K,
-    J).
+    Part (1), which frees the slots of finished jobs, is done by `carried_over`. `left`, shape (K,
+    J), is Y.
     """
     return filled(with_new_jobs(within_limits(genes, problem), problem), problem, left)
 
