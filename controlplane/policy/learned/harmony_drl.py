@@ -368,7 +368,7 @@ class HarmonyDrl(ImmediatePolicy):
     def _remaining_s(self, job: JobView, slots: int) -> float:
         """Return the time for the stated remaining work; infinite if unknown.
 
-        The speed is that of the job, or of jobs like it alone.
+        The speed is the job's present speed, else the speed alone of similar jobs.
         """
         if job.stop_samples is None:
             return math.inf

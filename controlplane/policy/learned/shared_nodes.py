@@ -49,7 +49,8 @@ class RewardModel:
 
     Each of the two parts is a network. In the paper one network rates the whole job set and
     placement, for a fixed number of jobs and servers. Here each job and node is rated separately,
-    because a job waits for its slowest worker. Therefore both numbers are free.
+    because a job waits for its slowest worker. Therefore any number of jobs and servers is
+    possible.
     """
 
     beside_net: DenseNet  # its inputs are `NodeNeighbours.inputs`
