@@ -252,7 +252,7 @@ class Admissions:
     # --- new jobs
 
     def _open_jobs(self, view: ClusterView, decided: Decisions) -> Iterable[JobView]:
-        """Return the waiting and running jobs that state a utility and have no promise yet."""
+        """Return the jobs with a utility that are neither promised nor rejected, by arrival."""
         found = [
             job
             for name, job in view.jobs.items()

@@ -38,9 +38,9 @@ def price(share: FloatArray, low: float, high: float) -> FloatArray:
 class PriceBounds:
     """L and U, estimated online from the value per slot second of the jobs seen, unless given.
 
-    In the paper, U is the greatest value of a unit of resource, and L the least over 2 eta, over
-    all jobs that will ever come. Here they cover the latest jobs seen, because future jobs are
-    unknown, and U is a high quantile.
+    In the paper, U is the greatest value of a unit of resource, and L the least value divided by 2
+    eta, over all jobs that will ever come. Here they cover the latest jobs seen, because future
+    jobs are unknown, and U is a high quantile.
     """
 
     def __init__(self, window: int, low: float | None, high: float | None) -> None:
@@ -48,7 +48,7 @@ class PriceBounds:
         self._low, self._high = low, high
 
     def add(self, density: float) -> None:
-        """Add the value per slot second of a job on its best size."""
+        """Add the value per slot second of a job."""
         if np.isfinite(density) and density > 0.0:
             self._seen.append(density)
 
@@ -224,7 +224,7 @@ class IntervalGrid:
 def grid_of(view: ClusterView, now: float, interval_s: float, horizon: int) -> IntervalGrid:
     """Return the grid of a view.
 
-    The grid has the slots on nodes that are up which are free, leaving, or held by jobs in the
+    On nodes that are up, the grid has the slots that are free, being left, or held by jobs in the
     view. Other slots belong to jobs that an operator holds.
     """
     held = {slot for job in view.jobs.values() for slot in job.running_on}

@@ -197,7 +197,7 @@ class Oasis(Policy):
         return claims
 
     def _gains(self, job: JobView, slots: int) -> bool:
-        """True if the last of these `slots` gains enough, by measured speeds."""
+        """True if the last of `slots` slots gains enough; False if no speed was measured."""
         if not self._estimates.knows_speed(job):
             return False
         one, before, then = self._estimates.samples_per_s(job, (1, slots - 1, slots), (1, 1, 1))
