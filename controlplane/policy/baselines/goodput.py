@@ -270,8 +270,8 @@ class Goodput(ImmediatePolicy):
     def _packed(self, partition: Partition, sizes: dict[JobId, int]) -> set[JobId]:
         """Return the running jobs that may move as a whole to fewer nodes.
 
-        Nodes matter to a job as its size does. A job whose batch is too small for its old and new
-        slots together is left out, because it could not move.
+        The number of nodes matters to a job's goodput as its size does. A job whose batch is too
+        small for its old and new slots together is left out, because it could not move.
         """
         packed = set()
         for job in partition.running:
@@ -410,7 +410,7 @@ class Goodput(ImmediatePolicy):
         return float(current[0, 0] / table.goodputs[have - 1])
 
     def _share_kept(self, job: JobView, now: Seconds) -> float:
-        """Return (T - R delta) / (T + delta): the share of age T left by R + 1 re-allocations."""
+        """Return (T - R delta) / (T + delta): the part of age T that R + 1 re-allocations leave."""
         age = max(0.0, now - job.submitted_at)
         cost = self.options.change_s
         if not cost:

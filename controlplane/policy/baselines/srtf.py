@@ -1,4 +1,4 @@
-"""Shortest remaining time first with an oracle; a bound to which other policies are compared."""
+"""Shortest remaining time first with an oracle; a bound with which to compare other policies."""
 
 from __future__ import annotations
 
