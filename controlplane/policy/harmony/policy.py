@@ -390,7 +390,7 @@ def _planned(view: ClusterView, slots: Mapping[JobId, Sequence[SlotId]]) -> Occu
 
 
 def due_size(job: JobView, partition: Partition) -> int:
-    """Return the number of slots of a gang, without a second place that it has while moving."""
+    """Return the size of a gang, not including a second place that it has while moving."""
     return min(len(job.running_on), max(job.least, min(job.wanted, useful_slots(job, partition))))
 
 
