@@ -1,4 +1,4 @@
-"""Equal shares: the same number of slots for every job, as far as each can use them."""
+"""Equal shares: the same number of slots for every job, as far as each job can use them."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from schemas.ids import Seconds
 class FairOptions(Options, frozen=True):
     """Options of policy `fair`, table `[policy.options]` of the controller's settings."""
 
-    # length of turns if not all jobs fit; 0: the oldest run to the end
+    # duration of turns if not all jobs fit; 0: the oldest run to the end
     quantum_s: NotNegative = 0.0
     placer: PlacerName = "consolidate"
     moves: Moves = "elastic"
 
 
 class Fair(ImmediatePolicy):
-    """Max-min fair shares of all slots; batches stay those of the users.
+    """Policy with max-min fair shares of all slots; batches stay as the users set them.
 
     Every job gets its minimum, then the smallest shares are raised together. Slots that are left
-    over go to jobs that have them already, then to the oldest.
+    over go to jobs that already have them, then to the oldest jobs.
 
-    If not all jobs can have their minimum, the oldest have it: each waits only for older ones to
-    end. With `quantum_s` they take turns: a job that ran this long goes behind the waiting ones, so
-    that no job starves even if others never end.
+    If not all jobs can have their minimum, the oldest jobs have it. Each job then waits only until
+    older jobs have ended. With `quantum_s`, jobs take turns: a job that ran this long queues behind
+    the waiting jobs, so that no job starves even if others never end.
     """
 
     def __init__(self, options: FairOptions | None = None) -> None:
@@ -41,7 +41,7 @@ class Fair(ImmediatePolicy):
         self._placer.observe(event, now)
 
     def plan(self, view: ClusterView, now: Seconds) -> Plan:
-        """Share out the slots."""
+        """Return the plan with fair shares."""
         partition = partition_of(view, now)
         self._round_robin.follow(view, now)
         sizes = shares(self._round_robin.queue(partition), partition)

@@ -17,10 +17,10 @@ class FifoOptions(Options, frozen=True):
 
 
 class Fifo(ImmediatePolicy):
-    """Gives each waiting job its wanted slots in order of arrival; never moves a running job.
+    """Policy that gives waiting jobs their wanted slots in order of arrival.
 
-    A job at the head of the queue that does not fit holds back those behind it, so no job starves;
-    a job that can never fit is passed over.
+    Running jobs are never moved. If the first job of the queue does not fit, all jobs behind it
+    wait, so that no job starves. A job that can never fit is passed over.
     """
 
     def __init__(self, options: FifoOptions | None = None) -> None:
@@ -32,7 +32,7 @@ class Fifo(ImmediatePolicy):
         self._placer.observe(event, now)
 
     def plan(self, view: ClusterView, now: Seconds) -> Plan:
-        """Keep what runs, then place the oldest waiting jobs on the slots left over."""
+        """Return a plan that keeps running jobs and starts the oldest waiting jobs that fit."""
         kept = {name: job.running_on for name, job in view.jobs.items() if job.running_on}
         waiting = [job for job in view.jobs.values() if not job.running_on and job.movable]
         partition = _free_now(view, now)
@@ -40,8 +40,8 @@ class Fifo(ImmediatePolicy):
         sizes: dict[JobId, int] = {}
         reasons: dict[JobId, Reason] = {}
         wake_at: Seconds | None = None
-        ahead = 0  # waiting jobs before this one
-        for job in sorted(waiting, key=lambda job: job.submitted_at):  # stable: in the view's order
+        ahead = 0  # number of waiting jobs before this one
+        for job in sorted(waiting, key=lambda job: job.submitted_at):  # stable: keeps order
             useful = min(len(view.slots), job.batch_size)  # a slot without a sample is wasted
             size = min(job.wanted, max(job.least, useful))
             if job.least > len(view.slots):
@@ -66,7 +66,10 @@ class Fifo(ImmediatePolicy):
 
 
 def _free_now(view: ClusterView, now: Seconds) -> Partition:
-    """Return the partition of the free slots: a gang waits until all its slots are free."""
+    """Return a partition of the slots that are free now.
+
+    A gang waits until all its slots are free.
+    """
     # A job that is changing may still need a slot whose process has exited.
     held = {slot for job in view.jobs.values() if not job.movable for slot in job.running_on}
     free: dict[NodeId, list[SlotId]] = {slot.node: [] for slot in view.slots}

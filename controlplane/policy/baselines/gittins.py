@@ -1,4 +1,4 @@
-"""Gittins index: jobs that probably end soon come first, by the service of jobs that ended."""
+"""Gittins index: jobs that will probably end soon come first, by the service of ended jobs."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ class GittinsOptions(Options, frozen=True):
 
     # slot seconds after which a job's rank is updated
     quantum: Annotated[float, Within(1.0)] = 3250.0
-    history: Count = 1000  # remembered jobs, those that ended last
-    least_history: Count = 5  # with fewer of them, least attained service decides
+    history: Count = 1000  # number of remembered jobs, which are those that ended last
+    least_history: Count = 5  # with fewer remembered jobs, least attained service decides
     placer: PlacerName = "consolidate"
 
 
 class ServiceHistory:
-    """Total service of the latest `kept` jobs that ended, slot seconds."""
+    """Total service of the latest `kept` jobs that ended, in slot seconds."""
 
     def __init__(self, kept: int) -> None:
         self._recent: deque[float] = deque()
@@ -50,7 +50,7 @@ class ServiceHistory:
         return len(self._sorted)
 
     def add(self, service: float) -> None:
-        """Add the service of a job that ended, in slot seconds; forget the oldest if full."""
+        """Add the service of a job that ended, in slot seconds; forget the oldest entry if full."""
         if len(self._recent) == self._kept:
             self._sorted.remove(self._recent.popleft())
         self._recent.append(service)
@@ -58,10 +58,11 @@ class ServiceHistory:
         self._sums = [0.0, *accumulate(self._sorted)]
 
     def index(self, attained: float, quantum: float) -> float:
-        """Return P / E of a job with this attained service (Tiresias section 3.3); in slot seconds.
+        """Return P / E of a job with this attained service (Tiresias section 3.3).
 
-        P: the probability that the job ends within the next quantum, from the jobs that took more
-        than `attained`. E: the mean service until then, at most the quantum. 0 if no job took more.
+        P is the probability that the job ends within the next quantum, by the jobs that took more
+        service than `attained`. E is the mean service until then, at most the quantum. Return 0 if
+        no job took more. Arguments are in slot seconds.
         """
         first = bisect_right(self._sorted, attained)
         last = bisect_right(self._sorted, attained + quantum)
@@ -71,11 +72,11 @@ class ServiceHistory:
 
 
 class Gittins(ImmediatePolicy):
-    """Pre-emptive gangs of the wanted size by Gittins index, the greatest first, with backfill.
+    """Pre-emptive gangs of the wanted size by Gittins index, greatest first, with backfill.
 
     The index is that at the start of a job's current quantum, so that ranks change only when a
-    quantum is over or a job ends. Ties, and all jobs until a few have ended, are ordered by quanta
-    of service, then by arrival. A long job may starve.
+    quantum is over or a job ends. Quanta of service, then arrival, decide ties. They also order all
+    jobs until a few jobs have ended. A long job may starve.
     """
 
     def __init__(self, options: GittinsOptions | None = None) -> None:
@@ -90,7 +91,7 @@ class Gittins(ImmediatePolicy):
             self._history.add(event.slot_s)
 
     def plan(self, view: ClusterView, now: Seconds) -> Plan:
-        """Serve the jobs that probably end soonest first, each that fits."""
+        """Return a plan that serves jobs by falling index, each that fits."""
         partition = partition_of(view, now)
         jobs = [*partition.running, *partition.waiting]
         ranks = {job.job: self._rank(job, now) for job in jobs}
@@ -110,7 +111,7 @@ class Gittins(ImmediatePolicy):
         return gang_plan(partition, sizes, self._placer, why, self._next(view, sizes | pinned, now))
 
     def _rank(self, job: JobView, now: Seconds) -> tuple[float, int]:
-        """Return minus the index, and quanta of service; the smallest is served first."""
+        """Return minus the index, and the quanta of service; the smallest rank is served first."""
         quanta = self._quanta(job, now)
         if self._history.size < self.options.least_history:
             return 0.0, quanta

@@ -35,7 +35,7 @@ from controlplane.prediction import FloatArray, IntArray
 from controlplane.prediction.throughput import SpeedModel, statistical_efficiency
 from schemas.ids import JobId, Seconds, SlotId, node_of
 
-MIN_SPEEDUP: Final = 1e-3  # speed-up of a job without slots, so that its term in a mean is finite
+MIN_SPEEDUP: Final = 1e-3  # speed-up of a job without slots; keeps its term finite
 PRICE_STEPS: Final = 60  # bisection steps in the search for the price of a slot
 
 
@@ -46,16 +46,16 @@ class JobBounds:
     first_batch: int  # global, samples per step
     batch_limit: int
     local_limit: int
-    most: int  # maximum slots
-    widest: int  # slots of the largest node
+    most: int  # most slots
+    widest: int  # number of slots of the largest node
 
 
 @dataclass(frozen=True, slots=True)
 class GoodputTable:
-    """The best batch and its goodput on 1, 2, ... slots, close together."""
+    """Best batch, and its goodput, on 1, 2, ... slots that are close together."""
 
     batches: IntArray  # shape (N,), samples per step; 0: no valid batch
-    goodputs: FloatArray  # shape (N,), samples per second, weighted relative to the first batch
+    goodputs: FloatArray  # shape (N,), samples/s times efficiency relative to the first batch
 
     @property
     def fewest(self) -> int:
@@ -64,7 +64,7 @@ class GoodputTable:
 
     @property
     def speedups(self) -> FloatArray:
-        """Goodput relative to the fewest slots, shape (N,); 0 without a valid batch."""
+        """Goodput relative to that on the fewest slots, shape (N,); 0 without a valid batch."""
         least = float(self.goodputs[self.fewest - 1])
         return self.goodputs / least if least else np.zeros_like(self.goodputs)
 
@@ -90,9 +90,10 @@ def goodputs(
     *,
     nodes: int | None = None,
 ) -> FloatArray:
-    """Return effective samples/s, speed times efficiency, shape (..., B); 0 for invalid batches.
+    """Return effective samples/s (speed times efficiency), shape (..., B); 0 for invalid batches.
 
-    `slots` has shape (..., 1), `batches` (1, B); `nodes` None: as few as possible.
+    `slots` has shape (..., 1), and `batches` (1, B). If `nodes` is None, the job has as few nodes
+    as possible.
     """
     local = np.ceil(batches / slots)
     spans = -(-slots // bounds.widest) if nodes is None else np.full_like(slots, nodes)
@@ -107,8 +108,8 @@ def goodputs(
 def utilities(speedups: FloatArray, power: float) -> FloatArray:
     """Return terms whose sum has the same maximum as the power mean of the speed-ups.
 
-    Pollux eq. 17: (1/J sum s^p)^(1/p); the geometric mean for p = 0. Speed-ups below
-    `MIN_SPEEDUP` count as `MIN_SPEEDUP`.
+    Pollux eq. 17 is (1/J sum s^p)^(1/p), the geometric mean for p = 0. Speed-ups below
+    `MIN_SPEEDUP` are raised to it.
     """
     bounded = np.maximum(speedups, MIN_SPEEDUP)
     if power == 0:
@@ -117,12 +118,13 @@ def utilities(speedups: FloatArray, power: float) -> FloatArray:
 
 
 def best_sizes(value: Sequence[FloatArray], room: int) -> list[int]:
-    """Return the slots of each job that maximise the total value.
+    """Return the number of slots of each job that maximises the total value.
 
-    At one price per slot each job takes its most valuable size; the price is the lowest at which
-    there are enough slots. The remaining slots then go where they add most. Pollux searches whole
-    placements with a genetic algorithm; this is deterministic, and optimal except for the last few
-    slots. `value` is that of 0, 1, ... slots of each job, -inf for sizes it may not have.
+    At a common price per slot each job chooses its most valuable size. The price is the lowest at
+    which there are enough slots. The remaining slots then go where they add most. Pollux searches
+    whole placements with a genetic algorithm. This search is deterministic, and optimal except for
+    the last few slots. `value` has the values of 0, 1, ... slots of each job, -inf for sizes not
+    allowed.
     """
     if not value:
         return []
@@ -147,7 +149,7 @@ def best_sizes(value: Sequence[FloatArray], room: int) -> list[int]:
 
 
 def _fill_up(table: FloatArray, sizes: list[int], room: int) -> list[int]:
-    """Give the remaining slots to the jobs that gain most by them."""
+    """Return the sizes after giving the remaining slots to the jobs that gain most."""
     left = room - sum(sizes)
     heap = [(-gain, row, more) for row in range(len(sizes))
             for gain, more in [_next_gain(table[row], sizes[row], left)]]  # fmt: skip
@@ -175,7 +177,7 @@ def _next_gain(values: FloatArray, size: int, left: int) -> tuple[float, int]:
 
 
 def _grid(first: int, limit: int, per_doubling: int) -> IntArray:
-    """Return batches from the first to the limit in equal ratios, both included."""
+    """Return the batches from `first` to `limit` in equal ratios, both included."""
     many = int(np.ceil(np.log2(max(limit, first) / first) * per_doubling))
     steps = np.exp2(np.arange(many) / per_doubling) * first
     return np.unique(np.append(np.floor(steps).astype(np.int64), max(limit, first)))
@@ -187,7 +189,7 @@ NOISE_SMOOTHING: Final = 0.3  # weight of the newest noise scale in telemetry
 @dataclass(slots=True)
 class _JobHistory:
     slots: frozenset[SlotId] = frozenset()  # latest slots
-    most: int = 0  # most slots ever
+    most: int = 0  # most slots so far
     changes: int = 0  # number of changes of slots, starts included
 
 
@@ -195,21 +197,22 @@ class _JobHistory:
 class _Target:
     slots: int
     batch: int
-    speedup: float  # relative to `fewest` slots
-    fewest: int = 1  # smallest number of slots on which it can train
-    packed: bool = False  # if its size stays, move to fewer nodes
+    speedup: float  # speed-up relative to `fewest` slots
+    fewest: int = 1  # smallest number of slots on which the job can train
+    packed: bool = False  # True: move to fewer nodes at the same size
 
 
 class Goodput(ImmediatePolicy):
-    """Maximises a mean of the jobs' speed-ups in goodput: speed times statistical efficiency.
+    """Policy that maximises a mean of the jobs' speed-ups in goodput.
 
-    Each job's speed is learnt from its own reports (with `share_family` also from its family's),
-    its efficiency from the noise of its gradients. For every size the best batch is found; sizes
-    are then chosen for all jobs together, in rounds.
+    Goodput is speed times statistical efficiency. The speed of a job is learnt from its own reports
+    (with `share_family` also from its family's), and the efficiency from the noise of its
+    gradients. The best batch is found for every size. Sizes are then chosen for all jobs together,
+    in rounds.
 
-    Departures from Pollux: sizes come from marginal values instead of a genetic algorithm;
-    placements come from the shared placer; a new job may have its minimum; the batch of a job whose
-    slots stay changes only if that gains enough.
+    Departures from Pollux: marginal values decide sizes instead of a genetic algorithm. The shared
+    placer decides placements. A new job may have its minimum. If a job keeps its slots, its batch
+    changes only if this gains enough.
     """
 
     def __init__(self, options: GoodputOptions | None = None) -> None:
@@ -218,7 +221,7 @@ class Goodput(ImmediatePolicy):
         self._rounds = Rounds(self.options.interval_s, self.options.age_share)
         self._clusters = ClusterIndexCache()
         self._speeds: dict[str, FamilyRecord] = {}
-        self._noise_scales: dict[JobId, float] = {}  # from telemetry, smoothed
+        self._noise_scales: dict[JobId, float] = {}  # smoothed values from telemetry
         self._histories: dict[JobId, _JobHistory] = {}
         self._tables: dict[JobId, tuple[object, GoodputTable]] = {}
         self._targets: dict[JobId, _Target] = {}
@@ -242,7 +245,10 @@ class Goodput(ImmediatePolicy):
                 self._noise_scales.pop(event.job, None)
 
     def plan(self, view: ClusterView, now: Seconds) -> Plan:
-        """Return the sizes and batches of the last round, as far as there is room for them now."""
+        """Return sizes and batches of the last round, as far as there is room for them now.
+
+        Start a new round first if it is due.
+        """
         partition = partition_of(view, now)
         self._follow(view)
         if self._rounds.is_due(partition, self._targets):
@@ -262,10 +268,10 @@ class Goodput(ImmediatePolicy):
         )
 
     def _packed(self, partition: Partition, sizes: dict[JobId, int]) -> set[JobId]:
-        """Return the running jobs that may move as a whole: nodes matter to a job like its size.
+        """Return the running jobs that may move as a whole to fewer nodes.
 
-        A job whose batch is too small for the old and the new place at once is left out: it could
-        not get there.
+        The number of nodes matters to a job's goodput as its size does. A job whose batch is too
+        small for its old and new slots together is left out, because it could not move.
         """
         packed = set()
         for job in partition.running:
@@ -290,13 +296,13 @@ class Goodput(ImmediatePolicy):
         return self._speeds.setdefault(key, FamilyRecord())
 
     def _observe_noise(self, job: JobId, reported: float | None) -> None:
-        """Smooth the logarithm of the noise scale, since noise scales span orders of magnitude."""
+        """Update the smoothed noise scale, in logarithms because it spans orders of magnitude."""
         if reported is not None and math.isfinite(reported) and reported > 0.0:
             before = self._noise_scales.get(job, reported)
             self._noise_scales[job] = before * (reported / before) ** NOISE_SMOOTHING
 
     def _follow(self, view: ClusterView) -> None:
-        """Count changes of slots; a view that was seen before changes nothing."""
+        """Record changes of the jobs' slots; a repeated view changes nothing."""
         for name in [name for name in self._histories if name not in view.jobs]:
             del self._histories[name]
             self._tables.pop(name, None)
@@ -308,7 +314,7 @@ class Goodput(ImmediatePolicy):
             history.most = max(history.most, len(slots))
 
     def _noise_scale(self, job: JobView) -> float:
-        """Return the noise scale from telemetry, else from epochs, else the prior."""
+        """Return the noise scale by telemetry, else by epochs, else by the prior."""
         known = self._noise_scales.get(job.job, job.noise_scale)
         if known is None or not math.isfinite(known):
             return self.options.noise_scale_prior * job.batch_size
@@ -335,7 +341,7 @@ class Goodput(ImmediatePolicy):
         return {name: target.slots for name, target in self._targets.items()}
 
     def _fill(self, partition: Partition) -> None:
-        """Start waiting jobs on idle slots between rounds, as Pollux' scheduler does, too."""
+        """Start waiting jobs on idle slots between rounds, as Pollux' scheduler also does."""
         widest = self._clusters.of(partition.view).widest
 
         def known(job: JobView) -> tuple[JobBounds, GoodputTable]:
@@ -353,7 +359,7 @@ class Goodput(ImmediatePolicy):
             self._targets[name] = self._target(job, table, bounds, size, partition.now)
 
     def _bounds(self, job: JobView, partition: Partition, widest: int) -> JobBounds:
-        """Limit a job to `growth` times the most slots that it ever had (Pollux section 4.2.1)."""
+        """Return a job's bounds: at most `growth` times its most slots so far (section 4.2.1)."""
         grown = int(self.options.growth * self._histories[job.job].most)
         needs = -(-job.batch_size // max(1, job.local_limit))
         first = max(job.least, needs, grown)
@@ -367,7 +373,7 @@ class Goodput(ImmediatePolicy):
         )
 
     def _table(self, job: JobView, bounds: JobBounds) -> GoodputTable:
-        """Return the cached table, computed again when its inputs change."""
+        """Return the cached table of a job; compute it again if its inputs have changed."""
         speed = self._speed(job.job, job.family)
         model, noise_scale = speed.speed_model(job.batch_size), self._noise_scale(job)
         key = (speed.edition, bounds, noise_scale)
@@ -380,7 +386,7 @@ class Goodput(ImmediatePolicy):
     def _value(
         self, job: JobView, bounds: JobBounds, table: GoodputTable, now: Seconds
     ) -> FloatArray:
-        """Return the value of 0, 1, ... slots, with the cost of changing them (Pollux eq. 16)."""
+        """Return the value of 0, 1, ... slots, minus the cost of changing them (Pollux eq. 16)."""
         speedups = np.append(0.0, table.speedups)
         have = len(job.running_on)
         if have:
@@ -393,7 +399,7 @@ class Goodput(ImmediatePolicy):
         return value
 
     def _spread(self, job: JobView, bounds: JobBounds, table: GoodputTable) -> float:
-        """Return the goodput on the current nodes relative to that on as few as possible."""
+        """Return the goodput on the current nodes, divided by that on as few nodes as possible."""
         have, nodes = len(job.running_on), len({node_of(slot) for slot in job.running_on})
         batch = int(table.batches[have - 1])
         if not batch or nodes == -(-have // bounds.widest):
@@ -404,7 +410,7 @@ class Goodput(ImmediatePolicy):
         return float(current[0, 0] / table.goodputs[have - 1])
 
     def _share_kept(self, job: JobView, now: Seconds) -> float:
-        """Return (T - R delta) / (T + delta): what age T leaves after R + 1 re-allocations."""
+        """Return (T - R delta) / (T + delta): the part of age T that R + 1 re-allocations leave."""
         age = max(0.0, now - job.submitted_at)
         cost = self.options.change_s
         if not cost:
@@ -414,7 +420,7 @@ class Goodput(ImmediatePolicy):
     def _target(
         self, job: JobView, table: GoodputTable, bounds: JobBounds, size: int, now: Seconds
     ) -> _Target:
-        """Return the target of a size, with the current batch if another gains too little."""
+        """Return the target at this size; keep the current batch if another gains too little."""
         if not size:
             return _Target(0, 0, 0.0)
         batch = int(table.batches[size - 1])

@@ -1,6 +1,6 @@
 """Optimus: each slot goes to the job that saves the most time by it (Peng et al., EuroSys '18).
 
-`LengthEstimates` is what Optimus can know in a cluster: remaining steps and their duration.
+`LengthEstimates` is what Optimus can know in a cluster: remaining steps, and step times.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ MAX_LOSSES: Final = 200
 
 
 class LengthEstimates(ObservedJobs):
-    """Remaining steps and step times; lengths also from the convergence of losses.
+    """Remaining steps and step times; lengths may come from the convergence of losses.
 
-    A job converges before the first epoch that reduces its loss by less than `convergence`, a
-    share of the loss in (0, 1).
+    A job converges before the first epoch that reduces its loss by less than `convergence`, which
+    is a share of the loss in (0, 1).
     """
 
     def __init__(self, convergence: float) -> None:
@@ -64,10 +64,10 @@ class LengthEstimates(ObservedJobs):
             self._curves.pop(event.job, None)
 
     def remaining_steps(self, job: JobView) -> float:
-        """Return the remaining steps of the user's batch.
+        """Return the number of remaining steps with the user's batch.
 
-        From the stated work; else until the loss converges (Optimus section 3.1); else as the base
-        class does.
+        The stated work is used if there is any, else the steps until the loss converges (Optimus
+        section 3.1), else the estimate of the base class.
         """
         curve = self._curve(job.job) if job.stop_samples is None else None
         if curve is not None and job.epoch_samples:
@@ -82,19 +82,20 @@ class LengthEstimates(ObservedJobs):
         return self._curves[job]
 
 
-MIN_ROUND_STARTS: Final = 5.0  # shortest round, in starts: restarts cost a fifth at most
+MIN_ROUND_STARTS: Final = 5.0  # shortest round, in starts, so that restarts cost a fifth at most
 
 
 class Optimus(ImmediatePolicy):
-    """Marginal gains (section 4.1): every job its minimum, then each slot where it saves most time.
+    """Policy of marginal gains (section 4.1): each slot goes where it saves most time.
 
-    Another slot saves (step(n) - step(n + 1)) times the remaining steps. Sizes are decided in
-    rounds and hold in between. Paper: a job that arrives waits for the next round, ten minutes at
-    most. Here it starts at once where slots are idle, and rounds are shorter where jobs are young.
+    Every job gets its minimum first. Another slot saves (step(n) - step(n + 1)) times the remaining
+    steps. Sizes are decided in rounds and are fixed in between. In the paper, an arriving job waits
+    for the next round, ten minutes at most. Here it starts at once if slots are idle, and rounds
+    are shorter while jobs are young.
 
     The paper has parameter servers, and measures a new job at several sizes before it starts. Here
-    workers exchange gradients in a ring, and a job is measured while it trains; until then the
-    speed of its family counts, or a speed-up of r^0.9.
+    workers exchange gradients in a ring, and a job is measured while it trains. Until then the
+    speed of its family is used, or a speed-up of r^0.9.
 
     Raises:
         SettingsError: if `remaining` is "oracle" and there is no oracle.
@@ -113,15 +114,18 @@ class Optimus(ImmediatePolicy):
         self._placer = make_placer(self.options.placer, self.options.moves)
         starts = MIN_ROUND_STARTS if self.options.moves == "restart" else 0.0
         self._rounds = Rounds(self.options.interval_s, self.options.age_share, starts)
-        self._targets: dict[JobId, int] = {}  # slots of each job of the last round
+        self._targets: dict[JobId, int] = {}  # slots of each job in the last round
 
     def observe(self, event: PolicyEvent, now: Seconds) -> None:
-        """Learn speeds and loss curves."""
+        """Learn speeds and loss curves from `event`."""
         self._placer.observe(event, now)
         self._estimates.observe(event)
 
     def plan(self, view: ClusterView, now: Seconds) -> Plan:
-        """Return the sizes of the last round, as far as there is room for them now."""
+        """Return the sizes of the last round, as far as there is room for them now.
+
+        Start a new round first if it is due.
+        """
         partition = partition_of(view, now)
         if self._rounds.is_due(partition, self._targets):
             self._targets = share(
@@ -161,9 +165,9 @@ def share(
     lengths: LengthEstimates | Oracle,
     most: int | None,
 ) -> dict[JobId, int]:
-    """Return the slots of each job in one round; 0 for those that have to wait.
+    """Return the number of slots of each job in one round; 0 if the job has to wait.
 
-    `jobs` are in order of arrival, which decides ties; `most` limits the slots of one job.
+    `jobs` are in order of arrival, which decides ties. `most` limits the slots of each job.
     """
     left = partition.room
     sizes: dict[JobId, int] = {}

@@ -1,4 +1,4 @@
-"""Shortest remaining time first with an oracle: a bound to compare other policies with."""
+"""Shortest remaining time first with an oracle; a bound with which to compare other policies."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class SrtfOptions(Options, frozen=True):
 
 
 class Srtf(ImmediatePolicy):
-    """Pre-emptive gangs of the wanted size, the shortest remaining time first, with backfill.
+    """Pre-emptive gangs of the wanted size, shortest remaining time first, with backfill.
 
-    Only a simulator knows how long a job still trains. A long job may starve.
+    Only a simulator knows how long a job will still train. A long job may starve.
     """
 
     def __init__(self, options: SrtfOptions, oracle: Oracle) -> None:
@@ -32,7 +32,7 @@ class Srtf(ImmediatePolicy):
         self._placer.observe(event, now)
 
     def plan(self, view: ClusterView, now: Seconds) -> Plan:
-        """Serve the jobs with the least remaining time first, each that fits."""
+        """Return a plan that serves jobs by rising remaining time, each that fits."""
         partition = partition_of(view, now)
         jobs = [*partition.running, *partition.waiting]
         left = {job.job: self._oracle.remaining_s(job, gang_size(job, partition)) for job in jobs}

@@ -20,7 +20,7 @@ class TiresiasOptions(Options, frozen=True):
     """Options of policy `tiresias`, table `[policy.options]` of the controller's settings."""
 
     limits: tuple[float, ...] = (3250.0, 7200.0)  # slot seconds at which a job leaves each queue
-    # waited over run time that promotes to the first queue; 0: never
+    # ratio of waiting to running time that promotes a job to the first queue; 0: never
     promote_after: NotNegative = 0.0
     placer: PlacerName = "consolidate"
 
@@ -37,7 +37,10 @@ class TiresiasOptions(Options, frozen=True):
 
 @dataclass(slots=True)
 class _QueuePosition:
-    """Queue of a job; its service and times at the last promotion, from which they count."""
+    """Queue of a job, with its service and times at its last promotion.
+
+    Service and times since the promotion decide the next change of queue.
+    """
 
     queue: int = 0
     served: float = 0.0  # slot seconds
@@ -46,15 +49,16 @@ class _QueuePosition:
 
 
 class Tiresias(ImmediatePolicy):
-    """Discretised two-dimensional LAS (section 3.3): attained service, slots times time, decides.
+    """Discretised two-dimensional LAS (section 3.3): order by attained service, slots times time.
 
-    A job starts in the first queue and falls into the next when its attained service reaches the
-    limit of its queue. The first queue is in order of arrival, the others in order of falling; jobs
-    that fall in the same plan keep their order. Jobs are scanned queue by queue: each that fits in
-    what is left runs, any other waits, and is pre-empted if it runs.
+    A job starts in the first queue. When its attained service reaches the limit of its queue, it
+    falls into the next queue. The first queue is in order of arrival, and the others in the order
+    in which jobs fell; jobs that fall in the same plan keep their order. Jobs are scanned queue by
+    queue. Each job that fits in what is left runs; any other job waits, and is pre-empted if it
+    runs.
 
-    The order of falling is not stored: a controller that restarts orders the jobs of a queue by
-    arrival.
+    The order of falling is not stored. After a restart, the controller orders the jobs of a queue
+    by arrival.
     """
 
     def __init__(self, options: TiresiasOptions | None = None) -> None:
@@ -68,7 +72,7 @@ class Tiresias(ImmediatePolicy):
         self._placer.observe(event, now)
 
     def plan(self, view: ClusterView, now: Seconds) -> Plan:
-        """Serve the first queue first, each job that fits."""
+        """Return a plan that serves jobs queue by queue, each that fits."""
         self._sort(view, now)
         partition = partition_of(view, now)
         able = {job.job: job for job in (*partition.running, *partition.waiting)}
@@ -87,7 +91,7 @@ class Tiresias(ImmediatePolicy):
     # --- the queues; a repeated request at one moment does not change them
 
     def _sort(self, view: ClusterView, now: Seconds) -> None:
-        """Add and remove jobs, and move those whose time has come."""
+        """Add new jobs, remove ended jobs, and move jobs that are due for another queue."""
         for queue in self._queues:
             for name in [name for name in queue if name not in view.jobs]:
                 del queue[name]
@@ -111,7 +115,7 @@ class Tiresias(ImmediatePolicy):
         self._queues[0][name] = None
 
     def _rise(self, view: ClusterView, now: Seconds) -> bool:
-        """Promote jobs that waited too long (section 3.3); return whether there were any."""
+        """Promote jobs that waited too long (section 3.3); return True if there were any."""
         risen = [
             name
             for queue in self._queues[1:]
@@ -137,7 +141,7 @@ class Tiresias(ImmediatePolicy):
     def _next_fall(
         self, view: ClusterView, sizes: dict[JobId, int], now: Seconds
     ) -> Seconds | None:
-        """Return when the first running job reaches its limit, or a waiting one is promoted."""
+        """Return when the first running job reaches its limit or waiting job is promoted."""
         first = math.inf
         limits = self.options.limits
         for name, size in sizes.items():

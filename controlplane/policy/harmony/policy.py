@@ -1,7 +1,7 @@
 """Policy `harmony`: gangs of fixed size, placed where jobs slow each other down least.
 
-Also here: the search for the migration that gains most, the reasons for a job's place, and an
-oracle in place of the learnt costs.
+The module also searches for the migration that gains most, words the reasons for a job's place, and
+has an oracle that replaces the learnt costs in simulations.
 """
 
 from __future__ import annotations
@@ -48,23 +48,23 @@ if TYPE_CHECKING:
     from numpy.random import Generator
 
 
-MAX_CANDIDATES: Final = 6  # candidates: jobs with the greatest loss, own and caused
-MAX_PARTNERS: Final = 30  # jobs that each candidate may exchange with
+MAX_CANDIDATES: Final = 6  # jobs that may migrate: those with the greatest loss, own and caused
+MAX_PARTNERS: Final = 30  # jobs with which each candidate may exchange places
 DEFAULT_START_S: Final = 20.0  # assumed duration of a start that was not measured
 TOLERANCE: Final = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
 class Migration:
-    """New places of jobs, and the benefit."""
+    """New layouts of one or two jobs, with the benefit of the change."""
 
     layouts: Mapping[JobId, Layout]
-    gain: float  # in the sum of normalised speeds
+    gain: float  # gain in the sum of normalised speeds
     worth_s: float  # saved training seconds at full speed, minus the cost
 
 
 class Migrations:
-    """Search for a migration of `jobs` in one plan, with its occupancy and free slots."""
+    """Search for the best migration of `jobs` in one plan, with its occupancy and free slots."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class Migrations:
         self._speeds = all_shares(occupancy, shares)
 
     def best(self) -> Migration | None:
-        """Return the migration with the greatest benefit; None if none pays."""
+        """Return the migration with the greatest benefit; None if no migration pays."""
         if self._options.migrations == "none":
             return None
         settled = [
@@ -94,7 +94,7 @@ class Migrations:
         return max(found, key=lambda one: one.worth_s, default=None)
 
     def _lost(self, name: JobId) -> float:
-        """Return the gain if the job were elsewhere, alone, at its own full speed."""
+        """Return the gain in the sum of speeds if the job ran elsewhere, alone, at full speed."""
         return 1.0 + gain_of({name: {}}, self._occupancy, self._shares, self._speeds)
 
     def _of(self, name: JobId, partners: list[JobId]) -> Iterator[Migration]:
@@ -133,7 +133,7 @@ class Migrations:
         return Migration(layouts, gain, worth_s) if worth_s > 0.0 else None
 
     def _cost_s(self, layouts: Mapping[JobId, Layout], partner: JobId | None) -> float:
-        """Return the training seconds that moving costs; an exchange adds the pause of one job."""
+        """Return the training seconds that moving costs; an exchange also pauses one job."""
         costs = [self._options.stall_s for _ in layouts]
         if partner is not None:
             starts = [self._jobs[name].start_s for name in layouts]
@@ -141,14 +141,14 @@ class Migrations:
         return sum(costs)
 
     def _remaining_s(self, job: JobView) -> float:
-        """Return the remaining training seconds: as stated, else as long as the job ran already."""
+        """Return the remaining training seconds: as stated, else as long as the job has run."""
         if job.stop_samples is not None and job.samples_per_s > 0.0:
             return max(0.0, job.stop_samples - job.samples_done) / job.samples_per_s
         return job.ran_s + max(0.0, self._now - job.moved_at)
 
 
 def _trades(one: JobId, other: JobId, occupancy: Occupancy) -> Iterator[dict[JobId, Layout]]:
-    """Yield each way in which two jobs can exchange an equal number of workers of two nodes."""
+    """Yield each way to exchange an equal number of workers between two nodes of two jobs."""
     own, theirs = occupancy.nodes[one], occupancy.nodes[other]
     for own_node, many in own.items():
         for their_node, as_many in theirs.items():
@@ -167,8 +167,8 @@ def _moved(layout: Layout, start: NodeId, end: NodeId, many: int) -> dict[NodeId
     return {node: workers for node, workers in then.items() if workers > 0}
 
 
-MAX_NAMED: Final = 3  # maximum neighbours in a sentence
-MIN_NAMED_COST: Final = 0.005  # minimum cost that is named, share of the job's speed
+MAX_NAMED: Final = 3  # most neighbours in a sentence
+MIN_NAMED_COST: Final = 0.005  # least cost that is named, as a share of the job's speed
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,14 +177,14 @@ class Explainer:
 
     partition: Partition
     queue: BackfillQueue
-    occupancy: Occupancy  # in this plan
+    occupancy: Occupancy  # occupancy in this plan
     present: Occupancy
     shares: SpeedShares
     migration: Migration | None
-    dropped: Mapping[str, float]  # an implausible speed of each family
+    dropped: Mapping[str, float]  # one implausible speed of each family that reported any
 
     def why(self, job: JobView, slots: int) -> tuple[str, dict[str, float]]:
-        """Return the reason for a job's place, or for its wait."""
+        """Return the reason for a job's place, or for its wait, in words and numbers."""
         words, numbers = self._placed(job, slots) if slots else self._waits(job)
         if job.family in self.dropped:
             speed = self.dropped[job.family]
@@ -220,7 +220,7 @@ class Explainer:
         )
 
     def _beside(self, job: JobId, occupancy: Occupancy) -> tuple[str, dict[str, float]]:
-        """Return the share of its speed that a job keeps, and the cost of each neighbour."""
+        """Return words and numbers: the speed that a job keeps, and the cost of each neighbour."""
         share = self.shares.share(job, occupancy)
         costs = self._costs(job, occupancy, share)
         numbers = {
@@ -234,7 +234,7 @@ class Explainer:
         return ": ".join([keeps, ", ".join(named)]) if named else keeps, numbers
 
     def _costs(self, job: JobId, occupancy: Occupancy, share: float) -> Mapping[JobId, float]:
-        """Return what the job would gain without each neighbour, the largest first."""
+        """Return the speed share that the job would gain without each neighbour, largest first."""
         costs: dict[JobId, float] = {}
         for other in occupancy.neighbours(job):
             layout = occupancy.nodes[other]
@@ -251,14 +251,14 @@ MAX_CACHED: Final = 50_000  # cached replies
 
 
 class OracleShares:
-    """`SpeedShares` from an oracle, for comparison in a simulation; replies are cached."""
+    """`SpeedShares` from an oracle, for comparisons in a simulation; replies are cached."""
 
     def __init__(self, oracle: Oracle) -> None:
         self._oracle = oracle
         self._answers: dict[tuple[JobId, frozenset[Place]], float] = {}
 
     def share(self, job: JobId, occupancy: Occupancy) -> float:
-        """Return the normalised speed, see `SpeedShares`."""
+        """Return the normalised speed of a job; see `SpeedShares`."""
         asked = (job, *occupancy.neighbours(job))
         key = (job, frozenset((one, frozenset(occupancy.nodes[one].items())) for one in asked))
         known = self._answers.get(key)
@@ -271,11 +271,11 @@ class OracleShares:
 
 
 class Harmony(ImmediatePolicy):
-    """Places each gang where the predicted sum of normalised speeds is largest (Harmony's reward).
+    """Policy that places gangs where the predicted sum of normalised speeds is largest.
 
-    Jobs keep their size. The costs of neighbours are learnt from the speeds that jobs report, or
-    known from `oracle` with `slowdowns = "oracle"`; each plan moves at most one job, or exchanges
-    two, if that pays. See the README of this folder.
+    This sum is Harmony's reward. Jobs keep their size. The costs of neighbours are learnt from the
+    speeds that jobs report; with `slowdowns = "oracle"` they come from `oracle`. Each plan moves at
+    most one job, or exchanges two, if that pays. See the README of this folder.
     """
 
     def __init__(self, options: HarmonyOptions | None = None, oracle: Oracle | None = None) -> None:
@@ -285,16 +285,16 @@ class Harmony(ImmediatePolicy):
         self._placer = HarmonyPlacer(OracleShares(oracle) if knows and oracle else None, self.costs)
 
     def observe(self, event: PolicyEvent, now: Seconds) -> None:
-        """Learn the costs of neighbours."""
+        """Learn the costs of neighbours from reported speeds."""
         self._placer.observe(event, now)
 
     def improve(self, view: ClusterView, budget: Budget, rng: Generator, now: Seconds) -> bool:
-        """Record the places of jobs, which telemetry refers to."""
+        """Record the places of jobs, to which telemetry refers; return False."""
         self._placer.reports.update(view, now)
         return False
 
     def plan(self, view: ClusterView, now: Seconds) -> Plan:
-        """Start the next jobs, and move the job that gains most by it."""
+        """Return a plan that starts the next jobs, and moves the job whose move gains most."""
         partition = partition_of(view, now)
         queue = backfill_queue(partition, self._remaining_s, backfill=self.options.backfill)
         slots = self._placer.place(partition, queue.sizes)
@@ -319,9 +319,10 @@ class Harmony(ImmediatePolicy):
     def _completed_moves(
         self, partition: Partition, occupancy: Occupancy
     ) -> dict[JobId, list[SlotId]]:
-        """Release the worse of the old and the new place of jobs that have both.
+        """Return the slots that half-moved jobs keep, which are the better of the two places.
 
-        A job that moves grows to both first, and trains meanwhile; this is the second half.
+        A job that moves first grows to its old and new places and trains meanwhile. This is the
+        second half of its move.
         """
         found: dict[JobId, list[SlotId]] = {}
         for job in partition.running:
@@ -361,7 +362,10 @@ class Harmony(ImmediatePolicy):
         return search.best()
 
     def _remaining_s(self, job: JobView, slots: int) -> float:
-        """Return the stated rest; a waiting job is assumed to be as fast as its family."""
+        """Return the seconds for the stated remaining work; infinite if unknown.
+
+        A waiting job is assumed to be as fast as its family.
+        """
         if job.stop_samples is None:
             return math.inf
         speed = job.samples_per_s if job.running_on else 0.0
@@ -378,7 +382,7 @@ class Harmony(ImmediatePolicy):
 
 
 def _planned(view: ClusterView, slots: Mapping[JobId, Sequence[SlotId]]) -> Occupancy:
-    """Return all jobs where this plan puts them; jobs that may not move as in the view."""
+    """Return the occupancy after this plan; jobs that may not move are where the view has them."""
     occupancy = Occupancy.of(view)
     for name, placed in slots.items():
         occupancy.put(name, Counter(map(node_of, placed)))
@@ -386,7 +390,7 @@ def _planned(view: ClusterView, slots: Mapping[JobId, Sequence[SlotId]]) -> Occu
 
 
 def due_size(job: JobView, partition: Partition) -> int:
-    """Return the slots of a gang without the second place that it has while it moves."""
+    """Return the size of a gang, not including a second place that it has while moving."""
     return min(len(job.running_on), max(job.least, min(job.wanted, useful_slots(job, partition))))
 
 
@@ -405,7 +409,10 @@ def _slots_of(
     slots: Mapping[JobId, Sequence[SlotId]],
     free: Mapping[NodeId, Sequence[SlotId]],
 ) -> dict[JobId, list[SlotId]]:
-    """Return slots for layouts: own ones first, then free ones or those that others give up."""
+    """Return slots for these layouts.
+
+    Each job's own slots are used first, then free slots and slots that the other job leaves.
+    """
     kept: dict[JobId, list[SlotId]] = {}
     spare = {node: list(left) for node, left in free.items()}
     for name, layout in layouts.items():

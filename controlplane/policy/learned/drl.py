@@ -1,8 +1,8 @@
 """Sizes by a policy network, one job at a time (ONES section 4.1, after Gong et al., IWQoS '19).
 
-In a round, actions change the sizes one by one until the round ends. The actor scores every job by
-the same small network, and the end of the round by another. Inputs are numbers of each job and of
-the cluster, all of the order of 1.
+In a round, actions change the sizes one by one until the round ends. The actor scores every job
+with one small network, and the end of the round with another. Their inputs describe each job and
+the cluster by numbers of the order of 1.
 """
 
 from __future__ import annotations
@@ -43,42 +43,42 @@ from controlplane.prediction import BoolArray, FloatArray, IntArray
 from controlplane.prediction.step_times import steps_at
 from schemas.ids import JobId, Seconds
 
-INPUTS_VERSION: Final = 1  # raised when the meaning of an input changes
+INPUTS_VERSION: Final = 1  # increased when the meaning of an input changes
 JOB_INPUTS: Final = 15
 CLUSTER_INPUTS: Final = 10
-SLOT_SCALE: Final = 8.0  # unit of counts of slots
-LOG_SCALE: Final = 8.0  # about the logarithm of an hour in seconds
-MIN_STEP_S: Final = 1e-6  # lower bound of a step
+SLOT_SCALE: Final = 8.0  # unit for numbers of slots
+LOG_SCALE: Final = 8.0  # about log(seconds of an hour)
+MIN_STEP_S: Final = 1e-6  # lower bound of a step time
 
 
 @dataclass(frozen=True, slots=True)
 class JobTable:
-    """The N jobs that a round decides about, by row; arrays have shape (N,) unless stated."""
+    """The N jobs that a round decides about; arrays have shape (N,) unless stated otherwise."""
 
     have: IntArray  # current slots
     least: IntArray
-    cap: IntArray  # maximum that it may have and can use; at least `least`
+    cap: IntArray  # most slots that the job may have and can use; at least `least`
     wanted: IntArray
     batch: IntArray  # global, samples per step
-    coefficients: FloatArray  # of step times, shape (N, 4)
+    coefficients: FloatArray  # coefficients of step times, shape (N, 4)
     steps_left: FloatArray
     known: BoolArray  # False: the length is a guess
-    age_s: FloatArray  # since submission
-    still_s: FloatArray  # since the last change of the group, or the start of the wait
-    room: int  # slots for all jobs
+    age_s: FloatArray  # seconds since submission
+    still_s: FloatArray  # seconds since the last change of the group, or since the wait began
+    room: int  # number of slots for all jobs
 
     def step_s(self, slots: IntArray) -> FloatArray:
-        """Return the seconds of a step of each job on `slots`, shape (N,), at least 1."""
+        """Return the seconds of a step of each job, shape (N,), on at least 1 slot each."""
         times = steps_at(self.coefficients, slots[:, None], self.batch[:, None])[:, 0]
         return np.maximum(times, MIN_STEP_S)
 
 
 def job_inputs(table: JobTable, sizes: IntArray) -> FloatArray:
-    """Return the network's inputs of each job, shape (N, JOB_INPUTS), for its slots so far.
+    """Return the network's inputs for each job with its `sizes` so far, shape (N, JOB_INPUTS).
 
     DL2's state is the type, the age, the remaining work, the dominant share and the workers of each
-    job. Paper: a type is an index. Here: it is what was measured of jobs of that script and model,
-    which also describes new types.
+    job. In the paper a type is an index. Here it is what was measured of jobs with that script and
+    model, which also describes new types.
     """
     runs = sizes > 0
     now = np.maximum(sizes, table.least)
@@ -109,9 +109,9 @@ def job_inputs(table: JobTable, sizes: IntArray) -> FloatArray:
 
 
 def cluster_inputs(table: JobTable, sizes: IntArray, jobs: FloatArray) -> FloatArray:
-    """Return the network's inputs of the cluster, shape (CLUSTER_INPUTS,).
+    """Return the network's inputs for the cluster, shape (CLUSTER_INPUTS,).
 
-    `sizes` has shape (N,); `jobs` are the `job_inputs`.
+    `sizes` has shape (N,), and `jobs` are the `job_inputs`.
     """
     waits = sizes == 0
     waiting, running = int(waits.sum()), int((~waits).sum())
@@ -127,10 +127,10 @@ def cluster_inputs(table: JobTable, sizes: IntArray, jobs: FloatArray) -> FloatA
             np.log1p(waiting) / 4.0,
             np.log1p(running) / 4.0,
             table.room / max(1, running + waiting) / SLOT_SCALE,
-            np.log1p(queued_s / max(1, table.room)) / LOG_SCALE,  # to finish all waiting work
+            np.log1p(queued_s / max(1, table.room)) / LOG_SCALE,  # time to finish all waiting work
             float(fits.any()),
-            jobs[grows, 11].max(initial=0.0),  # greatest saving by a slot
-            jobs[shrinks, 12].min(initial=2.0),  # least cost of a slot
+            jobs[grows, 11].max(initial=0.0),  # greatest time that one more slot saves
+            jobs[shrinks, 12].min(initial=2.0),  # least time that one slot less costs
             float((sizes != table.have).any()),
         ]
     )
@@ -138,11 +138,11 @@ def cluster_inputs(table: JobTable, sizes: IntArray, jobs: FloatArray) -> FloatA
 
 POLICY: Final = "drl"
 HIDDEN: Final = 32  # units of each hidden layer
-ACTIONS: Final = 3  # per job
+ACTIONS: Final = 3  # actions per job
 MORE: Final = 0
 FEWER: Final = 1
 SAME: Final = 2
-JOB_NET: Final = (JOB_INPUTS + CLUSTER_INPUTS, HIDDEN, HIDDEN, ACTIONS)  # widths
+JOB_NET: Final = (JOB_INPUTS + CLUSTER_INPUTS, HIDDEN, HIDDEN, ACTIONS)  # widths of the layers
 END_NET: Final = (CLUSTER_INPUTS, HIDDEN, 1)
 SHAPES: Final[Mapping[str, tuple[int, ...]]] = {
     **dense_shapes("job", JOB_NET),
@@ -151,11 +151,11 @@ SHAPES: Final[Mapping[str, tuple[int, ...]]] = {
 
 
 class Actor:
-    """Scores the actions of a round.
+    """Networks that score the actions of a round.
 
-    Every job is scored by the same network, from its own inputs and those of the cluster. So the
-    number of jobs and slots is free, and so are types of jobs, which are described by measurements
-    and not by an index.
+    Every job is scored by the same network, from its own inputs and those of the cluster. So a
+    model works for any number of jobs and slots. It works for new types of jobs too, because types
+    are described by measurements and not by an index.
     """
 
     def __init__(self, arrays: Mapping[str, FloatArray]) -> None:
@@ -165,7 +165,7 @@ class Actor:
     def logits(self, jobs: FloatArray, cluster: FloatArray) -> FloatArray:
         """Return the logits of all actions, legal or not, shape (3 N + 1,).
 
-        More, fewer and same of each job in turn; then the end of the round.
+        The order is "more", "fewer" and "same" for each job in turn, then the end of the round.
         """
         both = np.hstack((jobs, np.broadcast_to(cluster, (len(jobs), len(cluster)))))
         end = self._end(cluster[None, :])
@@ -173,36 +173,36 @@ class Actor:
 
 
 def read_actor_model(file: str | None) -> LearnedModel:
-    """Return the model of policy `drl`, checked; the shipped one for None.
+    """Return the checked model of policy `drl` from `file`; for None, the shipped model.
 
     Raises:
-        SettingsError: if it cannot be used.
+        SettingsError: if the model cannot be used.
     """
     return read_model(file, "drl.npz", policy=POLICY, features=INPUTS_VERSION, shapes=SHAPES)
 
 
 @dataclass(frozen=True, slots=True)
 class DecisionInput:
-    """Input for the choice of one action: one of 3 for each of N jobs, or the end of the round."""
+    """Input for the choice of one action: 3 actions for each of N jobs, or the end of the round."""
 
     jobs: FloatArray  # shape (N, JOB_INPUTS)
     cluster: FloatArray  # shape (CLUSTER_INPUTS,)
     legal: BoolArray  # shape (3 N + 1,)
     table: JobTable
-    sizes: IntArray  # so far, shape (N,)
+    sizes: IntArray  # sizes so far, shape (N,)
 
 
 Choose = Callable[[DecisionInput], int]
 
 
 class DecisionRound:
-    """Applies actions to sizes, and determines the legal ones.
+    """Round that applies actions to sizes, and determines which actions are legal.
 
-    "More" gives a running job one slot, and a waiting one its minimum. "Fewer" takes one slot; it
-    takes all slots of a job at its minimum, which is legal only with `preempt`. "Same" keeps a job
-    unchanged for this round. A job that changed may only change further in the same direction, so
-    that a round ends; with `one_job` no other job may change then. Where a waiting job fits, only
-    starts are legal as the first action of a round, and while no job runs.
+    "More" gives a running job one slot, and a waiting job its minimum. "Fewer" takes one slot. From
+    a job at its minimum it takes all slots, which is legal only with `preempt`. "Same" keeps a job
+    unchanged for this round. So that a round ends, a changed job can change further only in the
+    same direction; with `one_job` no other job may change then. If a waiting job fits, only starts
+    are legal as the first action of a round, and as long as no job runs.
     """
 
     def __init__(self, table: JobTable, *, one_job: bool, preempt: bool) -> None:
@@ -213,7 +213,7 @@ class DecisionRound:
         self._ended = False
 
     def run(self, choose: Choose) -> IntArray:
-        """Apply chosen actions until the round ends, or only its end is legal; return the slots."""
+        """Apply chosen actions until the round ends, or only its end is legal; return the sizes."""
         while not self._ended:
             legal = self._legal()
             if not legal[:-1].any():
@@ -237,7 +237,7 @@ class DecisionRound:
         fewer &= (sizes > table.least) | self._preempt
         starts = more & ~runs
         begins = not changed.any() or not runs.any()
-        if begins and starts.any():  # no model may keep slots idle while jobs wait
+        if begins and starts.any():  # no model can keep slots idle while jobs wait
             no = np.zeros_like(starts)
             return np.append(np.column_stack((starts, no, no)).ravel(), False)
         legal = np.column_stack((more, fewer, open_ & (more | fewer))).ravel()
@@ -266,13 +266,13 @@ DRIFT: Final = 0.05  # relative change of a step time that triggers another fit
 
 
 class DrlOptions(Options, frozen=True):
-    """Options of policy `drl`, table `[policy.options]` of the controller's settings."""
+    """Options of policy `drl`, from table `[policy.options]` of the controller's settings."""
 
     model: str | None = None  # path of a model file; None: the shipped model
-    interval_s: Annotated[float, Within(MIN_ROUND_S, 3600.0)] = 5.0  # minimum length of a round
-    one_job: bool = True  # one job changes per round, as in the paper's DRL; else any number
+    interval_s: Annotated[float, Within(MIN_ROUND_S, 3600.0)] = 5.0  # least duration of a round
+    one_job: bool = True  # True: one job changes per round (paper); False: any number
     preempt: bool = False  # True: running jobs may be stopped; paper: no
-    most: Count | None = None  # maximum slots of one job
+    most: Count | None = None  # most slots of one job
     placer: PlacerName = "consolidate"
     moves: Moves = "elastic"
 
@@ -285,18 +285,18 @@ class DrlOptions(Options, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class RoundFacts:
-    """Facts about a job in the last round, for its reason."""
+    """Facts about a job from the last round, used in the reason for its size."""
 
-    probability: float  # of the action taken; for a waiting job of its start
-    remaining_s: float  # on its slots, or on those that it would start with
+    probability: float  # probability of the action taken; of its start for a waiting job
+    remaining_s: float  # seconds on its slots, or on those that it would start with
     known: bool  # False: `remaining_s` is a guess
 
 
 class Drl(ImmediatePolicy):
-    """A network gives out slots job by job, in rounds; sizes hold in between.
+    """Policy in which a network assigns slots job by job, in rounds; sizes are fixed in between.
 
-    Batches stay the users', and a running job is never stopped (the paper's Table 3), unless
-    `preempt` is set. The most probable action is taken; nothing is random.
+    Batches stay as the users set them. A running job is never stopped (the paper's Table 3), unless
+    `preempt` is set. The most probable action is taken, so nothing is random.
 
     Raises:
         SettingsError: if the model cannot be used.
@@ -319,12 +319,15 @@ class Drl(ImmediatePolicy):
         self._range_note = ""  # note for clusters outside the training range
 
     def observe(self, event: PolicyEvent, now: Seconds) -> None:
-        """Learn speeds and lengths."""
+        """Learn speeds and lengths from `event`."""
         self._observed.observe(event)
         self._placer.observe(event, now)
 
     def plan(self, view: ClusterView, now: Seconds) -> Plan:
-        """Return the sizes of the last round, as far as there is room for them now."""
+        """Return the sizes of the last round, as far as there is room for them now.
+
+        Start a new round first if it is due.
+        """
         partition = partition_of(view, now)
         if self._rounds.is_due(partition, self._targets):
             self._range_note = training_range_note(self._trained_on, len(view.slots))
@@ -342,7 +345,7 @@ class Drl(ImmediatePolicy):
         )
 
     def pick(self, moment: DecisionInput, odds: FloatArray, now: Seconds) -> int:
-        """Return the index of the most probable action, the first of equal ones.
+        """Return the index of the most probable action; among equal ones, the first.
 
         Trainings override this. `odds` are the probabilities of all actions, shape (3 N + 1,).
         """
@@ -410,9 +413,9 @@ def job_table(
     targets: Mapping[JobId, int],
     most: Count | None,
 ) -> JobTable:
-    """Return the facts about the N jobs that may change in a round.
+    """Return the table of the N jobs that may change in a round.
 
-    The last `targets` of jobs whose slots are being freed stay reserved.
+    For jobs whose slots are being freed, their last `targets` stay reserved.
     """
     now = partition.now
     caps = [max(j.least, min(useful_slots(j, partition), most or j.most)) for j in jobs]

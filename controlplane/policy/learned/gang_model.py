@@ -1,4 +1,4 @@
-"""Trained model of `harmony-drl`, and placement of a gang by it, worker by worker."""
+"""Trained model of `harmony-drl`, and placement of a gang by this model, worker by worker."""
 
 from __future__ import annotations
 
@@ -22,29 +22,30 @@ from controlplane.policy.learned.shared_nodes import WORKER_SCALE, RewardModel, 
 from controlplane.prediction import FloatArray, IntArray
 from schemas.errors import SettingsError
 
-STRUCTURE: Final = 12  # features of a node other than classes
+STRUCTURE: Final = 12  # number of features of a node, without those of classes
 
 
 @dataclass(frozen=True, slots=True)
 class Actor:
-    """pi(s, a): a score for each node, from a network that all nodes share.
+    """pi(s, a): scores of nodes, from one network for all nodes.
 
-    Paper: one output for each server, so that a policy is for one number of servers. Here: one
-    scorer for all nodes, so that the cluster may grow. The score starts from the loss that the
-    reward model expects, which the network corrects: before any training it is the greedy choice.
+    In the paper the network has one output for each server, so that a policy fits one number of
+    servers. Here one network scores any node, so that the cluster may grow. The score starts from
+    the loss that the reward model expects, and the network corrects it. Before any training the
+    choice is greedy.
     """
 
-    net: DenseNet  # inputs: `features_of`
-    sharpness: float  # weight of the expected loss of speed in the score
+    net: DenseNet  # its inputs are `features_of`
+    sharpness: float  # weight of the expected loss of speed
 
     def scores(self, costs: FloatArray, features: FloatArray) -> FloatArray:
-        """Return the logits of the candidates by expected costs; the greatest is the best."""
+        """Return the logits of the candidates at these expected costs; the greatest is best."""
         return self.net(features)[:, 0] - self.sharpness * costs
 
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """Nodes for one worker, with their scores."""
+    """Candidate nodes for one worker, with their scores."""
 
     nodes: IntArray  # shape (M,)
     costs: FloatArray  # shape (M,)
@@ -55,27 +56,27 @@ class Candidates:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Node of one worker, and its alternatives."""
+    """Chosen node of one worker, with the alternatives."""
 
     among: Candidates
     place: int  # index in `among`
 
     @property
     def node(self) -> int:
-        """Number of the node."""
+        """Number of the chosen node."""
         return int(self.among.nodes[self.place])
 
     @property
     def score(self) -> float:
-        """Score of the node."""
+        """Score of the chosen node."""
         return float(self.among.scores[self.place])
 
 
-Choose = Callable[[Candidates], int]  # returns the index of one candidate
+Choose = Callable[[Candidates], int]  # returns the index of the chosen candidate
 
 
 def place_gang(shared: SharedNodes, actor: Actor, name: str, choose: Choose) -> list[Choice]:
-    """Place the workers of a job, which has none yet, on nodes, one after the other."""
+    """Place the workers of a job that has none yet, one after the other; return the choices."""
     choices: list[Choice] = []
     for _ in range(shared.jobs[name].size):
         nodes = nodes_with_room(shared)
@@ -91,7 +92,7 @@ def place_gang(shared: SharedNodes, actor: Actor, name: str, choose: Choose) -> 
 
 
 def nodes_with_room(shared: SharedNodes) -> IntArray:
-    """Return the nodes with a free slot; of equal empty nodes only the first."""
+    """Return the nodes with a free slot; among equal empty nodes, only the first."""
     found: list[int] = []
     empty: set[int] = set()
     for node in np.flatnonzero(shared.free > 0).tolist():
@@ -113,9 +114,9 @@ def features_of(
 ) -> FloatArray:
     """Return the actor's inputs for each candidate, shape (M, 12 + 2 classes).
 
-    s = (x, r, w, p, v, d) of the paper, per node. Slots are the only resource that a node gives
-    out here (r, v), and parameter servers use none. `own` and `neighbours` are the expected losses
-    of the job and of the jobs there by one more worker, shape (M,).
+    They are s = (x, r, w, p, v, d) of the paper, for each node. Slots are the only resource of a
+    node here (r, v), and parameter servers use none. `own` and `neighbours` are the losses that one
+    more worker would cause for the job and for the jobs there, shape (M,).
     """
     job, classes = shared.jobs[name], shared.model.classes
     placed = sum(job.workers.values())
@@ -140,12 +141,12 @@ def features_of(
 
 
 def best(among: Candidates) -> int:
-    """Return the index of the greatest score; the first of equal ones."""
+    """Return the index of the greatest score; among equal scores, the first."""
     return int(np.argmax(among.scores))
 
 
 def sampled(rng: Generator) -> Choose:
-    """Return a chooser that draws from the policy's probabilities."""
+    """Return a function that draws a candidate from the policy's probabilities."""
 
     def choose(among: Candidates) -> int:
         return int(rng.choice(len(among.scores), p=softmax(among.scores)))
@@ -155,8 +156,8 @@ def sampled(rng: Generator) -> Choose:
 
 POLICY: Final = "harmony-drl"
 FEATURES: Final = 1  # version of the networks' inputs
-CLASSES: Final = 12  # L of the paper: trained classes, and some for other families of a cluster
-BESIDE_NET: Final = (4 * CLASSES + 2, 32, 1)  # widths
+CLASSES: Final = 12  # L of the paper: trained classes, and some for other families
+BESIDE_NET: Final = (4 * CLASSES + 2, 32, 1)  # widths of the layers
 SPREAD_NET: Final = (CLASSES + 3, 16, 1)
 ACTOR_NET: Final = (STRUCTURE + 2 * CLASSES, 32, 1)
 SHAPES: Final = {
@@ -169,19 +170,19 @@ SHAPES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class TrainedModel:
-    """Both networks of the paper, and the families that they know."""
+    """Both networks of the paper, and the families that they were trained on."""
 
     reward: RewardModel
     actor: Actor
-    families: tuple[str, ...]  # by number of class, fewer than CLASSES
+    families: tuple[str, ...]  # names by class number, fewer than CLASSES
 
 
 def load(file: str | None) -> TrainedModel:
-    """Return a model from its file; the shipped one for None.
+    """Return the model in `file`; for None, the shipped model.
 
     Raises:
-        SettingsError: if it is no model, or of another version, policy or shape, or if its card has
-            too many families, or one twice.
+        SettingsError: if the file is no model, or one of another version, policy or shape, or
+            if its card has too many families, or one family twice.
     """
     model = read(file)
     families = model.card.families
@@ -194,12 +195,16 @@ def load(file: str | None) -> TrainedModel:
 
 
 def read(file: str | None) -> LearnedModel:
-    """Return the arrays and the card of a model; errors are those of `load` but the last two."""
+    """Return the arrays and the card of the model in `file`; for None, of the shipped model.
+
+    Raises:
+        SettingsError: if the file is no model, or a model of another version, policy or shape.
+    """
     return read_model(file, "harmony_drl.npz", policy=POLICY, features=FEATURES, shapes=SHAPES)
 
 
 def model_of(arrays: Mapping[str, FloatArray], families: tuple[str, ...]) -> TrainedModel:
-    """Return the networks of a model."""
+    """Return the trained model made of these arrays and families."""
     reward = RewardModel(dense_net("beside", arrays), dense_net("spread", arrays), CLASSES)
     actor = Actor(dense_net("actor", arrays), float(arrays["sharpness"][0]))
     return TrainedModel(reward, actor, families)

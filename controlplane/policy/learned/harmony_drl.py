@@ -1,7 +1,7 @@
 """Policy `harmony-drl`: a network places gangs where jobs disturb each other least (INFOCOM 2019).
 
-Also here: the view as the networks take it, the reasons for a job's place, and the online training
-of the reward model on the speeds that jobs report beside their neighbours.
+The module also converts views for the networks, words the reasons for a job's place, and trains the
+reward model online on the speeds that jobs report beside their neighbours.
 """
 
 from __future__ import annotations
@@ -62,10 +62,10 @@ class HarmonyDrlOptions(Options, frozen=True):
     """Options of policy `harmony-drl`, table `[policy.options]` of the controller's settings."""
 
     model: str | None = None  # path of a model file; None: the shipped model
-    backfill: bool = True  # start small jobs before a large one that waits, without delaying it
+    backfill: bool = True  # start small jobs before a waiting large job if they do not delay it
     learn: bool = True  # train the reward model on reported speeds
-    explore: bool = False  # draw nodes from the policy's probabilities; else the best
-    seed: int = 0  # for `explore`
+    explore: bool = False  # True: draw nodes from the policy's probabilities; False: use the best
+    seed: int = 0  # seed of the draws for `explore`
 
     def __post_init__(self) -> None:
         """Check that the model can be used."""
@@ -73,11 +73,11 @@ class HarmonyDrlOptions(Options, frozen=True):
             load(self.model)
 
 
-MIN_NAMED_COST: Final = 0.005  # share of a job's speed below which a cost is not mentioned
+MIN_NAMED_COST: Final = 0.005  # share of a job's speed; smaller costs are not mentioned
 
 
 def explain(choices: Sequence[Choice], nodes: Sequence[NodeId]) -> tuple[str, dict[str, float]]:
-    """Return the nodes with the best scores, the expected losses there, and the next best node."""
+    """Return a text and numbers: the best nodes, the expected losses, and the next best node."""
     first, last = choices[0], choices[-1]
     names = list(dict.fromkeys(nodes[choice.node] for choice in choices))
     own = float(last.among.own[last.place])
@@ -98,16 +98,16 @@ def explain(choices: Sequence[Choice], nodes: Sequence[NodeId]) -> tuple[str, di
 
 
 class Classes:
-    """Numbers of families: the trained ones, then others in the order of their appearance."""
+    """Class numbers of families: first the trained ones, then others in order of appearance."""
 
     def __init__(self, trained: Sequence[str]) -> None:
         self._trained = {name: number for number, name in enumerate(trained)}
         self._others: dict[str, int] = {}
 
     def number(self, family: str) -> int:
-        """Return the number of a family; the last number stands for all further families.
+        """Return the class number of a family; the last number is shared by all further families.
 
-        Views put the name of its user before a family that a job file states.
+        In views, the name of a family is preceded by the name of its user and a slash.
         """
         trained = self._trained.get(family.partition("/")[2])
         if trained is not None:
@@ -121,20 +121,20 @@ class Classes:
 
 @dataclass(slots=True)
 class Situation:
-    """A view as the networks take it."""
+    """View in the form that the networks need."""
 
     nodes: list[NodeId]
     shared: SharedNodes
     slots: list[list[SlotId]]  # free slots of each node
 
     def take(self, nodes: Sequence[int]) -> list[SlotId]:
-        """Take a free slot of each node, node by node."""
+        """Remove and return a free slot for each entry of `nodes`, node by node."""
         order = sorted(nodes, key=nodes.index)
         return [self.slots[node].pop(0) for node in order]
 
 
 def situation(view: ClusterView, model: RewardModel, classes: Classes) -> Situation:
-    """Return the placement and the free slots of a view; adds unknown families to `classes`."""
+    """Return the placement and the free slots of a view; add unknown families to `classes`."""
     # A job that is changing may still need a slot whose process has exited.
     held = {slot for job in view.jobs.values() for slot in job.running_on}
     free: dict[NodeId, list[SlotId]] = {slot.node: [] for slot in view.slots}
@@ -164,7 +164,8 @@ def situation(view: ClusterView, model: RewardModel, classes: Classes) -> Situat
 def gradient_step(net: DenseNet, inputs: FloatArray, slopes: FloatArray, rate: float) -> DenseNet:
     """Return the network after one step of gradient descent.
 
-    `inputs` have shape (rows, in); `slopes`, derivatives of the loss by the outputs, (rows, out).
+    `inputs` have shape (rows, in). `slopes` are the derivatives of the loss with respect to the
+    outputs, shape (rows, out).
     """
     taken: list[FloatArray] = [inputs]
     for weight, bias in net.layers[:-1]:
@@ -172,21 +173,21 @@ def gradient_step(net: DenseNet, inputs: FloatArray, slopes: FloatArray, rate: f
     layers = []
     for (weight, bias), values in zip(reversed(net.layers), reversed(taken), strict=True):
         layers.append((weight - rate * (values.T @ slopes), bias - rate * slopes.sum(axis=0)))
-        slopes = (slopes @ weight.T) * (1.0 - values**2)  # of the layer before; unused at the first
+        slopes = (slopes @ weight.T) * (1.0 - values**2)  # for the layer before
     return DenseNet(tuple(reversed(layers)))
 
 
-MAX_REPORTS: Final = 512  # latest reports; bounds memory
-STEPS_PER_BUNDLE: Final = 6  # gradient descent steps per bundle of reports
+MAX_REPORTS: Final = 512  # kept reports; bounds memory
+STEPS_PER_BUNDLE: Final = 6  # gradient steps per call of `learn` with new reports
 BATCH: Final = 64
-LEARNING_RATE: Final = 0.05  # learning rate; small, so that one odd report moves little
-MAX_WEIGHT: Final = 20.0  # limit of the weight of earlier reports: a family's speed may change
-MAX_SAMPLES_PER_S: Final = 1e12  # samples per second; faster reports are implausible
+LEARNING_RATE: Final = 0.05  # small, so that one odd report changes little
+MAX_WEIGHT: Final = 20.0  # most weight of earlier reports, because a family's speed may change
+MAX_SAMPLES_PER_S: Final = 1e12  # faster reports are implausible
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Neighbours of a job, and its speed."""
+    """Reported speed of a job, with its neighbours."""
 
     key: Hashable  # jobs of one key are equally fast alone
     beside: FloatArray  # inputs of the reward model for the worst node
@@ -208,34 +209,34 @@ class _Mean:
 
 @dataclass(slots=True)
 class _Alone:
-    """Logarithm of a speed alone on few nodes."""
+    """Logarithm of the speed of a job that is alone on few nodes."""
 
-    measured: _Mean = field(default_factory=_Mean)  # from jobs that were alone
-    corrected: _Mean = field(default_factory=_Mean)  # from all other jobs
+    measured: _Mean = field(default_factory=_Mean)  # mean of reports by jobs that were alone
+    corrected: _Mean = field(default_factory=_Mean)  # mean of the other reports, corrected
 
     @property
     def log_speed(self) -> float:
-        """Measured value, else the corrected one."""
+        """Measured value if there is one, else the corrected value."""
         return self.measured.value if self.measured.weight else self.corrected.value
 
 
 @dataclass(slots=True)
 class ReportedSpeeds:
-    """Reports of speeds, and the reward model trained on them.
+    """Reports of speeds, and the reward model that is trained on them.
 
-    Reports are in samples per second. Jobs of one key are equally fast alone. The speed alone is
-    the mean of what jobs of the key reported alone; if none did, of all their reports, corrected by
-    the expected loss.
+    Reports are in samples per second. Jobs with the same key are equally fast alone. Their speed
+    alone is the mean of reports by jobs that were alone. Without such reports it is the mean of all
+    their reports, corrected by the expected loss.
     """
 
     model: RewardModel
     _reports: deque[Report] = field(default_factory=lambda: deque(maxlen=MAX_REPORTS))
     _alone: dict[Hashable, _Alone] = field(default_factory=dict)
-    _learnt: int = 0  # bundles so far
-    _new: int = 0  # reports since the last bundle
+    _learnt: int = 0  # number of trainings so far
+    _new: int = 0  # number of reports since the last training
 
     def add(self, shared: SharedNodes, name: str, key: Hashable, samples_per_s: float) -> bool:
-        """Add a report; return False and ignore it if its speed is implausible."""
+        """Add a report; ignore it and return False if its speed is implausible."""
         if not 0.0 < samples_per_s < MAX_SAMPLES_PER_S:
             return False
         job, seen = shared.jobs[name], shared.look(name)
@@ -258,12 +259,12 @@ class ReportedSpeeds:
         return True
 
     def speed_alone(self, key: Hashable) -> float:
-        """Return the samples/s of such jobs alone; 0: not reported."""
+        """Return the speed alone of jobs with this key, in samples/s; 0: not reported."""
         known = self._alone.get(key)
         return math.exp(known.log_speed) if known is not None else 0.0
 
     def learn(self) -> RewardModel:
-        """Return the model after training on the reports; unchanged without new ones."""
+        """Train the reward model on the reports, if there are new ones, and return it."""
         if self._new and len(self._reports) >= BATCH // 4:
             self._new = 0
             rng = default_rng((self._learnt, len(self._reports)))
@@ -274,7 +275,7 @@ class ReportedSpeeds:
         return self.model
 
     def _step(self, reports: list[Report]) -> None:
-        """Take one step of least squares on logarithms."""
+        """Run one step of least squares on logarithms."""
         beside = np.array([one.beside for one in reports])
         spread = np.array([one.spread for one in reports])
         has = np.array([one.has_neighbours for one in reports])
@@ -298,9 +299,9 @@ class ReportedSpeeds:
 
 
 class HarmonyDrl(ImmediatePolicy):
-    """Places gangs of the wanted size in order of arrival, worker by worker; moves no job.
+    """Policy that places gangs of the wanted size in order of arrival, and moves no job.
 
-    See the README of this folder.
+    Gangs are placed worker by worker. See the README of this folder.
 
     Raises:
         SettingsError: if the model cannot be used.
@@ -314,10 +315,10 @@ class HarmonyDrl(ImmediatePolicy):
         self._actor = trained.actor
         self._reports = ReportedSpeeds(trained.reward)
         self._classes = Classes(trained.families)
-        self._seen: Situation | None = None  # of the last view
+        self._seen: Situation | None = None  # situation of the last view
 
     def observe(self, event: PolicyEvent, now: Seconds) -> None:
-        """Learn from a speed if the job is where the last view showed it."""
+        """Learn from a reported speed if the job is where the last view showed it."""
         match event:
             case StepsSeen() | EpochSeen() if self.options.learn and self._seen is not None:
                 if isinstance(event, EpochSeen) and not event.whole:
@@ -330,18 +331,18 @@ class HarmonyDrl(ImmediatePolicy):
                 self._reports.add(shared, event.job, key, event.samples_per_s)
 
     def improve(self, view: ClusterView, budget: Budget, rng: Generator, now: Seconds) -> bool:
-        """Record the places of jobs, and train the reward model."""
+        """Train the reward model, and record the places of jobs; return False."""
         self._reports.learn()
         self._seen = situation(view, self._reports.model, self._classes)
         return False
 
     def plan(self, view: ClusterView, now: Seconds) -> Plan:
-        """Keep what runs; place the next jobs in the queue as long as there is room."""
+        """Return a plan that keeps running jobs and starts the next queued jobs that fit."""
         partition = partition_of(view, now)
         current = situation(view, self._reports.model, self._classes)
         room = int(current.shared.free.sum())
         placed = {job.job: list(job.running_on) for job in partition.running}
-        partition.room = room + sum(map(len, placed.values()))  # without slots that are leaving
+        partition.room = room + sum(map(len, placed.values()))  # without slots being left
         queue = backfill_queue(partition, self._remaining_s, backfill=self.options.backfill)
         explained: dict[JobId, tuple[str, dict[str, float]]] = {}
         for name, size in queue.sizes.items():
@@ -365,7 +366,10 @@ class HarmonyDrl(ImmediatePolicy):
         return compose_plan(partition, with_user_batches(partition, placed), why)
 
     def _remaining_s(self, job: JobView, slots: int) -> float:
-        """Return the stated rest at the speed of the job or its family; infinite if unknown."""
+        """Return the time for the stated remaining work; infinite if unknown.
+
+        The speed is the job's present speed, else the speed alone of similar jobs.
+        """
         if job.stop_samples is None:
             return math.inf
         speed = job.samples_per_s if job.running_on else 0.0

@@ -1,6 +1,6 @@
 """File format of trained models: arrays, and a card that describes the model and its training.
 
-`DenseNet` evaluates in plain numpy what was trained with torch.
+`DenseNet` evaluates in plain numpy a network that was trained with torch.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from controlplane.prediction import FloatArray
 from schemas.errors import SettingsError
 
 FORMAT: Final = 1
-CARD: Final = "card.json"  # member beside the arrays, which are NAME.npy
+CARD: Final = "card.json"  # member of the archive; arrays are NAME.npy
 FIELD: Final = "policy.options.model"
-MAX_BYTES: Final = 16 << 20  # of a file, and of its unpacked contents
-MEMBER_TIME: Final = (1980, 1, 1, 0, 0, 0)  # of all members: equal models have equal bytes
+MAX_BYTES: Final = 16 << 20  # limit of a file, and of its unpacked contents
+MEMBER_TIME: Final = (1980, 1, 1, 0, 0, 0)  # of all members, so that equal models have equal bytes
 
 Shapes = Mapping[str, tuple[int, ...]]
 Count = Annotated[int, msgspec.Meta(ge=1)]
@@ -36,12 +36,12 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
 
     format: int = FORMAT
     policy: str  # name in the registry
-    features: int  # version of the meaning of its inputs; another one requires a new training
-    shapes: dict[str, tuple[Count, ...]]  # of the arrays
-    slots: tuple[Count, Count]  # smallest and largest cluster of the training
+    features: int  # version of the meaning of the inputs; a new version needs a new training
+    shapes: dict[str, tuple[Count, ...]]  # shapes of the arrays
+    slots: tuple[Count, Count]  # slots of the smallest and the largest cluster of the training
     cluster: str  # description of these clusters and their jobs
-    families: tuple[str, ...] = ()  # of jobs, by class number
-    command: str  # of the training
+    families: tuple[str, ...] = ()  # families of jobs, by class number
+    command: str  # command of the training
     seed: int
     date: str  # ISO 8601, day only
     figures: dict[str, float]  # cost and results of the training
@@ -49,7 +49,7 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class LearnedModel:
-    """Arrays of a model, and their card."""
+    """Arrays of a model, and the card that describes them."""
 
     card: ModelCard
     arrays: Mapping[str, FloatArray]
@@ -58,8 +58,8 @@ class LearnedModel:
 def encode_model(card: ModelCard, arrays: Mapping[str, FloatArray]) -> bytes:
     """Return the bytes of a model's file; equal models have equal bytes.
 
-    An `.npz` as numpy reads it, in single precision, with the card beside the arrays, and without
-    pickled objects. The shapes of the card are taken from the arrays.
+    The file is an `.npz` that numpy can read, in single precision and without pickled objects. It
+    also contains the card, whose shapes are taken from the arrays.
     """
     written = {name: np.ascontiguousarray(value, np.float32) for name, value in arrays.items()}
     shapes = {name: value.shape for name, value in written.items()}
@@ -78,10 +78,10 @@ def encode_model(card: ModelCard, arrays: Mapping[str, FloatArray]) -> bytes:
 def read_model(
     file: str | None, shipped: str, *, policy: str, features: int, shapes: Shapes
 ) -> LearnedModel:
-    """Return a model from a user's file, checked; None: from the file that ships with this package.
+    """Return a checked model from a user's file; for None, from the file shipped in this package.
 
     Raises:
-        SettingsError: naming the option, the file and the problem.
+        SettingsError: if the model cannot be used; names the option, the file and the problem.
     """
     path = resources.files(__package__).joinpath(shipped) if file is None else Path(file)
     try:
@@ -100,7 +100,7 @@ def decode_model(
 
     Raises:
         SettingsError: if the bytes are no complete model, or one of another version, policy or
-            shape, or not all of its numbers are finite.
+            shape, or if some of its numbers are not finite.
     """
     if len(data) > MAX_BYTES:
         raise _refusal(name, f"larger than {MAX_BYTES >> 20} MiB", policy)
@@ -127,7 +127,7 @@ def decode_model(
 
 
 def _card(text: bytes, name: str, policy: str, features: int) -> ModelCard:
-    """Return the card, after its format, policy and version are checked."""
+    """Return the card after checking its format, policy and version."""
     try:
         head = msgspec.json.decode(text)
         made_for = (head["format"], head["policy"], head["features"])
@@ -170,7 +170,7 @@ Layer = tuple[FloatArray, FloatArray]  # weights, shape (in, out), and biases, s
 
 @dataclass(frozen=True, slots=True)
 class DenseNet:
-    """Dense layers with tanh between them, and no activation after the last."""
+    """Dense layers with tanh between them, and no activation after the last layer."""
 
     layers: tuple[Layer, ...]
 
@@ -185,7 +185,7 @@ class DenseNet:
 
 
 def dense_net(name: str, arrays: Mapping[str, FloatArray]) -> DenseNet:
-    """Return a network of a model, from arrays as torch names them.
+    """Return the network `name` of a model, from arrays that are named as in torch.
 
     Layer k has `name.k.weight`, shape (out, in), and `name.k.bias`, shape (out,), from k = 0 on.
     """
@@ -197,7 +197,7 @@ def dense_net(name: str, arrays: Mapping[str, FloatArray]) -> DenseNet:
 
 
 def dense_shapes(name: str, widths: Sequence[int]) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of a network's arrays; widths are of input, hidden layers and output."""
+    """Return the shapes of a network's arrays; `widths` are of input, hidden layers and output."""
     shapes: dict[str, tuple[int, ...]] = {}
     for place, (before, after) in enumerate(pairwise(widths)):
         shapes[f"{name}.{place}.weight"] = (after, before)
@@ -206,7 +206,7 @@ def dense_shapes(name: str, widths: Sequence[int]) -> dict[str, tuple[int, ...]]
 
 
 def softmax(logits: FloatArray) -> FloatArray:
-    """Return probabilities for logits of shape (A,), of which at least one is finite."""
+    """Return the probabilities of logits, shape (A,), of which at least one must be finite."""
     odds: FloatArray = np.exp(logits - logits.max())
     odds /= odds.sum()
     return odds

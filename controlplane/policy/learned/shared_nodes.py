@@ -1,6 +1,6 @@
 """Placed workers by node, and the speed that jobs are expected to lose to each other there.
 
-`RewardModel` predicts how fast jobs train in their places; it is trained by supervision.
+`RewardModel` predicts how fast jobs train in their places. It is trained by supervised learning.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from controlplane.policy.learned.model_file import DenseNet
 from controlplane.prediction import FloatArray, IntArray
 
 MAX_LOG_SLOWDOWN: Final = 2.5  # logarithm of the largest predicted slow-down
-WORKER_SCALE: Final = 4.0  # scales counts of workers and nodes to about 1
+WORKER_SCALE: Final = 4.0  # scales numbers of workers and nodes to about 1
 
 
 @dataclass(frozen=True, slots=True)
 class NodeNeighbours:
-    """P pairs of a job and one of its nodes, with the other jobs on that node."""
+    """P pairs of a job and one of its nodes, with the other jobs on this node."""
 
     number: IntArray  # class of the job, shape (P,)
-    workers: FloatArray  # of the job on that node, shape (P,)
+    workers: FloatArray  # workers of the job on that node, shape (P,)
     spread: FloatArray  # 1 for a job on several nodes, else 0; shape (P,)
     others: FloatArray  # workers of other jobs there, by class, shape (P, classes)
-    spread_others: FloatArray  # the same, only jobs on several nodes
+    spread_others: FloatArray  # workers of jobs on several nodes only; same shape
 
     def inputs(self) -> FloatArray:
-        """Return the inputs of the network for neighbours, shape (P, 4 classes + 2)."""
+        """Return the inputs of the network `beside_net`, shape (P, 4 classes + 2)."""
         rows, classes = self.others.shape
         inputs = np.zeros((rows, 4 * classes + 2))
         inputs[np.arange(rows), self.number] = 1.0
@@ -47,28 +47,30 @@ class NodeNeighbours:
 class RewardModel:
     """log(speed / speed alone on one node) = -(spread + the largest `beside` of its nodes).
 
-    Each part is a network. Paper: one network for the whole job set and placement, with a fixed
-    number of jobs and servers. Here: for each job and node separately, since a job waits for its
-    slowest worker; therefore both numbers are free.
+    Each of the two parts is a network. In the paper one network rates the whole job set and
+    placement, for a fixed number of jobs and servers. Here each job and node is rated separately,
+    because a job waits for its slowest worker. Therefore any number of jobs and servers is
+    possible.
     """
 
-    beside_net: DenseNet  # inputs: `NodeNeighbours.inputs`
-    spread_net: DenseNet  # inputs: `spread_inputs`
+    beside_net: DenseNet  # its inputs are `NodeNeighbours.inputs`
+    spread_net: DenseNet  # its inputs are `spread_inputs`
     classes: int  # L of the paper
     _spread: dict[tuple[int, int, int], float] = field(default_factory=dict, compare=False)
 
     def beside(self, rows: NodeNeighbours) -> FloatArray:
-        """Return the cost of neighbours to each job on its node; 0 without neighbours.
+        """Return the cost that neighbours cause each job on its node, shape (P,).
 
-        Logarithms of factors on step times, in [0, MAX_LOG_SLOWDOWN], shape (P,).
+        Costs are logarithms of factors on step times, in [0, MAX_LOG_SLOWDOWN]; 0 without
+        neighbours.
         """
         found = np.logaddexp(0.0, self.beside_net(rows.inputs())[:, 0])
         return np.where(rows.others.sum(axis=1) > 0.0, np.minimum(found, MAX_LOG_SLOWDOWN), 0.0)
 
     def spread(self, number: int, size: int, nodes: int) -> float:
-        """Return the cost to a job of being on several nodes, a logarithm; 0 on one node.
+        """Return the cost for a job of being on several nodes, as a logarithm; 0 on one node.
 
-        A negative value means a speed-up: its own workers have more of each node.
+        A negative value is a speed-up, because the job's workers have more of each node.
         """
         if nodes <= 1:
             return 0.0
@@ -84,9 +86,10 @@ class RewardModel:
 def spread_inputs(
     number: npt.ArrayLike, size: npt.ArrayLike, nodes: npt.ArrayLike, classes: int
 ) -> FloatArray:
-    """Return the inputs of the network for P jobs on several nodes, shape (P, classes + 3).
+    """Return the inputs of `spread_net` for P jobs on several nodes, shape (P, classes + 3).
 
-    `number` is the class of each job, `size` its workers; one job may be given as numbers.
+    `number` is the class of each job, and `size` its number of workers. For one job, all three may
+    be plain numbers.
     """
     number, size, nodes = np.atleast_1d(number, size, nodes)
     inputs = np.zeros((len(number), classes + 3))
@@ -97,17 +100,17 @@ def spread_inputs(
     return inputs
 
 
-SPREAD_NODES: Final = 2  # number of nodes from which a job sends gradients over the network
+SPREAD_NODES: Final = 2  # from this number of nodes on, a job sends gradients over the network
 
 
 @dataclass(slots=True)
 class PlacedJob:
-    """A job with its workers placed so far."""
+    """Job with the workers that are placed so far."""
 
     name: str
     number: int  # class, below `classes` of the model
-    size: int  # workers when completely placed
-    workers: dict[int, int] = field(default_factory=dict)  # placed so far, by node
+    size: int  # number of workers when completely placed
+    workers: dict[int, int] = field(default_factory=dict)  # workers placed so far, by node
     logs: dict[int, float] = field(default_factory=dict)  # cost of neighbours on each node
 
     @property
@@ -117,17 +120,17 @@ class PlacedJob:
 
 
 class Row(NamedTuple):
-    """A job on a node."""
+    """Job on one of its nodes."""
 
     name: str
     job: PlacedJob
     workers: int  # workers of the job on the node
     node: int
-    added: int = 0  # new workers of the job that is being placed, on this node
+    added: int = 0  # new workers on this node, of the job that is being placed
 
 
 class SharedNodes:
-    """The placement d and the free slots v of the paper's state, updated step by step."""
+    """Placement d and free slots v of the paper's state, updated step by step."""
 
     def __init__(self, model: RewardModel, sizes: Sequence[int]) -> None:
         self.model = model
@@ -135,24 +138,24 @@ class SharedNodes:
         self.free: IntArray = self.sizes.copy()
         self.jobs: dict[str, PlacedJob] = {}
         self._here: list[dict[str, PlacedJob]] = [{} for _ in sizes]
-        self._counts: FloatArray = np.zeros((len(sizes), model.classes))  # workers
-        self._spread: FloatArray = self._counts.copy()  # of jobs on several nodes
+        self._counts: FloatArray = np.zeros((len(sizes), model.classes))  # workers by class
+        self._spread: FloatArray = self._counts.copy()  # only of jobs on several nodes
 
     def on(self, node: int) -> dict[str, PlacedJob]:
         """Return the jobs on a node, by name."""
         return self._here[node]
 
     def present(self, nodes: IntArray) -> FloatArray:
-        """Return the workers of each class on each node, shape (len(nodes), classes)."""
+        """Return the number of workers of each class on each node, shape (len(nodes), classes)."""
         return self._counts[nodes]
 
     def look(self, name: str) -> NodeNeighbours:
-        """Return a job on each of its nodes, in order, with its neighbours; it needs a worker."""
+        """Return a row for each node of a job, with its neighbours; the job must have a worker."""
         job = self.jobs[name]
         return self._look([Row(name, job, workers, node) for node, workers in job.workers.items()])
 
     def losses(self) -> dict[str, float]:
-        """Return the share of its speed that each job is expected to lose."""
+        """Return the share of its speed that each job is expected to lose, by name."""
         return {
             name: lost_share(self._spread_log(job), job.logs) for name, job in self.jobs.items()
         }
@@ -163,7 +166,10 @@ class SharedNodes:
         return job
 
     def put(self, name: str, node: int, workers: int = 1, *, predict: bool = True) -> None:
-        """Place workers of a job on a node; with `predict` False the caller predicts later."""
+        """Place workers of a job on a node.
+
+        With `predict` False, the caller must update the expected costs later.
+        """
         job = self.jobs[name]
         self._count(job, -1.0)
         job.workers[node] = job.workers.get(node, 0) + workers
@@ -174,7 +180,7 @@ class SharedNodes:
             self.predict(job.workers)
 
     def remove(self, name: str) -> None:
-        """Remove a job and its workers."""
+        """Remove a job with its workers."""
         job = self.jobs.pop(name)
         self._count(job, -1.0)
         for node, workers in job.workers.items():
@@ -183,14 +189,14 @@ class SharedNodes:
         self.predict(job.workers)
 
     def costs_of_next(self, name: str, nodes: IntArray) -> tuple[FloatArray, FloatArray]:
-        """Return the cost of one more worker of a job on each of M nodes with a free slot.
+        """Return the costs of placing one more worker of a job on each of M nodes with a free slot.
 
-        These are expected losses of speed, as shares: the total loss of the job itself, and the
-        added loss of its neighbours; each of shape (M,).
+        The costs are expected losses of speed, as shares: the total loss of the job itself, and the
+        added loss of its neighbours; shape (M,) each.
         """
         job = self.jobs[name]
         rows: list[Row] = []
-        at: list[int] = []  # index of the candidate of each row
+        at: list[int] = []  # candidate of each row, by index
         for place, node in enumerate(nodes.tolist()):
             found = self._rows_of_next(job, node)
             rows += found
@@ -214,10 +220,10 @@ class SharedNodes:
         return own, neighbours
 
     def _rows_of_next(self, job: PlacedJob, node: int) -> list[Row]:
-        """Return the jobs on nodes that one more worker of a job on a node affects.
+        """Return the (job, node) rows that one more worker of `job` on `node` would affect.
 
-        If the job comes to be on several nodes by it, its neighbours on the first node are
-        affected, too.
+        If the job would then be on several nodes, its neighbours on the first node are affected,
+        too.
         """
         becomes_spread = len(job.workers) == 1 and node not in job.workers
         rows: list[Row] = []
@@ -240,7 +246,7 @@ class SharedNodes:
                 self._spread[node, job.number] += sign * workers
 
     def predict(self, nodes: Iterable[int]) -> None:
-        """Update the expected costs of the jobs on these nodes to each other."""
+        """Update the expected costs that the jobs on these nodes cause each other."""
         rows = [
             Row(name, job, job.workers[node], node)
             for node in nodes
@@ -252,7 +258,7 @@ class SharedNodes:
                 row.job.logs[row.node] = log
 
     def _look(self, rows: Sequence[Row], extra: PlacedJob | None = None) -> NodeNeighbours:
-        """Return jobs with a number of workers on a node, with their neighbours."""
+        """Return these rows with their neighbours, after adding the `added` workers of `extra`."""
         number = np.array([row.job.number for row in rows])
         mine = np.array([float(row.workers) for row in rows])
         node = np.array([row.node for row in rows])
@@ -274,5 +280,5 @@ class SharedNodes:
 
 
 def lost_share(spread_log: float, logs: Mapping[int, float]) -> float:
-    """Return the share of its speed alone on few nodes that a job loses; costs are logarithms."""
+    """Return the share of its speed alone that a job loses at these costs, given as logarithms."""
     return 1.0 - math.exp(-spread_log - max(logs.values(), default=0.0))

@@ -1,6 +1,6 @@
 """Admission of jobs with schedules and promises, and the revision of promises that slip.
 
-Also here: the reason of a rejection, with what would be admitted.
+The module also words the reason of a rejection, with a deadline or value that would be admitted.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from controlplane.prediction import IntArray
 from schemas.ids import JobId
 from schemas.jobs import MAX_UTILITY, Utility
 
-WORTHLESS_SHARE: Final = 0.05  # share of its value below which the value counts as gone
+WORTHLESS_SHARE: Final = 0.05  # if less than this share is left, the value is regarded as gone
 
 
 def rejection(job: JobView, utility: Utility, plans: JobPlans, now: float) -> Reason:
@@ -64,7 +64,7 @@ def rejection(job: JobView, utility: Utility, plans: JobPlans, now: float) -> Re
 
 
 def gone_after_s(utility: Utility) -> float:
-    """Seconds after submission when nearly none of the value is left; may be infinite."""
+    """Return the seconds after submission when almost no value is left; may be infinite."""
     if utility.decay == 0.0 or not math.isfinite(utility.deadline_s):
         return math.inf
     return max(0.0, utility.deadline_s + math.log(1.0 / WORTHLESS_SHARE - 1.0) / utility.decay)
@@ -73,8 +73,8 @@ def gone_after_s(utility: Utility) -> float:
 def accepted_deadline_s(utility: Utility, plans: JobPlans, now: float) -> float | None:
     """Return the least deadline with which the job would be admitted if it were submitted now.
 
-    value / (1 + exp(decay (t - deadline))) > cost, solved for the deadline at each t. Whole
-    seconds; None if no deadline suffices.
+    For each end t, value / (1 + exp(decay (t - deadline))) > cost is solved for the deadline. The
+    result is in whole seconds; None if no deadline suffices.
     """
     pays = (plans.cost < utility.value) & np.isfinite(plans.cost)
     if not pays.any() or utility.decay == 0.0:
@@ -87,7 +87,7 @@ def accepted_deadline_s(utility: Utility, plans: JobPlans, now: float) -> float 
 def accepted_value(utility: Utility, plans: JobPlans, now: float) -> float:
     """Return the least value with which the job would be admitted if it were submitted now.
 
-    Its deadline stays. At least one of `plans` has a finite cost.
+    The deadline is unchanged. At least one of `plans` must have a finite cost.
     """
     shares = np.array(
         [
@@ -103,7 +103,7 @@ def accepted_value(utility: Utility, plans: JobPlans, now: float) -> float:
 
 
 def _clock(at: float, now: float) -> str:
-    """Format a time of day in UTC, with the date if it is not today."""
+    """Return a time of day in UTC as text, with the date if it is not today."""
     if not math.isfinite(at) or abs(at) > 1e11:  # noqa: PLR2004 - beyond the calendar
         return "never"
     moment, today = (dt.datetime.fromtimestamp(each, dt.UTC) for each in (at, now))
@@ -124,23 +124,23 @@ RETRY_INTERVALS: Final = 10  # intervals until a failed plan is tried again
 
 @dataclass(slots=True)
 class Decisions:
-    """Decisions; `Oasis.plan` turns them into a plan."""
+    """Decisions about jobs, which `Oasis.plan` turns into a plan."""
 
     schedules: dict[JobId, Schedule] = field(default_factory=dict)
     promised: dict[JobId, float] = field(default_factory=dict)  # promised ends
     expected: dict[JobId, float] = field(default_factory=dict)  # ends by the current schedules
     rejected: dict[JobId, Reason] = field(default_factory=dict)
-    measured: dict[JobId, str] = field(default_factory=dict)  # jobs to be measured first -> family
+    measured: dict[JobId, str] = field(default_factory=dict)  # measured first: job -> family
     unplanned: dict[JobId, str] = field(default_factory=dict)  # job -> why it has no schedule
     numbers: dict[JobId, dict[str, float]] = field(default_factory=dict)  # facts of an admission
-    worth: float = 0.0  # of all expected ends
+    worth: float = 0.0  # worth of all expected ends
     more: bool = False  # True: some jobs are still undecided
 
 
 class Admissions:
-    """Keeps schedules as values, and makes new decisions from the old ones and a view.
+    """Schedules of admitted jobs; new decisions are made from the old ones and a view.
 
-    A policy that restarts has no schedules: it makes them from the promises in the view.
+    A policy that restarts has no schedules. It makes new ones from the promises in the view.
     """
 
     def __init__(self, options: OasisOptions, estimates: OasisEstimates) -> None:
@@ -159,7 +159,7 @@ class Admissions:
     def decide(self, view: ClusterView, now: float, *, at_most: int) -> Decisions:
         """Check schedules against the current state, then decide about new jobs by arrival.
 
-        At most `at_most` decisions are new.
+        At most `at_most` new decisions are made.
         """
         self._estimates.follow(view)
         grid = grid_of(view, now, self._options.interval_s, self._options.horizon)
@@ -182,9 +182,9 @@ class Admissions:
     # --- earlier promises
 
     def _keep(self, view: ClusterView, grid: IntervalGrid, decided: Decisions) -> IntArray:
-        """Keep schedules that still hold, and plan the others again, earliest promises first.
+        """Keep schedules that still suffice, and plan the others again, earliest promises first.
 
-        Returns the promised slots, shape (horizon, nodes).
+        Return the promised slots, shape (horizon, nodes).
         """
         last, used, again = self._last, grid.nothing_used(), list[JobView]()
         for name, job in view.jobs.items():
@@ -207,7 +207,7 @@ class Admissions:
         return used
 
     def _still_holds(self, job: JobView, schedule: Schedule, grid: IntervalGrid) -> Schedule | None:
-        """Return the rest of a schedule without superfluous intervals; None if insufficient."""
+        """Return the rest of a schedule up to the job's end; None if the job would not end."""
         work, rest = self._work(job, grid), schedule.cut(grid.first, schedule.end)
         if work is None:
             return None
@@ -230,7 +230,7 @@ class Admissions:
     def _plan_again(
         self, job: JobView, grid: IntervalGrid, used: IntArray, decided: Decisions
     ) -> None:
-        """Plan a job in time for its promise if possible, else as early as possible."""
+        """Plan a job so that it keeps its promise if possible, else as early as possible."""
         promised = decided.promised[job.job]
         tried = self._was_tried(job, grid)
         plans = None if tried else self._plans(job, grid, used, by=promised)
@@ -252,7 +252,7 @@ class Admissions:
     # --- new jobs
 
     def _open_jobs(self, view: ClusterView, decided: Decisions) -> Iterable[JobView]:
-        """Return the jobs that state a utility and have no promise, running ones included."""
+        """Return the jobs with a utility that are neither promised nor rejected, by arrival."""
         found = [
             job
             for name, job in view.jobs.items()
@@ -264,7 +264,7 @@ class Admissions:
     def _decide_one(
         self, job: JobView, grid: IntervalGrid, used: IntArray, decided: Decisions
     ) -> bool:
-        """Admit, reject, or have the job measured first; return True if that took a plan."""
+        """Admit the job, reject it, or have it measured first; return True if it was planned."""
         if grid.slots < job.least or job.utility is None:
             return False
         remaining = self._estimates.remaining(job, grid.now)
@@ -299,7 +299,10 @@ class Admissions:
         decided.numbers[job.job] = {"cost": float(plans.cost[last])}
 
     def _have_measured(self, job: JobView, decided: Decisions) -> None:
-        """Measure one job per family at a time if its speed is unknown, else each job itself."""
+        """Select the job to run for measurements first.
+
+        If its speed is unknown, select only one job of the family at a time.
+        """
         knows_speed = self._estimates.knows_speed(job)
         if knows_speed and not job.undecided:
             decided.unplanned[job.job] = UNKNOWN_LENGTH
@@ -307,7 +310,7 @@ class Admissions:
             decided.measured[job.job] = job.family
 
     def _count(self, job: JobView, utility: Utility, remaining: float) -> None:
-        """Add the job to U and L once: its value per slot second on its minimum slots."""
+        """Include the job in U and L, once, by its value per slot second on its minimum slots."""
         if job.job in self._counted:
             return
         self._counted.add(job.job)
@@ -318,7 +321,7 @@ class Admissions:
     # --- plans
 
     def _was_tried(self, job: JobView, grid: IntervalGrid) -> bool:
-        """True if planning the job failed recently, so that it is not repeated at every request."""
+        """True if planning the job failed recently; it is not repeated at every request."""
         return grid.first < self._tried.get(job.job, -RETRY_INTERVALS) + RETRY_INTERVALS
 
     def _plans(

@@ -23,14 +23,14 @@ from controlplane.prediction.lengths import remaining_samples
 from controlplane.prediction.slowdowns import stretch
 from schemas.ids import JobId, NodeId, Seconds, node_of
 
-MIN_PACE_AGE_S: Final = 5.0  # age of a group before which its reports are too few
+MIN_PACE_AGE_S: Final = 5.0  # younger groups have too few reports
 SMOOTHING: Final = 0.2  # weight of the newest pace; a judgement
 MIN_PACE: Final = 0.02
 
 
 @dataclass(slots=True)
 class _Seen:
-    """Latest telemetry of a job, and the first of its group."""
+    """Latest telemetry of a job, and the first telemetry of its group."""
 
     group: tuple[int, int] = (0, 0)  # (version, batch)
     samples: int = 0
@@ -43,15 +43,15 @@ class _Seen:
 class OasisEstimates:
     """Speeds by family, from epochs and telemetry; work as stated, else from the family.
 
-    Where workers share the cores of their host, measured speeds are converted to those of a job
-    alone; predictions assume that every slot of the host is busy, because a promise has to hold
-    then, too. GPU types are not distinguished.
+    If workers share the cores of their host, measured speeds are converted to those of a job alone.
+    Predictions assume that every slot of the host is busy, because a promise must be kept in this
+    case, too. GPU types are not distinguished.
     """
 
     def __init__(self) -> None:
         self._families = FamilyHistories()
         self._seen: dict[JobId, _Seen] = {}
-        self._paces: dict[str, float] = {}  # by family: samples done over samples at full speed
+        self._paces: dict[str, float] = {}  # by family: samples done over those at full speed
         self._stretch: dict[JobId, float] = {}  # slow-down of running jobs on their nodes now
         self._fullest = 1.0  # slow-down on a node whose slots are all busy
 
@@ -82,7 +82,7 @@ class OasisEstimates:
         seen.samples, seen.samples_per_s = event.samples_done, event.samples_per_s
 
     def _paced(self, event: StepsSeen, seen: _Seen, now: Seconds) -> None:
-        """Learn the share of time spent in steps; evaluations between epochs are no steps."""
+        """Learn the share of time that a family spends in steps; evaluations are no steps."""
         full = event.samples_per_s * (now - seen.began)
         if now - seen.began < MIN_PACE_AGE_S or not 0.0 < full < math.inf:
             return
@@ -98,7 +98,7 @@ class OasisEstimates:
             self._families.of(event.family).add(event.nodes, event.slots, local, step_s)
 
     def follow(self, view: ClusterView) -> None:
-        """Record which jobs share cores."""
+        """Record how much shared cores slow jobs down in this view."""
         cores: dict[NodeId, float] = {}
         slots: dict[NodeId, int] = {}
         busy: dict[NodeId, int] = {}
@@ -117,15 +117,15 @@ class OasisEstimates:
         self._fullest = max((stretch(slots[node], cores[node]) for node in slots), default=1.0)
 
     def knows_speed(self, job: JobView) -> bool:
-        """True if the job or its family was measured."""
+        """True if a job of this family was measured, including this job."""
         return bool(self._families.of(job.family).means)
 
     def largest(self, job: JobView) -> int:
-        """Return the most slots on which the job or its family was measured; 1 before that."""
+        """Return the most slots on which a job of this family was measured; 1 before that."""
         return self._families.of(job.family).largest
 
     def samples_per_s(self, job: JobView, slots: Sequence[int], nodes: Sequence[int]) -> FloatArray:
-        """Return the speed on each size with the user's batch, shape (sizes,), samples/s."""
+        """Return the speed at each size with the user's batch, in samples/s, shape (sizes,)."""
         family: FamilyRecord = self._families.of(job.family)
         many = np.array(slots, dtype=np.int64)
         model = family.speed_model(job.batch_size)
@@ -134,7 +134,7 @@ class OasisEstimates:
         return np.asarray(pace * job.batch_size / np.maximum(step_s * self._fullest, 1e-12))
 
     def remaining(self, job: JobView, now: float) -> float | None:
-        """Return the remaining samples, extrapolated since the last report; None if unknown."""
+        """Return the remaining samples, extrapolated from the last report; None if unknown."""
         family, seen = self._families.of(job.family), self._seen.get(job.job)
         done = float(job.samples_done)
         if seen is not None and seen.samples >= job.samples_done:

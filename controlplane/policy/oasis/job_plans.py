@@ -1,7 +1,7 @@
 """Plans of one job for every completion time, at the prices of slots by interval.
 
-`cheapest_schedules` is the dual subproblem: the cheapest schedule of the job's work for every
-completion time. `IntervalGrid` has the slots that schedules promise to jobs.
+`cheapest_schedules` is the dual subproblem: it finds the job's cheapest schedule for every
+completion time. `IntervalGrid` describes the slots that schedules can reserve.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from controlplane.prediction import BoolArray, FloatArray, IntArray
 from schemas.ids import NodeId
 from schemas.jobs import Utility
 
-LOW_SHARE: Final = 0.25  # L over the least density: 1 / (2 eta) of the paper, with eta = 2
+LOW_SHARE: Final = 0.25  # L as a share of the least density; 1 / (2 eta) of the paper, eta = 2
 HIGH_QUANTILE: Final = 0.98  # quantile of the densities for U; excludes outliers
-MIN_RATIO: Final = 10.0  # minimum of U / L: without a spread the price would not rise
+MIN_RATIO: Final = 10.0  # least U / L; with equal bounds the price would not rise
 INITIAL_BOUNDS: Final = (1e-4, 1e-1)  # L and U before the first job; value per slot second
 
 
 def price(share: FloatArray, low: float, high: float) -> FloatArray:
-    """Return the value per slot second, from `low` to `high`, on a node with this share promised.
+    """Return the price on a node of which `share` is promised, from `low` to `high`.
 
-    OASiS (Bao et al., INFOCOM '18): p_h^r(t) = L (U / L)^(g_h^r(t) / c_h^r). The resource r is the
-    slot: a GPU, or a CPU slot with its share of the node's cores; jobs request no other resources.
-    At L every job of any worth is admitted.
+    OASiS (Bao et al., INFOCOM '18): p_h^r(t) = L (U / L)^(g_h^r(t) / c_h^r), as value per slot
+    second. The resource r is the slot: a GPU, or a CPU slot with its share of the node's cores.
+    Jobs request no other resources. At price L every job of any worth is admitted.
     """
     return np.asarray(low * np.power(high / low, share), dtype=np.float64)
 
@@ -38,9 +38,9 @@ def price(share: FloatArray, low: float, high: float) -> FloatArray:
 class PriceBounds:
     """L and U, estimated online from the value per slot second of the jobs seen, unless given.
 
-    Paper: U is the greatest value of a unit of resource, and L the least over 2 eta, over all jobs
-    that will ever come. Here: over the latest jobs seen, since future jobs are unknown; and U is a
-    high quantile of them.
+    In the paper, U is the greatest value of a unit of resource, and L the least value divided by 2
+    eta, over all jobs that will ever come. Here they cover the latest jobs seen, because future
+    jobs are unknown, and U is a high quantile.
     """
 
     def __init__(self, window: int, low: float | None, high: float | None) -> None:
@@ -48,19 +48,19 @@ class PriceBounds:
         self._low, self._high = low, high
 
     def add(self, density: float) -> None:
-        """Add a job, by its value per slot second on its best size."""
+        """Add the value per slot second of a job."""
         if np.isfinite(density) and density > 0.0:
             self._seen.append(density)
 
     def now(self) -> tuple[float, float]:
-        """Return L and U, value per slot second, with L below U."""
+        """Return L and U, as value per slot second; L is below U."""
         low, high = INITIAL_BOUNDS
         if self._seen:
             seen = np.array(self._seen)
             low, high = LOW_SHARE * float(seen.min()), float(np.quantile(seen, HIGH_QUANTILE))
         low = self._low if self._low is not None else low
         high = self._high if self._high is not None else max(high, low * MIN_RATIO)
-        if low >= high:  # one of them is fixed, and the estimate of the other is beyond it
+        if low >= high:  # a fixed bound is beyond the estimate of the other bound
             low = high / MIN_RATIO if self._low is None else low
         return low, max(high, low)
 
@@ -69,9 +69,9 @@ class PriceBounds:
 class SlotPrices:
     """Prices of every node in every interval, before one more job is planned.
 
-    Paper: a job pays for all its slots the price from before its arrival. Here: each further slot
-    on a node costs the price that the slots before it cause, at the middle of the step, since one
-    job may take a whole node and not a small part of it.
+    In the paper a job pays the price from before its arrival for all its slots. Here each further
+    slot on a node costs the price that the slots before it cause, at the middle of the step,
+    because one job may need a whole node and not just a small part.
     """
 
     used: IntArray
@@ -80,16 +80,16 @@ class SlotPrices:
     high: float
 
     def on_one_node(self, slots: int) -> FloatArray:
-        """Return the cost of the slots on the cheapest node with enough room, in each interval.
+        """Return the cost of `slots` on the cheapest node with enough room, in each interval.
 
-        Shape (intervals,), value per second; infinite if no node has room.
+        The cost is value per second, shape (intervals,); infinite if no node has room.
         """
         return np.asarray(self._of_each_node(self.used, slots).min(axis=1))
 
     def on_any(self, slots: int) -> FloatArray:
-        """Return the cost of the cheapest slots on any nodes, in each interval.
+        """Return the cost of the cheapest `slots` on any nodes, in each interval.
 
-        Shape (intervals,), value per second; infinite if too few slots are free.
+        The cost is value per second, shape (intervals,); infinite if too few slots are free.
         """
         costs, free = self._by_level()
         before = np.cumsum(free, axis=1) - free
@@ -98,7 +98,7 @@ class SlotPrices:
         return np.where(free.sum(axis=1) >= slots, total, np.inf)
 
     def place(self, interval: int, slots: int, *, together: bool) -> list[tuple[int, int]]:
-        """Return the cheapest free slots as (number of the node, slots); ties by the first node."""
+        """Return the cheapest free slots as (node number, slots); the first node wins ties."""
         used = self.used[interval]
         if together:
             return [(int(np.argmin(self._of_each_node(used[None, :], slots)[0])), slots)]
@@ -111,7 +111,7 @@ class SlotPrices:
         return sorted(found.items())
 
     def _of_each_node(self, used: IntArray, slots: int) -> FloatArray:
-        """Return the value per second of so many slots of each node, of the shape of `used`."""
+        """Return the value per second of `slots` slots on each node, in the shape of `used`."""
         steps = np.arange(slots) + 0.5
         share = (used[:, :, None] + steps) / np.maximum(self.capacity, 1)[None, :, None]
         cost = price(np.minimum(share, 1.0), self.low, self.high).sum(axis=2)
@@ -136,44 +136,47 @@ Spread = tuple[tuple[NodeId, int], ...]  # slots of each node
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """Slots reserved for one job, by interval; intervals are numbered from time 0."""
+    """Slots reserved for one job by interval; intervals are numbered from time 0."""
 
     first: int  # interval of the first entry of `spreads`
-    spreads: tuple[Spread, ...]  # per interval; empty: no slots
+    spreads: tuple[Spread, ...]  # slots in each interval; empty: no slots
 
     @property
     def end(self) -> int:
-        """Number of the interval after its last one."""
+        """Number of the interval after the last interval of the schedule."""
         return self.first + len(self.spreads)
 
     def size(self, interval: int) -> int:
-        """Return the slots in an interval; 0 outside the schedule."""
+        """Return the number of slots in an interval; 0 outside the schedule."""
         place = interval - self.first
         if not 0 <= place < len(self.spreads):
             return 0
         return sum(slots for _, slots in self.spreads[place])
 
     def next_size(self, interval: int) -> int:
-        """Return the slots in the first non-empty interval from this one on; 0 if there is none."""
+        """Return the number of slots in the first non-empty interval from `interval` on.
+
+        Return 0 if there is none.
+        """
         later = range(max(interval, self.first), self.end)
         return next((size for at in later if (size := self.size(at))), 0)
 
     def cut(self, first: int, end: int) -> Schedule:
-        """Return the part within these intervals."""
+        """Return the part of the schedule from interval `first` up to, but not including, `end`."""
         begin, over = max(0, first - self.first), max(0, end - self.first)
         return replace(self, first=max(first, self.first), spreads=self.spreads[begin:over])
 
 
 @dataclass(frozen=True, slots=True)
 class IntervalGrid:
-    """Planned intervals, and the slots of nodes that can be promised."""
+    """Intervals that are planned, and the slots of each node that can be promised."""
 
     first: int  # current interval
     now: float  # seconds
     interval_s: float
     horizon: int
     nodes: tuple[NodeId, ...]
-    capacity: tuple[int, ...]  # slots of each node that jobs have or may get
+    capacity: tuple[int, ...]  # number of slots of each node that jobs have or may get
 
     @property
     def slots(self) -> int:
@@ -186,22 +189,23 @@ class IntervalGrid:
         return self.end_of(self.first) - self.now
 
     def end_of(self, interval: int) -> float:
-        """Return the end of an interval, seconds on the controller's clock."""
+        """Return the end of an interval, in seconds on the controller's clock."""
         return (interval + 1) * self.interval_s
 
     @property
     def capacities(self) -> IntArray:
-        """Slots of each node, shape (nodes,)."""
+        """Number of slots of each node, shape (nodes,)."""
         return np.array(self.capacity, dtype=np.int64)
 
     def nothing_used(self) -> IntArray:
-        """Return zeros for the promised slots, shape (horizon, nodes)."""
+        """Return an array of zeros for promised slots, shape (horizon, nodes)."""
         return np.zeros((self.horizon, len(self.nodes)), dtype=np.int64)
 
     def take(self, used: IntArray, schedule: Schedule) -> bool:
-        """Add a schedule to `used` if all of it fits; return False and add nothing otherwise.
+        """Add a schedule to `used` if all of it fits; otherwise add nothing and return False.
 
-        It does not fit either if a node is gone. Intervals beyond the horizon are ignored.
+        A schedule does not fit either if one of its nodes is gone. Intervals beyond the horizon are
+        ignored.
         """
         number = {node: place for place, node in enumerate(self.nodes)}
         added = self.nothing_used()
@@ -220,8 +224,8 @@ class IntervalGrid:
 def grid_of(view: ClusterView, now: float, interval_s: float, horizon: int) -> IntervalGrid:
     """Return the grid of a view.
 
-    Slots count that are free, leaving, or held by jobs in the view, on nodes that are up; other
-    slots belong to jobs that an operator holds.
+    On nodes that are up, the grid has the slots that are free, being left, or held by jobs in the
+    view. Other slots belong to jobs that an operator holds.
     """
     held = {slot for job in view.jobs.values() for slot in job.running_on}
     capacity: dict[NodeId, int] = {}
@@ -247,7 +251,7 @@ class CheapestSchedules:
 
     cost: FloatArray
     _option: IntArray  # choice for each amount done, (intervals, units + 1)
-    _ran: BoolArray  # True: ran in the interval before that choice, same shape
+    _ran: BoolArray  # True: the job ran in the interval before, same shape
     _idled_on: BoolArray  # True: an idle interval follows a run, same shape
     _done: IntArray  # units of each option if it continues, (2, options): first interval, others
     _fresh: IntArray  # the same if it starts
@@ -255,7 +259,7 @@ class CheapestSchedules:
     def options(self, last: int) -> list[int]:
         """Return the options of the cheapest schedule that is done in interval `last`.
 
-        One option for each interval up to `last`; `IDLE` where the job has no slots.
+        There is one option for each interval up to `last`, `IDLE` if the job has no slots then.
         """
         units, runs = self._option.shape[1] - 1, True
         found: list[int] = []
@@ -281,21 +285,22 @@ def cheapest_schedules(
     running: bool,
     enough: Callable[[int, float], bool] = lambda _interval, _cost: False,
 ) -> CheapestSchedules:
-    """Dynamic programming over intervals and work (OASiS, section IV: its dual subroutine).
+    """Return the cheapest schedules by dynamic programming over intervals and work.
 
-    COST(t, d) = min over options of cost_t(option) + COST(t - 1, d - done(option)), d in units of
-    work; less than a whole unit is not counted. Paper: a job may stop and continue at no cost.
-    Here: an interval in which it starts does less work (`fresh`), so that schedules do not
-    alternate between running and idle intervals. Ties go to the earliest option.
+    This is the dual subroutine of OASiS, section IV. COST(t, d) = min over options of
+    cost_t(option) + COST(t - 1, d - done(option)), with d in units of work; partial units are
+    dropped. In the paper a job may stop and continue at no cost. Here a job does less work
+    (`fresh`) in an interval in which it starts, so that schedules do not alternate between running
+    and idle intervals. The earliest option wins ties.
 
     Args:
-        costs: of each option in each interval, shape (intervals, options); infinite: no room.
+        costs: cost of each option in each interval, shape (intervals, options); infinite: no room.
         done: units that an option does in the first interval and in the others, (2, options),
             if the job ran in the interval before.
         fresh: the same if the job starts.
         running: True if the job runs when the first interval begins.
-        enough: called with each interval and the cost of ending in it; True stops the search: later
-            intervals get infinite cost.
+        enough: called with each interval and the cost of ending in it. True stops the search, and
+            later intervals get infinite cost.
     """
     intervals = len(costs)
     amounts = np.arange(units + 1)
@@ -324,10 +329,10 @@ def cheapest_schedules(
     return CheapestSchedules(cost, option, went_on, idled_on, done, fresh)
 
 
-UNITS_PER_INTERVAL: Final = 8  # units of work, on the slowest size
-MAX_UNITS: Final = 200  # maximum units of one job's work
+UNITS_PER_INTERVAL: Final = 8  # units of work per interval at the slowest size
+MAX_UNITS: Final = 200  # most units of one job's work
 MAX_DENSE_SIZE: Final = 4  # each size up to this is an option, then powers of two
-WORK_MARGIN: Final = 1.03  # planned over estimated work: tolerance for errors of estimates
+WORK_MARGIN: Final = 1.03  # planned over estimated work; tolerates errors of estimates
 SEARCH_FACTOR: Final = 2  # search up to this multiple of the first possible end
 TINY: Final = 1e-9
 
@@ -336,7 +341,7 @@ Rates = Callable[[Sequence[int], Sequence[int]], FloatArray]  # (slots, nodes) -
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Remaining work of a job, and its speeds."""
+    """Remaining work of a job, and the speeds at which the job can do it."""
 
     samples: float
     rates: Rates
@@ -346,7 +351,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class JobPlans:
-    """The cheapest schedule of one job for each completion interval."""
+    """Cheapest schedules of one job for each completion interval."""
 
     ends: FloatArray
     cost: FloatArray
@@ -356,11 +361,11 @@ class JobPlans:
     _schedules: CheapestSchedules
 
     def worth(self, utility: Utility, submitted_at: float) -> FloatArray:
-        """Return the worth of an end in each interval, shape (intervals,)."""
+        """Return the worth of ending in each interval, shape (intervals,)."""
         return np.array([utility.at(float(end) - submitted_at) for end in self.ends])
 
     def schedule(self, last: int) -> Schedule:
-        """Return the slots of the schedule that is done in this interval."""
+        """Return the schedule that is done in interval `last`, with its slots."""
         spreads: list[Spread] = []
         for interval, option in enumerate(self._schedules.options(last)):
             if option == IDLE:
@@ -375,10 +380,11 @@ class JobPlans:
 def plans_of(
     job: JobView, work: Work, grid: IntervalGrid, prices: SlotPrices, *, by: float | None = None
 ) -> JobPlans | None:
-    """Plan a job for every completion time (OASiS, section IV: one call of the dual subroutine).
+    """Return the plans of a job for every completion time.
 
-    Completion times that cannot be the best any more are left out. `by` is the promised end, if
-    any. Returns None if no size of the job fits the cluster.
+    This is one call of the dual subroutine (OASiS, section IV). Completion times that can no longer
+    be the best are left out. `by` is the promised end, if any. Return None if no size of the job
+    fits the cluster.
     """
     sizes = _sizes(job, grid)
     if not sizes:
@@ -406,12 +412,15 @@ def plans_of(
 
 
 class _NoBetterEnd:
-    """True when later completion times cannot be better: worth falls, costs have a lower bound."""
+    """Test that is True if no later completion time can be better.
+
+    Worth falls with time, and costs have a lower bound.
+    """
 
     def __init__(self, job: JobView, ends: FloatArray, floor: float, by: float | None) -> None:
         self._utility, self._since = job.utility or Utility(value=1.0), job.submitted_at
         self._ends, self._floor, self._by = ends, floor, by
-        self._best = -math.inf  # worth less cost
+        self._best = -math.inf  # best worth minus cost so far
         self._first: int | None = None  # first interval in which the job can end
 
     def __call__(self, interval: int, cost: float) -> bool:
@@ -453,9 +462,10 @@ def _costs(grid: IntervalGrid, prices: SlotPrices, sizes: Sequence[tuple[int, bo
 
 
 def most_worth(plans: JobPlans, worth: FloatArray) -> int | None:
-    """Return the completion interval with the greatest surplus of worth over cost, if positive.
+    """Return the completion interval with the greatest surplus of worth over cost.
 
-    OASiS, algorithm 1: a job is admitted if max over t of f(t - a) - cost(t) is above 0.
+    OASiS, algorithm 1: a job is admitted if max over t of f(t - a) - cost(t) is above 0. Return
+    None if no surplus is positive.
     """
     surplus = worth - plans.cost
     best = int(np.argmax(surplus))
@@ -463,10 +473,10 @@ def most_worth(plans: JobPlans, worth: FloatArray) -> int | None:
 
 
 def in_time(plans: JobPlans, worth: FloatArray, by: float) -> int | None:
-    """Return the best completion interval for a job with a promised end.
+    """Return the best completion interval for a job whose end is promised at `by`.
 
-    The one with the greatest surplus among those in time; if there is none, the earliest. None if
-    the job cannot end within the horizon.
+    Among the intervals in time, the one with the greatest surplus is best. If there is none, the
+    earliest interval is best. Return None if the job cannot end within the horizon.
     """
     possible = np.isfinite(plans.cost)
     timely = possible & (plans.ends <= by + TINY)

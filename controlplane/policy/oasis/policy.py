@@ -41,11 +41,11 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Claims:
-    """Jobs that may be changed or started, by their claim to slots."""
+    """Jobs that may be changed or started, grouped by their claim to slots."""
 
-    measured: list[JobView] = field(default_factory=list)  # run first for a while, on their minimum
-    promised: list[JobView] = field(default_factory=list)  # in order of their promised ends
-    others: list[JobView] = field(default_factory=list)  # get the slots that are not promised
+    measured: list[JobView] = field(default_factory=list)  # run first, on their minimum
+    promised: list[JobView] = field(default_factory=list)  # in order of promised ends
+    others: list[JobView] = field(default_factory=list)  # get slots not promised
 
 
 def sizes_now(
@@ -55,12 +55,12 @@ def sizes_now(
     later: Mapping[JobId, int],
     gains: Callable[[JobView, int], bool],
 ) -> dict[JobId, int]:
-    """Return the slots of each job; in total at most the room.
+    """Return the number of slots of each job; the total is at most the room.
 
-    Measured jobs have their minimum, promised jobs what their schedules say for this interval
-    (`due`). The remaining slots are used rather than kept idle: running jobs keep theirs, promised
-    ones start early with the size of their next interval (`later`), others get their minimum, and
-    then all of them grow while `gains` holds.
+    Measured jobs get their minimum, and promised jobs what their schedules have for this interval
+    (`due`). The remaining slots are used rather than kept idle. First, running jobs keep their
+    slots, promised jobs start early with the size of their next interval (`later`), and others get
+    their minimum. Then all jobs grow while `gains` is True.
     """
     sizes: dict[JobId, int] = {}
     left = partition.room
@@ -90,7 +90,7 @@ def sizes_now(
         give(job, len(job.running_on))
     for jobs in (claims.promised, claims.others):
         growing = [job for job in jobs if sizes.get(job.job)]
-        while growing and left:  # one more slot in turn for each job that gains by it
+        while growing and left:  # in turn, each job that gains by it gets one more slot
             before = dict(sizes)
             for job in growing:
                 if left and gains(job, sizes[job.job] + 1):
@@ -99,17 +99,17 @@ def sizes_now(
     return sizes
 
 
-JOBS_PER_STEP: Final = 8  # jobs that are decided per step of a budget
-MIN_GAIN: Final = 0.5  # minimum gain of one more slot, in the speed of one slot
-MIN_GAIN_UNTRIED: Final = 0.25  # the same for sizes that the family never had, to measure them
+JOBS_PER_STEP: Final = 8  # number of jobs to decide about per step of a budget
+MIN_GAIN: Final = 0.5  # least gain of one more slot, as a share of the speed of one slot
+MIN_GAIN_UNTRIED: Final = 0.25  # the same for sizes that the family never had; measures them
 
 
 class Oasis(Policy):
     """Online primal-dual admission (OASiS: Bao, Peng, Wu, Li, INFOCOM '18).
 
-    `improve` decides: it checks promises against the current state, plans again what no longer
-    holds, and admits or rejects new jobs. `plan` turns the decisions into sizes for the current
-    interval.
+    `improve` makes decisions: it checks promises against the current state, plans again what no
+    longer suffices, and admits or rejects new jobs. `plan` turns the decisions into sizes for the
+    current interval.
     """
 
     def __init__(self, options: OasisOptions | None = None) -> None:
@@ -121,16 +121,17 @@ class Oasis(Policy):
         self._decisions = 0
 
     def observe(self, event: PolicyEvent, now: Seconds) -> None:
-        """Learn speeds and lengths."""
+        """Learn speeds and lengths from `event`."""
         self._estimates.observe(event, now)
         self._placer.observe(event, now)
         if isinstance(event, JobEnded):
             self._admissions.forget(event.job)
 
     def improve(self, view: ClusterView, budget: Budget, rng: Generator, now: Seconds) -> bool:
-        """Decide about undecided jobs; return True if some are left.
+        """Decide about undecided jobs; return True if some are still undecided.
 
-        A budget of generations decides about all, one of steps about `JOBS_PER_STEP` jobs each.
+        A budget of generations decides about all jobs. Each step of a budget decides about
+        `JOBS_PER_STEP` jobs.
         """
         many = len(view.jobs) if budget.generations else JOBS_PER_STEP * budget.steps
         self._decided = self._admissions.decide(view, now, at_most=many)
@@ -138,7 +139,7 @@ class Oasis(Policy):
         return self._decided.more
 
     def plan(self, view: ClusterView, now: Seconds) -> Plan:
-        """Give jobs the slots promised for this interval, and the remaining slots to the others."""
+        """Return sizes: slots promised for this interval, and remaining slots for other jobs."""
         partition, decided = partition_of(view, now), self._decided
         grid = grid_of(view, now, self.options.interval_s, self.options.horizon)
         rejected = {
@@ -162,7 +163,7 @@ class Oasis(Policy):
         return replace(plan, reasons=reasons, rejected=rejected, promised=promises)
 
     def stats(self) -> SearchStats:
-        """Return statistics whose fitness is the total worth of all expected ends."""
+        """Return statistics in which the fitness is the total worth of all expected ends."""
         worth = self._decided.worth
         return SearchStats(
             generations=self._decisions,
@@ -176,7 +177,10 @@ class Oasis(Policy):
     def _claims(
         self, partition: Partition, grid: IntervalGrid, rejected: Container[JobId]
     ) -> Claims:
-        """Return the jobs in the order in which they are served, without the undecided ones."""
+        """Return the jobs by claim, in the order in which they are served.
+
+        Undecided jobs are left out unless they are measured now.
+        """
         claims, decided = Claims(), self._decided
         measured = max(1, grid.slots // self.options.measured_at_once)
         jobs = [*partition.running, *partition.waiting]
@@ -193,7 +197,7 @@ class Oasis(Policy):
         return claims
 
     def _gains(self, job: JobView, slots: int) -> bool:
-        """True if the last of these slots gains enough; never for jobs without a measured speed."""
+        """True if the last of `slots` slots gains enough; False if no speed was measured."""
         if not self._estimates.knows_speed(job):
             return False
         one, before, then = self._estimates.samples_per_s(job, (1, slots - 1, slots), (1, 1, 1))
@@ -201,7 +205,7 @@ class Oasis(Policy):
         return bool(then - before >= (MIN_GAIN if tried else MIN_GAIN_UNTRIED) * one)
 
     def _next_interval(self, view: ClusterView, grid: IntervalGrid) -> Seconds | None:
-        """Return when sizes change without an event; None if no job has a schedule."""
+        """Return when the next interval begins; None if no job has a schedule or is undecided."""
         waits = any(job.undecided for job in view.jobs.values())
         planned = any(name in view.jobs for name in self._decided.schedules)
         return Seconds(grid.end_of(grid.first)) if planned or waits else None
@@ -209,9 +213,9 @@ class Oasis(Policy):
     # --- results
 
     def _current_promises(self, view: ClusterView, grid: IntervalGrid) -> dict[JobId, Seconds]:
-        """Return the current promises: the first one, or the expected end if that is later.
+        """Return the current promises: the first promise, or the expected end if that is later.
 
-        An expectation that moved by less than an interval stays unchanged.
+        The former expectation is kept if it moved by less than an interval.
         """
         promises: dict[JobId, Seconds] = {}
         for name, promised in self._decided.promised.items():

@@ -1,7 +1,7 @@
-"""Population of the search (ONES section 3.2.2): seeded, refreshed with each view, evolved.
+"""Population of the search (ONES section 3.2.2), updated for each view and improved by evolution.
 
-A candidate is a schedule: the level of every job, the job on each slot, and the value. Where GPU
-types differ, jobs also exchange places.
+A candidate is a schedule: the level of every job, the job on each slot, and the value of each job.
+Where GPU types differ, jobs also exchange places.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ from schemas.ids import JobId
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """Schedule with its layout and score."""
+    """Schedule with its layout on slots and its score."""
 
     levels: IntArray  # shape (J,)
-    owner: IntArray  # shape (S,), the row of the job on each slot; negative: of none
+    owner: IntArray  # shape (S,), the row of the job on each slot; negative: no job
     value: FloatArray  # shape (J,), contribution of each job to the fitness
     fitness: float
-    moves: int  # jobs that change
+    moves: int  # number of jobs that change
 
     @property
     def key(self) -> bytes:
-        """Equal for candidates with the same schedule."""
+        """Bytes that are equal for candidates with the same schedule."""
         return self.levels.tobytes() + self.owner.tobytes()
 
     def by_row(self) -> list[list[int]]:
-        """Return the places of every job's slots."""
+        """Return, for each row, the places of the job's slots."""
         order = np.argsort(self.owner, kind="stable")
         edges = np.searchsorted(self.owner[order], np.arange(len(self.levels) + 1))
         cut = order[edges[0] :].tolist()
@@ -54,20 +54,20 @@ class Candidate:
         return [cut[begin:end] for begin, end in itertools.pairwise(at)]
 
     def slots(self, row: int) -> tuple[int, ...]:
-        """Return the places of a job's slots."""
+        """Return the places of the slots of the job in `row`."""
         return tuple(np.flatnonzero(self.owner == row).tolist())
 
 
 def present(problem: Problem) -> Candidate:
-    """Return the schedule in force."""
+    """Return the schedule in force as a candidate."""
     return score(problem, problem.present, problem.owner)
 
 
 def score(problem: Problem, levels: IntArray, owner: IntArray) -> Candidate:
-    """Return the candidate with the sum of the jobs' values in a layout.
+    """Return the candidate with these levels and layout, scored by the sum of its jobs' values.
 
-    The values of the table hold for the fewest nodes of the best type without neighbours; see
-    `Problem.placed_value`. A job that lacks what it is due counts for less (`Problem.floors`).
+    The values in the table assume the fewest nodes, the best GPU type and no neighbours;
+    `Problem.placed_value` corrects them. A job below its due level is penalised (`Problem.floors`).
     """
     value, moved = problem.placed_value(levels, owner)
     if problem.floors is not None:
@@ -80,7 +80,8 @@ def laid_out(
 ) -> Candidate | None:
     """Return the schedule with these levels that differs least from `parent`; None if impossible.
 
-    If jobs end up on more nodes than they need, small jobs are moved away if that is better.
+    If a changed job would be on more nodes than it needs, also try to move small jobs out of the
+    way, and return the layout with the greater fitness.
     """
     owner = lay_out(problem, parent.owner, parent.levels, levels, hints)
     if owner is None or problem.has_barred_move(owner):
@@ -103,18 +104,18 @@ JITTER_SIGMA = 0.2  # sigma of the random costs of nodes; a judgement
 
 
 def refreshed(problem: Problem, levels: IntArray) -> IntArray:
-    """Update a former candidate: new jobs get slots, idle slots are filled.
+    """Return the levels of a former candidate, updated for the present jobs.
 
-    Jobs that ended are no longer in the table. A job that never ran and waits takes its least slots
-    from the job that has run longest, so that it does not starve (rule 3 of the paper). Slots that
-    are still idle go to the jobs with the largest gain.
+    Jobs that ended are no longer in the table. A waiting job that never ran gets its least slots
+    from the jobs that have run longest, so that it does not starve (rule 3 of the paper). Slots
+    that are still idle go to the jobs with the largest gain.
     """
     begun = [(bool(job_row.job.epoch), job_row.job.submitted_at) for job_row in problem.job_rows]
     order = np.array(sorted(range(len(begun)), key=begun.__getitem__), dtype=np.int64)
     levels = repaired(problem, levels, order)
     low = np.maximum(problem.lowest, 1)
     free = problem.capacity - used(problem, levels)
-    donors = sorted(  # can give slots up; the job that has run longest comes last
+    donors = sorted(  # jobs that can give slots up; the longest-running last
         np.flatnonzero(levels > low).tolist(), key=lambda row: problem.job_rows[row].job.ran_s
     )
     for row in map(int, order):
@@ -140,10 +141,10 @@ def refreshed(problem: Problem, levels: IntArray) -> IntArray:
 
 
 def crossed(problem: Problem, one: IntArray, other: IntArray, rng: Generator) -> IntArray:
-    """Uniform crossover: take each job's level from one of the parents.
+    """Uniform crossover: take each job's level from one of the two parents at random.
 
-    Paper: GPU by GPU, which tears jobs apart. Here job by job; if the slots do not suffice, random
-    jobs get less, and what is left is filled.
+    The paper crosses GPU by GPU, which tears jobs apart. Here whole jobs are crossed. If the slots
+    do not suffice, random jobs get their lowest level; slots that are left are filled.
     """
     heads = rng.random(len(one)) < 0.5  # noqa: PLR2004 - a fair coin
     levels = repaired(problem, np.where(heads, one, other), rng.permutation(len(one)))
@@ -151,7 +152,7 @@ def crossed(problem: Problem, one: IntArray, other: IntArray, rng: Generator) ->
 
 
 def mutated(problem: Problem, parent: IntArray, rate: float, rng: Generator) -> IntArray:
-    """Uniform mutation: a share `rate` (theta) of the jobs lose their slots to others."""
+    """Uniform mutation: a share `rate` (theta) of the jobs lose their slots to other jobs."""
     lost = rng.random(len(parent)) < rate
     if not lost.any() and len(parent):
         lost[rng.integers(len(parent))] = True
@@ -160,7 +161,7 @@ def mutated(problem: Problem, parent: IntArray, rate: float, rng: Generator) -> 
 
 
 def resized(problem: Problem, parent: IntArray, rng: Generator) -> IntArray:
-    """Give one random job another size; random jobs make room for it."""
+    """Give one random job another size; random other jobs lose slots to make room for it."""
     levels = parent.copy()
     row = int(rng.integers(len(parent)))
     allowed = np.flatnonzero(np.isfinite(problem.value[row]))
@@ -176,8 +177,8 @@ def resized(problem: Problem, parent: IntArray, rng: Generator) -> IntArray:
 def moved(problem: Problem, parent: Candidate, rng: Generator) -> PlacementHints | None:
     """Reorder and migration: choose a job to move at the same size; None if no job may move.
 
-    Jobs on more nodes than they need come first; if GPU types or neighbours matter, any job may be
-    chosen.
+    Choose among the jobs that are on more nodes than they need. If GPU types or neighbours matter,
+    sometimes choose among all movable jobs instead.
     """
     some = problem.scattered_rows(parent.owner)
     if problem.places_matter and (not len(some) or rng.random() < 0.5):  # noqa: PLR2004 - a coin
@@ -188,9 +189,9 @@ def moved(problem: Problem, parent: Candidate, rng: Generator) -> PlacementHints
 
 
 def traded(problem: Problem, parent: Candidate, rng: Generator) -> PlacementHints | None:
-    """Choose two or three jobs that share out their slots anew; None if impossible.
+    """Choose two or three jobs that redistribute their slots among themselves; None if impossible.
 
-    Only where GPU types differ.
+    Jobs trade only where GPU types differ.
     """
     able = np.flatnonzero(problem.free_to_move & (parent.levels > 0))
     many = PAIR + int(rng.random() < TRIO_SHARE)
@@ -201,23 +202,23 @@ def traded(problem: Problem, parent: Candidate, rng: Generator) -> PlacementHint
 
 
 def node_jitter(problem: Problem, rng: Generator) -> FloatArray | None:
-    """Return random costs of nodes, shape (N,), on log step times; None if places are equal."""
+    """Return random costs of nodes, shape (N,), in log step times; None if all places are equal."""
     if not problem.places_matter:
         return None
     return np.asarray(rng.normal(0.0, JITTER_SIGMA, len(problem.slots_on)))
 
 
 LOSERS: Final = 4  # jobs tried in each round
-PARTNERS: Final = 4  # partners of each
-ROUNDS: Final = 4  # each round makes its best trade
-MIN_GAIN: Final = 1e-9  # relative; less is rounding
+PARTNERS: Final = 4  # partners tried for each of these jobs
+ROUNDS: Final = 4  # each round applies the best trade it finds
+MIN_GAIN: Final = 1e-9  # relative; a smaller gain is a rounding error
 
 
 def with_places_exchanged(problem: Problem, best: Candidate) -> Candidate:
     """Let pairs of jobs trade places while that improves the schedule; return the best schedule.
 
     Greedy filling sees sizes but no places. Where GPU types differ, the jobs that lose most by
-    their places are tried with the jobs on the nodes that suit them best.
+    their places try to trade with the jobs on the nodes that suit them best.
     """
     if not problem.seeks_trades:
         return best
@@ -238,7 +239,7 @@ def with_places_exchanged(problem: Problem, best: Candidate) -> Candidate:
 
 
 def _pairs(problem: Problem, best: Candidate) -> list[tuple[int, int]]:
-    """Return the pairs to try; the first job of a pair chooses first."""
+    """Return the pairs of rows to try; the first job of a pair chooses its slots first."""
     able = problem.free_to_move & (best.levels > 0)
     lost = np.where(able, problem.worth[problem.rows, best.levels] - best.value, 0.0)
     losers = [row for row in np.argsort(-lost, kind="stable")[:LOSERS].tolist() if lost[row] > 0]
@@ -246,7 +247,7 @@ def _pairs(problem: Problem, best: Candidate) -> list[tuple[int, int]]:
 
 
 def _partners(problem: Problem, best: Candidate, row: int, able: BoolArray) -> list[int]:
-    """Return jobs on other nodes that suit `row` best; of equal ones those closest in size."""
+    """Return the jobs on other nodes that suit `row` best; among equals, the closest in size."""
     at = np.flatnonzero(best.owner >= 0)
     owners = best.owner[at]
     costs = problem.node_costs(row, best.owner)[problem.node_of[at]]
@@ -262,7 +263,7 @@ def _partners(problem: Problem, best: Candidate, row: int, able: BoolArray) -> l
     return [int(other) for other in others[order][:PARTNERS]]
 
 
-KINDS = 4  # kinds of children: crossed, mutated, resized, moved; traded is a fifth
+KINDS = 4  # crossed, mutated, resized and moved children; trades are a fifth kind
 MIN_IMPROVEMENT = 1e-9  # relative; a smaller gain is no progress
 RELEVANT_CHANGE = 0.02  # relative change of a value that starts a new search
 
@@ -272,7 +273,7 @@ _Genes = dict[JobId, int]  # slots of each job, independent of the numbering of 
 
 
 class EvolutionarySearch(Evolution):
-    """Population of K candidates; the best is never worse than greedy or than no change.
+    """Population of K candidates; its best is never worse than the greedy or the present one.
 
     `update` must be called with a problem before the first step.
     """
@@ -284,23 +285,23 @@ class EvolutionarySearch(Evolution):
         self._searched: Problem | None = None  # last problem that was searched
         self.population: list[Candidate] = []
         self.incumbent: Candidate | None = None
-        self._former: list[_Former] = []  # candidates of earlier problems, not refreshed yet
-        self._baselines: list[IntArray] | None = []  # levels by baselines; None: not computed yet
-        self._children: list[Candidate | None] = []  # of the incomplete generation
+        self._former: list[_Former] = []  # candidates of earlier problems, to be refreshed
+        self._baselines: list[IntArray] | None = []  # chosen by baselines; None: not computed yet
+        self._children: list[Candidate | None] = []  # children of the unfinished generation
         self._bred_count = 0
-        self._seen: dict[bytes, Candidate | None] = {}  # layouts for the present problem
+        self._seen: dict[bytes, Candidate | None] = {}  # cached layouts for the present problem
 
     @property
     def best(self) -> Candidate | None:
-        """Fittest candidate; of equal ones the one with the fewest changes."""
+        """Fittest candidate; among equally fit candidates, the one with the fewest changes."""
         return self.population[0] if self.population else None
 
     def update(self, problem: Problem) -> None:
-        """Replace the problem: seed with present and greedy schedules, refresh former ones."""
+        """Replace the problem and form a population of the present, greedy and former schedules."""
         former = [(self._problem, candidate) for candidate in self.population]
         former = [*former, *self._former][: self._options.population]
         how = self._options.search
-        if how == "auto":  # no gain elsewhere (docs/evolution.md)
+        if how == "auto":  # evolution gains nothing elsewhere (docs/evolution.md)
             how = "evolution" if problem.slow is not None else "greedy"
         calm = how == "greedy" or (
             self.converged and self._searched is not None and _alike(self._searched, problem)
@@ -336,7 +337,7 @@ class EvolutionarySearch(Evolution):
 
     @property
     def diversity(self) -> float:
-        """Mean share of jobs in which two candidates differ."""
+        """Share of the jobs whose levels differ between two candidates, averaged over all pairs."""
         if len(self.population) < 2 or not len(self.population[0].levels):  # noqa: PLR2004 - two
             return 0.0
         levels = np.array([candidate.levels for candidate in self.population])
@@ -345,7 +346,7 @@ class EvolutionarySearch(Evolution):
         return 2.0 * differ / (len(levels) * (len(levels) - 1))
 
     def advance(self, rng: Generator) -> None:
-        """Run one step of a generation: lay out one baseline or former candidate, or one child."""
+        """Run one step of a generation: lay out a baseline, a former candidate or a child."""
         problem = self._problem
         if problem is None or not problem.job_rows or not self.population:
             self._stop()
@@ -391,7 +392,10 @@ class EvolutionarySearch(Evolution):
         parent: Candidate | None = None,
         hints: PlacementHints = NO_HINTS,
     ) -> Candidate | None:
-        """Lay out levels from `parent` or the present schedule; cached if without hints."""
+        """Return the layout of `levels` based on `parent` or the present schedule.
+
+        Layouts without hints are cached.
+        """
         parent = parent or self.incumbent
         if parent is None:
             return None
@@ -403,7 +407,7 @@ class EvolutionarySearch(Evolution):
         return self._seen[key]
 
     def _finish_generation(self) -> None:
-        """Complete the generation: the fittest of parents and children survive."""
+        """End the generation; the fittest among parents and children survive."""
         before = self.population[0].fitness
         self._select([*self.population, *self._children])
         self._children, self._bred_count = [], 0
@@ -418,7 +422,7 @@ class EvolutionarySearch(Evolution):
     def _select(self, found: list[Candidate | None]) -> None:
         """Keep the K fittest distinct candidates.
 
-        Paper: by a draw, which flips decisions. Here: by mean values.
+        The paper selects by a random draw, which would flip decisions. Here mean values decide.
         """
         unique: dict[bytes, Candidate] = {}
         for candidate in found:
@@ -429,7 +433,7 @@ class EvolutionarySearch(Evolution):
 
 
 def _alike(one: Problem, other: Problem) -> bool:
-    """True if two problems differ too little for a new search to find anything."""
+    """True if two problems differ so little that a new search would find nothing new."""
     if one.capacity != other.capacity or one.sizes.shape != other.sizes.shape:
         return False
     if not _same_places(one, other):
@@ -442,7 +446,7 @@ def _alike(one: Problem, other: Problem) -> bool:
 
 
 def _same_places(one: Problem, other: Problem) -> bool:
-    """True if GPU types and neighbours cost about the same."""
+    """True if GPU types and neighbours cost about the same in both problems."""
     near = (one.interference, other.interference)
     a, b = (None if model is None else model.log_slowdowns for model in near)
     costs = [(one.slow, other.slow), (a, b)]
@@ -462,7 +466,7 @@ def _genes(problem: Problem | None, candidate: Candidate) -> _Genes:
 
 
 def _levels(problem: Problem, genes: _Genes) -> IntArray:
-    """Return a former candidate as levels of `problem`: the nearest allowed sizes."""
+    """Return the levels of `problem` whose sizes are nearest to those of a former candidate."""
     names = (job_row.job.job for job_row in problem.job_rows)
     slots = np.array([genes.get(name, -1) for name in names], dtype=np.int64)
     sizes = problem.sizes[:, 1:]  # ascending, padded with 0

@@ -1,4 +1,4 @@
-"""Deterministic choice of sizes: greedy filling, pair exchange, repair, baseline policies."""
+"""Deterministic choice of sizes: greedy filling, pair exchange, repair, and baseline policies."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import numpy as np
 from controlplane.policy.ones.problem import Problem
 from controlplane.prediction import FloatArray, IntArray
 
-MIN_GAIN: Final = 1e-12  # of a trade; less is rounding
+MIN_GAIN: Final = 1e-12  # gain of a trade; a smaller one is a rounding error
 
 
 def used(problem: Problem, levels: IntArray) -> int:
-    """Return the number of slots that a candidate needs."""
+    """Return the number of slots that these levels need."""
     return int(problem.sizes[problem.rows, levels].sum())
 
 
@@ -24,9 +24,10 @@ def filled(
     noise: FloatArray | None = None,
     capacity: int | None = None,
 ) -> IntArray:
-    """Grow jobs from `levels` while slots are left, by the largest value per slot.
+    """Return `levels` after giving the slots that are left to the jobs with most value per slot.
 
-    `noise`, shape (J,), are factors on the values, for a random draw. `capacity` None: all slots.
+    `noise`, shape (J,), multiplies the values of each job for a random draw. Without `capacity`,
+    all slots in play are given out.
     """
     levels = levels.copy()
     left = (problem.capacity if capacity is None else capacity) - used(problem, levels)
@@ -58,7 +59,10 @@ def filled(
 
 
 def _next(value: FloatArray, sizes: IntArray, level: int, left: int) -> tuple[float, int] | None:
-    """Return the steepest growth that fits."""
+    """Return the steepest growth by at most `left` slots, as (value per slot, level).
+
+    Return None if no growth adds value.
+    """
     best: tuple[float, int] | None = None
     here, base = int(sizes[level]), float(value[level])
     for other in range(1, len(sizes)):
@@ -71,9 +75,10 @@ def _next(value: FloatArray, sizes: IntArray, level: int, left: int) -> tuple[fl
 
 
 def repaired(problem: Problem, levels: IntArray, order: IntArray) -> IntArray:
-    """Return `levels` within the allowed levels and the capacity.
+    """Return `levels`, changed so that all are allowed and together fit the capacity.
 
-    Later jobs of `order`, a permutation of shape (J,), give way.
+    A job that does not fit gets its lowest level. Jobs that come later in `order`, a permutation of
+    shape (J,), lose slots first.
     """
     low, rows = problem.lowest, problem.rows
     levels = np.where(problem.allowed[rows, levels], levels, problem.present)
@@ -87,7 +92,7 @@ def repaired(problem: Problem, levels: IntArray, order: IntArray) -> IntArray:
 
 
 def core_limited(problem: Problem) -> IntArray:
-    """Return levels with the least size for each job, and more only while cores are left."""
+    """Return the least allowed level for each job, and larger ones only while cores are left."""
     least = np.maximum(problem.lowest, np.where(problem.allowed[:, 1], 1, problem.lowest))
     order = np.argsort([row.job.submitted_at for row in problem.job_rows], kind="stable")
     return filled(problem, repaired(problem, least, order), capacity=problem.cores)
@@ -96,7 +101,7 @@ def core_limited(problem: Problem) -> IntArray:
 def baselines(problem: Problem) -> list[IntArray]:
     """Return the levels that FIFO, SRTF and least attained service would choose.
 
-    Each serves the users' wanted sizes in its order.
+    Each baseline gives jobs the sizes that their users want, in the baseline's order.
     """
     wanted = problem.lowest.copy()
     for row, job_row in enumerate(problem.job_rows):
@@ -115,7 +120,7 @@ def baselines(problem: Problem) -> list[IntArray]:
 
 
 def exchanged(problem: Problem, levels: IntArray) -> IntArray:
-    """Pair local search: one job gives slots up and another takes them, while the value grows."""
+    """Pair local search: move slots from job to job while that increases the total value."""
     if len(levels) < 2:  # noqa: PLR2004 - a pair
         return levels
     trades = _Trades(problem, levels.copy())
@@ -126,7 +131,7 @@ def exchanged(problem: Problem, levels: IntArray) -> IntArray:
 
 
 class _Trades:
-    """Best gain of every job from up to k more slots, and its least loss from k fewer."""
+    """Best gains of jobs by up to k more slots, and least losses by at least k fewer slots."""
 
     def __init__(self, problem: Problem, levels: IntArray) -> None:
         self._problem = problem
@@ -137,7 +142,7 @@ class _Trades:
         self._down, self._from = self._ways(problem.rows, up=False)
 
     def _ways(self, rows: IntArray, *, up: bool) -> tuple[FloatArray, IntArray]:
-        """Return for each step and row the best change of value, and the level that it leads to."""
+        """Return the best change of value for each step k and row, and the level that makes it."""
         sizes, value = self._problem.sizes[rows], self._problem.worth[rows]
         here, at = np.arange(len(rows)), self.levels[rows]
         more = sizes - sizes[here, at][:, None]
@@ -149,7 +154,7 @@ class _Trades:
         return np.take_along_axis(ways, to[:, :, None], axis=2)[:, :, 0], to
 
     def improve(self) -> bool:
-        """Make the best trade; return False if none increases the value."""
+        """Apply the best trade; return False if no trade increases the value."""
         best, chosen = MIN_GAIN, None
         for step in range(len(self._steps)):
             up, down = self._up[step], self._down[step]
@@ -173,7 +178,7 @@ class _Trades:
 
 
 def _second(values: FloatArray, first: int) -> int:
-    """Return the index of the second greatest value."""
+    """Return the index of the greatest value other than the one at `first`."""
     rest = values.copy()
     rest[first] = -np.inf
     return int(rest.argmax())

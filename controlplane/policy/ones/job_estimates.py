@@ -40,9 +40,9 @@ from controlplane.prediction import FloatArray, IntArray
 from controlplane.prediction.slowdowns import stretch
 from schemas.ids import JobId, Seconds, SlotId
 
-MODEL_WEIGHT: Final = 0.5  # weight of the model in outcomes; a judgement
+MODEL_WEIGHT: Final = 0.5  # weight of the model's prediction, as a number of outcomes; a judgement
 PRIOR_SPREAD: Final = 0.3  # prior spread of log errors
-MIN_FACTOR, MAX_FACTOR = 0.4, 1.5  # bounds of the factor; beyond them the cause is another one
+MIN_FACTOR, MAX_FACTOR = 0.4, 1.5  # bounds of the factor; a larger error has another cause
 
 
 class GainCorrections:
@@ -60,16 +60,17 @@ class GainCorrections:
         self._errors.add((event.family,), error)
 
     def factor(self, family: str) -> float:
-        """Return the factor of speeds beyond the measured sizes; 1 without outcomes."""
+        """Return the factor for speeds beyond the measured sizes; 1 without outcomes."""
         bias, _ = self._errors.of((family,))
         return min(max(math.exp(bias), MIN_FACTOR), MAX_FACTOR)
 
     def corrections(
         self, family: str, measured: Iterable[tuple[int, int]], nodes: IntArray, slots: IntArray
     ) -> FloatArray:
-        """Return the factor for each size, shape (L,); nan up to the largest measured size.
+        """Return the factor for each size, shape (L,); nan for sizes that need no correction.
 
-        `measured` are nodes and slots of the family's measured groups; a size spans `nodes`.
+        A size needs one if it has more slots or spans more nodes than all of the family's
+        `measured` (nodes, slots) pairs. Size k has `slots[k]` slots on `nodes[k]` nodes.
         """
         seen = list(measured)
         if not seen:
@@ -85,16 +86,16 @@ OWN_NOISE: Final = -1  # noise count of a job with measurements of its own
 class EstimateVersion(NamedTuple):
     """Version of all inputs of a job's estimates.
 
-    Of the family it contains only what affects this job.
+    Of the family's data it contains only the part that affects this job.
     """
 
     edition: int
     family_edition: int
-    largest: int  # largest size that the family ran on, slots
-    measured: bool  # the family has measurements
-    noise_count: int  # measurements by relatives, or `OWN_NOISE`
-    ends: int  # ended jobs, since lengths depend on all of them
-    until: float  # controller's clock, seconds; the version expires, as a gate opens
+    largest: int  # most slots that a job of the family ran on
+    measured: bool  # True if the family has measurements
+    noise_count: int  # number of measurements by relatives, or `OWN_NOISE`
+    ends: int  # number of ended jobs, because lengths depend on all of them
+    until: float  # controller's clock, seconds; the version expires when e.g. a gate opens
 
 
 class Estimates:
@@ -110,7 +111,7 @@ class Estimates:
         self._gains = GainCorrections()
         self._caps = BatchCaps()
         self._services: deque[float] = deque(maxlen=MAX_RELATIVES)  # slot seconds of finished jobs
-        self._ends = 0  # ended jobs
+        self._ends = 0  # number of ended jobs
 
     # --- events and views
 
@@ -133,7 +134,7 @@ class Estimates:
                 self._caps.forget(event.job)
             case GainSeen():
                 self._gains.observe(event)
-                if event.correction is not None:  # predictions of the family change
+                if event.correction is not None:  # the family's predictions change
                     self.family(event.family).model = None
             case PlanTaken(waiting=waiting, slots=slots):
                 for name in waiting:
@@ -148,9 +149,9 @@ class Estimates:
                         history.edition += 1
 
     def _epoch(self, event: EpochSeen) -> None:
-        """Record an epoch; its speed counts if the group was the same and alone on its nodes.
+        """Record an epoch. The speed is used if the group stayed the same and alone on its nodes.
 
-        Neighbours may have changed during the epoch; telemetry covers a moment only.
+        Neighbours may have changed during an epoch, whereas telemetry covers only a moment.
         """
         history = self._history(event.job)
         history.edition += 1
@@ -164,10 +165,10 @@ class Estimates:
             self._timed(event)
 
     def _steps(self, event: StepsSeen, now: Seconds) -> None:
-        """Record telemetry, by the worker's clock: delayed reports arrive all at once.
+        """Record telemetry by the worker's clock, because delayed reports arrive all at once.
 
-        The speed counts if it belongs to this group alone; the first report of a group may cover
-        time before all its members were there.
+        The speed is used only if all of it was measured in this group. The first report of a group
+        may cover time before all members had joined.
         """
         history = self._history(event.job)
         history.edition += 1
@@ -186,7 +187,7 @@ class Estimates:
             self._caps.observe(view, history.trial, self.noise_scale(view), now)
 
     def _timed(self, event: EpochSeen | StepsSeen) -> None:
-        """Record the time of a pass; without a report on passes a step counts as one pass."""
+        """Record the time of a pass. Without a report on passes, a step is taken to be one pass."""
         options, family = self._options, self.family(event.family)
         local = max(1, round(event.global_batch / max(1, event.slots)))
         times = event.step_times
@@ -198,7 +199,7 @@ class Estimates:
         else:
             return
         if (options.gpu_types or options.interference) and self._placement.is_changing(event.job):
-            return  # the view shows the future place, not that of the measurement
+            return  # the view shows the job's future slots, not the measured ones
         colocation: Colocation | None = None
         if options.interference:
             others = self._placement.colocations(event.job)
@@ -221,7 +222,7 @@ class Estimates:
             self.family(family).observe_noise(epoch, noise_scale)
 
     def update(self, view: ClusterView, *, contended: bool, now: Seconds) -> None:
-        """Update placements and limits from a view; `contended`: a job waits that would fit."""
+        """Update placements and limits from a view. `contended`: some waiting job would fit."""
         self._placement.update(view)
         self.lengths.forget(view.jobs)
         self._caps.expire(now)
@@ -236,7 +237,7 @@ class Estimates:
     # --- estimates
 
     def version(self, job: JobView, now: Seconds) -> EstimateVersion | None:
-        """Return the version of a job's estimates; None if they depend on more than that."""
+        """Return the version of a job's estimates; None if it cannot cover all their inputs."""
         history, options = self._histories.get(job.job), self._options
         if history is None or job.job in self._caps:
             return None
@@ -257,9 +258,10 @@ class Estimates:
         )
 
     def is_current(self, job: JobView, version: EstimateVersion, now: Seconds) -> bool:
-        """True if the job's estimates still have this version; ten times faster than `version`.
+        """True if the job's estimates still have this version.
 
-        `now` must not be before the time of the version.
+        The check is ten times faster than `version`. `now` must not be before the time at which the
+        version was made.
         """
         history, family = self._histories.get(job.job), self._families.of(job.family)
         return (
@@ -276,7 +278,7 @@ class Estimates:
         )
 
     def family(self, name: str) -> FamilyRecord:
-        """Return the history of a family; the empty name is a family too."""
+        """Return the record of a family; all jobs without a family share the record of ""."""
         return self._families.of(name)
 
     def gain_corrections(self, family: str, nodes: IntArray, slots: IntArray) -> FloatArray:
@@ -287,7 +289,7 @@ class Estimates:
         return self._gains.corrections(family, measured, nodes, slots)
 
     def limit(self, job: JobView) -> int:
-        """Return R of a job, samples per step."""
+        """Return the batch limit R of a job, in samples per step."""
         known = self._histories.get(job.job)
         limit = known.limit if known else job.batch_size
         if job.job in self._caps:
@@ -297,7 +299,7 @@ class Estimates:
     def warm(self, job: JobView) -> bool:
         """True if a job may have more than its least slots.
 
-        It has done its first steps, and its speed or a relative's is known.
+        This needs a finished epoch, or the warm-up steps and a measured speed of the family.
         """
         history = self._histories.get(job.job)
         steps = history.steps if history else 0
@@ -307,23 +309,23 @@ class Estimates:
     def gated(self, job: JobView, now: Seconds) -> bool:
         """True until a job has finished an epoch or a report interval since its last move.
 
-        Paper: the schedule changes when *all* running jobs have finished an epoch. Here: each job
-        for itself, because one slow epoch would hold up all other jobs.
+        In the paper the schedule changes when *all* running jobs have finished an epoch. Here each
+        job waits for itself alone, because one slow epoch would hold up all other jobs.
         """
         return now < self.gate(job)
 
     def growth_loss(self, job: JobView) -> tuple[float, int] | None:
-        """Return the factor of progress and the former slots if the last growth lost progress.
+        """Return (progress now over progress before, slots before) if the last growth lost.
 
-        A move to a place spread over more nodes counts as growth from the same number of slots.
-        None: the job did not grow, too little was measured, or nothing was lost.
+        A move to more nodes is treated as growth too; the number of slots before is then the same.
+        Return None if the job did not grow, if nothing was lost, or if too little was measured.
         """
         history = self._histories.get(job.job)
         if history is None or not history.trial.compares or self.moves_to(job) is not None:
             return None
         loss = history.trial.job_loss(job, self.noise_scale(job))
         if loss is None or loss.batch is not None:
-            return None  # a batch is reduced on the same slots
+            return None  # a batch that lost is reduced on the same slots, not by a move
         if loss.slots == len(job.running_on) and not self._options.place_trials:
             return None
         return loss.ratio, loss.slots
@@ -336,23 +338,23 @@ class Estimates:
         return move.new_slots if move is not None and half_way else None
 
     def gate(self, job: JobView) -> Seconds:
-        """Return when a gated job may be moved again if no epoch ends before."""
+        """Return when a gated job may be moved again if it finishes no epoch earlier."""
         options = self._options
         moved_at = job.placed_at if options.rebatch else job.moved_at
         wait_s = options.settle_s if job.epoch_at > moved_at else options.report_interval_s
         return Seconds(moved_at + wait_s)
 
     def max_slots_after_return(self, job: JobView, now: Seconds) -> int | None:
-        """Return the most slots of a job that lately returned some; None: no limit."""
+        """Return the slot limit of a job that recently returned slots; None: no limit."""
         history = self._histories.get(job.job)
         if history is None or now - history.returned_at > self._options.report_interval_s:
             return None
         return history.slots_before_return - 1
 
     def noise_scale(self, job: JobView) -> float:
-        """Return phi, samples: the job's latest, else its relatives' at this stage, else a prior.
+        """Return phi in samples: the job's latest value, its relatives' at this stage, or a prior.
 
-        Workers smooth what they measure. The result is rounded to an eighth of a doubling.
+        Workers smooth their measurements. The result is rounded to an eighth of a doubling.
         """
         history = self._histories.get(job.job)
         own = history.last_noise if history is not None else None
@@ -363,9 +365,9 @@ class Estimates:
         return _rounded(shared or self._options.noise_scale_prior * job.batch_size)
 
     def remaining_service(self, job: JobView, now: Seconds) -> float | None:
-        """Return the mean slot seconds that finished jobs still took at this job's age.
+        """Return the mean slot seconds that finished jobs still needed at this job's age.
 
-        None if a better estimate exists, or if no job reached this age.
+        Return None if a better estimate exists, or if no finished job reached this age.
         """
         alone = not self._options.share_lengths
         if alone or self.family(job.family).finished or job.stop_samples is not None:
@@ -377,16 +379,16 @@ class Estimates:
         return sum(longer) / len(longer) - served if longer else None
 
     def type_slowdowns(self, types: Sequence[str], families: Sequence[str]) -> FloatArray | None:
-        """Return factors by GPU type, shape (J, types), at least 1; see `LearnedSlowdowns.by_type`.
+        """Return slow-down factors by GPU type, shape (J, types); see `LearnedSlowdowns.by_type`.
 
-        None if types are not distinguished, or no type is slower.
+        All factors are at least 1. Return None if types are not distinguished, or none is slower.
         """
         return self._slowdowns.by_type(types, families) if self._options.gpu_types else None
 
     def log_slowdowns(self, families: Sequence[str]) -> FloatArray | None:
         """Return slow-downs by neighbours, shape (2 F, 2 F); see `LearnedSlowdowns.by_neighbour`.
 
-        None if neighbours are not considered, or none slows a job down.
+        Return None if neighbours are not considered, or if no neighbour slows a job down.
         """
         return self._slowdowns.by_neighbour(families) if self._options.interference else None
 
@@ -399,5 +401,5 @@ class Estimates:
 
 @lru_cache(maxsize=4096)
 def _rounded(value: float) -> float:
-    """Round to an eighth of a doubling: finer steps change no batch, but invalidate all tables."""
+    """Round to an eighth of a doubling; finer steps change no batch but invalidate all tables."""
     return float(2.0 ** (round(8.0 * math.log2(max(value, 1e-9))) / 8.0))

@@ -1,7 +1,7 @@
 """History of single jobs: batch limit, noise scale, migration, and trials by telemetry.
 
-A trial compares the groups before and after the last change: whether the growth, batch or place of
-a job pays. Batches that lost are not tried again for a while (`BatchCaps`).
+A trial compares the groups before and after a job's last change. It shows whether the growth, the
+larger batch or the new place pays. `BatchCaps` keeps lost batches from being tried again too soon.
 """
 
 from __future__ import annotations
@@ -19,48 +19,48 @@ from controlplane.prediction.throughput import statistical_efficiency
 from schemas.ids import JobId, Seconds, SlotId
 
 GROWTH_SAMPLES: Final = 2  # measurements of the new group before it is judged
-SAME_SIZE_SAMPLES: Final = 3  # of both groups, if they have the same size
-LOSS_THRESHOLD: Final = 0.1  # relative; a growth that loses less progress is within the noise
+SAME_SIZE_SAMPLES: Final = 3  # measurements of each group, if both have the same size
+LOSS_THRESHOLD: Final = 0.1  # relative; smaller losses are within the noise
 
 
 @dataclass(slots=True)
 class GroupPace:
-    """Step time of one group, as if no other job used its cores."""
+    """Step time of one group, corrected as if no other job used the cores of its nodes."""
 
     version: int
     slots: int
     batch: int  # global, samples per step
     nodes: int = 1
     step_s: float = 0.0
-    count: int = 0  # measurements
+    count: int = 0  # number of measurements
 
     def add(self, step_s: float) -> None:
-        """Record the seconds of a step."""
+        """Record the duration of a step, in seconds."""
         self.count += 1
         share = max(SMOOTHING, 1.0 / self.count)
         self.step_s += share * (step_s - self.step_s)
 
 
 class Loss(NamedTuple):
-    """Change that lost progress."""
+    """Result of a change that lost progress."""
 
     ratio: float  # progress now over progress before
-    slots: int  # before the change; the present number for a batch or a place
+    slots: int  # before the change; the present number if a batch or place lost
     batch: int | None = None  # global batch before, if a larger one lost; otherwise None
 
 
 @dataclass(slots=True)
 class GrowthTrial:
-    """Present group of a job and the groups to compare it with; None: nothing to compare."""
+    """Present group of a job and the earlier groups to compare it with; None: no such group."""
 
     now: GroupPace | None = None
     before: GroupPace | None = None  # last group with fewer slots
-    previous: GroupPace | None = None  # previous group, same size, smaller batch or fewer nodes
+    previous: GroupPace | None = None  # same size, but a smaller batch or fewer nodes
 
     def add(self, version: int, slots: int, batch: int, step_s: float, nodes: int = 1) -> None:
-        """Record a step time without other jobs on its cores; a new group or batch is a new trial.
+        """Record a step time, in seconds, corrected for other jobs on the same cores.
 
-        `step_s` are seconds.
+        A new group or a new batch starts a new trial.
         """
         now = self.now
         if now is None or (now.version, now.batch) != (version, batch):
@@ -73,15 +73,15 @@ class GrowthTrial:
 
     @property
     def compares(self) -> bool:
-        """True if there are two groups to compare."""
+        """True if the present group can be compared with an earlier one."""
         return self.now is not None and (self.before is not None or self.previous is not None)
 
     def loss(self, progress: Callable[[int], float]) -> Loss | None:
-        """Return the loss by the last change of slots, batch or nodes.
+        """Return the loss caused by the last change of slots, batch or nodes.
 
-        None if it lost nothing, or too little was measured. `progress` is the value of one step
-        with a given batch. A batch and a place make less difference than a size, so that one more
-        measurement is needed: with fewer, noise would decide about half of all changes.
+        Return None if nothing was lost or too little was measured. `progress` returns the value of
+        one step with a given batch. A change of batch or place matters less than a change of size,
+        so it needs one more measurement; with fewer, noise would decide about half of all changes.
         """
         now, before, previous = self.now, self.before, self.previous
         if now is None:
@@ -102,7 +102,7 @@ class GrowthTrial:
         return Loss(ratio, previous.slots, previous.batch if now.batch > previous.batch else None)
 
     def job_loss(self, job: JobView, noise_scale: float) -> Loss | None:
-        """Return the `loss` of a job; None also if the job has another group than the trial."""
+        """Return the `loss` of a job; None also if the trial measured another group of the job."""
         present = (len(job.running_on), sum(job.running_on.values()))
         if self.now is None or (self.now.slots, self.now.batch) != present:
             return None
@@ -115,7 +115,10 @@ class GrowthTrial:
 
 
 def _is_comparable(before: GroupPace, now: GroupPace) -> bool:
-    """True if `now` has as many slots, and either a larger batch or more nodes, but not both."""
+    """True if `now` has as many slots as `before`, and either a larger batch or more nodes.
+
+    Groups that differ in both cannot be compared.
+    """
     if before.slots != now.slots:
         return False
     larger, farther = now.batch > before.batch, now.nodes > before.nodes
@@ -123,27 +126,27 @@ def _is_comparable(before: GroupPace, now: GroupPace) -> bool:
 
 
 NOISE_GROWTH: Final = 2.0  # a larger batch may pay once phi has grown by this factor
-CAP_DURATION_S: Final = 600.0  # a loss may have had another cause, so caps expire
+CAP_DURATION_S: Final = 600.0  # caps expire, because a loss may have had another cause
 
 
 class _Cap(NamedTuple):
     batch: int  # global batch that was better
-    slots: int  # slots at that time
-    noise_scale: float  # phi at that time, samples
+    slots: int  # slots when the cap was set
+    noise_scale: float  # phi when the cap was set, samples
     until: Seconds
 
 
 class BatchCaps:
     """Caps on the batches of jobs for which a larger batch made less progress on the same slots.
 
-    The model of speeds is linear in the batch; a device that is full, or swaps, is not.
+    The speed model is linear in the batch, but a device that is full or swaps memory is not.
     """
 
     def __init__(self) -> None:
         self._caps: dict[JobId, _Cap] = {}
 
     def observe(self, job: JobView, trial: GrowthTrial, noise_scale: float, now: Seconds) -> None:
-        """Add a cap if the trial, with the latest telemetry, shows that a batch lost progress."""
+        """Add a cap if the trial, with the latest telemetry, shows that a larger batch lost."""
         loss = trial.job_loss(job, noise_scale)
         if loss is not None and loss.batch is not None:
             until = Seconds(now + CAP_DURATION_S)
@@ -154,7 +157,7 @@ class BatchCaps:
         return job in self._caps
 
     def expire(self, now: Seconds) -> None:
-        """Remove old caps."""
+        """Remove caps that are older than ten minutes."""
         if self._caps:
             self._caps = {job: cap for job, cap in self._caps.items() if now < cap.until}
 
@@ -163,7 +166,7 @@ class BatchCaps:
         self._caps.pop(job, None)
 
     def capped(self, job: JobView, limit: int, noise_scale: float) -> int:
-        """Return R, clamped to the job's cap."""
+        """Return `limit` (R), lowered to the job's cap if the cap still applies."""
         cap = self._caps.get(job.job)
         if cap is None or len(job.running_on) != cap.slots:
             return limit
@@ -172,9 +175,9 @@ class BatchCaps:
 
 @dataclass(frozen=True, slots=True)
 class Migration:
-    """Migration of a running job, which first grows to the old and the new slots together.
+    """Migration of a running job, which first grows to its old and new slots together.
 
-    That is no growth: the size in between was not chosen, and the speed at it predicts nothing.
+    This growth is no trial: the size in between was not chosen, and its speed predicts nothing.
     """
 
     all_slots: frozenset[SlotId]  # old and new slots
@@ -182,32 +185,35 @@ class Migration:
 
     @classmethod
     def between(cls, have: Iterable[SlotId], to: Iterable[SlotId]) -> Migration | None:
-        """Return the migration; None if the job only grows, shrinks, starts or stops."""
+        """Return the migration between two sets of slots.
+
+        Return None if the job only grows, shrinks, starts or stops.
+        """
         before, after = frozenset(have), frozenset(to)
         return None if before <= after or after <= before else cls(before | after, after)
 
 
 @dataclass(slots=True)
 class OnesJobHistory(JobHistory):
-    """History of one job."""
+    """History of one job for this policy."""
 
     group: tuple[int, int] = (-1, 0)  # version and global batch of the last telemetry
     group_step: int = 0  # step of the job at which this group started with this batch
-    slots: int = 0  # in the last view
-    slots_before_return: int = 0  # slots before it last gave some up although no job waited
+    slots: int = 0  # number in the last view
+    slots_before_return: int = 0  # slots before the job last returned some while no job waited
     returned_at: Seconds = Seconds(-1e9)
     epoch: int = 0  # last finished epoch
-    last_noise: float | None = None  # last measurement; None: none
-    view: JobView | None = None  # as in the last view
-    edition: int = 0  # counts changes that matter to plans
+    last_noise: float | None = None  # last measurement; None: not measured yet
+    view: JobView | None = None  # the job in the last view
+    edition: int = 0  # number of changes that matter to plans
     trial: GrowthTrial = field(default_factory=GrowthTrial)
     move: Migration | None = None  # migration started by the last plan that changed the job
 
     def observe_steps(self, event: StepsSeen) -> bool:
-        """Count the steps of a group; return True if the speed belongs to this group alone.
+        """Record the steps of a group; return True if the speed belongs to this group alone.
 
-        It does if the event says so, or if an earlier report of the group exists and samples were
-        trained since.
+        That is so if the event says it, or if the group has reported before and has trained samples
+        since.
         """
         group = (event.group, event.global_batch)
         again, trained = self.group == group, event.samples_done - self.samples
@@ -217,14 +223,14 @@ class OnesJobHistory(JobHistory):
         return event.group_steps > 0 or (again and trained > 0)
 
     def grow_limit(self, steps: int) -> None:
-        """Set R to twice the reported batch if `steps` steps were trained with it."""
+        """Raise R to twice the reported batch if `steps` steps were trained with that batch."""
         if self.steps - self.group_step >= steps:
             self.limit = self.bounds.clip(max(self.limit, 2 * self.group[1]))
 
     def follow(self, job: JobView, now: Seconds, *, contended: bool) -> None:
-        """Update bounds, R and returned slots from a view; `contended`: a job waits that would fit.
+        """Update bounds, R and returned slots from a view. `contended`: some waiting job would fit.
 
-        R stays between the present batch and twice that batch: however often plans are made, no
+        R stays between the present batch and twice that batch. However often plans are made, no
         batch more than doubles before some steps were trained with it.
         """
         self.view = job

@@ -1,9 +1,9 @@
 """Remaining work of every job: the models of option `length_model`, and their calibration.
 
-`BetaProgress` is the paper's Beta distribution of progress (ONES section 3.2.1), by family.
-Departure from the paper: the paper's regression covers all jobs of a cluster. Here each family has
-its own as soon as one of its jobs has finished, and the common regression is used only before:
-lengths of families differ by orders of magnitude, which five features do not explain.
+`BetaProgress` is the paper's Beta distribution of progress (ONES section 3.2.1), by family. The
+paper fits one regression to all jobs of a cluster. Here each family has its own regression once one
+of its jobs has finished; until then the common regression is used. The lengths of families differ
+by orders of magnitude, which the five features do not explain.
 
 Predictions are kept until their jobs have finished, and are then compared with the actual lengths.
 """
@@ -54,18 +54,18 @@ from controlplane.prediction.progress_distribution import (
 )
 from schemas.ids import JobId
 
-MIN_OTHER_JOBS: Final = 3  # finished jobs of other families, before they are used
+MIN_OTHER_JOBS: Final = 3  # finished jobs needed before other families are used
 MIN_OTHER_SPREAD: Final = 0.3  # lower bound of the spread of their log epochs
 
 
 class ResidualLife:
-    """Mean residual life of finished relatives; base of the other models."""
+    """Mean residual life of finished relatives; base class of the other models."""
 
     def epoch(self, event: EpochSeen, family: FamilyLengths) -> None:
         """Record a finished epoch."""
 
     def ended(self, event: JobEnded, family: FamilyLengths) -> None:
-        """Record the end of a job; `family` already contains its length."""
+        """Record the end of a job; `family` already contains the job's length."""
 
     def forget(self, active: set[JobId]) -> None:
         """Drop the state of jobs that are not active."""
@@ -73,9 +73,9 @@ class ResidualLife:
     def left(
         self, job: JobView, family: FamilyLengths, done: float, own: JobEvidence, *, bounds: bool
     ) -> WorkLeft | None:
-        """Return the work that a job without a certain end has left; None if nothing is known.
+        """Return the remaining work of a job without a certain end; None if nothing is known.
 
-        With `bounds` also quantiles, which may take ten times as long.
+        With `bounds`, the result has quantiles too; computing them may take ten times as long.
         """
         if not family.finished and not max(done, family.reached):
             return None
@@ -86,14 +86,14 @@ class ResidualLife:
         longer = [total - done for total in family.finished if total > done]
         if longer:
             return WorkLeft(mean, tuple(np.quantile(longer, SHARES).tolist()), informed=informed)
-        # No relative trained for longer: half of such jobs last twice as long.
+        # No relative trained for longer. Assume that half of such jobs last twice as long.
         reached = max(done, family.reached)
         as_old = tuple(reached / (1.0 - share) - done for share in SHARES)
         return WorkLeft(mean, as_old, informed=informed)
 
 
 class LengthMixture(ResidualLife):
-    """Mixture of the relatives' lengths, weighted by the evidence on the job's own end."""
+    """Mixture of the relatives' lengths, weighted by the evidence on the job's own length."""
 
     def __init__(self) -> None:
         self._spread = SpreadOfLengths()
@@ -102,11 +102,11 @@ class LengthMixture(ResidualLife):
         self._families: dict[str, FamilyLengths] = {}
 
     def epoch(self, event: EpochSeen, family: FamilyLengths) -> None:
-        """Count epochs, which predict jobs of families without a finished job."""
+        """Record the job's epochs, which later predict jobs of families without a finished job."""
         self._epochs[event.job] = max(self._epochs.get(event.job, 0), event.epoch)
 
     def ended(self, event: JobEnded, family: FamilyLengths) -> None:
-        """Update the spread of lengths."""
+        """Update the spread of lengths, and the epochs of finished jobs."""
         self._families[event.family] = family
         epochs = self._epochs.pop(event.job, 0)
         if event.succeeded:
@@ -115,13 +115,13 @@ class LengthMixture(ResidualLife):
                 self._other_epochs.append(epochs)
 
     def forget(self, active: set[JobId]) -> None:
-        """Drop the epoch counts of jobs that are not active."""
+        """Drop the epochs of jobs that are not active."""
         self._epochs = {job: many for job, many in self._epochs.items() if job in active}
 
     def left(
         self, job: JobView, family: FamilyLengths, done: float, own: JobEvidence, *, bounds: bool
     ) -> WorkLeft | None:
-        """Return the mean residual life of the mixture, clamped to the certain bounds."""
+        """Return the mean residual life by the mixture, clamped to the bounds that are certain."""
         likely = self._from_other_families(job)
         if family.finished:
             spread = self._spread.of(job.family, family)
@@ -139,7 +139,10 @@ class LengthMixture(ResidualLife):
         return left.between(least, most)
 
     def _from_other_families(self, job: JobView) -> LengthDistribution | None:
-        """Assume as many epochs as jobs of other families took; None if too few have finished."""
+        """Return the lengths of a job that takes as many epochs as jobs of other families took.
+
+        Return None if too few jobs have finished.
+        """
         if not job.epoch_samples or len(self._other_epochs) < MIN_OTHER_JOBS:
             return None
         totals = [float(epochs * job.epoch_samples) for epochs in self._other_epochs]
@@ -148,9 +151,9 @@ class LengthMixture(ResidualLife):
 
 MAX_LOGS: Final = 20  # logs of one family
 MAX_LOG_EPOCHS: Final = 100  # entries of one log
-MAX_COMMON_LOGS: Final = 40  # logs of all families, for new families
+MAX_COMMON_LOGS: Final = 40  # logs of all families, used for new families
 MIN_PROGRESS: Final = 1e-6  # lower bound of a divisor
-MIN_LEFT: Final = 1e-3  # lower bound of the remaining share of the work done
+MIN_LEFT: Final = 1e-3  # least remaining work, as a share of the work done
 
 
 @dataclass(slots=True)
@@ -188,7 +191,7 @@ class _Regression:
 
 
 class BetaProgress(ResidualLife):
-    """Progress after a number of epochs, distributed as Be(epochs, A x + b)."""
+    """Model in which the progress after some epochs is distributed as Be(epochs, A x + b)."""
 
     def __init__(self) -> None:
         self._logs: dict[JobId, _Log] = {}
@@ -196,7 +199,7 @@ class BetaProgress(ResidualLife):
         self._common = _Regression(deque(maxlen=MAX_COMMON_LOGS))
 
     def epoch(self, event: EpochSeen, family: FamilyLengths) -> None:
-        """Add an entry to the job's log."""
+        """Add an entry for the epoch to the job's log."""
         log = self._logs.setdefault(event.job, _Log())
         if log.first_loss is None:
             log.first_loss = event.train_loss
@@ -210,7 +213,7 @@ class BetaProgress(ResidualLife):
             )
 
     def ended(self, event: JobEnded, family: FamilyLengths) -> None:
-        """Add the log to the regressions if the job succeeded."""
+        """Add the job's log to the regressions if the job succeeded."""
         log = self._logs.pop(event.job, None)
         if log is None or not event.succeeded:
             return
@@ -226,7 +229,10 @@ class BetaProgress(ResidualLife):
     def left(
         self, job: JobView, family: FamilyLengths, done: float, own: JobEvidence, *, bounds: bool
     ) -> WorkLeft | None:
-        """Return what the mean progress leaves; the residual life if there is no regression yet."""
+        """Return the remaining work that the mean progress implies.
+
+        Before there is a regression, return the residual life.
+        """
         log, relatives = self._logs.get(job.job, _Log()), self._families.get(job.family)
         model = (relatives.fitted() if relatives is not None else None) or self._common.fitted()
         epoch_samples = job.epoch_samples or family.epoch_samples
@@ -248,14 +254,14 @@ class BetaProgress(ResidualLife):
 
 # --- calibration
 
-KEEP_RATIO: Final = 1.25  # factor of work done between kept predictions
+KEEP_RATIO: Final = 1.25  # work done grows by this factor between kept predictions
 MAX_KEPT: Final = 60  # kept predictions of one job
 MAX_OUTCOMES: Final = 2000  # kept outcomes
-MIN_REMAINDER: Final = 0.02  # share of the total; shorter remainders do not count
+MIN_REMAINDER: Final = 0.02  # share of the total; shorter remainders are not compared
 
 
 class _Outcome(NamedTuple):
-    """Prediction compared with the actual length."""
+    """Comparison of a prediction with the actual length."""
 
     error: float  # absolute, as a share of the remaining work
     in_wide: bool  # inside the 90% interval
@@ -265,23 +271,23 @@ class _Outcome(NamedTuple):
 @dataclass(slots=True)
 class _Predictions:
     next_at: float = 0.0  # samples done at which the next prediction is kept
-    made: list[tuple[float, WorkLeft]] = field(default_factory=list)  # with the samples done
+    made: list[tuple[float, WorkLeft]] = field(default_factory=list)  # (samples done, prediction)
 
 
 class LengthCalibration:
-    """Predictions of active jobs, and outcomes of the latest finished ones."""
+    """Predictions for active jobs, and their outcomes for the jobs that finished last."""
 
     def __init__(self) -> None:
         self._predictions: dict[JobId, _Predictions] = {}
         self._outcomes: deque[_Outcome] = deque(maxlen=MAX_OUTCOMES)
 
     def due(self, job: JobId, done: float) -> bool:
-        """True if a prediction would be kept now."""
+        """True if a prediction made now would be kept."""
         known = self._predictions.get(job)
         return known is None or (done >= known.next_at and len(known.made) < MAX_KEPT)
 
     def add(self, job: JobId, done: float, left: WorkLeft) -> None:
-        """Keep a prediction."""
+        """Keep a prediction that was made after `done` samples."""
         known = self._predictions.setdefault(job, _Predictions())
         known.made.append((done, left))
         known.next_at = max(done, 1.0) * KEEP_RATIO
@@ -304,7 +310,7 @@ class LengthCalibration:
         self._predictions = {job: own for job, own in self._predictions.items() if job in active}
 
     def added_to(self, stats: SearchStats) -> SearchStats:
-        """Return `stats` with the accuracy; unchanged before a predicted job has finished."""
+        """Return `stats` with the accuracy of predictions; unchanged without outcomes."""
         seen = self._outcomes
         if not seen:
             return stats
@@ -327,7 +333,7 @@ MAX_INACTIVE: Final = 100  # ended jobs whose state may be kept
 
 
 class _Cached(NamedTuple):
-    """Cached prediction, valid while the job and its inputs stay the same."""
+    """Cached prediction, valid while the job's view and the model's inputs stay the same."""
 
     view: JobView
     key: tuple[float, int, int]
@@ -335,7 +341,7 @@ class _Cached(NamedTuple):
 
 
 class JobLengths:
-    """Remaining work of jobs, updated by policy events."""
+    """Predictions of the remaining work of jobs, updated by policy events."""
 
     def __init__(self, model: LengthModelName) -> None:
         self._model = MODELS[model]()
@@ -343,7 +349,7 @@ class JobLengths:
         self._own = JobEvidence()
         self.calibration = LengthCalibration()
         self._cache: dict[JobId, _Cached] = {}  # last prediction of each job
-        self._edition = 0  # ended jobs, which change predictions
+        self._edition = 0  # number of ended jobs; each end changes predictions
 
     def observe(self, event: PolicyEvent) -> None:
         """Learn from an epoch, telemetry or the end of a job; ignore other events."""
@@ -365,7 +371,7 @@ class JobLengths:
                 self.calibration.ended(event.job, total, succeeded=event.succeeded)
 
     def forget(self, active: Collection[JobId]) -> None:
-        """Drop the state of jobs that are not active, if there are many of them."""
+        """Drop the state of jobs that are not active, if many such jobs have accumulated."""
         if self._own.known <= 2 * len(active) + MAX_INACTIVE:
             return
         there = set(active)
@@ -377,14 +383,14 @@ class JobLengths:
             family.at_work = {job: done for job, done in family.at_work.items() if job in there}
 
     def family(self, name: str) -> FamilyLengths:
-        """Return the lengths of a family; create empty ones if there are none."""
+        """Return the lengths of a family; a new family has none."""
         found = self._families.get(name)
         if found is None:
             found = self._families[name] = FamilyLengths()
         return found
 
     def _left(self, job: JobView) -> WorkLeft | None:
-        """Return the work that a job has left; None if nothing is known."""
+        """Return the remaining work of a job; None if nothing is known."""
         family = self.family(job.family)
         if job.epoch_samples:
             family.epoch_samples = job.epoch_samples
@@ -404,17 +410,17 @@ class JobLengths:
         return found
 
     def remaining(self, job: JobView) -> float | None:
-        """Return the mean of the remaining work, samples; None if nothing is known."""
+        """Return the mean of the remaining work, in samples; None if nothing is known."""
         found = self._left(job)
         return None if found is None else found.mean
 
     def is_settled(self, job: JobView) -> bool:
-        """True if the remaining work depends on the job's progress alone until some job ends."""
+        """True if, until some job ends, the remaining work depends only on the job's progress."""
         if job.stop_samples is not None and not self._own.leaves_early(job.family):
             return True
         return type(self._model) is ResidualLife and bool(self.family(job.family).finished)
 
     def informed(self, job: JobId) -> bool:
-        """True if the last prediction rests on more than the job's age."""
+        """True if the last prediction for a job is based on more than the job's age."""
         cached = self._cache.get(job)
         return cached is not None and cached.left is not None and cached.left.informed

@@ -1,6 +1,6 @@
 """Rows of jobs: batch, speed and speed-up at each size that a job may have, and costs of changes.
 
-`JobRowBuilder` makes the row of one job, and caches the rows and tables of unchanged jobs.
+`JobRowBuilder` builds the row of a job, and caches the rows and tables of unchanged jobs.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from controlplane.prediction.throughput import SpeedModel, statistical_efficienc
 from schemas.ids import JobId, Seconds
 
 NO_TIME_S: Final = 1e-12  # lower bound of a divisor
-ROUNDING: Final = 1e-9  # of a logarithm; a limit that is a power of two is on the grid
+ROUNDING: Final = 1e-9  # tolerance of logarithms, so that the limit itself is on the grid
 
 
 @dataclass(frozen=True, slots=True)
 class SizeTable:
-    """Sizes that a job may have now; arrays have shape (L,)."""
+    """Sizes that a job may have now, with speeds and batches; arrays have shape (L,)."""
 
     sizes: IntArray  # slots, ascending
-    nodes: IntArray  # least nodes that a size spans; the actual number at the present size
-    batches: IntArray  # global, the best within all limits
+    nodes: IntArray  # fewest nodes for each size; the actual number at the present size
+    batches: IntArray  # best global batch within all limits
     speeds: FloatArray  # samples/s at these batches; relative unless `known`
     goodputs: FloatArray  # speeds times statistical efficiency
-    gains: FloatArray  # x(n): goodput of the best batch without R, over that on one slot
-    known: bool  # speeds are in samples/s
+    gains: FloatArray  # x(n): goodput of the best batch, ignoring R, over that on one slot
+    known: bool  # True if speeds are in samples/s
     one_speed: float  # goodput of the best batch on one slot
     noise_scale: float
-    corrections: FloatArray  # factor of speeds beyond the measured sizes; nan: measured
-    stretch: FloatArray  # factor of step times because its own workers share cores
+    corrections: FloatArray  # factor applied to speeds beyond the measured sizes; nan: none
+    stretch: FloatArray  # factor of step times because the job's own workers share cores
 
 
 def size_table(
@@ -52,17 +52,17 @@ def size_table(
     keep_batch: bool,
     cores: float = math.inf,
 ) -> SizeTable:
-    """Return speed, batch and goodput of `job` at each of `sizes`, shape (L,), on `nodes`.
+    """Return the table of speed, batch and goodput of `job` for `sizes`, shape (L,), on `nodes`.
 
-    The chosen batch has the most goodput at the present noise scale, within R, the user's bounds
-    and twice the present or last batch. The *value* of a size is that of the best batch within the
-    user's bounds alone: R doubles every few steps, and a job that has not ramped up yet would
+    The chosen batch has the most goodput at the present noise scale. It is within R, the user's
+    bounds and twice the present or last batch. The *value* of a size assumes the best batch within
+    the user's bounds alone: R doubles every few steps, so a job that has not ramped up yet would
     otherwise look slow, long and poorly scaling. Without a noise scale the largest batch would
-    always win; therefore the prior is a few times the first batch.
+    always win, so the prior noise scale is a few times the first batch.
 
     Args:
-        keep_batch: the present size must keep its present batch.
-        cores: cores that the slots of a node share; infinite: one for each slot.
+        keep_batch: keep the present batch at the present size.
+        cores: number of cores that the slots of a node share; infinite: each slot has its own.
     """
     model = estimates.family(job.family).speed_model(job.batch_size)
     noise = estimates.noise_scale(job)
@@ -73,7 +73,7 @@ def size_table(
     longer = shared / np.where(np.isnan(corrections), 1.0, corrections)
 
     def rate(grid: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """Return speed, goodput, and goodput with 0 above the local limit, (1 + L, B)."""
+        """Return speed, goodput, and goodput with 0 above the local limit, (1 + L, B) each."""
         local = np.ceil(grid / every[:, None])
         step_s = model.step_s(spans[:, None], every[:, None], local)
         speeds = grid / np.maximum(step_s * longer[:, None], NO_TIME_S)
@@ -115,7 +115,8 @@ def size_table(
 def _grid(job: JobView, every: IntArray, most: int, per_doubling: int) -> FloatArray:
     """Return the global batches to try at each size, shape (1 + L, B).
 
-    The first batch, steps of each doubling, and the largest; with a sample for each slot.
+    These are the first batch, several steps per doubling, and the largest batch. No batch is
+    smaller than the number of slots, because each slot needs a sample.
     """
     first, most = job.batch_size, max(most, job.batch_size)
     steps = int(np.floor(per_doubling * np.log2(most / first) + ROUNDING))
@@ -125,10 +126,10 @@ def _grid(job: JobView, every: IntArray, most: int, per_doubling: int) -> FloatA
 
 
 def _prefer_present(goodputs: FloatArray, row: int, present: float, margin: float) -> None:
-    """In the row of the present size, drop all batches unless one beats the present batch.
+    """Keep only the present batch in the row of the present size unless another batch wins.
 
     `goodputs`, shape (1 + L, B), has the present batch in the last column and is changed in place.
-    `margin` is the factor by which another batch must win; 0: none may.
+    Another batch wins if it is better by the factor `margin`; with `margin` 0 no other batch wins.
     """
     others = goodputs[:, :-1]
     goodputs[row, -1] = present
@@ -141,15 +142,16 @@ def _prefer_present(goodputs: FloatArray, row: int, present: float, margin: floa
 # (docs/evolution.md, "Each term"). The three numbers are the prototype's and were not tuned alone.
 STALL_WEIGHT: Final = 2.5
 STALL_FROM_S, STALL_TO_S = 10.0, 900.0
-MIN_SHARE: Final = 0.05  # lower bound of the share that a change leaves: values stay above 0
+MIN_SHARE: Final = 0.05  # lower bound of the share that a change leaves; keeps values above 0
 MIN_GAIN: Final = 1e-9  # lower bound of a divisor
 
 
 def stall_share(left_s: FloatArray | float, stall_s: float, margin: float) -> FloatArray:
-    """Return the share of a value that is left after a stall; shape of `left_s`, seconds.
+    """Return the share of a value that is left after a stall; the shape is that of `left_s`.
 
-    1 - max(2.5 stall / clamp(left, 10 s, 900 s), margin), at least `MIN_SHARE`. `margin` is the
-    least share that a change costs.
+    The share is 1 - max(2.5 stall / clamp(left, 10 s, 900 s), margin), but at least `MIN_SHARE`.
+    Thus `margin` is the least share that a change costs. `left_s` is the remaining time, in
+    seconds.
     """
     lost = STALL_WEIGHT * stall_s / np.clip(left_s, STALL_FROM_S, STALL_TO_S)
     return np.asarray(np.maximum(1.0 - np.maximum(lost, margin), MIN_SHARE))
@@ -157,35 +159,35 @@ def stall_share(left_s: FloatArray | float, stall_s: float, margin: float) -> Fl
 
 @dataclass(frozen=True, slots=True)
 class SlotSupply:
-    """Slots to distribute."""
+    """Slots that the search can distribute."""
 
-    capacity: int  # slots in play: free, soon free, or of movable jobs
-    idle: int  # of these, free or soon free
-    contended: bool  # a job waits that would fit
+    capacity: int  # slots in play: free slots, slots free soon, and those of movable jobs
+    idle: int  # free slots and slots free soon
+    contended: bool  # some waiting job would fit
     now: Seconds
 
 
 @dataclass(frozen=True, slots=True)
 class JobRow:
-    """One job that may be started or changed."""
+    """Row of one job that may be started or changed."""
 
     job: JobView
-    now: tuple[int, ...]  # its slots, as places in `ClusterIndex.slots`
-    level: int  # of its present size; 0: it waits, k: table.sizes[k - 1]
+    now: tuple[int, ...]  # the job's slots, as places in `ClusterIndex.slots`
+    level: int  # level of the present size; 0: the job waits, k: table.sizes[k - 1]
     table: SizeTable
     limit: int  # R
-    remaining_s: float  # T1, on one slot; nan: unknown
+    remaining_s: float  # T1, the time on one slot; nan: unknown
     change_factor: FloatArray  # c(n) for each size
-    move_factor: float  # c of the present size on other slots
-    restart_factor: float  # share of its value left after a stop and a restart; 1 if it waits
+    move_factor: float  # c after a move to other slots at the present size
+    restart_factor: float  # share of the value left after a stop and restart; 1 if the job waits
     model: SpeedModel
     gated: bool
-    growth_loss: float | None = None  # progress over that before it grew, if it lost
-    moves_to: tuple[int, ...] = ()  # places that it will keep, if it is half-migrated
+    growth_loss: float | None = None  # progress now / progress before, if the last growth lost
+    moves_to: tuple[int, ...] = ()  # places that a half-migrated job will keep
 
     @property
     def present(self) -> tuple[float, float]:
-        """Predicted speed and goodput at the present slots and batch."""
+        """Predicted speed and goodput with the present slots and batch."""
         slots, batch = len(self.now), sum(self.job.running_on.values())
         at = int(np.searchsorted(self.table.sizes, slots))
         nodes = np.array([self.table.nodes[at]])
@@ -199,13 +201,16 @@ class JobRow:
         return batch / step_s, batch / step_s * float(value[0])
 
 
-MAX_TABLES: Final = 20_000  # bound on memory; the cache is then cleared
-ANY_SIZE: Final = 4  # slots; up to this size a job need not fill its nodes (README, "Numbers")
+MAX_TABLES: Final = 20_000  # bounds memory; a full cache is cleared
+ANY_SIZE: Final = 4  # slots; above this and a node's width: whole nodes (README, "Numbers")
 _Key = tuple[object, ...]
 
 
 class _CachedRow(NamedTuple):
-    """Cached row: `version` is cheap to compare, `key` contains the inputs."""
+    """Row with the inputs that it depends on.
+
+    Comparing `version` is cheap; `key` contains the inputs themselves.
+    """
 
     version: EstimateVersion | None
     capacity: int
@@ -214,7 +219,7 @@ class _CachedRow(NamedTuple):
 
 
 class JobRowBuilder:
-    """Builder of rows of jobs; caches the rows of unchanged jobs."""
+    """Builder of the rows of jobs, which caches the rows of unchanged jobs."""
 
     def __init__(self, estimates: Estimates, options: OnesOptions) -> None:
         self._estimates = estimates
@@ -224,7 +229,10 @@ class JobRowBuilder:
         self._tables: dict[_Key, SizeTable] = {}
 
     def update(self, cluster: ClusterIndex, active: Container[JobId], many: int) -> None:
-        """Set the cluster, and drop the rows of jobs that are not active if there are many."""
+        """Set the cluster. If too many rows are cached, drop those of jobs that are not active.
+
+        `many` is the number of active jobs.
+        """
         if cluster is not self._cluster:
             self._cluster = cluster
             self._rows.clear()
@@ -242,7 +250,7 @@ class JobRowBuilder:
         if usable and before and estimates.is_current(job, before, supply.now):
             return usable.row
         family = estimates.family(job.family)
-        model = family.speed_model(job.batch_size)  # may fit the model again: another edition
+        model = family.speed_model(job.batch_size)  # may fit again, changing the edition
         version = estimates.version(job, supply.now)
         if usable and before and before == version:
             return usable.row
@@ -305,7 +313,7 @@ class JobRowBuilder:
         sizes: IntArray,
         nodes: IntArray,
     ) -> SizeTable:
-        """Return the size table, which similar jobs of a family share."""
+        """Return the size table of a job; similar jobs of a family share one table."""
         cores = self._cluster.most_cores
         key = (
             job.family, known, job.batch_size, job.batch_limit, job.local_limit, noise,
@@ -324,11 +332,12 @@ class JobRowBuilder:
     def _factors(
         self, job: JobView, table: SizeTable, one_s: float, due: int | None
     ) -> tuple[FloatArray, float, float]:
-        """Return the shares of its value that a job keeps after changes.
+        """Return the shares of a job's value that are left after different changes.
 
-        After a change to each size, shape (L,), after a move at the same size, and after a stop and
-        restart. A first start is free, since every job needs one. Size `due`, which takes a growth
-        back, completes a move or leaves a place that loses, costs its stall alone.
+        The shares are those after a change to each size, shape (L,), after a move at the same size,
+        and after a stop and restart. A first start is free, since every job needs one. A change to
+        size `due` costs only its stall: it undoes a growth, completes a move, or leaves a place
+        that lost progress.
         """
         options, size = self._options, len(job.running_on)
         if not size and not job.epoch and not job.samples_done:
@@ -349,7 +358,7 @@ class JobRowBuilder:
         return change, move, float(stall_share(length, start_s, options.change_margin))
 
     def _sizes(self, job: JobView, most: int, limit: int, *, warm: bool) -> IntArray:
-        """Return allowed sizes: up to 4 or a node's width, whole nodes, the present size."""
+        """Return the allowed sizes: up to 4 or a node's width, whole nodes, and the present one."""
         size = len(job.running_on)
         least = min(job.least, size) if size else job.least
         most = min(most, max(min(limit, job.batch_limit), job.least))
@@ -357,7 +366,7 @@ class JobRowBuilder:
         if warm:
             largest = max(size, self._estimates.family(job.family).largest, job.least)
             most = min(most, max(first, int(self._options.growth * largest)))
-        else:  # Start: one slot until the warm-up steps are done
+        else:  # before the warm-up steps are done: one slot
             most = min(most, max(size, least, first))
         widest = self._cluster.widest
         choices = set(range(least, min(max(widest, ANY_SIZE), most) + 1))
@@ -366,7 +375,7 @@ class JobRowBuilder:
 
 
 def _coarse(service: float | None) -> float | None:
-    """Round to a quarter of a doubling, because the value changes every second."""
+    """Round slot seconds to a quarter of a doubling, because they change every second."""
     if service is None or service <= 0.0:
         return None
     return float(2.0 ** (round(4.0 * math.log2(service)) / 4.0))

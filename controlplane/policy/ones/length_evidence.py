@@ -1,12 +1,12 @@
 """Evidence on the length of jobs: relatives' lengths, the job's metric, and its user's statements.
 
-Evidence is compared with actual lengths. A family whose scripts always leave early, or whose
-metrics take longer than their curves predict, gets corrected predictions.
+All evidence is compared with the actual lengths later. Predictions are corrected for a family whose
+scripts always leave early, or whose metrics take longer than their curves predict.
 
 A target of a stop rule is met where the curve through the reports reaches it, and must then be held
 for some epochs. A plateau is met some epochs after the curve rises less than its reports scatter.
-Epochs that are certain whatever the curve does, such as those for which a target must still be
-held, bound the length from below.
+Some epochs are certain whatever the curve does, such as those for which a target must still be
+held. They bound the length from below.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from schemas.ids import JobId
 from schemas.jobs import StopRule
 
 PRIOR_SPREAD: Final = 0.3  # prior spread of log totals within a family
-PRIOR_TRUST: Final = 2.0  # weight of this prior in relatives; a judgement
-COMMON_TRUST: Final = 4.0  # weight of the common spread in relatives; a judgement
+PRIOR_TRUST: Final = 2.0  # weight of this prior, as a number of relatives; a judgement
+COMMON_TRUST: Final = 4.0  # weight of the common spread, as a number of relatives; a judgement
 
 
 @dataclass(slots=True)
@@ -39,12 +39,12 @@ class FamilyLengths:
     given_up: deque[int] = field(default_factory=lambda: deque(maxlen=MAX_RELATIVES))
     at_work: dict[JobId, int] = field(default_factory=dict)  # samples done by active jobs
     reached: int = 0  # samples done by the job furthest ahead
-    epoch_samples: int = 0  # ||D||, last report
+    epoch_samples: int = 0  # ||D||, as last reported
 
     def censored(self, job: JobId) -> list[int]:
         """Return the progress of relatives that were given up or are still running.
 
-        `job` itself is left out.
+        The job `job` itself is left out.
         """
         running = [done for other, done in self.at_work.items() if other != job and done > 0]
         return [*self.given_up, *running]
@@ -55,7 +55,7 @@ class FamilyLengths:
         self.reached = max(self.reached, done)
 
     def ended(self, job: JobId, done: int, *, succeeded: bool) -> None:
-        """Record the total of a job; a job that did not succeed has a censored length."""
+        """Record the total of a job. The length of a job that did not succeed is censored."""
         self.at_work.pop(job, None)
         if done:
             (self.finished if succeeded else self.given_up).append(done)
@@ -63,14 +63,14 @@ class FamilyLengths:
 
 
 class SpreadOfLengths:
-    """Spread of lengths within families; with few jobs it is drawn towards the common spread."""
+    """Spread of lengths within families; drawn towards the common spread if jobs are few."""
 
     def __init__(self) -> None:
         self._common = PRIOR_SPREAD
         self._of: dict[str, float] = {}
 
     def update(self, families: Iterable[FamilyLengths]) -> None:
-        """Compute the common spread again after a job has finished."""
+        """Recompute the common spread after a job has finished."""
         totals = [family.finished for family in families]
         self._common = pooled_spread(totals, PRIOR_SPREAD, PRIOR_TRUST)
         self._of.clear()
@@ -83,7 +83,7 @@ class SpreadOfLengths:
 
 
 DECAY: Final = 0.98  # factor of the old weights at each new error
-SCOPE_WEIGHT: Final = 2.0  # weight of the wider scope in observations; a judgement
+SCOPE_WEIGHT: Final = 2.0  # weight of the wider scope, as a number of errors; a judgement
 
 
 @dataclass(slots=True)
@@ -100,16 +100,16 @@ class _Sums:
 
 @dataclass(slots=True)
 class ErrorStatistics:
-    """Bias and spread of errors; a scope with few errors is drawn towards the next wider scope."""
+    """Bias and spread of errors by scope; drawn towards the next wider scope if errors are few."""
 
-    prior_spread: float  # before the first error
+    prior_spread: float  # spread before the first error
     trust: float = SCOPE_WEIGHT
     _sums: dict[str, _Sums] = field(default_factory=dict)
 
     def add(self, scopes: Sequence[str], error: float) -> None:
-        """Record an error in each of its scopes, such as all jobs, a user's jobs, a family's jobs.
+        """Record an error in each scope, such as all jobs, a user's jobs, and a family's jobs.
 
-        The error is usually the logarithm of actual over predicted.
+        The error is usually log(actual / predicted).
         """
         if not math.isfinite(error):
             return
@@ -117,7 +117,7 @@ class ErrorStatistics:
             self._sums.setdefault(scope, _Sums()).add(error)
 
     def of(self, scopes: Sequence[str]) -> tuple[float, float]:
-        """Return the expected bias and spread of the next error."""
+        """Return the expected bias and spread of the next error in the last, narrowest scope."""
         bias, square = 0.0, self.prior_spread**2
         for scope in scopes:
             seen = self._sums.get(scope)
@@ -133,7 +133,7 @@ class ErrorStatistics:
 def scopes_of(family: str) -> tuple[str, ...]:
     """Return the scopes of a family, widest first: all jobs, its user's jobs, its own jobs.
 
-    The name of a family starts with the user's name, up to a slash.
+    A family's name is the user's name, a slash and further text. Without a slash there is no user.
     """
     user, slash, _ = family.partition("/")
     return ("", f"{user}/", family) if slash else ("", family)
@@ -142,7 +142,7 @@ def scopes_of(family: str) -> tuple[str, ...]:
 MIN_EPOCHS: Final = 4  # reports needed for a curve: one more than its coefficients
 MAX_EXTRAPOLATION: Final = 20.0  # a curve is extrapolated to this multiple of its epochs
 FLAT_WITHIN: Final = 1.0  # a plateau may rise by this share of the reports' scatter
-NO_DECAY: Final = 1.0  # early reports show the shape as well as late ones
+NO_DECAY: Final = 1.0  # weigh all reports alike; early ones show the shape too
 
 
 @dataclass(slots=True)
@@ -152,8 +152,8 @@ class MetricLog:
     epochs: deque[int] = field(default_factory=lambda: deque(maxlen=MAX_REPORTS))
     values: deque[float] = field(default_factory=lambda: deque(maxlen=MAX_REPORTS))
     best: float = -math.inf
-    since_best: int = 0  # epochs without an increase
-    _fitted: tuple[int, float | None] = (0, None)  # epochs, and the predicted end
+    since_best: int = 0  # number of epochs without an increase
+    _fitted: tuple[int, float | None] = (0, None)  # (epoch of the fit, predicted end)
 
     @property
     def epoch(self) -> int:
@@ -161,9 +161,9 @@ class MetricLog:
         return self.epochs[-1] if self.epochs else 0
 
     def add(self, epoch: int, value: float) -> None:
-        """Record the metric of a finished epoch (1-based); ignore epochs that are already recorded.
+        """Record the metric of a finished epoch (1-based); ignore epochs that were recorded before.
 
-        A metric of nan is no increase.
+        A metric of nan is not an increase.
         """
         if epoch <= self.epoch:
             return
@@ -175,7 +175,7 @@ class MetricLog:
             self.since_best += 1
 
     def streak(self, target: float) -> int:
-        """Return the number of last epochs in a row that met a target."""
+        """Return how many epochs in a row, up to the last one, met a target."""
         found = 0
         for value in reversed(self.values):
             if not value >= target:
@@ -184,13 +184,13 @@ class MetricLog:
         return found
 
     def least_left(self, rule: StopRule) -> int:
-        """Return the number of epochs that the rule still requires in any case."""
+        """Return the number of further epochs that the rule requires whatever they report."""
         if rule.at_least is not None:
             return max(0, rule.consecutive - self.streak(rule.at_least))
         return max(0, (rule.plateau or 0) - self.since_best) if self.epochs else rule.plateau or 0
 
     def end(self, rule: StopRule) -> float | None:
-        """Return the epoch at which the curve meets the rule; None if it does not."""
+        """Return the epoch at which the curve is expected to meet the rule; None if it is not."""
         if self._fitted[0] != self.epoch:
             self._fitted = (self.epoch, self._end(rule))
         return self._fitted[1]
@@ -212,7 +212,10 @@ class MetricLog:
 
 
 def _plateau_end(curve: ConvergenceCurves, epoch: int, wait: int, best: int) -> float | None:
-    """Return the first epoch from which the curve rises less than reports scatter, plus `wait`."""
+    """Return the first epoch from which the curve rises less than reports scatter, plus `wait`.
+
+    Return None if the curve does not flatten within `MAX_EXTRAPOLATION` times its epochs.
+    """
     ahead = np.arange(best, math.ceil(MAX_EXTRAPOLATION * epoch) + 1, dtype=np.float64)
     now, later = curve.at(ahead[None, :])[0], curve.at(ahead[None, :] + wait)[0]
     with np.errstate(invalid="ignore"):
@@ -224,20 +227,20 @@ def _plateau_end(curve: ConvergenceCurves, epoch: int, wait: int, best: int) -> 
 
 STATED_PRIOR: Final = 0.5  # prior spread of log(actual / stated)
 CURVE_PRIOR: Final = 0.5  # prior spread of a curve's errors, per e-fold ahead
-HELD_PRIOR: Final = 0.1  # the same for a target that is met and must be held
-MAX_PREDICTIONS: Final = 40  # kept predictions of one job's curve
-EARLY_RATIO: Final = 0.98  # a job below this share of its statement left early
-EARLY_SHARE: Final = 0.05  # no rule is certain above this share of early leavers
+HELD_PRIOR: Final = 0.1  # prior spread if the target is met and must be held
+MAX_PREDICTIONS: Final = 40  # predictions kept for each job
+EARLY_RATIO: Final = 0.98  # a job that ends below this share of its statement left early
+EARLY_SHARE: Final = 0.05  # if more jobs than this share leave early, no rule is certain
 MIN_AHEAD: Final = 0.02  # e-folds; lower bound of the distance to an end
 
 
 @dataclass(frozen=True, slots=True)
 class _End:
-    """Prediction of a job's total by its metric."""
+    """Prediction of a job's total from its metric."""
 
     done: float  # samples at the time of the prediction
     total: float  # samples
-    held: bool  # the target was met at that time
+    held: bool  # True if the target was met at that time
 
 
 @dataclass(slots=True)
@@ -246,20 +249,20 @@ class _JobRecord:
 
     family: str = ""
     metric: MetricLog = field(default_factory=MetricLog)
-    stated: float | None = None  # samples, by the last known rule or bound
-    ends: list[_End] = field(default_factory=list)  # predictions by its metric
-    rule: StopRule | None = None  # last known
-    predicted_at: int = -1  # epochs at the last prediction
+    stated: float | None = None  # samples, from the last known rule or bound
+    ends: list[_End] = field(default_factory=list)  # predictions from the metric
+    rule: StopRule | None = None  # last known rule
+    predicted_at: int = -1  # epoch of the last prediction
 
 
 class JobEvidence:
-    """Evidence from the metrics and users of active jobs."""
+    """Evidence on active jobs from their metrics and their users' statements."""
 
     def __init__(self) -> None:
         self._jobs: dict[JobId, _JobRecord] = {}
         self._stated = ErrorStatistics(STATED_PRIOR)
         self._ends = {False: ErrorStatistics(CURVE_PRIOR), True: ErrorStatistics(HELD_PRIOR)}
-        self._left_early = ErrorStatistics(0.0)  # 1: a job succeeded before its rule
+        self._left_early = ErrorStatistics(0.0)  # 1: the job left before its rule
         self._early: dict[str, bool] = {}  # cache by family, cleared when a job ends
 
     @property
@@ -270,14 +273,14 @@ class JobEvidence:
     # --- events
 
     def epoch(self, event: EpochSeen) -> None:
-        """Record a finished epoch, with its metric if the job's stop rule has one."""
+        """Record a finished epoch, and the metric if the job's stop rule has one."""
         own = self._jobs.setdefault(event.job, _JobRecord())
         own.family = event.family
         if event.stop_metric is not None:
             own.metric.add(event.epoch, event.stop_metric)
 
     def ended(self, job: JobId, family: str, total: float, *, succeeded: bool) -> None:
-        """Compare the evidence with the total, if the job succeeded."""
+        """Compare the evidence with the job's total if the job succeeded."""
         own = self._jobs.pop(job, None)
         if own is None or not succeeded or total <= 0.0:
             return
@@ -298,7 +301,7 @@ class JobEvidence:
     # --- estimates
 
     def certain(self, job: JobView, done: float) -> float | None:
-        """Return the samples that a rule leaves; None if no length is certain.
+        """Return the samples that remain by a certain rule; None if no length is certain.
 
         A rule is certain unless scripts of relatives have left before their rules were met.
         """
@@ -308,7 +311,7 @@ class JobEvidence:
         return None if self.leaves_early(job.family) else max(0.0, job.stop_samples - done)
 
     def bounds(self, job: JobView, done: float) -> tuple[float, float]:
-        """Return the least and the most remaining work, samples."""
+        """Return the least and the greatest possible remaining work, in samples."""
         most = math.inf if (bound := _bound(job)) is None else max(0.0, bound - done)
         rule, own = job.stop, self._jobs.get(job.job)
         if rule is None or rule.metric is None or not job.epoch_samples:
@@ -318,7 +321,7 @@ class JobEvidence:
         if self.leaves_early(job.family):
             return 0.0, most
         epochs = (own.metric if own else MetricLog()).least_left(rule)
-        at = max(job.samples_done, done - job.epoch_samples)  # at least the end of the last epoch
+        at = max(job.samples_done, done - job.epoch_samples)  # estimated end of the last epoch
         least = max(0.0, at + epochs * job.epoch_samples - done)
         return min(least, most), most
 
@@ -331,7 +334,7 @@ class JobEvidence:
         return found
 
     def evidence(self, job: JobView, done: float) -> list[Evidence]:
-        """Return the evidence from the user's statement and from the metric."""
+        """Return the evidence by the user's statement and by the metric, as far as each exists."""
         own = self._jobs.setdefault(job.job, _JobRecord(job.family))
         scopes = scopes_of(job.family)
         found = []
@@ -347,7 +350,7 @@ class JobEvidence:
         return found
 
     def _end(self, job: JobView, own: _JobRecord) -> _End | None:
-        """Return the total that the metric predicts at the end of the last epoch, if any."""
+        """Return the job's total as predicted by its metric after the last epoch, if any."""
         rule, metric = job.stop, own.metric
         if rule is None or rule.metric is None or not job.epoch_samples or not job.samples_done:
             return None
@@ -365,12 +368,15 @@ class JobEvidence:
 
 
 def _ahead(end: _End) -> float:
-    """Return how far the prediction reached, in e-folds of the work done at that time."""
+    """Return the distance from the prediction to the end, in e-folds of the work done by then."""
     return max(math.log(max(end.total / end.done, 1.0)), MIN_AHEAD)
 
 
 def _bound(job: JobView) -> float | None:
-    """Return the user's bound, samples: from a rule, or the epochs beside a metric, if any."""
+    """Return the user's bound in samples, from a rule or from the epochs given with a metric.
+
+    Return None if the user gave no bound.
+    """
     if job.stop_samples is not None:
         return float(job.stop_samples)
     rule: StopRule | None = job.stop
@@ -386,10 +392,10 @@ class WorkLeft(NamedTuple):
     """Prediction of the remaining work, in samples."""
 
     mean: float
-    quantiles: tuple[float, ...] = ()  # at `SHARES`; empty: not computed
+    quantiles: tuple[float, ...] = ()  # quantiles at `SHARES`; empty: not computed
     informed: bool = True  # False: only the job's age is known
 
     def between(self, least: float, most: float) -> WorkLeft:
-        """Clamp the prediction."""
+        """Return the prediction, clamped to [least, most]."""
         mean, *quantiles = (min(most, max(least, v)) for v in (self.mean, *self.quantiles))
         return self._replace(mean=mean, quantiles=tuple(quantiles))

@@ -1,7 +1,7 @@
 """Layout of levels on slots: unchanged jobs stay, other jobs are packed closely with few moves.
 
 Reorder (ONES section 3.2.2, figure 10) packs a flat list in job order, which shifts every later
-job. Here only changed jobs are laid out, aligned to nodes.
+job. Here only changed jobs are laid out, and they are aligned to nodes.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ import numpy as np
 from controlplane.policy.ones.problem import FREE, Problem
 from controlplane.prediction import FloatArray, IntArray
 
-COST_WEIGHT: Final = 1e6  # weight of a node's cost, compared with the fit
-FIT_WEIGHT: Final = 1e3  # weight of the fit, compared with slots that the job has there
+COST_WEIGHT: Final = 1e6  # weight of a node's cost; dominates the fit
+FIT_WEIGHT: Final = 1e3  # weight of the fit; dominates the slots that a job has there
 MAX_EVACUEES: Final = 4  # jobs that may be moved to empty one node; each costs a stall
 
 
 @dataclass(frozen=True, slots=True)
 class PlacementHints:
-    """Options of a layout."""
+    """Options for one layout."""
 
     movers: tuple[int, ...] = ()  # rows that take other slots at the same size
-    traders: tuple[int, ...] = ()  # rows that share out their slots anew, in this order
+    traders: tuple[int, ...] = ()  # rows that redistribute their slots, in this order
     jitter: FloatArray | None = None  # shape (N,), additional costs of nodes
     evacuate: bool = False  # small jobs may be moved to empty a node
 
@@ -40,10 +40,10 @@ def lay_out(
     levels: IntArray,
     hints: PlacementHints = NO_HINTS,
 ) -> IntArray | None:
-    """Return the row on each slot at `levels`, shape (S,); None if there are too few slots.
+    """Return the row of the job on each slot at `levels`, shape (S,); None if slots are too few.
 
-    Slots without a movable job are `FREE` or `CLOSED`. `owner` is the row on each slot at the
-    levels `before`; levels have shape (J,).
+    A slot without a movable job is `FREE` or `CLOSED`. The layout starts from `owner`, at the
+    levels `before`. Both arrays of levels have shape (J,).
     """
     changed = np.flatnonzero(levels != before)
     if not len(changed) and not hints.movers and not hints.traders:
@@ -64,9 +64,10 @@ def lay_out(
 
 
 def _by_priority(problem: Problem, takers: list[int], sizes: IntArray) -> list[int]:
-    """Sort rows: whole nodes first, then starts.
+    """Return the rows in the order in which they choose slots.
 
-    Running jobs come last because their newcomers can be prepared beside a job that leaves.
+    Jobs with the most whole nodes come first, then starting jobs. Running jobs come last, because
+    their new workers can be prepared while another job is leaving.
     """
     return sorted(
         takers,
@@ -80,7 +81,7 @@ def _by_priority(problem: Problem, takers: list[int], sizes: IntArray) -> list[i
 
 
 class _Layout:
-    """Mutable assignment of slots during one layout."""
+    """Assignment of slots that changes while one schedule is laid out."""
 
     def __init__(self, problem: Problem, owner: IntArray, hints: PlacementHints) -> None:
         self._problem = problem
@@ -96,7 +97,11 @@ class _Layout:
     # --- jobs
 
     def shrink(self, row: int, size: int) -> None:
-        """Keep `size` slots: those that the job moves to, otherwise on as few nodes as possible."""
+        """Reduce a job to `size` slots.
+
+        A half-migrated job keeps its new slots; another job keeps slots on as few nodes as
+        possible.
+        """
         have = self._slots(row)
         moves_to = self._problem.job_rows[row].moves_to
         if size and size == len(moves_to) and np.isin(moves_to, have).all():
@@ -104,13 +109,13 @@ class _Layout:
             return
         nodes = self._problem.node_of[have]
         if size:
-            # Keep slots where the job has most, which leaves whole nodes to other jobs.
+            # Keep slots on the nodes where the job has most; this frees whole nodes for other jobs.
             many = np.bincount(nodes, minlength=len(self._free_slots))[nodes]
             have = have[np.lexsort((have, nodes, -many))]
         self._release(have[size:])
 
     def settle(self, row: int, size: int) -> bool:
-        """Find slots for a job that grows, starts or moves; return False if there are too few."""
+        """Assign slots to a job that grows, starts or moves; return False if slots are too few."""
         mine = self._slots(row)
         free_slots = self._free_slots
         own = np.bincount(self._problem.node_of[mine], minlength=len(free_slots))
@@ -137,9 +142,9 @@ class _Layout:
         return True
 
     def redistribute(self, rows: Sequence[int], sizes: IntArray) -> bool:
-        """Let these jobs choose among their slots, one after the other.
+        """Let these jobs choose anew among the slots of all of them, one job after the other.
 
-        A job that returns to a node keeps its slots there.
+        A job that stays on a node keeps its slots there. Return False if a job finds too few slots.
         """
         for row in rows:
             self._release(self._slots(row))
@@ -167,7 +172,10 @@ class _Layout:
                 owner[slot], owner[strange[0]] = row, other
 
     def _start(self, row: int, size: int, own: IntArray) -> bool:
-        """Find slots for a start; slots that are free now if they are as close together."""
+        """Assign slots to a starting job; return False if slots are too few.
+
+        Slots that are free now are preferred if they are on no more nodes than the best free slots.
+        """
         every = self._choose_nodes(row, self._free_slots, own, size)
         if every is None:
             return False
@@ -181,7 +189,7 @@ class _Layout:
         return True
 
     def _evacuate(self, row: int, size: int, own: IntArray) -> bool:
-        """Move small jobs away to make room on a node; return False if nothing was changed."""
+        """Move small jobs off a node to make room for the job; return False if nothing changed."""
         problem = self._problem
         widest = problem.widest
         need = min(size, widest)
@@ -222,7 +230,10 @@ class _Layout:
         return True
 
     def _small_jobs_on(self, node: int, but: int) -> list[tuple[int, int]] | None:
-        """Return the small, movable jobs of a node with their slots; None if it has other jobs."""
+        """Return (row, slots) of the small, movable jobs on a node, except the job `but`.
+
+        Return None if the node has jobs that cannot be moved away.
+        """
         problem = self._problem
         rows, many = np.unique(self.owner[problem.slots_on[node]], return_counts=True)
         found: list[tuple[int, int]] = []
@@ -243,7 +254,7 @@ class _Layout:
     def _choose_nodes(
         self, row: int, free_slots: IntArray, own: IntArray, size: int
     ) -> list[tuple[int, int]] | None:
-        """Return as few nodes as possible, with the slots on each; None if slots are missing."""
+        """Return (node, slots) pairs for as few nodes as possible; None if slots are too few."""
         if int(free_slots.sum()) < size:
             return None
         left = free_slots.astype(np.float64)
@@ -263,7 +274,10 @@ class _Layout:
         return found
 
     def _added_slots(self, row: int, own: IntArray, more: int) -> IntArray | None:
-        """Return slots to add on each node, own nodes first, shape (N,); None if too few."""
+        """Return the slots to add on each node, shape (N,); None if slots are too few.
+
+        The job's own nodes are filled first.
+        """
         further = np.zeros_like(own)
         for node in np.argsort(-own, kind="stable")[: np.count_nonzero(own)].tolist():
             many = min(more, int(self._free_slots[node]))
@@ -284,7 +298,7 @@ class _Layout:
         return cost
 
     def _may_move(self, row: int, both: int) -> bool:
-        """True if the job may move; it needs a sample for each of the `both` old and new slots."""
+        """True if the job may move and has a sample for each of its `both` old and new slots."""
         return both <= self._problem.job_rows[row].job.batch_limit and bool(
             self._problem.free_to_move[row]
         )
@@ -295,7 +309,7 @@ class _Layout:
         return np.flatnonzero(self.owner == row)
 
     def _move_to(self, row: int, mine: IntArray, fresh: list[tuple[int, int]]) -> None:
-        """Move to these nodes; keep slots that the job already has there."""
+        """Move the job to these (node, slots) pairs; it keeps slots that it already has there."""
         node_of = self._problem.node_of
         for node, many in fresh:
             here = mine[node_of[mine] == node]
@@ -307,7 +321,7 @@ class _Layout:
         self._release(mine[gone])
 
     def _take(self, row: int, node: int, many: int) -> None:
-        """Take free slots of a node, first those that are free now."""
+        """Assign free slots of a node to the job, first the slots that are free now."""
         if not many:
             return
         slots = self._problem.slots_on[node]

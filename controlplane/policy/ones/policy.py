@@ -31,29 +31,29 @@ from controlplane.policy.search.search_loop import SearchPolicy
 from controlplane.prediction import FloatArray, IntArray
 from schemas.ids import JobId, Seconds, SlotId
 
-MAX_NAMES: Final = 3  # names in a sentence
+MAX_NAMES: Final = 3  # most names in a sentence
 
 
 class PlanReasons:
-    """Reasons of a schedule: text for users, codes and numbers for programs."""
+    """Reasons for a schedule: text for users, codes and numbers for programs."""
 
     def __init__(self, problem: Problem, best: Candidate) -> None:
         self._problem = problem
         self._best = best
         plans = ((problem.present, problem.owner), (best.levels, best.owner))
-        # Before and after: the share of the speed that places leave, and that neighbours leave.
+        # Shares of speed that jobs keep by their places and neighbours, before and after the plan.
         self._pace = [_place_share(problem, *plan) for plan in plans]
         self._kept = [_neighbour_share(problem, owner) for _, owner in plans]
         self._trades = problem.trades(best.owner)
         rows = np.flatnonzero(best.levels)
         at = (rows, best.levels[rows])
         slot_values = problem.value[at] / problem.sizes[at]
-        self.least_value = float(slot_values.min()) if len(rows) else math.nan  # of a slot in use
+        self.least_value = float(slot_values.min()) if len(rows) else math.nan  # of a used slot
 
     def of(self, row: int, placed: Mapping[SlotId, int]) -> Reason | None:
         """Return why a job changes or waits; None if it keeps its slots and batches.
 
-        `placed` are the job's local batches in the plan, samples per slot and step.
+        `placed` maps the job's slots in the plan to local batches, in samples per step.
         """
         if placed == dict(self._problem.job_rows[row].job.running_on):
             return None if placed else self._waiting(row)
@@ -65,7 +65,7 @@ class PlanReasons:
         return Reason("trade", text, reason.numbers)
 
     def _with_fairness(self, row: int, reason: Reason) -> Reason:
-        """Add the effect of `max_stretch` to a reason."""
+        """Return `reason`, with the effect of `max_stretch` added to its text."""
         floors = self._problem.floors
         if floors is None or not floors.level[row]:
             return reason
@@ -80,7 +80,7 @@ class PlanReasons:
         return Reason(reason.code, f"{reason.text}; {text}", reason.numbers)
 
     def _change(self, row: int, placed: Mapping[SlotId, int]) -> Reason:
-        """Return why a job changes, without regard to trades."""
+        """Return why a job changes, ignoring trades."""
         problem, job_row = self._problem, self._problem.job_rows[row]
         numbers, recipients = self._numbers(row), self._recipients(row)
         was, now = len(job_row.now), len(placed)
@@ -126,7 +126,7 @@ class PlanReasons:
         return self._with_fairness(row, reason)
 
     def _move(self, row: int) -> tuple[str, str]:
-        """Return the code and the first reason that holds for a move at the same size."""
+        """Return the code and the text of the first reason that explains a same-size move."""
         problem = self._problem
         was, now = list(problem.job_rows[row].now), list(self._best.slots(row))
         former, new = (set(problem.node_of[slots].tolist()) for slots in (was, now))
@@ -150,18 +150,18 @@ class PlanReasons:
         return "move", "moved to other slots"
 
     def _sources(self, row: int) -> str:
-        """Return where the slots of a growing job come from."""
+        """Return text that says which jobs the slots of a growing job are taken from."""
         taken = self._problem.owner[self._best.owner == row]
         donors = set(taken[taken >= 0].tolist()) - {row}
         return f"from {self._names(donors)}" if donors else "no other job needs them more"
 
     def _recipients(self, row: int) -> str:
-        """Return the jobs that get the slots of a job."""
+        """Return the names of the jobs that get a job's present slots; empty if there are none."""
         given = self._best.owner[list(self._problem.job_rows[row].now)]
         return self._names(set(given[given >= 0].tolist()) - {row})
 
     def _names(self, rows: Iterable[int]) -> str:
-        """Return the jobs of these rows, in order of arrival."""
+        """Return the names of the jobs of these rows, in order of arrival, as text."""
         names = [self._problem.job_rows[row].job.job for row in sorted(rows)]
         shown = ", ".join(names[:MAX_NAMES])
         return f"{shown} and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else shown
@@ -198,7 +198,7 @@ class PlanReasons:
 
 
 def batch_reason(job_row: JobRow) -> Reason:
-    """Return why a job gets another batch on its slots."""
+    """Return why a job gets another batch on its present slots."""
     table, at = job_row.table, job_row.level - 1
     slots, (speed, goodput) = float(len(job_row.now)), job_row.present
     numbers = {
@@ -242,7 +242,10 @@ def _slots(many: int) -> str:
 
 
 def _place_share(problem: Problem, levels: IntArray, owner: IntArray) -> FloatArray:
-    """Return the share of each job's speed that nodes, GPU types and neighbours leave, (J,)."""
+    """Return the share of its speed that each job keeps at its place, shape (J,).
+
+    Nodes, GPU types and neighbours lower the share.
+    """
     value, moved = problem.placed_value(levels, owner)
     plain = problem.value[problem.rows, levels]
     sane = (levels > 0) & (plain > 0.0)
@@ -250,23 +253,23 @@ def _place_share(problem: Problem, levels: IntArray, owner: IntArray) -> FloatAr
     pace = np.power(share, 1.0 / problem.speedup_exponent)
     for row, left in problem.left_by_trading(owner).items():
         pace[row] /= left
-    stalled = moved & sane & (levels == problem.present)  # the stall of the move is temporary
+    stalled = moved & sane & (levels == problem.present)  # leave out the temporary stall
     return np.asarray(np.where(stalled, pace / problem.move_factor, pace))
 
 
 def _neighbour_share(problem: Problem, owner: IntArray) -> FloatArray:
-    """Return the share of the speed that neighbours leave each job, shape (J,)."""
+    """Return the share of its speed that each job keeps beside its neighbours, shape (J,)."""
     if problem.interference is None:
         return np.ones(len(problem.job_rows))
     return problem.interference.kept(*problem.spread(owner))
 
 
 class Ones(SearchPolicy[Problem]):
-    """Policy that chooses the batch and the slots of every job for the benefit of all jobs.
+    """Policy that chooses the batch and the slots of each job for the benefit of all jobs.
 
     Each view becomes a table with the value of every size of every job. A population of candidate
-    schedules, seeded with the schedule in force and with greedy ones, evolves against this table. A
-    plan is available at once and improves while there is time.
+    schedules evolves against this table. It starts from the schedule in force and from greedy ones.
+    A plan is available at once and improves while there is time.
     """
 
     def __init__(self, options: OnesOptions | None = None) -> None:
@@ -280,14 +283,14 @@ class Ones(SearchPolicy[Problem]):
         super().__init__(self.estimates, self._search)
 
     def observe(self, event: PolicyEvent, now: Seconds) -> None:
-        """Learn speeds, lengths, limits, and the CPU use of workers."""
+        """Learn speeds, lengths, limits, and the CPU use of workers from `event`."""
         super().observe(event, now)
         self._core_demand.observe(event)
         if self.options.rebatch and isinstance(event, EpochSeen | StepsSeen):
             self._reported[event.job] = None
 
     def plan(self, view: ClusterView, now: Seconds) -> Plan:
-        """Return the fittest candidate, with a reason for every job that changes or waits."""
+        """Return the fittest candidate as a plan, with reasons for jobs that change or wait."""
         problem = self._current_problem(view, now)
         self._reported.clear()  # a full plan chooses all batches
         best = self._search.best
@@ -322,7 +325,7 @@ class Ones(SearchPolicy[Problem]):
         return self.estimates.lengths.calibration.added_to(super().stats())
 
     def batches(self, view: ClusterView, now: Seconds) -> Plan:
-        """Return the best batch of each job that reported since the last call, on the same slots.
+        """Return the best batch, on the present slots, of each job that reported since last time.
 
         Batches come from the same table as those of a full plan, with the same limits and margins.
         """
@@ -356,7 +359,7 @@ class Ones(SearchPolicy[Problem]):
 def _local_batches(
     problem: Problem, best: Candidate, row: int, places: Sequence[int]
 ) -> dict[SlotId, int]:
-    """Return a job's local batches; the present ones if slots and batch stay the same."""
+    """Return a job's local batches, unchanged if its slots and its global batch stay the same."""
     job_row = problem.job_rows[row]
     level = int(best.levels[row])
     if not level:

@@ -1,12 +1,12 @@
 """Search problem of one view: the sizes that jobs may have, their value, and the effects of places.
 
-`InterferenceModel` has the slow-downs by neighbours. `trades_between` finds jobs that would trade
-places.
+`InterferenceModel` predicts slow-downs by neighbours. `trades_between` finds the jobs that would
+trade places.
 
-Jobs that take each other's slots in a circle cannot start to move: one of them must first go to
-free slots, go on with fewer slots, or pause. The controller chooses the job with the cheapest way,
-then with the fewest slot seconds of a start. This rule is repeated here, so that its cost is part
-of the value of a schedule.
+Jobs that take each other's slots in a circle cannot start to move. One of them must first go to
+free slots, continue on fewer slots, or pause. The controller chooses the job with the cheapest way
+to yield, and among equals the one whose start costs the fewest slot seconds. The same rule is
+applied here, so that the value of a schedule includes the cost of its trades.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from schemas.ids import JobId, Seconds, SlotId
 
 @dataclass(frozen=True, slots=True)
 class InterferenceModel:
-    """Slow-downs by class: a family on one node (2 f) or on several nodes (2 f + 1).
+    """Slow-downs between classes: a family on one node (2 f) or on several nodes (2 f + 1).
 
-    log(step / step alone) = the greatest theta[own class, class of another job on a shared node].
+    log(step / step alone) is the greatest theta[own class, other job's class] on any shared node.
     """
 
     log_slowdowns: FloatArray  # shape (C, C), at least 0
     family: IntArray  # shape (J,), numbers of the jobs' families
-    fixed: FloatArray  # shape (N, C), jobs on each node that may not be moved
+    fixed: FloatArray  # shape (N, C), number of unmovable jobs by node and class
 
     def kept(self, rows: IntArray, nodes: IntArray, spans: IntArray) -> FloatArray:
-        """Return the share of its speed that each job keeps, shape (J,).
+        """Return the share of its speed that each job keeps beside its neighbours, shape (J,).
 
-        `rows` and `nodes` are the (job, node) pairs of a schedule, shape (P,); `spans`, shape (J,),
-        are the nodes that each job is on.
+        `rows` and `nodes` are the (job, node) pairs of a schedule, shape (P,). `spans` is the
+        number of nodes of each job, shape (J,).
         """
         mine = 2 * self.family + (spans > 1)
         found = np.zeros(len(self.family))
@@ -53,10 +53,10 @@ class InterferenceModel:
         return np.exp(-found)
 
     def node_costs(self, row: int, rows: IntArray, nodes: IntArray) -> FloatArray:
-        """Return what `row` and the jobs of each node would cost each other, shape (N,).
+        """Return the costs that `row` and the jobs on each node would cause each other, shape (N,).
 
-        `row` is on that node alone. The costs are logarithms of factors on step times, at least 0.
-        `rows` and `nodes` are the (job, node) pairs of the schedule, shape (P,).
+        The job `row` would be on that node alone. Costs are logarithms of factors on step times, at
+        least 0. `rows` and `nodes` are the (job, node) pairs of the schedule, shape (P,).
         """
         spans = np.bincount(rows, minlength=len(self.family))
         mine = 2 * self.family + (spans > 1)
@@ -74,21 +74,21 @@ class InterferenceModel:
 
 
 class YieldMode(IntEnum):
-    """Way in which a job yields its slots; cheaper ways first."""
+    """Way in which a job yields its slots, cheapest first."""
 
-    DETOUR = 0  # it goes to free slots, or keeps some of its own: one more change
-    PAUSE = 1  # it stops and restarts
+    DETOUR = 0  # the job goes to free slots or keeps some; one more change
+    PAUSE = 1  # the job stops and restarts
 
 
 @dataclass(frozen=True, slots=True)
 class Trades:
-    """Groups of rows of jobs that take each other's slots."""
+    """Groups of jobs that take each other's slots; jobs are numbered by rows."""
 
     groups: tuple[tuple[int, ...], ...] = ()  # jobs that wait for each other
-    yields: Mapping[int, YieldMode] = field(default_factory=dict)  # jobs that yield, and how
+    yields: Mapping[int, YieldMode] = field(default_factory=dict)  # by row
 
     def partners(self, row: int) -> tuple[int, ...]:
-        """Return the rows with which a job trades places."""
+        """Return the rows of the jobs with which a job trades places."""
         group = next((group for group in self.groups if row in group), ())
         return tuple(other for other in group if other != row)
 
@@ -100,10 +100,11 @@ ChooseYield = Callable[[int, int, int], tuple[YieldMode, float]]
 def trades_between(
     before: IntArray, after: IntArray, spare: int, choose_yield: ChooseYield
 ) -> Trades:
-    """Return the trades between two schedules: the row on each slot, shape (S,), or negative.
+    """Return the trades that are needed to change one layout into another.
 
-    `spare` slots are free before and after. `choose_yield` returns the mode and its cost, of a row,
-    its kept slots and the spare slots.
+    `before` and `after` are the row on each slot, shape (S,), or negative. `spare` slots are free
+    in both. `choose_yield(row, kept slots, spare)` returns the mode in which a job yields, and the
+    cost.
     """
     differ = np.flatnonzero(before != after)
     old, new = before[differ], after[differ]
@@ -131,7 +132,7 @@ def trades_between(
 
 
 def _blocked(needs: Mapping[int, set[int]], rows: Iterable[int]) -> set[int]:
-    """Return the rows that block each other after all other rows have moved."""
+    """Return the rows that still block each other after all other rows have moved."""
     waiting = set(rows)
     while True:
         ready = {row for row in waiting if not needs[row] & waiting}
@@ -141,7 +142,7 @@ def _blocked(needs: Mapping[int, set[int]], rows: Iterable[int]) -> set[int]:
 
 
 def _connected_groups(rows: set[int], needs: Mapping[int, set[int]]) -> tuple[tuple[int, ...], ...]:
-    """Return groups of rows that depend on each other, directly or not; sorted."""
+    """Return the sorted groups of rows that depend on each other, directly or indirectly."""
     groups: list[set[int]] = []
     for row in sorted(rows):
         mine = {row} | (needs[row] & rows)
@@ -153,48 +154,48 @@ def _connected_groups(rows: set[int], needs: Mapping[int, set[int]]) -> tuple[tu
 
 @dataclass(frozen=True, slots=True)
 class FairnessFloors:
-    """Fairness of each job against the limit `max_stretch`, and the size that is due to it."""
+    """Stretch of each job, the limit `max_stretch`, and the size that is due to each job."""
 
     limit: float  # max_stretch
-    expected: FloatArray  # shape (J,), stretch with only the fair share from now on
-    at_best: FloatArray  # shape (J,), stretch on the largest size allowed now
+    expected: FloatArray  # shape (J,), stretch if the job gets just its fair share from now on
+    at_best: FloatArray  # shape (J,), stretch if the job gets the largest size allowed now
     level: IntArray  # shape (J,), lowest level that is due; 0: none
-    penalty: FloatArray  # shape (J, 1 + L), penalty for what a level lacks
+    penalty: FloatArray  # shape (J, 1 + L), penalty of levels below the due one
 
 
-FREE, CLOSED = -1, -2  # slots without a job, and slots of jobs that may not be moved
+FREE, CLOSED = -1, -2  # no job; a job that may not be moved, or an unusable slot
 
 
 @dataclass(frozen=True)
 class Problem:
-    """Constants of the search of one view.
+    """Constants of the search for one view.
 
-    A *level* of a job is 0 (it waits) or 1 + the index of a size in its table.
+    The *level* of a job is 0 if it waits, else 1 + the index of a size in its table.
     """
 
     version: int
     job_rows: tuple[JobRow, ...]
-    kept: dict[JobId, dict[SlotId, int]]  # jobs that may not be moved now
+    kept: dict[JobId, dict[SlotId, int]]  # local batches of jobs that may not be moved now
     cluster: ClusterIndex
     owner: IntArray  # shape (S,), the row of the job on each slot now, `FREE` or `CLOSED`
-    early: BoolArray  # shape (S,), slots that are free now
+    early: BoolArray  # shape (S,), True for slots that are free now
     sizes: IntArray  # shape (J, 1 + L), slots at each level; 0 beyond what a job may have
     spans: IntArray  # shape (J, 1 + L), nodes that the value at each level assumes
     value: FloatArray  # shape (J, 1 + L), V; -inf where a level is not allowed
     present: IntArray  # shape (J,), present levels
     weight: FloatArray  # shape (J,)
     move_factor: FloatArray  # shape (J,), share of a job's speed-up left after a move
-    free_to_move: BoolArray  # shape (J,), running jobs that may be moved
-    backing_off: dict[JobId, Seconds]  # jobs that may not be retried before a time
-    gates: tuple[Seconds, ...]  # when gated jobs may be moved if no epoch ends before
-    too_large: dict[JobId, int]  # least slots of jobs that exceed the cluster
+    free_to_move: BoolArray  # shape (J,), True for running jobs that may be moved
+    backing_off: dict[JobId, Seconds]  # when waiting jobs may be retried
+    gates: tuple[Seconds, ...]  # when gated jobs may be moved if no epoch ends earlier
+    too_large: dict[JobId, int]  # least slots of jobs that do not fit into the cluster
     capacity: int  # slots in play
     speedup_exponent: float
-    evacuates: bool = True  # small jobs may be moved to make room on whole nodes
-    swaps: bool = True  # running jobs may trade places
-    slow: FloatArray | None = None  # shape (J, types), factor of a step's time
+    evacuates: bool = True  # True if small jobs may be moved to make room on whole nodes
+    swaps: bool = True  # True if running jobs may trade places
+    slow: FloatArray | None = None  # shape (J, types), factors of step times
     interference: InterferenceModel | None = None
-    floors: FairnessFloors | None = None  # by `max_stretch`; None: no limit
+    floors: FairnessFloors | None = None  # set by `max_stretch`; None: no limit
     stretch: dict[tuple[int, int, int], float] = field(default_factory=dict)  # cache
 
     @property
@@ -204,37 +205,37 @@ class Problem:
 
     @property
     def node_of(self) -> IntArray:
-        """Number of each slot's node."""
+        """Node number of each slot, shape (S,)."""
         return self.cluster.node_of
 
     @property
     def slots_on(self) -> tuple[IntArray, ...]:
-        """Slots of each node."""
+        """Places of the slots of each node."""
         return self.cluster.slots_on
 
     @property
     def widest(self) -> int:
-        """Slots of the largest node."""
+        """Number of slots of the largest node."""
         return self.cluster.widest
 
     @cached_property
     def rows(self) -> IntArray:
-        """0 to J - 1."""
+        """Row numbers, 0 to J - 1."""
         return np.arange(len(self.job_rows))
 
     @cached_property
     def allowed(self) -> BoolArray:
-        """Levels that jobs may have, shape (J, 1 + L)."""
+        """True for each level that a job may have, shape (J, 1 + L)."""
         return np.isfinite(self.value)
 
     @cached_property
     def worth(self) -> FloatArray:
-        """`value` less the penalty of `floors`, by which sizes are chosen; shape (J, 1 + L)."""
+        """Values less the penalties of `floors`, by which sizes are chosen; shape (J, 1 + L)."""
         return self.value if self.floors is None else self.value - self.floors.penalty
 
     @cached_property
     def lowest(self) -> IntArray:
-        """Lowest level that each job may have: 0 unless the job must keep slots."""
+        """Lowest allowed level of each job, shape (J,): 0 unless the job must keep slots."""
         return np.asarray(self.allowed.argmax(axis=1), dtype=np.int64)
 
     @cached_property
@@ -246,9 +247,9 @@ class Problem:
     def placed_value(self, levels: IntArray, owner: IntArray) -> tuple[FloatArray, BoolArray]:
         """Return the value of each job in a layout, and whether the job changes; shape (J,) each.
 
-        The value is that at the level, times (the share of the speed that nodes, GPU types,
-        neighbours, a move and trades leave)^`speedup_exponent`. `owner` is the row on each slot,
-        shape (S,).
+        The value at the level is multiplied by share^`speedup_exponent`. The share is the part of
+        the speed that is left by nodes, GPU types, neighbours, a move and trades. `owner` is the
+        row on each slot, shape (S,).
         """
         value = self.value[self.rows, levels]
         runs = levels > 0
@@ -279,7 +280,7 @@ class Problem:
     def _share_of_cores(
         self, levels: IntArray, owner: IntArray, rows: IntArray, nodes: IntArray
     ) -> FloatArray:
-        """Return the share of each job's speed that other workers on its nodes leave, (J,).
+        """Return the share of its speed that each job keeps beside other workers, shape (J,).
 
         The cores for the least slots of all jobs are not charged. Otherwise a job would wait beside
         free slots because its start slows down shorter jobs.
@@ -291,13 +292,13 @@ class Problem:
 
     @cached_property
     def _node_slots(self) -> tuple[IntArray, IntArray]:
-        """Slots of each node, and those of them that are not in play."""
+        """Number of slots of each node, and how many of them are not in play; shape (N,) each."""
         many = np.array([len(slots) for slots in self.slots_on])
         return many, np.bincount(self.node_of[self.owner == CLOSED], minlength=len(many))
 
     @cached_property
     def _cores_for_all(self) -> FloatArray:
-        """Cores of each node, or the node's part of all jobs' least slots if that is more."""
+        """Cores of each node, or the node's share of all jobs' least slots if that is more."""
         many, closed = self._node_slots
         least = sum(int(sizes[1]) for sizes in self.sizes)
         share = np.ceil(least * (many - closed) / max(1, int((many - closed).sum())))
@@ -306,7 +307,7 @@ class Problem:
 
     @cached_property
     def alone(self) -> FloatArray:
-        """Factor of step times at each level because a job's own workers share cores."""
+        """Factor of step times at each level because the job's own workers share cores."""
         found = np.ones(self.sizes.shape)
         for row, job_row in enumerate(self.job_rows):
             found[row, 1 : 1 + len(job_row.table.stretch)] = job_row.table.stretch
@@ -314,7 +315,7 @@ class Problem:
 
     @cached_property
     def cores(self) -> int:
-        """Slots in play with a core of their own; all slots in play if cores are not shared."""
+        """Number of slots in play with a core of their own; all of them if no cores are shared."""
         if not self.cluster.shares_cores:
             return self.capacity
         many, closed = self._node_slots
@@ -322,7 +323,7 @@ class Problem:
         return int(open_.sum())
 
     def spread(self, owner: IntArray) -> tuple[IntArray, IntArray, IntArray]:
-        """Return the distinct (row, node) pairs, as two arrays, and the nodes of each row."""
+        """Return the distinct (row, node) pairs as two arrays, and each row's number of nodes."""
         at = np.flatnonzero(owner >= 0)
         many = max(1, len(self.slots_on))
         pairs = np.unique(owner[at] * many + self.node_of[at])
@@ -330,41 +331,42 @@ class Problem:
         return rows, nodes, np.bincount(rows, minlength=len(self.job_rows))
 
     def is_scattered(self, levels: IntArray, owner: IntArray) -> bool:
-        """True if a changing job is on more nodes than it needs."""
+        """True if a job whose level changes is on more nodes than it needs."""
         nodes = self.spread(owner)[2]
         least = -(-self.sizes[self.rows, levels] // self.widest)
         return bool(((nodes > least) & (levels != self.present)).any())
 
     @cached_property
     def spare(self) -> IntArray:
-        """Slots that each job may add before it leaves others, shape (J,).
+        """Number of slots that each job may add before it leaves others, shape (J,).
 
-        During a move a job trains on both and needs a sample for each slot. 0 if it may not be
-        moved.
+        During a move a job trains on its old and new slots and needs a sample for each slot. The
+        number is 0 for a job that may not be moved.
         """
         spare = [job_row.job.batch_limit - len(job_row.now) for job_row in self.job_rows]
         return np.where(self.free_to_move, np.maximum(0, np.array(spare, dtype=np.int64)), 0)
 
     @property
     def seeks_trades(self) -> bool:
-        """True if the search looks for trades of places: only for faster GPUs, a lasting gain.
+        """True if the search looks for trades of places, which it does only where GPU types differ.
 
-        For better neighbours no gain could be shown (docs/evolution.md, "Trading places").
+        Faster GPUs are a lasting gain. For better neighbours no gain could be shown
+        (docs/evolution.md, "Trading places").
         """
         return self.swaps and self.slow is not None
 
     def trades(self, owner: IntArray) -> Trades:
-        """Return the trades that a schedule requires, and the jobs that yield for them."""
+        """Return the trades that a schedule requires, with the jobs that yield their slots."""
         spare = int(np.count_nonzero((self.owner == FREE) & (owner == FREE)))
         return trades_between(self.owner, owner, spare, self._choose_yield)
 
     def left_by_trading(self, owner: IntArray) -> dict[int, float]:
-        """Return the share of its speed-up that each trading job keeps beside a move's cost.
+        """Return, by row, the share of its speed-up that each trading job keeps, at most 1.
 
-        The result is by row, at most 1. A job that pauses pays for a restart instead of its move;
-        another job that yields pays for one more change. If the search looks for trades, each
-        trading job also pays for one more change, because none of them can change until all have
-        moved.
+        The cost of the move itself is not included. A job that pauses pays for a restart instead of
+        the move; a job that takes a detour pays for one more change. If the search looks for
+        trades, each trading job pays for one more change, because none of them can change until all
+        have moved.
         """
         trades = self.trades(owner)
         found = dict.fromkeys(trades.yields, 1.0)
@@ -377,7 +379,7 @@ class Problem:
         return found
 
     def _choose_yield(self, row: int, kept: int, spare: int) -> tuple[YieldMode, float]:
-        """Return how a job would yield its slots, and the slot seconds of a start."""
+        """Return how a job would yield its slots, and the slot seconds that its start costs."""
         job_row = self.job_rows[row]
         job, size = job_row.job, len(job_row.now)
         meanwhile = kept + min(spare, size - kept)
@@ -386,10 +388,11 @@ class Problem:
         return way, size * (job.start_s or 1.0)
 
     def has_barred_move(self, owner: IntArray) -> bool:
-        """True if a job moves that may not or lacks spare slots, or trades without `swaps`.
+        """True if the layout needs a move that is not allowed.
 
-        Growing and shrinking in place are no moves. The controller would refuse the move of a job
-        with fewer samples than old and new slots together.
+        A move is not allowed if the job may not move, if it has fewer spare slots than it adds, or
+        if it trades without `swaps`. Growing and shrinking in place are no moves. The controller
+        would refuse the move of a job with fewer samples than old and new slots together.
         """
         differ = np.flatnonzero(owner != self.owner)
         new, old = owner[differ], self.owner[differ]
@@ -400,13 +403,13 @@ class Problem:
         return not self.swaps and bool(self.trades(owner).groups)
 
     def scattered_rows(self, owner: IntArray) -> IntArray:
-        """Return the rows of movable jobs on more nodes than they need."""
+        """Return the rows of the movable jobs that are on more nodes than they need."""
         nodes = self.spread(owner)[2]
         slots = np.bincount(owner[owner >= 0], minlength=len(self.job_rows))
         return np.flatnonzero((nodes > -(-slots // self.widest)) & self.free_to_move)
 
     def node_costs(self, row: int, owner: IntArray) -> FloatArray:
-        """Return the logarithm of the factor of a step's time of `row` on each node, shape (N,)."""
+        """Return log(factor of the step time) of `row` on each node, shape (N,)."""
         found = np.zeros(len(self.slots_on))
         if self.slow is not None:
             found[self.node_of] = np.log(self.slow[row, self.cluster.type_of])
@@ -419,7 +422,7 @@ class Problem:
         return found
 
     def _stretched(self, row: int, level: int, nodes: int) -> float:
-        """Return the step time on the intended number of nodes over that on `nodes`."""
+        """Return the step time on the assumed number of nodes divided by that on `nodes`."""
         known = self.stretch.get((row, level, nodes))
         if known is None:
             job_row, at = self.job_rows[row], level - 1

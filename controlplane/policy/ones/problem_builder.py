@@ -1,11 +1,11 @@
 """Problem of a view: jobs and slots in play, the value of each size, and what is due to jobs.
 
-V = weight (x c)^0.8. Candidates are scored with these values. Option `max_stretch`: no job takes
-longer than this multiple of the time of its fair share, which is 1 / n of the cluster, with n the
-mean number of jobs over its life (Themis, NSDI '20; Shockwave, NSDI '23). A job that would exceed
-the limit with only its share from now on is due the smallest size that is as fast as that share.
-Less than this size costs more than any other use of its slots is worth, in greedy filling and in
-the fitness alike.
+V = weight (x c)^0.8. Candidates are scored with these values. With option `max_stretch`, each job
+is to end within this multiple of its time on its fair share. The fair share is 1 / n of the
+cluster, with n the mean number of jobs over the job's life (Themis, NSDI '20; Shockwave, NSDI '23).
+If a job would exceed the limit with just its share from now on, it is due the smallest size that is
+as fast as its share. A smaller size is penalised by more than any other use of its slots is worth,
+both in greedy filling and in the fitness.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from controlplane.policy.search.cluster_index import ClusterIndex, ClusterIndexC
 from controlplane.prediction import FloatArray, IntArray
 from schemas.ids import JobId, Seconds, SlotId
 
-UNKNOWN_S: Final = 60.0  # remaining time if no job's is known: all weigh the same
+UNKNOWN_S: Final = 60.0  # remaining time of all jobs if none is known
 
 
 def known_lengths(remaining_s: FloatArray) -> FloatArray:
-    """Return seconds on one slot, shape (J,); half the median where unknown (nan)."""
+    """Return the jobs' seconds on one slot, shape (J,); nan becomes half the median length."""
     known = np.isfinite(remaining_s)
     usual = float(np.median(remaining_s[known])) / 2.0 if known.any() else UNKNOWN_S
     return np.where(known, remaining_s, usual)
 
 
 def remaining_of(job_rows: Sequence[JobRow]) -> FloatArray:
-    """Return the `known_lengths` of rows."""
+    """Return the remaining seconds on one slot of each row, by `known_lengths`."""
     return known_lengths(np.array([row.remaining_s for row in job_rows], dtype=np.float64))
 
 
@@ -51,26 +51,26 @@ def remaining_of(job_rows: Sequence[JobRow]) -> FloatArray:
 
 @dataclass(frozen=True, slots=True)
 class InPlay:
-    """Jobs and slots of one view, grouped by what may be done with them."""
+    """Jobs and slots of one view, grouped by what may be done with them now."""
 
     jobs: dict[JobId, JobView]  # jobs that may be started or changed, and fit into the cluster
-    kept: dict[JobId, dict[SlotId, int]]  # jobs that may not be moved now, with their local batches
-    backing_off: dict[JobId, Seconds]  # jobs that may not be retried before a time
-    too_large: dict[JobId, int]  # least slots of jobs that exceed the cluster
+    kept: dict[JobId, dict[SlotId, int]]  # local batches of jobs that may not be moved now
+    backing_off: dict[JobId, Seconds]  # when waiting jobs may be retried
+    too_large: dict[JobId, int]  # least slots of jobs that do not fit into the cluster
     free_now: tuple[int, ...]  # places of free slots
     free_soon: tuple[int, ...]  # places of slots whose processes are leaving
     supply: SlotSupply
 
 
 def in_play(view: ClusterView, now: Seconds) -> InPlay:
-    """Group the jobs and slots of `view`; both keep their order."""
+    """Return the jobs and slots of `view` in groups; each group keeps the view's order."""
     movable: dict[JobId, JobView] = {}
     backing_off: dict[JobId, Seconds] = {}
     kept: dict[JobId, dict[SlotId, int]] = {}
     up = {slot.slot for slot in view.slots if slot.up}
     for name, job in view.jobs.items():
         stuck = not job.movable or job.retry_at > now or not job.running_on.keys() <= up
-        if job.running_on and stuck:  # slots of a node that is down cannot be reassigned
+        if job.running_on and stuck:  # slots of a down node cannot be reassigned
             kept[name] = dict(job.running_on)
         elif job.movable and not job.running_on and job.ready_at > now:
             backing_off[name] = job.ready_at
@@ -111,16 +111,16 @@ def weights(
 ) -> FloatArray:
     """Return (T1 + patience)^-0.55 times response ratio^`ageing`; short jobs weigh more.
 
-    Unknown lengths count as half the median of the known lengths. The patience is `patience_s`, but
-    at most a quarter of the mean length, so that seconds differ from minutes where jobs last
-    minutes.
+    An unknown length is taken to be half the median of the known lengths. The patience is
+    `patience_s`, but at most a quarter of the mean length, so that seconds differ from minutes
+    where jobs last minutes.
 
-    The response ratio 1 + waited / (ran + T + patience), with T at a job's least size, grows
+    The response ratio is 1 + waited / (ran + T + patience), with T at a job's least size. It grows
     without bound while the job waits, so that no job starves behind a stream of short ones.
 
     Args:
         remaining: T1, shape (J,), seconds on one slot; nan if unknown.
-        gains: x, shape (J,), of the least size of each job.
+        gains: x at the least size of each job, shape (J,).
         waited: shape (J,), seconds without slots since the submission.
         ran: shape (J,), seconds with slots.
     """
@@ -134,7 +134,7 @@ def weights(
 
 @dataclass(frozen=True, slots=True)
 class ValueTable:
-    """Values by job and level; level 0 is waiting."""
+    """Values by job and level; at level 0 a job waits."""
 
     sizes: IntArray  # shape (J, 1 + L), slots; 0 beyond what a job may have
     spans: IntArray  # shape (J, 1 + L), nodes that the value assumes
@@ -143,14 +143,14 @@ class ValueTable:
 
 
 def value_table(job_rows: Sequence[JobRow], supply: SlotSupply, options: OnesOptions) -> ValueTable:
-    """Value every size of every job: V(n) = weight (x(n) c(n))^0.8.
+    """Return the value of every size of every job: V(n) = weight (x(n) c(n))^0.8.
 
-    Paper: minimise the sum over *running* jobs of T c (eq. 3, 8), which rewards leaving jobs out.
-    Here: maximise a sum over all jobs in which waiting is worth nothing, with one exponent on
-    length (in `weight`) and one on speed-up.
+    The paper minimises the sum over *running* jobs of T c (eq. 3, 8), which rewards leaving jobs
+    out. Here a sum over all jobs is maximised, in which a waiting job has value 0. Length (in
+    `weight`) and speed-up have one exponent each.
 
     A gated job may grow onto idle slots, and may shrink for a waiting job, but is not stopped.
-    Stopping another job costs what its restart will cost, and a margin.
+    Stopping a job that is not gated costs what its restart will cost, plus a margin.
     """
     weight = _weight(job_rows, supply.now, options)
     sizes, spans, gains = _stacked(job_rows)
@@ -206,18 +206,18 @@ def _stacked(job_rows: Sequence[JobRow]) -> tuple[IntArray, IntArray, FloatArray
 
 @dataclass(frozen=True, slots=True)
 class _FirstSeen:
-    """State of the counts when a job was first seen."""
+    """Load at the time when a job was first seen."""
 
     at: Seconds  # when the job was first seen
-    area: float  # job seconds up to that time
-    active_jobs: int  # active jobs at that time
+    area: float  # integral of active jobs over time up to then, job seconds
+    active_jobs: int  # number of active jobs at that time
 
 
 class LoadAverage:
     """Mean number of active jobs over the life of each job."""
 
     def __init__(self) -> None:
-        self._area = 0.0  # job seconds
+        self._area = 0.0  # integral of active jobs over time, job seconds
         self._jobs = 0
         self._now = Seconds(0.0)
         self._seen: dict[JobId, _FirstSeen] = {}
@@ -233,8 +233,8 @@ class LoadAverage:
     def mean(self, job: JobView) -> float:
         """Return the mean number of jobs since the submission of `job`, including it; at least 1.
 
-        Before a job was first seen (e.g. after a restart of the search) the number of that moment
-        counts.
+        For the time before the job was first seen (e.g. before a restart of the search), the number
+        of jobs at that moment is used.
         """
         seen = self._seen[job.job]
         before = max(0.0, seen.at - job.submitted_at)
@@ -244,10 +244,10 @@ class LoadAverage:
         return max(1.0, (before * seen.active_jobs + self._area - seen.area) / life)
 
 
-DUE_RATIO: Final = 0.9  # share of the limit; predictions err and slots free late; a judgement
-PENALTY_RATIO: Final = 2.0  # times the highest value of a slot; a judgement
+DUE_RATIO: Final = 0.9  # share of the limit; below 1 because predictions err; a judgement
+PENALTY_RATIO: Final = 2.0  # multiple of the highest value of a slot; a judgement
 TOLERANCE: Final = 1e-6  # relative tolerance of speeds
-MIN_S: Final = 1e-6  # lower bound of a fair-share time, and of a speed
+MIN_S: Final = 1e-6  # lower bound of fair-share times and of speeds
 
 
 def fairness_floors(
@@ -259,7 +259,7 @@ def fairness_floors(
     slots: int,
     now: Seconds,
 ) -> FairnessFloors:
-    """Return what each job is due in a cluster with so many slots."""
+    """Return each job's stretch and due size in a cluster with `slots` slots."""
     limit = options.max_stretch
     left_s = remaining_of(job_rows)
     done_s = [
@@ -288,7 +288,10 @@ def fairness_floors(
 
 
 def _fair_speed(row: JobRow, slots: int, jobs: float) -> float:
-    """Return the speed on a fair share over that on one slot: the wanted size, part of the time."""
+    """Return the speed of a job on its fair share, divided by its speed on one slot.
+
+    On its fair share a job has its wanted size for a part of the time.
+    """
     sizes = row.table.sizes
     usual = max(0, int(np.searchsorted(sizes, row.job.wanted, side="right")) - 1)
     share = slots / (jobs * float(sizes[usual]))
@@ -296,7 +299,7 @@ def _fair_speed(row: JobRow, slots: int, jobs: float) -> float:
 
 
 def _levels(job_rows: Sequence[JobRow], table: ValueTable, speed: FloatArray) -> IntArray:
-    """Return the lowest allowed level that is as fast as `speed`, else the highest; shape (J,)."""
+    """Return the lowest allowed level as fast as `speed`, else the highest allowed; shape (J,)."""
     gains = np.full(table.sizes.shape, -np.inf)
     for at, row in enumerate(job_rows):
         gains[at, 1 : 1 + len(row.table.gains)] = row.table.gains
@@ -308,10 +311,10 @@ def _levels(job_rows: Sequence[JobRow], table: ValueTable, speed: FloatArray) ->
 
 
 def _penalties(table: ValueTable, level: IntArray, urgency: FloatArray) -> FloatArray:
-    """Return the penalty of each level below the one that is due, shape (J, 1 + L).
+    """Return the penalty of each level below the due level, shape (J, 1 + L).
 
-    The penalty exceeds, for each slot, what any slot is worth to any job. It grows without bound
-    the further a job is behind, so that no job stays behind.
+    The penalty exceeds, for each slot, what any slot is worth to any job. The further a job is
+    behind, the higher is its penalty, without bound, so that no job stays behind.
     """
     sizes, value = table.sizes, table.value
     base = np.where(np.isfinite(value[:, 0]), value[:, 0], 0.0)[:, None]
@@ -326,7 +329,7 @@ def _penalties(table: ValueTable, level: IntArray, urgency: FloatArray) -> Float
 
 
 class ProblemBuilder:
-    """Builder of problems; updates `estimates` with each view, and caches what has not changed."""
+    """Builder of problems, which updates `estimates` with each view and caches unchanged parts."""
 
     def __init__(self, estimates: Estimates, options: OnesOptions) -> None:
         self._estimates = estimates
@@ -378,7 +381,7 @@ class ProblemBuilder:
         )
 
     def rows(self, view: ClusterView, jobs: Iterable[JobId], now: Seconds) -> list[JobRow]:
-        """Return rows of the running jobs among `jobs` that may be changed, without a problem."""
+        """Return the rows of the running, changeable jobs among `jobs`, without a problem."""
         _, found = self._update(view, now)
         chosen = [found.jobs[name] for name in jobs if name in found.jobs]
         return [self._rows.row(job, found.supply) for job in chosen if job.running_on]
@@ -396,7 +399,10 @@ class ProblemBuilder:
         view: ClusterView,
         cluster: ClusterIndex,
     ) -> InterferenceModel | None:
-        """Return the learned slow-downs by neighbours, with the jobs that may not be moved."""
+        """Return the slow-downs by neighbours, including neighbours that may not be moved.
+
+        Return None if no slow-down was learned.
+        """
         names = dict.fromkeys([*families, *(view.jobs[job].family for job in kept)])
         numbers = {name: number for number, name in enumerate(names)}
         log_slowdowns = self._estimates.log_slowdowns(list(numbers))

@@ -1,7 +1,7 @@
 """Slow-downs by GPU types, neighbours and shared cores.
 
 `LearnedSlowdowns` averages over families, `CoreDemand` estimates how many cores workers use, and
-`PlacementIndex` looks up where jobs run and who their neighbours are.
+`PlacementIndex` looks up where jobs run and which jobs are their neighbours.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from controlplane.prediction.slowdowns import stretch
 from controlplane.prediction.throughput import PRIOR_SCALING, Scaling
 from schemas.ids import JobId, NodeId, SlotId
 
-MIN_SCALING: Final = 0.7  # least prior exponent: below, no job would try two slots
-ALIKE: Final = 0.05  # logarithm; smaller slow-downs are within the noise
+MIN_SCALING: Final = 0.7  # least prior exponent; below it no job would try two slots
+ALIKE: Final = 0.05  # log step time; smaller differences are noise
 
 
 class LearnedSlowdowns:
-    """Slow-downs by GPU type and neighbour; unmeasured cases use the mean of the other families.
+    """Slow-downs by GPU type and neighbour; an unmeasured case uses the mean of other families.
 
-    The priors of `families` are updated.
+    These means are also stored as the priors of `families`.
     """
 
     def __init__(self, families: FamilyHistories) -> None:
@@ -44,12 +44,12 @@ class LearnedSlowdowns:
         self._prior_edition = -1  # sum of the families' editions
         self._log_slowdowns: FloatArray | None = None
         self._log_slowdowns_of: tuple[int, tuple[str, ...]] | None = None
-        self._assumed_types: dict[str, float] = {}  # log step times that the models assume
+        self._assumed_types: dict[str, float] = {}  # log step times by type that the models assume
 
     def by_type(self, types: Sequence[str], families: Sequence[str]) -> FloatArray | None:
-        """Return the factor of a step's time on each GPU type over the fastest, shape (J, types).
+        """Return each job's step time by GPU type, divided by that on its fastest type, (J, types).
 
-        `families` are those of the jobs. None if there is no difference.
+        `families` has the family of each job. Return None if the types do not differ.
         """
         if len(types) < 2:  # noqa: PLR2004 - one is like itself
             return None
@@ -61,7 +61,7 @@ class LearnedSlowdowns:
         return np.exp(found) if np.abs(found).max(initial=0.0) > ALIKE else None
 
     def by_neighbour(self, families: Sequence[str]) -> FloatArray | None:
-        """Return log slow-downs as in `InterferenceModel`, shape (2 F, 2 F); None if all are 0.
+        """Return `InterferenceModel.log_slowdowns`, shape (2 F, 2 F); None if all are about 0.
 
         The order of `families` numbers the classes.
         """
@@ -84,7 +84,7 @@ class LearnedSlowdowns:
         return found if found.max(initial=0.0) > ALIKE else None
 
     def _update_priors(self) -> None:
-        """Compute the means over families, which serve as priors."""
+        """Recompute the means over families, which serve as priors, if a family has changed."""
         families = self._families.all()
         editions = sum(family.edition for family in families)
         if editions == self._prior_edition:
@@ -100,7 +100,7 @@ class LearnedSlowdowns:
             for (own, _, its), cost in family.parts.colocations.items():
                 colocation.setdefault((own, "", its), []).append(cost)
         means = {gpu_type: sum(found) / len(found) for gpu_type, found in gpu_types.items()}
-        if _differ(means, self._assumed_types):  # another type may be the fastest now
+        if _differ(means, self._assumed_types):  # a different type may be the fastest now
             self._assumed_types = means
             for family in families:
                 family.model = None
@@ -129,31 +129,31 @@ def _differ(one: dict[str, float], other: dict[str, float]) -> bool:
 
 
 def _with_prior(prior: float, seen: Sequence[float | None]) -> float:
-    """Return the mean of the measurements; the prior counts as one of them."""
+    """Return the mean of the measurements and the prior, which has the weight of one of them."""
     measured = [found for found in seen if found is not None]
     return (prior + sum(measured)) / (1 + len(measured))
 
 
 OLD_WEIGHT: Final = 0.8  # weight of the old value at each report
-IDLE_CORES: Final = 0.35  # cores; such a worker waits for something else; a judgement
-BUSY_SHARE: Final = 0.85  # share of a host's cores; above it the demand of workers is unknown
+IDLE_CORES: Final = 0.35  # cores; a worker that uses no more mostly waits; a judgement
+BUSY_SHARE: Final = 0.85  # share of all cores; if more are used, demand is unknown
 
 
 class CoreDemand:
-    """Number of cores that workers really need, which scales the cores shown to the search.
+    """Estimate of the cores that workers really need; scales the cores shown to the search.
 
-    A worker of one thread is assumed to need a core. If all jobs' workers use much less, because
+    A worker of one thread is assumed to need one core. If all jobs' workers use much less, because
     they wait for a device, for data or for each other, a host has room for more workers.
     """
 
     def __init__(self) -> None:
         self._jobs: dict[JobId, float] = {}  # cores used by one worker
         self._families: dict[str, float] = {}
-        self._slots: tuple[SlotView, ...] = ()  # of the last view
+        self._slots: tuple[SlotView, ...] = ()  # slots of the last view
         self._shown: tuple[float, tuple[SlotView, ...]] = (1.0, ())
 
     def observe(self, event: PolicyEvent) -> None:
-        """Record the cores that workers use, or the end of a job."""
+        """Record the cores that workers use; drop a job that ended."""
         match event:
             case StepsSeen(cpu_cores=float(cores)):
                 before = self._jobs.get(event.job, cores)
@@ -164,7 +164,10 @@ class CoreDemand:
                 self._jobs.pop(event.job, None)
 
     def shown(self, view: ClusterView) -> ClusterView:
-        """Return the view with scaled cores; the same view if cores are not shared, or needed."""
+        """Return the view with cores divided by the demand of a worker.
+
+        Return the same view if cores are not shared, or if a worker needs a whole core.
+        """
         if not any(slot.cores for slot in view.slots):
             return view
         demand = self._demand(view)
@@ -178,7 +181,7 @@ class CoreDemand:
     def _demand(self, view: ClusterView) -> float:
         """Return the cores of one worker of the most demanding job, rounded up to 1, 1/2, 1/4, ...
 
-        The coarse steps keep it steady.
+        The coarse steps keep the result steady.
         """
         most, used = 0.0, 0.0
         for job in view.jobs.values():
@@ -205,16 +208,16 @@ class CoreDemand:
 
 
 class PlacementIndex:
-    """Placement of jobs in the last view; computed on demand."""
+    """Placement of jobs in the last view; derived data is computed on demand."""
 
     def __init__(self) -> None:
         self._view: ClusterView | None = None
         self._nodes: dict[SlotId, NodeId] = {}
         self._kinds: dict[SlotId, str] = {}
-        self.types: tuple[str, ...] = ()  # of GPUs, in the cluster
+        self.types: tuple[str, ...] = ()  # GPU types in the cluster
         self._jobs_on: dict[NodeId, list[JobId]] | None = None  # by node; None: not computed
         self._stretch: dict[NodeId, float] = {}  # factor of step times on nodes with shared cores
-        self.cores = math.inf  # most cores of a node, if slots share them
+        self.cores = math.inf  # most cores of any node; infinite if none are shared
 
     def update(self, view: ClusterView) -> None:
         """Replace the view."""
@@ -228,14 +231,17 @@ class PlacementIndex:
         self._view, self._jobs_on = view, None
 
     def gpu_type(self, job: JobId) -> str:
-        """Return the type of a job's GPUs; several types are joined by a plus."""
+        """Return the GPU type that a job runs on; several types are joined by a plus.
+
+        Return an empty string if the job is unknown or the cluster has one type.
+        """
         found = self._seen(job)
         if found is None or len(self.types) <= 1:
             return ""
         return "+".join(sorted({self._kinds.get(slot, "") for slot in found.running_on}))
 
     def colocations(self, job: JobId) -> list[Colocation]:
-        """Return the classes of the jobs on the same nodes."""
+        """Return the classes of neighbours of a job, i.e. of other jobs on its nodes; sorted."""
         found = self._seen(job)
         if found is None or self._view is None:
             return []
@@ -250,14 +256,14 @@ class PlacementIndex:
         return sorted(classes)
 
     def is_changing(self, job: JobId) -> bool:
-        """True if the job is changing, so that it does not train on the view's slots yet."""
+        """True if the job is changing, and so does not train on the slots of the view yet."""
         found = self._seen(job)
         return found is not None and not found.movable
 
     def stretch(self, job: JobId) -> float:
-        """Return the factor of a job's step times due to shared cores.
+        """Return the factor by which shared cores lengthen a job's steps.
 
-        For a job that is not in the view this is the factor of the worst node.
+        For a job that is not in the view, return the factor of the worst node.
         """
         if not self._stretch:
             return 1.0
@@ -285,9 +291,9 @@ class PlacementIndex:
 
 
 def stretches(view: ClusterView) -> dict[NodeId, float]:
-    """Return the factor of step times on each node whose busy slots share its cores.
+    """Return the factor of step times on each node that has more slots than cores.
 
-    An unusable slot counts as busy.
+    A slot that is not usable is busy.
     """
     slots: Counter[NodeId] = Counter()
     busy: Counter[NodeId] = Counter()

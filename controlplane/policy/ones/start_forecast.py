@@ -1,11 +1,11 @@
 """Forecasts of the start of waiting jobs, with an interval that should contain 80% of the starts.
 
-The schedule in force is rolled forward: running jobs end when their remaining time is over, and
+The schedule in force is rolled forward. Running jobs end when their remaining time is over, and
 waiting jobs get their slots in the order in which the policy fills slots. Future submissions and
-changes of size are not foreseen. The error is estimated from the outcomes of similar earlier
-forecasts (nearest neighbours by expected wait and length), which yields the median and the ends of
-the interval. A job that has waited longer than expected counts as if it started now: without it
-waits would look too short.
+changes of size are not foreseen. The outcomes of similar earlier forecasts (nearest neighbours by
+expected wait and length) show the error, and yield the median and the ends of the interval. A job
+that has waited longer than forecast is treated as if it started now. If such jobs were left out,
+the forecast waits would be too short.
 """
 
 from __future__ import annotations
@@ -28,38 +28,38 @@ from controlplane.policy.ones.problem_builder import UNKNOWN_S, remaining_of
 from controlplane.prediction import FloatArray
 from schemas.ids import JobId, Seconds
 
-MAX_FORECASTS: Final = 256  # forecast jobs, the first in line; bounds the time
-MAX_ENDS: Final = 1024  # ends of running jobs, the next ones; bounds the time
+MAX_FORECASTS: Final = 256  # jobs with a forecast, the first in line; bounds the computing time
+MAX_ENDS: Final = 1024  # next ends of running jobs to consider; bounds the computing time
 MAX_OUTCOMES: Final = 300  # kept outcomes
 NEIGHBOURS: Final = 40  # outcomes that correct a new forecast
 INTERVAL_S: Final = 5.0  # interval between forecasts of the same jobs
 WAIT_OFFSET_S: Final = 5.0  # added to waits, so that ratios of short waits stay moderate
 QUANTILES: Final = (0.1, 0.5, 0.9)
-# Prior errors: evenly spread up to a factor of four either way; a judgement.
+# Prior errors, evenly spread from a quarter to four times the wait; a judgement.
 PRIOR_ERRORS: Final = tuple(math.log(4.0) * share / 5.0 for share in range(-5, 6))
 
 
 @dataclass(frozen=True, slots=True)
 class _Pending:
-    """Pending forecast."""
+    """Forecast whose job has not started yet."""
 
     at: Seconds
-    wait_s: float  # rolled forward
-    length_s: float  # of the job, on one slot
+    wait_s: float  # wait by rolling the schedule forward
+    length_s: float  # length of the job on one slot
     median_s: float  # published wait
 
     @property
     def traits(self) -> tuple[float, float]:
-        """Coordinates for the search of similar forecasts."""
+        """Coordinates by which similar forecasts are found."""
         return math.log(self.wait_s + WAIT_OFFSET_S), math.log(self.length_s + WAIT_OFFSET_S)
 
     def error(self, now: Seconds) -> float:
-        """Return the logarithm of the actual over the rolled wait if the wait ends at `now`."""
+        """Return log(actual wait / rolled wait) if the wait ends at `now`."""
         return math.log((now - self.at + WAIT_OFFSET_S) / (self.wait_s + WAIT_OFFSET_S))
 
 
 class StartForecasts:
-    """Forecasts of starts, corrected by the outcomes of earlier ones."""
+    """Forecasts of starts, corrected by the outcomes of earlier forecasts."""
 
     def __init__(self) -> None:
         self._pending: dict[JobId, _Pending] = {}
@@ -78,7 +78,7 @@ class StartForecasts:
         self._ends = {name: at for name, at in self._ends.items() if name in view.jobs}
 
     def of(self, problem: Problem, best: Candidate, now: Seconds) -> dict[JobId, StartForecast]:
-        """Return forecasts of the jobs that the schedule `best` leaves waiting."""
+        """Return forecasts for the jobs that the schedule `best` leaves waiting."""
         rows = np.flatnonzero(best.levels == 0).tolist()
         if not rows:
             return {}
@@ -118,7 +118,7 @@ class StartForecasts:
     def _occupied(
         self, problem: Problem, best: Candidate, length_s: FloatArray, now: Seconds
     ) -> list[tuple[float, int]]:
-        """Return when slots become free and how many, of running and of changing jobs."""
+        """Return (time, slots) for the slots of running and changing jobs that become free next."""
         rows = np.flatnonzero(best.levels)
         levels = best.levels[rows]
         running = [problem.job_rows[row] for row in rows.tolist()]
@@ -135,7 +135,7 @@ class StartForecasts:
         return heapq.nsmallest(MAX_ENDS, held)
 
     def _corrections(self, wait_s: FloatArray, length_s: FloatArray, now: Seconds) -> FloatArray:
-        """Return quantiles of actual over rolled waits of similar forecasts, shape (N, 3)."""
+        """Return quantiles of (actual / rolled wait) over similar forecasts, shape (N, 3)."""
         late = [
             forecast for forecast in self._pending.values() if now - forecast.at > forecast.median_s
         ]
@@ -152,7 +152,7 @@ class StartForecasts:
 
 
 def _has_left(view: ClusterView, name: JobId) -> bool:
-    """True if a job no longer waits."""
+    """True if a job runs or has ended, i.e. no longer waits."""
     job = view.jobs.get(name)
     return job is None or bool(job.running_on)
 
@@ -160,7 +160,7 @@ def _has_left(view: ClusterView, name: JobId) -> bool:
 def _in_line(
     problem: Problem, best: Candidate, length_s: FloatArray
 ) -> list[tuple[int, int, float]]:
-    """Return row, slots and seconds of the waiting jobs, the largest value per slot first."""
+    """Return (row, slots, seconds) of the waiting jobs, the largest value per slot first."""
     rows = np.flatnonzero((best.levels == 0) & problem.allowed[:, 1:].any(axis=1))
     sizes, worth = problem.sizes[rows], problem.worth[rows]
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -181,11 +181,13 @@ def _rolled(
     line: Sequence[tuple[int, int, float]],
     now: Seconds,
 ) -> Mapping[int, float]:
-    """Return the seconds until jobs of `line` get their slots, by row.
+    """Return, by row, the seconds until the jobs of `line` get their slots.
 
-    A job that never gets its slots is missing.
+    A job that never gets its slots is missing from the result.
 
     Args:
+        held: time at which slots become free, and their number.
+        free: number of slots that are free at `now`.
         line: row, slots and seconds of each waiting job, in order; a job that does not fit is
             skipped.
     """

@@ -18,15 +18,15 @@ from controlplane.prediction.progress_distribution import mean_progress
 from schemas.ids import JobId, SlotId
 
 MIN_DISTANCE: Final = 1e-3  # least distance of a drawn progress from 0 and 1
-STALL_WEIGHT: Final = 2.5  # cost of a stall in multiples of its length; as in `ones`
-MIN_LEFT_S, MAX_LEFT_S = 60.0, 900.0  # bounds of the remaining time that a stall is compared with
+STALL_WEIGHT: Final = 2.5  # cost of a stall, as a multiple of its length; as in `ones`
+MIN_LEFT_S, MAX_LEFT_S = 60.0, 900.0  # bounds of the remaining time, to which a stall is compared
 SIZE_EXPONENT: Final = 0.55  # score "all": how much short jobs are preferred
 SPEEDUP_EXPONENT: Final = 0.8  # score "all": how much a further slot is worth
-PATIENCE_S: Final = 300.0  # score "all": added to remaining times, at most 1/4 of their mean
+PATIENCE_S: Final = 300.0  # score "all": added to remaining times; at most 1/4 of their mean
 
 
 def counts_of(genes: Genes, jobs: int) -> IntArray:
-    """Return c_j, the slots of each job in each candidate (eq. 2), shape (K, J)."""
+    """Return c_j (eq. 2), the number of slots of each job in each candidate, shape (K, J)."""
     many = len(genes)
     if not genes.size:
         return np.zeros((many, jobs), dtype=np.int64)
@@ -52,19 +52,19 @@ def ranks(genes: Genes) -> IntArray:
 
 
 def mean_draw(problem: PaperProblem) -> FloatArray:
-    """Return the mean progress of every job in the shape of one draw, (J, 1)."""
+    """Return the mean progress of every job in the shape of a single draw, (J, 1)."""
     return mean_progress(problem.alpha, problem.beta)[:, None]
 
 
 def draws(problem: PaperProblem, rng: Generator, many: int) -> FloatArray:
-    """Draw rho of every job (Algorithm 1, line 2); shape (J, many)."""
+    """Draw rho for every job `many` times (Algorithm 1, line 2); shape (J, many)."""
     shape = (len(problem.jobs), many)
     found = rng.beta(problem.alpha[:, None], problem.beta[:, None], shape)
     return np.clip(found, MIN_DISTANCE, 1.0 - MIN_DISTANCE)
 
 
 def work_left(problem: PaperProblem, progress: FloatArray) -> FloatArray:
-    """Return Y of eq. 7, samples: Y_processed (1 / rho - 1), or the known value; shape (J, M)."""
+    """Return Y, samples, shape (J, M): Y_processed (1 / rho - 1) by eq. 7, or the known value."""
     forecast = problem.done[:, None] * (1.0 / progress - 1.0)
     exact = problem.exact[:, None]
     return np.where(np.isfinite(exact), exact, forecast)
@@ -75,10 +75,10 @@ def work_left(problem: PaperProblem, progress: FloatArray) -> FloatArray:
 
 @dataclass(frozen=True)
 class Scorer:
-    """Scores as a sum over jobs of a part that depends on slots times a part that depends on work.
+    """Scores as a sum over jobs: a part that depends on slots times a part that depends on work.
 
-    `parts` is indexed by job, slots and placement: 0 on few nodes, 1 on more; 2 and 3 are the same
-    for a job that keeps its size on other slots.
+    `parts` is indexed by job, slots and placement. Placement 0 is on few nodes, 1 is on more. 2 and
+    3 are the same for a job that loses some of its present slots.
     """
 
     parts: FloatArray  # shape (J, C + 1, 4)
@@ -86,7 +86,7 @@ class Scorer:
     options: OnesPaperOptions
 
     def weights(self, progress: FloatArray) -> FloatArray:
-        """Return the part that depends on progress, shape (J, M); `progress` is rho in (0, 1)."""
+        """Return the part that depends on work, shape (J, M); `progress` is rho, in (0, 1)."""
         left = work_left(self.problem, progress)
         if self.options.score == "running":
             return -left
@@ -122,7 +122,10 @@ def scorer_for(problem: PaperProblem, options: OnesPaperOptions) -> Scorer:
 
 
 def one_slot_rates(problem: PaperProblem) -> FloatArray:
-    """Return X on one slot, samples/s, shape (J,); from a job's least slots if it needs several."""
+    """Return X on one slot, samples/s, shape (J,).
+
+    For a job that needs several slots, return X on its least slots divided by their number.
+    """
     least = np.minimum(problem.least, problem.rates.shape[1] - 1)
     rate = problem.rates[problem.rows, least, 0] / np.maximum(least, 1)
     return np.where(rate > 0, rate, 1.0)
@@ -131,7 +134,7 @@ def one_slot_rates(problem: PaperProblem) -> FloatArray:
 def _keeps(
     problem: PaperProblem, options: OnesPaperOptions
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Return the share of the speed-up left after a resize, after a move, and after a restart."""
+    """Return the shares of the speed-up that are left after a resize, a move, and a restart."""
     sizes = problem.rates.shape[1]
     jobs = len(problem.jobs)
     if not options.charge:
@@ -159,7 +162,7 @@ def _spread(genes: Genes, counts: IntArray, problem: PaperProblem) -> IntArray:
         return np.zeros_like(counts)
     nodes = int(problem.nodes.max()) + 1
     key = (np.arange(len(genes))[:, None] * (jobs + 1) + genes + 1) * nodes + problem.nodes
-    pairs = np.unique(key.ravel()) // nodes  # one for each candidate, job and node
+    pairs = np.unique(key.ravel()) // nodes  # one entry for each candidate, job and node
     spans = np.bincount(pairs, minlength=len(genes) * (jobs + 1))
     spans = spans.reshape(len(genes), jobs + 1)[:, 1:]
     widest = int(np.bincount(problem.nodes).max())
@@ -179,7 +182,10 @@ def _moved(genes: Genes, problem: PaperProblem) -> IntArray:
 def selected(
     scorer: Scorer, genes: Genes, many: int, rng: Generator
 ) -> tuple[IntArray, FloatArray]:
-    """Return the rows of the survivors, best first, and all candidates' scores by mean progress."""
+    """Return the rows of the survivors, best first, and the scores of all candidates.
+
+    The scores are by mean progress.
+    """
     options, problem = scorer.options, scorer.problem
     matrix = scorer.matrix(genes)
     mean = (matrix @ scorer.weights(mean_draw(problem)))[:, 0]
@@ -197,7 +203,7 @@ def selected(
 
 
 def _rounds(scorer: Scorer, matrix: FloatArray, many: int, rng: Generator) -> IntArray:
-    """Run Algorithm 1 K times: draw, take the winner out, and draw again."""
+    """Run K rounds of Algorithm 1: draw, select the best candidate, remove it, and draw again."""
     problem, rho = scorer.problem, scorer.options.rho
     if rho == "candidate":  # draw for each candidate in each round
         left = np.ones(len(matrix), dtype=np.bool_)
@@ -220,7 +226,7 @@ def _rounds(scorer: Scorer, matrix: FloatArray, many: int, rng: Generator) -> In
 
 
 def _best_first(scores: FloatArray) -> IntArray:
-    """Return the order by falling score; the earlier candidate first if scores are equal."""
+    """Return indices by falling score; among equal scores, the earlier candidate comes first."""
     rounded = np.round(scores, 12)
     return np.argsort(-rounded, kind="stable")
 
@@ -240,9 +246,9 @@ def random_schedules(problem: PaperProblem, many: int, rng: Generator) -> Genes:
 
 
 def fill_costs(problem: PaperProblem, many: int, rng: Generator) -> FloatArray:
-    """Draw Y of every job in `many` candidates for a fill, shape (K, J).
+    """Draw Y for every job in `many` candidates, shape (K, J), as the costs of a fill.
 
-    The draws keep the candidates different.
+    Random costs keep the candidates different.
     """
     return work_left(problem, draws(problem, rng, many)).T
 
@@ -250,15 +256,16 @@ def fill_costs(problem: PaperProblem, many: int, rng: Generator) -> FloatArray:
 def refreshed(genes: Genes, problem: PaperProblem, left: FloatArray) -> Genes:
     """Refresh (figure 7): (2) scale down, (3) give slots to new jobs, and fill idle slots.
 
-    Part (1), freeing the slots of finished jobs, is done by `carried_over`. `left` is Y, (K, J).
+    Part (1), which frees the slots of finished jobs, is done by `carried_over`. `left`, shape (K,
+    J), is Y.
     """
     return filled(with_new_jobs(within_limits(genes, problem), problem), problem, left)
 
 
 def within_limits(genes: Genes, problem: PaperProblem) -> Genes:
-    """Scale every job down to floor(R c / B) slots; a job below its least slots gets none.
+    """Scale each job down to floor(R c / B) slots; a job below its least slots gets none.
 
-    This also repairs children: a crossover may give a job any number of slots.
+    This also repairs children, because a crossover may give a job any number of slots.
     """
     counts = counts_of(genes, len(problem.jobs))
     allowed = np.minimum(counts, problem.most)
@@ -271,15 +278,15 @@ def within_limits(genes: Genes, problem: PaperProblem) -> Genes:
 
 
 def with_new_jobs(genes: Genes, problem: PaperProblem) -> Genes:
-    """Give every new job its least slots, from jobs with the largest T_processed if none is idle.
+    """Give every new job its least slots: idle slots, then those of jobs with most T_processed.
 
-    Paper: avoids starvation of new jobs by the preferential allocation.
+    In the paper this preferential allocation avoids starvation of new jobs.
     """
     found = genes
     candidates = np.arange(len(genes))
     new = _fitting_new_jobs(problem, genes.shape[1])
-    served = np.append(problem.served_s, INFINITE)  # the last entry is IDLE: idle slots go first
-    keeps = np.zeros(len(served), dtype=np.int64)  # slots that may not be taken
+    served = np.append(problem.served_s, INFINITE)  # last entry: IDLE; idle slots go first
+    keeps = np.zeros(len(served), dtype=np.int64)  # number of slots that a job keeps
     keeps[new] = problem.least[new]
     for row in new:
         need = int(problem.least[row])
@@ -287,7 +294,7 @@ def with_new_jobs(genes: Genes, problem: PaperProblem) -> Genes:
         if not lacks.any():
             continue
         givers = np.where(ranks(found) < keeps[found], -INFINITE, served[found])
-        givers = np.where(found == row, INFINITE, givers)  # a job keeps its own slots
+        givers = np.where(found == row, INFINITE, givers)  # a new job keeps slots that it has
         first = np.argsort(-givers, axis=1, kind="stable")[:, :need]
         found = found.copy() if found is genes else found
         found[candidates[lacks, None], first[lacks]] = row
@@ -295,7 +302,7 @@ def with_new_jobs(genes: Genes, problem: PaperProblem) -> Genes:
 
 
 def _fitting_new_jobs(problem: PaperProblem, room: int) -> list[int]:
-    """Return the new jobs, in order of arrival, for whose least slots there is room."""
+    """Return the new jobs whose least slots fit into `room` together, in order of arrival."""
     found: list[int] = []
     for row in np.flatnonzero(problem.new & (problem.most >= problem.least)).tolist():
         room -= int(problem.least[row])
@@ -310,10 +317,10 @@ def filled(
 ) -> Genes:
     """Give idle slots to waiting and running jobs until no job can use one (eq. 4).
 
-    Each step selects the job with the least utilization gain (phi' - phi) Y, where phi = c / X: the
-    change of eq. 8 when its batch goes to R. A running job goes to floor(R c / B) slots; a waiting
-    job, for which that is 0 / 0, to its least slots. `genes` are within limits; `left` is Y, and
-    `barred` jobs get nothing, both of shape (K, J).
+    Each step selects the job with the least utilization gain (phi' - phi) Y, where phi = c / X.
+    This gain is the change of eq. 8 when the job's batch is raised to R. A running job grows to
+    floor(R c / B) slots. A waiting job, for which this is 0 / 0, gets its least slots. `genes` are
+    within limits. `left` is Y, and `barred` jobs get nothing; both have shape (K, J).
     """
     idle = genes == IDLE
     room = idle.sum(axis=1)
@@ -352,7 +359,7 @@ def _phi(problem: PaperProblem) -> FloatArray:
 
 
 def _targets(counts: IntArray, free: IntArray, problem: PaperProblem) -> IntArray:
-    """Return the sizes that jobs would grow to, within the free slots; the present size if none."""
+    """Return the sizes to which jobs would grow with `free` slots; the present size if none."""
     wanted = np.where(counts > 0, problem.most, problem.least)
     target = np.minimum(wanted, counts + free[:, None])
     fits = (target >= problem.least) & (target <= problem.most)
@@ -360,9 +367,10 @@ def _targets(counts: IntArray, free: IntArray, problem: PaperProblem) -> IntArra
 
 
 def crossed(genes: Genes, many: int, rng: Generator) -> Genes:
-    """Uniform crossover (figure 8): K random pairs, 2 K children, shape (2 K, G).
+    """Uniform crossover (figure 8): return 2 K children of K random pairs, shape (2 K, G).
 
-    On each slot a random child gets one parent's job, and the other child the other parent's job.
+    On each slot, a random child of the pair gets one parent's job. Its sibling gets the other
+    parent's.
     """
     one = genes[rng.integers(0, len(genes), many)]
     other = genes[rng.integers(0, len(genes), many)]
@@ -370,15 +378,19 @@ def crossed(genes: Genes, many: int, rng: Generator) -> Genes:
 
 
 def swapped(one: Genes, other: Genes, straight: BoolArray) -> Genes:
-    """Return the children of pairs of parents; the first half gets `one`'s job where `straight`."""
+    """Return the children of pairs of parents, shape (2 K, G).
+
+    Each child in the first half has the job of `one` where `straight` is set, otherwise that of
+    `other`. The second half has the remaining jobs.
+    """
     return np.concatenate([np.where(straight, one, other), np.where(straight, other, one)])
 
 
 def mutated(genes: Genes, problem: PaperProblem, struck: BoolArray, left: FloatArray) -> Genes:
-    """Uniform mutation (figure 9): fill the slots of pre-empted jobs with other jobs.
+    """Uniform mutation (figure 9): fill the slots of pre-empted (`struck`) jobs with other jobs.
 
-    Slots that the other jobs cannot use go back to the pre-empted jobs (eq. 4). `genes` are within
-    limits; `left` is Y, shape (K, J).
+    Slots that the other jobs cannot use return to the pre-empted jobs (eq. 4). `genes` are within
+    limits. `left` is Y, shape (K, J).
     """
     if not len(problem.jobs):
         return genes
@@ -389,11 +401,11 @@ def mutated(genes: Genes, problem: PaperProblem, struck: BoolArray, left: FloatA
 
 
 def reordered(genes: Genes, how: Literal["flat", "aligned"]) -> Genes:
-    """Reorder (figure 10): put the slots of each job next to each other, idle slots at the end.
+    """Reorder (figure 10): put the slots of each job next to each other, and idle slots at the end.
 
-    `flat` is the paper's order, by first occurrence of the jobs. `aligned` orders by arrival, so
-    that a slot has the same job in most candidates; the placer then chooses the real slots, aligned
-    to nodes and with few moves.
+    `flat` is the paper's order, by first occurrence of the jobs. `aligned` orders jobs by arrival,
+    so that a slot has the same job in most candidates. The placer then chooses the real slots,
+    aligned to nodes and with few moves.
     """
     if how == "aligned":
         last = np.iinfo(np.int16).max
@@ -404,19 +416,19 @@ def reordered(genes: Genes, how: Literal["flat", "aligned"]) -> Genes:
 
 
 def _first_places(genes: Genes) -> Genes:
-    """Return the first slot of the job on each slot, shape (K, G); G where the slot is idle."""
+    """Return, for each slot, the first slot of its job, shape (K, G); G if the slot is idle."""
     many, width = genes.shape
     top = int(genes.max(initial=0)) + 1
     first = np.full((many, top + 1), width, dtype=np.int16)
     rows = np.arange(many)[:, None]
     places = np.arange(width - 1, -1, -1)
-    first[rows, genes[:, ::-1]] = places  # the last write wins: the first slot
+    first[rows, genes[:, ::-1]] = places  # the last write wins, which is the first slot
     first[:, IDLE] = width
     return np.asarray(first[rows, genes])
 
 
 def carried_over(genes: Genes, before: PaperProblem, after: PaperProblem) -> Genes:
-    """Return candidates of one view in the rows and columns of the next; part (1) of refresh.
+    """Return the candidates of one view in the rows and columns of the next (part (1) of refresh).
 
     Slots of ended jobs become idle. A slot that was not in play gets its present job.
     """
@@ -443,7 +455,7 @@ def different(genes: Genes) -> Genes:
 
 
 def slots_by_job(problem: PaperProblem, best: Genes) -> dict[JobId, list[SlotId]]:
-    """Return the slots of each job that has slots in a candidate, in the order of the columns."""
+    """Return the slots of each job in the candidate `best`; jobs without slots are missing."""
     found: dict[JobId, list[SlotId]] = {}
     for place, row in enumerate(best.tolist()):
         if row != IDLE:

@@ -1,8 +1,8 @@
 """Estimates from policy events: speeds and lengths by family, R and progress by job, arrival rate.
 
-X, the speed of a job, is measured; for sizes that were not tried it comes from a fitted model. The
-start rule needs no formula: until a few warm-up steps are done, a job has its least slots and no
-more samples than they can hold.
+X, the speed of a job, is measured. For sizes that were not tried, a fitted model predicts X. The
+start rule needs no formula: until a few warm-up steps are done, a job has its least slots and at
+most the samples that fit on them.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ NEWEST_WEIGHT: Final = 0.3  # weight of the newest measurement of one slot
 
 @dataclass(slots=True)
 class FamilyHistory:
-    """History of one family: jobs with the same script and model."""
+    """Measurements of one family, i.e. of jobs with the same script and model."""
 
-    edition: int = 0  # of the model
-    slot_rate: float = 0.0  # mean of one slot, samples/s; 0: not measured
-    epoch_samples: int = 0  # ||D||, last report
+    edition: int = 0  # edition of the model
+    slot_rate: float = 0.0  # mean speed of one slot, samples/s; 0: not measured
+    epoch_samples: int = 0  # ||D||, as last reported
     _step_times: StepTimes[Size] = field(default_factory=StepTimes)
     _model: SpeedModel | None = None
 
@@ -54,7 +54,7 @@ class FamilyHistory:
         return bool(self._step_times.means)
 
     def add(self, nodes: int, slots: int, batch: int, samples_per_s: float) -> None:
-        """Record X, samples/s of the group, at a global batch; ignore it if not above 0."""
+        """Record X, the samples/s of a group, at a global batch; ignore X if it is not above 0."""
         if slots < 1 or batch < 1 or not math.isfinite(samples_per_s) or samples_per_s <= 0:
             return
         step_s, each = batch / samples_per_s, samples_per_s / slots
@@ -65,7 +65,7 @@ class FamilyHistory:
             self._model = None
 
     def model(self, first_batch: int) -> SpeedModel:
-        """Return the fitted model; its times are relative before the first measurement."""
+        """Return the fitted model; before the first measurement, its times are relative."""
         if self._model is None:
             samples = [
                 Sample(nodes, slots, local, mean.step_s, mean.weight)
@@ -77,11 +77,11 @@ class FamilyHistory:
         return self._model
 
 
-SAMPLE: Final = 500  # points of finished jobs' logs that the progress model is fitted to
+SAMPLE: Final = 500  # points of finished jobs' logs for the fit of the progress model
 PRIOR_EPOCHS: Final = 10.0  # assumed length of a job before any has finished
-MAX_ARRIVALS: Final = 200  # latest submissions, which determine lambda
-MAX_LOG_EPOCHS: Final = 1000  # entries of one log; bounds memory
-DEFAULT_EPOCH_BATCHES: Final = 100  # assumed epoch in first batches, if not reported
+MAX_ARRIVALS: Final = 200  # kept submissions, which determine lambda
+MAX_LOG_EPOCHS: Final = 1000  # most entries of one log; bounds memory
+DEFAULT_EPOCH_BATCHES: Final = 100  # assumed epoch, as a number of first batches
 
 
 def arrival_rate(submitted: Collection[Seconds]) -> float:
@@ -94,19 +94,19 @@ def arrival_rate(submitted: Collection[Seconds]) -> float:
 class PaperJobHistory(JobHistory):
     """History of an active job, with its losses and its log of epochs."""
 
-    epoch_due: bool = False  # an epoch ended since R was last updated
-    counted_at: Seconds = Seconds(0.0)  # last time that an epoch or a report interval was counted
+    epoch_due: bool = False  # True if an epoch ended since R was last updated
+    counted_at: Seconds = Seconds(0.0)  # when an epoch or a report interval last ended
     first_loss: float | None = None
     loss: float | None = None
     epoch_samples: int = 0  # ||D||
-    log: list[tuple[int, FloatArray]] = field(default_factory=list)  # epoch, x
+    log: list[tuple[int, FloatArray]] = field(default_factory=list)  # (epoch, x)
 
     def features(self, samples_done: float) -> FloatArray:
-        """Return the job's present feature vector x."""
+        """Return the feature vector x of the job after `samples_done` samples."""
         return features(float(self.epoch_samples), self.first_loss, samples_done, self.loss)
 
 
-AUTHORS_CAP: Final = 4  # multiple of the first batch, in the code published by the paper's authors
+AUTHORS_CAP: Final = 4  # multiple of the first batch, as in the authors' published code
 
 
 def after_epoch(
@@ -120,7 +120,7 @@ def after_epoch(
 ) -> int:
     """Return R of a running job after an epoch, or after a report interval of a long epoch.
 
-    Scale-up is R' = 2R; scale-down is R' = ceil(2R / ceil(sigma T + 1)) for a job "with long
+    Scale-up is R' = 2R. Scale-down is R' = ceil(2R / ceil(sigma T + 1)) for a job "with long
     elapsed time", with sigma = lambda. The paper does not say when to apply which; `reading` does:
 
     - `literal`: scale-down after every epoch. R never grows, because the divisor is at least 2 for
@@ -132,13 +132,14 @@ def after_epoch(
     - `authors`: scale-up to four times the first batch.
     - `off`: scale-up.
 
-    All readings except `literal` at most halve R at once: the paper lets no batch change by more
-    than a limited range.
+    All readings except `literal` at most halve R at once, because the paper lets no batch change by
+    more than a limited range.
 
     Args:
         limit: R, samples per step.
         ran_s: T_processed, seconds.
         arrivals_per_s: lambda, jobs per second.
+        contended: True if other jobs wait.
     """
     divisor = math.ceil(arrivals_per_s * ran_s + 1.0)
     new: float
@@ -168,7 +169,7 @@ class PaperEstimates:
         self._histories: dict[JobId, PaperJobHistory] = {}
         self._submitted: deque[Seconds] = deque(maxlen=MAX_ARRIVALS)
         self._sample = Reservoir(SAMPLE)
-        self._finished: list[Points] = []  # logs not offered to the sample yet
+        self._finished: list[Points] = []  # logs that were not offered to the sample yet
         self.progress: ProgressModel = prior(PRIOR_EPOCHS)
         self.changed_at = Seconds(0.0)  # when the last plan was put in force
 
@@ -210,13 +211,13 @@ class PaperEstimates:
             history.log.append((event.epoch, row))
 
     def _end(self, event: JobEnded) -> None:
-        """Record the log of a job, unless it was killed or failed."""
+        """Record the log of a job that ended, unless the job was killed or failed."""
         history = self._histories.pop(event.job, None)
         if not event.succeeded or not event.samples_done:
             return
         if history is None or not history.log:
             return
-        log = dict(history.log)  # a repeated epoch counts once
+        log = dict(history.log)  # keeps the last entry of a repeated epoch
         epochs = np.array(sorted(log), dtype=np.float64)
         rows = np.array([log[int(epoch)] for epoch in epochs]).reshape(-1, FEATURES)
         self._finished.append(points_of(rows, epochs))
@@ -224,7 +225,7 @@ class PaperEstimates:
     def update(self, jobs: Iterable[JobView], now: Seconds, *, contended: bool) -> None:
         """Record new jobs, and update R of running jobs that finished an epoch."""
         jobs = list(jobs)
-        if len(self._histories) > 2 * len(jobs) + 100:  # created by late events of ended jobs
+        if len(self._histories) > 2 * len(jobs) + 100:  # late events of ended jobs create entries
             active = {job.job for job in jobs}
             self._histories = {n: history for n, history in self._histories.items() if n in active}
         for job in jobs:
@@ -262,7 +263,7 @@ class PaperEstimates:
         )
 
     def learn(self, rng: Generator) -> None:
-        """Fit the progress model again if jobs have finished; slow, so not called by `plan`."""
+        """Fit the progress model again if jobs have finished; too slow to be called by `plan`."""
         if not self._finished:
             return
         for points in self._finished:
@@ -288,7 +289,7 @@ class PaperEstimates:
         return measured and self.history(job.job).steps >= self._options.warmup_steps
 
     def gate(self, job: JobView) -> Seconds:
-        """Return when a running job may be changed again if no epoch ends before."""
+        """Return when a running job may be changed again if it finishes no epoch earlier."""
         options = self._options
         since = job.moved_at
         if options.gate == "all":
@@ -300,7 +301,7 @@ class PaperEstimates:
         return Seconds(since + max(options.report_interval_s, options.settle_s))
 
     def epoch_samples(self, job: JobView) -> float:
-        """Return ||D||: the job's own, its relatives', or a default."""
+        """Return ||D|| as reported by the job or its relatives, else a default."""
         known = job.epoch_samples or self.family(job.family).epoch_samples
         return float(known or DEFAULT_EPOCH_BATCHES * job.batch_size)
 

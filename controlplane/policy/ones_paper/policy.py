@@ -48,16 +48,16 @@ MIN_IMPROVEMENT: Final = 1e-9  # relative; a smaller gain is no progress
 
 @dataclass(frozen=True, slots=True)
 class _State:
-    """Problem and its candidates, best first."""
+    """Problem with its candidates, best first."""
 
     problem: PaperProblem
     scorer: Scorer
     genes: Genes  # shape (K, G)
-    scores: FloatArray  # by mean progress, shape (K,)
+    scores: FloatArray  # scores by mean progress, shape (K,)
 
 
 class EvolutionarySearch(Evolution):
-    """Evolution of K candidates; a generation has three steps.
+    """Evolution of K candidates; each generation has three steps.
 
     `update` must be called with a problem before the first step.
     """
@@ -66,11 +66,11 @@ class EvolutionarySearch(Evolution):
         super().__init__(options.patience)
         self._options = options
         self._now: _State | None = None
-        self._children: list[Genes] = []  # of the incomplete generation
+        self._children: list[Genes] = []  # children of the unfinished generation
 
     @property
     def best(self) -> Genes | None:
-        """S*: the job on each slot, shape (G,); None if there is no candidate."""
+        """S*, the job on each slot in the best candidate, shape (G,); None without candidates."""
         return None if self._now is None or not len(self._now.genes) else self._now.genes[0]
 
     def stats(self) -> SearchStats:
@@ -106,7 +106,7 @@ class EvolutionarySearch(Evolution):
     def update(self, problem: PaperProblem, rng: Generator) -> None:
         """Replace the problem and refresh every candidate with it (figure 7).
 
-        Paper: the initial population is random. Here it contains the schedule in force as well.
+        In the paper the initial population is random. Here it also contains the schedule in force.
         """
         former = self._now
         if former is None or not former.genes.size:
@@ -119,7 +119,7 @@ class EvolutionarySearch(Evolution):
         self._settle(problem, scorer_for(problem, self._options), genes, rng)
 
     def advance(self, rng: Generator) -> None:
-        """Run one step of a generation: crossover, mutation, or reorder and selection."""
+        """Run one step of a generation: crossover, mutation, or reorder with selection."""
         now, options = self._now, self._options
         if now is None or not now.genes.size or not now.problem.jobs:
             self._stop()
@@ -145,14 +145,14 @@ class EvolutionarySearch(Evolution):
     def _settle(
         self, problem: PaperProblem, scorer: Scorer, genes: Genes, rng: Generator
     ) -> _State:
-        """Keep the K best distinct candidates."""
+        """Keep the K best distinct candidates, and return them with their problem."""
         distinct = different(genes)
         rows, scores = selected(scorer, distinct, self._size(problem), rng)
         self._now = _State(problem, scorer, distinct[rows], scores[rows])
         return self._now
 
     def _size(self, problem: PaperProblem) -> int:
-        """Return K."""
+        """Return K, the number of candidates to keep."""
         return self._options.population or min(max(len(problem.slots), 2), MAX_CANDIDATES)
 
 
@@ -176,7 +176,7 @@ class OnesPaper(SearchPolicy[PaperProblem]):
         return super().improve(view, budget, rng, now)
 
     def plan(self, view: ClusterView, now: Seconds) -> Plan:
-        """Return S* where the gates are open, with a reason for every job that changes or waits."""
+        """Return S* as a plan for ungated jobs, with reasons for jobs that change or wait."""
         problem = self._current_problem(view, now)
         partition = partition_of(view, now)
         rows = {job.job: row for row, job in enumerate(problem.jobs)}
@@ -213,7 +213,7 @@ class OnesPaper(SearchPolicy[PaperProblem]):
     def _slots(
         self, partition: Partition, problem: PaperProblem, chosen: dict[JobId, list[SlotId]]
     ) -> dict[JobId, list[SlotId]]:
-        """Return the slots that each job gets in the best candidate; gated jobs keep theirs."""
+        """Return the slots of each job by the best candidate; gated jobs keep their slots."""
         kept = {
             job.job: list(job.running_on) for job in partition.running if job.job in problem.gated
         }
@@ -229,9 +229,9 @@ class OnesPaper(SearchPolicy[PaperProblem]):
 
 
 def _reachable(job: JobView, slots: list[SlotId]) -> bool:
-    """True unless the job would move and has fewer samples than old and new slots together.
+    """True if the job need not move, or has enough samples to do so.
 
-    While a group moves, it trains on both.
+    While a job moves, it trains on its old and new slots together and needs a sample for each.
     """
     both = job.running_on.keys() | set(slots)
     moves = len(both) > len(job.running_on) and len(both) > len(slots)
@@ -241,7 +241,10 @@ def _reachable(job: JobView, slots: list[SlotId]) -> bool:
 def _local_batches(
     job: JobView, problem: PaperProblem, row: int | None, slots: list[SlotId]
 ) -> dict[SlotId, int]:
-    """Return local batches; the present ones if the job is gated or keeps slots and batch."""
+    """Return a job's local batches.
+
+    A gated job, and a job that keeps its slots and batch, keeps its present local batches.
+    """
     if row is None:
         return dict(job.running_on)
     batch = int(problem.batches[row, len(slots)])
@@ -253,7 +256,7 @@ def _local_batches(
 def _reason(
     job: JobView, problem: PaperProblem, row: int, left: float, many: int
 ) -> tuple[str, dict[str, float]]:
-    """Return the text and the numbers of the reason for a job's size."""
+    """Return the text and the numbers that explain a job's size."""
     share = problem.alpha[row] / (problem.alpha[row] + problem.beta[row])
     numbers = {
         "batch_now": float(sum(job.running_on.values())),

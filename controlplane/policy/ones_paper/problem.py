@@ -27,7 +27,7 @@ IDLE: Final = -1
 
 @dataclass(frozen=True)
 class PaperProblem:
-    """Constants of the search of one view: J jobs, G slots, sizes up to C."""
+    """Constants of the search for one view: J jobs, G slots, sizes up to C."""
 
     version: int
     jobs: tuple[JobView, ...]  # jobs that may be changed or started, in order of arrival
@@ -38,53 +38,53 @@ class PaperProblem:
     least: IntArray  # shape (J,), slots
     most: IntArray  # shape (J,), slots within R: floor(R c / B); below `least`: no size fits
     batches: IntArray  # shape (J, C + 1), global batch by slots
-    rates: FloatArray  # X, shape (J, C + 1, 2), samples/s on the fewest nodes, on more
+    rates: FloatArray  # X, shape (J, C + 1, 2), samples/s; on the fewest nodes, then on more
     done: FloatArray  # Y_processed, shape (J,), samples
     exact: FloatArray  # Y if known, shape (J,), samples; nan: use eq. 7
-    alpha: FloatArray  # of the distribution of progress, shape (J,)
+    alpha: FloatArray  # parameter of the distribution of progress, shape (J,)
     beta: FloatArray
     served_s: FloatArray  # T_processed, shape (J,)
     start_s: FloatArray  # duration of a start, shape (J,)
-    new: BoolArray  # shape (J,), never had a slot
+    new: BoolArray  # shape (J,), True for jobs that never had a slot
     limits: IntArray  # R, shape (J,)
     gated: tuple[JobId, ...]  # running jobs without an epoch since their last change
-    opens_at: tuple[Seconds, ...]  # when gated jobs may be changed if no epoch ends before
-    held: bool  # no change before all running jobs have finished an epoch
+    opens_at: tuple[Seconds, ...]  # when gated jobs may be changed if no epoch ends earlier
+    held: bool  # True if all jobs are held until all have finished an epoch
 
     @property
     def rows(self) -> IntArray:
-        """0 to J - 1."""
+        """Row numbers, 0 to J - 1."""
         return np.arange(len(self.jobs))
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Limits of a job, and the reading of its speed."""
+    """Limits of a job, and the options for its speed and batch."""
 
     limit: int  # min(R, user's limit), samples per step
     local_limit: int
     local: int  # first batch of one slot
     first: int  # first global batch
-    most: int  # slots
+    most: int  # most slots
     widest: int  # slots of the largest node
     noise_scale: float  # phi, samples
     speed: Literal["mean", "model", "goodput"]
     batch: Literal["kept", "goodput"]
-    slot_rate: float  # measured mean of one slot, samples/s; 0: not measured
+    slot_rate: float  # measured mean speed of one slot, samples/s; 0: not measured
 
 
 @dataclass(frozen=True, slots=True)
 class PaperSizeTable:
-    """Batches and rates by number of slots, 0 to C."""
+    """Batches and rates of a job by number of slots, 0 to C."""
 
-    batches: IntArray  # global, shape (C + 1,), samples per step; 0 at 0
-    rates: FloatArray  # X, shape (C + 1, 2), samples/s on the fewest nodes, on more
+    batches: IntArray  # global batches, shape (C + 1,), samples per step; 0 at 0 slots
+    rates: FloatArray  # X, shape (C + 1, 2), samples/s; on the fewest nodes, then on more
 
 
 def size_table(model: SpeedModel, bounds: Bounds) -> PaperSizeTable:
-    """Return batch and speed at each size.
+    """Return the batch and the speed at each size.
 
-    For `goodput` a sample counts in full at the first batch.
+    With speed `goodput`, a sample has its full value at the first batch.
     """
     slots = np.arange(1, bounds.most + 1)
     if not len(slots):
@@ -106,14 +106,14 @@ def size_table(model: SpeedModel, bounds: Bounds) -> PaperSizeTable:
 
 
 def rate_of(model: SpeedModel, bounds: Bounds, slots: int, batch: int) -> float:
-    """Return X, samples/s, of one size with a given global batch, on as few nodes as possible."""
+    """Return X, samples/s, at one size and global batch, on as few nodes as possible."""
     many = np.array([slots])
     found = _rates(model, bounds, -(-many // bounds.widest), many, np.array([batch]))
     return float(found[0])
 
 
 def _choices(slots: IntArray, bounds: Bounds) -> IntArray:
-    """Return the batches to try, shape (C, B), ascending."""
+    """Return the batches to try at each size, shape (C, B), ascending."""
     fullest = np.minimum(bounds.limit, slots * bounds.local_limit)[:, None]
     if bounds.batch == "kept":  # the first local batch on every slot, within R
         return np.minimum(fullest, (slots * bounds.local)[:, None])
@@ -137,15 +137,15 @@ def _rates(
     )
 
 
-MAX_JUMP: Final = 2.0  # largest batch after a change over the current or last one (figure 14)
-NOISE_SCALE_PRIOR: Final = 4.0  # times the job's first batch, if it reports none
-BATCH_MARGIN: Final = 0.1  # gain in speed that a new batch on as many slots must bring
+MAX_JUMP: Final = 2.0  # largest ratio of a new batch to the last one (figure 14)
+NOISE_SCALE_PRIOR: Final = 4.0  # multiple of the first batch; used if a job reports no noise scale
+BATCH_MARGIN: Final = 0.1  # relative gain in speed that a new batch on the same slots must bring
 UNKNOWN_S: Final = 60.0  # assumed length of a job if no job's speed is known
-MAX_TABLES: Final = 10_000  # bound on memory; the cache is then cleared
+MAX_TABLES: Final = 10_000  # bounds memory; a full cache is cleared
 
 
 class ProblemBuilder:
-    """Builder of problems; caches size tables, and updates `estimates` with each view."""
+    """Builder of problems, which updates `estimates` with each view and caches size tables."""
 
     def __init__(self, estimates: PaperEstimates, options: OnesPaperOptions) -> None:
         self._estimates = estimates
@@ -182,7 +182,7 @@ class ProblemBuilder:
         )
 
     def _gates(self, partition: Partition) -> tuple[list[JobView], list[JobView], list[Seconds]]:
-        """Return running jobs that may change, those that may not yet, and when gates open."""
+        """Return the running jobs that may change, the gated jobs, and when their gates open."""
         if self._options.gate == "off":
             return partition.running, [], []
         free, gated, opens_at = [], [], []
@@ -197,7 +197,7 @@ class ProblemBuilder:
         return free, gated, opens_at
 
     def _row(self, job: JobView, capacity: int, widest: int, now: Seconds) -> dict[str, Any]:
-        """Return one job's part of the problem."""
+        """Return the fields of the problem for one job."""
         estimates, options = self._estimates, self._options
         history, family = estimates.history(job.job), estimates.family(job.family)
         model = family.model(job.batch_size)
@@ -227,10 +227,10 @@ class ProblemBuilder:
         }
 
     def _bounds(self, job: JobView, capacity: int, widest: int) -> Bounds:
-        """Return the job's bounds: R, and as many slots as R fills at the first local batch."""
+        """Return the bounds of a job: R, and as many slots as R fills with first local batches."""
         estimates, options = self._estimates, self._options
         limit = min(estimates.history(job.job).limit, job.batch_limit)
-        if job.last_batch:  # limited change at once: paper section 3.3.2 and figure 13
+        if job.last_batch:  # limited change: paper section 3.3.2 and figure 13
             limit = min(limit, int(MAX_JUMP * job.last_batch))
         limit = max(limit, min(job.least, job.batch_limit))
         local = max(1, min(job.batch_size // job.least, job.local_limit))
@@ -272,7 +272,10 @@ class ProblemBuilder:
     def _with_batch_of_now(
         self, job: JobView, bounds: Bounds, model: SpeedModel, table: PaperSizeTable
     ) -> PaperSizeTable:
-        """Keep the present batch at the present size unless another is better by the margin."""
+        """Return the table with the present batch at the present size.
+
+        If another batch is better by the margin, return `table` unchanged.
+        """
         size, batch = len(job.running_on), sum(job.running_on.values())
         if size > bounds.most or batch > bounds.limit or batch == table.batches[size]:
             return table
@@ -285,7 +288,10 @@ class ProblemBuilder:
         return PaperSizeTable(batches, rates)
 
     def _lengths(self, jobs: tuple[JobView, ...], fields: dict[str, Any]) -> dict[str, Any]:
-        """Scale unknown speeds so that these jobs last half as long as the median job."""
+        """Return `fields` with unknown speeds scaled.
+
+        Jobs with such speeds then last half as long as the median job.
+        """
         known, rates = fields.pop("known"), fields["rates"]
         if known.all() or not jobs:
             return fields
@@ -311,7 +317,7 @@ def _has_trained(job: JobView) -> bool:
 
 
 def _columns(partition: Partition, jobs: tuple[JobView, ...]) -> dict[SlotId, int]:
-    """Return the slots in play in the order of the view, with the row of the job on each."""
+    """Return the slots in play, in the order of the view, with the row of the job on each."""
     holder = {slot: row for row, job in enumerate(jobs) for slot in job.running_on}
     free = {slot for here in partition.free.values() for slot in here}
     return {
@@ -322,7 +328,7 @@ def _columns(partition: Partition, jobs: tuple[JobView, ...]) -> dict[SlotId, in
 
 
 def _stacked(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the fields of all rows as arrays."""
+    """Return the fields of all rows as arrays with a row for each job."""
     widest = max((len(row["table"].batches) for row in rows), default=1)
     batches = np.zeros((len(rows), widest), dtype=np.int64)
     rates = np.zeros((len(rows), widest, 2))

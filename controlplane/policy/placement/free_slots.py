@@ -1,4 +1,4 @@
-"""Placer for policies that decide only on sizes, and the free slots from which it takes."""
+"""Placer for policies that decide only on sizes, and the free slots that it assigns."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ Mode = Literal["roomiest", "consolidate", "spread", "tetris", "emptiest"]
 
 
 class FreeSlots(Protocol):
-    """Free slots while one plan is made; every call removes the slots that it returns."""
+    """Free slots while one plan is made; every method removes the slots that it returns."""
 
     def grow(self, job: JobView, own: list[SlotId], size: int) -> list[SlotId]:
-        """Return `own`, which are not free, and further slots, node by node."""
+        """Return `size` slots by node: `own`, which are not free, and further free slots."""
         ...
 
     def pack(self, job: JobView, own: list[SlotId], size: int) -> list[SlotId]:
-        """Take slots on few nodes; those of `own`, which are free, where others are no better."""
+        """Return `size` free slots on few nodes; slots of `own`, which are free, win ties."""
         ...
 
     def claim(self, job: JobView, slots: Sequence[SlotId]) -> None:
-        """Take exactly these slots, which are free."""
+        """Remove exactly these free slots."""
         ...
 
 
 class NodeFreeSlots:
-    """Free slots, taken from nodes by their number of free slots; ties by the view's order.
+    """Free slots; nodes are chosen by their number of free slots, ties by the view's order.
 
-    A heap of nodes for each number of free slots. These numbers only fall, so an entry with an
-    outdated number is dropped when it comes up.
+    There is a heap of nodes for each number of free slots. These numbers only fall. An entry with
+    an outdated number is dropped when it reaches the top of its heap.
     """
 
     def __init__(self, partition: Partition, mode: Mode) -> None:
@@ -49,7 +49,7 @@ class NodeFreeSlots:
             self._heaps[self._begun[place]][len(slots)].append(place)  # ascending, hence a heap
 
     def grow(self, job: JobView, own: list[SlotId], size: int) -> list[SlotId]:
-        """Take `own` and others close to them."""
+        """Return `own` and free slots close to them."""
         taken = list(own)
         if self._mode != "spread":
             for node, _ in Counter(map(node_of, own)).most_common():
@@ -58,7 +58,7 @@ class NodeFreeSlots:
         return by_node(taken)
 
     def pack(self, job: JobView, own: list[SlotId], size: int) -> list[SlotId]:
-        """Take slots on as few nodes as possible; those of `own` where others are no better."""
+        """Return slots on as few nodes as possible; slots of `own` win ties."""
         taken: list[SlotId] = []
         mine = Counter(map(node_of, own))
         for node in mine:
@@ -71,7 +71,7 @@ class NodeFreeSlots:
         return taken + self._start(size - len(taken))
 
     def claim(self, job: JobView, slots: Sequence[SlotId]) -> None:
-        """Take exactly these slots."""
+        """Remove exactly these free slots."""
         for slot in slots:
             place = self._place[node_of(slot)]
             self._free[place].remove(slot)
@@ -90,7 +90,7 @@ class NodeFreeSlots:
         return taken
 
     def _tightest(self, need: int) -> int | None:
-        """Return the node with the least sufficient room; nodes in use come first."""
+        """Return the node with the least sufficient room; nodes in use are preferred."""
         for heaps in reversed(self._heaps):
             for room in range(need, len(heaps)):
                 place = self._first(heaps[room], room)
@@ -125,13 +125,13 @@ class NodeFreeSlots:
         heappush(self._heaps[self._begun[place]][len(self._free[place])], place)
 
     def _spread(self, size: int) -> list[SlotId]:
-        """Take one slot of each node, repeatedly until there are enough."""
+        """Take one slot from each node, and repeat until there are `size` slots."""
         taken: list[SlotId] = []
         while len(taken) < size:
             used: list[int] = []
             for _ in range(min(size - len(taken), sum(1 for slots in self._free if slots))):
                 place = self._roomiest()
-                taken.append(self._free[place].pop(0))  # has no valid heap entry until then
+                taken.append(self._free[place].pop(0))  # no valid heap entry until below
                 used.append(place)
             for place in used:
                 self._put_back(place)
@@ -139,7 +139,7 @@ class NodeFreeSlots:
 
 
 def by_node(slots: Sequence[SlotId]) -> list[SlotId]:
-    """Return the slots grouped by node, nodes in the order of their first slot."""
+    """Return the slots grouped by node; nodes keep the order of their first slots."""
     nodes: dict[NodeId, list[SlotId]] = {}
     for slot in slots:
         nodes.setdefault(node_of(slot), []).append(slot)
@@ -150,14 +150,15 @@ Moves = Literal["elastic", "restart"]
 
 
 class Placer:
-    """Gives slots to jobs by node, and moves as few jobs as possible.
+    """Placer that assigns slots by node and moves as few jobs as possible.
 
-    A job whose size stays keeps its slots. A job whose size changes grows around or shrinks within
-    its slots (`elastic`), or gives all of them up and is placed again (`restart`). Slots that were
-    given to a job but not free yet are reserved, so that the next plan gives it the same slots.
+    A job whose size stays the same keeps its slots. Another job grows around its slots or shrinks
+    within them (`elastic`), or gives all of them up and is placed again (`restart`). Slots that
+    were assigned to a job but are not free yet are reserved, so that the next plan assigns them
+    again.
 
     Args:
-        mode: nodes that are taken first.
+        mode: nodes that are used first.
             consolidate: as few nodes as possible; the node with the least sufficient room.
             roomiest: the same, but a job that fits on no node takes the nodes with most room in
                 turn, to its last slot.
@@ -181,15 +182,15 @@ class Placer:
         """Return the slots of each job, in order of rank, node by node.
 
         Args:
-            sizes: slots of `running` and `waiting` jobs, in the order in which those are placed
-                that do not keep theirs; at most `room` in total. Absent: none.
-            packed: running jobs that exchange their slots for others on fewer nodes, or keep them.
+            sizes: slots of `running` and `waiting` jobs, at most `room` in total; missing: 0.
+                Jobs that do not keep their slots are placed in this order.
+            packed: running jobs that exchange their slots for slots on fewer nodes, or keep them.
         """
         placed = self._stay(partition, sizes, packed)
         jobs = partition.view.jobs
         elastic = self.moves == "elastic"
         todo = [(jobs[name], size) for name, size in sizes.items() if size and name not in placed]
-        if elastic:  # starts first: they need slots that are free now, growing jobs do not
+        if elastic:  # starts first, because only they need slots that are free now
             todo.sort(key=lambda entry: bool(entry[0].running_on))
         free_slots = self.free_slots(partition, placed)
         placed |= self._keep_promises(partition, todo, free_slots, packed)
@@ -206,16 +207,17 @@ class Placer:
     def free_slots(
         self, partition: Partition, placed: Mapping[JobId, Sequence[SlotId]]
     ) -> FreeSlots:
-        """Return the free slots and the rule by which nodes are chosen; a subclass may override it.
+        """Return the free slots, which include the rule for choosing nodes.
 
-        `placed` are the slots of those `running` jobs that keep some.
+        `placed` are the slots of the `running` jobs that keep some slots. A subclass may override
+        this.
         """
         return NodeFreeSlots(partition, self.mode)
 
     def restarts(
         self, partition: Partition, placed: Mapping[JobId, Sequence[SlotId]]
     ) -> tuple[JobId, ...]:
-        """Return the jobs that have to stop to get the slots that `place` gave them."""
+        """Return the jobs that must stop before they can get the slots that `place` assigned."""
         if self.moves == "elastic":
             return ()
         return tuple(
@@ -227,7 +229,7 @@ class Placer:
     def _stay(
         self, partition: Partition, sizes: Mapping[JobId, int], packed: Collection[JobId]
     ) -> dict[JobId, list[SlotId]]:
-        """Return the slots that jobs keep; all other slots of running jobs become free."""
+        """Return the slots that jobs keep; release all other slots of running jobs."""
         placed: dict[JobId, list[SlotId]] = {}
         for job in partition.running:
             size, have = sizes.get(job.job, 0), len(job.running_on)
@@ -264,7 +266,10 @@ class Placer:
 def with_user_batches(
     partition: Partition, placed: Mapping[JobId, Sequence[SlotId]]
 ) -> dict[JobId, dict[SlotId, int]]:
-    """Return local batches where every job keeps its user's batch, unchanged where slots stay."""
+    """Return local batches that keep each job's user batch.
+
+    A job that keeps its slots keeps its present local batches.
+    """
     jobs = partition.view.jobs
     return {
         name: dict(jobs[name].running_on)
@@ -275,7 +280,7 @@ def with_user_batches(
 
 
 def _tightest(slots: Sequence[SlotId], size: int) -> list[SlotId]:
-    """Return `size` of the slots in their order, without those of nodes with the fewest."""
+    """Return `size` of the slots in their order, dropping slots of the least used nodes first."""
     many = Counter(map(node_of, slots))
     rank = {node: place for place, (node, _) in enumerate(many.most_common())}
     stay = set(sorted(slots, key=lambda slot: rank[node_of(slot)])[:size])

@@ -1,9 +1,9 @@
 """The placer `harmony`: puts a job of fixed size where interference costs the least speed.
 
-`Occupancy` has the workers by node, and `NeighbourCosts` the costs of neighbours there, learnt from
-the speeds that jobs report: `ReportedSpeeds` matches them with the neighbours at that time.
-`SpeedShares` is the interface to normalised speeds; the learnt costs and an oracle implement it.
-`LayoutSearch` finds the nodes.
+`Occupancy` maps nodes to the workers on them. `NeighbourCosts` learns the costs of neighbours from
+the speeds that jobs report, and `ReportedSpeeds` matches each speed with the neighbours at that
+time. `SpeedShares` is the interface to normalised speeds; the learnt costs and an oracle implement
+it. `LayoutSearch` chooses the nodes.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ Layout = Mapping[NodeId, int]  # workers of a job on each of its nodes, at least
 
 
 class Occupancy:
-    """Workers of jobs on nodes, as they are or as they could be."""
+    """Workers of jobs on nodes, in the present or in a possible placement."""
 
     def __init__(self, families: Mapping[JobId, str]) -> None:
         self.families = families
-        self.nodes: dict[JobId, Layout] = {}  # of each job with workers
+        self.nodes: dict[JobId, Layout] = {}  # layout of each job with workers
         self.jobs: dict[NodeId, dict[JobId, int]] = {}  # node -> job -> workers
 
     @classmethod
     def of(cls, view: ClusterView) -> Occupancy:
-        """Return the occupancy of a view; jobs that change are at their target."""
+        """Return the occupancy of a view; a changing job is at its target."""
         found = cls({name: job.family for name, job in view.jobs.items()})
         for name, job in view.jobs.items():
             if job.running_on:
@@ -44,7 +44,7 @@ class Occupancy:
         return found
 
     def put(self, job: JobId, layout: Layout) -> None:
-        """Set the workers of a job; an empty layout removes them."""
+        """Set the workers of a job; an empty layout removes the job."""
         self.take(job)
         if layout:
             self.nodes[job] = layout
@@ -61,24 +61,24 @@ class Occupancy:
         return self.jobs.get(node, {})
 
     def neighbours(self, job: JobId) -> list[JobId]:
-        """Return the other jobs on any node of this one, each once."""
+        """Return the other jobs that share a node with this job, each once."""
         names = dict.fromkeys(name for node in self.nodes.get(job, ()) for name in self.on(node))
         names.pop(job, None)
         return list(names)
 
 
 ITERATIONS: Final = 2  # iterations of choosing the worst node by the current costs
-MAX_PLACEMENTS: Final = 300  # placements of a family: bounds the time of a fit
+MAX_PLACEMENTS: Final = 300  # kept placements of a family; bounds the time of a fit
 DRIFT: Final = 0.03  # relative change of a mean that triggers a new fit
-MIN_STEP_S, MAX_STEP_S = 1e-6, 1e7  # of a step; values outside are not measurements
-NOISE_LOG: Final = 0.03  # logarithm: smaller costs count as noise
-ODD_LOG: Final = 3.0  # logarithm: farther from the mean than a neighbour explains
-AGREE_LOG: Final = 0.7  # logarithm: two odd values this close to each other are accepted
+MIN_STEP_S, MAX_STEP_S = 1e-6, 1e7  # plausible range of a step
+NOISE_LOG: Final = 0.03  # logarithm; smaller costs are noise
+ODD_LOG: Final = 3.0  # logarithm; no neighbour explains a larger distance from the mean
+AGREE_LOG: Final = 0.7  # logarithm; two odd values this close together are accepted
 NO_PARTS: Final = Parts({}, {}, {})
 
 
 class OwnWorkers(Enum):
-    """Cost of a job's own workers to each other."""
+    """Ways in which a job's own workers cost it speed."""
 
     BESIDE = "beside"  # another worker of the job on the same node
     SPREAD = "spread"  # being on several nodes
@@ -90,7 +90,7 @@ Place = tuple[int, int, str, tuple[NodeCrowd, ...]]  # slots, local batch, GPU t
 
 @dataclass(slots=True)
 class _Family:
-    """Step times of jobs of one script and model."""
+    """Step times of jobs with one script and model."""
 
     steps: StepTimes[Place] = field(default_factory=lambda: StepTimes(MAX_PLACEMENTS))
     odd: dict[Place, float] = field(default_factory=dict)  # last rejected log step
@@ -100,16 +100,17 @@ class _Family:
 class NeighbourCosts:
     """Theta: log(step / step alone) = max over nodes of sum theta[family, neighbour] + spread.
 
-    The sum is over other jobs on a node and over own workers beside each other there. Theta, which
-    is not negative, comes from a ridge regression for each family (`prediction/slowdowns`),
-    together with its step times alone, which are not reported. Harmony (Bao et al., INFOCOM '19,
-    "Reward model training") learns a network for the same. An unmeasured pair uses the mean of
-    other pairs with the same neighbour or the same family; before any, `prior`.
+    The sum is over the other jobs on a node, and over the job's own further workers there. Theta,
+    which is not negative, comes from a ridge regression for each family (`prediction/slowdowns`).
+    The regression also yields the step times alone, which are not reported. Harmony (Bao et al.,
+    INFOCOM '19, "Reward model training") learns a network for the same purpose. An unmeasured pair
+    uses the mean of other pairs with the same neighbour or the same family. Without such pairs,
+    `prior` is used.
 
     Args:
         prior: share of its speed that a job loses by a neighbour, in [0, 1), before measurements.
-        ridge: weight of the prior, in measurements, above 0.
-        spread: prior share that is lost by being on several nodes.
+        ridge: weight of the prior, as a number of measurements; above 0.
+        spread: prior share of its speed that a job loses by being on several nodes.
     """
 
     def __init__(self, prior: float, ridge: float, spread: float) -> None:
@@ -127,7 +128,7 @@ class NeighbourCosts:
     # --- learning
 
     def add(self, family: str, place: Place, batch: int, samples_per_s: float) -> None:
-        """Add a measurement with a global batch; an implausible one is dropped."""
+        """Add a measured speed with a global batch; drop an implausible one."""
         known = self._families.setdefault(family, _Family())
         step_s = batch / samples_per_s if samples_per_s else math.inf
         if not MIN_STEP_S <= step_s <= MAX_STEP_S or self._is_odd(known, place, step_s):
@@ -139,7 +140,7 @@ class NeighbourCosts:
             self._stale[family] = None
 
     def _is_odd(self, known: _Family, place: Place, step_s: float) -> bool:
-        """True if the step is far from the mean at this place, and not repeated."""
+        """True if the step time is far from the mean at this place and is not a repeated value."""
         mean = known.steps.means.get(place)
         if mean is None or abs(math.log(step_s / mean.step_s)) <= ODD_LOG:
             return False
@@ -153,7 +154,7 @@ class NeighbourCosts:
     # --- predictions
 
     def cost(self, family: str, other: NeighbourClass) -> float:
-        """Return theta: the logarithm of the factor on a step; at least 0."""
+        """Return theta, the logarithm of the factor on a step time; at least 0."""
         if self._stale:
             self._fit_stale()
         found = self._costs.get((family, other))
@@ -166,7 +167,7 @@ class NeighbourCosts:
         return found
 
     def share(self, job: JobId, occupancy: Occupancy) -> float:
-        """Return the normalised speed, see `SpeedShares`."""
+        """Return the normalised speed of a job; see `SpeedShares`."""
         families, nodes, worst = occupancy.families, occupancy.nodes[job], 0.0
         mine = families[job]
         for node, workers in nodes.items():
@@ -178,7 +179,7 @@ class NeighbourCosts:
         return math.exp(-worst - (self.cost(mine, OwnWorkers.SPREAD) if len(nodes) > 1 else 0.0))
 
     def step_s(self, family: str, slots: int, local_batch: int) -> float | None:
-        """Return the seconds of a step alone and close together; None if not measured."""
+        """Return the seconds of a step without neighbours, on one node; None if not measured."""
         self._fit_stale()
         known = self._families.get(family)
         base = known.parts.base.get((slots, local_batch)) if known is not None else None
@@ -234,7 +235,7 @@ class NeighbourCosts:
     def _worst_node_classes(
         self, family: str, nodes: tuple[NodeCrowd, ...]
     ) -> tuple[NeighbourClass, ...]:
-        """Return the classes of the node that costs most by the current estimates."""
+        """Return the classes on the node that costs the job most by the current estimates."""
         known = self._families[family].parts.colocations
 
         def cost(crowd: NodeCrowd) -> float:
@@ -245,7 +246,11 @@ class NeighbourCosts:
 
 
 def crowds_of(job: JobId, occupancy: Occupancy) -> tuple[NodeCrowd, ...]:
-    """Return for each node of a job its own workers there and the families of others; sorted."""
+    """Return a crowd for each node of a job, sorted.
+
+    A crowd is the job's own number of workers on the node, and the families of the other jobs
+    there.
+    """
     families = occupancy.families
     return tuple(sorted(
         (workers, tuple(sorted(families[other] for other in occupancy.on(node) if other != job)))
@@ -259,7 +264,7 @@ def _classes(crowd: NodeCrowd) -> tuple[NeighbourClass, ...]:
 
 
 class SpeedShares(Protocol):
-    """Source of normalised speeds: shares of the speed that a job has alone and close together."""
+    """Source of normalised speeds: a job's speed as a share of its speed alone on few nodes."""
 
     def share(self, job: JobId, occupancy: Occupancy) -> float:
         """Return the normalised speed of a job, in (0, 1]."""
@@ -277,9 +282,9 @@ def gain_of(
     shares: SpeedShares,
     now: Mapping[JobId, float] | None = None,
 ) -> float:
-    """Return the change in the sum of normalised speeds if jobs have other workers.
+    """Return the change in the sum of normalised speeds if some jobs get other layouts.
 
-    `occupancy` is unchanged afterwards; `now` are the current normalised speeds, if known.
+    `occupancy` is unchanged afterwards. `now` are the present normalised speeds, if known.
     """
     before = {job: occupancy.nodes.get(job, {}) for job in changes}
     concerned = _with_neighbours(changes, occupancy)
@@ -301,15 +306,15 @@ def _with_neighbours(jobs: Iterable[JobId], occupancy: Occupancy) -> dict[JobId,
 
 
 MAX_FIRST_NODES: Final = 6  # starting nodes of the search, the best ones for a single worker
-DIGITS: Final = 6  # rounding of normalised speed, for ties between layouts
+DIGITS: Final = 6  # digits of normalised speeds, so that equal layouts tie
 
 
 class LayoutSearch:
     """Greedy search for the layout with the largest sum of normalised speeds.
 
-    Ties go to few and well-filled nodes. Workers are added one by one, starting from each of a few
-    first nodes: once with one worker there, and once with as many as fit. `occupancy` is unchanged
-    afterwards.
+    Ties are won by few and well-filled nodes. Workers are added one by one, starting from each of a
+    few first nodes: once with one worker there, and once with as many as fit. `occupancy` is
+    unchanged afterwards.
     """
 
     def __init__(
@@ -339,7 +344,7 @@ class LayoutSearch:
         self, job: JobId, size: int, layout: Counter[NodeId], kept: Counter[NodeId],
         first: list[NodeId],
     ) -> Counter[NodeId]:  # fmt: skip
-        """Return `layout` with workers added one by one, each where it costs least."""
+        """Return `layout` with workers added one by one, each on the node where it costs least."""
         while layout.total() < size:
             open_ = [n for n, room in self._free.items() if room > layout[n] - kept[n]]
             near = [node for node in open_ if node in first or layout[node]]
@@ -351,7 +356,7 @@ class LayoutSearch:
         return len(layout), sum(self._free.get(node, 0) for node in layout)
 
     def _distinct(self, kept: Layout) -> list[NodeId]:
-        """Return the candidate nodes; of equal empty nodes no more than could be needed."""
+        """Return the nodes to try; among equal empty nodes, no more than could be needed."""
         found: list[NodeId] = []
         empty: Counter[int] = Counter()
         for node, room in self._free.items():
@@ -370,7 +375,7 @@ SETTLED_S: Final = 4.0  # wait after a change of neighbours: two windows of a wo
 
 
 class ReportedSpeeds:
-    """Learns from telemetry, and from epochs with constant neighbours."""
+    """Learner of neighbour costs from telemetry, and from epochs with constant neighbours."""
 
     def __init__(self, costs: NeighbourCosts) -> None:
         self._costs = costs
@@ -380,7 +385,7 @@ class ReportedSpeeds:
         self._groups: dict[JobId, int] = {}  # group version of the last telemetry
 
     def update(self, view: ClusterView, now: Seconds) -> None:
-        """Take the places of jobs from this view."""
+        """Read the current placement of each job from the view."""
         if view is self._view:
             return
         if self._view is None or view.slots is not self._view.slots:
@@ -396,12 +401,12 @@ class ReportedSpeeds:
         self._groups = {name: at for name, at in self._groups.items() if name in view.jobs}
 
     def observe(self, event: PolicyEvent, now: Seconds) -> None:
-        """Learn from a speed if its job is still where it was measured."""
+        """Learn from a reported speed if the job is still where the speed was measured."""
         match event:
             case StepsSeen():
                 again = self._groups.get(event.job) == event.group
                 self._groups[event.job] = event.group
-                if again and event.samples_per_s:  # the first may be of a forming group
+                if again and event.samples_per_s:  # the first may come from a forming group
                     self._measured(event, now)
             case EpochSeen(beside=beside) if beside is not None and event.whole and event.slots:
                 local = max(1, round(event.global_batch / event.slots))
@@ -430,7 +435,7 @@ SPREAD: Final = 0.1  # prior share that a job loses by being on several nodes
 
 
 class HarmonyPlacer(Placer):
-    """Moves as few jobs as any placer; starts and growths go where the least speed is lost.
+    """Placer that puts new workers where the least speed is lost, and moves few jobs.
 
     Without `shares`, normalised speeds are learnt from reported speeds.
     """
@@ -453,13 +458,13 @@ class HarmonyPlacer(Placer):
     def free_slots(
         self, partition: Partition, placed: Mapping[JobId, Sequence[SlotId]]
     ) -> InterferenceFreeSlots:
-        """Return the free slots beside the current workers."""
+        """Return the free slots, chosen by interference with the jobs that are placed already."""
         self.reports.update(partition.view, partition.now)
         return InterferenceFreeSlots(partition, placed, self.shares)
 
 
 class InterferenceFreeSlots:
-    """Free slots by node, beside the workers of all jobs placed so far."""
+    """Free slots by node, and the workers of all jobs placed so far."""
 
     def __init__(
         self,
@@ -467,25 +472,25 @@ class InterferenceFreeSlots:
         placed: Mapping[JobId, Sequence[SlotId]],
         shares: SpeedShares,
     ) -> None:
-        self._free = partition.free  # used up
+        self._free = partition.free  # reduced as slots are assigned
         self._shares = shares
         self._occupancy = Occupancy.of(partition.view)
         for job in partition.running:
             self._occupancy.put(job.job, Counter(map(node_of, placed.get(job.job, ()))))
 
     def grow(self, job: JobView, own: list[SlotId], size: int) -> list[SlotId]:
-        """Take `own`, and slots where the sum of normalised speeds is largest."""
+        """Return `own` and the slots that make the sum of normalised speeds largest."""
         return self._take(job, own, self._best(job, size, Counter(map(node_of, own))))
 
     def pack(self, job: JobView, own: list[SlotId], size: int) -> list[SlotId]:
-        """Take slots where the sum of normalised speeds is largest, the job's own ones first."""
+        """Return the slots that make the sum of normalised speeds largest, the job's own first."""
         mine = set(own)
         for slots in self._free.values():
             slots.sort(key=lambda slot: slot not in mine)
         return self._take(job, [], self._best(job, size, {}))
 
     def claim(self, job: JobView, slots: Sequence[SlotId]) -> None:
-        """Take exactly these slots."""
+        """Remove exactly these free slots."""
         for slot in slots:
             self._free[node_of(slot)].remove(slot)
         layout = Counter(self._occupancy.nodes.get(job.job, {}))

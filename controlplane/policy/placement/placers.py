@@ -1,6 +1,6 @@
-"""All placers by name, and `ScoredPlacer`, which puts every worker where a node's score is least.
+"""All placers by name, and `ScoredPlacer`, which puts each worker where a node's score is least.
 
-A placer is imported when it is made.
+The module of a placer is imported when the placer is made.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Score = tuple[float, ...]  # compared lexicographically; the least is best
 
 @dataclass(slots=True)
 class NodeLoad:
-    """Workers and free slots of a node in the plan so far."""
+    """Workers and free slots of a node in the plan that is being made."""
 
     node: NodeId
     slots: int  # all slots of the node, used or not
@@ -31,10 +31,10 @@ class NodeLoad:
 
 
 class NodeScorer(Protocol):
-    """Rates a node for one more worker of a job."""
+    """Scorer of nodes for one more worker of a job."""
 
     def observe(self, event: PolicyEvent, now: Seconds) -> None:
-        """Learn from an event; by default nothing."""
+        """Learn from an event; by default do nothing."""
 
     def begin(self, view: ClusterView, loads: Sequence[NodeLoad], now: Seconds) -> None:
         """Start a plan for this view; `loads` are updated while jobs are placed."""
@@ -42,16 +42,17 @@ class NodeScorer(Protocol):
     def score(self, job: JobView, load: NodeLoad) -> Score:
         """Return the cost of one more worker of `job` on this node, which has a free slot.
 
-        The least cost is chosen. It must not depend on anything else that the plan changes.
+        The node with the least cost is chosen. The cost must not depend on anything that the plan
+        changes on other nodes.
         """
         ...
 
 
 class ScoredPlacer(Placer):
-    """Moves as few jobs as any placer, and puts every worker where the score is least.
+    """Placer that puts each worker on the node with the least score and moves few jobs.
 
-    Ties go to a node that the job uses already, then to the first in the view. Scores decide on
-    nodes, never on whether a job runs.
+    Ties are won by a node that the job already uses, then by the first node in the view. Scores
+    decide on nodes, never on whether a job runs.
     """
 
     def __init__(self, scorer: NodeScorer, moves: Moves = "elastic") -> None:
@@ -65,14 +66,14 @@ class ScoredPlacer(Placer):
     def free_slots(
         self, partition: Partition, placed: Mapping[JobId, Sequence[SlotId]]
     ) -> ScoredFreeSlots:
-        """Return the free slots, chosen by score."""
+        """Return the free slots, which are chosen by score."""
         loads = node_loads(partition, placed)
         self._scorer.begin(partition.view, loads, partition.now)
         return ScoredFreeSlots(loads, self._scorer)
 
 
 class ScoredFreeSlots:
-    """Free slots, given out worker by worker to the node with the least score."""
+    """Free slots, assigned worker by worker on the node with the least score."""
 
     def __init__(self, loads: Sequence[NodeLoad], scorer: NodeScorer) -> None:
         self._loads = loads
@@ -80,20 +81,20 @@ class ScoredFreeSlots:
         self._by_node = {load.node: load for load in loads}
 
     def grow(self, job: JobView, own: list[SlotId], size: int) -> list[SlotId]:
-        """Take `own`, and the slots with the least scores."""
+        """Return `own` and the free slots with the least scores."""
         return by_node([*own, *self._take(job, size - len(own), own)])
 
     def pack(self, job: JobView, own: list[SlotId], size: int) -> list[SlotId]:
-        """Take the slots with the least scores, the job's own ones among equals."""
+        """Return the slots with the least scores; the job's own slots win ties."""
         return by_node(self._take(job, size, own))
 
     def claim(self, job: JobView, slots: Sequence[SlotId]) -> None:
-        """Take exactly these slots."""
+        """Remove exactly these free slots."""
         for slot in slots:
             self._enter(job, self._by_node[node_of(slot)], slot)
 
     def _take(self, job: JobView, size: int, own: Collection[SlotId]) -> list[SlotId]:
-        """Take slots one by one; only the node of the last worker is scored again."""
+        """Take slots one by one; after each, only the node of the last worker is scored again."""
         heap = [
             (self._key(job, load, place, own), place)
             for place, load in enumerate(self._loads)
@@ -123,9 +124,9 @@ class ScoredFreeSlots:
 
 
 def node_loads(partition: Partition, placed: Mapping[JobId, Sequence[SlotId]]) -> list[NodeLoad]:
-    """Return the load of every node: its free slots, and the workers of jobs that stay.
+    """Return the load of every node: free slots, and workers of jobs that stay.
 
-    `placed` are the slots of those `running` jobs that keep some.
+    `placed` are the slots of the `running` jobs that keep some slots.
     """
     sizes = Counter(slot.node for slot in partition.view.slots)
     loads = {node: NodeLoad(node, sizes[node], free) for node, free in partition.free.items()}
@@ -139,13 +140,13 @@ def node_loads(partition: Partition, placed: Mapping[JobId, Sequence[SlotId]]) -
 
 
 class LeastLoaded(NodeScorer):
-    """Spreading as in Kubernetes: the node with the least share of its slots in use.
+    """Scorer that spreads workers as Kubernetes does, to the node with the least share in use.
 
-    A slot that is unused but cannot be given out counts as unused, unlike in mode `spread`.
+    A slot that is unused but cannot be assigned is treated as unused, unlike in mode `spread`.
     """
 
     def score(self, job: JobView, load: NodeLoad) -> Score:
-        """Return the share of the node's slots that is in use."""
+        """Return the share of the node's slots that are in use."""
         return (sum(load.workers.values()) / load.slots,)
 
 
@@ -153,19 +154,19 @@ PlacerName = Literal[
     "roomiest", "consolidate", "spread", "tetris", "tetris-resources", "emptiest",
     "load-balancing", "lif-linear", "lif-quadratic", "harmony",
 ]  # fmt: skip
-SCORERS: Final[Mapping[str, str]] = {  # of `ScoredPlacer`: module:class, made without arguments
+SCORERS: Final[Mapping[str, str]] = {  # for `ScoredPlacer`: module:class, made without arguments
     "load-balancing": "placers:LeastLoaded",
     "tetris-resources": "usage_placers:AlignedPacking",
     "lif-linear": "usage_placers:LinearInterference",
     "lif-quadratic": "usage_placers:QuadraticInterference",
 }
-LEARNING_PLACERS: Final[frozenset[str]] = frozenset(  # need telemetry
+LEARNING_PLACERS: Final[frozenset[str]] = frozenset(  # these need telemetry
     {"harmony", "lif-linear", "lif-quadratic", "tetris-resources"}
 )
 
 
 def make_placer(name: PlacerName, moves: Moves = "elastic") -> Placer:
-    """Return a new placer of that name."""
+    """Return a new placer with this name."""
     if name == "harmony":
         placer: Placer = _load("harmony_placer:HarmonyPlacer")(moves=moves)
         return placer

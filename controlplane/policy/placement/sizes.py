@@ -1,9 +1,9 @@
 """Sizes of jobs that share slots: max-min fair shares, gangs by rank, backfill, and rounds.
 
-Gangs by rank are pre-emptive; a gang that fits may overtake one that does not. `RoundRobin` orders
-jobs where not all can have their minimum. `backfill_queue` starts gangs in order of arrival; with
-backfill, later ones overtake if that does not delay the first. `Rounds` are for policies whose
-sizes are decided in a round and hold until the next one.
+Gangs by rank pre-empt others; a gang that fits may overtake one that does not. `RoundRobin` orders
+jobs if not all of them can have their minimum. `backfill_queue` starts gangs in order of arrival;
+with backfill, later gangs overtake if that does not delay the first. `Rounds` serve policies that
+decide sizes once per round.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from schemas.ids import JobId, Seconds
 def shares(
     queue: Sequence[JobView], partition: Partition, room: int | None = None
 ) -> dict[JobId, int]:
-    """Return the max-min fair slots of each job that gets any, in the order of `queue`.
+    """Return the max-min fair number of slots of each job that gets any, in the order of `queue`.
 
-    Jobs get their minimum in this order. `room` None: all of the partition's.
+    Jobs get their minimum in this order. Without `room`, the partition's room is distributed.
     """
     room = partition.room if room is None else room
     left = room
@@ -54,7 +54,7 @@ def shares(
 
 
 def _level(bounds: Sequence[tuple[int, int]], room: int) -> int:
-    """Return the greatest share to which all can be raised within their bounds and the room."""
+    """Return the greatest share to which all jobs can be raised within their bounds and `room`."""
     low, high = 0, max(high for _, high in bounds)
     while low < high:
         middle = math.ceil((low + high) / 2)
@@ -65,11 +65,11 @@ def _level(bounds: Sequence[tuple[int, int]], room: int) -> int:
     return low
 
 
-Rank = Callable[[JobView], tuple[str, dict[str, float]]]  # reason of a rank: words, numbers
+Rank = Callable[[JobView], tuple[str, dict[str, float]]]  # reason for a rank: words, numbers
 
 
 def fit_gangs(partition: Partition, ranked: Iterable[JobView]) -> dict[JobId, int]:
-    """Return the sizes of the gangs that run: each that fits in what the gangs before it leave."""
+    """Return the sizes of the gangs that run; each gang fits in what the gangs before it leave."""
     left = partition.room
     sizes: dict[JobId, int] = {}
     for job in ranked:
@@ -87,9 +87,9 @@ def gang_plan(
     rank: Rank,
     wake_at: Seconds | None = None,
 ) -> Plan:
-    """Return the plan that runs gangs of these sizes and lets the others wait.
+    """Return the plan that runs gangs with these sizes and lets the other jobs wait.
 
-    `rank` explains the rank of a job; at `wake_at` ranks change without an event.
+    `rank` explains the rank of a job. At `wake_at` ranks change without an event.
     """
     room = partition.room
     left = room - sum(sizes.values())
@@ -107,9 +107,9 @@ def gang_plan(
 
 
 class RoundRobin:
-    """Turns: a job that ran for a quantum goes behind the waiting jobs, so that none starves.
+    """Turns between jobs: after a quantum, a running job queues behind the waiting jobs.
 
-    With a quantum of 0 there are no turns: the oldest jobs run to their end.
+    Thus no job starves. With a quantum of 0 there are no turns: the oldest jobs run to their end.
     """
 
     def __init__(self, quantum_s: float) -> None:
@@ -117,7 +117,10 @@ class RoundRobin:
         self._stays: dict[JobId, tuple[bool, Seconds]] = {}  # job -> (runs, since when)
 
     def follow(self, view: ClusterView, now: Seconds) -> None:
-        """Record since when jobs run or wait; unlike for `moved_at`, a new size does not count."""
+        """Record since when each job runs or waits; a change of size is no new start.
+
+        In contrast, `moved_at` changes with the size.
+        """
         stays: dict[JobId, tuple[bool, Seconds]] = {}
         for name, job in view.jobs.items():
             runs = bool(job.running_on)
@@ -126,7 +129,7 @@ class RoundRobin:
         self._stays = stays
 
     def queue(self, partition: Partition) -> list[JobView]:
-        """Return the jobs in the order in which they are given their minimum."""
+        """Return the jobs in the order in which they get their minimum."""
         by_arrival = sorted(
             (*partition.running, *partition.waiting), key=lambda job: job.submitted_at
         )
@@ -161,10 +164,10 @@ class RoundRobin:
 
 @dataclass(slots=True)
 class BackfillQueue:
-    """Jobs that get slots, and the queue of those that do not."""
+    """Sizes of the jobs that get slots, and the queue of the jobs that do not."""
 
     sizes: dict[JobId, int] = field(default_factory=dict)
-    left: int = 0  # slots that stay free
+    left: int = 0  # number of slots that stay free
     ahead: dict[JobId, int] = field(default_factory=dict)  # waiting job -> jobs before it
     before: dict[JobId, JobId] = field(default_factory=dict)  # started job -> job that it overtakes
 
@@ -172,11 +175,11 @@ class BackfillQueue:
 def backfill_queue(
     partition: Partition, remaining_s: Callable[[JobView, int], float], *, backfill: bool
 ) -> BackfillQueue:
-    """Keep running jobs, and start waiting gangs in order of arrival as far as there is room.
+    """Return the queue in which running jobs stay and waiting gangs start in order of arrival.
 
-    Backfill is EASY's (Lifka 1995): the first job that does not fit has slots promised for the
-    moment at which the running jobs will have left enough. A later job may overtake it if it ends
-    before that moment, or uses slots that are not needed then. `remaining_s` may be infinite.
+    Backfill is EASY's (Lifka 1995): the first job that does not fit is promised slots for the
+    moment at which running jobs will have left enough. A later job may overtake it if that job ends
+    before this moment, or uses slots that are not needed then. `remaining_s` may be infinite.
     """
     queue = BackfillQueue(
         {job.job: len(job.running_on) for job in partition.running}, partition.room
@@ -208,7 +211,7 @@ def _reservation(
     queue: BackfillQueue,
     remaining_s: Callable[[JobView, int], float],
 ) -> tuple[float, int]:
-    """Return the seconds until `size` slots are free, and the surplus of free slots then."""
+    """Return the seconds until `size` slots are free, and the number of spare slots then."""
     jobs = [*partition.running, *partition.pinned]
     started = [job for job in partition.waiting if job.job in queue.sizes]
     ends = [(remaining_s(job, len(job.running_on)), len(job.running_on)) for job in jobs]
@@ -221,21 +224,21 @@ def _reservation(
     return 0.0, 0
 
 
-Starts = Literal["at-once", "rounds"]  # of jobs that arrive between rounds
-GROUP_CHANGE_S: Final = 1.0  # lower bound for young jobs: duration of a group change
+Starts = Literal["at-once", "rounds"]  # when jobs that arrive between rounds start
+GROUP_CHANGE_S: Final = 1.0  # duration of a group change; least round for young jobs
 
 
 class Rounds:
-    """Decides when a round starts; a repeated request at the same moment belongs to the same round.
+    """Rule for when a round starts; repeated requests at one moment belong to one round.
 
-    Sizes hold until the next round, unless no job of the last one is left. A fixed interval suits
-    jobs of one length: where jobs last seconds, a minute is too long. Therefore a round may also be
-    limited to a share of the jobs' mean age.
+    Sizes are fixed until the next round, unless no job of the last round is left. A fixed interval
+    suits jobs of one length: where jobs last seconds, a minute is too long. Therefore a round may
+    also be limited to a share of the jobs' mean age.
 
     Args:
         interval_s: longest round, seconds; 0: decide at every new moment, and for every new job.
-        age_share: longest round as a share of the mean age that the jobs had when it started; jobs
-            that arrived since count with age 0. 0: `interval_s` always.
+        age_share: longest round as a share of the mean age of the jobs at its start; jobs that
+            arrived later have age 0. With 0, `interval_s` always applies.
         starts: shortest round, in multiples of the mean duration of the jobs' last starts.
     """
 
@@ -256,11 +259,11 @@ class Rounds:
         return new or partition.now != self._begun_at
 
     def begin(self, now: Seconds) -> None:
-        """Record that sizes were decided now."""
+        """Record that sizes are decided now."""
         self._begun_at = now
 
     def next_at(self, partition: Partition) -> Seconds | None:
-        """Return when the next round is due; None without jobs."""
+        """Return when the next round is due; None if there are no jobs or it is due already."""
         at = self._ends_at(partition)
         return at if partition.view.jobs and at > partition.now else None
 
@@ -282,8 +285,8 @@ def fill_idle_slots(
 ) -> dict[JobId, int]:
     """Return sizes for jobs that wait between rounds and fit on idle, unassigned slots.
 
-    In order of arrival, each on the `fewest` slots on which it can train (0: none); the next round
-    gives it more.
+    Jobs start in order of arrival, each on the `fewest` slots on which it can train (0: none). The
+    next round can give them more slots.
     """
     left = partition.room
     for job in (*partition.running, *partition.waiting, *partition.leaving):
@@ -300,7 +303,8 @@ def fill_idle_slots(
 def reschedulable(partition: Partition) -> list[JobView]:
     """Return the jobs that a round decides about, in the order of the view.
 
-    Jobs whose slots are being freed are included: they restart on what the round gives them.
+    Jobs whose slots are being freed are included, because they restart on what the round gives
+    them.
     """
     names = {job.job for job in (*partition.running, *partition.waiting, *partition.leaving)}
     return [job for name, job in partition.view.jobs.items() if name in names]
@@ -309,11 +313,11 @@ def reschedulable(partition: Partition) -> list[JobView]:
 def fit_targets(
     partition: Partition, targets: Mapping[JobId, int], *, fixed_batches: bool = False
 ) -> dict[JobId, int]:
-    """Return the sizes of the jobs that run now: the targets as far as there is room.
+    """Return the sizes of the jobs that run now, which are the targets as far as there is room.
 
-    In the view's order. A job shrinks at once; it grows or starts when its whole target fits. A
-    running job without a target keeps its size. With `fixed_batches` the user's batch bounds a size
-    that changes.
+    The order is the view's. A job shrinks at once; it grows or starts when its whole target fits. A
+    running job without a target keeps its size. With `fixed_batches`, a changed size has at most
+    one slot for each sample of the user's batch.
     """
     if fixed_batches:
         jobs = partition.view.jobs
@@ -338,7 +342,7 @@ def fit_targets(
 
 
 def _within_batch(job: JobView, target: int, partition: Partition) -> int:
-    """Return a target that gives each slot a sample; a kept size stays, even without that."""
+    """Return the target, lowered so that each slot has a sample; a kept size is not lowered."""
     if target in {0, len(job.running_on)}:
         return target
     return min(target, max(job.least, useful_slots(job, partition)))

@@ -1,7 +1,7 @@
 """Sorting of a view by what a plan may change, and composition of a plan from placed jobs.
 
-Also here: packing slots on few nodes, splitting a batch, and the reasons to wait that all policies
-give in the same words.
+The module also packs slots on few nodes, splits batches, and words the reasons to wait that all
+policies share.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from schemas.ids import JobId, NodeId, Seconds, SlotId, node_of
 def consolidate(free: Sequence[SlotView], size: int) -> list[SlotView]:
     """Return `size` of the free slots on as few nodes as possible, best fit first.
 
-    Requires `size <= len(free)`; `free` is in the order of the view.
+    `size` must be at most `len(free)`, and `free` must be in the order of the view.
     """
     by_node: dict[NodeId, list[SlotView]] = defaultdict(list)
     for slot in free:
@@ -30,19 +30,19 @@ def consolidate(free: Sequence[SlotView], size: int) -> list[SlotView]:
 
 
 def split(batch: int, slots: Sequence[SlotId]) -> dict[SlotId, int]:
-    """Return a global batch split over `slots`; the first ones get the remaining samples."""
+    """Return a global batch split over `slots`; the first slots get the remaining samples."""
     share, rest = divmod(batch, len(slots))
     return {slot: share + (place < rest) for place, slot in enumerate(slots)}
 
 
 def backs_off(until: Seconds, now: Seconds) -> Reason:
-    """Return the reason of a job that failed or was lost and must not be tried before `until`."""
+    """Return the reason for a job that failed or was lost and must not be tried before `until`."""
     wait_s = until - now
     return Reason("backing_off", f"waits {wait_s:.0f} s before its next try", {"wait_s": wait_s})
 
 
 def too_large(needs: int, slots: int) -> Reason:
-    """Return the reason of a job whose minimum exceeds the cluster, or of an empty cluster."""
+    """Return the reason for a job whose minimum exceeds the cluster, or for an empty cluster."""
     numbers = {"needs": float(needs), "slots": float(slots)}
     if not slots:
         return Reason("no_slots", "no node has joined, or all are lost", numbers)
@@ -54,27 +54,27 @@ Why = Callable[[JobView, int], tuple[str, dict[str, float]]]  # (job, slots) -> 
 
 @dataclass(slots=True)
 class Partition:
-    """View sorted by what a plan may change; valid for one plan, since a placer uses up `free`."""
+    """View sorted by what a plan may change; valid for one plan, because placers use up `free`."""
 
     view: ClusterView
     now: Seconds
-    free: dict[NodeId, list[SlotId]]  # of every node, in the view's order; usable slots first
+    free: dict[NodeId, list[SlotId]]  # by node, in the view's order; usable slots first
     room: int = 0  # number of slots that are free or held by `running`
-    running: list[JobView] = field(default_factory=list)  # may be changed
-    waiting: list[JobView] = field(default_factory=list)  # may be started
-    pinned: list[JobView] = field(default_factory=list)  # run, and must stay unchanged
-    leaving: list[JobView] = field(default_factory=list)  # their slots are free soon
-    refused: dict[JobId, Reason] = field(default_factory=dict)  # cannot be started now
+    running: list[JobView] = field(default_factory=list)  # running jobs that may be changed
+    waiting: list[JobView] = field(default_factory=list)  # waiting jobs that may be started
+    pinned: list[JobView] = field(default_factory=list)  # running jobs that must stay unchanged
+    leaving: list[JobView] = field(default_factory=list)  # stopping jobs whose slots are free soon
+    refused: dict[JobId, Reason] = field(default_factory=dict)  # jobs that cannot be started now
     wake_at: Seconds | None = None  # when one of `refused` or `pinned` can be started or changed
 
     def release(self, slots: Sequence[SlotId]) -> None:
-        """Add slots that a job leaves."""
+        """Mark the slots that a job leaves as free."""
         for slot in slots:
             self.free[node_of(slot)].append(slot)
 
 
 def partition_of(view: ClusterView, now: Seconds) -> Partition:
-    """Sort the slots and jobs of `view`; both stay in its order."""
+    """Sort the slots and jobs of `view` into a partition; both keep their order."""
     held: set[SlotId] = set()
     for job in view.jobs.values():
         held.update(job.running_on)
@@ -91,14 +91,17 @@ def partition_of(view: ClusterView, now: Seconds) -> Partition:
 
 
 def gang_size(job: JobView, partition: Partition) -> int:
-    """Return the slots of a job of fixed size: those it has, else as many as wanted and useful."""
+    """Return the number of slots of a job of fixed size.
+
+    A running job keeps its size; a waiting job gets the size it wants, within its useful range.
+    """
     if job.running_on:
         return len(job.running_on)
     return min(job.wanted, max(job.least, useful_slots(job, partition)))
 
 
 def useful_slots(job: JobView, partition: Partition) -> int:
-    """Return the most slots that a job can use: a slot without a sample is wasted."""
+    """Return the most slots that a job can use; a slot without a sample would be wasted."""
     return min(job.most, len(partition.view.slots), job.batch_size)
 
 
@@ -110,7 +113,7 @@ def compose_plan(
     restart: tuple[JobId, ...] = (),
     wake_at: Seconds | None = None,
 ) -> Plan:
-    """Return the plan that gives every job what `placed` says, with a reason for each that changes.
+    """Return the plan in which each job has its `placed` local batches, with reasons for changes.
 
     `running` and `waiting` jobs without an entry wait; `why` explains the slots of a job.
     """
@@ -140,7 +143,10 @@ def slots_in_words(many: int) -> str:
 def _free(
     view: ClusterView, held: set[SlotId]
 ) -> tuple[dict[NodeId, list[SlotId]], set[SlotId] | None]:
-    """Return free slots by node, and the slots that holders can hand over (None: all held ones)."""
+    """Return the free slots by node, and the held slots that jobs can hand over.
+
+    The second value is None if all held slots can be handed over.
+    """
     free: dict[NodeId, list[SlotId]] = {}
     leaving: list[SlotId] = []
     firm: set[SlotId] = set()

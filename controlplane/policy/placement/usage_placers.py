@@ -1,17 +1,17 @@
 """Placers by the resources that workers use: `lif-linear`, `lif-quadratic` and `tetris-resources`.
 
-Least interference first (LIF) are baselines of Harmony (Bao et al., INFOCOM '19, evaluation): "a
-linear or non-linear interference model by assuming that task slowdown is a function of CPU and
-bandwidth usage". Both are learnt online from the speeds and the usage that workers report; the
-model does not know what the jobs train.
+Least interference first (LIF) placers are baselines of Harmony (Bao et al., INFOCOM '19,
+evaluation): "a linear or non-linear interference model by assuming that task slowdown is a function
+of CPU and bandwidth usage". Both learn online from the speeds and the usage that workers report.
+The model does not know what the jobs train.
 
-`tetris-resources` is multi-resource packing (Tetris: Grandl et al., SIGCOMM '14, section 3.2): a
-task goes to a machine that has room for its peak demands, where the dot product of its demand and
-the free resources, both as shares of the machine, is greatest. Harmony compares itself with it ("to
-avoid resource fragmentation"). Here demands are what workers report to use. Tetris knows every
-capacity; here slots and cores of a node are known, and its bandwidth is taken to be the most that
-was ever used on one node. Unlike Tetris, nodes in use are preferred, because an empty node is what
-the next gang needs.
+`tetris-resources` is multi-resource packing (Tetris: Grandl et al., SIGCOMM '14, section 3.2). A
+task goes to a machine with room for its peak demands. Among these, the machine with the greatest
+dot product of demand and free resources wins, both as shares of the machine. Harmony compares
+itself with Tetris ("to avoid resource fragmentation"). Here demands are the usage that workers
+report. Tetris knows every capacity. Here slots and cores of a node are known, and the bandwidth of
+a node is assumed to be the most that was ever used on one node. Unlike Tetris, nodes in use are
+preferred, because the next gang needs an empty node.
 """
 
 from __future__ import annotations
@@ -43,21 +43,21 @@ class WorkerUsage:
     """Mean resource usage of one worker."""
 
     cores: float = 0.0
-    bytes_per_s: float = 0.0  # gradients that the worker sends
+    bytes_per_s: float = 0.0  # bytes of gradients that the worker sends
 
 
 UNKNOWN = WorkerUsage()
 
 
 class WorkerUsages:
-    """Smoothed usage per worker, for each job and for all jobs of a family."""
+    """Smoothed usage of one worker, for each job and for each family."""
 
     def __init__(self) -> None:
         self._jobs: dict[JobId, WorkerUsage] = {}
         self._families: dict[str, WorkerUsage] = {}
 
     def take(self, event: StepsSeen) -> None:
-        """Record a report; a report without usage is ignored."""
+        """Record the usage in a report; ignore a report without usage."""
         if event.cpu_cores is None or event.sent_bytes_per_s is None:
             return
         seen = WorkerUsage(event.cpu_cores, event.sent_bytes_per_s)
@@ -65,11 +65,11 @@ class WorkerUsages:
         self._families[event.family] = _mixed(self._families.get(event.family), seen)
 
     def forget(self, job: JobId) -> None:
-        """Forget a job that ended; its family is kept."""
+        """Forget a job that ended; the usage of its family is kept."""
         self._jobs.pop(job, None)
 
     def of(self, job: JobId, family: str) -> WorkerUsage:
-        """Return the usage of the job, else of its family, else the mean of all families, or 0."""
+        """Return the usage of the job, else of its family, else the mean of families, else 0."""
         known = self._jobs.get(job) or self._families.get(family)
         if known is not None or not self._families:
             return known or UNKNOWN
@@ -81,7 +81,7 @@ class WorkerUsages:
     def total(
         self, workers: Iterable[tuple[JobId, int]], view: ClusterView | None
     ) -> tuple[float, float]:
-        """Return the cores and the sent bytes/s of workers of jobs in the view."""
+        """Return the cores and the sent bytes/s of these workers; skip jobs not in the view."""
         jobs = view.jobs if view is not None else {}
         uses = [(many, self.of(job, jobs[job].family)) for job, many in workers if job in jobs]
         cores = math.fsum(many * use.cores for many, use in uses)
@@ -98,9 +98,9 @@ def _mixed(known: WorkerUsage | None, seen: WorkerUsage) -> WorkerUsage:
 
 
 SETTLED_S: Final = 30.0  # wait after a change of neighbours: newcomers may still be starting
-MAX_NEIGHBOURHOODS: Final = 500  # measured neighbourhoods
-RIDGE: Final = 2.0  # weight of the prior, in measurements
-DIGITS: Final = 6  # rounding of slow-downs, for ties between nodes
+MAX_NEIGHBOURHOODS: Final = 500  # kept measurements of neighbourhoods
+RIDGE: Final = 2.0  # weight of the prior, as a number of measurements
+DIGITS: Final = 6  # digits of slow-downs, so that equal nodes tie
 Neighbourhood = tuple[
     tuple[tuple[JobId, int], ...], ...
 ]  # on each node: other jobs and their workers
@@ -108,7 +108,7 @@ Size = tuple[str, int, int, int]  # family, slots, nodes, global batch
 
 
 class LeastInterference:
-    """Scores a node by the predicted slow-downs that a worker there suffers and causes."""
+    """Scorer by the predicted slow-downs that a worker on a node suffers and causes."""
 
     def __init__(self, form: Form) -> None:
         self.form: Form = form
@@ -126,7 +126,7 @@ class LeastInterference:
         ] = {}  # neighbours, since when
 
     def observe(self, event: PolicyEvent, now: Seconds) -> None:
-        """Learn usage, and step times beside the current neighbours."""
+        """Learn the usage of workers, and step times beside the current neighbours."""
         match event:
             case StepsSeen():
                 self._usages.take(event)
@@ -136,7 +136,7 @@ class LeastInterference:
                 self._usages.forget(event.job)
 
     def begin(self, view: ClusterView, loads: Sequence[NodeLoad], now: Seconds) -> None:
-        """Start a plan; the loads of the previous plan are final."""
+        """Start a plan; the loads of the previous plan have become final."""
         self._update_neighbourhoods()
         self._view, self._loads, self._planned_at = view, loads, now
         if self._stale:
@@ -163,7 +163,7 @@ class LeastInterference:
     # --- learning
 
     def _update_neighbourhoods(self) -> None:
-        """Update the neighbours of each job in the last plan, and since when they are the same."""
+        """Update each job's neighbours in the last plan, and since when they are the same."""
         if self._planned_at is None:
             return
         at, before, self._planned_at = self._planned_at, self._neighbourhoods, None
@@ -195,7 +195,7 @@ class LeastInterference:
         self._stale = True
 
     def _features(self, around: Neighbourhood) -> tuple[float, ...]:
-        """Return the features of neighbours' usage on the node with the largest slow-down."""
+        """Return the features of the neighbours' usage on the node that slows the job down most."""
         nodes = []
         for others in around:
             cores, sent = self._usages.total(others, self._view)
@@ -216,9 +216,9 @@ QuadraticInterference = partial(LeastInterference, "quadratic")  # the placer `l
 
 
 class AlignedPacking:
-    """The placer `tetris-resources`: nodes with room for a worker, in use, and best aligned first.
+    """Scorer of `tetris-resources`: nodes with room, then nodes in use, then best aligned nodes.
 
-    Before any report only slots count.
+    Before any report, only numbers of slots matter.
     """
 
     def __init__(self) -> None:
@@ -237,7 +237,7 @@ class AlignedPacking:
                 self._usages.forget(event.job)
 
     def begin(self, view: ClusterView, loads: Sequence[NodeLoad], now: Seconds) -> None:
-        """Start a plan; the usage of the previous plan counts for the peak bandwidth."""
+        """Start a plan; the usage in the previous plan updates the peak bandwidth."""
         for load in self._loads:
             self._peak_bytes_per_s = max(
                 self._peak_bytes_per_s, self._usages.total(load.workers.items(), self._view)[1]
@@ -246,7 +246,7 @@ class AlignedPacking:
         self._cores = {slot.node: slot.host_cores for slot in view.slots}
 
     def score(self, job: JobView, load: NodeLoad) -> Score:
-        """Return (no room, empty node, minus the alignment)."""
+        """Return (no room, empty node, minus the alignment); less is better in each part."""
         mine = self._usages.of(job.job, job.family)
         used = self._usages.total(load.workers.items(), self._view)
         capacity = (float(self._cores.get(load.node, 0)), self._peak_bytes_per_s)

@@ -18,14 +18,14 @@ EMPTY: Final = np.zeros(0, dtype=np.int64)
 
 @dataclass(frozen=True)
 class ClusterIndex:
-    """Slots, nodes and GPU types by number; valid as long as the cluster has the same slots."""
+    """Numbers of slots, nodes and GPU types; valid as long as the cluster has the same slots."""
 
     slots: tuple[SlotId, ...]
     node_of: IntArray  # shape (S,)
     type_of: IntArray  # shape (S,)
-    slots_on: tuple[IntArray, ...]  # slots of each node
+    slots_on: tuple[IntArray, ...]  # places of the slots of each node
     types: tuple[str, ...]  # GPU types
-    widest: int  # slots of the largest node
+    widest: int  # number of slots of the largest node
     cores: FloatArray = field(default_factory=lambda: np.zeros(0))  # shape (N,), see `cores_of`
 
     @cached_property
@@ -35,7 +35,7 @@ class ClusterIndex:
 
     @cached_property
     def most_cores(self) -> float:
-        """Most cores that the slots of a node share; infinite if a node has one for each slot."""
+        """Most cores that the slots of a node share; infinite if some node has a core per slot."""
         return float(self.cores.max(initial=0.0)) if len(self.cores) else math.inf
 
     @cached_property
@@ -45,7 +45,7 @@ class ClusterIndex:
 
     @classmethod
     def of(cls, view: ClusterView) -> ClusterIndex:
-        """Number nodes, slots and types in the order of the view."""
+        """Return the index of a view; nodes, slots and types are numbered in the view's order."""
         nodes: dict[NodeId, int] = {}
         types: dict[str, int] = {}
         node_of = np.array(
@@ -69,13 +69,13 @@ class ClusterIndex:
 
 
 def cores_of(view: ClusterView, node_of: IntArray, many: IntArray) -> FloatArray:
-    """Return the cores that the workers of each node share, shape (N,).
+    """Return the number of cores that the workers of each node share, shape (N,).
 
-    Infinite for a node with a core for each slot, or whose cores are not known.
+    The number is infinite if a node has a core for each slot, or if its cores are not known.
 
     Args:
         node_of: number of each slot's node, shape (S,).
-        many: slots of each node, shape (N,).
+        many: number of slots of each node, shape (N,).
     """
     said = np.zeros(len(many))
     said[node_of] = [slot.cores for slot in view.slots]
@@ -86,7 +86,7 @@ NO_CLUSTER: Final = ClusterIndex((), EMPTY, EMPTY, (), (), 1)
 
 
 class ClusterIndexCache:
-    """Cache of the index; builds a new one only if the slots differ from those of the last view."""
+    """Cache of the last index; builds a new index only if the slots have changed."""
 
     def __init__(self) -> None:
         self._slots: tuple[SlotView, ...] = ()
@@ -103,7 +103,7 @@ class ClusterIndexCache:
 
 
 def _same_place(one: SlotView, other: SlotView) -> bool:
-    """True if the slots differ at most in their state."""
+    """True if both are the same slot with the same hardware, in whatever state."""
     return one is other or (
         one.slot == other.slot and one.model == other.model and one.cores == other.cores
     )

@@ -21,32 +21,32 @@ from controlplane.prediction.throughput import (
     fit,
 )
 
-PAIR: Final = 2  # slots
-TINY_S: Final = 1e-12  # lower bound, keeps a logarithm finite
+PAIR: Final = 2  # number of slots
+TINY_S: Final = 1e-12  # lower bound that keeps a logarithm finite
 MAX_STEP_S: Final = 1e7  # longer steps are implausible
-MAX_RELATIVES: Final = 200  # totals of finished jobs; bounds memory
+MAX_RELATIVES: Final = 200  # kept totals of finished jobs; bounds memory
 NOISE_SMOOTHING: Final = 0.3  # weight of the newest noise scale
 MIN_NOISE, MAX_NOISE = 1e-9, 1e15  # samples; plausible range
 FINE_EPOCHS: Final = 16  # each of the first epochs is a stage of its own
-NEAR_STAGES: Final = (0, -1, 1, -2, 2)  # offsets by preference, to a quarter of a doubling
+NEAR_STAGES: Final = (0, -1, 1, -2, 2)  # stages to try, as offsets; up to a quarter of a doubling
 MAX_SIZES: Final = 400  # latest sizes of each family; bounds the time of a fit
-# Own group on several nodes, family of the other job, its group on several nodes.
+# Own group is on several nodes, other job's family, other job's group is on several nodes.
 Colocation = tuple[bool, str, bool]
 # Nodes, slots, local batch, GPU type, worst neighbour.
 Place = tuple[int, int, int, str, Colocation | None]
 
 NO_PARTS: Final = Parts({}, {}, {})
-NEIGHBOUR_WEIGHT: Final = 0.3  # weight of a measurement with neighbours; alone: 1; a judgement
+NEIGHBOUR_WEIGHT: Final = 0.3  # weight of a measurement with neighbours; 1 without; a judgement
 
 
 @dataclass(slots=True)
 class Priors:
-    """Effects of GPU types and neighbours, averaged over all families; logarithms."""
+    """Slow-downs by GPU type and neighbour, as mean logarithms over all families."""
 
     gpu_types: dict[str, float] = field(default_factory=dict)
     colocations: dict[Colocation, float] = field(default_factory=dict)
     types: tuple[str, ...] = ()  # GPU types of the cluster
-    scaling: Scaling = PRIOR_SCALING  # for families never measured on several slots
+    scaling: Scaling = PRIOR_SCALING  # used for families never measured on several slots
 
 
 @dataclass(slots=True)
@@ -57,7 +57,7 @@ class SmoothedNoise:
     count: int = 0
 
     def add(self, value: float) -> None:
-        """Add a measurement of phi, samples, above 0."""
+        """Add a measurement of phi, in samples; it must be above 0."""
         self.count += 1
         share = max(NOISE_SMOOTHING, 1.0 / self.count)
         self.value = value if self.count == 1 else self.value * (value / self.value) ** share
@@ -69,26 +69,29 @@ def is_plausible_noise(noise_scale: float | None) -> TypeGuard[float]:
 
 
 def stage(epoch: int) -> int:
-    """Return the stage of training: the epoch, or eight stages to a doubling for later epochs."""
+    """Return the stage of training.
+
+    Each early epoch is a stage; from `FINE_EPOCHS` on, there are eight stages per doubling.
+    """
     return epoch if epoch < FINE_EPOCHS else FINE_EPOCHS + int(8 * math.log2(epoch / FINE_EPOCHS))
 
 
 @dataclass(slots=True)
 class FamilyRecord:
-    """History of one family: jobs with the same script and model."""
+    """Measurements of one family, i.e. of jobs with the same script and model."""
 
     step_times: StepTimes[Place] = field(default_factory=lambda: StepTimes(MAX_SIZES))
     priors: Priors = field(default_factory=Priors)
     parts: Parts = NO_PARTS
     finished: deque[int] = field(default_factory=lambda: deque(maxlen=MAX_RELATIVES))
-    reached: int = 0  # samples of the job furthest ahead
-    largest: int = 1  # largest size that a job ran on, slots
-    edition: int = 0  # counts fits of the model
+    reached: int = 0  # samples done by the job furthest ahead
+    largest: int = 1  # most slots that a job ran on
+    edition: int = 0  # number of fits of the model
     model: SpeedModel | None = None
-    before: SpeedModel | None = None  # start of the next fit
+    before: SpeedModel | None = None  # start values of the next fit
     passes: SeenPasses = field(default_factory=SeenPasses)
     noise: dict[int, SmoothedNoise] = field(default_factory=dict)  # by stage of training
-    noise_count: int = 0  # measurements of noise scales
+    noise_count: int = 0  # number of noise scales measured
 
     @property
     def means(self) -> dict[Place, MeanStepTime]:
@@ -96,7 +99,7 @@ class FamilyRecord:
         return self.step_times.means
 
     def observe_noise(self, epoch: int, noise_scale: float | None) -> None:
-        """Record phi, samples, after `epoch` epochs of a job; ignore implausible values."""
+        """Record phi, in samples, after `epoch` epochs of a job; ignore implausible values."""
         if is_plausible_noise(noise_scale):
             at = stage(epoch)
             self.noise.setdefault(at, SmoothedNoise()).add(noise_scale)
@@ -112,9 +115,9 @@ class FamilyRecord:
         return None
 
     def observe_passes(self, slots: int, local_batch: int, passes: int) -> None:
-        """Record the number of passes of a step, with the samples of one pass of one worker.
+        """Record how many passes a worker's step has, and how many samples each pass has.
 
-        The model is discarded if the limits of passes change.
+        If this changes the known limits of passes, discard the model.
         """
         before = self.passes.limits
         self.passes.add(slots, local_batch, passes)
@@ -134,8 +137,8 @@ class FamilyRecord:
         """Record a measured step time; discard the model if the measurement adds information.
 
         Args:
-            local_batch: samples of one slot in a step.
-            step_s: mean seconds of a step.
+            local_batch: number of samples of one slot in a step.
+            step_s: mean duration of a step, in seconds.
             gpu_type: type of the job's GPUs; empty if all types are alike.
             colocation: class of the worst neighbour; None if the job was alone on its nodes.
         """
@@ -147,7 +150,7 @@ class FamilyRecord:
             self.model = None
 
     def speed_model(self, first_batch: int) -> SpeedModel:
-        """Return the model of steps without neighbours, on the family's fastest type of GPU."""
+        """Return the model of steps without neighbours on the family's fastest GPU type."""
         if self.model is None:
             found = fit(self._samples_alone(), first_batch, self.before, self.priors.scaling)
             self.model = self.before = replace(found, limits=self.passes.limits)
@@ -156,9 +159,10 @@ class FamilyRecord:
         return self.model
 
     def scaling(self) -> tuple[float | None, float | None]:
-        """Return exponents of the speed-up within a node, 0 to 1: from one slot to two, and beyond.
+        """Return two exponents of the speed-up within a node, each 0 to 1; None: not measured.
 
-        The second exponent is from two slots to the largest measured size. None: not measured.
+        The first is for growth from one slot to two, and the second for growth from two slots to
+        the largest measured size.
         """
         near = [(slots, local) for nodes, slots, local, *_ in self.means if nodes == 1]
         sizes = {slots for slots, _ in near}
@@ -176,14 +180,17 @@ class FamilyRecord:
         return min(max(1.0 - math.log2(after / before) / math.log2(many / few), 0.0), 1.0)
 
     def costs(self, types: Sequence[str]) -> list[float]:
-        """Return the logarithm of a step's time on each GPU type, or the families' mean."""
+        """Return the logarithm of the relative step time on each of `types`.
+
+        A type that this family has not run on gets the mean of all families.
+        """
         common, own = self.priors.gpu_types, self.parts.gpu_types
         both = [own[gpu_type] - common.get(gpu_type, 0.0) for gpu_type in types if gpu_type in own]
-        level = sum(both) / len(both) if both else 0.0  # only differences between types are known
+        level = sum(both) / len(both) if both else 0.0  # only differences are known
         return [own.get(gpu_type, common.get(gpu_type, 0.0) + level) for gpu_type in types]
 
     def _samples_alone(self) -> list[Sample]:
-        """Return step times without the effects of GPU types and neighbours."""
+        """Return step times from which the effects of GPU types and neighbours are removed."""
         plain = all(colocation is None for *_, colocation in self.means)
         gpu_types = {gpu_type for *_, gpu_type, _ in self.means}
         if plain and len(gpu_types) <= 1 and not gpu_types & self.priors.gpu_types.keys():
@@ -207,7 +214,7 @@ class FamilyRecord:
 
 
 def _weights(means: Mapping[Place, MeanStepTime]) -> dict[Size, float]:
-    """Return the weight of each size, over all places."""
+    """Return the weight of each size, summed over all places."""
     found: dict[Size, float] = {}
     for (nodes, slots, local, _, colocation), mean in means.items():
         size, alone = (nodes, slots, local), colocation is None
@@ -216,19 +223,19 @@ def _weights(means: Mapping[Place, MeanStepTime]) -> dict[Size, float]:
 
 
 class FamilyHistories:
-    """Histories of all families, with the priors that they share."""
+    """Records of all families, with the priors that they share."""
 
     def __init__(self) -> None:
         self.priors = Priors()
         self._families: dict[str, FamilyRecord] = {}
 
     def of(self, name: str) -> FamilyRecord:
-        """Return the history of a family; create an empty one if there is none."""
+        """Return the record of a family; create an empty one if there is none."""
         found = self._families.get(name)
         if found is None:
             found = self._families[name] = FamilyRecord(priors=self.priors)
         return found
 
     def all(self) -> list[FamilyRecord]:
-        """Return the histories in the order of their creation."""
+        """Return all records in the order of their creation."""
         return list(self._families.values())

@@ -1,7 +1,7 @@
 """Observations of single jobs: batch limit R, step times and lengths.
 
-`StepTimesByFamily` models step times by family, and `ObservedJobs` lengths as well; the policies
-with fixed batches use them.
+`StepTimesByFamily` models step times by family. `ObservedJobs` models step times and lengths, for
+the policies with fixed batches.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from schemas.ids import JobId
 
 @dataclass(frozen=True, slots=True)
 class LimitBounds:
-    """Bounds of R, the largest batch that a job may have at present; samples per step."""
+    """Bounds of R, which is the largest batch that a job may have now; in samples per step."""
 
     first: int  # first batch of the job
     least: int  # lower bound of R
-    most: int  # limit by the user
+    most: int  # upper limit by the user
 
     def clip(self, limit: float) -> int:
-        """Round `limit` up and clamp it to the bounds."""
+        """Return `limit`, rounded up and clamped to the bounds."""
         return max(self.least, min(math.ceil(limit), self.most))
 
 
 def resumed(limit: int, bounds: LimitBounds) -> int:
-    """Return half of R (Resume): the job was rejected, i.e. the next schedule leaves it waiting."""
+    """Return half of R, for a job that the next schedule leaves waiting (Resume)."""
     return bounds.clip(limit // 2)
 
 
@@ -40,16 +40,16 @@ class JobHistory:
     """History of an active job."""
 
     bounds: LimitBounds = LimitBounds(1, 1, 1)
-    limit: int = 0  # R, samples per step; 0: not in a view yet
-    steps: int = 0  # by telemetry
+    limit: int = 0  # R, samples per step; 0: the job was in no view yet
+    steps: int = 0  # steps done, by telemetry
     samples: int = 0  # Y_processed, by telemetry
 
 
 SMOOTHING: Final = 0.3  # weight of the newest sample at one size
 MAX_SIZES: Final = 100  # latest sizes of each family; bounds memory and the time of a fit
 MAX_STEP_S: Final = 1e7  # longer steps are implausible
-MAX_RELATIVES: Final = 200  # the latest; bounds memory
-DEFAULT_STEPS: Final = 1000  # assumed length of a job without any information
+MAX_RELATIVES: Final = 200  # kept totals of finished jobs; bounds memory
+DEFAULT_STEPS: Final = 1000  # assumed steps of a job without any information
 
 
 @dataclass(slots=True)
@@ -57,12 +57,12 @@ class _Family:
     """Measurements of one family: jobs with the same script and model."""
 
     steps: dict[tuple[int, int], float] = field(default_factory=dict)  # (slots, batch) -> seconds
-    fitted: dict[tuple[int, int], float] = field(default_factory=dict)  # what models are fitted to
-    models: dict[int, StepModel] = field(default_factory=dict)  # by batch
+    fitted: dict[tuple[int, int], float] = field(default_factory=dict)  # steps at the last fit
+    models: dict[int, StepModel] = field(default_factory=dict)  # models by batch
 
 
 class StepTimesByFamily:
-    """Step times by number of slots and family; a job without a family is a family of its own.
+    """Step times by number of slots and family; a job without a family is its own family.
 
     Args:
         drift: relative change of a measured step time at which models are fitted again.
@@ -75,7 +75,7 @@ class StepTimesByFamily:
     def observe(self, event: EpochSeen | StepsSeen) -> None:
         """Record the step time of `event`; ignore implausible speeds.
 
-        An epoch counts only if its group was the same throughout.
+        An epoch is ignored if its group changed.
         """
         rate = event.samples_per_s
         if isinstance(event, EpochSeen) and not event.whole:
@@ -88,7 +88,7 @@ class StepTimesByFamily:
         family = self._family(event.family, event.job)
         size = (event.slots, event.global_batch)
         known = family.steps.pop(size, step_s)
-        now = family.steps[size] = known + SMOOTHING * (step_s - known)  # the newest entry is last
+        now = family.steps[size] = known + SMOOTHING * (step_s - known)  # newest entry last
         if len(family.steps) > MAX_SIZES:
             del family.steps[next(iter(family.steps))]
         before = family.fitted.get(size)
@@ -97,7 +97,7 @@ class StepTimesByFamily:
             family.fitted = dict(family.steps)
 
     def model(self, job: JobView) -> StepModel:
-        """Return the model for the job's batch; times are relative if nothing was measured."""
+        """Return the model for the job's batch; its times are relative if nothing was measured."""
         family = self._family(job.family, job.job)
         model = family.models.get(job.batch_size)
         if model is None:
@@ -106,7 +106,7 @@ class StepTimesByFamily:
         return model
 
     def forget(self, job: JobId) -> None:
-        """Remove a job that has ended; only measurements of families are kept."""
+        """Remove the measurements of an ended job without a family."""
         self._families.pop(f"job {job}", None)
 
     def _family(self, name: str, job: JobId) -> _Family:
@@ -115,19 +115,19 @@ class StepTimesByFamily:
 
 @dataclass(slots=True)
 class _Lengths:
-    """Lengths of jobs of one script and model, samples."""
+    """Lengths of jobs with one script and model, in samples."""
 
     finished: deque[int] = field(default_factory=lambda: deque(maxlen=MAX_RELATIVES))
-    reached: int = 0  # most that a job reached
-    left: dict[int, float] = field(default_factory=dict)  # done -> left, until an event
+    reached: int = 0  # samples done by the job furthest ahead
+    left: dict[int, float] = field(default_factory=dict)  # done -> left, cleared by events
 
 
 class ObservedJobs:
-    """Speeds and lengths by family; a job without a family is a family of its own.
+    """Speeds and lengths by family; a job without a family is its own family.
 
     Args:
         drift: relative change of a measured step time at which models are fitted again.
-        count_epochs: True if epochs inform of lengths, too, not only telemetry and ends.
+        count_epochs: True if epochs update lengths, as telemetry and ends of jobs do.
     """
 
     def __init__(self, drift: float = 0.0, *, count_epochs: bool = False) -> None:
@@ -136,7 +136,7 @@ class ObservedJobs:
         self._families: dict[str, _Lengths] = {}
 
     def observe(self, event: PolicyEvent) -> None:
-        """Learn speeds from epochs and telemetry, and lengths."""
+        """Learn speeds and lengths from `event`."""
         if isinstance(event, EpochSeen | StepsSeen):
             self._speeds.observe(event)
         if isinstance(event, StepsSeen | JobEnded) or (
@@ -148,23 +148,23 @@ class ObservedJobs:
         if isinstance(event, JobEnded):
             if event.succeeded and event.samples_done:
                 family.finished.append(event.samples_done)
-            if not event.family:  # its records are of no use to other jobs
+            if not event.family:  # its records do not help other jobs
                 self._families.pop(f"job {event.job}", None)
                 self._speeds.forget(event.job)
 
     def model(self, job: JobView) -> StepModel:
-        """Return the step times at the user's batch; relative ones before a measurement."""
+        """Return the model of step times at the user's batch; relative before a measurement."""
         return self._speeds.model(job)
 
     def step_s(self, job: JobView, slots: int) -> float:
-        """Return the seconds of a step of the user's batch; relative ones before a measurement."""
+        """Return the seconds of a step with the user's batch; relative before a measurement."""
         return self._speeds.model(job).step_s(slots, job.batch_size)
 
     def remaining_steps(self, job: JobView) -> float:
-        """Return the remaining steps of the user's batch.
+        """Return the number of remaining steps with the user's batch.
 
-        From the stated work; else from the lengths of the family; else as many again as done, or an
-        epoch.
+        The stated work is used if there is any, else the lengths of the family's finished jobs.
+        Without these, a job is expected to do as many steps again as it has done, or else an epoch.
         """
         family, done = self._family(job.family, job.job), job.samples_done
         if job.stop_samples is not None:
@@ -179,7 +179,7 @@ class ObservedJobs:
         return left / job.batch_size
 
     def length_known(self, job: JobView) -> bool:
-        """True if the length was stated, or a job of the family has finished."""
+        """True if the length was stated or a job of the family has finished."""
         return job.stop_samples is not None or bool(self._family(job.family, job.job).finished)
 
     def _family(self, name: str, job: JobId) -> _Lengths:

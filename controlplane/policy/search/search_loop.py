@@ -1,4 +1,4 @@
-"""Base classes of the search policies: when to rebuild a problem, when to stop."""
+"""Base classes of the search policies; they decide when to rebuild a problem and when to stop."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from schemas.ids import Seconds
 
 
 class Versioned(Protocol):
-    """Problem built from one view."""
+    """Problem that was built from one view."""
 
     @property
     def version(self) -> int:
-        """Version of the view."""
+        """Version of the view from which the problem was built."""
         ...
 
 
@@ -25,7 +25,7 @@ P = TypeVar("P", bound=Versioned)
 
 
 class Learner(Protocol):
-    """State that a search learns from policy events."""
+    """Estimates that a search learns from policy events."""
 
     def observe(self, event: PolicyEvent, now: Seconds) -> None:
         """Learn from `event`; `now` is in seconds on the controller's clock."""
@@ -36,13 +36,13 @@ class Evolution(ABC):
     """Population that evolves by generations until it stops improving.
 
     Args:
-        patience: generations without a better candidate after which the search has converged.
+        patience: number of generations without a better candidate until the search has converged.
     """
 
     def __init__(self, patience: int) -> None:
         self._patience = patience
         self._idle_generations = 0
-        self.generations = 0  # in total
+        self.generations = 0  # number of finished generations
 
     @property
     def converged(self) -> bool:
@@ -58,14 +58,14 @@ class Evolution(ABC):
 
     @abstractmethod
     def advance(self, rng: Generator) -> None:
-        """Run one step of a generation, so that a caller can handle messages between steps."""
+        """Run one step of a generation. The caller can handle messages between steps."""
 
     @abstractmethod
     def stats(self) -> SearchStats:
         """Return statistics of the population."""
 
     def _stop(self) -> None:
-        """Mark the search as converged: there is nothing to search for."""
+        """Mark the search as converged, because there is nothing to search for."""
         self._idle_generations = self._patience
 
     def _end_generation(self, *, better: bool) -> None:
@@ -76,16 +76,16 @@ class Evolution(ABC):
 class SearchPolicy(ABC, Generic[P]):
     """Policy that learns from events, evolves candidates within a budget and returns the best one.
 
-    A problem is built once for each view. It is rebuilt if the view is new, an event was learned,
-    or a time has come at which a change becomes possible that was not before.
+    A problem is built once for each view. It is rebuilt if the view is new, if an event was
+    learned, or if a change has become possible with time.
     """
 
     def __init__(self, learner: Learner, evolution: Evolution) -> None:
         self._learner = learner
         self._evolution = evolution
         self._problem: P | None = None
-        self._stale = True  # an event was learned since the problem was built
-        self._valid_until = Seconds(0.0)  # the problem is valid until then
+        self._stale = True  # True if an event was learned since the problem was built
+        self._valid_until = Seconds(0.0)  # end of the problem's validity
 
     def observe(self, event: PolicyEvent, now: Seconds) -> None:
         """Learn speeds, lengths and limits from `event`."""
@@ -105,10 +105,10 @@ class SearchPolicy(ABC, Generic[P]):
 
     @abstractmethod
     def plan(self, view: ClusterView, now: Seconds) -> Plan:
-        """Return the best schedule so far, with a reason for every job that changes or waits."""
+        """Return the best schedule so far, with a reason for each job that changes or waits."""
 
     def batches(self, view: ClusterView, now: Seconds) -> Plan:
-        """Return an empty plan; subclasses that choose batches without a search override this."""
+        """Return an empty plan; policies that can choose batches without a search override this."""
         return Plan(based_on=view.version)
 
     def stats(self) -> SearchStats:
@@ -117,7 +117,7 @@ class SearchPolicy(ABC, Generic[P]):
 
     @abstractmethod
     def _build_problem(self, view: ClusterView, now: Seconds) -> P:
-        """Build the problem of `view` and update the population to it."""
+        """Build the problem of `view` and adapt the population to it."""
 
     @abstractmethod
     def _next_change(self, problem: P, view: ClusterView, now: Seconds) -> Seconds | None:

@@ -1,7 +1,7 @@
-"""Losses of jobs with their curves, and speeds, as SLAQ uses them.
+"""Losses of jobs with their curves, and speeds, in the form that SLAQ needs.
 
-A curve is fitted to one loss per stretch of training, and again after its job reported. `SizeGains`
-is the expected effect of each number of slots on the loss in the next scheduling epoch.
+A curve is fitted to one loss per stretch of training, and fitted again after its job has reported.
+`SizeGains` predicts the effect of each number of slots on the loss in the next scheduling epoch.
 """
 
 from __future__ import annotations
@@ -28,29 +28,29 @@ from controlplane.prediction.step_times import StepModel, steps_at
 from schemas.ids import JobId, Seconds
 
 EAGER_SIZES: Final = 16  # sizes of every job computed at once
-# gain of e times the speed: slots that lower no loss go to the slowest job
+# gain of a speed that is e times as high; slots that lower no loss go to the slowest job
 SPEED_WEIGHT: Final = 1e-6
 BEYOND_QUALITY_WEIGHT: Final = 1e-3  # weight of loss reduction beyond the target quality
 
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """Progress of J jobs that have curves."""
+    """Present progress of J jobs that have curves."""
 
     curves: ConvergenceCurves
     at: FloatArray  # samples done, shape (J,)
-    end: FloatArray  # samples at the end, shape (J,); infinite: not stated
-    scale: FloatArray  # loss reduction that counts as 1, shape (J,)
+    end: FloatArray  # samples at the stated end, shape (J,); infinite: not stated
+    scale: FloatArray  # loss reduction that has the value 1, shape (J,)
     first: FloatArray  # first reported loss, shape (J,)
-    speed: FloatArray  # measured over modelled, shape (J,)
+    speed: FloatArray  # measured speed over modelled speed, shape (J,)
     models: tuple[StepModel, ...]  # step times of all J jobs
-    batches: IntArray  # global, samples per step, shape (J,)
+    batches: IntArray  # global batches, samples per step, shape (J,)
 
 
 class SizeGains:
-    """Normalised loss reduction of each job within the next T seconds, by its number of slots.
+    """Normalised loss reduction of each job within the next T seconds, by number of slots.
 
-    The first sizes of every job are computed at once, larger ones on demand.
+    The first sizes of every job are computed at once, larger sizes on demand.
     """
 
     def __init__(self, outlook: Outlook, options: SlaqOptions) -> None:
@@ -67,9 +67,10 @@ class SizeGains:
         self._gains = self._of(rows, np.arange(1, EAGER_SIZES + 1)).tolist()
 
     def of(self, row: int, size: int) -> float:
-        """Return the gain of a job with `size` slots, at least 1.
+        """Return the gain of a job with `size` slots; `size` is at least 1.
 
-        In units of `Outlook.scale`; for target "quality" the share of the way to the quality.
+        The gain is in units of `Outlook.scale`. For target "quality", it is the share of the way to
+        the quality.
         """
         known = self._gains[row]
         if size > len(known):
@@ -79,7 +80,7 @@ class SizeGains:
         return gain
 
     def step(self, row: int, size: int) -> float:
-        """Return the gain of one more slot beyond `size`, which is at least 1."""
+        """Return the gain of one more slot after `size` slots; `size` is at least 1."""
         known = self._gains[row]
         if size >= len(known):
             self.of(row, size + 1)  # extends `known`
@@ -87,13 +88,16 @@ class SizeGains:
         return step
 
     def losses_then(self, sizes: IntArray) -> FloatArray:
-        """Return the losses expected after the next T seconds, shape (J,); sizes are at least 1."""
+        """Return the losses expected after the next T seconds, shape (J,).
+
+        Each of `sizes` is at least 1.
+        """
         rows = np.arange(len(sizes))
         reach = self._reach(rows, self._rates(rows, sizes[:, None]))
         return self._outlook.curves.at(reach)[:, 0]
 
     def shares(self, losses: FloatArray) -> FloatArray:
-        """Return the share of the remaining reduction that these losses make, shape (J,)."""
+        """Return the share of the remaining reduction that is done at these losses, shape (J,)."""
         left = self.loss_now - self.limit
         fallen: FloatArray = np.where(
             left > 0.0, (self.loss_now - losses) / np.maximum(left, 1e-300), 0.0
@@ -101,14 +105,14 @@ class SizeGains:
         return fallen
 
     def efficient(self, row: int, most: int) -> int:
-        """Return the most slots at which the speed-up per slot is not below the floor."""
+        """Return the most slots at which the speed-up per slot is not below `efficiency_floor`."""
         rates = self._rates(np.array([row]), np.arange(1, most + 1))[0]
         share = rates / (np.arange(1, most + 1) * rates[0])
         below = np.flatnonzero(share < self._options.efficiency_floor)
         return int(below[0]) if len(below) else most
 
     def _of(self, rows: IntArray, sizes: IntArray) -> FloatArray:
-        """Return the gains of some jobs at some sizes, shape (R, S)."""
+        """Return the gains of R jobs at S sizes, shape (R, S)."""
         outlook = self._outlook
         rates = self._rates(rows, sizes)
         reach = self._reach(rows, rates)
@@ -126,30 +130,30 @@ class SizeGains:
         return found
 
     def _rates(self, rows: IntArray, sizes: IntArray) -> FloatArray:
-        """Return the samples/s of some jobs, shape (R, S); sizes of shape (S,) or (R, S)."""
+        """Return the samples/s of R jobs, shape (R, S); `sizes` have shape (S,) or (R, S)."""
         batches = self._outlook.batches[rows, None]
         steps_s = steps_at(self._coefficients[rows], sizes, batches)
         rates: FloatArray = self._outlook.speed[rows, None] * batches / np.maximum(steps_s, 1e-12)
         return rates
 
     def _reach(self, rows: IntArray, rates: FloatArray) -> FloatArray:
-        """Return the samples done after T seconds, shape (R, S)."""
+        """Return the number of samples done after T seconds, shape (R, S)."""
         outlook = self._outlook
         then = outlook.at[rows, None] + rates * self._options.interval_s
         return np.minimum(then, np.maximum(outlook.end, outlook.at)[rows, None])
 
 
-# shortest stretch, in epochs; shorter ones depend on their batches too much
+# shortest stretch, in epochs; the loss of a shorter one depends on its batches too much
 MIN_STRETCH_EPOCHS: Final = 0.25
-MAX_LOSS: Final = 1e30  # larger losses are no measurements
+MAX_LOSS: Final = 1e30  # larger losses are not measurements
 
 
 class LossReports:
     """Mean losses of the last `kept` stretches of training, each at the middle of its stretch.
 
     An epoch's report is the mean over the epoch. Telemetry has the mean over the running epoch so
-    far; the difference of two such sums is the mean over the stretch between them. So a job with
-    long epochs has a curve before its first epoch ends, and no sample counts twice.
+    far. The difference of two such sums gives the mean over the stretch between them. So a job with
+    long epochs has a curve before its first epoch ends, and no sample is used twice.
     """
 
     def __init__(self, kept: int) -> None:
@@ -158,15 +162,15 @@ class LossReports:
         self.first: float | None = None  # first reported loss
         self.lowest = math.inf  # lowest reported loss
         self.largest_drop = 0.0  # largest reduction between two reports
-        self.edition = 0  # rises with each report
-        self._epoch_at: int | None = None  # samples, start of the running epoch
-        self._epoch_length = 0  # samples of the last epoch
-        self._reported = 0  # samples of the running epoch that are reported
-        self._reported_mean = 0.0  # mean loss over them
+        self.edition = 0  # number of reports
+        self._epoch_at: int | None = None  # samples at the start of the running epoch
+        self._epoch_length = 0  # number of samples of the last epoch
+        self._reported = 0  # number of reported samples of the running epoch
+        self._reported_mean = 0.0  # mean loss over the reported samples
 
     def take_epoch(self, epoch: int, samples_done: int, loss: float | None) -> None:
         """Record the end of an epoch; `loss` is the mean over the epoch."""
-        if self._epoch_at is None:  # perhaps a restart: assume epochs of equal length
+        if self._epoch_at is None:  # perhaps after a restart: assume epochs of equal length
             self._epoch_at = samples_done - samples_done // max(epoch, 1)
         self._take_mean(samples_done, loss)
         self._epoch_length = max(0, samples_done - self._epoch_at)
@@ -191,10 +195,10 @@ class LossReports:
 
     def _add(self, position: float, loss: float) -> None:
         if self.positions and position <= self.positions[-1]:
-            return  # resumed from a checkpoint: the same samples again
+            return  # the job resumed from a checkpoint and repeats samples
         if self.first is None:
             self.first = loss
-        else:  # a rise above the first loss and back is no progress
+        else:  # a fall after a rise above the first loss is no progress
             drop = min(self.losses[-1], self.first) - loss
             self.largest_drop = max(self.largest_drop, drop)
         self.lowest = min(self.lowest, loss)
@@ -204,7 +208,7 @@ class LossReports:
 
 
 class FittedLosses:
-    """Loss reports of all jobs, and their curves."""
+    """Loss reports of all jobs, and the curves fitted to them."""
 
     def __init__(self, kept: int, decay: float) -> None:
         self._kept, self._decay = kept, decay
@@ -213,7 +217,7 @@ class FittedLosses:
         self._curves = self._fit([])
 
     def reports(self, job: JobId) -> LossReports:
-        """Return the reports of a job, created empty."""
+        """Return the reports of a job; a new job has none."""
         found = self._reports.get(job)
         if found is None:
             found = self._reports[job] = LossReports(self._kept)
@@ -225,7 +229,7 @@ class FittedLosses:
         self._fitted.pop(job, None)
 
     def curves(self, jobs: Sequence[JobId]) -> ConvergenceCurves:
-        """Return the curves of the jobs in their order."""
+        """Return the curves of these jobs, in their order."""
         stale = [
             name for name in jobs if self._fitted.get(name, (-1,))[0] != self.reports(name).edition
         ]
@@ -262,7 +266,7 @@ class _Pace:
 
 
 class ObservedJobs:
-    """Learns from epochs and telemetry; knows progress of jobs and which losses follow a curve."""
+    """Progress, speeds and loss curves of jobs, learnt from epochs and telemetry."""
 
     def __init__(self, options: SlaqOptions) -> None:
         self._options = options
@@ -271,7 +275,7 @@ class ObservedJobs:
         self._paces: dict[JobId, _Pace] = {}
 
     def observe(self, event: EpochSeen | StepsSeen, now: Seconds) -> None:
-        """Learn a loss and a speed; an epoch without a count of samples has only a speed."""
+        """Learn a loss and a speed; without a number of samples, an epoch has only a speed."""
         self._speeds.observe(event)
         pace = self._paces.setdefault(event.job, _Pace(now))
         rate = event.samples_per_s
@@ -302,7 +306,7 @@ class ObservedJobs:
         return {job.job: why for job, why in zip(jobs, words, strict=True) if why}
 
     def is_new(self, job: JobView) -> bool:
-        """True if the job has just started to report losses, when they fall most."""
+        """True if the job has just started to report losses, which is when losses fall most."""
         count = len(self._losses.reports(job.job).losses)
         return job.epoch <= count < MIN_REPORTS
 
@@ -323,7 +327,7 @@ class ObservedJobs:
         return ""
 
     def outlook(self, jobs: Sequence[JobView], now: Seconds) -> Outlook:
-        """Return the progress and the curves of jobs that have curves."""
+        """Return the progress and the curves of jobs, which must have curves."""
         curves = self._losses.curves([job.job for job in jobs])
         reports = [self._losses.reports(job.job) for job in jobs]
         first = np.array([float(report.first or 0.0) for report in reports])
@@ -345,11 +349,14 @@ class ObservedJobs:
         )
 
     def reported(self, job: JobId) -> int:
-        """Return the number of losses that the job's curve is fitted to."""
+        """Return the number of losses to which the job's curve is fitted."""
         return len(self._losses.reports(job).losses)
 
     def _samples_done(self, job: JobView, now: Seconds) -> float:
-        """Extrapolate the latest report with the speed, for at most one scheduling epoch."""
+        """Return the samples done now, extrapolated from the latest report.
+
+        The speed is extrapolated for at most one scheduling epoch.
+        """
         pace = self._paces.get(job.job)
         if pace is None:
             return float(job.samples_done)

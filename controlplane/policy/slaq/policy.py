@@ -1,6 +1,6 @@
 """SLAQ: slots go where the loss is expected to fall most (Zhang et al., SoCC '17).
 
-Slots are given one by one to the job that gains most (SLAQ section 2), starting from the current
+Slots are assigned one by one to the job that gains most (SLAQ section 2), starting from the current
 sizes.
 """
 
@@ -45,17 +45,17 @@ def allocate(
     room: int,
     margin: float,
 ) -> list[int]:
-    """Return the slots of each job, starting from the current ones.
+    """Return the number of slots of each job, starting from the current sizes.
 
-    Excess slots are taken where they are missed least, free slots go where they gain most, and then
-    slots move one by one to the job that gains more. Without a margin this is the paper's greedy
-    choice, in which each job starts with its minimum, provided that no slot of a job gains more
-    than the one before it. With a margin, jobs keep sizes that are nearly as good.
+    Excess slots are removed where they are missed least, and free slots go where they gain most.
+    Then slots move one by one to the job that gains more. Without a margin this is the paper's
+    greedy choice (each job starts with its minimum), if no slot of a job gains more than the one
+    before it. With a margin, jobs keep sizes that are nearly as good.
 
     Args:
-        gains: of each slot; a slot without gain is not given out.
+        gains: gain of each slot; a slot without gain is not assigned.
         bounds: minimum and maximum slots of each job; all minimums fit.
-        have: current slots of each job; 0: it starts.
+        have: current slots of each job; 0 for a job that starts.
         margin: share by which the gain of a move must exceed the loss.
     """
     exchange = _Exchange(gains, bounds, have)
@@ -79,7 +79,7 @@ def allocate(
 
 
 class _Exchange:
-    """Heaps of the gain of another slot, and of the loss of a given slot, over all jobs."""
+    """Heaps of the gains by one more slot and of the losses by one slot less, over all jobs."""
 
     def __init__(
         self, gains: SizeGains, bounds: Sequence[tuple[int, int]], have: Sequence[int]
@@ -88,8 +88,8 @@ class _Exchange:
         self.sizes = [
             min(max(now, low), high) for now, (low, high) in zip(have, bounds, strict=True)
         ]
-        self._takers: list[tuple[float, int, int]] = []  # minus the gain, row, size
-        self._givers: list[tuple[float, int, int]] = []  # loss, row, size
+        self._takers: list[tuple[float, int, int]] = []  # (minus the gain, row, size)
+        self._givers: list[tuple[float, int, int]] = []  # (loss, row, size)
         for row, size in enumerate(self.sizes):
             self._takers += self._as_taker(row, size)
             self._givers += self._as_giver(row, size)
@@ -97,16 +97,16 @@ class _Exchange:
         heapify(self._givers)
 
     def taker(self) -> tuple[float, int]:
-        """Return the largest gain of another slot and its row; (0, -1) if no job can take one."""
+        """Return the largest gain by one more slot, and its row; (0, -1) if there is none."""
         loss, row = self._first(self._takers)
         return (-loss, row) if row >= 0 else (0.0, -1)
 
     def giver(self) -> tuple[float, int]:
-        """Return the least loss of a slot and its row; (infinity, -1) if no job can give one."""
+        """Return the least loss by one slot less, and its row; (infinity, -1) if there is none."""
         return self._first(self._givers)
 
     def change(self, row: int, by: int) -> None:
-        """Add `by` slots (1 or -1) to a job."""
+        """Add `by` slots (1 or -1) to the job in `row`."""
         size = self.sizes[row] = self.sizes[row] + by
         for entry in self._as_taker(row, size):
             heappush(self._takers, entry)
@@ -124,7 +124,7 @@ class _Exchange:
         return [(self._gains.step(row, size - 1), row, size)]
 
     def _first(self, heap: list[tuple[float, int, int]]) -> tuple[float, int]:
-        """Return the first entry that is not outdated."""
+        """Return the value and row of the first entry that is not outdated."""
         while heap and self.sizes[heap[0][1]] != heap[0][2]:
             heappop(heap)
         return heap[0][:2] if heap else (float("inf"), -1)
@@ -132,12 +132,12 @@ class _Exchange:
 
 @dataclass(frozen=True, slots=True)
 class SlaqDecision:
-    """Sizes, and the facts behind them."""
+    """Sizes of jobs, and the facts that explain them."""
 
-    sizes: dict[JobId, int]  # of jobs that have slots, in the order of the queue
-    room: int  # slots for all jobs
+    sizes: dict[JobId, int]  # sizes of jobs that have slots, in the order of the queue
+    room: int  # number of slots for all jobs
     shared: dict[JobId, str]  # jobs with a fair share -> why they have no curve
-    rows: dict[JobId, int]  # of jobs with curves, in `forecast`
+    rows: dict[JobId, int]  # rows in `forecast` of the jobs with curves
     forecast: Forecast
     horizon_s: float
 
@@ -154,7 +154,7 @@ class SlaqDecision:
 
 
 class Forecast:
-    """Expected effect of chosen sizes on losses; also that of one more slot each."""
+    """Expected effect on losses of chosen sizes, and of one more slot for each job."""
 
     def __init__(self, jobs: Sequence[JobId], gains: SizeGains, sizes: Sequence[int]) -> None:
         self._jobs, self._gains, self._sizes = jobs, gains, sizes
@@ -195,9 +195,10 @@ class Forecast:
 def decide(
     queue: Sequence[JobView], partition: Partition, observed: ObservedJobs, options: SlaqOptions
 ) -> SlaqDecision:
-    """Decide one scheduling epoch: fair shares for jobs without a curve, else by predicted gain.
+    """Return the sizes for one scheduling epoch.
 
-    Jobs get their minimum in the order of `queue`.
+    Jobs without a curve get fair shares; other jobs get slots by predicted gain. Jobs get their
+    minimum in the order of `queue`.
     """
     equal = shares(queue, partition)
     served = [partition.view.jobs[name] for name in equal]
@@ -236,7 +237,10 @@ def _newcomer_slots(
     partition: Partition,
     options: SlaqOptions,
 ) -> dict[JobId, int]:
-    """Return slots beyond their fair shares for new jobs, as far as other jobs can spare them."""
+    """Return the slots that new jobs get beyond their fair shares, by job.
+
+    Other jobs keep their minimum.
+    """
     ahead: dict[JobId, int] = {}
     for place, job in enumerate(jobs):
         share = equal[job.job]
@@ -258,7 +262,10 @@ def _bounds(
 def _without_recent_shrinks(
     jobs: Sequence[JobView], bounds: Sequence[tuple[int, int]], since: float, room: int
 ) -> list[tuple[int, int]]:
-    """Return bounds by which jobs changed after `since` do not shrink, if all of them fit."""
+    """Return bounds with which jobs that changed after `since` do not shrink.
+
+    If these bounds do not fit into `room`, return `bounds` unchanged.
+    """
     held = [
         (len(job.running_on), most)
         if job.moved_at > since and least <= len(job.running_on) <= most
@@ -269,14 +276,14 @@ def _without_recent_shrinks(
 
 
 def _percent(share: float) -> str:
-    """Format a share with two digits, as in 0.35%, 3.5% and 35%."""
+    """Return a share as a percentage with two digits, such as 0.35%, 3.5% and 35%."""
     return f"{100.0 * share:.2g}%"
 
 
 class Slaq(ImmediatePolicy):
-    """Maximises the sum of normalised loss reductions over the next scheduling epoch.
+    """Policy that maximises the sum of normalised loss reductions in the next scheduling epoch.
 
-    Every job has its minimum; then each slot goes to the job whose predicted loss falls most by it.
+    Every job has its minimum. Then each slot goes to the job whose predicted loss falls most by it.
     A job whose losses follow no curve has its fair share. See the README of this folder.
     """
 
@@ -287,7 +294,7 @@ class Slaq(ImmediatePolicy):
         self._round_robin = RoundRobin(self.options.quantum_s)
 
     def observe(self, event: PolicyEvent, now: Seconds) -> None:
-        """Learn losses and speeds."""
+        """Learn losses and speeds from `event`."""
         self._placer.observe(event, now)
         match event:
             case EpochSeen() | StepsSeen():
@@ -296,7 +303,7 @@ class Slaq(ImmediatePolicy):
                 self._observed.forget(event.job)
 
     def plan(self, view: ClusterView, now: Seconds) -> Plan:
-        """Share out the slots, starting from the current sizes."""
+        """Return the plan for one scheduling epoch, starting from the current sizes."""
         partition = partition_of(view, now)
         self._round_robin.follow(view, now)
         decision = decide(
