@@ -214,7 +214,7 @@ class StepTimes:
         return known
 
     def parts(self, placement: Placement, batch: int, step_s: float) -> StepParts | None:
-        """Return the parts of a step of `step_s` seconds, or None if no equal group reported them."""
+        """Return the parts of a step of `step_s` seconds, or None if no such group reported any."""
         size = _Size(len(placement), sum(placement), batch)
         sync_s, passes = self._reduction_times.get(size, (0.0, 0))
         if not passes:
