@@ -9,7 +9,7 @@ from schemas.jobs import Utility
 
 
 class SlotAllocation(msgspec.Struct, frozen=True, array_like=True):
-    """Interval in which a job held a slot."""
+    """Interval in which a job used a slot."""
 
     slot: str
     since: Seconds
@@ -68,7 +68,7 @@ class JobResult(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def jct_s(self) -> float | None:
-        """Seconds from submission to end; None if the job was cancelled or rejected or runs on."""
+        """Seconds from submission to end; None for cancelled, rejected and unfinished jobs."""
         if self.ended_at is None or self.state in {"cancelled", "rejected"}:
             return None
         return self.ended_at - self.submitted_at

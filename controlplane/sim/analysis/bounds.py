@@ -129,7 +129,7 @@ MIN_RATE: Final = 1e-300  # divisor if the rate is 0
 
 @dataclass(frozen=True, slots=True)
 class MinCost:
-    """Least cost of a job. The two values can belong to different schedules: bounds, no plan."""
+    """Least slot seconds and least seconds of a job; no schedule needs to reach both values."""
 
     slot_s: float  # least product of slots and seconds
     least_s: float  # least seconds
@@ -276,8 +276,8 @@ def times_alone(
 ) -> Mapping[str, tuple[int, float]]:
     """Return the requested slots of each job, and its time on these slots without other jobs.
 
-    The slots are on few nodes. The batch is always the batch that the user tuned for these slots,
-    so that the time is the same for every policy. GPUs have the cluster's mean speed. The time
+    The slots are on the fewest nodes. The batch is always the batch that the user tuned for them, so
+    that the time is the same for every policy. GPUs have the cluster's mean speed. The time
     includes the first start. Jobs whose group was never measured are missing.
 
     `widest` is the number of slots of the cluster's largest node. `speed` is the mean speed of the

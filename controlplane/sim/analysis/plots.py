@@ -383,7 +383,7 @@ def _window(result: SimulationResult) -> tuple[LossSeries, np.ndarray]:
 
 
 def _mean_time(results: Results, reduction: float) -> float:
-    """Return the mean time over results; a result without a job at this reduction adds 0."""
+    """Return the mean time; if no job of a result reached the reduction, the result adds 0."""
     return float(np.mean([mean_time_to(result, reduction) or 0.0 for result in results]))
 
 

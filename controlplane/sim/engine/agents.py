@@ -325,7 +325,7 @@ class NodeAgents:
                 self._call_after_current(self._terminate, job, name)
 
     def _confirm_cleared(self, node: NodeId, delta: GroupDelta) -> None:
-        """Report the job as cleared if no older worker of it runs here; an order can get lost."""
+        """Report the job as cleared, even if it never ran here, unless an older worker remains."""
         job = self._jobs.get(delta.job)
         local = job.workers.values() if job is not None else ()
         if not any(node_of(w.slot) == node and w.version < delta.version for w in local):

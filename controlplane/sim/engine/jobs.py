@@ -315,7 +315,7 @@ class WorkerProcesses:
     def start(self, job: JobProcesses, member: Member, start_s: float) -> None:
         """Start a worker that is ready after `start_s` seconds.
 
-        If another process uses its slot, the worker is ready after this process has exited.
+        If another process uses its slot, the worker is not ready before this process exits.
         """
         version, rank = version_and_rank(member.worker)
         worker = WorkerProcess(

@@ -98,7 +98,7 @@ class SimulatorOracle:
         return training.model.remaining_steps(training.epoch, training.progress)
 
     def step_s(self, job: JobView, slots: int) -> float:
-        """Return the seconds of a step on `slots` slots that fill whole nodes first."""
+        """Return the seconds of a step with the first batch; slots fill whole nodes first."""
         training = self._jobs[job.job].training
         placement = packed(slots, self._widest)
         rate = training.model.throughput(placement, job.batch_size, training.epoch)

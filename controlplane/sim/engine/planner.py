@@ -32,7 +32,7 @@ ROUND_TOLERANCE: Final = 1e-9  # in rounds; a time this close after a round's st
 
 
 class SimulatedPlanner:
-    """Replacement for the service's planner, with the same view, difference and events."""
+    """Replacement for the service's planner; uses the same view, plan difference and events."""
 
     def __init__(
         self,

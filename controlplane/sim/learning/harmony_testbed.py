@@ -73,9 +73,9 @@ class Episode:
     def run(self, place: Place) -> None:
         """Run the episode.
 
-        `place` is called for each job that fits. Its arguments are the nodes, on which the job is
-        registered without workers, the job, and the jobs that still wait. It puts the job's workers
-        onto nodes.
+        `place` is called for each job that fits, and puts the job's workers onto nodes. Its
+        arguments are the nodes, on which the job is registered without workers, the job, and the
+        jobs that still wait.
         """
         self._coming.extend(self.arrivals)
         while self._coming or self._queue or self._running:

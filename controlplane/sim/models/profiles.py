@@ -228,9 +228,9 @@ class MeasuredApplication:
         return one.iteration * (1 - share) + other.iteration * share
 
     def _between(self, batch: float, epoch: int) -> tuple[EpochProfile, EpochProfile, float]:
-        """Return the epoch at the measured batches around `batch`, and the position of `batch`.
+        """Return the epoch's rows of the measured batches around `batch`, and its position.
 
-        The position is a share in [0, 1); 0 is the first of the two measured batches.
+        The position of `batch` between the two is a share in [0, 1); 0 is the first.
         """
         if batch <= self.first_batch or batch >= self.most_batch:
             edge = self.first_batch if batch <= self.first_batch else self.most_batch
@@ -259,7 +259,7 @@ class ProfiledJob(JobModel):
     _steps: dict[tuple[Placement, int], tuple[int, StepParts]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Read name and lengths from the application; ||D|| is an epoch at the smallest batch."""
+        """Read the job's name and lengths from the application; ||D|| is for the smallest batch."""
         app = self.app
         self.application, self.epochs = app.name, app.epochs
         self.epoch_samples = round(app.iterations(app.first_batch, 0) * app.first_batch)

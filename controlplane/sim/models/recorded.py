@@ -283,8 +283,8 @@ def _costs(own: ChangeTimes, cluster: ChangeTimes, given: ChangeCosts) -> Change
     """Return the costs measured for the family, else those of the cluster, else the given costs.
 
     A measured change without new workers has two parts: the members agree on a step, then the group
-    changes. Training pauses only in the second part, so the measurement is an upper limit of the
-    given pause. A change with new workers ends with the same two parts, so it is an upper limit
+    changes. Training pauses only in the second part, so the measured time is an upper limit of
+    the pause. A change with new workers ends with the same two parts, so its time is an upper limit
     too.
     """
     alone_s = _first_known(own.switch_s, cluster.switch_s, math.inf)

@@ -168,7 +168,7 @@ class _Line:
         self._seconds = [points[local] for local in self._locals]
 
     def at(self, local: float) -> StepTime:
-        """Return the step time at a local batch; extrapolate by a power if it was not measured."""
+        """Return the interpolated step time at a local batch; beyond all points, extrapolate."""
         least, most = self._locals[0], self._locals[-1]
         if least <= local <= most:
             seconds = float(np.interp(local, self._locals, self._seconds))
@@ -252,7 +252,7 @@ class StepTimes:
 
 
 def _reduction_times(speeds: Sequence[EpochSpeed]) -> dict[_Size, tuple[float, int]]:
-    """Return mean reduction seconds and passes of a step, by each size that reported them."""
+    """Return mean reduction seconds and passes of a step by size; skip sizes without reports."""
     reported: dict[_Size, list[tuple[float, int]]] = {}
     for speed in speeds:
         if speed.sync_s is not None and speed.passes is not None:

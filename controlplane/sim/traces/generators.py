@@ -241,7 +241,7 @@ def shares(
 def _trace(
     name: str, times: Sequence[float], jobs: Iterable[dict[str, Any]], fates: Sequence[Fate]
 ) -> Trace:
-    """Return a trace of jobs with these fields; users cancel after their patience times `own_s`."""
+    """Return a trace of jobs with these fields; `own_s` is the unit of the users' patience."""
     found = []
     for number, (at, job, (crash, patience)) in enumerate(zip(times, jobs, fates, strict=True), 1):
         own_s = job.pop("own_s")
