@@ -50,7 +50,7 @@ class JobResult(msgspec.Struct, frozen=True, kw_only=True):
     state: str  # succeeded, failed, cancelled or rejected; before its end the last phase
     queued_s: float  # time without slots
     exec_s: float  # time with slots
-    slot_s: float  # slots held times seconds
+    slot_s: float  # number of slots times seconds, summed over time
     rescales: int
     batch_changes: int
     trained_s: float = 0.0  # time of training, without waits, starts and stalls
@@ -84,7 +84,7 @@ class SimulationResult(msgspec.Struct, frozen=True, kw_only=True):
     slots: int  # number of slots of the cluster
     jobs: tuple[JobResult, ...]
     ended_at: Seconds  # end of the last job
-    busy_slot_s: float  # integral of the slots held by all jobs
+    busy_slot_s: float  # slot seconds that all jobs used
     decisions_ms: tuple[float, ...]  # real time that each plan took
     events: int  # number of events that the core handled
     wall_s: float  # real time of the whole simulation

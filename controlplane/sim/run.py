@@ -35,7 +35,7 @@ LOSS_STREAM: Final = 77  # random stream of node losses
 @dataclass(frozen=True, slots=True)
 class _Run:
     policy: str
-    options: Mapping[str, Any]  # of the policy
+    options: Mapping[str, Any]  # options of the policy
     scenario: Scenario
     seed: int
     model: TrainingModel

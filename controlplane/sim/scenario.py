@@ -82,7 +82,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     round_s: float = 0.0  # time between plans; 0: plan after every event
     stall_s: float | None = None  # stall of a change; None: the model's value
     first_stall_s: float | None = None  # stall of a start; None: the model's value
-    # Time in which a newcomer prepares while the old group trains; None: the model's value.
+    # Time in which a new worker prepares while the group trains; None: the model's value.
     prepare_s: float | None = None
     latency_s: float = 0.05  # time from a request to the plan
     knowledge: Literal["L0", "L2", "L3"] = "L2"

@@ -276,8 +276,8 @@ def times_alone(
 ) -> Mapping[str, tuple[int, float]]:
     """Return the requested slots of each job, and its time on these slots without other jobs.
 
-    The slots are on the fewest nodes. The batch is always the batch that the user tuned for them, so
-    that the time is the same for every policy. GPUs have the cluster's mean speed. The time
+    The slots are on the fewest nodes. The batch is always the batch that the user tuned for them,
+    so that the time is the same for every policy. GPUs have the cluster's mean speed. The time
     includes the first start. Jobs whose group was never measured are missing.
 
     `widest` is the number of slots of the cluster's largest node. `speed` is the mean speed of the

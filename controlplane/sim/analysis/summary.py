@@ -24,7 +24,7 @@ FloatArray = NDArray[np.float64]
 
 GRID_S: Final = 1.0  # time between two moments of a series
 TOLERANCE: Final = 1e-9  # tolerance of a share
-GROUPS: Final = ("high", "medium", "low")  # by normalised loss
+GROUPS: Final = ("high", "medium", "low")  # groups of jobs by normalised loss
 GROUP_BOUNDS: Final = (0.25, 0.5)  # shares of the jobs at which a group ends, highest loss first
 LOSS_FIGURES: Final = (
     "t90_s", "t95_s", "mean_loss", "loss_area_s", "cores_high", "cores_medium", "cores_low",

@@ -53,7 +53,7 @@ class TrainingProgress:
     epoch_samples: float = 0.0  # samples processed in the running epoch
     trained_s: float = 0.0  # total training time, without stalls
     extrapolated_s: float = 0.0  # part of `trained_s` at extrapolated speeds
-    revision: int = 0  # of the speed; calls scheduled for an older revision do nothing
+    revision: int = 0  # number of changes; calls scheduled for an older revision do nothing
 
     @property
     def is_training(self) -> bool:

@@ -28,7 +28,7 @@ from schemas.ids import JobId, Seconds
 
 MAX_REQUESTS_AT_ONCE: Final = 100  # at the same time; with more the policy does not converge
 RETRY_S: Final = 1.0  # delay of the next request to a policy that does not converge
-ROUND_TOLERANCE: Final = 1e-9  # in rounds; a time this close after a round's start equals the start
+ROUND_TOLERANCE: Final = 1e-9  # share of a round; a time this close after its start is its start
 
 
 class SimulatedPlanner:

@@ -163,7 +163,7 @@ def as_batch(steps: Sequence[Step]) -> Batch:
     chosen = np.zeros(made.shape, np.int64)
     chosen[made] = [choice.chosen for step in steps for choice in step.choices]
     allowed = _padded([[choice.allowed for choice in step.choices] for step in steps], most)
-    allowed[..., 0] |= ~made  # of padded choices
+    allowed[..., 0] |= ~made  # padded choices need one allowed option
     numbers = {
         "state": np.array([step.state for step in steps]),
         "log_probability": np.array([step.log_probability for step in steps]),

@@ -58,7 +58,7 @@ class Episode:
     only when jobs arrive or end.
     """
 
-    arrivals: Sequence[Arrival]  # by time
+    arrivals: Sequence[Arrival]  # in order of time
     shared: SharedNodes  # empty at first
     speeds: Speeds  # returns the speeds of training jobs, relative to their speed alone
     start_s: float = 0.0  # time from the placement to the first step
@@ -123,7 +123,7 @@ class HarmonyTestbed:
 
     scenario: Scenario
     seed: int
-    families: Sequence[str]  # by class number
+    families: Sequence[str]  # index: class number
     arrivals: tuple[Arrival, ...] = ()
     start_s: float = 0.0
     _jobs: dict[JobId, JobModel] = field(default_factory=dict)

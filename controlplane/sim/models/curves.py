@@ -49,7 +49,7 @@ class LossCurve(msgspec.Struct, frozen=True, kw_only=True):
     family: Text  # the algorithm
     convergence: Convergence  # class in SLAQ section 2; "linear" includes superlinear
     data: Text  # the data set
-    settings: dict[str, str | float]  # of the algorithm
+    settings: dict[str, str | float]  # settings of the algorithm
     losses: tuple[float, ...]  # before the first iteration and after each iteration
 
     @property
@@ -79,7 +79,7 @@ class RecordedCurves(msgspec.Struct, frozen=True, kw_only=True):
     command: str
     date: str  # day of the recording, ISO 8601
     seed: int
-    versions: dict[str, str]  # of the libraries used
+    versions: dict[str, str]  # versions of the libraries used
     curves: tuple[LossCurve, ...]
 
     def by_name(self) -> dict[str, LossCurve]:
@@ -128,7 +128,7 @@ def shipped_curves() -> RecordedCurves:
 
 
 WORK_CORE_S: Final = 12_500.0  # mean work of a job: 130% of the work of 640 cores in 15 s
-WORK_SPREAD: Final = 0.8  # of the logarithm of a job's work; chosen
+WORK_SPREAD: Final = 0.8  # sigma of the logarithm of a job's work; chosen
 MAX_CORES: Final = 4096  # per job; large, because speeds are linear in the cores
 SAMPLES: Final = 2**20  # size of a job's data set; each iteration passes over all samples
 # Spark moves tasks to other executors between two iterations. Chosen: tenths of a second.
@@ -139,7 +139,7 @@ COSTS: Final = ChangeCosts(start_s=0.5, restart_s=0.5, prepare_s=0.2, switch_s=0
 class CurvesModel(TrainingModel):
     """Training model of jobs that replay loss curves."""
 
-    curves: Mapping[str, LossCurve]  # by name, which is the workload in traces
+    curves: Mapping[str, LossCurve]  # key: name of the curve, which is the workload in traces
     costs: ChangeCosts = COSTS
     work_core_s: float = WORK_CORE_S  # mean seconds of a job on one core
     scaling: float = 1.0  # c cores are c ** scaling times as fast as one; in (0, 1], paper: 1
@@ -170,7 +170,7 @@ class CurvesJob(JobModel):
     ) -> None:
         """Create a job whose iterations take `core_s` seconds in total on one core."""
         self._curve = curve
-        self._iteration_s = core_s / curve.iterations  # on one core
+        self._iteration_s = core_s / curve.iterations  # time on one core
         self._scaling = model.scaling
         self.application, self.costs = curve.family, model.costs
         self.epochs, self.epoch_samples = curve.iterations, SAMPLES

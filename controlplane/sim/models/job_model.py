@@ -104,7 +104,7 @@ class JobModel(ABC):
     """
 
     application: str  # name of the workload, for results by application
-    spec: JobSpec  # as submitted
+    spec: JobSpec  # specification that the user submits
     epoch_samples: int  # ||D||
     costs: ChangeCosts
     epochs: int  # total number

@@ -190,7 +190,7 @@ def words(data: str) -> Any:
     return count.fit_transform(topics.topics.values())
 
 
-DESCENT_ITERATIONS: Final = 200  # of gradient descent; at most, for L-BFGS
+DESCENT_ITERATIONS: Final = 200  # iterations of gradient descent; largest number for L-BFGS
 BOOSTING_STAGES: Final = 150  # number of boosted trees
 NETWORK_PASSES: Final = 120  # passes of a neural network over its data
 MAX_LLOYD_ITERATIONS: Final = 100  # largest number of iterations of k-means

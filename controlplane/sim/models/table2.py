@@ -242,7 +242,7 @@ def closest(gpu_seconds: float, slots: int) -> str:
 
 
 GPU_TIME: Final = "gpu-time:"  # prefix of a workload that is defined by its GPU seconds
-Steps = dict[tuple[Placement, int], StepParts]  # by placement and global batch
+Steps = dict[tuple[Placement, int], StepParts]  # key: placement and global batch
 
 
 @dataclass(eq=False)

@@ -22,7 +22,7 @@ NETWORK_HOP_S: Final = 30e-6
 # --- constants of every job
 
 COLD_START_S: Final = 20.0
-RESTART_S: Final = (20.0, 40.0)  # from a checkpoint: smallest and largest model
+RESTART_S: Final = (20.0, 40.0)  # start from a checkpoint: smallest and largest model
 PREPARE_S: Final = 15.0
 SWITCH_S: Final = 1.0
 ABOVE_TARGET: Final = 10  # a job ends after so many epochs in a row above its target
@@ -78,7 +78,7 @@ ROWS: Final[Mapping[str, Row]] = {
 # fmt: on
 
 SIZES: Final[Mapping[str, tuple[int, ...]]] = {  # ||D||, samples; ONES Table 2
-    "imagenet": (10_000, 12_000, 14_000, 16_000, 18_000, 20_000),  # of 10, 12, ... 20 classes
+    "imagenet": (10_000, 12_000, 14_000, 16_000, 18_000, 20_000),  # with 10, 12, ... 20 classes
     "cifar10": (20_000, 25_000, 30_000, 35_000, 40_000),
     "cola": (5_000, 6_000, 7_000, 8_000),
     "mrpc": (3_600,),
