@@ -52,7 +52,7 @@ BOUNDS: Final[Mapping[str, tuple[float, float, str]]] = {
     "jobs": (1, math.inf, "correct it"),
     "job_s": (1e-3, math.inf, "correct it"),
     **dict.fromkeys(
-        ("stall_s", "first_stall_s", "prepare_s"),  # less than any deadline in the core
+        ("stall_s", "first_stall_s", "prepare_s"),  # shorter than any deadline in the core
         (0.0, 500.0, "give less: a cluster cancels longer changes"),
     ),
     **dict.fromkeys(

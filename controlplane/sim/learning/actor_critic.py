@@ -58,7 +58,7 @@ class Step:
     """Choices that are made one after the other, and their results."""
 
     at: float  # seconds since the start of the episode
-    place: float  # a step is compared with other rollouts at the same place
+    place: float  # position at which other rollouts are compared with the step
     state: FloatArray  # inputs of the critic before the choices
     choices: list[Choice]
     log_probability: float = 0.0  # of all choices, at the time of the rollout

@@ -235,7 +235,7 @@ class DrlRecipe(Recipe):
     replay: int = 8192
     rate: float = 1e-4
     entropy: float = 0.1
-    horizon_s: float = 500.0  # 0.99 per round of 5 s
+    horizon_s: float = 500.0  # discount of 0.99 per round of 5 s
     validate_every: int = 10
     looks: int = 2  # number of validation traces per size
     sizes: tuple[int, ...] = (16, 32, 64)  # slots per cluster

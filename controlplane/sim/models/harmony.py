@@ -38,7 +38,7 @@ EPOCHS: Final = 20  # per job
 JOB_S: Final = 900.0  # mean duration of a job without other jobs; chosen
 SLOTS_PER_NODE: Final = 2
 MAX_SERVERS: Final = 64
-LOSS_FALL: Final = 3.0  # total fall of the loss: exp(-3)
+LOSS_FALL: Final = 3.0  # the loss falls to exp(-3) of its first value
 # Chosen: the container exists, so a process only has to start, read its data and join.
 COSTS: Final = ChangeCosts(start_s=10.0, restart_s=10.0, prepare_s=8.0, switch_s=1.0)
 

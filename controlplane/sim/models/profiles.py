@@ -173,7 +173,7 @@ class MeasuredApplication:
 
     def _measured(self, placement: Placement, local: int) -> tuple[float, float]:
         table = self._placements.get(placement)
-        low = max(local, self.least_local)  # below: as long as the smallest batch
+        low = max(local, self.least_local)  # smaller batches are not faster
         if table is not None:
             batches = list(table)
             if low > batches[-1]:

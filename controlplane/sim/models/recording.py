@@ -347,8 +347,8 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="r
     nodes: tuple[NodeGroup, ...]
     took: ChangeTimes
     left_out: dict[str, int]
-    families: Count  # number of lines with a family
-    jobs: Count  # number of lines with a job
+    families: Count  # number of family lines
+    jobs: Count  # number of job lines
 
 
 class _Kind(msgspec.Struct, frozen=True):
