@@ -116,7 +116,7 @@ RESULT_PREFIX: Final = b"="  # first byte of a message that contains a result
 
 
 class Cell(msgspec.Struct, frozen=True, kw_only=True):
-    """One simulation of an experiment."""
+    """Simulation of an experiment: policy, options, scenario and seed."""
 
     policy: str
     options: dict[str, Any]  # options of the policy
