@@ -1,4 +1,4 @@
-"""Nodes of a simulated cluster, and the error types of the simulator."""
+"""Nodes of a simulated cluster, and the errors that the simulator raises."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from schemas.ids import NodeId
 from schemas.nodes import NodeSpec, SlotSpec
 
 RELEASE: Final = "simulated"
-RELATIVE_SPEEDS: Final[Mapping[str, float]] = {  # relative to the GPU of the training model
+RELATIVE_SPEEDS: Final[Mapping[str, float]] = {  # 1.0: the GPU of the training model
     "": 1.0,
     "v100": 1.0,
-    # Means over the models of Gavel's published throughput table (OSDI 2020) on one GPU at
-    # the largest batch, to one decimal.
+    # Gavel's published throughput table (OSDI 2020): mean over its models on one GPU at the
+    # largest batch, rounded to one decimal.
     "p100": 0.6,
     "k80": 0.2,
 }
@@ -57,7 +57,7 @@ def node_specs(groups: tuple[NodeGroup, ...]) -> list[NodeSpec]:
 
 
 class TraceError(OnesError):
-    """Raised when a trace, profile or scenario cannot be simulated; says where, and the remedy."""
+    """Raised when a trace, profile or scenario cannot be simulated; names place and remedy."""
 
     code: ClassVar[str] = "bad_trace"
 
@@ -69,6 +69,6 @@ class ResultsError(OnesError):
 
 
 class TrainingError(OnesError):
-    """Raised when a training cannot start, resume or be saved; names the remedy."""
+    """Raised when the training of a policy cannot start, resume or be saved; names the remedy."""
 
     code: ClassVar[str] = "bad_training"

@@ -1,7 +1,7 @@
-"""Checked values from lines of a table file.
+"""Reader of table files that checks each value.
 
-Values that are invalid, and files that cannot be read, are too large, are not text, or have other
-columns raise `TraceError`, which names file, line and column.
+`TraceError` names file, line and column. It is raised for an invalid value, and for a file that
+cannot be read, is too large, is not text, or has the wrong columns.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Final
 from controlplane.sim.cluster import TraceError
 
 MAX_JOBS: Final = 1_000_000
-MAX_LINES: Final = 2 * MAX_JOBS  # including empty ones
+MAX_LINES: Final = 2 * MAX_JOBS  # including empty lines
 MAX_LINE_BYTES: Final = 16_384
 MAX_TEXT: Final = 200  # characters of a name
 MAX_NUMBER: Final = 1e12  # largest number: 30,000 years in seconds
@@ -27,7 +27,7 @@ NUMBER: Final = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 class CsvRow:
     """Line of a table.
 
-    Every accessor raises `TraceError` if the column does not hold such a value.
+    Each method that returns a value raises `TraceError` if the cell does not contain such a value.
     """
 
     file: str
@@ -35,7 +35,7 @@ class CsvRow:
     values: Mapping[str, str]  # column -> text, stripped
 
     def text(self, column: str) -> str:
-        """Return a non-empty, printable text of at most `MAX_TEXT` characters."""
+        """Return the text of a column: not empty, printable, at most `MAX_TEXT` characters."""
         value = self.values[column]
         if not value:
             raise self.error(column, "is empty", "write a value there, or delete the line")
@@ -46,7 +46,7 @@ class CsvRow:
         return value
 
     def number(self, column: str, least: float = 0.0, most: float = MAX_NUMBER) -> float:
-        """Return a number between `least` and `most`."""
+        """Return the number in a column, between `least` and `most`."""
         value = self.values[column]
         if not value:
             raise self.error(column, "is empty", "write a number there, or delete the line")
@@ -59,7 +59,7 @@ class CsvRow:
         return number + 0.0  # no minus zero
 
     def whole(self, column: str, least: int = 0, most: int = int(MAX_NUMBER)) -> int:
-        """Return an integer between `least` and `most`; 4.0 counts as one."""
+        """Return the integer in a column, between `least` and `most`; 4.0 is valid."""
         number = self.number(column, least, most)
         if not number.is_integer():
             said = f"{_short(self.values[column])} is not a whole number"
@@ -67,18 +67,18 @@ class CsvRow:
         return int(number)
 
     def given(self, column: str) -> bool:
-        """Return whether an optional column exists and is not empty."""
+        """Return whether the row has a non-empty value in this optional column."""
         return bool(self.values.get(column))
 
     def error(self, column: str, problem: str, hint: str) -> TraceError:
-        """Return the error of one value, to be raised."""
+        """Return an error that names file, line and column; the caller raises it."""
         return TraceError(f"{self.file}:{self.line}: column {column}: {problem}", hint, column)
 
 
 def with_header(
     path: Path, required: Sequence[str], optional: Sequence[str] = ()
 ) -> Iterator[CsvRow]:
-    """Read the rows of a CSV file with a header line that names its columns, in any order."""
+    """Yield the rows of a CSV file whose first line names the columns, in any order."""
     lines = _split(path, ",")
     line, names = next(lines, (1, []))
     names = [name.lower() for name in names]
@@ -98,16 +98,16 @@ def with_header(
 def without_header(
     path: Path, delimiter: str, layouts: Mapping[int, Sequence[str]]
 ) -> Iterator[CsvRow]:
-    """Read the rows of a file without a header.
+    """Yield the rows of a file without a header.
 
-    `layouts` maps the number of columns to their names. With tabs as delimiter, quotes have no
-    meaning.
+    `layouts` maps a number of columns to their names; each row has the names for its own number of
+    columns. If the delimiter is a tab, quotes have no special meaning.
     """
     yield from _rows(path, _split(path, delimiter), layouts)
 
 
 def parse_line(file: str, line: int, text: str, names: Sequence[str]) -> CsvRow:
-    """Parse one line of a CSV file as a row."""
+    """Parse one line of a CSV file; `file` and `line` appear in errors."""
     return _row(file, line, _cells(file, line, text, ","), {len(names): names})
 
 
@@ -132,7 +132,7 @@ def _row(file: str, line: int, cells: list[str], layouts: Mapping[int, Sequence[
 
 
 def _split(path: Path, delimiter: str) -> Iterator[tuple[int, list[str]]]:
-    """Yield line numbers and cells of non-empty lines, without loading the file as a whole."""
+    """Yield the line number and cells of each non-empty line; read the file line by line."""
     try:
         with path.open("rb") as file:
             for line in range(1, MAX_LINES + 1):
@@ -164,7 +164,7 @@ def _decoded(file: str, line: int, raw: bytes) -> str:
 
 
 def _cells(file: str, line: int, text: str, delimiter: str) -> list[str]:
-    if delimiter == "\t":  # no quoting: commands contain quotes of their own
+    if delimiter == "\t":  # no quoting, because commands contain quotes
         return [cell.strip() for cell in text.split("\t")]
     try:
         (cells,) = csv.reader([text], delimiter=delimiter, strict=True)

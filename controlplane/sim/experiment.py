@@ -1,7 +1,7 @@
-"""Parallel simulations in worker processes; every result is saved when it arrives.
+"""Parallel simulations in worker processes; each result is saved as soon as it arrives.
 
-Result files are JSON lines from which long experiments resume. Files that cannot be read or
-written, and lines that are not results, raise `ResultsError`.
+A result file consists of JSON lines, and a long experiment resumes from it. A file that cannot be
+read or written, and a line that is not a result, raise `ResultsError`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 class _Key(msgspec.Struct, frozen=True):
-    """Fields of a result that identify its simulation; the others are skipped."""
+    """Fields that identify the simulation of a result; decoding skips all other fields."""
 
     policy: str
     options: dict[str, Any]
@@ -40,13 +40,13 @@ class _Key(msgspec.Struct, frozen=True):
 
 
 def key(result: SimulationResult | _Key) -> str:
-    """Return JSON text that identifies a result's simulation, whatever the order of options."""
+    """Return JSON text that identifies a result's simulation; the order of options is ignored."""
     parts = (result.policy, result.options, result.setting, result.seed)
     return msgspec.json.encode(parts, order="deterministic").decode()
 
 
 def create(path: Path) -> None:
-    """Create an empty file if it is missing, to check early that results can be written."""
+    """Create the file if it is missing, to find out early whether results can be written."""
     try:
         with path.open("ab"):
             pass
@@ -55,9 +55,10 @@ def create(path: Path) -> None:
 
 
 def append(path: Path, result: SimulationResult) -> bool:
-    """Append a result durably; return False if the file already has one of the same simulation.
+    """Append a result durably, or return False if its simulation already has a result in the file.
 
-    A line torn by a crash is cut off first. Several processes may append concurrently.
+    An incomplete last line, left by a crash, is removed first. Several processes may append to
+    the file at the same time.
     """
     try:
         with path.open("ab+") as file:
@@ -78,9 +79,9 @@ def append(path: Path, result: SimulationResult) -> bool:
 
 
 def load(path: Path) -> list[SimulationResult]:
-    """Return the results in a file, each simulation once; empty if the file is missing.
+    """Return the results in a file, one for each simulation; none if the file is missing.
 
-    An unterminated last line was torn by a crash and is ignored.
+    An incomplete last line was left by a crash and is ignored.
     """
     found: dict[str, SimulationResult] = {}
     try:
@@ -109,44 +110,44 @@ def _decoded(path: Path, number: int, line: bytes, kind: type[T]) -> T:
         raise ResultsError(problem, "delete the line to simulate it again") from None
 
 
-MAX_SHOWN_FAILURES: Final = 5  # failures described in a message
-ERROR_PREFIX: Final = b"!"  # first byte of a worker's message with an error
-RESULT_PREFIX: Final = b"="  # first byte of a worker's message with a result
+MAX_SHOWN_FAILURES: Final = 5  # number of failures that an error message describes
+ERROR_PREFIX: Final = b"!"  # first byte of a message in which a worker reports an error
+RESULT_PREFIX: Final = b"="  # first byte of a message that contains a result
 
 
 class Cell(msgspec.Struct, frozen=True, kw_only=True):
-    """Simulation that belongs to an experiment."""
+    """Simulation of an experiment: policy, options, scenario and seed."""
 
     policy: str
-    options: dict[str, Any]  # of the policy
+    options: dict[str, Any]  # options of the policy
     scenario: Any  # frozen struct that msgspec can encode: trace, model, cluster, costs
     seed: int
 
     def __str__(self) -> str:
-        """Return a label that identifies the cell in an experiment."""
+        """Return a label that identifies the cell within an experiment."""
         given = ", ".join(f"{name}={value}" for name, value in self.options.items())
         label = f"{self.policy}({given})" if given else self.policy
         return f"{label} with seed {self.seed} [{cell_key(self)[:8]}]"
 
 
-Simulate = Callable[[Cell], SimulationResult]  # module-level: workers import it
+Simulate = Callable[[Cell], SimulationResult]  # a module-level function, because workers import it
 OnProgress = Callable[["ExperimentProgress"], None]
 
 
 @dataclass(frozen=True, slots=True)
 class ExperimentProgress:
-    """State of an experiment, reported at its start and after each cell."""
+    """Progress of an experiment, reported at the start and after each cell."""
 
-    done: int  # including results that the file had before
+    done: int  # including results that were already in the file
     failed: int
     total: int
-    cell: Cell | None = None  # that has just finished; None: at the start
-    result: SimulationResult | None = None  # of this cell; None: the cell failed
+    cell: Cell | None = None  # cell that has just finished; None: at the start
+    result: SimulationResult | None = None  # result of `cell`; None: the cell failed
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Cell without a result, and the reason."""
+    """Cell that has no result, and the reason."""
 
     cell: Cell
     reason: str
@@ -159,7 +160,7 @@ class StoppedError(OnesError):
 
 
 class CellsFailedError(OnesError):
-    """Raised when some cells failed; `results` has the results of all others."""
+    """Raised when some cells failed; `results` contains the results of all other cells."""
 
     code: ClassVar[str] = "cells_failed"
 
@@ -177,14 +178,14 @@ class CellsFailedError(OnesError):
 
 
 def cell_key(cell: Cell) -> str:
-    """Return 32 hexadecimal digits that are equal for equal cells, on every machine."""
+    """Return 32 hexadecimal digits that identify a cell on any machine; equal cells share them."""
     return hashlib.sha256(msgspec.json.encode(cell, order="deterministic")).hexdigest()[:32]
 
 
 def grid(
     policies: Iterable[tuple[str, dict[str, Any]]], scenarios: Sequence[Any], seeds: Sequence[int]
 ) -> list[Cell]:
-    """Return cells for every policy in every scenario with every seed; policies vary fastest."""
+    """Return one cell for each policy, scenario and seed; the policy varies fastest."""
     chosen = list(policies)
     return [
         Cell(policy=policy, options=options, scenario=scenario, seed=seed)
@@ -201,20 +202,20 @@ def run(
     workers: int = 1,
     on_progress: OnProgress | None = None,
 ) -> list[SimulationResult]:
-    """Simulate all cells, each in a process of its own.
+    """Simulate all cells, each in its own process.
 
     Args:
-        cells: equal ones are simulated once.
-        path: file to which results are appended; cells with a result in it are not simulated
-            again. None: results are not saved.
-        workers: processes at a time, at least 1.
+        cells: simulations to run; equal cells are simulated once.
+        path: file to which results are appended. A cell that already has a result in this file is
+            not simulated again. None: results are not saved.
+        workers: number of processes that run at the same time, at least 1.
 
     Returns:
-        The result of each cell, in their order.
+        The result of each cell, in the order of `cells`.
 
     Raises:
-        StoppedError: at Ctrl-C; the workers have exited, the file has the finished results.
-        CellsFailedError: after all other cells, if workers crashed or raised.
+        StoppedError: at Ctrl-C, after all workers exited; the file contains the finished results.
+        CellsFailedError: if workers crashed or raised; all other cells are simulated first.
         ResultsError: if the file cannot be read or written.
     """
     if workers < 1:
@@ -251,7 +252,7 @@ def _stopped_message(experiment: _Experiment) -> tuple[str, str]:
 
 @contextlib.contextmanager
 def bar(title: str = "simulating") -> Iterator[OnProgress]:
-    """Show a progress bar on stderr during the context; yields the callback for `run`."""
+    """Show a progress bar on stderr during the context; yield the callback for `run`."""
     from rich import progress  # noqa: PLC0415 - slow to import
     from rich.console import Console  # noqa: PLC0415
 
@@ -293,7 +294,7 @@ class _Experiment:
     busy: dict[Connection, _Worker] = field(default_factory=dict)
 
     def run(self, simulate: Simulate, workers: int) -> None:
-        """Simulate the missing cells; no worker outlives this call."""
+        """Simulate the cells without a result; all workers have exited when this call ends."""
         self._report_progress()
         todo = [cell for key, cell in self.cells.items() if key not in self.found]
         context = multiprocessing.get_context("forkserver")
@@ -315,13 +316,13 @@ class _Experiment:
     def _start(self, context: ForkServerContext, simulate: Simulate, cell: Cell) -> None:
         mine, theirs = context.Pipe(duplex=False)
         process = context.Process(target=_run_worker, args=(simulate, cell, theirs), daemon=True)
-        with _delay_ctrl_c():  # an interrupt in between would leave an unregistered worker
+        with _delay_ctrl_c():  # an interrupt between these lines would leave an unregistered worker
             process.start()
             self.busy[mine] = _Worker(process, mine, cell)
-        theirs.close()  # so that the pipe ends when the worker exits
+        theirs.close()  # so that reading ends when the worker exits
 
     def _receive(self, worker: _Worker) -> None:
-        """Read a worker's message, or record its crash."""
+        """Save the result that a worker sent; if it sent an error or crashed, record a failure."""
         try:
             message = worker.pipe.recv_bytes()
         except (EOFError, OSError):
@@ -329,7 +330,7 @@ class _Experiment:
         if message:
             worker.process.join()
         else:
-            worker.process.join(timeout=1.0)  # the pipe was closed by the exit
+            worker.process.join(timeout=1.0)  # an empty message means that the worker is exiting
         del self.busy[worker.pipe]
         worker.pipe.close()
         if message.startswith(RESULT_PREFIX):
@@ -356,10 +357,10 @@ class _Experiment:
 
 @contextlib.contextmanager
 def _delay_ctrl_c() -> Iterator[None]:
-    """Delay a Ctrl-C until the end of the context."""
+    """Delay a Ctrl-C signal until the end of the context."""
     in_main = threading.current_thread() is threading.main_thread()
     if not in_main or signal.getsignal(signal.SIGINT) is None:
-        yield  # other threads get no Ctrl-C; None: the embedding program handles it
+        yield  # other threads get no Ctrl-C; None: C code outside Python handles it
         return
     heard: list[int] = []
     before = signal.signal(signal.SIGINT, lambda number, _: heard.append(number))

@@ -1,4 +1,4 @@
-"""Input and output of a simulation: the trace of submissions, and the results of all jobs."""
+"""Input and output of a simulation: the submitted jobs, and the result of each job."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from schemas.jobs import Utility
 
 
 class SlotAllocation(msgspec.Struct, frozen=True, array_like=True):
-    """Interval in which a job held a slot."""
+    """Interval in which a job used a slot."""
 
     slot: str
     since: Seconds
@@ -17,25 +17,25 @@ class SlotAllocation(msgspec.Struct, frozen=True, array_like=True):
 
 
 class LossLeft(msgspec.Struct, frozen=True, array_like=True):
-    """Remaining share of a job's loss reduction at a moment."""
+    """Share of a job's total loss reduction that remains at a moment."""
 
     at: Seconds
-    share: float  # of the total fall: 1 at first, 0 at the smallest loss
+    share: float  # 1 before the first epoch, 0 at the smallest loss
 
 
 class SizeChange(msgspec.Struct, frozen=True, array_like=True):
-    """Number of slots of a job from a moment on."""
+    """Number of slots that a job uses from a moment on."""
 
     at: Seconds
     slots: int
 
 
 class StartForecast(msgspec.Struct, frozen=True, array_like=True):
-    """First forecast of a waiting job's start by a policy."""
+    """First forecast that a policy made of a waiting job's start."""
 
     told_at: Seconds
     at: Seconds
-    earliest: Seconds  # with `latest`: the interval meant to contain 80% of starts
+    earliest: Seconds  # 80% of starts should lie between this time and `latest`
     latest: Seconds
 
 
@@ -47,56 +47,56 @@ class JobResult(msgspec.Struct, frozen=True, kw_only=True):
     submitted_at: Seconds
     started_at: Seconds | None  # when it first got slots; None: never
     ended_at: Seconds | None  # None: not ended when the simulation stopped
-    state: str  # succeeded, failed, cancelled, rejected; otherwise the last phase
-    queued_s: float  # without slots
-    exec_s: float  # with slots
-    slot_s: float  # slots held times seconds
+    state: str  # succeeded, failed, cancelled or rejected; before its end the last phase
+    queued_s: float  # time without slots
+    exec_s: float  # time with slots
+    slot_s: float  # number of slots times seconds, summed over time
     rescales: int
     batch_changes: int
-    trained_s: float = 0.0  # without waits, starts and stalls
-    extrapolated_s: float = 0.0  # of that, at extrapolated speeds
-    worth: float | None = None  # value of its end to its user; None: not stated
+    trained_s: float = 0.0  # time of training, without waits, starts and stalls
+    extrapolated_s: float = 0.0  # part of `trained_s` at extrapolated speeds
+    worth: float | None = None  # value of the job's end to its user; None: not stated
     most_worth: float = 0.0  # largest possible value of `worth`
-    promised_at: Seconds | None = None  # first promised end; None: none
-    counted: bool = True  # in averages; False for warm-up jobs
+    promised_at: Seconds | None = None  # end that was promised first; None: no promise
+    counted: bool = True  # True if averages include the job; False for warm-up jobs
     wanted: int = 1  # slots requested by the user
     alone_s: float | None = None  # start and training alone on `wanted` slots; None: unknown
     forecast: StartForecast | None = None  # None: the policy made none
     allocations: tuple[SlotAllocation, ...] = ()  # empty if not recorded
     losses: tuple[LossLeft, ...] = ()  # from submission on, if the model has true losses
-    sizes: tuple[SizeChange, ...] = ()  # as `losses`
+    sizes: tuple[SizeChange, ...] = ()  # from submission on, if the model has true losses
 
     @property
     def jct_s(self) -> float | None:
-        """Completion time; None if the job was cancelled, rejected or did not end."""
+        """Seconds from submission to end; None for cancelled, rejected and unfinished jobs."""
         if self.ended_at is None or self.state in {"cancelled", "rejected"}:
             return None
         return self.ended_at - self.submitted_at
 
 
 class SimulationResult(msgspec.Struct, frozen=True, kw_only=True):
-    """Result of one simulation: a policy on a trace on a cluster."""
+    """Result of one simulation, which runs one policy on one trace and one cluster."""
 
     policy: str
-    options: dict[str, object]  # given options of the policy
+    options: dict[str, object]  # options given to the policy
     setting: dict[str, object]  # model, trace, cluster, costs, knowledge
     seed: int
-    slots: int  # of the cluster
+    slots: int  # number of slots of the cluster
     jobs: tuple[JobResult, ...]
-    ended_at: Seconds  # of the last job
-    busy_slot_s: float  # integral of the slots held by all jobs
-    decisions_ms: tuple[float, ...]  # real time of each plan
-    events: int  # handled by the core
+    ended_at: Seconds  # end of the last job
+    busy_slot_s: float  # slot seconds that all jobs used
+    decisions_ms: tuple[float, ...]  # real time that each plan took
+    events: int  # number of events that the core handled
     wall_s: float  # real time of the whole simulation
     bound_s: float | None = None  # lower bound of the average completion time (fluid SRPT)
     cell: str = ""  # key of the experiment's cell: `experiment.cell_key`
 
 
 class TraceJob(msgspec.Struct, frozen=True, kw_only=True):
-    """Submission of a job."""
+    """Job of a trace, as a user submits it."""
 
     name: str  # unique in the trace; name of the job in results
-    at: Seconds  # of the submission
+    at: Seconds  # time of the submission
     workload: str  # application of the profiles, row of Table 2, or family
     slots: int  # requested by the user
     batch: int = 0  # global batch tuned by the user for `slots`, samples; 0: the workload's own
@@ -108,7 +108,7 @@ class TraceJob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Trace(msgspec.Struct, frozen=True, kw_only=True):
-    """Submissions in order of time."""
+    """Jobs in order of their submission."""
 
     name: str
     jobs: tuple[TraceJob, ...]

@@ -1,4 +1,4 @@
-"""Run of a scenario under one policy, from the first submission to the last end."""
+"""Simulation of a scenario under one policy, from the first submission until the last job ends."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from schemas.ids import NodeId, Seconds
 
 TELEMETRY_S: Final = 30.0  # longest interval between step reports of a group
 MAX_LOSSES: Final = 1000  # number of node losses drawn
-LOSS_STREAM: Final = 77  # random stream of losses
+LOSS_STREAM: Final = 77  # random stream of node losses
 
 
 @dataclass(frozen=True, slots=True)
 class _Run:
     policy: str
-    options: Mapping[str, Any]  # of the policy
+    options: Mapping[str, Any]  # options of the policy
     scenario: Scenario
     seed: int
     model: TrainingModel
@@ -48,7 +48,7 @@ class _Run:
 
     @property
     def uncounted(self) -> int:
-        """Number of warm-up jobs, which do not count in averages."""
+        """Number of warm-up jobs; averages exclude these jobs."""
         return int(self.scenario.warm_up * len(self.trace.jobs))
 
 
@@ -66,15 +66,16 @@ def simulate(
     """Simulate a scenario under one policy.
 
     Args:
-        seed: of the workload and the search.
-        trace: replaces the scenario's trace.
-        model: replaces the scenario's training model.
-        record: called with every input of the core and its commands.
-        made: existing policy, such as one in training; its results have no bound.
+        seed: seed of the generated workload and of the policy's search.
+        trace: trace to use instead of the scenario's trace.
+        model: training model to use instead of the scenario's model.
+        record: called with each input of the core and the commands that the core returned.
+        made: existing policy, such as a policy in training. The result then has no lower bound and
+            no times of jobs alone.
 
     Raises:
         TraceError: if the trace or the profiles cannot be simulated.
-        SettingsError: if the policy or its options are unknown.
+        SettingsError: if the policy or one of its options is unknown.
     """
     began = time.perf_counter()
     entry(policy)  # refuse an unknown policy before reading any file
@@ -191,7 +192,7 @@ def _bound_s(run: _Run) -> float | None:
 
 
 def _losses(scenario: Scenario, seed: int) -> list[tuple[float, NodeId]]:
-    """Draw times and nodes of losses: a Poisson process."""
+    """Draw the time and node of each node loss from a Poisson process."""
     if scenario.node_loss_s <= 0.0:
         return []
     nodes = [spec.node for spec in node_specs(scenario.nodes)]

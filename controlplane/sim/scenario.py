@@ -1,7 +1,7 @@
-"""Scenario of a simulation as a value: workload, cluster, costs.
+"""Scenario of a simulation as a value: workload, cluster and costs.
 
 `model_of`, `trace_of`, `costs_of` and `options_of` load what a scenario names. They raise
-`TraceError` if a file cannot be read, or nothing can be generated for the model.
+`TraceError` if a file cannot be read, or if the scenario needs a file and names none.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from controlplane.sim.traces.generators import (
 )
 from controlplane.sim.traces.trace_csv import read_trace
 
-HONEST_NOISE: Final = 0.05  # of speeds measured over two seconds; chosen
+HONEST_NOISE: Final = 0.05  # relative error of a speed measured over two seconds; chosen
 # Field -> smallest and largest value, and the remedy.
 BOUNDS: Final[Mapping[str, tuple[float, float, str]]] = {
     **dict.fromkeys(
@@ -52,7 +52,7 @@ BOUNDS: Final[Mapping[str, tuple[float, float, str]]] = {
     "jobs": (1, math.inf, "correct it"),
     "job_s": (1e-3, math.inf, "correct it"),
     **dict.fromkeys(
-        ("stall_s", "first_stall_s", "prepare_s"),  # less than every deadline of the core
+        ("stall_s", "first_stall_s", "prepare_s"),  # shorter than any deadline in the core
         (0.0, 500.0, "give less: a cluster cancels longer changes"),
     ),
     **dict.fromkeys(
@@ -66,43 +66,45 @@ BOUNDS: Final[Mapping[str, tuple[float, float, str]]] = {
 
 
 class Scenario(msgspec.Struct, frozen=True, kw_only=True):
-    """Workload, cluster and costs; with a policy and a seed it determines a simulation."""
+    """Workload, cluster and costs; with a policy and a seed they determine a simulation."""
 
     physics: Literal["table2", "profiles", "recorded", "curves", "harmony"] = "table2"
     profiles: str = ""  # folder of the measured tables
-    workload: str = ""  # file of a trace or a recording; empty: generated
-    curves: str = ""  # file of loss curves; empty: the shipped ones
-    content: str = ""  # fingerprint of these files; distinguishes their results
+    workload: str = ""  # file with a trace or a recording; empty: the trace is generated
+    curves: str = ""  # file with loss curves; empty: the curves that ship with the simulator
+    content: str = ""  # fingerprint of these files, so that results of different files differ
     jobs: int = 400
     interval_s: float = 30.0  # mean time between submissions
     arrivals: Literal["poisson", "uniform", "bursts", "philly", "google"] = "poisson"
     mix: Literal["philly", "uniform"] = "philly"
-    warm_up: float = 0.05  # share of the jobs, from the first on, that do not count
+    warm_up: float = 0.05  # share of the jobs that averages exclude; these are the first jobs
     nodes: tuple[NodeGroup, ...] = (NodeGroup(count=16, slots=4),)
-    round_s: float = 0.0  # between plans; 0: whenever something happens
-    stall_s: float | None = None  # of a change; None: the model's
-    first_stall_s: float | None = None  # of a start; None: the model's
-    prepare_s: float | None = None  # of a newcomer while the old group trains; None: the model's
-    latency_s: float = 0.05  # from a request to the plan
+    round_s: float = 0.0  # time between plans; 0: plan after every event
+    stall_s: float | None = None  # stall of a change; None: the model's value
+    first_stall_s: float | None = None  # stall of a start; None: the model's value
+    # Time in which a new worker prepares while the group trains; None: the model's value.
+    prepare_s: float | None = None
+    latency_s: float = 0.05  # time from a request to the plan
     knowledge: Literal["L0", "L2", "L3"] = "L2"
-    information: Literal["honest", "perfect"] = "honest"  # measurements of workers
-    noise: float | None = None  # of reported speeds and noise scales; None: by `information`
-    noise_scale_error: float = 1.0  # largest factor of error of a job's noise scales
+    information: Literal["honest", "perfect"] = "honest"  # quality of the workers' measurements
+    noise: float | None = None  # error of reported speeds and noise scales; None: by `information`
+    noise_scale_error: float = 1.0  # largest factor by which a job's noise scales can be wrong
     interference: str = "none"
-    erratic: bool = False  # loss curves
+    erratic: bool = False  # True: loss curves have plateaus and spikes
     work_core_s: float = WORK_CORE_S  # physics curves: mean work of a job on one slot
-    scaling: float = 1.0  # physics curves: exponent of a job's speed over its slots
+    scaling: float = 1.0  # physics curves: speed is slots ** scaling
     job_s: float = JOB_S  # physics harmony: mean duration of a job alone
-    exchange: Literal["servers", "all-reduce", "mixed"] = "servers"  # physics harmony: of gradients
+    # Physics harmony: how workers exchange gradients.
+    exchange: Literal["servers", "all-reduce", "mixed"] = "servers"
     crash_share: float = 0.0  # share of jobs whose scripts fail once
     cancel_share: float = 0.0  # share of jobs that their users cancel
-    early_share: float = 0.0  # share of jobs whose scripts leave after a part of their epochs
-    node_loss_s: float = 0.0  # mean time between losses of a node; 0: never
-    node_back_s: float = 600.0
-    utilities: bool = False  # jobs state utilities and their number of samples
-    generations: int = 3  # evolved per request by a searching policy
-    think_s: float = 5.0  # minimum interval of its requests caused by ends of epochs
-    record_allocations: bool = False  # keep which job held which slot when
+    early_share: float = 0.0  # share of jobs whose scripts end after a part of their epochs
+    node_loss_s: float = 0.0  # mean time between two node losses in the cluster; 0: none
+    node_back_s: float = 600.0  # time until a lost node returns
+    utilities: bool = False  # True: jobs state utilities and their number of samples
+    generations: int = 3  # generations that a searching policy evolves per request
+    think_s: float = 5.0  # searching policies: minimum time between requests after epochs
+    record_allocations: bool = False  # True: results list which job used which slot when
 
     def __post_init__(self) -> None:
         """Check all values."""
@@ -138,28 +140,28 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def widest(self) -> int:
-        """Slots of the largest node."""
+        """Number of slots of the largest node."""
         return max(group.slots for group in self.nodes)
 
     @property
     def report_noise(self) -> float:
-        """Standard deviation of the logarithm of reported speeds and noise scales."""
+        """Standard deviation of the logarithm of a reported speed or noise scale."""
         if self.noise is not None:
             return self.noise
         return HONEST_NOISE if self.information == "honest" else 0.0
 
     @property
     def share_families(self) -> bool:
-        """True if jobs of one application are known to be related."""
+        """True if policies are told which jobs belong to the same application."""
         return self.knowledge != "L0"
 
     @property
     def instant_changes(self) -> bool:
-        """True if slots change hands in no time: in rounds, as in the published simulators."""
+        """True if plans in rounds take effect at once, as in the published simulators."""
         return self.round_s > 0.0
 
 
-# SLAQ section 3: 160 jobs, 15 s apart, on 20 nodes of 32 cores; all count.
+# SLAQ section 3: 160 jobs, 15 s apart, on 20 nodes of 32 cores; averages include all jobs.
 SLAQ: Final = Scenario(
     physics="curves",
     jobs=160,
@@ -168,8 +170,8 @@ SLAQ: Final = Scenario(
     nodes=(NodeGroup(count=20, slots=32, kind="cpu"),),
 )
 
-# Harmony, evaluation: six servers of two GPUs. The paper states neither lengths nor an interval:
-# with this interval, undisturbed jobs would keep five of eight GPUs busy.
+# Harmony, evaluation: six servers of two GPUs. The paper specifies no job lengths and no interval.
+# With this interval, jobs without interference would keep five of eight GPUs busy.
 HARMONY: Final = Scenario(
     physics="harmony",
     jobs=60,
@@ -180,14 +182,14 @@ HARMONY: Final = Scenario(
 )
 
 
-USUAL_STALL_S: Final = 30.0  # of every change, if neither the scenario nor a model states it
+USUAL_STALL_S: Final = 30.0  # stall of a change without a value in the scenario or the model
 USUAL_COSTS: Final[Mapping[str, ChangeCosts]] = {
     "table2": TYPICAL_COSTS,
     "curves": curves.COSTS,
     "harmony": harmony.COSTS,
 }
 PUBLISHED: Final[Mapping[str, Mapping[str, Any]]] = {
-    # As in the simulator published with the profiles.
+    # The same options as in the simulator that was published with the profiles.
     "tiresias": {"limits": [57_600.0], "placer": "emptiest"},
     "optimus": {"remaining": "oracle", "interval_s": 0.0},
 }
@@ -218,7 +220,7 @@ def model_of(scenario: Scenario) -> TrainingModel:
 
 
 def usual_demands(scenario: Scenario) -> tuple[Demand, ...]:
-    """Return the demands of the model's workloads; a share of interference is a mean over these."""
+    """Return the demands of all workloads; an interference rule's SHARE is a mean over them."""
     if scenario.physics == "harmony":
         servers = 0 if scenario.exchange == "all-reduce" else 2  # mean of 1 to 3
         return tuple(replace(demand_of(name), servers=servers) for name in BATCHES)
@@ -232,7 +234,7 @@ def curves_of(scenario: Scenario) -> RecordedCurves:
 
 
 def recording_of(scenario: Scenario) -> Recording:
-    """Return the cluster recording that `scenario.workload` names."""
+    """Return the cluster recording in the file `scenario.workload`."""
     if not scenario.workload:
         problem = "physics recorded needs a recording of a cluster"
         raise TraceError(problem, "give --workload FILE, from `ones sim import`", "workload")
@@ -240,7 +242,7 @@ def recording_of(scenario: Scenario) -> Recording:
 
 
 def trace_of(scenario: Scenario, seed: int) -> Trace:
-    """Return the submissions, read from a file or generated."""
+    """Return the trace in the scenario's workload file, or generate a trace from `seed`."""
     if scenario.physics == "recorded":
         return recording_of(scenario).as_trace()
     if scenario.workload:
@@ -264,10 +266,11 @@ def trace_of(scenario: Scenario, seed: int) -> Trace:
 
 
 def costs_of(scenario: Scenario) -> ChangeCosts:
-    """Return the costs of changes as far as they do not depend on the job.
+    """Return the costs of changes that apply to any job of the scenario.
 
-    Costs that the scenario does not state: 30 s for everything with the profiles, the middle of
-    Table 2's models, hardly anything with loss curves, seconds in Harmony's testbed.
+    A cost that the scenario leaves open depends on the physics: 30 s for every change with profiles
+    or a recording, the middle of Table 2's models, at most half a second with loss curves, and
+    seconds in Harmony's testbed.
     """
     usual = USUAL_COSTS.get(scenario.physics)
     if usual is not None:
@@ -279,7 +282,7 @@ def costs_of(scenario: Scenario) -> ChangeCosts:
 
 
 def options_of(policy: str, scenario: Scenario, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the policy's options, including those that an operator would set for the costs."""
+    """Return the given options, and those that an operator would set for these costs."""
     chosen: dict[str, Any] = {}
     if scenario.physics == "profiles" and scenario.round_s > 0.0:
         chosen |= PUBLISHED.get(policy, {})

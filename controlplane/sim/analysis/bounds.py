@@ -1,8 +1,8 @@
 """Lower bounds of the average completion time of a trace, and times of jobs that run alone.
 
-`min_cost` is the least that a single job can cost, `fluid_srpt` turns these costs into a bound for
-all jobs under any policy, and `times_alone` is the time of each job as its user submitted it, with
-the cluster to itself.
+`min_cost` returns the least cost of a single job. `fluid_srpt` turns these costs into a bound for
+all jobs under any policy. `times_alone` returns the time that each job, as its user submitted it,
+would take in an empty cluster.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ FloatArray = NDArray[np.float64]
 def fluid_srpt(release: FloatArray, work: FloatArray, most: FloatArray, capacity: float) -> float:
     """Return a lower bound of the average completion time (end minus release) of any schedule.
 
-    It is the largest of three bounds, each of which relaxes something else. Jobs are fluid: at any
-    moment a job progresses at any rate up to `most`, and all rates together stay within `capacity`.
+    The bound is the largest of three bounds, each of which ignores a different limit. Jobs are
+    fluid: at any moment a job progresses at any rate up to `most`, and the sum of all rates is at
+    most `capacity`.
 
-    - Shortest remaining processing time first on one machine as fast as the cluster, which is
+    - Shortest remaining processing time first, on one machine as fast as the cluster. This order is
       optimal there (Schrage 1968). It ignores `most`.
     - Every job alone: work / most.
-    - Mean busy times. A job that progresses at most at rate m ends at least work / (2 m) after the
-      mean moment of its work, and the sum of these mean moments is smallest if the least work goes
-      first, pre-emptively (Goemans 1997, LP in mean busy times).
+    - Mean busy times. A job whose rate is at most m ends at least work / (2 m) after the mean
+      moment of its work. The sum of these mean moments is smallest if the least work runs first,
+      with pre-emption (Goemans 1997, LP in mean busy times).
 
-    Shortest-first under the limits `most` itself is no lower bound: on 4 slots, jobs of (work 4,
-    most 4) and (work 4.4, most 1) take 6.4 s in all with the shorter one first, but 5.7 s if the
-    longer one keeps its one slot from the start.
+    Shortest-first with the limits `most` is not a lower bound. Example: on 4 slots, jobs of (work
+    4, most 4) and (work 4.4, most 1) take 6.4 s in total if the shorter job runs first, but 5.7 s
+    if the longer job has its one slot from the start.
 
     Args:
         release: shape (J,), seconds.
-        work: shape (J,), slot seconds at the best efficiency the job can have; 0 or more.
-        most: shape (J,), slots whose worth of speed the job can use at most; above 0, may be
-            infinite.
+        work: shape (J,), slot seconds at the best possible efficiency of the job; 0 or more.
+        most: shape (J,), largest speed of the job, in slots; above 0, can be infinite.
         capacity: slots of the cluster; above 0.
 
     Returns:
@@ -65,10 +65,10 @@ def fluid_srpt(release: FloatArray, work: FloatArray, most: FloatArray, capacity
 def least_flow(
     release: Sequence[float], work: Sequence[float], fastest: Sequence[float], capacity: float
 ) -> float:
-    """Return the bound of `fluid_srpt` on the sum of completion times.
+    """Return the lower bound of `fluid_srpt` for the sum, not the mean, of completion times.
 
-    Inputs are not checked; plain sequences make it fast for few jobs. `release` is in seconds,
-    `work` in slot seconds, `fastest` in slots and at most `capacity`.
+    Inputs are not checked. Plain sequences make the function fast for few jobs. `release` is in
+    seconds, `work` in slot seconds, `fastest` in slots and at most `capacity`.
     """
     size = [area / capacity for area in work]
     ends, _ = _one_machine(release, size, shortest=True)
@@ -92,7 +92,7 @@ def _one_machine(
 ) -> tuple[list[float], list[float]]:
     """Run jobs of `size` seconds pre-emptively, one at a time, on a machine of speed 1.
 
-    With `shortest` the job with the least remaining work runs first, otherwise the job with the
+    If `shortest`, the job with the least remaining work runs first, otherwise the job with the
     least total work. Return the end of each job, and the mean moment of its work.
     """
     order = sorted(range(len(release)), key=release.__getitem__)
@@ -120,16 +120,16 @@ def _one_machine(
     return ends, busy
 
 
-MAX_SINGLE_SIZE: Final = 8  # sizes tried one by one; above, whole nodes
-BATCHES_PER_DOUBLING: Final = 3  # batches tried
-UNTRIED_MARGIN: Final = 0.95  # sizes and batches between those tried may be better
+MAX_SINGLE_SIZE: Final = 8  # up to this size every size is tried; above it, whole nodes
+BATCHES_PER_DOUBLING: Final = 3  # number of batches tried per doubling
+UNTRIED_MARGIN: Final = 0.95  # factor, because sizes and batches between those tried can be better
 MIN_JOB_S: Final = 1e-9  # lower limit of a job's time
-MIN_RATE: Final = 1e-300  # divisor where the rate is 0
+MIN_RATE: Final = 1e-300  # divisor if the rate is 0
 
 
 @dataclass(frozen=True, slots=True)
 class MinCost:
-    """Least cost of a job. Different schedules reach the two values: a bound, not a plan."""
+    """Least slot seconds and least seconds of a job; no schedule needs to reach both values."""
 
     slot_s: float  # least product of slots and seconds
     least_s: float  # least seconds
@@ -138,10 +138,10 @@ class MinCost:
 def min_cost(job_model: JobModel, fixed_batch: int, slots: int, widest: int) -> MinCost:
     """Return the least cost of a job over all sizes and batches.
 
-    Each epoch gets its best size and batch; a few percent are subtracted for those between the
-    values tried. Progress per sample depends on batch and epoch, samples per second on size and
-    batch; the model is queried for the two separately. `fixed_batch` is the batch that policies of
-    fixed batch use, if it exceeds the job's largest selectable batch; otherwise 0.
+    Each epoch has its best size and batch. 5% is subtracted for the sizes and batches between those
+    tried. Progress per sample depends on batch and epoch, and samples per second on size and batch,
+    so the model is queried for the two separately. `fixed_batch` is the batch of policies that keep
+    the user's batch, if it exceeds the largest batch that other policies can select; otherwise 0.
     """
     spec = job_model.spec
     most = min(max(spec.slots[1], fixed_batch and slots), slots)
@@ -167,7 +167,7 @@ def min_cost(job_model: JobModel, fixed_batch: int, slots: int, widest: int) -> 
 def _speeds(
     job_model: JobModel, sizes: Sequence[int], batches: Sequence[int], widest: int
 ) -> FloatArray:
-    """Return samples/s in the first epoch, shape (sizes, batches); 0 where a group cannot run."""
+    """Return samples/s in the first epoch, shape (sizes, batches); 0 if a group cannot run."""
     speed = np.zeros((len(sizes), len(batches)))
     for column, batch in enumerate(batches):
         for row, size in enumerate(sizes):
@@ -205,7 +205,7 @@ def _batches(first: int, most: int, fixed: int) -> list[int]:
 def known_throughput(
     job_model: JobModel, size: int, batch: int, epoch: int, widest: int
 ) -> Throughput | None:
-    """Return the throughput of a group on as few nodes as possible, or None if it cannot run."""
+    """Return the throughput of a group on the fewest nodes, or None if the group cannot run."""
     try:
         throughput = job_model.throughput(packed(size, widest), batch, epoch)
     except TraceError:
@@ -222,11 +222,11 @@ def lower_bound_s(
     fastest: float,
     seed: int,
 ) -> float | None:
-    """Return a lower bound of these jobs' average completion time in seconds, on any schedule.
+    """Return a lower bound of the average completion time of `jobs`, in seconds, on any schedule.
 
-    The bound is None without jobs, or if a job crashes or is cancelled. `jobs` are the counted
-    jobs; the bound treats others as if they needed nothing. `fastest` is the speed of the fastest
-    GPU, relative to the GPU that the model describes.
+    It is None without jobs, or if a job crashes or is cancelled. `jobs` are the counted jobs; the
+    bound ignores the slots that other jobs use. `fastest` is the speed of the fastest GPU, relative
+    to the GPU that the model describes.
     """
     if not jobs or any(
         job.crashes_at is not None or job.cancelled_after_s is not None for job in jobs
@@ -244,7 +244,7 @@ def lower_bound_s(
 def _min_costs(
     jobs: Sequence[TraceJob], model: TrainingModel, *, slots: int, widest: int, seed: int
 ) -> list[MinCost]:
-    """Return the least cost of each job; equal jobs are computed once."""
+    """Return the least cost of each job; the cost of equal jobs is computed once."""
     known: dict[tuple[str, int, int, int, float], MinCost] = {}
     batches: dict[tuple[str, int, int], int] = {}
     costs = []
@@ -253,7 +253,7 @@ def _min_costs(
         tuned = (job.workload, job.slots, job.batch)
         if tuned not in batches:
             batches[tuned] = model.job_model(job, "fixed", seed=seed).spec.batch_size
-        # A batch below the limit lies between the batches that are tried.
+        # `min_cost` tries batches around any batch up to the limit.
         beyond = batches[tuned] > job_model.spec.batch_limit
         fixed = batches[tuned] if beyond else 0
         alone = known_throughput(job_model, 1, job_model.spec.batch_size, 0, widest)
@@ -274,15 +274,15 @@ def times_alone(
     first_stall_s: float | None,
     seed: int,
 ) -> Mapping[str, tuple[int, float]]:
-    """Return for each job the slots it asks for and its time alone on them, packed on few nodes.
+    """Return the requested slots of each job, and its time on these slots without other jobs.
 
-    The batch is the one that the user tuned for these slots, whatever a policy would choose, so
-    that the time is the same for every policy. GPUs have the cluster's mean speed. The first start
-    is included.
+    The slots are on the fewest nodes. The batch is always the batch that the user tuned for them,
+    so that the time is the same for every policy. GPUs have the cluster's mean speed. The time
+    includes the first start. Jobs whose group was never measured are missing.
 
-    `widest` is the number of slots of the cluster's largest node, `speed` the mean speed of its
-    GPUs relative to the GPU that the model describes, `first_stall_s` the time of any start or None
-    as the model says. Jobs whose group was never measured are missing.
+    `widest` is the number of slots of the cluster's largest node. `speed` is the mean speed of the
+    GPUs relative to the GPU that the model describes. `first_stall_s` is the time of any start, or
+    None for the model's value.
     """
     found: dict[str, tuple[int, float]] = {}
     for job in jobs:

@@ -1,7 +1,7 @@
 """Comparison of policies: paired by job, with intervals and tests; tables and JSON of results.
 
-Results are grouped by size of the cluster and policy: means over seeds, and one policy compared
-with each other one.
+Results are grouped by the size of the cluster and by policy. Figures of a policy are means over
+seeds, and one policy is compared with each other policy.
 """
 
 from __future__ import annotations
@@ -24,50 +24,50 @@ if TYPE_CHECKING:
 
 
 RESAMPLES: Final = 5_000
-MAX_DRAWS: Final = 2_000_000  # random numbers per draw, to bound memory
-INTERVAL_QUANTILES: Final = (0.025, 0.975)  # of a 95% interval
+MAX_DRAWS: Final = 2_000_000  # random numbers per draw, limited to save memory
+INTERVAL_QUANTILES: Final = (0.025, 0.975)  # limits of a 95% interval
 
 FloatArray = NDArray[np.float64]
 
 
 class Interval(msgspec.Struct, frozen=True):
-    """A 95% confidence interval."""
+    """Limits of a 95% confidence interval."""
 
     low: float
     high: float
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
-    """Completion times of the first policy compared with those of the second, paired by job."""
+    """Comparison of two policies by the completion times of the same jobs."""
 
     first: str
     second: str
-    jobs: int  # pairs
-    simulations: int  # pairs of results with such jobs: seeds times settings
-    left_out: int  # counted jobs that did not finish under both
+    jobs: int  # number of pairs
+    simulations: int  # number of pairs of results with such jobs: seeds times settings
+    left_out: int  # number of counted jobs that did not finish under both policies
     first_mean_s: float
     second_mean_s: float
     difference_s: float  # first minus second; below 0: the first is faster
     difference_ci_s: Interval
     ratio: float  # first over second; below 1: the first is faster
     ratio_ci: Interval
-    changed: int  # pairs that differ: the sample of the Wilcoxon tests
+    changed: int  # number of pairs that differ, which the Wilcoxon tests use
     two_sided_p: float  # small: the policies are not equivalent
     less_p: float  # small: the first is faster
-    greater_p: float  # small: the first is slower; ONES table 4 has it near 1
+    greater_p: float  # small: the first is slower; near 1 in ONES table 4
 
 
 def compare(first: Sequence[SimulationResult], second: Sequence[SimulationResult]) -> Comparison:
-    """Compare two policies on the simulations of equal setting and seed that both have.
+    """Compare two policies on all simulations that both have with equal setting and seed.
 
-    Means are over all pairs of jobs. Intervals come from a bootstrap that first draws simulations,
-    then jobs within each, because jobs of one simulation depend on each other. With a single
-    simulation only jobs are drawn, and the interval does not cover other traces. Wilcoxon's
-    signed-rank tests are on pairs of jobs, as in table 4 of ONES, which treats them as independent:
-    the p values are smaller than repeated simulations would support.
+    Means are over all pairs of jobs. The bootstrap for the intervals first draws simulations and
+    then jobs within each simulation, because jobs of one simulation depend on each other. With a
+    single simulation only jobs are drawn, and the interval does not cover other traces. Wilcoxon's
+    signed-rank tests use pairs of jobs and treat them as independent, as in table 4 of ONES. The p
+    values are therefore smaller than repeated simulations would justify.
 
     Raises:
-        ResultsError: if the policies have no simulation, or no finished job, in common; or a
+        ResultsError: if the policies have no simulation or no finished job in common, or if a
             simulation occurs twice.
     """
     left, right = _by_simulation(first), _by_simulation(second)
@@ -95,7 +95,7 @@ def compare(first: Sequence[SimulationResult], second: Sequence[SimulationResult
 
 
 def mean_interval(values: Sequence[float]) -> Interval:
-    """Return a bootstrap interval of the mean; a single value is its own interval."""
+    """Return a bootstrap interval of the mean; for a single value both limits are this value."""
     given = np.asarray(values, dtype=float)
     drawn = np.random.default_rng(0).integers(len(given), size=(RESAMPLES, len(given)))
     return _interval(given[drawn].mean(axis=1))
@@ -114,7 +114,7 @@ def _by_simulation(results: Sequence[SimulationResult]) -> dict[str, SimulationR
 
 
 def _paired_times(first: SimulationResult, second: SimulationResult) -> FloatArray:
-    """Return completion times of the jobs that finished under both, shape (J, 2), seconds."""
+    """Return completion times of jobs that finished under both policies, shape (J, 2), seconds."""
     theirs = {job.job: job.jct_s for job in finished(second)}
     both = [(job.jct_s, theirs[job.job]) for job in finished(first) if job.job in theirs]
     return np.array(both, dtype=float).reshape(-1, 2)
@@ -151,14 +151,14 @@ def _interval(values: FloatArray) -> Interval:
 
 
 def _ratio(mine: float, other: float) -> float:
-    """Return the ratio; 1 if both are 0, infinite if only `other` is."""
+    """Return `mine` / `other`; 1 if both are 0, infinite if only `other` is 0."""
     if other == 0.0:
         return 1.0 if mine == 0.0 else float("inf")
     return float(mine / other)
 
 
 def _wilcoxon(differences: FloatArray) -> dict[str, Any]:
-    """Run signed-rank tests; pairs without a difference are left out (Wilcoxon 1945)."""
+    """Run signed-rank tests; pairs with a difference of 0 are excluded (Wilcoxon 1945)."""
     from scipy import stats  # noqa: PLC0415 - the import takes a second
 
     changed = differences[differences != 0.0]
@@ -183,7 +183,7 @@ MEANS = (
 
 
 def by_size(results: Sequence[SimulationResult]) -> dict[int, dict[str, list[SimulationResult]]]:
-    """Group results by size of the cluster, smallest first, then by policy and any options."""
+    """Group results by the number of slots of the cluster, smallest first, then by policy."""
     found: dict[int, dict[str, list[SimulationResult]]] = {}
     for size in sorted({result.slots for result in results}):
         by_policy = found[size] = {}
@@ -194,7 +194,7 @@ def by_size(results: Sequence[SimulationResult]) -> dict[int, dict[str, list[Sim
 
 
 def means(results: Sequence[SimulationResult]) -> dict[str, float | None]:
-    """Return the figures of one policy as means over seeds; None if a seed lacks a figure."""
+    """Return the means of one policy's figures over seeds; None if a seed has no such figure."""
     sums = [summary(result) for result in results]
     found: dict[str, float | None] = {}
     for name in (*MEANS, *(name for name in LOSS_FIGURES if name in sums[0])):
@@ -204,10 +204,10 @@ def means(results: Sequence[SimulationResult]) -> dict[str, float | None]:
 
 
 def against_each(results: Sequence[SimulationResult], ours: str) -> dict[int, list[Comparison]]:
-    """Compare policy `ours` with each other one, for each size of the cluster that has `ours`.
+    """Compare policy `ours` with each other policy, for each size of the cluster that has `ours`.
 
     Raises:
-        ResultsError: if two policies have nothing in common to compare.
+        ResultsError: if two policies have no simulation or no finished job in common.
     """
     return {
         size: [compare(by_policy[ours], by_policy[name]) for name in by_policy if name != ours]
@@ -217,7 +217,7 @@ def against_each(results: Sequence[SimulationResult], ours: str) -> dict[int, li
 
 
 def comparison_json(results: Sequence[SimulationResult], ours: str) -> dict[str, Any]:
-    """Return means, comparisons with `ours` and figures of every simulation as JSON values."""
+    """Return means, comparisons with `ours` and the summary of every simulation as JSON values."""
     return {
         "sizes": {
             str(size): {name: means(many) for name, many in by_policy.items()}
@@ -231,19 +231,19 @@ def comparison_json(results: Sequence[SimulationResult], ours: str) -> dict[str,
     }
 
 
-COLUMNS: Final[Mapping[str, str]] = {  # heading -> figure, of a comparison
+COLUMNS: Final[Mapping[str, str]] = {  # heading -> figure
     "avg JCT s": "avg_jct_s", "geo": "geo_jct_s", "p50": "p50_jct_s", "p90": "p90_jct_s",
     "p99": "p99_jct_s", "exec": "avg_exec_s", "queue": "avg_queue_s", "makespan": "makespan_s",
     "rho": "ftf_mean", "worst": "ftf_worst", "unfair": "ftf_unfair_share", "busy": "utilisation",
     "re-scales": "rescales_per_job", "ms/decision": "decision_ms_mean",
     "extrapolated": "extrapolated_share",
 }  # fmt: skip
-LOSS_COLUMNS: Final[Mapping[str, str]] = {  # heading -> figure, where jobs have losses
+LOSS_COLUMNS: Final[Mapping[str, str]] = {  # heading -> figure, if jobs have losses
     "t90 s": "t90_s", "t95 s": "t95_s", "mean loss": "mean_loss", "loss area s": "loss_area_s",
     "cores high": "cores_high", "medium": "cores_medium", "low": "cores_low",
     "avg JCT s": "avg_jct_s", "p99": "p99_jct_s", "makespan": "makespan_s",
 }  # fmt: skip
-UTILITY_FIGURES: Final = (  # figures where jobs state utilities
+UTILITY_FIGURES: Final = (  # figures that exist if jobs state utilities
     "utility", "utility_share", "rejected", "promised", "promises_kept", "promises_broken",
     "lateness_s",
 )  # fmt: skip
@@ -258,7 +258,7 @@ EXTRAPOLATED: Final = (
 
 
 def print_result(result: SimulationResult) -> None:
-    """Print the table of one simulation."""
+    """Print a table with the figures of one simulation."""
     console, figures = _console(), summary(result)
     title = f"{result.policy} on {result.slots} slots, seed {result.seed}"
     table = _table(title, "measure", "value")
@@ -275,7 +275,7 @@ def print_result(result: SimulationResult) -> None:
 
 
 def print_comparison(results: Sequence[SimulationResult], ours: str) -> None:
-    """Print several policies side by side, and `ours` compared with each other one."""
+    """Print tables with the figures of each policy, and comparisons of `ours` with each policy."""
     console = _console()
     for size, by_policy in by_size(results).items():
         seeds = len(next(iter(by_policy.values())))

@@ -1,6 +1,6 @@
 """Style shared by all figures: colours of policies, units, legends, slots over time, saving.
 
-Only the functions that draw need matplotlib, which is optional.
+matplotlib is optional; only the functions that draw need it.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Okabe and Ito (2008): distinct for the colour-blind; their yellow is too pale for lines.
+# Okabe and Ito (2008): distinct for the colour-blind; without yellow, which is too pale for lines.
 COLOURS: Final = ("#d55e00", "#0072b2", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#4d4d4d")
 DASHES: Final = ("-", "--", ":", "-.")
 HATCHES: Final = ("", "//", "..", "xx")
-# A policy has one style in all figures; policies often drawn together come first.
+# The position defines a policy's style in all figures; policies often drawn together are first.
 POLICIES: Final = (
     "ones", "tiresias", "optimus", "drl", "goodput", "fifo", "srtf", "ones-paper", "gittins",
     "fair", "slaq", "harmony", "oasis", "harmony-drl",
 )  # fmt: skip
 SUFFIXES: Final = (".svg", ".png", ".pdf")
 GRID: Final = "#d9d9d9"
-UNITS: Final = ((5.0, 3600.0, "hours"), (10.0, 60.0, "minutes"))  # above so many of the unit
+UNITS: Final = ((5.0, 3600.0, "hours"), (10.0, 60.0, "minutes"))  # minimum, seconds, name
 
 
 @dataclass(frozen=True, slots=True)
 class Style:
-    """Colour of a policy, and its dash and hatch where colour is missing."""
+    """Colour, dash and hatch of a policy; dash and hatch distinguish policies without colour."""
 
     colour: str
     dash: str
@@ -46,12 +46,12 @@ class Style:
 
     @property
     def line(self) -> dict[str, Any]:
-        """Style of a curve."""
+        """Style of a curve, as keyword arguments of matplotlib."""
         return {"color": self.colour, "linestyle": self.dash, "linewidth": 1.6}
 
     @property
     def area(self) -> dict[str, Any]:
-        """Style of a bar."""
+        """Style of a bar, as keyword arguments of matplotlib."""
         return {"facecolor": self.colour, "hatch": self.hatch, "alpha": 0.9}
 
 
@@ -62,9 +62,9 @@ STYLES: Final = tuple(
 
 
 def grouped(results: Sequence[SimulationResult]) -> dict[str, list[SimulationResult]]:
-    """Group results by policy, in order of appearance.
+    """Group results by the label of their policy, in order of appearance.
 
-    A policy's label is its name followed by those options in which its results differ.
+    A label is the name of the policy, followed by the options in which the policy's results differ.
 
     Raises:
         ResultsError: if there are no results.
@@ -88,7 +88,7 @@ def _label(result: SimulationResult, results: Sequence[SimulationResult]) -> str
 
 
 def styles(labels: Iterable[str]) -> dict[str, Style]:
-    """Return a style for each label of `grouped`; two labels of one policy get different styles."""
+    """Return a style for each label of `grouped`; labels of one policy have different styles."""
     found: dict[str, Style] = {}
     for label in labels:
         policy = label.partition(" ")[0]
@@ -104,7 +104,7 @@ def styles(labels: Iterable[str]) -> dict[str, Style]:
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """Return an empty figure that needs no display.
+    """Return an empty figure of `width` and `height` inches; no display is needed.
 
     Raises:
         ResultsError: if matplotlib is not installed.
@@ -118,7 +118,9 @@ def new_figure(width: float, height: float) -> Figure:
 
 
 def save(figure: Figure, path: Path, kind: str = "") -> None:
-    """Write a figure in format `kind`, or that of the suffix; equal figures give equal bytes.
+    """Write a figure to a file; equal figures produce equal bytes.
+
+    The format is `kind`, such as ".png", or the suffix of `path`.
 
     Raises:
         ResultsError: if the format is unknown, or the file cannot be written.
@@ -140,28 +142,28 @@ def save(figure: Figure, path: Path, kind: str = "") -> None:
 
 
 def tidy(axes: Axes, *, along: str = "y") -> None:
-    """Draw a light grid behind the data along the x, y or both axes, and remove the box."""
+    """Draw a light grid behind the data along the x, y or both axes, and hide two borders."""
     axes.grid(visible=True, axis=along, color=GRID, linewidth=0.6)  # type: ignore[arg-type] # x, y or both
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
 
 
 def caption(figure: Figure, text: str) -> None:
-    """Write below a figure how to read it."""
+    """Write an explanation below a figure."""
     figure.supxlabel(text, x=0.01, ha="left", fontsize="small", color="#444444")
 
 
 def policy_legend(figure: Figure, axes: Axes, count: int) -> None:
-    """Place one legend above all panels, where it covers no data."""
+    """Place one legend of `count` labels above all panels, where it covers no data."""
     handles, labels = axes.get_legend_handles_labels()
     look: dict[str, Any] = {"frameon": False, "fontsize": "small", "ncols": min(count, 6)}
     figure.legend(handles, labels, loc="outside upper center", **look)
 
 
 def time_unit(longest_s: float) -> tuple[float, str]:
-    """Return the unit of time for an axis up to `longest_s`, in seconds, and its name.
+    """Return a unit of time in seconds, and its name, for an axis up to `longest_s` seconds.
 
-    Hours above 5 hours, minutes above 10 minutes.
+    The unit is hours above 5 hours, minutes above 10 minutes, otherwise seconds.
     """
     fitting = ((unit, name) for least, unit, name in UNITS if longest_s > least * unit)
     return next(fitting, (1.0, "seconds"))
@@ -171,13 +173,13 @@ def time_unit(longest_s: float) -> tuple[float, str]:
 
 IDLE: Final = "#f3f3f3"
 NODE_LINE: Final = "#b0b0b0"
-MAX_LABELLED_SLOTS: Final = 48  # rows that can each have a label
+MAX_LABELLED_SLOTS: Final = 48  # largest number of rows that each have a label
 LETTER_WIDTH: Final = 0.008  # width of a letter in a bar, as a share of the axis
-DARK_LUMA: Final = 140.0  # luma below which white text is easier to read; by eye
+DARK_LUMA: Final = 140.0  # white text is easier to read below this luma; found by eye
 
 
 class Bar(NamedTuple):
-    """Interval in which a job held a slot, in units of the axis."""
+    """Interval in which a job used a slot, in units of the axis."""
 
     slot: str
     job: str
@@ -186,7 +188,7 @@ class Bar(NamedTuple):
 
 
 def slot_axes(axes: Axes, slots: Sequence[SlotId], length: float) -> None:
-    """Prepare axes with a row for each slot, names of slots or nodes, and lines between nodes."""
+    """Prepare axes with a row per slot, labels for slots or nodes, and lines between nodes."""
     axes.set_xlim(0.0, length)
     axes.set_ylim(max(len(slots), 1) - 0.5, -0.5)
     axes.set_facecolor(IDLE)
@@ -210,7 +212,7 @@ def slot_axes(axes: Axes, slots: Sequence[SlotId], length: float) -> None:
 def draw_bars(
     axes: Axes, bars: Iterable[Bar], slots: Sequence[str], looks: Mapping[str, Mapping[str, Any]]
 ) -> None:
-    """Draw bars in the rows of their slots, in the style of their job; other jobs are left out."""
+    """Draw bars in the rows of their slots, in the style of their job, if `looks` has one."""
     from matplotlib.collections import PolyCollection  # noqa: PLC0415 - the axes exist
 
     rows = {slot: row for row, slot in enumerate(slots)}
@@ -227,9 +229,10 @@ def draw_bars(
 def name_bars(
     axes: Axes, bars: Iterable[Bar], slots: Sequence[str], colours: Mapping[str, str], length: float
 ) -> None:
-    """Write a job's name into its bars that are wide enough, once for bars below each other.
+    """Write the name of a job into its bars that are wide enough.
 
-    Nothing is written where rows are too low for text.
+    Adjacent rows with overlapping bars of a job show its name once. If there are more than
+    `MAX_LABELLED_SLOTS` rows, they are too low for text and nothing is written.
     """
     if len(slots) > MAX_LABELLED_SLOTS:
         return
@@ -249,6 +252,6 @@ def name_bars(
 
 
 def is_dark(colour: str) -> bool:
-    """True if white is easier to read on `colour` (#rrggbb) than black."""
+    """True if white text is easier to read on `colour` (#rrggbb) than black text."""
     red, green, blue = (int(colour[at : at + 2], 16) for at in (1, 3, 5))
     return 0.299 * red + 0.587 * green + 0.114 * blue < DARK_LUMA

@@ -1,6 +1,6 @@
 """Figures of results: distributions, averages, scaling with the cluster, losses, slots over time.
 
-`draw` draws every figure that the results can fill into a folder. Every function that draws raises
+`draw` draws all figures for which the results have data. Every function that draws raises
 `ResultsError` if there is nothing to draw, matplotlib is missing, or a file cannot be written.
 """
 
@@ -66,13 +66,13 @@ BOXES: Final = (
 MIN_DRAWN_S: Final = 1.0  # lower limit of times on a logarithmic axis
 REFERENCE_POLICY: Final = "ones"
 MAX_LABELS_LENGTH: Final = 28  # total length of labels that fit side by side below a panel
-CURVE_OFFSET: Final = 0.03  # distance of the curves of two policies, in factors of two
+CURVE_OFFSET: Final = 0.03  # horizontal distance between the curves of two policies, in doublings
 
 
 def draw(results: Results, folder: Path, ours: str = REFERENCE_POLICY) -> list[Path]:
-    """Draw all figures that these results can fill, and return the files.
+    """Draw all figures for which the results have data, and return the files.
 
-    The folder is created if it is missing. `ours` is the label whose gains are drawn.
+    The folder is created if it is missing. `ours` is the label of the policy whose gains are drawn.
     """
     folder.mkdir(parents=True, exist_ok=True)
     drawn: list[Path] = []
@@ -104,7 +104,7 @@ def draw(results: Results, folder: Path, ours: str = REFERENCE_POLICY) -> list[P
 
 
 def box_plots(results: Results, path: Path) -> None:
-    """Draw completion, execution and queueing times by policy (ONES figure 15a-c)."""
+    """Draw box plots of completion, execution and queueing times by policy (ONES figure 15a-c)."""
     groups = grouped(results)
     look = styles(groups)
     figure, panels = _three_panels(_panel_width(list(groups)), 3.8)
@@ -134,7 +134,8 @@ def _draw_box(axes: Axes, place: int, values: np.ndarray, look: Style) -> None:
 def cumulative(results: Results, path: Path) -> None:
     """Draw the distribution of completion, execution and queueing times (ONES fig. 15d-i).
 
-    Shares are of all counted jobs: a curve ends below 1 if some jobs did not finish.
+    Shares are shares of all counted jobs that were not cancelled. A curve ends below 1 if some of
+    these jobs did not finish.
     """
     groups = grouped(results)
     look = styles(groups)
@@ -181,11 +182,11 @@ def averages(results: Results, path: Path) -> None:
 
 
 def scaling(results: Results, path: Path, ours: str = REFERENCE_POLICY) -> None:
-    """Draw average completion time by size of the cluster (ONES fig. 17), and the gain of `ours`.
+    """Draw average completion time by cluster size (ONES fig. 17), and the gain of `ours`.
 
     The gain over another policy is one minus the ratio of the averages (fig. 18), over simulations
-    of equal seed and cluster size; bars are 95% intervals over simulations. Without the label
-    `ours` among the results there is only the left panel.
+    of equal seed and cluster size. Error bars are 95% intervals over simulations. If `ours` is not
+    a label of the results, only the left panel is drawn.
     """
     groups = grouped(results)
     look = styles(groups)
@@ -214,7 +215,7 @@ def scaling(results: Results, path: Path, ours: str = REFERENCE_POLICY) -> None:
     save(figure, path)
 
 
-Point = tuple[int, float, float, float]  # position, value, error below and above
+Point = tuple[int, float, float, float]  # position, value, length of the error bar below and above
 
 
 def _at_sizes(results: Results, sizes: Sequence[int]) -> list[Point]:
@@ -246,7 +247,7 @@ def _averages_at(results: Results, size: int) -> dict[int, float]:
 
 
 def _curve(axes: Axes, points: Sequence[Point], aside: float, label: str, style: Style) -> None:
-    """Draw points with error bars, shifted slightly so that policies do not overlap."""
+    """Draw points with error bars; `aside` shifts them so that policies do not overlap."""
     if not points:
         return
     places, means, below, above = zip(*points, strict=True)
@@ -276,7 +277,7 @@ def _values(results: Results, measure: Measure) -> np.ndarray:
 
 
 def _mean_and_error(results: Results, measure: Measure) -> tuple[float, float, float]:
-    """Return the mean of the results' averages and the interval's reach below and above."""
+    """Return the mean of the results' averages, and its distances to the interval's limits."""
     means = [float(v.mean()) for o in results if len(v := _values([o], measure))]
     if not means:
         problem = f"no job of {results[0].policy} finished"
@@ -300,7 +301,7 @@ SMOOTHING_WINDOW_S: Final = 15.0  # window of the running mean of slot shares
 def normalised_loss(results: Results, path: Path) -> None:
     """Draw the mean normalised loss of active jobs within the window (SLAQ figure 4).
 
-    Curves show the first seed; the legend has means over all seeds.
+    Curves show the first seed; the legend shows means over all seeds.
     """
     groups = grouped(results)
     look = styles(groups)
@@ -352,7 +353,7 @@ def slots_by_loss(results: Results, path: Path) -> None:
 
 
 def times_to_reductions(results: Results, path: Path) -> None:
-    """Draw the mean time from submission to given loss reductions, over all seeds (SLAQ fig. 5)."""
+    """Draw the mean time from submission to each loss reduction, over all seeds (SLAQ fig. 5)."""
     groups = grouped(results)
     look = styles(groups)
     figure = new_figure(7.6, 3.8)
@@ -375,19 +376,19 @@ def times_to_reductions(results: Results, path: Path) -> None:
 
 
 def _window(result: SimulationResult) -> tuple[LossSeries, np.ndarray]:
-    """Return the series of a result, and a mask of its moments inside the window."""
+    """Return the loss series of a result, and a mask of the moments inside its window."""
     series = loss_series(result)
     first, last = series.window_s
     return series, (series.times_s >= first) & (series.times_s < last)
 
 
 def _mean_time(results: Results, reduction: float) -> float:
-    """Return the mean over results; a result where no job reached the reduction counts as 0."""
+    """Return the mean time; if no job of a result reached the reduction, the result adds 0."""
     return float(np.mean([mean_time_to(result, reduction) or 0.0 for result in results]))
 
 
 def _smoothed(values: FloatArray) -> FloatArray:
-    """Return the running mean with continued ends; 0 where no slot is in use."""
+    """Return the running mean; the ends are continued, and missing shares are 0."""
     wide = max(1, round(SMOOTHING_WINDOW_S / GRID_S))
     smooth: FloatArray = uniform_filter1d(np.nan_to_num(values), wide, mode="nearest")
     return smooth
@@ -403,7 +404,7 @@ SHADES: Final = (
 
 
 def gantt(result: SimulationResult, path: Path) -> None:
-    """Draw which job held which slot when: a row per slot, a colour per job."""
+    """Draw the slots that each job used over time: one row per slot, one colour per job."""
     held = [(job.job, allocation) for job in result.jobs for allocation in job.allocations]
     _require_allocations(held)
     colours = {
@@ -427,13 +428,13 @@ def gantt(result: SimulationResult, path: Path) -> None:
 
 
 def _sorted_slots(found: set[str]) -> list[SlotId]:
-    """Sort slots by node and index; numbers in names compare as numbers."""
+    """Sort slots by node and index; numbers in names are compared as numbers."""
     parts = {slot: [(len(p), p) for p in re.findall(r"\d+|\D+", slot)] for slot in found}
     return [SlotId(slot) for slot in sorted(found, key=parts.__getitem__)]
 
 
 def utilisation(results: Results, path: Path) -> None:
-    """Draw the mean share of slots that jobs held over time, one curve for each policy."""
+    """Draw the mean share of slots that jobs used over time, one curve for each policy."""
     groups = grouped(results)
     look = styles(groups)
     longest = max(result.ended_at for result in results)
@@ -455,14 +456,14 @@ def utilisation(results: Results, path: Path) -> None:
 
 
 def busy_share(result: SimulationResult, edges: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the share of the cluster's slot seconds that jobs held in each interval.
+    """Return the share of the cluster's slot seconds that jobs used in each interval, shape (N,).
 
-    `edges` of the intervals are increasing seconds, shape (N + 1,); shares have shape (N,).
+    `edges` are the limits of the intervals in increasing seconds, shape (N + 1,).
     """
     allocations = [allocation for job in result.jobs for allocation in job.allocations]
     _require_allocations(allocations)
     held = np.zeros(len(edges))
-    for allocation in allocations:  # slot seconds held up to each edge
+    for allocation in allocations:  # adds the slot seconds used before each edge
         held += np.clip(edges, allocation.since, allocation.until) - allocation.since
     return np.diff(held) / (np.diff(edges) * result.slots)
 

@@ -1,12 +1,12 @@
-"""Figures of one result: averages, tails, fairness, forecasts of starts, utilities.
+"""Figures of one result: averages, tails, fairness, forecasts of starts, utilities, losses.
 
-Finish-time fairness compares a job's time with the time that its share of the cluster would have
-taken. Themis (Mahajan et al., NSDI '20, section 3): rho is the time that a job takes in the shared
-cluster over its time in a cluster of its own of 1 / n of the size. Shockwave (Zheng et al., NSDI
-'23, section 2): n is the mean number of active jobs over its life, a job above 1 is treated
-unfairly, and the largest rho of all jobs measures how badly.
+Finish-time fairness compares the time of a job with the time that it would have taken with its fair
+share of the cluster. Themis (Mahajan et al., NSDI '20, section 3): rho is the job's time in the
+shared cluster, divided by its time in a private cluster of 1 / n of the size. Shockwave (Zheng et
+al., NSDI '23, section 2): n is the mean number of active jobs during the job's life. A job with rho
+above 1 is treated unfairly, and the largest rho of all jobs measures the unfairness.
 
-Losses of a simulation's jobs over time, and the slots they held meanwhile (SLAQ section 3).
+Loss figures describe the losses of jobs over time, and their slots meanwhile (SLAQ section 3).
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from controlplane.sim.results import JobResult, SimulationResult
 
 FloatArray = NDArray[np.float64]
 
-GRID_S: Final = 1.0  # distance of the moments
+GRID_S: Final = 1.0  # time between two moments of a series
 TOLERANCE: Final = 1e-9  # tolerance of a share
-GROUPS: Final = ("high", "medium", "low")  # by normalised loss
-GROUP_BOUNDS: Final = (0.25, 0.5)  # shares of the jobs where a group ends, highest loss first
+GROUPS: Final = ("high", "medium", "low")  # groups of jobs by normalised loss
+GROUP_BOUNDS: Final = (0.25, 0.5)  # shares of the jobs at which a group ends, highest loss first
 LOSS_FIGURES: Final = (
     "t90_s", "t95_s", "mean_loss", "loss_area_s", "cores_high", "cores_medium", "cores_low",
 )  # fmt: skip
@@ -33,26 +33,26 @@ LOSS_FIGURES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class LossSeries:
-    """Moments of one simulation, every `GRID_S` seconds from the first submission on.
+    """Losses and slots in one simulation, every `GRID_S` seconds from the first submission on.
 
     A job's normalised loss is 1 before its first iteration and 0 at its smallest loss.
     """
 
     times_s: FloatArray  # since the first submission, shape (T,)
-    mean_loss: FloatArray  # over active jobs, shape (T,); nan without one
-    cores: FloatArray  # share of the slots in use, by `GROUPS`, shape (T, 3); nan: none in use
+    mean_loss: FloatArray  # over active jobs, shape (T,); nan without active jobs
+    cores: FloatArray  # share of the used slots, by `GROUPS`, shape (T, 3); nan: no used slot
     window_s: tuple[float, float]  # the middle third of the submissions: 800 s of the paper's 2400
 
 
 def has_losses(result: SimulationResult) -> bool:
-    """Return whether the result's jobs have true losses."""
+    """Return whether the result contains true losses of its jobs."""
     return any(job.losses for job in result.jobs)
 
 
 def loss_series(result: SimulationResult) -> LossSeries:
-    """Return mean normalised loss (SLAQ figure 4) and slots by group of jobs (figure 3) over time.
+    """Return the mean normalised loss (SLAQ figure 4) and the slots by group (figure 3) over time.
 
-    At each moment jobs are sorted by normalised loss: the highest 25%, the next 25%, the rest.
+    At each moment jobs are grouped by normalised loss: the highest 25%, the next 25%, and the rest.
     """
     jobs = [job for job in result.jobs if job.losses]
     begin = min(job.submitted_at for job in jobs)
@@ -73,31 +73,35 @@ def loss_series(result: SimulationResult) -> LossSeries:
 
 
 def time_to(job: JobResult, reduction: float) -> float | None:
-    """Return the seconds from submission until the loss had first fallen by `reduction`.
+    """Return the seconds from submission until the job's loss first fell by `reduction`.
 
-    `reduction` is a share of the total fall, in [0, 1]. Return None if the job never got there.
+    `reduction` is a share of the total fall of the loss, in [0, 1]. Return None if the loss never
+    fell by this share.
     """
     left = 1.0 - reduction + TOLERANCE
     return next((at - job.submitted_at for at, share in _loss_points(job) if share <= left), None)
 
 
 def mean_time_to(result: SimulationResult, reduction: float) -> float | None:
-    """Return the mean of `time_to` over the counted jobs that reached it, or None if none did."""
+    """Return the mean of `time_to` over counted jobs, or None if no job reached the reduction.
+
+    Jobs that did not reach the reduction are excluded.
+    """
     took = [time_to(job, reduction) for job in result.jobs if job.counted and job.losses]
     known = [seconds for seconds in took if seconds is not None]
     return float(np.mean(known)) if known else None
 
 
 def loss_figures(result: SimulationResult) -> dict[str, Any]:
-    """Return the figures `LOSS_FIGURES` of one simulation; empty if its jobs have no true losses.
+    """Return the figures `LOSS_FIGURES` of one simulation; empty if it has no true losses.
 
     Returns:
         `t90_s`, `t95_s`: mean seconds to 90 and 95% loss reduction (SLAQ figure 5).
         `mean_loss`: mean over active jobs in the middle third of the submissions (figure 4).
-        `cores_*`: share of the slots in use that each group of jobs holds in that period
+        `cores_*`: mean share of the used slots that each group of jobs has in this third
         (figure 3). `loss_area_s`: integral of a job's normalised loss from submission to end,
-        mean over ended jobs; unlike `mean_loss` it does not fall when jobs stay longer with
-        little left to learn.
+        mean over ended jobs. Unlike `mean_loss`, it does not fall if jobs run longer at a low
+        loss.
     """
     if not has_losses(result):
         return {}
@@ -116,7 +120,7 @@ def loss_figures(result: SimulationResult) -> dict[str, Any]:
 
 
 def _steps(moments: FloatArray, points: list[tuple[float, float]]) -> FloatArray:
-    """Return the last value at each moment; 0 before the first."""
+    """Return the last value at each moment; 0 before the first point."""
     values = np.array([0.0, *(value for _, value in points)])
     return values[np.searchsorted([at for at, _ in points], moments, side="right")]
 
@@ -127,8 +131,8 @@ def _is_active(moments: FloatArray, job: JobResult) -> NDArray[np.bool_]:
 
 
 def _by_group(loss: FloatArray, slots: FloatArray, count: NDArray[np.int64]) -> FloatArray:
-    """Return the share of the slots in use of each group, highest losses first; shape (T, 3)."""
-    order = np.argsort(-loss, axis=0, kind="stable")  # inactive jobs come last
+    """Return the share of used slots that each group has, highest losses first, shape (T, 3)."""
+    order = np.argsort(-loss, axis=0, kind="stable")  # inactive jobs are last
     held = np.take_along_axis(slots, order, axis=0)
     place = (np.arange(len(loss))[:, None] + 0.5) / np.maximum(count, 1)
     group = np.searchsorted(GROUP_BOUNDS, place, side="right")
@@ -153,13 +157,12 @@ def _mean_where_known(values: FloatArray) -> list[float | None]:
 
 
 def finish_time_fairness(result: SimulationResult) -> dict[str, float]:
-    """Return rho of each counted job that succeeded and has a known time alone.
+    """Return rho of each counted job that succeeded and whose time alone is known.
 
-    rho = completion time / (time alone x max(1, n w / S)), with w the slots that its user asked
-    for, S those of the cluster and n the mean number of jobs from its submission to its end,
-    including itself and uncounted jobs. Where a share of S / n slots is less than w, the job has
-    its w slots for that part of the time, as in Shockwave; where it is more, the job needs no more
-    than w.
+    rho = completion time / (time alone x max(1, n w / S)). The user requested w slots, the cluster
+    has S slots, and n is the mean number of jobs from submission to end, including the job itself
+    and uncounted jobs. If the share of S / n slots is less than w, the job has w slots for a part
+    of the time, as in Shockwave. If the share is more than w, the job needs only w slots.
 
     Returns:
         Job -> rho, above 0; at most 1 if the job ended no later than with its share.
@@ -173,11 +176,11 @@ def finish_time_fairness(result: SimulationResult) -> dict[str, float]:
 
 
 def fairness_figures(result: SimulationResult) -> dict[str, float | None]:
-    """Return finish-time fairness in three figures; None without such jobs.
+    """Return three figures of finish-time fairness; None if no job has a rho.
 
     Returns:
-        `ftf_mean` and `ftf_worst` of `finish_time_fairness`, and `ftf_unfair_share`: the share
-        of these jobs, in [0, 1], that are above 1.
+        `ftf_mean` and `ftf_worst` are the mean and the largest rho of `finish_time_fairness`.
+        `ftf_unfair_share` is the share of these jobs, in [0, 1], with rho above 1.
     """
     found = np.array(list(finish_time_fairness(result).values()))
     if not len(found):
@@ -190,7 +193,7 @@ def fairness_figures(result: SimulationResult) -> dict[str, float | None]:
 
 
 def mean_contention(result: SimulationResult) -> FloatArray:
-    """Return the mean number of jobs over the life of each job; shape (J,), at least 1."""
+    """Return the mean number of jobs during the life of each job, shape (J,), at least 1."""
     begins = np.array([float(job.submitted_at) for job in result.jobs])
     ends = np.array([_end_time(job, result) for job in result.jobs])
     if not len(begins):
@@ -203,7 +206,7 @@ def _end_time(job: JobResult, result: SimulationResult) -> float:
 
 
 def _means(begins: FloatArray, ends: FloatArray) -> FloatArray:
-    """Return the mean number of the intervals [begin, end) over each of them."""
+    """Return, for each interval [begin, end), the mean number of intervals open during it."""
     times = np.unique(np.concatenate([begins, ends]))
     count = np.searchsorted(np.sort(begins), times, side="right")
     count = count - np.searchsorted(np.sort(ends), times, side="right")
@@ -217,13 +220,13 @@ def _means(begins: FloatArray, ends: FloatArray) -> FloatArray:
 
 
 def forecast_figures(result: SimulationResult) -> dict[str, float | int | None]:
-    """Evaluate the first forecast of each counted job's first start.
+    """Compare the first forecast of each counted job's first start with the actual start.
 
     Returns:
-        `start_forecasts`: number of forecasts for jobs that were still waiting and started
-        later. `start_error_median`: median of |expected - real| / real over the waits from the
-        forecast on. `start_coverage`: share of starts, in [0, 1], within the stated interval,
-        which is meant to hold 80% of them. Both None without forecasts.
+        `start_forecasts`: number of forecasts for jobs that were still waiting and started later.
+        `start_error_median`: median of |expected - real| / real, where both are waits from the
+        forecast on. `start_coverage`: share of starts, in [0, 1], inside the forecast interval,
+        which should contain 80% of them. The last two are None without forecasts.
     """
     forecasts = [
         (job.forecast, float(job.started_at))
@@ -247,23 +250,24 @@ def forecast_figures(result: SimulationResult) -> dict[str, float | int | None]:
 def summary(result: SimulationResult) -> dict[str, Any]:
     """Return the figures of one simulation as JSON values; missing figures are None.
 
-    Averages are over the finished jobs among the counted ones: those that ended, but not because
-    their user cancelled them. `unfinished`, `failed`, `cancelled` and `rejected` count the counted
-    jobs that those averages lack, or (`failed`) include although the jobs failed.
+    Averages are over the counted jobs with a completion time: jobs that ended, except rejected jobs
+    and jobs that their user cancelled. `unfinished`, `cancelled` and `rejected` are the numbers of
+    counted jobs without a completion time. `failed` is the number of failed jobs, which the
+    averages include.
 
     Returns:
-        Times in seconds, `decision_ms_*` in milliseconds. `jct_s` has an entry for each counted
-        job, None without a completion time. `makespan_s`, from the first submission to the last
-        end of all jobs, is None while a job is unfinished. `utilisation` is the share of the
-        cluster's slot seconds that jobs held up to the last end. `vs_bound` is the average
-        completion time over its lower bound, which must cover exactly the counted jobs.
-        `extrapolated_share` is the share of their training time, in [0, 1], at a speed that the
-        model extrapolates because no such group was measured. `utility` is the value of the
-        counted jobs' ends to their users, and `utility_share` its ratio to the largest possible
-        value; None without stated utilities. `lateness_s` is the mean over all promised ends
-        that came; those in time count as 0. `fairness_figures` and `forecast_figures` describe
-        `ftf_*` and `start_*`. Jobs with true losses add the figures of
-        `loss_figures`.
+        Times are in seconds, `decision_ms_*` in milliseconds. `jct_s` has an entry for each
+        counted job, None without a completion time. `makespan_s` is the time from the first
+        submission to the last end of all jobs, None while a job is unfinished. `utilisation` is
+        the share of the cluster's slot seconds that jobs used until the last end. `vs_bound` is
+        the average completion time divided by its lower bound, which must be a bound for exactly
+        the counted jobs. `extrapolated_share` is the share of training time, in [0, 1], at a
+        speed that the model extrapolates because no such group was measured. `utility` is the
+        value of the counted jobs' ends to their users, and `utility_share` its ratio to the
+        largest possible value; None without stated utilities. `lateness_s` is the mean over all
+        promised ends that jobs reached; a job in time has a lateness of 0. `fairness_figures` and
+        `forecast_figures` describe `ftf_*` and `start_*`. Results with true losses also have the
+        figures of `loss_figures`.
     """
     counted = [job for job in result.jobs if job.counted]
     average = _mean(_completion_times(counted))

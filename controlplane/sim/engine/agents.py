@@ -1,6 +1,7 @@
-"""Simulated node agents: apply deltas, and report what the workers do.
+"""Simulated node agents: they apply deltas and report the actions of the workers.
 
-Training of groups in virtual time: speeds, ends of epochs, failing scripts, shared nodes.
+The module also contains the training of groups in virtual time: speeds, ends of epochs, failing
+scripts, shared nodes.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class SharedNodes:
         self._workers_on: dict[NodeId, dict[JobId, int]] = {}  # node -> job -> workers
 
     def enter(self, job: JobProcesses) -> None:
-        """Record the nodes of the job's group, and only these."""
+        """Replace the recorded nodes of a job by those of its current group."""
         self.leave(job.id)
         for member in job.group.members if job.group is not None else ():
             workers = self._workers_on.setdefault(node_of(member.slot), {})
@@ -66,7 +67,7 @@ class SharedNodes:
             workers.pop(job, None)
 
     def neighbours(self, job: JobId) -> list[JobId]:
-        """Return the other jobs that train on the job's nodes, each once."""
+        """Return the other jobs that train on the job's nodes, without duplicates."""
         return list(dict.fromkeys(
             other
             for workers in self._workers_on.values() if job in workers
@@ -82,7 +83,7 @@ class SharedNodes:
 
 
 class GroupTraining:
-    """Progress of all groups, and the reports of their workers."""
+    """Training of all groups, and the reports of their workers."""
 
     def __init__(
         self,
@@ -111,7 +112,7 @@ class GroupTraining:
     # --- groups begin and end
 
     def start(self, job: JobProcesses, stall_s: float) -> None:
-        """Start training of `job.group`; its first step begins after `stall_s` seconds."""
+        """Start the training of `job.group`; its first step begins after `stall_s` seconds."""
         now, training, group = self._kernel.now, job.training, job.group
         if group is None:
             return
@@ -136,7 +137,7 @@ class GroupTraining:
             self.telemetry.begin(job)
 
     def stop(self, job: JobProcesses) -> None:
-        """Stop training of a job; its neighbours on shared nodes become faster."""
+        """Stop the training of a job, so that neighbours on shared nodes become faster."""
         job.training.stop(self._kernel.now)
         if self.shared_nodes is not None:
             neighbours = self.shared_nodes.neighbours(job.id)
@@ -144,9 +145,9 @@ class GroupTraining:
             self._refresh(neighbours)
 
     def break_group(self, job: JobProcesses) -> None:
-        """Stop a group that lost a member; a survivor reports the loss.
+        """Stop a group that lost a member; a surviving worker reports the loss.
 
-        Without survivors the job has no group any more, and nothing is reported.
+        If no worker survives, nothing is reported and the job has no group.
         """
         group = job.group
         self.stop(job)
@@ -160,7 +161,7 @@ class GroupTraining:
     # --- speeds
 
     def _throughput(self, job: JobProcesses) -> Throughput:
-        """Return the model's throughput, reduced by slow GPUs and neighbours."""
+        """Return the model's throughput, reduced by slow GPUs and by neighbours."""
         training = job.training
         usual = training.model.throughput(job.placement(), training.batch, training.epoch)
         factor = 1.0
@@ -180,7 +181,7 @@ class GroupTraining:
     # --- epochs
 
     def _schedule_epoch_end(self, job: JobProcesses) -> None:
-        """Schedule the end of the epoch, or an earlier failure of the script."""
+        """Schedule the end of the epoch, or the failure of the script if it is earlier."""
         training = job.training
         exact = training.epoch_due(self._kernel.now)
         if not math.isfinite(exact):
@@ -256,7 +257,7 @@ class GroupTraining:
 
 
 def _crash_progress(job: JobProcesses) -> float | None:
-    """Return the progress at which the script will fail, or None."""
+    """Return the progress at which the script will fail, or None if it will not fail."""
     if job.crashes_at is None or job.crashed:
         return None
     model = job.training.model
@@ -269,9 +270,8 @@ SIGTERM: Final = 15
 class NodeAgents:
     """Agents of all nodes.
 
-    With `instant_changes`, slots change hands in no time and every change is followed by a stall,
-    as in the published simulators. Otherwise newcomers start beside a group that continues to
-    train.
+    With `instant_changes`, slots change jobs in no time and every change causes a stall, as in the
+    published simulators. Without it, new workers start while the old group continues to train.
     """
 
     def __init__(
@@ -295,7 +295,7 @@ class NodeAgents:
     # --- orders
 
     def apply(self, node: NodeId, delta: GroupDelta) -> None:
-        """Apply a delta as an agent would; a node that is down ignores it."""
+        """Apply a delta as a live agent does; a node that is down ignores it."""
         if node in self._down:
             return
         if delta.group is None:
@@ -325,7 +325,7 @@ class NodeAgents:
                 self._call_after_current(self._terminate, job, name)
 
     def _confirm_cleared(self, node: NodeId, delta: GroupDelta) -> None:
-        """Report a job without older workers as cleared; orders may have been lost on the way."""
+        """Report the job as cleared, even if it never ran here, unless an older worker remains."""
         job = self._jobs.get(delta.job)
         local = job.workers.values() if job is not None else ()
         if not any(node_of(w.slot) == node and w.version < delta.version for w in local):
@@ -338,7 +338,7 @@ class NodeAgents:
         self._processes.exit(job, name, signal=SIGTERM)
 
     def _call_after_current(self, call: Callable[..., None], *arguments: object) -> None:
-        """Call later at the current time, after the events that are already scheduled."""
+        """Schedule a call at the current time, after the calls that are already scheduled."""
         now, priority = self._kernel.now, self._kernel.priority
         self._kernel.call_at(now, call, *arguments, priority=priority)
 
@@ -369,7 +369,7 @@ class NodeAgents:
     def _quiesce(
         self, job: JobProcesses, delta: GroupDelta, wanted: Mapping[WorkerId, Member]
     ) -> None:
-        """Stop the survivors of a group that lost a member, and report their step."""
+        """Stop the survivors of a group that lost a member; each of them reports its step."""
         self._training.stop(job)
         training = job.training
         for name in wanted:
@@ -399,9 +399,9 @@ class NodeAgents:
     def _form(self, job: JobProcesses, delta: GroupDelta) -> None:
         group = delta.group
         if group is None or any(member.worker not in job.workers for member in group.members):
-            return  # a member exited meanwhile
+            return  # a member has exited since the order
         if job.seen > (delta.version, SWITCH):
-            return  # the switch was cancelled, or a newer delta came
+            return  # a newer delta replaced or cancelled the switch
         stall_s = 0.0
         if self._instant_changes and not _only_batch_changes(job, group):
             stall_s = _stall_s(job, delta.kind)
@@ -443,7 +443,7 @@ class NodeAgents:
         )
         self._processes.report(job, group.members[0].worker, suspended)
         job.group = None
-        for name in leaving:  # successors may have been ordered by now
+        for name in leaving:  # only these, because successors can have started by now
             self._processes.exit(job, name, code=0)
 
     # --- nodes
@@ -453,7 +453,7 @@ class NodeAgents:
         return node in self._down
 
     def lose_node(self, node: NodeId) -> list[JobProcesses]:
-        """Remove a node and its processes without reports; return the jobs of broken groups."""
+        """Remove a node and its processes without reports; return jobs with incomplete groups."""
         self._down.add(node)
         hit = []
         for job in list(self._jobs.values()):
@@ -468,7 +468,7 @@ class NodeAgents:
         return hit
 
     def return_node(self, node: NodeId) -> None:
-        """Bring a lost node back, empty."""
+        """Return a lost node to service without processes."""
         self._down.discard(node)
 
 
@@ -479,7 +479,7 @@ def _stall_s(job: JobProcesses, kind: str) -> float:
 
 
 def _only_batch_changes(job: JobProcesses, group: Group | None) -> bool:
-    """Return whether the members stay; the batch then changes between two steps."""
+    """Return whether the new group has the same members; its batch changes between two steps."""
     before = job.group
     if before is None or group is None:
         return False

@@ -1,4 +1,4 @@
-"""Virtual time: a heap of scheduled calls, and the options of time and planning."""
+"""Virtual time: a heap of scheduled calls, and the options of the simulation and its planner."""
 
 from __future__ import annotations
 
@@ -11,11 +11,14 @@ from controlplane.sim.scenario import Scenario
 from schemas.ids import Seconds
 
 FIRST, USUAL, LAST, AFTER = 0, 1, 2, 3  # priorities of calls at the same time
-MAX_CALLS_AT_ONCE: Final = 1_000_000  # more calls at one virtual time indicate a cycle
+MAX_CALLS_AT_ONCE: Final = 1_000_000  # more calls at one virtual time indicate an endless loop
 
 
 class Kernel:
-    """Scheduler of calls by time, priority and order of scheduling, without a clock or threads."""
+    """Scheduler that runs calls by virtual time, priority and order of scheduling.
+
+    It uses neither a clock nor threads.
+    """
 
     def __init__(self) -> None:
         self.now = Seconds(0.0)
@@ -27,18 +30,21 @@ class Kernel:
     def call_at(
         self, when: float, call: Callable[..., None], *arguments: Any, priority: int = USUAL
     ) -> None:
-        """Schedule a call at virtual second `when`, at least now; at equal times by `priority`."""
+        """Schedule a call at virtual second `when`, or now if `when` has passed.
+
+        At equal times the call with the lowest `priority` runs first.
+        """
         self._scheduled += 1
         entry = (max(when, self.now), priority, self._scheduled, call, arguments)
         heapq.heappush(self._heap, entry)
 
     def run(self, until: float = float("inf")) -> None:
-        """Run scheduled calls until none is left, `until` is passed, or `stopped` is set.
+        """Run scheduled calls until none is left, the next is after `until`, or `stopped` is set.
 
         Calls after `until` (virtual seconds) remain scheduled.
 
         Raises:
-            RuntimeError: if more than `MAX_CALLS_AT_ONCE` calls run without an advance of time.
+            RuntimeError: if more than `MAX_CALLS_AT_ONCE` calls run at the same virtual time.
         """
         at_once = 0
         while self._heap and not self.stopped and self._heap[0][0] <= until:
@@ -52,7 +58,10 @@ class Kernel:
 
 @dataclass(frozen=True, slots=True)
 class SimOptions:
-    """Costs and measurement errors of a scenario; its jobs and nodes are passed separately."""
+    """Options of a simulation: a scenario's costs and measurement errors.
+
+    The jobs and nodes of the scenario are passed separately.
+    """
 
     scenario: Scenario
     whole_seconds: bool = False  # epochs end at whole seconds
@@ -67,7 +76,7 @@ class PlannerOptions:
     round_s: float  # time between plans; 0: a plan follows each relevant event
     latency_s: float  # time from a request to the delivery of its plan
     generations: int  # generations per request; 0: the policy does not search
-    think_s: float  # least time from a request to the next one caused by an epoch's end
+    think_s: float  # minimum time from a request to a request after an epoch
     asks_after_epochs: bool  # True: the end of an epoch causes a request
     seed: int  # seed of the search
-    rebatches: bool = False  # also request new batches without new slots after reports
+    rebatches: bool = False  # True: reports cause requests for new batches on the same slots

@@ -1,6 +1,6 @@
-"""Simulated jobs: their worker processes, their training progress, and the log of results.
+"""Simulated jobs: their training progress, their worker processes, and the log of results.
 
-Simulated worker processes: starts, reports and exits.
+Worker processes start, send reports and exit as in a live cluster.
 """
 
 from __future__ import annotations
@@ -34,34 +34,34 @@ STOPPED = Throughput(samples_per_s=0.0, progress_per_s=0.0)
 
 @dataclass(slots=True)
 class TrainingProgress:
-    """Position and speed of a job's training; the speed is constant between changes of its group.
+    """Position and speed of a job's training; the speed is constant between changes.
 
     Times are virtual seconds; progress is in samples at the job's first batch.
     """
 
     model: JobModel
     progress: float = 0.0
-    epoch: int = 0  # finished
+    epoch: int = 0  # number of finished epochs
     steps: float = 0.0
     throughput: Throughput = STOPPED
-    batch: int = 0  # global, of the current or last group
-    since: float = 0.0  # up to when the progress was counted
+    batch: int = 0  # global batch of the current or last group
+    since: float = 0.0  # time up to which `progress` includes the training
     stalled_until: float = 0.0
     saved: float = 0.0  # progress of the last checkpoint
     saved_steps: float = 0.0
-    epoch_trained_s: float = 0.0  # in the running epoch, without stalls
-    epoch_samples: float = 0.0  # processed in it
-    trained_s: float = 0.0  # in all, without stalls
-    extrapolated_s: float = 0.0  # of that, at extrapolated speeds
-    revision: int = 0  # of the throughput; calls scheduled for an older one are void
+    epoch_trained_s: float = 0.0  # training time in the running epoch, without stalls
+    epoch_samples: float = 0.0  # samples processed in the running epoch
+    trained_s: float = 0.0  # total training time, without stalls
+    extrapolated_s: float = 0.0  # part of `trained_s` at extrapolated speeds
+    revision: int = 0  # number of changes; calls scheduled for an older revision do nothing
 
     @property
     def is_training(self) -> bool:
-        """True if the job makes progress, stalls aside."""
+        """True if the job's group makes progress, even if it stalls at the moment."""
         return self.throughput.progress_per_s > 0.0
 
     def advance(self, now: float) -> None:
-        """Count the training up to virtual second `now`; earlier times count nothing."""
+        """Add the training up to virtual second `now`, without stalls; ignore an earlier `now`."""
         trained_s = now - max(self.since, self.stalled_until)
         if trained_s > 0.0 and self.throughput is not STOPPED:
             self.progress += self.throughput.progress_per_s * trained_s
@@ -74,13 +74,13 @@ class TrainingProgress:
         self.since = max(self.since, now)
 
     def set_throughput(self, throughput: Throughput, now: float) -> None:
-        """Train at another speed from virtual second `now` on."""
+        """Change the speed from virtual second `now` on."""
         self.advance(now)
         self.throughput = throughput
         self.revision += 1
 
     def stall(self, until: float, now: float) -> None:
-        """Pause training until virtual second `until`; a longer stall in progress stays."""
+        """Pause training until virtual second `until`, or until a longer current stall ends."""
         self.advance(now)
         self.stalled_until = max(self.stalled_until, until)
         self.revision += 1
@@ -90,27 +90,27 @@ class TrainingProgress:
         self.set_throughput(STOPPED, now)
 
     def save(self) -> None:
-        """Record a checkpoint of the current position."""
+        """Record a checkpoint at the current position."""
         self.saved, self.saved_steps = self.progress, self.steps
 
     def roll_back(self, progress: float) -> None:
-        """Continue from an earlier position, possibly before the start of the running epoch."""
+        """Set an earlier position, which can be before the start of the running epoch."""
         self.progress = max(0.0, progress)
 
     def epoch_due(self, now: float) -> float:
-        """Return the virtual second when the running epoch ends if nothing changes, or infinity."""
+        """Return the virtual second at which the epoch ends at the current speed, or infinity."""
         if not self.is_training:
             return math.inf
         return self.due_at(self.model.epoch_ends_at(self.epoch), now)
 
     def due_at(self, progress: float, now: float) -> float:
-        """Return the virtual second when a training job reaches `progress` if nothing changes."""
+        """Return the virtual second at which the job reaches `progress` at the current speed."""
         left = progress - self.progress
         begin = max(self.since, self.stalled_until, now)
         return begin + max(0.0, left) / self.throughput.progress_per_s
 
     def finish_epoch(self, now: float) -> float:
-        """End the running epoch exactly, and return its mean samples per second of training."""
+        """Set the position to the end of the running epoch; return its mean samples per second."""
         self.advance(now)
         self.progress = self.model.epoch_ends_at(self.epoch)
         self.epoch += 1
@@ -121,17 +121,17 @@ class TrainingProgress:
 
 @dataclass(slots=True)
 class WorkerProcess:
-    """Worker process; its times are virtual seconds."""
+    """Process of one worker; its times are virtual seconds."""
 
     slot: SlotId
-    version: Version  # of the group that it was started for
+    version: Version  # version of the group for which the process was started
     rank: Rank
     ready_at: float
     ready: bool = False
-    reports: int = 0  # so far: the index of the last one
+    reports: int = 0  # number of reports so far, and index of the last report
 
     def next_index(self) -> int:
-        """Return the index of the next report, starting at 1."""
+        """Return the index of the worker's next report, starting at 1."""
         self.reports += 1
         return self.reports
 
@@ -144,15 +144,15 @@ class JobProcesses:
     training: TrainingProgress
     costs: ChangeCosts
     crashes_at: float | None = None  # share of the work, in (0, 1), at which the script fails once
-    group: Group | None = None  # in training
+    group: Group | None = None  # group that trains
     workers: dict[WorkerId, WorkerProcess] = field(default_factory=dict)
-    seen: tuple[int, int] = (0, 0)  # newest version and stage that was applied
-    started: bool = False  # at least once
-    crashed: bool = False  # the crash that the trace demands is done
-    ended: bool = False  # in the core; some workers may not have exited yet
+    seen: tuple[int, int] = (0, 0)  # newest applied version and stage
+    started: bool = False  # True: a group has trained at least once
+    crashed: bool = False  # True: the crash in the trace has happened
+    ended: bool = False  # True: ended in the core; some workers can still run
 
     def placement(self) -> Placement:
-        """Return the group's slots on each node, in rank order; empty without a group."""
+        """Return the group's number of slots on each node, in rank order; empty without a group."""
         counts: dict[NodeId, int] = {}
         for member in self.group.members if self.group else ():
             node = node_of(member.slot)
@@ -160,7 +160,7 @@ class JobProcesses:
         return tuple(counts.values())
 
     def nodes(self) -> list[NodeId]:
-        """Return the group's nodes, each once, in rank order."""
+        """Return the nodes of the group in rank order, without duplicates."""
         members = self.group.members if self.group else ()
         return list(dict.fromkeys(node_of(member.slot) for member in members))
 
@@ -171,12 +171,12 @@ class _Record:
     training: TrainingProgress
     counted: bool
     started_at: Seconds | None = None
-    allocations: list[SlotAllocation] | None = None  # finished ones; None: not recorded
-    slots: tuple[SlotId, ...] = ()  # current
-    since: Seconds = Seconds(0.0)  # when the job got them
-    losses: list[LossLeft] = field(default_factory=list)  # empty: the model has none
+    allocations: list[SlotAllocation] | None = None  # past allocations; None: not recorded
+    slots: tuple[SlotId, ...] = ()  # current slots
+    since: Seconds = Seconds(0.0)  # time at which the job got `slots`
+    losses: list[LossLeft] = field(default_factory=list)  # empty: the model has no true losses
     sizes: list[SizeChange] = field(default_factory=list)  # only if there are losses
-    epoch: int = 0  # of the last entry of `losses`
+    epoch: int = 0  # epoch of the last entry of `losses`
     forecast: StartForecast | None = None  # first forecast of the start
 
 
@@ -191,7 +191,7 @@ class JobLog:
     def add(
         self, job: JobId, submission: TraceJob, training: TrainingProgress, *, counted: bool
     ) -> None:
-        """Add an accepted job; `training` is shared and advanced by others."""
+        """Add an accepted job; other components advance the shared object `training`."""
         begins = training.model.loss_left(0)
         self._records[job] = _Record(
             submission=submission,
@@ -202,7 +202,7 @@ class JobLog:
         )
 
     def note(self, job: Job, now: Seconds) -> None:
-        """Record the current slots, start and loss of a job."""
+        """Record the current slots and loss of a job, and its start if it is new."""
         record = self._records.get(job.job)
         if record is None:
             return
@@ -213,18 +213,18 @@ class JobLog:
         _record_slots(record, tuple(job.size.slots), now)
 
     def forecast(self, starts: Mapping[JobId, Forecast], now: Seconds) -> None:
-        """Record when a plan expects waiting jobs to start; the first forecast of a job counts."""
+        """Record the first forecast of each waiting job's start; later forecasts are ignored."""
         for name, said in starts.items():
             record = self._records.get(name)
             if record is not None and record.started_at is None and record.forecast is None:
                 record.forecast = StartForecast(now, said.at, said.earliest, said.latest)
 
     def keep(self, records: Iterable[Record]) -> None:
-        """Keep the jobs that left the state, for the results."""
+        """Keep the jobs that left the state of the core, because `results` needs them."""
         self._left |= {record.job: record.last for record in records if isinstance(record, JobLeft)}
 
     def job(self, name: JobId, state: State) -> Job:
-        """Return a job of `state`, or the last version of a job that left it."""
+        """Return a job from `state`, or the last version of a job that left the state."""
         return self._left.get(name) or state.jobs[name]
 
     def results(self, state: State, now: Seconds) -> tuple[JobResult, ...]:
@@ -282,7 +282,7 @@ def _result(record: _Record, job: Job) -> JobResult:
 
 
 def _realised_utility(job: Job) -> float | None:
-    """Return the value of the job's end to its user: 0 after a failure, None if not stated."""
+    """Return the value of the job's end to its user: None if not stated, 0 without success."""
     utility = job.spec.stated_utility
     if utility is None:
         return None
@@ -298,13 +298,14 @@ SendReport = Callable[[NodeId, AgentEvent], None]
 class WorkerProcesses:
     """Worker processes of the cluster.
 
-    A slot has one process at a time; its successor waits until the process has exited.
+    A slot has one process at a time; the next process of the slot waits until this process has
+    exited.
     """
 
     def __init__(
         self, kernel: Kernel, send: SendReport, jobs: MutableMapping[JobId, JobProcesses]
     ) -> None:
-        """Start without processes; an ended job is removed from `jobs` with its last process."""
+        """Start without processes; `jobs` loses an ended job when its last process exits."""
         self._kernel = kernel
         self._send = send
         self._jobs = jobs
@@ -314,7 +315,7 @@ class WorkerProcesses:
     def start(self, job: JobProcesses, member: Member, start_s: float) -> None:
         """Start a worker that is ready after `start_s` seconds.
 
-        If its slot has another process, the worker is ready no earlier than that process exits.
+        If another process uses its slot, the worker is not ready before this process exits.
         """
         version, rank = version_and_rank(member.worker)
         worker = WorkerProcess(
@@ -340,7 +341,7 @@ class WorkerProcesses:
         code: int | None = None,
         signal: int | None = None,
     ) -> None:
-        """Exit a worker, if it exists, and report its status; `code` None: killed by a signal."""
+        """Exit a worker, if it exists, and report its status; `code` is None after a signal."""
         worker = job.workers.get(name)
         if worker is None:
             return
@@ -351,9 +352,9 @@ class WorkerProcesses:
         self._send(node_of(worker.slot), exited)
 
     def remove(self, job: JobProcesses, name: WorkerId) -> None:
-        """Remove a worker without a report; its slot goes to the waiting successor.
+        """Remove a worker without a report; a process that waits for its slot gets the slot.
 
-        An ended job is forgotten with its last worker.
+        An ended job is removed together with its last worker.
         """
         worker = job.workers.pop(name)
         if job.ended and not job.workers:
@@ -386,7 +387,7 @@ class WorkerProcesses:
         self._send(node_of(worker.slot), event)
 
     def _await_slot(self, job: JobProcesses, name: WorkerId) -> None:
-        """Report that the worker waits for its slot, if another process still holds it."""
+        """Report that a worker waits for its slot, if another process still uses the slot."""
         worker = job.workers.get(name)
         if worker is not None and self._waiting_for.get(worker.slot) == (job, name):
             self.report(job, name, SlotAwaited)

@@ -16,18 +16,18 @@ from schemas.nodes import NodeSpec
 
 
 class SimulatedTrainingJobs:
-    """Implementation of `TrainingJobs`; a job that no longer exists gets default values."""
+    """Implementation of `TrainingJobs`; returns default values for jobs that no longer exist."""
 
     def __init__(self, jobs: Mapping[JobId, JobProcesses], nodes: Iterable[NodeSpec]) -> None:
         self._jobs = jobs
         self._nodes = {node.node: node for node in nodes}
 
     def family(self, job: JobId) -> str:
-        """Return the job's application."""
+        """Return the job's application; empty if the job no longer exists."""
         return self._jobs[job].training.model.application if job in self._jobs else ""
 
     def placement(self, job: JobId) -> Mapping[NodeId, int]:
-        """Return the workers of the training group on each node."""
+        """Return the number of workers of the training group on each node."""
         group = self._jobs[job].group if job in self._jobs else None
         return Counter(node_of(member.slot) for member in group.members) if group else {}
 
@@ -38,22 +38,22 @@ class SimulatedTrainingJobs:
         return demand_of_model(self._jobs[job].training.model)
 
     def gpu(self, node: NodeId) -> str:
-        """Return the GPU type of the node's first slot."""
+        """Return the GPU model of the node's first slot."""
         slots = self._nodes[node].slots
         return slots[0].model if slots else ""
 
     def slots(self, node: NodeId) -> int:
-        """Return the node's number of slots."""
+        """Return the number of slots on the node."""
         return len(self._nodes[node].slots)
 
 
 class ImaginedJobs(SimulatedTrainingJobs):
-    """Jobs in hypothetical placements, so that rules of interference can be applied to them."""
+    """Jobs in hypothetical placements, to which rules of interference can be applied."""
 
     layouts: Mapping[JobId, Mapping[NodeId, int]] = {}  # workers of each job on each of its nodes
 
     def placement(self, job: JobId) -> Mapping[NodeId, int]:
-        """Return the hypothetical placement."""
+        """Return the hypothetical placement of the job."""
         return self.layouts.get(job, {})
 
 
@@ -79,7 +79,7 @@ class SimulatorOracle:
         self._imagined, self._rule = imagined, rule
 
     def remaining_s(self, job: JobView, slots: int) -> float:
-        """Return the remaining seconds of training, epoch by epoch, on whole nodes first."""
+        """Return the remaining training seconds on `slots` slots that fill whole nodes first."""
         training = self._jobs[job.job].training
         training.advance(self._kernel.now)
         model, progress, total = training.model, training.progress, 0.0
@@ -110,10 +110,10 @@ class SimulatorOracle:
         layouts: Mapping[JobId, Mapping[NodeId, int]],
         on: Mapping[NodeId, Mapping[JobId, int]],
     ) -> float:
-        """Return the share of its packed speed that a job keeps when spread among neighbours.
+        """Return a job's speed in a hypothetical layout, relative to its speed alone on few nodes.
 
-        `layouts` maps every job to its hypothetical number of workers on each of its nodes. `on`
-        maps each node of the job to the workers of all jobs on that node, including this job.
+        `layouts` maps each job to the number of its workers on each of its nodes. `on` maps each
+        node of the job to the workers of all jobs on that node, including this job.
         """
         training = self._jobs[job].training
         model, batch, epoch = training.model, training.model.spec.batch_size, training.epoch

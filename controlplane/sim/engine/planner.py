@@ -26,13 +26,13 @@ from controlplane.policy.api import (
 from controlplane.sim.engine.event_queue import AFTER, LAST, Kernel, PlannerOptions
 from schemas.ids import JobId, Seconds
 
-MAX_REQUESTS_AT_ONCE: Final = 100  # at one time; with more the policy does not converge
-RETRY_S: Final = 1.0  # delay of the next request to such a policy
-ROUND_TOLERANCE: Final = 1e-9  # of a round; a time this little after its start counts as the start
+MAX_REQUESTS_AT_ONCE: Final = 100  # at the same time; with more the policy does not converge
+RETRY_S: Final = 1.0  # delay of the next request to a policy that does not converge
+ROUND_TOLERANCE: Final = 1e-9  # share of a round; a time this close after its start is its start
 
 
 class SimulatedPlanner:
-    """Replacement for the service's planner, with the same view, difference and events."""
+    """Replacement for the service's planner; uses the same view, plan difference and events."""
 
     def __init__(
         self,
@@ -44,8 +44,11 @@ class SimulatedPlanner:
         *,
         hear: Callable[[Mapping[JobId, StartForecast], Seconds], None] | None = None,
     ) -> None:
-        """Start without a request; `hear` is called with the forecasts of starts in each plan."""
-        self.decisions_ms: list[float] = []  # real time of each plan
+        """Create a planner without a request.
+
+        `handle` receives each plan, and `hear` the forecasts of starts in it.
+        """
+        self.decisions_ms: list[float] = []  # real time that each plan took
         self._kernel = kernel
         self._reactor = reactor
         self._policy = policy
@@ -60,7 +63,7 @@ class SimulatedPlanner:
         self._batches_scheduled = False
 
     def observe(self, event: PolicyEvent) -> None:
-        """Pass an event of the current moment to the policy."""
+        """Pass an event to the policy, with the current virtual time."""
         self._policy.observe(event, self._kernel.now)
         news = isinstance(event, EpochSeen | StepsSeen)
         if news and self._options.rebatches and not self._batches_scheduled:
@@ -71,8 +74,8 @@ class SimulatedPlanner:
         """Request a plan at virtual second `at`, or now.
 
         In a cluster, a search receives every epoch and runs all the time. In the simulator each
-        request costs real time, and most epochs change little. Therefore requests with
-        `can_wait` (an epoch ended) are combined, and dropped for policies that ignore epochs.
+        request costs real time, and most epochs change little. Requests after an epoch (`can_wait`)
+        are therefore combined; if the policy ignores epochs, they are dropped.
         """
         options, now = self._options, self._kernel.now
         if can_wait and not options.asks_after_epochs:
@@ -89,7 +92,7 @@ class SimulatedPlanner:
             self._kernel.call_at(when, self._request_plan, when, priority=LAST)
 
     def _request_batches(self) -> None:
-        """Request new batches for jobs on their current slots, which stalls no job.
+        """Request new batches for jobs on their current slots; no job stalls.
 
         Nothing is requested if a complete plan is pending or was requested at this time, because
         such a plan contains batches.

@@ -40,7 +40,7 @@ from schemas.wire.agent import AgentEvent, EpochReported
 class SimulatedNodes:
     """Sender of the nodes' messages to the controller: greetings and numbered reports.
 
-    Each node has a boot id, and a counter of its reports since that boot.
+    Each node has a boot id, and counts its reports since that boot.
     """
 
     def __init__(self, specs: Sequence[NodeSpec], handle: Callable[[Input], None]) -> None:
@@ -50,12 +50,12 @@ class SimulatedNodes:
         self._reported: dict[NodeId, int] = {}
 
     def greet_all(self) -> None:
-        """Let every node greet the controller for the first time."""
+        """Send the first greeting of every node to the controller."""
         for node in self._specs:
             self.greet(node)
 
     def greet(self, node: NodeId) -> None:
-        """Start a new boot of an empty node; reports are numbered from 1 again."""
+        """Boot a node without workers and send its greeting; number its reports from 1 again."""
         life = int(self._boots.get(node, BootId("0"))) + 1
         self._boots[node], self._reported[node] = BootId(str(life)), 0
         self._handle(
@@ -63,20 +63,20 @@ class SimulatedNodes:
         )
 
     def report(self, node: NodeId, event: AgentEvent) -> None:
-        """Report an event with the next number of this boot."""
+        """Send a node's event with the next report number of the node's boot."""
         self._reported[node] += 1
         boot, seq = self._boots[node], self._reported[node]
         self._handle(NodeReported(node=node, boot=boot, seq=seq, event=event))
 
 
-SUSPECT_S: Final = 6.0  # silence before suspicion, as in the service
-LOST_S: Final = 30.0
+SUSPECT_S: Final = 6.0  # silence after which a node is suspected, as in the service
+LOST_S: Final = 30.0  # silence after which a node is lost, as in the service
 RETURN_S: Final = LOST_S + 1.0  # minimum time between loss and return of a node
 Recorder = Callable[[Seconds, Input, Sequence[Command]], None]
 
 
 class Simulation:
-    """Feeds the core with inputs of users, agents and workers, and executes its commands."""
+    """Simulation that feeds the core with users' and nodes' inputs and executes its commands."""
 
     def __init__(
         self,
@@ -106,7 +106,7 @@ class Simulation:
             instant_changes=options.scenario.instant_changes,
         )  # fmt: skip
         self._job_log = JobLog(record_allocations=options.scenario.record_allocations)
-        self._left = 0  # future submissions and jobs that have not ended
+        self._left = 0  # number of future submissions and of jobs that have not ended
         self._inputs: deque[Input] = deque()
         self._handling = False
         self._accepted: JobId | None = None  # job of the last submission
@@ -114,7 +114,10 @@ class Simulation:
     # --- set-up
 
     def use_policy(self, policy: Policy, options: PlannerOptions) -> SimulatedPlanner:
-        """Let a policy decide; the policy also observes steps if the simulation has telemetry."""
+        """Connect a policy to the core, and return its planner.
+
+        The policy also observes steps if the simulation has telemetry.
+        """
         self.planner = SimulatedPlanner(
             self.kernel, self.reactor, policy, self._handle, options, hear=self._job_log.forecast
         )
@@ -129,18 +132,18 @@ class Simulation:
         return self.planner
 
     def use_interference(self, interference: Interference) -> None:
-        """Let jobs that share nodes slow each other down."""
+        """Apply a rule by which jobs on the same node slow each other down."""
         self._training.shared_nodes = SharedNodes(interference)
 
     def begin(self) -> None:
-        """Start the controller, and let every node greet the controller."""
+        """Start the controller, and send the greeting of every node."""
         self._handle(ControllerStarted(term=Term(1), release=RELEASE))
         self._nodes.greet_all()
 
     def submit(
         self, submission: TraceJob, make_model: Callable[[], JobModel], *, counted: bool
     ) -> None:
-        """Schedule the submission of a job; `make_model` is called at that time."""
+        """Schedule the submission of a job; `make_model` is called at the time of submission."""
         self._left += 1
         self.kernel.call_at(
             submission.at, self._submit, submission, make_model, counted, priority=FIRST
@@ -149,7 +152,7 @@ class Simulation:
     def lose_node(self, node: NodeId, at: float, back_after_s: float) -> None:
         """Schedule the loss of a node at virtual second `at`, and its return without workers.
 
-        The node returns `back_after_s` seconds after the loss, at least `RETURN_S`.
+        The node returns `back_after_s` seconds after the loss, or `RETURN_S` if this is longer.
         """
         self.kernel.call_at(at, self._lose_node, node, back_after_s)
 

@@ -27,7 +27,7 @@ WAIT_STREAM: Final = 80  # random stream of the errors of waits for reductions
 
 
 class MeasuredFigures:
-    """Error model that turns the true figures into the figures that workers report.
+    """Error model that converts true figures to the figures that workers report.
 
     Each job draws the errors of its reports from a separate random stream, so that they do not
     depend on other jobs.
@@ -39,7 +39,7 @@ class MeasuredFigures:
         self._scale_errors: dict[JobId, float] = {}
 
     def error(self, job: JobId) -> float:
-        """Draw the error factor of one report: log-normal around 1."""
+        """Draw the error factor of one report; it is log-normal around 1."""
         return self._drawn(job, REPORT_STREAM)
 
     def _drawn(self, job: JobId, stream: int) -> float:
@@ -53,10 +53,10 @@ class MeasuredFigures:
         return math.exp(spread * float(draws.standard_normal()))
 
     def parts(self, job: JobId, true: StepParts | None, faster: float) -> StepParts | None:
-        """Return the parts of a step as a worker reports them if its speed is off by `faster`.
+        """Return the parts of a step that a worker reports if it measures `faster` times its speed.
 
-        Waits for peers have a separate error. Otherwise the share of a step in which a worker waits
-        would be known exactly, however wrong the time of the step is.
+        Waits for peers have a separate error. Without it, the share of a step in which a worker
+        waits would be exact, however wrong the time of the step is.
         """
         if true is None:
             return None
@@ -66,10 +66,10 @@ class MeasuredFigures:
         return replace(true, pass_s=pass_s, sync_s=wait_s)
 
     def noise_scale(self, job: JobProcesses, true: float | None) -> float | None:
-        """Return the noise scale that rank 0 reports, in samples, or None if it measures none.
+        """Return the noise scale that rank 0 reports, in samples, or None if it cannot be measured.
 
-        A live worker needs two sizes of batch: its share and the group's, or a pass and the step
-        (`elastic.metrics`). A worker that is alone and takes its step in one pass has only one.
+        A live worker needs two batch sizes: its share and the group's batch, or a pass and the step
+        (`elastic.metrics`). A single worker with one pass per step has only one batch size.
         """
         live = self._options.scenario.information == "honest"
         if true is None or (live and not _measures_two_batches(job)):
@@ -77,7 +77,7 @@ class MeasuredFigures:
         return true * self._scale_error(job.id) * self.error(job.id)
 
     def _scale_error(self, job: JobId) -> float:
-        """Return the constant error factor of all noise scales of a job."""
+        """Return the factor by which all noise scales of a job are wrong."""
         most = self._options.scenario.noise_scale_error
         if most <= 1.0:
             return 1.0
@@ -103,11 +103,11 @@ MIN_SPEED: Final = 1e-9  # samples per second
 class _ReportingGroup:
     job: JobProcesses
     version: int
-    began_at: float  # steps of the job at the start of the group
+    began_at: float  # number of steps of the job at the start of the group
 
 
 class StepTelemetry:
-    """Step reports of training groups.
+    """Sender of the step reports of training groups.
 
     A group sends its first report after a dozen steps. Each later interval doubles, up to a limit.
     """
@@ -121,7 +121,7 @@ class StepTelemetry:
         *,
         longest_s: float,
     ) -> None:
-        """Start without groups; `longest_s` is the largest interval between reports in seconds."""
+        """Create telemetry without groups; `longest_s` is the longest time between two reports."""
         self._kernel = kernel
         self._reactor = reactor
         self._planner = planner
@@ -129,7 +129,7 @@ class StepTelemetry:
         self._longest_s = longest_s
 
     def begin(self, job: JobProcesses) -> None:
-        """Start the reports of the job's group, which trains once its stall has ended."""
+        """Start the reports of the job's group; the first report follows the end of its stall."""
         training, group = job.training, job.group
         if group is None:
             return
@@ -161,7 +161,7 @@ class StepTelemetry:
         training = job.training
         slots = [member.slot for member in group.members]
         scale = training.model.noise_scale(training.epoch, group.global_batch)
-        faster = self._measured.error(job.id)  # one measurement: times and speed share its error
+        faster = self._measured.error(job.id)  # the same error for times and speed
         parts = self._measured.parts(job.id, training.throughput.parts, faster)
         cores, sent = _usage(job)
         return StepsSeen(
@@ -183,7 +183,7 @@ class StepTelemetry:
 
 
 def _usage(job: JobProcesses) -> tuple[float, float]:
-    """Return the cores and bytes per second that a worker uses: its demand, scaled by its speed."""
+    """Return the cores and the sent bytes per second of one worker: its demand times its speed."""
     training, placement = job.training, job.placement()
     demand, workers = demand_of_model(training.model), sum(placement)
     alone = training.model.throughput(placement, training.batch, training.epoch)

@@ -1,9 +1,9 @@
 """Actor-critic training of a policy's networks in an environment, after a supervised warm-up.
 
 A round simulates several rollouts of one trace with the current networks. A choice becomes more
-probable if its step was better than the critic expected, compared with the other rollouts: the work
-that happens to arrive is common to all of them. Steps of earlier rounds are replayed; therefore
-ratios of probabilities are clipped (Schulman et al. 2017).
+probable if its step was better than the critic expected, compared with the other rollouts. This
+comparison removes the effect of the arrivals, which all rollouts share. Steps of earlier rounds are
+replayed, so ratios of probabilities are clipped (Schulman et al. 2017).
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ from controlplane.prediction import BoolArray, FloatArray
 from controlplane.sim.cluster import TrainingError
 from controlplane.sim.models.recording import write_whole
 
-FORMAT: Final = 2  # of saved states
-LAMBDA: Final = 0.95  # of generalised advantages
-MAX_ADVANTAGE: Final = 3.0  # standard deviations
-MEAN_DECAY: Final = 0.9  # decay per round of the mean of networks: single rounds are noisy
-FINAL_RATE: Final = 0.2  # share of the learning rate at the last round
+FORMAT: Final = 2  # version of saved states
+LAMBDA: Final = 0.95  # lambda of generalised advantages
+MAX_ADVANTAGE: Final = 3.0  # limit, in standard deviations
+MEAN_DECAY: Final = 0.9  # decay per round of the running mean of networks, as rounds are noisy
+FINAL_RATE: Final = 0.2  # learning rate in the last round, as a share of the first
 CRITIC_RATE: Final = 3e-3
 CRITIC_HIDDEN: Final = 64
-MAX_GRADIENT: Final = 1.0  # norm
+MAX_GRADIENT: Final = 1.0  # largest norm
 ILLEGAL_LOGIT: Final = -1e9
-FIRST_TRACE: Final = 1_000_000  # first seed of training traces; smaller ones are for comparisons
-TRACES_PER_SEED: Final = 100_000  # seeds of traces per seed of a training
+FIRST_TRACE: Final = 1_000_000  # first seed of training traces; comparisons use smaller seeds
+TRACES_PER_SEED: Final = 100_000  # number of trace seeds for each seed of a training
 
-Arrays = Mapping[str, FloatArray]  # of a model file
+Arrays = Mapping[str, FloatArray]  # arrays of a model file by name
 Batch = dict[str, Tensor]
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One of C options. Inputs of the actor may have any length along their first axis."""
+    """Choice of one of C options. The first axis of the actor's inputs can have any length."""
 
     inputs: dict[str, FloatArray]
     allowed: BoolArray  # shape (C,)
@@ -55,15 +55,15 @@ class Choice:
 
 @dataclass(slots=True)
 class Step:
-    """Choices that are made one after the other, and what came of them."""
+    """Choices that are made one after the other, and their results."""
 
     at: float  # seconds since the start of the episode
-    place: float  # steps of other rollouts at this place are the most comparable ones
+    place: float  # position at which other rollouts are compared with the step
     state: FloatArray  # inputs of the critic before the choices
     choices: list[Choice]
-    log_probability: float = 0.0  # of all choices, as they were made
+    log_probability: float = 0.0  # of all choices, at the time of the rollout
     advantage: float = 0.0  # in standard deviations over the rollouts
-    value: float = 0.0  # what the critic should have expected
+    value: float = 0.0  # target of the critic
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,42 +81,42 @@ class Recipe:
     warm_iterations: int
     warm_rate: float  # learning rate of the warm-up
     rounds: int
-    rollouts: int  # of one trace
+    rollouts: int  # number of rollouts per trace
     updates: int  # optimiser steps per round
     batch: int = 256
-    replay: int  # latest steps that are replayed
+    replay: int  # number of latest steps that are replayed
     rate: float  # learning rate of the actor
     entropy: float  # weight of the entropy, which is 1 if all choices are equally probable
-    clip: float = 0.2  # of the ratio of a step's probabilities
+    clip: float = 0.2  # largest change of the ratio of a step's probabilities
     horizon_s: float  # time constant of the discount
-    validate_every: int  # iterations
+    validate_every: int  # number of iterations between two validations
 
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """Result of a training: the parts of a model's card that only the environment knows."""
+    """Trained networks, and the parts of a model's card that only the environment knows."""
 
     features: int  # version of the policy's inputs
-    slots: tuple[int, int]  # smallest and largest training cluster
+    slots: tuple[int, int]  # sizes of the smallest and largest training cluster
     cluster: str  # description of these clusters and their jobs
     arrays: Arrays
-    families: tuple[str, ...] = ()  # of jobs, by class number
+    families: tuple[str, ...] = ()  # families of jobs, by class number
     figures: dict[str, float] = field(default_factory=dict)  # achieved results
 
 
 class Environment(Protocol):
-    """Interface to a policy's networks, warm-up, rollouts and validation."""
+    """Interface to the networks, warm-up, rollouts and validation of a policy."""
 
     recipe: Recipe
     warm_phase: str  # name of the warm-up in the learning curve
-    scores: tuple[str, ...]  # results of a validation; the first, to be minimised, selects a model
+    scores: tuple[str, ...]  # names of validation scores; the smallest first score is best
     states: int  # number of the critic's inputs
 
     def networks(self) -> nn.Module:
-        """Return new networks, with the parameters of the model file.
+        """Return new networks, whose parameters are those of the model file.
 
-        Called with the stacked inputs of choices, by name and of shape (B, W, ...), they return the
-        logits of the options, shape (B, W, C).
+        Their inputs are the stacked inputs of choices by name, of shape (B, W, ...). They return
+        the logits of the options, shape (B, W, C).
         """
         ...
 
@@ -125,11 +125,11 @@ class Environment(Protocol):
         ...
 
     def rollouts(self, number: int, arrays: Arrays, rng: Generator) -> list[Rollout]:
-        """Simulate the trace of a round several times with these networks."""
+        """Simulate the trace of round `number` several times with these networks."""
         ...
 
     def validate(self, arrays: Arrays) -> tuple[float, ...]:
-        """Return the scores of networks on the validation traces."""
+        """Return the scores of these networks on the validation traces."""
         ...
 
     def trained(self, arrays: Arrays) -> Trained:
@@ -150,20 +150,20 @@ class Dense(nn.ModuleList):
         return values
 
     def start_at_zero(self) -> None:
-        """Let the outputs be 0 until the first training step."""
+        """Set the last layer to 0, so that all outputs are 0 until the first training step."""
         with torch.no_grad():
             for parameter in self[-1].parameters():
                 parameter.zero_()
 
 
 def as_batch(steps: Sequence[Step]) -> Batch:
-    """Return steps as tensors, padded to the most choices and the longest inputs."""
+    """Return steps as tensors, padded to the largest number of choices and the longest inputs."""
     most = max(len(step.choices) for step in steps)
     made = np.array([[place < len(step.choices) for place in range(most)] for step in steps])
     chosen = np.zeros(made.shape, np.int64)
     chosen[made] = [choice.chosen for step in steps for choice in step.choices]
     allowed = _padded([[choice.allowed for choice in step.choices] for step in steps], most)
-    allowed[..., 0] |= ~made  # of padded choices
+    allowed[..., 0] |= ~made  # padded choices need one allowed option
     numbers = {
         "state": np.array([step.state for step in steps]),
         "log_probability": np.array([step.log_probability for step in steps]),
@@ -212,7 +212,7 @@ def advantages(rewards: FloatArray, discounts: FloatArray, values: FloatArray) -
 
 
 def compared(found: Sequence[FloatArray], rollouts: Sequence[Rollout]) -> list[FloatArray]:
-    """Return advantages less their mean over the rollouts at the same place, normalised."""
+    """Return the advantages minus their mean over all rollouts at the same place, normalised."""
     places = [[step.place for step in rollout.steps] for rollout in rollouts]
     gains = [
         own - np.mean([np.interp(at, *other) for other in zip(places, found, strict=True)], axis=0)
@@ -223,14 +223,14 @@ def compared(found: Sequence[FloatArray], rollouts: Sequence[Rollout]) -> list[F
 
 
 class ActorCriticTrainer:
-    """Trains the networks of one environment, iteration by iteration.
+    """Trainer of the networks of one environment, iteration by iteration.
 
-    Everything that an iteration draws comes from the seed and the iteration's number, so that a
-    resumed training ends like an uninterrupted one.
+    All random draws of an iteration depend only on the seed and the number of the iteration. A
+    resumed training therefore ends with the same networks as an uninterrupted one.
     """
 
     def __init__(self, environment: Environment, seed: int) -> None:
-        torch.set_num_threads(1)  # equal sums on every host; the networks are small
+        torch.set_num_threads(1)  # equal sums on every host; fast enough for small networks
         torch.manual_seed(seed)
         self._environment, self._seed = environment, seed
         self.networks = environment.networks()
@@ -239,13 +239,13 @@ class ActorCriticTrainer:
         self._adam = self._new_adam(environment.recipe.warm_rate)
         self._replay: list[Step] = []
         self._mean = copy.deepcopy(self.networks.state_dict())
-        self._best: dict[str, Tensor] = {}  # mean that was best in validation
+        self._best: dict[str, Tensor] = {}  # mean networks that were best in validation
         self._best_score = math.inf
         self._figures: dict[str, float] = {}
 
     @property
     def settings(self) -> Mapping[str, str]:
-        """Recipe as texts; a saved training resumes only with an equal one."""
+        """Recipe as texts; a saved training resumes only with an equal recipe."""
         recipe = self._environment.recipe
         return {one.name: str(getattr(recipe, one.name)) for one in fields(recipe)}
 
@@ -255,7 +255,7 @@ class ActorCriticTrainer:
         return self._environment.recipe.warm_iterations + self._environment.recipe.rounds
 
     def iterate(self, iteration: int) -> dict[str, float | str]:
-        """Run one iteration, possibly for seconds; return a row of the curve, of fixed columns."""
+        """Run one iteration, and return a row of the learning curve; can take several seconds."""
         environment, recipe = self._environment, self._environment.recipe
         rng, number = default_rng((self._seed, iteration)), iteration - recipe.warm_iterations
         torch.manual_seed(int(rng.integers(2**31)))
@@ -277,7 +277,7 @@ class ActorCriticTrainer:
         return row | self._validate(last_warm=last_warm, look=look)
 
     def trained(self) -> Trained:
-        """Return the model that was best in validation, else the current one."""
+        """Return the model that was best in validation; without validation the current model."""
         found = self._environment.trained(_arrays(self._best or self._mean))
         found.figures.update((name, round(value, 4)) for name, value in self._figures.items())
         return found
@@ -285,21 +285,21 @@ class ActorCriticTrainer:
     # --- for the warm-up of an environment
 
     def arrays(self) -> Arrays:
-        """Return the current networks."""
+        """Return the parameters of the current networks."""
         return _arrays(self.networks.state_dict())
 
     def remember(self, steps: Sequence[Step]) -> None:
-        """Add steps to the replay."""
+        """Add steps to the replay; drop the oldest steps if it is full."""
         self._replay.extend(steps)
         del self._replay[: -self._environment.recipe.replay]
 
     def replayed(self, rng: Generator) -> Batch:
-        """Draw steps of the replay."""
+        """Draw a batch of steps from the replay."""
         many = min(len(self._replay), self._environment.recipe.batch)
         return as_batch([self._replay[at] for at in rng.integers(len(self._replay), size=many)])
 
     def log_probabilities(self, batch: Batch) -> Tensor:
-        """Return those of all options, shape (B, W, C); far below 0 where one is not allowed."""
+        """Return log probabilities of all options, shape (B, W, C); very small if not allowed."""
         logits = self.networks({
             name.removeprefix("inputs."): value
             for name, value in batch.items()
@@ -308,7 +308,7 @@ class ActorCriticTrainer:
         return torch.log_softmax(logits.masked_fill(~batch["allowed"], ILLEGAL_LOGIT), dim=-1)
 
     def step(self, loss: Tensor) -> float:
-        """Take a step of gradient descent; return the loss."""
+        """Run one step of gradient descent; return the loss."""
         self._adam.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         for module in (self.networks, self._critic):
@@ -343,7 +343,7 @@ class ActorCriticTrainer:
         return {"loss": loss, "critic_loss": critic_loss, "entropy": entropy}
 
     def learn(self, batch: Batch) -> tuple[float, float, float]:
-        """Take a step on replayed steps; return the loss, the critic's, and the entropy."""
+        """Learn from replayed steps; return the loss, the critic's loss and the entropy."""
         recipe, made = self._environment.recipe, batch["made"]
         logs = self.log_probabilities(batch)
         chosen = logs.gather(-1, batch["chosen"][..., None])[..., 0]
@@ -358,7 +358,7 @@ class ActorCriticTrainer:
         return loss, critic_loss.item(), entropy.item()
 
     def _validate(self, *, last_warm: bool, look: bool) -> dict[str, float]:
-        """Return the scores of the mean networks, NaN without a look; keep the best networks."""
+        """Return the scores of the mean networks, NaN without `look`; store the best networks."""
         if not look:
             return dict.fromkeys(self._environment.scores, math.nan)
         values = self._environment.validate(_arrays(self._mean))
@@ -394,7 +394,7 @@ class ActorCriticTrainer:
         return copy.deepcopy(parts)
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Restore a state of `state`, saved under equal settings."""
+        """Restore a state that `state` returned under equal settings."""
         self.networks.load_state_dict(state["networks"])
         self._critic.load_state_dict(state["critic"])
         self._adam.load_state_dict(state["adam"])
@@ -419,7 +419,7 @@ def _array(_: type, plain: Any) -> npt.NDArray[Any]:
 
 
 def write_state(path: Path, state: dict[str, Any]) -> None:
-    """Save the state of a training: tensors, numbers, texts, lists and dictionaries.
+    """Write the state of a training to a file: tensors, numbers, texts, lists and dictionaries.
 
     Raises:
         TrainingError: if the file cannot be written.
@@ -430,10 +430,10 @@ def write_state(path: Path, state: dict[str, Any]) -> None:
 
 
 def read_state(path: Path) -> dict[str, Any]:
-    """Read a state that `write_state` saved; nothing is unpickled.
+    """Read a state that `write_state` wrote; nothing is unpickled.
 
     Raises:
-        TrainingError: if the state is missing, damaged or of another version.
+        TrainingError: if the file is missing, damaged or of another version.
     """
     try:
         state = torch.load(path, weights_only=True)

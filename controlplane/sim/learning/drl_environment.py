@@ -1,4 +1,4 @@
-"""Environment of policy `drl`: whole simulations; the warm-up imitates a heuristic."""
+"""Environment for training `drl`: whole simulations; the warm-up imitates a heuristic."""
 
 from __future__ import annotations
 
@@ -50,23 +50,23 @@ from controlplane.sim.scenario import Scenario
 from schemas.ids import Seconds
 
 SLOTS_PER_NODE: Final = 4
-WORTH_EXPONENT: Final = 0.55  # exponent of the remaining time in the worth of a slot
+WORTH_EXPONENT: Final = 0.55  # the worth of a slot falls with this power of the remaining time
 PATIENCE_S: Final = 60.0  # added to the remaining time
 VALIDATION_OFFSET: Final = 90_000  # offset of the validation traces
-PAST_OFFSET: Final = 99_000  # offset of the trace behind the past events
+PAST_OFFSET: Final = 99_000  # offset of the trace of the past events
 
-Pick = Callable[[DecisionInput, FloatArray], int]  # action, by the probabilities of all
+Pick = Callable[[DecisionInput, FloatArray], int]  # picks an action, given all probabilities
 
 
 def teacher_action(moment: DecisionInput) -> int:
-    """Return the heuristic's legal action: shortest expected job first, spare slots to short jobs.
+    """Return the heuristic's legal action: shortest job first, and spare slots to short jobs.
 
-    DL2 warms up on whatever scheduler a cluster had. Here the waiting job with the shortest
-    remaining time starts, on its least slots, and up to an equal share of the cluster if more are
-    free. If none fits, the running job to which a slot is worth least gives one back. If no job
-    waits, the job to which another slot is worth most grows, at most to twice its size. The worth
-    of a slot is the share of a step that it saves, over the remaining time to the power of 0.55. An
-    action is one step of this.
+    DL2 warms up with the decisions of the cluster's existing scheduler. Here the waiting job with
+    the shortest remaining time starts on its least slots; if more are free, it gets up to an equal
+    share of the cluster. If no waiting job fits, the running job whose slot is worth least gives
+    this slot back. If no job waits, the job to which another slot is worth most grows, at most to
+    twice its size. The worth of a slot is the share of a step that it saves, divided by the
+    remaining time to the power of 0.55. Each action is one step of this plan.
     """
     table, sizes = moment.table, moment.sizes
     legal = moment.legal[:-1].reshape(-1, ACTIONS)
@@ -103,7 +103,7 @@ def _action_at_least(rows: BoolArray, least: FloatArray, action: int) -> int:
 
 
 class RecordingDrl(Drl):
-    """Policy `drl` with an external choice of actions; records every decision as a step."""
+    """Policy `drl` whose actions an external function picks; records every decision as a step."""
 
     def __init__(self, arrays: Arrays, pick: Pick) -> None:
         card = ModelCard(
@@ -115,7 +115,10 @@ class RecordingDrl(Drl):
         self.steps: list[Step] = []
 
     def pick(self, moment: DecisionInput, odds: FloatArray, now: Seconds) -> int:
-        """Return the chosen action, and record it; the networks have the end of a round first."""
+        """Pick an action, record the decision and return the action.
+
+        In the record, the action that ends a round is first, as in the outputs of the networks.
+        """
         action = self._pick(moment, odds)
         inputs = {"jobs": moment.jobs, "cluster": moment.cluster}
         choice = Choice(inputs, np.roll(moment.legal, 1), (action + 1) % len(odds))
@@ -125,7 +128,7 @@ class RecordingDrl(Drl):
 
 
 def drawn(rng: Generator) -> Pick:
-    """Return a picker that draws actions by their probability."""
+    """Return a picker that draws an action from the probabilities."""
 
     def pick(_: DecisionInput, odds: FloatArray) -> int:
         action = int(np.searchsorted(np.cumsum(odds), rng.random() * odds.sum(), side="right"))
@@ -135,16 +138,16 @@ def drawn(rng: Generator) -> Pick:
 
 
 def training_scenario(slots: int, jobs: int, interval_s: float) -> Scenario:
-    """Return a short version of the standard cluster and workload.
+    """Return a scenario with the standard cluster and workload, but of another size and load.
 
-    `slots` is a multiple of 4; `interval_s` is the mean time between submissions in seconds.
+    `slots` is a multiple of 4. `interval_s` is the mean time between submissions in seconds.
     """
     nodes = (NodeGroup(count=slots // SLOTS_PER_NODE, slots=SLOTS_PER_NODE),)
     return Scenario(jobs=jobs, interval_s=interval_s, nodes=nodes, warm_up=0.0)
 
 
 class _EventCollector(MinSlotsPolicy):
-    """FIFO policy that collects the events a policy would observe."""
+    """FIFO policy that collects the events that a policy observes."""
 
     def __init__(self) -> None:
         super().__init__(make("fifo"), gangs=True)
@@ -156,7 +159,7 @@ class _EventCollector(MinSlotsPolicy):
 
 
 def past(jobs: int, seed: int) -> list[PolicyEvent]:
-    """Return the events of a FIFO run of Table 2's jobs on 64 slots: speeds and lengths."""
+    """Return the events of a FIFO run of Table 2's jobs on 64 slots."""
     fifo = _EventCollector()
     simulate("fifo", training_scenario(64, jobs, 30.0), seed, made=fifo)
     return fifo.heard
@@ -165,9 +168,10 @@ def past(jobs: int, seed: int) -> list[PolicyEvent]:
 def episode(
     arrays: Arrays, scenario: Scenario, seed: int, pick: Pick, heard: Sequence[PolicyEvent] = ()
 ) -> tuple[list[Step], SimulationResult]:
-    """Simulate a scenario with a recorded policy; return its steps in order, and the result.
+    """Simulate a scenario, and return the steps of the recorded policy in order, and the result.
 
-    `heard` are events observed before the episode: a long-running cluster knows its jobs.
+    The policy observes the events `heard` before the episode, because a long-running cluster knows
+    its jobs.
     """
     policy = RecordingDrl(arrays, pick)
     for event in heard:
@@ -177,15 +181,15 @@ def episode(
 
 
 def average_jct_s(result: SimulationResult) -> float:
-    """Return the mean completion time of finished jobs, seconds."""
+    """Return the mean completion time of finished jobs, in seconds."""
     return float(np.mean([job.jct_s for job in result.jobs if job.jct_s is not None]))
 
 
 def rewards(result: SimulationResult) -> list[tuple[float, float, float]]:
-    """Return minus the number of active jobs, by time.
+    """Return (start, end, reward per second) of each interval between changes of the active jobs.
 
-    Without discount the return from the start is minus the sum of all completion times (Little's
-    law).
+    The reward is minus the number of active jobs. Without discount its sum over time is minus the
+    sum of all completion times (Little's law).
     """
     begun = np.array([job.submitted_at for job in result.jobs])
     over = np.array([job.ended_at or result.ended_at for job in result.jobs])
@@ -200,14 +204,14 @@ def rewards(result: SimulationResult) -> list[tuple[float, float, float]]:
 
 
 class DrlNetworks(nn.Module):
-    """Scores the actions of many moments at once; see `Actor` of the policy."""
+    """Networks that score the actions of many moments at once; see `Actor` of the policy."""
 
     def __init__(self) -> None:
         super().__init__()
         self.job, self.end = Dense(JOB_NET), Dense(END_NET)
 
     def forward(self, inputs: dict[str, Tensor]) -> Tensor:
-        """Return the logits: the end of the round, then more, fewer and same of each job in turn.
+        """Return the logits: the end of the round, then "more, fewer, same" of each job.
 
         Args:
             inputs: jobs, shape (B, W, N, JOB_INPUTS), and cluster, shape (B, W, CLUSTER_INPUTS).
@@ -224,24 +228,24 @@ class DrlRecipe(Recipe):
 
     warm_iterations: int = 10
     warm_rate: float = 0.005
-    warm_updates: int = 120  # optimiser steps per iteration
+    warm_updates: int = 120  # optimiser steps per iteration of the warm-up
     rounds: int = 50
     rollouts: int = 3
     updates: int = 24
     replay: int = 8192
     rate: float = 1e-4
     entropy: float = 0.1
-    horizon_s: float = 500.0  # 0.99 per round of 5 s
+    horizon_s: float = 500.0  # discount of 0.99 per round of 5 s
     validate_every: int = 10
-    looks: int = 2  # validation traces per size
+    looks: int = 2  # number of validation traces per size
     sizes: tuple[int, ...] = (16, 32, 64)  # slots per cluster
-    jobs: int = 60  # of an episode
-    past: int = 200  # jobs known before every other episode
+    jobs: int = 60  # number of jobs in an episode
+    past: int = 200  # number of jobs known before every other episode
     intervals_s: tuple[float, float] = (20.0, 45.0)  # range of the mean time between submissions
 
 
 class DrlEnvironment:
-    """Simulations of the live core on Table 2's jobs."""
+    """Training environment that simulates the live core with Table 2's jobs."""
 
     warm_phase = "imitation"
     scores = ("jct_vs_heuristic",)
@@ -250,15 +254,18 @@ class DrlEnvironment:
     def __init__(self, seed: int, recipe: DrlRecipe | None = None) -> None:
         self.recipe = recipe or DrlRecipe()
         self._seed = seed
-        self._heuristic: dict[int, float] = {}  # completion times of the heuristic, by trace
+        self._heuristic: dict[int, float] = {}  # trace -> mean completion time of the heuristic
         self._past: list[PolicyEvent] | None = None  # simulated on first use
 
     def networks(self) -> DrlNetworks:
-        """Return networks with random weights."""
+        """Return new networks with random weights."""
         return DrlNetworks()
 
     def warm_up(self, trainer: ActorCriticTrainer, iteration: int, rng: Generator) -> float:
-        """Act with a growing share of own actions, and learn the heuristic's actions."""
+        """Simulate with a growing share of the networks' actions; learn the heuristic's actions.
+
+        Return the mean loss.
+        """
         recipe = self.recipe
         share = iteration / max(1, recipe.warm_iterations - 1)
         for place, slots in enumerate(recipe.sizes):
@@ -292,7 +299,7 @@ class DrlEnvironment:
         return [Rollout(steps, rewards(result)) for steps, result in played]
 
     def validate(self, arrays: Arrays) -> tuple[float, ...]:
-        """Return completion times over the heuristic's, a geometric mean."""
+        """Return the geometric mean of completion times, each divided by the heuristic's."""
         recipe, ratios = self.recipe, []
         for place, slots in enumerate(recipe.sizes * recipe.looks):
             scenario = training_scenario(slots, recipe.jobs, sum(recipe.intervals_s) / 2)
@@ -326,7 +333,7 @@ class DrlEnvironment:
         return FIRST_TRACE + TRACES_PER_SEED * self._seed + place
 
     def _past_events(self, place: int) -> list[PolicyEvent]:
-        """Return the past events of an episode: many for every other one, otherwise none."""
+        """Return the past events of an episode: those of `past` for an even `place`, else none."""
         if place % 2:
             return []
         if self._past is None:

@@ -1,7 +1,7 @@
-"""Environment of policy `harmony-drl`: gangs on Harmony's testbed.
+"""Environment for training `harmony-drl`: gangs on Harmony's testbed.
 
-The warm-up fits the reward model to a recorded history; rollouts use its speeds, validations the
-true ones.
+The warm-up fits the reward model to a recorded history. Rollouts use the speeds of the reward
+model, and validations use the true speeds.
 """
 
 from __future__ import annotations
@@ -61,13 +61,13 @@ from controlplane.sim.learning.harmony_testbed import (
     pattern,
 )
 
-SHARPNESS: Final = 15.0  # initial weight of expected losses in the score
-SUMMARY_INPUTS: Final = 7  # inputs of the critic besides those by class
-REPORT_NOISE: Final = 0.05  # standard deviation of a report's logarithm
+SHARPNESS: Final = 15.0  # initial weight of the expected loss of speed in a score
+SUMMARY_INPUTS: Final = 7  # number of the critic's inputs that do not belong to a class
+REPORT_NOISE: Final = 0.05  # standard deviation of the logarithm of a report
 
 
 class HarmonyNetworks(nn.Module):
-    """Reward model and actor; the actor starts as the greedy choice by the reward model."""
+    """Reward model and actor; an untrained actor chooses greedily by the reward model."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -77,12 +77,15 @@ class HarmonyNetworks(nn.Module):
         self.sharpness = nn.Parameter(torch.tensor([SHARPNESS]))
 
     def forward(self, inputs: dict[str, Tensor]) -> Tensor:
-        """Return the scores of nodes: features, shape (B, W, M, inputs), and costs, (B, W, M)."""
+        """Return the scores of nodes, shape (B, W, M).
+
+        `inputs` are "features", shape (B, W, M, inputs), and "costs", shape (B, W, M).
+        """
         scores: Tensor = self.actor(inputs["features"])[..., 0] - self.sharpness * inputs["costs"]
         return scores
 
     def log_speeds(self, history: History, rows: Tensor) -> Tensor:
-        """Return the expected logarithms of reported speeds, relative to those alone."""
+        """Return the expected logarithms of reported speeds, relative to each job's speed alone."""
         costs = nn.functional.softplus(self.beside(history.beside[rows])[..., 0])
         costs = torch.where(history.occupied[rows], costs.clamp(max=MAX_LOG_SLOWDOWN), 0.0)
         alone = self.spread(history.spread[rows])[:, 0].clamp(-MAX_LOG_SLOWDOWN, MAX_LOG_SLOWDOWN)
@@ -97,14 +100,14 @@ class History:
     """R reports of jobs that trained, each on up to K nodes."""
 
     beside: Tensor  # inputs of the reward model, shape (R, K, inputs)
-    occupied: Tensor  # nodes shared with other jobs; shape (R, K)
-    spread: Tensor  # inputs, shape (R, inputs)
-    on_several: Tensor  # nodes; shape (R,)
-    log_speed: Tensor  # measured, relative to the speed alone on few nodes; shape (R,)
+    occupied: Tensor  # True for nodes with other jobs, shape (R, K)
+    spread: Tensor  # inputs for jobs on several nodes, shape (R, inputs)
+    on_several: Tensor  # True for jobs on several nodes, shape (R,)
+    log_speed: Tensor  # measured, relative to the speed alone on few nodes, shape (R,)
 
 
 def record_history(beds: Sequence[HarmonyTestbed], model: TrainedModel, rng: Generator) -> History:
-    """Simulate traces in which every job is placed by a random pattern; reports are noisy."""
+    """Simulate traces in which random patterns place the jobs; return noisy reports of speeds."""
     ways = [*map(pattern, EXPLORED_PATTERNS), at_random(rng)]
     inputs: list[FloatArray] = []
     jobs: list[tuple[int, int, int]] = []  # class, size, nodes
@@ -144,7 +147,7 @@ def record_history(beds: Sequence[HarmonyTestbed], model: TrainedModel, rng: Gen
 
 
 def critic_inputs(shared: SharedNodes, job: Arrival, line: Sequence[Arrival]) -> FloatArray:
-    """Return the inputs of the critic: job set and overall placement; shape (7 + 3 classes,)."""
+    """Return the inputs of the critic: jobs and overall placement, shape (7 + 3 classes,)."""
     classes, losses = shared.model.classes, shared.losses()
     found = np.zeros(SUMMARY_INPUTS + 3 * classes)
     found[0] = (math.fsum(1.0 - loss for loss in losses.values()) - 1.0) / WORKER_SCALE
@@ -163,15 +166,16 @@ def critic_inputs(shared: SharedNodes, job: Arrival, line: Sequence[Arrival]) ->
 
 
 def explored(bed: HarmonyTestbed, model: TrainedModel, explore: float, rng: Generator) -> Rollout:
-    """Simulate a trace with nodes drawn from the policy's probabilities.
+    """Simulate a trace in which nodes are drawn from the policy's probabilities.
 
-    A share `explore` of the jobs is placed by a pattern. Jobs are as fast as the reward model
+    A pattern places a share `explore` of the jobs. Jobs run at the speed that the reward model
     expects; the true speeds of `bed` are not used.
 
-    The reward is the sum of normalised speeds less the number of jobs. Paper: without the latter.
-    Here: minus its value if every active job trained alone. Summed over time the paper's reward is
-    the work done, which no placement changes; this reward is minus what the jobs lose by waiting
-    and by their neighbours, and it hardly depends on the arrivals.
+    The reward is the sum of normalised speeds minus the number of jobs. Paper: without the number
+    of jobs. Here: it is subtracted, since the sum would have this value if every active job trained
+    alone. The paper's reward, summed over time, is the total work, which no placement changes. Our
+    reward is minus the loss of jobs by waiting and by their neighbours, and hardly depends on the
+    arrivals.
     """
     steps: list[Step] = []
     ways = [*map(pattern, EXPLORED_PATTERNS), at_random(rng)]
@@ -186,7 +190,7 @@ def explored(bed: HarmonyTestbed, model: TrainedModel, explore: float, rng: Gene
         chosen = place_gang(shared, model.actor, job.name, choose)
         policy = math.prod(float(softmax(one.among.scores)[one.place]) for one in chosen)
         other = math.prod(1.0 / len(one.among.nodes) for one in chosen) / len(ways)
-        if by_pattern:  # a lower bound: patterns may have chosen the same
+        if by_pattern:  # a lower bound, because several patterns can choose the same nodes
             other = max(other, 1.0 / len(ways))
         choices = [
             Choice(
@@ -205,7 +209,7 @@ def explored(bed: HarmonyTestbed, model: TrainedModel, explore: float, rng: Gene
 
 
 def placed_by(bed: HarmonyTestbed, model: TrainedModel, choose: Choose) -> dict[str, float]:
-    """Return the end of each job of a trace with true speeds, in seconds."""
+    """Simulate a trace at true speeds, and return the end of each job in seconds."""
 
     def place(shared: SharedNodes, job: Arrival, _line: object) -> None:
         place_gang(shared, model.actor, job.name, choose)
@@ -216,7 +220,7 @@ def placed_by(bed: HarmonyTestbed, model: TrainedModel, choose: Choose) -> dict[
 
 
 def mean_jct_s(bed: HarmonyTestbed, model: TrainedModel, choose: Choose) -> float:
-    """Return the mean completion time of a trace with true speeds."""
+    """Simulate a trace at true speeds, and return the mean completion time in seconds."""
     ends = placed_by(bed, model, choose)
     return math.fsum(ends[job.name] - job.at for job in bed.arrivals) / len(ends)
 
@@ -233,19 +237,19 @@ class HarmonyRecipe(Recipe):
     rounds: int = 200
     rollouts: int = 6
     updates: int = 6
-    replay: int = 4320  # of 12 rounds
+    replay: int = 4320  # steps of 12 rounds
     rate: float = 3e-3
     entropy: float = 0.005
     horizon_s: float = 3000.0
     validate_every: int = 20
-    validations: int = 12  # traces
+    validations: int = 12  # number of traces
     jobs: int = 60  # per trace
-    histories: int = 25  # traces for the reward model
-    explore: float = 0.15  # share of the jobs placed by a pattern
+    histories: int = 25  # number of traces for the reward model
+    explore: float = 0.15  # share of the jobs that a pattern places
 
 
 class HarmonyEnvironment:
-    """Harmony's testbed: its traces, models and rules of interference."""
+    """Training environment with Harmony's traces, models and interference rules."""
 
     warm_phase = "reward model"
     scores = ("jct_vs_least_loaded", "jct_vs_greedy")
@@ -258,11 +262,11 @@ class HarmonyEnvironment:
         self._greedy: tuple[float, float] | None = None  # JCTs: least loaded, greedy
 
     def networks(self) -> HarmonyNetworks:
-        """Return networks with random weights, except for the actor's greedy choice."""
+        """Return new networks; weights are random, but the actor makes the greedy choice."""
         return HarmonyNetworks()
 
     def warm_up(self, trainer: ActorCriticTrainer, iteration: int, rng: Generator) -> float:
-        """Fit the reward model; return the root mean square error of logarithms of speeds."""
+        """Fit the reward model; return the root mean square error of log speeds."""
         if self._history is None:
             draws = default_rng((self._seed, FIRST_TRACE))
             beds = [self._bed(number) for number in range(self.recipe.histories)]
@@ -281,7 +285,7 @@ class HarmonyEnvironment:
         return [explored(bed, model, recipe.explore, rng) for _ in range(recipe.rollouts)]
 
     def validate(self, arrays: Arrays) -> tuple[float, ...]:
-        """Return mean completion times over those of least loaded and of greedy placement."""
+        """Return mean completion times relative to least-loaded and to greedy placement."""
         model = model_of(arrays, TRAINED_FAMILIES)
         if self._greedy is None:
             self._greedy = (
@@ -313,10 +317,10 @@ class HarmonyEnvironment:
 
 
 def with_other_classes(arrays: Arrays, families: int) -> Arrays:
-    """Return the arrays of networks that were trained on the first `families` classes.
+    """Return the arrays, with mean weights for the classes that were not trained.
 
-    The weights of the other classes are the mean over the trained ones: for an unknown family the
-    mean is expected.
+    The first `families` classes were trained. Each other class gets the mean of their weights,
+    because an unknown family is expected to behave like the mean.
     """
     found = {name: value.copy() for name, value in arrays.items()}
     blocks = {

@@ -1,7 +1,7 @@
 """Environment for training `harmony-drl`: jobs arrive, are placed, slow each other down and end.
 
-It uses the simulator's traces, models and rules of interference without the simulator. Exploration
-is job-aware: a whole job is placed by one pattern, instead of single workers at random.
+It uses the simulator's traces, models and interference rules, but not the simulator itself.
+Exploration is job-aware: one pattern places a whole job, instead of single workers at random.
 """
 
 from __future__ import annotations
@@ -26,44 +26,45 @@ from controlplane.sim.models.job_model import JobModel, packed
 from controlplane.sim.scenario import HARMONY, Scenario, model_of, trace_of, usual_demands
 from schemas.ids import JobId, NodeId
 
-WORK_TOLERANCE: Final = 1e-9  # relative; a job with so little work left has ended
+WORK_TOLERANCE: Final = 1e-9  # relative; a job ends when this little work is left
 Speeds = Callable[[SharedNodes, Sequence[str]], Mapping[str, float]]
 Place = Callable[[SharedNodes, "Arrival", Sequence["Arrival"]], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """Submitted job."""
+    """Submitted job with its class, size and work."""
 
     name: str
     at: float  # seconds
-    number: int  # of the job's class
-    size: int  # workers
-    work_s: float  # training time alone on as few nodes as possible
+    number: int  # number of the job's class
+    size: int  # number of workers
+    work_s: float  # training time alone on the fewest nodes
 
 
 @dataclass(slots=True)
 class _Running:
     arrival: Arrival
     left_s: float  # remaining work
-    trains_at: float  # end of its start
+    trains_at: float  # time at which its start is complete
 
 
 @dataclass(slots=True)
 class Episode:
-    """Episode from the first submission to the last end.
+    """Episode from the first submission until the last job ends.
 
     As in the simulator, time advances from event to event. Paper: intervals of equal length. Here:
-    an interval ends when a job arrives or ends, which is when there is something to decide.
+    an interval ends when a job arrives, starts training or ends, because a decision is possible
+    only when jobs arrive or end.
     """
 
-    arrivals: Sequence[Arrival]  # by time
+    arrivals: Sequence[Arrival]  # in order of time
     shared: SharedNodes  # empty at first
-    speeds: Speeds  # of training jobs, as shares of their speed alone
-    start_s: float = 0.0  # from getting slots to the first step
+    speeds: Speeds  # returns the speeds of training jobs, relative to their speed alone
+    start_s: float = 0.0  # time from the placement to the first step
     now: float = 0.0
-    ends: dict[str, float] = field(default_factory=dict)  # by job, seconds
-    # Start and end of each interval, seconds; sum of normalised speeds; running and waiting jobs.
+    ends: dict[str, float] = field(default_factory=dict)  # job -> end, seconds
+    # For each interval: start and end in seconds, sum of relative speeds, number of active jobs.
     intervals: list[tuple[float, float, float, int]] = field(default_factory=list)
     _coming: deque[Arrival] = field(default_factory=deque)
     _queue: deque[Arrival] = field(default_factory=deque)
@@ -72,8 +73,9 @@ class Episode:
     def run(self, place: Place) -> None:
         """Run the episode.
 
-        `place` puts a job that fits onto nodes; the job is registered there without workers, and
-        the waiting jobs behind it are passed along.
+        `place` is called for each job that fits, and puts the job's workers onto nodes. Its
+        arguments are the nodes, on which the job is registered without workers, the job, and the
+        jobs that still wait.
         """
         self._coming.extend(self.arrivals)
         while self._coming or self._queue or self._running:
@@ -111,7 +113,7 @@ TRAINED_FAMILIES: Final = tuple(BATCHES)
 PATTERNS: Final[tuple[Literal["uniform", "poisson", "google"], ...]] = (
     "uniform", "poisson", "google",
 )  # fmt: skip
-LOADS: Final = (0.8, 1.3)  # factor of the usual interval between submissions
+LOADS: Final = (0.8, 1.3)  # range of the factor on the usual time between submissions
 LOAD_STREAM: Final = 7  # random stream of these draws
 
 
@@ -121,7 +123,7 @@ class HarmonyTestbed:
 
     scenario: Scenario
     seed: int
-    families: Sequence[str]  # by class number
+    families: Sequence[str]  # index: class number
     arrivals: tuple[Arrival, ...] = ()
     start_s: float = 0.0
     _jobs: dict[JobId, JobModel] = field(default_factory=dict)
@@ -130,7 +132,7 @@ class HarmonyTestbed:
     _rule: Interference | None = None
 
     def __post_init__(self) -> None:
-        """Draw the trace as the simulator does."""
+        """Draw the trace with the functions that the simulator uses."""
         scenario, model = self.scenario, model_of(self.scenario)
         found: list[Arrival] = []
         for job in trace_of(scenario, self.seed).jobs:
@@ -147,11 +149,11 @@ class HarmonyTestbed:
 
     @property
     def sizes(self) -> list[int]:
-        """Slots of every node."""
+        """Number of slots of every node."""
         return [group.slots for group in self.scenario.nodes for _ in range(group.count)]
 
     def speeds(self, shared: SharedNodes, training: Sequence[str]) -> dict[str, float]:
-        """Return the speeds of training jobs, as shares of their speed alone on few nodes."""
+        """Return the speed of each training job, relative to its speed alone on few nodes."""
         self._shared = shared
         on_node: dict[int, dict[JobId, int]] = {}
         for name in training:
@@ -167,7 +169,7 @@ class HarmonyTestbed:
         return found
 
     def _apart(self, job: JobId) -> float:
-        """Return the share of its packed speed that a job keeps on its nodes."""
+        """Return a job's speed on its nodes without neighbours, relative to its packed speed."""
         model = self._jobs[job]
         placement = tuple(self.placement(job).values())
         few = packed(sum(placement), self.scenario.widest)
@@ -182,21 +184,21 @@ class HarmonyTestbed:
         return self._jobs[job].application
 
     def placement(self, job: JobId) -> Mapping[NodeId, int]:
-        """Return the job's workers on each node."""
+        """Return the number of the job's workers on each node."""
         if self._shared is None:
             return {}
         return {_node(at): many for at, many in self._shared.jobs[job].workers.items()}
 
     def demand(self, job: JobId) -> Demand:
-        """Return what workers and servers of the job ask of a node."""
+        """Return the demand of the job's workers and servers."""
         return self._demands[job]
 
     def gpu(self, node: NodeId) -> str:
-        """Return an empty type: all nodes are alike."""
+        """Return an empty GPU model, because all nodes are equal."""
         return ""
 
     def slots(self, node: NodeId) -> int:
-        """Return the node's number of slots."""
+        """Return the number of slots on the node."""
         return self.sizes[int(node)]
 
 
@@ -215,7 +217,7 @@ def _work_s(model: JobModel, slots: int, widest: int) -> float:
 
 
 def draw_testbed(seed: int, jobs: int) -> HarmonyTestbed:
-    """Draw a trace of Harmony's testbed, with one of the paper's arrival patterns at some load."""
+    """Draw a testbed: a trace with a random load and one of the paper's arrival patterns."""
     rng = default_rng((seed, LOAD_STREAM))
     scenario = replace(
         HARMONY,
@@ -229,8 +231,8 @@ def draw_testbed(seed: int, jobs: int) -> HarmonyTestbed:
 # Columns of `gang_model.features_of`.
 FREE_SLOTS, OWN_WORKERS, FITS, JOBS = 2, 3, 4, 11
 EXPLORED_PATTERNS: Final[Mapping[str, Mapping[int, float]]] = {
-    # On few nodes, the tightest that fit; on the emptiest nodes, each worker on a different one; on
-    # nodes with the fewest jobs.
+    # Packed: few nodes, those with the fewest free slots that fit. Balanced: one worker on each of
+    # the emptiest nodes. Least loaded: the nodes with the fewest jobs.
     "packed": {FITS: 4.0, OWN_WORKERS: 8.0, FREE_SLOTS: -1.0},
     "balanced": {OWN_WORKERS: -8.0, FREE_SLOTS: 1.0},
     "least loaded": {JOBS: -8.0, OWN_WORKERS: 1.0},
@@ -238,7 +240,7 @@ EXPLORED_PATTERNS: Final[Mapping[str, Mapping[int, float]]] = {
 
 
 def pattern(name: str) -> Choose:
-    """Return a rule that places every worker of a job by one pattern."""
+    """Return a rule that places each worker of a job by the pattern `name`."""
     weights = EXPLORED_PATTERNS[name]
 
     def choose(among: Candidates) -> int:
@@ -249,7 +251,7 @@ def pattern(name: str) -> Choose:
 
 
 def at_random(rng: Generator) -> Choose:
-    """Return a rule that places every worker on a random node."""
+    """Return a rule that places each worker on a random node."""
 
     def choose(among: Candidates) -> int:
         return int(rng.integers(len(among.scores)))

@@ -1,6 +1,7 @@
 """Training loop of learned policies: from the first iteration, or a saved state, to a model file.
 
-Also the registry of environments, and learning curves. torch is imported with the first trainer.
+The module also contains the registry of environments, and functions for learning curves. torch is
+imported when the first trainer is made.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ from controlplane.sim.models.recording import write_whole
 if TYPE_CHECKING:
     from controlplane.sim.learning.actor_critic import ActorCriticTrainer
 
-Row = dict[str, float | str]  # of one iteration; NaN: not measured
-DOTS: Final = 40  # up to this many points, lines have markers
+Row = dict[str, float | str]  # values of one iteration; NaN: not measured
+DOTS: Final = 40  # lines with at most this number of points have markers
 
 
 def as_csv(rows: Sequence[Row]) -> str:
-    """Return the rows as CSV, one iteration per line, counted from 1; NaN is an empty cell."""
+    """Return the rows as CSV, one line per iteration, numbered from 1; NaN is an empty cell."""
     columns = list(rows[0]) if rows else []
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -40,9 +41,9 @@ def as_csv(rows: Sequence[Row]) -> str:
 
 
 def draw_curve(rows: Sequence[Row], path: Path, title: str) -> None:
-    """Draw every numeric column over the iterations, one panel each.
+    """Draw each numeric column over the iterations in its own panel.
 
-    A text column names phases, whose changes are marked.
+    A text column contains the names of phases; lines show where the phase changes.
 
     Raises:
         ResultsError: if matplotlib is missing, or the file cannot be written.
@@ -80,19 +81,19 @@ def _cell(value: float | str) -> str:
     return "" if math.isnan(value) else f"{value:.6g}"
 
 
-SAVE_S: Final = 30.0  # between saved states
+SAVE_S: Final = 30.0  # time between two saved states
 Report = Callable[[int, int, Row], None]  # iterations done, total iterations, row of the curve
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """Order of a training: policy, seed and output files."""
+    """Request for a training: policy, seed and output files."""
 
     policy: str
     seed: int
-    out: Path  # model file; curve and saved state go beside it
+    out: Path  # model file; curve and saved state are written to its folder
     command: str  # recorded in the model's card
-    cpu_s: float | None = None  # no iteration starts after this; None: no limit
+    cpu_s: float | None = None  # no iteration starts after this CPU time; None: no limit
 
     @property
     def curve(self) -> Path:
@@ -101,16 +102,16 @@ class Order:
 
     @property
     def state(self) -> Path:
-        """Path of the saved state during training."""
+        """Path of the state that is saved during training."""
         return self.out.with_suffix(".training")
 
 
 @dataclass(slots=True)
 class TrainingStatus:
-    """Progress of a training."""
+    """Progress of a training: iterations, CPU seconds, and the learning curve so far."""
 
-    iteration: int = 0  # finished iterations
-    cpu_s: float = 0.0  # including earlier, interrupted processes
+    iteration: int = 0  # number of finished iterations
+    cpu_s: float = 0.0  # CPU time, including earlier interrupted processes
     rows: list[Row] = field(default_factory=list)
 
 
@@ -121,15 +122,15 @@ class InterruptedTrainingError(TrainingError):
 def train(
     trainer: ActorCriticTrainer, order: Order, *, resume: bool, report: Report
 ) -> TrainingStatus:
-    """Train until the iterations or the CPU seconds are used up, and write the model.
+    """Train until the iterations or the CPU seconds are used up, then write the model.
 
-    The state is saved every half minute and at Ctrl-C, which discards the running iteration. The
-    file of the state is removed when the model is written.
+    The state is saved every half minute, and at Ctrl-C, which discards the running iteration. The
+    state's file is removed after the model is written.
 
     Raises:
-        InterruptedTrainingError: at Ctrl-C, after saving the state.
-        TrainingError: if there is no state to resume from, a state that must not be lost, or a
-            file cannot be written.
+        InterruptedTrainingError: at Ctrl-C, after the state was saved.
+        TrainingError: if there is no usable state to resume, if a saved state exists although
+            `resume` is False, or if a file cannot be written.
     """
     _check_place(order, resume=resume)
     done = _restored(trainer, order) if resume else TrainingStatus()
@@ -227,7 +228,7 @@ def make_trainer(policy: str, seed: int) -> ActorCriticTrainer:
     """Return a new trainer of a policy.
 
     Raises:
-        TrainingError: if the policy is not trained in advance, or torch is missing.
+        TrainingError: if no environment for training the policy exists, or torch is missing.
     """
     if policy not in ENVIRONMENTS:
         known = ", ".join(sorted(ENVIRONMENTS))

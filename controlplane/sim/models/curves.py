@@ -1,10 +1,10 @@
 """Jobs that replay recorded loss curves on cores, as in SLAQ's evaluation.
 
-A job trains one recorded curve; an iteration is an epoch. The paper gives 160 jobs, 15 s apart, on
-20 nodes of 32 cores, and the times to 90 and 95% loss reduction under its fair scheduler (71 and 98
-s). It gives neither sizes of jobs nor times of iterations. Here a job's work is drawn, with a mean
-that reproduces those two times under `fair` (`WORK_CORE_S`). The cores of a job are limited by the
-cluster only, as in the paper.
+A job trains one recorded curve; an iteration is an epoch. The paper reports 160 jobs, 15 s apart,
+on 20 nodes of 32 cores, and the times to 90 and 95% loss reduction under its fair scheduler (71 and
+98 s). The paper reports neither sizes of jobs nor times of iterations. Here a job's work is random,
+with a mean that reproduces those two times under `fair` (`WORK_CORE_S`). Only the size of the
+cluster limits the cores of a job, as in the paper.
 
 A file that cannot be read or is invalid, and a job without a curve, raise `TraceError`.
 """
@@ -35,7 +35,7 @@ from controlplane.sim.models.job_model import (
 from controlplane.sim.results import TraceJob
 from schemas.jobs import StopRule
 
-FILE: Final = "recorded_curves.json"  # ships beside this module
+FILE: Final = "recorded_curves.json"  # ships in the folder of this module
 REMEDY: Final = "write the file again: ones sim record-curves FILE"
 
 Text = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
@@ -43,14 +43,14 @@ Convergence = Literal["sublinear", "linear", "non-convex"]
 
 
 class LossCurve(msgspec.Struct, frozen=True, kw_only=True):
-    """Losses of one training, iteration by iteration."""
+    """Losses of one training, before the first iteration and after each iteration."""
 
     name: Text  # unique: family, data set and settings
     family: Text  # the algorithm
-    convergence: Convergence  # class of SLAQ section 2; linear includes superlinear
+    convergence: Convergence  # class in SLAQ section 2; "linear" includes superlinear
     data: Text  # the data set
-    settings: dict[str, str | float]  # of the algorithm
-    losses: tuple[float, ...]  # before the first iteration and after each one
+    settings: dict[str, str | float]  # settings of the algorithm
+    losses: tuple[float, ...]  # before the first iteration and after each iteration
 
     @property
     def iterations(self) -> int:
@@ -59,14 +59,14 @@ class LossCurve(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def least(self) -> float:
-        """Smallest loss."""
+        """Smallest loss of the training."""
         return min(self.losses)
 
     def normalised(self, iteration: int) -> float:
         """Return the share of the loss reduction that remains: 1 at first, 0 at the smallest loss.
 
-        SLAQ, figure 4: "when a new job arrives, its initial loss is 1.0". Above 1 where the loss
-        exceeds the first one. The number of finished iterations is clamped to the last one.
+        SLAQ, figure 4: "when a new job arrives, its initial loss is 1.0". The share is above 1 if
+        the loss exceeds the first loss. After the last iteration the share is constant.
         """
         least = self.least
         value = self.losses[min(iteration, self.iterations)]
@@ -74,28 +74,28 @@ class LossCurve(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RecordedCurves(msgspec.Struct, frozen=True, kw_only=True):
-    """Curves of one recording, and its origin."""
+    """Loss curves of one recording, with its command, date, seed and library versions."""
 
     command: str
-    date: str  # ISO 8601, of the day
+    date: str  # day of the recording, ISO 8601
     seed: int
-    versions: dict[str, str]  # of the libraries used
+    versions: dict[str, str]  # versions of the libraries used
     curves: tuple[LossCurve, ...]
 
     def by_name(self) -> dict[str, LossCurve]:
-        """Return the curves by name."""
+        """Return a dictionary from the name of a curve to the curve."""
         return {curve.name: curve for curve in self.curves}
 
 
 def encode(recorded: RecordedCurves) -> bytes:
-    """Return a JSON document with one line per curve."""
+    """Return recorded curves as a JSON document with one line per curve."""
     head = msgspec.json.encode(msgspec.structs.replace(recorded, curves=()))
     lines = b",\n".join(msgspec.json.encode(curve) for curve in recorded.curves)
     return head.removesuffix(b"[]}") + b"[\n" + lines + b"\n]}\n"
 
 
 def decode(text: bytes, source: str) -> RecordedCurves:
-    """Decode a document of `encode`."""
+    """Return the curves in a document that `encode` made; an error names `source`."""
     try:
         recorded = msgspec.json.decode(text, type=RecordedCurves)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -113,7 +113,7 @@ def decode(text: bytes, source: str) -> RecordedCurves:
 
 
 def read_curves(path: Path) -> RecordedCurves:
-    """Read a file of `ones sim record-curves`."""
+    """Read a file that `ones sim record-curves` wrote."""
     try:
         return decode(path.read_bytes(), str(path))
     except OSError as error:
@@ -127,28 +127,28 @@ def shipped_curves() -> RecordedCurves:
     return decode(text, FILE)
 
 
-WORK_CORE_S: Final = 12_500.0  # mean work of a job: 130% of what 640 cores do in 15 s
-WORK_SPREAD: Final = 0.8  # of the logarithm of a job's work; chosen
-MAX_CORES: Final = 4096  # of a job: with linear speeds, any number of cores is useful
-SAMPLES: Final = 2**20  # of a job's data set; each iteration passes over all of it
-# Spark starts tasks on other executors with the next iteration. Chosen: tenths of a second.
+WORK_CORE_S: Final = 12_500.0  # mean work of a job: 130% of the work of 640 cores in 15 s
+WORK_SPREAD: Final = 0.8  # sigma of the logarithm of a job's work; chosen
+MAX_CORES: Final = 4096  # per job; large, because speeds are linear in the cores
+SAMPLES: Final = 2**20  # size of a job's data set; each iteration passes over all samples
+# Spark moves tasks to other executors between two iterations. Chosen: tenths of a second.
 COSTS: Final = ChangeCosts(start_s=0.5, restart_s=0.5, prepare_s=0.2, switch_s=0.05)
 
 
 @dataclass(eq=False)
 class CurvesModel(TrainingModel):
-    """Model of jobs that replay loss curves."""
+    """Training model of jobs that replay loss curves."""
 
-    curves: Mapping[str, LossCurve]  # by name, as traces refer to them
+    curves: Mapping[str, LossCurve]  # key: name of the curve, which is the workload in traces
     costs: ChangeCosts = COSTS
-    work_core_s: float = WORK_CORE_S  # mean over jobs of the seconds of all iterations on one core
+    work_core_s: float = WORK_CORE_S  # mean seconds of a job on one core
     scaling: float = 1.0  # c cores are c ** scaling times as fast as one; in (0, 1], paper: 1
-    stated: bool = False  # users state the number of iterations; otherwise it is unknown
+    stated: bool = False  # True: users state the number of iterations
 
     def job_model(
         self, job: TraceJob, batch: Literal["fixed", "elastic"], *, seed: int
     ) -> CurvesJob:
-        """Return the model of a job; its batch is fixed under any policy."""
+        """Return the model of a job; the batch is the same under any policy."""
         curve = self.curves.get(job.workload)
         if curve is None:
             problem = f"job {job.name}: {job.workload[:60]!r} is not a recorded curve"
@@ -163,14 +163,14 @@ class CurvesModel(TrainingModel):
 
 
 class CurvesJob(JobModel):
-    """Job that replays a curve; an iteration passes over all samples."""
+    """Job that replays a loss curve; each iteration passes over all samples."""
 
     def __init__(
         self, job: TraceJob, curve: LossCurve, model: CurvesModel, *, core_s: float
     ) -> None:
-        """Create a job; `core_s` is the time of all iterations on one core."""
+        """Create a job whose iterations take `core_s` seconds in total on one core."""
         self._curve = curve
-        self._iteration_s = core_s / curve.iterations  # on one core
+        self._iteration_s = core_s / curve.iterations  # time on one core
         self._scaling = model.scaling
         self.application, self.costs = curve.family, model.costs
         self.epochs, self.epoch_samples = curve.iterations, SAMPLES
@@ -186,7 +186,7 @@ class CurvesJob(JobModel):
         )
 
     def throughput(self, placement: Placement, batch: int, epoch: int) -> Throughput:
-        """Return the throughput, which depends on the number of cores only."""
+        """Return the throughput of a group; only the number of cores matters."""
         step_s = self._iteration_s / float(sum(placement)) ** self._scaling
         return Throughput(batch / step_s, batch / step_s, step_s)
 
@@ -196,9 +196,9 @@ class CurvesJob(JobModel):
         return EpochMetrics(train_loss=loss, metrics={}, noise_scale=None)
 
     def loss_left(self, epoch: int) -> float | None:
-        """Return the normalised loss of the curve."""
+        """Return the curve's remaining share of the loss reduction after `epoch` iterations."""
         return self._curve.normalised(epoch)
 
     def remaining_steps(self, epoch: int, progress: float) -> float:
-        """Return the remaining iterations."""
+        """Return the number of iterations until the end of the job."""
         return max(0.0, self._curve.iterations - progress / SAMPLES)

@@ -1,9 +1,10 @@
-"""Jobs as in Harmony's evaluation: gangs of workers with parameter servers, on small servers.
+"""Jobs of Harmony's evaluation: gangs of workers with parameter servers, on small servers.
 
-Bao et al., INFOCOM '19: six servers of two GPUs, six models, 1 to 3 workers and as many servers.
-The paper states neither speeds nor lengths; `demands` has what each job asks for, and lengths are
-drawn by the trace. The effect of a job's own workers on each other within a node is part of its
-speed alone; the effect of other jobs is defined by `--interference`.
+Bao et al., INFOCOM '19: six servers of two GPUs, six models, 1 to 3 workers and 1 to 3 parameter
+servers per job. The paper specifies neither speeds nor job lengths. `demands` defines the resources
+that each model needs, and the trace draws the lengths. Workers of one job slow each other down on a
+shared node; the speed of a job without neighbours includes this effect. `--interference` defines
+the effect of other jobs.
 """
 
 from __future__ import annotations
@@ -34,18 +35,21 @@ BATCHES: Final[Mapping[str, int]] = {  # per worker, samples; chosen as in tutor
     "resnet50": 32, "vgg16": 32, "resnext110": 64, "seq2seq": 64, "ctc": 50, "wlm": 20,
 }  # fmt: skip
 EPOCHS: Final = 20  # per job
-JOB_S: Final = 900.0  # mean duration of a job alone; chosen
+JOB_S: Final = 900.0  # mean duration of a job without other jobs; chosen
 SLOTS_PER_NODE: Final = 2
 MAX_SERVERS: Final = 64
-LOSS_FALL: Final = 3.0  # total fall of the loss: exp(-3)
-# Chosen: the container exists; a process starts, reads its data, and joins.
+LOSS_FALL: Final = 3.0  # the loss falls to exp(-3) of its first value
+# Chosen: the container exists, so a process only has to start, read its data and join.
 COSTS: Final = ChangeCosts(start_s=10.0, restart_s=10.0, prepare_s=8.0, switch_s=1.0)
 
 
 def workload_of(name: str) -> tuple[str, int]:
-    """Split a workload into model and number of parameter servers.
+    """Split the name of a workload into the model and the number of parameter servers.
 
-    `vgg16-2ps` has two servers; `vgg16` uses a ring.
+    `vgg16-2ps` has two parameter servers; `vgg16` has none and uses all-reduce.
+
+    Raises:
+        TraceError: if the model is unknown or there are more than `MAX_SERVERS` servers.
     """
     model, servers = name, 0
     found = re.fullmatch(r"(.+)-(\d{1,4})ps", name)
@@ -59,7 +63,7 @@ def workload_of(name: str) -> tuple[str, int]:
 
 
 def slowest_node(demand: Demand, placement: Mapping[NodeId, int], slots_per_node: int) -> float:
-    """Return the factor by which a job's own workers on shared nodes slow its steps down."""
+    """Return the factor, at least 1, by which the workers of one job lengthen its steps."""
     capacity = tuple(each * slots_per_node for each in PER_SLOT)
     asks = [node_demand(demand, placement, node) for node in placement]
     return max(stretch(demand, own, own, (capacity[0], capacity[1], capacity[2])) for own in asks)
@@ -67,17 +71,17 @@ def slowest_node(demand: Demand, placement: Mapping[NodeId, int], slots_per_node
 
 @dataclass(eq=False)
 class HarmonyModel(TrainingModel):
-    """Model of jobs in Harmony's testbed."""
+    """Training model of the jobs in Harmony's testbed."""
 
     costs: ChangeCosts = COSTS
     slots_per_node: int = SLOTS_PER_NODE
-    job_s: float = JOB_S  # of training alone, for jobs whose trace does not state their samples
-    stated: bool = False  # users state the number of epochs
+    job_s: float = JOB_S  # training time alone, if the trace does not define the samples
+    stated: bool = False  # True: users state the number of epochs
 
     def job_model(
         self, job: TraceJob, batch: Literal["fixed", "elastic"], *, seed: int
     ) -> HarmonyJob:
-        """Return the model of a job, a gang of fixed size and batch under any policy."""
+        """Return the model of a job, whose size and batch are the same under any policy."""
         if job.slots < 1:
             problem = f"job {job.name} asks for {job.slots} workers"
             raise TraceError(problem, "give at least 1", "slots")
@@ -85,7 +89,7 @@ class HarmonyModel(TrainingModel):
 
 
 class HarmonyJob(JobModel):
-    """Job of Harmony's testbed; all have the same number of epochs."""
+    """Job of Harmony's testbed; every job has `EPOCHS` epochs."""
 
     demand: Demand
 
@@ -104,13 +108,13 @@ class HarmonyJob(JobModel):
             family=name,
             batch_size=self._batch,
             max_batch_size=self._batch,
-            max_local_batch=self._batch,  # on fewer slots than requested: in several passes
+            max_local_batch=self._batch,  # fewer slots than requested need several passes per step
             slots=(job.slots, job.slots),
             stop=StopRule(epochs=EPOCHS) if model.stated else None,
         )
 
     def throughput(self, placement: Placement, batch: int, epoch: int) -> Throughput:
-        """Return the throughput, which the slowest node limits."""
+        """Return the throughput of a group; its slowest node determines the speed."""
         step_s = self._steps.get(placement)
         if step_s is None:
             nodes = {NodeId(str(number)): many for number, many in enumerate(placement)}
@@ -119,10 +123,10 @@ class HarmonyJob(JobModel):
         return Throughput(batch / step_s, batch / step_s, step_s)
 
     def epoch_metrics(self, epoch: int, batch: int) -> EpochMetrics:
-        """Return a made-up loss that falls exponentially."""
+        """Return an invented loss that falls exponentially."""
         loss = math.exp(-LOSS_FALL * epoch / EPOCHS)
         return EpochMetrics(train_loss=loss, metrics={}, noise_scale=None)
 
     def remaining_steps(self, epoch: int, progress: float) -> float:
-        """Return the remaining steps."""
+        """Return the number of steps until the end of the job."""
         return max(0.0, EPOCHS * self.epoch_samples - progress) / self._batch

@@ -1,12 +1,13 @@
-"""Rules of interference between jobs that share nodes, and the option that selects one.
+"""Rules of interference between jobs that share nodes, and the option that selects a rule.
 
-Rules by neighbours (`pollux`, `pairwise`, `class`), by demands on a node's cores, PCIe and network
-(`resources`), and as measured (`gavel`). For the last one, `simulation_throughputs.json` of
-https://github.com/stanford-futuredata/gavel (MIT; Narayanan et al., OSDI '20) has steps per second
-alone and beside every other job, for K80, P100 and V100. Its pairs share a *GPU*, so pairs that
-compete only for it are slowed down, too: the harshest neighbours.
+A rule depends on a job's neighbours (`pollux`, `pairwise`, `class`), on demands for a node's cores,
+PCIe and network (`resources`), or on measurements (`gavel`). Gavel's `simulation_throughputs.json`
+(https://github.com/stanford-futuredata/gavel, MIT; Narayanan et al., OSDI '20) lists steps per
+second of each job alone and next to each other job, for K80, P100 and V100. Its pairs share one
+*GPU*, so that even pairs that compete for nothing else slow each other down. These are the largest
+slow-downs.
 
-A form or file that cannot be used raises `TraceError`.
+An invalid option, and a file that cannot be used, raise `TraceError`.
 """
 
 from __future__ import annotations
@@ -40,17 +41,17 @@ KINDS: Final = "none, pollux:SHARE, pairwise:SHARE, class:SHARE, resources:SHARE
 
 @dataclass(frozen=True, slots=True)
 class InterferenceSpec:
-    """Kind of a rule, with its mean slow-down or its file."""
+    """Kind of a rule, with the share of speed lost or the file of measurements."""
 
     kind: Kind
-    share: float = 0.0  # in [0, 1), of the speed lost, on average or always
+    share: float = 0.0  # share of the speed lost, in [0, 1); a mean, except for `pollux`
     file: str = ""
 
 
 def parse_interference(text: str) -> InterferenceSpec:
-    """Parse `none`, a kind with a share as in `pairwise:0.25`, or `gavel:FILE`.
+    """Parse `none`, a kind with a share like `pairwise:0.25`, or `gavel:FILE`.
 
-    A share of 0 is `none`.
+    A share of 0 means `none`.
     """
     kind, _, rest = text.partition(":")
     if kind == "gavel" and rest:
@@ -67,7 +68,7 @@ def parse_interference(text: str) -> InterferenceSpec:
 
 USUAL_GPU: Final = "v100"
 MIN_SPEED: Final = 0.01  # smallest share of the speed kept
-# Measured job that represents an unmeasured model: by kind, at middle batches.
+# Model without measurement -> measured job of a similar kind, at a middle batch.
 NEAREST_MEASURED: Final[Mapping[str, str]] = {
     "resnet50": "ResNet-50 (batch size 32)", "vgg16": "ResNet-50 (batch size 64)",
     "alexnet": "ResNet-50 (batch size 16)", "inception": "ResNet-50 (batch size 128)",
@@ -84,8 +85,8 @@ Pairs = Mapping[str, Mapping[str, float]]  # job -> neighbour -> share of the sp
 def read_pairs(path: Path) -> dict[str, dict[str, dict[str, float]]]:
     """Read Gavel's table: GPU type -> job -> neighbour -> share of the speed kept, in (0, 1].
 
-    Pairs that did not fit into the memory of one GPU have a speed of 0 there; they count like the
-    job's worst other neighbour.
+    A pair that did not fit into the memory of one GPU has a speed of 0 in the table. It gets the
+    speed next to the job's worst other neighbour instead.
     """
     try:
         table = msgspec.json.decode(path.expanduser().read_bytes())
@@ -134,7 +135,7 @@ def _pairs(path: Path, gpu: str, rows: Any) -> dict[str, dict[str, float]]:
 
 
 def _single(key: str) -> str | None:
-    """Return the job of a key such as `('A3C', 1)` if it has one GPU, or None."""
+    """Return the job in a key like `('A3C', 1)`, or None if the job has more than one GPU."""
     try:
         name, gpus = ast.literal_eval(key)
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
@@ -149,14 +150,14 @@ def _refused(path: Path, problem: str) -> TraceError:
 
 @dataclass(slots=True)
 class MeasuredInterference:
-    """Measured slow-down by the worst neighbour on the worst node, for the node's GPU type."""
+    """Interference as measured: the worst neighbour on any node of the job sets the job's speed."""
 
     pairs: Mapping[str, Pairs]
     jobs: TrainingJobs
     _names: dict[str, str] = field(default_factory=dict)
 
     def remaining_speed(self, job: JobId, at: Mapping[NodeId, Mapping[JobId, int]]) -> float:
-        """Return the share of its speed that a job keeps beside its worst neighbour."""
+        """Return the share of its speed that a job keeps next to its worst neighbour."""
         mine = self._name(job)
         return min(
             (
@@ -182,7 +183,7 @@ class MeasuredInterference:
 
 
 def measured_name(family: str, known: Pairs) -> str:
-    """Return the measured job that represents a family: itself, or the most similar one."""
+    """Return the measured job that represents a family: the family itself, or a similar job."""
     if family in known:
         return family
     part = next((FAMILY_ALIASES[part] for part in FAMILY_ALIASES if part in family.lower()), "")
@@ -190,8 +191,8 @@ def measured_name(family: str, known: Pairs) -> str:
     return near if near in known else UNKNOWN_JOB
 
 
-# Loss of a job (first) beside another one (second), by bottleneck; chosen: largest beside its
-# own kind, except for the GPU, which is not shared; scaled to the requested mean.
+# Bottlenecks of a job and of its neighbour -> loss of the job, before scaling to the requested
+# mean. Chosen: two equal bottlenecks lose most, except for the GPU, which jobs do not share.
 LOSSES: Final[Mapping[tuple[Bound, Bound], float]] = {
     ("cpu", "cpu"): 1.0, ("cpu", "pcie"): 0.3, ("cpu", "network"): 0.3, ("cpu", "compute"): 0.4,
     ("pcie", "cpu"): 0.2, ("pcie", "pcie"): 1.0, ("pcie", "network"): 0.5, ("pcie", "compute"): 0.1,
@@ -199,18 +200,18 @@ LOSSES: Final[Mapping[tuple[Bound, Bound], float]] = {
     ("network", "compute"): 0.1, ("compute", "cpu"): 0.4, ("compute", "pcie"): 0.1,
     ("compute", "network"): 0.1, ("compute", "compute"): 0.1,
 }  # fmt: skip
-BISECTION_STEPS: Final = 60  # of bisection
+BISECTION_STEPS: Final = 60  # halvings of the interval that contains a scale
 
 
 @dataclass(slots=True)
 class DistributedInterference:
-    """Pollux' rule: jobs on several nodes that share one of them lose a fixed share."""
+    """Pollux' rule: two jobs on several nodes each lose a fixed share if they meet on a node."""
 
     share: float
-    spread: Callable[[JobId], bool]  # True if a job is on several nodes
+    spread: Callable[[JobId], bool]  # returns True if a job is on several nodes
 
     def remaining_speed(self, job: JobId, at: Mapping[NodeId, Iterable[JobId]]) -> float:
-        """Return the share of its speed that a job keeps; below 1 beside another spread job."""
+        """Return 1 - `share` if the job and a neighbour are on several nodes each, otherwise 1."""
         if not self.spread(job):
             return 1.0
         meets = any(other != job and self.spread(other) for here in at.values() for other in here)
@@ -219,9 +220,9 @@ class DistributedInterference:
 
 @dataclass(slots=True)
 class PairwiseInterference:
-    """Slow-down by the worst neighbour: speed = exp(-max theta[family, neighbour's family]).
+    """Interference of pairs of families: the worst neighbour sets the speed of a job.
 
-    Each ordered pair of families has its own slow-down, drawn once from the seed between 0 and
+    Each ordered pair of families has its own loss of speed, drawn once from the seed between 0 and
     twice the mean.
     """
 
@@ -231,7 +232,7 @@ class PairwiseInterference:
     _drawn: dict[tuple[str, str], float] = field(default_factory=dict)
 
     def remaining_speed(self, job: JobId, at: Mapping[NodeId, Iterable[JobId]]) -> float:
-        """Return the share of its speed that a job keeps beside its worst neighbour."""
+        """Return the share of its speed that a job keeps next to its worst neighbour."""
         mine = self.family(job)
         others = {self.family(other) for here in at.values() for other in here if other != job}
         return min((1.0 - self._loss(mine, other) for other in others), default=1.0)
@@ -246,9 +247,9 @@ class PairwiseInterference:
 
 @dataclass(slots=True)
 class ClassInterference:
-    """Slow-down by classes of jobs, summed over neighbours.
+    """Interference of classes of jobs: a job loses speed to all neighbours on its worst node.
 
-    speed = exp(-max over the job's nodes of scale x sum of LOSSES[class, neighbour's class]).
+    speed = exp(-scale * max over the job's nodes of the sum of LOSSES[class, neighbour's class]).
     """
 
     bound: Callable[[JobId], Bound]
@@ -276,8 +277,8 @@ def class_scale(share: float, bounds: Iterable[Bound]) -> float:
 
 
 Amounts = tuple[float, float, float]  # cores, PCIe bytes/s, sent network bytes/s
-# A node of Harmony's testbed has 8 cores, 2 GPUs, a NIC of 50 Gb/s. Of that NIC the servers' TCP
-# reaches about 12 Gb/s; chosen. PCIe: 4 GB/s, through the host's memory and back; chosen.
+# A node of Harmony's testbed has 8 cores, 2 GPUs, a NIC of 50 Gb/s. Chosen: the servers' TCP
+# reaches about 12 Gb/s; PCIe reaches 4 GB/s, through the host's memory and back.
 PER_SLOT: Final[Amounts] = (4.0, 2.0e9, 0.75e9)
 MAX_SCALE: Final = 1e6
 
@@ -285,8 +286,9 @@ MAX_SCALE: Final = 1e6
 def servers_on(placement: Mapping[NodeId, int], servers: int) -> dict[NodeId, int]:
     """Return the number of a job's parameter servers on each node.
 
-    Paper: servers are placed like workers. Here a cluster allocates GPUs, which servers do not
-    need; they are distributed over the workers in rank order, which is that of `placement`.
+    Paper: servers are placed like workers. Here a cluster allocates only GPUs, and servers need
+    none. Servers are therefore distributed over the workers in rank order, which is the order of
+    `placement`.
     """
     nodes = [node for node, many in placement.items() for _ in range(many)]
     found = dict.fromkeys(placement, 0)
@@ -296,15 +298,15 @@ def servers_on(placement: Mapping[NodeId, int], servers: int) -> dict[NodeId, in
 
 
 def node_demand(demand: Demand, placement: Mapping[NodeId, int], node: NodeId) -> Amounts:
-    """Return what a job at full speed asks of one of its nodes.
+    """Return the demand of a job at full speed on one of its nodes.
 
-    With g gradient bytes per second of one worker, w workers and p servers in total, w' and p'
-    here:
+    A worker produces g gradient bytes per second. The job has w workers and p servers, of which w'
+    and p' are on the node.
 
-    - servers: every worker sends its gradients to all servers and gets parameters back. w' g (1 -
-      p'/p) + (p'/p) g (w - w') leaves the node, and every gradient passes PCIe twice;
-    - all-reduce: a ring passes each node once, and 2 (w - 1)/w g leaves the node if there is
-      another one; as much passes PCIe for every worker, if there are two.
+    - Servers: every worker sends its gradients to all servers and receives parameters. The node
+      sends w' g (1 - p'/p) + (p'/p) g (w - w'), and every gradient crosses PCIe twice.
+    - All-reduce: a ring crosses each node once. The node sends 2 (w - 1)/w g if the job has another
+      node. The same amount crosses PCIe for each worker, if the job has at least two workers.
     """
     workers, here = sum(placement.values()), placement[node]
     rate, servers = demand.gradient_bytes_per_s, demand.servers
@@ -322,11 +324,11 @@ def node_demand(demand: Demand, placement: Mapping[NodeId, int], node: NodeId) -
 
 
 def stretch(demand: Demand, own: Amounts, all_of_it: Amounts, capacity: Amounts) -> float:
-    """Return the factor by which a step takes longer where a node is overloaded.
+    """Return the factor by which an overloaded node lengthens a job's step, at least 1.
 
-    1 + the sum over resources of wait x (demand / capacity - 1), where that is above 0 and the job
-    itself uses the resource: all jobs get the same share of their demands. `own` is the demand of
-    the job on the node, `all_of_it` that of all jobs there.
+    Every job gets the same share of its demand. The factor is 1 plus a sum over the resources that
+    the job uses: wait x (demand / capacity - 1), where this is positive. `own` is the job's demand
+    on the node, `all_of_it` the demand of all jobs on the node.
     """
     return 1.0 + sum(
         wait * max(0.0, asked / available - 1.0)
@@ -337,10 +339,10 @@ def stretch(demand: Demand, own: Amounts, all_of_it: Amounts, capacity: Amounts)
 
 @dataclass(slots=True)
 class ResourceInterference:
-    """Slow-down on the worst node by overloaded resources, relative to the job alone there.
+    """Interference by overloaded resources: the worst node sets the speed of a job.
 
-    speed = 1 / (1 + scale (stretch with all / stretch alone - 1)): the effect of a job's own
-    workers on each other is part of its speed alone.
+    speed = 1 / (1 + scale (stretch with all jobs / stretch alone - 1)). The workers of one job slow
+    each other down even without other jobs; their full speed includes this effect.
     """
 
     jobs: TrainingJobs
@@ -368,7 +370,7 @@ def kept(
 ) -> float:
     """Return the share of its speed that a job keeps on a node, in (0, 1].
 
-    `others` are the demands of the other jobs there; `scale` is a factor of all slow-downs.
+    `others` are the demands of the other jobs on the node; `scale` multiplies all slow-downs.
     """
     parts = [own, *others]
     everything = (
@@ -385,9 +387,9 @@ def kept(
 def scale_for(share: float, demands: tuple[Demand, ...]) -> float:
     """Return the scale at which random pairs of jobs lose `share` of their speed on average.
 
-    Pairs are two different models on the same servers, as in Harmony's case study 2, but both have
-    a worker (and a server, if any) on each of two nodes, so that they use the network. `share` is a
-    mean over both jobs of all pairs, in (0, 1).
+    A pair consists of two different models on the same servers, as in Harmony's case study 2. Each
+    job has one worker on each of two nodes, and its servers if any, so that it uses the network.
+    `share` is a mean over both jobs of all pairs, in (0, 1).
 
     Raises:
         TraceError: if the demands are too small for such a slow-down.
@@ -415,9 +417,10 @@ def scale_for(share: float, demands: tuple[Demand, ...]) -> float:
 def make_interference(
     spec: InterferenceSpec, jobs: TrainingJobs, seed: int, demands: tuple[Demand, ...]
 ) -> Interference | None:
-    """Return the rule, or None without interference; only `pairwise` draws from the seed.
+    """Return the rule for `spec`, or None for the kind `none`.
 
-    SHARE is a mean over models of these demands, for `class` and `resources`.
+    Only `pairwise` uses `seed`. For `class` and `resources`, the share is a mean over models with
+    these `demands`.
     """
     match spec.kind:
         case "none":

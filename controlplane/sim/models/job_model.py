@@ -1,6 +1,6 @@
 """Interface of training models: the ground truth about jobs, which no policy may see.
 
-`EarlyStops` is a model whose scripts may leave early, as tuned or impatient jobs do.
+`EarlyStops` changes a model so that some scripts end early, as tuned or impatient jobs do.
 """
 
 from __future__ import annotations
@@ -24,31 +24,31 @@ Placement = tuple[int, ...]  # slots on each node, in rank order
 
 @dataclass(frozen=True, slots=True)
 class StepParts:
-    """Division of a step into passes, as workers report it; the last pass synchronises."""
+    """Division of a step into passes, as workers report it; only the last one synchronises."""
 
-    pass_s: float  # last pass, including the synchronisation
-    sync_s: float  # of that, synchronisation that does not overlap with computation
+    pass_s: float  # duration of the last pass, including the synchronisation
+    sync_s: float  # part of `pass_s` in which the worker only synchronises
     local_batch: int  # samples per pass and worker
     passes: int  # per step and worker
 
     @property
     def step_s(self) -> float:
-        """Seconds of the whole step."""
+        """Seconds of the whole step; all passes except the last have no synchronisation."""
         return self.pass_s + (self.pass_s - self.sync_s) * (self.passes - 1)
 
 
 @dataclass(frozen=True, slots=True)
 class Throughput:
-    """Speed of a group."""
+    """Speed of a group, in samples processed and in progress of the job."""
 
     samples_per_s: float  # processed by the workers
-    progress_per_s: float  # of the job's work, in samples at the first batch
+    progress_per_s: float  # in samples at the first batch
     step_s: float = 0.0  # duration of a step
     extrapolated: bool = False  # True if no such group was measured
-    parts: StepParts | None = None  # of a step; None: not modelled
+    parts: StepParts | None = None  # parts of a step; None: not modelled
 
     def times(self, factor: float) -> Throughput:
-        """Return the throughput at `factor` times the speed; above 0."""
+        """Return the throughput of a group that is `factor` times as fast; `factor` is above 0."""
         parts = self.parts
         if parts is not None:
             parts = replace(parts, pass_s=parts.pass_s / factor, sync_s=parts.sync_s / factor)
@@ -65,17 +65,18 @@ class Throughput:
 class ChangeCosts:
     """Durations of changes to a group, in seconds."""
 
-    start_s: float  # first start: order to first step
+    start_s: float  # first start, from the order to the first step
     restart_s: float  # start from a checkpoint
-    prepare_s: float  # a newcomer becomes ready while the old group trains
+    prepare_s: float  # preparation of a new worker while the old group trains
     switch_s: float  # pause of training while the group changes
 
     def overridden(
         self, stall_s: float | None, first_stall_s: float | None, prepare_s: float | None = None
     ) -> ChangeCosts:
-        """Return the costs with other stalls of any change, starts and preparations.
+        """Return the costs after replacing the pause, the starts and the preparation.
 
-        None keeps a value.
+        `stall_s` replaces `switch_s`, and `first_stall_s` replaces `start_s` and `restart_s`. An
+        argument of None keeps the value.
         """
         return ChangeCosts(
             start_s=self.start_s if first_stall_s is None else first_stall_s,
@@ -87,7 +88,7 @@ class ChangeCosts:
 
 @dataclass(frozen=True, slots=True)
 class EpochMetrics:
-    """Report of a worker at the end of an epoch."""
+    """Values that a worker reports at the end of an epoch."""
 
     train_loss: float | None
     metrics: dict[str, float]
@@ -95,30 +96,30 @@ class EpochMetrics:
 
 
 class JobModel(ABC):
-    """Ground truth about one job. Progress is counted in samples at the job's first batch.
+    """Ground truth about one job. Progress is measured in samples at the job's first batch.
 
-    Defaults: an epoch is a pass at the first batch, changes of the batch lose nothing, and the job
-    measures no noise scale. Arguments of the methods: `placement`, slots on each node in rank
-    order; `batch`, global, samples per step; `epoch`, number of finished epochs.
+    By default an epoch is one pass at the first batch, changes of the batch lose no progress, and
+    the job measures no noise scale. Arguments of the methods: `placement`, slots on each node in
+    rank order; `batch`, global, samples per step; `epoch`, number of finished epochs.
     """
 
     application: str  # name of the workload, for results by application
-    spec: JobSpec  # as submitted
+    spec: JobSpec  # specification that the user submits
     epoch_samples: int  # ||D||
     costs: ChangeCosts
-    epochs: int  # total
-    demand: Demand | None = None  # of its workers and servers; None: as usual for `application`
+    epochs: int  # total number
+    demand: Demand | None = None  # None: the usual demand of `application`
 
     @abstractmethod
     def throughput(self, placement: Placement, batch: int, epoch: int) -> Throughput:
         """Return the throughput of a group.
 
         Raises:
-            TraceError: if the model cannot tell for such a group.
+            TraceError: if the model has no data about such a group.
         """
 
     def epoch_ends_at(self, epoch: int) -> float:
-        """Return the progress at the end of epoch `epoch` (0-based), samples at the first batch."""
+        """Return the progress at the end of a 0-based epoch, in samples at the first batch."""
         return float((epoch + 1) * self.epoch_samples)
 
     def lost_progress(self, before: int, batch: int, epoch: int) -> float:
@@ -134,15 +135,16 @@ class JobModel(ABC):
         """Return the report after `epoch` epochs, with the noise scale of the last one."""
 
     def loss_left(self, epoch: int) -> float | None:
-        """Return the share of the total loss reduction that remains; no policy sees it.
+        """Return the share of the total loss reduction that remains. No policy sees this share.
 
-        1 before the first epoch, 0 at the smallest loss; None if the loss is made up or unknown.
+        It is 1 before the first epoch and 0 at the smallest loss. It is None if the loss is
+        invented or unknown.
         """
         return None
 
     @abstractmethod
     def remaining_steps(self, epoch: int, progress: float) -> float:
-        """Return the remaining steps at the first batch, counted as published simulators do."""
+        """Return the remaining steps at the first batch, as published simulators count them."""
 
 
 class TrainingModel(ABC):
@@ -158,8 +160,8 @@ class TrainingModel(ABC):
 
         Args:
             batch: "fixed" if the policy keeps the batch that the user tuned for the requested
-                slots; "elastic" if it chooses one, starting from a batch that fits one slot.
-            seed: of everything that differs from job to job.
+                slots; "elastic" if it chooses a batch, starting from one that fits one slot.
+            seed: seed of all random differences between jobs.
 
         Raises:
             TraceError: if the workload is unknown, or its numbers are invalid.
@@ -167,19 +169,19 @@ class TrainingModel(ABC):
 
 
 def job_name(name: str) -> str:
-    """Return a trace's name for a job without the characters that a job's name may not have."""
+    """Return a valid job name, made from a name in a trace by replacing invalid characters."""
     return re.sub(r"[^A-Za-z0-9_-]+", "-", name).lstrip("-_")[:48] or "job"
 
 
 def job_spec(job: TraceJob, **fields: Any) -> JobSpec:
-    """Return a specification with the name and the requested slots of a trace's job."""
+    """Return a job specification with a trace job's name and requested slots, and `fields`."""
     usual = {"name": job_name(job.name), "script": "train.py", "retries": 1}
     return JobSpec(**{**usual, "slots_wanted": job.slots, **fields})
 
 
 @cache
 def packed(slots: int, widest: int) -> Placement:
-    """Return a placement on as few nodes of `widest` slots as possible, full ones first."""
+    """Return the placement of `slots` on the fewest nodes of `widest` slots, full nodes first."""
     whole, rest = divmod(slots, widest)
     return (*(widest,) * whole, *((rest,) if rest else ()))
 
@@ -190,19 +192,19 @@ STREAM = 91  # random stream of these draws
 class EarlyStops(TrainingModel):
     """Training model in which some jobs succeed after a part of their epochs.
 
-    The part is uniform in (0, 1), rounded up to whole epochs. What users state is unchanged: a
-    policy does not learn that a job will leave early, or that it has.
+    The part is uniform in (0, 1), rounded up to whole epochs. The statements of users do not
+    change, so a policy cannot know that a job will end early, or that it has ended early.
     """
 
     def __init__(self, model: TrainingModel, share: float) -> None:
-        """Let a share of the jobs of `model` leave early."""
+        """Let a random share of the jobs of `model` end early; `share` is in [0, 1]."""
         self.model, self.share = model, share
         self.whole_seconds = model.whole_seconds
 
     def job_model(
         self, job: TraceJob, batch: Literal["fixed", "elastic"], *, seed: int
     ) -> JobModel:
-        """Return the model of a job, which has the same length for either kind of batch."""
+        """Return the model of a job, which ends after the same epoch for either kind of batch."""
         whole = self.model.job_model(job, batch, seed=seed)
         rng = default_rng((seed, crc32(job.name.encode()), STREAM))
         leaves, part = rng.random(2)
@@ -212,7 +214,7 @@ class EarlyStops(TrainingModel):
 
 
 class ShortenedJob:
-    """Job that leaves after `epochs` epochs, and otherwise equals the whole job."""
+    """Job that ends after `epochs` epochs; all other properties are those of the whole job."""
 
     def __init__(self, whole: JobModel, epochs: int) -> None:
         self.whole, self.epochs = whole, epochs
@@ -221,7 +223,7 @@ class ShortenedJob:
         return getattr(self.whole, name)
 
     def remaining_steps(self, epoch: int, progress: float) -> float:
-        """Return the remaining steps until the job leaves, at least 1."""
+        """Return the number of steps until the job ends early, at least 1."""
         ends_at = self.whole.epoch_ends_at(self.epochs - 1)
         beyond = self.whole.remaining_steps(self.epochs, ends_at)
         return max(1.0, self.whole.remaining_steps(epoch, progress) - beyond)

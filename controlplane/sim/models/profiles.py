@@ -1,10 +1,10 @@
 """Measured applications: step times by placement and batch, progress by batch and epoch.
 
-A folder for each application has tables in the layout of Pollux' simulator (OSDI 2021):
-`placements.csv` and `scalability.csv` have the times of a pass, `validation-BATCH.csv` the progress
-of training at each global batch.
+Each application has a folder with tables in the layout of Pollux' simulator (OSDI 2021).
+`placements.csv` and `scalability.csv` contain the times of a pass, and `validation-BATCH.csv`
+contains the progress of training at each global batch.
 
-Missing or damaged tables raise `TraceError`, which names file, line and column.
+Missing or damaged tables raise `TraceError`, which names the file, and the line and column if any.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ Size = tuple[int, int, int]  # nodes, slots, local batch
 
 @dataclass(frozen=True, slots=True)
 class EpochProfile:
-    """Row of a validation table: an epoch at one global batch."""
+    """Row of a validation table: measurements of one epoch at one global batch."""
 
     progress: float
     iteration: float
@@ -54,14 +54,15 @@ class EpochProfile:
 
 
 def smallest_rotation(placement: Placement) -> Placement:
-    """Return the lexicographically smallest rotation of a placement on a ring of nodes."""
+    """Return the lexicographically smallest rotation of a placement; the nodes form a ring."""
     return min(placement[at:] + placement[:at] for at in range(len(placement)))
 
 
 def read_placements(file: Path) -> dict[Placement, dict[int, PassTimes]]:
-    """Read seconds of a pass and of its synchronisation, by placement and local batch.
+    """Read the seconds of a pass and of its synchronisation, by placement and local batch.
 
-    Placements are given by their smallest rotation; equal lines are averaged.
+    Each placement is replaced by its smallest rotation. Lines with equal placement and batch are
+    averaged.
     """
     seen: dict[Placement, dict[int, list[PassTimes]]] = {}
     for row in with_header(file, ("placement", "local_bsz", "step_time", "sync_time")):
@@ -81,7 +82,7 @@ def read_placements(file: Path) -> dict[Placement, dict[int, PassTimes]]:
 
 
 def read_sizes(file: Path) -> dict[Size, NDArray[np.float64]]:
-    """Read seconds of (pass, synchronisation), shape (2,), by nodes, slots and local batch."""
+    """Read the seconds (pass, synchronisation), shape (2,), by nodes, slots and local batch."""
     seen: dict[Size, list[PassTimes]] = {}
     columns = ("num_nodes", "num_replicas", "local_bsz", "step_time", "sync_time")
     for row in with_header(file, columns):
@@ -100,7 +101,11 @@ def _mean(times: Sequence[PassTimes]) -> PassTimes:
 
 
 def read_validation(folder: Path, epochs: int) -> dict[int, list[EpochProfile]]:
-    """Read a row per epoch for each global batch; every table has at least `epochs` rows."""
+    """Read the validation table of each global batch, one row per epoch.
+
+    Raises:
+        TraceError: if there is no table, or a table has fewer than `epochs` rows.
+    """
     found: dict[int, list[EpochProfile]] = {}
     for file in sorted(folder.glob("validation-*.csv")):
         number = file.stem.partition("-")[2]
@@ -124,18 +129,18 @@ def read_validation(folder: Path, epochs: int) -> dict[int, list[EpochProfile]]:
     return found
 
 
-EPOCHS: Final[Mapping[str, int]] = {  # of a job of each application
+EPOCHS: Final[Mapping[str, int]] = {  # number of epochs of a job, by application
     "bert": 2, "cifar10": 100, "deepspeech2": 80, "imagenet": 90, "ncf": 10, "yolov3": 50,
 }  # fmt: skip
 MAX_LOCAL_BATCH: Final = {"yolov3": 8}  # larger measured batches ran out of memory
-MAX_NODES: Final = 16  # measured at most
+MAX_NODES: Final = 16  # largest number of nodes that was measured
 
 
 class MeasuredApplication:
-    """Tables of one application."""
+    """Measurements of one application."""
 
     def __init__(self, folder: Path) -> None:
-        """Read the tables of a folder that is named after the application."""
+        """Read the tables in `folder`; the name of the folder is the name of the application."""
         self.name = folder.name
         if self.name not in EPOCHS:
             known = ", ".join(sorted(EPOCHS))
@@ -155,10 +160,10 @@ class MeasuredApplication:
         self._surface: Any = None
 
     def speed(self, placement: Placement, local: int) -> tuple[float, float]:
-        """Return the seconds of a pass and of its synchronisation; `local` is the batch of a slot.
+        """Return the seconds of a pass and of its synchronisation; `local` is the batch per slot.
 
         Raises:
-            TraceError: if nothing near was measured.
+            TraceError: if no measurement is near enough to interpolate.
         """
         key = (placement, local)
         known = self._speeds.get(key)
@@ -168,7 +173,7 @@ class MeasuredApplication:
 
     def _measured(self, placement: Placement, local: int) -> tuple[float, float]:
         table = self._placements.get(placement)
-        low = max(local, self.least_local)  # smaller batches do not take less
+        low = max(local, self.least_local)  # smaller batches are not faster
         if table is not None:
             batches = list(table)
             if low > batches[-1]:
@@ -188,7 +193,7 @@ class MeasuredApplication:
         raise TraceError(problem, "give a smaller batch, or tables with more measurements")
 
     def _interpolated(self) -> Any:
-        """Interpolate linearly over (nodes, slots, local batch); equal shapes are averaged."""
+        """Return a linear interpolator over nodes, slots and local batch; average equal points."""
         if self._surface is None:
             from scipy.interpolate import LinearNDInterpolator  # noqa: PLC0415 - slow to load
 
@@ -205,9 +210,9 @@ class MeasuredApplication:
         return self._surface
 
     def noise(self, batch: float, epoch: int) -> tuple[float, float]:
-        """Return |g|^2 and the trace of the covariance, linear between measured (global) batches.
+        """Return |g|^2 and the trace of the covariance, linear between measured global batches.
 
-        Epochs are 0-based; later epochs than measured equal the last one.
+        Epochs are 0-based. An epoch after the last measured epoch has the values of the last one.
         """
         one, other, share = self._between(batch, min(epoch, self.epochs - 1))
         if share == 0.0:
@@ -216,14 +221,17 @@ class MeasuredApplication:
         return mixed, one.var * (1 - share) + other.var * share
 
     def iterations(self, batch: float, epoch: int) -> float:
-        """Return the steps to the end of a 0-based epoch, linear between measured batches."""
+        """Return the steps until a 0-based epoch ends, linear between measured global batches."""
         one, other, share = self._between(batch, epoch)
         if share == 0.0:
             return one.iteration
         return one.iteration * (1 - share) + other.iteration * share
 
     def _between(self, batch: float, epoch: int) -> tuple[EpochProfile, EpochProfile, float]:
-        """Return the measured neighbours of a batch and its place between them; 0: the first."""
+        """Return the epoch's rows of the measured batches around `batch`, and its position.
+
+        The position of `batch` between the two is a share in [0, 1); 0 is the first.
+        """
         if batch <= self.first_batch or batch >= self.most_batch:
             edge = self.first_batch if batch <= self.first_batch else self.most_batch
             row = self._validation[edge][epoch]
@@ -251,13 +259,13 @@ class ProfiledJob(JobModel):
     _steps: dict[tuple[Placement, int], tuple[int, StepParts]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Take the rest from the application; ||D|| as processed with the smallest batch."""
+        """Read the job's name and lengths from the application; ||D|| is for the smallest batch."""
         app = self.app
         self.application, self.epochs = app.name, app.epochs
         self.epoch_samples = round(app.iterations(app.first_batch, 0) * app.first_batch)
 
     def throughput(self, placement: Placement, batch: int, epoch: int) -> Throughput:
-        """Return the throughput: gain over the first batch, divided by the duration of a step."""
+        """Return the throughput: the progress of a step, divided by the step's duration."""
         key = (placement, batch)
         known = self._steps.get(key)
         if known is None:
@@ -270,7 +278,7 @@ class ProfiledJob(JobModel):
         return Throughput(true_batch / step_s, progress_per_s, step_s, parts=parts)
 
     def _step(self, placement: Placement, batch: int) -> tuple[int, StepParts]:
-        """Return the batch as divided into equal passes, and these passes."""
+        """Return the batch after division into equal passes, and the times of these passes."""
         app, slots = self.app, sum(placement)
         share = math.ceil(batch / slots - CEIL_TOLERANCE)
         least = int(slots == 1 and batch > app.first_batch)
@@ -281,27 +289,27 @@ class ProfiledJob(JobModel):
         return slots * local * (more + 1), StepParts(step_s, sync_s, local, more + 1)
 
     def epoch_ends_at(self, epoch: int) -> float:
-        """Return the smallest progress of any measured batch at the end of the epoch."""
+        """Return the smallest progress that any measured batch reached at the end of the epoch."""
         return self.app.ends[min(epoch, self.epochs - 1)] * self.app.first_batch
 
     def noise_scale(self, epoch: int, batch: int) -> float | None:
-        """Return phi with gain = B / B0 (phi + B0) / (phi + B); None where |g|^2 is 0.
+        """Return phi, where gain = B / B0 (phi + B0) / (phi + B); None if |g|^2 is 0.
 
-        It belongs to the requested batch; a group's throughput is that of the batch as divided into
-        passes, which may be a few samples more.
+        The noise scale belongs to the requested batch. The throughput uses the batch after division
+        into passes, which can be a few samples larger.
         """
         sqr, var = self.app.noise(batch, epoch)
         return var / sqr * self.app.first_batch if sqr > 0 else None
 
     def epoch_metrics(self, epoch: int, batch: int) -> EpochMetrics:
-        """Return only the noise scale of the finished epoch."""
+        """Return a report that contains only the noise scale of the finished epoch."""
         noise = self.noise_scale(max(0, epoch - 1), batch)
         return EpochMetrics(train_loss=None, metrics={}, noise_scale=noise)
 
     def remaining_steps(self, epoch: int, progress: float) -> float:
-        """Return the steps to the start of the last epoch, at least 1.
+        """Return the number of steps until the last epoch starts, at least 1.
 
-        The published simulator counts in this way.
+        The published simulator uses the same rule.
         """
         last = self.epochs - 1
         if epoch >= last:
@@ -311,15 +319,16 @@ class ProfiledJob(JobModel):
 
 
 class ProfilesModel(TrainingModel):
-    """Model of the applications in a folder."""
+    """Training model of the applications in a folder."""
 
     def __init__(
         self, folder: Path, costs: ChangeCosts, *, stated: bool = False, whole_seconds: bool = False
     ) -> None:
-        """Choose the tables; those of an application are read with its first job.
+        """Select the folder; the tables of an application are read when its first job needs them.
 
-        `folder` has a folder for each application, or a folder `traces` with these. Users may have
-        `stated` the epochs of their jobs, and epochs may end at whole seconds.
+        `folder` contains a folder for each application, or a folder `traces` that contains these.
+        If `stated`, users state the epochs of their jobs. If `whole_seconds`, epochs end at whole
+        seconds.
         """
         if not folder.is_dir():
             hint = "give the one that has a folder for each application"
@@ -333,7 +342,7 @@ class ProfilesModel(TrainingModel):
     def job_model(
         self, job: TraceJob, batch: Literal["fixed", "elastic"], *, seed: int
     ) -> ProfiledJob:
-        """Return the model of a job, which does not depend on the seed."""
+        """Return the model of a job; the seed has no effect."""
         app = self._application(job.workload)
         stop = StopRule(epochs=app.epochs) if self._stated else None
         sizes = _elastic_sizes(app, job) if batch == "elastic" else _fixed_sizes(app, job)

@@ -1,9 +1,9 @@
 """Jobs recorded in a live cluster, trained again under another policy.
 
-Speeds are those of whole epochs on one group, per family: as measured, interpolated linearly
-between measurements, and extrapolated by the rules of `recording.StepTimes` beyond them, which the
-results state. The value of a sample at a batch comes from the noise scale that the workers
-reported.
+A recording has the speeds of whole epochs on one group, by family. Speeds are used as measured,
+interpolated linearly between measurements, and extrapolated beyond them by the rules of
+`recording.StepTimes`. Results show the extrapolated share. The progress per sample at a batch
+follows from the noise scales that the workers reported.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from schemas.jobs import StopRule
 
 @dataclass(frozen=True, slots=True)
 class ProgressCurve:
-    """Piecewise linear curve, constant beyond its ends; None everywhere without points."""
+    """Piecewise linear curve that is constant beyond its ends; without points its value is None."""
 
-    shares: Sequence[float] = ()  # of the job's progress, increasing
+    shares: Sequence[float] = ()  # shares of the job's progress, increasing
     values: Sequence[float] = ()
 
     def at(self, share: float) -> float | None:
@@ -53,13 +53,17 @@ class ProgressCurve:
 
 
 class ReportedCurves:
-    """Reports of a job over its progress; a job without a noise scale has its family's mean.
+    """Reported loss and noise scale of a job over its progress.
 
-    If no job of the family ever reported one, every sample has the same value at every batch.
+    A job without a noise scale has the mean of its family. If no job of the family reported a noise
+    scale, every sample makes the same progress at any batch.
     """
 
     def __init__(self, job: Submission, usual: float | None) -> None:
-        """Map the job's epochs to its progress; `usual` is the family's mean log noise scale."""
+        """Map the job's epochs to its progress.
+
+        `usual` is the mean logarithm of the family's noise scales, or None if none was reported.
+        """
         self.first = job.spec.batch_size
         epochs = sorted(
             {epoch.number: epoch for epoch in job.epochs}.values(), key=lambda e: e.number
@@ -94,17 +98,17 @@ def efficiency(batch: int, first: int, phi: float) -> float:
 
 
 MAX_EPOCHS: Final = 10_000_000
-EPOCH_TOLERANCE: Final = 1e-6  # of an epoch
+EPOCH_TOLERANCE: Final = 1e-6  # a rest below this share of an epoch is dropped
 
 
 class RecordedModel(TrainingModel):
-    """Model of the jobs of a recording."""
+    """Training model of the jobs of a recording."""
 
     def __init__(self, recording: Recording, costs: ChangeCosts, *, stated: bool = False) -> None:
-        """Set what the recording does not state.
+        """Index the recording.
 
-        `costs` are those of changes without a measurement in the recording. With `stated`, the work
-        is known of jobs for which users, or their scripts, stated it; otherwise of none.
+        `costs` apply to changes that the recording did not measure. If `stated`, the work of a job
+        is known if its user or script stated it; otherwise no job's work is known.
         """
         self._jobs = {job.name: job for job in recording.jobs}
         self._families = {family.name: family for family in recording.families}
@@ -124,7 +128,7 @@ class RecordedModel(TrainingModel):
     def job_model(
         self, job: TraceJob, batch: Literal["fixed", "elastic"], *, seed: int
     ) -> RecordedJob:
-        """Return the model of a job, which depends neither on the seed nor on the kind of batch.
+        """Return the model of a job; neither the seed nor the kind of batch has an effect.
 
         Raises:
             TraceError: if the job is not in the recording, or its speed is unknown.
@@ -151,10 +155,10 @@ class RecordedModel(TrainingModel):
 
 
 class RecordedJob(JobModel):
-    """Recorded job; its last epoch may be shorter than the others.
+    """Job of a recording; its last epoch can be shorter than the other epochs.
 
-    It ends when it has learnt as much as in the recording, however many samples that takes at other
-    batches.
+    The job ends at the same progress as in the recording, even if other batches need more or fewer
+    samples to reach this progress.
     """
 
     def __init__(
@@ -169,10 +173,10 @@ class RecordedJob(JobModel):
     ) -> None:
         """Compute the job's work in samples at its first batch.
 
-        `samples` are those processed at the recorded batches until the end of the job.
+        `samples` is the number of samples until the end of the job at the recorded batches.
 
         Raises:
-            TraceError: if the job has more epochs than a simulation can count.
+            TraceError: if the job has more epochs than a simulation can process.
         """
         self._step_times = step_times
         self._slowdown = step_times.slowdown(job)
@@ -195,7 +199,7 @@ class RecordedJob(JobModel):
         self.spec = replace(job.spec, stop=stop, retries=retries)
 
     def throughput(self, placement: Placement, batch: int, epoch: int) -> Throughput:
-        """Return the measured, interpolated or extrapolated throughput; an epoch has one phi."""
+        """Return the measured, interpolated or extrapolated throughput, with the epoch's phi."""
         key = (placement, batch, epoch)
         known = self._throughputs.get(key)
         if known is None:
@@ -220,7 +224,7 @@ class RecordedJob(JobModel):
         return float((epoch + 1) * self.epoch_samples)
 
     def noise_scale(self, epoch: int, batch: int) -> float | None:
-        """Return the noise scale in the middle of an epoch; it does not depend on the batch."""
+        """Return the noise scale in the middle of the epoch; it does not depend on the batch."""
         if epoch not in self._phi:
             share = min(1.0, (epoch + 0.5) * self.epoch_samples / self._total)
             level = self._curves.noise.at(share)
@@ -228,7 +232,7 @@ class RecordedJob(JobModel):
         return self._phi[epoch]
 
     def epoch_metrics(self, epoch: int, batch: int) -> EpochMetrics:
-        """Return the loss and noise scale reported at the same progress; no other metrics."""
+        """Return the loss and noise scale reported at the same progress, without other metrics."""
         share = min(1.0, self.epoch_ends_at(max(0, epoch - 1)) / self._total)
         return EpochMetrics(
             train_loss=self._curves.loss.at(share),
@@ -237,15 +241,15 @@ class RecordedJob(JobModel):
         )
 
     def remaining_steps(self, epoch: int, progress: float) -> float:
-        """Return the remaining steps at the submitted batch."""
+        """Return the number of steps until the end of the job at the submitted batch."""
         return max(0.0, self._total - progress) / self.spec.batch_size
 
 
 def _training_share(job: Submission) -> float:
-    """Return the share of an epoch's time that its samples and its speed account for.
+    """Return the share of an epoch's time that training takes, in (0, 1].
 
-    The rest is what scripts do between epochs, such as evaluation. In a simulated cluster an epoch
-    is the value of a pass at the first batch, so that its journals show such a share as well.
+    Scripts use the rest between epochs, for example for evaluation. In a simulated cluster an epoch
+    is the progress of one pass at the first batch, so its journals show such a rest too.
     """
     known = [(e.speed, e.lasted_s) for e in job.epochs if e.speed is not None and e.lasted_s]
     lasted_s = math.fsum(seconds for _, seconds in known)
@@ -254,11 +258,11 @@ def _training_share(job: Submission) -> float:
 
 
 def _samples(job: Submission, family: Family) -> float:
-    """Return the samples a job would have processed, had it not been cancelled or cut off.
+    """Return the samples that a job would have processed without cancellation or the window's end.
 
     If its work was not stated, the estimate is that of a live cluster: as much as its relatives,
-    otherwise twice what it had done. A cancelled job ends earlier, unless the other policy is
-    faster.
+    otherwise twice as much as it had processed. A cancelled job ends earlier, unless the other
+    policy is faster.
     """
     if job.ended in {"succeeded", "failed"}:
         return float(job.samples)
@@ -268,7 +272,7 @@ def _samples(job: Submission, family: Family) -> float:
 
 
 def _stop(job: Submission, epochs: int) -> StopRule | None:
-    """Return the stated stop rule, in epochs as counted here; a metric stays as it was."""
+    """Return the user's stop rule, converted to simulated epochs; a metric rule is unchanged."""
     stop = job.spec.stop
     if stop is not None and stop.metric is not None:
         return stop
@@ -276,11 +280,12 @@ def _stop(job: Submission, epochs: int) -> StopRule | None:
 
 
 def _costs(own: ChangeTimes, cluster: ChangeTimes, given: ChangeCosts) -> ChangeCosts:
-    """Return the costs of the family, otherwise of the cluster, otherwise the given ones.
+    """Return the costs measured for the family, else those of the cluster, else the given costs.
 
-    A change without newcomers took as long as its members needed to agree on a step and to change.
-    Training pauses only in the second part, so the measurement is an upper limit of the given
-    value. The same holds for a change with newcomers, whose last part is such a change.
+    A measured change without new workers has two parts: the members agree on a step, then the group
+    changes. Training pauses only in the second part, so the measured time is an upper limit of
+    the pause. A change with new workers ends with the same two parts, so its time is an upper limit
+    too.
     """
     alone_s = _first_known(own.switch_s, cluster.switch_s, math.inf)
     join_s = _first_known(own.join_s, cluster.join_s, math.inf)

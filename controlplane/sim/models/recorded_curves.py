@@ -1,9 +1,9 @@
-"""Recorder of loss curves: runs the algorithms of SLAQ's evaluation on real data.
+"""Recorder of loss curves, which runs the algorithms of SLAQ's evaluation on real data.
 
 SLAQ section 3: classification (SVM, MLP, logistic regression, boosted trees, SVM with polynomial
-kernels), regression (linear, boosted trees), unsupervised (k-means, LDA). All data sets come with
-scikit-learn, and one with Python; those of `make_*` are generated. Libraries report the loss of a
-descent seldom, or for some iterations only; the descents of this module report every iteration.
+kernels), regression (linear, boosted trees), unsupervised (k-means, LDA). Data sets are included in
+scikit-learn, one in Python; `make_*` generate the others. Libraries report the loss of a descent
+seldom, or only for some iterations. The descents in this module report it for each iteration.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ ValueAndGradient = Callable[[FloatArray], tuple[float, FloatArray]]
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """Loss over weights that start at zero, with a ridge: a weight of half their squared norm."""
+    """Loss as a function of weights that start at zero, with ridge * |weights|^2 / 2 added."""
 
-    value_and_gradient: ValueAndGradient  # of weights of `shape`
-    shape: tuple[int, int]  # of the weights: features, outputs
-    smoothness: float  # largest curvature; 1 for a hinge, which has none
+    value_and_gradient: ValueAndGradient  # function of weights with `shape`
+    shape: tuple[int, int]  # shape of the weights: features, outputs
+    smoothness: float  # largest curvature; 1 for a hinge loss, whose curvature is 0
 
 
 def least_squares(features: FloatArray, targets: FloatArray, ridge: float = 0.0) -> Objective:
-    """Return half the mean squared error with a ridge, of shapes (n, d) and (n, k)."""
+    """Return the objective of least squares: half the mean squared error; shapes (n, d), (n, k)."""
     count = len(features)
 
     def value_and_gradient(weights: FloatArray) -> tuple[float, FloatArray]:
@@ -63,7 +63,7 @@ def least_squares(features: FloatArray, targets: FloatArray, ridge: float = 0.0)
 
 
 def softmax(features: FloatArray, labels: FloatArray, ridge: float = 0.0) -> Objective:
-    """Return the mean cross-entropy of a multinomial logistic regression; labels are one-hot."""
+    """Return the objective of multinomial logistic regression; labels are one-hot."""
     count = len(features)
 
     def value_and_gradient(weights: FloatArray) -> tuple[float, FloatArray]:
@@ -79,7 +79,7 @@ def softmax(features: FloatArray, labels: FloatArray, ridge: float = 0.0) -> Obj
 
 
 def hinge(features: FloatArray, labels: FloatArray, ridge: float = 0.0) -> Objective:
-    """Return the mean hinge loss of linear one-against-rest machines; a subgradient."""
+    """Return the objective of linear one-against-rest SVMs: mean hinge loss, with a subgradient."""
     count, signs = len(features), 2.0 * labels - 1.0
 
     def value_and_gradient(weights: FloatArray) -> tuple[float, FloatArray]:
@@ -94,10 +94,10 @@ def hinge(features: FloatArray, labels: FloatArray, ridge: float = 0.0) -> Objec
 def descend(
     objective: Objective, iterations: int, step: float, decay: Literal["none", "root"] = "none"
 ) -> list[float]:
-    """Return the losses of a full-batch gradient descent from weights of zero.
+    """Return the losses of full-batch gradient descent from weights of zero.
 
-    The first loss is that before the first iteration. Steps are in units of one over the
-    objective's smoothness, and may shrink by the root of the iteration, as in Spark's MLlib.
+    The first loss is the loss before the first iteration. Steps are in units of 1 / smoothness.
+    With decay "root", a step is divided by the square root of its iteration, as in Spark's MLlib.
     """
     weights = np.zeros(objective.shape)
     losses = []
@@ -110,9 +110,9 @@ def descend(
 
 
 def minimise(objective: Objective, iterations: int) -> list[float]:
-    """Return the losses of L-BFGS from weights of zero until convergence or `iterations`.
+    """Return the losses of L-BFGS from zero weights until convergence or `iterations` iterations.
 
-    The first loss is that before the first iteration.
+    The first loss is the loss before the first iteration.
     """
 
     def flat(weights: FloatArray) -> tuple[float, FloatArray]:
@@ -130,16 +130,17 @@ def minimise(objective: Objective, iterations: int) -> list[float]:
 
 
 def _curvature(features: FloatArray) -> float:
-    """Return the largest eigenvalue of the mean of x x'."""
+    """Return the largest eigenvalue of the mean of x x', where x are the rows of `features`."""
     return float(np.linalg.norm(features, 2) ** 2) / len(features)
 
 
 @cache
 def load(data: str, scaled: str = "standard") -> tuple[FloatArray, FloatArray]:
-    """Return features with a column of ones, shape (n, d + 1), and targets, (n,) or (n, k).
+    """Return features with a column of ones, shape (n, d + 1), and targets, shape (n,) or (n, k).
 
-    Data are a name in scikit-learn after `load_`, or a `make_`, which generates them. Features have
-    mean 0 and deviation 1 ("standard"), or are at most 1, with different spreads ("largest").
+    `data` is the part of a scikit-learn name after `load_`, or a full name that starts with
+    `make_`. With `scaled` "standard", features have mean 0 and deviation 1. With "largest", the
+    absolute values of a feature are at most 1 and features keep different spreads.
     """
     made: dict[str, dict[str, Any]] = {
         "make_regression": {"n_samples": 1000, "n_features": 40, "n_targets": 1,
@@ -161,27 +162,27 @@ def load(data: str, scaled: str = "standard") -> tuple[FloatArray, FloatArray]:
 
 
 def one_hot(labels: FloatArray) -> FloatArray:
-    """Return 0 and 1 by class, shape (n, classes); two classes have one column, shape (n, 1)."""
+    """Return one column of 0 and 1 per class, shape (n, classes); for two classes shape (n, 1)."""
     return np.asarray(LabelBinarizer().fit_transform(labels), dtype=float)
 
 
 def classes(labels: FloatArray) -> FloatArray:
-    """Return 0 and 1 by class, shape (n, classes), for two classes as well."""
+    """Return one column of 0 and 1 per class, shape (n, classes), also for two classes."""
     found = one_hot(labels)
     return np.hstack([1.0 - found, found]) if found.shape[1] == 1 else found
 
 
 def outputs(targets: FloatArray) -> FloatArray:
-    """Return regression targets of mean 0 and deviation 1, shape (n, k)."""
+    """Return regression targets, scaled to mean 0 and deviation 1, shape (n, k)."""
     return np.asarray(StandardScaler().fit_transform(targets.reshape(len(targets), -1)))
 
 
 @cache
 def words(data: str) -> Any:
-    """Return counts of words, shape (documents, words), dense or sparse.
+    """Return the counts of words in documents, shape (documents, words), dense or sparse.
 
-    For digits, an image is a document of its pixels; otherwise documents are the topics of Python's
-    help.
+    For "digits", a document is an image and its words are pixels. For other names, documents are
+    the topics of Python's help.
     """
     if data == "digits":
         return datasets.load_digits().data[:150]
@@ -189,10 +190,10 @@ def words(data: str) -> Any:
     return count.fit_transform(topics.topics.values())
 
 
-DESCENT_ITERATIONS: Final = 200  # iterations
-BOOSTING_STAGES: Final = 150  # of boosted trees
-NETWORK_PASSES: Final = 120  # of a network over its data
-MAX_LLOYD_ITERATIONS: Final = 100  # of k-means, at most
+DESCENT_ITERATIONS: Final = 200  # iterations of gradient descent; largest number for L-BFGS
+BOOSTING_STAGES: Final = 150  # number of boosted trees
+NETWORK_PASSES: Final = 120  # passes of a neural network over its data
+MAX_LLOYD_ITERATIONS: Final = 100  # largest number of iterations of k-means
 TOPIC_PASSES: Final = 60
 NO_LEARNING_RATE: Final = 1e-12  # learning rate without any effect
 
@@ -232,7 +233,7 @@ def _polynomial_svm(data: str, degree: int, step: float, seed: int) -> list[floa
 
 
 def _k_means(data: str, clusters: int, seed: int) -> list[float]:
-    """Return mean squared distances to the nearest centre, starting from random points."""
+    """Return mean squared distances to the nearest centre; the first centres are random points."""
     features, _ = load(data)
     centres = features[np.random.default_rng(seed).choice(len(features), clusters, replace=False)]
     losses: list[float] = []
@@ -248,7 +249,7 @@ def _k_means(data: str, clusters: int, seed: int) -> list[float]:
 
 
 def _topics(data: str, count: int, decay: float, seed: int) -> list[float]:
-    """Return the log perplexity per word of online variational Bayes on all documents."""
+    """Return the log perplexity per word of variational Bayes; each pass uses all documents."""
     counts = words(data)
     model = LatentDirichletAllocation(
         count, learning_decay=decay, total_samples=counts.shape[0], max_iter=0, random_state=seed,
@@ -299,7 +300,7 @@ def _network(data: str, width: int, solver: str, rate: float, seed: int) -> list
     return losses
 
 
-# Family: its convergence, function, names of the settings; for each training data and settings.
+# Family -> convergence, function, names of settings, and (data, settings) of each training.
 FAMILIES: Final[Mapping[str, tuple[Convergence, Callable[..., list[float]], Any, Any]]] = {
     "linear-regression": ("sublinear", _linear_regression, ("scaled", "step"), (
         ("diabetes", "standard", 1.0), ("diabetes", "standard", 0.2), ("diabetes", "largest", 1.0),
@@ -357,13 +358,13 @@ def record(
     families: Sequence[str] = (),
     done: Callable[[str], object] = lambda _: None,
 ) -> RecordedCurves:
-    """Run the trainings, and return their losses to `DIGITS` significant digits.
+    """Run the trainings and return their losses, rounded to `DIGITS` significant digits.
 
     Losses depend on the versions of the libraries.
 
     Args:
         date: today, ISO 8601.
-        families: families to train; none: all.
+        families: families to train; empty: all.
         done: called with the name of each finished training.
 
     Raises:

@@ -1,14 +1,14 @@
 """Recordings of a cluster as values, and step times derived from their measurements.
 
-No closed form is fitted to step times: the policies fit one to their observations, and a truth of
-the same form would prove them right. Between two measurements a step time is interpolated linearly.
-Beyond all of them it is extrapolated, and marked so: a step grows with the local batch, and with
-the slots, by the power between the two nearest measurements, from 0 (not at all) to 1 (in
-proportion); with a single measurement, by a published power (`BATCH_POWER`, `SLOTS_POWER`). A group
-within a node where only groups across nodes were measured, or vice versa, is as fast as the other
-kind of the same size.
+No formula is fitted to step times. Policies fit a formula to their observations, and a simulated
+truth of the same form would make their forecasts exact. Between two measurements a step time is
+interpolated linearly. Beyond all measurements it is extrapolated, and marked as such: it grows as a
+power of the local batch and of the slots. The exponent is that of the two nearest measurements,
+limited to 0 (constant) to 1 (proportional). With a single measurement a published exponent is used
+(`BATCH_POWER`, `SLOTS_POWER`). If only groups across nodes were measured, a group within one node
+is as fast as they are at the same size, and vice versa.
 
-Files of recordings: JSON lines with a header, then families, then jobs.
+The file of a recording has JSON lines: a header, then families, then jobs.
 
 `write_whole` writes any file atomically.
 """
@@ -47,78 +47,78 @@ Ending = Literal["succeeded", "failed", "cancelled", "unfinished"]
 
 
 class ChangeTimes(msgspec.Struct, frozen=True, kw_only=True):
-    """Median durations of changes from order to outcome, in seconds; None: there was none."""
+    """Median seconds from the order of a change to its outcome; None: no such change recorded."""
 
     start_s: NotNegative | None = None  # first start
-    restart_s: NotNegative | None = None  # from a checkpoint
-    join_s: NotNegative | None = None  # change with newcomers; training continues
-    switch_s: NotNegative | None = None  # change without: batch, fewer slots
+    restart_s: NotNegative | None = None  # start from a checkpoint
+    join_s: NotNegative | None = None  # change with new workers; training continues
+    switch_s: NotNegative | None = None  # change of the batch, or to fewer slots
 
 
 class EpochSpeed(msgspec.Struct, frozen=True, array_like=True):
-    """Measured speed of a whole epoch on one group."""
+    """Measured speed of a whole epoch that one group trained."""
 
     nodes: PositiveInt
     slots: PositiveInt
     batch: PositiveInt  # global, samples per step
     samples_per_s: Positive
-    sync_s: NotNegative | None = None  # per step, in the reduction; None: not reported
+    sync_s: NotNegative | None = None  # time of the reduction per step; None: not reported
     passes: PositiveInt | None = None  # per step and worker
 
 
 class Epoch(msgspec.Struct, frozen=True, array_like=True):
-    """Report of one epoch of a job."""
+    """Report about one epoch of a job."""
 
     number: PositiveInt
-    batch: PositiveInt  # global, at its end
+    batch: PositiveInt  # global, at the end of the epoch
     noise_scale: Positive | None  # of the gradients, samples
     train_loss: float | None
-    speed: EpochSpeed | None = None  # None: several groups trained it
-    lasted_s: Positive | None = None  # since the end of the epoch before; None as above
+    speed: EpochSpeed | None = None  # None: several groups trained the epoch
+    lasted_s: Positive | None = None  # since the end of the previous epoch; None: unknown
 
 
 class Family(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="family"):
-    """Jobs of one script and model, inside the window or outside."""
+    """Jobs with the same script and model, including jobs outside the recorded window."""
 
     name: Text
     speeds: tuple[EpochSpeed, ...]
-    epoch_samples: Count  # ||D||, the largest
+    epoch_samples: Count  # largest ||D|| of any job
     took: ChangeTimes = ChangeTimes()
-    finished: tuple[PositiveInt, ...] = ()  # samples of each succeeded job
-    furthest: Count = 0  # largest number of samples of any job
+    finished: tuple[PositiveInt, ...] = ()  # samples that each succeeded job processed
+    furthest: Count = 0  # largest number of samples that any job processed
 
 
 class Submission(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="job"):
-    """Job that was submitted in the window."""
+    """Job that was submitted in the recorded window."""
 
     name: Text  # name in the cluster
     at: NotNegative  # seconds after the first submission of the window
     user: Text
     family: Text
-    spec: JobSpec  # without environment, arguments, paths
+    spec: JobSpec  # without environment, arguments and paths
     ended: Ending
-    ended_after_s: NotNegative | None  # after the submission; None: not ended
-    samples: Count  # processed
-    stated_samples: PositiveInt | None  # stated work, if it does not depend on a metric
+    ended_after_s: NotNegative | None  # seconds after the submission; None: not ended
+    samples: Count  # number of processed samples
+    stated_samples: PositiveInt | None  # stated work; None: not stated, or depends on a metric
     epoch_samples: PositiveInt  # ||D|| of the job or its family
-    epochs: tuple[Epoch, ...]  # the last thousand at most
+    epochs: tuple[Epoch, ...]  # at most the last thousand
 
 
 class Recording(msgspec.Struct, frozen=True, kw_only=True):
-    """Data of a replay: cluster, families and submissions."""
+    """Cluster, families and submissions, which a simulation replays."""
 
     name: str
-    nodes: tuple[NodeGroup, ...]  # when the cluster had most slots in the window
-    took: ChangeTimes  # over all families
+    nodes: tuple[NodeGroup, ...]  # at the time when the cluster had most slots
+    took: ChangeTimes  # medians over all families
     families: tuple[Family, ...]
     jobs: tuple[Submission, ...]
     left_out: dict[str, int]  # jobs of the window that cannot be replayed, by reason
 
     def as_trace(self) -> Trace:
-        """Return the submissions; a job's workload is its own name, because its work is its own.
+        """Return the submissions as a trace; the workload of a job is its own name.
 
-        A job that its user cancelled is cancelled after the same time; a job that failed fails at
-        the end of what it had processed.
+        If a user cancelled the job, the trace cancels it after the same time. If the job failed, it
+        fails in the trace at the end of the work that it had done.
         """
         return Trace(name=self.name, jobs=tuple(_trace_job(job) for job in self.jobs))
 
@@ -137,18 +137,18 @@ def _trace_job(job: Submission) -> TraceJob:
     )
 
 
-# Powers of the growth of step times where a family has a single measurement.
-# By local batch: the median of the six applications in Pollux' published tables (OSDI 2021) on
-# one GPU, from the smallest to the largest batch; the range is 0.15 to 0.82.
+# Exponents by which step times grow if a family has a single measurement.
+# Over the local batch: the median of the six applications in Pollux' published tables (OSDI 2021)
+# on one GPU, from the smallest to the largest batch. The range is 0.15 to 0.82.
 BATCH_POWER: Final = 0.7
-# By slots, at the same local batch: the median of the 19 workloads that Gavel published both on
-# 1 and on 8 GPUs (`trace_csv.STEPS_PER_S`); the range is -0.19 to 0.57.
+# Over the slots, at the same local batch: the median of the 19 workloads that Gavel published
+# both on 1 and on 8 GPUs (`trace_csv.STEPS_PER_S`). The range is -0.19 to 0.57.
 SLOTS_POWER: Final = 0.1
 MIN_STEP_S: Final = 1e-9
 
 
 class StepTime(NamedTuple):
-    """Seconds of a step, and whether they are extrapolated."""
+    """Seconds of a step, and True if they are extrapolated."""
 
     seconds: float
     extrapolated: bool
@@ -161,14 +161,14 @@ class _Size(NamedTuple):
 
 
 class _Line:
-    """Step times of one size by local batch."""
+    """Step times of groups of one size, by local batch."""
 
     def __init__(self, points: Mapping[float, float]) -> None:
         self._locals = sorted(points)
         self._seconds = [points[local] for local in self._locals]
 
     def at(self, local: float) -> StepTime:
-        """Interpolate between measurements, or extrapolate by a power of the batch."""
+        """Return the interpolated step time at a local batch; beyond all points, extrapolate."""
         least, most = self._locals[0], self._locals[-1]
         if least <= local <= most:
             seconds = float(np.interp(local, self._locals, self._seconds))
@@ -179,10 +179,10 @@ class _Line:
 
 
 class StepTimes:
-    """Step times of one family."""
+    """Step times of one family, for any group and batch."""
 
     def __init__(self, family: Family) -> None:
-        """Index the family's measurements; at least one whole epoch on one group is needed."""
+        """Index the measurements of a family, at least one whole epoch on one group."""
         seen: dict[_Size, list[float]] = {}
         for speed in family.speeds:
             size = _Size(speed.nodes, speed.slots, speed.batch)
@@ -205,7 +205,7 @@ class StepTimes:
         )
 
     def step(self, placement: Placement, batch: int) -> StepTime:
-        """Return the step time of a group with a global batch."""
+        """Return the step time of a group at a global batch."""
         key = (placement, batch)
         known = self._known.get(key)
         if known is None:
@@ -214,7 +214,7 @@ class StepTimes:
         return known
 
     def parts(self, placement: Placement, batch: int, step_s: float) -> StepParts | None:
-        """Return how a step of `step_s` divides, or None if such workers did not report it."""
+        """Return the parts of a step of `step_s` seconds, or None if no such group reported any."""
         size = _Size(len(placement), sum(placement), batch)
         sync_s, passes = self._reduction_times.get(size, (0.0, 0))
         if not passes:
@@ -224,16 +224,16 @@ class StepTimes:
         return StepParts((step_s - sync_s) / passes + sync_s, sync_s, -(-share // passes), passes)
 
     def slowdown(self, job: Submission) -> float:
-        """Return the factor by which a job's steps were slower than its family's; 1 without epochs.
+        """Return the factor by which a job's steps took longer than its family's; 1 without epochs.
 
-        The fewer epochs of the job were measured, the closer the factor is to 1.
+        With few measured epochs the factor is closer to 1.
         """
         seen = [epoch.speed for epoch in job.epochs if epoch.speed is not None]
         if not seen:
             return 1.0
         took = [1.0 / speed.samples_per_s for speed in seen]
         usual = [self._step(_Size(s.nodes, s.slots, s.batch)).seconds / s.batch for s in seen]
-        believed = float(np.mean(usual))  # one more epoch, at the usual speed
+        believed = float(np.mean(usual))  # one more epoch at the family's usual speed
         return (math.fsum(took) + believed) / (math.fsum(usual) + believed)
 
     def _step(self, size: _Size) -> StepTime:
@@ -252,7 +252,7 @@ class StepTimes:
 
 
 def _reduction_times(speeds: Sequence[EpochSpeed]) -> dict[_Size, tuple[float, int]]:
-    """Return mean reduction seconds and passes of a step by size, where workers reported them."""
+    """Return mean reduction seconds and passes of a step by size; skip sizes without reports."""
     reported: dict[_Size, list[tuple[float, int]]] = {}
     for speed in speeds:
         if speed.sync_s is not None and speed.passes is not None:
@@ -265,7 +265,7 @@ def _reduction_times(speeds: Sequence[EpochSpeed]) -> dict[_Size, tuple[float, i
 
 
 def _line(seen: Mapping[_Size, Sequence[float]], sizes: Sequence[_Size]) -> _Line:
-    """Return the means over all measurements of `sizes`, which share one line, by local batch."""
+    """Return the step times of `sizes` by local batch, averaged over all measurements."""
     found: dict[float, list[float]] = {}
     for size in sizes:
         found.setdefault(size.batch / size.slots, []).extend(seen[size])
@@ -273,7 +273,10 @@ def _line(seen: Mapping[_Size, Sequence[float]], sizes: Sequence[_Size]) -> _Lin
 
 
 def _across_slots(lines: Mapping[int, _Line], slots: int, local: float) -> StepTime:
-    """Interpolate between the nearest measured sizes of one kind, or extrapolate beyond them."""
+    """Return the step time on `slots` slots from the nearest measured sizes in `lines`.
+
+    Between two measured sizes it is interpolated, beyond them it is extrapolated.
+    """
     sizes = sorted(lines)
     place = bisect_left(sizes, slots)
     if place < len(sizes) and sizes[place] == slots:
@@ -290,9 +293,10 @@ def _across_slots(lines: Mapping[int, _Line], slots: int, local: float) -> StepT
 
 
 def _extrapolate(points: Sequence[tuple[float, float]], target: float, usual: float) -> float:
-    """Extrapolate beyond one or two points by the power between them; `usual` for one point.
+    """Return the value at `target` beyond one or two points, by the power of the line through them.
 
-    Points are (batch or slots, seconds), in increasing order.
+    Points are (batch or slots, seconds), in increasing order. For a single point the power is
+    `usual`.
     """
     (low, one), (high, other) = points[0], points[-1]
     power = usual
@@ -303,7 +307,7 @@ def _extrapolate(points: Sequence[tuple[float, float]], target: float, usual: fl
 
 
 def write_whole(path: Path, content: str | bytes, refusal: type[OnesError]) -> None:
-    """Write a file atomically: a temporary file replaces it once it is on the disk.
+    """Write a file atomically: write a temporary file to the disk, then rename it.
 
     Text is written as UTF-8.
 
@@ -329,22 +333,22 @@ def write_whole(path: Path, content: str | bytes, refusal: type[OnesError]) -> N
 
 
 VERSION: Final = 1
-MAX_LINE_BYTES: Final = 1 << 26  # a family line has a measurement for each epoch
+MAX_LINE_BYTES: Final = 1 << 26  # the line of a family has a measurement for each epoch
 MAX_LINES: Final = 1_000_000
 NO_RECORDING: Final = "name a file that a recording was written to"
 Line = TypeVar("Line")
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="recording"):
-    """First line."""
+    """First line of a recording's file."""
 
     version: int
     name: str
     nodes: tuple[NodeGroup, ...]
     took: ChangeTimes
     left_out: dict[str, int]
-    families: Count  # number of lines
-    jobs: Count  # number of lines
+    families: Count  # number of family lines
+    jobs: Count  # number of job lines
 
 
 class _Kind(msgspec.Struct, frozen=True):
@@ -353,7 +357,7 @@ class _Kind(msgspec.Struct, frozen=True):
 
 
 def write_recording(recording: Recording, path: Path) -> None:
-    """Write a recording atomically, for `read_recording`."""
+    """Write a recording atomically; `read_recording` reads the file."""
     header = Header(
         version=VERSION,
         name=recording.name,
@@ -368,7 +372,11 @@ def write_recording(recording: Recording, path: Path) -> None:
 
 
 def read_recording(path: Path) -> Recording:
-    """Read a recording."""
+    """Read the recording that `write_recording` wrote.
+
+    Raises:
+        TraceError: if the file cannot be read, or is not a valid recording of this version.
+    """
     lines = _Lines(path)
     first = lines.read()
     found = lines.decode(first, _Kind, NO_RECORDING)
@@ -404,7 +412,7 @@ def read_recording(path: Path) -> Recording:
 
 
 class _Lines:
-    """Lines of a recording's file; errors name the file and the line read last."""
+    """Lines of a recording's file; an error names the file and the last line that was read."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._number, self._rest = path, 0, self._open(path)
@@ -420,7 +428,7 @@ class _Lines:
             raise TraceError(f"{str(path)!r}: {error}", "name a readable file") from None
 
     def read(self, *, at_end: bool = False) -> bytes:
-        """Return the next line; none left is an error, or empty `at_end`."""
+        """Return the next line; at the end raise `TraceError`, or return b"" if `at_end`."""
         self._number += 1
         raw = next(self._rest, b"")
         if not at_end and (not raw or self._number > MAX_LINES):
@@ -429,20 +437,20 @@ class _Lines:
         return raw
 
     def decode(self, raw: bytes, line: type[Line], hint: str = "export it again") -> Line:
-        """Decode the line read last."""
+        """Decode `raw`, the last line that was read."""
         try:
             return msgspec.json.decode(raw, type=line)
         except (ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
             raise self.refusal(str(error), hint) from None
 
     def add(self, name: str, line: Line, known: dict[str, Line]) -> None:
-        """Add a line to those of its kind, whose names are unique."""
+        """Add a line to `known` under its name; raise `TraceError` if the name exists."""
         if name in known:
             raise self.refusal(f"{name!r} is duplicated", "delete one")
         known[name] = line
 
     def refusal(self, problem: str, hint: str, field: str = "") -> TraceError:
-        """Return the error of the line read last, to be raised."""
+        """Return an error about the last line that was read; the caller raises it."""
         return TraceError(f"{self._path}:{self._number}: {problem}", hint, field)
 
 

@@ -1,6 +1,6 @@
-"""Model of the jobs in the paper's Table 2: 50 workloads by name, and how they train.
+"""Model of the jobs in the paper's Table 2: 50 named workloads and their training.
 
-Training physics of the Table 2 model: step times, efficiency, lost epochs, reported curves.
+It models step times, the value of samples at larger batches, lost epochs, and reported metrics.
 """
 
 from __future__ import annotations
@@ -59,17 +59,20 @@ from controlplane.sim.results import TraceJob
 from schemas.jobs import JobSpec, StopRule
 
 FloatArray = NDArray[np.float64]
-MARGIN = 1e-4  # distance of an accuracy from its target
+MARGIN = 1e-4  # smallest distance between an accuracy and its target
 
 
 def noise_scale(row: Row, share: float) -> float:
-    """Return phi in samples at a share of the epochs to target; geometric growth, then constant."""
+    """Return the noise scale phi, in samples, after a share of the epochs to the target.
+
+    It grows geometrically up to a share of 1 and is constant afterwards.
+    """
     first, last = row.noise
     return first * float((last / first) ** min(1.0, share))
 
 
 def efficiency(row: Row, batch: int, phi: float) -> float:
-    """Return the value of a sample relative to the first batch: (phi + m0) / (phi + m).
+    """Return the progress per sample relative to the first batch: (phi + m0) / (phi + m).
 
     McCandlish et al. 2018, and Pollux section 3.1. The global batch m and the noise scale phi are
     in samples.
@@ -78,12 +81,12 @@ def efficiency(row: Row, batch: int, phi: float) -> float:
 
 
 def lost_epochs(before: int, batch: int) -> float:
-    """Return the epochs lost by a jump of the global batch; 0 up to a doubling and for decreases.
+    """Return the number of epochs that an increase of the global batch loses.
 
-    ONES section 3.3.2 and figure 13: after an abrupt increase the loss needs many epochs to
-    recover, after a gradual one (figure 14) it does not. A decrease lowers the learning rate with
-    it, and disturbs nothing. Paper: no formula; here each doubling beyond the first costs the same.
-    A batch `before` of 0 is none.
+    It is 0 for decreases and up to a doubling. ONES section 3.3.2 and figure 13: after an abrupt
+    increase the loss needs many epochs to recover; after gradual increases (figure 14) it needs
+    none. A smaller batch lowers the learning rate too and loses nothing. Paper: no formula. Here:
+    each doubling beyond the first costs `JUMP_EPOCHS`. `before` is 0 if the job had no batch yet.
     """
     if before <= 0 or batch <= SAFE_JUMP * before:
         return 0.0
@@ -95,10 +98,10 @@ def reports(
 ) -> tuple[EpochMetrics, ...]:
     """Return the reports after 0, 1, ... epochs.
 
-    The accuracy is above its target in exactly the epochs after `to_target`. The loss follows 1 /
-    (b0 k + b1) + b2 (Optimus, section 3.1); `erratic` ones have plateaus, spikes and more noise:
-    many curves are not smooth (ONES section 2.1). `phi` has the noise scale of each running epoch
-    in samples, one more than there are epochs.
+    The accuracy exceeds its target in exactly the epochs after `to_target`. The loss is 1 / (b0 k +
+    b1) + b2 (Optimus, section 3.1) with noise. `erratic` losses have plateaus, spikes and more
+    noise, because many curves are not smooth (ONES section 2.1). `phi` is the noise scale of each
+    running epoch in samples; it has one element more than there are epochs.
     """
     done = np.arange(len(phi), dtype=np.float64)
     measured = np.exp(NOISE_SPREAD * rng.standard_normal(done.size))
@@ -131,7 +134,7 @@ def _losses(
 
 def _accuracies(row: Row, done: FloatArray, to_target: int, rng: Generator) -> FloatArray:
     guess = 1 / row.classes
-    rate = 3 / to_target  # e^-3: 5% of the way is left at the target
+    rate = 3 / to_target  # 5% (e^-3) of the way remains at the target
     way = -np.expm1(-rate * done) / -np.expm1(-3.0)
     curve = guess + (row.target - guess) * way + 0.01 * rng.standard_normal(done.size)
     limits = (row.target + MARGIN, 1.0), (0.0, row.target - MARGIN)
@@ -145,12 +148,12 @@ def _accuracies(row: Row, done: FloatArray, to_target: int, rng: Generator) -> F
 
 
 def model_bytes(row: Row) -> float:
-    """Return the bytes of the gradients in fp32, all of which go through a ring."""
+    """Return the size of the gradients in fp32 in bytes; all of them go through the ring."""
     return row.parameters * 1e6 * 4
 
 
 def sync_s(row: Row, placement: Placement) -> float:
-    """Return the seconds of a ring all-reduce: 2 (c - 1) steps of 1/c of the gradients each.
+    """Return the seconds of a ring all-reduce: 2 (c - 1) steps, each with 1/c of the gradients.
 
     Args:
         placement: slots on each node; c in total.
@@ -163,11 +166,11 @@ def sync_s(row: Row, placement: Placement) -> float:
 
 
 def step_parts(row: Row, placement: Placement, batch: int) -> StepParts:
-    """Return the passes of a step with `batch` samples, divided evenly.
+    """Return the passes of a step with a global batch that is divided evenly between the workers.
 
-    A local batch above memory takes several passes. Only the last one overlaps with the
-    synchronisation: T = sqrt(T_grad^2 + T_sync^2), as in Pollux section 3.2 with gamma 2. The part
-    of T beyond the gradients counts as synchronisation.
+    If the local batch does not fit the memory, a step takes several passes. Only the last pass
+    overlaps with the synchronisation: T = sqrt(T_grad^2 + T_sync^2), as in Pollux section 3.2 with
+    gamma 2. The part of T beyond T_grad is reported as synchronisation.
     """
     local = math.ceil(batch / sum(placement))
     passes = math.ceil(local / row.memory)
@@ -177,13 +180,13 @@ def step_parts(row: Row, placement: Placement, batch: int) -> StepParts:
 
 
 def step_s(row: Row, placement: Placement, batch: int) -> float:
-    """Return the seconds of a step with `batch` samples (global), divided evenly."""
+    """Return the seconds of a step with a global batch, divided evenly between the workers."""
     return step_parts(row, placement, batch).step_s
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Model on a data set of one size."""
+    """Model on one size of a data set."""
 
     name: str
     application: str  # key of `ROWS`
@@ -204,7 +207,11 @@ WORKLOADS: Final[Mapping[str, Workload]] = {
 
 
 def workload_of(name: str) -> Workload:
-    """Return the workload of a name: application, dash, samples in thousands, and k."""
+    """Return the workload with a name like `resnet18-cifar10-20k`.
+
+    Raises:
+        TraceError: if there is no such workload; suggests similar names.
+    """
     if name in WORKLOADS:
         return WORKLOADS[name]
     near = difflib.get_close_matches(name, WORKLOADS, n=3, cutoff=0.4)
@@ -214,9 +221,9 @@ def workload_of(name: str) -> Workload:
 
 @cache
 def duration_s(name: str, slots: int) -> float:
-    """Return the training seconds of a workload on packed slots with the batch tuned for them.
+    """Return the training seconds of a workload on packed slots, with the batch tuned for them.
 
-    Starts and the differences between jobs are not included.
+    The time of starts and the random differences between jobs are not included.
     """
     workload = workload_of(name)
     row, batch = workload.row, workload.row.tuned * slots
@@ -230,27 +237,27 @@ def duration_s(name: str, slots: int) -> float:
 
 
 def closest(gpu_seconds: float, slots: int) -> str:
-    """Return the workload with the closest GPU time on these slots (ONES, appendix)."""
+    """Return the name of the workload whose GPU time on `slots` is closest (ONES, appendix)."""
     return min(WORKLOADS, key=lambda name: abs(slots * duration_s(name, slots) - gpu_seconds))
 
 
-GPU_TIME: Final = "gpu-time:"  # prefix of a workload given by its GPU seconds
-Steps = dict[tuple[Placement, int], StepParts]  # by placement and global batch
+GPU_TIME: Final = "gpu-time:"  # prefix of a workload that is defined by its GPU seconds
+Steps = dict[tuple[Placement, int], StepParts]  # key: placement and global batch
 
 
 @dataclass(eq=False)
 class Table2Model(TrainingModel):
-    """Model of the jobs of the paper's Table 2."""
+    """Training model of the jobs of the paper's Table 2."""
 
-    stated: bool = False  # users state the epochs of their jobs; otherwise a target accuracy
-    erratic: bool = False  # losses have plateaus, spikes and more noise
-    # Application -> (placement, global batch) -> parts of a step; a cache that all jobs share.
+    stated: bool = False  # True: users state epochs; False: a target accuracy
+    erratic: bool = False  # True: losses have plateaus, spikes and more noise
+    # Application -> (placement, global batch) -> parts of a step. All jobs share this cache.
     steps: dict[str, Steps] = field(default_factory=lambda: {name: {} for name in ROWS})
 
     def job_model(
         self, job: TraceJob, batch: Literal["fixed", "elastic"], *, seed: int
     ) -> Table2Job:
-        """Return the model of a job, which has the same length for either kind of batch."""
+        """Return the model of a job; its number of epochs is the same for either kind of batch."""
         return Table2Job(job, self._workload(job), self, batch=batch, seed=seed)
 
     def _workload(self, job: TraceJob) -> Workload:
@@ -272,8 +279,8 @@ class Table2Model(TrainingModel):
 class Table2Job(JobModel):
     """Job of Table 2.
 
-    Paper: an epoch is a pass over the data. Here: it is the value of such a pass at the first
-    batch, so that a batch that learns less from a sample takes longer, not more epochs.
+    Paper: an epoch is a pass over the data. Here: an epoch is the progress of such a pass at the
+    first batch. A batch with less progress per sample thus has longer epochs, not more epochs.
     """
 
     def __init__(
@@ -285,11 +292,11 @@ class Table2Job(JobModel):
         batch: Literal["fixed", "elastic"],
         seed: int,
     ) -> None:
-        """Draw the job's length and noise from `seed` and its name."""
+        """Draw the job's number of epochs and noise from `seed` and the job's name."""
         row = workload.row
         rng = default_rng((seed, crc32(job.name.encode())))
         usual = row.epochs * math.exp(EPOCHS_SPREAD * rng.standard_normal())
-        if job.samples is not None:  # recorded: the target must still be checkable
+        if job.samples is not None:  # recorded work includes the epochs above the target
             usual = job.samples / workload.samples - ABOVE_TARGET
         self._to_target = max(1, round(usual))
         self.application, self.epoch_samples = workload.application, workload.samples
@@ -308,7 +315,7 @@ class Table2Job(JobModel):
         self.costs = costs_of(row)
 
     def throughput(self, placement: Placement, batch: int, epoch: int) -> Throughput:
-        """Return the throughput of a group; an epoch has one noise scale."""
+        """Return the throughput of a group; the noise scale is constant within an epoch."""
         key = (placement, batch, epoch)
         known = self._throughputs.get(key)
         if known is not None:
@@ -321,20 +328,20 @@ class Table2Job(JobModel):
         return throughput
 
     def lost_progress(self, before: int, batch: int, epoch: int) -> float:
-        """Return the progress lost when the global batch jumps; may exceed the job's progress."""
+        """Return the progress lost when the global batch jumps; can exceed the job's progress."""
         return lost_epochs(before, batch) * self.epoch_samples
 
     def noise_scale(self, epoch: int, batch: int) -> float | None:
-        """Return the noise scale measured in the running epoch, with the error of its report.
+        """Return the noise scale measured in the running epoch, with its error of measurement.
 
-        It does not depend on the batch. The throughput uses the true one.
+        It does not depend on the batch. The throughput uses the true noise scale.
         """
         return self.epoch_metrics(epoch + 1, batch).noise_scale
 
     def epoch_metrics(self, epoch: int, batch: int) -> EpochMetrics:
         """Return the report after `epoch` epochs; repeated calls return the same report.
 
-        Its noise scale is that of the finished epoch, with an error of measurement.
+        The noise scale in the report is that of the finished epoch, with an error of measurement.
         """
         return self._reports[min(epoch, self.epochs)]
 
@@ -356,7 +363,7 @@ class Table2Job(JobModel):
 
 
 def costs_of(row: Row) -> ChangeCosts:
-    """Return costs of changes; starting from a checkpoint takes longer for larger models."""
+    """Return the costs of changes; a start from a checkpoint takes longer for larger models."""
     sizes = [model_bytes(other) for other in ROWS.values()]
     share = (model_bytes(row) - min(sizes)) / (max(sizes) - min(sizes))
     quick, slow = RESTART_S
@@ -386,7 +393,7 @@ def _spec(
         family=workload.name,
         batch_size=first,
         max_batch_size=most,
-        max_local_batch=max(first, row.memory),  # above memory: in several passes
+        max_local_batch=max(first, row.memory),  # more than the memory fits needs several passes
         slots=(1, max(MAX_SLOTS, job.slots)),
         stop=stop,
     )

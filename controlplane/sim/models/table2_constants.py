@@ -1,8 +1,8 @@
 """Constants of the Table 2 model, with their sources.
 
-The paper names its workloads but gives neither speeds nor curves, so a number here is either a
-public fact about the model (`source:`) or a plausible choice with a reason (`chosen:`). None of
-them was fitted to how schedulers compare.
+The paper names its workloads but gives neither speeds nor curves. A number here is therefore either
+a public fact about the model (`source:`) or a plausible choice with a reason (`chosen:`). No number
+was fitted to the results of schedulers.
 """
 
 from __future__ import annotations
@@ -15,50 +15,50 @@ from typing import Final
 
 GPUS_PER_NODE: Final = 4
 NODE_BYTES_PER_S: Final = 30e9  # ring all-reduce inside a node
-NETWORK_BYTES_PER_S: Final = 7e9  # the same across nodes
+NETWORK_BYTES_PER_S: Final = 7e9  # ring all-reduce across nodes
 NODE_HOP_S: Final = 10e-6  # per step of a ring, which has 2 (c - 1) steps
 NETWORK_HOP_S: Final = 30e-6
 
-# --- every job
+# --- constants of every job
 
 COLD_START_S: Final = 20.0
-RESTART_S: Final = (20.0, 40.0)  # from a checkpoint: smallest and largest model
+RESTART_S: Final = (20.0, 40.0)  # start from a checkpoint: smallest and largest model
 PREPARE_S: Final = 15.0
 SWITCH_S: Final = 1.0
-ABOVE_TARGET: Final = 10  # epochs in a row above the target that end a job
-SAFE_JUMP: Final = 2.0  # factor of the batch
+ABOVE_TARGET: Final = 10  # a job ends after so many epochs in a row above its target
+SAFE_JUMP: Final = 2.0  # largest increase of the batch without loss, a factor
 JUMP_EPOCHS: Final = 1.0  # epochs lost per doubling beyond `SAFE_JUMP`
 EPOCHS_SPREAD: Final = 0.1  # sigma of the logarithm of a job's epochs to target
-LOSS_LEFT: Final = 0.1  # share of the loss above its floor at the target
+LOSS_LEFT: Final = 0.1  # share of the reducible loss that remains at the target
 NOISE_SPREAD: Final = 0.1  # sigma of the logarithm of a measured noise scale
 LOSS_SPREAD: Final = 0.02  # sigma of the logarithm of a loss
-ERRATIC_SPREAD: Final = 0.15  # the same of an erratic loss
-SPIKES: Final = 0.06  # share of epochs with a spike of an erratic loss
-SPIKE: Final = (1.3, 2.5)  # height of a spike, factor of the loss
+ERRATIC_SPREAD: Final = 0.15  # sigma of the logarithm of an erratic loss
+SPIKES: Final = 0.06  # share of epochs in which an erratic loss has a spike
+SPIKE: Final = (1.3, 2.5)  # range of the factor by which a spike raises the loss
 PLATEAU: Final = 5  # epochs per plateau of an erratic loss
 MAX_SLOTS: Final = 32  # per job
 USER_SLOTS: Final = (1, 2, 4, 8)
 USER_SHARES: Final = (0.4, 0.25, 0.25, 0.1)
-CRASHES: Final = (0.05, 0.95)  # range of the share of the work at which a script fails
-PATIENCE: Final = (0.1, 1.5)  # range until cancellation, in durations of the job
+CRASHES: Final = (0.05, 0.95)  # a script fails after a share of its work in this range
+PATIENCE: Final = (0.1, 1.5)  # a user cancels after a time in this range, in durations of the job
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Model on a data set; Table 2 has it with several sizes of that set."""
+    """Constants of one model on one data set; Table 2 lists several sizes of each data set."""
 
     parameters: float  # millions
-    fixed_ms: float  # per forward and backward pass, for any batch
-    peak: float  # samples per second, R
+    fixed_ms: float  # milliseconds per forward and backward pass, for any batch
+    peak: float  # largest speed R, samples per second
     memory: int  # largest local batch, samples
     first: int  # first global batch of an elastic job, samples; m0
-    tuned: int  # batch per GPU of users with fixed batches, samples
+    tuned: int  # batch per GPU that users of fixed batches choose, samples
     most: int  # largest global batch of an elastic job, samples
     noise: tuple[float, float]  # noise scale of the gradients at the start and at the target
-    epochs: int  # to the target, at the first batch
+    epochs: int  # number of epochs to the target, at the first batch
     target: float  # validation accuracy
     classes: int  # the loss of an untrained model is ln(classes)
-    floor: float  # of the training loss
+    floor: float  # lower limit of the training loss
 
 
 # fmt: off
@@ -78,15 +78,15 @@ ROWS: Final[Mapping[str, Row]] = {
 # fmt: on
 
 SIZES: Final[Mapping[str, tuple[int, ...]]] = {  # ||D||, samples; ONES Table 2
-    "imagenet": (10_000, 12_000, 14_000, 16_000, 18_000, 20_000),  # of 10, 12, ... 20 classes
+    "imagenet": (10_000, 12_000, 14_000, 16_000, 18_000, 20_000),  # with 10, 12, ... 20 classes
     "cifar10": (20_000, 25_000, 30_000, 35_000, 40_000),
     "cola": (5_000, 6_000, 7_000, 8_000),
     "mrpc": (3_600,),
     "sst2": (10_000, 12_000, 14_000, 16_000, 18_000, 20_000),
 }
 
-# Keys: a field of `Row`, of one entry ("bert-cola.peak", or "bert.peak" for all of a model),
-# or a constant above. The most specific key applies.
+# A key is a constant above, a field of `Row`, or this field for one entry ("bert-cola.peak") or for
+# one model ("bert.peak"). The most specific key applies.
 SOURCES: Final[Mapping[str, str]] = {
     "parameters": "source: torchvision's model table, fp32; four bytes each go through all-reduce",
     "inceptionv3.parameters": "source: torchvision's model table, with the auxiliary classifier",
@@ -162,7 +162,7 @@ SOURCES: Final[Mapping[str, str]] = {
 
 
 def source(application: str, field: str) -> str | None:
-    """Return the source of a number of `ROWS`, or None if unknown."""
+    """Return the source of a field of `ROWS[application]`, or None if no source is known."""
     model, _, dataset = application.partition("-")
     for name in (f"{application}.{field}", f"{model}.{field}", f"{dataset}.{field}", field):
         if name in SOURCES:

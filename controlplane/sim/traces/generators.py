@@ -1,17 +1,18 @@
 """Generators of traces: Table 2's workloads, recorded loss curves, Harmony's testbed, utilities.
 
-All arrival processes take the mean time between jobs, so that they can be compared at the same
-load, and return increasing times in seconds, shape (jobs,). The quantiles are those of Microsoft's
-Philly trace, 82,247 completed jobs of September to December 2017:
+Every arrival process has the mean time between jobs as an argument, so that processes can be
+compared at the same load. It returns increasing times in seconds, shape (jobs,). The quantiles are
+those of Microsoft's Philly trace, 82,247 completed jobs of September to December 2017:
 https://github.com/msr-fiddle/philly-traces, CC-BY-4.0, described by Jeon et al., *Analysis of
 Large-Scale Multi-Tenant GPU Clusters for DNN Training Workloads*, USENIX ATC '19. Numbers have four
 significant digits.
 
-Equal arguments give equal traces. Each property has a random stream of its own, so that a trace
-with crashes differs from the one without only by the crashes. Arguments of all generators:
-`arrivals` is a key of `PROCESSES`; `crash_share` is the share of jobs whose scripts fail once,
-`cancel_share` of those that their users cancel; no job asks for more than `most_slots`, the slots
-of the cluster. They raise `TraceError` if a number is out of range, or a name unknown.
+Equal arguments produce equal traces. Each property has its own random stream, so that a trace with
+crashes differs from the same trace without crashes only in the crashes. Arguments of all
+generators: `arrivals` is a key of `PROCESSES`. `crash_share` is the share of jobs whose scripts
+fail once, and `cancel_share` the share of jobs that their users cancel. `most_slots` is the size of
+the cluster, and no job requests more. Generators raise `TraceError` if a number is out of range or
+a name is unknown.
 """
 
 from __future__ import annotations
@@ -39,11 +40,11 @@ FloatArray = NDArray[np.float64]
 # --- distributions of a real cluster
 
 # fmt: off
-# Cumulative shares of the jobs: whole percents, and more detail in the tail.
+# Cumulative shares of the jobs: one per percent, and more detail in the tail.
 _TAIL: Final = (0.995, 0.998, 0.999, 0.9995, 0.9999, 1.0)
 SHARES: Final = (*(percent / 100.0 for percent in range(100)), *_TAIL)
 
-# GPUs times duration, seconds; the mean is 42,811.
+# Quantiles of GPUs times duration, in seconds; the mean is 42,811 s.
 GPU_TIME_S: Final = (
     1.0, 26.0, 36.0, 42.0, 46.0, 49.0, 52.0, 55.0, 57.0, 59.0, 61.0, 63.0, 64.0, 65.0, 67.0, 68.0,
     69.0, 70.0, 72.0, 73.0, 75.0, 78.0, 82.0, 91.0, 104.0, 123.0, 143.0, 165.0, 182.0, 203.0,
@@ -57,7 +58,7 @@ GPU_TIME_S: Final = (
     7_425_000.0, 17_020_000.0, 37_030_000.0,
 )
 
-# Time between two submissions of the whole trace, seconds; the mean is 114.4.
+# Quantiles of the time between two submissions, in seconds; the mean is 114.4 s.
 GAP_S: Final = (
     0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 2.0,
     2.0, 2.0, 2.0, 2.0, 2.0, 2.0, 3.0, 3.0, 3.0, 3.0, 3.0, 3.0, 3.0, 4.0, 4.0, 4.0, 4.0, 4.0, 4.0,
@@ -72,25 +73,26 @@ MAX_GAP_QUANTILE: Final = 0.999  # longer gaps are holes in the trace
 
 
 def sample(rng: Generator, n: int) -> FloatArray:
-    """Draw GPU times of `n` jobs by inverse transform, geometric between quantiles; seconds.
+    """Draw the GPU times of `n` jobs in seconds, by inverse transform, geometric between quantiles.
 
-    Their mean is 44,200 s, 3% above the trace's, because a table has little detail about the
+    Their mean is 44,200 s, 3% above the trace's mean, because the table has little detail about the
     longest jobs.
     """
     return np.exp(np.interp(rng.uniform(0.0, 1.0, n), SHARES, np.log(GPU_TIME_S)))
 
 
 def sample_gaps(rng: Generator, n: int) -> FloatArray:
-    """Draw `n` independent times between submissions, seconds.
+    """Draw `n` independent times between submissions, in seconds.
 
-    Independence loses that busy hours follow busy hours. Gaps above the quantile of 99.9% (38
-    minutes; the longest is three days) are left out: they are holes in the trace.
+    In the trace busy hours follow busy hours; independent times lose this property. Gaps above the
+    99.9% quantile (38 minutes; the longest is three days) are not drawn, because they are holes in
+    the trace.
     """
     return _gaps_at(rng.uniform(0.0, MAX_GAP_QUANTILE, n))
 
 
 def mean_gap_s() -> float:
-    """Return the mean of `sample_gaps`."""
+    """Return the mean of the times that `sample_gaps` draws, in seconds."""
     middle = (np.arange(100_000) + 0.5) / 100_000 * MAX_GAP_QUANTILE
     return float(_gaps_at(middle).mean())
 
@@ -102,48 +104,48 @@ def _gaps_at(shares: FloatArray) -> FloatArray:
 # --- arrival processes
 
 BURST_JOBS: Final = 4
-GOOGLE_GROUP_JOBS: Final = 3.0  # mean; chosen
+GOOGLE_GROUP_JOBS: Final = 3.0  # mean jobs per group; chosen
 GOOGLE_SPREAD: Final = 0.25  # coefficient of variation of the rate; chosen
 JOBS_PER_RATE: Final = 20
 
 
 def poisson(rng: Generator, jobs: int, mean_s: float) -> FloatArray:
-    """Return times with independent exponential gaps, also before the first job (ONES: 30 s)."""
+    """Return times with independent exponential gaps, including the first time (ONES: 30 s)."""
     return np.cumsum(rng.exponential(mean_s, jobs))
 
 
 def uniform(rng: Generator, jobs: int, mean_s: float) -> FloatArray:
-    """Return times drawn uniformly from a window of `jobs` times `mean_s`."""
+    """Return sorted times, drawn uniformly from a window of `jobs` times `mean_s` seconds."""
     return np.sort(rng.uniform(0.0, jobs * mean_s, jobs))
 
 
 def bursts(rng: Generator, jobs: int, mean_s: float) -> FloatArray:
-    """Return times of simultaneous groups of `BURST_JOBS` jobs; the last one may be smaller.
+    """Return times of groups of `BURST_JOBS` simultaneous jobs; the last group can be smaller.
 
-    The groups are a Poisson process.
+    The groups form a Poisson process.
     """
     groups = -(-jobs // BURST_JOBS)
     return np.repeat(poisson(rng, groups, BURST_JOBS * mean_s), BURST_JOBS)[:jobs]
 
 
 def google(rng: Generator, jobs: int, mean_s: float) -> FloatArray:
-    """Return times of bursts under a changing load, like Google's cluster trace.
+    """Return times of bursts under a changing load, like those in Google's cluster trace.
 
     Harmony uses the arrivals of that trace, scaled down; this is our own generator. Users submit
-    geometric groups of `GOOGLE_GROUP_JOBS` jobs on average, at a rate that is drawn anew for each
-    stretch of about twenty jobs, log-normal.
+    groups with a geometric size of `GOOGLE_GROUP_JOBS` on average. A new log-normal rate applies to
+    each stretch of about twenty jobs.
     """
     sizes = rng.geometric(1.0 / GOOGLE_GROUP_JOBS, jobs)
     sigma = np.sqrt(np.log1p(GOOGLE_SPREAD**2))
-    rates = rng.lognormal(-(sigma**2) / 2.0, sigma, jobs)  # by stretch; mean 1
+    rates = rng.lognormal(-(sigma**2) / 2.0, sigma, jobs)  # one per stretch; mean 1
     each = rates[(np.cumsum(sizes) // JOBS_PER_RATE) % max(1, jobs)]
-    slowed = np.exp(sigma**2)  # the mean of 1 / rate
+    slowed = np.exp(sigma**2)  # mean of 1 / rate
     gaps = rng.exponential(GOOGLE_GROUP_JOBS * mean_s, jobs) / each / slowed
     return np.repeat(np.cumsum(gaps), sizes)[:jobs]
 
 
 def philly(rng: Generator, jobs: int, mean_s: float) -> FloatArray:
-    """Return times with gaps as in the Philly trace, scaled to the mean; all hours are equal."""
+    """Return times with the gaps of the Philly trace, scaled to the mean; all hours are equal."""
     return np.cumsum(sample_gaps(rng, jobs)) * (mean_s / mean_gap_s())
 
 
@@ -156,7 +158,7 @@ PROCESSES: Final[Mapping[str, Arrivals]] = {
 def arrival_times(
     rng: Generator, jobs: int, process: str, mean_s: float, shares: Sequence[float] = ()
 ) -> list[float]:
-    """Return the times of a process, after a check of the arguments that all generators have.
+    """Return the times of a process, after a check of the arguments.
 
     Raises:
         TraceError: if a number or share is out of its range, or the process is unknown.
@@ -192,9 +194,9 @@ def generate(
     """Generate a trace of Table 2's workloads.
 
     ONES, appendix: GPU times are drawn from Microsoft's trace, and each is replaced by the workload
-    with the closest one. The paper does not state how many GPUs its jobs ask for; here that is
-    drawn first, and GPU times are compared on this number. With mix "uniform" all workloads are
-    equally frequent.
+    with the closest GPU time. The paper does not specify how many GPUs its jobs request. Here this
+    number is drawn first, and workloads are compared on as many GPUs. With mix "uniform" all
+    workloads are equally frequent.
     """
     rngs = [default_rng((seed, number)) for number in range(5)]
     times = arrival_times(rngs[0], jobs, arrivals, mean_interval_s, (crash_share, cancel_share))
@@ -216,7 +218,7 @@ def generate(
     )
 
 
-Fate = tuple[float | None, float | None]  # shares: of the work at a crash, of the job's own time
+Fate = tuple[float | None, float | None]  # share of the work at a crash; patience in own times
 
 
 def _fates(
@@ -230,7 +232,7 @@ def _fates(
 def shares(
     rng: Generator, jobs: int, share: float, between: tuple[float, float]
 ) -> list[float | None]:
-    """Draw uniformly from `between` for about `share` of the jobs; None for the others."""
+    """Draw a value in `between` for about `share` of the jobs, uniformly; None for other jobs."""
     struck = rng.random(jobs) < share
     values = rng.uniform(*between, jobs)
     return [float(value) if hit else None for hit, value in zip(struck, values, strict=True)]
@@ -239,7 +241,7 @@ def shares(
 def _trace(
     name: str, times: Sequence[float], jobs: Iterable[dict[str, Any]], fates: Sequence[Fate]
 ) -> Trace:
-    """Return jobs of these fields; `own_s` is the time by which the patience of users counts."""
+    """Return a trace of jobs with these fields; `own_s` is the unit of the users' patience."""
     found = []
     for number, (at, job, (crash, patience)) in enumerate(zip(times, jobs, fates, strict=True), 1):
         own_s = job.pop("own_s")
@@ -256,7 +258,7 @@ def _trace(
     return Trace(name=name, jobs=tuple(found))
 
 
-USER_CORES: Final = (16, 32, 64)  # requested by users, for policies of fixed sizes; chosen
+USER_CORES: Final = (16, 32, 64)  # sizes that users request, for policies of fixed sizes; chosen
 
 
 def generate_curves(
@@ -274,8 +276,9 @@ def generate_curves(
     """Generate a trace of jobs that replay loss curves.
 
     SLAQ section 3: 160 jobs "with different models, following a Poisson distribution (mean arrival
-    time 15 s)". All algorithms are equally frequent, and so are the curves of each. `work_core_s`
-    is the mean work, seconds on one core; it scales the time until users cancel.
+    time 15 s)". All algorithms are equally frequent, and so are the curves of each algorithm.
+    `work_core_s` is the mean work of a job in seconds on one core; the time until users cancel is
+    proportional to it.
     """
     families: dict[str, list[str]] = {}
     for curve in curves:
@@ -305,9 +308,9 @@ def _pick(options: list[Any], share: float) -> Any:
 
 
 Exchange = Literal["servers", "all-reduce", "mixed"]
-SERVED_SHARES: Final = {"servers": 1.0, "all-reduce": 0.0, "mixed": 0.5}  # of the jobs
+SERVED_SHARES: Final = {"servers": 1.0, "all-reduce": 0.0, "mixed": 0.5}  # share of the jobs
 MAX_WORKERS: Final = 3
-SPREAD: Final = 0.5  # of the logarithm of a job's length; chosen
+SPREAD: Final = 0.5  # sigma of the logarithm of a job's length; chosen
 
 
 def generate_harmony(
@@ -322,11 +325,12 @@ def generate_harmony(
     cancel_share: float = 0.0,
     most_slots: int | None = None,
 ) -> Trace:
-    """Generate a trace of Harmony's testbed.
+    """Generate a trace of jobs in Harmony's testbed.
 
     "Randomly select a job from the 6 jobs and set its required number of workers and PSs randomly
-    in [1, 3]" (evaluation, workloads). Gradients are exchanged by parameter servers, all-reduce, or
-    each for half of the jobs. `job_s` is the mean training time of a job alone, seconds.
+    in [1, 3]" (evaluation, workloads). Jobs exchange gradients through parameter servers or by
+    all-reduce; with "mixed" half of the jobs use each method. `job_s` is the mean training time of
+    a job alone, in seconds.
     """
     rngs = [default_rng((seed, number)) for number in range(7)]
     times = arrival_times(rngs[0], jobs, arrivals, mean_interval_s)
@@ -355,21 +359,21 @@ def generate_harmony(
 
 
 VALUES: Final = (1.0, 100.0)  # theta_1
-WINDOWS: Final = (1.5, 6.0)  # theta_3 over the job's time alone; chosen
-KINDS: Final = (0.10, 0.55, 0.35)  # shares of jobs: insensitive, sensitive, critical in time
+WINDOWS: Final = (1.5, 6.0)  # theta_3 divided by the job's time alone; chosen
+KINDS: Final = (0.10, 0.55, 0.35)  # shares of jobs: time-insensitive, time-sensitive, time-critical
 DECAYS: Final = ((0.0, 0.0), (0.01, 1.0), (4.0, 6.0))  # theta_2, per time slot of the paper
 WINDOW_SLOTS: Final = 8.0  # time slots of a deadline, the middle of the paper's 1 to 15
-STREAM: Final = 5  # random stream; smaller ones draw the trace itself
+STREAM: Final = 5  # random stream; streams 0 to 4 draw the trace of Table 2's jobs
 
 
 def with_utilities(trace: Trace, seed: int, own_s: Callable[[TraceJob], float]) -> Trace:
     """Return the trace with a utility for each job.
 
-    OASiS (Bao et al., INFOCOM '18, section VI): values uniform in [1, 100]; a tenth of the jobs is
-    insensitive to time, 55% are sensitive, with decays in [0.01, 1] per time slot, and 35% are
-    critical, with [4, 6]. Paper: deadlines are 1 to 15 time slots for all jobs. Here: 1.5 to 6
-    times the job's time alone on the slots that its user asks for (`own_s`, seconds), and a time
-    slot is an eighth of the deadline, because jobs last from a minute to a day.
+    OASiS (Bao et al., INFOCOM '18, section VI): values are uniform in [1, 100]. 10% of the jobs are
+    insensitive to time, 55% are sensitive with decays in [0.01, 1] per time slot, and 35% are
+    critical with decays in [4, 6]. Paper: deadlines are 1 to 15 time slots for all jobs. Here:
+    deadlines are 1.5 to 6 times the job's time alone on the slots that its user requests (`own_s`,
+    seconds), and a time slot is an eighth of the deadline, because jobs run from a minute to a day.
     """
     rng = default_rng((seed, STREAM))
     jobs = []

@@ -1,7 +1,7 @@
-"""Recording of a controller's journal, which is read without a trace of it, also while in use.
+"""Recording of a controller's journal; the journal is only read and can be in use.
 
-A file that is not a journal, is damaged, was written by another release, or has no job to replay
-raises `TraceError`.
+`TraceError` is raised for a file that is not a journal, is damaged, was written by another release,
+or contains no job to replay.
 """
 
 from __future__ import annotations
@@ -43,18 +43,18 @@ from schemas.jobs import JobSpec
 from schemas.wire.client import EpochInfo, VersionInfo
 
 NO_JOURNAL: Final = "name the file journal.sqlite in a controller's state folder"
-Slots = dict[NodeId, int]  # of each present node
+Slots = dict[NodeId, int]  # node -> its number of slots, for each present node
 
 
 def replay_journal(path: Path) -> tuple[list[Job], JobHistories, Slots, int]:
-    """Return the jobs of a journal, their history, and the cluster when it had most slots.
+    """Return the jobs of a journal, their history, and the cluster at the time of most slots.
 
-    If the oldest inputs are not kept, the replay starts from the oldest kept state. The file is
-    opened read-only. A transaction torn by a crash was never reported as durable and is ignored.
+    If the oldest inputs were deleted, the replay starts from the oldest saved state. The file is
+    opened read-only. A transaction that a crash interrupted was never reported as durable and is
+    ignored.
 
     Returns:
-        Jobs, their histories, slots by node, and the number of past jobs whose rows are
-        damaged.
+        Jobs, their histories, slots by node, and the number of past jobs whose rows are damaged.
     """
     damaged = 0
     with closing(_open_database(path)) as database:
@@ -101,8 +101,8 @@ def _past_jobs(reader: Reader) -> tuple[list[Job], int]:
 def _open_database(path: Path) -> sqlite3.Connection:
     """Open the database read-only; a database that is not in use is not even locked.
 
-    Without a write-ahead log beside it the file is complete; SQLite would create the log's files to
-    read it, unless the file is declared immutable.
+    Without a write-ahead log next to it, the file is complete. SQLite would create the log's files
+    to read the database, unless the file is declared immutable.
     """
     if not path.is_file():
         raise TraceError(f"{path}: no such file", NO_JOURNAL)
@@ -138,12 +138,12 @@ UNKNOWN_LENGTH: Final = "it had not ended, and did not state how much work it wa
 
 
 def recording_from_journal(journal: Path) -> Recording:
-    """Return the jobs of a journal, and all that it has about their behaviour.
+    """Return a recording of the jobs in a journal, with all measurements of their behaviour.
 
-    The journal is only read; its controller may be running. A recording does not contain
-    environments, arguments, paths and scripts; names of users, which become numbers; resizes and
-    pauses by operators; scripts that failed and succeeded when retried; the GPU models of nodes,
-    because no measurement states its GPU.
+    The journal is only read; its controller may be running. A recording contains no environments,
+    arguments, paths, scripts or names of users; users have numbers. It omits resizes and pauses by
+    operators, and failures of scripts that succeeded when retried. It has no GPU models of nodes,
+    because no measurement names its GPU.
 
     Raises:
         TraceError: if this release cannot read the journal, or no job can be replayed.
@@ -184,7 +184,7 @@ def recording_from_journal(journal: Path) -> Recording:
 
 
 def _labels(jobs: Iterable[Job]) -> dict[str, str]:
-    """Return a short name of each family; the full one may reveal users and arguments."""
+    """Return a short label for each family; the full name could reveal users and arguments."""
     found: dict[str, str] = {}
     for job in jobs:
         if job.family not in found:
@@ -198,7 +198,7 @@ def _labels(jobs: Iterable[Job]) -> dict[str, str]:
 
 
 def _unfit_reason(job: Job, family: Family, most: int) -> str:
-    """Return why a job cannot be replayed; empty if it can."""
+    """Return the reason why a job cannot be replayed, or "" if it can."""
     if not family.speeds:
         return NO_SPEEDS
     if job.spec.slots[0] > most:
@@ -211,7 +211,7 @@ def _unfit_reason(job: Job, family: Family, most: int) -> str:
 
 
 def _stated(job: Job, family: Family) -> int | None:
-    """Return the stated work in samples, also for a job that never trained."""
+    """Return the stated work of a job in samples, even if the job never trained."""
     if job.stop_samples is not None or job.progress.epoch_samples or job.spec.stop is None:
         return job.stop_samples
     stop, length = job.spec.stop, family.epoch_samples
@@ -258,7 +258,7 @@ def _epochs(history: JobHistory) -> tuple[Epoch, ...]:
 
 
 def _anonymous_spec(spec: JobSpec, family: str, most: int) -> JobSpec:
-    """Return what policies may see of a specification, with at most the cluster's slots."""
+    """Return the part of a specification that policies may see; slots are limited to `most`."""
     return JobSpec(
         name=spec.name,
         script="train.py",

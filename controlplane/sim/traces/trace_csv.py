@@ -1,22 +1,22 @@
 """Trace files: our own CSV layout, and importers of other projects' traces.
 
-Our columns are `name,time,application,num_replicas,batch_size`, as in the workloads of the artifact
-of *Pollux* (OSDI '21), which can be read unchanged; and optionally
-`user,cancelled_after_s,crashes_at,samples,value,deadline_s,decay`. An empty cell of these has its
-default.
+Our columns are `name,time,application,num_replicas,batch_size`. Workloads of the artifact of
+*Pollux* (OSDI '21) have the same columns and can be read unchanged. Optional columns are
+`user,cancelled_after_s,crashes_at,samples,value,deadline_s,decay`. An empty optional cell means the
+default value.
 
-No foreign trace states enough to train the very same jobs, so the workload of a job is
-`gpu-time:SECONDS`, its slots times its duration, for which the model uses the workload with the
-closest GPU time (as the ONES paper does with the trace of Microsoft). Names of models are not
-mapped: `vgg19` or `LM` there runs on other data for another number of steps, and its GPU time tells
-more than its name. Batch sizes are those of the chosen workload.
+No foreign trace has enough data to train the same jobs. The workload of an imported job is
+therefore `gpu-time:SECONDS`, its slots times its duration. The model replaces it by the workload
+with the closest GPU time, as the ONES paper does with Microsoft's trace. Names of models are not
+used: a `vgg19` or `LM` in these traces trains other data for another number of steps, so the GPU
+time says more than the name. Batch sizes are those of the chosen workload.
 
-The speeds of Gavel's workloads give the durations of its jobs. They are from
+The durations of Gavel's jobs follow from the speeds of Gavel's workloads. They are from
 `simulation_throughputs.json` of https://github.com/stanford-futuredata/gavel (MIT), V100, jobs
 alone and consolidated, four significant digits; Narayanan et al., *Heterogeneity-Aware Cluster
 Scheduling Policies for Deep Learning Workloads*, OSDI '20.
 
-Files that cannot be read or written, and lines that are not jobs, raise `TraceError`, which names
+A file that cannot be read or written, and a line that is not a job, raise `TraceError`, which names
 file, line and column.
 """
 
@@ -43,13 +43,13 @@ OPTIONAL: Final = (
 )  # fmt: skip
 MAX_SLOTS: Final = 1_000_000
 MIN_DEADLINE_S: Final = 1e-3
-MIN_SHARE: Final = 1e-9  # of a job's work, before and after a crash
+MIN_SHARE: Final = 1e-9  # smallest share of a job's work before and after a crash
 
 
 def read_trace(path: Path) -> Trace:
-    """Read a trace in order of time; simultaneous jobs keep the file's order.
+    """Read a trace, sorted by time; simultaneous jobs stay in the file's order.
 
-    The file's stem is the trace's name.
+    The name of the trace is the file name without its suffix.
     """
     return build_trace(
         path.stem, path, (_job(row) for row in with_header(path, REQUIRED, OPTIONAL))
@@ -57,7 +57,7 @@ def read_trace(path: Path) -> Trace:
 
 
 def write_trace(trace: Trace, path: Path) -> None:
-    """Write a trace atomically, for `read_trace`."""
+    """Write a trace atomically; `read_trace` returns an equal trace."""
     columns = [*REQUIRED, *(column for column in OPTIONAL if _is_used(column, trace.jobs))]
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -76,7 +76,7 @@ def write_trace(trace: Trace, path: Path) -> None:
 
 
 def build_trace(name: str, path: Path, jobs: Iterable[TraceJob]) -> Trace:
-    """Build a trace from jobs in any order, sorted by time; simultaneous jobs keep their order."""
+    """Return a trace of the jobs, sorted by time; simultaneous jobs stay in the given order."""
     found: dict[str, TraceJob] = {}
     for job in jobs:
         if job.name in found:
@@ -128,7 +128,7 @@ def _cells(job: TraceJob) -> dict[str, str]:
 
 
 def _plain(number: float | None) -> str:
-    """Format the number exactly, without `.0`."""
+    """Format a number without loss and without a trailing `.0`."""
     return "" if number is None else repr(number).removesuffix(".0")
 
 
@@ -136,7 +136,7 @@ def _is_used(column: str, jobs: Iterable[TraceJob]) -> bool:
     return any(_cells(job)[column] != ("", "trace")[column == "user"] for job in jobs)
 
 
-# Workload -> GPUs -> steps per second; steps as in `total_steps` of the traces.
+# Workload -> GPUs -> steps per second. Column `total_steps` of the traces has the same steps.
 # fmt: off
 STEPS_PER_S: Final[Mapping[str, Mapping[int, float]]] = {
     "A3C": {1: 7.176},
@@ -170,14 +170,14 @@ STEPS_PER_S: Final[Mapping[str, Mapping[int, float]]] = {
 
 
 Layout = Literal["pollux", "gavel", "tiresias", "philly"]
-GPU_TIME: Final = "gpu-time:"  # prefix of a workload given by its duration only
+GPU_TIME: Final = "gpu-time:"  # prefix of a workload that is defined by its duration only
 
 TIRESIAS: Final = ("job_id", "num_gpu", "submit_time", "duration")
 TIRESIAS_OPTIONAL: Final = ("iterations", "model_name", "interval")
 PHILLY: Final = ("timestamp", "duration", "num_gpus")
 PHILLY_OPTIONAL: Final = ("gpu_time", "cluster")
-# Layouts of Gavel's simulator, newest first, down to its oldest traces. The layout of nine
-# columns has the directory inside the command, the one of seven has no priorities.
+# Layouts of Gavel's simulator, newest first. In the layout of nine columns, the command contains
+# the directory. The layout of seven columns has no priorities.
 GAVEL: Final[Mapping[int, tuple[str, ...]]] = {
     10: (
         *("job_type", "command", "working_directory", "num_steps_arg", "needs_data_dir"),
@@ -196,7 +196,7 @@ TIME_FORMAT: Final = "%Y-%m-%d %H:%M:%S"
 
 
 def import_trace(path: Path, layout: Layout, *, most_slots: int | None = None) -> Trace:
-    """Read the jobs of a foreign trace; jobs larger than `most_slots` are left out."""
+    """Read the jobs of a foreign trace, except jobs that need more than `most_slots` slots."""
     if layout not in get_args(Layout):
         hint = f"choose one of {', '.join(get_args(Layout))}"
         raise TraceError(f"unknown layout {layout!r}", hint, "layout")
@@ -210,7 +210,7 @@ def _pollux(path: Path) -> Iterator[TraceJob]:
 
 
 def _tiresias(path: Path) -> Iterator[TraceJob]:
-    """Read `60_job.csv` and similar files of https://github.com/SymbioticLab/Tiresias."""
+    """Read traces such as `60_job.csv` of https://github.com/SymbioticLab/Tiresias."""
     for row in with_header(path, TIRESIAS, TIRESIAS_OPTIONAL):
         slots = row.whole("num_gpu", 1, MAX_SLOTS)
         yield TraceJob(
@@ -222,7 +222,7 @@ def _tiresias(path: Path) -> Iterator[TraceJob]:
 
 
 def _philly(path: Path) -> Iterator[TraceJob]:
-    """Read Microsoft's trace in the layout of Pollux' artifact; the first job comes at 0."""
+    """Read Microsoft's trace in the layout of Pollux' artifact; the first job is submitted at 0."""
     timed = []
     for row in with_header(path, PHILLY, PHILLY_OPTIONAL):
         slots = row.whole("num_gpus", 1, MAX_SLOTS)
@@ -235,7 +235,7 @@ def _philly(path: Path) -> Iterator[TraceJob]:
 
 
 def _gavel(path: Path) -> Iterator[TraceJob]:
-    """Read traces of https://github.com/stanford-futuredata/gavel: steps at the speed of V100s."""
+    """Read traces of https://github.com/stanford-futuredata/gavel, at the speed of V100 GPUs."""
     for number, row in enumerate(without_header(path, "\t", GAVEL)):
         slots = row.whole("scale_factor", 1, MAX_SLOTS)
         duration = row.whole("total_steps", 1) / _steps_per_s(row, slots)
@@ -248,7 +248,7 @@ def _gavel(path: Path) -> Iterator[TraceJob]:
 
 
 def _steps_per_s(row: CsvRow, slots: int) -> float:
-    """Return the speed; an unmeasured size scales linearly from the next smaller one."""
+    """Return steps per second; an unmeasured size scales linearly from the next smaller one."""
     kind = row.text("job_type")
     if kind not in STEPS_PER_S:
         some = ", ".join(list(STEPS_PER_S)[:3])
