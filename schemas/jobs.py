@@ -90,9 +90,7 @@ class StopRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     epochs: int | None = None
     samples: int | None = None
     metric: str | None = None
-    at_least: float | None = (
-        None  # with `metric`: stop once reached in `consecutive` epochs in a row
-    )
+    at_least: float | None = None  # with `metric`: reached in `consecutive` epochs in a row
     consecutive: int = 1
     plateau: int | None = None  # with `metric`: stop after so many epochs without an increase
 
@@ -145,15 +143,11 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     batch_size: int  # initial global batch, samples per step
     args: tuple[str, ...] = ()
     workdir: str = "."
-    max_batch_size: int | Literal["keep", "auto"] | None = (
-        None  # keep: same as batch_size; default: auto
-    )
+    max_batch_size: int | Literal["keep", "auto"] | None = None  # keep: batch_size; default: auto
     max_local_batch: int | None = None  # samples per step that fit one slot; default: batch_size
     lr: float | None = None  # learning rate at `batch_size`; default: the script's own
     slots: Slots = (1, 1)  # (least, most); a single number sets both
-    family: str | None = (
-        None  # name for jobs of the same script and model; default: name, script and args
-    )
+    family: str | None = None  # equal for jobs of one script and model; default: name, script, args
     slots_wanted: int | None = None  # for policies that assign a fixed number; default: least
     python: str | None = None  # interpreter with torch; default: the agent's
     record_samples: bool = False

@@ -123,9 +123,7 @@ class _Limited:
         self._most = most
         self._shown_limit = bounds.size
         self._all_headers = bounds.files * HEADER_BYTES_PER_FILE  # bytes that may still follow
-        self.headers: int | None = (
-            MAX_HEADERS  # as above, but before the next file; None: within a file
-        )
+        self.headers: int | None = MAX_HEADERS  # before the next file; None: within a file
 
     def read(self, size: int = -1) -> bytes:
         left = self._most - self._file.tell()

@@ -35,9 +35,7 @@ MAX_UNREAD_BYTES: Final = 64 << 20  # limit of arrived, unread bytes of one conn
 MAX_TOTAL_UNREAD_BYTES: Final = 256 << 20  # the same limit for all connections together
 CHECK_GROWTH_BYTES: Final = 16 << 20  # growth of memory that causes a check
 CHECK_INTERVAL_S: Final = 0.1
-MAX_EVENTS: Final = (
-    1000  # handled per port at once, because frequent reconnects must not block others
-)
+MAX_EVENTS: Final = 1000  # per port at once, because frequent reconnects must not block others
 CHECKS_PER_TURN: Final = 200  # connections that are checked without returning to the loop
 HEARTBEAT_BYTES_PER_S: Final = 100  # heartbeats, which libzmq reads itself
 CURVE_OVERHEAD_BYTES: Final = 33  # added to a frame by encryption

@@ -25,9 +25,7 @@ TOPIC_ENVELOPE: Final = 1024  # bytes of a frame in addition to the topic
 MAX_QUEUED: Final = 1000  # unread messages of one peer in a ROUTER; others stay at the sender
 ENVELOPE: Final = 64 * 1024  # bytes of a frame in addition to the message
 MAX_QUEUED_ON_IPC: Final = 100  # as MAX_QUEUED, for workers, whose messages are small
-MAX_QUEUED_SUBSCRIPTIONS: Final = (
-    10  # as MAX_QUEUED, because libzmq reads all subscriptions at once
-)
+MAX_QUEUED_SUBSCRIPTIONS: Final = 10  # as MAX_QUEUED; libzmq reads all subscriptions at once
 BACKLOG: Final = 4096  # peers that may connect at once; others retry after seconds
 DRAIN: Final = 256  # messages that are received without returning to the loop
 TURN_S: Final = 0.001  # longest such turn, with processing, for which other tasks wait

@@ -382,9 +382,7 @@ class GroupDelta(Message, tag="agent.group_delta.3"):
     kind: str = START  # cause of this version: start, join, recover or suspend
     former: tuple[Member, ...] = ()  # members of the previous group, until the change is settled
     store: str = ""  # HOST:PORT of the group's TCPStore, from stage SWITCH on
-    source: Rank | None = (
-        None  # if `kind` is recover: all members copy this rank's state; None: equal states
-    )
+    source: Rank | None = None  # recover: all members copy this rank's state; None: equal states
     user: str = ""  # owner of the job, set if `group` is; empty: older controller
 
 

@@ -364,9 +364,7 @@ class EpochInfo(EpochFacts, frozen=True, kw_only=True):
     slots: int = 0  # number of slots of the group that reported the epoch
     nodes: int = 0
     whole: bool = False  # one group trained the entire epoch
-    beside: tuple[NodeCrowd, ...] | None = (
-        None  # one entry for each node; None: it changed during the epoch
-    )
+    beside: tuple[NodeCrowd, ...] | None = None  # for each node; None: changed during the epoch
 
 
 class VersionInfo(Message, tag="client.version_info.3"):
@@ -440,15 +438,11 @@ class SearchInfo(Message, tag="client.search_info.1"):
     decision_ms: float = 0.0  # time of the latest decision
     rescales: int = 0  # total of all jobs
     batch_changes: int = 0
-    predicted_gain: float | None = (
-        None  # speed-up, geometric mean over changes with a measured gain
-    )
+    predicted_gain: float | None = None  # geometric mean of speed-ups that were also measured
     realised_gain: float | None = None
     diversity: float = 0.0  # mean share of jobs that differ between two candidates, 0 to 1
     gain_error: float | None = None  # factor between predicted and realised gains, geometric mean
-    length_error: float | None = (
-        None  # median error of predicted work, as a share of the remaining work
-    )
+    length_error: float | None = None  # median error of predicted work, share of the remaining work
     length_coverage_80: float | None = None  # share of job lengths within their 80% interval
     length_coverage_90: float | None = None  # share of job lengths within their 90% interval
 
