@@ -250,7 +250,7 @@ class AgentSession:
         return Seconds(now + pause_s * (1.0 - self.chance() / 2.0))
 
     def hello_not_sent(self, now: Seconds) -> None:
-        """Retry soon after a hello that could not be sent; it did not load the controller."""
+        """Retry soon after a hello that could not be sent, as it caused the controller no work."""
         self._unanswered_hellos = 0
         self._next_hello_at = self._after_pause(now)
 
@@ -385,7 +385,7 @@ class ControllerSession:
         return hello.echo is None or (self._echo != "" and hello.echo == self._echo)
 
     def request_hello(self) -> list[ControllerOutput]:
-        """Request a hello that repeats an echo; the agent can only know it from this request."""
+        """Request a hello with a certain `echo`, which the agent can only know from this request."""
         if not self._echo:
             self._echoes += 1
             self._echo = f"{self.term}.{self._echoes}"
@@ -435,9 +435,9 @@ class ControllerSession:
         return [ToNode(EventsCommitted(boot=self.boot, through=through))]
 
     def order(self, delta: Delta, now: Seconds) -> list[ControllerOutput]:
-        """Send a delta until it is acknowledged; only the newest of a job or sweep is repeated.
+        """Send a delta and repeat it until it is acknowledged, or replaced by a newer one.
 
-        Returns nothing while no session is open, because the next hello requests all deltas.
+        Returns nothing while no session is open, because all deltas are sent after the next hello.
         """
         if self.session is None:
             return []

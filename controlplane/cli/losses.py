@@ -102,7 +102,7 @@ def describe_curve(curve: LossCurve) -> list[str]:
 
 
 def _fit(reported: Sequence[LossPoint], ahead: int) -> dict[str, object]:
-    """Fit a curve and return its fields of `LossCurve`; without a curve, only `reason`."""
+    """Return the fields of `LossCurve` that describe the fitted curve, or only `reason`."""
     positions, losses = [p.epoch for p in reported], [p.loss for p in reported]
     curves = job_curve(positions, losses)
     form = Form(int(curves.forms[0]))

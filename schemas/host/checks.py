@@ -61,7 +61,7 @@ class Findings:
             self.add(field, f"no space is left in {there}", "free space there")
 
     def pid_file(self, name: str) -> None:
-        """Check that a pid file, relative to the settings file, can be written; "": none."""
+        """Check that pid file `name` can be written; relative to the settings file, "" for none."""
         if name:
             self.folder("pid_file", (self.path.parent / name).parent)
 

@@ -80,7 +80,7 @@ def _lost(lines: int) -> str:
 def notify(state: str) -> None:
     """Send a state such as `READY=1` to systemd (sd_notify(3)); log a failure.
 
-    Does nothing if systemd did not start this process.
+    Does nothing unless NOTIFY_SOCKET is set, as it is under systemd.
     """
     address = os.environ.get("NOTIFY_SOCKET", "")
     if not address:

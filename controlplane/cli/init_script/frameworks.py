@@ -319,7 +319,7 @@ class Removed:
 def distributed_edits(source: Source, agent: str, model: str) -> Removed:
     """Return the edits that remove torch's own process group from a script.
 
-    If the script has none, `distributed` is False. The script must be one that can be ported.
+    If the script has none, `distributed` is False. Call this only for a script that can be ported.
     """
     makers = {"init_process_group", "DistributedSampler"}
     found = Removed(any(last_name(call) in makers for call in source.calls))

@@ -302,7 +302,7 @@ def _changes(statement: ast.stmt, model: str) -> bool:
 
 
 def load_edits(script: Whole, between: Between) -> list[Edit]:
-    """Return edits that merge model, optimizer and loader into one `load` at the last of them."""
+    """Return edits that replace model, optimizer and loader with one `load`, where the last was."""
     source, by_line = script.source, script.by_line
     indent = " " * by_line[0].col_offset
     after = "".join(map(source.line_of, between.after))

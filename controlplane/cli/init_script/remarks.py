@@ -207,7 +207,7 @@ def summed_losses(tree: ast.Module) -> Iterator[int]:
 
 
 def _losses(tree: ast.Module) -> Iterator[ast.expr]:
-    """Yield the objects of `backward()` calls, and the losses that are returned to a framework."""
+    """Yield the expressions on which `backward()` is called, and losses returned to a framework."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and last_name(node) == "backward":
             yield from node.args[:1]

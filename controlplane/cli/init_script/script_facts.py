@@ -188,7 +188,7 @@ def _optimizers(source: Source, made: Sequence[Made]) -> list[Made]:
 
 
 def _is_optimizer(one: Made) -> bool:
-    """True if the value is a torch optimizer, or a call with parameters and a similar name."""
+    """True if the value is a torch optimizer, or a call with parameters that is named like one."""
     if not isinstance(one.value, ast.Call):
         return False
     maker = last_name(one.value)
