@@ -27,9 +27,7 @@ class NodeSpec(msgspec.Struct, frozen=True, kw_only=True):
     cores: int
     memory_bytes: int
     release: str  # release of the agent
-    fenced_s: float = (
-        0.0  # after so long without a reply the agent has killed its workers; 0: never
-    )
+    fenced_s: float = 0.0  # after this time without a reply, its workers are dead; 0: never
     states_port: int = 0  # port that serves states of sweeps; 0: an older agent serves none
 
 

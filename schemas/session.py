@@ -385,7 +385,7 @@ class ControllerSession:
         return hello.echo is None or (self._echo != "" and hello.echo == self._echo)
 
     def request_hello(self) -> list[ControllerOutput]:
-        """Request a hello with a certain `echo`, which the agent can only know from this request."""
+        """Request a hello with an `echo` that the agent can only know from this request."""
         if not self._echo:
             self._echoes += 1
             self._echo = f"{self.term}.{self._echoes}"
