@@ -42,7 +42,7 @@ def root_cause(error: BaseException) -> BaseException:
 
 
 def one_line_error(error: BaseException) -> str:
-    """Return the class, the text and the remedy, if known, of the root cause of `error`."""
+    """Return one line about the root cause of `error`: class, text, and the remedy if known."""
     error = root_cause(error)
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     name = type(error).__name__
@@ -84,7 +84,7 @@ class TooLargeError(OnesError):
 
 
 class BadFieldError(OnesError):
-    """A value cannot be accepted; `field` has its name."""
+    """A value cannot be accepted; `field` is the path of the value."""
 
     code = "bad_field"
 

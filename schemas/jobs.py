@@ -291,7 +291,7 @@ def _text(spec: JobSpec) -> Iterator[JobProblem]:
 
 
 def is_text(text: str) -> bool:
-    """True if a text can be encoded in UTF-8; JSON and TOML can contain other texts."""
+    """True if a text can be encoded in UTF-8; JSON and TOML can contain texts that cannot."""
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -154,7 +154,7 @@ class MedianStopping(
 class PopulationBased(
     msgspec.Struct, frozen=True, tag="pbt", tag_field="type", forbid_unknown_fields=True
 ):
-    """Search that replaces the worst quarter by changed best ones (Jaderberg et al., 2017)."""
+    """Search that replaces the worst quarter by changed best trials (Jaderberg et al., 2017)."""
 
     population: int
     interval_epochs: int = 1

@@ -285,7 +285,7 @@ def resize(
 
 
 def pause(job: JobName, *, common: Common = COMMON) -> int:
-    """Release the slots of JOB; after `resume` it continues from the same step."""
+    """Release the slots of JOB; after `resume`, the job continues from the same step."""
     with BlockingClient(common.home) as client:
         return _moved(client, client.pause(job), common)
 

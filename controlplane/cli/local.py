@@ -96,7 +96,7 @@ def up(
     policy: Annotated[str | None, Parameter(help="scheduling policy (default: ones)")] = None,
     common: Common = COMMON,
 ) -> int:
-    """Start the processes of the cluster that do not run; create a missing cluster first."""
+    """Start the cluster's processes that are not running; create the cluster if it is missing."""
     entry(policy or DEFAULT_POLICY)
     for name, count in (("slots", slots), ("agents", agents)):
         if count is not None and count < 1:

@@ -26,7 +26,7 @@ SHOWN_FROM: Final = 4 << 20  # transfers of at least this many bytes have a prog
 
 
 def print_error(error: OnesError, output: str) -> None:
-    """Print an error as one line to stderr; in JSON also to stdout, unless that is a terminal."""
+    """Print an error as one line to stderr; JSON also to stdout, unless stdout is a terminal."""
     if output in {"json", "jsonl"}:
         line = json.dumps({"error": error_body(error)})
         if not sys.stdout.isatty():
@@ -109,7 +109,7 @@ def say_table(
 
 
 def readings(read: Callable[[], T], pause: Callable[[float], None]) -> Iterator[tuple[T, str]]:
-    """Yield a value every second; if the controller does not reply, the last value and a note.
+    """Yield a value every second; while the controller does not reply, the last one and a note.
 
     Raises:
         UnreachableError: if the controller does not reply to the first request.

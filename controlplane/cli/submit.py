@@ -348,7 +348,7 @@ def _wait_for_all(
 
 
 def _confirmed(one: Submission, common: Common, *, yes: bool) -> bool:
-    """Print the size of the upload; False if it is large and the user declines on a terminal."""
+    """Print the upload's size; return False if it is large and the user at a terminal declines."""
     if common.output == "table":
         sys.stderr.write(f"{fit_terminal(snapshot_line(one), sys.stderr)}\n")
     if one.size <= LARGE_UPLOAD_BYTES or yes:

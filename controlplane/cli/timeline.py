@@ -426,7 +426,7 @@ def _say_written(path: Path, common: Common) -> None:
 def shown_window(
     events: Sequence[FeedEvent], from_seq: int, now: float, length: float = math.inf
 ) -> Window:
-    """Return the period from event `from_seq` until now; until the last event if no worker runs.
+    """Return the time from event `from_seq` until now, or until the last event if no worker runs.
 
     A finite `length` (seconds) limits the period, which then always ends now.
     """

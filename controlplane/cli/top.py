@@ -303,7 +303,7 @@ def slot_strip(
 def owners_of(
     nodes: Iterable[NodeInfo], workers: Mapping[JobId, Sequence[WorkerInfo]]
 ) -> dict[SlotId, JobId]:
-    """Return the job of each slot; ignore a worker that is prepared beside another job's worker."""
+    """Return the job of each slot; a worker that is prepared beside another one is ignored."""
     jobs_on = {node.node: node.jobs for node in nodes}
     found: dict[SlotId, tuple[bool, JobId]] = {}
     for job, crew in workers.items():

@@ -217,7 +217,7 @@ def load_authorised(path: Path) -> dict[bytes, Identity]:
 
 
 def check_name(name: str, field: str) -> None:
-    """Check the name of a user, node or project; topics, request keys and terminals show it.
+    """Check the name of a user, node or project, as used in topics, request keys and terminals.
 
     Raises:
         SettingsError: if the name is empty, too long, `.` or `..`, or contains spaces, slashes or

@@ -221,7 +221,7 @@ class Link:
         self._ports = 0  # number of bound sockets
 
     async def guard_connections(self, refused: Callable[[str], None]) -> None:
-        """Disconnect peers that send more than is read until cancelled; call `refused` for each."""
+        """Until cancelled, cut off peers that send more than is read; call `refused` for each."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._flood_guard.run(refused))
             for local in self._unix_guards:

@@ -390,7 +390,7 @@ class _Script:
         return [one.value for one in bindings] if "." in name else []
 
     def _reaching(self, bindings: list[Binding], node: ast.AST) -> list[ast.expr]:
-        """Return the last value; also earlier ones if branches without `node` set later ones."""
+        """Return the last value, and earlier ones that branches without `node` may replace."""
         around, found = set(self._outer(node)), []
         for one in reversed(bindings):
             found.append(one.value)

@@ -143,7 +143,7 @@ def _values(facts: Facts) -> dict[str, ast.expr]:
 
 
 def _look_at_library(facts: Facts, numbers: Numbers) -> None:
-    """Read the numbers of a script that uses the library from its calls of the agent."""
+    """Read the numbers from the calls of the agent, in a script that uses the library."""
     for call in facts.source.calls:
         if last_name(call) == "load" and len(call.args) == 3:  # noqa: PLR2004 - model, optimizer, data
             facts.batch_size = facts.batch_size or numbers.batch_size(call, _values(facts))
