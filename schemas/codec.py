@@ -32,7 +32,7 @@ class Codec(Generic[M]):
 
     @cached_property
     def _decoder(self) -> msgspec.msgpack.Decoder[M]:
-        """Decoder, built on first use, because all take a tenth of a short command's time."""
+        """Decoder, built on first use: all decoders take a tenth of a short command's time."""
         return msgspec.msgpack.Decoder(self._union)
 
     def decode(self, data: bytes | memoryview) -> M:

@@ -345,7 +345,7 @@ class UnixFloodGuard:
         return len(self._connections)
 
     async def run(self, refused: Callable[[str], None]) -> None:
-        """Watch until cancelled; call `refused` with a line for each cut, or once if all are cut."""
+        """Watch until cancelled; call `refused` with a line for each cut, or one line for all."""
         while True:
             await asyncio.sleep(UNIX_CHECK_INTERVAL_S)
             more = True
